@@ -1,0 +1,66 @@
+"""What the loop and the step ask of an experiment, and nothing more."""
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, Protocol
+
+import jax
+import numpy as np
+from flax import linen as nn
+
+from transformer.training.metrics import Sum
+
+Batch = Mapping[str, Any]
+"""Named arrays whose leading axis is the batch: NumPy on the host, jax.Array in the step."""
+Params = Any
+"""A tree of arrays: the `params` collection of a Linen model, unboxed."""
+
+
+class Loader(Protocol):
+    """Batches as a pure function of the step: resuming is an integer."""
+
+    def batch_at(self, step: int) -> dict[str, np.ndarray]:
+        """This process's rows of the global batch of `step`."""
+        ...
+
+    def __len__(self) -> int:
+        """Number of batches in one pass over the data."""
+        ...
+
+    def iterate(self, start: int) -> Iterator[dict[str, np.ndarray]]:
+        """`batch_at(start), batch_at(start + 1), ...`, made ahead of time in the background;
+        endless where the data repeats, one pass where it does not."""
+        ...
+
+
+class Evaluator(Protocol):
+    """Measures parameters: `{"loss": 1.2, "perplexity": 3.3, ...}`, names without a prefix."""
+
+    def __call__(self, params: Params) -> dict[str, float]: ...
+
+
+class Experiment(Protocol):
+    """One objective: a model, its losses, its data and its measurements."""
+
+    model: nn.Module
+
+    def init(self, rng: jax.Array) -> Any:
+        """The model's initial `params`, boxed with the logical names of their axes."""
+        ...
+
+    def loss(self, params: Params, batch: Batch, rng: jax.Array, train: bool) -> dict[str, Sum]:
+        """Every term, optimised or only reported, summed over the batch's examples."""
+        ...
+
+    def weigh(self, batch: Batch) -> dict[str, jax.Array]:
+        """The terms of `loss` to optimise, with their weights over the whole batch."""
+        ...
+
+    def train_data(self) -> Loader: ...
+
+    def evaluators(self) -> dict[str, Evaluator]:
+        """By the prefix under which their results are logged: `{"eval": ...}`."""
+        ...
+
+    def predict(self, params: Params, texts: Iterable[str]) -> Iterator[str]:
+        """One answer (or several lines, where several samples were asked for) per input text."""
+        ...
