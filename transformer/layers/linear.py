@@ -1,0 +1,100 @@
+"""Linear maps over any number of axes, accumulated in float32 whatever the type they compute in."""
+
+import functools
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import linen as nn
+
+
+class Linear(nn.Module):
+    """y = x . kernel + bias, contracting the last `axis` axes of x with the first of the kernel.
+
+    The kernel's shape is (*contracted axes, *features) and `names` are the logical names of its axes, the
+    trailing ones also the bias's. Both are float32 and used in `dtype`. The kernel is drawn from a normal
+    distribution of variance `init_scale` / fan-in, the bias is zero.
+    """
+
+    features: tuple[int, ...]
+    names: tuple[str, ...]
+    axis: int = 1
+    use_bias: bool = True
+    dtype: str = "float32"
+    init_scale: float = 1.0
+
+    @nn.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """(..., *contracted axes) -> (..., *features), of type `dtype`."""
+        contracted = x.shape[x.ndim - self.axis :]
+        init = nn.initializers.normal(math.sqrt(self.init_scale / math.prod(contracted)))
+        kernel: Any = self.param(
+            "kernel",
+            nn.with_logical_partitioning(init, self.names),
+            (*contracted, *self.features),
+            jnp.float32,
+        )
+        y = contract(x, kernel, axis=self.axis, dtype=self.dtype)
+        if self.use_bias:
+            zeros = nn.with_logical_partitioning(nn.initializers.zeros, self.names[self.axis :])
+            bias: Any = self.param("bias", zeros, self.features, jnp.float32)
+            y = y + bias.astype(y.dtype)
+        return y
+
+
+def contract(
+    x: jax.Array,
+    kernel: jax.Array,
+    *,
+    dtype: str,
+    out_dtype: jax.typing.DTypeLike | None = None,
+    axis: int = 1,
+) -> jax.Array:
+    """sum over the last `axis` axes of x and the first of the kernel of x * kernel.
+
+    Both are rounded to `dtype`, their products are summed in float32, and the sum is rounded to `out_dtype`
+    (None: `dtype`). The same holds for the two products of the backward pass, except that the kernel's
+    gradient keeps the kernel's own type. (..., *contracted) . (*contracted, *features) -> (..., *features).
+    """
+    return _contract(x, kernel, jnp.dtype(dtype), jnp.dtype(out_dtype or dtype), axis)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(2, 3, 4))
+def _contract(
+    x: jax.Array, kernel: jax.Array, dtype: jnp.dtype, out_dtype: jnp.dtype, axis: int
+) -> jax.Array:
+    return _contract_forward(x, kernel, dtype, out_dtype, axis)[0]
+
+
+def _contract_forward(x, kernel, dtype, out_dtype, axis):
+    # Autodiff would give the backward products the rounding of the forward one's operands: the kernel's
+    # gradient would be summed, or at least delivered, in bfloat16.
+    low_x, low_kernel = x.astype(dtype), kernel.astype(dtype)
+    y = jax.lax.dot_general(
+        low_x,
+        low_kernel,
+        ((range(x.ndim - axis, x.ndim), range(axis)), ((), ())),
+        preferred_element_type=jnp.float32,
+    )
+    empty = jnp.zeros(0, x.dtype), jnp.zeros(0, kernel.dtype)
+    return y.astype(out_dtype), (low_x, low_kernel, *empty)
+
+
+def _contract_backward(dtype, out_dtype, axis, residuals, dy):
+    low_x, low_kernel, like_x, like_kernel = residuals
+    rows = low_x.ndim - axis
+    low_dy = dy.astype(dtype)
+    dx = jax.lax.dot_general(
+        low_dy,
+        low_kernel,
+        ((range(rows, dy.ndim), range(axis, low_kernel.ndim)), ((), ())),
+        preferred_element_type=jnp.float32,
+    )
+    dkernel = jax.lax.dot_general(
+        low_x, low_dy, ((range(rows), range(rows)), ((), ())), preferred_element_type=jnp.float32
+    )
+    return dx.astype(like_x.dtype), dkernel.astype(like_kernel.dtype)
+
+
+_contract.defvjp(_contract_forward, _contract_backward)
