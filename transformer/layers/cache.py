@@ -22,6 +22,20 @@ class LayerCache:
         zeros = jnp.zeros((batch, slots, num_kv_heads, head_dim), dtype)
         return cls(zeros, zeros)
 
+    @property
+    def positions_bs(self) -> jax.Array:
+        """The positions that the slots stand for: 0, 1, ... in each row."""
+        batch, slots = self.key_bsgk.shape[:2]
+        return jnp.broadcast_to(jnp.arange(slots), (batch, slots))
+
+    def write(self, key_btgk: jax.Array, value_btgk: jax.Array, start_b: jax.Array) -> "LayerCache":
+        """The cache with t new keys and values of each row in its slots from `start_b` on."""
+        put = jax.vmap(lambda old, new, start: jax.lax.dynamic_update_slice(old, new, (start, 0, 0)))
+        return LayerCache(
+            put(self.key_bsgk, key_btgk.astype(self.key_bsgk.dtype), start_b),
+            put(self.value_bsgk, value_btgk.astype(self.value_bsgk.dtype), start_b),
+        )
+
 
 @struct.dataclass
 class Cache:

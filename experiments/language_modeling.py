@@ -1,0 +1,100 @@
+"""Causal language modelling: predict each token from those before it."""
+
+import functools
+import gzip
+import lzma
+import math
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from transformer.data.text import TextData, TextDataConfig
+from transformer.data.tokenizers import Tokenizer
+from transformer.decoding.sampling import SamplingConfig, complete
+from transformer.errors import UserError
+from transformer.evaluation.likelihood import LikelihoodEvaluator
+from transformer.models.decoder import Decoder, DecoderConfig, DecoderStepper
+from transformer.training.experiment import Batch, Evaluator, Loader, Params
+from transformer.training.loop import TrainConfig
+from transformer.training.losses import LossConfig, chunked, cross_entropy
+from transformer.training.metrics import Sum
+from transformer.training.optimizer import OptimizerConfig
+from transformer.training.parallel import ParallelConfig
+from transformer.training.step import make_eval_step
+
+
+@dataclass(frozen=True)
+class Config:
+    """A whole run: one group of keys for each part, listed in `configs/base.py`."""
+
+    experiment: str
+    seed: int
+    model: DecoderConfig
+    data: TextDataConfig
+    loss: LossConfig
+    optimizer: OptimizerConfig
+    train: TrainConfig
+    parallel: ParallelConfig
+    sample: SamplingConfig
+
+    def __post_init__(self) -> None:
+        length, most = self.data.sequence_length, self.model.max_length
+        if length > most:
+            raise UserError(f"data.sequence_length: {length} is longer than model.max_length {most}")
+
+
+class LanguageModeling:
+    """A decoder trained on packed documents; the loss is -log p(token | those before it), in nats."""
+
+    Config = Config
+
+    def __init__(self, config: Config, tokenizer: Tokenizer | None = None) -> None:
+        """`tokenizer` is the run folder's; without one the data's own is made from the training text."""
+        self.config = config
+        self.data = TextData(config.data, tokenizer=tokenizer)
+        self.model = Decoder(config.model, self.data.tokenizer.vocab_size)
+
+    def init(self, rng: jax.Array) -> Any:
+        """The model's parameters, boxed with their logical axes."""
+        return self.model.init(rng, jnp.zeros((1, 1), jnp.int32))["params"]
+
+    def loss(self, params: Params, batch: Batch, rng: jax.Array, train: bool) -> dict[str, Sum]:
+        """`loss`, nats per target token (smoothed in training only); `bits_per_byte` of the text; `z_loss`."""
+        c = self.config.loss
+        variables = {"params": params}
+        x_btd = self.model.apply(
+            variables,
+            batch["tokens"],
+            segments_bt=batch["segments"],
+            positions_bt=batch["positions"],
+            train=train,
+            rngs={"dropout": rng},
+            method="hidden",
+        )
+
+        def head(x_btd: jax.Array, targets_bt: jax.Array) -> tuple[jax.Array, ...]:
+            logits_btv = self.model.apply(variables, x_btd, method="unembed")
+            smoothing = c.label_smoothing if train else 0.0
+            return cross_entropy(
+                logits_btv, targets_bt, vocab_size=self.model.vocab_size, label_smoothing=smoothing
+            )
+
+        nll_bt, loss_bt, log_z_bt = chunked(head, x_btd, batch["targets"], c.chunk_size)
+        weights_bt = batch["weights"]
+        bits = Sum.of(nll_bt, weights_bt).total / math.log(2)
+        terms = {
+            "loss": Sum.of(loss_bt, weights_bt),
+            "bits_per_byte": Sum(bits, Sum.of(batch["bytes"]).total),
+        }
+        if c.z_loss:
+            terms["z_loss"] = Sum.of(c.z_loss * jnp.square(log_z_bt), weights_bt)
+        return terms
+
+    def weigh(self, batch: Batch) -> dict[str, jax.Array]:
+        """The number of target tokens, for the loss and the optional z-loss alike."""
+        weight = jnp.sum(batch["weights"])
+        return {"loss": weight} | ({"z_loss": weight} if self.config.loss.z_loss else {})

@@ -1,0 +1,41 @@
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from transformer.layers.normalization import NORMS, LayerNorm, RMSNorm
+
+
+def test_layer_norm_against_float64(rng):
+    x, scale, bias = rng.normal(2.0, 5.0, (3, 4, 16)), rng.normal(size=16), rng.normal(size=16)
+    centred = x - x.mean(-1, keepdims=True)
+    expected = scale * centred / np.sqrt((centred**2).mean(-1, keepdims=True) + 1e-6) + bias
+    params = {"scale": jnp.asarray(scale, jnp.float32), "bias": jnp.asarray(bias, jnp.float32)}
+    y = LayerNorm().apply({"params": params}, jnp.asarray(x, jnp.float32))
+    np.testing.assert_allclose(y, expected, atol=2e-5)
+
+
+def test_rms_norm_against_float64(rng):
+    x, scale = rng.normal(2.0, 5.0, (3, 4, 16)), rng.normal(size=16)
+    expected = scale * x / np.sqrt((x**2).mean(-1, keepdims=True) + 1e-6)
+    y = RMSNorm().apply({"params": {"scale": jnp.asarray(scale, jnp.float32)}}, jnp.asarray(x, jnp.float32))
+    np.testing.assert_allclose(y, expected, atol=2e-5)
+
+
+@pytest.mark.parametrize("name", NORMS)
+def test_statistics_are_float32_for_half_precision_input(name):
+    # In bfloat16 the squares of 1024 equal numbers near 100 would not add up to their mean.
+    x = jnp.full((1, 1, 1024), 100.0, jnp.bfloat16).at[0, 0, 0].set(101.0)
+    module = NORMS[name]()
+    half = module.apply(module.init(jax.random.key(0), x), x)
+    full = module.apply(module.init(jax.random.key(0), x), x.astype(jnp.float32))
+    assert half.dtype == jnp.bfloat16
+    np.testing.assert_allclose(half.astype(jnp.float32), full, rtol=1e-2, atol=1e-2)
+
+
+@pytest.mark.parametrize("name", NORMS)
+def test_equal_entries_give_no_nan(name):
+    module, x = NORMS[name](), jnp.zeros((1, 2, 8))
+    variables = module.init(jax.random.key(0), x)
+    y, gradient = jax.value_and_grad(lambda x: module.apply(variables, x).sum())(x)
+    assert np.isfinite(y) and np.isfinite(gradient).all()

@@ -1,0 +1,75 @@
+"""Token embeddings, and the projection from the model's width back to the vocabulary."""
+
+import jax
+import jax.numpy as jnp
+from flax import linen as nn
+
+from transformer.layers.linear import contract
+
+PADDED_LOGIT = -1e9
+"""The logit of the entries that only round the vocabulary up: exp of it is 0, yet 0 times it is finite."""
+
+
+class Embedding(nn.Module):
+    """A table of one d-vector per token, of `vocab_size` rows rounded up to a multiple of `multiple`.
+
+    `__call__` looks tokens up, times sqrt(d) where `scale` is set (Vaswani et al. 2017, section 3.4, whose
+    table is then drawn with variance 1/d so that its rows come out with unit variance); `attend` gives the
+    logits x . table_v, tied to the same array.
+    """
+
+    vocab_size: int
+    d_model: int
+    multiple: int = 128
+    scale: bool = False
+    dtype: str = "float32"
+
+    def setup(self) -> None:
+        """One parameter: `table` (v, d)."""
+        deviation = self.d_model**-0.5 if self.scale else 0.02
+        init = nn.with_logical_partitioning(nn.initializers.normal(deviation), ("vocab", "embed"))
+        rows = padded_size(self.vocab_size, self.multiple)
+        self.table = self.param("table", init, (rows, self.d_model), jnp.float32)
+
+    def __call__(self, tokens_bt: jax.Array) -> jax.Array:
+        """(b, t) integers -> (b, t, d)."""
+        x_btd = jnp.take(self.table, tokens_bt, axis=0).astype(self.dtype)
+        return x_btd * jnp.asarray(self.d_model**0.5, x_btd.dtype) if self.scale else x_btd
+
+    def attend(self, x_btd: jax.Array) -> jax.Array:
+        """(b, t, d) -> float32 logits (b, t, v), v padded; the padding holds `PADDED_LOGIT`."""
+        logits_btv = contract(x_btd, self.table.T, dtype=self.dtype, out_dtype=jnp.float32)
+        return mask_padding(logits_btv, self.vocab_size)
+
+
+class Unembedding(nn.Module):
+    """An untied projection to the vocabulary: logits = x . kernel, rounded up and masked as in `Embedding`."""
+
+    vocab_size: int
+    multiple: int = 128
+    dtype: str = "float32"
+
+    @nn.compact
+    def __call__(self, x_btd: jax.Array) -> jax.Array:
+        """(b, t, d) -> float32 logits (b, t, v)."""
+        d_model = x_btd.shape[-1]
+        init = nn.with_logical_partitioning(nn.initializers.normal(d_model**-0.5), ("embed", "vocab"))
+        kernel_dv = self.param(
+            "kernel", init, (d_model, padded_size(self.vocab_size, self.multiple)), jnp.float32
+        )
+        return mask_padding(
+            contract(x_btd, kernel_dv, dtype=self.dtype, out_dtype=jnp.float32), self.vocab_size
+        )
+
+
+def padded_size(vocab_size: int, multiple: int) -> int:
+    """The vocabulary rounded up, so that a mesh axis divides it and matrix units are filled."""
+    return -(-vocab_size // multiple) * multiple
+
+
+def mask_padding(logits_btv: jax.Array, vocab_size: int) -> jax.Array:
+    """Sets the logits past `vocab_size` to `PADDED_LOGIT`."""
+    if logits_btv.shape[-1] == vocab_size:
+        return logits_btv
+    real_v = jnp.arange(logits_btv.shape[-1]) < vocab_size
+    return jnp.where(real_v, logits_btv, PADDED_LOGIT)

@@ -1,0 +1,48 @@
+"""Position-wise feed-forward networks, plain and gated."""
+
+import functools
+from collections.abc import Callable
+
+import jax
+from flax import linen as nn
+
+from transformer.layers.linear import Linear
+
+
+class FeedForward(nn.Module):
+    """The same two-layer network at every position.
+
+    Plain:  down(act(up(x))), with act ReLU (Vaswani et al. 2017, section 3.3) or GELU.
+    Gated:  down(act(gate(x)) * up(x)), with act SiLU or GELU: SwiGLU, GeGLU (Shazeer 2020).
+    `kind` is a key of `FEED_FORWARDS`; `d_ff` is the hidden width; `output_scale` multiplies the
+    variance of the output kernel's initialisation.
+    """
+
+    d_ff: int
+    kind: str = "gelu"
+    use_bias: bool = True
+    dtype: str = "float32"
+    output_scale: float = 1.0
+
+    @nn.compact
+    def __call__(self, x_btd: jax.Array) -> jax.Array:
+        """(b, t, d) -> (b, t, d)."""
+        activation, gated = FEED_FORWARDS[self.kind]
+        linear = functools.partial(Linear, use_bias=self.use_bias, dtype=self.dtype)
+        up_btf = linear((self.d_ff,), names=("embed", "mlp"), name="up")(x_btd)
+        if gated:
+            hidden_btf = activation(linear((self.d_ff,), names=("embed", "mlp"), name="gate")(x_btd)) * up_btf
+        else:
+            hidden_btf = activation(up_btf)
+        hidden_btf = nn.with_logical_constraint(hidden_btf, ("batch", "length", "mlp"))
+        down = linear((x_btd.shape[-1],), names=("mlp", "embed"), init_scale=self.output_scale, name="down")
+        return down(hidden_btf)
+
+
+FEED_FORWARDS: dict[str, tuple[Callable[[jax.Array], jax.Array], bool]] = {
+    "relu": (jax.nn.relu, False),
+    "gelu": (jax.nn.gelu, False),
+    "swiglu": (jax.nn.silu, True),
+    "geglu": (jax.nn.gelu, True),
+}
+"""By name: the activation, and whether it gates a second projection."""

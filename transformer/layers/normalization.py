@@ -1,0 +1,50 @@
+"""Normalisation of the model width, with statistics in float32."""
+
+import jax
+import jax.numpy as jnp
+from flax import linen as nn
+
+
+class LayerNorm(nn.Module):
+    """scale * (x - mean) / sqrt(variance + epsilon) + bias, over the last axis.
+
+    Source: Ba et al. 2016, section 3. Statistics in float32 whatever the type of x, which is kept.
+    """
+
+    epsilon: float = 1e-6
+    use_bias: bool = True
+
+    @nn.compact
+    def __call__(self, x_btd: jax.Array) -> jax.Array:
+        """(..., d) -> (..., d)."""
+        x = x_btd.astype(jnp.float32)
+        x = x - jnp.mean(x, axis=-1, keepdims=True)
+        x = x * jax.lax.rsqrt(jnp.mean(jnp.square(x), axis=-1, keepdims=True) + self.epsilon)
+        x = x * _width_param(self, "scale", nn.initializers.ones, x.shape[-1])
+        if self.use_bias:
+            x = x + _width_param(self, "bias", nn.initializers.zeros, x.shape[-1])
+        return x.astype(x_btd.dtype)
+
+
+class RMSNorm(nn.Module):
+    """scale * x / sqrt(mean(x^2) + epsilon), over the last axis; it has no bias.
+
+    Source: Zhang and Sennrich 2019, section 4. Statistics in float32 whatever the type of x, which is kept.
+    """
+
+    epsilon: float = 1e-6
+    use_bias: bool = False
+
+    @nn.compact
+    def __call__(self, x_btd: jax.Array) -> jax.Array:
+        """(..., d) -> (..., d)."""
+        x = x_btd.astype(jnp.float32)
+        x = x * jax.lax.rsqrt(jnp.mean(jnp.square(x), axis=-1, keepdims=True) + self.epsilon)
+        return (x * _width_param(self, "scale", nn.initializers.ones, x.shape[-1])).astype(x_btd.dtype)
+
+
+def _width_param(module: nn.Module, name: str, init: nn.initializers.Initializer, width: int) -> jax.Array:
+    return module.param(name, nn.with_logical_partitioning(init, ("norm",)), (width,), jnp.float32)
+
+
+NORMS: dict[str, type[nn.Module]] = {"layer": LayerNorm, "rms": RMSNorm}

@@ -1,0 +1,27 @@
+"""Sinusoidal positions, added to the embeddings."""
+
+import jax
+import jax.numpy as jnp
+
+from transformer.layers.positions.base import Position
+
+
+def sinusoid(positions_bt: jax.Array, width: int, base: float = 10000.0) -> jax.Array:
+    """The table's rows for the given positions, (b, t, width) float32:
+
+    PE(pos, 2i) = sin(pos / base^(2i / width)),  PE(pos, 2i + 1) = cos(pos / base^(2i / width));
+
+    wavelengths run from 2 pi to base * 2 pi. Source: Vaswani et al. 2017, section 3.5.
+    """
+    frequency = base ** (-jnp.arange(0, width, 2, dtype=jnp.float32) / width)
+    angle = positions_bt[..., None].astype(jnp.float32) * frequency
+    table = jnp.stack([jnp.sin(angle), jnp.cos(angle)], axis=-1)
+    return table.reshape(*positions_bt.shape, -1)[..., :width]
+
+
+class Sinusoidal(Position):
+    """x + PE(pos), fixed and unlearned (see `sinusoid`). Source: Vaswani et al. 2017, section 3.5."""
+
+    def embed(self, x_btd: jax.Array, positions_bt: jax.Array) -> jax.Array:
+        """Adds the table's rows."""
+        return x_btd + sinusoid(positions_bt, x_btd.shape[-1], self.base).astype(x_btd.dtype)

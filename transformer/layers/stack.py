@@ -1,0 +1,95 @@
+"""A stack of equal blocks: one parameter layout, run by a scan or unrolled.
+
+The parameters of all blocks are one tree whose leaves have a leading `layers` axis. Running them is plain
+functional code over that tree, so scanned and unrolled stacks, rematerialised or not, are the same
+function of the same parameters and random numbers, and checkpoints do not know the difference.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import linen as nn
+from jax.ad_checkpoint import checkpoint_policies as policies
+
+from transformer.layers.cache import LayerCache
+
+REMAT: dict[str, Callable | None] = {
+    "none": None,
+    "full": policies.nothing_saveable,
+    "dots": policies.checkpoint_dots,
+}
+"""What the backward pass keeps from the forward pass: everything, nothing but the blocks' inputs, or the
+results of matrix multiplications (Chen et al. 2016, "Training deep nets with sublinear memory cost")."""
+
+
+def init_stack(block: nn.Module, num_layers: int) -> Callable[..., Any]:
+    """An initialiser of the stacked parameters: (rng, *block inputs) -> tree with a `layers` axis."""
+
+    def init(rng: jax.Array, *args, **kwargs) -> Any:
+        one = jax.vmap(lambda layer_rng: block.init(layer_rng, *args, **kwargs)["params"])
+        return nn.meta.add_axis(one(jax.random.split(rng, num_layers)), 0, {nn.PARTITION_NAME: "layers"})
+
+    return init
+
+
+def unstack(params_n: Any) -> list[Any]:
+    """One tree per layer. Splitting all at once makes the gradient one concatenation, where indexing
+    layer by layer would add up as many full-size arrays as there are layers."""
+    leaves, structure = jax.tree.flatten(params_n)
+    layers = [[part[0] for part in jax.lax.split(leaf, [1] * leaf.shape[0])] for leaf in leaves]
+    return [structure.unflatten(layer) for layer in zip(*layers, strict=True)]
+
+
+def run_stack(
+    block: nn.Module,
+    params_n: Any,
+    x_btd: jax.Array,
+    *,
+    rng: jax.Array | None = None,
+    scan: bool = False,
+    remat: str = "none",
+    watch: bool = False,
+    **inputs: Any,
+) -> tuple[jax.Array, Any]:
+    """Applies the blocks in turn: (b, t, d) -> (b, t, d), and their intermediates.
+
+    `params_n` is the stacked tree of `init_stack`; `rng` gives every layer its own dropout;
+    `inputs` go to every block; the second result holds what the blocks sowed, stacked over layers, where
+    `watch` is set, and is empty otherwise.
+    """
+    num_layers = jax.tree.leaves(params_n)[0].shape[0]
+
+    def body(x_btd: jax.Array, layer: tuple[Any, jax.Array | None]) -> tuple[jax.Array, Any]:
+        params, layer_rng = layer
+        rngs = {} if layer_rng is None else {"dropout": layer_rng}
+        mutable = ["intermediates"] if watch else []
+        (x_btd, _), sown = block.apply({"params": params}, x_btd, rngs=rngs, mutable=mutable, **inputs)
+        return x_btd, sown.get("intermediates", {})
+
+    if REMAT[remat] is not None:
+        body = jax.checkpoint(body, policy=REMAT[remat], prevent_cse=not scan)
+    rngs_n = None if rng is None else jax.random.split(rng, num_layers)
+    if scan:
+        return jax.lax.scan(body, x_btd, (params_n, rngs_n))
+    sown = []
+    for i, params in enumerate(unstack(params_n)):
+        x_btd, layer_sown = body(x_btd, (params, None if rngs_n is None else rngs_n[i]))
+        sown.append(layer_sown)
+    return x_btd, jax.tree.map(lambda *leaves: jnp.stack(leaves), *sown)
+
+
+def extend_stack(
+    block: nn.Module, layers: list[Any], x_btd: jax.Array, caches: tuple[LayerCache, ...], **inputs: Any
+) -> tuple[jax.Array, tuple[LayerCache, ...]]:
+    """Applies the blocks to new tokens on top of a cache per layer, from parameters already unstacked.
+
+    Always unrolled: each layer then updates its own cache in place, and a loop over tokens around it
+    keeps the per-layer parameters out of its body.
+    """
+    extended = []
+    for params, cache in zip(layers, caches, strict=True):
+        x_btd, cache = block.apply({"params": params}, x_btd, cache, **inputs)
+        extended.append(cache)
+    return x_btd, tuple(extended)

@@ -1,0 +1,262 @@
+"""The decoder-only Transformer: a causal language model."""
+
+import functools
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+from flax import linen as nn
+from flax import struct
+
+from transformer.errors import UserError
+from transformer.layers.attention import Attention
+from transformer.layers.block import Block
+from transformer.layers.cache import Cache, LayerCache
+from transformer.layers.embedding import Embedding, Unembedding
+from transformer.layers.feed_forward import FeedForward
+from transformer.layers.kernels import KERNELS
+from transformer.layers.masks import Mask
+from transformer.layers.normalization import NORMS
+from transformer.layers.positions import POSITIONS
+from transformer.layers.stack import extend_stack, init_stack, run_stack, unstack
+
+
+@dataclass(frozen=True)
+class DecoderConfig:
+    """The shape of a decoder; `configs/base.py` says what each key means."""
+
+    d_model: int = 256
+    num_layers: int = 4
+    num_heads: int = 4
+    num_kv_heads: int = 0
+    head_dim: int = 0
+    d_ff: int = 1024
+    feed_forward: Literal["relu", "gelu", "swiglu", "geglu"] = "gelu"
+    norm: Literal["layer", "rms"] = "layer"
+    norm_placement: Literal["pre", "post", "sandwich"] = "pre"
+    norm_epsilon: float = 1e-6
+    position: str = "rope"
+    position_base: float = 10000.0
+    max_length: int = 2048
+    tie_embeddings: bool = True
+    scale_embeddings: bool = False
+    use_bias: bool = False
+    embedding_dropout: float = 0.0
+    attention_dropout: float = 0.0
+    dropout: float = 0.0
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    kernel: str = "auto"
+    scan_layers: bool = False
+    remat: Literal["none", "full", "dots"] = "none"
+    vocab_multiple: int = 128
+
+    def __post_init__(self) -> None:
+        for key in ("d_model", "num_layers", "num_heads", "d_ff", "max_length", "vocab_multiple"):
+            if getattr(self, key) < 1:
+                raise UserError(f"{key}: {getattr(self, key)}; expected at least 1")
+        for key in ("embedding_dropout", "attention_dropout", "dropout"):
+            if not 0 <= getattr(self, key) < 1:
+                raise UserError(f"{key}: {getattr(self, key)}; expected a rate in [0, 1)")
+        if self.head_dim < 0 or (self.head_dim == 0 and self.d_model % self.num_heads):
+            raise UserError(
+                f"d_model: {self.d_model} is not divisible by num_heads {self.num_heads}; set head_dim > 0"
+            )
+        if self.num_kv_heads < 0 or self.num_heads % (self.num_kv_heads or 1):
+            raise UserError(f"num_kv_heads: {self.num_kv_heads} does not divide num_heads {self.num_heads}")
+        if self.position not in POSITIONS:
+            raise UserError(f"position: {self.position!r}; expected one of {', '.join(map(repr, POSITIONS))}")
+        if self.position == "rope" and self.key_width % 2:
+            raise UserError(f"head_dim: {self.key_width} is odd; rope turns pairs, so it must be even")
+        if self.kernel not in ("auto", *KERNELS):
+            raise UserError(
+                f"kernel: {self.kernel!r}; expected 'auto' or one of {', '.join(map(repr, KERNELS))}"
+            )
+
+    @property
+    def key_width(self) -> int:
+        """The width k of one head."""
+        return self.head_dim or self.d_model // self.num_heads
+
+    @property
+    def kv_heads(self) -> int:
+        """The number g of key/value heads."""
+        return self.num_kv_heads or self.num_heads
+
+    def block(self) -> Block:
+        """One block of the stack, bound to no parent."""
+        # A stack of n blocks adds 2 n terms to the residual stream; without post-normalisation the terms'
+        # variance is divided by that number, so that the sum starts at the scale of one (Radford et al. 2019).
+        output_scale = 1.0 if self.norm_placement == "post" else 0.5 / self.num_layers
+        shared = {
+            "use_bias": self.use_bias,
+            "dtype": self.dtype,
+            "output_scale": output_scale,
+            "parent": None,
+        }
+        return Block(
+            attention=Attention(
+                num_heads=self.num_heads,
+                head_dim=self.key_width,
+                num_kv_heads=self.kv_heads,
+                position=self.positions(parent=None),
+                kernel=self.kernel,
+                dropout=self.attention_dropout,
+                **shared,
+            ),
+            feed_forward=FeedForward(d_ff=self.d_ff, kind=self.feed_forward, **shared),
+            norm=self.normalization,
+            placement=self.norm_placement,
+            dropout=self.dropout,
+            parent=None,
+        )
+
+    @property
+    def normalization(self) -> functools.partial:
+        """Builds a normalisation module."""
+        return functools.partial(NORMS[self.norm], epsilon=self.norm_epsilon, use_bias=self.use_bias)
+
+    @property
+    def positions(self) -> functools.partial:
+        """Builds the position encoding."""
+        return functools.partial(
+            POSITIONS[self.position], base=self.position_base, max_length=self.max_length
+        )
+
+
+class Decoder(nn.Module):
+    """p(x_t | x_<t) = softmax(Unembed(Norm(Block_n(... Block_1(Embed(x_<t)))))).
+
+    Source: Vaswani et al. 2017 (the decoder without its encoder; Liu et al. 2018, Radford et al. 2018).
+    """
+
+    config: DecoderConfig
+    vocab_size: int
+
+    def setup(self) -> None:
+        """The parts around the blocks, whose stacked parameters `hidden` makes."""
+        c = self.config
+        self.embedding = Embedding(self.vocab_size, c.d_model, c.vocab_multiple, c.scale_embeddings, c.dtype)
+        self.position = c.positions()
+        self.embedding_dropout = nn.Dropout(c.embedding_dropout)
+        if c.norm_placement != "post":
+            self.final_norm = c.normalization()
+        if not c.tie_embeddings:
+            self.unembedding = Unembedding(self.vocab_size, c.vocab_multiple, c.dtype)
+
+    def __call__(self, tokens_bt: jax.Array, **inputs: Any) -> jax.Array:
+        """(b, t) tokens -> float32 logits (b, t, v) of each one's successor; `inputs` as for `hidden`."""
+        return self.unembed(self.hidden(tokens_bt, **inputs))
+
+    @nn.compact
+    def hidden(
+        self,
+        tokens_bt: jax.Array,
+        *,
+        segments_bt: jax.Array | None = None,
+        positions_bt: jax.Array | None = None,
+        train: bool = False,
+    ) -> jax.Array:
+        """(b, t) tokens -> (b, t, d), what `unembed` turns into logits.
+
+        `segments_bt` keeps packed documents apart, `positions_bt` counts within them (0, 1, ... when None).
+        """
+        c = self.config
+        if positions_bt is None:
+            positions_bt = jnp.broadcast_to(jnp.arange(tokens_bt.shape[1]), tokens_bt.shape)
+        block = c.block()
+        example = {"mask": Mask(causal=True), "positions_bt": positions_bt[:1, :1]}
+        init = init_stack(block, c.num_layers)
+        params_n = self.param("blocks", init, jnp.zeros((1, 1, c.d_model), c.dtype), **example)
+        dropping = train and (c.dropout > 0 or c.attention_dropout > 0)
+        watch = self.is_mutable_collection("intermediates") and not self.is_initializing()
+        x_btd, sown = run_stack(
+            block,
+            params_n,
+            self.embed(tokens_bt, positions_bt, train),
+            rng=self.make_rng("dropout") if dropping else None,
+            scan=c.scan_layers,
+            remat=c.remat,
+            watch=watch,
+            mask=Mask(segments_bt, segments_bt, causal=True),
+            positions_bt=positions_bt,
+            train=train,
+        )
+        if watch:
+            self.sow("intermediates", "blocks", sown)
+        return self.normalize(x_btd)
+
+    def embed(self, tokens_bt: jax.Array, positions_bt: jax.Array, train: bool = False) -> jax.Array:
+        """(b, t) tokens -> (b, t, d): embeddings plus positions, after dropout."""
+        x_btd = self.position.embed(self.embedding(tokens_bt), positions_bt)
+        x_btd = self.embedding_dropout(x_btd, deterministic=not train)
+        return nn.with_logical_constraint(x_btd, ("batch", "length", "activation_embed"))
+
+    def normalize(self, x_btd: jax.Array) -> jax.Array:
+        """The final normalisation, which the post-norm form does without."""
+        return x_btd if self.config.norm_placement == "post" else self.final_norm(x_btd)
+
+    def unembed(self, x_btd: jax.Array) -> jax.Array:
+        """(b, t, d) -> float32 logits (b, t, v), v rounded up to `vocab_multiple`."""
+        logits_btv = self.embedding.attend(x_btd) if self.config.tie_embeddings else self.unembedding(x_btd)
+        return nn.with_logical_constraint(logits_btv, ("batch", "length", "vocab"))
+
+
+@struct.dataclass
+class DecoderStepper:
+    """A decoder and its parameters behind the `Stepper` protocol (see `transformer.decoding.stepper`).
+
+    Build it with `of`, which takes the stacked block parameters apart once, outside every loop:
+    `layers` has one tree per block, `params` everything else.
+    """
+
+    params: Any
+    layers: list[Any]
+    model: Decoder = struct.field(pytree_node=False)
+
+    @classmethod
+    def of(cls, model: Decoder, params: Any) -> "DecoderStepper":
+        """From the parameters as they are trained and saved."""
+        others = {name: value for name, value in params.items() if name != "blocks"}
+        return cls(others, unstack(params["blocks"]), model)
+
+    @property
+    def vocab_size(self) -> int:
+        """The number of real tokens."""
+        return self.model.vocab_size
+
+    def prefill(self, tokens_bt: jax.Array, lengths_b: jax.Array, slots: int) -> tuple[jax.Array, Cache]:
+        """Reads right-padded prompts; the logits are those after each row's last token."""
+        c, batch = self.model.config, tokens_bt.shape[0]
+        empty = LayerCache.empty(batch, slots, c.kv_heads, c.key_width, c.dtype)
+        cache = Cache((empty,) * c.num_layers, jnp.zeros(batch, jnp.int32))
+        x_btd, cache = self._extend(tokens_bt, cache)
+        last_b1d = jnp.take_along_axis(x_btd, (lengths_b - 1)[:, None, None], axis=1)
+        return self._logits(last_b1d), cache.replace(lengths=lengths_b)
+
+    def step(self, tokens_b: jax.Array, cache: Cache) -> tuple[jax.Array, Cache]:
+        """Appends one token to each row."""
+        x_b1d, cache = self._extend(tokens_b[:, None], cache)
+        return self._logits(x_b1d), cache
+
+    def _extend(self, tokens_bt: jax.Array, cache: Cache) -> tuple[jax.Array, Cache]:
+        model, c = self.model, self.model.config
+        indices_bt = cache.lengths[:, None] + jnp.arange(tokens_bt.shape[1])
+        x_btd = model.apply({"params": self.params}, tokens_bt, indices_bt, method="embed")
+        x_btd, layers = extend_stack(
+            c.block(),
+            self.layers,
+            x_btd,
+            cache.layers,
+            mask=Mask(query_indices_bt=indices_bt, causal=True),
+            positions_bt=indices_bt,
+            start_b=cache.lengths,
+        )
+        return x_btd, Cache(layers, cache.lengths + tokens_bt.shape[1])
+
+    def _logits(self, x_b1d: jax.Array) -> jax.Array:
+        def head(model: Decoder, x_b1d: jax.Array) -> jax.Array:
+            return model.unembed(model.normalize(x_b1d))
+
+        logits_b1v = self.model.apply({"params": self.params}, x_b1d, method=head)
+        return logits_b1v[:, 0, : self.vocab_size]

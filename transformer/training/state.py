@@ -1,0 +1,35 @@
+"""What training carries from step to step, and checkpoints keep."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+from flax import struct
+
+
+@struct.dataclass
+class State:
+    """One value: the step to take next, parameters, optimizer state, and counts.
+
+    `ema` is the exponential moving average of the parameters, or None where it is off; `skipped` counts
+    the steps whose gradient was not finite. Everything random is a function of the seed and `step`.
+    """
+
+    step: jax.Array
+    params: Any
+    opt_state: Any
+    ema: Any
+    skipped: jax.Array
+
+    @classmethod
+    def create(cls, params: Any, optimizer: optax.GradientTransformation, ema: bool) -> "State":
+        """The state before the first step."""
+        zero = jnp.zeros((), jnp.int32)
+        average = jax.tree.map(jnp.copy, params) if ema else None
+        return cls(zero, params, optimizer.init(params), average, zero)
+
+    @property
+    def eval_params(self) -> Any:
+        """The parameters to evaluate and predict with: the average where there is one."""
+        return self.params if self.ema is None else self.ema

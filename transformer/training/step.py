@@ -1,0 +1,98 @@
+"""The training step and the evaluation step, for any experiment."""
+
+from collections.abc import Callable, Mapping
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from transformer.training.experiment import Batch, Experiment, Params
+from transformer.training.metrics import Sum
+from transformer.training.state import State
+
+TrainStep = Callable[[State, Batch], tuple[State, dict[str, Sum]]]
+EvalStep = Callable[[Params, Batch], dict[str, Sum]]
+
+
+def make_train_step(
+    experiment: Experiment,
+    optimizer: optax.GradientTransformation,
+    *,
+    seed: int,
+    microbatches: int = 1,
+    clip_norm: float = 0.0,
+    ema_decay: float = 0.0,
+) -> TrainStep:
+    """(state, batch) -> (state, metrics): one update from a whole batch, exact however it is cut up.
+
+    The objective is sum_terms total / weight, with each term's weight taken over the *whole* batch before
+    anything else; the gradients of its parts then simply add up over microbatches, whatever the number of
+    terms and however ragged their weights. The gradient is scaled down to `clip_norm` where it is longer
+    (Pascanu et al. 2013, section 3.2; 0: never). Where its norm is not finite the old parameters, optimizer
+    state and average are kept, and `skipped` counts one; the step moves on, and with it the data.
+    """
+
+    def train_step(state: State, batch: Batch) -> tuple[State, dict[str, Sum]]:
+        rng = jax.random.fold_in(jax.random.key(seed), state.step)
+        weights = experiment.weigh(batch)
+
+        def objective(params: Params, part: Batch, part_rng: jax.Array) -> tuple[jax.Array, dict[str, Sum]]:
+            terms = experiment.loss(params, part, part_rng, True)
+            # A batch in which a term has no example at all has no such loss, rather than 0 / 0.
+            return sum(
+                terms[name].total / jnp.maximum(weight, 1e-9) for name, weight in weights.items()
+            ), terms
+
+        gradient = jax.grad(objective, has_aux=True)
+
+        def add(carry: Params, inputs: tuple[jax.Array, Batch]) -> tuple[Params, dict[str, Sum]]:
+            index, part = inputs
+            part_gradients, terms = gradient(state.params, part, jax.random.fold_in(rng, index))
+            return jax.tree.map(jnp.add, carry, part_gradients), terms
+
+        if microbatches == 1:
+            gradients, metrics = gradient(state.params, batch, jax.random.fold_in(rng, 0))
+        else:
+            zeros = jax.tree.map(jnp.zeros_like, state.params)
+            parts = (jnp.arange(microbatches), split_rows(batch, microbatches))
+            gradients, terms = jax.lax.scan(add, zeros, parts)
+            metrics = jax.tree.map(lambda x: jnp.sum(x, axis=0), terms)
+
+        norm = optax.global_norm(gradients)
+        finite = jnp.isfinite(norm)
+        if clip_norm:
+            scale = jnp.minimum(1.0, clip_norm / jnp.maximum(norm, 1e-9))
+            gradients = jax.tree.map(lambda g: g * scale, gradients)
+        updates, opt_state = optimizer.update(gradients, state.opt_state, state.params)
+        params = optax.apply_updates(state.params, updates)
+        ema = state.ema
+        if ema is not None:
+            ema = optax.incremental_update(params, ema, 1 - ema_decay)
+
+        kept = (state.params, state.opt_state, state.ema)
+        params, opt_state, ema = jax.tree.map(
+            lambda new, old: jnp.where(finite, new, old), (params, opt_state, ema), kept
+        )
+        metrics["gradient_norm"] = Sum.of(norm)
+        metrics["skipped_steps"] = Sum.of(1.0 - finite)
+        skipped = state.skipped + (1 - finite.astype(jnp.int32))
+        return State(state.step + 1, params, opt_state, ema, skipped), metrics
+
+    return train_step
+
+
+def make_eval_step(experiment: Experiment) -> EvalStep:
+    """(params, batch) -> every term of the loss, without dropout."""
+
+    def eval_step(params: Params, batch: Batch) -> dict[str, Sum]:
+        return experiment.loss(params, batch, jax.random.key(0), False)
+
+    return eval_step
+
+
+def split_rows(batch: Batch, parts: int) -> Mapping[str, jax.Array]:
+    """(b, ...) -> (parts, b / parts, ...): each part takes every parts-th row, so that rows that lie on one
+    device stay there when the batch is sharded over devices."""
+    return jax.tree.map(
+        lambda x: x.reshape(x.shape[0] // parts, parts, *x.shape[1:]).swapaxes(0, 1), dict(batch)
+    )
