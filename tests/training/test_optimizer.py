@@ -1,0 +1,220 @@
+import dataclasses
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from transformer.errors import UserError
+from transformer.training.optimizer import OptimizerConfig, decay_mask, make_optimizer
+from transformer.training.schedules import SCHEDULES
+
+CONFIG = dict(
+    name="adamw",
+    learning_rate=0.01,
+    schedule="constant",
+    warmup_steps=0,
+    decay_steps=0,
+    final_fraction=0.1,
+    weight_decay=0.0,
+    clip_norm=1.0,
+    ema_decay=0.0,
+    arguments={},
+)
+
+
+def make(steps=100, **changes):
+    return make_optimizer(OptimizerConfig(**{**CONFIG, **changes}), steps)
+
+
+def tree(rng, layers=2, d=4, h=2, k=3, f=5, v=7):
+    shapes = {
+        "embedding": {"table": (v, d)},
+        "blocks": {
+            "attention": {
+                "query": {"kernel": (layers, d, h, k), "bias": (layers, h, k)},
+                "output": {"kernel": (layers, h, k, d)},
+            },
+            "feed_forward": {"up": {"kernel": (layers, d, f)}, "down": {"kernel": (layers, f, d)}},
+            "attention_norm": {"scale": (layers, d)},
+        },
+        "final_norm": {"scale": (d,)},
+        "unembedding": {"kernel": (d, v)},
+    }
+    return jax.tree.map(
+        lambda shape: jnp.asarray(rng.normal(size=shape), jnp.float32),
+        shapes,
+        is_leaf=lambda x: isinstance(x, tuple),
+    )
+
+
+def expected_rate(schedule, update, peak, warmup, decay, final, steps):
+    """The schedules as their papers write them, in float64, `update` counted from one."""
+    if schedule == "inverse_sqrt":
+        d_model = 1 / (peak**2 * warmup)
+        return d_model**-0.5 * min(update**-0.5, update * warmup**-1.5)
+    if update <= warmup:
+        return peak * update / warmup
+    if schedule == "constant":
+        return peak
+    if schedule == "wsd":
+        stable = steps - decay
+        if update <= stable:
+            return peak
+        return peak + (final * peak - peak) * (update - stable) / decay
+    end = warmup + decay if decay else steps
+    if update >= end:
+        return final * peak
+    wave = 0.5 * (1 + math.cos(math.pi * (update - warmup) / (end - warmup)))
+    return final * peak + (peak - final * peak) * wave
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_schedules_match_their_formulas(name, rng):
+    steps = int(rng.integers(40, 200))
+    warmup, decay = int(rng.integers(1, steps // 3)), int(rng.integers(1, steps // 3))
+    peak, final = float(rng.uniform(1e-4, 1)), float(rng.uniform(0, 1))
+    _, schedule = make(
+        steps, schedule=name, warmup_steps=warmup, decay_steps=decay, learning_rate=peak, final_fraction=final
+    )
+    rates = [float(schedule(count)) for count in range(steps)]
+    wanted = [expected_rate(name, count + 1, peak, warmup, decay, final, steps) for count in range(steps)]
+    np.testing.assert_allclose(rates, wanted, rtol=1e-5, atol=peak * 1e-6)
+    assert max(rates) == pytest.approx(peak)
+    assert rates[warmup - 1] == pytest.approx(peak)
+
+
+def test_cosine_without_decay_steps_ends_with_the_run():
+    _, schedule = make(50, schedule="cosine", warmup_steps=10, decay_steps=0, final_fraction=0.25)
+    assert float(schedule(49)) == pytest.approx(0.0025)
+    assert float(schedule(48)) > 0.0025 * 1.001
+
+
+def test_schedule_without_warmup_starts_at_the_peak():
+    for name in ("constant", "inverse_sqrt"):
+        assert float(make(schedule=name)[1](0)) == pytest.approx(0.01)
+
+
+def run(optimizer, params, gradients):
+    state = optimizer.init(params)
+    for gradient in gradients:
+        updates, state = jax.jit(optimizer.update)(gradient, state, params)
+        params = optax.apply_updates(params, updates)
+    return params
+
+
+@pytest.mark.parametrize("name", ["adamw", "adam", "sgd", "lion", "adafactor", "nadamw", "contrib.muon"])
+def test_decay_is_decoupled_and_only_of_kernels(name, rng):
+    """With zero gradients what remains is p (1 - rate weight_decay)^steps where decayed, else p."""
+    params = tree(rng)
+    zeros = jax.tree.map(jnp.zeros_like, params)
+    optimizer, _ = make(name=name, weight_decay=0.5, learning_rate=0.1)
+    after = run(optimizer, params, [zeros] * 3)
+
+    def check(path, before, now):
+        keys = [entry.key for entry in path]
+        decayed = keys[-1] == "kernel" and not (name == "contrib.muon" and keys[0] != "blocks")
+        np.testing.assert_allclose(now, before * (0.95**3 if decayed else 1), rtol=1e-5, atol=1e-6)
+
+    jax.tree_util.tree_map_with_path(check, params, after)
+
+
+def test_added_decay_equals_the_built_in_one(rng):
+    params = tree(rng)
+    gradients = [tree(rng) for _ in range(4)]
+    schedule = dict(schedule="cosine", warmup_steps=2)
+    adam, _ = make(6, name="adam", weight_decay=0.3, **schedule)
+    adamw, _ = make(6, name="adamw", weight_decay=0.3, **schedule)
+    for a, b in zip(
+        *map(jax.tree.leaves, (run(adam, params, gradients), run(adamw, params, gradients))), strict=True
+    ):
+        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
+
+
+def test_adamw_against_float64(rng):
+    rate, b1, b2, eps, decay = 0.02, 0.8, 0.9, 1e-7, 0.1
+    optimizer, _ = make(learning_rate=rate, weight_decay=decay, arguments={"b1": b1, "b2": b2, "eps": eps})
+    start = rng.normal(size=(3, 2))
+    gradients = [rng.normal(size=(3, 2)) for _ in range(5)]
+    p, m, s = start, 0.0, 0.0
+    for i, g in enumerate(gradients, 1):
+        m, s = b1 * m + (1 - b1) * g, b2 * s + (1 - b2) * g * g
+        p = p - rate * (m / (1 - b1**i) / (np.sqrt(s / (1 - b2**i)) + eps) + decay * p)
+    as_tree = lambda x: {"kernel": jnp.asarray(x, jnp.float32)}  # noqa: E731
+    after = run(optimizer, as_tree(start), [as_tree(g) for g in gradients])
+    np.testing.assert_allclose(after["kernel"], p, rtol=1e-4, atol=1e-5)
+
+
+def test_muon_treats_every_layer_as_its_own_matrix(rng):
+    """Each stacked kernel moves as optax's Muon moves the layer's plain matrix, and the rest as Adam does."""
+    params, gradients = tree(rng), [tree(rng) for _ in range(2)]
+    optimizer, _ = make(name="contrib.muon", learning_rate=0.1)
+    after = run(optimizer, params, gradients)
+    plain = optax.contrib.muon(0.1)
+    views = {
+        ("attention", "query"): lambda x: x.reshape(4, 6),
+        ("attention", "output"): lambda x: x.reshape(6, 4),
+        ("feed_forward", "up"): lambda x: x,
+        ("feed_forward", "down"): lambda x: x,
+    }
+    for (part, name), view in views.items():
+        for layer in range(2):
+            cut = lambda t: {"w": view(t["blocks"][part][name]["kernel"][layer])}  # noqa: B023, E731
+            wanted = run(plain, cut(params), [cut(g) for g in gradients])["w"]
+            np.testing.assert_allclose(cut(after)["w"], wanted, rtol=2e-3, atol=2e-4)
+    adam = run(optax.nadam(0.1), params, gradients)
+    for get in (
+        lambda t: t["unembedding"]["kernel"],
+        lambda t: t["embedding"]["table"],
+        lambda t: t["blocks"]["attention_norm"]["scale"],
+        lambda t: t["blocks"]["attention"]["query"]["bias"],
+    ):
+        np.testing.assert_allclose(get(after), get(adam), rtol=1e-4, atol=1e-5)
+
+
+def test_mask_sees_through_the_names_of_axes():
+    boxed = {
+        "a": {"kernel": jax.eval_shape(lambda: jnp.ones(3)), "scale": jax.eval_shape(lambda: jnp.ones(3))}
+    }
+    from flax import linen as nn
+
+    boxed = jax.tree.map(lambda x: nn.LogicallyPartitioned(x, ("embed",)), boxed)
+    assert nn.unbox(decay_mask(boxed)) == {"a": {"kernel": True, "scale": False}}
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"name": "adam_w"}, r"^name: .*'adam_w'; did you mean .*adamw"),
+        ({"name": "muon"}, r"^name: .*'muon'; did you mean .*contrib\.muon"),
+        ({"name": "zzzz"}, r"^name: .*it has .*adamw.*contrib\.muon"),
+        ({"name": "scale_by_adam"}, r"^name: "),
+        ({"name": "lbfgs"}, r"^arguments: lbfgs cannot be used"),
+        ({"schedule": "linear"}, r"^schedule: 'linear' is none of constant, cosine"),
+        ({"learning_rate": -1.0}, r"^learning_rate: -1.0"),
+        ({"learning_rate": float("nan")}, r"^learning_rate: nan"),
+        ({"final_fraction": 1.5}, r"^final_fraction: 1.5"),
+        ({"ema_decay": 1.0}, r"^ema_decay: 1.0"),
+        ({"schedule": "wsd"}, r"^decay_steps: 0 .*wsd"),
+        ({"arguments": {"beta1": 0.9}}, r"^arguments.beta1: adamw takes only b1, b2, "),
+        ({"arguments": {"weight_decay": 0.9}}, r"^arguments.weight_decay: "),
+        ({"arguments": {"b1": "high"}}, r"^arguments: adamw cannot be used with \{'b1': 'high'\}"),
+        ({"name": "novograd", "weight_decay": 0.1}, r"^weight_decay: 0.1 .*novograd takes no mask"),
+    ],
+)
+def test_errors_name_the_key_and_what_would_be_valid(changes, message):
+    with pytest.raises(UserError, match=message) as error:
+        OptimizerConfig(**{**CONFIG, **changes})
+    assert "\n" not in str(error.value)
+
+
+def test_schedule_must_fit_the_run():
+    with pytest.raises(UserError, match=r"^optimizer.warmup_steps: 20 .*train.steps 10"):
+        make(10, schedule="cosine", warmup_steps=20)
+
+
+def test_config_is_frozen():
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        OptimizerConfig(**CONFIG).learning_rate = 1.0

@@ -1,0 +1,200 @@
+"""Optimizers by optax's own names, with the schedules and the weight-decay mask of Transformers."""
+
+import dataclasses
+import difflib
+import functools
+import inspect
+import types
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+import optax.contrib
+
+from transformer.errors import UserError
+from transformer.training.experiment import Params
+from transformer.training.schedules import SCHEDULES, Schedule
+
+MASKS = ("mask", "weight_decay_mask")
+DIMENSIONS = "muon_weight_dimension_numbers"
+
+
+@dataclasses.dataclass(frozen=True)
+class OptimizerConfig:
+    """How parameters are updated.
+
+    Weight decay is decoupled, p <- p - rate(u) weight_decay p, of kernels only (`decay_mask`). An
+    optimizer that takes both `weight_decay` and a mask applies it itself (Muon to its matrices only, not
+    to what it leaves to Adam); to one that takes neither (adam, sgd, adafactor ...) it is added after the
+    optimizer's own update; one whose decay cannot be masked takes it in `arguments`, and is refused here.
+
+    Raises:
+      UserError: an unknown optimizer, schedule or argument, or a value out of range.
+    """
+
+    name: str
+    learning_rate: float
+    schedule: str
+    warmup_steps: int
+    decay_steps: int
+    final_fraction: float
+    weight_decay: float
+    clip_norm: float
+    ema_decay: float
+    arguments: Mapping[str, Any]
+
+    def __post_init__(self):
+        factory = find_optimizer(self.name)
+        if self.schedule not in SCHEDULES:
+            raise UserError(f"schedule: {self.schedule!r} is none of {', '.join(SCHEDULES)}")
+        for key in ("learning_rate", "warmup_steps", "decay_steps", "weight_decay", "clip_norm"):
+            if not getattr(self, key) >= 0:
+                raise UserError(f"{key}: {getattr(self, key)} is negative; expected 0 or more")
+        if not 0 <= self.final_fraction <= 1:
+            raise UserError(f"final_fraction: {self.final_fraction} is not between 0 and 1")
+        if not 0 <= self.ema_decay < 1:
+            raise UserError(f"ema_decay: {self.ema_decay} is not in [0, 1)")
+        if self.schedule == "wsd" and self.decay_steps == 0:
+            raise UserError("decay_steps: 0 steps of decay; the wsd schedule needs at least 1")
+        parameters = inspect.signature(factory).parameters
+        mask = _mask_name(parameters)
+        if self.weight_decay > 0 and "weight_decay" in parameters and mask is None:
+            raise UserError(
+                f"weight_decay: {self.weight_decay} cannot leave out biases and norms: {self.name} takes "
+                f"no mask. Give it in optimizer.arguments for all parameters, and 0 here"
+            )
+        ours = {"learning_rate", mask, DIMENSIONS} | ({"weight_decay"} if mask else set())
+        valid = [key for key in parameters if key not in ours]
+        for key in self.arguments:
+            if key not in valid:
+                raise UserError(f"arguments.{key}: {self.name} takes only {', '.join(valid)} here")
+        _probe(self)
+
+
+def make_optimizer(config: OptimizerConfig, steps: int) -> tuple[optax.GradientTransformation, Schedule]:
+    """The optimizer of a run of `steps` updates, and its learning rate by the count of updates made.
+
+    Clipping by `clip_norm` and the moving average by `ema_decay` are not in it: the train step has the
+    gradient norm anyway and does both.
+
+    Raises:
+      UserError: a schedule longer than the run.
+    """
+    planned = config.warmup_steps + config.decay_steps
+    if config.schedule in ("cosine", "wsd") and planned > steps:
+        raise UserError(
+            f"optimizer.warmup_steps: {config.warmup_steps} and decay_steps {config.decay_steps} "
+            f"do not fit the {config.schedule} schedule into train.steps {steps}"
+        )
+    shape = functools.partial(
+        SCHEDULES[config.schedule],
+        warmup_steps=config.warmup_steps,
+        decay_steps=config.decay_steps,
+        final_fraction=config.final_fraction,
+        steps=steps,
+    )
+
+    def schedule(count: jax.typing.ArrayLike) -> jax.Array:
+        return config.learning_rate * shape(count)
+
+    return _build(config, schedule), schedule
+
+
+def _build(config: OptimizerConfig, schedule: Schedule) -> optax.GradientTransformation:
+    factory = find_optimizer(config.name)
+    parameters = inspect.signature(factory).parameters
+    mask = _mask_name(parameters)
+    arguments = dict(config.arguments)
+    if mask is not None:
+        arguments |= {"weight_decay": config.weight_decay, mask: decay_mask}
+    elif "weight_decay" in parameters:
+        arguments.setdefault("weight_decay", 0.0)
+    if DIMENSIONS in parameters:
+        arguments[DIMENSIONS] = matrix_dimensions
+    optimizer = factory(learning_rate=schedule, **arguments)
+    if config.weight_decay > 0 and mask is None:
+        decay = optax.add_decayed_weights(lambda count: -config.weight_decay * schedule(count), decay_mask)
+        optimizer = optax.chain(optimizer, decay)
+    return optimizer
+
+
+def find_optimizer(name: str) -> Callable[..., optax.GradientTransformation]:
+    """The function optax has under `name` ("adamw", "contrib.muon"); a `UserError` where it has none."""
+    found: Any = optax
+    for part in name.split("."):
+        found = getattr(found, part, None)
+    if not _is_optimizer(found):
+        names = [key for key in optax.__all__ if _is_optimizer(getattr(optax, key))]
+        names += [
+            f"contrib.{key}" for key in dir(optax.contrib) if _is_optimizer(getattr(optax.contrib, key))
+        ]
+        near = difflib.get_close_matches(name, names) or [each for each in names if name in each]
+        hint = f"did you mean {' or '.join(near)}?" if near else f"it has {', '.join(names)}"
+        raise UserError(f"name: optax has no optimizer {name!r}; {hint}")
+    return found
+
+
+def decay_mask(params: Params) -> Params:
+    """True where weight decay applies: at the matrices, which are named `kernel`; not at biases, norm
+    scales or embedding tables. By name, for stacking over layers gives everything one more axis."""
+    return jax.tree_util.tree_map_with_path(lambda path, _: _keys(path)[-1] == "kernel", params)
+
+
+def matrix_dimensions(params: Params) -> Params:
+    """Which axes of a parameter are its matrix's rows and columns, for Muon; None where Adam is to update.
+
+    The kernels of `blocks` are (n, rows, columns), with the layers n left as a batch of matrices: rows
+    (d), columns (h, k) for query, key and value; rows (h, k), columns (d) for the attention's output.
+    Embeddings, the unembedding and vectors are Adam's, as in https://kellerjordan.github.io/posts/muon.
+    """
+
+    def dimensions(path: tuple, leaf: Any) -> optax.contrib.MuonDimensionNumbers | None:
+        keys = _keys(path)
+        if "blocks" not in keys or keys[-1] != "kernel":
+            return None
+        last = leaf.ndim - 1
+        if last == 3 and keys[-2] == "output":
+            return optax.contrib.MuonDimensionNumbers((1, 2), (3,))
+        return optax.contrib.MuonDimensionNumbers((1,), tuple(range(2, last + 1)))
+
+    return jax.tree_util.tree_map_with_path(dimensions, params)
+
+
+def _probe(config: OptimizerConfig) -> None:
+    """Traces one update of a toy tree, so that what optax makes of the arguments is known at once."""
+    shapes = {"blocks": {"up": {"kernel": (1, 2, 2)}, "norm": {"scale": (1, 2)}}, "table": (2, 2)}
+    params = jax.tree.map(
+        lambda shape: jax.ShapeDtypeStruct(shape, jnp.float32), shapes, is_leaf=lambda x: isinstance(x, tuple)
+    )
+
+    def update(params: Params) -> Params:
+        optimizer = _build(config, lambda count: jnp.float32(config.learning_rate))
+        return optimizer.update(params, optimizer.init(params), params)[0]
+
+    try:
+        jax.eval_shape(update, params)
+    except Exception as error:
+        reason = (str(error) or type(error).__name__).strip().splitlines()[0]
+        given = dict(config.arguments)
+        raise UserError(f"arguments: {config.name} cannot be used with {given}: {reason}") from error
+
+
+def _keys(path: tuple) -> list[str]:
+    return [str(entry.key) for entry in path if isinstance(entry, jax.tree_util.DictKey)]
+
+
+def _mask_name(parameters: Mapping[str, Any]) -> str | None:
+    if "weight_decay" not in parameters:
+        return None
+    return next((name for name in MASKS if name in parameters), None)
+
+
+def _is_optimizer(found: Any) -> bool:
+    if not isinstance(found, (types.FunctionType, functools.partial)):
+        return False
+    if getattr(found, "__name__", "").startswith(("_", "scale_by_")):
+        return False
+    parameters = inspect.signature(found).parameters
+    return "learning_rate" in parameters and "base_optimizer" not in parameters

@@ -1,0 +1,56 @@
+"""Learning rate as a function of the update, written as factors of its peak."""
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+
+Schedule = Callable[[jax.typing.ArrayLike], jax.Array]
+"""From the number of updates already made (the optimizer's own count) to the rate of the next one."""
+
+
+def warm_up(count: jax.typing.ArrayLike, warmup_steps: int) -> jax.Array:
+    """min(1, u / warmup_steps), where u = count + 1 numbers the updates from one: no update is lost to a
+    rate of zero, and the peak is reached at update `warmup_steps`."""
+    return jnp.minimum(1.0, (count + 1) / max(1, warmup_steps))
+
+
+def constant(count, *, warmup_steps: int, decay_steps: int, final_fraction: float, steps: int):
+    """The warm-up, and the peak from then on."""
+    return warm_up(count, warmup_steps)
+
+
+def inverse_sqrt(count, *, warmup_steps: int, decay_steps: int, final_fraction: float, steps: int):
+    """min(u / W, sqrt(W / u)) with W = warmup_steps: the original Transformer's schedule.
+
+    The paper's rate d_model^-0.5 min(u^-0.5, u W^-1.5) is this one with a peak of (d_model W)^-0.5.
+    Source: Vaswani et al. 2017, section 5.3.
+    """
+    warmup_steps = max(1, warmup_steps)
+    return jnp.minimum((count + 1) / warmup_steps, jnp.sqrt(warmup_steps / (count + 1)))
+
+
+def cosine(count, *, warmup_steps: int, decay_steps: int, final_fraction: float, steps: int):
+    """The warm-up, then half a cosine wave to `final_fraction` of the peak.
+
+    The wave lasts `decay_steps` updates, or up to the run's last one where that is 0.
+    Source: Loshchilov and Hutter 2017, "SGDR", equation 5, without restarts.
+    """
+    length = decay_steps or max(1, steps - warmup_steps)
+    progress = jnp.clip((count + 1 - warmup_steps) / length, 0.0, 1.0)
+    wave = 0.5 * (1 + jnp.cos(jnp.pi * progress))
+    return warm_up(count, warmup_steps) * (final_fraction + (1 - final_fraction) * wave)
+
+
+def wsd(count, *, warmup_steps: int, decay_steps: int, final_fraction: float, steps: int):
+    """Warm-up, stable, decay: a straight line to `final_fraction` over the run's last `decay_steps`.
+
+    Source: Hu et al. 2024, "MiniCPM", section 4; the line as in Hägele et al. 2024, section 3.
+    """
+    progress = jnp.clip((count + 1 - (steps - decay_steps)) / decay_steps, 0.0, 1.0)
+    return warm_up(count, warmup_steps) * (1 - (1 - final_fraction) * progress)
+
+
+SCHEDULES = {"constant": constant, "cosine": cosine, "inverse_sqrt": inverse_sqrt, "wsd": wsd}
+"""By the name of `optimizer.schedule`: (count, *, warmup_steps, decay_steps, final_fraction, steps) ->
+the rate as a fraction of `optimizer.learning_rate`."""
