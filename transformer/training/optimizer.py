@@ -126,9 +126,12 @@ def find_optimizer(name: str) -> Callable[..., optax.GradientTransformation]:
     for part in name.split("."):
         found = getattr(found, part, None)
     if not _is_optimizer(found):
-        names = [key for key in optax.__all__ if _is_optimizer(getattr(optax, key))]
-        names += [
-            f"contrib.{key}" for key in dir(optax.contrib) if _is_optimizer(getattr(optax.contrib, key))
+        families = {"": optax, "contrib.": optax.contrib}
+        names = [
+            prefix + key
+            for prefix, family in families.items()
+            for key, value in sorted(vars(family).items())
+            if not key.startswith("_") and _is_optimizer(value)
         ]
         near = difflib.get_close_matches(name, names) or [each for each in names if name in each]
         hint = f"did you mean {' or '.join(near)}?" if near else f"it has {', '.join(names)}"

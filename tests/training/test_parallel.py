@@ -1,0 +1,217 @@
+import re
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from flax import linen as nn
+from flax import struct
+from jax.sharding import PartitionSpec as P
+
+from transformer.errors import UserError
+from transformer.training import parallel
+from transformer.training.optimizer import OptimizerConfig, make_optimizer
+
+RULES = parallel.RULES["default"]
+
+
+@struct.dataclass
+class Toy:
+    step: Any
+    params: Any
+    opt_state: Any
+
+
+def boxed_params(vocab=16, width=8, hidden=32):
+    def param(shape, names):
+        return nn.LogicallyPartitioned(jnp.ones(shape), names)
+
+    return {
+        "embedding": {"table": param((vocab, width), ("vocab", "embed"))},
+        "blocks": {
+            "up": {"kernel": param((2, width, hidden), ("layers", "embed", "mlp"))},
+            "down": {"kernel": param((2, hidden, width), ("layers", "mlp", "embed"))},
+            "norm": {"scale": param((2, width), ("layers", "norm"))},
+        },
+    }
+
+
+EXPECTED = {
+    "embedding/table": P("tensor", "fsdp"),
+    "blocks/up/kernel": P(None, "fsdp", "tensor"),
+    "blocks/down/kernel": P(None, "tensor", "fsdp"),
+    "blocks/norm/scale": P(None, None),
+}
+
+
+def mesh(data=1, fsdp=1, tensor=1):
+    devices = jax.devices()
+    if -1 not in (data, fsdp, tensor):
+        devices = devices[: data * fsdp * tensor]
+    return parallel.make_mesh(parallel.MeshConfig(data, fsdp, tensor), devices)
+
+
+def optimizer(name="adamw"):
+    config = OptimizerConfig(name, 0.1, "constant", 0, 0, 0.0, 0.1, 0.0, 0.0, {})
+    return make_optimizer(config, 10)[0]
+
+
+def leaves(tree):
+    for path, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]:
+        yield jax.tree_util.keystr(path, simple=True, separator="/"), leaf
+
+
+def toy_state(tx, boxed_moments):
+    params = boxed_params()
+    return Toy(jnp.zeros((), jnp.int32), params, tx.init(params if boxed_moments else nn.unbox(params)))
+
+
+def test_one_axis_takes_what_is_left():
+    assert dict(mesh(-1, 2, 2).shape) == {"data": 2, "fsdp": 2, "tensor": 2}
+    assert dict(mesh(1, -1, 1).shape) == {"data": 1, "fsdp": 8, "tensor": 1}
+
+
+@pytest.mark.parametrize("boxed_moments", [False, True])
+@pytest.mark.parametrize("name", ["adamw", "sgd", "contrib.muon", "adafactor"])
+def test_every_array_of_the_state_lies_like_its_parameter(name, boxed_moments):
+    tx = optimizer(name)
+    abstract = jax.eval_shape(lambda: toy_state(tx, boxed_moments))
+    shardings = parallel.state_shardings(abstract, mesh(2, 2, 2), RULES)
+    with parallel.placed(mesh(2, 2, 2), RULES):
+        state = jax.jit(lambda: parallel.unboxed(toy_state(tx, boxed_moments)), out_shardings=shardings)()
+    shapes = {path: leaf.shape for path, leaf in leaves(state.params)}
+    seen = {path: 0 for path in EXPECTED}
+    for full, leaf in leaves(state):
+        owner = next((p for p in EXPECTED if full.endswith(p) and leaf.shape == shapes[p]), None)
+        spec = EXPECTED[owner] if owner else P()
+        assert leaf.sharding.is_equivalent_to(jax.NamedSharding(mesh(2, 2, 2), spec), leaf.ndim), full
+        if owner:
+            seen[owner] += 1
+    moments = {"adamw": 3, "sgd": 1, "contrib.muon": 2, "adafactor": 1}[name]
+    assert min(seen.values()) >= moments
+    table = state.params["embedding"]["table"]
+    assert {shard.data.shape for shard in table.addressable_shards} == {(8, 4)}
+
+
+def forward(params, batch):
+    hidden = jnp.einsum("btd,df->btf", batch["x"], params["up"]["kernel"][0])
+    hidden = jnp.cos(nn.with_logical_constraint(hidden, ("batch", "length", "mlp")))
+    out = jnp.einsum("btf,fd->btd", hidden, params["down"]["kernel"][0])
+    return nn.with_logical_constraint(out, ("batch", "length", "activation_embed"))
+
+
+def cosine_sizes(program):
+    return {
+        np.prod([int(n) for n in found.split(",")])
+        for found in re.findall(r"\[([\d,]+)\]\S* cosine\(", program)
+    }
+
+
+def test_compiled_program_obeys_parameters_and_constraints(rng):
+    """The annotations alone prove nothing: the shapes in the partitioned program do."""
+    grid = mesh(2, 2, 2)
+    x = rng.normal(size=(8, 4, 8)).astype(np.float32)
+    batch = parallel.put_batch({"x": x}, parallel.batch_sharding(grid))
+    tx = optimizer("sgd")
+    shardings = parallel.state_shardings(jax.eval_shape(lambda: toy_state(tx, False)), grid, RULES)
+    params = jax.jit(lambda: nn.unbox(toy_state(tx, False)), out_shardings=shardings)().params["blocks"]
+    with parallel.placed(grid, RULES):
+        compiled = jax.jit(forward).lower(params, batch).compile()
+    text = compiled.as_text()
+    parameters = re.findall(r"f32\[([\d,]+)\]\S* parameter\(\d\)", text)
+    assert "2,4,16" in parameters  # up: (2, 8, 32) with embed over fsdp, mlp over tensor
+    assert "2,16,4" in parameters
+    assert "2,4,8" in parameters  # 8 rows over data x fsdp
+    assert cosine_sizes(text) == {2 * 4 * 16}  # 2 of 8 rows, 16 of 32 hidden units
+    assert "all-gather" in text  # of the parameters, over fsdp
+    assert "all-reduce" in text  # of the partial sums, over tensor
+    out = compiled(params, batch)
+    assert out.sharding.is_equivalent_to(parallel.batch_sharding(grid), 3)
+    wanted = np.cos(x.astype(np.float64).sum(-1, keepdims=True)) * 32 * np.ones(8)
+    np.testing.assert_allclose(out, wanted, rtol=1e-4, atol=1e-4)
+
+
+def test_the_constraint_on_an_activation_cuts_what_its_inputs_do_not(rng):
+    """With every parameter whole, only the constraint can cut the hidden units over `tensor`."""
+    grid = mesh(2, 2, 2)
+    whole = jax.NamedSharding(grid, P())
+    params = jax.device_put(nn.unbox(boxed_params())["blocks"], whole)
+    batch = parallel.put_batch({"x": np.ones((8, 4, 8), np.float32)}, parallel.batch_sharding(grid))
+    outside = jax.jit(forward).lower(params, batch).compile().as_text()
+    assert cosine_sizes(outside) == {2 * 4 * 32}
+    with parallel.placed(grid, RULES):
+        inside = jax.jit(lambda *inputs: forward(*inputs)).lower(params, batch).compile().as_text()
+    assert cosine_sizes(inside) == {2 * 4 * 16}
+
+
+def test_a_constraint_without_the_context_does_nothing():
+    """Why `placed` exists; when this fails, flax has changed and `placed` may go."""
+    grid = mesh(8)
+
+    def constrain(x):
+        return nn.with_logical_constraint(x, ("batch", "embed"))
+
+    x = jnp.ones((8, 4))
+    assert len(jax.jit(lambda x: constrain(x))(x).sharding.device_set) == 1
+    with parallel.placed(grid, RULES):
+        assert len(jax.jit(lambda x: constrain(x))(x).sharding.device_set) == 8
+
+
+@pytest.mark.parametrize("shape", [(8, 1, 1), (1, 8, 1), (2, 2, 2), (1, 1, 8)])
+def test_batches_arrive_whole_and_in_order(shape, rng):
+    x = rng.integers(0, 9, size=(16, 3)).astype(np.int32)
+    put = parallel.put_batch({"x": x}, parallel.batch_sharding(mesh(*shape)))["x"]
+    np.testing.assert_array_equal(put, x)
+    assert put.addressable_shards[0].data.shape[0] == 16 // (shape[0] * shape[1])
+
+
+def test_optimizer_steps_agree_on_every_mesh(rng):
+    tx = optimizer("adamw")
+    gradients = jax.tree.map(
+        lambda p: jnp.asarray(rng.normal(size=p.shape), jnp.float32), nn.unbox(boxed_params())
+    )
+    results = []
+    for shape in ((1, 1, 1), (2, 2, 2), (1, 8, 1)):
+        grid = mesh(*shape)
+        shardings = parallel.state_shardings(jax.eval_shape(lambda: toy_state(tx, False)), grid, RULES)
+        state = jax.jit(lambda: nn.unbox(toy_state(tx, False)), out_shardings=shardings)()
+
+        def update(state, gradients):
+            updates, opt_state = tx.update(gradients, state.opt_state, state.params)
+            return Toy(state.step + 1, optax.apply_updates(state.params, updates), opt_state)
+
+        results.append(jax.jit(update, out_shardings=shardings)(state, gradients))
+    for other in results[1:]:
+        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6), results[0], other)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: parallel.MeshConfig(0, 1, 1), r"^data: 0 devices"),
+        (lambda: parallel.MeshConfig(-1, -1, 1), r"^fsdp: -1, but data is -1 too"),
+        (
+            lambda: parallel.make_mesh(parallel.MeshConfig(-1, 3, 1)),
+            r"fsdp 3.* does not divide the 8 devices",
+        ),
+        (lambda: parallel.make_mesh(parallel.MeshConfig(2, 1, 1)), r"^parallel.mesh: data 2 "),
+        (lambda: parallel.ParallelConfig(parallel.MeshConfig(-1, 1, 1), 0, "default"), r"^microbatches: 0"),
+        (lambda: parallel.ParallelConfig(parallel.MeshConfig(-1, 1, 1), 1, "no"), r"^rules: 'no' .*default"),
+        (lambda: parallel.check_batch_size(12, mesh(4, 2), 1), r"^train.batch_size: 12 .*multiple of 8 "),
+        (
+            lambda: parallel.check_batch_size(8, mesh(4), 4),
+            r"multiple of 16 = data 4 x fsdp 1 .*4 microbatches",
+        ),
+    ],
+)
+def test_errors_name_the_key(make, message):
+    with pytest.raises(UserError, match=message):
+        make()
+
+
+def test_indivisible_dimension_names_parameter_and_axis():
+    params = {"head": {"kernel": nn.LogicallyPartitioned(jnp.ones((8, 9)), ("embed", "vocab"))}}
+    with pytest.raises(UserError, match=r"mesh.tensor: 2 .*dimension 1 \('vocab', 9 wide\).*head/kernel"):
+        parallel.state_shardings(Toy(jnp.zeros(()), params, ()), mesh(2, 2, 2), RULES)

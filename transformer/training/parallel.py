@@ -1,0 +1,186 @@
+"""Where arrays live: a named mesh of devices, and one table from logical axis names to mesh axes.
+
+The mesh has three axes. `data` holds whole copies of the parameters and parts of the batch; `fsdp` parts of
+both (Rajbhandari et al. 2020, "ZeRO", stage 3); `tensor` parts of heads, hidden units and vocabulary
+(Shoeybi et al. 2019, "Megatron-LM"). Nothing else in the codebase names a mesh axis.
+"""
+
+import contextlib
+import dataclasses
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from flax import linen as nn
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+
+from transformer.errors import UserError
+
+Rules = Sequence[tuple[str, str | tuple[str, ...] | None]]
+
+RULES: dict[str, Rules] = {
+    "default": (
+        ("batch", ("data", "fsdp")),
+        ("activation_embed", None),
+        ("vocab", "tensor"),
+        ("mlp", "tensor"),
+        ("heads", "tensor"),
+        ("kv_heads", "tensor"),
+        ("embed", "fsdp"),
+    ),
+}
+"""By the name of `parallel.rules`: logical axis -> mesh axes, in order of precedence; an axis without a
+rule is whole on every device. A mesh axis serves one dimension of an array at most, so that an activation,
+whose batch takes `fsdp`, keeps its width whole, while a parameter's `embed` is cut."""
+
+
+@dataclasses.dataclass(frozen=True)
+class MeshConfig:
+    """Devices along each mesh axis; one of them may be -1 and takes what is left."""
+
+    data: int
+    fsdp: int
+    tensor: int
+
+    def __post_init__(self):
+        sizes = dataclasses.asdict(self)
+        for axis, size in sizes.items():
+            if size < 1 and size != -1:
+                raise UserError(f"{axis}: {size} devices; expected 1 or more, or -1 for what is left")
+        left = [axis for axis, size in sizes.items() if size == -1]
+        if len(left) > 1:
+            raise UserError(
+                f"{left[1]}: -1, but {left[0]} is -1 too, and only one axis can take what is left"
+            )
+
+
+@dataclasses.dataclass(frozen=True)
+class ParallelConfig:
+    """How a run is spread over devices: `microbatches` is the number of parts that a batch is cut into, one
+    after the other, and whose gradients are added up; `rules` a key of `RULES`."""
+
+    mesh: MeshConfig
+    microbatches: int
+    rules: str
+
+    def __post_init__(self):
+        if self.microbatches < 1:
+            raise UserError(f"microbatches: {self.microbatches}; expected 1 or more")
+        if self.rules not in RULES:
+            raise UserError(f"rules: {self.rules!r} is none of {', '.join(RULES)}")
+
+
+def make_mesh(config: MeshConfig, devices: Sequence[jax.Device] | None = None) -> Mesh:
+    """The mesh over `devices` (all of all processes, where not given).
+
+    Raises:
+      UserError: sizes whose product is not the number of devices.
+    """
+    devices = jax.devices() if devices is None else devices
+    sizes = dataclasses.asdict(config)
+    given = math.prod(size for size in sizes.values() if size != -1)
+    if len(devices) % given or (-1 not in sizes.values() and given != len(devices)):
+        described = " x ".join(f"{axis} {size}" for axis, size in sizes.items())
+        raise UserError(f"parallel.mesh: {described} does not divide the {len(devices)} devices there are")
+    shape = tuple(len(devices) // given if size == -1 else size for size in sizes.values())
+    return jax.make_mesh(shape, tuple(sizes), axis_types=(AxisType.Auto,) * len(sizes), devices=devices)
+
+
+@contextlib.contextmanager
+def placed(mesh: Mesh, rules: Rules) -> Iterator[None]:
+    """Inside, and only inside, tracing obeys the logical constraints of layers: flax wants both the rules
+    and a mesh set by `jax.set_mesh`, and without either one ignores every constraint silently."""
+    with jax.set_mesh(mesh), nn.logical_axis_rules(rules):
+        yield
+
+
+def state_shardings(state: Any, mesh: Mesh, rules: Rules) -> Any:
+    """The sharding of every array of a training state, as a tree like the unboxed state.
+
+    `state` is abstract (from `jax.eval_shape`) and its `params` are boxed with logical axis names. Any
+    other array whose path ends in a parameter's path and whose shape is that parameter's lies like the
+    parameter: so the optimizer's moments and the moving average are cut exactly as what they belong to,
+    whether the optimizer was given boxed parameters or plain ones. Everything else (counts, factored
+    moments) is whole on every device.
+
+    Raises:
+      UserError: a dimension that its mesh axes do not divide.
+    """
+    leaves, _ = jax.tree_util.tree_flatten_with_path(state.params, is_leaf=_is_boxed)
+    parameters = {
+        _names(path): (leaf.value.shape, _sharding(leaf, _names(path), mesh, rules))
+        for path, leaf in leaves
+        if _is_boxed(leaf)
+    }
+    whole = NamedSharding(mesh, PartitionSpec())
+
+    def sharding(path: tuple, leaf: Any) -> NamedSharding:
+        names = _names(path)
+        for start in range(len(names)):
+            shape, owner = parameters.get(names[start:], (None, whole))
+            if shape == leaf.shape:
+                return owner
+        return whole
+
+    return jax.tree_util.tree_map_with_path(sharding, unboxed(state))
+
+
+def unboxed(tree: Any) -> Any:
+    """The tree without its boxes, for abstract arrays too (on which `nn.unbox` fails inside a mesh)."""
+    return jax.tree.map(lambda leaf: leaf.value if _is_boxed(leaf) else leaf, tree, is_leaf=_is_boxed)
+
+
+def with_shardings(abstract: Any, shardings: Any) -> Any:
+    """`jax.ShapeDtypeStruct`s that carry their sharding: what checkpoints are restored into."""
+    return jax.tree.map(
+        lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
+        unboxed(abstract),
+        shardings,
+    )
+
+
+def batch_sharding(mesh: Mesh) -> NamedSharding:
+    """Rows of a batch, spread over the axes `data` and `fsdp`."""
+    return NamedSharding(mesh, PartitionSpec(("data", "fsdp")))
+
+
+def put_batch(batch: Mapping[str, np.ndarray], sharding: NamedSharding) -> dict[str, jax.Array]:
+    """The global batch on the devices, from the rows that this process has."""
+    return {
+        name: jax.make_array_from_process_local_data(sharding, np.asarray(rows))
+        for name, rows in batch.items()
+    }
+
+
+def check_batch_size(batch_size: int, mesh: Mesh, microbatches: int) -> None:
+    """Raises a `UserError` where the batch cannot be cut into equal parts for devices and microbatches."""
+    devices = mesh.shape["data"] * mesh.shape["fsdp"]
+    if batch_size % (devices * microbatches):
+        raise UserError(
+            f"train.batch_size: {batch_size} is not a multiple of {devices * microbatches} = "
+            f"data {mesh.shape['data']} x fsdp {mesh.shape['fsdp']} devices x {microbatches} microbatches"
+        )
+
+
+def _sharding(boxed: Any, names: tuple[str, ...], mesh: Mesh, rules: Rules) -> NamedSharding:
+    axes = tuple(boxed.get_partition_spec())
+    spec = nn.logical_to_mesh_axes(axes, rules) or PartitionSpec()
+    for dimension, (size, logical, part) in enumerate(zip(boxed.value.shape, axes, spec, strict=True)):
+        mesh_axes = (part,) if isinstance(part, str) else tuple(part or ())
+        ways = math.prod(mesh.shape[axis] for axis in mesh_axes)
+        if size % ways:
+            raise UserError(
+                f"parallel.mesh.{mesh_axes[-1]}: {ways} devices do not divide dimension {dimension} "
+                f"({logical!r}, {size} wide) of parameter {'/'.join(names)}"
+            )
+    return NamedSharding(mesh, spec)
+
+
+def _is_boxed(leaf: Any) -> bool:
+    return isinstance(leaf, nn.meta.AxisMetadata)
+
+
+def _names(path: tuple) -> tuple[str, ...]:
+    return tuple(jax.tree_util.keystr((entry,), simple=True) for entry in path)
