@@ -1,0 +1,180 @@
+"""Checkpoints of the whole training state, written in the background and read onto any mesh."""
+
+import importlib
+import os
+from collections.abc import Mapping
+from types import ModuleType
+from typing import Any
+
+import jax
+from absl import logging
+
+from transformer.errors import UserError
+from transformer.training.experiment import Params
+from transformer.training.state import State
+
+Step = int | str
+"""Which checkpoint: a step, "latest" or "best"."""
+
+
+class Checkpoints:
+    """The checkpoints of one run: `directory`/<step>, of which some are kept.
+
+    Kept are the last `keep_last`, and the best one by the metric `keep_best` ("eval/loss"; smaller is
+    better, or larger with a minus in front: "-eval/bleu"; "": none) among those saved with that metric. A
+    checkpoint appears under its name when it is complete: what a killed process leaves half-written is
+    never listed, and is swept away before the next save. Readers of a run that is still being written give
+    `write=False`. Close it, or use it as a context manager: an interpreter that simply ends drops what is
+    still being written. Saving and restoring are collective: every process calls them.
+    """
+
+    def __init__(
+        self, directory: str | os.PathLike, *, keep_last: int = 1, keep_best: str = "", write: bool = True
+    ):
+        self.directory = os.path.abspath(directory)
+        self.keep_best = keep_best
+        self._orbax = _load_orbax()
+        policies = self._orbax.checkpoint_managers
+        kept = [policies.LatestN(keep_last)]
+        if keep_best:
+            kept.append(
+                policies.BestN(get_metric_fn=self._merit, n=1, keep_checkpoints_without_metrics=False)
+            )
+        if write:
+            os.makedirs(self.directory, exist_ok=True)
+        elif not os.path.isdir(self.directory):
+            raise UserError(f"{self.directory}: there are no checkpoints")
+        self._manager = self._orbax.CheckpointManager(
+            self.directory,
+            item_handlers=self._orbax.PyTreeCheckpointHandler(),
+            options=self._orbax.CheckpointManagerOptions(
+                preservation_policy=policies.AnyPreservationPolicy(kept),
+                best_fn=self._merit if keep_best else None,  # without one orbax writes no metrics
+                cleanup_tmp_directories=write,
+                create=write,
+            ),
+        )
+
+    def steps(self) -> list[int]:
+        """The steps that can be restored, in ascending order."""
+        return sorted(self._manager.all_steps())
+
+    def save(self, step: int, state: State, metrics: Mapping[str, float] | None = None) -> None:
+        """Copies the state to the host and returns; writing it out goes on in the background.
+
+        `metrics` are those measured at this very step; a step that is there already is left as it is.
+
+        Raises:
+          UserError: `keep_best` names none of the metrics.
+        """
+        if step in self._manager.all_steps():
+            return
+        name = self.keep_best.removeprefix("-")
+        if name and metrics and name not in metrics:
+            raise UserError(f"train.keep_best: {name!r} is not measured; there are {', '.join(metrics)}")
+        measured = {name: float(metrics[name])} if name and metrics else None
+        self._manager.save(step, args=self._orbax.args.PyTreeSave(state), metrics=measured)
+
+    def restore(self, abstract: State, step: Step = "latest") -> State:
+        """The state, onto the shardings that the `jax.ShapeDtypeStruct`s of `abstract` carry.
+
+        Raises:
+          UserError: no such checkpoint, or one whose arrays are not exactly those of `abstract`.
+        """
+        return self._read(self.find(step), abstract, partial=False)
+
+    def restore_params(self, abstract: Params, step: Step = "latest") -> Params:
+        """The parameters to evaluate and predict with (their moving average where the run keeps one), and
+        nothing else: the optimizer's state is not read. Raises as `restore` does."""
+        found = self.find(step)
+        name = "params" if self._stored(found).get("ema") is None else "ema"
+        return self._read(found, {name: abstract}, partial=True)[name]
+
+    def find(self, step: Step) -> int:
+        """The number of the checkpoint that `step` means; a `UserError` where there is none."""
+        steps = self.steps()
+        if not steps:
+            raise UserError(f"{self.directory}: there are no checkpoints")
+        if step == "latest":
+            return steps[-1]
+        if step == "best":
+            measured = {each: self._manager.metrics(each) for each in steps}
+            candidates = [each for each in steps if measured[each]]
+            if not self.keep_best or not candidates:
+                raise UserError(f"{self.directory}: no checkpoint was saved with train.keep_best")
+            return max(candidates, key=lambda each: self._merit(measured[each]))
+        if step not in steps:
+            raise UserError(f"{self.directory}: no checkpoint of step {step}; there are {_some(steps)}")
+        return int(step)
+
+    def wait(self) -> None:
+        """Returns when nothing is being written any more; raises what went wrong in the background."""
+        self._manager.wait_until_finished()
+
+    def close(self) -> None:
+        """Waits, and frees the background threads."""
+        self._manager.close()
+
+    def __enter__(self) -> "Checkpoints":
+        return self
+
+    def __exit__(self, *_) -> None:
+        self.close()
+
+    def _merit(self, metrics: Mapping[str, float]) -> float:
+        name = self.keep_best.removeprefix("-")
+        return metrics[name] if name != self.keep_best else -metrics[name]
+
+    def _stored(self, step: int) -> dict[str, Any]:
+        return self._manager.item_metadata(step).tree
+
+    def _read(self, step: int, abstract: Any, partial: bool) -> Any:
+        stored = self._stored(step)
+        here = {name: stored[name] for name in abstract} if partial else stored
+        difference = compare(_arrays(here), _arrays(abstract))
+        if difference:
+            path = os.path.join(self.directory, str(step))
+            raise UserError(f"{path}: the checkpoint is not of this config: {difference}")
+        arguments = self._orbax.checkpoint_utils.construct_restore_args(abstract)
+        return self._manager.restore(
+            step,
+            args=self._orbax.args.PyTreeRestore(abstract, restore_args=arguments, partial_restore=partial),
+        )
+
+
+def compare(stored: Mapping[str, tuple], wanted: Mapping[str, tuple]) -> str:
+    """What keeps the arrays `stored` from being the arrays `wanted`, path -> (shape, dtype), in one line;
+    nothing where they are the same."""
+    missing = [path for path in wanted if path not in stored]
+    extra = [path for path in stored if path not in wanted]
+    differing = [
+        f"{path} is {_describe(stored[path])}, here {_describe(wanted[path])}"
+        for path in wanted
+        if path in stored and stored[path] != wanted[path]
+    ]
+    named = {"it lacks": missing, "it has besides": extra, "": differing}
+    return "; ".join(f"{what} {_some(paths)}".strip() for what, paths in named.items() if paths)
+
+
+def _arrays(tree: Any) -> dict[str, tuple]:
+    leaves = jax.tree_util.tree_flatten_with_path(tree, is_leaf=lambda leaf: hasattr(leaf, "shape"))[0]
+    return {
+        jax.tree_util.keystr(path, simple=True, separator="/"): (tuple(leaf.shape), str(leaf.dtype))
+        for path, leaf in leaves
+    }
+
+
+def _describe(array: tuple) -> str:
+    shape, dtype = array
+    return f"{dtype}[{', '.join(map(str, shape))}]"
+
+
+def _some(items: list, limit: int = 6) -> str:
+    shown = ", ".join(map(str, items[:limit]))
+    return shown if len(items) <= limit else f"{shown} and {len(items) - limit} more"
+
+
+def _load_orbax() -> ModuleType:
+    """Orbax, imported when the first run needs it (0.4 s), and without its line of log per action."""
+    logging.set_verbosity(logging.ERROR)
+    return importlib.import_module("orbax.checkpoint")
