@@ -1,0 +1,60 @@
+"""Model FLOPs and the peak rates of known devices: what utilisation (MFU) is computed from."""
+
+import math
+
+import jax
+
+from transformer.training.experiment import Params
+
+PEAK_FLOPS: dict[str, tuple[float, float]] = {
+    # NVIDIA: dense tensor-core rates of bfloat16 and of TF32, which is what JAX multiplies float32 with.
+    "NVIDIA A100": (312e12, 156e12),  # A100 data sheet, 2021
+    "NVIDIA H100": (989.4e12, 494.7e12),  # H100 architecture white paper, table 2, SXM5
+    "NVIDIA H100 PCIe": (756e12, 378e12),  # same, PCIe
+    "NVIDIA H200": (989.4e12, 494.7e12),  # H200 data sheet; the H100's chip
+    "NVIDIA B200": (2250e12, 1125e12),  # HGX B200 data sheet, per GPU
+    "NVIDIA GB200": (2500e12, 1250e12),  # GB200 NVL72 data sheet, per GPU
+    "NVIDIA GeForce RTX 3090": (71e12, 35.6e12),  # GA102 architecture white paper, appendix A
+    "NVIDIA GeForce RTX 4090": (165.2e12, 82.6e12),  # Ada architecture white paper, appendix A
+    # Google: cloud.google.com/tpu/docs, system architecture, per chip. The default precision multiplies
+    # float32 in one bfloat16 pass, at the same rate.
+    "TPU v4": (275e12, 275e12),
+    "TPU v5": (459e12, 459e12),  # v5p
+    "TPU v5p": (459e12, 459e12),
+    "TPU v5 lite": (197e12, 197e12),  # v5e
+    "TPU v5e": (197e12, 197e12),
+    "TPU v6 lite": (918e12, 918e12),  # v6e
+    "TPU v6e": (918e12, 918e12),
+}
+"""Beginning of `device_kind` -> peak FLOP/s of one device in (bfloat16, float32); the longest one counts."""
+
+
+def peak_flops(device_kind: str, dtype: str) -> float | None:
+    """Peak FLOP/s of one device for products in `dtype`; None where it is not known (a CPU, say)."""
+    known = [name for name in PEAK_FLOPS if device_kind.startswith(name)]
+    if not known:
+        return None
+    bfloat16, float32 = PEAK_FLOPS[max(known, key=len)]
+    return bfloat16 if dtype == "bfloat16" else float32
+
+
+def matmul_parameters(params: Params) -> int:
+    """Number of parameters that tokens are multiplied by: the kernels, and the embedding table where it is
+    the output matrix too (there is no `unembedding`); looking a row up costs nothing."""
+    sizes = {
+        jax.tree_util.keystr(path, simple=True, separator="/"): math.prod(leaf.shape)
+        for path, leaf in jax.tree_util.tree_leaves_with_path(params)
+    }
+    kernels = sum(size for name, size in sizes.items() if name.endswith("kernel"))
+    tied = not any(name.startswith("unembedding/") for name in sizes)
+    return kernels + (sizes.get("embedding/table", 0) if tied else 0)
+
+
+def train_flops_per_token(parameters: int, num_layers: int, attention_width: int, length: int) -> float:
+    """6 N + 12 n (h k) t: FLOPs that one trained token needs, forward and backward.
+
+    N `matmul_parameters`, n layers, h k = heads x head width, t tokens of context. What is recomputed is not
+    counted, nor is it deducted that half of a causal attention matrix is masked: the convention of Chowdhery
+    et al. 2022, "PaLM", appendix B, by which published utilisations are comparable.
+    """
+    return 6.0 * parameters + 12.0 * num_layers * attention_width * length
