@@ -5,6 +5,8 @@ import numpy as np
 import pytest
 
 jax.config.update("jax_num_cpu_devices", 8)
+# Tests compile many programs and run each of them once.
+jax.config.update("jax_disable_most_optimizations", True)
 
 
 @pytest.fixture

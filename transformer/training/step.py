@@ -58,7 +58,7 @@ def make_train_step(
             gradients, terms = jax.lax.scan(add, zeros, parts)
             metrics = jax.tree.map(lambda x: jnp.sum(x, axis=0), terms)
 
-        norm = optax.global_norm(gradients)
+        norm = optax.tree.norm(gradients)
         finite = jnp.isfinite(norm)
         if clip_norm:
             scale = jnp.minimum(1.0, clip_norm / jnp.maximum(norm, 1e-9))

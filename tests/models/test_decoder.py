@@ -1,0 +1,167 @@
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import linen as nn
+
+from transformer.errors import UserError
+from transformer.layers.normalization import NORMS
+from transformer.layers.positions import POSITIONS
+from transformer.models.decoder import Decoder, DecoderConfig
+
+CONFIG = DecoderConfig(d_model=16, num_layers=3, num_heads=2, d_ff=32, use_bias=True)
+VOCAB = 19
+
+
+def make(rng, **changes):
+    model = Decoder(dataclasses.replace(CONFIG, **changes), VOCAB)
+    params = nn.meta.unbox(jax.jit(model.init)(jax.random.key(0), jnp.zeros((1, 1), jnp.int32)))["params"]
+    # Away from the initial values, where biases are zero and norms do nothing.
+    params = jax.tree.map(lambda p: p + 0.1 * jnp.asarray(rng.normal(size=p.shape), jnp.float32), params)
+    return model, params
+
+
+def tokens(rng, b=2, t=8):
+    return jnp.asarray(rng.integers(0, VOCAB, (b, t)))
+
+
+@pytest.mark.parametrize("placement", ["pre", "post", "sandwich"])
+@pytest.mark.parametrize("position", POSITIONS)
+def test_future_tokens_carry_zero_gradient(rng, position, placement):
+    model, params = make(rng, position=position, norm_placement=placement)
+    chosen, at = tokens(rng), 4
+    embedded = model.apply({"params": params}, chosen, jnp.arange(8)[None], method="embed")
+
+    def logits_at(x_btd):
+        """The decoder from embeddings on: only these have a gradient."""
+        replaced = Decoder.embed
+        try:
+            Decoder.embed = lambda *_: x_btd
+            return model.apply({"params": params}, chosen)[:, at]
+        finally:
+            Decoder.embed = replaced
+
+    jacobian = jax.jit(jax.jacrev(lambda x: logits_at(x).sum(0)[:VOCAB]))(embedded)  # (v, b, t, d)
+    size = np.abs(jacobian).max(axis=(0, 1, 3))
+    assert (size[: at + 1] > 0).all()
+    np.testing.assert_array_equal(size[at + 1 :], 0)
+
+
+@pytest.mark.parametrize("position", POSITIONS)
+def test_packed_documents_equal_separate_ones(rng, position):
+    model, params = make(rng, position=position)
+    lengths = [3, 1, 5, 4]
+    documents = [rng.integers(0, VOCAB, n) for n in lengths]
+    padding = 3
+    row = jnp.asarray(np.concatenate([*documents, np.zeros(padding, int)]))[None]
+    segments = jnp.asarray(np.repeat([1, 2, 3, 4, 0], [*lengths, padding]))[None]
+    positions = jnp.asarray(np.concatenate([np.arange(n) for n in [*lengths, padding]]))[None]
+    apply = jax.jit(model.apply)
+    packed = apply({"params": params}, row, segments_bt=segments, positions_bt=positions)[0]
+    start = 0
+    for document in documents:
+        alone = apply({"params": params}, jnp.asarray(document)[None])[0]
+        np.testing.assert_allclose(packed[start : start + len(document)], alone, atol=1e-5)
+        start += len(document)
+    assert np.isfinite(packed).all()
+
+
+@pytest.mark.parametrize("remat", ["none", "full", "dots"])
+@pytest.mark.parametrize("scan", [False, True])
+def test_scanned_unrolled_and_rematerialised_are_one_function(rng, scan, remat):
+    """Values and gradients, dropout included, agree; the traced program really has, or has not, the loop
+    and the rematerialisation."""
+    changes = {"dropout": 0.3, "attention_dropout": 0.2}
+    model, params = make(rng, **changes)
+    other = Decoder(dataclasses.replace(model.config, scan_layers=scan, remat=remat), VOCAB)
+    chosen = tokens(rng)
+
+    def loss(model, params):
+        logits = model.apply({"params": params}, chosen, train=True, rngs={"dropout": jax.random.key(1)})
+        return jnp.sum(jnp.sin(logits[..., :VOCAB]))
+
+    expected, gradients = jax.jit(jax.value_and_grad(lambda p: loss(model, p)))(params)
+    value, other_gradients = jax.jit(jax.value_and_grad(lambda p: loss(other, p)))(params)
+    np.testing.assert_allclose(value, expected, rtol=1e-5, atol=1e-5)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=2e-4), other_gradients, gradients)
+    program = str(jax.make_jaxpr(jax.grad(lambda p: loss(other, p)))(params))
+    assert ("scan[" in program) == scan
+    assert ("remat" in program or "checkpoint" in program) == (remat != "none")
+
+
+def test_rematerialisation_keeps_less(rng):
+    """The arrays that the backward pass holds on to, counted."""
+    chosen = tokens(rng, 2, 16)
+
+    def held(remat):
+        model, params = make(np.random.default_rng(0), remat=remat)
+        _, backward = jax.vjp(lambda p: model.apply({"params": p}, chosen).sum(), params)
+        return sum(leaf.size for leaf in jax.tree.leaves(backward))
+
+    assert held("full") < held("dots") < held("none")
+
+
+def test_tied_embeddings_are_one_array(rng):
+    _, tied = make(rng)
+    _, untied = make(rng, tie_embeddings=False)
+    assert "unembedding" not in tied and untied["unembedding"]["kernel"].shape == (16, 128)
+    assert (
+        sum(p.size for p in jax.tree.leaves(untied)) - sum(p.size for p in jax.tree.leaves(tied)) == 16 * 128
+    )
+
+
+@pytest.mark.parametrize("tie", [False, True])
+def test_the_vocabulary_s_padding_has_no_probability(rng, tie):
+    model, params = make(rng, tie_embeddings=tie)
+    probabilities = jax.nn.softmax(model.apply({"params": params}, tokens(rng)), axis=-1)
+    np.testing.assert_array_equal(probabilities[..., VOCAB:], 0)
+
+
+@pytest.mark.parametrize("norm", NORMS)
+def test_half_precision_stays_near_full(rng, norm):
+    model, params = make(rng, norm=norm)
+    half = Decoder(dataclasses.replace(model.config, dtype="bfloat16"), VOCAB)
+    chosen = tokens(rng)
+    full_logits, half_logits = (m.apply({"params": params}, chosen)[..., :VOCAB] for m in (model, half))
+    assert half_logits.dtype == jnp.float32
+    np.testing.assert_allclose(half_logits, full_logits, atol=0.15)
+    assert half.apply({"params": params}, chosen, method="hidden").dtype == jnp.bfloat16
+
+
+def test_parameter_names_are_an_interface(rng):
+    _, params = make(
+        rng, feed_forward="swiglu", norm_placement="sandwich", tie_embeddings=False, position="learned"
+    )
+    paths = {"/".join(key.key for key in path) for path, _ in jax.tree_util.tree_leaves_with_path(params)}
+    kernels = [f"attention/{name}" for name in ("query", "key", "value", "output")]
+    kernels += [f"feed_forward/{name}" for name in ("up", "gate", "down")]
+    norms = ["attention_norm", "attention_output_norm", "feed_forward_norm", "feed_forward_output_norm"]
+    expected = {f"blocks/{name}/{leaf}" for name in kernels for leaf in ("kernel", "bias")}
+    expected |= {f"blocks/{name}/{leaf}" for name in norms for leaf in ("scale", "bias")}
+    expected |= {
+        "embedding/table",
+        "position/table",
+        "final_norm/scale",
+        "final_norm/bias",
+        "unembedding/kernel",
+    }
+    assert paths == expected
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"d_model": 15}, r"d_model: 15 is not divisible by num_heads 2"),
+        ({"num_heads": 4, "num_kv_heads": 3}, r"num_kv_heads: 3 does not divide num_heads 4"),
+        ({"dropout": 1.0}, r"dropout: 1\.0"),
+        ({"position": "roep"}, r"position: 'roep'; expected one of 'none'"),
+        ({"head_dim": 7}, r"head_dim: 7 is odd"),
+        ({"num_layers": 0}, r"num_layers: 0; expected at least 1"),
+        ({"kernel": "fast"}, r"kernel: 'fast'; expected 'auto' or one of 'reference'"),
+    ],
+)
+def test_impossible_shapes_are_refused(changes, message):
+    with pytest.raises(UserError, match=message):
+        dataclasses.replace(CONFIG, **changes)

@@ -1,0 +1,170 @@
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from flax import linen as nn
+
+from transformer.models.decoder import Decoder, DecoderConfig
+from transformer.training import parallel
+from transformer.training.losses import cross_entropy
+from transformer.training.metrics import Sum
+from transformer.training.state import State
+from transformer.training.step import make_eval_step, make_train_step, split_rows
+
+VOCAB = 23
+MODEL = Decoder(DecoderConfig(d_model=16, num_layers=2, num_heads=2, d_ff=32), VOCAB)
+
+
+class TwoLosses:
+    """A language model with a second loss over other tokens: two denominators in one objective."""
+
+    model = MODEL
+
+    def init(self, rng):
+        return MODEL.init(rng, jnp.zeros((1, 1), jnp.int32))["params"]
+
+    def loss(self, params, batch, rng, train):
+        logits = MODEL.apply({"params": params}, batch["tokens"])
+        nll, _, log_z = cross_entropy(logits, batch["targets"], vocab_size=VOCAB)
+        noise = 1.0 + batch["poison"][:, None]
+        return {"loss": Sum.of(nll * noise, batch["weights"]), "other": Sum.of(log_z**2, batch["others"])}
+
+    def weigh(self, batch):
+        return {"loss": jnp.sum(batch["weights"]), "other": jnp.sum(batch["others"])}
+
+
+EXPERIMENT = TwoLosses()
+
+
+def make_batch(rng, rows=8, t=6, poison=0.0):
+    """Rows of very unequal weight: a mean of the microbatches' means would be far off."""
+    weights = (np.arange(t) < rng.integers(0, t + 1, (rows, 1))).astype(np.float32)
+    others = (rng.random((rows, t)) < 0.2).astype(np.float32)
+    weights[0], others[0] = 1, 1
+    return {
+        "tokens": rng.integers(0, VOCAB, (rows, t)).astype(np.int32),
+        "targets": rng.integers(0, VOCAB, (rows, t)).astype(np.int32),
+        "weights": weights,
+        "others": others,
+        "poison": np.full(rows, poison, np.float32),
+    }
+
+
+def make_state(optimizer, ema=False):
+    params = nn.meta.unbox(jax.jit(EXPERIMENT.init)(jax.random.key(0)))
+    return State.create(params, optimizer, ema)
+
+
+def close(a, b, atol):
+    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, atol=atol), a, b)
+
+
+@pytest.mark.parametrize("microbatches", [2, 4, 8])
+def test_microbatches_change_nothing(rng, microbatches):
+    optimizer, batch = optax.sgd(1.0), make_batch(rng)
+    state = make_state(optimizer)
+    whole, metrics = jax.jit(make_train_step(EXPERIMENT, optimizer, seed=0))(state, batch)
+    step = make_train_step(EXPERIMENT, optimizer, seed=0, microbatches=microbatches)
+    parts, part_metrics = jax.jit(step)(state, batch)
+    close(parts.params, whole.params, 1e-6)
+    close(part_metrics, metrics, 1e-4)
+
+
+def test_the_gradient_is_that_of_the_objective(rng):
+    """With plain gradient descent of rate 1 the parameters move by the gradient of
+    sum_i w_i l_i / sum_i w_i, term by term, written out here once more."""
+    batch, optimizer = make_batch(rng), optax.sgd(1.0)
+    state = make_state(optimizer)
+
+    def objective(params):
+        log_p = jax.nn.log_softmax(MODEL.apply({"params": params}, batch["tokens"])[..., :VOCAB])
+        nll = -jnp.take_along_axis(log_p, batch["targets"][..., None], -1)[..., 0]
+        log_z = jax.nn.logsumexp(MODEL.apply({"params": params}, batch["tokens"])[..., :VOCAB], axis=-1)
+        return jnp.average(nll, weights=batch["weights"]) + jnp.average(log_z**2, weights=batch["others"])
+
+    expected = jax.jit(jax.grad(objective))(state.params)
+    new, metrics = jax.jit(make_train_step(EXPERIMENT, optimizer, seed=0, microbatches=2))(state, batch)
+    close(jax.tree.map(jnp.subtract, state.params, new.params), expected, 1e-5)
+    np.testing.assert_allclose(metrics["gradient_norm"].mean, optax.tree.norm(expected), rtol=1e-4)
+
+
+def test_clipping_bounds_the_step(rng):
+    optimizer, batch = optax.sgd(1.0), make_batch(rng)
+    state = make_state(optimizer)
+    new, metrics = jax.jit(make_train_step(EXPERIMENT, optimizer, seed=0, clip_norm=0.01))(state, batch)
+    assert metrics["gradient_norm"].mean > 0.01
+    moved = optax.tree.norm(jax.tree.map(jnp.subtract, new.params, state.params))
+    np.testing.assert_allclose(moved, 0.01, rtol=1e-3)
+
+
+@pytest.mark.parametrize("microbatches", [1, 2])
+@pytest.mark.parametrize("poison", [np.nan, np.inf])
+def test_a_step_that_is_not_finite_is_skipped_and_counted(rng, poison, microbatches):
+    optimizer = optax.adam(0.1)
+    state = make_state(optimizer, ema=True)
+    step = jax.jit(
+        make_train_step(
+            EXPERIMENT, optimizer, seed=0, ema_decay=0.9, microbatches=microbatches, clip_norm=1.0
+        )
+    )
+    state, _ = step(state, make_batch(rng))
+    skipped, metrics = step(state, make_batch(rng, poison=poison))
+    close((skipped.params, skipped.opt_state, skipped.ema), (state.params, state.opt_state, state.ema), 0)
+    assert (int(skipped.step), int(skipped.skipped), float(metrics["skipped_steps"].mean)) == (2, 1, 1.0)
+    after, metrics = step(skipped, make_batch(rng))
+    assert int(after.skipped) == 1 and float(metrics["skipped_steps"].mean) == 0
+    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(after.params))
+
+
+def test_the_moving_average(rng):
+    optimizer, batch = optax.sgd(0.5), make_batch(rng)
+    state = make_state(optimizer, ema=True)
+    new, _ = jax.jit(make_train_step(EXPERIMENT, optimizer, seed=0, ema_decay=0.75))(state, batch)
+    close(new.ema, jax.tree.map(lambda old, p: 0.75 * old + 0.25 * p, state.params, new.params), 1e-6)
+    assert new.eval_params is new.ema and state.replace(ema=None).eval_params is state.params
+
+
+def test_evaluation_weighs_tokens_not_batches(rng):
+    params = make_state(optax.sgd(1.0)).params
+    step, batch = jax.jit(make_eval_step(EXPERIMENT)), make_batch(rng)
+    halves = [{name: rows[part] for name, rows in batch.items()} for part in (slice(0, 3), slice(3, 8))]
+    first, second = (step(params, half) for half in halves)
+    whole = step(params, batch)
+    for name in whole:
+        np.testing.assert_allclose((first[name] + second[name]).mean, whole[name].mean, rtol=1e-5)
+
+
+def test_split_rows_is_a_partition(rng):
+    batch = make_batch(rng)
+    parts = split_rows(batch, 4)
+    assert parts["tokens"].shape == (4, 2, 6)
+    rows = sorted(map(tuple, np.asarray(parts["tokens"]).reshape(8, 6)))
+    assert rows == sorted(map(tuple, batch["tokens"]))
+
+
+@pytest.mark.parametrize("mesh", [(8, 1, 1), (1, 8, 1), (4, 1, 2), (2, 2, 2)])
+def test_eight_devices_train_as_one_does(rng, mesh):
+    """Data, fully sharded and tensor parallel: the same loss curve, with microbatches too."""
+    optimizer, batches = optax.adam(1e-2), [make_batch(rng, rows=16) for _ in range(4)]
+
+    def curve(sizes, devices, microbatches=1):
+        mesh = parallel.make_mesh(parallel.MeshConfig(*sizes), devices)
+        rules = parallel.RULES["default"]
+        step = make_train_step(EXPERIMENT, optimizer, seed=0, microbatches=microbatches)
+        with parallel.placed(mesh, rules):
+            boxed = jax.eval_shape(lambda: State.create(EXPERIMENT.init(jax.random.key(0)), optimizer, False))
+            shardings = parallel.state_shardings(boxed, mesh, rules)
+            state = jax.jit(lambda: make_state(optimizer), out_shardings=shardings)()
+            step, losses = jax.jit(step, donate_argnums=0, out_shardings=(shardings, None)), []
+            for batch in batches:
+                state, metrics = step(state, parallel.put_batch(batch, parallel.batch_sharding(mesh)))
+                losses.append(float(metrics["loss"].mean))
+        return losses, state
+
+    alone, _ = curve((1, 1, 1), jax.devices()[:1])
+    together, state = curve(mesh, jax.devices())
+    np.testing.assert_allclose(together, alone, atol=2e-5)
+    assert len(state.params["embedding"]["table"].sharding.device_set) == 8
+    accumulated, _ = curve(mesh, jax.devices(), microbatches=2)
+    np.testing.assert_allclose(accumulated, alone, atol=2e-5)
