@@ -4,7 +4,7 @@ import dataclasses
 import difflib
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, TypeVar
 
 from transformer.errors import UserError
@@ -26,9 +26,7 @@ def freeze(cls: type[T], values: Mapping[str, Any], path: str = "config") -> T:
     names = [field.name for field in dataclasses.fields(cls)]  # type: ignore[arg-type]
     for key in values:
         if key not in names:
-            near = difflib.get_close_matches(key, names, n=1)
-            hint = f"did you mean {near[0]!r}?" if near else f"valid keys: {', '.join(names)}"
-            raise UserError(f"{path}.{key}: unknown key; {hint}")
+            raise UserError(f"{path}.{key}: unknown key; {suggest(key, names, 'valid keys: ')}")
     missing = [name for name in names if name not in values]
     if missing:
         raise UserError(f"{path}.{missing[0]}: missing key; expected {_describe(hints[missing[0]])}")
@@ -39,40 +37,56 @@ def freeze(cls: type[T], values: Mapping[str, Any], path: str = "config") -> T:
         raise UserError(f"{path}.{error}") from None
 
 
+def thaw(config: Any) -> Any:
+    """The inverse of `freeze`: nested dictionaries and lists, as JSON has them."""
+    if dataclasses.is_dataclass(config):
+        return {field.name: thaw(getattr(config, field.name)) for field in dataclasses.fields(config)}
+    if isinstance(config, Mapping):
+        return {key: thaw(value) for key, value in config.items()}
+    return [thaw(value) for value in config] if isinstance(config, (tuple, list)) else config
+
+
+def suggest(name: Any, valid: Iterable[str], otherwise: str = "expected one of ") -> str:
+    """The end of an error about an unknown name: the one that was meant, or all that are valid."""
+    near = difflib.get_close_matches(str(name), valid := list(valid), n=1)
+    return f"did you mean {near[0]!r}?" if near else otherwise + ", ".join(valid)
+
+
 def _convert(hint: Any, value: Any, path: str) -> Any:
-    if dataclasses.is_dataclass(hint):
-        if not isinstance(value, Mapping):
-            raise UserError(f"{path}: {value!r} is not a group of keys")
-        return freeze(hint, value, path)  # type: ignore[arg-type]
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
-    if origin in (typing.Union, types.UnionType):
-        if value is None and type(None) in arguments:
+    if dataclasses.is_dataclass(hint):
+        if isinstance(value, Mapping):
+            return freeze(hint, value, path)  # type: ignore[arg-type]
+    elif origin in (typing.Union, types.UnionType):
+        if value is None:
             return None
         (inner,) = (argument for argument in arguments if argument is not type(None))
         return _convert(inner, value, path)
-    if origin is tuple and isinstance(value, (tuple, list)):
-        return tuple(_convert(arguments[0], item, f"{path}[{i}]") for i, item in enumerate(value))
-    if origin is typing.Literal:
+    elif origin is tuple:
+        if isinstance(value, (tuple, list)):
+            return tuple(_convert(arguments[0], item, f"{path}[{i}]") for i, item in enumerate(value))
+    elif origin is typing.Literal:
         if value in arguments:
             return value
-    elif hint is Any:
-        return value
-    elif origin in (dict, Mapping) or hint is Mapping:
+    elif origin is Mapping:
         if isinstance(value, Mapping):
-            return types.MappingProxyType({key: _thaw(item) for key, item in value.items()})
+            return types.MappingProxyType(thaw(value))
     elif hint is float:
         if isinstance(value, (int, float)) and not isinstance(value, bool):
             return float(value)
     elif isinstance(value, hint) and not (hint is int and isinstance(value, bool)):
         return value
-    raise UserError(f"{path}: {value!r} is {type(value).__name__}; expected {_describe(hint)}")
-
-
-def _thaw(value: Any) -> Any:
-    return {key: _thaw(item) for key, item in value.items()} if isinstance(value, Mapping) else value
+    raise UserError(f"{path}: {value!r} ({type(value).__name__}); expected {_describe(hint)}")
 
 
 def _describe(hint: Any) -> str:
-    if typing.get_origin(hint) is typing.Literal:
-        return "one of " + ", ".join(repr(choice) for choice in typing.get_args(hint))
-    return getattr(hint, "__name__", str(hint)) if typing.get_origin(hint) is None else str(hint)
+    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if origin is typing.Literal:
+        return "one of " + ", ".join(repr(choice) for choice in arguments)
+    if origin is Mapping:
+        return "a mapping"
+    if origin is tuple:
+        return f"a list of {_describe(arguments[0])}"
+    if origin is not None:
+        return " or ".join("None" if choice is type(None) else _describe(choice) for choice in arguments)
+    return "a group of keys" if dataclasses.is_dataclass(hint) else hint.__name__

@@ -1,0 +1,105 @@
+import dataclasses
+import json
+import random
+from collections.abc import Mapping
+from typing import Any, Literal
+
+import pytest
+
+from transformer.errors import UserError
+from transformer.freeze import freeze, thaw
+
+
+@dataclasses.dataclass(frozen=True)
+class Group:
+    width: int
+    rate: float
+    kind: Literal["a", "b"]
+
+    def __post_init__(self):
+        if self.width % 2:
+            raise UserError(f"width: {self.width} is odd")
+
+
+@dataclasses.dataclass(frozen=True)
+class Root:
+    name: str
+    flag: bool
+    group: Group
+    sizes: tuple[int, ...]
+    limit: int | None
+    arguments: Mapping[str, Any]
+
+
+def values() -> dict[str, Any]:
+    return {
+        "name": random.choice(["", "x", "a=b"]),
+        "flag": random.random() < 0.5,
+        "group": {"width": 2 * random.randrange(9), "rate": random.random(), "kind": random.choice("ab")},
+        "sizes": [random.randrange(9) for _ in range(random.randrange(4))],
+        "limit": random.choice([None, 3]),
+        "arguments": {"b2": 0.95, "nested": {"deep": [1, 2]}},
+    }
+
+
+def test_frozen_and_thawed_are_the_same_also_through_json():
+    given = values()
+    config = freeze(Root, given)
+    assert thaw(config) == given
+    assert freeze(Root, json.loads(json.dumps(thaw(config)))) == config
+    assert isinstance(config.sizes, tuple) and isinstance(config.group, Group)
+
+
+def test_nothing_can_be_changed_afterwards():
+    given = values()
+    config = freeze(Root, given)
+    given["arguments"]["nested"]["deep"].append(3)
+    assert config.arguments["nested"]["deep"] == [1, 2]
+    with pytest.raises(TypeError):
+        config.arguments["b2"] = 0.9
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        config.group.width = 4
+
+
+def test_an_int_will_do_for_a_float():
+    rate = freeze(Root, values() | {"group": {"width": 2, "rate": 1, "kind": "a"}}).group.rate
+    assert rate == 1.0 and isinstance(rate, float)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"nam": "x"}, "config.nam: unknown key; did you mean 'name'?"),
+        ({"zzz": 1}, "config.zzz: unknown key; valid keys: name, flag, group, sizes, limit, arguments"),
+        ({"group": {"widht": 2}}, "config.group.widht: unknown key; did you mean 'width'?"),
+        ({"group": {"width": 2, "kind": "a"}}, "config.group.rate: missing key; expected float"),
+        ({"group": {"width": 3, "rate": 0.0, "kind": "a"}}, "config.group.width: 3 is odd"),
+        (
+            {"group": {"width": 2, "rate": 0.0, "kind": "c"}},
+            "config.group.kind: 'c' (str); expected one of 'a', 'b'",
+        ),
+        (
+            {"group": {"width": 2.0, "rate": 0.0, "kind": "a"}},
+            "config.group.width: 2.0 (float); expected int",
+        ),
+        (
+            {"group": {"width": True, "rate": 0.0, "kind": "a"}},
+            "config.group.width: True (bool); expected int",
+        ),
+        (
+            {"group": {"width": 2, "rate": False, "kind": "a"}},
+            "config.group.rate: False (bool); expected float",
+        ),
+        ({"group": 3}, "config.group: 3 (int); expected a group of keys"),
+        ({"name": None}, "config.name: None (NoneType); expected str"),
+        ({"flag": 1}, "config.flag: 1 (int); expected bool"),
+        ({"sizes": [1, "2"]}, "config.sizes[1]: '2' (str); expected int"),
+        ({"sizes": 3}, "config.sizes: 3 (int); expected a list of int"),
+        ({"limit": "none"}, "config.limit: 'none' (str); expected int"),
+        ({"arguments": [1]}, "config.arguments: [1] (list); expected a mapping"),
+    ],
+)
+def test_the_error_names_the_key_the_value_and_what_would_be_valid(change, message):
+    with pytest.raises(UserError) as error:
+        freeze(Root, values() | change)
+    assert str(error.value) == message
