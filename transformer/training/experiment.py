@@ -1,7 +1,8 @@
 """What the loop and the step ask of an experiment, and nothing more."""
 
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, Protocol
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
 
 import jax
 import numpy as np
@@ -9,10 +10,16 @@ from flax import linen as nn
 
 from transformer.training.metrics import Sum
 
+if TYPE_CHECKING:
+    from transformer.training.hooks import Hook
+
 Batch = Mapping[str, Any]
 """Named arrays whose leading axis is the batch: NumPy on the host, jax.Array in the step."""
 Params = Any
 """A tree of arrays: the `params` collection of a Linen model, unboxed."""
+
+Put = Callable[[Mapping[str, np.ndarray]], Batch]
+"""Brings this process's rows of a batch onto the devices of the run."""
 
 
 class Loader(Protocol):
@@ -55,10 +62,30 @@ class Experiment(Protocol):
         """The terms of `loss` to optimise, with their weights over the whole batch."""
         ...
 
-    def train_data(self) -> Loader: ...
+    @property
+    def dtype(self) -> str:
+        """The type that matrix products are computed in: "float32" or "bfloat16"."""
+        ...
 
-    def evaluators(self) -> dict[str, Evaluator]:
+    @property
+    def tokens_per_example(self) -> int:
+        """Tokens of one row of a batch, for throughput."""
+        ...
+
+    def flops_per_token(self, params: Params) -> float:
+        """FLOPs that training on one token needs, forward and backward; `params` may be abstract."""
+        ...
+
+    def train_data(self) -> Loader:
+        """The batches to train on."""
+        ...
+
+    def evaluators(self, put: Put) -> dict[str, Evaluator]:
         """By the prefix under which their results are logged: `{"eval": ...}`."""
+        ...
+
+    def hooks(self, workdir: Path) -> "list[Hook]":
+        """What else to do between steps: samples, pictures."""
         ...
 
     def predict(self, params: Params, texts: Iterable[str]) -> Iterator[str]:

@@ -25,9 +25,9 @@ class State:
     @classmethod
     def create(cls, params: Any, optimizer: optax.GradientTransformation, ema: bool) -> "State":
         """The state before the first step."""
-        zero = jnp.zeros((), jnp.int32)
+        step, skipped = jnp.zeros((), jnp.int32), jnp.zeros((), jnp.int32)  # two buffers: both are donated
         average = jax.tree.map(jnp.copy, params) if ema else None
-        return cls(zero, params, optimizer.init(params), average, zero)
+        return cls(step, params, optimizer.init(params), average, skipped)
 
     @property
     def eval_params(self) -> Any:

@@ -1,0 +1,139 @@
+"""One run of one experiment: its state on the mesh, its folder, its parts put together."""
+
+import contextlib
+import functools
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Protocol
+
+import jax
+
+from transformer.training import flops, parallel
+from transformer.training.checkpoint import Checkpoints, Step
+from transformer.training.experiment import Experiment, Params, Put
+from transformer.training.hooks import Evaluate, Hook, Profile
+from transformer.training.loop import TrainConfig, train
+from transformer.training.meter import Meter
+from transformer.training.optimizer import OptimizerConfig, make_optimizer
+from transformer.training.parallel import ParallelConfig
+from transformer.training.state import State
+from transformer.training.step import make_train_step
+from transformer.training.writers import make_writers
+
+
+class RunConfig(Protocol):
+    """The groups of keys that every run has, whatever its experiment."""
+
+    seed: int
+    optimizer: OptimizerConfig
+    train: TrainConfig
+    parallel: ParallelConfig
+
+
+class Run:
+    """An experiment under a config, on the devices there are, with `workdir` as its folder.
+
+    Everything that makes or reads the training state is here, so that training, evaluation and prediction
+    agree on what a checkpoint holds and on where its arrays lie.
+    """
+
+    def __init__(self, experiment: Experiment, config: RunConfig, workdir: str | os.PathLike) -> None:
+        """Nothing is computed or written yet, but an impossible mesh, batch or schedule is refused."""
+        self.experiment, self.config, self.workdir = experiment, config, Path(workdir)
+        self.optimizer, self.schedule = make_optimizer(config.optimizer, config.train.steps)
+        self.mesh = parallel.make_mesh(config.parallel.mesh)
+        self.rules = parallel.RULES[config.parallel.rules]
+        parallel.check_batch_size(config.train.batch_size, self.mesh, config.parallel.microbatches)
+        self.put: Put = functools.partial(parallel.put_batch, sharding=parallel.batch_sharding(self.mesh))
+
+    @contextlib.contextmanager
+    def placed(self) -> Iterator[None]:
+        """The context in which this run's functions are traced and called."""
+        with parallel.placed(self.mesh, self.rules):
+            yield
+
+    def create(self) -> Any:
+        """The state before the first step, its parameters boxed with their logical axes."""
+        params = self.experiment.init(jax.random.key(self.config.seed))
+        return State.create(params, self.optimizer, self.config.optimizer.ema_decay > 0)
+
+    @functools.cached_property
+    def abstract(self) -> State:
+        """Shapes, types and shardings of the whole state, without any array."""
+        with self.placed():
+            boxed = jax.eval_shape(self.create)
+            return parallel.with_shardings(boxed, parallel.state_shardings(boxed, self.mesh, self.rules))
+
+    @functools.cached_property
+    def shardings(self) -> State:
+        """The sharding of every array of the state."""
+        return jax.tree.map(lambda leaf: leaf.sharding, self.abstract)
+
+    def checkpoints(self, write: bool) -> Checkpoints:
+        """The folder's checkpoints."""
+        c = self.config.train
+        return Checkpoints(
+            self.workdir / "checkpoints", keep_last=c.keep_last, keep_best=c.keep_best, write=write
+        )
+
+    def restore_params(self, step: Step = "latest") -> Params:
+        """The parameters of a checkpoint to evaluate and predict with; the rest of it is not read."""
+        with self.checkpoints(write=False) as checkpoints:
+            return checkpoints.restore_params(self.abstract.params, step)
+
+    def train(self, started: float | None = None) -> tuple[State, str]:
+        """Trains to the end, from the latest checkpoint where there is one; the last state, and why it is
+        the last. `started` (`time.perf_counter()`) is when the program began."""
+        c = self.config
+        started = time.perf_counter() if started is None else started
+        with self.placed(), self.checkpoints(write=True) as checkpoints:
+            if checkpoints.steps():
+                state = checkpoints.restore(self.abstract)
+            else:
+                unboxed = jax.jit(lambda: parallel.unboxed(self.create()), out_shardings=self.shardings)
+                state = unboxed()
+            step = make_train_step(
+                self.experiment,
+                self.optimizer,
+                seed=c.seed,
+                microbatches=c.parallel.microbatches,
+                clip_norm=c.optimizer.clip_norm,
+                ema_decay=c.optimizer.ema_decay,
+            )
+            return train(
+                state,
+                jax.jit(step, donate_argnums=0, out_shardings=(self.shardings, None)),
+                self.experiment.train_data(),
+                c.train,
+                put=self.put,
+                meter=self._meter(int(state.skipped), started),
+                hooks=self._hooks(),
+                writers=make_writers(self.workdir, int(state.step)),
+                checkpoints=checkpoints,
+            )
+
+    def evaluate(self, params: Params) -> dict[str, float]:
+        """What the experiment's evaluators measure, by names like "eval/loss"."""
+        with self.placed():
+            return Evaluate(0, self.experiment.evaluators(self.put)).measure(params)
+
+    def _hooks(self) -> list[Hook]:
+        c = self.config.train
+        hooks: list[Hook] = [Evaluate(c.evaluate_every, self.experiment.evaluators(self.put))]
+        if c.profile_steps:
+            hooks.append(Profile(c.profile_from, c.profile_steps, self.workdir / "profile"))
+        return hooks + self.experiment.hooks(self.workdir)
+
+    def _meter(self, skipped: int, started: float) -> Meter:
+        peak = flops.peak_flops(jax.devices()[0].device_kind, self.experiment.dtype)
+        return Meter(
+            tokens_per_step=self.config.train.batch_size * self.experiment.tokens_per_example,
+            learning_rate=self.schedule,
+            max_skipped=self.config.train.max_skipped,
+            skipped=skipped,
+            started=started,
+            flops_per_token=self.experiment.flops_per_token(self.abstract.params),
+            peak_flops=peak * jax.device_count() if peak else None,
+        )
