@@ -79,9 +79,12 @@ def test_schedules_match_their_formulas(name, rng):
     _, schedule = make(
         steps, schedule=name, warmup_steps=warmup, decay_steps=decay, learning_rate=peak, final_fraction=final
     )
-    rates = [float(schedule(count)) for count in range(steps)]
+    rates = [schedule(count) for count in range(steps)]
     wanted = [expected_rate(name, count + 1, peak, warmup, decay, final, steps) for count in range(steps)]
-    np.testing.assert_allclose(rates, wanted, rtol=1e-5, atol=peak * 1e-6)
+    np.testing.assert_allclose(rates, wanted, rtol=1e-12, atol=peak * 1e-12)
+    traced = jax.jit(jax.vmap(schedule))(jnp.arange(steps))
+    assert isinstance(schedule(3), float)
+    np.testing.assert_allclose(traced, wanted, rtol=1e-5, atol=peak * 1e-6)
     assert max(rates) == pytest.approx(peak)
     assert rates[warmup - 1] == pytest.approx(peak)
 

@@ -96,7 +96,7 @@ def make_optimizer(config: OptimizerConfig, steps: int) -> tuple[optax.GradientT
         steps=steps,
     )
 
-    def schedule(count: jax.typing.ArrayLike) -> jax.Array:
+    def schedule(count):
         return config.learning_rate * shape(count)
 
     return _build(config, schedule), schedule

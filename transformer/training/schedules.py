@@ -1,18 +1,26 @@
 """Learning rate as a function of the update, written as factors of its peak."""
 
 from collections.abc import Callable
+from types import ModuleType
+from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
-Schedule = Callable[[jax.typing.ArrayLike], jax.Array]
-"""From the number of updates already made (the optimizer's own count) to the rate of the next one."""
+Schedule = Callable[[Any], Any]
+"""From the number of updates already made (the optimizer's own count) to the rate of the next one. For an
+int the answer is computed on the host, where the logger asks for it without waiting for the device."""
 
 
-def warm_up(count: jax.typing.ArrayLike, warmup_steps: int) -> jax.Array:
+def _numpy(count: Any) -> ModuleType:
+    return jnp if isinstance(count, jax.Array) else np
+
+
+def warm_up(count, warmup_steps: int):
     """min(1, u / warmup_steps), where u = count + 1 numbers the updates from one: no update is lost to a
     rate of zero, and the peak is reached at update `warmup_steps`."""
-    return jnp.minimum(1.0, (count + 1) / max(1, warmup_steps))
+    return _numpy(count).minimum(1.0, (count + 1) / max(1, warmup_steps))
 
 
 def constant(count, *, warmup_steps: int, decay_steps: int, final_fraction: float, steps: int):
@@ -27,7 +35,8 @@ def inverse_sqrt(count, *, warmup_steps: int, decay_steps: int, final_fraction: 
     Source: Vaswani et al. 2017, section 5.3.
     """
     warmup_steps = max(1, warmup_steps)
-    return jnp.minimum((count + 1) / warmup_steps, jnp.sqrt(warmup_steps / (count + 1)))
+    xp = _numpy(count)
+    return xp.minimum((count + 1) / warmup_steps, xp.sqrt(warmup_steps / (count + 1)))
 
 
 def cosine(count, *, warmup_steps: int, decay_steps: int, final_fraction: float, steps: int):
@@ -37,8 +46,9 @@ def cosine(count, *, warmup_steps: int, decay_steps: int, final_fraction: float,
     Source: Loshchilov and Hutter 2017, "SGDR", equation 5, without restarts.
     """
     length = decay_steps or max(1, steps - warmup_steps)
-    progress = jnp.clip((count + 1 - warmup_steps) / length, 0.0, 1.0)
-    wave = 0.5 * (1 + jnp.cos(jnp.pi * progress))
+    xp = _numpy(count)
+    progress = xp.clip((count + 1 - warmup_steps) / length, 0.0, 1.0)
+    wave = 0.5 * (1 + xp.cos(np.pi * progress))
     return warm_up(count, warmup_steps) * (final_fraction + (1 - final_fraction) * wave)
 
 
@@ -47,7 +57,7 @@ def wsd(count, *, warmup_steps: int, decay_steps: int, final_fraction: float, st
 
     Source: Hu et al. 2024, "MiniCPM", section 4; the line as in Hägele et al. 2024, section 3.
     """
-    progress = jnp.clip((count + 1 - (steps - decay_steps)) / decay_steps, 0.0, 1.0)
+    progress = _numpy(count).clip((count + 1 - (steps - decay_steps)) / decay_steps, 0.0, 1.0)
     return warm_up(count, warmup_steps) * (1 - (1 - final_fraction) * progress)
 
 

@@ -1,0 +1,403 @@
+import functools
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+
+import jax
+import numpy as np
+import pytest
+
+from tests.training.toy import Loader, assert_same, setup
+from transformer.errors import UserError
+from transformer.training import parallel
+from transformer.training.checkpoint import Checkpoints
+from transformer.training.hooks import Evaluate, Hook, Profile
+from transformer.training.loop import TrainConfig, train
+from transformer.training.meter import Meter
+from transformer.training.writers import JsonLines, make_writers
+
+SHAPE = (2, 2, 1)
+
+
+@functools.cache
+def toy():
+    return setup(SHAPE, ema=True)
+
+
+class Record(Hook):
+    def __init__(self, every, name, events, fail_at=None):
+        super().__init__(every)
+        self.name, self.events, self.fail_at, self.closed = name, events, fail_at, 0
+
+    def __call__(self, step, state, metrics):
+        assert int(state.step) == step
+        self.events.append((self.name, step))
+        if step == self.fail_at:
+            raise RuntimeError("the hook failed")
+
+    def close(self):
+        self.closed += 1
+
+
+class Watched(Loader):
+    """Notes when a batch is asked for."""
+
+    def __init__(self, events, **kwargs):
+        super().__init__(**kwargs)
+        self.events = events
+
+    def iterate(self, start):
+        for i, batch in enumerate(super().iterate(start), start):
+            self.events.append(("batch", i))
+            yield batch
+
+
+class Memory:
+    def __init__(self):
+        self.lines, self.closed = [], 0
+
+    def write(self, step, values):
+        self.lines.append({"step": step, **values})
+
+    def close(self):
+        self.closed += 1
+
+
+def run(
+    steps, state=None, loader=None, workdir=None, checkpoints=None, writers=(), hooks=(), step=None, **keys
+):
+    mesh, _, init, train_step = toy()
+    state = init() if state is None else state
+    config = TrainConfig(**{"steps": steps, "batch_size": 8, "log_every": 2, **keys})
+    meter = Meter(
+        tokens_per_step=8,
+        learning_rate=lambda count: 0.1 * count,
+        max_skipped=config.max_skipped,
+        skipped=int(state.skipped),
+        flops_per_token=10.0,
+        peak_flops=1e6,
+    )
+    put = functools.partial(parallel.put_batch, sharding=parallel.batch_sharding(mesh))
+    with parallel.placed(mesh, parallel.RULES["default"]):
+        return train(
+            state,
+            step or train_step,
+            loader or Loader(),
+            config,
+            put=put,
+            meter=meter,
+            hooks=hooks,
+            writers=writers,
+            checkpoints=checkpoints,
+        )
+
+
+def test_ten_steps_are_five_and_five_more_bit_for_bit(tmp_path):
+    whole, reason = run(10)
+    assert reason == "finished"
+    _, abstract, _, _ = toy()
+    with Checkpoints(tmp_path) as checkpoints:
+        run(5, checkpoints=checkpoints)
+    with Checkpoints(tmp_path) as checkpoints:
+        loader = Loader()
+        state, _ = run(10, checkpoints.restore(abstract), loader, checkpoints=checkpoints)
+        assert loader.asked[0] == 5
+        assert checkpoints.steps() == [10]
+    assert_same(jax.device_get(whole), jax.device_get(state))
+
+
+def test_evaluate_save_next_batch_step(tmp_path):
+    events = []
+
+    class Saves(Checkpoints):
+        def save(self, step, state, metrics=None):
+            events.append(("save", step))
+            super().save(step, state, metrics)
+
+    _, _, _, train_step = toy()
+
+    def step(state, batch):
+        events.append(("step", int(state.step)))
+        return train_step(state, batch)
+
+    with Saves(tmp_path, keep_last=9) as checkpoints:
+        hooks = [Record(2, "evaluate", events), Record(0, "sample", events)]
+        run(5, loader=Watched(events), checkpoints=checkpoints, hooks=hooks, step=step, checkpoint_every=2)
+        assert checkpoints.steps() == [2, 4, 5]
+    between = [("evaluate", 2), ("save", 2)]
+    assert events == [
+        *(("batch", 0), ("step", 0), ("batch", 1), ("step", 1), *between),
+        *(("batch", 2), ("step", 2), ("batch", 3), ("step", 3), ("evaluate", 4), ("save", 4)),
+        *(("batch", 4), ("step", 4), ("evaluate", 5), ("sample", 5), ("save", 5)),
+    ]
+    assert [hook.closed for hook in hooks] == [1, 1]
+
+
+def test_metrics_are_read_one_step_late():
+    """While nothing needs the state, step s + 1 is handed to the device before step s is read."""
+    events = []
+    _, _, _, train_step = toy()
+
+    class Watching(Meter):
+        def read(self, step, metrics):
+            events.append(("read", step))
+            super().read(step, metrics)
+
+    def step(state, batch):
+        events.append(("step", len([e for e in events if e[0] == "step"]) + 1))
+        return train_step(state, batch)
+
+    import tests.training.test_loop as module  # the same module that `run` looks `Meter` up in
+
+    original, module.Meter = module.Meter, Watching
+    try:
+        module.run(5, step=step)
+    finally:
+        module.Meter = original
+    order = "step 1, read 1"  # waited for, since compilation ends there
+    order += ", step 2, step 3, read 2, step 4, read 3, step 5, read 4, read 5"
+    assert ", ".join(f"{what} {step}" for what, step in events) == order
+
+
+def test_values_are_those_of_the_steps(tmp_path):
+    """The logged loss is the mean over its window; the evaluator sees the averaged parameters."""
+    losses, seen = [], []
+    _, _, _, train_step = toy()
+
+    def step(state, batch):
+        state, metrics = train_step(state, batch)
+        losses.append(float(metrics["loss"].mean))
+        return state, metrics
+
+    def evaluator(params):
+        seen.append(jax.device_get(params))
+        return {"loss": 1.5}
+
+    memory = Memory()
+    state, _ = run(6, step=step, writers=[memory], hooks=[Evaluate(3, {"eval": evaluator})])
+    by_step = {line["step"]: line for line in memory.lines}
+    assert list(by_step) == [2, 3, 4, 6] and len(memory.lines) == 4
+    assert memory.closed == 1
+    for end in (2, 4, 6):
+        assert by_step[end]["train/loss"] == pytest.approx(np.mean(losses[end - 2 : end]), rel=1e-5)
+        assert by_step[end]["train/learning_rate"] == pytest.approx(0.1 * (end - 1))
+        assert by_step[end]["train/skipped_steps"] == 0
+        assert np.isfinite(by_step[end]["train/gradient_norm"])
+    assert by_step[3] == {"step": 3, "eval/loss": 1.5}
+    assert by_step[6]["eval/loss"] == 1.5
+    assert_same(seen[-1], jax.device_get(state.ema))
+    assert "train/seconds_to_first_step" in by_step[2] and "train/seconds_to_first_step" not in by_step[4]
+
+
+def test_time_leaves_out_compilation_hooks_and_is_shared_with_waiting():
+    class Slow(Loader):
+        def iterate(self, start):
+            for batch in super().iterate(start):
+                time.sleep(0.02)
+                yield batch
+
+    _, _, _, train_step = toy()
+
+    def step(state, batch):
+        if int(state.step) == 0:
+            time.sleep(0.7)  # stands for compilation
+        time.sleep(0.02)
+        state, metrics = train_step(state, batch)
+        return jax.block_until_ready(state), metrics
+
+    class Nap(Hook):
+        def __call__(self, step, state, metrics):
+            time.sleep(0.3)
+
+    memory = Memory()
+    run(9, loader=Slow(), step=step, writers=[memory], hooks=[Nap(2)], log_every=3)
+    times = [line["train/seconds_per_step"] for line in memory.lines]
+    assert 0.04 <= np.average(times, weights=[2, 3, 3]) < 0.15
+    for line in memory.lines:
+        assert line["train/tokens_per_second"] == pytest.approx(8 / line["train/seconds_per_step"])
+        assert line["train/mfu"] == pytest.approx(line["train/tokens_per_second"] * 10 / 1e6)
+        assert 0.1 < line["train/input_wait"] < 0.9
+    assert memory.lines[0]["train/seconds_to_first_step"] > 0.7
+
+
+def test_skipped_steps_are_counted_and_kept_out_of_means():
+    memory = Memory()
+    state, _ = run(6, loader=Loader(poison=(2, 3, 4)), writers=[memory])
+    assert [line["train/skipped_steps"] for line in memory.lines] == [0, 2, 3]
+    assert "train/loss" not in memory.lines[1]
+    assert np.isfinite(memory.lines[2]["train/loss"])
+    assert memory.lines[2]["train/learning_rate"] == pytest.approx(0.1 * 2)
+    assert int(state.skipped) == 3
+
+
+def test_too_many_skipped_steps_end_the_run_with_its_state_saved(tmp_path):
+    with Checkpoints(tmp_path) as checkpoints:
+        with pytest.raises(
+            UserError, match=r"^train.max_skipped: .*not finite in 3 steps in a row, up to step 6"
+        ):
+            run(20, loader=Loader(poison=(1, 3, 4, 5)), checkpoints=checkpoints, max_skipped=3)
+        assert len(checkpoints.steps()) == 1
+    run(8, loader=Loader(poison=(1, 3, 4, 5)), max_skipped=0)
+
+
+def test_a_failing_hook_loses_neither_state_nor_checkpoint(tmp_path):
+    _, abstract, _, _ = toy()
+    memory = Memory()
+    with Checkpoints(tmp_path, keep_last=5) as checkpoints:
+        hooks = [Record(3, "evaluate", [], fail_at=6)]
+        with pytest.raises(RuntimeError, match="the hook failed"):
+            run(9, checkpoints=checkpoints, hooks=hooks, writers=[memory], checkpoint_every=2)
+        assert checkpoints.steps() == [2, 4, 6]
+        assert hooks[0].closed == memory.closed == 1
+        resumed, _ = run(9, checkpoints.restore(abstract))
+    assert_same(jax.device_get(resumed), jax.device_get(run(9)[0]))
+
+
+def test_a_failing_step_loses_no_checkpoint_in_flight(tmp_path):
+    _, _, _, train_step = toy()
+
+    def step(state, batch):
+        if int(state.step) == 4:
+            jax.tree.map(lambda x: x.delete(), state)
+            raise RuntimeError("the device failed")
+        return train_step(state, batch)
+
+    with Checkpoints(tmp_path, keep_last=5) as checkpoints:
+        with pytest.raises(RuntimeError, match="the device failed"):
+            run(9, checkpoints=checkpoints, step=step, checkpoint_every=2)
+        assert checkpoints.steps() == [2, 4]
+
+
+def test_a_signal_saves_at_the_next_boundary_and_handlers_are_put_back(tmp_path):
+    class Kill(Hook):
+        def due(self, step, last):
+            if step == 4:
+                os.kill(os.getpid(), signal.SIGTERM)
+            return False
+
+    before = signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)
+    memory = Memory()
+    with Checkpoints(tmp_path) as checkpoints:
+        state, reason = run(50, checkpoints=checkpoints, hooks=[Kill()], writers=[memory])
+        assert reason == "SIGTERM"
+        assert checkpoints.steps() == [int(state.step)] and int(state.step) in (4, 5)
+    assert memory.lines[-1]["step"] == int(state.step)
+    assert (signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)) == before
+
+
+def test_a_second_signal_leaves_at_once():
+    class Kill(Hook):
+        def due(self, step, last):
+            return step == 3
+
+        def __call__(self, step, state, metrics):
+            os.kill(os.getpid(), signal.SIGINT)
+            os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(5)
+
+    start = time.perf_counter()
+    with pytest.raises(KeyboardInterrupt):
+        run(50, hooks=[Kill()])
+    assert time.perf_counter() - start < 5
+
+
+PROGRAM = """
+    import sys, time
+    import jax
+    jax.config.update("jax_num_cpu_devices", 8)
+    from tests.training import test_loop
+    from tests.training.toy import Loader
+    from transformer.training.checkpoint import Checkpoints
+    from transformer.training.writers import make_writers
+
+    class Slow(Loader):
+        def iterate(self, start):
+            for batch in super().iterate(start):
+                time.sleep(0.02)
+                yield batch
+
+    workdir, steps = sys.argv[1], int(sys.argv[2])
+    with Checkpoints(workdir + "/checkpoints") as checkpoints:
+        abstract = test_loop.toy()[1]
+        state = checkpoints.restore(abstract) if checkpoints.steps() else None
+        writers = make_writers(workdir, 0 if state is None else int(state.step))
+        state, reason = test_loop.run(
+            steps, state, Slow(), checkpoints=checkpoints, writers=writers, checkpoint_every=10
+        )
+    print(reason, int(state.step))
+"""
+
+
+def launch(workdir, steps):
+    command = [sys.executable, "-c", textwrap.dedent(PROGRAM), str(workdir), str(steps)]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def lines(workdir):
+    path = workdir / "metrics.jsonl"
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def test_sigterm_ends_a_process_in_good_order_and_the_next_one_resumes(tmp_path):
+    process = launch(tmp_path, 100_000)
+    deadline = time.time() + 60
+    while not any(line["step"] >= 14 for line in lines(tmp_path)) and time.time() < deadline:
+        time.sleep(0.05)
+    process.send_signal(signal.SIGTERM)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 0, err
+    message, result = out.splitlines()
+    stopped = int(result.split()[1])
+    assert result == f"SIGTERM {stopped}" and message == f"SIGTERM: saved step {stopped} and leaving"
+    assert "Traceback" not in err and len(err.replace("\r", "\n").splitlines()) < 10, "a wall of log lines"
+    assert os.listdir(tmp_path / "checkpoints") == [str(stopped)]
+    assert lines(tmp_path)[-1]["step"] == stopped
+
+    with (tmp_path / "metrics.jsonl").open("a") as file:  # as a killed process leaves it
+        file.write(json.dumps({"step": stopped + 3, "train/loss": 0.0}) + "\n" + '{"step": 9')
+    process = launch(tmp_path, stopped + 6)
+    out, err = process.communicate(timeout=60)
+    assert (process.returncode, out) == (0, f"finished {stopped + 6}\n"), err
+    steps = [line["step"] for line in lines(tmp_path)]
+    assert steps == sorted(set(steps)) and steps[-1] == stopped + 6
+    assert not any(line.get("train/loss") == 0.0 for line in lines(tmp_path))
+
+
+def test_profile_records_its_steps(tmp_path):
+    run(6, hooks=[Profile(2, 2, tmp_path)])
+    assert list(tmp_path.rglob("*.xplane.pb"))
+    run(3, hooks=[Profile(2, 2, tmp_path / "short")])
+    assert list((tmp_path / "short").rglob("*.xplane.pb"))
+
+
+def test_writers_agree(tmp_path):
+    pytest.importorskip("tensorboardX")
+    run(4, writers=make_writers(tmp_path, 0), hooks=[Evaluate(2, {"eval": lambda params: {"loss": 2.0}})])
+    assert [line["step"] for line in lines(tmp_path)] == [2, 4]
+    assert list((tmp_path / "events").glob("events.out.tfevents.*"))
+
+
+def test_what_is_no_number_is_null(tmp_path):
+    writer = JsonLines(tmp_path / "metrics.jsonl", 0)
+    writer.write(1, {"eval/loss": float("nan"), "x": 1})
+    writer.close()
+    assert (tmp_path / "metrics.jsonl").read_text() == '{"step": 1, "eval/loss": null, "x": 1}\n'
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ({"steps": 0}, r"^steps: 0; expected 1 or more"),
+        ({"log_every": 0}, r"^log_every: 0"),
+        ({"evaluate_every": -1}, r"^evaluate_every: -1; expected 0 or more"),
+        ({"keep_best": "eval/loss", "checkpoint_every": 5, "evaluate_every": 2}, r"^keep_best: .*5 .*2"),
+        ({"keep_best": "eval/loss", "checkpoint_every": 5}, r"^keep_best: "),
+    ],
+)
+def test_errors_name_the_key(keys, message):
+    with pytest.raises(UserError, match=message):
+        TrainConfig(**{"steps": 10, "batch_size": 8, **keys})

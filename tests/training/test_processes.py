@@ -1,0 +1,100 @@
+"""Two processes on one machine, each with two devices, talking over Gloo."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import textwrap
+import time
+
+import jax
+import numpy as np
+
+from tests.training import test_loop
+from tests.training.toy import Loader
+from transformer.training.checkpoint import Checkpoints
+
+PROGRAM = """
+    import sys, time
+    import jax
+    jax.config.update("jax_num_cpu_devices", 2)
+    process, port, workdir, steps = int(sys.argv[1]), sys.argv[2], sys.argv[3], int(sys.argv[4])
+    jax.distributed.initialize(f"localhost:{port}", 2, process, heartbeat_timeout_seconds=10)
+    from tests.training import test_loop
+    from tests.training.toy import Loader
+    from transformer.training.checkpoint import Checkpoints
+    from transformer.training.writers import make_writers
+
+    class Half(Loader):
+        def iterate(self, start):
+            for batch in super().iterate(start):
+                time.sleep(0.01)
+                yield {name: rows[4 * process : 4 * process + 4] for name, rows in batch.items()}
+
+    with Checkpoints(workdir + "/checkpoints", keep_last=1) as checkpoints:
+        abstract = test_loop.toy()[1]
+        state = checkpoints.restore(abstract) if checkpoints.steps() else None
+        writers = make_writers(workdir, 0 if state is None else int(state.step))
+        state, reason = test_loop.run(
+            steps, state, Half(), checkpoints=checkpoints, writers=writers, checkpoint_every=10
+        )
+    print(process, reason, int(state.step), len(writers))
+"""
+
+
+def launch(workdir, steps):
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        port = str(free.getsockname()[1])
+    return [
+        subprocess.Popen(
+            [sys.executable, "-c", textwrap.dedent(PROGRAM), str(process), port, str(workdir), str(steps)],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for process in range(2)
+    ]
+
+
+def finish(processes):
+    try:
+        results = [process.communicate(timeout=60) for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+    for process, (_, err) in zip(processes, results, strict=True):
+        assert process.returncode == 0, err[-3000:]
+    return [out.splitlines() for out, _ in results]
+
+
+def test_processes_stop_together_and_their_checkpoint_fits_one_process(tmp_path):
+    """A signal to one of them ends both at the same step; what follows is the run of a single process."""
+    processes = launch(tmp_path, 100_000)
+    metrics = tmp_path / "metrics.jsonl"
+    deadline = time.time() + 60
+    while not (metrics.exists() and len(metrics.read_text().splitlines()) > 3) and time.time() < deadline:
+        time.sleep(0.05)
+    processes[1].send_signal(signal.SIGTERM)
+    first, second = finish(processes)
+    stopped = int(first[-1].split()[2])
+    # Before these lines Gloo speaks, of itself.
+    assert first[-2:] == [f"SIGTERM: saved step {stopped} and leaving", f"0 SIGTERM {stopped} 2"]
+    assert second[-1] == f"1 SIGTERM {stopped} 0"
+    assert "leaving" not in "".join(second)
+    assert os.listdir(tmp_path / "checkpoints") == [str(stopped)]
+
+    assert [out[-1] for out in finish(launch(tmp_path, stopped + 3))] == [
+        f"0 finished {stopped + 3} 2",
+        f"1 finished {stopped + 3} 0",
+    ]
+    steps = [json.loads(line)["step"] for line in metrics.read_text().splitlines()]
+    assert steps == sorted(set(steps)) and steps[-1] == stopped + 3
+    with Checkpoints(tmp_path / "checkpoints", write=False) as checkpoints:
+        restored = checkpoints.restore(test_loop.toy()[1])
+    whole, _ = test_loop.run(stopped + 3, loader=Loader())
+    # Gloo adds up in another order than the collectives within a process do: the same but for rounding.
+    for a, b in zip(jax.tree.leaves(whole), jax.tree.leaves(restored), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)

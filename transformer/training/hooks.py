@@ -1,0 +1,84 @@
+"""What is done between steps: anything that wants to see the state now and then."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import jax
+
+from transformer.training.experiment import Evaluator, Params
+from transformer.training.state import State
+
+
+class Hook:
+    """Called by the loop every `every` steps and after the last one (0: only then).
+
+    `hook(step, state, metrics)` sees the state after `step` and what is known of that very step so far, by
+    name; it may return further values, which are logged. It must not keep arrays of `state`, whose memory
+    the next step takes over. In a run of several processes every process calls every hook.
+    """
+
+    def __init__(self, every: int = 0):
+        self.every = every
+
+    def due(self, step: int, last: bool) -> bool:
+        """Whether to be called after `step`; the device is waited for before any call."""
+        return last or is_due(self.every, step)
+
+    def __call__(self, step: int, state: State, metrics: Mapping[str, float]) -> Mapping[str, float] | None:
+        """Looks at the state after `step`."""
+        raise NotImplementedError
+
+    def close(self) -> None:
+        """Called once when training ends, however it ends."""
+
+
+class Evaluate(Hook):
+    """Measures the parameters (their moving average where there is one) with every evaluator."""
+
+    def __init__(self, every: int, evaluators: Mapping[str, Evaluator]):
+        super().__init__(every)
+        self.evaluators = evaluators
+
+    def __call__(self, step: int, state: State, metrics: Mapping[str, float]) -> dict[str, float]:
+        """Measures the state."""
+        return self.measure(state.eval_params)
+
+    def measure(self, params: Params) -> dict[str, float]:
+        """The evaluators' results, by names like "eval/loss"."""
+        return {
+            f"{prefix}/{name}": value
+            for prefix, evaluator in self.evaluators.items()
+            for name, value in evaluator(params).items()
+        }
+
+
+class Profile(Hook):
+    """Records the `count` steps after step `first` with `jax.profiler`, for TensorBoard or Perfetto."""
+
+    def __init__(self, first: int, count: int, directory: Path):
+        super().__init__()
+        self.first, self.after, self.directory = first, first + count, directory
+        self._running = False
+
+    def due(self, step: int, last: bool) -> bool:
+        """At the two ends of the recording."""
+        return jax.process_index() == 0 and (step == self.first or (self._running and step == self.after))
+
+    def __call__(self, step: int, state: State, metrics: Mapping[str, float]) -> None:
+        """Starts or ends the recording."""
+        if step == self.first:
+            jax.profiler.start_trace(str(self.directory))
+            self._running = True
+        else:
+            self.close()
+
+    def close(self) -> None:
+        """Ends the recording, also where the run ends before it."""
+        if self._running:
+            self._running = False
+            jax.profiler.stop_trace()
+
+
+def is_due(every: int, step: int) -> bool:
+    """Whether `step` is one of every `every` steps; none is where that is 0."""
+    return every > 0 and step % every == 0

@@ -1,0 +1,136 @@
+"""The training loop, for any experiment: evaluate, save, next batch, step."""
+
+import contextlib
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+
+import jax
+import numpy as np
+
+from transformer.errors import UserError
+from transformer.training.checkpoint import Checkpoints
+from transformer.training.experiment import Batch, Loader
+from transformer.training.hooks import Hook, is_due
+from transformer.training.meter import Meter
+from transformer.training.metrics import Sum
+from transformer.training.signals import StopRequest
+from transformer.training.state import State
+from transformer.training.writers import Progress, Writer
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainConfig:
+    """How long to train, and what to do on the way; `configs/base.py` says what each key means."""
+
+    steps: int
+    batch_size: int
+    evaluate_every: int = 0
+    evaluate_batches: int = 0
+    checkpoint_every: int = 0
+    keep_last: int = 1
+    keep_best: str = ""
+    log_every: int = 10
+    sample_every: int = 0
+    max_skipped: int = 20
+    profile_from: int = 0
+    profile_steps: int = 0
+
+    def __post_init__(self) -> None:
+        for field in dataclasses.fields(self):
+            least = 1 if field.name in ("steps", "batch_size", "keep_last", "log_every") else 0
+            value = getattr(self, field.name)
+            if field.type is int and value < least:
+                raise UserError(f"{field.name}: {value}; expected {least} or more")
+        if self.keep_best and self.checkpoint_every % (self.evaluate_every or self.steps):
+            raise UserError(
+                f"keep_best: a checkpoint needs an evaluation at its step: checkpoint_every "
+                f"{self.checkpoint_every} is not a multiple of evaluate_every {self.evaluate_every}"
+            )
+
+
+def train(
+    state: State,
+    train_step: Callable[[State, Batch], tuple[State, dict[str, Sum]]],
+    loader: Loader,
+    config: TrainConfig,
+    *,
+    put: Callable[[Mapping[str, np.ndarray]], Batch],
+    meter: Meter,
+    hooks: Sequence[Hook] = (),
+    writers: Sequence[Writer] = (),
+    checkpoints: Checkpoints | None = None,
+) -> tuple[State, str]:
+    """Trains from `state.step` to `config.steps`; the last state, and why it is the last: "finished", or
+    the name of the signal that stopped it.
+
+    After a step come, in this order, the hooks that are due, a checkpoint if one is due, and the next
+    batch. The metrics of a step are read when the next one is under way, so that the device never waits for
+    the host, except where a hook or a checkpoint needs the state anyway. SIGINT or SIGTERM end training
+    after the current step with a checkpoint. Where anything fails between two steps, the state is saved
+    before the error goes on (in a run of one process: several cannot be sure to fail together). `put`
+    brings this process's rows onto the devices; `train_step` is compiled, with its state donated.
+    """
+    step = int(state.step)
+    first = step + 1
+    reason = "finished"
+    unread: dict[str, Sum] | None = None
+    with contextlib.ExitStack() as stack:
+        stop = stack.enter_context(StopRequest())
+        if checkpoints is not None:
+            stack.callback(checkpoints.wait)
+        progress = Progress(step, config.steps)
+        closing: list[Writer | Hook | Progress] = [*writers, *hooks, progress]
+        for part in closing:
+            stack.callback(part.close)
+
+        def read(metrics: Mapping[str, Sum], log: bool) -> dict[str, float]:
+            meter.read(step, metrics)
+            values = meter.window() if log else {}
+            progress.update(step, meter.latest)
+            return values
+
+        def write(values: Mapping[str, float]) -> None:
+            for writer in writers:
+                if values:
+                    writer.write(step, values)
+
+        batches = loader.iterate(step)
+        try:
+            while step < config.steps:
+                with meter.waiting():
+                    batch = put(next(batches))
+                state, metrics = train_step(state, batch)
+                if unread is not None:
+                    write(read(unread, is_due(config.log_every, step)))
+                step, unread = step + 1, metrics
+                signal = stop.agreed(step)
+                last = step == config.steps
+                ending = last or signal is not None
+                due = [hook for hook in hooks if hook.due(step, last)]
+                save = ending or is_due(config.checkpoint_every, step)
+                if not (due or save or step == first):
+                    continue
+                values = read(unread, ending or is_due(config.log_every, step))
+                unread = None
+                measured: dict[str, float] = {}
+                with meter.pause():
+                    for hook in due:
+                        measured |= hook(step, state, values | measured) or {}
+                    if measured:
+                        progress.line(step, measured)
+                    if save and checkpoints is not None:
+                        checkpoints.save(step, state, measured)
+                write(values | measured)
+                if signal is not None and not last:
+                    reason = signal
+                    progress.say(f"{signal}: saved step {step} and leaving")
+                    break
+        except Exception:
+            if checkpoints is not None and jax.process_count() == 1 and _is_whole(state):
+                checkpoints.save(int(state.step), state)
+            raise
+    return state, reason
+
+
+def _is_whole(state: State) -> bool:
+    return not any(leaf.is_deleted() for leaf in jax.tree.leaves(state))

@@ -1,0 +1,125 @@
+"""Where the numbers of a run go: a bar on the terminal, lines of JSON, TensorBoard events.
+
+Every value has one name everywhere ("train/loss", "eval/bits_per_byte"). Only process 0 writes and draws.
+"""
+
+import json
+import math
+import os
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Protocol
+
+import jax
+from tqdm import tqdm
+
+
+class Writer(Protocol):
+    """Takes the values of one step; steps come in ascending order, each at most once."""
+
+    def write(self, step: int, values: Mapping[str, float]) -> None:
+        """Takes the values, by name."""
+        ...
+
+    def close(self) -> None:
+        """Called once, when training ends."""
+        ...
+
+
+def make_writers(workdir: str | os.PathLike, step: int) -> list[Writer]:
+    """The writers of a run folder, which continue from `step`: what an earlier, killed run had written of
+    later steps is dropped, so that no step appears twice. None on any process but the first."""
+    if jax.process_index() != 0:
+        return []
+    return [JsonLines(Path(workdir) / "metrics.jsonl", step), TensorBoard(Path(workdir) / "events", step)]
+
+
+class JsonLines:
+    """One JSON object a line: `{"step": 100, "train/loss": 1.5, ...}`; a value that is no number is null."""
+
+    def __init__(self, path: Path, step: int):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if path.exists():
+            kept = [line for line in path.read_text().splitlines() if 0 <= _step_of(line) <= step]
+            rewritten = path.with_suffix(".tmp")
+            rewritten.write_text("".join(line + "\n" for line in kept))
+            os.replace(rewritten, path)
+        self._file = path.open("a")
+
+    def write(self, step: int, values: Mapping[str, float]) -> None:
+        """Appends a line and hands it to the operating system at once."""
+        finite = {name: value if math.isfinite(value) else None for name, value in values.items()}
+        self._file.write(json.dumps({"step": step, **finite}) + "\n")
+        self._file.flush()
+
+    def close(self) -> None:
+        """Closes the file."""
+        self._file.close()
+
+
+class TensorBoard:
+    """The same values as TensorBoard events, written by tensorboardX: TensorFlow is not needed."""
+
+    def __init__(self, directory: Path, step: int):
+        from tensorboardX import SummaryWriter  # takes 0.1 s, and more where PyTorch is installed
+
+        self._writer = SummaryWriter(str(directory), purge_step=step + 1 if step else None)
+
+    def write(self, step: int, values: Mapping[str, float]) -> None:
+        """Adds one scalar per value."""
+        for name, value in values.items():
+            self._writer.add_scalar(name, value, step)
+
+    def close(self) -> None:
+        """Writes out what is buffered."""
+        self._writer.close()
+
+
+class Progress:
+    """One bar: steps, loss, tokens/s, model FLOP/s utilisation where it is known, and the time left."""
+
+    def __init__(self, step: int, steps: int):
+        self._bar = tqdm(
+            initial=step,
+            total=steps,
+            disable=jax.process_index() != 0,
+            dynamic_ncols=True,
+            mininterval=0.2 if sys.stderr.isatty() else 30.0,  # a log file gets a line of it twice a minute
+            bar_format="{n_fmt}/{total_fmt} steps |{bar:20}| {postfix[0]}{remaining} left",
+            postfix=[""],
+        )
+
+    def update(self, step: int, values: Mapping[str, float]) -> None:
+        """Shows that `step` is done, with the latest values known."""
+        shown = [
+            text.format(values[name])
+            for name, text in {
+                "train/loss": "loss {:.4f}",
+                "train/tokens_per_second": "{:,.0f} tokens/s",
+                "train/mfu": "MFU {:.1%}",
+            }.items()
+            if name in values
+        ]
+        self._bar.postfix = ["".join(f"{text} · " for text in shown)]
+        self._bar.update(step - self._bar.n)
+
+    def line(self, step: int, values: Mapping[str, float]) -> None:
+        """Prints the values in one line above the bar."""
+        self.say(f"step {step}: " + ", ".join(f"{name} {value:.4g}" for name, value in values.items()))
+
+    def say(self, text: str) -> None:
+        """Prints a line above the bar."""
+        if not self._bar.disable:
+            self._bar.write(text)
+
+    def close(self) -> None:
+        """Leaves the bar as it stands."""
+        self._bar.close()
+
+
+def _step_of(line: str) -> int:
+    try:
+        return int(json.loads(line)["step"])
+    except (ValueError, KeyError, TypeError):
+        return -1  # the line that a killed process did not finish
