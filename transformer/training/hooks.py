@@ -40,7 +40,7 @@ class Evaluate(Hook):
         self.evaluators = evaluators
 
     def __call__(self, step: int, state: State, metrics: Mapping[str, float]) -> dict[str, float]:
-        """Measures the state."""
+        """What `measure` finds of the state."""
         return self.measure(state.eval_params)
 
     def measure(self, params: Params) -> dict[str, float]:

@@ -18,6 +18,9 @@ from transformer.training.state import State
 from transformer.training.writers import Progress, Writer
 
 
+AT_LEAST_ONE = ("steps", "batch_size", "keep_last", "log_every", "profile_from")
+
+
 @dataclasses.dataclass(frozen=True)
 class TrainConfig:
     """How long to train, and what to do on the way; `configs/base.py` says what each key means."""
@@ -32,12 +35,12 @@ class TrainConfig:
     log_every: int = 10
     sample_every: int = 0
     max_skipped: int = 20
-    profile_from: int = 0
+    profile_from: int = 10
     profile_steps: int = 0
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
-            least = 1 if field.name in ("steps", "batch_size", "keep_last", "log_every") else 0
+            least = 1 if field.name in AT_LEAST_ONE else 0
             value = getattr(self, field.name)
             if field.type is int and value < least:
                 raise UserError(f"{field.name}: {value}; expected {least} or more")
