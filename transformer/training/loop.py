@@ -17,7 +17,6 @@ from transformer.training.signals import StopRequest
 from transformer.training.state import State
 from transformer.training.writers import Progress, Writer
 
-
 AT_LEAST_ONE = ("steps", "batch_size", "keep_last", "log_every", "profile_from")
 
 
