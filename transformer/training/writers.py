@@ -6,6 +6,7 @@ Every value has one name everywhere ("train/loss", "eval/bits_per_byte"). Only p
 import json
 import math
 import os
+import shutil
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -80,11 +81,14 @@ class Progress:
     """One bar: steps, loss, tokens/s, model FLOP/s utilisation where it is known, and the time left."""
 
     def __init__(self, step: int, steps: int):
+        # Some containers give terminals of width 0, on which tqdm draws nothing at all.
+        known = shutil.get_terminal_size((0, 0)).columns > 0
         self._bar = tqdm(
             initial=step,
             total=steps,
             disable=jax.process_index() != 0,
-            dynamic_ncols=True,
+            dynamic_ncols=known,
+            ncols=None if known else 100,
             mininterval=0.2 if sys.stderr.isatty() else 30.0,  # a log file gets a line of it twice a minute
             bar_format="{n_fmt}/{total_fmt} steps |{bar:20}| {postfix[0]}{remaining} left",
             postfix=[""],
