@@ -81,7 +81,7 @@ class Progress:
     """One bar: steps, loss, tokens/s, model FLOP/s utilisation where it is known, and the time left."""
 
     def __init__(self, step: int, steps: int):
-        # Some containers give terminals of width 0, on which tqdm draws nothing at all.
+        # Some containers give terminals of size 0 x 0, on which tqdm draws nothing at all.
         known = shutil.get_terminal_size((0, 0)).columns > 0
         self._bar = tqdm(
             initial=step,
@@ -89,6 +89,7 @@ class Progress:
             disable=jax.process_index() != 0,
             dynamic_ncols=known,
             ncols=None if known else 100,
+            nrows=None if known else 20,
             mininterval=0.2 if sys.stderr.isatty() else 30.0,  # a log file gets a line of it twice a minute
             bar_format="{n_fmt}/{total_fmt} steps |{bar:20}| {postfix[0]}{remaining} left",
             postfix=[""],
