@@ -1,0 +1,62 @@
+import json
+
+import numpy as np
+import pytest
+from matplotlib.image import imread
+
+from transformer.errors import UserError
+from transformer.visualization.report import read_metrics, smooth, write_report
+
+
+def write(path, rows):
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def test_smooth_is_the_mean_of_the_neighbours_there_are(rng):
+    values = rng.normal(size=int(rng.integers(1, 30)))
+    for window in (1, 3, 7):
+        half = window // 2
+        expected = [values[max(0, i - half) : i + half + 1].mean() for i in range(len(values))]
+        np.testing.assert_allclose(smooth(values, window), expected, atol=1e-12)
+
+
+def test_metrics_are_read_by_name_without_what_was_no_number(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    write(path, [{"step": 1, "train/loss": 3.0}, {"step": 2, "train/loss": None, "eval/loss": 2.0}])
+    series = read_metrics(path)
+    assert {name: (s.tolist(), v.tolist()) for name, (s, v) in series.items()} == {
+        "train/loss": ([1], [3.0]),
+        "eval/loss": ([2], [2.0]),
+    }
+
+
+@pytest.mark.parametrize("content", [None, "", "{}\n", "[1]\n", '{"step": 1'])
+def test_metrics_that_cannot_be_read_are_named(tmp_path, content):
+    path = tmp_path / "metrics.jsonl"
+    if content is not None:
+        path.write_text(content)
+    with pytest.raises(UserError, match=r"metrics\.jsonl"):
+        read_metrics(path)
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("steps", [1, 2, 60])
+def test_the_report_has_a_picture_and_the_last_and_least_values(tmp_path, rng, steps):
+    rows = [
+        {
+            "step": step,
+            "train/loss": 3.0 / step,
+            "eval/loss": abs(step - 2) + 1.5,
+            "train/learning_rate": 1e-3,
+            "train/tokens_per_second": float(rng.uniform(100, 200)),
+        }
+        for step in range(1, steps + 1)
+    ]
+    write(tmp_path / "metrics.jsonl", rows)
+    page = write_report(tmp_path)
+    text = page.read_text()
+    assert f"| train/loss | {3 / steps:.5g} | {steps} | {3 / steps:.5g} | {steps} |" in text
+    least = 2 if steps > 1 else 1
+    assert f"| {abs(least - 2) + 1.5:.5g} | {least} |" in text
+    picture = imread(tmp_path / "report.png")
+    assert min(picture.shape[:2]) > 300 and picture[..., :3].std() > 0.01

@@ -1,0 +1,148 @@
+"""The report of a run: its curves in a picture, and its last values in a table."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from transformer.errors import UserError
+
+Series = dict[str, tuple[np.ndarray, np.ndarray]]
+"""Name of a value -> the steps at which it was measured, ascending, and what it was."""
+
+TRAIN, EVAL, MUTED, GRID = "#3b6fb6", "#d95f30", "#6b7280", "#e5e7eb"
+"""A blue and an orange that differ in lightness too, so that they stay apart in print and for every eye."""
+
+PANELS = {
+    "Loss": ("train/loss", "eval/loss"),
+    "Learning rate": ("train/learning_rate",),
+    "Gradient norm": ("train/gradient_norm",),
+    "Tokens per second": ("train/tokens_per_second",),
+}
+"""Title -> the values drawn, those of training first."""
+
+
+def write_report(workdir: Path) -> Path:
+    """Writes `report.png` and `report.md` from `metrics.jsonl`, and returns the path of the latter.
+
+    Raises:
+      UserError: there are no metrics yet.
+    """
+    series = read_metrics(workdir / "metrics.jsonl")
+    draw(series, workdir / "report.png")
+    page = workdir / "report.md"
+    page.write_text(describe(series, workdir.resolve().name))
+    return page
+
+
+def read_metrics(path: Path) -> Series:
+    """Every value of a `metrics.jsonl`; what was not a number is left out.
+
+    Raises:
+      UserError: there is no such file, or nothing in it, or a line is not of this form.
+    """
+    if not path.is_file():
+        raise UserError(f"{path}: there are no metrics")
+    points: dict[str, list[tuple[int, float]]] = {}
+    for number, line in enumerate(path.read_text().splitlines(), 1):
+        try:
+            values = json.loads(line)
+            step = values.pop("step")
+        except (ValueError, KeyError, TypeError, AttributeError):
+            raise UserError(f"{path}:{number}: not a JSON object with a step") from None
+        for name, value in values.items():
+            if value is not None:
+                points.setdefault(name, []).append((step, value))
+    if not points:
+        raise UserError(f"{path}: there are no metrics in it")
+    return {
+        name: (np.array(pairs)[:, 0].astype(int), np.array(pairs)[:, 1]) for name, pairs in points.items()
+    }
+
+
+def draw(series: Series, path: Path) -> None:
+    """Draws the panels that have values, each value as measured and, where it jitters, its running mean."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg  # takes a second: not where nothing is drawn
+    from matplotlib.figure import Figure
+
+    panels = {title: there for title, names in PANELS.items() if (there := [n for n in names if n in series])}
+    rows = -(-len(panels) // 2)
+    figure = Figure(figsize=(11, 3.6 * rows), dpi=110, layout="constrained")
+    FigureCanvasAgg(figure)
+    for index, (title, names) in enumerate(panels.items()):
+        axes = figure.add_subplot(rows, 2, index + 1)
+        for name in names:
+            _draw_line(axes, name, *series[name])
+        _frame(axes, title, np.concatenate([series[name][1] for name in names]))
+        if len(names) > 1:
+            axes.legend(frameon=False, loc="upper right", labelcolor="linecolor")
+    figure.savefig(path)
+
+
+def describe(series: Series, name: str) -> str:
+    """The page in Markdown: the picture, and the last and the least value of everything measured."""
+    lines = [
+        f"# {name}",
+        "",
+        "![Curves of the run](report.png)",
+        "",
+        "| value | last | at step | least | at step |",
+        "|---|---:|---:|---:|---:|",
+    ]
+    for key, (steps, values) in sorted(series.items()):
+        least = int(np.argmin(values))
+        lines.append(f"| {key} | {values[-1]:.5g} | {steps[-1]} | {values[least]:.5g} | {steps[least]} |")
+    return "\n".join(lines) + "\n"
+
+
+def smooth(values: np.ndarray, window: int) -> np.ndarray:
+    """The mean of each value and its `window // 2` neighbours on either side, as far as there are any."""
+    sums = np.concatenate([[0.0], np.cumsum(values)])
+    places = np.arange(len(values))
+    first = np.maximum(places - window // 2, 0)
+    end = np.minimum(places + window // 2 + 1, len(values))
+    return (sums[end] - sums[first]) / (end - first)
+
+
+def _draw_line(axes: Any, name: str, steps: np.ndarray, values: np.ndarray) -> None:
+    if name.startswith("eval/"):
+        axes.plot(
+            steps, values, color=EVAL, marker="o", markersize=4, linewidth=1.6, label="validation", zorder=3
+        )
+        axes.annotate(
+            f"{values[-1]:.4g}",
+            (steps[-1], values[-1]),
+            (0, 7),
+            textcoords="offset points",
+            ha="right",
+            va="bottom",
+            color=EVAL,
+            fontsize=9,
+        )
+    elif name == "train/learning_rate" or len(values) < 20:
+        axes.plot(steps, values, color=TRAIN, linewidth=1.6, label="training")
+    else:
+        axes.plot(steps, values, color=TRAIN, linewidth=0.8, alpha=0.3)
+        axes.plot(steps, smooth(values, len(values) // 20 | 1), color=TRAIN, linewidth=1.8, label="training")
+
+
+def _frame(axes: Any, title: str, values: np.ndarray) -> None:
+    axes.set_title(title, loc="left", fontsize=11, fontweight="bold")
+    axes.set_xlabel("step", color=MUTED)
+    axes.tick_params(colors=MUTED, labelsize=9)
+    axes.grid(axis="y", color=GRID, linewidth=0.8)
+    axes.set_axisbelow(True)
+    axes.margins(x=0.02)
+    for side in axes.spines:
+        axes.spines[side].set_visible(side == "bottom")
+    axes.spines["bottom"].set_color(GRID)
+    if title == "Learning rate":
+        axes.ticklabel_format(axis="y", style="sci", scilimits=(-3, 3))
+    elif title == "Tokens per second":
+        axes.set_ylim(bottom=0)
+        axes.yaxis.set_major_formatter("{x:,.0f}")
+    elif (top := np.percentile(values, 98)) > (
+        bottom := values.min()
+    ):  # the first steps would flatten the rest
+        axes.set_ylim(bottom - 0.06 * (top - bottom), top + 0.1 * (top - bottom))
