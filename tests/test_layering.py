@@ -1,0 +1,158 @@
+"""Who may import whom: knowledge flows one way."""
+
+import ast
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+
+ALLOWED = {
+    "transformer.errors": set(),
+    "transformer.freeze": {"transformer.errors"},
+    "transformer.layers": {"transformer.layers", "transformer.errors"},
+    "transformer.models": {"transformer.models", "transformer.layers", "transformer.errors"},
+    "transformer.data": {"transformer.data", "transformer.errors"},
+    "transformer.training": {"transformer.training", "transformer.errors"},
+    "transformer.decoding": {"transformer.decoding", "transformer.layers.cache", "transformer.errors"},
+    "transformer.evaluation": {
+        "transformer.evaluation",
+        "transformer.decoding",
+        "transformer.data",
+        "transformer.training.metrics",
+        "transformer.training.experiment",
+        "transformer.errors",
+    },
+    "transformer.visualization": {"transformer.visualization", "transformer.errors"},
+    "experiments": {"experiments", "transformer"},
+    "configs": {"configs"},
+    "launch": {"experiments", "transformer.errors", "transformer.freeze"},
+}
+"""What each part may import of ours; the longest matching name counts."""
+
+LIBRARIES = {
+    "transformer.errors": set(),
+    "transformer.freeze": set(),
+    "transformer.layers": {"jax", "flax"},
+    "transformer.models": {"jax", "flax"},
+    "transformer.data": {"numpy", "grain", "tokenizers", "tensorflow_datasets", "absl", "tqdm"},
+    "transformer.decoding": {"jax", "flax", "numpy"},
+    "transformer.visualization": {"numpy", "matplotlib"},
+    "configs": {"ml_collections"},
+    "launch": {"jax"},
+}
+"""What each part may import besides the standard library, where that is limited."""
+
+OURS = ("transformer", "experiments", "configs", "launch")
+
+
+def modules() -> dict[str, Path]:
+    files = [ROOT / "launch.py"]
+    for package in ("transformer", "experiments", "configs"):
+        files += sorted((ROOT / package).rglob("*.py"))
+    names = {}
+    for file in files:
+        parts = file.relative_to(ROOT).with_suffix("").parts
+        names[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = file
+    return names
+
+
+MODULES = modules()
+
+
+def imports(tree: ast.AST) -> set[str]:
+    """Full names of what is imported anywhere: `from a import b` is a.b where that is a module, else a."""
+    found = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, "imports are absolute"
+            for alias in node.names:
+                full = f"{node.module}.{alias.name}"
+                found.add(full if full in MODULES else str(node.module))
+    return found
+
+
+def owner(name: str, table: dict) -> str | None:
+    return max((key for key in table if name == key or name.startswith(key + ".")), key=len, default=None)
+
+
+def violations(name: str, source: str) -> list[str]:
+    part = owner(name, ALLOWED)
+    if part is None:
+        return [] if name == "transformer" else [f"{name} belongs to no part that {__name__} knows"]
+    bad = []
+    for imported in sorted(imports(ast.parse(source))):
+        top = imported.partition(".")[0]
+        if top in OURS:
+            if owner(imported, dict.fromkeys(ALLOWED[part])) is None:
+                bad.append(f"{name} imports {imported}")
+        elif part in LIBRARIES and top not in sys.stdlib_module_names and top not in LIBRARIES[part]:
+            bad.append(f"{name} imports {imported}")
+    return bad
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_imports_go_one_way(name):
+    assert violations(name, MODULES[name].read_text()) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "source"),
+    [
+        ("transformer.layers.attention", "from transformer.models import decoder"),
+        ("transformer.layers.attention", "import numpy"),
+        ("transformer.data.text", "import jax"),
+        ("transformer.training.loop", "from transformer.data.text import TextData"),
+        ("transformer.decoding.sampling", "def f():\n    import transformer.models.decoder"),
+        ("transformer.models.decoder", "import experiments"),
+        ("configs.lm", "from transformer.errors import UserError"),
+        ("configs.lm", "import jax"),
+        ("launch", "from transformer.training import loop"),
+    ],
+)
+def test_the_check_sees_a_wrong_import(name, source):
+    assert violations(name, source)
+
+
+def test_there_are_no_import_cycles():
+    def of_module(name):
+        tree = ast.parse(MODULES[name].read_text())
+        late = [
+            node
+            for node in ast.walk(tree)
+            if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test)
+        ]
+        for node in late:
+            node.body = []
+        return {each for each in imports(tree) if each in MODULES and each != name}
+
+    graph = {name: of_module(name) for name in MODULES}
+    while leaves := [name for name, needs in graph.items() if not needs & graph.keys()]:
+        for name in leaves:
+            del graph[name]
+    assert graph == {}, f"these import one another in a circle: {sorted(graph)}"
+
+
+def test_no_config_key_has_a_second_default():
+    """Below the edge a key is read as an attribute; a default given there would be a second one."""
+    for name, file in MODULES.items():
+        for node in ast.walk(ast.parse(file.read_text())):
+            if not isinstance(node, ast.Call):
+                continue
+            called = node.func
+            if isinstance(called, ast.Attribute) and called.attr == "get" and len(node.args) == 2:
+                holder = ast.unparse(called.value).split(".")[-1]
+                assert holder not in ("config", "c", "cfg", "values", "flags"), f"{name}:{node.lineno}"
+            if isinstance(called, ast.Name) and called.id == "getattr" and len(node.args) == 3:
+                holder = ast.unparse(node.args[0]).split(".")[-1]
+                assert holder not in ("config", "c", "cfg", "flags"), f"{name}:{node.lineno}"
+
+
+def test_files_stay_short():
+    long = {
+        name: lines for name, file in MODULES.items() if (lines := len(file.read_text().splitlines())) > 320
+    }
+    assert long == {}
