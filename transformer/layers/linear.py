@@ -69,32 +69,30 @@ def _contract(
 
 def _contract_forward(x, kernel, dtype, out_dtype, axis):
     # Autodiff would give the backward products the rounding of the forward one's operands: the kernel's
-    # gradient would be summed, or at least delivered, in bfloat16.
+    # gradient would be summed, or at least delivered, in bfloat16. All three products are of flat matrices:
+    # given more axes than two, XLA on CPU first copies the kernel gradient's operands into another layout.
     low_x, low_kernel = x.astype(dtype), kernel.astype(dtype)
-    y = jax.lax.dot_general(
-        low_x,
-        low_kernel,
-        ((range(x.ndim - axis, x.ndim), range(axis)), ((), ())),
-        preferred_element_type=jnp.float32,
-    )
+    contracted, features = kernel.shape[:axis], kernel.shape[axis:]
+    width = math.prod(contracted)
+    y = _dot(low_x.reshape(-1, width), low_kernel.reshape(width, -1), (1, 0))
+    y = y.reshape(*x.shape[: x.ndim - axis], *features).astype(out_dtype)
     empty = jnp.zeros(0, x.dtype), jnp.zeros(0, kernel.dtype)
-    return y.astype(out_dtype), (low_x, low_kernel, *empty)
+    return y, (low_x, low_kernel, *empty)
 
 
 def _contract_backward(dtype, out_dtype, axis, residuals, dy):
     low_x, low_kernel, like_x, like_kernel = residuals
-    rows = low_x.ndim - axis
-    low_dy = dy.astype(dtype)
-    dx = jax.lax.dot_general(
-        low_dy,
-        low_kernel,
-        ((range(rows, dy.ndim), range(axis, low_kernel.ndim)), ((), ())),
-        preferred_element_type=jnp.float32,
-    )
-    dkernel = jax.lax.dot_general(
-        low_x, low_dy, ((range(rows), range(rows)), ((), ())), preferred_element_type=jnp.float32
-    )
+    width = math.prod(low_kernel.shape[:axis])
+    x, kernel = low_x.reshape(-1, width), low_kernel.reshape(width, -1)
+    dy = dy.astype(dtype).reshape(-1, kernel.shape[1])
+    dx = _dot(dy, kernel, (1, 1)).reshape(low_x.shape)
+    dkernel = _dot(x, dy, (0, 0)).reshape(low_kernel.shape)
     return dx.astype(like_x.dtype), dkernel.astype(like_kernel.dtype)
+
+
+def _dot(a: jax.Array, b: jax.Array, contracted: tuple[int, int]) -> jax.Array:
+    left, right = contracted
+    return jax.lax.dot_general(a, b, (((left,), (right,)), ((), ())), preferred_element_type=jnp.float32)
 
 
 _contract.defvjp(_contract_forward, _contract_backward)
