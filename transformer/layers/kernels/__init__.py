@@ -5,18 +5,25 @@ from collections.abc import Callable
 import jax
 
 from transformer.errors import UserError
+from transformer.layers.kernels import blockwise as _blockwise
+from transformer.layers.kernels.blockwise import blockwise
 from transformer.layers.kernels.reference import reference
 from transformer.layers.masks import Mask
 
-KERNELS: dict[str, Callable[..., jax.Array]] = {"reference": reference}
+KERNELS: dict[str, Callable[..., jax.Array]] = {"reference": reference, "blockwise": blockwise}
 
 
-def choose(
-    kind: str, q_bthk: jax.Array, k_bsgk: jax.Array, *, mask: Mask, bias: jax.Array | None = None
-) -> Callable[..., jax.Array]:
-    """The kernel named `kind`, or for "auto" the fastest one that serves this mask and bias."""
+def choose(kind: str, q_bthk: jax.Array, k_bsgk: jax.Array, *, mask: Mask) -> Callable[..., jax.Array]:
+    """The kernel named `kind`, or for "auto" the fastest one that serves this mask.
+
+    Raises:
+      UserError: an unknown kernel, or one that cannot serve, named with the reason.
+    """
+    refusal = _blockwise.serves(q_bthk, k_bsgk, mask=mask)
     if kind == "auto":
-        return reference
+        return reference if refusal else blockwise
     if kind not in KERNELS:
         raise UserError(f"kernel: {kind!r}; expected 'auto' or one of {', '.join(map(repr, KERNELS))}")
+    if kind == "blockwise" and refusal:
+        raise UserError(f"kernel: 'blockwise' cannot serve here: {refusal}; use 'auto' or 'reference'")
     return KERNELS[kind]
