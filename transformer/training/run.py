@@ -12,7 +12,7 @@ import jax
 
 from transformer.training import flops, parallel
 from transformer.training.checkpoint import Checkpoints, Step
-from transformer.training.experiment import Experiment, Params, Put
+from transformer.training.experiment import Experiment, Loader, Params, Put
 from transformer.training.hooks import Evaluate, Hook, Profile
 from transformer.training.loop import TrainConfig, train
 from transformer.training.meter import Meter
@@ -54,6 +54,20 @@ class Run:
         with parallel.placed(self.mesh, self.rules):
             yield
 
+    @functools.cached_property
+    def loader(self) -> Loader:
+        """The batches to train on; what is wrong with the data is found here."""
+        return self.experiment.train_data()
+
+    @functools.cached_property
+    def hooks(self) -> list[Hook]:
+        """What is done between steps; what is wrong with the validation data is found here."""
+        c = self.config.train
+        hooks: list[Hook] = [Evaluate(c.evaluate_every, self.experiment.evaluators(self.put))]
+        if c.profile_steps:
+            hooks.append(Profile(c.profile_from, c.profile_steps, self.workdir / "profile"))
+        return hooks + self.experiment.hooks(self.workdir)
+
     def create(self) -> Any:
         """The state before the first step, its parameters boxed with their logical axes."""
         params = self.experiment.init(jax.random.key(self.config.seed))
@@ -70,6 +84,10 @@ class Run:
     def shardings(self) -> State:
         """The sharding of every array of the state."""
         return jax.tree.map(lambda leaf: leaf.sharding, self.abstract)
+
+    def prepare(self) -> None:
+        """Opens the data and derives all shapes, so that what is wrong is said before anything is written."""
+        _ = self.loader, self.hooks, self.abstract
 
     def checkpoints(self, write: bool) -> Checkpoints:
         """The folder's checkpoints."""
@@ -105,11 +123,11 @@ class Run:
             return train(
                 state,
                 jax.jit(step, donate_argnums=0, out_shardings=(self.shardings, None)),
-                self.experiment.train_data(),
+                self.loader,
                 c.train,
                 put=self.put,
                 meter=self._meter(int(state.skipped), started),
-                hooks=self._hooks(),
+                hooks=self.hooks,
                 writers=make_writers(self.workdir, int(state.step)),
                 checkpoints=checkpoints,
             )
@@ -118,13 +136,6 @@ class Run:
         """What the experiment's evaluators measure, by names like "eval/loss"."""
         with self.placed():
             return Evaluate(0, self.experiment.evaluators(self.put)).measure(params)
-
-    def _hooks(self) -> list[Hook]:
-        c = self.config.train
-        hooks: list[Hook] = [Evaluate(c.evaluate_every, self.experiment.evaluators(self.put))]
-        if c.profile_steps:
-            hooks.append(Profile(c.profile_from, c.profile_steps, self.workdir / "profile"))
-        return hooks + self.experiment.hooks(self.workdir)
 
     def _meter(self, skipped: int, started: float) -> Meter:
         peak = flops.peak_flops(jax.devices()[0].device_kind, self.experiment.dtype)
