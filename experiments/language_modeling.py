@@ -1,6 +1,5 @@
 """Causal language modelling: predict each token from those before it."""
 
-import functools
 import gzip
 import lzma
 import math
@@ -18,7 +17,9 @@ from transformer.decoding.sampling import SamplingConfig, complete
 from transformer.errors import UserError
 from transformer.evaluation.likelihood import LikelihoodEvaluator
 from transformer.models.decoder import Decoder, DecoderConfig, DecoderStepper
-from transformer.training.experiment import Batch, Evaluator, Loader, Params
+from transformer.training.experiment import Batch, Evaluator, Loader, Params, Put
+from transformer.training.flops import matmul_parameters, train_flops_per_token
+from transformer.training.hooks import Hook, Samples
 from transformer.training.loop import TrainConfig
 from transformer.training.losses import LossConfig, chunked, cross_entropy
 from transformer.training.metrics import Sum
@@ -98,3 +99,76 @@ class LanguageModeling:
         """The number of target tokens, for the loss and the optional z-loss alike."""
         weight = jnp.sum(batch["weights"])
         return {"loss": weight} | ({"z_loss": weight} if self.config.loss.z_loss else {})
+
+    @property
+    def dtype(self) -> str:
+        """The compute type of the model."""
+        return self.config.model.dtype
+
+    @property
+    def tokens_per_example(self) -> int:
+        """The length of a row."""
+        return self.config.data.sequence_length
+
+    def flops_per_token(self, params: Params) -> float:
+        """6 N plus the attention's part (see `transformer.training.flops`)."""
+        c = self.config.model
+        width, length = c.num_heads * c.key_width, self.config.data.sequence_length
+        return train_flops_per_token(matmul_parameters(params), c.num_layers, width, length)
+
+    def train_data(self) -> Loader:
+        """Shuffled rows of packed training documents, without end."""
+        return self._loader("train", shuffle=True, repeat=True)
+
+    def evaluators(self, put: Put) -> dict[str, Evaluator]:
+        """The likelihood of the validation split: loss, perplexity, bits per byte."""
+        step, batches = jax.jit(make_eval_step(self)), self.config.train.evaluate_batches
+        return {"eval": LikelihoodEvaluator(step, self._loader("validation"), put, batches)}
+
+    def hooks(self, workdir: Path) -> list[Hook]:
+        """A completion of the configured prompt, now and then."""
+
+        def sample(params: Params) -> str:
+            prompt = self.config.sample.prompt
+            return "\n\n".join(prompt + text for text in next(self.predict(params, [prompt])))
+
+        return [Samples(self.config.train.sample_every, sample, workdir / "samples")]
+
+    def stepper(self, params: Params) -> DecoderStepper:
+        """The model as decoding sees it."""
+        return DecoderStepper.of(self.model, params)
+
+    def predict(self, params: Params, texts: Iterable[str], seed: int = 0) -> Iterator[list[str]]:
+        """For each text its continuations, `sample.num_samples` of them, without the text itself."""
+        tokenizer = self.data.tokenizer
+        completions = complete(
+            self.stepper(params),
+            (tokenizer.encode(text) for text in texts),
+            jax.random.key(seed),
+            self.config.sample,
+            bos_id=tokenizer.bos_id,
+            eos_id=tokenizer.eos_id,
+            max_length=self.config.model.max_length,
+        )
+        return ([tokenizer.decode(ids) for ids in group] for group in completions)
+
+    def closing_lines(self, measured: dict[str, float]) -> list[str]:
+        """The model's bits per byte beside those of two compressors on the same validation text."""
+        text = "".join(self.data.text("validation")).encode()
+        bits = {
+            "this model": measured["eval/bits_per_byte"],
+            "gzip -9": 8 * len(gzip.compress(text, 9)) / len(text),
+            "xz -9e": 8 * len(lzma.compress(text, preset=9 | lzma.PRESET_EXTREME)) / len(text),
+        }
+        listed = ", ".join(f"{name} {value:.3f}" for name, value in bits.items())
+        return [f"bits per byte of {len(text):,} bytes of validation text: {listed}"]
+
+    def _loader(self, split: str, **order: bool) -> Loader:
+        return self.data.loader(
+            split,
+            self.config.train.batch_size,
+            seed=self.config.seed,
+            process_index=jax.process_index(),
+            process_count=jax.process_count(),
+            **order,
+        )

@@ -88,6 +88,10 @@ class Experiment(Protocol):
         """What else to do between steps: samples, pictures."""
         ...
 
-    def predict(self, params: Params, texts: Iterable[str]) -> Iterator[str]:
-        """One answer (or several lines, where several samples were asked for) per input text."""
+    def predict(self, params: Params, texts: Iterable[str], seed: int = 0) -> Iterator[list[str]]:
+        """The answers to each text: as many as the config asks for."""
+        ...
+
+    def closing_lines(self, measured: dict[str, float]) -> list[str]:
+        """What puts the last evaluation into proportion, for the end of training."""
         ...

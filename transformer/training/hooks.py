@@ -1,6 +1,6 @@
 """What is done between steps: anything that wants to see the state now and then."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import jax
@@ -50,6 +50,21 @@ class Evaluate(Hook):
             for prefix, evaluator in self.evaluators.items()
             for name, value in evaluator(params).items()
         }
+
+
+class Samples(Hook):
+    """Writes what the model says, `directory`/<step>.txt, as `sample(params)` gives it."""
+
+    def __init__(self, every: int, sample: Callable[[Params], str], directory: Path):
+        super().__init__(every)
+        self.sample, self.directory = sample, directory
+
+    def __call__(self, step: int, state: State, metrics: Mapping[str, float]) -> None:
+        """Samples on every process, and writes on the first."""
+        text = self.sample(state.eval_params)
+        if jax.process_index() == 0:
+            self.directory.mkdir(parents=True, exist_ok=True)
+            (self.directory / f"{step:08d}.txt").write_text(text + "\n", encoding="utf-8")
 
 
 class Profile(Hook):
