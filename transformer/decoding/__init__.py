@@ -1,0 +1,1 @@
+"""Decoding: from a model that takes one token at a time to text."""

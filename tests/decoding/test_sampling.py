@@ -1,0 +1,275 @@
+"""Generation against brute force on a Markov chain: what is drawn, when it stops, on what it depends."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import struct
+
+from tests.decoding.toy import Chain, Counter, chain, cycle
+from transformer.decoding.sampling import SamplingConfig, categorical, complete, draw, generate
+from transformer.errors import UserError
+
+OFF = {"temperature": 1.0, "top_k": 0, "top_p": 1.0}
+
+
+def keys(seed: int, b: int):
+    return jax.vmap(jax.random.fold_in, in_axes=(None, 0))(jax.random.key(seed), jnp.arange(b))
+
+
+def prompts(rng, b, t, vocabulary):
+    lengths = rng.integers(1, t + 1, b).astype(np.int32)
+    return rng.integers(0, vocabulary, (b, t)).astype(np.int32), lengths
+
+
+def test_greedy_follows_the_largest_logit_of_each_row(rng):
+    model = chain(rng, 11)
+    tokens, lengths = prompts(rng, 6, 5, 11)
+    new, new_lengths = generate(model, tokens, lengths, keys(0, 6), max_new_tokens=9, temperature=0.0)
+    best = np.asarray(model.table_nv).argmax(-1)
+    for row, prompt, length in zip(np.asarray(new), tokens, lengths, strict=True):
+        last = prompt[length - 1]
+        for token in row:
+            assert token == best[last]
+            last = token
+    np.testing.assert_array_equal(new_lengths, 9)
+
+
+def test_rows_end_at_eos_and_are_filled_with_it(rng):
+    model, eos = cycle(10), 9
+    tokens, lengths = np.array([[2, 0], [0, 5], [8, 0], [7, 8]], np.int32), np.array([1, 2, 1, 1], np.int32)
+    new, new_lengths = generate(
+        model, tokens, lengths, keys(1, 4), max_new_tokens=8, temperature=0.0, eos_id=eos
+    )
+    expected = [[3, 4, 5, 6, 7, 8, 9, 9], [6, 7, 8, 9, 9, 9, 9, 9], [9] * 8, [8, 9, 9, 9, 9, 9, 9, 9]]
+    np.testing.assert_array_equal(new, expected)
+    np.testing.assert_array_equal(new_lengths, [6, 3, 0, 1])
+
+
+@pytest.mark.parametrize("starts,steps", [([2, 5], 6), ([8, 8], 0), ([9, 8], 9), ([7, 8], 1)])
+def test_the_loop_leaves_when_every_row_has_ended(starts, steps):
+    counter = Counter()
+    tokens = np.array(starts, np.int32)[:, None]
+    new, _ = generate(
+        cycle(10, counter),
+        tokens,
+        np.ones(2, np.int32),
+        keys(0, 2),
+        max_new_tokens=50,
+        temperature=0.0,
+        eos_id=9,
+    )
+    jax.block_until_ready(new)
+    jax.effects_barrier()
+    assert counter.calls == steps
+
+
+def test_without_an_end_one_step_less_than_tokens_is_taken():
+    counter = Counter()
+    tokens, lengths = np.zeros((1, 1), np.int32), np.ones(1, np.int32)
+    new, new_lengths = generate(
+        cycle(4, counter), tokens, lengths, keys(0, 1), max_new_tokens=7, temperature=0.0
+    )
+    jax.effects_barrier()
+    np.testing.assert_array_equal(new, [[1, 2, 3, 0, 1, 2, 3]])
+    assert counter.calls == 6 and new_lengths[0] == 7
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"temperature": 0.5}, {"top_k": 3}, {"top_p": 0.7}, {"top_k": 4, "top_p": 0.6}]
+)
+def test_frequencies_are_those_of_the_filtered_distribution(rng, options):
+    v, n = 8, 20_000
+    logits = rng.normal(size=v, scale=1.5)
+    options = OFF | options
+    x = logits / options["temperature"]
+    if options["top_k"]:
+        x = np.where(x >= np.sort(x)[-options["top_k"]], x, -np.inf)
+    p = np.exp(x) / np.exp(x).sum()
+    above = np.array([p[x > xi].sum() for xi in x])
+    p = np.where(above < options["top_p"], p, 0)
+    p /= p.sum()
+    rows = jnp.broadcast_to(jnp.asarray(logits, jnp.float32), (n, v))
+    tokens = np.asarray(draw(rows, keys(int(rng.integers(2**31)), n), **options))
+    counts = np.bincount(tokens, minlength=v)
+    assert not counts[p == 0].any()
+    # Six standard deviations of a binomial count: one failure in 10^8 runs.
+    assert (np.abs(counts - n * p) <= 6 * np.sqrt(n * p * (1 - p)) + 1e-6).all()
+
+
+def test_a_token_without_probability_is_never_drawn(rng):
+    v, n = 300, 4096
+    x = np.where(rng.random((n, v)) < 0.02, 0.0, -np.inf)
+    x[:, 17] = 0.0
+    tokens = np.asarray(categorical(jnp.asarray(x, jnp.float32), keys(3, n)))
+    assert np.isfinite(x[np.arange(n), tokens]).all()
+    assert len(np.unique(tokens)) > v // 2
+
+
+def test_a_row_does_not_depend_on_its_batch_or_on_padding(rng):
+    model, (tokens, lengths), rngs = chain(rng, 13), prompts(rng, 7, 6, 13), keys(5, 7)
+    options = {"max_new_tokens": 10, "temperature": 0.8, "top_k": 9, "top_p": 0.95, "eos_id": 4}
+    together, _ = generate(model, tokens, lengths, rngs, **options)
+    for row in range(7):
+        wide = np.full((1, 11), 12, np.int32)
+        wide[0, : lengths[row]] = tokens[row, : lengths[row]]
+        alone, _ = generate(model, wide, lengths[row : row + 1], rngs[row : row + 1], **options)
+        np.testing.assert_array_equal(alone[0], together[row])
+
+
+def test_a_continuation_continued_is_the_longer_continuation(rng):
+    model, (tokens, lengths), rngs = chain(rng, 13), prompts(rng, 4, 6, 13), keys(6, 4)
+    whole, _ = generate(model, tokens, lengths, rngs, max_new_tokens=12)
+    first, _ = generate(model, tokens, lengths, rngs, max_new_tokens=5)
+    grown = np.zeros((4, 11), np.int32)
+    for row in range(4):
+        joined = [*tokens[row, : lengths[row]], *np.asarray(first[row])]
+        grown[row, : len(joined)] = joined
+    second, _ = generate(model, grown, lengths + 5, rngs, max_new_tokens=7)
+    np.testing.assert_array_equal(np.concatenate([first, second], axis=1), whole)
+
+
+def test_rows_with_equal_prompts_and_different_keys_differ(rng):
+    model = chain(rng, 50, scale=0.1)
+    new, _ = generate(model, np.zeros((8, 1), np.int32), np.ones(8, np.int32), keys(0, 8), max_new_tokens=12)
+    assert len({tuple(row) for row in np.asarray(new).tolist()}) == 8
+
+
+def test_options_do_not_compile_anew(rng):
+    model, (tokens, lengths) = chain(rng, 9), prompts(rng, 2, 4, 9)
+    generate(model, tokens, lengths, keys(0, 2), max_new_tokens=3, temperature=1.0, top_k=0, top_p=1.0)
+    before = generate._cache_size()
+    for temperature, top_k, top_p in [(0.0, 0, 1.0), (0.7, 5, 0.9), (1.3, 2, 0.5)]:
+        generate(
+            model,
+            tokens,
+            lengths,
+            keys(1, 2),
+            max_new_tokens=3,
+            temperature=temperature,
+            top_k=top_k,
+            top_p=top_p,
+        )
+    assert generate._cache_size() == before
+
+
+def sampled(model, prompts, config, **options):
+    defaults = {"bos_id": 0, "eos_id": 0, "max_length": 32}
+    return list(complete(model, prompts, jax.random.key(3), config, **(defaults | options)))
+
+
+def test_complete_answers_each_prompt_in_order_whatever_the_batch(rng):
+    model = chain(rng, 12)
+    texts = [rng.integers(1, 12, rng.integers(0, 14)).tolist() for _ in range(11)]
+    config = SamplingConfig(max_new_tokens=6, temperature=0.9, num_samples=3)
+    answers = sampled(model, texts, config)
+    assert [len(samples) for samples in answers] == [3] * 11
+    assert all(0 not in sample and len(sample) <= 6 for samples in answers for sample in samples)
+    for batch_size in (5, 64):
+        assert sampled(model, texts, config, batch_size=batch_size) == answers
+    # A prompt's samples are the first so many of what it gives when more are asked for.
+    fewer = sampled(model, texts, SamplingConfig(max_new_tokens=6, temperature=0.9, num_samples=2))
+    assert fewer == [samples[:2] for samples in answers]
+
+
+def test_complete_is_greedy_brute_force(rng):
+    model = chain(rng, 12)
+    best = np.asarray(model.table_nv).argmax(-1)
+    texts = [[], [5], [1, 2, 3]]
+    for text, (sample,) in zip(
+        texts, sampled(model, texts, SamplingConfig(max_new_tokens=7, temperature=0.0)), strict=True
+    ):
+        expected, last = [], ([0, *text])[-1]
+        while len(expected) < 7 and best[last] != 0:
+            last = best[last]
+            expected.append(last)
+        assert sample == expected
+
+
+def test_complete_reads_the_end_of_a_prompt_that_is_too_long():
+    seen = []
+
+    @struct.dataclass
+    class Watch(Chain):
+        def prefill(self, tokens_bt, lengths_b, slots):
+            jax.debug.callback(lambda *a: seen.append([np.asarray(x) for x in a]), tokens_bt, lengths_b)
+            return super().prefill(tokens_bt, lengths_b, slots)
+
+    config = SamplingConfig(max_new_tokens=4, temperature=0.0)
+    list(
+        complete(
+            Watch(cycle(50).table_nv),
+            [range(1, 40), []],
+            jax.random.key(0),
+            config,
+            bos_id=0,
+            eos_id=49,
+            max_length=24,
+        )
+    )
+    jax.effects_barrier()
+    ((tokens, lengths),) = seen
+    assert tokens.shape == (2, 20)
+    np.testing.assert_array_equal(lengths, [20, 1])
+    np.testing.assert_array_equal(tokens[0], range(20, 40))
+    assert tokens[1, 0] == 0
+
+
+def test_complete_takes_prompts_only_as_it_needs_them():
+    taken = []
+
+    def endless():
+        for i in range(10**9):
+            taken.append(i)
+            yield [1]
+
+    answers = complete(
+        cycle(5),
+        endless(),
+        jax.random.key(0),
+        SamplingConfig(max_new_tokens=2),
+        bos_id=0,
+        eos_id=4,
+        max_length=9,
+        batch_size=4,
+    )
+    next(answers)
+    assert len(taken) <= 4
+
+
+def test_complete_compiles_few_shapes(rng):
+    model, before = chain(rng, 17), generate._cache_size()
+    texts = [[1] * n for n in range(40)]
+    sampled(model, texts, SamplingConfig(max_new_tokens=3), max_length=128, batch_size=4)
+    assert generate._cache_size() - before <= 3
+
+
+def test_a_model_without_room_is_refused_before_any_prompt_is_read():
+    with pytest.raises(UserError, match=r"^max_new_tokens: 9 .*max_length 9"):
+        complete(
+            cycle(5),
+            [[1]],
+            jax.random.key(0),
+            SamplingConfig(max_new_tokens=9),
+            bos_id=0,
+            eos_id=4,
+            max_length=9,
+        )
+
+
+@pytest.mark.parametrize(
+    "key,value",
+    [
+        ("max_new_tokens", 0),
+        ("num_samples", 0),
+        ("temperature", -0.1),
+        ("temperature", float("nan")),
+        ("temperature", float("inf")),
+        ("top_k", -1),
+        ("top_p", 0.0),
+        ("top_p", 1.01),
+    ],
+)
+def test_impossible_options_are_named(key, value):
+    with pytest.raises(UserError, match=f"^{key}: {value}; expected"):
+        SamplingConfig(**{key: value})

@@ -1,0 +1,87 @@
+"""The evaluator's numbers are those of the whole set, whatever its batches."""
+
+import math
+import warnings
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from transformer.errors import UserError
+from transformer.evaluation.likelihood import LikelihoodEvaluator
+from transformer.training.metrics import Sum
+
+
+class Batches:
+    def __init__(self, batches):
+        self.batches = batches
+
+    def batch_at(self, step):
+        return self.batches[step]
+
+    def __len__(self):
+        return len(self.batches)
+
+    def iterate(self, start):
+        return iter(self.batches[start:])
+
+
+@jax.jit
+def step(params, batch):
+    nll = params * batch["x"]
+    loss = Sum.of(nll, batch["weights"])
+    return {"loss": loss, "bits_per_byte": Sum(loss.total / math.log(2), jnp.sum(batch["bytes"]))}
+
+
+def ragged(rng, rows=(7, 3, 8, 1), t=11):
+    return [
+        {
+            "x": b * rng.gamma(2.0, size=(b, t)).astype(np.float32),
+            "weights": (rng.random((b, t)) < rng.random()).astype(np.float32),
+            "bytes": rng.integers(0, 9, (b, t)).astype(np.int32),
+        }
+        for b in rows
+    ]
+
+
+def test_equals_the_mean_over_all_tokens_at_once(rng):
+    batches = ragged(rng)
+    whole = {name: np.concatenate([b[name].astype(np.float64) for b in batches]) for name in batches[0]}
+    nats = 1.5 * (whole["x"] * whole["weights"]).sum()
+    loss = nats / whole["weights"].sum()
+    results = LikelihoodEvaluator(step, Batches(batches))(jnp.float32(1.5))
+    assert set(results) == {"loss", "perplexity", "bits_per_byte"}
+    assert all(type(value) is float for value in results.values())
+    np.testing.assert_allclose(results["loss"], loss, rtol=1e-6)
+    np.testing.assert_allclose(results["perplexity"], np.exp(loss), rtol=1e-5)
+    np.testing.assert_allclose(results["bits_per_byte"], nats / np.log(2) / whole["bytes"].sum(), rtol=1e-6)
+
+
+def test_reads_only_as_many_batches_as_asked_and_puts_each_on_the_devices(rng):
+    batches = ragged(rng)
+    put = []
+
+    def remember(batch):
+        put.append(batch)
+        return jax.device_put(batch)
+
+    limited = LikelihoodEvaluator(step, Batches(batches), remember, batches=2)(jnp.float32(1.0))
+    assert [id(batch) for batch in put] == [id(batch) for batch in batches[:2]]
+    assert limited == LikelihoodEvaluator(step, Batches(batches[:2]))(jnp.float32(1.0))
+
+
+def test_counts_stay_exact_beyond_float32():
+    part = Sum(jnp.float32(2.0**24), jnp.float32(2.0**24))
+    one = Sum(jnp.float32(1.0), jnp.float32(0.0))
+    terms = iter([{"n": part}, {"n": one}, {"n": one}, {"n": one}])
+    results = LikelihoodEvaluator(lambda params, batch: next(terms), Batches([{}] * 4))(None)
+    assert results["n"] == (2**24 + 3) / 2**24
+
+
+def test_a_huge_loss_has_infinite_perplexity_and_no_data_is_an_error():
+    with warnings.catch_warnings(action="error"):
+        results = LikelihoodEvaluator(lambda params, batch: {"loss": Sum(1e4, 1.0)}, Batches([{}]))(None)
+    assert results["perplexity"] == math.inf
+    with pytest.raises(UserError, match="0 batches"):
+        LikelihoodEvaluator(step, Batches([]))(None)
