@@ -1,0 +1,156 @@
+"""Every key, with its default and its meaning; a run's own file says only what differs.
+
+A key is changed for one run on the command line, `--config.model.num_layers=4`. Lengths are in tokens,
+`batch_size` in sequences over all devices, and 0 or "" switches an optional part off.
+"""
+
+from ml_collections import ConfigDict
+
+
+def language_modeling() -> ConfigDict:
+    """All keys of a causal language model."""
+    config = ConfigDict()
+    config.experiment = "language_modeling"  # which objective: a key of experiments.EXPERIMENTS
+    config.seed = 0  # of the initial parameters, of dropout and of the order of the data
+    config.model = decoder()
+    config.data = text()
+    config.loss = loss()
+    config.optimizer = optimizer()
+    config.train = train()
+    config.parallel = parallel()
+    config.sample = sample()
+    return config
+
+
+def decoder() -> ConfigDict:
+    """A decoder-only Transformer."""
+    model = ConfigDict()
+    model.d_model = 256  # width of the residual stream
+    model.num_layers = 4  # blocks of attention and feed-forward
+    model.num_heads = 4  # query heads of each attention
+    model.num_kv_heads = 0  # key/value heads, shared by groups of query heads; 0: as many as num_heads
+    model.head_dim = 0  # width of a head; 0: d_model / num_heads
+    model.d_ff = 1024  # hidden width of the feed-forward
+    model.feed_forward = "gelu"  # relu, gelu, swiglu or geglu (the last two have a third matrix)
+    model.norm = "layer"  # layer (mean and variance) or rms (root mean square alone)
+    model.norm_placement = "pre"  # pre, post (the original) or sandwich (both)
+    model.norm_epsilon = 1e-6  # added to the variance
+    model.position = (
+        "rope"  # a key of POSITIONS in transformer/layers/positions: none, sinusoidal, learned, rope
+    )
+    model.position_base = 10000.0  # longest wavelength / 2 pi, of sinusoidal and rope
+    model.max_length = 2048  # longest sequence, prompt and completion together
+    model.tie_embeddings = True  # one matrix for the embedding and the output
+    model.scale_embeddings = False  # multiply embeddings by sqrt(d_model), as the original does
+    model.use_bias = False  # biases in projections, feed-forward and norms
+    model.embedding_dropout = 0.0  # of the sum of embeddings and positions
+    model.attention_dropout = 0.0  # of the attention weights
+    model.dropout = 0.0  # of each sublayer's output
+    model.dtype = "float32"  # of the computation: float32 or bfloat16; parameters are float32 always
+    model.kernel = "auto"  # how attention is computed: a key of KERNELS, or auto: the fastest for the shape
+    model.scan_layers = False  # compile one block and loop over it: compiles sooner, runs slower on CPU
+    model.remat = (
+        "none"  # recompute in the backward pass to save memory: none, full, or dots (all but products)
+    )
+    model.vocab_multiple = (
+        128  # the vocabulary is padded to a multiple of this, for the hardware and the mesh
+    )
+    return model
+
+
+def text() -> ConfigDict:
+    """Documents of text, packed into rows of `sequence_length` tokens."""
+    data = ConfigDict()
+    data.source = "stdlib"  # stdlib (Python's own source text), text:GLOB, jsonl:GLOB or tfds:NAME
+    data.text_field = "text"  # where the text is, in jsonl and tfds
+    data.document = "file"  # what one document of text: is: file, paragraph or line
+    data.validation_source = ""  # "": a part of `source`
+    data.tokenizer = "bpe"  # bytes, characters, bpe (trained on the training text), or a tokenizer.json
+    data.vocab_size = 4096  # of bpe
+    data.sequence_length = 256  # tokens a row
+    data.cache_dir = ""  # prepared and tokenised data; "": the user's data folder
+    data.workers = 1  # threads that make batches ahead of time
+    return data
+
+
+def loss() -> ConfigDict:
+    """Cross-entropy over the vocabulary."""
+    config = ConfigDict()
+    config.label_smoothing = 0.0  # share of the target's mass that is spread over the vocabulary
+    config.z_loss = 0.0  # coefficient of (log Z)^2, which keeps logits from drifting; 0: off
+    config.chunk_size = 0  # positions whose logits are held at once, to save memory; 0: all
+    return config
+
+
+def optimizer() -> ConfigDict:
+    """An optimizer of optax with its learning rate."""
+    config = ConfigDict()
+    config.name = "adamw"  # any optimizer of optax, by optax's name: adam, sgd, lion, contrib.muon ...
+    config.learning_rate = 1e-3  # the schedule's peak
+    config.schedule = (
+        "cosine"  # constant, cosine, inverse_sqrt (the original) or wsd (warm-up, stable, decay)
+    )
+    config.warmup_steps = 100  # linear warm-up
+    config.decay_steps = 0  # length of the decay of cosine (0: up to the last step) and wsd
+    config.final_fraction = 0.1  # the learning rate that cosine and wsd end at, as a part of the peak
+    config.weight_decay = 0.1  # decoupled, of matrices only
+    config.clip_norm = 1.0  # longest gradient, in global norm; 0: off
+    config.ema_decay = 0.0  # of a moving average of the parameters, to evaluate and predict with; 0: off
+    config.arguments = (
+        ConfigDict()
+    )  # further arguments of the optimizer: --config.optimizer.arguments.b2=0.95
+    return config
+
+
+def train() -> ConfigDict:
+    """How long, and what happens on the way."""
+    config = ConfigDict()
+    config.steps = 1000  # updates in all
+    config.batch_size = 16  # sequences a step, over all devices and microbatches
+    config.evaluate_every = 0  # steps between evaluations; 0: only at the end
+    config.evaluate_batches = 0  # batches of validation data; 0: all
+    config.checkpoint_every = 0  # steps between checkpoints; 0: only at the end, and when stopped
+    config.keep_last = 1  # how many checkpoints to keep, the newest ones
+    config.keep_best = ""  # keep also the best by this metric, smaller is better ("-name": larger); "": none
+    config.log_every = 10  # steps between lines of metrics.jsonl
+    config.sample_every = 0  # steps between samples; 0: only at the end
+    config.max_skipped = 20  # steps in a row with a gradient that is not finite, before giving up; 0: never
+    config.profile_from = 10  # the step after which the profiler starts
+    config.profile_steps = 0  # how many steps it records; 0: off
+    return config
+
+
+def parallel() -> ConfigDict:
+    """How the run is spread over devices."""
+    config = ConfigDict()
+    config.mesh = ConfigDict()
+    config.mesh.data = -1  # devices with whole copies of the parameters; -1: all that are left
+    config.mesh.fsdp = 1  # devices over which parameters and batch are cut
+    config.mesh.tensor = 1  # devices over which heads, hidden units and vocabulary are cut
+    config.microbatches = 1  # parts of a batch, one after the other, with gradients added: saves memory
+    config.rules = "default"  # logical axis -> mesh axis: a key of RULES in transformer/training/parallel.py
+    return config
+
+
+def sample() -> ConfigDict:
+    """How text is completed; the flags of --mode=predict override these keys."""
+    config = ConfigDict()
+    config.prompt = "def "  # what the samples during and after training begin with
+    config.max_new_tokens = 64  # longest completion
+    config.temperature = 0.8  # 0: always the likeliest token
+    config.top_k = 0  # sample from the k likeliest tokens; 0: from all
+    config.top_p = 0.95  # sample from the likeliest tokens that hold this much of the mass; 1: from all
+    config.num_samples = 1  # completions of each prompt
+    return config
+
+
+def choose(config: ConfigDict, preset: str, presets: dict[str, dict]) -> ConfigDict:
+    """`config` with the differences of the preset that was named after the colon of `--config=file:preset`.
+
+    Raises:
+      ValueError: there is no such preset.
+    """
+    if preset and preset not in presets:
+        raise ValueError(f"{preset!r} is no preset of it; it has {', '.join(presets)}")
+    config.update(presets[preset] if preset else {})
+    return config

@@ -1,0 +1,66 @@
+"""Config files, and what the command line changes in them: plain nested dictionaries, not yet checked."""
+
+import ast
+import runpy
+import traceback
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from transformer.errors import UserError
+
+
+def read_config(argument: str, overrides: Iterable[tuple[str, str]] = ()) -> dict[str, Any]:
+    """What `get_config` of a config file gives, for the argument "file.py" or "file.py:preset".
+
+    Raises:
+      UserError: there is no such file or preset, or the file fails.
+    """
+    path, _, preset = argument.partition(":")
+    if not Path(path).is_file():
+        raise UserError(f"--config: there is no file {path!r}; configs/lm.py is one to begin with")
+    try:
+        config = runpy.run_path(path)["get_config"](*([preset] if preset else []))
+        values = config.to_dict()
+    except ValueError as error:
+        raise UserError(f"{path}: {_line(error)}") from None
+    except SyntaxError as error:
+        raise UserError(f"{path}, line {error.lineno}: {error.msg}") from None
+    except Exception as error:
+        lines = [
+            frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == path
+        ]
+        where = f", line {lines[-1]}" if lines else ""
+        raise UserError(f"{path}{where}: {type(error).__name__}: {_line(error)}") from None
+    override(values, overrides)
+    return values
+
+
+def override(values: dict[str, Any], overrides: Iterable[tuple[str, str]]) -> None:
+    """Sets each key, "model.num_layers", to the value that its text means where it stands: a text stays a
+    text, and anything else is read as Python writes it. Unknown keys are for `freeze` to report."""
+    for key, text in overrides:
+        *groups, name = key.split(".")
+        group = values
+        for part in groups:
+            group = group.setdefault(part, {})
+            if not isinstance(group, dict):
+                raise UserError(f"config.{key}: {part!r} is a single value; it has no keys")
+        group[name] = _parse(text, group.get(name))
+
+
+def _parse(text: str, default: Any) -> Any:
+    if isinstance(default, str):
+        return text
+    if text in ("true", "false"):
+        return text == "true"
+    try:
+        value = ast.literal_eval(text)
+    except (ValueError, SyntaxError):
+        return text
+    whole = isinstance(default, int) and isinstance(value, float) and value.is_integer()
+    return int(value) if whole else value
+
+
+def _line(error: Exception) -> str:
+    return " ".join(str(error).split())

@@ -1,0 +1,175 @@
+"""What can be done with an experiment: train it, evaluate it, predict with it."""
+
+import contextlib
+import itertools
+import os
+import shlex
+import sys
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any, TextIO
+
+import jax
+
+from experiments import find_experiment
+from experiments.config_files import override, read_config
+from experiments.workdir import Workdir
+from transformer.data.tokenizers import Tokenizer
+from transformer.errors import UserError
+from transformer.freeze import freeze
+from transformer.training.run import Run
+from transformer.visualization.report import read_metrics, write_report
+
+Overrides = Iterable[tuple[str, str]]
+"""Keys of the config and what to set them to, as text: ("model.num_layers", "4")."""
+
+
+def train(workdir: str, overrides: Overrides = (), config: str = "", started: float | None = None) -> None:
+    """Trains from the beginning, or from the latest checkpoint in the folder, and says what there is now.
+
+    `config` is a config file; without it the folder's own config goes on.
+    """
+    folder = Workdir(workdir)
+    run = open_run(folder, read_config(config) if config else folder.read_config(), overrides)
+    experiment: Any = run.experiment
+    folder.check(run.config)
+    steps, trained = run.config.train.steps, folder.trained_steps()
+    if trained > steps:
+        raise UserError(f"config.train.steps: {steps}, but {workdir} has trained {trained} steps already")
+    run.prepare()
+    first = jax.process_index() == 0
+    if first:
+        folder.write(run.config, experiment.data.tokenizer)
+        size = sum(leaf.size for leaf in jax.tree.leaves(run.abstract.params))
+        devices = f"{jax.device_count()} x {jax.devices()[0].device_kind}"
+        print(f"{workdir}: {size:,} parameters on {devices}, from step {trained} to {steps}", flush=True)
+    _, reason = run.train(started)
+    if first and reason != "finished":
+        print(f"Go on with: {_command(folder)}")
+    elif first:
+        for line in _closing(run, folder):
+            print(line)
+
+
+def evaluate(workdir: str, overrides: Overrides = ()) -> None:
+    """Prints what the run's evaluators measure, one name and value a line."""
+    run = reopen_run(workdir, overrides)
+    for name, value in run.evaluate(run.restore_params(_which(run))).items():
+        print(f"{name} {value:.6g}")
+
+
+def predict(
+    workdir: str,
+    overrides: Overrides = (),
+    *,
+    prompt: str | None = None,
+    source: str | None = None,
+    target: str | None = None,
+    seed: int = 0,
+) -> None:
+    """Completes `prompt`; or, without one, answers each line of the file `source` (standard input) with one
+    line for each sample. Writes to the file `target` (standard output).
+
+    In lines a line break of the answer is written \\n, and a backslash \\\\, so that they stay lines.
+    """
+    if source and target and os.path.exists(target) and os.path.samefile(source, target):
+        raise UserError(f"--output: {target} is the input too")
+    texts = _lines(source) if prompt is None else iter([prompt])
+    first = next(texts, None)
+    if first is None:
+        raise UserError(f"--input: {source or 'standard input'} is empty; expected one text a line")
+    run = reopen_run(workdir, overrides)
+    params = run.restore_params(_which(run))
+    with run.placed(), _writing(target) as out:
+        for answers in run.experiment.predict(params, itertools.chain([first], texts), seed):
+            for answer in answers:
+                out.write((_one_line(answer) if prompt is None else prompt + answer) + "\n")
+            out.flush()
+
+
+def open_run(folder: Workdir, values: dict[str, Any], overrides: Overrides = ()) -> Run:
+    """The run of a config, its keys checked, with the folder's tokenizer where it has one."""
+    override(values, overrides)
+    experiment = find_experiment(values)
+    config = freeze(experiment.Config, values)
+    tokenizer = Tokenizer.load(folder.tokenizer) if folder.tokenizer.exists() else None
+    return Run(experiment(config, tokenizer), config, folder.path)
+
+
+def reopen_run(workdir: str | os.PathLike, overrides: Overrides = ()) -> Run:
+    """The run that a folder holds.
+
+    Raises:
+      UserError: it holds none, or one that has no checkpoint yet.
+    """
+    folder = Workdir(workdir)
+    values = folder.read_config()
+    if not folder.trained_steps():
+        raise UserError(f"--workdir: {workdir} has no checkpoints yet; train first")
+    return open_run(folder, values, overrides)
+
+
+def _which(run: Run) -> str:
+    return "best" if run.config.train.keep_best else "latest"
+
+
+def _closing(run: Run, folder: Workdir) -> Iterator[str]:
+    config: Any = run.config
+    write_report(folder.path)
+    measured = {name: float(values[-1]) for name, (_, values) in read_metrics(folder.metrics).items()}
+    sample = max(folder.samples.glob("*.txt"), default=None)
+    yield from run.experiment.closing_lines(measured)
+    if sample is not None:
+        yield f"\n{sample}:\n{sample.read_text(encoding='utf-8')}"
+    yield f"{folder.path} has {', '.join(sorted(path.name for path in folder.path.iterdir()))}"
+    yield "Next, for example:"
+    yield f"  {_command(folder, '--mode=evaluate')}"
+    yield f"  {_command(folder, '--mode=predict', '--prompt=' + config.sample.prompt, '--num_samples=3')}"
+    yield f"  {_command(folder, '--config.train.steps=' + str(2 * config.train.steps))}"
+
+
+def _command(folder: Workdir, *arguments: str) -> str:
+    return shlex.join(["python", "launch.py", f"--workdir={folder.path}", *arguments])
+
+
+def _lines(source: str | None) -> Iterator[str]:
+    """The lines of a file without their ends; a byte that is not UTF-8 is an error of its line."""
+    name = source or "standard input"
+    if source and not Path(source).is_file():
+        raise UserError(f"--input: there is no file {source!r}")
+    if not source and sys.stdin.isatty():
+        print("Reading one text a line from the keyboard; Ctrl-D ends.", file=sys.stderr)
+    with open(source or 0, encoding="utf-8", errors="surrogateescape", closefd=bool(source)) as stream:
+        for number, line in enumerate(stream, 1):
+            try:
+                line.encode()
+            except UnicodeEncodeError:
+                raise UserError(f"--input: {name}:{number} is not UTF-8") from None
+            yield line.rstrip("\r\n")
+
+
+@contextlib.contextmanager
+def _writing(target: str | None) -> Iterator[TextIO]:
+    """A stream to a file that appears when all is written, or to standard output."""
+    if not target:
+        yield sys.stdout
+        return
+    path = Path(target)
+    special = path.exists() and not path.is_file()  # a pipe, say, or /dev/null
+    part = path if special else path.with_name(path.name + ".part")
+    try:
+        out = part.open("w", encoding="utf-8", errors="surrogateescape")
+    except OSError as error:
+        raise UserError(f"--output: {target}: {error.strerror}") from None
+    try:
+        with out:
+            yield out
+        if not special:
+            os.replace(part, path)
+    finally:
+        if not special:
+            part.unlink(missing_ok=True)
+
+
+def _one_line(text: str) -> str:
+    return text.replace("\\", "\\\\").replace("\r", "\\r").replace("\n", "\\n")

@@ -1,0 +1,116 @@
+"""The folder of a run: everything that it needs to resume, evaluate and predict."""
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from transformer.data.tokenizers import Tokenizer
+from transformer.errors import UserError
+from transformer.freeze import thaw
+
+FREE = (
+    "train.",
+    "parallel.",
+    "sample.",
+    "data.cache_dir",
+    "data.workers",
+    "loss.chunk_size",
+    "model.kernel",
+    "model.scan_layers",
+    "model.remat",
+)
+"""Keys, or beginnings of keys, with which a run may be resumed otherwise than it began: how long and how
+often, where and in which pieces things are computed. What is computed stays the same."""
+
+FIXED = ("train.batch_size",)
+"""Keys among `FREE` that may not change after all."""
+
+
+class Workdir:
+    """The paths of a run folder, and its `config.json`."""
+
+    def __init__(self, path: str | os.PathLike):
+        self.path = Path(path)
+        self.config = self.path / "config.json"
+        self.tokenizer = self.path / "tokenizer.json"
+        self.checkpoints = self.path / "checkpoints"
+        self.metrics = self.path / "metrics.jsonl"
+        self.events = self.path / "events"
+        self.samples = self.path / "samples"
+        self.profile = self.path / "profile"
+        self.report = self.path / "report.md"
+
+    def read_config(self) -> dict[str, Any]:
+        """The values of the run's config, which are checked again when they are frozen.
+
+        Raises:
+          UserError: the folder is none of a run.
+        """
+        if not self.config.is_file():
+            what = (
+                "has no config.json: it is not the folder of a run"
+                if self.path.is_dir()
+                else "does not exist"
+            )
+            raise UserError(f"--workdir: {self.path} {what}")
+        try:
+            return json.loads(self.config.read_text())
+        except ValueError as error:
+            raise UserError(f"{self.config}: not readable as JSON ({error})") from None
+
+    def check(self, config: Any) -> None:
+        """Makes sure that the folder is new, or of a run with this config.
+
+        Raises:
+          UserError: it belongs to another run.
+        """
+        if self.path.exists() and not self.path.is_dir():
+            raise UserError(f"--workdir: {self.path} is a file")
+        if not self.config.exists():
+            foreign = [path for path in vars(self).values() if path != self.path and path.exists()]
+            if foreign:
+                raise UserError(
+                    f"--workdir: {foreign[0]} is there without a config.json; choose another folder"
+                )
+            return
+        here, there = flatten(thaw(config)), flatten(self.read_config())
+        keys = [key for key in here | there if here.get(key) != there.get(key) and not _is_free(key)]
+        if keys:
+            listed = ", ".join(f"{key} {_show(there, key)} (here {_show(here, key)})" for key in keys)
+            raise UserError(
+                f"--workdir: {self.path} belongs to another config: {listed}; choose another folder"
+            )
+
+    def write(self, config: Any, tokenizer: Tokenizer) -> None:
+        """Keeps the whole config and the tokenizer; a reader sees old ones or new ones, never parts."""
+        self.path.mkdir(parents=True, exist_ok=True)
+        part = self.config.with_suffix(".part")
+        part.write_text(json.dumps(thaw(config), indent=2) + "\n")
+        os.replace(part, self.config)
+        if not self.tokenizer.exists():
+            tokenizer.save(self.tokenizer)
+
+    def trained_steps(self) -> int:
+        """The step of the latest checkpoint; 0 where there is none."""
+        found = self.checkpoints.iterdir() if self.checkpoints.is_dir() else ()
+        return max((int(path.name) for path in found if path.name.isdecimal()), default=0)
+
+
+def flatten(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """{"model": {"d_model": 8}} -> {"model.d_model": 8}."""
+    flat: dict[str, Any] = {}
+    for key, value in values.items():
+        if isinstance(value, dict):
+            flat |= flatten(value, f"{prefix}{key}.")
+        else:
+            flat[prefix + key] = value
+    return flat
+
+
+def _is_free(key: str) -> bool:
+    return key.startswith(FREE) and key not in FIXED
+
+
+def _show(values: dict[str, Any], key: str) -> str:
+    return repr(values[key]) if key in values else "none"

@@ -1,0 +1,136 @@
+"""Trains, evaluates and uses a model: flags -> config -> experiment -> mode.
+
+Train (the same command again resumes):  python launch.py --config=configs/lm.py
+Measure on the validation data:          python launch.py --workdir=runs/lm --mode=evaluate
+Complete a prompt, or lines of a file:   python launch.py --workdir=runs/lm --mode=predict --prompt="def fib("
+
+Any key of the config can be changed: --config.model.num_layers=6
+"""
+
+import time
+
+STARTED = time.perf_counter()  # before anything is imported: the time to the first step counts from here
+
+import argparse  # noqa: E402
+import io  # noqa: E402
+import os  # noqa: E402
+import sys  # noqa: E402
+from pathlib import Path  # noqa: E402
+
+from transformer.errors import UserError  # noqa: E402
+from transformer.freeze import suggest  # noqa: E402
+
+SAMPLING = ("temperature", "top_k", "top_p", "num_samples", "max_new_tokens")
+PREDICT = ("prompt", "input", "output", "seed", *SAMPLING)
+
+
+class Parser(argparse.ArgumentParser):
+    """A parser whose errors are one line."""
+
+    def error(self, message: str) -> None:  # type: ignore[override]
+        """Raises, instead of printing the usage and leaving."""
+        raise UserError(message.removeprefix("argument "))
+
+
+def main(argv: list[str]) -> int:
+    """Runs one command. The exit code is 0; 2 where the user's input was at fault; 130 when interrupted."""
+    try:
+        flags, overrides = parse(argv)
+        prepare(flags)
+        from experiments import modes  # with JAX and the rest, which is too slow for a misspelt flag
+
+        if flags.mode == "train":
+            modes.train(flags.workdir, overrides, flags.config, STARTED)
+        elif flags.mode == "evaluate":
+            modes.evaluate(flags.workdir, overrides)
+        else:
+            files = {"source": flags.input, "target": flags.output}
+            modes.predict(flags.workdir, overrides, prompt=flags.prompt, seed=flags.seed or 0, **files)
+        sys.stdout.flush()
+        return 0
+    except UserError as error:
+        print("error:", *str(error).split("\n"), file=sys.stderr)
+        return 2
+    except BrokenPipeError:  # whoever reads our output has had enough; nothing is left to flush at exit
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return 130
+
+
+def parse(argv: list[str]) -> tuple[argparse.Namespace, list[tuple[str, str]]]:
+    """The flags, and the keys to change with their values as text: [("model.num_layers", "6")]."""
+    parser = Parser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+    )
+    add = parser.add_argument
+    add("--config", default="", help="a config file, configs/lm.py, or a preset of it, configs/lm.py:tiny")
+    add("--workdir", default="", help="the run's folder (training: runs/<name of the config>)")
+    add("--mode", default="train", choices=["train", "evaluate", "predict"])
+    add("--prompt", help="predict: a text to complete")
+    add("--input", help="predict: a file of texts, one a line (standard input)")
+    add("--output", help="predict: a file for the answers, one a line (standard output)")
+    add("--seed", type=int, help="predict: another one gives other samples (0)")
+    for name in SAMPLING:
+        add(f"--{name}", help=f"predict: instead of the run's sample.{name}")
+    add("--coordinator", help="host:port of the first of several processes; a cluster's are found without")
+    add("--num_processes", type=int, help="how many there are")
+    add("--process_id", type=int, help="which of them this is, from 0")
+    plain, overrides = split_overrides(argv)
+    flags, unknown = parser.parse_known_args(plain)
+    if unknown:
+        names = [name for action in parser._actions for name in action.option_strings if name != "-h"]
+        raise UserError(f"{unknown[0]}: no such flag; {suggest(unknown[0].split('=')[0], names)}")
+    given = [name for name in PREDICT if getattr(flags, name) is not None]
+    if given and flags.mode != "predict":
+        raise UserError(f"--{given[0]}: only --mode=predict takes it")
+    if flags.prompt is not None and flags.input is not None:
+        raise UserError("--input: there is a --prompt already; give one of them")
+    if flags.config and flags.mode != "train":
+        raise UserError(f"--config: --mode={flags.mode} takes the config that --workdir keeps; leave it out")
+    if not flags.workdir and not flags.config:
+        what = "--config: which one? configs/lm.py, say" if flags.mode == "train" else "--workdir: which run?"
+        raise UserError(f"{what} (--mode={flags.mode})")
+    path, _, preset = flags.config.partition(":")
+    flags.workdir = flags.workdir or str(Path("runs", "-".join(filter(None, [Path(path).stem, preset]))))
+    return flags, overrides + [(f"sample.{name}", getattr(flags, name)) for name in given if name in SAMPLING]
+
+
+def split_overrides(argv: list[str]) -> tuple[list[str], list[tuple[str, str]]]:
+    """Takes `--config.KEY=VALUE` and `--config.KEY VALUE` out of the arguments."""
+    plain, overrides, rest = [], [], iter(argv)
+    for argument in rest:
+        if not argument.startswith("--config."):
+            plain.append(argument)
+            continue
+        key, equals, text = argument.removeprefix("--config.").partition("=")
+        value = text if equals else next(rest, None)
+        if value is None:
+            raise UserError(f"--config.{key}: it has no value; --config.{key}=VALUE")
+        overrides.append((key, value))
+    return plain, overrides
+
+
+def prepare(flags: argparse.Namespace) -> None:
+    """What must be set before JAX is loaded, unless the environment says otherwise; and the meeting of
+    processes, where there are several."""
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "transformer", "xla")
+    os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(cache))
+    os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.1")  # 1 would skip most of a CPU's
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # XLA's warnings
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(encoding="utf-8", errors="surrogateescape")
+    counts = (os.environ.get(name, "1") for name in ("SLURM_STEP_NUM_TASKS", "OMPI_COMM_WORLD_SIZE"))
+    pod = "," in os.environ.get("TPU_WORKER_HOSTNAMES", "")
+    if flags.coordinator or pod or any(count != "1" for count in counts):
+        import jax
+
+        try:
+            jax.distributed.initialize(flags.coordinator, flags.num_processes, flags.process_id)
+        except (ValueError, RuntimeError) as error:
+            raise UserError(f"--coordinator: the processes did not meet: {error}") from error
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
