@@ -36,7 +36,7 @@ LIBRARIES = {
     "transformer.freeze": set(),
     "transformer.layers": {"jax", "flax"},
     "transformer.models": {"jax", "flax"},
-    "transformer.data": {"numpy", "grain", "tokenizers", "tensorflow_datasets", "absl", "tqdm"},
+    "transformer.data": {"numpy", "grain", "tokenizers", "tensorflow_datasets", "filelock", "tqdm"},
     "transformer.decoding": {"jax", "flax", "numpy"},
     "transformer.visualization": {"numpy", "matplotlib"},
     "configs": {"ml_collections"},

@@ -1,37 +1,36 @@
 """Batches as a pure function of (seed, step), made ahead of time in the background."""
 
-import collections
-import itertools
+import sys
 from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Protocol
 
 import grain
+import grain.experimental
 import numpy as np
 
 from transformer.errors import UserError
 
-AHEAD = 4
-"""Batches that `iterate` keeps ready for each worker."""
-
 
 class Rows(Protocol):
-    """Examples at random access, several at once."""
+    """Examples at random access, many at once."""
 
     def __len__(self) -> int: ...
 
     def batch(self, rows: np.ndarray) -> dict[str, np.ndarray]:
-        """The examples of the given numbers, stacked on a leading axis."""
+        """The examples of the given numbers, stacked; number -1 is padding, of weight 0."""
         ...
 
 
 class Loader:
-    """Batch s is rows s b ... s b + b - 1 of the order that the seed gives, whoever asks and whenever.
+    """Batch s holds rows s b ... s b + b - 1 of the order that the seed gives.
 
-    With `shuffle` every epoch is a permutation of its own; with `repeat` there is no end, and epochs follow
-    one another within a batch. Without `repeat` the last batch is filled up with zeros, whose weights are
-    zero too, so that all batches have one shape. Process p of P gets its P-th part of each batch, in order:
-    the parts of any number of processes together are the same global batch.
+    Whoever asks, and whenever, it is the same. With `shuffle`, epoch e is the permutation that (seed, e)
+    gives; with `repeat`, epochs follow one another without end, even within a batch. Without, the last batch
+    is filled up with padding, so that all have one shape and every row is served once. Process p of n gets
+    the p-th of n equal parts of each batch, so that any number of processes together see the same batches.
+
+    Raises:
+      UserError: the processes cannot share a batch equally.
     """
 
     def __init__(
@@ -44,49 +43,64 @@ class Loader:
         repeat: bool = False,
         process_index: int = 0,
         process_count: int = 1,
-        workers: int = 1,
+        prefetch: int = 4,
+        workers: int = 0,
     ) -> None:
-        """`batch_size` is the global one; `workers` threads serve `iterate`."""
+        """`batch_size` counts the rows of all processes; `iterate` keeps `prefetch` batches ready, made by a
+        thread, or by `workers` processes."""
         if batch_size % process_count:
-            raise UserError(
-                f"train.batch_size: {batch_size} is not a multiple of the {process_count} processes"
-            )
-        self.rows, self.batch_size, self.repeat, self.workers = rows, batch_size, repeat, workers
-        order = grain.MapDataset.range(len(rows)).seed(seed)
-        order = order.shuffle() if shuffle else order
-        self._order = order.repeat() if repeat else order
-        self._share = batch_size // process_count
-        self._first = process_index * self._share
+            raise UserError(f"train.batch_size: {batch_size} is no multiple of the {process_count} processes")
+        self.rows, self.batch_size, self.repeat = rows, batch_size, repeat
+        self._seed, self._shuffle = seed, shuffle
+        self._mine = np.arange(batch_size).reshape(process_count, -1)[process_index]
+        self._prefetch, self._workers = prefetch, workers
 
     def __len__(self) -> int:
         return -(-len(self.rows) // self.batch_size)
 
     def batch_at(self, step: int) -> dict[str, np.ndarray]:
-        """This process's part of batch `step`: arrays (b / processes, ...)."""
-        start = step * self.batch_size + self._first
-        places = np.arange(start, start + self._share)
-        real = places < (np.inf if self.repeat else len(self.rows))
-        chosen = np.array(
-            [self._order[int(place)] if there else 0 for place, there in zip(places, real, strict=True)]
-        )
-        batch = self.rows.batch(chosen)
-        if not real.all():
-            for values in batch.values():
-                values[~real] = 0
-        return batch
+        """This process's rows of batch `step`.
+
+        Raises:
+          IndexError: there is no such batch, without `repeat`.
+        """
+        if not 0 <= step < (sys.maxsize if self.repeat else len(self)):
+            raise IndexError(f"batch {step} of {len(self)}")
+        places = step * self.batch_size + self._mine
+        return self.rows.batch(np.array([self._row(int(place)) for place in places]))
 
     def iterate(self, start: int = 0) -> Iterator[dict[str, np.ndarray]]:
-        """Batches from `start` on, in order; an error in the background is raised here."""
-        steps = itertools.count(start) if self.repeat else iter(range(start, len(self)))
-        pending: collections.deque[Future] = collections.deque()
-        pool = ThreadPoolExecutor(self.workers, thread_name_prefix="loader")
+        """`batch_at(start), ...`, made in the background; an error there is raised here."""
+        batches = grain.MapDataset.source(_From(self, start))
+        options = grain.ReadOptions(num_threads=1, prefetch_buffer_size=self._prefetch)
+        dataset = batches.to_iter_dataset(options)
+        if self._workers:
+            dataset = dataset.mp_prefetch(grain.MultiprocessingOptions(num_workers=self._workers))
+        iterator = iter(dataset)
         try:
-            for step in itertools.islice(steps, AHEAD * self.workers):
-                pending.append(pool.submit(self.batch_at, step))
-            while pending:
-                batch = pending.popleft().result()
-                for step in itertools.islice(steps, 1):
-                    pending.append(pool.submit(self.batch_at, step))
-                yield batch
+            yield from iterator
         finally:
-            pool.shutdown(cancel_futures=True)
+            iterator.close()
+
+    def _row(self, place: int) -> int:
+        epoch, index = divmod(place, len(self.rows))
+        if epoch and not self.repeat:
+            return -1
+        if not self._shuffle:
+            return index
+        (seed,) = np.random.SeedSequence([self._seed, epoch]).generate_state(1)
+        return grain.experimental.index_shuffle(index, max_index=len(self.rows) - 1, seed=int(seed), rounds=4)
+
+
+class _From:
+    """The batches of a loader from one on, as grain asks for them."""
+
+    def __init__(self, loader: Loader, start: int) -> None:
+        self._loader, self._start = loader, start
+
+    def __len__(self) -> int:
+        last = sys.maxsize // 2 if self._loader.repeat else len(self._loader)
+        return max(last - self._start, 0)
+
+    def __getitem__(self, index: int) -> dict[str, np.ndarray]:
+        return self._loader.batch_at(self._start + index)

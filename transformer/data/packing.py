@@ -6,15 +6,15 @@ from transformer.data.token_cache import TokenCache
 
 
 class PackedRows:
-    """Rows of `sequence_length` inputs with their successors as targets: a `__getitem__` away.
+    """Rows of `sequence_length` inputs with their successors as targets.
 
-    Row r holds the tokens r t ... r t + t - 1 of all documents in order, and as targets those one further.
-    Every token but the first is a target in exactly one row, with weight 1, except the start of a
-    document, which nothing predicts, weight 0. A row is a dictionary of arrays (t,):
+    Row r holds tokens r t ... r t + t - 1 of all documents laid end to end, and as targets those one further:
+    every token but the first of all is a target in exactly one row. A row is a dictionary of arrays (t,):
 
-    - `tokens`, `targets`: int32;  `weights`: float32;
-    - `segments`: int32, 1, 2, ... for the documents in the row, 0 for padding after the last one;
-    - `positions`: int32, 0, 1, ... from the start of each document or, where that lies before, of the row;
+    - `tokens`, `targets`: int32, 0 where there is none;
+    - `weights`: float32, 1, or 0 where the target starts another document or is padding;
+    - `segments`: int32, 1, 2, ... for the documents of the row, 0 for padding;
+    - `positions`: int32, 0, 1, ... from the start of each document, or of the row for one begun before it;
     - `bytes`: int32, the UTF-8 bytes of text that the target stands for.
     """
 
@@ -26,27 +26,32 @@ class PackedRows:
         return -(-(len(self.cache.tokens) - 1) // self.sequence_length)
 
     def __getitem__(self, row: int) -> dict[str, np.ndarray]:
-        return {name: values[0] for name, values in self.batch(np.array([row])).items()}
+        if not -len(self) <= row < len(self):
+            raise IndexError(f"row {row} of {len(self)}")
+        return {name: values[0] for name, values in self.batch(np.array([row % len(self)])).items()}
 
     def batch(self, rows: np.ndarray) -> dict[str, np.ndarray]:
-        """The rows of the given numbers, stacked: arrays (b, t)."""
-        t, offsets, total = self.sequence_length, self.cache.offsets, len(self.cache.tokens)
-        place_bt = rows[:, None] * t + np.arange(t + 1)
+        """The rows of the given numbers, stacked, (b, t); number -1 is a row of padding."""
+        t, total = self.sequence_length, len(self.cache.tokens)
+        first_b1 = np.where(rows < 0, total, rows * t)[:, None]
+        place_bt = first_b1 + np.arange(t + 1)
         real_bt = place_bt < total
         place_bt = np.minimum(place_bt, total - 1)
         tokens_bt = self.cache.tokens[place_bt].astype(np.int32)
+        offsets = self.cache.offsets
         document_bt = np.searchsorted(offsets, place_bt, side="right") - 1
-        inside = document_bt[:, :-1] == document_bt[:, 1:]
-        counted_bt = inside & real_bt[:, 1:]
-        start_bt = np.maximum(offsets[document_bt[:, :-1]], rows[:, None] * t)
-        # The last token of all is an input only where padding follows it, and then predicts nothing.
-        input_bt = real_bt[:, :-1] & (place_bt[:, :-1] < total - 1)
-        segments_bt = (document_bt - document_bt[:, :1] + 1)[:, :-1]
-        return {
-            "tokens": np.where(input_bt, tokens_bt[:, :-1], 0),
-            "targets": np.where(counted_bt, tokens_bt[:, 1:], 0),
-            "weights": counted_bt.astype(np.float32),
-            "segments": np.where(input_bt, segments_bt, 0).astype(np.int32),
-            "positions": np.where(input_bt, place_bt[:, :-1] - start_bt, 0).astype(np.int32),
-            "bytes": np.where(counted_bt, self.cache.num_bytes[place_bt[:, 1:]], 0).astype(np.int32),
+        # The last token of all has no successor: as an input it is padding.
+        inputs_bt = real_bt[:, 1:]
+        counted_bt = inputs_bt & (document_bt[:, 1:] == document_bt[:, :-1])
+        document_bt = document_bt[:, :-1]
+        start_bt = np.maximum(offsets[document_bt], first_b1)
+        integers = {
+            "tokens": (tokens_bt[:, :-1], inputs_bt),
+            "targets": (tokens_bt[:, 1:], inputs_bt),
+            "segments": (document_bt - document_bt[:, :1] + 1, inputs_bt),
+            "positions": (place_bt[:, :-1] - start_bt, inputs_bt),
+            "bytes": (self.cache.num_bytes[place_bt[:, 1:]], counted_bt),
         }
+        return {
+            name: np.where(where, values, 0).astype(np.int32) for name, (values, where) in integers.items()
+        } | {"weights": counted_bt.astype(np.float32)}

@@ -1,16 +1,17 @@
-"""The text group of a config, from its source to batches."""
+"""The text of a run: from a config's `data` group to batches."""
 
-import hashlib
-import json
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 from transformer.data.loader import Loader
 from transformer.data.packing import PackedRows
-from transformer.data.sources import Source, data_folder, open_source
+from transformer.data.sources import SOURCES, Source, open_source
+from transformer.data.storage import build_once, data_folder, digest
 from transformer.data.token_cache import TokenCache
-from transformer.data.tokenizers import KINDS, Tokenizer
+from transformer.data.tokenizers import TOKENIZERS, Tokenizer
 from transformer.errors import UserError
 
 
@@ -20,41 +21,57 @@ class TextDataConfig:
 
     source: str = "stdlib"
     text_field: str = "text"
-    document: Literal["file", "paragraph", "line"] = "file"
+    document: Literal["file", "line", "paragraph"] = "file"
     validation_source: str = ""
     tokenizer: str = "bpe"
     vocab_size: int = 4096
     sequence_length: int = 256
     cache_dir: str = ""
-    workers: int = 1
+    workers: int = 0
 
     def __post_init__(self) -> None:
-        if self.sequence_length < 1:
-            raise UserError(f"sequence_length: {self.sequence_length}; expected at least 1")
-        if self.workers < 1:
-            raise UserError(f"workers: {self.workers}; expected at least 1 thread")
+        for key in ("source", "validation_source"):
+            value = getattr(self, key)
+            if (key == "source" or value) and value.partition(":")[0] not in SOURCES:
+                raise UserError(f"{key}: {value!r}; expected stdlib, text:GLOB, jsonl:GLOB or tfds:NAME")
+        if self.tokenizer not in TOKENIZERS and not Path(self.tokenizer).expanduser().is_file():
+            kinds = ", ".join(TOKENIZERS)
+            raise UserError(f"tokenizer: {self.tokenizer!r} is no file; expected one, or one of {kinds}")
         if self.tokenizer == "bpe" and self.vocab_size < 257:
-            raise UserError(f"vocab_size: {self.vocab_size}; bpe needs at least 257, the bytes and the end")
+            raise UserError(f"vocab_size: {self.vocab_size}; bpe needs at least 257: every byte, and the end")
+        if self.sequence_length < 1:
+            raise UserError(f"sequence_length: {self.sequence_length}; expected at least 1 token")
+        if self.workers < 0:
+            raise UserError(f"workers: {self.workers}; expected a number of processes, or 0 for a thread")
 
 
 class TextData:
-    """Tokenizer, rows and loaders of one config."""
+    """Tokenizer, packed rows and loaders of a config, each made when asked for and kept in the data folder.
+
+    Raises:
+      UserError: the source or the tokenizer is missing, unreadable or empty.
+    """
 
     def __init__(self, config: TextDataConfig, tokenizer: Tokenizer | None = None) -> None:
-        """`tokenizer`, a run folder's own, goes before what the config says; without it one is loaded, or
-        made from the training split and kept in the data folder."""
+        """`tokenizer`, a run folder's own, goes before what the config says."""
         self.config = config
         self.folder = data_folder(config.cache_dir)
         self.tokenizer = tokenizer or self._make_tokenizer()
 
     def source(self, split: str) -> Source:
-        """The documents of a split."""
-        c, name = self.config, self.config.source
-        if split == "validation" and c.validation_source:
-            name, split = c.validation_source, split if c.validation_source.startswith("tfds:") else "all"
-        elif split == "train" and c.validation_source and not name.startswith(("tfds:", "stdlib")):
-            split = "all"
-        return open_source(name, split, field=c.text_field, document=c.document, cache_dir=c.cache_dir)
+        """The documents of a split. With `validation_source` all of `source`'s files are for training, and
+        validation and test are that one's."""
+        c = self.config
+        held_out = split != "train" and c.validation_source
+        with _naming("validation_source" if held_out else "source"):
+            return open_source(
+                c.validation_source if held_out else c.source,
+                split,
+                field=c.text_field,
+                document=c.document,
+                divide=not c.validation_source,
+                cache_dir=c.cache_dir,
+            )
 
     def rows(self, split: str) -> PackedRows:
         """The packed rows of a split, tokenised first where that was never done."""
@@ -62,25 +79,32 @@ class TextData:
         return PackedRows(cache, self.config.sequence_length)
 
     def loader(self, split: str, batch_size: int, **options) -> Loader:
-        """Batches of a split; `options` as for `Loader`."""
+        """Batches of a split; `options` are those of `Loader`."""
         return Loader(self.rows(split), batch_size, workers=self.config.workers, **options)
 
     def text(self, split: str) -> Iterator[str]:
-        """The documents of a split as text."""
-        source = self.source(split)
-        return (source[i] for i in range(len(source)))
+        """The text of a split, in pieces: what general compressors are to be compared on."""
+        return self.source(split).texts()
 
     def _make_tokenizer(self) -> Tokenizer:
-        c = self.config
-        if c.tokenizer == "bytes":
-            return Tokenizer.train("bytes", [])
-        if c.tokenizer not in KINDS:
-            return Tokenizer.load(c.tokenizer)
+        kind, size = self.config.tokenizer, self.config.vocab_size
+        if kind not in TOKENIZERS:
+            with _naming("tokenizer"):
+                return Tokenizer.load(kind)
+        if kind == "bytes":
+            return Tokenizer.train(kind)
         source = self.source("train")
-        key = json.dumps([source.identity, c.tokenizer, c.vocab_size if c.tokenizer == "bpe" else 0])
-        path = self.folder / "tokenizers" / f"{hashlib.sha256(key.encode()).hexdigest()[:20]}.json"
-        if not path.exists():
-            made = Tokenizer.train(c.tokenizer, self.text("train"), c.vocab_size)
-            path.parent.mkdir(parents=True, exist_ok=True)
-            made.save(path)
-        return Tokenizer.load(path)
+        key = digest(source.identity, kind, size if kind == "bpe" else 0)
+
+        def build(new: Path) -> None:
+            Tokenizer.train(kind, source.texts(), size).save(new / "tokenizer.json")
+
+        return Tokenizer.load(build_once(self.folder / "tokenizers" / key, build) / "tokenizer.json")
+
+
+@contextmanager
+def _naming(key: str) -> Iterator[None]:
+    try:
+        yield
+    except UserError as error:
+        raise UserError(f"data.{key}: {error}") from error.__cause__

@@ -1,89 +1,99 @@
 """Tokenised documents in memory-mapped files: made once, read by any number of processes."""
 
-import hashlib
-import json
-import os
-import shutil
-import tempfile
+import itertools
+from array import array
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 from tqdm import tqdm
 
 from transformer.data.sources import Source
+from transformer.data.storage import build_once, digest
 from transformer.data.tokenizers import Tokenizer
 from transformer.errors import UserError
 
 FORMAT = 1
-LONG = 20_000
-"""Documents from which on a progress bar is worth its line."""
+BATCH = 4 << 20
+"""Characters tokenised at once: what bounds the memory, whatever the size of the corpus."""
 
 
 class TokenCache:
-    """The documents of one source under one tokenizer, end to end.
+    """The documents of one source under one tokenizer, end to end, each as `[bos] + tokens + [eos]`.
 
-    `tokens` and `num_bytes` have one entry per token (see `Tokenizer.documents`); document i is
-    tokens[offsets[i] : offsets[i + 1]]. All three are read-only views of files: opening costs nothing, and
-    pages are read as they are used.
+    Document i is tokens[offsets[i] : offsets[i + 1]]; `num_bytes` holds the UTF-8 bytes that each token
+    stands for, which over a document add up to its size exactly: its eos counts what the tokens leave.
+    All three are read-only views of files, so that opening them takes no time and no memory.
     """
 
     def __init__(self, folder: Path) -> None:
         """Opens a complete cache."""
         self.folder = folder
-        self.tokens = np.load(folder / "tokens.npy", mmap_mode="r")
-        self.num_bytes = np.load(folder / "num_bytes.npy", mmap_mode="r")
-        self.offsets = np.load(folder / "offsets.npy", mmap_mode="r")
+        (tokens,) = folder.glob("tokens.*")
+        self.tokens = np.memmap(tokens, tokens.suffix[1:], "r")
+        self.num_bytes = np.memmap(folder / "num_bytes.uint32", np.uint32, "r")
+        self.offsets = np.memmap(folder / "offsets.int64", np.int64, "r")
+
+    def __reduce__(self) -> tuple:
+        return TokenCache, (self.folder,)
 
     @classmethod
-    def of(cls, source: Source, tokenizer: Tokenizer, cache_dir: Path) -> "TokenCache":
-        """Opens the cache of `source` and `tokenizer` below `cache_dir`, tokenising first where there is none.
+    def of(cls, source: Source, tokenizer: Tokenizer, data_folder: Path) -> "TokenCache":
+        """Opens the cache of `source` and `tokenizer`, which is made where there is none of exactly these.
 
-        Its name is a hash of both and of the format, so that a change of either makes a new one. It is
-        written elsewhere and renamed when complete: a killed process leaves nothing half-done, and of two
-        processes that start together the slower one finds its work done and drops its own.
+        Raises:
+          UserError: the source has no text, or text that cannot be read.
         """
-        key = json.dumps([FORMAT, source.identity, tokenizer.content])
-        folder = cache_dir / "tokens" / hashlib.sha256(key.encode()).hexdigest()[:20]
-        if not (folder / "offsets.npy").exists():
-            folder.parent.mkdir(parents=True, exist_ok=True)
-            part = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f"{folder.name}.part-"))
-            try:
-                _write(source, tokenizer, part)
-                try:
-                    os.rename(part, folder)
-                except OSError:
-                    if not (folder / "offsets.npy").exists():
-                        raise
-            finally:
-                shutil.rmtree(part, ignore_errors=True)
-        return cls(folder)
+        key = digest(FORMAT, source.identity, tokenizer.identity)
+        return cls(build_once(data_folder / "tokens" / key, lambda new: _write(source, tokenizer, new)))
 
 
 def _write(source: Source, tokenizer: Tokenizer, folder: Path) -> None:
-    token_type = np.uint16 if tokenizer.vocab_size <= 2**16 else np.uint32
-    offsets = [0]
-    with open(folder / "tokens.raw", "wb") as tokens_file, open(folder / "bytes.raw", "wb") as bytes_file:
-        texts = (source[i] for i in range(len(source)))
-        for tokens, num_bytes in tqdm(
-            tokenizer.documents(texts),
-            "tokenising",
-            len(source),
-            unit=" documents",
-            leave=False,
-            disable=len(source) < LONG,
-        ):
-            tokens_file.write(tokens.astype(token_type).tobytes())
-            bytes_file.write(num_bytes.tobytes())
-            offsets.append(offsets[-1] + len(tokens))
-    if len(offsets) == 1:
-        raise UserError(f"data.source: {source.identity} holds no document")
-    _finish(folder / "tokens.raw", folder / "tokens.npy", token_type, offsets[-1])
-    _finish(folder / "bytes.raw", folder / "num_bytes.npy", np.uint32, offsets[-1])
-    np.save(folder / "offsets.npy", np.array(offsets, np.int64))
+    if not len(source):
+        raise UserError(f"{source.name}: no text; give more, or data.validation_source")
+    eos = tokenizer.eos_id
+    dtype = np.dtype(np.uint16 if tokenizer.vocab_size <= 1 << 16 else np.uint32)
+    bar = tqdm(desc=f"tokenising {source.name}", unit="B", unit_scale=True, delay=2, leave=False)
+    offsets = array("q", [0])
+    with (
+        bar,
+        open(folder / f"tokens.{dtype}", "wb") as tokens_file,
+        open(folder / "num_bytes.uint32", "wb") as bytes_file,
+    ):
+        remaining = 0
+        for batch in _batches(source):
+            texts = [text for text, _, _ in batch]
+            ids: list[np.ndarray] = []
+            counts: list[np.ndarray] = []
+            for (text, first, last), (i, n) in zip(batch, tokenizer.encode_counting(texts), strict=True):
+                size = len(text) if text.isascii() else len(text.encode())
+                bar.update(size)
+                remaining = size - int(n.sum()) + (0 if first else remaining)
+                ids += [np.array([eos] * first), i, np.array([eos] * last)]
+                counts += [np.array([0] * first), n, np.array([remaining] * last)]
+                offsets[-1] += len(i) + first + last
+                if last:
+                    offsets.append(offsets[-1])
+            np.concatenate(ids).astype(dtype).tofile(tokens_file)
+            np.concatenate(counts).astype(np.uint32).tofile(bytes_file)
+    with open(folder / "offsets.int64", "wb") as offsets_file:
+        np.concatenate([[0], offsets[:-1]]).astype(np.int64).tofile(offsets_file)
 
 
-def _finish(raw: Path, path: Path, dtype: type, length: int) -> None:
-    """Gives raw numbers the header of an .npy file."""
-    numbers = np.memmap(raw, dtype, "r", shape=(length,))
-    np.save(path, numbers)
-    raw.unlink()
+def _batches(source: Source) -> Iterator[list[tuple[str, bool, bool]]]:
+    """Pieces of documents, each with whether it is its document's first and last, some `BATCH` at a time."""
+    batch: list[tuple[str, bool, bool]] = []
+    size = 0
+    for index in range(len(source)):
+        pieces = itertools.chain(source.pieces(index), [None])
+        text, first = next(pieces), True
+        for following in pieces:
+            assert text is not None
+            batch.append((text, first, following is None))
+            size += len(text)
+            text, first = following, False
+            if size >= BATCH:
+                yield batch
+                batch, size = [], 0
+    if batch:
+        yield batch

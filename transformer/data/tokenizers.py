@@ -1,82 +1,69 @@
-"""Tokenizers over the `tokenizers` library: bytes, characters, byte-level BPE, or any `tokenizer.json`."""
+"""Text to integers and back: bytes, characters, byte-level BPE, or any other `tokenizer.json`."""
 
+import functools
+import json
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
-from tokenizers import Regex, decoders, models, pre_tokenizers, trainers
-from tokenizers import Tokenizer as Backend
+import tokenizers
+from tokenizers import decoders, models, pre_tokenizers, trainers
 
+from transformer.data.storage import digest
 from transformer.errors import UserError
 
 END = "<|endoftext|>"
-UNKNOWN = "<|unknown|>"
-ENDS = (END, "</s>", "<eos>", "[SEP]", "<|end_of_text|>")
-"""Names by which a loaded tokenizer may call its end-of-text token, in order of preference."""
-KINDS = ("bytes", "characters", "bpe")
+ENDS = (END, "<|end_of_text|>", "</s>", "<eos>", "[SEP]")
+"""What other tokenizers call the token that ends a text, the preferred name first."""
+
+UNKNOWN = "\ufffd"
+"""The character that stands for unknown ones, Unicode's own for the purpose."""
 
 
 class Tokenizer:
-    """Text to integers and back; one special token, `eos_id`, stands before and after every document.
+    """A `tokenizer.json` with one special token, `eos_id` (= `bos_id` = `pad_id`), around every document.
 
-    Text that looks like a special token is ordinary text: only the program itself adds one.
+    What looks like a special token in a text is plain text: it is encoded letter by letter, so no text can
+    end a document early or start another; only the program itself puts `eos_id` anywhere.
     """
 
-    def __init__(self, backend: Backend) -> None:
-        """Wraps a tokenizer that has an end-of-text token (see `ENDS`)."""
+    def __init__(self, backend: tokenizers.Tokenizer) -> None:
+        """Takes over a tokenizer of the library, and adds `<|endoftext|>` where it has no such token."""
+        vocabulary = backend.get_vocab()
+        name = next((end for end in ENDS if end in vocabulary), END)
+        backend.add_special_tokens([name])
+        backend.no_truncation()
+        backend.no_padding()
+        backend.encode_special_tokens = True  # that is, as plain text
         self._backend = backend
-        ids = (backend.token_to_id(name) for name in ENDS)
-        found = [token for token in ids if token is not None]
-        if not found:
-            raise UserError(f"data.tokenizer: it has no end-of-text token, none of {', '.join(ENDS)}")
-        self.eos_id = self.bos_id = self.pad_id = found[0]
-        # Without this the library would find special tokens in the middle of what a user wrote.
-        self._backend.encode_special_tokens = True
-        self._backend.no_padding()
-        self._backend.no_truncation()
+        self.eos_id: int = backend.get_vocab()[name]
+        self.bos_id = self.pad_id = self.eos_id
 
     @classmethod
-    def train(cls, kind: str, texts: Iterable[str], vocab_size: int = 0) -> "Tokenizer":
-        """A tokenizer of one of `KINDS`; "bytes" needs no text, "bpe" learns up to `vocab_size` tokens.
+    def train(cls, kind: str, texts: Iterable[str] = (), vocab_size: int = 0) -> "Tokenizer":
+        """Makes a tokenizer of one of the kinds of `TOKENIZERS` from a training text, given in pieces.
 
-        bytes: 256 tokens. characters: one for each character of the text, and one for all others. bpe: merges
-        of frequent neighbours, from bytes up (Sennrich et al. 2016; bytes as in Radford et al. 2019).
+        Raises:
+          UserError: an unknown kind.
         """
-        if kind not in KINDS:
-            raise UserError(f"data.tokenizer: {kind!r} is neither a file nor one of {', '.join(KINDS)}")
-        if kind == "characters":
-            characters = sorted(set().union(*map(set, texts)))
-            vocabulary = {token: i for i, token in enumerate([END, UNKNOWN, *characters])}
-            backend = Backend(models.WordLevel(vocabulary, unk_token=UNKNOWN))
-            backend.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
-            backend.decoder = decoders.Fuse()
-            backend.add_special_tokens([END, UNKNOWN])
-            return cls(backend)
-        alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-        vocabulary = {token: i for i, token in enumerate([END, *alphabet])}
-        backend = Backend(models.BPE(vocab=vocabulary, merges=[]))
-        backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=kind == "bpe")
-        backend.decoder = decoders.ByteLevel()
-        if kind == "bpe":
-            trainer = trainers.BpeTrainer(
-                vocab_size=vocab_size, special_tokens=[END], initial_alphabet=alphabet, show_progress=False
-            )
-            backend.train_from_iterator(texts, trainer)
-        backend.add_special_tokens([END])
-        return cls(backend)
+        if kind not in TOKENIZERS:
+            raise UserError(f"{kind!r}: unknown tokenizer; expected a file or one of {', '.join(TOKENIZERS)}")
+        return cls(TOKENIZERS[kind](texts, vocab_size))
 
     @classmethod
     def load(cls, path: str | os.PathLike) -> "Tokenizer":
-        """From a `tokenizer.json`, of this program or any other."""
-        if not os.path.isfile(path):
-            raise UserError(f"data.tokenizer: {path}: there is no such file")
+        """Reads a `tokenizer.json`, ours or another's.
+
+        Raises:
+          UserError: there is no such file, or it is something else.
+        """
         try:
-            return cls(Backend.from_file(str(path)))
-        except UserError:
-            raise
-        except Exception as error:  # the library raises plain Exception
-            raise UserError(f"data.tokenizer: {path}: not a tokenizer.json: {error}") from None
+            return cls(tokenizers.Tokenizer.from_str(Path(path).expanduser().read_text(encoding="utf-8")))
+        except OSError as error:
+            raise UserError(f"{path}: cannot be read ({error.strerror})") from None
+        except Exception as error:  # the library raises nothing more precise
+            raise UserError(f"{path}: not a tokenizer.json ({str(error).splitlines()[0]})") from None
 
     def save(self, path: str | os.PathLike) -> None:
         """Writes `tokenizer.json`, whole or not at all."""
@@ -87,59 +74,135 @@ class Tokenizer:
     @property
     def content(self) -> str:
         """The text of `tokenizer.json`."""
-        return self._backend.to_str(pretty=False)
+        return self._backend.to_str(pretty=True)
+
+    @property
+    def identity(self) -> str:
+        """Differs between tokenizers that encode differently."""
+        return digest(self.content)
 
     @property
     def vocab_size(self) -> int:
-        """Number of tokens, special ones included."""
-        return self._backend.get_vocab_size(with_added_tokens=True)
+        """Number of tokens, the special ones included: ids are below it."""
+        return max(self._backend.get_vocab().values()) + 1
 
     def encode(self, text: str) -> list[int]:
-        """The tokens of a text, without special ones."""
+        """The ids of a text, without any special token."""
         return self._backend.encode(text, add_special_tokens=False).ids
 
-    def decode(self, ids: Sequence[int]) -> str:
-        """The text of tokens; special ones are left out, bytes that are no UTF-8 become U+FFFD."""
-        return self._backend.decode([int(i) for i in ids], skip_special_tokens=True)
+    def decode(self, ids: Iterable[int]) -> str:
+        """The text of ids, without special tokens; bytes that are not UTF-8 become U+FFFD."""
+        return self._backend.decode([int(i) for i in ids])
 
-    def token(self, index: int) -> str:
-        """The name of one token."""
-        return self._backend.id_to_token(int(index)) or ""
+    def stream(self, ids: Iterable[int]) -> Iterator[str]:
+        """The text of ids as they arrive: joined, it is `decode` of all, and no character comes in halves."""
+        shown: list[int] = []  # some decoders look at the token before
+        held: list[int] = []
+        for i in ids:
+            held.append(int(i))
+            before = self.decode(shown)
+            text = self.decode(shown + held)[len(before) :]
+            if text and not text.endswith(UNKNOWN):
+                yield text
+                shown, held = held, []
+        if held:
+            yield self.decode(shown + held)[len(self.decode(shown)) :]
 
-    def documents(self, texts: Iterable[str], batch: int = 256) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """For each text its tokens between two `eos_id`s, and the UTF-8 bytes that each token stands for.
+    def encode_counting(self, texts: Sequence[str]) -> list[tuple[np.ndarray, np.ndarray]]:
+        """For each text its ids (m,) and the number of its UTF-8 bytes that each id stands for (m,).
 
-        The bytes of a document's tokens add up to the document's exactly, whatever the tokenizer does to the
-        text: a token counts the bytes from where the one before it ended to where it ends itself, and the
-        last `eos_id` what then remains. The texts are encoded `batch` at a time, in parallel.
+        A token counts the bytes from where the tokens before it end to where it ends itself, so that they add
+        up to the text's bytes, less what the tokenizer drops at its end. The texts are encoded in parallel.
         """
-        chunk: list[str] = []
-        for text in texts:
-            chunk.append(text)
-            if len(chunk) == batch:
-                yield from self._encode_batch(chunk)
-                chunk = []
-        yield from self._encode_batch(chunk)
+        if self._is_bytes:
+            return [_as_bytes(text) for text in texts]
+        sizes = self._byte_sizes
+        if sizes is None:
+            encodings = self._backend.encode_batch(list(texts), add_special_tokens=False)
+            return [_by_offsets(text, encoding) for text, encoding in zip(texts, encodings, strict=True)]
+        # Every token of a byte-level tokenizer is so many bytes wherever it stands: no offsets are needed.
+        encodings = self._backend.encode_batch_fast(list(texts), add_special_tokens=False)
+        ids = [np.array(encoding.ids, np.int64) for encoding in encodings]
+        return [(i, sizes[i]) for i in ids]
 
-    def _encode_batch(self, texts: list[str]) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        for text, encoding in zip(
-            texts, self._backend.encode_batch(texts, add_special_tokens=False), strict=True
-        ):
-            tokens = np.full(len(encoding) + 2, self.eos_id, np.uint32)
-            tokens[1:-1] = encoding.ids
-            ends = np.zeros(len(encoding) + 2, np.int64)
-            characters_end = np.array(encoding.offsets, np.int64).reshape(-1, 2)[:, 1]
-            before = _bytes_before(text)
-            # Several tokens of one character all report its end; the first of them then counts its bytes.
-            ends[1:-1] = np.maximum.accumulate(before[characters_end])
-            ends[-1] = before[-1]
-            yield tokens, np.diff(ends, prepend=0).astype(np.uint32)
+    @functools.cached_property
+    def _is_bytes(self) -> bool:
+        return self.content == type(self)(_bytes()).content
+
+    @functools.cached_property
+    def _byte_sizes(self) -> np.ndarray | None:
+        """The bytes of each token, where it keeps every byte of a text and each token is a run of them."""
+        parts = json.loads(self.content)
+        plain = {"type": "ByteLevel", "add_prefix_space": False}
+        kept = parts["normalizer"] is None and plain.items() <= (parts["pre_tokenizer"] or {}).items()
+        special = any(not token["special"] for token in parts["added_tokens"])
+        if not kept or special or parts["model"]["type"] != "BPE" or len(parts["model"]["vocab"]) < 256:
+            return None
+        sizes = np.zeros(self.vocab_size, np.int64)
+        for token, i in parts["model"]["vocab"].items():
+            sizes[i] = len(token)  # the alphabet has one character for each byte
+        return sizes
+
+
+def _bytes(texts: Iterable[str] = (), vocab_size: int = 0) -> tokenizers.Tokenizer:
+    """Id b is byte b."""
+    backend = tokenizers.Tokenizer(models.BPE(vocab={_symbol(byte): byte for byte in range(256)}, merges=[]))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    backend.decoder = decoders.ByteLevel()
+    return backend
+
+
+def _characters(texts: Iterable[str], vocab_size: int = 0) -> tokenizers.Tokenizer:
+    """One token for each character of the text, and one for all others."""
+    characters = sorted(set().union(*map(set, texts)) - {UNKNOWN})
+    vocabulary = {character: i for i, character in enumerate([UNKNOWN, *characters])}
+    backend = tokenizers.Tokenizer(models.BPE(vocab=vocabulary, merges=[], unk_token=UNKNOWN))
+    backend.decoder = decoders.Fuse()
+    return backend
+
+
+def _bpe(texts: Iterable[str], vocab_size: int) -> tokenizers.Tokenizer:
+    """Merges of the commonest neighbours, from bytes up, inside words (Sennrich et al. 2016, section 3.2;
+    over bytes as in Radford et al. 2019, section 2.2)."""
+    backend = tokenizers.Tokenizer(models.BPE())
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        special_tokens=[END],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    backend.train_from_iterator(texts, trainer)
+    return backend
+
+
+TOKENIZERS = {"bytes": _bytes, "characters": _characters, "bpe": _bpe}
+"""How a tokenizer is made from a text (in pieces) and a wanted size."""
+
+
+def _symbol(byte: int) -> str:
+    """The character by which byte-level tokenizers write a byte: itself where that is visible."""
+    shown = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    return chr(byte) if byte in shown else chr(0x100 + byte - sum(other < byte for other in shown))
+
+
+def _as_bytes(text: str) -> tuple[np.ndarray, np.ndarray]:
+    ids = np.frombuffer(text.encode(), np.uint8)
+    return ids, np.ones_like(ids)
+
+
+def _by_offsets(text: str, encoding: tokenizers.Encoding) -> tuple[np.ndarray, np.ndarray]:
+    ends = np.array(encoding.offsets, np.int64).reshape(-1, 2)[:, 1]
+    # Tokens that share a character all end with it: the first of them counts its bytes.
+    ends = _bytes_before(text)[np.maximum.accumulate(ends)]
+    return np.array(encoding.ids, np.int64), np.diff(ends, prepend=0)
 
 
 def _bytes_before(text: str) -> np.ndarray:
-    """At i, the number of UTF-8 bytes of the first i characters."""
+    """At i the UTF-8 bytes of the first i characters."""
     if text.isascii():
         return np.arange(len(text) + 1)
-    code = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), np.uint32)
-    width = 1 + (code > 0x7F) + (code > 0x7FF) + (code > 0xFFFF)
-    return np.concatenate([[0], np.cumsum(width)])
+    points = np.frombuffer(text.encode("utf-32-le"), np.uint32)
+    widths = 1 + (points > 0x7F) + (points > 0x7FF) + (points > 0xFFFF)
+    return np.concatenate([[0], np.cumsum(widths)])

@@ -1,0 +1,47 @@
+"""Where text comes from: a family of `Source`s, each chosen by what stands before the colon of its name."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+from transformer.data.sources.base import SPLITS, Options, Source
+from transformer.data.sources.files import DOCUMENTS, JsonLines, TextFiles
+from transformer.data.sources.stdlib import StandardLibrary
+from transformer.data.sources.tfds import TfdsText
+from transformer.data.storage import data_folder
+from transformer.errors import UserError
+
+SOURCES: dict[str, Callable[[str, str, Options], Source]] = {
+    "stdlib": StandardLibrary,
+    "text": TextFiles,
+    "jsonl": JsonLines,
+    "tfds": TfdsText,
+}
+"""By what stands before the colon: called with what stands behind it, the split and the options."""
+
+
+def open_source(
+    name: str,
+    split: str,
+    *,
+    field: str = "text",
+    document: str = "file",
+    divide: bool = True,
+    cache_dir: str | Path = "",
+) -> Source:
+    """The records of one split ("train", "validation", "test") of `stdlib`, `text:/path/*.txt`,
+    `jsonl:/path.jsonl` (also .gz) or `tfds:name`.
+
+    `field` is where the text is in a record; `document` what one record of plain text is ("file", "line",
+    "paragraph"). Files come without splits: `divide` divides them 90/5/5, else every split is the whole.
+
+    Raises:
+      UserError: unknown source, split or document; missing, unreadable or empty files; an unknown field.
+    """
+    kind, _, argument = name.partition(":")
+    if kind not in SOURCES:
+        raise UserError(f"{name!r}: no such source; expected {', '.join(SOURCES)}, then :PATH or :NAME")
+    if split not in SPLITS:
+        raise UserError(f"{name}: no split {split!r}; splits there: {', '.join(SPLITS)}")
+    if document not in DOCUMENTS:
+        raise UserError(f"{name}: document {document!r}; expected one of {', '.join(DOCUMENTS)}")
+    return SOURCES[kind](argument, split, Options(data_folder(str(cache_dir)), field, document, divide))

@@ -1,0 +1,77 @@
+"""What a data set is: records by number, and a name that changes whenever they do."""
+
+import hashlib
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from transformer.errors import UserError
+
+SPLITS = {"train": (0.0, 0.90), "validation": (0.90, 0.95), "test": (0.95, 1.0)}
+"""The share of a data set that each split takes, where the set comes without splits of its own."""
+
+PIECE = 1 << 20
+"""Longest text handed out at once, in characters (bytes, where it comes from a file), save for what is left
+of its last line."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """What a source may want to know besides its own argument: where the text is in a record (`field`),
+    what one document of plain text is, whether a set without splits is to be divided into them (or every
+    split is the whole), and the folder for what has to be prepared."""
+
+    folder: Path
+    field: str = "text"
+    document: str = "file"
+    divide: bool = True
+
+
+class Source(ABC):
+    """Records (`{"text": ..., ...}`) by number. `identity` changes whenever a record does, and is known
+    without reading them; `name` is for messages; `field` is where the text is."""
+
+    identity: str
+    name: str
+    field: str = "text"
+
+    @abstractmethod
+    def __len__(self) -> int: ...
+
+    @abstractmethod
+    def __getitem__(self, index: int) -> dict[str, Any]: ...
+
+    def pieces(self, index: int) -> Iterator[str]:
+        """The text of one record in order, at least one piece, long texts cut at ends of lines."""
+        text = self[index][self.field]
+        start = 0
+        while len(text) - start > PIECE:
+            end = text.find("\n", start + PIECE) + 1 or len(text)
+            yield text[start:end]
+            start = end
+        if start < len(text) or not text:
+            yield text[start:]
+
+    def texts(self) -> Iterator[str]:
+        """All the text in order, in pieces; memory does not grow with it.
+
+        Raises:
+          UserError: there is none.
+        """
+        if not len(self):
+            raise UserError(f"{self.name}: no text; give data.validation_source, or more text")
+        for index in range(len(self)):
+            yield from self.pieces(index)
+
+
+def share(key: bytes) -> float:
+    """A number in [0, 1) that depends on the key alone: in which split's part it falls decides."""
+    return int.from_bytes(hashlib.blake2b(key, digest_size=6).digest()) / 2**48
+
+
+def falls_in(split: str, key: bytes) -> bool:
+    """Whether the record that `key` stands for belongs to the split."""
+    low, high = SPLITS[split]
+    return low <= share(key) < high

@@ -1,0 +1,228 @@
+"""The user's own files: plain text, and JSON lines."""
+
+import functools
+import glob
+import gzip
+import json
+import mmap
+import os
+import re
+import shutil
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from transformer.data.sources.base import PIECE, SPLITS, Options, Source, falls_in
+from transformer.data.storage import build_once, digest
+from transformer.errors import UserError
+
+MANY = 200
+"""From this number on, files of text and lines of JSON are divided by hash; fewer would divide unevenly."""
+
+DOCUMENTS = {"file": None, "line": re.compile(rb"\n"), "paragraph": re.compile(rb"\n(?:[ \t\r]*\n)+")}
+"""What one document of plain text is, by what ends it. Documents include their ends: joined, they are the
+file again, so that no byte goes uncounted."""
+
+
+class Files(Source):
+    """Ranges of bytes in files, one for each record: `self._ranges` has (file, start, end)."""
+
+    def __init__(self, kind: str, pattern: str, split: str, options: Options) -> None:
+        self.name = f"{kind}:{pattern} ({split})"
+        self.field = options.field
+        self._split = split
+        self._options = options
+        self._files = _find(kind, pattern)
+        stats = [(str(file), (stat := file.stat()).st_size, stat.st_mtime_ns) for file in self._files]
+        self.identity = digest(kind, stats, split, options.field, options.document, options.divide)
+        self._map = functools.lru_cache(64)(self._open)
+
+    def __len__(self) -> int:
+        return len(self._ranges)
+
+    @functools.cached_property
+    def _ranges(self) -> np.ndarray:
+        raise NotImplementedError
+
+    def _open(self, file: int) -> mmap.mmap:
+        path = self._files[file]
+        if path.suffix == ".gz":
+            path = _unpacked(path, self._options.folder)
+        with open(path, "rb") as opened:
+            return mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ)
+
+    @functools.cached_property
+    def _sizes(self) -> list[int]:
+        return [self._size(file) for file in range(len(self._files))]
+
+    def _size(self, file: int) -> int:
+        path = self._files[file]
+        return (_unpacked(path, self._options.folder) if path.suffix == ".gz" else path).stat().st_size
+
+    def _decode(self, file: int, start: int, end: int) -> str:
+        try:
+            return self._map(file)[start:end].decode()
+        except UnicodeDecodeError as error:
+            at = start + error.start
+            message = f"{self._place(file, at)}: byte {at} is not UTF-8 ({error.reason})"
+            raise UserError(message) from None
+
+    def _place(self, file: int, position: int) -> str:
+        line = self._map(file)[:position].count(b"\n") + 1
+        return f"{self._files[file]}:{line}"
+
+
+class TextFiles(Files):
+    """Plain UTF-8 text, `text:GLOB`, whose documents are files, lines or paragraphs.
+
+    With `MANY` files or more, a hash of each file's name says in which split it is; fewer are joined in
+    the order of their names and divided by position, 90/5/5, at ends of lines.
+
+    Raises:
+      UserError: no such file, no text in it, or (when read) text that is not UTF-8.
+    """
+
+    def __init__(self, pattern: str, split: str, options: Options) -> None:
+        super().__init__("text", pattern, split, options)
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        file, start, end = self._ranges[index]
+        return {self.field: self._decode(file, start, end), "file": str(self._files[file])}
+
+    def pieces(self, index: int) -> Iterator[str]:
+        """The text of one document in pieces, so that a file larger than memory can be one."""
+        file, start, end = (int(number) for number in self._ranges[index])
+        while start < end:
+            cut = _boundary(self._map(file), start + PIECE, end)
+            yield self._decode(file, start, cut)
+            start = cut
+
+    @functools.cached_property
+    def _ranges(self) -> np.ndarray:
+        pattern = DOCUMENTS[self._options.document]
+        ranges: list[np.ndarray] = []
+        for file, start, end in self._parts():
+            ends = np.empty(0, np.int64)
+            if pattern:
+                matches = pattern.finditer(self._map(file), start, end)
+                ends = np.fromiter((match.end() for match in matches), np.int64)
+            if not ends.size or ends[-1] < end:
+                ends = np.append(ends, end)
+            starts = np.concatenate([[start], ends[:-1]])
+            ranges.append(np.stack([np.full(len(ends), file), starts, ends], axis=1))
+        return np.concatenate(ranges) if ranges else np.empty((0, 3), np.int64)
+
+    def _parts(self) -> Iterator[tuple[int, int, int]]:
+        """The (file, start, end) that belong to the split, without empty ones."""
+        parts = [(file, 0, size) for file, size in enumerate(self._sizes)]
+        if self._options.divide and len(parts) >= MANY:
+            common = os.path.commonpath(self._files)
+            names = [os.path.relpath(file, common) for file in self._files]
+            parts = [part for part in parts if falls_in(self._split, names[part[0]].encode())]
+        elif self._options.divide:
+            low, high = SPLITS[self._split]
+            first, last = self._at(low), self._at(high)
+            parts = [
+                (file, first[1] if file == first[0] else 0, last[1] if file == last[0] else size)
+                for file, _, size in parts[first[0] : last[0] + 1]
+            ]
+        return (part for part in parts if part[1] < part[2])
+
+    def _at(self, portion: float) -> tuple[int, int]:
+        """The file and the position in it where this portion of all bytes ends, at the end of a line."""
+        position = int(portion * sum(self._sizes))
+        for file, size in enumerate(self._sizes):
+            if position < size:
+                return file, _boundary(self._map(file), position, size) if position else 0
+            position -= size
+        return len(self._sizes) - 1, self._sizes[-1]
+
+
+class JsonLines(Files):
+    """One JSON object a line, `jsonl:GLOB`, with the text under a field.
+
+    With `MANY` lines or more, a hash of each line says in which split it is, so that repeated lines stay
+    together; fewer are divided by position, 90/5/5.
+
+    Raises:
+      UserError: no such file, nothing in it, or (when read) a line that is not a JSON object with text there.
+    """
+
+    def __init__(self, pattern: str, split: str, options: Options) -> None:
+        super().__init__("jsonl", pattern, split, options)
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        file, start, end = (int(number) for number in self._ranges[index])
+        try:
+            record = json.loads(self._decode(file, start, end))
+        except json.JSONDecodeError as error:
+            raise UserError(f"{self._place(file, start)}: not JSON ({error.msg})") from None
+        if not isinstance(record, dict):
+            raise UserError(f"{self._place(file, start)}: {type(record).__name__}; expected a JSON object")
+        text = record.get(self.field)
+        if not isinstance(text, str):
+            found = ", ".join(record) or "none"
+            problem = "no field" if text is None else f"{type(text).__name__}, not text, in"
+            raise UserError(f"{self._place(file, start)}: {problem} {self.field!r}; fields there: {found}")
+        if any("\ud800" <= character <= "\udfff" for character in text):
+            raise UserError(f"{self._place(file, start)}: half of a surrogate pair in {self.field!r}")
+        return record
+
+    @functools.cached_property
+    def _ranges(self) -> np.ndarray:
+        ranges = []
+        for file, size in enumerate(self._sizes):
+            data, start = self._map(file) if size else b"", 0
+            while start < size:
+                end = data.find(b"\n", start) + 1 or size
+                if data[start:end].strip():
+                    ranges.append((file, start, end))
+                start = end
+        low, high = SPLITS[self._split]
+        if self._options.divide and len(ranges) >= MANY:
+            ranges = [r for r in ranges if falls_in(self._split, self._map(r[0])[r[1] : r[2]].strip())]
+        elif self._options.divide:
+            ranges = ranges[int(low * len(ranges)) : int(high * len(ranges))]
+        return np.array(ranges, np.int64).reshape(-1, 3)
+
+
+def _find(kind: str, pattern: str) -> list[Path]:
+    paths = [Path(name) for name in sorted(glob.glob(os.path.expanduser(pattern), recursive=True))]
+    files = [path.absolute() for path in paths if path.is_file()]
+    if not files:
+        hint = f"is a folder; name its files, {kind}:{pattern.rstrip('/')}/*" if paths else "no such file"
+        raise UserError(f"{kind}:{pattern}: {hint}")
+    for file in files:
+        if not os.access(file, os.R_OK):
+            raise UserError(f"{kind}:{pattern}: {file} cannot be read (permission denied)")
+    if not any(file.stat().st_size for file in files):
+        raise UserError(f"{kind}:{pattern}: {'the file is' if len(files) == 1 else 'the files are'} empty")
+    return files
+
+
+def _boundary(data: mmap.mmap, position: int, end: int) -> int:
+    """The end of the line that `position` is in, or of the character where lines are endless."""
+    if position >= end:
+        return end
+    newline = data.find(b"\n", position, min(end, position + PIECE))
+    if newline >= 0:
+        return newline + 1
+    while position < end and data[position] & 0xC0 == 0x80:
+        position += 1
+    return position
+
+
+def _unpacked(path: Path, folder: Path) -> Path:
+    stat = path.stat()
+
+    def build(new: Path) -> None:
+        try:
+            with gzip.open(path, "rb") as packed, open(new / "text", "wb") as plain:
+                shutil.copyfileobj(packed, plain, PIECE)
+        except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+            raise UserError(f"{path}: not a whole gzip file ({error})") from None
+
+    return build_once(folder / "unpacked" / digest(str(path), stat.st_size, stat.st_mtime_ns), build) / "text"

@@ -1,0 +1,131 @@
+"""Any text builder of TensorFlow Datasets, prepared and read as array_record, without TensorFlow.
+
+TFDS takes up to a second to import, so it is imported where it is used.
+"""
+
+import contextlib
+import difflib
+import functools
+import io
+import logging
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from transformer.data.sources.base import SPLITS, Options, Source
+from transformer.data.storage import locked
+from transformer.errors import UserError
+
+
+class TfdsText(Source):
+    """One split of a TFDS data set, `tfds:NAME`, `tfds:NAME/CONFIG` or `tfds:NAME:VERSION`.
+
+    A set that lacks a validation or a test split gives the last 5 % of its training split for each.
+
+    Raises:
+      UserError: no such data set, split or field, or what its preparation needs is not there.
+    """
+
+    def __init__(self, argument: str, split: str, options: Options) -> None:
+        self.name = f"tfds:{argument} ({split})"
+        self.field = options.field
+        self._folder = options.folder / "tfds"
+        self._builder = _builder(argument, self._folder)
+        features = list(self._builder.info.features or {})
+        if self.field not in features:
+            raise UserError(f"tfds:{argument}: no field {self.field!r}; fields there: {', '.join(features)}")
+        self._split = split
+        self.identity = f"tfds {self._builder.info.full_name} {split} {self.field}"
+
+    def __len__(self) -> int:
+        return len(self._records)
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        record = self._records[index]
+        return {key: _text(value) for key, value in record.items()}
+
+    @functools.cached_property
+    def _records(self) -> Sequence[dict[str, Any]]:
+        prepare(self._builder, self._folder)
+        part = _slice(self.name, self._split, self._builder.info.splits)
+        return self._builder.as_data_source(split=part)
+
+
+def prepare(builder: Any, folder: Path, show: bool = True) -> None:
+    """Downloads and prepares the data set where that was never done; one process at a time. With `show`,
+    TFDS says on standard error how far it is.
+
+    Raises:
+      UserError: the data set's own preparation needs a package or a network that is not there.
+    """
+    with locked(folder / builder.name), quiet(show):
+        try:
+            builder.download_and_prepare()
+        except ImportError as error:
+            raise _needs(builder.name, error.name) from None
+        except Exception as error:
+            raise UserError(f"tfds:{builder.name}: cannot be prepared; {_line(error)}") from error
+
+
+def _builder(argument: str, folder: Path) -> Any:
+    import tensorflow_datasets as tfds
+
+    with quiet(show=False):
+        try:
+            return tfds.builder(argument, data_dir=folder, file_format="array_record")
+        except tfds.core.registered.DatasetNotFoundError:
+            pass
+        except ImportError as error:
+            raise _needs(argument, error.name) from None
+        except Exception as error:
+            raise UserError(f"tfds:{argument}: {_line(error)}") from None
+    # Without TensorFlow, TFDS does not register all that it has.
+    has = {path.stem for path in Path(tfds.__file__).parent.glob("*/*")}
+    name = argument.split("/")[0].split(":")[0]
+    if name in has:
+        raise _needs(argument, "tensorflow")
+    near = difflib.get_close_matches(name, has.union(tfds.list_builders()), n=3)
+    hint = f"did you mean {' or '.join(near)}?" if near else "see tensorflow.org/datasets/catalog"
+    raise UserError(f"tfds:{argument}: no such data set; {hint}")
+
+
+def _slice(name: str, split: str, there: Any) -> str:
+    """What to ask of TFDS for our split."""
+    missing = [held_out for held_out in ("validation", "test") if held_out not in there]
+    if "train" not in there or split not in SPLITS:
+        raise UserError(f"{name}: no split 'train'; splits there: {', '.join(there)}")
+    end = 100 - 5 * len(missing)
+    if split == "train":
+        return "train" if end == 100 else f"train[:{end}%]"
+    if split in missing:
+        start = end + 5 * missing.index(split)
+        return f"train[{start}%:{start + 5}%]"
+    return split
+
+
+def _needs(name: str, module: str | None) -> UserError:
+    package = (module or "tensorflow").split(".")[0]
+    return UserError(f"tfds:{name}: preparing it (once) needs {package}: `pip install {package}`")
+
+
+def _line(error: Exception) -> str:
+    return f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else ''}"
+
+
+def _text(value: Any) -> Any:
+    return value.decode() if isinstance(value, bytes) else value
+
+
+@contextlib.contextmanager
+def quiet(show: bool) -> Iterator[None]:
+    """Keeps what TFDS prints out of standard output, where a program's answers go; logs errors only."""
+    logger = logging.getLogger("absl")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    to = sys.stderr if show else io.StringIO()
+    try:
+        with contextlib.redirect_stdout(to), contextlib.redirect_stderr(to):
+            yield
+    finally:
+        logger.setLevel(level)

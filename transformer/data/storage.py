@@ -1,0 +1,70 @@
+"""Where prepared data is kept, and how it is made once however many processes want it at once."""
+
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from filelock import FileLock
+
+from transformer.errors import UserError
+
+
+def data_folder(cache_dir: str = "") -> Path:
+    """The folder of prepared data: `cache_dir`, or the user's cache folder (`$XDG_CACHE_HOME`, ~/.cache)."""
+    if cache_dir:
+        return Path(cache_dir).expanduser().absolute()
+    home = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    return Path(home).expanduser() / "transformer" / "data"
+
+
+def digest(*parts: Any) -> str:
+    """A short name that differs whenever the parts (anything JSON can hold) differ."""
+    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:20]
+
+
+def build_once(path: Path, build: Callable[[Path], None]) -> Path:
+    """Makes the folder `path` by calling `build(new)` on an empty folder, unless it is there already.
+
+    It appears whole or not at all, since it is renamed into place; a second process waits for the first.
+
+    Raises:
+      UserError: the folder cannot be written.
+    """
+    if path.exists():
+        return path
+    with locked(path):
+        if not path.exists():
+            for left_by_a_killed_process in path.parent.glob(f"{path.name}.new*"):
+                shutil.rmtree(left_by_a_killed_process, ignore_errors=True)
+            new = Path(tempfile.mkdtemp(prefix=f"{path.name}.new", dir=path.parent))
+            try:
+                build(new)
+                os.rename(new, path)
+            finally:
+                shutil.rmtree(new, ignore_errors=True)
+    return path
+
+
+@contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Holds the lock beside `path`, whose folder is made; the system frees it if the holder dies.
+
+    Raises:
+      UserError: the folder cannot be written.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        lock = FileLock(f"{path}.lock")
+        lock.acquire()
+    except OSError as error:
+        raise UserError(f"data.cache_dir: {path.parent} cannot be written ({error.strerror})") from None
+    try:
+        yield
+    finally:
+        lock.release()
