@@ -69,7 +69,7 @@ def text() -> ConfigDict:
     data.vocab_size = 4096  # of bpe
     data.sequence_length = 256  # tokens a row
     data.cache_dir = ""  # prepared and tokenised data; "": the user's data folder
-    data.workers = 1  # threads that make batches ahead of time
+    data.workers = 1  # threads that make batches ahead of time; 0: they are made when asked for
     return data
 
 

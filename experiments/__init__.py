@@ -1,7 +1,6 @@
 """Objectives, one file each, by the name of the key `experiment`."""
 
 import importlib
-from collections.abc import Mapping
 from typing import Any
 
 from transformer.errors import UserError
@@ -13,13 +12,12 @@ EXPERIMENTS = {
 """Name -> module and class; a module is imported when a run asks for it, and not before."""
 
 
-def find_experiment(values: Mapping[str, Any]) -> Any:
-    """The class that the key `experiment` of a config names.
+def find_experiment(name: str | None) -> Any:
+    """The class of an experiment.
 
     Raises:
-      UserError: there is no such key, or no experiment of that name.
+      UserError: there is none of that name.
     """
-    name = values.get("experiment")
     if name not in EXPERIMENTS:
         raise UserError(f"config.experiment: {name!r} is no experiment; {suggest(name, EXPERIMENTS)}")
     module, _, attribute = EXPERIMENTS[name].partition(":")

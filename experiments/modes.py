@@ -30,12 +30,13 @@ def train(workdir: str, overrides: Overrides = (), config: str = "", started: fl
     `config` is a config file; without it the folder's own config goes on.
     """
     folder = Workdir(workdir)
-    run = open_run(folder, read_config(config) if config else folder.read_config(), overrides)
-    experiment: Any = run.experiment
-    folder.check(run.config)
-    steps, trained = run.config.train.steps, folder.trained_steps()
+    frozen = check_config(read_config(config) if config else folder.read_config(), overrides)
+    folder.check(frozen)
+    steps, trained = frozen.train.steps, folder.trained_steps()
     if trained > steps:
         raise UserError(f"config.train.steps: {steps}, but {workdir} has trained {trained} steps already")
+    run = open_run(folder, frozen)
+    experiment: Any = run.experiment
     run.prepare()
     first = jax.process_index() == 0
     if first:
@@ -87,13 +88,17 @@ def predict(
             out.flush()
 
 
-def open_run(folder: Workdir, values: dict[str, Any], overrides: Overrides = ()) -> Run:
-    """The run of a config, its keys checked, with the folder's tokenizer where it has one."""
+def check_config(values: dict[str, Any], overrides: Overrides = ()) -> Any:
+    """The frozen config of the experiment that the key `experiment` names, every key of it checked."""
     override(values, overrides)
-    experiment = find_experiment(values)
-    config = freeze(experiment.Config, values)
+    return freeze(find_experiment(values.get("experiment")).Config, values)
+
+
+def open_run(folder: Workdir, config: Any) -> Run:
+    """The run of a config, with the folder's tokenizer where it has one."""
     tokenizer = Tokenizer.load(folder.tokenizer) if folder.tokenizer.exists() else None
-    return Run(experiment(config, tokenizer), config, folder.path)
+    experiment = find_experiment(config.experiment)(config, tokenizer)
+    return Run(experiment, config, folder.path)
 
 
 def reopen_run(workdir: str | os.PathLike, overrides: Overrides = ()) -> Run:
@@ -106,7 +111,7 @@ def reopen_run(workdir: str | os.PathLike, overrides: Overrides = ()) -> Run:
     values = folder.read_config()
     if not folder.trained_steps():
         raise UserError(f"--workdir: {workdir} has no checkpoints yet; train first")
-    return open_run(folder, values, overrides)
+    return open_run(folder, check_config(values, overrides))
 
 
 def _which(run: Run) -> str:

@@ -1,0 +1,320 @@
+import json
+import os
+import stat
+
+import pytest
+
+import launch
+from tests import runs
+
+
+@pytest.fixture(scope="module", autouse=True)
+def in_root_with_own_cache(tmp_path_factory):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(runs.ROOT)
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        patch.setenv("JAX_COMPILATION_CACHE_DIR", str(tmp_path_factory.mktemp("xla")))
+        yield
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory):
+    return runs.write_corpus(tmp_path_factory.mktemp("corpus"))
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory, source):
+    """The folder of a run of two steps."""
+    folder = tmp_path_factory.mktemp("run") / "tiny"
+    assert launch.main(runs.tiny(source, folder)) == 0
+    return folder
+
+
+def fails(capfd, arguments: list[str]) -> str:
+    """The one line that a command which fails through its user's fault prints."""
+    capfd.readouterr()
+    assert launch.main(arguments) == 2
+    out, error = capfd.readouterr()
+    assert out == "" and error.startswith("error: ") and error.count("\n") == 1 and error.endswith("\n"), (
+        error
+    )
+    return error.removeprefix("error: ")[:-1]
+
+
+BEFORE_THE_DATA = {
+    "--mode=trian": "--mode: invalid choice: 'trian' (choose from",
+    "--workdri=x": "--workdri=x: no such flag; did you mean '--workdir'?",
+    "extra": "extra: no such flag",
+    "--seed=x --mode=predict": "--seed: invalid int value: 'x'",
+    "--temperature=1": "--temperature: only --mode=predict takes it",
+    "--config.seed": "--config.seed: it has no value",
+    "--config=nope.py": "there is no file 'nope.py'",
+    "--config=configs/lm.py:huge": "configs/lm.py: 'huge' is no preset of it; it has tiny",
+    "--config.experiment=lm": "config.experiment: 'lm' is no experiment; expected one of language_modeling",
+    "--config.experiment=language_modelling": "did you mean 'language_modeling'?",
+    "--config.model.num_layer=3": "config.model.num_layer: unknown key; did you mean 'num_layers'?",
+    "--config.modle.num_layers=3": "config.modle: unknown key; did you mean 'model'?",
+    "--config.seed.x=3": "config.seed.x: 'seed' is a single value; it has no keys",
+    "--config.model=3": "config.model: 3 (int); expected a group of keys",
+    "--config.model.num_layers=three": "config.model.num_layers: 'three' (str); expected int",
+    "--config.model.num_layers=2.5": "config.model.num_layers: 2.5 (float); expected int",
+    "--config.model.tie_embeddings=7": "config.model.tie_embeddings: 7 (int); expected bool",
+    "--config.model.norm=batch": "config.model.norm: 'batch' (str); expected one of 'layer', 'rms'",
+    "--config.model.num_heads=3": "config.model.d_model: 32 is not divisible by num_heads 3",
+    "--config.optimizer.name=adamv": "config.optimizer.name: optax has no optimizer 'adamv'; did you mean",
+    "--config.optimizer.arguments.beta=1": "config.optimizer.arguments.beta: adamw takes only",
+    "--config.parallel.mesh.data=3": "parallel.mesh: data 3 x fsdp 1 x tensor 1 does not divide",
+    "--config.train.batch_size=9": "train.batch_size: 9 is not a multiple of 8",
+    "--config.train.steps=0": "config.train.steps: 0",
+    "--config.data.source=text:/nowhere/*.txt": "/nowhere/*.txt",
+    "--config.data.source=csv:x": "config.data.source: 'csv:x'",
+    "--config.data.sequence_length=4096": "config.data.sequence_length: 4096 is longer than model.max_length",
+    "--config.sample.max_new_tokens=-1": "config.sample.max_new_tokens: -1; expected at least 1",
+}
+
+
+@pytest.mark.parametrize("arguments", BEFORE_THE_DATA)
+def test_what_the_user_got_wrong_is_one_line_and_nothing_is_written(capfd, tmp_path, source, arguments):
+    line = fails(capfd, runs.tiny(source, tmp_path / "run", *arguments.split()))
+    assert BEFORE_THE_DATA[arguments] in line
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("code", "message"),
+    [
+        ("def get_config(:", "{path}, line 1: invalid syntax"),
+        ("import base_\n", "{path}, line 1: ModuleNotFoundError: No module named 'base_'"),
+        ("\ndef get_config():\n    return 1 / 0\n", "{path}, line 3: ZeroDivisionError: division by zero"),
+        ("x = 1\n", "{path}: KeyError: 'get_config'"),
+        (
+            "def get_config():\n    pass\n",
+            "{path}: AttributeError: 'NoneType' object has no attribute 'to_dict'",
+        ),
+        (
+            "from configs import base\n\n\ndef get_config():\n    config = base.language_modeling()\n"
+            "    config.seed = 'x'\n    return config\n",
+            "{path}, line 6: TypeError",
+        ),
+    ],
+)
+def test_a_config_file_that_fails_is_named_with_its_line(capfd, tmp_path, code, message):
+    path = tmp_path / "mine.py"
+    path.write_text(code)
+    line = fails(capfd, [f"--config={path}", f"--workdir={tmp_path / 'run'}"])
+    assert line.startswith(message.format(path=path))
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("content", ["", " \n", b"caf\xe9\n"])
+def test_data_that_cannot_be_read_is_named_and_nothing_is_written(capfd, tmp_path, content):
+    file = tmp_path / "corpus.txt"
+    file.write_bytes(content if isinstance(content, bytes) else content.encode())
+    line = fails(capfd, runs.tiny(f"text:{file}", tmp_path / "run"))
+    assert "corpus.txt" in line
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_run_has_everything_in_its_folder(trained):
+    there = {path.name for path in trained.iterdir()}
+    wanted = "config.json tokenizer.json checkpoints metrics.jsonl events samples report.md report.png"
+    assert there >= set(wanted.split())
+    config = json.loads((trained / "config.json").read_text())
+    assert config["model"]["d_model"] == 32 and config["train"]["keep_last"] >= 1
+
+
+def test_the_last_lines_say_where_everything_is_and_what_to_try(capfd, trained, source):
+    capfd.readouterr()
+    assert launch.main(runs.tiny(source, trained)) == 0  # it is finished: nothing to train, and all to say
+    out = capfd.readouterr().out
+    assert "gzip -9" in out and "xz -9e" in out and "metrics.jsonl" in out
+    sample = next((trained / "samples").glob("*.txt")).read_text()
+    assert sample in out
+    commands = [line.strip() for line in out.splitlines() if line.startswith("  python launch.py")]
+    assert len(commands) == 3
+    assert all(f"--workdir={trained}" in command for command in commands)
+
+
+def test_a_folder_of_another_config_is_left_alone(capfd, trained, source):
+    before = runs.listing(trained)
+    line = fails(capfd, runs.tiny(source, trained, "--config.model.d_ff=96", "--config.seed=1"))
+    assert line.startswith(
+        f"--workdir: {trained} belongs to another config: seed 0 (here 1), model.d_ff 64 (here 96)"
+    )
+    line = fails(capfd, runs.tiny(source, trained, "--config.train.batch_size=16"))
+    assert "train.batch_size 8 (here 16)" in line
+    line = fails(
+        capfd, runs.tiny(source, trained, "--config.train.steps=1", "--config.optimizer.decay_steps=0")
+    )
+    assert "optimizer.decay_steps" in line
+    assert runs.listing(trained) == before
+
+
+def test_a_folder_of_something_else_is_left_alone(capfd, tmp_path, source):
+    (tmp_path / "tokenizer.json").write_text("{}")
+    line = fails(capfd, runs.tiny(source, tmp_path))
+    assert "tokenizer.json is there without a config.json" in line
+    assert runs.listing(tmp_path) == {"tokenizer.json": b"{}"}
+    file = tmp_path / "file"
+    file.write_text("")
+    assert fails(capfd, runs.tiny(source, file)) == f"--workdir: {file} is a file"
+
+
+@pytest.mark.parametrize("mode", ["evaluate", "predict --prompt=x"])
+def test_other_modes_need_a_run(capfd, tmp_path, mode):
+    arguments = [f"--mode={part}" if i == 0 else part for i, part in enumerate(mode.split())]
+    assert fails(capfd, arguments) == f"--workdir: which run? (--mode={mode.split()[0]})"
+    assert fails(capfd, [*arguments, "--workdir=/nowhere"]) == "--workdir: /nowhere does not exist"
+    assert "has no config.json" in fails(capfd, [*arguments, f"--workdir={tmp_path}"])
+    assert "--config" in fails(capfd, [*arguments, "--config=configs/lm.py"])
+    (tmp_path / "config.json").write_text("{}")
+    assert "has no checkpoints yet" in fails(capfd, [*arguments, f"--workdir={tmp_path}"])
+    (tmp_path / "config.json").write_text("{")
+    assert "config.json: not readable as JSON" in fails(capfd, [*arguments, f"--workdir={tmp_path}"])
+
+
+def test_evaluate_measures_what_training_measured_last(capfd, trained):
+    capfd.readouterr()
+    assert launch.main([f"--workdir={trained}", "--mode=evaluate"]) == 0
+    printed = dict(line.split() for line in capfd.readouterr().out.splitlines())
+    last = json.loads((trained / "metrics.jsonl").read_text().splitlines()[-1])
+    assert {"eval/loss", "eval/perplexity", "eval/bits_per_byte"} <= set(printed)
+    for name, value in printed.items():
+        assert float(value) == pytest.approx(last[name], rel=1e-5), name
+
+
+def predicted(capfd, trained, *arguments) -> str:
+    capfd.readouterr()
+    assert launch.main([f"--workdir={trained}", "--mode=predict", *arguments]) == 0
+    return capfd.readouterr().out
+
+
+def test_a_prompt_is_completed_as_it_is(capfd, trained):
+    out = predicted(capfd, trained, "--prompt=two\nlines", "--num_samples=2", "--max_new_tokens=4")
+    assert out.startswith("two\nlines") and out.count("two\nlines") == 2 and out.endswith("\n")
+
+
+def test_the_seed_decides_the_samples(capfd, trained):
+    options = ["--prompt=alpha", "--temperature=1.5", "--max_new_tokens=16"]
+    first = predicted(capfd, trained, *options, "--seed=1")
+    assert predicted(capfd, trained, *options, "--seed=1") == first
+    assert predicted(capfd, trained, *options, "--seed=2") != first
+
+
+def test_each_line_is_answered_by_one_line_per_sample(capfd, tmp_path, trained):
+    texts, answers = tmp_path / "texts", tmp_path / "answers"
+    texts.write_text("alpha\n\nbeta gamma\r\nlast", encoding="utf-8")
+    options = [f"--input={texts}", "--temperature=3", "--max_new_tokens=32", "--num_samples=2"]
+    out = predicted(capfd, trained, *options)
+    assert out.count("\n") == 8 and "\r" not in out
+    assert predicted(capfd, trained, *options, f"--output={answers}") == ""
+    assert answers.read_text(encoding="utf-8") == out
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["answers", "texts"]
+
+
+def test_lines_stay_lines():
+    from experiments.modes import _one_line
+
+    for text in ("a\nb", "a\\nb", "a\r\n\\", "plain"):
+        assert "\n" not in _one_line(text) and "\r" not in _one_line(text)
+        assert _one_line(text).encode().decode("unicode_escape") == text
+
+
+def test_what_is_wrong_with_predict_is_one_line(capfd, tmp_path, trained):
+    run = [f"--workdir={trained}", "--mode=predict"]
+    texts = tmp_path / "texts"
+    texts.write_text("")
+    assert "is empty" in fails(capfd, [*run, f"--input={texts}"])
+    texts.write_bytes(b"fine\ncaf\xe9\n")
+    assert f"{texts}:2 is not UTF-8" in fails(
+        capfd, [*run, f"--input={texts}", f"--output={tmp_path / 'out'}"]
+    )
+    assert not (tmp_path / "out").exists()
+    texts.write_text("fine\n")
+    assert (
+        fails(capfd, [*run, f"--input={texts}", f"--output={texts}"]) == f"--output: {texts} is the input too"
+    )
+    assert texts.read_text() == "fine\n"
+    assert "No such file" in fails(capfd, [*run, f"--input={texts}", f"--output={tmp_path}/no/where"])
+    assert "there is no file" in fails(capfd, [*run, "--input=/nowhere"])
+    assert "give one of them" in fails(capfd, [*run, "--input=x", "--prompt=x"])
+    for name, value in {
+        "max_new_tokens": -1,
+        "top_p": 2,
+        "top_k": "x",
+        "temperature": -1,
+        "num_samples": 0,
+    }.items():
+        line = fails(capfd, [*run, "--prompt=x", f"--{name}={value}"])
+        assert line.startswith(f"config.sample.{name}: ")
+    assert "max_new_tokens: 9999 leaves no room" in fails(
+        capfd, [*run, "--prompt=x", "--max_new_tokens=9999"]
+    )
+
+
+def test_a_special_file_is_written_to_and_not_replaced(capfd, trained):
+    predicted(capfd, trained, "--prompt=x", f"--output={os.devnull}", "--max_new_tokens=1")
+    assert stat.S_ISCHR(os.stat(os.devnull).st_mode)
+
+
+def test_without_a_workdir_the_config_names_it():
+    assert launch.parse(["--config=configs/lm.py"])[0].workdir == "runs/lm"
+    assert launch.parse(["--config=/x/lm.py:tiny"])[0].workdir == "runs/lm-tiny"
+    assert launch.parse(["--config=configs/lm.py", "--workdir=w"])[0].workdir == "w"
+
+
+def test_values_are_read_as_the_key_has_them():
+    from experiments.config_files import read_config
+
+    given = {
+        "train.steps": ("1e3", 1000),
+        "optimizer.learning_rate": ("3e-4", 3e-4),
+        "model.use_bias": ("true", True),
+        "model.tie_embeddings": ("False", False),
+        "data.source": ("text:/a=b, 1", "text:/a=b, 1"),
+        "sample.prompt": ("17", "17"),
+        "optimizer.arguments.b2": ("0.95", 0.95),
+        "optimizer.arguments.nesterov": ("true", True),
+    }
+    values = read_config("configs/lm.py:tiny", [(key, text) for key, (text, _) in given.items()])
+    for key, (_, expected) in given.items():
+        group = values
+        for part in key.split("."):
+            group = group[part]
+        assert group == expected and type(group) is type(expected), key
+
+
+def test_overrides_come_with_an_equals_sign_or_a_space():
+    plain, overrides = launch.split_overrides(["--a", "--config.x.y", "-1", "--config.z=b=c", "--workdir=w"])
+    assert plain == ["--a", "--workdir=w"] and overrides == [("x.y", "-1"), ("z", "b=c")]
+
+
+def test_the_environment_overrules_our_settings(monkeypatch):
+    monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", "/somewhere")
+    monkeypatch.delenv("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", raising=False)
+    launch.prepare(launch.parse(["--config=configs/lm.py"])[0])
+    assert os.environ["JAX_COMPILATION_CACHE_DIR"] == "/somewhere"
+    assert float(os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"]) < 1
+
+
+def test_processes_that_do_not_meet_are_an_error_in_one_line(capfd, monkeypatch):
+    assert fails(capfd, ["--config=configs/lm.py", "--coordinator=localhost:1"]).startswith("--coordinator: ")
+
+
+def test_a_reader_that_leaves_early_is_no_error(trained):
+    arguments = [f"--workdir={trained}", "--mode=predict", "--max_new_tokens=1"]
+    read, write = os.pipe()
+    process = runs.start(arguments, stdin=runs.subprocess.PIPE, stdout=write)
+    os.close(write)
+    process.stdin.write("alpha\n")
+    process.stdin.flush()
+    os.close(read)  # nobody listens any more when the first answer comes
+    _, error = process.communicate("beta\n" * 100, timeout=120)
+    assert process.returncode == 0 and error == ""
+
+
+def test_help_is_short(capsys):
+    with pytest.raises(SystemExit) as end:
+        launch.main(["--help"])
+    assert end.value.code == 0
+    assert len(capsys.readouterr().out.splitlines()) < 50
