@@ -1,5 +1,6 @@
 """Batches as a pure function of (seed, step), made ahead of time in the background."""
 
+import functools
 import sys
 from collections.abc import Iterator
 from typing import Protocol
@@ -44,10 +45,10 @@ class Loader:
         process_index: int = 0,
         process_count: int = 1,
         prefetch: int = 4,
-        workers: int = 0,
+        workers: int = 1,
     ) -> None:
-        """`batch_size` counts the rows of all processes; `iterate` keeps `prefetch` batches ready, made by a
-        thread, or by `workers` processes."""
+        """`batch_size` counts the rows of all processes; `iterate` keeps `prefetch` batches ready, made
+        by `workers` threads; 0: each is made when it is asked for."""
         if batch_size % process_count:
             raise UserError(f"train.batch_size: {batch_size} is no multiple of the {process_count} processes")
         self.rows, self.batch_size, self.repeat = rows, batch_size, repeat
@@ -72,11 +73,8 @@ class Loader:
     def iterate(self, start: int = 0) -> Iterator[dict[str, np.ndarray]]:
         """`batch_at(start), ...`, made in the background; an error there is raised here."""
         batches = grain.MapDataset.source(_From(self, start))
-        options = grain.ReadOptions(num_threads=1, prefetch_buffer_size=self._prefetch)
-        dataset = batches.to_iter_dataset(options)
-        if self._workers:
-            dataset = dataset.mp_prefetch(grain.MultiprocessingOptions(num_workers=self._workers))
-        iterator = iter(dataset)
+        options = grain.ReadOptions(num_threads=self._workers, prefetch_buffer_size=self._prefetch)
+        iterator = iter(batches.to_iter_dataset(options))
         try:
             yield from iterator
         finally:
@@ -88,8 +86,13 @@ class Loader:
             return -1
         if not self._shuffle:
             return index
-        (seed,) = np.random.SeedSequence([self._seed, epoch]).generate_state(1)
-        return grain.experimental.index_shuffle(index, max_index=len(self.rows) - 1, seed=int(seed), rounds=4)
+        seed = _epoch_seed(self._seed, epoch)
+        return grain.experimental.index_shuffle(index, max_index=len(self.rows) - 1, seed=seed, rounds=4)
+
+
+@functools.lru_cache(16)
+def _epoch_seed(seed: int, epoch: int) -> int:
+    return int(np.random.SeedSequence([seed, epoch]).generate_state(1)[0])
 
 
 class _From:

@@ -27,7 +27,7 @@ class TextDataConfig:
     vocab_size: int = 4096
     sequence_length: int = 256
     cache_dir: str = ""
-    workers: int = 0
+    workers: int = 1
 
     def __post_init__(self) -> None:
         for key in ("source", "validation_source"):
@@ -42,7 +42,7 @@ class TextDataConfig:
         if self.sequence_length < 1:
             raise UserError(f"sequence_length: {self.sequence_length}; expected at least 1 token")
         if self.workers < 0:
-            raise UserError(f"workers: {self.workers}; expected a number of processes, or 0 for a thread")
+            raise UserError(f"workers: {self.workers}; expected a number of threads, or 0 for none")
 
 
 class TextData:

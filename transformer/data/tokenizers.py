@@ -81,7 +81,7 @@ class Tokenizer:
         """Differs between tokenizers that encode differently."""
         return digest(self.content)
 
-    @property
+    @functools.cached_property
     def vocab_size(self) -> int:
         """Number of tokens, the special ones included: ids are below it."""
         return max(self._backend.get_vocab().values()) + 1
@@ -133,13 +133,19 @@ class Tokenizer:
     def _byte_sizes(self) -> np.ndarray | None:
         """The bytes of each token, where it keeps every byte of a text and each token is a run of them."""
         parts = json.loads(self.content)
-        plain = {"type": "ByteLevel", "add_prefix_space": False}
-        kept = parts["normalizer"] is None and plain.items() <= (parts["pre_tokenizer"] or {}).items()
-        special = any(not token["special"] for token in parts["added_tokens"])
-        if not kept or special or parts["model"]["type"] != "BPE" or len(parts["model"]["vocab"]) < 256:
+        model, before = parts["model"], parts["pre_tokenizer"] or {}
+        known = (
+            parts["normalizer"] is None
+            and {"type": "ByteLevel", "add_prefix_space": False}.items() <= before.items()
+            and all(token["special"] for token in parts["added_tokens"])
+            and model["type"] == "BPE"
+            and set(pre_tokenizers.ByteLevel.alphabet()) <= model["vocab"].keys()
+            and not (model["continuing_subword_prefix"] or model["end_of_word_suffix"])
+        )
+        if not known:
             return None
         sizes = np.zeros(self.vocab_size, np.int64)
-        for token, i in parts["model"]["vocab"].items():
+        for token, i in model["vocab"].items():
             sizes[i] = len(token)  # the alphabet has one character for each byte
         return sizes
 

@@ -13,8 +13,8 @@ SPLITS = {"train": (0.0, 0.90), "validation": (0.90, 0.95), "test": (0.95, 1.0)}
 """The share of a data set that each split takes, where the set comes without splits of its own."""
 
 PIECE = 1 << 20
-"""Longest text handed out at once, in characters (bytes, where it comes from a file), save for what is left
-of its last line."""
+"""Text is handed out in pieces that end with the first line from here on (in characters; in bytes, where it
+comes from a file), or at twice this where no line ends before."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class Source(ABC):
         text = self[index][self.field]
         start = 0
         while len(text) - start > PIECE:
-            end = text.find("\n", start + PIECE) + 1 or len(text)
+            end = text.find("\n", start + PIECE, start + 2 * PIECE) + 1 or start + 2 * PIECE
             yield text[start:end]
             start = end
         if start < len(text) or not text:

@@ -9,6 +9,7 @@ import os
 import re
 import shutil
 import zlib
+from array import array
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -173,20 +174,22 @@ class JsonLines(Files):
 
     @functools.cached_property
     def _ranges(self) -> np.ndarray:
-        ranges = []
+        found = array("q")
         for file, size in enumerate(self._sizes):
             data, start = self._map(file) if size else b"", 0
             while start < size:
                 end = data.find(b"\n", start) + 1 or size
                 if data[start:end].strip():
-                    ranges.append((file, start, end))
+                    found.extend((file, start, end))
                 start = end
         low, high = SPLITS[self._split]
+        ranges = np.array(found, np.int64).reshape(-1, 3)
         if self._options.divide and len(ranges) >= MANY:
-            ranges = [r for r in ranges if falls_in(self._split, self._map(r[0])[r[1] : r[2]].strip())]
+            lines = (self._map(file)[start:end].strip() for file, start, end in ranges)
+            ranges = ranges[[falls_in(self._split, line) for line in lines]]
         elif self._options.divide:
             ranges = ranges[int(low * len(ranges)) : int(high * len(ranges))]
-        return np.array(ranges, np.int64).reshape(-1, 3)
+        return ranges
 
 
 def _find(kind: str, pattern: str) -> list[Path]:
@@ -210,6 +213,7 @@ def _boundary(data: mmap.mmap, position: int, end: int) -> int:
     newline = data.find(b"\n", position, min(end, position + PIECE))
     if newline >= 0:
         return newline + 1
+    position = min(end, position + PIECE)
     while position < end and data[position] & 0xC0 == 0x80:
         position += 1
     return position

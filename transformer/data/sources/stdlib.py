@@ -1,11 +1,12 @@
 """The embedded corpus: the Python standard library's own source text, real and there wherever Python is."""
 
 import functools
+import sysconfig
 from collections.abc import Sequence
 from typing import Any
 
 from transformer.data.sources.base import Options, Source
-from transformer.data.sources.standard_library import fingerprint
+from transformer.data.sources.standard_library import fingerprint, library_files
 from transformer.data.sources.tfds import prepare
 from transformer.errors import UserError
 
@@ -22,6 +23,8 @@ class StandardLibrary(Source):
             raise UserError(f"stdlib:{argument}: stdlib takes no argument")
         if options.field not in ("text", "path"):
             raise UserError(f"stdlib: no field {options.field!r}; fields there: text, path")
+        if not library_files():
+            raise UserError(f"stdlib: this Python came without source text in {sysconfig.get_path('stdlib')}")
         self.name = f"stdlib ({split})"
         self.field = options.field
         self._split = split

@@ -59,6 +59,8 @@ def prepare(builder: Any, folder: Path, show: bool = True) -> None:
     Raises:
       UserError: the data set's own preparation needs a package or a network that is not there.
     """
+    if builder.is_prepared():
+        return
     with locked(folder / builder.name), quiet(show):
         try:
             builder.download_and_prepare()
