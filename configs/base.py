@@ -35,9 +35,7 @@ def decoder() -> ConfigDict:
     model.norm = "layer"  # layer (mean and variance) or rms (root mean square alone)
     model.norm_placement = "pre"  # pre, post (the original) or sandwich (both)
     model.norm_epsilon = 1e-6  # added to the variance
-    model.position = (
-        "rope"  # a key of POSITIONS in transformer/layers/positions: none, sinusoidal, learned, rope
-    )
+    model.position = "rope"  # none, sinusoidal, learned or rope (POSITIONS in transformer/layers/positions)
     model.position_base = 10000.0  # longest wavelength / 2 pi, of sinusoidal and rope
     model.max_length = 2048  # longest sequence, prompt and completion together
     model.tie_embeddings = True  # one matrix for the embedding and the output
@@ -49,12 +47,8 @@ def decoder() -> ConfigDict:
     model.dtype = "float32"  # of the computation: float32 or bfloat16; parameters are float32 always
     model.kernel = "auto"  # how attention is computed: a key of KERNELS, or auto: the fastest for the shape
     model.scan_layers = False  # compile one block and loop over it: compiles sooner, runs slower on CPU
-    model.remat = (
-        "none"  # recompute in the backward pass to save memory: none, full, or dots (all but products)
-    )
-    model.vocab_multiple = (
-        128  # the vocabulary is padded to a multiple of this, for the hardware and the mesh
-    )
+    model.remat = "none"  # recompute in the backward pass to save memory: none, full, dots (all but products)
+    model.vocab_multiple = 128  # the vocabulary is padded to a multiple, for the hardware and the mesh
     return model
 
 
@@ -66,7 +60,7 @@ def text() -> ConfigDict:
     data.document = "file"  # what one document of text: is: file, paragraph or line
     data.validation_source = ""  # "": a part of `source`
     data.tokenizer = "bpe"  # bytes, characters, bpe (trained on the training text), or a tokenizer.json
-    data.vocab_size = 4096  # of bpe
+    data.vocab_size = 4096  # tokens that bpe learns, the 256 bytes among them
     data.sequence_length = 256  # tokens a row
     data.cache_dir = ""  # prepared and tokenised data; "": the user's data folder
     data.workers = 1  # threads that make batches ahead of time; 0: they are made when asked for
@@ -87,18 +81,14 @@ def optimizer() -> ConfigDict:
     config = ConfigDict()
     config.name = "adamw"  # any optimizer of optax, by optax's name: adam, sgd, lion, contrib.muon ...
     config.learning_rate = 1e-3  # the schedule's peak
-    config.schedule = (
-        "cosine"  # constant, cosine, inverse_sqrt (the original) or wsd (warm-up, stable, decay)
-    )
+    config.schedule = "cosine"  # constant, cosine, inverse_sqrt (the original), wsd (warm-up, stable, decay)
     config.warmup_steps = 100  # linear warm-up
     config.decay_steps = 0  # length of the decay of cosine (0: up to the last step) and wsd
     config.final_fraction = 0.1  # the learning rate that cosine and wsd end at, as a part of the peak
     config.weight_decay = 0.1  # decoupled, of matrices only
     config.clip_norm = 1.0  # longest gradient, in global norm; 0: off
     config.ema_decay = 0.0  # of a moving average of the parameters, to evaluate and predict with; 0: off
-    config.arguments = (
-        ConfigDict()
-    )  # further arguments of the optimizer: --config.optimizer.arguments.b2=0.95
+    config.arguments = ConfigDict()  # of the optimizer, further ones: --config.optimizer.arguments.b2=0.95
     return config
 
 

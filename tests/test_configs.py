@@ -1,0 +1,150 @@
+import ast
+import dataclasses
+import importlib
+import re
+import sys
+import typing
+
+import pytest
+
+import launch
+from experiments import EXPERIMENTS, find_experiment, modes
+from experiments.config_files import read_config
+from experiments.workdir import FIXED, FREE, flatten
+from tests import runs
+from transformer.freeze import freeze, thaw
+
+CONFIGS = sorted(path.name for path in (runs.ROOT / "configs").glob("*.py") if path.name != "base.py")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def in_root_with_own_cache(tmp_path_factory):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(runs.ROOT)
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        patch.setenv("JAX_COMPILATION_CACHE_DIR", str(tmp_path_factory.mktemp("xla")))
+        yield
+
+
+def values_of(name: str) -> dict:
+    """All keys of an experiment, as base.py lists them."""
+    return getattr(importlib.import_module("configs.base"), name)().to_dict()
+
+
+def groups(config: typing.Any) -> typing.Iterator[typing.Any]:
+    """A frozen config and every group in it."""
+    yield config
+    for field in dataclasses.fields(config):
+        if dataclasses.is_dataclass(value := getattr(config, field.name)):
+            yield from groups(value)
+
+
+@pytest.mark.parametrize("name", EXPERIMENTS)
+def test_base_lists_every_key_of_an_experiment_with_a_valid_default(name):
+    values = values_of(name)
+    assert values["experiment"] == name
+    assert thaw(freeze(find_experiment(name).Config, values)) == values
+
+
+@pytest.mark.parametrize("name", EXPERIMENTS)
+def test_a_default_that_code_repeats_is_the_same(name):
+    for group in groups(freeze(find_experiment(name).Config, values_of(name))):
+        for field in dataclasses.fields(group):
+            if field.default is not dataclasses.MISSING and type(group).__name__ != "SamplingConfig":
+                assert field.default == getattr(group, field.name), f"{type(group).__name__}.{field.name}"
+
+
+def test_every_key_has_its_meaning_beside_it():
+    lines = (runs.ROOT / "configs" / "base.py").read_text().splitlines()
+    keys = [line for line in lines if re.match(r"    \w+(\.\w+)+ = ", line)]
+    assert len(keys) > 60
+    for line in keys:
+        group = re.search(r"= (\w+\(\)|ConfigDict\(\))$", line)
+        assert group or re.search(r"  # \S.{6,}$", line), line
+
+
+def test_free_keys_exist():
+    keys = flatten(values_of("language_modeling"))
+    for name in (*FREE, *FIXED):
+        assert any(key.startswith(name) for key in keys), name
+
+
+@pytest.mark.parametrize("config", CONFIGS)
+def test_a_config_says_its_command_its_cost_and_its_result(config):
+    docstring = ast.get_docstring(ast.parse((runs.ROOT / "configs" / config).read_text())) or ""
+    assert f"python launch.py --config=configs/{config}" in docstring
+    assert "Cost: " in docstring and "Result: " in docstring
+
+
+@pytest.mark.parametrize("config", CONFIGS)
+def test_a_config_says_only_what_differs_and_is_valid(config):
+    values = read_config(f"configs/{config}")
+    base = flatten(values_of(values["experiment"]))
+    tree = ast.parse((runs.ROOT / "configs" / config).read_text())
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Attribute):
+            key = ast.unparse(node.targets[0]).partition(".")[2]
+            assert flatten(values)[key] != base[key], f"{key} is the default"
+    freeze(find_experiment(values["experiment"]).Config, values)
+
+
+@pytest.mark.parametrize("config", CONFIGS)
+def test_the_tiny_preset_trains_saves_evaluates_and_predicts(capfd, tmp_path, config):
+    run = [f"--workdir={tmp_path / 'run'}"]
+    assert launch.main([f"--config=configs/{config}:tiny", *run]) == 0, capfd.readouterr().err
+    assert (tmp_path / "run" / "checkpoints" / "2").is_dir()
+    capfd.readouterr()
+    assert launch.main([*run, "--mode=evaluate"]) == 0, capfd.readouterr().err
+    assert "eval/loss" in capfd.readouterr().out
+    assert launch.main([*run, "--mode=predict", "--prompt=some text"]) == 0
+    assert capfd.readouterr().out.startswith("some text")
+
+
+USED = {
+    "train.evaluate_every": "1",
+    "train.checkpoint_every": "1",
+    "train.keep_best": "eval/loss",
+    "train.profile_steps": "1",
+    "train.profile_from": "1",
+    "model.position": "learned",
+    "optimizer.clip_norm": "1.0",
+    "optimizer.ema_decay": "0.9",
+    "parallel.microbatches": "2",
+    "train.batch_size": "16",
+    "data.tokenizer": "bpe",
+    "data.vocab_size": "300",
+}
+"""Keys that switch on what reads further keys."""
+
+
+def test_every_key_is_read(monkeypatch, capfd, tmp_path):
+    """By what trains, evaluates or predicts; checking a key or keeping it in config.json does not count."""
+    source = runs.write_corpus(tmp_path / "corpus")
+    overrides = [*USED.items(), ("data.source", source)]
+    config = modes.check_config(read_config("configs/lm.py:tiny"), overrides)
+    read = set()
+
+    def recording(cls):
+        def __getattribute__(self, name):
+            caller = sys._getframe(1)
+            of_freeze = caller.f_globals.get("__name__") == "transformer.freeze"
+            if not of_freeze and caller.f_code.co_name not in (
+                "__post_init__",
+                "__eq__",
+                "__hash__",
+                "__repr__",
+            ):
+                read.add((cls, name))
+            return object.__getattribute__(self, name)
+
+        return __getattribute__
+
+    classes = {type(group) for group in groups(config)}
+    for cls in classes:
+        monkeypatch.setattr(cls, "__getattribute__", recording(cls), raising=False)
+    arguments = [f"--config.{key}={value}" for key, value in overrides]
+    assert launch.main(["--config=configs/lm.py:tiny", f"--workdir={tmp_path / 'run'}", *arguments]) == 0
+    assert launch.main([f"--workdir={tmp_path / 'run'}", "--mode=predict", "--prompt=x"]) == 0
+    fields = {(cls, field.name) for cls in classes for field in dataclasses.fields(cls)}
+    unread = sorted(f"{cls.__name__}.{name}" for cls, name in fields - read)
+    assert unread == []
