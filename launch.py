@@ -17,6 +17,8 @@ import os  # noqa: E402
 import sys  # noqa: E402
 from pathlib import Path  # noqa: E402
 
+from absl import logging  # noqa: E402
+
 from transformer.errors import UserError  # noqa: E402
 from transformer.freeze import suggest  # noqa: E402
 
@@ -119,6 +121,7 @@ def prepare(flags: argparse.Namespace) -> None:
     os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(cache))
     os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.1")  # 1 would skip most of a CPU's
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # XLA's warnings
+    logging.set_verbosity(logging.ERROR)  # what TFDS and orbax do, line by line
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(encoding="utf-8", errors="surrogateescape")
     counts = (os.environ.get(name, "1") for name in ("SLURM_STEP_NUM_TASKS", "OMPI_COMM_WORLD_SIZE"))

@@ -1,0 +1,125 @@
+"""The recipes of CONTRIBUTING.md, carried out on a copy of the repository."""
+
+import json
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests import runs
+
+PAGE = (runs.ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+BLOCKS = re.findall(r"^```(\w+)\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
+FILES = {
+    match[1]: code.partition("\n")[2]
+    for kind, code in BLOCKS
+    if kind == "python" and (match := re.match(r"# (\w\S*\.py)\n", code))
+}
+ADDITIONS = {
+    match[1]: code.partition("\n")[2]
+    for kind, code in BLOCKS
+    if kind == "python" and (match := re.match(r"# in (\S+)\n", code))
+}
+COMMANDS = [shlex.split(code) for kind, code in BLOCKS if kind == "bash"]
+
+RUN_ALL = """
+import json, sys
+import launch
+for command in json.loads(sys.argv[1]):
+    print(command, flush=True)
+    assert launch.main(command) == 0, command
+"""
+
+
+def add(file: Path, addition: str) -> None:
+    """Adds the imports after those of the file, and the entries at the end of the dictionary."""
+    text = file.read_text()
+    for line in addition.splitlines():
+        if line.startswith("from "):
+            last = [match.end() for match in re.finditer(r"^from .*\n", text, re.MULTILINE)][-1]
+            text = f"{text[:last]}{line}\n{text[last:]}"
+    name, entries = re.search(
+        r"^(\w+) = \{\n\s+\.\.\.\n(.*?)^\}", addition, re.MULTILINE | re.DOTALL
+    ).groups()
+    dictionary = re.search(rf"^{name}\b.*?^\}}", text, re.MULTILINE | re.DOTALL)
+    end = dictionary.end() - 1
+    file.write_text(text[:end] + entries + text[end:])
+
+
+@pytest.fixture(scope="module")
+def extended(tmp_path_factory):
+    """A copy of the repository in which every recipe was followed and every command run."""
+    copy = tmp_path_factory.mktemp("copy")
+    for name in ("transformer", "experiments", "configs", "pyproject.toml", "launch.py"):
+        source = runs.ROOT / name
+        (shutil.copytree if source.is_dir() else shutil.copy)(source, copy / name)
+    for name, code in FILES.items():
+        assert not (copy / name).exists()
+        (copy / name).write_text(code)
+    for name, code in ADDITIONS.items():
+        add(copy / name, code)
+    text = runs.write_corpus(copy / "text")
+    rows = [path.read_text().replace('"', "") for path in sorted((copy / "text").iterdir())]
+    (copy / "letters.csv").write_text("id,body\n" + "".join(f'{i},"{row}"\n' for i, row in enumerate(rows)))
+    commands = [command[2:] for command in COMMANDS]
+    for command in commands:  # the standard library takes its time to prepare: another test does that
+        if not any(argument.startswith("--config.data.source=") for argument in command):
+            command.append(f"--config.data.source={text}")
+    environment = os.environ | {
+        "XDG_CACHE_HOME": str(copy / "cache"),
+        "JAX_DISABLE_MOST_OPTIMIZATIONS": "true",
+    }
+    arguments = [sys.executable, "-c", RUN_ALL, json.dumps(commands)]
+    done = subprocess.run(arguments, cwd=copy, env=environment, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return copy
+
+
+def metrics(folder: Path) -> dict:
+    return json.loads((folder / "metrics.jsonl").read_text().splitlines()[-1])
+
+
+def test_the_page_has_the_recipes_it_should_have():
+    assert len(COMMANDS) == 4 and len(FILES) == 4 and len(ADDITIONS) == 3
+    assert all(command[:2] == ["python", "launch.py"] for command in COMMANDS)
+
+
+def test_each_recipe_trains(extended):
+    config = {}
+    for run in ("alibi", "lion", "csv", "focal"):
+        assert metrics(extended / "runs" / run)["step"] == 2
+        config[run] = json.loads((extended / "runs" / run / "config.json").read_text())
+    assert config["alibi"]["model"]["position"] == "alibi"
+    assert config["lion"]["optimizer"]["arguments"] == {"b2": 0.98}
+    assert config["csv"]["data"]["source"] == "csv:letters.csv"
+    assert {"train/focal", "eval/focal", "eval/bits_per_byte"} <= metrics(extended / "runs" / "focal").keys()
+
+
+def test_recipes_are_as_short_as_promised():
+    lines = {name: len(code.splitlines()) for name, code in FILES.items()}
+    assert lines["transformer/layers/positions/alibi.py"] <= 40
+    assert lines["experiments/focal.py"] <= 100
+
+
+def test_recipes_are_in_the_style_of_the_house(extended):
+    for command in (["check"], ["format", "--diff"]):
+        ruff = [sys.executable, "-m", "ruff", *command, *FILES]
+        done = subprocess.run(ruff, cwd=extended, capture_output=True, text=True)
+        assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_an_addition_goes_to_the_end_of_the_dictionary(tmp_path):
+    file = tmp_path / "x.py"
+    file.write_text(
+        '"""Doc."""\n\nfrom a import A\n\nTHINGS: dict[str, type] = {\n    "a": A,\n}\n"""Meaning."""\n'
+    )
+    add(file, 'from b import B\n\nTHINGS = {\n    ...\n    "b": B,\n}\n')
+    assert (
+        'from a import A\nfrom b import B\n\nTHINGS: dict[str, type] = {\n    "a": A,\n    "b": B,\n}\n'
+        in (file.read_text())
+    )
