@@ -6,11 +6,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from tqdm import tqdm
+
 from transformer.data.loader import Loader
 from transformer.data.packing import PackedRows
 from transformer.data.sources import SOURCES, Source, open_source
 from transformer.data.storage import build_once, data_folder, digest
-from transformer.data.token_cache import TokenCache
+from transformer.data.token_cache import BAR, TokenCache
 from transformer.data.tokenizers import TOKENIZERS, Tokenizer
 from transformer.errors import UserError
 
@@ -97,7 +99,8 @@ class TextData:
         key = digest(source.identity, kind, size if kind == "bpe" else 0)
 
         def build(new: Path) -> None:
-            Tokenizer.train(kind, source.texts(), size).save(new / "tokenizer.json")
+            texts = tqdm(source.texts(), f"learning {kind} from {source.name}", unit=" pieces", **BAR)
+            Tokenizer.train(kind, texts, size).save(new / "tokenizer.json")
 
         return Tokenizer.load(build_once(self.folder / "tokenizers" / key, build) / "tokenizer.json")
 

@@ -4,6 +4,7 @@ import itertools
 from array import array
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from tqdm import tqdm
@@ -16,6 +17,9 @@ from transformer.errors import UserError
 FORMAT = 1
 BATCH = 4 << 20
 """Characters tokenised at once: what bounds the memory, whatever the size of the corpus."""
+
+BAR: dict[str, Any] = {"delay": 2, "leave": False, "dynamic_ncols": True}
+"""Progress is shown of what takes longer than two seconds, and while it takes."""
 
 
 class TokenCache:
@@ -53,7 +57,7 @@ def _write(source: Source, tokenizer: Tokenizer, folder: Path) -> None:
         raise UserError(f"{source.name}: no text; give more, or data.validation_source")
     eos = tokenizer.eos_id
     dtype = np.dtype(np.uint16 if tokenizer.vocab_size <= 1 << 16 else np.uint32)
-    bar = tqdm(desc=f"tokenising {source.name}", unit="B", unit_scale=True, delay=2, leave=False)
+    bar = tqdm(desc=f"tokenising {source.name}", unit="B", unit_scale=True, **BAR)
     offsets = array("q", [0])
     with (
         bar,

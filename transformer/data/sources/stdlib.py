@@ -7,7 +7,7 @@ from typing import Any
 
 from transformer.data.sources.base import Options, Source
 from transformer.data.sources.standard_library import fingerprint, library_files
-from transformer.data.sources.tfds import prepare
+from transformer.data.sources.tfds import prepared
 from transformer.errors import UserError
 
 
@@ -41,8 +41,7 @@ class StandardLibrary(Source):
     def _records(self) -> Sequence[dict[str, bytes]]:
         from transformer.data.sources.standard_library_builder import PythonStandardLibrary
 
-        builder = PythonStandardLibrary(
-            config=fingerprint(), data_dir=self._folder, file_format="array_record"
+        make = functools.partial(
+            PythonStandardLibrary, config=fingerprint(), data_dir=self._folder, file_format="array_record"
         )
-        prepare(builder, self._folder, show=False)
-        return builder.as_data_source(split=self._split)
+        return prepared(make, show=False).as_data_source(split=self._split)

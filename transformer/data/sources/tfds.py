@@ -9,7 +9,7 @@ import functools
 import io
 import logging
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,13 +30,13 @@ class TfdsText(Source):
     def __init__(self, argument: str, split: str, options: Options) -> None:
         self.name = f"tfds:{argument} ({split})"
         self.field = options.field
-        self._folder = options.folder / "tfds"
-        self._builder = _builder(argument, self._folder)
-        features = list(self._builder.info.features or {})
+        self._make = functools.partial(_builder, argument, options.folder / "tfds")
+        info = self._make().info
+        features = list(info.features or {})
         if self.field not in features:
             raise UserError(f"tfds:{argument}: no field {self.field!r}; fields there: {', '.join(features)}")
         self._split = split
-        self.identity = f"tfds {self._builder.info.full_name} {split} {self.field}"
+        self.identity = f"tfds {info.full_name} {split} {self.field}"
 
     def __len__(self) -> int:
         return len(self._records)
@@ -47,27 +47,29 @@ class TfdsText(Source):
 
     @functools.cached_property
     def _records(self) -> Sequence[dict[str, Any]]:
-        prepare(self._builder, self._folder)
-        part = _slice(self.name, self._split, self._builder.info.splits)
-        return self._builder.as_data_source(split=part)
+        builder = prepared(self._make)
+        return builder.as_data_source(split=_slice(self.name, self._split, builder.info.splits))
 
 
-def prepare(builder: Any, folder: Path, show: bool = True) -> None:
-    """Downloads and prepares the data set where that was never done; one process at a time. With `show`,
-    TFDS says on standard error how far it is.
+def prepared(make: Callable[[], Any], show: bool = True) -> Any:
+    """The builder that `make` makes, with its data downloaded and prepared if they never were, by one process
+    at a time. With `show`, TFDS says on standard error how far it is.
 
     Raises:
       UserError: the data set's own preparation needs a package or a network that is not there.
     """
-    if builder.is_prepared():
-        return
-    with locked(folder / builder.name), quiet(show):
+    builder = make()
+    if builder.data_path.exists():  # where TFDS puts it when it is complete
+        return builder
+    with locked(Path(builder.data_path)), quiet(show):
+        builder = make()  # a builder looks only once, when it is made, for what another process prepared
         try:
             builder.download_and_prepare()
         except ImportError as error:
             raise _needs(builder.name, error.name) from None
         except Exception as error:
             raise UserError(f"tfds:{builder.name}: cannot be prepared; {_line(error)}") from error
+    return builder
 
 
 def _builder(argument: str, folder: Path) -> Any:
@@ -87,7 +89,7 @@ def _builder(argument: str, folder: Path) -> Any:
     name = argument.split("/")[0].split(":")[0]
     if name in has:
         raise _needs(argument, "tensorflow")
-    near = difflib.get_close_matches(name, has.union(tfds.list_builders()), n=3)
+    near = difflib.get_close_matches(name, has.union(tfds.list_builders(with_community_datasets=False)), n=3)
     hint = f"did you mean {' or '.join(near)}?" if near else "see tensorflow.org/datasets/catalog"
     raise UserError(f"tfds:{argument}: no such data set; {hint}")
 

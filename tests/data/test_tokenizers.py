@@ -1,0 +1,158 @@
+import functools
+import json
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.data.documents import TEXT, TOKENIZERS, tokenizer
+from transformer.data.tokenizers import END, Tokenizer
+from transformer.errors import UserError
+
+made = functools.cache(tokenizer)
+texts = st.text() | st.text(alphabet=list("a é日🙂\n\r\t\x00\ufffd'<|>endoftext")) | st.just(END)
+
+
+@pytest.mark.parametrize("kind", ["bytes", "bpe"])
+@settings(max_examples=200, deadline=None)
+@given(text=texts)
+def test_any_text_returns(kind, text):
+    assert made(kind).decode(made(kind).encode(text)) == text
+
+
+@settings(max_examples=100, deadline=None)
+@given(text=st.text(alphabet=sorted(set(TEXT))))
+def test_known_characters_return(text):
+    ids = made("characters").encode(text)
+    assert len(ids) == len(text)
+    assert made("characters").decode(ids) == text
+
+
+def test_an_unknown_character_is_one_unknown_token():
+    ids = made("characters").encode("aЖЖd")
+    assert len(ids) == 4
+    assert made("characters").decode(ids) == "a\ufffd\ufffdd"
+
+
+def test_a_byte_is_its_own_id():
+    every = "".join(map(chr, [*range(0x250), 0x65E5, 0x1F642]))
+    assert made("bytes").encode(every) == list(every.encode())
+    assert made("bytes").vocab_size == 257
+    assert made("bytes").eos_id == 256
+
+
+@pytest.mark.parametrize("kind", TOKENIZERS)
+@settings(max_examples=60, deadline=None)
+@given(some=st.lists(texts, min_size=1, max_size=4))
+def test_bytes_are_counted_in_full(kind, some):
+    for text, (ids, counts) in zip(some, made(kind).encode_counting(some), strict=True):
+        assert list(ids) == made(kind).encode(text)
+        assert counts.shape == ids.shape
+        assert (counts >= 0).all()
+        total = len(text.encode())
+        assert counts.sum() <= total
+        if kind in ("bytes", "characters", "bpe"):
+            assert counts.sum() == total
+
+
+@pytest.mark.parametrize("kind", ["bytes", "bpe"])
+@settings(max_examples=60, deadline=None)
+@given(text=texts)
+def test_each_token_counts_the_bytes_that_it_decodes_to(kind, text):
+    ((ids, counts),) = made(kind).encode_counting([text])
+    prefixes = [made(kind).decode(ids[: end + 1]) for end in range(len(ids))]
+    for prefix, count in zip(prefixes, np.cumsum(counts), strict=True):
+        if "\ufffd" not in prefix:
+            assert len(prefix.encode()) == count
+
+
+def test_counting_by_offsets_agrees_with_counting_by_size(monkeypatch):
+    by_size = made("bpe").encode_counting([TEXT])
+    by_offsets = tokenizer("bpe")
+    monkeypatch.setattr(type(by_offsets), "_byte_sizes", None)
+    ((ids, counts),), ((other_ids, other_counts),) = by_size, by_offsets.encode_counting([TEXT])
+    np.testing.assert_array_equal(ids, other_ids)
+    assert counts.sum() == other_counts.sum() == len(TEXT.encode())
+    # They may differ only inside a character that several tokens share.
+    assert np.abs(np.cumsum(counts) - np.cumsum(other_counts)).max() <= 3
+
+
+@pytest.mark.parametrize("kind", TOKENIZERS)
+def test_no_text_contains_a_special_token(kind, tmp_path):
+    made(kind).save(tmp_path / "tokenizer.json")
+    for each in (made(kind), Tokenizer.load(tmp_path / "tokenizer.json")):
+        for name in (END, "</s>", "[SEP]", "[UNK]"):
+            text = f"a{name}b {name}"
+            assert each.eos_id not in each.encode(text)
+            assert all(each.eos_id not in ids for ids, _ in each.encode_counting([text]))
+
+
+@pytest.mark.parametrize("kind", TOKENIZERS)
+def test_saved_and_loaded_it_is_the_same(kind, tmp_path):
+    before = made(kind)
+    before.save(tmp_path / "tokenizer.json")
+    after = Tokenizer.load(tmp_path / "tokenizer.json")
+    assert after.identity == before.identity
+    assert after.encode(TEXT) == before.encode(TEXT)
+    assert (after.eos_id, after.vocab_size) == (before.eos_id, before.vocab_size)
+    assert max(after.encode(TEXT)) < after.vocab_size
+    assert [path.name for path in tmp_path.iterdir()] == ["tokenizer.json"]
+
+
+@pytest.mark.parametrize("kind", TOKENIZERS)
+def test_the_special_token_is_not_shown(kind):
+    each = made(kind)
+    ids = each.encode("class A")
+    assert each.decode([each.eos_id, *ids, each.eos_id]) == each.decode(ids)
+
+
+@pytest.mark.parametrize("kind", ["bytes", "bpe", "characters", "metaspace"])
+@settings(max_examples=60, deadline=None)
+@given(data=st.data())
+def test_a_stream_joins_to_the_whole(kind, data):
+    ids = data.draw(st.lists(st.integers(0, made(kind).vocab_size - 1), max_size=30))
+    assert "".join(made(kind).stream(ids)) == made(kind).decode(ids)
+
+
+def test_a_stream_never_shows_half_a_character():
+    pieces = list(made("bytes").stream("aé日🙂b".encode()))
+    assert pieces == ["a", "é", "日", "🙂", "b"]
+    assert list(made("bytes").stream("é".encode()[:1])) == ["\ufffd"]
+
+
+def test_training_is_the_same_every_time():
+    assert tokenizer("bpe").content == tokenizer("bpe").content
+    assert tokenizer("bpe").vocab_size <= 300
+
+
+def test_its_size_is_kept():
+    assert Tokenizer.train("bpe", [TEXT], 290).vocab_size == 290
+
+
+def test_a_tokenizer_without_an_end_gets_one(tmp_path):
+    import tokenizers
+
+    plain = tokenizers.Tokenizer(tokenizers.models.WordLevel({"a": 0, "?": 1}, unk_token="?"))
+    plain.enable_truncation(1)
+    plain.enable_padding(length=7)
+    plain.save(str(tmp_path / "tokenizer.json"))
+    loaded = Tokenizer.load(tmp_path / "tokenizer.json")
+    assert loaded.eos_id == 2
+    assert loaded.vocab_size == 3
+    loaded._backend.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    assert loaded.encode("a a a") == [0, 0, 0]
+
+
+@pytest.mark.parametrize("content", ["", "{}", json.dumps({"model": 3}), "\x00"])
+def test_what_is_no_tokenizer(content, tmp_path):
+    (tmp_path / "tokenizer.json").write_text(content)
+    with pytest.raises(UserError, match=r"tokenizer\.json: not a tokenizer\.json \(.+\)$"):
+        Tokenizer.load(tmp_path / "tokenizer.json")
+    with pytest.raises(UserError, match=r"other\.json: cannot be read \(No such file"):
+        Tokenizer.load(tmp_path / "other.json")
+
+
+def test_an_unknown_kind():
+    with pytest.raises(UserError, match="'words': unknown tokenizer; expected a file or one of bytes, char"):
+        Tokenizer.train("words", [])
