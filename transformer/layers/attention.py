@@ -44,12 +44,14 @@ class Attention(nn.Module):
         mask: Mask,
         positions_bt: jax.Array,
         cache: LayerCache | None = None,
-        start_b: jax.Array | None = None,
+        start: jax.Array | int = 0,
+        key_positions_bs: jax.Array | None = None,
         train: bool = False,
     ) -> tuple[jax.Array, LayerCache | None]:
-        """(b, t, d) -> (b, t, d), and the cache with this call's keys and values written at `start_b`.
+        """(b, t, d) -> (b, t, d), and the cache with the new keys and values in its slots from `start` on.
 
-        With a cache the queries also see what it holds: the mask's key axis is then the cache's slots.
+        With a cache the queries also see what it holds: the mask's key axis is then the cache's slots, whose
+        positions are `key_positions_bs`.
         """
         linear = functools.partial(Linear, use_bias=self.use_bias, dtype=self.dtype)
         to_kv = functools.partial(
@@ -66,10 +68,10 @@ class Attention(nn.Module):
         key_bsgk = nn.with_logical_constraint(key_bsgk, ("batch", "length", "kv_heads", "head_dim"))
         value_bsgk = nn.with_logical_constraint(value_bsgk, ("batch", "length", "kv_heads", "head_dim"))
 
-        key_positions_bs = positions_bt
+        key_positions_bs = positions_bt if key_positions_bs is None else key_positions_bs
         if cache is not None:
-            cache = cache.write(key_bsgk, value_bsgk, start_b)
-            key_bsgk, value_bsgk, key_positions_bs = cache.key_bsgk, cache.value_bsgk, cache.positions_bs
+            cache = cache.write(key_bsgk, value_bsgk, start)
+            key_bsgk, value_bsgk = cache.key_bgsk.swapaxes(1, 2), cache.value_bgsk.swapaxes(1, 2)
         bias = self.position.bias(positions_bt, key_positions_bs, self.num_heads)
         dropping = train and self.dropout > 0
         dropout = {"dropout_rate": self.dropout, "dropout_rng": self.make_rng("dropout")} if dropping else {}
@@ -79,7 +81,8 @@ class Attention(nn.Module):
             )
             self.sow("intermediates", "weights", weights_bhts)
         else:
-            kernel = choose(self.kernel, q_bthk, key_bsgk, mask=mask)
+            kind = self.kernel if mask.query_indices_bt is None else "reference"
+            kernel = choose(kind, q_bthk, key_bsgk, mask=mask)
             out_bthk = kernel(q_bthk, key_bsgk, value_bsgk, mask=mask, bias=bias, **dropout)
         names = ("heads", "head_dim", "embed")
         output = linear((x_btd.shape[-1],), axis=2, names=names, init_scale=self.output_scale, name="output")

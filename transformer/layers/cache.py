@@ -7,39 +7,59 @@ from flax import struct
 
 @struct.dataclass
 class LayerCache:
-    """Keys and values of one attention layer, in slots of a fixed number.
+    """Keys and values of one attention layer, in slots that the whole batch fills together.
 
-    Row `i` of the batch has `lengths[i]` filled slots; a slot's index is the token's index in its row.
-    Every leaf has the batch as its first axis, so reordering beams is one `tree.map`.
+    Head-major, so that a step's two products read each head's slots side by side.
     """
 
-    key_bsgk: jax.Array
-    value_bsgk: jax.Array
+    key_bgsk: jax.Array
+    value_bgsk: jax.Array
 
-    @classmethod
-    def empty(cls, batch: int, slots: int, num_kv_heads: int, head_dim: int, dtype) -> "LayerCache":
-        """Zeros: (batch, slots, num_kv_heads, head_dim) twice."""
-        zeros = jnp.zeros((batch, slots, num_kv_heads, head_dim), dtype)
-        return cls(zeros, zeros)
+    def write(self, key_bsgk: jax.Array, value_bsgk: jax.Array, start: jax.Array | int) -> "LayerCache":
+        """The cache with the new keys and values in its slots from `start` on."""
 
-    @property
-    def positions_bs(self) -> jax.Array:
-        """The positions that the slots stand for: 0, 1, ... in each row."""
-        batch, slots = self.key_bsgk.shape[:2]
-        return jnp.broadcast_to(jnp.arange(slots), (batch, slots))
+        def put(old_bgsk: jax.Array, new_bsgk: jax.Array) -> jax.Array:
+            new_bgsk = new_bsgk.swapaxes(1, 2).astype(old_bgsk.dtype)
+            return jax.lax.dynamic_update_slice_in_dim(old_bgsk, new_bgsk, start, axis=2)
 
-    def write(self, key_btgk: jax.Array, value_btgk: jax.Array, start_b: jax.Array) -> "LayerCache":
-        """The cache with t new keys and values of each row in its slots from `start_b` on."""
-        put = jax.vmap(lambda old, new, start: jax.lax.dynamic_update_slice(old, new, (start, 0, 0)))
-        return LayerCache(
-            put(self.key_bsgk, key_btgk.astype(self.key_bsgk.dtype), start_b),
-            put(self.value_bsgk, value_btgk.astype(self.value_bsgk.dtype), start_b),
-        )
+        return LayerCache(put(self.key_bgsk, key_bsgk), put(self.value_bgsk, value_bsgk))
 
 
 @struct.dataclass
 class Cache:
-    """One `LayerCache` per layer, and how many tokens each row holds: `lengths`, (b,) int32."""
+    """What a batch of rows has read so far: one `LayerCache` per layer, and which slots are whose.
+
+    Row i's token j lies in slot `offsets_b[i] + j`. Rows of different lengths start at different slots and
+    end at the same one, so that a new token of every row is one write in place, in slot `filled_b[i]`,
+    which is equal for all i. Every leaf has the batch as its first axis: reordering beams is one `tree.map`.
+    """
 
     layers: tuple[LayerCache, ...]
-    lengths: jax.Array
+    offsets_b: jax.Array
+    filled_b: jax.Array
+
+    @classmethod
+    def empty(
+        cls, num_layers: int, offsets_b: jax.Array, slots: int, num_kv_heads: int, head_dim: int, dtype
+    ) -> "Cache":
+        """Nothing written yet; row i will begin at slot `offsets_b[i]`."""
+        zeros = jnp.zeros((offsets_b.shape[0], num_kv_heads, slots, head_dim), dtype)
+        return cls((LayerCache(zeros, zeros),) * num_layers, offsets_b, jnp.zeros_like(offsets_b))
+
+    @property
+    def lengths_b(self) -> jax.Array:
+        """How many tokens each row holds."""
+        return self.filled_b - self.offsets_b
+
+    @property
+    def positions_bs(self) -> jax.Array:
+        """The position in its row that each slot stands for, below 0 before the row's first."""
+        return jnp.arange(self.layers[0].key_bgsk.shape[2]) - self.offsets_b[:, None]
+
+    def grow(self, slots: int) -> "Cache":
+        """The same with empty slots added, up to `slots`."""
+
+        def pad(x_bgsk: jax.Array) -> jax.Array:
+            return jnp.pad(x_bgsk, ((0, 0), (0, 0), (0, slots - x_bgsk.shape[2]), (0, 0)))
+
+        return Cache(jax.tree.map(pad, self.layers), self.offsets_b, self.filled_b)

@@ -12,7 +12,7 @@ from flax import struct
 from transformer.errors import UserError
 from transformer.layers.attention import Attention
 from transformer.layers.block import Block
-from transformer.layers.cache import Cache, LayerCache
+from transformer.layers.cache import Cache
 from transformer.layers.embedding import Embedding, Unembedding
 from transformer.layers.feed_forward import FeedForward
 from transformer.layers.kernels import KERNELS
@@ -227,32 +227,40 @@ class DecoderStepper:
 
     def prefill(self, tokens_bt: jax.Array, lengths_b: jax.Array, slots: int) -> tuple[jax.Array, Cache]:
         """Reads right-padded prompts; the logits are those after each row's last token."""
-        c, batch = self.model.config, tokens_bt.shape[0]
-        empty = LayerCache.empty(batch, slots, c.kv_heads, c.key_width, c.dtype)
-        cache = Cache((empty,) * c.num_layers, jnp.zeros(batch, jnp.int32))
-        x_btd, cache = self._extend(tokens_bt, cache)
-        last_b1d = jnp.take_along_axis(x_btd, (lengths_b - 1)[:, None, None], axis=1)
-        return self._logits(last_b1d), cache.replace(lengths=lengths_b)
+        c, width = self.model.config, tokens_bt.shape[1]
+        # The padding moves to the left, where every row ends at the same slot.
+        offsets_b = width - lengths_b
+        tokens_bt = jax.vmap(jnp.roll)(tokens_bt, offsets_b)
+        cache = Cache.empty(c.num_layers, offsets_b, width, c.kv_heads, c.key_width, c.dtype)
+        x_btd, cache = self._extend(tokens_bt, cache, start=0)
+        return self._logits(x_btd[:, -1:]), cache.grow(slots)
 
     def step(self, tokens_b: jax.Array, cache: Cache) -> tuple[jax.Array, Cache]:
         """Appends one token to each row."""
-        x_b1d, cache = self._extend(tokens_b[:, None], cache)
+        x_b1d, cache = self._extend(tokens_b[:, None], cache, start=cache.filled_b[0])
         return self._logits(x_b1d), cache
 
-    def _extend(self, tokens_bt: jax.Array, cache: Cache) -> tuple[jax.Array, Cache]:
+    def _extend(self, tokens_bt: jax.Array, cache: Cache, start: jax.Array | int) -> tuple[jax.Array, Cache]:
         model, c = self.model, self.model.config
-        indices_bt = cache.lengths[:, None] + jnp.arange(tokens_bt.shape[1])
-        x_btd = model.apply({"params": self.params}, tokens_bt, indices_bt, method="embed")
+        slots_t = start + jnp.arange(tokens_bt.shape[1])
+        positions_bt = jnp.maximum(slots_t - cache.offsets_b[:, None], 0)
+        x_btd = model.apply({"params": self.params}, tokens_bt, positions_bt, method="embed")
+        key_positions_bs = cache.positions_bs
+        # From slot 0 on, queries stand where the keys do, which is what the kernels of training ask for.
+        indices_bt = (
+            None if isinstance(start, int) and start == 0 else jnp.broadcast_to(slots_t, positions_bt.shape)
+        )
         x_btd, layers = extend_stack(
             c.block(),
             self.layers,
             x_btd,
             cache.layers,
-            mask=Mask(query_indices_bt=indices_bt, causal=True),
-            positions_bt=indices_bt,
-            start_b=cache.lengths,
+            mask=Mask(query_indices_bt=indices_bt, key_valid_bs=key_positions_bs >= 0, causal=True),
+            positions_bt=positions_bt,
+            start=start,
+            key_positions_bs=key_positions_bs,
         )
-        return x_btd, Cache(layers, cache.lengths + tokens_bt.shape[1])
+        return x_btd, Cache(layers, cache.offsets_b, cache.filled_b + tokens_bt.shape[1])
 
     def _logits(self, x_b1d: jax.Array) -> jax.Array:
         def head(model: Decoder, x_b1d: jax.Array) -> jax.Array:

@@ -1,0 +1,142 @@
+"""Incremental decoding with a cache equals the full forward pass over everything so far."""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import linen as nn
+
+from transformer.decoding.sampling import generate
+from transformer.layers.normalization import NORMS
+from transformer.layers.positions import POSITIONS
+from transformer.models.decoder import Decoder, DecoderConfig, DecoderStepper
+
+CONFIG = DecoderConfig(d_model=16, num_layers=2, num_heads=4, d_ff=24, use_bias=True, max_length=32)
+VOCAB = 23
+HEADS = {
+    "narrow": {},
+    "wide": {"head_dim": 16},
+    "grouped": {"num_kv_heads": 2},
+    "multi_query": {"num_kv_heads": 1},
+}
+
+
+def make(rng, **changes):
+    model = Decoder(dataclasses.replace(CONFIG, **changes), VOCAB)
+    params = nn.meta.unbox(jax.jit(model.init)(jax.random.key(0), jnp.zeros((1, 1), jnp.int32)))["params"]
+    params = jax.tree.map(lambda p: p + 0.2 * jnp.asarray(rng.normal(size=p.shape), jnp.float32), params)
+    return model, params
+
+
+def prompts(rng, lengths):
+    tokens = rng.integers(0, VOCAB, (len(lengths), max(lengths))).astype(np.int32)
+    return tokens, np.array(lengths, np.int32)
+
+
+def check_steps(rng, model, params, atol=2e-4):
+    """Feeds ragged prompts and then random tokens, and compares all logits with the full forward's."""
+    tokens, lengths = prompts(rng, [7, 11, 5, 9])
+    lengths, new_nb = (
+        lengths - 4,
+        np.stack([row[n - 4 : n] for row, n in zip(tokens, lengths, strict=True)], 1),
+    )
+    stepper = DecoderStepper.of(model, params)
+
+    # One program, compiled in haste: what is tested is what it computes.
+    @functools.partial(jax.jit, compiler_options={"xla_backend_optimization_level": 0})
+    def both(stepper, params):
+        def step(cache, new_b):
+            logits_bv, cache = stepper.step(new_b, cache)
+            return cache, logits_bv
+
+        first, cache = stepper.prefill(tokens[:, :7], lengths, 11)
+        cache, others = jax.lax.scan(step, cache, new_nb)
+        full = model.apply({"params": params}, jnp.asarray(tokens))[..., :VOCAB]
+        return jnp.concatenate([first[None], others]), full, cache.lengths_b
+
+    stepped, full, read = both(stepper, params)
+    assert stepped.dtype == jnp.float32
+    np.testing.assert_array_equal(read, lengths + 4)
+    for i, logits in enumerate(stepped):
+        np.testing.assert_allclose(logits, full[np.arange(4), lengths + i - 1], atol=atol)
+
+
+@pytest.mark.parametrize("heads", HEADS)
+@pytest.mark.parametrize("norm", NORMS)
+@pytest.mark.parametrize("position", POSITIONS)
+def test_every_position_norm_and_attention(rng, position, norm, heads):
+    check_steps(rng, *make(rng, position=position, norm=norm, **HEADS[heads]))
+
+
+@pytest.mark.parametrize("changes", [
+    {"norm_placement": "post"},
+    {"norm_placement": "sandwich"},
+    {"feed_forward": "swiglu", "tie_embeddings": False, "scale_embeddings": True},
+    {"kernel": "reference"},
+    {"kernel": "blockwise"},
+    {"scan_layers": True, "dropout": 0.5, "attention_dropout": 0.5, "embedding_dropout": 0.5},
+])  # fmt: skip
+def test_every_other_variant(rng, changes):
+    check_steps(rng, *make(rng, **changes))
+
+
+def test_bfloat16_stays_near(rng):
+    model, params = make(rng, dtype="bfloat16")
+    check_steps(rng, model, params, atol=0.3)
+
+
+@pytest.mark.parametrize("position", POSITIONS)
+def test_greedy_generation_recomputed_from_nothing_each_step(rng, position):
+    model, params = make(rng, position=position)
+    tokens, lengths = prompts(rng, [2, 6, 4])
+    rngs = jax.random.split(jax.random.key(0), 3)
+    new, _ = generate(
+        DecoderStepper.of(model, params), tokens, lengths, rngs, max_new_tokens=6, temperature=0.0
+    )
+    full = jax.jit(lambda tokens: model.apply({"params": params}, tokens)[0, :, :VOCAB])
+    for row, length, got in zip(tokens, lengths, np.asarray(new), strict=True):
+        text = np.zeros(12, np.int32)
+        text[:length] = row[:length]
+        for i, token in enumerate(got):
+            logits = np.asarray(full(text[None])[length + i - 1])
+            assert logits[token] >= logits.max() - 1e-4  # a tie, to rounding, may go either way
+            text[length + i] = token
+
+
+def test_reordering_the_batch_is_one_tree_map(rng):
+    model, params = make(rng)
+    tokens, lengths = prompts(rng, [3, 7, 1, 5])
+    stepper, order = DecoderStepper.of(model, params), np.array([2, 2, 0, 3])
+    _, cache = stepper.prefill(tokens, lengths, 9)
+    new = np.array([4, 8, 15, 16], np.int32)
+    expected, _ = stepper.step(new, stepper.prefill(tokens[order], lengths[order], 9)[1])
+    got, _ = stepper.step(new, jax.tree.map(lambda leaf: leaf[order], cache))
+    np.testing.assert_allclose(got, expected, atol=1e-5)
+
+
+def test_a_cache_that_grew_goes_on_as_before(rng):
+    model, params = make(rng)
+    tokens, lengths = prompts(rng, [3, 7])
+    stepper, new = DecoderStepper.of(model, params), np.array([4, 8], np.int32)
+    logits, cache = stepper.step(new, stepper.prefill(tokens, lengths, 8)[1])
+    wide_logits, wide = stepper.step(new, stepper.prefill(tokens, lengths, 8)[1].grow(12))
+    np.testing.assert_allclose(wide_logits, logits, atol=1e-5)
+    np.testing.assert_allclose(stepper.step(new, wide)[0], stepper.step(new, cache.grow(9))[0], atol=1e-5)
+
+
+def test_nothing_in_the_padding_is_ever_read(rng):
+    """Neither the tokens that pad a prompt nor what an unfilled slot holds changes any logit."""
+    model, params = make(rng)
+    tokens, lengths = prompts(rng, [3, 7])
+    stepper, new = DecoderStepper.of(model, params), np.array([4, 8], np.int32)
+    other = np.where(np.arange(7) < lengths[:, None], tokens, (tokens + 1) % VOCAB)
+    logits, cache = stepper.prefill(tokens, lengths, 10)
+    other_logits, _ = stepper.prefill(other, lengths, 10)
+    np.testing.assert_array_equal(logits, other_logits)
+    unread = (np.arange(10) < np.asarray(cache.offsets_b)[:, None]) | (np.arange(10) > 7)
+    spoil = lambda x: jnp.where(unread[:, None, :, None], 1e4, x)  # noqa: E731
+    spoilt = cache.replace(layers=jax.tree.map(spoil, cache.layers))
+    np.testing.assert_array_equal(stepper.step(new, spoilt)[0], stepper.step(new, cache)[0])
