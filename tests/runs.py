@@ -1,12 +1,38 @@
 """Small runs for the tests of whole programs: a corpus, and launch.py inside this process or outside."""
 
+import contextlib
 import os
 import random
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
+import jax
+import pytest
+from jax.experimental.compilation_cache import compilation_cache
+
 ROOT = Path(__file__).parent.parent
+
+
+@contextlib.contextmanager
+def in_root(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """In the repository's folder, with data and compiled programs kept apart from the user's; the programs
+    are shared by all tests of a session that ask for it, in this process and in those that it starts."""
+    programs = tmp_path_factory.getbasetemp() / "programs"
+    settings = {"jax_compilation_cache_dir": str(programs), "jax_persistent_cache_min_compile_time_secs": 0.1}
+    before = {name: getattr(jax.config, name) for name in settings}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(ROOT)
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        for name, value in settings.items():
+            patch.setenv(name.upper(), str(value))
+            jax.config.update(name, value)
+        compilation_cache.reset_cache()
+        yield
+    for name, value in before.items():
+        jax.config.update(name, value)
+    compilation_cache.reset_cache()
 
 
 def write_corpus(folder: Path, documents: int = 60) -> str:

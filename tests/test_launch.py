@@ -9,11 +9,8 @@ from tests import runs
 
 
 @pytest.fixture(scope="module", autouse=True)
-def in_root_with_own_cache(tmp_path_factory):
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(runs.ROOT)
-        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
-        patch.setenv("JAX_COMPILATION_CACHE_DIR", str(tmp_path_factory.mktemp("xla")))
+def in_root(tmp_path_factory):
+    with runs.in_root(tmp_path_factory):
         yield
 
 
