@@ -86,6 +86,11 @@ def test_a_given_tokenizer_goes_before_the_config(config, tmp_path):
 def test_missing_files_are_named_by_their_key(config):
     with pytest.raises(UserError, match=r"^data\.source: text:/nowhere: no such file$"):
         TextData(config(source="text:/nowhere"))
+    # Only where it is needed: a run has its tokenizer, whatever became of the file.
+    expected = "'words' is no file; expected one, or one of bytes, characters, bpe"
+    with pytest.raises(UserError, match=f"^data.tokenizer: {expected}$"):
+        TextData(config(tokenizer="words"))
+    TextData(config(tokenizer="words"), tokenizer=Tokenizer.train("bytes"))
 
 
 @pytest.mark.parametrize(
@@ -94,11 +99,6 @@ def test_missing_files_are_named_by_their_key(config):
         ("source", "", "source: ''; expected stdlib, text:GLOB"),
         ("source", "/path/a.txt", "source: '/path/a.txt'; expected stdlib, text:GLOB"),
         ("validation_source", "file:x", "validation_source: 'file:x'; expected"),
-        (
-            "tokenizer",
-            "words",
-            "tokenizer: 'words' is no file; expected one, or one of bytes, characters, bpe",
-        ),
         ("vocab_size", 256, "vocab_size: 256; bpe needs at least 257"),
         ("sequence_length", 0, "sequence_length: 0; expected at least 1"),
         ("workers", -1, "workers: -1; expected"),

@@ -36,9 +36,6 @@ class TextDataConfig:
             value = getattr(self, key)
             if (key == "source" or value) and value.partition(":")[0] not in SOURCES:
                 raise UserError(f"{key}: {value!r}; expected stdlib, text:GLOB, jsonl:GLOB or tfds:NAME")
-        if self.tokenizer not in TOKENIZERS and not Path(self.tokenizer).expanduser().is_file():
-            kinds = ", ".join(TOKENIZERS)
-            raise UserError(f"tokenizer: {self.tokenizer!r} is no file; expected one, or one of {kinds}")
         if self.tokenizer == "bpe" and self.vocab_size < 257:
             raise UserError(f"vocab_size: {self.vocab_size}; bpe needs at least 257: every byte, and the end")
         if self.sequence_length < 1:
@@ -91,6 +88,9 @@ class TextData:
     def _make_tokenizer(self) -> Tokenizer:
         kind, size = self.config.tokenizer, self.config.vocab_size
         if kind not in TOKENIZERS:
+            if not Path(kind).expanduser().is_file():
+                kinds = ", ".join(TOKENIZERS)
+                raise UserError(f"data.tokenizer: {kind!r} is no file; expected one, or one of {kinds}")
             with _naming("tokenizer"):
                 return Tokenizer.load(kind)
         if kind == "bytes":

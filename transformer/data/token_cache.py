@@ -33,13 +33,11 @@ class TokenCache:
     def __init__(self, folder: Path) -> None:
         """Opens a complete cache."""
         self.folder = folder
-        (tokens,) = folder.glob("tokens.*")
-        self.tokens = np.memmap(tokens, tokens.suffix[1:], "r")
-        self.num_bytes = np.memmap(folder / "num_bytes.uint32", np.uint32, "r")
-        self.offsets = np.memmap(folder / "offsets.int64", np.int64, "r")
-
-    def __reduce__(self) -> tuple:
-        return TokenCache, (self.folder,)
+        self.tokens, self.num_bytes, self.offsets = (
+            np.memmap(file, file.suffix[1:], "r")
+            for name in ("tokens", "num_bytes", "offsets")
+            for file in folder.glob(f"{name}.*")
+        )
 
     @classmethod
     def of(cls, source: Source, tokenizer: Tokenizer, data_folder: Path) -> "TokenCache":
@@ -56,13 +54,14 @@ def _write(source: Source, tokenizer: Tokenizer, folder: Path) -> None:
     if not len(source):
         raise UserError(f"{source.name}: no text; give more, or data.validation_source")
     eos = tokenizer.eos_id
-    dtype = np.dtype(np.uint16 if tokenizer.vocab_size <= 1 << 16 else np.uint32)
+    token_type = np.dtype(np.uint16 if tokenizer.vocab_size <= 1 << 16 else np.uint32)
+    count_type = tokenizer.count_type
     bar = tqdm(desc=f"tokenising {source.name}", unit="B", unit_scale=True, **BAR)
     offsets = array("q", [0])
     with (
         bar,
-        open(folder / f"tokens.{dtype}", "wb") as tokens_file,
-        open(folder / "num_bytes.uint32", "wb") as bytes_file,
+        open(folder / f"tokens.{token_type}", "wb") as tokens_file,
+        open(folder / f"num_bytes.{count_type}", "wb") as bytes_file,
     ):
         remaining = 0
         for batch in _batches(source):
@@ -78,8 +77,8 @@ def _write(source: Source, tokenizer: Tokenizer, folder: Path) -> None:
                 offsets[-1] += len(i) + first + last
                 if last:
                     offsets.append(offsets[-1])
-            np.concatenate(ids).astype(dtype).tofile(tokens_file)
-            np.concatenate(counts).astype(np.uint32).tofile(bytes_file)
+            np.concatenate(ids).astype(token_type).tofile(tokens_file)
+            np.concatenate(counts).astype(count_type).tofile(bytes_file)
     with open(folder / "offsets.int64", "wb") as offsets_file:
         np.concatenate([[0], offsets[:-1]]).astype(np.int64).tofile(offsets_file)
 

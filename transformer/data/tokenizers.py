@@ -125,6 +125,12 @@ class Tokenizer:
         ids = [np.array(encoding.ids, np.int64) for encoding in encodings]
         return [(i, sizes[i]) for i in ids]
 
+    @property
+    def count_type(self) -> np.dtype:
+        """The type for the bytes that one token, or the rest of a text that its tokens leave, may count."""
+        sizes = self._byte_sizes
+        return np.dtype(np.uint8 if sizes is not None and sizes.max() < 256 else np.uint32)
+
     @functools.cached_property
     def _is_bytes(self) -> bool:
         return self.content == type(self)(_bytes()).content

@@ -168,8 +168,11 @@ class JsonLines(Files):
             found = ", ".join(record) or "none"
             problem = "no field" if text is None else f"{type(text).__name__}, not text, in"
             raise UserError(f"{self._place(file, start)}: {problem} {self.field!r}; fields there: {found}")
-        if any("\ud800" <= character <= "\udfff" for character in text):
-            raise UserError(f"{self._place(file, start)}: half of a surrogate pair in {self.field!r}")
+        try:
+            text.encode()
+        except UnicodeEncodeError:
+            problem = f"half of a surrogate pair in {self.field!r}"
+            raise UserError(f"{self._place(file, start)}: {problem}") from None
         return record
 
     @functools.cached_property
