@@ -55,7 +55,7 @@ def train(workdir: str, overrides: Overrides = (), config: str = "", started: fl
 def evaluate(workdir: str, overrides: Overrides = ()) -> None:
     """Prints what the run's evaluators measure, one name and value a line."""
     run = reopen_run(workdir, overrides)
-    for name, value in run.evaluate(run.restore_params(_which(run))).items():
+    for name, value in run.evaluate(run.restore_params(which(run))).items():
         print(f"{name} {value:.6g}")
 
 
@@ -80,7 +80,7 @@ def predict(
     if first is None:
         raise UserError(f"--input: {source or 'standard input'} is empty; expected one text a line")
     run = reopen_run(workdir, overrides)
-    params = run.restore_params(_which(run))
+    params = run.restore_params(which(run))
     with run.placed(), _writing(target) as out:
         for answers in run.experiment.predict(params, itertools.chain([first], texts), seed):
             for answer in answers:
@@ -114,7 +114,8 @@ def reopen_run(workdir: str | os.PathLike, overrides: Overrides = ()) -> Run:
     return open_run(folder, check_config(values, overrides))
 
 
-def _which(run: Run) -> str:
+def which(run: Run) -> str:
+    """The checkpoint to evaluate and predict with: the best, where the run keeps one, or the latest."""
     return "best" if run.config.train.keep_best else "latest"
 
 

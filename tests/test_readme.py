@@ -1,0 +1,93 @@
+"""The README's commands: all of them make sense, and the first does what it says."""
+
+import json
+import os
+import re
+import shlex
+import shutil
+import subprocess
+
+import pytest
+
+import launch
+from experiments.config_files import read_config
+from experiments.modes import check_config
+from tests import runs
+
+PAGE = (runs.ROOT / "README.md").read_text(encoding="utf-8")
+BLOCKS = re.findall(r"^```(\w+)\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
+COMMANDS = [line for kind, code in BLOCKS if kind == "bash" for line in code.splitlines()]
+TRAIN, TEST, *OTHERS = COMMANDS
+
+
+@pytest.fixture(scope="module", autouse=True)
+def in_root(tmp_path_factory):
+    with runs.in_root(tmp_path_factory):
+        yield
+
+
+def test_the_first_screen_has_the_two_commands_and_each_is_complete():
+    first_screen = "\n".join(PAGE.splitlines()[:20])
+    assert TRAIN in first_screen and TEST in first_screen
+    for command in (TRAIN, TEST):
+        steps = command.split(" && ")
+        assert steps[0] == "python3 -m venv .venv" and steps[1].startswith(".venv/bin/pip install ")
+        assert (runs.ROOT / shlex.split(steps[1])[-1]).is_file()
+
+
+@pytest.mark.parametrize("command", [TRAIN.split(" && ")[-1], *OTHERS])
+def test_a_command_names_flags_files_and_keys_that_exist(command):
+    python, script, *arguments = shlex.split(command)
+    assert python in ("python", ".venv/bin/python") and script == "launch.py"
+    flags, overrides = launch.parse(arguments)
+    if flags.config:
+        source = [("data.source", "stdlib")]  # the files of the examples are the reader's
+        check_config(read_config(flags.config, overrides), source)
+
+
+def test_keys_and_files_that_the_page_names_exist():
+    values = read_config("configs/lm.py")
+    for key in re.findall(r"`(?:config\.)?((?:model|data|loss|optimizer|train|parallel|sample)\.\w+)", PAGE):
+        group, name = key.split(".")
+        assert name in values[group], key
+    for path in re.findall(r"`((?:transformer|configs|experiments|tests)/[\w/.]*|\w+\.py)`", PAGE):
+        assert any((runs.ROOT / base / path).exists() for base in (".", "configs")), path
+
+
+def test_the_notebook_example_works(capsys, tmp_path):
+    source = runs.write_corpus(tmp_path / "corpus")
+    assert launch.main(runs.tiny(source, tmp_path / "run")) == 0
+    (code,) = [code for kind, code in BLOCKS if kind == "python"]
+    assert '"runs/lm"' in code
+    capsys.readouterr()
+    exec(code.replace('"runs/lm"', repr(str(tmp_path / "run"))), {})
+    printed = capsys.readouterr().out
+    assert printed.startswith("[") and printed.endswith("]\n")
+
+
+@pytest.mark.slow
+def test_the_training_command_beats_gzip_in_a_fresh_environment(tmp_path):
+    clone = tmp_path / "clone"
+    listed = subprocess.run(
+        ["git", "ls-files", "-z"], cwd=runs.ROOT, capture_output=True, text=True, check=True
+    )
+    for name in filter(None, listed.stdout.split("\0")):
+        (clone / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(runs.ROOT / name, clone / name)
+    ours = (
+        "VIRTUAL_ENV",
+        "PYTHONPATH",
+        "JAX_COMPILATION_CACHE_DIR",
+        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS",
+    )
+    environment = {name: value for name, value in os.environ.items() if name not in ours}
+    environment["XDG_CACHE_HOME"] = str(tmp_path / "cache")
+    done = subprocess.run(
+        ["bash", "-euo", "pipefail", "-c", TRAIN], cwd=clone, env=environment, capture_output=True, text=True
+    )
+    print(done.stdout, done.stderr)
+    assert done.returncode == 0
+    model, gzip = map(float, re.search(r"this model ([\d.]+), gzip -9 ([\d.]+)", done.stdout).groups())
+    assert model < gzip
+    lines = [json.loads(line) for line in (clone / "runs/lm/metrics.jsonl").read_text().splitlines()]
+    assert lines[-1]["eval/bits_per_byte"] == pytest.approx(model, abs=1e-3)
