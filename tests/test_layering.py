@@ -40,7 +40,7 @@ LIBRARIES = {
     "transformer.decoding": {"jax", "flax", "numpy"},
     "transformer.visualization": {"numpy", "matplotlib"},
     "configs": {"ml_collections"},
-    "launch": {"jax"},
+    "launch": {"jax", "absl"},
 }
 """What each part may import besides the standard library, where that is limited."""
 
