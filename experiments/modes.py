@@ -17,6 +17,7 @@ from experiments.workdir import Workdir
 from transformer.data.tokenizers import Tokenizer
 from transformer.errors import UserError
 from transformer.freeze import freeze
+from transformer.training.experiment import Params
 from transformer.training.run import Run
 from transformer.visualization.report import read_metrics, write_report
 
@@ -54,8 +55,8 @@ def train(workdir: str, overrides: Overrides = (), config: str = "", started: fl
 
 def evaluate(workdir: str, overrides: Overrides = ()) -> None:
     """Prints what the run's evaluators measure, one name and value a line."""
-    run = reopen_run(workdir, overrides)
-    for name, value in run.evaluate(run.restore_params(which(run))).items():
+    run, params = load(workdir, overrides)
+    for name, value in run.evaluate(params).items():
         print(f"{name} {value:.6g}")
 
 
@@ -79,8 +80,7 @@ def predict(
     first = next(texts, None)
     if first is None:
         raise UserError(f"--input: {source or 'standard input'} is empty; expected one text a line")
-    run = reopen_run(workdir, overrides)
-    params = run.restore_params(which(run))
+    run, params = load(workdir, overrides)
     with run.placed(), _writing(target) as out:
         for answers in run.experiment.predict(params, itertools.chain([first], texts), seed):
             for answer in answers:
@@ -114,9 +114,11 @@ def reopen_run(workdir: str | os.PathLike, overrides: Overrides = ()) -> Run:
     return open_run(folder, check_config(values, overrides))
 
 
-def which(run: Run) -> str:
-    """The checkpoint to evaluate and predict with: the best, where the run keeps one, or the latest."""
-    return "best" if run.config.train.keep_best else "latest"
+def load(workdir: str | os.PathLike, overrides: Overrides = ()) -> tuple[Run, Params]:
+    """The run that a folder holds, and its trained parameters: the best ones, where it keeps them, or the
+    latest. In a notebook, `run.experiment` has the model. Raises as `reopen_run` does."""
+    run = reopen_run(workdir, overrides)
+    return run, run.restore_params("best" if run.config.train.keep_best else "latest")
 
 
 def _closing(run: Run, folder: Workdir) -> Iterator[str]:
