@@ -1,7 +1,6 @@
 """Tokenised documents in memory-mapped files: made once, read by any number of processes."""
 
 import itertools
-from array import array
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -53,50 +52,62 @@ class TokenCache:
 def _write(source: Source, tokenizer: Tokenizer, folder: Path) -> None:
     if not len(source):
         raise UserError(f"{source.name}: no text; give more, or data.validation_source")
-    eos = tokenizer.eos_id
     token_type = np.dtype(np.uint16 if tokenizer.vocab_size <= 1 << 16 else np.uint32)
     count_type = tokenizer.count_type
     bar = tqdm(desc=f"tokenising {source.name}", unit="B", unit_scale=True, **BAR)
-    offsets = array("q", [0])
     with (
         bar,
         open(folder / f"tokens.{token_type}", "wb") as tokens_file,
         open(folder / f"num_bytes.{count_type}", "wb") as bytes_file,
+        open(folder / "offsets.int64", "wb") as offsets_file,
     ):
-        remaining = 0
-        for batch in _batches(source):
-            texts = [text for text, _, _ in batch]
-            ids: list[np.ndarray] = []
-            counts: list[np.ndarray] = []
-            for (text, first, last), (i, n) in zip(batch, tokenizer.encode_counting(texts), strict=True):
-                size = len(text) if text.isascii() else len(text.encode())
-                bar.update(size)
-                remaining = size - int(n.sum()) + (0 if first else remaining)
-                ids += [np.array([eos] * first), i, np.array([eos] * last)]
-                counts += [np.array([0] * first), n, np.array([remaining] * last)]
-                offsets[-1] += len(i) + first + last
-                if last:
-                    offsets.append(offsets[-1])
-            np.concatenate(ids).astype(token_type).tofile(tokens_file)
-            np.concatenate(counts).astype(count_type).tofile(bytes_file)
-    with open(folder / "offsets.int64", "wb") as offsets_file:
-        np.concatenate([[0], offsets[:-1]]).astype(np.int64).tofile(offsets_file)
+        written = np.zeros(1, np.int64)
+        written.tofile(offsets_file)
+        left, ended = (
+            0,
+            True,
+        )  # the bytes that the tokens of a document begun before left, and whether it ended
+        for texts, last in _batches(source):
+            first, ended = np.append(ended, last[:-1]), last[-1]
+            coded = tokenizer.encode_counting(texts)
+            ids = np.concatenate([ids for ids, _ in coded])
+            counts = np.concatenate([counts for _, counts in coded])
+            lengths = np.array([len(ids) for ids, _ in coded])
+            sizes = np.array([len(text) if text.isascii() else len(text.encode()) for text in texts])
+
+            ends = np.cumsum(lengths + first + last)
+            eos = ends[last] - 1
+            is_text = np.ones(ends[-1], bool)
+            is_text[eos] = is_text[(ends - lengths - last)[first] - 1] = False
+            tokens = np.full(ends[-1], tokenizer.eos_id, token_type)
+            tokens[is_text] = ids
+
+            counted = np.append(0, np.cumsum(counts, dtype=np.int64))[np.cumsum(lengths)]
+            uncounted = left + np.cumsum(sizes) - counted  # up to the end of each piece
+            num_bytes = np.zeros(ends[-1], count_type)
+            num_bytes[is_text] = counts
+            num_bytes[eos] = np.diff(uncounted[last], prepend=0)
+            left = uncounted[-1] - (uncounted[last][-1] if last.any() else 0)
+
+            tokens.tofile(tokens_file)
+            num_bytes.tofile(bytes_file)
+            (written + ends[last]).tofile(offsets_file)
+            written += ends[-1]
+            bar.update(int(sizes.sum()))
 
 
-def _batches(source: Source) -> Iterator[list[tuple[str, bool, bool]]]:
-    """Pieces of documents, each with whether it is its document's first and last, some `BATCH` at a time."""
-    batch: list[tuple[str, bool, bool]] = []
+def _batches(source: Source) -> Iterator[tuple[list[str], np.ndarray]]:
+    """Pieces of documents, some `BATCH` at a time, and whether each is the last of its document."""
+    pieces = ((index, piece) for index in range(len(source)) for piece in source.pieces(index))
+    texts: list[str] = []
+    last: list[bool] = []
     size = 0
-    for index in range(len(source)):
-        pieces = itertools.chain(source.pieces(index), [None])
-        text, first = next(pieces), True
-        for following in pieces:
-            assert text is not None
-            batch.append((text, first, following is None))
-            size += len(text)
-            text, first = following, False
-            if size >= BATCH:
-                yield batch
-                batch, size = [], 0
-    if batch:
-        yield batch
+    for (index, text), (following, _) in itertools.pairwise(itertools.chain(pieces, [(-1, "")])):
+        texts.append(text)
+        last.append(index != following)
+        size += len(text) + 1
+        if size >= BATCH:
+            yield texts, np.array(last)
+            texts, last, size = [], [], 0
+    if texts:
+        yield texts, np.array(last)

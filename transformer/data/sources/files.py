@@ -1,5 +1,6 @@
 """The user's own files: plain text, and JSON lines."""
 
+import bisect
 import functools
 import glob
 import gzip
@@ -29,7 +30,7 @@ file again, so that no byte goes uncounted."""
 
 
 class Files(Source):
-    """Ranges of bytes in files, one for each record: `self._ranges` has (file, start, end)."""
+    """Records that are ranges of bytes in files, plain or packed."""
 
     def __init__(self, kind: str, pattern: str, split: str, options: Options) -> None:
         self.name = f"{kind}:{pattern} ({split})"
@@ -40,13 +41,6 @@ class Files(Source):
         stats = [(str(file), (stat := file.stat()).st_size, stat.st_mtime_ns) for file in self._files]
         self.identity = digest(kind, stats, split, options.field, options.document, options.divide)
         self._map = functools.lru_cache(64)(self._open)
-
-    def __len__(self) -> int:
-        return len(self._ranges)
-
-    @functools.cached_property
-    def _ranges(self) -> np.ndarray:
-        raise NotImplementedError
 
     def _open(self, file: int) -> mmap.mmap:
         path = self._files[file]
@@ -89,34 +83,43 @@ class TextFiles(Files):
     def __init__(self, pattern: str, split: str, options: Options) -> None:
         super().__init__("text", pattern, split, options)
 
+    def __len__(self) -> int:
+        return len(self._ends)
+
     def __getitem__(self, index: int) -> dict[str, Any]:
-        file, start, end = self._ranges[index]
+        file, start, end = self._range(index)
         return {self.field: self._decode(file, start, end), "file": str(self._files[file])}
 
     def pieces(self, index: int) -> Iterator[str]:
         """The text of one document in pieces, so that a file larger than memory can be one."""
-        file, start, end = (int(number) for number in self._ranges[index])
+        file, start, end = self._range(index)
         while start < end:
             cut = _boundary(self._map(file), start + PIECE, end)
             yield self._decode(file, start, cut)
             start = cut
 
-    @functools.cached_property
-    def _ranges(self) -> np.ndarray:
-        pattern = DOCUMENTS[self._options.document]
-        ranges: list[np.ndarray] = []
-        for file, start, end in self._parts():
-            ends = np.empty(0, np.int64)
-            if pattern:
-                matches = pattern.finditer(self._map(file), start, end)
-                ends = np.fromiter((match.end() for match in matches), np.int64)
-            if not ends.size or ends[-1] < end:
-                ends = np.append(ends, end)
-            starts = np.concatenate([[start], ends[:-1]])
-            ranges.append(np.stack([np.full(len(ends), file), starts, ends], axis=1))
-        return np.concatenate(ranges) if ranges else np.empty((0, 3), np.int64)
+    def _range(self, index: int) -> tuple[int, int, int]:
+        ends, firsts = self._ends, self._firsts
+        number = bisect.bisect(firsts, index) - 1
+        file, start, _ = self._parts[number]
+        return file, int(ends[index - 1]) if index > firsts[number] else start, int(ends[index])
 
-    def _parts(self) -> Iterator[tuple[int, int, int]]:
+    @functools.cached_property
+    def _ends(self) -> np.ndarray:
+        """Where documents end, part by part: the only thing held in memory of each."""
+        pattern = DOCUMENTS[self._options.document]
+        ends = array("q")
+        self._firsts = []  # the first document of each part
+        for file, start, end in self._parts:
+            self._firsts.append(len(ends))
+            if pattern:
+                ends.extend(match.end() for match in pattern.finditer(self._map(file), start, end))
+            if len(ends) == self._firsts[-1] or ends[-1] < end:
+                ends.append(end)
+        return np.frombuffer(ends, np.int64) if ends else np.empty(0, np.int64)
+
+    @functools.cached_property
+    def _parts(self) -> list[tuple[int, int, int]]:
         """The (file, start, end) that belong to the split, without empty ones."""
         parts = [(file, 0, size) for file, size in enumerate(self._sizes)]
         if self._options.divide and len(parts) >= MANY:
@@ -130,7 +133,7 @@ class TextFiles(Files):
                 (file, first[1] if file == first[0] else 0, last[1] if file == last[0] else size)
                 for file, _, size in parts[first[0] : last[0] + 1]
             ]
-        return (part for part in parts if part[1] < part[2])
+        return [part for part in parts if part[1] < part[2]]
 
     def _at(self, portion: float) -> tuple[int, int]:
         """The file and the position in it where this portion of all bytes ends, at the end of a line."""
@@ -155,8 +158,11 @@ class JsonLines(Files):
     def __init__(self, pattern: str, split: str, options: Options) -> None:
         super().__init__("jsonl", pattern, split, options)
 
+    def __len__(self) -> int:
+        return len(self._ranges)
+
     def __getitem__(self, index: int) -> dict[str, Any]:
-        file, start, end = (int(number) for number in self._ranges[index])
+        file, start, end = self._ranges[index].tolist()
         try:
             record = json.loads(self._decode(file, start, end))
         except json.JSONDecodeError as error:
