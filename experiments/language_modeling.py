@@ -29,7 +29,7 @@ from transformer.training.step import make_eval_step
 
 
 @dataclass(frozen=True)
-class Config:
+class LanguageModelingConfig:
     """A whole run: one group of keys for each part, listed in `configs/base.py`."""
 
     experiment: str
@@ -51,9 +51,9 @@ class Config:
 class LanguageModeling:
     """A decoder trained on packed documents; the loss is -log p(token | those before it), in nats."""
 
-    Config = Config
+    Config = LanguageModelingConfig
 
-    def __init__(self, config: Config, tokenizer: Tokenizer | None = None) -> None:
+    def __init__(self, config: LanguageModelingConfig, tokenizer: Tokenizer | None = None) -> None:
         """`tokenizer` is the run folder's; without one the data's own is made from the training text."""
         self.config = config
         self.data = TextData(config.data, tokenizer=tokenizer)
@@ -64,7 +64,7 @@ class LanguageModeling:
         return self.model.init(rng, jnp.zeros((1, 1), jnp.int32))["params"]
 
     def loss(self, params: Params, batch: Batch, rng: jax.Array, train: bool) -> dict[str, Sum]:
-        """`loss`, nats per target token (smoothed in training only); `bits_per_byte` of the text; `z_loss`."""
+        """`loss`, nats per target token (smoothed in training only); `bits_per_byte` of text; `z_loss`."""
         c = self.config.loss
         variables = {"params": params}
         x_btd = self.model.apply(

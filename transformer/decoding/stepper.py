@@ -11,7 +11,10 @@ Cache = Any
 class Stepper(Protocol):
     """A model with its parameters, seen one token at a time. Both methods may be traced by jit."""
 
-    vocab_size: int
+    @property
+    def vocab_size(self) -> int:
+        """The number of tokens, of which v logits are given."""
+        ...
 
     def prefill(self, tokens_bt: jax.Array, lengths_b: jax.Array, slots: int) -> tuple[jax.Array, Cache]:
         """Reads prompts, right-padded to a common length, and returns the float32 logits (b, v) of

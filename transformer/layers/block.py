@@ -1,6 +1,5 @@
 """One Transformer block: attention and feed-forward, each a residual sublayer with normalisation."""
 
-import functools
 from collections.abc import Callable
 
 import jax
@@ -34,10 +33,13 @@ class Block(nn.Module):
         self, x_btd: jax.Array, cache: LayerCache | None = None, *, train: bool = False, **attention_inputs
     ) -> tuple[jax.Array, LayerCache | None]:
         """(b, t, d) -> (b, t, d), and the layer's new cache; `attention_inputs` go to `Attention`."""
-        attend = functools.partial(self.attention, cache=cache, train=train, **attention_inputs)
-        x_btd, cache = self._sublayer("attention", x_btd, attend, train)
+
+        def attend(x_btd: jax.Array) -> tuple[jax.Array, LayerCache | None]:
+            return self.attention(x_btd, cache=cache, train=train, **attention_inputs)
+
+        x_btd, new_cache = self._sublayer("attention", x_btd, attend, train)
         x_btd, _ = self._sublayer("feed_forward", x_btd, lambda x: (self.feed_forward(x), None), train)
-        return x_btd, cache
+        return x_btd, new_cache
 
     def _sublayer(
         self, name: str, x_btd: jax.Array, f: Callable, train: bool

@@ -43,7 +43,7 @@ class Embedding(nn.Module):
 
 
 class Unembedding(nn.Module):
-    """An untied projection to the vocabulary: logits = x . kernel, rounded up and masked as in `Embedding`."""
+    """An untied projection to the vocabulary, logits = x . kernel, padded and masked as in `Embedding`."""
 
     vocab_size: int
     multiple: int = 128

@@ -1,5 +1,7 @@
 """Normalisation of the model width, with statistics in float32."""
 
+from collections.abc import Callable
+
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
@@ -47,4 +49,4 @@ def _width_param(module: nn.Module, name: str, init: nn.initializers.Initializer
     return module.param(name, nn.with_logical_partitioning(init, ("norm",)), (width,), jnp.float32)
 
 
-NORMS: dict[str, type[nn.Module]] = {"layer": LayerNorm, "rms": RMSNorm}
+NORMS: dict[str, Callable[..., nn.Module]] = {"layer": LayerNorm, "rms": RMSNorm}

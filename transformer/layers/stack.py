@@ -39,7 +39,7 @@ def unstack(params_n: Any) -> list[Any]:
     layer by layer would add up as many full-size arrays as there are layers."""
     leaves, structure = jax.tree.flatten(params_n)
     layers = [[part[0] for part in jax.lax.split(leaf, [1] * leaf.shape[0])] for leaf in leaves]
-    return [structure.unflatten(layer) for layer in zip(*layers, strict=True)]
+    return [jax.tree.unflatten(structure, layer) for layer in zip(*layers, strict=True)]
 
 
 def run_stack(

@@ -86,7 +86,7 @@ class DecoderConfig:
     def block(self) -> Block:
         """One block of the stack, bound to no parent."""
         # A stack of n blocks adds 2 n terms to the residual stream; without post-normalisation the terms'
-        # variance is divided by that number, so that the sum starts at the scale of one (Radford et al. 2019).
+        # variance is divided by that number, so that the sum starts at one's scale (Radford et al. 2019).
         output_scale = 1.0 if self.norm_placement == "post" else 0.5 / self.num_layers
         shared = {
             "use_bias": self.use_bias,

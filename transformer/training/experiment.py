@@ -42,7 +42,9 @@ class Loader(Protocol):
 class Evaluator(Protocol):
     """Measures parameters: `{"loss": 1.2, "perplexity": 3.3, ...}`, names without a prefix."""
 
-    def __call__(self, params: Params) -> dict[str, float]: ...
+    def __call__(self, params: Params) -> dict[str, float]:
+        """Goes through the whole of its data."""
+        ...
 
 
 class Experiment(Protocol):

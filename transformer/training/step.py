@@ -1,6 +1,7 @@
 """The training step and the evaluation step, for any experiment."""
 
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -36,7 +37,7 @@ def make_train_step(
         rng = jax.random.fold_in(jax.random.key(seed), state.step)
         weights = experiment.weigh(batch)
 
-        def objective(params: Params, part: Batch, part_rng: jax.Array) -> tuple[jax.Array, dict[str, Sum]]:
+        def objective(params: Params, part: Batch, part_rng: jax.Array) -> tuple[Any, dict[str, Sum]]:
             terms = experiment.loss(params, part, part_rng, True)
             # A batch in which a term has no example at all has no such loss, rather than 0 / 0.
             return sum(

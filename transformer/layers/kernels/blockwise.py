@@ -54,7 +54,9 @@ def blockwise(
         total = jnp.sum(e, axis=-1, keepdims=True)
         rng = None if dropout_rng is None else jax.random.fold_in(dropout_rng, start)
         weights = drop(e, dropout_rate, rng).astype(v_bsgk.dtype)
-        out = jnp.einsum("bgrts,bgsk->bgrtk", weights, v_bgsk[:, :, first:end], preferred_element_type=jnp.float32)
+        out = jnp.einsum(
+            "bgrts,bgsk->bgrtk", weights, v_bgsk[:, :, first:end], preferred_element_type=jnp.float32
+        )
         blocks.append((out / jnp.where(total == 0, 1.0, total)).astype(q_bthk.dtype))
     return jnp.concatenate(blocks, axis=3).transpose(0, 3, 1, 2, 4).reshape(b, t, h, k)
 
