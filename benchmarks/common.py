@@ -1,0 +1,147 @@
+"""What the benchmarks share: model shapes, the machine's ceiling, and runs that alternate.
+
+Each contestant lives in a process of its own, so that one library's threads do not disturb the other's
+measurement; the processes work in turns, one measured call each.
+"""
+
+import json
+import platform
+import resource
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A decoder-only language model and its training batch."""
+
+    num_layers: int
+    d_model: int
+    num_heads: int
+    length: int
+    batch: int
+    vocab_size: int
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of a training batch."""
+        return self.batch * self.length
+
+    def batch_of_tokens(self) -> np.ndarray:
+        """The same random tokens for every contestant: (batch, length + 1)."""
+        return (
+            np.random.default_rng(0)
+            .integers(0, self.vocab_size, (self.batch, self.length + 1))
+            .astype(np.int32)
+        )
+
+    def training_flops(self) -> float:
+        """FLOPs of a training step: 6 per matrix parameter and token, and the attention's products."""
+        matrices = 12 * self.num_layers * self.d_model**2 + self.vocab_size * self.d_model
+        return self.tokens * (6 * matrices + 12 * self.num_layers * self.d_model * self.length)
+
+
+SHAPES = {
+    "S": Shape(num_layers=6, d_model=384, num_heads=6, length=256, batch=16, vocab_size=256),
+    "M": Shape(num_layers=12, d_model=768, num_heads=12, length=512, batch=2, vocab_size=50257),
+}
+
+
+class Contestant:
+    """A process that says it is ready, with a report, and then does one measured call for each line it reads."""
+
+    def __init__(self, module: str, *arguments: str) -> None:
+        """Starts `python -m module --worker ...` and waits until it has warmed up."""
+        command = [sys.executable, "-m", module, "--worker", *arguments]
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self.seconds: list[float] = []
+        self.report = json.loads(self._read())
+
+    def measure(self) -> None:
+        """One call."""
+        assert self._process.stdin is not None
+        self._process.stdin.write("\n")
+        self._process.stdin.flush()
+        self.seconds.append(float(self._read()))
+
+    def close(self) -> None:
+        """Ends the process."""
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        self._process.wait()
+
+    def _read(self) -> str:
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        if not line:
+            raise SystemExit(f"{' '.join(self._process.args)}: ended with code {self._process.wait()}")
+        return line
+
+
+def serve(call: Callable[[], object], **report: object) -> None:
+    """The worker's side: `call` must return only when its work is done."""
+    call()
+    report["memory_gb"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+    print(json.dumps(report), flush=True)
+    for _ in sys.stdin:
+        start = time.perf_counter()
+        call()
+        print(time.perf_counter() - start, flush=True)
+
+
+def alternate(contestants: dict[str, Contestant], repeats: int) -> None:
+    """Measures each in turn; the pauses let another library's spinning threads fall asleep."""
+    for _ in range(repeats):
+        for contestant in contestants.values():
+            contestant.measure()
+            time.sleep(0.3)
+
+
+def ratio(ours: Contestant, other: Contestant) -> float:
+    """How many times faster `ours` is: the median over the pairs of calls that followed one another."""
+    return statistics.median(b / a for a, b in zip(ours.seconds, other.seconds, strict=True))
+
+
+def ceiling(dtype: str, size: int = 2048, repeats: int = 7) -> float:
+    """The best FLOP/s of a square matrix product on this machine, in JAX."""
+    import jax
+    import jax.numpy as jnp
+
+    a = jnp.asarray(np.random.default_rng(0).normal(size=(size, size)), dtype)
+    product = jax.jit(lambda a: jnp.matmul(a, a, preferred_element_type=jnp.float32))
+    product(a).block_until_ready()
+    seconds = []
+    for _ in range(repeats):
+        start = time.perf_counter()
+        product(a).block_until_ready()
+        seconds.append(time.perf_counter() - start)
+    return 2 * size**3 / min(seconds)
+
+
+def machine() -> str:
+    """One line on where the figures come from."""
+    import jax
+
+    model = platform.processor() or platform.machine()
+    try:
+        with open("/proc/cpuinfo") as cpus:
+            model = next(
+                (line.split(":")[1].strip() for line in cpus if line.startswith("model name")), model
+            )
+    except OSError:
+        pass
+    devices = f"{jax.device_count()} x {jax.devices()[0].device_kind}"
+    return f"{devices} ({model}), Python {platform.python_version()}, jax {jax.__version__}"
+
+
+def table(rows: list[dict[str, object]]) -> str:
+    """Rows as a Markdown table."""
+    names = list(rows[0])
+    lines = [names, ["---"] * len(names), *([str(row[name]) for name in names] for row in rows)]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)

@@ -1,0 +1,208 @@
+"""Training speed here, as a table: tokens/s, share of the matrix-product ceiling, memory, compiling.
+
+    python -m benchmarks.train_speed [--peer] [--sizes S M] [--dtypes float32 bfloat16] [--repeats 7]
+
+`--peer` adds Hugging Face transformers on PyTorch (`pip install torch transformers`), the same shape, batch
+and optimizer in eager mode. All contestants train on the same tokens, and a run whose loss does not start
+near log(vocabulary) and fall is refused.
+"""
+
+import argparse
+import math
+import statistics
+import time
+
+from benchmarks import common
+from benchmarks.common import SHAPES, Contestant, Shape
+
+WARM_UP = 3
+
+
+def ours(shape: Shape, dtype: str):
+    import jax
+
+    from transformer.models.decoder import Decoder, DecoderConfig
+
+    config = DecoderConfig(
+        d_model=shape.d_model,
+        num_layers=shape.num_layers,
+        num_heads=shape.num_heads,
+        d_ff=4 * shape.d_model,
+        max_length=shape.length,
+        position="learned",
+        use_bias=True,
+        dtype=dtype,
+    )
+    model = Decoder(config, shape.vocab_size)
+
+    def logits(params, batch):
+        return model.apply(
+            {"params": params},
+            batch["tokens"],
+            segments_bt=batch["segments"],
+            positions_bt=batch["positions"],
+        )
+
+    return _train(shape, lambda tokens: model.init(jax.random.key(0), tokens), logits)
+
+
+def plain_linen(shape: Shape, dtype: str):
+    import jax
+
+    from benchmarks.plain_linen import PlainDecoder
+
+    model = PlainDecoder(shape, dtype)
+    return _train(
+        shape,
+        lambda tokens: model.init(jax.random.key(0), tokens),
+        lambda params, batch: model.apply({"params": params}, batch["tokens"]),
+    )
+
+
+def _train(shape: Shape, init, logits):
+    """The library's own step and state around any function to logits: the contest is between models."""
+    import jax
+    import jax.numpy as jnp
+    import optax
+    from flax import linen as nn
+
+    from transformer.training.losses import cross_entropy
+    from transformer.training.metrics import Sum
+    from transformer.training.state import State
+    from transformer.training.step import make_train_step
+
+    class Objective:
+        def loss(self, params, batch, rng, train):
+            nll_bt, _, _ = cross_entropy(logits(params, batch), batch["targets"], vocab_size=shape.vocab_size)
+            return {"loss": Sum.of(nll_bt, batch["weights"])}
+
+        def weigh(self, batch):
+            return {"loss": jnp.sum(batch["weights"])}
+
+    tokens = shape.batch_of_tokens()
+    ones = jnp.ones((shape.batch, shape.length), jnp.int32)
+    batch = {
+        "tokens": jnp.asarray(tokens[:, :-1]),
+        "targets": jnp.asarray(tokens[:, 1:]),
+        "segments": ones,
+        "positions": jnp.cumsum(ones, axis=1) - 1,
+        "weights": ones.astype(jnp.float32),
+    }
+    optimizer = optax.adamw(1e-3, weight_decay=0.1)
+    params = nn.meta.unbox(jax.jit(init)(batch["tokens"]))["params"]
+    state = State.create(params, optimizer, ema=False)
+    start = time.perf_counter()
+    step = (
+        jax.jit(make_train_step(Objective(), optimizer, seed=0), donate_argnums=0)
+        .lower(state, batch)
+        .compile()
+    )
+    report = {
+        "compile_s": time.perf_counter() - start,
+        "program_gb": step.memory_analysis().temp_size_in_bytes / 2**30,
+    }
+
+    def call() -> float:
+        nonlocal state
+        state, metrics = step(state, batch)
+        return float(metrics["loss"].mean)
+
+    return call, report
+
+
+def transformers(shape: Shape, dtype: str):
+    import torch
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    torch.manual_seed(0)
+    config = GPT2Config(
+        n_layer=shape.num_layers,
+        n_embd=shape.d_model,
+        n_head=shape.num_heads,
+        n_positions=shape.length,
+        vocab_size=shape.vocab_size,
+        resid_pdrop=0,
+        embd_pdrop=0,
+        attn_pdrop=0,
+        attn_implementation="sdpa",
+        use_cache=False,
+        bos_token_id=0,
+        eos_token_id=0,
+    )
+    model = GPT2LMHeadModel(config).train()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0.1, fused=True)
+    tokens = torch.from_numpy(shape.batch_of_tokens()).long()
+    inputs, targets = tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
+
+    def call() -> float:
+        optimizer.zero_grad(set_to_none=True)
+        with torch.autocast("cpu", torch.bfloat16, enabled=dtype == "bfloat16"):
+            logits = model(inputs).logits
+        loss = torch.nn.functional.cross_entropy(logits.float().flatten(0, 1), targets.flatten())
+        loss.backward()
+        optimizer.step()
+        return loss.item()
+
+    return call, {"compile_s": 0.0, "program_gb": float("nan")}
+
+
+CONTESTANTS = {"ours": ours, "plain_linen": plain_linen, "transformers": transformers}
+
+
+def work(name: str, size: str, dtype: str) -> None:
+    call, report = CONTESTANTS[name](SHAPES[size], dtype)
+    losses = [call() for _ in range(WARM_UP)]
+    common.serve(call, losses=losses, **report)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--worker", nargs=3, help=argparse.SUPPRESS)
+    parser.add_argument("--peer", action="store_true")
+    parser.add_argument("--sizes", nargs="+", choices=SHAPES, default=list(SHAPES))
+    parser.add_argument(
+        "--dtypes", nargs="+", choices=["float32", "bfloat16"], default=["float32", "bfloat16"]
+    )
+    parser.add_argument("--repeats", type=int, default=7)
+    flags = parser.parse_args()
+    if flags.worker:
+        return work(*flags.worker)
+    names = [name for name in CONTESTANTS if flags.peer or name != "transformers"]
+    print(common.machine())
+    rows = []
+    for size in flags.sizes:
+        for dtype in flags.dtypes:
+            contestants = {name: Contestant("benchmarks.train_speed", name, size, dtype) for name in names}
+            common.alternate(contestants, flags.repeats)
+            peak = common.ceiling(dtype)
+            for name, contestant in contestants.items():
+                contestant.close()
+                rows.append(_row(size, dtype, name, contestant, contestants["ours"], peak))
+    print(common.table(rows))
+
+
+def _row(size: str, dtype: str, name: str, contestant: Contestant, first: Contestant, peak: float) -> dict:
+    shape, report = SHAPES[size], contestant.report
+    losses = report["losses"]
+    if not (abs(losses[0] - math.log(shape.vocab_size)) < 0.5 and losses[-1] < losses[0]):
+        raise SystemExit(f"{name} {size} {dtype}: losses {losses} do not start at log(vocabulary) and fall")
+    seconds = statistics.median(contestant.seconds)
+    return {
+        "size": size,
+        "type": dtype,
+        "who": name,
+        "tokens/s": f"{shape.tokens / seconds:,.0f}",
+        "best": f"{shape.tokens / min(contestant.seconds):,.0f}",
+        "of ceiling": f"{shape.training_flops() / seconds / peak:.0%}",
+        "ours is faster": f"{common.ratio(first, contestant):.2f}x",
+        "memory GB": f"{report['memory_gb']:.2f}",
+        "of it program GB": f"{report['program_gb']:.2f}",
+        "compile s": f"{report['compile_s']:.1f}",
+        "loss after 3 steps": f"{losses[-1]:.4f}",
+    }
+
+
+if __name__ == "__main__":
+    main()
