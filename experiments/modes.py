@@ -81,11 +81,14 @@ def predict(
     if first is None:
         raise UserError(f"--input: {source or 'standard input'} is empty; expected one text a line")
     run, params = load(workdir, overrides)
+    texts = itertools.chain([first], texts)
+    waits = prompt is None and not source and sys.stdin.isatty()  # for each answer, before the next question
     with run.placed(), _writing(target) as out:
-        for answers in run.experiment.predict(params, itertools.chain([first], texts), seed):
-            for answer in answers:
-                out.write((_one_line(answer) if prompt is None else prompt + answer) + "\n")
-            out.flush()
+        for index, batch in enumerate(([text] for text in texts) if waits else [texts]):
+            for answers in run.experiment.predict(params, batch, seed + index):
+                for answer in answers:
+                    out.write((_one_line(answer) if prompt is None else prompt + answer) + "\n")
+                out.flush()
 
 
 def check_config(values: dict[str, Any], overrides: Overrides = ()) -> Any:

@@ -315,3 +315,20 @@ def test_help_is_short(capsys):
         launch.main(["--help"])
     assert end.value.code == 0
     assert len(capsys.readouterr().out.splitlines()) < 50
+
+
+def test_a_question_from_the_keyboard_is_answered_before_the_next(trained):
+    ours, theirs = os.openpty()
+    process = runs.start([f"--workdir={trained}", "--mode=predict", "--max_new_tokens=1"], stdin=theirs)
+    try:
+        assert "one text a line" in process.stderr.readline()
+        for _ in range(2):
+            os.write(ours, b"alpha\n")
+            assert process.stdout.readline().endswith("\n")
+        os.write(ours, b"\x04")
+        assert process.wait(60) == 0
+    finally:
+        process.kill()
+        process.communicate()
+        os.close(ours)
+        os.close(theirs)
