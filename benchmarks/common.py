@@ -54,7 +54,7 @@ SHAPES = {
 
 
 class Contestant:
-    """A process that says it is ready, with a report, and then does one measured call for each line it reads."""
+    """A process that reports when it is ready, then does one measured call for each line it reads."""
 
     def __init__(self, module: str, *arguments: str) -> None:
         """Starts `python -m module --worker ...` and waits until it has warmed up."""
