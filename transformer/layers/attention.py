@@ -81,8 +81,7 @@ class Attention(nn.Module):
             )
             self.sow("intermediates", "weights", weights_bhts)
         else:
-            kind = self.kernel if mask.query_indices_bt is None else "reference"
-            kernel = choose(kind, q_bthk, key_bsgk, mask=mask)
+            kernel = choose(self.kernel, q_bthk, key_bsgk, mask=mask)
             out_bthk = kernel(q_bthk, key_bsgk, value_bsgk, mask=mask, bias=bias, **dropout)
         names = ("heads", "head_dim", "embed")
         output = linear((x_btd.shape[-1],), axis=2, names=names, init_scale=self.output_scale, name="output")

@@ -1,0 +1,55 @@
+"""Attention over a cache: the reference's result, without a copy of the cache at any step."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from transformer.layers.cache import Cache
+from transformer.layers.kernels import choose
+from transformer.layers.kernels.cached import cached
+from transformer.layers.kernels.reference import reference
+from transformer.layers.masks import Mask
+
+
+@pytest.mark.parametrize("with_bias", [False, True])
+@pytest.mark.parametrize("b,t,h,g", [(1, 1, 4, 4), (3, 1, 4, 2), (2, 3, 6, 1), (1, 2, 4, 2)])
+def test_equals_the_reference(rng, b, t, h, g, with_bias):
+    s, k, start = 9, 5, 4
+    normal = lambda *shape: jnp.asarray(rng.normal(size=shape), jnp.float32)  # noqa: E731
+    q, key, value = normal(b, t, h, k), normal(b, s, g, k), normal(b, s, g, k)
+    indices = jnp.broadcast_to(start + jnp.arange(t), (b, t))
+    valid = jnp.asarray(rng.random((b, s)) < 0.7).at[:, start].set(True)
+    mask = Mask(query_indices_bt=indices, key_valid_bs=valid, causal=True)
+    bias = normal(1, h, t, s) if with_bias else None
+    assert choose("auto", q, key, mask=mask) is cached and choose("reference", q, key, mask=mask) is reference
+    expected = reference(q, key, value, mask=mask, bias=bias)
+    got = jax.jit(lambda *inputs: cached(*inputs, mask=mask, bias=bias))(q, key, value)
+    np.testing.assert_allclose(got, expected, atol=1e-5)
+
+
+@pytest.mark.parametrize("b", [1, 4])
+def test_a_loop_of_steps_writes_in_place(b):
+    """The compiled body of a decoding loop makes no array as large as the cache, except the cache."""
+    g, s, k = 4, 128, 32
+
+    def step(state):
+        cache, q_bthk = state
+        layer = cache.layers[0].write(q_bthk, 2 * q_bthk, cache.filled_b[0])
+        mask = Mask(query_indices_bt=cache.filled_b[:, None], causal=True)
+        out = cached(q_bthk, layer.key_bgsk.swapaxes(1, 2), layer.value_bgsk.swapaxes(1, 2), mask=mask)
+        return Cache((layer,), cache.offsets_b, cache.filled_b + 1), out
+
+    def loop(q_bthk):
+        cache = Cache.empty(1, jnp.zeros(b, jnp.int32), s, g, k, jnp.float32)
+        return jax.lax.while_loop(lambda state: state[0].filled_b[0] < s, step, (cache, q_bthk))
+
+    compiled = jax.jit(loop).lower(jnp.zeros((b, 1, g, k))).compile()
+    size = b * g * s * k * 4
+    assert compiled.memory_analysis().temp_size_in_bytes < size
+    big = [
+        line
+        for line in compiled.as_text().splitlines()
+        if "while" in line and " copy(" in line and f"{s},{k}]" in line
+    ]
+    assert not big
