@@ -17,7 +17,6 @@ def get_config(preset: str = "") -> ConfigDict:
     config.model.d_model = 192
     config.model.d_ff = 768
     config.model.norm = "rms"
-    config.data.sequence_length = 256
     config.optimizer.name = "contrib.muon"
     config.optimizer.learning_rate = 0.02
     config.optimizer.warmup_steps = 20
