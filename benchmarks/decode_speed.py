@@ -1,0 +1,225 @@
+"""Greedy decoding speed here, as a table: tokens/s, share of the machine's ceiling, memory, compiling.
+
+    python -m benchmarks.decode_speed [--peer] [--cases S1 S16 M1] [--repeats 5]
+
+A prompt of 32 tokens and 224 new ones, in float32, never stopping early. `--peer` adds `generate` of Hugging
+Face transformers on PyTorch (`pip install torch transformers`) with its dynamic cache, from the same weights:
+the share of tokens that come out equal is shown.
+
+The ceiling of a step is the longer of two times measured on this machine: reading all weights once, by
+matrix-vector products of the same total size, and multiplying at the rate of large matrix products.
+"""
+
+import argparse
+import statistics
+import time
+
+import numpy as np
+
+from benchmarks import common
+from benchmarks.common import SHAPES, Contestant, Shape
+
+PROMPT, NEW = 32, 224
+CASES = {"S1": ("S", 1), "S16": ("S", 16), "M1": ("M", 1)}
+
+
+def weights(shape: Shape) -> dict[str, np.ndarray]:
+    """Random parameters by their paths here, block parameters stacked, the same in every process.
+
+    Several times larger than a model's first weights: its greedy continuation would be one token repeated.
+    """
+    n, d, f, h = shape.num_layers, shape.d_model, 4 * shape.d_model, shape.num_heads
+    sizes = {
+        "embedding/table": (shape.vocab_size, d),
+        "position/table": (PROMPT + NEW, d),
+        "blocks/attention/query/kernel": (n, d, h, d // h),
+        "blocks/attention/key/kernel": (n, d, h, d // h),
+        "blocks/attention/value/kernel": (n, d, h, d // h),
+        "blocks/attention/output/kernel": (n, h, d // h, d),
+        "blocks/feed_forward/up/kernel": (n, d, f),
+        "blocks/feed_forward/down/kernel": (n, f, d),
+        "blocks/attention/query/bias": (n, h, d // h),
+        "blocks/attention/key/bias": (n, h, d // h),
+        "blocks/attention/value/bias": (n, h, d // h),
+        "blocks/attention/output/bias": (n, d),
+        "blocks/feed_forward/up/bias": (n, f),
+        "blocks/feed_forward/down/bias": (n, d),
+        "blocks/attention_norm/bias": (n, d),
+        "blocks/feed_forward_norm/bias": (n, d),
+        "final_norm/bias": (d,),
+    }
+    rng = np.random.default_rng(0)
+    drawn = {path: 0.1 * rng.standard_normal(size, np.float32) for path, size in sizes.items()}
+    norms = [path for path in sizes if path.endswith("norm/bias")]
+    return drawn | {path.replace("bias", "scale"): np.ones(sizes[path], np.float32) for path in norms}
+
+
+def prompts(shape: Shape, batch: int) -> np.ndarray:
+    return np.random.default_rng(1).integers(0, shape.vocab_size, (batch, PROMPT)).astype(np.int32)
+
+
+def ours(shape: Shape, batch: int):
+    import jax
+    import jax.numpy as jnp
+    from flax import traverse_util
+
+    from transformer.decoding.sampling import generate
+    from transformer.models.decoder import Decoder, DecoderConfig, DecoderStepper
+
+    config = DecoderConfig(
+        d_model=shape.d_model,
+        num_layers=shape.num_layers,
+        num_heads=shape.num_heads,
+        d_ff=4 * shape.d_model,
+        max_length=PROMPT + NEW,
+        position="learned",
+        norm_epsilon=1e-5,
+        use_bias=True,
+        vocab_multiple=1,
+    )
+    params = traverse_util.unflatten_dict(weights(shape), sep="/")
+    stepper = DecoderStepper.of(Decoder(config, shape.vocab_size), jax.tree.map(jnp.asarray, params))
+    rngs_b = jax.random.split(jax.random.key(0), batch)
+    lengths_b = np.full(batch, PROMPT, np.int32)
+    inputs = stepper, prompts(shape, batch), lengths_b, rngs_b
+    start = time.perf_counter()
+    compiled = generate.lower(*inputs, max_new_tokens=NEW, temperature=0.0).compile()
+    report = {
+        "compile_s": time.perf_counter() - start,
+        "program_gb": compiled.memory_analysis().temp_size_in_bytes / 2**30,
+    }
+    return lambda: np.asarray(compiled(*inputs, temperature=0.0)[0]), report
+
+
+def transformers(shape: Shape, batch: int):
+    import torch
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    config = GPT2Config(
+        n_layer=shape.num_layers,
+        n_embd=shape.d_model,
+        n_head=shape.num_heads,
+        n_positions=PROMPT + NEW,
+        vocab_size=shape.vocab_size,
+        activation_function="gelu_new",
+        bos_token_id=None,
+        eos_token_id=None,
+    )
+    model = GPT2LMHeadModel(config).eval()
+    model.load_state_dict(_gpt2(weights(shape), shape))
+    tokens = torch.from_numpy(prompts(shape, batch)).long()
+    options = {"do_sample": False, "use_cache": True, "max_new_tokens": NEW, "pad_token_id": 0}
+
+    def call() -> np.ndarray:
+        with torch.inference_mode():
+            both = model.generate(tokens, attention_mask=torch.ones_like(tokens), **options)
+        return both[:, PROMPT:].numpy()
+
+    return call, {"compile_s": 0.0, "program_gb": float("nan")}
+
+
+def _gpt2(ours: dict[str, np.ndarray], shape: Shape) -> dict:
+    """The same parameters under the peer's names, one layer at a time, with q, k, v side by side."""
+    import torch
+
+    d = shape.d_model
+    named = {"wte.weight": ours["embedding/table"], "wpe.weight": ours["position/table"]}
+    named |= {"ln_f.weight": ours["final_norm/scale"], "ln_f.bias": ours["final_norm/bias"]}
+    for i in range(shape.num_layers):
+        layer = {path.removeprefix("blocks/"): x[i] for path, x in ours.items() if path.startswith("blocks/")}
+        parts = [f"attention/{name}" for name in ("query", "key", "value")]
+        named |= {
+            f"h.{i}.ln_1.weight": layer["attention_norm/scale"],
+            f"h.{i}.ln_1.bias": layer["attention_norm/bias"],
+            f"h.{i}.attn.c_attn.weight": np.hstack([layer[f"{p}/kernel"].reshape(d, d) for p in parts]),
+            f"h.{i}.attn.c_attn.bias": np.hstack([layer[f"{p}/bias"].reshape(d) for p in parts]),
+            f"h.{i}.attn.c_proj.weight": layer["attention/output/kernel"].reshape(d, d),
+            f"h.{i}.attn.c_proj.bias": layer["attention/output/bias"],
+            f"h.{i}.ln_2.weight": layer["feed_forward_norm/scale"],
+            f"h.{i}.ln_2.bias": layer["feed_forward_norm/bias"],
+            f"h.{i}.mlp.c_fc.weight": layer["feed_forward/up/kernel"],
+            f"h.{i}.mlp.c_fc.bias": layer["feed_forward/up/bias"],
+            f"h.{i}.mlp.c_proj.weight": layer["feed_forward/down/kernel"],
+            f"h.{i}.mlp.c_proj.bias": layer["feed_forward/down/bias"],
+        }
+    state = {f"transformer.{name}": torch.from_numpy(np.ascontiguousarray(x)) for name, x in named.items()}
+    return state | {"lm_head.weight": state["transformer.wte.weight"]}
+
+
+def step_floor(shape: Shape, batch: int) -> float:
+    """Seconds below which no decoding step of this shape can go here (see the module's docstring)."""
+    import jax
+    import jax.numpy as jnp
+
+    d, matrices = shape.d_model, 12 * shape.num_layers * shape.d_model**2 + shape.vocab_size * shape.d_model
+    parts = [jnp.ones((d, 4 * d)) for _ in range(matrices // (4 * d * d))]
+
+    @jax.jit
+    def read(parts, x):
+        for part in parts:
+            x = (x @ part).reshape(4, d).sum(0, keepdims=True) * 1e-3
+        return x
+
+    x, seconds = jnp.ones((1, d)), []
+    for _ in range(20):
+        start = time.perf_counter()
+        read(parts, x).block_until_ready()
+        seconds.append(time.perf_counter() - start)
+    reading = min(seconds) * matrices / (len(parts) * 4 * d * d)
+    return max(reading, 2 * batch * matrices / common.ceiling("float32"))
+
+
+CONTESTANTS = {"ours": ours, "transformers": transformers}
+
+
+def work(name: str, case: str) -> None:
+    size, batch = CASES[case]
+    call, report = CONTESTANTS[name](SHAPES[size], batch)
+    common.serve(call, tokens=call().tolist(), **report)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--worker", nargs=2, help=argparse.SUPPRESS)
+    parser.add_argument("--peer", action="store_true")
+    parser.add_argument("--cases", nargs="+", choices=CASES, default=list(CASES))
+    parser.add_argument("--repeats", type=int, default=5)
+    flags = parser.parse_args()
+    if flags.worker:
+        return work(*flags.worker)
+    names = [name for name in CONTESTANTS if flags.peer or name != "transformers"]
+    print(common.machine())
+    rows = []
+    for case in flags.cases:
+        contestants = {name: Contestant("benchmarks.decode_speed", name, case) for name in names}
+        common.alternate(contestants, flags.repeats)
+        size, batch = CASES[case]
+        floor = step_floor(SHAPES[size], batch)
+        for name, contestant in contestants.items():
+            contestant.close()
+            rows.append(_row(size, batch, name, contestant, contestants["ours"], floor))
+    print(common.table(rows))
+
+
+def _row(size: str, batch: int, name: str, contestant: Contestant, first: Contestant, floor: float) -> dict:
+    seconds = statistics.median(contestant.seconds)
+    same = np.mean(np.equal(contestant.report["tokens"], first.report["tokens"]))
+    return {
+        "size": size,
+        "batch": batch,
+        "who": name,
+        "tokens/s": f"{batch * NEW / seconds:,.0f}",
+        "best": f"{batch * NEW / min(contestant.seconds):,.0f}",
+        "of ceiling": f"{floor * NEW / seconds:.0%}",
+        "ours is faster": f"{common.ratio(first, contestant):.2f}x",
+        "same tokens": f"{same:.0%}",
+        "memory GB": f"{contestant.report['memory_gb']:.2f}",
+        "of it program GB": f"{contestant.report['program_gb']:.2f}",
+        "compile s": f"{contestant.report['compile_s']:.1f}",
+    }
+
+
+if __name__ == "__main__":
+    main()
