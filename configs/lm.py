@@ -2,8 +2,8 @@
 
     python launch.py --config=configs/lm.py
 
-Cost: 0 minutes on two CPU cores, 0 GB of memory.
-Result: 0.00 bits per byte on validation text that gzip -9 brings to 1.89.
+Cost: 5 min 30 s on 2 cores of an AMD EPYC with other work on them (2026-11-21), 1.2 GB of memory.
+Result: 1.44 bits per byte of validation text that gzip -9 brings to 1.94 and xz -9e to 1.61.
 """
 
 from ml_collections import ConfigDict
