@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import math
 
 import jax
 import jax.numpy as jnp
@@ -14,6 +15,8 @@ from transformer.layers.cache import Cache
 from transformer.layers.normalization import NORMS
 from transformer.layers.positions import POSITIONS
 from transformer.models.decoder import Decoder, DecoderConfig, DecoderStepper
+from transformer.training import parallel
+from transformer.training.state import State
 
 CONFIG = DecoderConfig(d_model=16, num_layers=2, num_heads=4, d_ff=24, use_bias=True, max_length=32)
 VOCAB = 23
@@ -159,3 +162,21 @@ def test_nothing_in_the_padding_is_ever_read(rng):
     stepper = DecoderStepper.of(model, params)
     for a, b in zip(both(stepper, tokens, 0.0), both(stepper, other, 1e4), strict=True):
         np.testing.assert_array_equal(a, b)
+
+
+@pytest.mark.parametrize("axes,rows", [((4, 1, 2), 4), ((1, 2, 4), 1), ((8, 1, 1), 3)])
+def test_parameters_spread_over_a_mesh_generate_the_same(rng, axes, rows):
+    model, params = make(rng)
+    boxed = jax.eval_shape(model.init, jax.random.key(0), jnp.zeros((1, 1), jnp.int32))["params"]
+    mesh = parallel.make_mesh(parallel.MeshConfig(*axes), jax.devices()[: math.prod(axes)])
+    rules = parallel.RULES["default"]
+    shardings = parallel.state_shardings(
+        State(jnp.int32(0), boxed, (), None, jnp.int32(0)), mesh, rules
+    ).params
+    tokens, lengths = prompts(rng, [3, 7, 1, 5][:rows])
+    inputs = tokens, lengths, jax.random.split(jax.random.key(0), rows)
+    expected, _ = generate(DecoderStepper.of(model, params), *inputs, max_new_tokens=6, temperature=0.0)
+    with parallel.placed(mesh, rules):
+        stepper = DecoderStepper.of(model, jax.device_put(params, shardings))
+        got, _ = generate(stepper, *inputs, max_new_tokens=6, temperature=0.0)
+    np.testing.assert_array_equal(got, expected)
