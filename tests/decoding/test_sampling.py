@@ -97,6 +97,13 @@ def test_frequencies_are_those_of_the_filtered_distribution(rng, options):
     assert (np.abs(counts - n * p) <= 6 * np.sqrt(n * p * (1 - p)) + 1e-6).all()
 
 
+@pytest.mark.parametrize("temperature", [1e-2, 1e-30, 1e-38])
+def test_a_temperature_near_zero_is_greedy(rng, temperature):
+    logits = jnp.asarray(rng.permuted(np.tile(np.arange(30), (64, 1)), axis=1), jnp.float32)
+    tokens = draw(logits, keys(0, 64), **(OFF | {"temperature": temperature, "top_p": 0.9}))
+    np.testing.assert_array_equal(tokens, np.asarray(logits).argmax(-1))
+
+
 def test_a_token_without_probability_is_never_drawn(rng):
     v, n = 300, 4096
     x = np.where(rng.random((n, v)) < 0.02, 0.0, -np.inf)

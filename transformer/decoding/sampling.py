@@ -103,7 +103,8 @@ def draw(
         return jnp.argmax(logits_bv, axis=-1).astype(jnp.int32)
 
     def sample(logits_bv: jax.Array) -> jax.Array:
-        logits_bv = logits_bv / temperature
+        # From the largest down, so that a temperature near 0 leaves that one instead of infinities.
+        logits_bv = (logits_bv - jnp.max(logits_bv, axis=-1, keepdims=True)) / temperature
         k_given, p_given = jnp.greater(top_k, 0), jnp.less(top_p, 1)
         logits_bv = jax.lax.cond(k_given, lambda x: filters.top_k(x, top_k), lambda x: x, logits_bv)
         logits_bv = jax.lax.cond(p_given, lambda x: filters.top_p(x, top_p), lambda x: x, logits_bv)
