@@ -198,9 +198,9 @@ def test_complete_reads_the_end_of_a_prompt_that_is_too_long():
 
     @struct.dataclass
     class Watch(Chain):
-        def prefill(self, tokens_bt, lengths_b, slots):
+        def prefill(self, tokens_bt, lengths_b, room):
             jax.debug.callback(lambda *a: seen.append([np.asarray(x) for x in a]), tokens_bt, lengths_b)
-            return super().prefill(tokens_bt, lengths_b, slots)
+            return super().prefill(tokens_bt, lengths_b, room)
 
     config = SamplingConfig(max_new_tokens=4, temperature=0.0)
     list(

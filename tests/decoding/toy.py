@@ -20,7 +20,7 @@ class Chain:
     def vocab_size(self) -> int:
         return self.table_nv.shape[-1]
 
-    def prefill(self, tokens_bt, lengths_b, slots):
+    def prefill(self, tokens_bt, lengths_b, room):
         last_b = jnp.take_along_axis(jnp.asarray(tokens_bt), lengths_b[:, None] - 1, axis=1)[:, 0]
         return self.table_nv[last_b], lengths_b
 
@@ -28,6 +28,12 @@ class Chain:
         if self.counter is not None:
             jax.debug.callback(self.counter)
         return self.table_nv[tokens_b], cache + 1
+
+    def repeat(self, cache, n):
+        return jnp.repeat(cache, n)
+
+    def reorder(self, cache, rows_b):
+        return cache[rows_b]
 
 
 class Counter:

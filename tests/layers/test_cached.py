@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from transformer.layers.cache import Cache
+from transformer.layers.cache import Cache, LayerCache
 from transformer.layers.kernels import choose
 from transformer.layers.kernels.cached import cached
 from transformer.layers.kernels.reference import reference
@@ -35,7 +35,9 @@ def test_a_loop_of_steps_writes_in_place(b):
 
     def step(state):
         cache, q_bthk = state
-        layer = cache.layers[0].write(q_bthk, 2 * q_bthk, cache.filled_b[0])
+        layer = cache.layers[0].write(
+            LayerCache(q_bthk.swapaxes(1, 2), 2 * q_bthk.swapaxes(1, 2)), cache.filled_b[0]
+        )
         mask = Mask(query_indices_bt=cache.filled_b[:, None], causal=True)
         out = cached(q_bthk, layer.key_bgsk.swapaxes(1, 2), layer.value_bgsk.swapaxes(1, 2), mask=mask)
         return Cache((layer,), cache.offsets_b, cache.filled_b + 1), out

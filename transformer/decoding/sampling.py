@@ -60,7 +60,7 @@ def generate(
     `max_new_tokens` is static: a change of the other options does not compile anew. See `draw` for them.
     """
     options: dict = {"temperature": temperature, "top_k": top_k, "top_p": top_p}
-    batch, width = tokens_bt.shape
+    batch = tokens_bt.shape[0]
 
     def choose(logits_bv: jax.Array, index: jax.Array | int, done_b: jax.Array) -> jax.Array:
         step_rngs_b = jax.vmap(jax.random.fold_in)(rngs_b, lengths_b + index)
@@ -77,7 +77,7 @@ def generate(
         new_bn = jax.lax.dynamic_update_slice(new_bn, token_b[:, None], (0, index))
         return index + 1, token_b, done_b | (token_b == eos_id), new_bn, cache
 
-    logits_bv, cache = stepper.prefill(tokens_bt, lengths_b, width + max_new_tokens)
+    logits_bv, cache = stepper.prefill(tokens_bt, lengths_b, max_new_tokens)
     token_b = choose(logits_bv, 0, jnp.zeros(batch, bool))
     new_bn = jnp.full((batch, max_new_tokens), eos_id, jnp.int32).at[:, 0].set(token_b)
     state = jnp.int32(1), token_b, token_b == eos_id, new_bn, cache

@@ -5,22 +5,30 @@ from typing import Any, Protocol
 import jax
 
 Cache = Any
-"""A pytree whose every leaf has the batch as its first axis, with per-row lengths inside."""
+"""A pytree that holds what the rows of a batch have read so far, with per-row lengths inside."""
 
 
 class Stepper(Protocol):
-    """A model with its parameters, seen one token at a time. Both methods may be traced by jit."""
+    """A model with its parameters, seen one token at a time. All methods may be traced by jit."""
 
     @property
     def vocab_size(self) -> int:
         """The number of tokens, of which v logits are given."""
         ...
 
-    def prefill(self, tokens_bt: jax.Array, lengths_b: jax.Array, slots: int) -> tuple[jax.Array, Cache]:
-        """Reads prompts, right-padded to a common length, and returns the float32 logits (b, v) of
-        the token after each row's last one, and a cache with room for `slots` tokens a row."""
+    def prefill(self, tokens_bt: jax.Array, lengths_b: jax.Array, room: int) -> tuple[jax.Array, Cache]:
+        """Reads prompts (or sources to translate), right-padded to a common length, and returns the float32
+        logits (b, v) of each row's first new token, and a cache with room for `room` new tokens a row."""
         ...
 
     def step(self, tokens_b: jax.Array, cache: Cache) -> tuple[jax.Array, Cache]:
         """Appends one token to each row: float32 logits (b, v) of the next one, and the new cache."""
+        ...
+
+    def repeat(self, cache: Cache, n: int) -> Cache:
+        """The cache of n copies of each row, side by side: row i's are rows i n ... i n + n - 1."""
+        ...
+
+    def reorder(self, cache: Cache, rows_b: jax.Array) -> Cache:
+        """The cache whose row i is row `rows_b[i]` of this one, a copy of the same prompt as row i."""
         ...

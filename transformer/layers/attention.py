@@ -36,6 +36,12 @@ class Attention(nn.Module):
     dtype: str = "float32"
     output_scale: float = 1.0
 
+    def setup(self) -> None:
+        """The projections of the inputs; the output's follows from the input's width."""
+        self.query = self._linear((self.num_heads, self.head_dim), names=("embed", "heads", "head_dim"))
+        shared = (self.num_kv_heads, self.head_dim), ("embed", "kv_heads", "head_dim")
+        self.key, self.value = self._linear(*shared), self._linear(*shared)
+
     @nn.compact
     def __call__(
         self,
@@ -43,6 +49,7 @@ class Attention(nn.Module):
         *,
         mask: Mask,
         positions_bt: jax.Array,
+        memory: LayerCache | None = None,
         cache: LayerCache | None = None,
         start: jax.Array | int = 0,
         key_positions_bs: jax.Array | None = None,
@@ -51,27 +58,16 @@ class Attention(nn.Module):
         """(b, t, d) -> (b, t, d), and the cache with the new keys and values in its slots from `start` on.
 
         With a cache the queries also see what it holds: the mask's key axis is then the cache's slots, whose
-        positions are `key_positions_bs`.
+        positions are `key_positions_bs`. With `memory`, which `remember` makes of another sequence, they see
+        that instead of themselves (cross-attention, section 3.2.3).
         """
-        linear = functools.partial(Linear, use_bias=self.use_bias, dtype=self.dtype)
-        to_kv = functools.partial(
-            linear, (self.num_kv_heads, self.head_dim), names=("embed", "kv_heads", "head_dim")
-        )
-        q_bthk = linear((self.num_heads, self.head_dim), names=("embed", "heads", "head_dim"), name="query")(
-            x_btd
-        )
-        key_bsgk = to_kv(name="key")(x_btd)
-        value_bsgk = to_kv(name="value")(x_btd)
-        q_bthk = self.position.rotate(q_bthk, positions_bt)
-        key_bsgk = self.position.rotate(key_bsgk, positions_bt)
+        q_bthk = self.position.rotate(self.query(x_btd), positions_bt)
         q_bthk = nn.with_logical_constraint(q_bthk, ("batch", "length", "heads", "head_dim"))
-        key_bsgk = nn.with_logical_constraint(key_bsgk, ("batch", "length", "kv_heads", "head_dim"))
-        value_bsgk = nn.with_logical_constraint(value_bsgk, ("batch", "length", "kv_heads", "head_dim"))
-
-        key_positions_bs = positions_bt if key_positions_bs is None else key_positions_bs
+        seen = self.remember(x_btd, positions_bt) if memory is None else memory
         if cache is not None:
-            cache = cache.write(key_bsgk, value_bsgk, start)
-            key_bsgk, value_bsgk = cache.key_bgsk.swapaxes(1, 2), cache.value_bgsk.swapaxes(1, 2)
+            seen = cache = cache.write(seen, start)
+        key_bsgk, value_bsgk = seen.key_bgsk.swapaxes(1, 2), seen.value_bgsk.swapaxes(1, 2)
+        key_positions_bs = positions_bt if key_positions_bs is None else key_positions_bs
         bias = self.position.bias(positions_bt, key_positions_bs, self.num_heads)
         dropping = train and self.dropout > 0
         dropout = {"dropout_rate": self.dropout, "dropout_rng": self.make_rng("dropout")} if dropping else {}
@@ -84,8 +80,20 @@ class Attention(nn.Module):
             kernel = choose(self.kernel, q_bthk, key_bsgk, mask=mask)
             out_bthk = kernel(q_bthk, key_bsgk, value_bsgk, mask=mask, bias=bias, **dropout)
         names = ("heads", "head_dim", "embed")
-        output = linear((x_btd.shape[-1],), axis=2, names=names, init_scale=self.output_scale, name="output")
+        scale = self.output_scale
+        output = self._linear((x_btd.shape[-1],), axis=2, names=names, init_scale=scale, name="output")
         return output(out_bthk), cache
+
+    def remember(self, x_bsd: jax.Array, positions_bs: jax.Array) -> LayerCache:
+        """The keys and values of a sequence: what queries are to see of it, now or later."""
+        key_bsgk, value_bsgk = self.position.rotate(self.key(x_bsd), positions_bs), self.value(x_bsd)
+        key_bsgk = nn.with_logical_constraint(key_bsgk, ("batch", "length", "kv_heads", "head_dim"))
+        value_bsgk = nn.with_logical_constraint(value_bsgk, ("batch", "length", "kv_heads", "head_dim"))
+        return LayerCache(key_bsgk.swapaxes(1, 2), value_bsgk.swapaxes(1, 2))
+
+    @property
+    def _linear(self) -> functools.partial:
+        return functools.partial(Linear, use_bias=self.use_bias, dtype=self.dtype)
 
     @property
     def _watched(self) -> bool:

@@ -15,14 +15,15 @@ class LayerCache:
     key_bgsk: jax.Array
     value_bgsk: jax.Array
 
-    def write(self, key_bsgk: jax.Array, value_bsgk: jax.Array, start: jax.Array | int) -> "LayerCache":
+    def write(self, new: "LayerCache", start: jax.Array | int) -> "LayerCache":
         """The cache with the new keys and values in its slots from `start` on."""
 
-        def put(old_bgsk: jax.Array, new_bsgk: jax.Array) -> jax.Array:
-            new_bgsk = new_bsgk.swapaxes(1, 2).astype(old_bgsk.dtype)
-            return jax.lax.dynamic_update_slice_in_dim(old_bgsk, new_bgsk, start, axis=2)
+        def put(old_bgsk: jax.Array, new_bgsk: jax.Array) -> jax.Array:
+            return jax.lax.dynamic_update_slice_in_dim(
+                old_bgsk, new_bgsk.astype(old_bgsk.dtype), start, axis=2
+            )
 
-        return LayerCache(put(self.key_bgsk, key_bsgk), put(self.value_bgsk, value_bsgk))
+        return jax.tree.map(put, self, new)
 
 
 @struct.dataclass
@@ -31,7 +32,7 @@ class Cache:
 
     Row i's token j lies in slot `offsets_b[i] + j`. Rows of different lengths start at different slots and
     end at the same one, so that a new token of every row is one write in place, in slot `filled_b[i]`,
-    which is equal for all i. Every leaf has the batch as its first axis: reordering beams is one `tree.map`.
+    which is equal for all i. Every leaf has the batch as its first axis.
     """
 
     layers: tuple[LayerCache, ...]
@@ -63,3 +64,11 @@ class Cache:
             return jnp.pad(x_bgsk, ((0, 0), (0, 0), (0, slots - x_bgsk.shape[2]), (0, 0)))
 
         return Cache(jax.tree.map(pad, self.layers), self.offsets_b, self.filled_b)
+
+    def take(self, rows_b: jax.Array) -> "Cache":
+        """The cache of other rows: beams change places."""
+        return jax.tree.map(lambda leaf: leaf[rows_b], self)
+
+    def repeat(self, n: int) -> "Cache":
+        """n copies of each row, side by side."""
+        return jax.tree.map(lambda leaf: jnp.repeat(leaf, n, axis=0), self)

@@ -225,7 +225,7 @@ class DecoderStepper:
         """The number of real tokens."""
         return self.model.vocab_size
 
-    def prefill(self, tokens_bt: jax.Array, lengths_b: jax.Array, slots: int) -> tuple[jax.Array, Cache]:
+    def prefill(self, tokens_bt: jax.Array, lengths_b: jax.Array, room: int) -> tuple[jax.Array, Cache]:
         """Reads right-padded prompts; the logits are those after each row's last token."""
         c, width = self.model.config, tokens_bt.shape[1]
         # The padding moves to the left, where every row ends at the same slot.
@@ -233,12 +233,20 @@ class DecoderStepper:
         tokens_bt = jax.vmap(jnp.roll)(tokens_bt, offsets_b)
         cache = Cache.empty(c.num_layers, offsets_b, width, c.kv_heads, c.key_width, c.dtype)
         x_btd, cache = self._extend(tokens_bt, cache, start=0)
-        return self._logits(x_btd[:, -1:]), cache.grow(slots)
+        return self._logits(x_btd[:, -1:]), cache.grow(width + room)
 
     def step(self, tokens_b: jax.Array, cache: Cache) -> tuple[jax.Array, Cache]:
         """Appends one token to each row."""
         x_b1d, cache = self._extend(tokens_b[:, None], cache, start=cache.filled_b[0])
         return self._logits(x_b1d), cache
+
+    def repeat(self, cache: Cache, n: int) -> Cache:
+        """n copies of each row, side by side."""
+        return cache.repeat(n)
+
+    def reorder(self, cache: Cache, rows_b: jax.Array) -> Cache:
+        """The rows in another order, or some of them several times."""
+        return cache.take(rows_b)
 
     def _extend(self, tokens_bt: jax.Array, cache: Cache, start: jax.Array | int) -> tuple[jax.Array, Cache]:
         model, c = self.model, self.model.config
