@@ -81,15 +81,21 @@ def run_stack(
 
 
 def extend_stack(
-    block: nn.Module, layers: list[Any], x_btd: jax.Array, caches: tuple[LayerCache, ...], **inputs: Any
+    block: nn.Module,
+    layers: list[Any],
+    x_btd: jax.Array,
+    caches: tuple[LayerCache, ...],
+    memories: tuple[LayerCache | None, ...] = (),
+    **inputs: Any,
 ) -> tuple[jax.Array, tuple[LayerCache, ...]]:
-    """Applies the blocks to new tokens on top of a cache per layer, from parameters already unstacked.
+    """Applies the blocks to new tokens on top of a cache per layer (and, where the blocks look at another
+    sequence, what each remembers of it), from parameters already unstacked.
 
     Always unrolled: each layer then updates its own cache in place, and a loop over tokens around it
     keeps the per-layer parameters out of its body.
     """
     extended = []
-    for params, cache in zip(layers, caches, strict=True):
-        x_btd, cache = block.apply({"params": params}, x_btd, cache, **inputs)
+    for params, cache, memory in zip(layers, caches, memories or (None,) * len(layers), strict=True):
+        x_btd, cache = block.apply({"params": params}, x_btd, cache, memory, **inputs)
         extended.append(cache)
     return x_btd, tuple(extended)

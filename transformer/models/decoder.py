@@ -83,27 +83,31 @@ class DecoderConfig:
         """The number g of key/value heads."""
         return self.num_kv_heads or self.num_heads
 
-    def block(self) -> Block:
-        """One block of the stack, bound to no parent."""
-        # A stack of n blocks adds 2 n terms to the residual stream; without post-normalisation the terms'
-        # variance is divided by that number, so that the sum starts at one's scale (Radford et al. 2019).
-        output_scale = 1.0 if self.norm_placement == "post" else 0.5 / self.num_layers
+    def block(self, num_layers: int = 0, cross: bool = False) -> Block:
+        """One block of a stack of `num_layers` (0: the config's), with attention to another sequence if
+        `cross`; bound to no parent."""
+        # A stack of n blocks adds 2 n terms (3 n with a third sublayer) to the residual stream; without
+        # post-normalisation the terms' variance is divided by that number, so that the sum starts at one's
+        # scale (Radford et al. 2019).
+        terms = (3 if cross else 2) * (num_layers or self.num_layers)
         shared = {
             "use_bias": self.use_bias,
             "dtype": self.dtype,
-            "output_scale": output_scale,
+            "output_scale": 1.0 if self.norm_placement == "post" else 1.0 / terms,
             "parent": None,
         }
+        attention = functools.partial(
+            Attention,
+            num_heads=self.num_heads,
+            head_dim=self.key_width,
+            num_kv_heads=self.kv_heads,
+            kernel=self.kernel,
+            dropout=self.attention_dropout,
+            **shared,
+        )
         return Block(
-            attention=Attention(
-                num_heads=self.num_heads,
-                head_dim=self.key_width,
-                num_kv_heads=self.kv_heads,
-                position=self.positions(parent=None),
-                kernel=self.kernel,
-                dropout=self.attention_dropout,
-                **shared,
-            ),
+            attention=attention(position=self.positions(parent=None)),
+            cross_attention=attention(position=POSITIONS["none"](parent=None)) if cross else None,
             feed_forward=FeedForward(d_ff=self.d_ff, kind=self.feed_forward, **shared),
             norm=self.normalization,
             placement=self.norm_placement,
@@ -202,6 +206,40 @@ class Decoder(nn.Module):
         return nn.with_logical_constraint(logits_btv, ("batch", "length", "vocab"))
 
 
+def extend(
+    model: nn.Module,
+    params: Any,
+    layers: list[Any],
+    block: Block,
+    tokens_bt: jax.Array,
+    cache: Cache,
+    start: jax.Array | int,
+    **inputs: Any,
+) -> tuple[jax.Array, Cache]:
+    """Embeds new tokens and applies the blocks to them on top of a cache, whose slots they fill from `start`
+    on: (b, t) -> (b, t, d), before the final normalisation; `inputs` as for `extend_stack`."""
+    slots_t = start + jnp.arange(tokens_bt.shape[1])
+    positions_bt = jnp.maximum(slots_t - cache.offsets_b[:, None], 0)
+    x_btd = model.apply({"params": params}, tokens_bt, positions_bt, method="embed")
+    key_positions_bs = cache.positions_bs
+    # From slot 0 on, queries stand where the keys do, which is what the kernels of training ask for.
+    indices_bt = (
+        None if isinstance(start, int) and start == 0 else jnp.broadcast_to(slots_t, positions_bt.shape)
+    )
+    x_btd, extended = extend_stack(
+        block,
+        layers,
+        x_btd,
+        cache.layers,
+        mask=Mask(query_indices_bt=indices_bt, key_valid_bs=key_positions_bs >= 0, causal=True),
+        positions_bt=positions_bt,
+        start=start,
+        key_positions_bs=key_positions_bs,
+        **inputs,
+    )
+    return x_btd, Cache(extended, cache.offsets_b, cache.filled_b + tokens_bt.shape[1])
+
+
 @struct.dataclass
 class DecoderStepper:
     """A decoder and its parameters behind the `Stepper` protocol (see `transformer.decoding.stepper`).
@@ -249,26 +287,9 @@ class DecoderStepper:
         return cache.take(rows_b)
 
     def _extend(self, tokens_bt: jax.Array, cache: Cache, start: jax.Array | int) -> tuple[jax.Array, Cache]:
-        model, c = self.model, self.model.config
-        slots_t = start + jnp.arange(tokens_bt.shape[1])
-        positions_bt = jnp.maximum(slots_t - cache.offsets_b[:, None], 0)
-        x_btd = model.apply({"params": self.params}, tokens_bt, positions_bt, method="embed")
-        key_positions_bs = cache.positions_bs
-        # From slot 0 on, queries stand where the keys do, which is what the kernels of training ask for.
-        indices_bt = (
-            None if isinstance(start, int) and start == 0 else jnp.broadcast_to(slots_t, positions_bt.shape)
+        return extend(
+            self.model, self.params, self.layers, self.model.config.block(), tokens_bt, cache, start
         )
-        x_btd, layers = extend_stack(
-            c.block(),
-            self.layers,
-            x_btd,
-            cache.layers,
-            mask=Mask(query_indices_bt=indices_bt, key_valid_bs=key_positions_bs >= 0, causal=True),
-            positions_bt=positions_bt,
-            start=start,
-            key_positions_bs=key_positions_bs,
-        )
-        return x_btd, Cache(layers, cache.offsets_b, cache.filled_b + tokens_bt.shape[1])
 
     def _logits(self, x_b1d: jax.Array) -> jax.Array:
         def head(model: Decoder, x_b1d: jax.Array) -> jax.Array:

@@ -1,0 +1,172 @@
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import linen as nn
+
+from transformer.errors import UserError
+from transformer.models.encoder_decoder import EncoderDecoderConfig
+
+VOCAB = 11
+SMALL = EncoderDecoderConfig(
+    d_model=16, num_layers=2, num_heads=2, d_ff=24, max_length=16, vocab_multiple=8, use_bias=True
+)
+VARIANTS = [
+    SMALL,
+    dataclasses.replace(SMALL, norm_placement="post", position="sinusoidal", feed_forward="relu"),
+    dataclasses.replace(SMALL, num_encoder_layers=1, share_embeddings=False, tie_embeddings=False),
+    dataclasses.replace(SMALL, num_kv_heads=1, position="learned", norm="rms", scan_layers=True),
+]
+
+
+def make(config: EncoderDecoderConfig, rng: np.random.Generator):
+    model = config.build(VOCAB)
+    source, tokens = jnp.zeros((1, 3), jnp.int32), jnp.zeros((1, 2), jnp.int32)
+    params = nn.meta.unbox(jax.jit(model.init)(jax.random.key(0), source, tokens))["params"]
+    noise = iter(rng.integers(1 << 30, size=1000).tolist())
+    spread = lambda x: x + 0.3 * jax.random.normal(jax.random.key(next(noise)), x.shape)  # noqa: E731
+    return model, jax.tree.map(spread, params)
+
+
+def tokens_of(rng: np.random.Generator, *shape: int) -> np.ndarray:
+    return rng.integers(1, VOCAB, shape).astype(np.int32)
+
+
+@pytest.mark.parametrize("config", VARIANTS)
+def test_packed_pairs_equal_pairs_alone(rng, config):
+    model, params = make(config, rng)
+    lengths = [(3, 2), (5, 4), (2, 6)]
+    pairs = [(tokens_of(rng, 1, s), tokens_of(rng, 1, t)) for s, t in lengths]
+    apply = jax.jit(lambda *a, **k: model.apply({"params": params}, *a, **k))
+    alone = [np.asarray(apply(*pair))[0, :, :VOCAB] for pair in pairs]
+
+    def packed(rows, width):
+        numbers = np.concatenate([np.full(row.shape[1], i + 1) for i, row in enumerate(rows)])
+        places = np.concatenate([np.arange(row.shape[1]) for row in rows])
+        fill = width - len(numbers)
+        values = np.concatenate(rows, axis=1)[0]
+        junk = tokens_of(rng, fill)
+        row = np.concatenate([values, junk]), np.pad(numbers, (0, fill)), np.pad(places, (0, fill))
+        return [part[None].astype(np.int32) for part in row]
+
+    source, source_segments, source_positions = packed([s for s, _ in pairs], 13)
+    tokens, segments, positions = packed([t for _, t in pairs], 14)
+    together = apply(
+        source,
+        tokens,
+        source_segments_bs=source_segments,
+        source_positions_bs=source_positions,
+        segments_bt=segments,
+        positions_bt=positions,
+    )
+    assert np.isfinite(together).all()
+    np.testing.assert_allclose(together[0, :12, :VOCAB], np.concatenate(alone), atol=2e-5)
+
+
+@pytest.mark.parametrize("config", VARIANTS)
+def test_incremental_equals_full_with_ragged_sources(rng, config):
+    model, params = make(config, rng)
+    lengths = np.array([4, 1, 6], np.int32)
+    source, targets = tokens_of(rng, 3, 6), tokens_of(rng, 3, 5)
+    bos = 0
+
+    @jax.jit
+    def both(params):
+        stepper = model.stepper(params, bos)
+        logits, cache = stepper.prefill(source, lengths, 6)
+        stepped = [logits]
+        for i in range(5):
+            logits, cache = stepper.step(targets[:, i], cache)
+            stepped.append(logits)
+        full = []
+        inputs = jnp.concatenate([jnp.full((3, 1), bos), targets], axis=1)
+        for row, length in enumerate(lengths):
+            one = slice(row, row + 1)
+            full.append(model.apply({"params": params}, source[one, :length], inputs[one])[0])
+        return jnp.stack(stepped, axis=1), jnp.stack(full)[..., :VOCAB]
+
+    stepped, full = both(params)
+    np.testing.assert_allclose(stepped, full, atol=2e-5)
+
+
+def test_rows_that_share_a_source_are_rows_of_their_own(rng):
+    model, params = make(SMALL, rng)
+    source, lengths = tokens_of(rng, 2, 5), np.array([5, 3], np.int32)
+    first, second = tokens_of(rng, 6), tokens_of(rng, 6)
+    rows = np.array([2, 0, 0, 5, 5, 4])
+
+    @jax.jit
+    def both(params):
+        stepper = model.stepper(params, 0)
+        _, cache = stepper.prefill(source, lengths, 4)
+        shared = stepper.repeat(cache, 3)
+        _, shared = stepper.step(first, shared)
+        _, alone = stepper.prefill(np.repeat(source, 3, axis=0), np.repeat(lengths, 3), 4)
+        _, alone = stepper.step(first[rows], alone)
+        got, _ = stepper.step(second, stepper.reorder(shared, rows))
+        return got, stepper.step(second, alone)[0]
+
+    np.testing.assert_allclose(*both(params), atol=2e-5)
+
+
+def test_the_future_of_the_target_is_not_seen_and_all_of_the_source_is(rng):
+    model, params = make(SMALL, rng)
+    source, tokens = tokens_of(rng, 1, 4), tokens_of(rng, 1, 5)
+
+    @jax.jit
+    def gradients(params):
+        def seen(x_bsd, x_btd):
+            def run(model):
+                memory = model._run(
+                    "encoder", model._encoder_block, model.encoder_blocks, x_bsd, **inputs(4, False)
+                )
+                block, blocks = model._decoder_block, model.decoder_blocks
+                x = model._run("decoder", block, blocks, x_btd, memory=memory, **inputs(5, True))
+                return jnp.sum(x[0, 2] ** 2)
+
+            return model.apply({"params": params}, method=run)
+
+        def inputs(length, causal):
+            from transformer.layers.masks import Mask
+
+            return {"mask": Mask(causal=causal), "positions_bt": jnp.arange(length)[None], "train": False}
+
+        table = params["embedding"]["table"]
+        return jax.grad(seen, argnums=(0, 1))(table[source], table[tokens])
+
+    of_source, of_target = (np.abs(g).sum(-1)[0] for g in gradients(params))
+    assert (of_source > 0).all() and (of_target[:3] > 0).all() and (of_target[3:] == 0).all()
+
+
+def test_without_positions_the_order_of_the_source_does_not_matter(rng):
+    model, params = make(dataclasses.replace(SMALL, position="none"), rng)
+    source, tokens = tokens_of(rng, 2, 6), tokens_of(rng, 2, 4)
+    apply = jax.jit(lambda source: model.apply({"params": params}, source, tokens))
+    np.testing.assert_allclose(apply(source), apply(source[:, rng.permutation(6)]), atol=2e-5)
+    model, params = make(SMALL, rng)
+    apply = jax.jit(lambda source: model.apply({"params": params}, source, tokens))
+    assert np.abs(apply(source) - apply(source[:, ::-1])).max() > 1e-3
+
+
+def test_tied_embeddings_are_one_array(rng):
+    _, params = make(SMALL, rng)
+    assert params.keys() == {"embedding", "encoder_blocks", "decoder_blocks", "encoder_norm", "final_norm"}
+    _, params = make(VARIANTS[2], rng)
+    assert {"source_embedding", "unembedding"} <= params.keys()
+    assert params["encoder_blocks"]["attention"]["query"]["kernel"].shape[0] == 1
+
+
+def test_attention_weights_are_shown_when_asked_for(rng):
+    model, params = make(SMALL, rng)
+    source, tokens = tokens_of(rng, 2, 4), tokens_of(rng, 2, 3)
+    _, sown = jax.jit(lambda: model.apply({"params": params}, source, tokens, mutable="intermediates"))()
+    weights = sown["intermediates"]["decoder"][0]["cross_attention"]["weights"][0]
+    assert weights.shape == (2, 2, 2, 3, 4)  # layers, batch, heads, target, source
+    np.testing.assert_allclose(weights.sum(-1), 1, atol=1e-5)
+
+
+def test_an_impossible_shape_is_refused():
+    with pytest.raises(UserError, match="num_encoder_layers: -1"):
+        dataclasses.replace(SMALL, num_encoder_layers=-1)

@@ -1,0 +1,245 @@
+"""The encoder-decoder Transformer: one sequence read as a whole, another written from it."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import linen as nn
+from flax import struct
+
+from transformer.errors import UserError
+from transformer.layers.cache import Cache, LayerCache
+from transformer.layers.embedding import Embedding, Unembedding
+from transformer.layers.masks import Mask
+from transformer.layers.stack import init_stack, run_stack, unstack
+from transformer.models.decoder import DecoderConfig, extend
+
+
+@dataclass(frozen=True)
+class EncoderDecoderConfig(DecoderConfig):
+    """The shape of an encoder-decoder; `configs/base.py` says what each key means."""
+
+    num_encoder_layers: int = 0
+    share_embeddings: bool = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.num_encoder_layers < 0:
+            raise UserError(f"num_encoder_layers: {self.num_encoder_layers}; expected 1 or more, or 0")
+
+    @property
+    def encoder_layers(self) -> int:
+        """The number of the encoder's blocks."""
+        return self.num_encoder_layers or self.num_layers
+
+    def build(self, vocab_size: int) -> "EncoderDecoder":
+        """The model for so many tokens, source and target together."""
+        return EncoderDecoder(self, vocab_size)
+
+
+class EncoderDecoder(nn.Module):
+    """p(y_t | y_<t, x) = softmax(Unembed(Decoder(y_<t, Encoder(x)))).
+
+    Every position of the source sees all of it; every position of the target sees those before it and, by
+    cross-attention in each block, the encoder's last output. With `share_embeddings` and `tie_embeddings`
+    one matrix embeds the source and the target and projects to the vocabulary (section 3.4).
+    Source: Vaswani et al. 2017.
+    """
+
+    config: EncoderDecoderConfig
+    vocab_size: int
+
+    def setup(self) -> None:
+        """The two stacks of blocks, and what is around them."""
+        c = self.config
+        table = self.vocab_size, c.d_model, c.vocab_multiple, c.scale_embeddings, c.dtype
+        self.embedding = Embedding(*table)
+        self.source_embedding = self.embedding if c.share_embeddings else Embedding(*table)
+        self.position = c.positions()
+        self.source_position = c.positions()
+        self.embedding_dropout = nn.Dropout(c.embedding_dropout)
+        if c.norm_placement != "post":
+            self.encoder_norm = c.normalization()
+            self.final_norm = c.normalization()
+        if not c.tie_embeddings:
+            self.unembedding = Unembedding(self.vocab_size, c.vocab_multiple, c.dtype)
+        x_btd = jnp.zeros((1, 1, c.d_model), c.dtype)
+        example = {"mask": Mask(), "positions_bt": jnp.zeros((1, 1), jnp.int32)}
+        encoder = init_stack(self._encoder_block, c.encoder_layers)
+        decoder = init_stack(self._decoder_block, c.num_layers)
+        self.encoder_blocks: Any = self.param("encoder_blocks", encoder, x_btd, **example)
+        self.decoder_blocks: Any = self.param("decoder_blocks", decoder, x_btd, memory=x_btd, **example)
+
+    def __call__(self, source_bs: jax.Array, tokens_bt: jax.Array, **inputs: Any) -> jax.Array:
+        """Float32 logits (b, t, v) of each target token's successor; `inputs` as for `hidden`."""
+        return self.unembed(self.hidden(source_bs, tokens_bt, **inputs))
+
+    def hidden(
+        self,
+        source_bs: jax.Array,
+        tokens_bt: jax.Array,
+        *,
+        source_segments_bs: jax.Array | None = None,
+        source_positions_bs: jax.Array | None = None,
+        segments_bt: jax.Array | None = None,
+        positions_bt: jax.Array | None = None,
+        train: bool = False,
+    ) -> jax.Array:
+        """Sources (b, s) and targets so far (b, t) -> (b, t, d), what `unembed` turns into logits.
+
+        Segments keep pairs that share a row apart: a target sees the source of its own number; positions
+        count within each. Without them a row is one pair without padding.
+        """
+        memory_bsd = self.encode(source_bs, source_segments_bs, source_positions_bs, train)
+        if positions_bt is None:
+            positions_bt = jnp.broadcast_to(jnp.arange(tokens_bt.shape[1]), tokens_bt.shape)
+        x_btd = self._run(
+            "decoder",
+            self._decoder_block,
+            self.decoder_blocks,
+            self.embed(tokens_bt, positions_bt, train),
+            mask=Mask(segments_bt, segments_bt, causal=True),
+            memory=memory_bsd,
+            memory_mask=Mask(segments_bt, None if segments_bt is None else source_segments_bs),
+            positions_bt=positions_bt,
+            train=train,
+        )
+        return self.normalize(x_btd)
+
+    def encode(
+        self,
+        source_bs: jax.Array,
+        segments_bs: jax.Array | None = None,
+        positions_bs: jax.Array | None = None,
+        train: bool = False,
+    ) -> jax.Array:
+        """(b, s) tokens -> (b, s, d)."""
+        c = self.config
+        if positions_bs is None:
+            positions_bs = jnp.broadcast_to(jnp.arange(source_bs.shape[1]), source_bs.shape)
+        x_bsd = self.source_position.embed(self.source_embedding(source_bs), positions_bs)
+        x_bsd = self._run(
+            "encoder",
+            self._encoder_block,
+            self.encoder_blocks,
+            self._placed(self.embedding_dropout(x_bsd, deterministic=not train)),
+            mask=Mask(segments_bs, segments_bs),
+            positions_bt=positions_bs,
+            train=train,
+        )
+        return x_bsd if c.norm_placement == "post" else self.encoder_norm(x_bsd)
+
+    def embed(self, tokens_bt: jax.Array, positions_bt: jax.Array, train: bool = False) -> jax.Array:
+        """(b, t) target tokens -> (b, t, d): embeddings plus positions, after dropout."""
+        x_btd = self.position.embed(self.embedding(tokens_bt), positions_bt)
+        return self._placed(self.embedding_dropout(x_btd, deterministic=not train))
+
+    def normalize(self, x_btd: jax.Array) -> jax.Array:
+        """The final normalisation, which the post-norm form does without."""
+        return x_btd if self.config.norm_placement == "post" else self.final_norm(x_btd)
+
+    def unembed(self, x_btd: jax.Array) -> jax.Array:
+        """(b, t, d) -> float32 logits (b, t, v), v rounded up to `vocab_multiple`."""
+        logits_btv = self.embedding.attend(x_btd) if self.config.tie_embeddings else self.unembedding(x_btd)
+        return nn.with_logical_constraint(logits_btv, ("batch", "length", "vocab"))
+
+    def stepper(self, params: Any, bos_id: int) -> "EncoderDecoderStepper":
+        """The model as decoding sees it; every target begins with `bos_id`."""
+        return EncoderDecoderStepper(params, unstack(params["decoder_blocks"]), self, bos_id)
+
+    def _run(self, name: str, block: nn.Module, params_n: Any, x_btd: jax.Array, **inputs: Any) -> jax.Array:
+        c = self.config
+        dropping = inputs["train"] and (c.dropout > 0 or c.attention_dropout > 0)
+        watch = self.is_mutable_collection("intermediates") and not self.is_initializing()
+        rng = self.make_rng("dropout") if dropping else None
+        x_btd, sown = run_stack(
+            block, params_n, x_btd, rng=rng, scan=c.scan_layers, remat=c.remat, watch=watch, **inputs
+        )
+        if watch:
+            self.sow("intermediates", name, sown)
+        return x_btd
+
+    def _placed(self, x_btd: jax.Array) -> jax.Array:
+        return nn.with_logical_constraint(x_btd, ("batch", "length", "activation_embed"))
+
+    @property
+    def _encoder_block(self) -> nn.Module:
+        return self.config.block(self.config.encoder_layers)
+
+    @property
+    def _decoder_block(self) -> nn.Module:
+        return self.config.block(cross=True)
+
+
+@struct.dataclass
+class EncoderDecoderCache:
+    """What a batch of targets has read so far, and what their sources are remembered as.
+
+    Rows that continue the same source share its memory: with r rows a source, rows i r ... i r + r - 1.
+    """
+
+    targets: Cache
+    memories: tuple[LayerCache, ...]
+    valid_ms: jax.Array
+
+
+@struct.dataclass
+class EncoderDecoderStepper:
+    """An encoder-decoder and its parameters behind the `Stepper` protocol; `layers` has the decoder's blocks
+    apart, so that no loop takes them apart again. Made by `EncoderDecoder.stepper`."""
+
+    params: Any
+    layers: list[Any]
+    model: EncoderDecoder = struct.field(pytree_node=False)
+    bos_id: int = struct.field(pytree_node=False)
+
+    @property
+    def vocab_size(self) -> int:
+        """The number of real tokens."""
+        return self.model.vocab_size
+
+    def prefill(
+        self, source_bs: jax.Array, lengths_b: jax.Array, room: int
+    ) -> tuple[jax.Array, EncoderDecoderCache]:
+        """Encodes right-padded sources; the logits are those of each target's first token."""
+        c, batch = self.model.config, source_bs.shape[0]
+        valid_bs = jnp.arange(source_bs.shape[1]) < jnp.asarray(lengths_b)[:, None]
+
+        def encode(model: EncoderDecoder) -> jax.Array:
+            return model.encode(source_bs, valid_bs.astype(jnp.int32))
+
+        memory_bsd = self._apply(encode)
+        block = c.block(cross=True)
+        memories = tuple(block.apply({"params": p}, memory_bsd, method="remember") for p in self.layers)
+        offsets_b = jnp.zeros(batch, jnp.int32)
+        targets = Cache.empty(c.num_layers, offsets_b, room, c.kv_heads, c.key_width, c.dtype)
+        start = jnp.full(batch, self.bos_id, jnp.int32)
+        return self.step(start, EncoderDecoderCache(targets, memories, valid_bs))
+
+    def step(self, tokens_b: jax.Array, cache: EncoderDecoderCache) -> tuple[jax.Array, EncoderDecoderCache]:
+        """Appends one token to each row's target."""
+        x_b1d, targets = extend(
+            self.model,
+            self.params,
+            self.layers,
+            self.model.config.block(cross=True),
+            tokens_b[:, None],
+            cache.targets,
+            cache.targets.filled_b[0],
+            memories=cache.memories,
+            memory_mask=Mask(key_valid_bs=cache.valid_ms),
+        )
+        logits_b1v = self._apply(lambda model: model.unembed(model.normalize(x_b1d)))
+        return logits_b1v[:, 0, : self.vocab_size], cache.replace(targets=targets)
+
+    def repeat(self, cache: EncoderDecoderCache, n: int) -> EncoderDecoderCache:
+        """n copies of each target, side by side, which share their source."""
+        return cache.replace(targets=cache.targets.repeat(n))
+
+    def reorder(self, cache: EncoderDecoderCache, rows_b: jax.Array) -> EncoderDecoderCache:
+        """The targets in another order, each with the source that its place has."""
+        return cache.replace(targets=cache.targets.take(rows_b))
+
+    def _apply(self, f: Any) -> jax.Array:
+        return self.model.apply({"params": self.params}, method=f)
