@@ -22,6 +22,28 @@ def language_modeling() -> ConfigDict:
     return config
 
 
+def sequence_to_sequence() -> ConfigDict:
+    """All keys of an encoder-decoder, for translation, summarisation and other pairs of texts."""
+    config = ConfigDict()
+    config.experiment = "sequence_to_sequence"  # which objective: a key of experiments.EXPERIMENTS
+    config.seed = 0  # of the initial parameters, of dropout and of the order of the data
+    config.model = encoder_decoder()
+    config.data = pairs()
+    config.loss = loss()
+    config.optimizer = optimizer()
+    config.train = train()
+    config.parallel = parallel()
+    return config
+
+
+def encoder_decoder() -> ConfigDict:
+    """An encoder-decoder Transformer: the keys of a decoder, for both stacks, and how they differ."""
+    model = decoder()
+    model.num_encoder_layers = 0  # blocks of the encoder; 0: as many as num_layers, which are the decoder's
+    model.share_embeddings = True  # one matrix embeds the source and the target
+    return model
+
+
 def decoder() -> ConfigDict:
     """A decoder-only Transformer."""
     model = ConfigDict()
@@ -62,6 +84,23 @@ def text() -> ConfigDict:
     data.tokenizer = "bpe"  # bytes, characters, bpe (trained on the training text), or a tokenizer.json
     data.vocab_size = 4096  # tokens that bpe learns, the 256 bytes among them
     data.sequence_length = 256  # tokens a row
+    data.cache_dir = ""  # prepared and tokenised data; "": the user's data folder
+    data.workers = 1  # threads that make batches ahead of time; 0: they are made when asked for
+    return data
+
+
+def pairs() -> ConfigDict:
+    """Pairs of texts, several of them packed into each row."""
+    data = ConfigDict()
+    data.source = "written_forms"  # or tsv:GLOB, aligned:SOURCE,TARGET (two files), jsonl:GLOB, tfds:NAME
+    data.source_field = "source"  # which column, field or language is read
+    data.target_field = "target"  # which one is to be written
+    data.validation_source = ""  # "": a part of `source`
+    data.tokenizer = "bpe"  # of both sides: bytes, characters, bpe (trained on both), or a tokenizer.json
+    data.vocab_size = 4096  # tokens that bpe learns, the 256 bytes among them
+    data.source_length = 128  # tokens of sources a row
+    data.target_length = 128  # tokens of targets a row
+    data.too_long = "cut"  # what is done with a pair longer than a row: cut, skip (both counted) or refuse
     data.cache_dir = ""  # prepared and tokenised data; "": the user's data folder
     data.workers = 1  # threads that make batches ahead of time; 0: they are made when asked for
     return data

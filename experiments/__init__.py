@@ -8,6 +8,7 @@ from transformer.freeze import suggest
 
 EXPERIMENTS = {
     "language_modeling": "experiments.language_modeling:LanguageModeling",
+    "sequence_to_sequence": "experiments.sequence_to_sequence:SequenceToSequence",
 }
 """Name -> module and class; a module is imported when a run asks for it, and not before."""
 

@@ -2,7 +2,6 @@
 
 import gzip
 import lzma
-import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +20,7 @@ from transformer.training.experiment import Batch, Evaluator, Loader, Params, Pu
 from transformer.training.flops import matmul_parameters, train_flops_per_token
 from transformer.training.hooks import Hook, Samples
 from transformer.training.loop import TrainConfig
-from transformer.training.losses import LossConfig, chunked, cross_entropy
+from transformer.training.losses import LossConfig, token_losses
 from transformer.training.metrics import Sum
 from transformer.training.optimizer import OptimizerConfig
 from transformer.training.parallel import ParallelConfig
@@ -52,6 +51,7 @@ class LanguageModeling:
     """A decoder trained on packed documents; the loss is -log p(token | those before it), in nats."""
 
     Config = LanguageModelingConfig
+    continues = True
 
     def __init__(self, config: LanguageModelingConfig, tokenizer: Tokenizer | None = None) -> None:
         """`tokenizer` is the run folder's; without one the data's own is made from the training text."""
@@ -65,7 +65,6 @@ class LanguageModeling:
 
     def loss(self, params: Params, batch: Batch, rng: jax.Array, train: bool) -> dict[str, Sum]:
         """`loss`, nats per target token (smoothed in training only); `bits_per_byte` of text; `z_loss`."""
-        c = self.config.loss
         variables = {"params": params}
         x_btd = self.model.apply(
             variables,
@@ -77,23 +76,10 @@ class LanguageModeling:
             method="hidden",
         )
 
-        def head(x_btd: jax.Array, targets_bt: jax.Array) -> tuple[jax.Array, ...]:
-            logits_btv = self.model.apply(variables, x_btd, method="unembed")
-            smoothing = c.label_smoothing if train else 0.0
-            return cross_entropy(
-                logits_btv, targets_bt, vocab_size=self.model.vocab_size, label_smoothing=smoothing
-            )
+        def unembed(x_btd: jax.Array) -> jax.Array:
+            return self.model.apply(variables, x_btd, method="unembed")
 
-        nll_bt, loss_bt, log_z_bt = chunked(head, x_btd, batch["targets"], c.chunk_size)
-        weights_bt = batch["weights"]
-        bits = Sum.of(nll_bt, weights_bt).total / math.log(2)
-        terms = {
-            "loss": Sum.of(loss_bt, weights_bt),
-            "bits_per_byte": Sum(bits, Sum.of(batch["bytes"]).total),
-        }
-        if c.z_loss:
-            terms["z_loss"] = Sum.of(c.z_loss * jnp.square(log_z_bt), weights_bt)
-        return terms
+        return token_losses(unembed, x_btd, batch, self.config.loss, self.model.vocab_size, train)
 
     def weigh(self, batch: Batch) -> dict[str, jax.Array]:
         """The number of target tokens, for the loss and the optional z-loss alike."""
@@ -151,6 +137,14 @@ class LanguageModeling:
             max_length=self.config.model.max_length,
         )
         return ([tokenizer.decode(ids) for ids in group] for group in completions)
+
+    def opening_lines(self) -> list[str]:
+        """Nothing: every token of the data is in a row."""
+        return []
+
+    def example_flags(self) -> list[str]:
+        """Three completions of the configured prompt."""
+        return [f"--prompt={self.config.sample.prompt}", "--num_samples=3"]
 
     def closing_lines(self, measured: dict[str, float]) -> list[str]:
         """The model's bits per byte beside those of two compressors on the same validation text."""

@@ -45,6 +45,8 @@ def train(workdir: str, overrides: Overrides = (), config: str = "", started: fl
         size = sum(leaf.size for leaf in jax.tree.leaves(run.abstract.params))
         devices = f"{jax.device_count()} x {jax.devices()[0].device_kind}"
         print(f"{workdir}: {size:,} parameters on {devices}, from step {trained} to {steps}", flush=True)
+        for line in run.experiment.opening_lines():
+            print(line, flush=True)
     _, reason = run.train(started)
     if first and reason != "finished":
         print(f"Go on with: {_command(folder)}")
@@ -87,7 +89,11 @@ def predict(
         for index, batch in enumerate(([text] for text in texts) if waits else [texts]):
             for answers in run.experiment.predict(params, batch, seed + index):
                 for answer in answers:
-                    out.write((_one_line(answer) if prompt is None else prompt + answer) + "\n")
+                    if prompt is None:
+                        answer = _one_line(answer)
+                    elif run.experiment.continues:
+                        answer = prompt + answer
+                    out.write(answer + "\n")
                 out.flush()
 
 
@@ -135,7 +141,7 @@ def _closing(run: Run, folder: Workdir) -> Iterator[str]:
     yield f"{folder.path} has {', '.join(sorted(path.name for path in folder.path.iterdir()))}"
     yield "Next, for example:"
     yield f"  {_command(folder, '--mode=evaluate')}"
-    yield f"  {_command(folder, '--mode=predict', '--prompt=' + config.sample.prompt, '--num_samples=3')}"
+    yield f"  {_command(folder, '--mode=predict', *run.experiment.example_flags())}"
     yield f"  {_command(folder, '--config.train.steps=' + str(2 * config.train.steps))}"
 
 

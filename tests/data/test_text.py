@@ -96,8 +96,8 @@ def test_missing_files_are_named_by_their_key(config):
 @pytest.mark.parametrize(
     ("key", "value", "expected"),
     [
-        ("source", "", "source: ''; expected stdlib, text:GLOB"),
-        ("source", "/path/a.txt", "source: '/path/a.txt'; expected stdlib, text:GLOB"),
+        ("source", "", "source: ''; expected one of stdlib, text"),
+        ("source", "/path/a.txt", "source: '/path/a.txt'; expected one of stdlib, text"),
         ("validation_source", "file:x", "validation_source: 'file:x'; expected"),
         ("vocab_size", 256, "vocab_size: 256; bpe needs at least 257"),
         ("sequence_length", 0, "sequence_length: 0; expected at least 1"),

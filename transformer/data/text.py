@@ -1,10 +1,11 @@
 """The text of a run: from a config's `data` group to batches."""
 
-from collections.abc import Iterator
+import itertools
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from tqdm import tqdm
 
@@ -15,6 +16,9 @@ from transformer.data.storage import build_once, data_folder, digest
 from transformer.data.token_cache import BAR, TokenCache
 from transformer.data.tokenizers import TOKENIZERS, Tokenizer
 from transformer.errors import UserError
+
+if TYPE_CHECKING:
+    from transformer.data.pairs import PairDataConfig
 
 
 @dataclass(frozen=True)
@@ -32,16 +36,9 @@ class TextDataConfig:
     workers: int = 1
 
     def __post_init__(self) -> None:
-        for key in ("source", "validation_source"):
-            value = getattr(self, key)
-            if (key == "source" or value) and value.partition(":")[0] not in SOURCES:
-                raise UserError(f"{key}: {value!r}; expected stdlib, text:GLOB, jsonl:GLOB or tfds:NAME")
-        if self.tokenizer == "bpe" and self.vocab_size < 257:
-            raise UserError(f"vocab_size: {self.vocab_size}; bpe needs at least 257: every byte, and the end")
+        check_tokens(self)
         if self.sequence_length < 1:
             raise UserError(f"sequence_length: {self.sequence_length}; expected at least 1 token")
-        if self.workers < 0:
-            raise UserError(f"workers: {self.workers}; expected a number of threads, or 0 for none")
 
 
 class TextData:
@@ -62,7 +59,7 @@ class TextData:
         validation and test are that one's."""
         c = self.config
         held_out = split != "train" and c.validation_source
-        with _naming("validation_source" if held_out else "source"):
+        with naming("validation_source" if held_out else "source"):
             return open_source(
                 c.validation_source if held_out else c.source,
                 split,
@@ -86,27 +83,54 @@ class TextData:
         return self.source(split).texts()
 
     def _make_tokenizer(self) -> Tokenizer:
-        kind, size = self.config.tokenizer, self.config.vocab_size
-        if kind not in TOKENIZERS:
-            if not Path(kind).expanduser().is_file():
-                kinds = ", ".join(TOKENIZERS)
-                raise UserError(f"data.tokenizer: {kind!r} is no file; expected one, or one of {kinds}")
-            with _naming("tokenizer"):
-                return Tokenizer.load(kind)
-        if kind == "bytes":
-            return Tokenizer.train(kind)
-        source = self.source("train")
-        key = digest(source.identity, kind, size if kind == "bpe" else 0)
+        c = self.config
+        return make_tokenizer(c.tokenizer, c.vocab_size, lambda: [self.source("train")], self.folder)
 
-        def build(new: Path) -> None:
-            texts = tqdm(source.texts(), f"learning {kind} from {source.name}", unit=" pieces", **BAR)
-            Tokenizer.train(kind, texts, size).save(new / "tokenizer.json")
 
-        return Tokenizer.load(build_once(self.folder / "tokenizers" / key, build) / "tokenizer.json")
+def make_tokenizer(
+    kind: str, vocab_size: int, sources: Callable[[], Sequence[Source]], folder: Path
+) -> Tokenizer:
+    """What the key `data.tokenizer` names: one of `TOKENIZERS`, which learns from `sources` (opened only for
+    that) and is kept in the data folder, or a `tokenizer.json`.
+
+    Raises:
+      UserError: neither, or a file that is no tokenizer.
+    """
+    if kind not in TOKENIZERS:
+        if not Path(kind).expanduser().is_file():
+            kinds = ", ".join(TOKENIZERS)
+            raise UserError(f"data.tokenizer: {kind!r} is no file; expected one, or one of {kinds}")
+        with naming("tokenizer"):
+            return Tokenizer.load(kind)
+    if kind == "bytes":
+        return Tokenizer.train(kind)
+    opened = sources()
+    key = digest([source.identity for source in opened], kind, vocab_size if kind == "bpe" else 0)
+
+    def build(new: Path) -> None:
+        texts = itertools.chain.from_iterable(source.texts() for source in opened)
+        bar = tqdm(texts, f"learning {kind} from {opened[0].name}", unit=" pieces", **BAR)
+        Tokenizer.train(kind, bar, vocab_size).save(new / "tokenizer.json")
+
+    return Tokenizer.load(build_once(folder / "tokenizers" / key, build) / "tokenizer.json")
+
+
+def check_tokens(config: "TextDataConfig | PairDataConfig") -> None:
+    """Raises UserError where the keys on sources, tokens and threads have impossible values."""
+    for key in ("source", "validation_source"):
+        value = getattr(config, key)
+        if (key == "source" or value) and value.partition(":")[0] not in SOURCES:
+            expected = ", ".join(SOURCES)
+            raise UserError(f"{key}: {value!r}; expected one of {expected}, then :PATH or :NAME")
+    if config.tokenizer == "bpe" and config.vocab_size < 257:
+        raise UserError(f"vocab_size: {config.vocab_size}; bpe needs at least 257: every byte, and the end")
+    if config.workers < 0:
+        raise UserError(f"workers: {config.workers}; expected a number of threads, or 0 for none")
 
 
 @contextmanager
-def _naming(key: str) -> Iterator[None]:
+def naming(key: str) -> Iterator[None]:
+    """Errors inside begin with the key of the config that they are about."""
     try:
         yield
     except UserError as error:

@@ -38,6 +38,14 @@ class TokenCache:
             for file in folder.glob(f"{name}.*")
         )
 
+    def document(self, index: int) -> np.ndarray:
+        """The tokens of a document, with its beginning and its end."""
+        return self.tokens[self.offsets[index] : self.offsets[index + 1]]
+
+    def document_bytes(self, index: int) -> np.ndarray:
+        """The bytes that they stand for."""
+        return self.num_bytes[self.offsets[index] : self.offsets[index + 1]]
+
     @classmethod
     def of(cls, source: Source, tokenizer: Tokenizer, data_folder: Path) -> "TokenCache":
         """Opens the cache of `source` and `tokenizer`, which is made where there is none of exactly these.

@@ -51,6 +51,8 @@ class Experiment(Protocol):
     """One objective: a model, its losses, its data and its measurements."""
 
     model: nn.Module
+    continues: bool
+    """Whether an answer goes on where the text that it answers ends."""
 
     def init(self, rng: jax.Array) -> Any:
         """The model's initial `params`, boxed with the logical names of their axes."""
@@ -92,6 +94,14 @@ class Experiment(Protocol):
 
     def predict(self, params: Params, texts: Iterable[str], seed: int = 0) -> Iterator[list[str]]:
         """The answers to each text: as many as the config asks for."""
+        ...
+
+    def opening_lines(self) -> list[str]:
+        """What is worth knowing of the data before training begins."""
+        ...
+
+    def example_flags(self) -> list[str]:
+        """Flags of `--mode=predict` with which to try the trained model."""
         ...
 
     def closing_lines(self, measured: dict[str, float]) -> list[str]:

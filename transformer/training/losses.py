@@ -1,5 +1,6 @@
 """Losses over a vocabulary: cross-entropy with its options, whole or in chunks."""
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -7,6 +8,8 @@ import jax
 import jax.numpy as jnp
 
 from transformer.errors import UserError
+from transformer.training.experiment import Batch
+from transformer.training.metrics import Sum
 
 
 @dataclass(frozen=True)
@@ -24,6 +27,36 @@ class LossConfig:
             raise UserError(f"z_loss: {self.z_loss}; expected a coefficient of at least 0")
         if self.chunk_size < 0:
             raise UserError(f"chunk_size: {self.chunk_size}; expected a number of tokens, or 0 for no chunks")
+
+
+def token_losses(
+    unembed: Callable[[jax.Array], jax.Array],
+    x_btd: jax.Array,
+    batch: Batch,
+    config: LossConfig,
+    vocab_size: int,
+    train: bool,
+) -> dict[str, Sum]:
+    """The terms of predicting `batch["targets"]` from the model's last layer, each counted `weights` times.
+
+    `loss`: nats per target token, smoothed in training only; `bits_per_byte` of the targets' text; `z_loss`,
+    where the config asks for it. `unembed` turns (b, t, d) into logits (b, t, v).
+    """
+
+    def head(x_btd: jax.Array, targets_bt: jax.Array) -> tuple[jax.Array, ...]:
+        smoothing = config.label_smoothing if train else 0.0
+        return cross_entropy(unembed(x_btd), targets_bt, vocab_size=vocab_size, label_smoothing=smoothing)
+
+    nll_bt, loss_bt, log_z_bt = chunked(head, x_btd, batch["targets"], config.chunk_size)
+    weights_bt = batch["weights"]
+    bits = Sum.of(nll_bt, weights_bt).total / math.log(2)
+    terms = {
+        "loss": Sum.of(loss_bt, weights_bt),
+        "bits_per_byte": Sum(bits, Sum.of(batch["bytes"]).total),
+    }
+    if config.z_loss:
+        terms["z_loss"] = Sum.of(config.z_loss * jnp.square(log_z_bt), weights_bt)
+    return terms
 
 
 def cross_entropy(

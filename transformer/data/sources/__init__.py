@@ -4,9 +4,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 from transformer.data.sources.base import SPLITS, Options, Source
-from transformer.data.sources.files import DOCUMENTS, JsonLines, TextFiles
+from transformer.data.sources.files import DOCUMENTS, TextFiles
+from transformer.data.sources.lines import Aligned, Columns, JsonLines
 from transformer.data.sources.stdlib import StandardLibrary
 from transformer.data.sources.tfds import TfdsText
+from transformer.data.sources.written_forms import WrittenForms
 from transformer.data.storage import data_folder
 from transformer.errors import UserError
 
@@ -14,7 +16,10 @@ SOURCES: dict[str, Callable[[str, str, Options], Source]] = {
     "stdlib": StandardLibrary,
     "text": TextFiles,
     "jsonl": JsonLines,
+    "tsv": Columns,
+    "aligned": Aligned,
     "tfds": TfdsText,
+    "written_forms": WrittenForms,
 }
 """By what stands before the colon: called with what stands behind it, the split and the options."""
 
@@ -29,7 +34,7 @@ def open_source(
     cache_dir: str | Path = "",
 ) -> Source:
     """The records of one split ("train", "validation", "test") of `stdlib`, `text:/path/*.txt`,
-    `jsonl:/path.jsonl` (also .gz) or `tfds:name`.
+    `jsonl:/path.jsonl` (also .gz), `tfds:name`, or another of `SOURCES`.
 
     `field` is where the text is in a record; `document` what one record of plain text is ("file", "line",
     "paragraph"). Files come without splits: `divide` divides them 90/5/5, else every split is the whole.

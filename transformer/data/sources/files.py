@@ -1,17 +1,16 @@
-"""The user's own files: plain text, and JSON lines."""
+"""The user's own files: plain text, and what other formats are read with."""
 
 import bisect
 import functools
 import glob
 import gzip
-import json
 import mmap
 import os
 import re
 import shutil
 import zlib
 from array import array
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,12 +31,15 @@ file again, so that no byte goes uncounted."""
 class Files(Source):
     """Records that are ranges of bytes in files, plain or packed."""
 
-    def __init__(self, kind: str, pattern: str, split: str, options: Options) -> None:
+    def __init__(
+        self, kind: str, pattern: str, split: str, options: Options, patterns: Sequence[str] = ()
+    ) -> None:
+        """`patterns` are the parts of `pattern`, where it has several."""
         self.name = f"{kind}:{pattern} ({split})"
         self.field = options.field
         self._split = split
         self._options = options
-        self._files = _find(kind, pattern)
+        self._files = [file for part in patterns or [pattern] for file in _find(kind, part)]
         stats = [(str(file), (stat := file.stat()).st_size, stat.st_mtime_ns) for file in self._files]
         self.identity = digest(kind, stats, split, options.field, options.document, options.divide)
         self._map = functools.lru_cache(64)(self._open)
@@ -143,62 +145,6 @@ class TextFiles(Files):
                 return file, _boundary(self._map(file), position, size) if position else 0
             position -= size
         return len(self._sizes) - 1, self._sizes[-1]
-
-
-class JsonLines(Files):
-    """One JSON object a line, `jsonl:GLOB`, with the text under a field.
-
-    With `MANY` lines or more, a hash of each line says in which split it is, so that repeated lines stay
-    together; fewer are divided by position, 90/5/5.
-
-    Raises:
-      UserError: no such file, nothing in it, or (when read) a line that is not a JSON object with text there.
-    """
-
-    def __init__(self, pattern: str, split: str, options: Options) -> None:
-        super().__init__("jsonl", pattern, split, options)
-
-    def __len__(self) -> int:
-        return len(self._ranges)
-
-    def __getitem__(self, index: int) -> dict[str, Any]:
-        file, start, end = self._ranges[index].tolist()
-        try:
-            record = json.loads(self._decode(file, start, end))
-        except json.JSONDecodeError as error:
-            raise UserError(f"{self._place(file, start)}: not JSON ({error.msg})") from None
-        if not isinstance(record, dict):
-            raise UserError(f"{self._place(file, start)}: {type(record).__name__}; expected a JSON object")
-        text = record.get(self.field)
-        if not isinstance(text, str):
-            found = ", ".join(record) or "none"
-            problem = "no field" if text is None else f"{type(text).__name__}, not text, in"
-            raise UserError(f"{self._place(file, start)}: {problem} {self.field!r}; fields there: {found}")
-        try:
-            text.encode()
-        except UnicodeEncodeError:
-            problem = f"half of a surrogate pair in {self.field!r}"
-            raise UserError(f"{self._place(file, start)}: {problem}") from None
-        return record
-
-    @functools.cached_property
-    def _ranges(self) -> np.ndarray:
-        found = array("q")
-        for file, size in enumerate(self._sizes):
-            data, start = self._map(file) if size else b"", 0
-            while start < size:
-                end = data.find(b"\n", start) + 1 or size
-                if data[start:end].strip():
-                    found.extend((file, start, end))
-                start = end
-        low, high = SPLITS[self._split]
-        ranges = np.array(found, np.int64).reshape(-1, 3)
-        if self._options.divide and len(ranges) >= MANY:
-            lines = (self._map(file)[start:end].strip() for file, start, end in ranges)
-            ranges = ranges[[falls_in(self._split, line) for line in lines]]
-        elif self._options.divide:
-            ranges = ranges[int(low * len(ranges)) : int(high * len(ranges))]
-        return ranges
 
 
 def _find(kind: str, pattern: str) -> list[Path]:

@@ -1,0 +1,101 @@
+import numpy as np
+import pytest
+
+from transformer.data.pair_packing import PackedPairs
+from transformer.data.pairs import PairData, PairDataConfig
+from transformer.errors import UserError
+
+
+def write(path, rng, count: int, longest: int) -> tuple[list[str], list[str]]:
+    letters = np.array(list("abcdefgh é"))
+
+    def text() -> str:
+        return "x" + "".join(rng.choice(letters, rng.integers(0, longest)))
+
+    pairs = [(text(), text()) for _ in range(count)]
+    path.write_text("".join(f"{a}\t{b}\n" for a, b in pairs), encoding="utf-8")
+    return pairs
+
+
+def data(path, **changes) -> PairData:
+    source = f"tsv:{path}"
+    keys = {"source": source, "validation_source": source, "tokenizer": "bytes", "source_length": 24}
+    return PairData(PairDataConfig(**keys | {"target_length": 40, "cache_dir": str(path.parent)} | changes))
+
+
+def unpacked(rows: PackedPairs, eos: int) -> list[tuple[bytes, bytes]]:
+    """Every pair that the rows hold, read back through segments alone."""
+    found = []
+    for row in range(len(rows)):
+        batch = {name: values[0] for name, values in rows.batch(np.array([row])).items()}
+        for k in range(1, batch["segments"].max() + 1):
+            here, there = batch["source_segments"] == k, batch["segments"] == k
+            source, read, written = batch["source"][here], batch["tokens"][there], batch["targets"][there]
+            assert source[-1] == written[-1] == read[0] == eos
+            assert (read[1:] == written[:-1]).all() and (batch["weights"][there] == 1).all()
+            assert (batch["source_positions"][here] == np.arange(here.sum())).all()
+            assert (batch["positions"][there] == np.arange(there.sum())).all()
+            found.append((bytes(source[:-1].tolist()), bytes(written[:-1].tolist())))
+        padding = batch["segments"] == 0
+        assert not any(batch[name][padding].any() for name in ("tokens", "targets", "weights", "bytes"))
+    return found
+
+
+def test_every_pair_is_in_one_row_whole(tmp_path, rng):
+    pairs = write(tmp_path / "a.tsv", rng, 300, 10)
+    made = data(tmp_path / "a.tsv")
+    rows = made.rows("train")
+    expected = sorted((a.strip("\r\n").encode(), b.encode()) for a, b in pairs)
+    assert sorted(unpacked(rows, made.tokenizer.eos_id)) == expected
+    assert rows.pairs == 300 and rows.cut == rows.skipped == 0
+    batch = rows.batch(np.arange(len(rows)))
+    assert batch["bytes"].sum() == sum(len(b.encode()) for _, b in pairs)
+    filled = (batch["segments"] > 0).sum() + (batch["source_segments"] > 0).sum()
+    assert rows.padding == pytest.approx(1 - filled / (len(rows) * 64))
+    assert len(rows) < 1.35 * max(
+        (batch["segments"] > 0).sum() / 40, (batch["source_segments"] > 0).sum() / 24
+    )
+
+
+def test_what_is_too_long_is_cut_left_out_or_refused(tmp_path, rng):
+    pairs = write(tmp_path / "a.tsv", rng, 100, 60)
+    sizes = [(len(a.encode()) + 1, len(b.encode()) + 1) for a, b in pairs]
+    fits = [s <= 24 and t <= 40 for s, t in sizes]
+    cut = data(tmp_path / "a.tsv", too_long="cut")
+    rows = cut.rows("train")
+    assert (rows.cut, rows.skipped, rows.pairs) == (fits.count(False), 0, 100)
+    expected = sorted((a.encode()[:23], b.encode()[:39]) for a, b in pairs)
+    assert sorted(unpacked(rows, cut.tokenizer.eos_id)) == expected
+    rows = data(tmp_path / "a.tsv", too_long="skip").rows("train")
+    assert (rows.cut, rows.skipped, rows.pairs) == (0, fits.count(False), fits.count(True))
+    first = fits.index(False)
+    message = rf"data.too_long: pair {first + 1} has {sizes[first][0]} source and {sizes[first][1]} target"
+    with pytest.raises(UserError, match=message):
+        data(tmp_path / "a.tsv", too_long="refuse").rows("train")
+
+
+def test_empty_sides_are_counted_and_shift_nothing(tmp_path):
+    (tmp_path / "a").write_text("one\n\nthree\nfour\n")
+    (tmp_path / "b").write_text("eins\nzwei\n\nvier\n")
+    made = data(tmp_path / "x", source=f"aligned:{tmp_path}/a,{tmp_path}/b", validation_source="")
+    made = data(tmp_path / "x", **dict.fromkeys(["source", "validation_source"], made.config.source))
+    rows = made.rows("train")
+    assert sorted(unpacked(rows, made.tokenizer.eos_id)) == [(b"four", b"vier"), (b"one", b"eins")]
+    assert rows.skipped == 2 and list(made.texts("train")) == [("one", "eins"), ("four", "vier")]
+    (tmp_path / "b").write_text("\n\n\n\n")
+    with pytest.raises(UserError, match="no pair is left of 4"):
+        data(tmp_path / "x", **dict.fromkeys(["source", "validation_source"], made.config.source)).rows(
+            "train"
+        )
+
+
+def test_one_tokenizer_learns_both_sides(tmp_path):
+    (tmp_path / "a.tsv").write_text("aaaa aaaa\tzzzz zzzz\n" * 20)
+    made = data(tmp_path / "a.tsv", tokenizer="bpe", vocab_size=264)
+    assert len(made.tokenizer.encode("aaaa")) <= 2 and len(made.tokenizer.encode("zzzz")) <= 2
+
+
+@pytest.mark.parametrize("key", ["source_length", "target_length"])
+def test_impossible_lengths(key):
+    with pytest.raises(UserError, match=f"^{key}: 1; expected at least 2"):
+        PairDataConfig(**{key: 1})

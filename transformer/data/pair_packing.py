@@ -1,0 +1,116 @@
+"""Packing pairs: several sources in one row and their targets in another, so that little is padding."""
+
+import numpy as np
+
+from transformer.data.token_cache import TokenCache
+from transformer.errors import UserError
+
+OPEN = 64
+"""Rows being filled at once: more leave less padding, and take longer to choose among."""
+
+
+class PackedPairs:
+    """Rows of pairs, each put into the first open row where its source and its target both have room.
+
+    Pair k of a row (k = 1, 2, ...) has segment k on both sides; 0 is padding. A row is a dictionary of
+    arrays, (s,) for the source and (t,) for the target:
+
+    - `source`, `source_segments`, `source_positions`: int32, the source's tokens and its end;
+    - `tokens`: int32, the target that is read: the beginning, then all its tokens;
+    - `targets`: int32, the target that is to be written: all its tokens, then the end;
+    - `weights`: float32, 1 where there is a target; `segments`, `positions`: int32;
+    - `bytes`: int32, the UTF-8 bytes of text that each target token stands for.
+
+    Pairs are taken in an order of their own, the same always. One that has an empty side is left out; one
+    that is longer than a row is cut (its end is kept), left out, or refused, as `too_long` says. `skipped`
+    and `cut` count them.
+
+    Raises:
+      UserError: a pair that is too long, where those are refused; no pair at all.
+    """
+
+    def __init__(
+        self,
+        sources: TokenCache,
+        targets: TokenCache,
+        source_length: int,
+        target_length: int,
+        too_long: str = "cut",
+    ) -> None:
+        """The two caches hold the sides of the same pairs in the same order."""
+        self.sources, self.targets = sources, targets
+        self.source_length, self.target_length = source_length, target_length
+        most = np.array([source_length, target_length])
+        # Of `[bos] + tokens + [eos]` a side has all but the first, or all but the last.
+        lengths_n2 = np.stack([np.diff(sources.offsets), np.diff(targets.offsets)], axis=1) - 1
+        empty_n = (lengths_n2 < 2).any(axis=1)
+        long_n = (lengths_n2 > most).any(axis=1) & ~empty_n
+        if too_long == "refuse" and long_n.any():
+            first = int(np.flatnonzero(long_n)[0])
+            s, t = lengths_n2[first]
+            raise UserError(
+                f"pair {first + 1} has {s} source and {t} target tokens; data.source_length is "
+                f"{source_length} and data.target_length {target_length}"
+            )
+        left_out_n = empty_n | long_n if too_long == "skip" else empty_n
+        self.skipped, self.cut = int(left_out_n.sum()), int((long_n & ~left_out_n).sum())
+        self.pairs = len(lengths_n2) - self.skipped
+        if not self.pairs:
+            raise UserError(f"no pair is left of {len(lengths_n2)}: each is empty or too long")
+        self._lengths_n2 = np.minimum(lengths_n2, most)
+        self._rows = pack(self._lengths_n2, np.flatnonzero(~left_out_n), most)
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    @property
+    def padding(self) -> float:
+        """The share of all rows' tokens that is padding."""
+        kept = np.concatenate(self._rows)
+        return 1 - self._lengths_n2[kept].sum() / (len(self) * (self.source_length + self.target_length))
+
+    def batch(self, rows: np.ndarray) -> dict[str, np.ndarray]:
+        """The rows of the given numbers, stacked; number -1 is a row of padding."""
+        b, s, t = len(rows), self.source_length, self.target_length
+        names = {"source": s, "source_segments": s, "source_positions": s}
+        names |= {"tokens": t, "targets": t, "segments": t, "positions": t, "bytes": t}
+        batch = {name: np.zeros((b, length), np.int32) for name, length in names.items()}
+        for i, row in enumerate(rows):
+            starts = np.zeros(2, np.int64)
+            for k, pair in enumerate(self._rows[row] if row >= 0 else (), 1):
+                (first, second), ends = starts, starts + self._lengths_n2[pair]
+                here, there = np.s_[i, first : ends[0]], np.s_[i, second : ends[1]]
+                source, target = self.sources.document(pair), self.targets.document(pair)
+                batch["source"][here] = _ended(source[1:], ends[0] - first)
+                batch["source_segments"][here] = k
+                batch["source_positions"][here] = np.arange(ends[0] - first)
+                batch["tokens"][there] = target[: ends[1] - second]
+                batch["targets"][there] = _ended(target[1:], ends[1] - second)
+                batch["segments"][there] = k
+                batch["positions"][there] = np.arange(ends[1] - second)
+                batch["bytes"][there] = self.targets.document_bytes(pair)[1 : ends[1] - second + 1]
+                starts = ends
+        return batch | {"weights": (batch["segments"] > 0).astype(np.float32)}
+
+
+def pack(lengths_n2: np.ndarray, pairs: np.ndarray, most: np.ndarray) -> list[np.ndarray]:
+    """Divides pairs into rows that hold at most `most` on each side: first fit among `OPEN` open rows."""
+    order = np.random.default_rng(0).permutation(pairs)
+    room_o2 = np.zeros((OPEN, 2), np.int64)
+    open_rows: list[list[int]] = [[] for _ in range(OPEN)]
+    rows = []
+    for pair, length in zip(order.tolist(), lengths_n2[order], strict=True):
+        fits = (room_o2 >= length).all(axis=1)
+        place = int(fits.argmax())
+        if not fits[place]:
+            place = int(room_o2.sum(axis=1).argmin())  # the fullest is done
+            rows.append(open_rows[place])
+            room_o2[place], open_rows[place] = most, []
+        room_o2[place] -= length
+        open_rows[place].append(pair)
+    return [np.array(row) for row in rows + open_rows if row]
+
+
+def _ended(tokens: np.ndarray, length: int) -> np.ndarray:
+    """The first tokens of a text that ends with its end, the end among them."""
+    return tokens if len(tokens) == length else np.append(tokens[: length - 1], tokens[-1])
