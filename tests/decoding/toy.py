@@ -1,4 +1,5 @@
-"""A stepper with nothing to learn: a Markov chain, whose logits are a table's rows."""
+"""Steppers with nothing to learn: a Markov chain, whose logits are a table's rows, and a tree, which has a
+row for every history."""
 
 import jax
 import jax.numpy as jnp
@@ -36,6 +37,40 @@ class Chain:
         return cache[rows_b]
 
 
+@struct.dataclass
+class Tree:
+    """The next token depends on the prompt's last one and on every new one: `table_rnv[r]` has a row for
+    each node of the tree of continuations of a prompt that ends with r, the children of node i in
+    rows i v + 1 ... i v + v."""
+
+    table_rnv: jax.Array
+    counter: object = struct.field(pytree_node=False, default=None)
+
+    @property
+    def vocab_size(self) -> int:
+        return self.table_rnv.shape[-1]
+
+    def prefill(self, tokens_bt, lengths_b, room):
+        root_b = jnp.take_along_axis(jnp.asarray(tokens_bt), lengths_b[:, None] - 1, axis=1)[:, 0]
+        cache = {"root": root_b, "node": jnp.zeros_like(root_b)}
+        return self._logits(cache), cache
+
+    def step(self, tokens_b, cache):
+        if self.counter is not None:
+            jax.debug.callback(self.counter)
+        cache = cache | {"node": cache["node"] * self.vocab_size + tokens_b + 1}
+        return self._logits(cache), cache
+
+    def repeat(self, cache, n):
+        return jax.tree.map(lambda leaf: jnp.repeat(leaf, n), cache)
+
+    def reorder(self, cache, rows_b):
+        return jax.tree.map(lambda leaf: leaf[rows_b], cache)
+
+    def _logits(self, cache):
+        return self.table_rnv[cache["root"], cache["node"]]
+
+
 class Counter:
     def __init__(self):
         self.calls = 0
@@ -53,3 +88,9 @@ def cycle(vocabulary: int, counter=None) -> Chain:
     """Token i is followed by i + 1, almost surely."""
     table = 50.0 * np.roll(np.eye(vocabulary, dtype=np.float32), 1, axis=1)
     return Chain(jnp.asarray(table), counter)
+
+
+def tree(rng: np.random.Generator, roots: int, vocabulary: int, depth: int, scale: float = 1.5) -> Tree:
+    """A random tree of continuations of up to `depth` tokens, for each of so many last tokens."""
+    nodes = sum(vocabulary**i for i in range(depth + 1))
+    return Tree(jnp.asarray(rng.normal(size=(roots, nodes, vocabulary), scale=scale), jnp.float32))

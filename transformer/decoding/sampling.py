@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from transformer.decoding import filters
+from transformer.decoding import batching, filters
 from transformer.decoding.stepper import Stepper
 from transformer.errors import UserError
 
@@ -166,11 +166,11 @@ def complete(
 
     def samples() -> Iterator[list[int]]:
         while batch := list(itertools.islice(rows, batch_size)):
-            padded = batch + batch[-1:] * (min(_bucket(len(batch)), batch_size) - len(batch))
+            padded = batching.fill(batch, batch_size)
             prompt_b, sample_b = np.array([row[:2] for row in padded], np.uint32).T
             new_bn, new_lengths_b = generate(
                 stepper,
-                *_pad([prompt for _, _, prompt in padded], room, eos_id),
+                *batching.pad([prompt for _, _, prompt in padded], room, eos_id),
                 _row_rngs(rng, prompt_b, sample_b),
                 max_new_tokens=config.max_new_tokens,
                 temperature=config.temperature,
@@ -189,20 +189,7 @@ def complete(
     return grouped()
 
 
-def _pad(prompts: list[list[int]], room: int, fill: int) -> tuple[np.ndarray, np.ndarray]:
-    lengths_b = np.array([len(prompt) for prompt in prompts], np.int32)
-    tokens_bt = np.full((len(prompts), min(_bucket(lengths_b.max(), least=16), room)), fill, np.int32)
-    for row, prompt in zip(tokens_bt, prompts, strict=True):
-        row[: len(prompt)] = prompt
-    return tokens_bt, lengths_b
-
-
 @jax.jit
 def _row_rngs(rng: jax.Array, prompt_b: jax.Array, sample_b: jax.Array) -> jax.Array:
     fold_in = jax.vmap(jax.random.fold_in, in_axes=(None, 0))
     return jax.vmap(jax.random.fold_in)(fold_in(rng, prompt_b), sample_b)
-
-
-def _bucket(n: int, least: int = 1) -> int:
-    """The next power of two, so that sizes that vary compile only so many programs."""
-    return max(least, 1 << (int(n) - 1).bit_length())

@@ -1,0 +1,211 @@
+"""Beam search: one jitted loop for any model behind the `Stepper` protocol."""
+
+import functools
+import itertools
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import struct
+
+from transformer.decoding import batching
+from transformer.decoding.stepper import Stepper
+from transformer.errors import UserError
+
+
+@dataclass(frozen=True)
+class BeamConfig:
+    """How the likeliest text is searched; `configs/base.py` says what each key means."""
+
+    beam_size: int = 4
+    length_penalty: float = 0.6
+    max_new_tokens: int = 128
+    n_best: int = 1
+
+    def __post_init__(self) -> None:
+        for key in ("beam_size", "max_new_tokens"):
+            if getattr(self, key) < 1:
+                raise UserError(f"{key}: {getattr(self, key)}; expected at least 1")
+        if not 1 <= self.n_best <= self.beam_size:
+            raise UserError(f"n_best: {self.n_best}; expected 1 to beam_size {self.beam_size}")
+        if not abs(self.length_penalty) <= 10:
+            raise UserError(
+                f"length_penalty: {self.length_penalty}; expected 0 (none) to 10, above it the longer is "
+                "favoured, or as far below, the shorter"
+            )
+
+
+@functools.partial(jax.jit, static_argnames=("beam_size", "max_new_tokens", "n_best"))
+def beam_search(
+    stepper: Stepper,
+    tokens_bt: jax.Array,
+    lengths_b: jax.Array,
+    *,
+    beam_size: int,
+    max_new_tokens: int,
+    length_penalty: jax.Array | float,
+    eos_id: jax.Array | int,
+    limits_b: jax.Array | None = None,
+    n_best: int | None = None,
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Searches for the continuations y of each row x of right-padded prompts with the highest scores
+
+        log p(y | x) / ((5 + |y|) / 6)^length_penalty,        |y| with the end counted.
+
+    Returns the best `n_best` (None: `beam_size`) of each row, best first: tokens (b, n, max_new_tokens)
+    int32, filled with `eos_id` from the end on; how many come before the end, (b, n) int32; and scores
+    (b, n) float32, -inf where the row has no more continuations. Row i's have at most `limits_b[i]` tokens
+    (None: `max_new_tokens`; at least 1); one that reaches that limit without `eos_id` is scored as it is.
+
+    Of the 2 `beam_size` likeliest ways to go on, those that end take nothing from the `beam_size` that live
+    on, and count where they are among the first `beam_size`. A row stops when no live one can overtake its
+    worst kept one, whatever may follow; the loop stops with the last row. With `beam_size` 1 and no bonus
+    for length (`length_penalty` <= 0) this is greedy decoding.
+    Source: Wu et al. 2016 (GNMT), section 7, equation 14, without its coverage penalty.
+    """
+    batch, kept = tokens_bt.shape[0], beam_size if n_best is None else n_best
+    limit_b1 = jnp.full(batch, max_new_tokens) if limits_b is None else jnp.clip(limits_b, 1, max_new_tokens)
+    limit_b1 = limit_b1[:, None]
+
+    def normalized(scores_bk: jax.Array, length: jax.Array) -> jax.Array:
+        return scores_bk / ((5.0 + length) / 6.0) ** length_penalty
+
+    def grow(index, live: Hypotheses, best: Hypotheses, logits_bkv: jax.Array):
+        """Chooses the token at `index`: what lives on, the best that ended, and whose child each is."""
+        scores_bm, parents_bm, choices_bm = _likeliest(live.scores_bk, logits_bkv, 2 * beam_size)
+        tokens_bmn = _take(live.tokens_bkn, parents_bm).at[:, :, index].set(choices_bm)
+        length = index + 1
+        final_bm = (choices_bm == eos_id) | (length >= limit_b1)
+        counts_bm = final_bm & (jnp.arange(scores_bm.shape[1]) < beam_size)
+        finished = Hypotheses(jnp.where(counts_bm, normalized(scores_bm, length), -jnp.inf), tokens_bmn)
+        # Those kept before come first, and stay where others only come up to them.
+        pool = jax.tree.map(lambda *each: jnp.concatenate(each, axis=1), best, finished)
+        _, places_bk = jax.lax.top_k(pool.scores_bk, kept)
+        best = _take(pool, places_bk)
+
+        going_on = Hypotheses(jnp.where(final_bm, -jnp.inf, scores_bm), tokens_bmn)
+        _, places_bk = jax.lax.top_k(going_on.scores_bk, beam_size)
+        live, parents_bk = _take((going_on, parents_bm), places_bk)
+        # Log-probabilities only fall, so the best score to hope for is today's at the kindest length: of
+        # those still possible the longest or the shortest, as the penalty's sign may be.
+        longest_b1 = jnp.maximum(limit_b1, length + 1)
+        hope_bk = jnp.maximum(normalized(live.scores_bk, length + 1), normalized(live.scores_bk, longest_b1))
+        open_b1 = jnp.any(hope_bk > best.scores_bk[:, -1:], axis=1, keepdims=True)
+        return Hypotheses(jnp.where(open_b1, live.scores_bk, -jnp.inf), live.tokens_bkn), best, parents_bk
+
+    def unfinished(state) -> jax.Array:
+        return jnp.any(state[1].scores_bk > -jnp.inf)
+
+    def extend(state):
+        index, live, best, parents_bk, cache = state
+        rows_bk = jnp.arange(batch)[:, None] * beam_size + parents_bk
+        cache = stepper.reorder(cache, rows_bk.reshape(-1))
+        token_bk = live.tokens_bkn[:, :, index - 1]
+        logits_bv, cache = stepper.step(token_bk.reshape(-1), cache)
+        logits_bkv = logits_bv.reshape(batch, beam_size, -1)
+        return index + 1, *grow(index, live, best, logits_bkv), cache
+
+    logits_bv, cache = stepper.prefill(tokens_bt, lengths_b, max_new_tokens)
+    # At first a row has one hypothesis, the empty one, and others that are no more than room.
+    first_k = jnp.where(jnp.arange(beam_size) == 0, 0.0, -jnp.inf)
+    first_bk = jnp.broadcast_to(first_k, (batch, beam_size))
+    live = Hypotheses(first_bk, jnp.full((batch, beam_size, max_new_tokens), eos_id, jnp.int32))
+    best = Hypotheses(jnp.full((batch, kept), -jnp.inf), live.tokens_bkn[:, :kept])
+    logits_bkv = jnp.broadcast_to(logits_bv[:, None], (batch, beam_size, logits_bv.shape[-1]))
+    state = jnp.int32(1), *grow(0, live, best, logits_bkv), stepper.repeat(cache, beam_size)
+    _, _, best, _, _ = jax.lax.while_loop(unfinished, extend, state)
+    tokens_bkn = jnp.where(best.scores_bk[..., None] > -jnp.inf, best.tokens_bkn, eos_id)
+    return tokens_bkn, jnp.sum(jnp.cumprod(tokens_bkn != eos_id, axis=2), axis=2), best.scores_bk
+
+
+@struct.dataclass
+class Hypotheses:
+    """k continuations of each row; a score of -inf marks a place that is empty."""
+
+    scores_bk: jax.Array
+    tokens_bkn: jax.Array
+
+
+def _take(tree: Any, places_bk: jax.Array) -> Any:
+    return jax.tree.map(
+        lambda leaf: jax.vmap(lambda leaf_k, places_k: leaf_k[places_k])(leaf, places_bk), tree
+    )
+
+
+def _likeliest(scores_bk: jax.Array, logits_bkv: jax.Array, m: int) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """The m likeliest of all hypotheses with one more token, fewer where there are not so many: their scores
+    (b, m), best first, whose children they are, and that token."""
+    batch, _, vocabulary = logits_bkv.shape
+    values_bkc, choices_bkc = _largest(logits_bkv, min(m, vocabulary))
+    # What has no probability keeps none: -inf - -inf would be NaN.
+    total_bk1 = jax.nn.logsumexp(logits_bkv, axis=-1, keepdims=True)
+    values_bkc = jnp.where(values_bkc > -jnp.inf, values_bkc - total_bk1, -jnp.inf)
+    scores_bf = (scores_bk[..., None] + values_bkc).reshape(batch, -1)
+    scores_bm, places_bm = jax.lax.top_k(scores_bf, min(m, scores_bf.shape[1]))
+    choices_bm = jnp.take_along_axis(choices_bkc.reshape(batch, -1), places_bm, axis=1)
+    return scores_bm, places_bm // choices_bkc.shape[-1], choices_bm
+
+
+def _largest(x_bkv: jax.Array, n: int, width: int = 64) -> tuple[jax.Array, jax.Array]:
+    """`jax.lax.top_k`, on a CPU three times as fast for a large vocabulary: the n largest lie within the n
+    blocks with the largest maxima, and only those are searched."""
+    blocks = -(-x_bkv.shape[-1] // width)
+    if blocks <= n:
+        return jax.lax.top_k(x_bkv, n)
+    padding = ((0, 0), (0, 0), (0, blocks * width - x_bkv.shape[-1]))
+    x_bkow = jnp.pad(x_bkv, padding, constant_values=-jnp.inf).reshape(*x_bkv.shape[:2], blocks, width)
+    _, blocks_bkn = jax.lax.top_k(jnp.max(x_bkow, axis=-1), n)
+    blocks_bkn = jnp.sort(blocks_bkn, axis=-1)  # so that of equal values, as there, the first one wins
+    near_bkf = jnp.take_along_axis(x_bkow, blocks_bkn[..., None], axis=2).reshape(*x_bkv.shape[:2], -1)
+    values_bkn, places_bkn = jax.lax.top_k(near_bkf, n)
+    return values_bkn, jnp.take_along_axis(
+        blocks_bkn, places_bkn // width, axis=2
+    ) * width + places_bkn % width
+
+
+def translate(
+    stepper: Stepper,
+    sources: Iterable[Sequence[int]],
+    config: BeamConfig,
+    *,
+    eos_id: int,
+    max_source_length: int,
+    batch_size: int = 16,
+) -> Iterator[list[tuple[list[int], float]]]:
+    """For each source, in turn, its `config.n_best` best translations without the end, and their scores.
+
+    A source ends with `eos_id`; of one with more than `max_source_length` tokens the first are read, and the
+    end. Sources are taken 16 batches at a time, sorted by length, so that those of one batch, of
+    `batch_size` rows padded to few different shapes, are about equally long.
+    """
+    remaining = iter(sources)
+    while window := list(itertools.islice(remaining, 16 * batch_size)):
+        rows = [_shorten(source, max_source_length) for source in window]
+        order = sorted(range(len(rows)), key=lambda i: len(rows[i]))
+        found: dict[int, list[tuple[list[int], float]]] = {}
+        for start in range(0, len(order), batch_size):
+            batch = order[start : start + batch_size]
+            padded = [rows[i] for i in batching.fill(batch, batch_size)]
+            results = beam_search(
+                stepper,
+                *batching.pad(padded, max_source_length, eos_id),
+                beam_size=config.beam_size,
+                max_new_tokens=config.max_new_tokens,
+                length_penalty=config.length_penalty,
+                eos_id=eos_id,
+                n_best=config.n_best,
+            )
+            for i, *best in zip(batch, *map(np.asarray, results), strict=False):
+                found[i] = [
+                    (tokens[:length].tolist(), float(score))
+                    for tokens, length, score in zip(*best, strict=True)
+                    if score > -np.inf
+                ]
+        yield from (found[i] for i in range(len(rows)))
+
+
+def _shorten(source: Sequence[int], longest: int) -> list[int]:
+    return [*source] if len(source) <= longest else [*source[: longest - 1], source[-1]]
