@@ -1,0 +1,269 @@
+"""The recurrent encoder-decoder, with attention or without: translation before the Transformer."""
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+from flax import linen as nn
+from flax import struct
+
+from transformer.errors import UserError
+from transformer.layers.alignment import ALIGNMENTS, Remembered
+from transformer.layers.embedding import Embedding, Unembedding
+from transformer.layers.linear import Linear
+from transformer.layers.recurrent import CELLS, Recurrent, State, boundaries
+
+
+@dataclass(frozen=True)
+class RecurrentConfig:
+    """The shape of a recurrent encoder-decoder; `configs/base.py` says what each key means."""
+
+    d_model: int = 256
+    num_layers: int = 2
+    num_encoder_layers: int = 0
+    cell: Literal["gru", "lstm"] = "gru"
+    bidirectional: bool = True
+    attention: Literal["none", "dot", "additive"] = "additive"
+    dropout: float = 0.0
+    tie_embeddings: bool = True
+    share_embeddings: bool = True
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    vocab_multiple: int = 128
+    max_length: int = 256
+
+    def __post_init__(self) -> None:
+        for key in ("d_model", "num_layers", "vocab_multiple", "max_length"):
+            if getattr(self, key) < 1:
+                raise UserError(f"{key}: {getattr(self, key)}; expected at least 1")
+        if self.num_encoder_layers < 0:
+            raise UserError(f"num_encoder_layers: {self.num_encoder_layers}; expected 1 or more, or 0")
+        if not 0 <= self.dropout < 1:
+            raise UserError(f"dropout: {self.dropout}; expected a rate in [0, 1)")
+        if self.bidirectional and self.d_model % 2:
+            raise UserError(f"d_model: {self.d_model} is odd; each direction of the encoder has half of it")
+
+    @property
+    def encoder_layers(self) -> int:
+        """The number of the encoder's layers."""
+        return self.num_encoder_layers or self.num_layers
+
+    def build(self, vocab_size: int) -> "RecurrentEncoderDecoder":
+        """The model for so many tokens, source and target together."""
+        return RecurrentEncoderDecoder(self, vocab_size)
+
+
+@struct.dataclass
+class Memory:
+    """What sources, one a row, are known as: by what the attention keeps of them, and by their summaries."""
+
+    remembered: Remembered
+    valid_bs: jax.Array
+    summary_b1d: jax.Array
+
+
+class RecurrentEncoderDecoder(nn.Module):
+    """h = RNN(x), s_t = RNN(y_t, s_{t-1}), out_t = tanh(W [context(s_t, h); s_t]), logits_t = Unembed(out_t).
+
+    A source's summary is the last state of the encoder's last layer (with `bidirectional`: of each
+    direction where it ends, the last token and the first, side by side). Every layer of the decoder begins
+    at its own projection of it. Without attention the summary is all that is known of the source, and every
+    step reads it beside its token (Cho et al. 2014, section 2.2); out_t is then s_t itself.
+
+    Attention looks from the state after reading y_t, and what it finds does not go back into the recurrence
+    (Luong et al. 2015, sections 3 and 3.1, without input feeding; Bahdanau et al. 2015 feed it back): so in
+    training all states come first, and one batched product then serves them all.
+
+    Embeddings come out with unit variance (`scale` of `Embedding`). Dropout acts on what goes from layer
+    to layer, never on a state (Zaremba et al. 2014). Positions need no encoding and are ignored.
+    Source: Sutskever et al. 2014; Bahdanau et al. 2015; Luong et al. 2015.
+    """
+
+    config: RecurrentConfig
+    vocab_size: int
+
+    def setup(self) -> None:
+        """The layers of both sides, the bridge between them, and the attention."""
+        c = self.config
+        table = self.vocab_size, c.d_model, c.vocab_multiple, True, c.dtype
+        self.embedding = Embedding(*table)
+        self.source_embedding = self.embedding if c.share_embeddings else Embedding(*table)
+        width = c.d_model // 2 if c.bidirectional else c.d_model
+        self.encoder = [Recurrent(c.cell, width, False, c.dtype) for _ in range(c.encoder_layers)]
+        if c.bidirectional:
+            self.encoder_reverse = [Recurrent(c.cell, width, True, c.dtype) for _ in range(c.encoder_layers)]
+        self.bridge = Linear((c.num_layers, c.d_model), names=("embed", "layers", "state"), dtype=c.dtype)
+        self.decoder = [Recurrent(c.cell, c.d_model, False, c.dtype) for _ in range(c.num_layers)]
+        if c.attention != "none":
+            self.attention = ALIGNMENTS[c.attention](c.d_model, c.dtype)
+            self.combine = Linear((c.d_model,), names=("embed", "state"), use_bias=False, dtype=c.dtype)
+        if not c.tie_embeddings:
+            self.unembedding = Unembedding(self.vocab_size, c.vocab_multiple, c.dtype)
+        self.dropout = nn.Dropout(c.dropout)
+
+    def __call__(self, source_bs: jax.Array, tokens_bt: jax.Array, **inputs: Any) -> jax.Array:
+        """Float32 logits (b, t, v) of each target token's successor; `inputs` as for `hidden`."""
+        return self.unembed(self.hidden(source_bs, tokens_bt, **inputs))
+
+    def hidden(
+        self,
+        source_bs: jax.Array,
+        tokens_bt: jax.Array,
+        *,
+        source_segments_bs: jax.Array | None = None,
+        source_positions_bs: jax.Array | None = None,
+        segments_bt: jax.Array | None = None,
+        positions_bt: jax.Array | None = None,
+        train: bool = False,
+    ) -> jax.Array:
+        """Sources (b, s) and targets so far (b, t) -> (b, t, d), what `unembed` turns into logits.
+
+        Segments keep pairs that share a row apart: a target sees the source of its own number; 0 is padding.
+        Without them a row is one pair without padding.
+        """
+        if segments_bt is None or source_segments_bs is None:
+            segments_bt, source_segments_bs = jnp.ones_like(tokens_bt), jnp.ones_like(source_bs)
+        h_bsd = self.encode(source_bs, source_segments_bs, train)
+        summary_btd = self.summarize(h_bsd, source_segments_bs, segments_bt)
+        starts_bt, _, valid_bt = boundaries(segments_bt)
+        x_btd = self.embed(tokens_bt, summary_btd, train)
+        begin_btnd = self.bridge(summary_btd)
+        for i, layer in enumerate(self.decoder):
+            x_btd = self._drop(layer(x_btd, starts_bt, valid_bt, begin_btnd[:, :, i]), train)
+        allowed_bts = valid_bt[:, :, None] & (segments_bt[:, :, None] == source_segments_bs[:, None])
+        return self._drop(self.attend(x_btd, self.remember(h_bsd), allowed_bts), train)
+
+    def encode(self, source_bs: jax.Array, segments_bs: jax.Array, train: bool = False) -> jax.Array:
+        """(b, s) tokens -> (b, s, d), the states of the last layer, of both directions side by side."""
+        starts_bs, ends_bs, valid_bs = boundaries(segments_bs)
+        x_bsd = self._drop(self._placed(self.source_embedding(source_bs)), train)
+        for i, layer in enumerate(self.encoder):
+            h_bsd = layer(x_bsd, starts_bs, valid_bs)
+            if self.config.bidirectional:
+                h_bsd = jnp.concatenate([h_bsd, self.encoder_reverse[i](x_bsd, ends_bs, valid_bs)], axis=-1)
+            x_bsd = self._drop(h_bsd, train)
+        return x_bsd
+
+    def summarize(self, h_bsd: jax.Array, segments_bs: jax.Array, segments_bt: jax.Array) -> jax.Array:
+        """The summary of the source that has each target's number, (b, t, d); zeros where there is none."""
+        starts_bs, ends_bs, _ = boundaries(segments_bs)
+        same_bts = segments_bt[:, :, None] == segments_bs[:, None]
+
+        def pick(h_bsd: jax.Array, where_bs: jax.Array) -> jax.Array:
+            # A product with one 1 a row: its gradient is a product too, not a scatter in any order.
+            return jnp.einsum("bts,bsd->btd", (same_bts & where_bs[:, None]).astype(h_bsd.dtype), h_bsd)
+
+        if not self.config.bidirectional:
+            return pick(h_bsd, ends_bs)
+        rightward_bsd, leftward_bsd = jnp.split(h_bsd, 2, axis=-1)
+        return jnp.concatenate([pick(rightward_bsd, ends_bs), pick(leftward_bsd, starts_bs)], axis=-1)
+
+    def embed(self, tokens_bt: jax.Array, summary_btd: jax.Array, train: bool = False) -> jax.Array:
+        """What the decoder's first layer reads: (b, t, d), without attention (b, t, 2 d)."""
+        x_btd = self._drop(self._placed(self.embedding(tokens_bt)), train)
+        return jnp.concatenate([x_btd, summary_btd], axis=-1) if self.config.attention == "none" else x_btd
+
+    def remember(self, h_bsd: jax.Array) -> Remembered:
+        """What the attention keeps of the source; nothing without attention."""
+        return () if self.config.attention == "none" else self.attention.remember(h_bsd)
+
+    def attend(self, s_btd: jax.Array, remembered: Remembered, allowed_bts: jax.Array) -> jax.Array:
+        """tanh(W [context; s]) (Luong et al. 2015, equation 5); without attention s itself."""
+        if self.config.attention == "none":
+            return s_btd
+        context_btd = self.attention(s_btd, remembered, allowed_bts)
+        return jnp.tanh(self.combine(jnp.concatenate([context_btd, s_btd], axis=-1)))
+
+    def unembed(self, x_btd: jax.Array) -> jax.Array:
+        """(b, t, d) -> float32 logits (b, t, v), v rounded up to `vocab_multiple`."""
+        logits_btv = self.embedding.attend(x_btd) if self.config.tie_embeddings else self.unembedding(x_btd)
+        return nn.with_logical_constraint(logits_btv, ("batch", "length", "vocab"))
+
+    def prefill(self, source_bs: jax.Array, lengths_b: jax.Array) -> tuple[tuple[State, ...], Memory]:
+        """The decoder's first states, and what it will want to know of right-padded sources."""
+        valid_bs = jnp.arange(source_bs.shape[1]) < jnp.asarray(lengths_b)[:, None]
+        segments_bs = valid_bs.astype(jnp.int32)
+        h_bsd = self.encode(source_bs, segments_bs)
+        summary_b1d = self.summarize(h_bsd, segments_bs, jnp.ones_like(segments_bs[:, :1]))
+        begin_nbd = jnp.moveaxis(self.bridge(summary_b1d)[:, 0].astype(jnp.float32), 1, 0)
+        states = tuple(CELLS[self.config.cell].begin(begin_bd) for begin_bd in begin_nbd)
+        return states, Memory(self.remember(h_bsd), valid_bs, summary_b1d)
+
+    def extend(
+        self, tokens_b: jax.Array, states: tuple[State, ...], memory: Memory
+    ) -> tuple[jax.Array, tuple[State, ...]]:
+        """One more token a row: logits (b, v) and the new states. Rows of one source, which lie side by
+        side, are to its memory what the steps of one target are in training."""
+        rows = memory.summary_b1d.shape[0]
+        tokens_bt = tokens_b.reshape(rows, -1)
+        summary_btd = jnp.broadcast_to(memory.summary_b1d, (*tokens_bt.shape, self.config.d_model))
+        x_btd = self.embed(tokens_bt, summary_btd)
+        extended: tuple[State, ...] = ()
+        for layer, state in zip(self.decoder, states, strict=True):
+            state = jax.tree.map(lambda part: part.reshape(rows, -1, part.shape[-1]), state)
+            extended += (layer.step(x_btd, state),)
+            x_btd = extended[-1][0].astype(self.config.dtype)
+        out_btd = self.attend(x_btd, memory.remembered, memory.valid_bs[:, None])
+        return jax.tree.map(lambda x: x.reshape(-1, x.shape[-1]), (self.unembed(out_btd), extended))
+
+    def stepper(self, params: Any, bos_id: int) -> "RecurrentStepper":
+        """The model as decoding sees it; every target begins with `bos_id`."""
+        return RecurrentStepper(params, self, bos_id)
+
+    def _drop(self, x_btd: jax.Array, train: bool) -> jax.Array:
+        return self.dropout(x_btd, deterministic=not train)
+
+    def _placed(self, x_btd: jax.Array) -> jax.Array:
+        return nn.with_logical_constraint(x_btd, ("batch", "length", "activation_embed"))
+
+
+@struct.dataclass
+class RecurrentCache:
+    """The decoder's states, for each layer those of b rows, and the m sources that they translate.
+
+    Rows of the same source share its memory: with r rows a source, rows i r ... i r + r - 1.
+    """
+
+    states: tuple[State, ...]
+    memory: Memory
+
+
+@struct.dataclass
+class RecurrentStepper:
+    """A recurrent encoder-decoder and its parameters behind the `Stepper` protocol. Made by
+    `RecurrentEncoderDecoder.stepper`."""
+
+    params: Any
+    model: RecurrentEncoderDecoder = struct.field(pytree_node=False)
+    bos_id: int = struct.field(pytree_node=False)
+
+    @property
+    def vocab_size(self) -> int:
+        """The number of real tokens."""
+        return self.model.vocab_size
+
+    def prefill(
+        self, source_bs: jax.Array, lengths_b: jax.Array, room: int
+    ) -> tuple[jax.Array, RecurrentCache]:
+        """Encodes right-padded sources; the logits are those of each target's first token. States do not
+        grow, so that there is always room."""
+        cache = RecurrentCache(*self._apply("prefill", source_bs, lengths_b))
+        return self.step(jnp.full(source_bs.shape[0], self.bos_id, jnp.int32), cache)
+
+    def step(self, tokens_b: jax.Array, cache: RecurrentCache) -> tuple[jax.Array, RecurrentCache]:
+        """Appends one token to each row's target."""
+        logits_bv, states = self._apply("extend", jnp.asarray(tokens_b), cache.states, cache.memory)
+        return logits_bv[:, : self.vocab_size], RecurrentCache(states, cache.memory)
+
+    def repeat(self, cache: RecurrentCache, n: int) -> RecurrentCache:
+        """n copies of each target, side by side, which share their source."""
+        return RecurrentCache(
+            jax.tree.map(lambda part: jnp.repeat(part, n, axis=0), cache.states), cache.memory
+        )
+
+    def reorder(self, cache: RecurrentCache, rows_b: jax.Array) -> RecurrentCache:
+        """The targets in another order, each with the source that its place has."""
+        return RecurrentCache(jax.tree.map(lambda part: part[rows_b], cache.states), cache.memory)
+
+    def _apply(self, method: str, *inputs: Any) -> Any:
+        return self.model.apply({"params": self.params}, *inputs, method=method)
