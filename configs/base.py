@@ -33,6 +33,42 @@ def sequence_to_sequence() -> ConfigDict:
     config.optimizer = optimizer()
     config.train = train()
     config.parallel = parallel()
+    config.generate = generate()
+    return config
+
+
+def recurrent_sequence_to_sequence() -> ConfigDict:
+    """All keys of a recurrent encoder-decoder: only the model differs from a Transformer's."""
+    config = sequence_to_sequence()
+    config.experiment = "recurrent_sequence_to_sequence"  # which objective: a key of experiments.EXPERIMENTS
+    config.model = recurrent()
+    return config
+
+
+def recurrent() -> ConfigDict:
+    """A recurrent encoder-decoder with or without attention."""
+    model = ConfigDict()
+    model.d_model = 256  # width of embeddings and states; each of an encoder's two directions has half
+    model.num_layers = 2  # layers of the decoder
+    model.num_encoder_layers = 0  # layers of the encoder; 0: as many
+    model.cell = "gru"  # gru or lstm
+    model.bidirectional = True  # whether the encoder reads from both ends
+    model.attention = "additive"  # none (all is in one vector), dot, or additive: v^T tanh(W s + U h)
+    model.dropout = 0.0  # of embeddings and of each layer's output
+    model.tie_embeddings = True  # one matrix for the target's embedding and the output
+    model.share_embeddings = True  # one matrix embeds the source and the target
+    model.dtype = "float32"  # of the computation: float32 or bfloat16; parameters are float32 always
+    model.vocab_multiple = 128  # the vocabulary is padded to a multiple, for the hardware and the mesh
+    model.max_length = 256  # longest row of sources or targets
+    return model
+
+
+def text_to_text() -> ConfigDict:
+    """All keys of a decoder that reads a source and goes on with its target."""
+    config = sequence_to_sequence()
+    config.experiment = "text_to_text"  # which objective: a key of experiments.EXPERIMENTS
+    config.model = decoder()
+    config.data.loss_on = "target"  # which tokens count: those of the target, or all, the source's too
     return config
 
 
@@ -63,6 +99,7 @@ def decoder() -> ConfigDict:
     model.tie_embeddings = True  # one matrix for the embedding and the output
     model.scale_embeddings = False  # multiply embeddings by sqrt(d_model), as the original does
     model.use_bias = False  # biases in projections, feed-forward and norms
+    model.attention_bias = True  # with use_bias also in attention's projections (the original has none there)
     model.embedding_dropout = 0.0  # of the sum of embeddings and positions
     model.attention_dropout = 0.0  # of the attention weights
     model.dropout = 0.0  # of each sublayer's output
@@ -140,6 +177,7 @@ def train() -> ConfigDict:
     config.evaluate_batches = 0  # batches of validation data; 0: all
     config.checkpoint_every = 0  # steps between checkpoints; 0: only at the end, and when stopped
     config.keep_last = 1  # how many checkpoints to keep, the newest ones
+    config.average_last = 1  # evaluate and predict with the mean of so many last checkpoints' parameters
     config.keep_best = ""  # keep also the best by this metric, smaller is better ("-name": larger); "": none
     config.log_every = 10  # steps between lines of metrics.jsonl
     config.sample_every = 0  # steps between samples; 0: only at the end
@@ -173,6 +211,19 @@ def sample() -> ConfigDict:
     return config
 
 
+def generate() -> ConfigDict:
+    """How a target is written: by beam search, and what is measured of it."""
+    config = ConfigDict()
+    config.beam_size = 4  # hypotheses kept while searching; 1: greedy
+    config.length_penalty = 0.6  # power of ((5 + length) / 6) by which log-likelihoods are divided; 0: none
+    config.max_new_tokens = 128  # longest target
+    config.n_best = 1  # how many targets are written for each source, the best ones
+    config.with_scores = False  # write each target's score and a tab before it
+    config.metric = "bleu"  # measured of targets in evaluation: bleu, rouge or none
+    config.examples = 200  # validation pairs that are written for it; 0: all
+    return config
+
+
 def choose(config: ConfigDict, preset: str, presets: dict[str, dict]) -> ConfigDict:
     """`config` with the differences of the preset that was named after the colon of `--config=file:preset`.
 
@@ -183,3 +234,21 @@ def choose(config: ConfigDict, preset: str, presets: dict[str, dict]) -> ConfigD
         raise ValueError(f"{preset!r} is no preset of it; it has {', '.join(presets)}")
     config.update(presets[preset] if preset else {})
     return config
+
+
+TINY_PAIRS = {
+    "model": {"d_model": 32, "num_layers": 2, "num_heads": 2, "d_ff": 64, "max_length": 96},
+    "data": {
+        "source": "written_forms",
+        "source_field": "source",
+        "target_field": "target",
+        "validation_source": "",
+        "tokenizer": "bytes",
+        "source_length": 48,
+        "target_length": 48,
+    },
+    "optimizer": {"warmup_steps": 1, "decay_steps": 1},
+    "train": {"steps": 2, "batch_size": 8, "evaluate_every": 0, "evaluate_batches": 1, "checkpoint_every": 0},
+    "generate": {"max_new_tokens": 8, "examples": 2},
+}
+"""What makes any encoder-decoder's run take seconds and learn nothing."""

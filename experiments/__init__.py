@@ -9,6 +9,8 @@ from transformer.freeze import suggest
 EXPERIMENTS = {
     "language_modeling": "experiments.language_modeling:LanguageModeling",
     "sequence_to_sequence": "experiments.sequence_to_sequence:SequenceToSequence",
+    "recurrent_sequence_to_sequence": "experiments.recurrent:RecurrentSequenceToSequence",
+    "text_to_text": "experiments.text_to_text:TextToText",
 }
 """Name -> module and class; a module is imported when a run asks for it, and not before."""
 

@@ -13,6 +13,7 @@ FREE = (
     "train.",
     "parallel.",
     "sample.",
+    "generate.",
     "data.cache_dir",
     "data.workers",
     "loss.chunk_size",

@@ -14,7 +14,10 @@ from experiments.workdir import FIXED, FREE, flatten
 from tests import runs
 from transformer.freeze import freeze, thaw
 
-CONFIGS = sorted(path.name for path in (runs.ROOT / "configs").glob("*.py") if path.name != "base.py")
+FOLDER = runs.ROOT / "configs"
+CONFIGS = sorted(
+    path.relative_to(FOLDER).as_posix() for path in FOLDER.rglob("*.py") if path.name != "base.py"
+)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -61,7 +64,7 @@ def test_every_key_has_its_meaning_beside_it():
 
 
 def test_free_keys_exist():
-    keys = flatten(values_of("language_modeling"))
+    keys = flatten({key: value for name in EXPERIMENTS for key, value in values_of(name).items()})
     for name in (*FREE, *FIXED):
         assert any(key.startswith(name) for key in keys), name
 
@@ -94,31 +97,38 @@ def test_the_tiny_preset_trains_saves_evaluates_and_predicts(capfd, tmp_path, co
     assert launch.main([*run, "--mode=evaluate"]) == 0, capfd.readouterr().err
     assert "eval/loss" in capfd.readouterr().out
     assert launch.main([*run, "--mode=predict", "--prompt=some text"]) == 0
-    assert capfd.readouterr().out.startswith("some text")
+    continues = find_experiment(read_config(f"configs/{config}")["experiment"]).continues
+    assert capfd.readouterr().out.startswith("some text") == continues
 
 
-USED = {
+SHARED = {
     "train.evaluate_every": "1",
     "train.checkpoint_every": "1",
-    "train.keep_best": "eval/loss",
     "train.profile_steps": "1",
     "train.profile_from": "1",
-    "model.position": "learned",
     "optimizer.clip_norm": "1.0",
     "optimizer.ema_decay": "0.9",
     "parallel.microbatches": "2",
     "train.batch_size": "16",
     "data.tokenizer": "bpe",
     "data.vocab_size": "300",
+    "model.position": "learned",
 }
 """Keys that switch on what reads further keys."""
 
+USED = {
+    "lm.py": SHARED | {"train.keep_best": "eval/loss"},
+    "translation.py": SHARED | {"train.keep_last": "2", "train.average_last": "2"},
+}
 
-def test_every_key_is_read(monkeypatch, capfd, tmp_path):
+
+@pytest.mark.parametrize("name", USED)
+def test_every_key_is_read(monkeypatch, capfd, tmp_path, name):
     """By what trains, evaluates or predicts; checking a key or keeping it in config.json does not count."""
-    source = runs.write_corpus(tmp_path / "corpus")
-    overrides = [*USED.items(), ("data.source", source)]
-    config = modes.check_config(read_config("configs/lm.py:tiny"), overrides)
+    overrides = [*USED[name].items()]
+    if name == "lm.py":
+        overrides.append(("data.source", runs.write_corpus(tmp_path / "corpus")))
+    config = modes.check_config(read_config(f"configs/{name}:tiny"), overrides)
     read = set()
 
     def recording(cls):
@@ -140,7 +150,7 @@ def test_every_key_is_read(monkeypatch, capfd, tmp_path):
     for cls in classes:
         monkeypatch.setattr(cls, "__getattribute__", recording(cls), raising=False)
     arguments = [f"--config.{key}={value}" for key, value in overrides]
-    assert launch.main(["--config=configs/lm.py:tiny", f"--workdir={tmp_path / 'run'}", *arguments]) == 0
+    assert launch.main([f"--config=configs/{name}:tiny", f"--workdir={tmp_path / 'run'}", *arguments]) == 0
     assert launch.main([f"--workdir={tmp_path / 'run'}", "--mode=predict", "--prompt=x"]) == 0
     fields = {(cls, field.name) for cls in classes for field in dataclasses.fields(cls)}
     unread = sorted(f"{cls.__name__}.{name}" for cls, name in fields - read)

@@ -12,6 +12,7 @@ import pytest
 import launch
 from experiments.config_files import read_config
 from experiments.modes import check_config
+from experiments.workdir import flatten
 from tests import runs
 
 PAGE = (runs.ROOT / "README.md").read_text(encoding="utf-8")
@@ -46,10 +47,10 @@ def test_a_command_names_flags_files_and_keys_that_exist(command):
 
 
 def test_keys_and_files_that_the_page_names_exist():
-    values = read_config("configs/lm.py")
-    for key in re.findall(r"`(?:config\.)?((?:model|data|loss|optimizer|train|parallel|sample)\.\w+)", PAGE):
-        group, name = key.split(".")
-        assert name in values[group], key
+    known = flatten(read_config("configs/lm.py")) | flatten(read_config("configs/translation.py"))
+    groups = "model|data|loss|optimizer|train|parallel|sample|generate"
+    for key in re.findall(rf"`(?:config\.)?((?:{groups})\.\w+)", PAGE):
+        assert any(name == key or name.startswith(f"{key}.") for name in known), key
     for path in re.findall(r"`((?:transformer|configs|experiments|tests)/[\w/.]*|\w+\.py)`", PAGE):
         assert any((runs.ROOT / base / path).exists() for base in (".", "configs")), path
 

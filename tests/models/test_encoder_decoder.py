@@ -165,6 +165,7 @@ def test_attention_weights_are_shown_when_asked_for(rng):
     weights = sown["intermediates"]["decoder"][0]["cross_attention"]["weights"][0]
     assert weights.shape == (2, 2, 2, 3, 4)  # layers, batch, heads, target, source
     np.testing.assert_allclose(weights.sum(-1), 1, atol=1e-5)
+    np.testing.assert_allclose(model.attention_map(params, source, tokens), weights[-1, 0], atol=1e-6)
 
 
 def test_an_impossible_shape_is_refused():

@@ -1,5 +1,7 @@
 """Packing pairs: several sources in one row and their targets in another, so that little is padding."""
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from transformer.data.token_cache import TokenCache
@@ -58,7 +60,7 @@ class PackedPairs:
         if not self.pairs:
             raise UserError(f"no pair is left of {len(lengths_n2)}: each is empty or too long")
         self._lengths_n2 = np.minimum(lengths_n2, most)
-        self._rows = pack(self._lengths_n2, np.flatnonzero(~left_out_n), most)
+        self._rows = self._pack(np.flatnonzero(~left_out_n))
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -68,6 +70,9 @@ class PackedPairs:
         """The share of all rows' tokens that is padding."""
         kept = np.concatenate(self._rows)
         return 1 - self._lengths_n2[kept].sum() / (len(self) * (self.source_length + self.target_length))
+
+    def _pack(self, pairs: np.ndarray) -> list[np.ndarray]:
+        return pack(self._lengths_n2, pairs, [self.source_length, self.target_length])
 
     def batch(self, rows: np.ndarray) -> dict[str, np.ndarray]:
         """The rows of the given numbers, stacked; number -1 is a row of padding."""
@@ -93,10 +98,51 @@ class PackedPairs:
         return batch | {"weights": (batch["segments"] > 0).astype(np.float32)}
 
 
-def pack(lengths_n2: np.ndarray, pairs: np.ndarray, most: np.ndarray) -> list[np.ndarray]:
+class JoinedPairs(PackedPairs):
+    """Rows of pairs for a decoder alone: `[bos] + source + [eos] + target + [eos]` is one sequence.
+
+    The end of the source tells the model to begin with the target. Rows are those of `PackedRows`, of
+    `source_length + target_length` tokens, with one segment for each pair; only the targets and their ends
+    have weight, or with `loss_on` "all" everything has.
+    """
+
+    def __init__(self, *arguments, loss_on: str = "target") -> None:
+        """Arguments as for `PackedPairs`."""
+        super().__init__(*arguments)
+        self.loss_on = loss_on
+
+    def _pack(self, pairs: np.ndarray) -> list[np.ndarray]:
+        both_n1 = self._lengths_n2.sum(axis=1, keepdims=True)
+        return pack(both_n1, pairs, [self.source_length + self.target_length])
+
+    def batch(self, rows: np.ndarray) -> dict[str, np.ndarray]:
+        """The rows of the given numbers, stacked; number -1 is a row of padding."""
+        shape = len(rows), self.source_length + self.target_length
+        names = ("tokens", "targets", "segments", "positions", "bytes")
+        batch = {name: np.zeros(shape, np.int32) for name in names} | {"weights": np.zeros(shape, np.float32)}
+        for i, row in enumerate(rows):
+            start = 0
+            for k, pair in enumerate(self._rows[row] if row >= 0 else (), 1):
+                s, t = self._lengths_n2[pair]
+                source = _ended(self.sources.document(pair), s + 1)
+                target = _ended(self.targets.document(pair)[1:], t)
+                sizes = self.sources.document_bytes(pair)[1 : s + 1], self.targets.document_bytes(pair)
+                here = np.s_[i, start : start + s + t]
+                batch["tokens"][here] = np.concatenate([source, target[:-1]])
+                batch["targets"][here] = np.concatenate([source[1:], target])
+                batch["segments"][here] = k
+                batch["positions"][here] = np.arange(s + t)
+                counts = self.loss_on == "all" or np.arange(s + t) >= s
+                batch["weights"][here] = counts
+                batch["bytes"][here] = np.concatenate([sizes[0], sizes[1][1 : t + 1]]) * counts
+                start += s + t
+        return batch
+
+
+def pack(lengths_n2: np.ndarray, pairs: np.ndarray, most: Sequence[int]) -> list[np.ndarray]:
     """Divides pairs into rows that hold at most `most` on each side: first fit among `OPEN` open rows."""
     order = np.random.default_rng(0).permutation(pairs)
-    room_o2 = np.zeros((OPEN, 2), np.int64)
+    room_o2 = np.zeros((OPEN, len(most)), np.int64)
     open_rows: list[list[int]] = [[] for _ in range(OPEN)]
     rows = []
     for pair, length in zip(order.tolist(), lengths_n2[order], strict=True):

@@ -1,6 +1,6 @@
 """Pairs of texts, a source and what is to be written from it: from a config's `data` group to batches."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Literal
 
@@ -44,9 +44,14 @@ class PairData:
       UserError: the source or the tokenizer is missing, unreadable or empty.
     """
 
-    def __init__(self, config: PairDataConfig, tokenizer: Tokenizer | None = None) -> None:
-        """`tokenizer`, a run folder's own, goes before what the config says."""
-        self.config = config
+    def __init__(
+        self,
+        config: PairDataConfig,
+        tokenizer: Tokenizer | None = None,
+        packing: Callable[..., PackedPairs] = PackedPairs,
+    ) -> None:
+        """`tokenizer`, a run folder's own, goes before what the config says; `packing` makes the rows."""
+        self.config, self._packing = config, packing
         self.folder = data_folder(config.cache_dir)
         self.tokenizer = tokenizer or make_tokenizer(
             config.tokenizer, config.vocab_size, lambda: self.sides("train"), self.folder
@@ -75,7 +80,7 @@ class PairData:
         c = self.config
         sources, targets = (TokenCache.of(side, self.tokenizer, self.folder) for side in self.sides(split))
         with naming("too_long"):
-            return PackedPairs(sources, targets, c.source_length, c.target_length, c.too_long)
+            return self._packing(sources, targets, c.source_length, c.target_length, c.too_long)
 
     def loader(self, split: str, batch_size: int, **options) -> Loader:
         """Batches of a split; `options` are those of `Loader`."""

@@ -53,6 +53,7 @@ class Block(nn.Module):
 
         def attend_to_memory(x_btd: jax.Array) -> tuple[jax.Array, None]:
             assert self.cross_attention is not None
+            assert memory is not None
             seen = memory if isinstance(memory, LayerCache) else self.remember(memory)
             # Queries of one memory are independent of one another: those of several rows may be one row's.
             x_mtd = x_btd.reshape(seen.key_bgsk.shape[0], -1, x_btd.shape[-1])

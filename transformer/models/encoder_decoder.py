@@ -1,5 +1,6 @@
 """The encoder-decoder Transformer: one sequence read as a whole, another written from it."""
 
+import dataclasses
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,7 +34,7 @@ class EncoderDecoderConfig(DecoderConfig):
         """The number of the encoder's blocks."""
         return self.num_encoder_layers or self.num_layers
 
-    def build(self, vocab_size: int) -> "EncoderDecoder":
+    def build(self, vocab_size: int) -> nn.Module:
         """The model for so many tokens, source and target together."""
         return EncoderDecoder(self, vocab_size)
 
@@ -144,6 +145,12 @@ class EncoderDecoder(nn.Module):
         logits_btv = self.embedding.attend(x_btd) if self.config.tie_embeddings else self.unembedding(x_btd)
         return nn.with_logical_constraint(logits_btv, ("batch", "length", "vocab"))
 
+    def attention_map(self, params: Any, source_bs: jax.Array, tokens_bt: jax.Array) -> jax.Array:
+        """The cross-attention weights (h, t, s) of the last block, for the first row."""
+        _, sown = self.apply({"params": params}, source_bs, tokens_bt, mutable="intermediates")
+        (weights_nbhts,) = sown["intermediates"]["decoder"][0]["cross_attention"]["weights"]
+        return weights_nbhts[-1, 0]
+
     def stepper(self, params: Any, bos_id: int) -> "EncoderDecoderStepper":
         """The model as decoding sees it; every target begins with `bos_id`."""
         return EncoderDecoderStepper(params, unstack(params["decoder_blocks"]), self, bos_id)
@@ -231,15 +238,15 @@ class EncoderDecoderStepper:
             memory_mask=Mask(key_valid_bs=cache.valid_ms),
         )
         logits_b1v = self._apply(lambda model: model.unembed(model.normalize(x_b1d)))
-        return logits_b1v[:, 0, : self.vocab_size], cache.replace(targets=targets)
+        return logits_b1v[:, 0, : self.vocab_size], dataclasses.replace(cache, targets=targets)
 
     def repeat(self, cache: EncoderDecoderCache, n: int) -> EncoderDecoderCache:
         """n copies of each target, side by side, which share their source."""
-        return cache.replace(targets=cache.targets.repeat(n))
+        return dataclasses.replace(cache, targets=cache.targets.repeat(n))
 
     def reorder(self, cache: EncoderDecoderCache, rows_b: jax.Array) -> EncoderDecoderCache:
         """The targets in another order, each with the source that its place has."""
-        return cache.replace(targets=cache.targets.take(rows_b))
+        return dataclasses.replace(cache, targets=cache.targets.take(rows_b))
 
     def _apply(self, f: Any) -> jax.Array:
         return self.model.apply({"params": self.params}, method=f)

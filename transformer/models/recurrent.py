@@ -206,6 +206,14 @@ class RecurrentEncoderDecoder(nn.Module):
         out_btd = self.attend(x_btd, memory.remembered, memory.valid_bs[:, None])
         return jax.tree.map(lambda x: x.reshape(-1, x.shape[-1]), (self.unembed(out_btd), extended))
 
+    def attention_map(self, params: Any, source_bs: jax.Array, tokens_bt: jax.Array) -> jax.Array | None:
+        """The attention's weights (1, t, s) for the first row; None without attention."""
+        if self.config.attention == "none":
+            return None
+        _, sown = self.apply({"params": params}, source_bs, tokens_bt, mutable="intermediates")
+        (weights_bhts,) = sown["intermediates"]["attention"]["weights"]
+        return weights_bhts[0]
+
     def stepper(self, params: Any, bos_id: int) -> "RecurrentStepper":
         """The model as decoding sees it; every target begins with `bos_id`."""
         return RecurrentStepper(params, self, bos_id)

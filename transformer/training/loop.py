@@ -17,7 +17,7 @@ from transformer.training.signals import StopRequest
 from transformer.training.state import State
 from transformer.training.writers import Progress, Writer
 
-AT_LEAST_ONE = ("steps", "batch_size", "keep_last", "log_every", "profile_from")
+AT_LEAST_ONE = ("steps", "batch_size", "keep_last", "average_last", "log_every", "profile_from")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,6 +30,7 @@ class TrainConfig:
     evaluate_batches: int = 0
     checkpoint_every: int = 0
     keep_last: int = 1
+    average_last: int = 1
     keep_best: str = ""
     log_every: int = 10
     sample_every: int = 0
@@ -43,6 +44,12 @@ class TrainConfig:
             value = getattr(self, field.name)
             if field.type is int and value < least:
                 raise UserError(f"{field.name}: {value}; expected {least} or more")
+        if self.average_last > self.keep_last:
+            raise UserError(
+                f"average_last: {self.average_last}; only keep_last {self.keep_last} checkpoints are there"
+            )
+        if self.average_last > 1 and self.keep_best:
+            raise UserError(f"average_last: {self.average_last} together with keep_best; choose one of them")
         if self.keep_best and self.checkpoint_every % (self.evaluate_every or self.steps):
             raise UserError(
                 f"keep_best: a checkpoint needs an evaluation at its step: checkpoint_every "

@@ -148,14 +148,15 @@ def decay_mask(params: Params) -> Params:
 def matrix_dimensions(params: Params) -> Params:
     """Which axes of a parameter are its matrix's rows and columns, for Muon; None where Adam is to update.
 
-    The kernels of `blocks` are (n, rows, columns), with the layers n left as a batch of matrices: rows
-    (d), columns (h, k) for query, key and value; rows (h, k), columns (d) for the attention's output.
+    The kernels of `blocks` (`encoder_blocks`, `decoder_blocks`) are (n, rows, columns), with the layers n
+    left as a batch of matrices: rows (d), columns (h, k) for query, key and value; rows (h, k), columns (d)
+    for the attention's output.
     Embeddings, the unembedding and vectors are Adam's, as in https://kellerjordan.github.io/posts/muon.
     """
 
     def dimensions(path: tuple, leaf: Any) -> optax.contrib.MuonDimensionNumbers | None:
         keys = _keys(path)
-        if "blocks" not in keys or keys[-1] != "kernel":
+        if keys[-1] != "kernel" or not any(key.endswith("blocks") for key in keys):
             return None
         last = leaf.ndim - 1
         if last == 3 and keys[-2] == "output":

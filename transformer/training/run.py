@@ -97,9 +97,18 @@ class Run:
         )
 
     def restore_params(self, step: Step = "latest") -> Params:
-        """The parameters of a checkpoint to evaluate and predict with; the rest of it is not read."""
+        """The parameters of a checkpoint to evaluate and predict with; the rest of it is not read. In place
+        of the latest, where the config says so, the mean of the last `train.average_last` ones'
+        (Vaswani et al. 2017, section 6.1)."""
         with self.checkpoints(write=False) as checkpoints:
-            return checkpoints.restore_params(self.abstract.params, step)
+            steps: list[Step] = [step]
+            if step == "latest":
+                steps = [*checkpoints.steps()[-self.config.train.average_last :]] or steps
+            total = checkpoints.restore_params(self.abstract.params, steps[0])
+            for other in steps[1:]:
+                more = checkpoints.restore_params(self.abstract.params, other)
+                total = jax.tree.map(jax.numpy.add, total, more)
+            return jax.tree.map(lambda leaf: leaf / len(steps), total) if len(steps) > 1 else total
 
     def train(self, started: float | None = None) -> tuple[State, str]:
         """Trains to the end, from the latest checkpoint where there is one; the last state, and why it is

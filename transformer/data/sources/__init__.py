@@ -4,6 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from transformer.data.sources.base import SPLITS, Options, Source
+from transformer.data.sources.docstrings import Docstrings
 from transformer.data.sources.files import DOCUMENTS, TextFiles
 from transformer.data.sources.lines import Aligned, Columns, JsonLines
 from transformer.data.sources.stdlib import StandardLibrary
@@ -19,6 +20,7 @@ SOURCES: dict[str, Callable[[str, str, Options], Source]] = {
     "tsv": Columns,
     "aligned": Aligned,
     "tfds": TfdsText,
+    "docstrings": Docstrings,
     "written_forms": WrittenForms,
 }
 """By what stands before the colon: called with what stands behind it, the split and the options."""

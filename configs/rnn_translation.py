@@ -1,0 +1,34 @@
+"""Translation as it was before the Transformer: GRUs, and attention over the encoder's states. The data are
+those of configs/translation.py; model.attention=none is the form with one vector for the whole source.
+
+    python launch.py --config=configs/rnn_translation.py
+
+Cost: not yet measured.
+Result: not yet measured.
+"""
+
+from ml_collections import ConfigDict
+
+from configs import base
+
+
+def get_config(preset: str = "") -> ConfigDict:
+    """The run, or its `tiny` version, which takes seconds and learns nothing."""
+    config = base.recurrent_sequence_to_sequence()
+    config.model.dropout = 0.1
+    config.data.vocab_size = 1000
+    config.data.source_length = 64
+    config.data.target_length = 64
+    config.loss.label_smoothing = 0.1
+    config.optimizer.learning_rate = 3e-3
+    config.optimizer.weight_decay = 0.0
+    config.optimizer.final_fraction = 0.0
+    config.train.batch_size = 64
+    config.train.evaluate_every = 250
+    config.train.checkpoint_every = 250
+    config.train.sample_every = 250
+    config.generate.max_new_tokens = 48
+    return base.choose(config, preset, {"tiny": TINY})
+
+
+TINY = base.TINY_PAIRS | {"model": {"d_model": 32, "num_layers": 1, "max_length": 48}}

@@ -1,0 +1,40 @@
+"""Summaries by an encoder-decoder Transformer; by default of functions of Python's standard library, whose
+summary is the first line of their docstring.
+
+    python launch.py --config=configs/summarization.py
+    python launch.py --config=configs/summarization.py --workdir=runs/mine \\
+        --config.data.source=jsonl:articles.jsonl \\
+        --config.data.source_field=article --config.data.target_field=summary
+
+Cost: not yet measured.
+Result: not yet measured.
+"""
+
+from ml_collections import ConfigDict
+
+from configs import base
+
+
+def get_config(preset: str = "") -> ConfigDict:
+    """The run, or its `tiny` version, which takes seconds and learns nothing."""
+    config = base.sequence_to_sequence()
+    config.model.d_model = 192
+    config.model.num_layers = 3
+    config.model.d_ff = 512
+    config.model.norm = "rms"
+    config.model.dropout = 0.2
+    config.data.source = "docstrings"
+    config.data.source_length = 256
+    config.data.target_length = 64
+    config.loss.label_smoothing = 0.1
+    config.optimizer.name = "contrib.muon"
+    config.optimizer.learning_rate = 0.02
+    config.optimizer.warmup_steps = 50
+    config.optimizer.final_fraction = 0.0
+    config.train.steps = 600
+    config.train.evaluate_every = 200
+    config.train.checkpoint_every = 200
+    config.train.sample_every = 200
+    config.generate.max_new_tokens = 32
+    config.generate.metric = "rouge"
+    return base.choose(config, preset, {"tiny": base.TINY_PAIRS})

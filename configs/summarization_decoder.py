@@ -1,0 +1,36 @@
+"""Summaries by a decoder alone: text, separator and summary are one training sequence; the text and the
+separator prime what is written. The data are those of configs/summarization.py.
+
+    python launch.py --config=configs/summarization_decoder.py
+
+Cost: not yet measured.
+Result: not yet measured.
+"""
+
+from ml_collections import ConfigDict
+
+from configs import base
+
+
+def get_config(preset: str = "") -> ConfigDict:
+    """The run, or its `tiny` version, which takes seconds and learns nothing."""
+    config = base.text_to_text()
+    config.model.d_model = 192
+    config.model.d_ff = 512
+    config.model.norm = "rms"
+    config.model.dropout = 0.2
+    config.data.source = "docstrings"
+    config.data.source_length = 256
+    config.data.target_length = 64
+    config.data.loss_on = "all"
+    config.optimizer.name = "contrib.muon"
+    config.optimizer.learning_rate = 0.02
+    config.optimizer.warmup_steps = 50
+    config.optimizer.final_fraction = 0.0
+    config.train.steps = 600
+    config.train.evaluate_every = 200
+    config.train.checkpoint_every = 200
+    config.train.sample_every = 200
+    config.generate.max_new_tokens = 32
+    config.generate.metric = "rouge"
+    return base.choose(config, preset, {"tiny": base.TINY_PAIRS})

@@ -1,0 +1,39 @@
+"""Pictures of what a model does, drawn while it trains."""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import jax
+import numpy as np
+from transformer.visualization.attention import draw_attention
+
+from transformer.training.experiment import Params
+from transformer.training.hooks import Hook
+from transformer.training.state import State
+
+Look = Callable[[Params], tuple[np.ndarray, list[str], list[str]] | None]
+
+
+class AttentionMaps(Hook):
+    """Draws where a target looks in its source: `workdir`/attention/<step>.png, and in TensorBoard.
+
+    `look(params)` gives the weights (h, t, s), the target's tokens and the source's, or None.
+    """
+
+    def __init__(self, every: int, look: Look, workdir: Path):
+        super().__init__(every)
+        self.look, self.workdir = look, workdir
+
+    def __call__(self, step: int, state: State, metrics: Mapping[str, float]) -> None:
+        """Looks on every process, and draws on the first."""
+        found = self.look(state.eval_params)
+        if found is None or jax.process_index():
+            return
+        from matplotlib.image import imread
+        from tensorboardX import SummaryWriter
+
+        path = self.workdir / "attention" / f"{step:08d}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        draw_attention(*found, path)
+        with SummaryWriter(str(self.workdir / "events"), filename_suffix=".pictures") as writer:
+            writer.add_image("attention", imread(path)[..., :3], step, dataformats="HWC")

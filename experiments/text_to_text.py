@@ -1,0 +1,79 @@
+"""Text to text with a decoder alone: the source and its end are the prompt, the target is the completion."""
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+
+from experiments.language_modeling import LanguageModeling
+from experiments.sequence_to_sequence import SequenceToSequence, SequenceToSequenceConfig
+from transformer.data.pair_packing import JoinedPairs, PackedPairs
+from transformer.data.pairs import PairDataConfig
+from transformer.errors import UserError
+from transformer.models.decoder import DecoderConfig, DecoderStepper
+from transformer.training.experiment import Params
+
+
+@dataclass(frozen=True)
+class JoinedDataConfig(PairDataConfig):
+    """Pairs joined to one sequence each; `configs/base.py` says what each key means."""
+
+    loss_on: Literal["target", "all"] = "target"
+
+
+@dataclass(frozen=True)
+class TextToTextConfig(SequenceToSequenceConfig):
+    """A whole run: one group of keys for each part, listed in `configs/base.py`."""
+
+    model: DecoderConfig  # type: ignore[assignment]
+    data: JoinedDataConfig
+
+    def __post_init__(self) -> None:
+        length, most = self.data.source_length + self.data.target_length, self.model.max_length
+        if length > most:
+            raise UserError(
+                f"data.source_length: with data.target_length {length}, longer than model.max_length {most}"
+            )
+        longest = self.data.source_length + self.generate.max_new_tokens
+        if longest > most:
+            raise UserError(
+                f"generate.max_new_tokens: with data.source_length {longest} tokens, longer than "
+                f"model.max_length {most}"
+            )
+
+
+class TextToText(SequenceToSequence):
+    """A decoder trained on joined pairs; the loss is -log p(token | those before it, source)."""
+
+    Config = TextToTextConfig
+    init = LanguageModeling.init  # type: ignore[assignment]
+    loss = LanguageModeling.loss  # type: ignore[assignment]
+
+    @staticmethod
+    def packing(config: Any) -> Callable[..., PackedPairs]:
+        """Source and target as one sequence."""
+        return functools.partial(JoinedPairs, loss_on=config.data.loss_on)
+
+    @property
+    def tokens_per_example(self) -> int:
+        """The length of a row."""
+        return self.config.data.source_length + self.config.data.target_length
+
+    def prompt(self, source: str) -> list[int]:
+        """The beginning, the source and its end."""
+        return [self.data.tokenizer.bos_id, *self.data.encode_source(source)]
+
+    @property
+    def longest_prompt(self) -> int:
+        """The source's greatest length and the beginning."""
+        return 1 + self.config.data.source_length
+
+    def stepper(self, params: Params) -> DecoderStepper:
+        """The model as decoding sees it."""
+        return DecoderStepper.of(self.model, params)
+
+    def attention(self, params: Params, source: str) -> tuple[np.ndarray, list[str], list[str]] | None:
+        """None: there is no attention from one text to another."""
+        return None

@@ -1,0 +1,97 @@
+"""Runs on pairs of texts, as a user starts them."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+import launch
+from experiments import modes
+from tests import runs
+
+
+@pytest.fixture(scope="module", autouse=True)
+def in_root(tmp_path_factory):
+    with runs.in_root(tmp_path_factory):
+        yield
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("pairs")
+    lines = [f"number {i} of the lines" for i in range(60)]
+    (folder / "a.en").write_text("\n".join(lines) + "\n")
+    (folder / "a.de").write_text("\n".join(line.replace("number", "Zahl") for line in lines) + "\n")
+    return folder
+
+
+def tiny(config: str, workdir: Path, *more: str) -> list[str]:
+    return [f"--config=configs/{config}.py:tiny", f"--workdir={workdir}", *more]
+
+
+@pytest.fixture(scope="module")
+def trained(files, tmp_path_factory) -> Path:
+    workdir = tmp_path_factory.mktemp("run") / "tiny"
+    source = f"--config.data.source=aligned:{files}/a.en,{files}/a.de"
+    assert launch.main(tiny("translation", workdir, source)) == 0
+    return workdir
+
+
+def test_a_run_leaves_scores_samples_and_pictures(trained):
+    last = json.loads((trained / "metrics.jsonl").read_text().splitlines()[-1])
+    assert {"eval/loss", "eval/perplexity", "generate/bleu"} <= last.keys()
+    shown = (trained / "samples" / "00000002.txt").read_text()
+    assert shown.count("source: number") == 3 and "wanted: Zahl" in shown and "written:" in shown
+    assert (trained / "attention" / "00000002.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_file_is_translated_line_by_line(trained, tmp_path, capfd):
+    (tmp_path / "in.txt").write_text("number 1\nnumber 2\n\nnumber 4\n")
+    command = [f"--workdir={trained}", "--mode=predict", f"--input={tmp_path / 'in.txt'}"]
+    assert launch.main([*command, f"--output={tmp_path / 'out.txt'}"]) == 0, capfd.readouterr().err
+    assert len((tmp_path / "out.txt").read_text().splitlines()) == 4
+    n_best = ["--config.generate.n_best=2", "--config.generate.with_scores=true"]
+    assert launch.main([*command, *n_best]) == 0
+    found = [line.split("\t") for line in capfd.readouterr().out.splitlines()]
+    assert len(found) == 8
+    scores = [float(score) for score, _ in found]
+    assert all(best >= second for best, second in zip(scores[::2], scores[1::2], strict=True))
+
+
+def test_the_mean_of_the_last_checkpoints(files, tmp_path):
+    import jax
+    import numpy as np
+
+    source = f"--config.data.source=aligned:{files}/a.en,{files}/a.de"
+    keys = [f"--config.train.{key}" for key in ("checkpoint_every=1", "keep_last=2", "average_last=2")]
+    keys.append("--config.optimizer.schedule=constant")  # every step then changes something
+    assert launch.main(tiny("translation", tmp_path / "run", source, *keys)) == 0
+    run = modes.reopen_run(tmp_path / "run")
+    each, mean = [run.restore_params(step) for step in (1, 2)], run.restore_params()
+    middle = jax.tree.map(lambda a, b: (a + b) / 2, *each)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), mean, middle)
+    assert np.abs(each[0]["final_norm"]["scale"] - each[1]["final_norm"]["scale"]).max() > 0
+
+
+ERRORS = {
+    "--config.data.source=aligned:{files}/a.en,{files}/short": "has 60 lines and .*short has 2 lines",
+    "--config.data.source=aligned:{files}/a.en": "data.source: aligned:.*: expected two files",
+    "--config.data.source=tsv:{files}/a.en": r"a.en:\d+: 1 columns; 'target' is column 2",
+    "--config.data.source_length=500": "config.data.source_length: 500 is longer than model.max_length 96",
+    "--config.data.too_long=refuse --config.data.target_length=12": "data.too_long: pair 1 has",
+    "--config.generate.n_best=9": "config.generate.n_best: 9; expected 1 to beam_size 4",
+    "--config.train.average_last=3": "config.train.average_last: 3; only keep_last 1",
+}
+
+
+@pytest.mark.parametrize("arguments", ERRORS)
+def test_what_is_wrong_is_one_line(files, tmp_path, capfd, arguments):
+    import re
+
+    (files / "short").write_text("a\nb\n")
+    source = f"--config.data.source=aligned:{files}/a.en,{files}/a.de"
+    changed = arguments.replace("{files}", str(files)).split()
+    assert launch.main(tiny("translation", tmp_path / "run", source, *changed)) == 2
+    captured = capfd.readouterr()
+    assert re.search(ERRORS[arguments], captured.err) and captured.err.count("\n") == 1, captured.err
+    assert not (tmp_path / "run").exists()
