@@ -1,0 +1,58 @@
+import itertools
+
+import numpy as np
+import pytest
+from matplotlib.collections import QuadMesh
+from matplotlib.figure import Figure
+from matplotlib.image import imread
+
+from transformer.visualization.attention import HEADS, draw_attention
+
+
+@pytest.fixture
+def figures(monkeypatch):
+    """The figures that are saved, as they were then."""
+    seen = []
+    save = Figure.savefig
+
+    def remember(self, *args, **kwargs):
+        seen.append(self)
+        save(self, *args, **kwargs)
+
+    monkeypatch.setattr(Figure, "savefig", remember)
+    return seen
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("heads", [1, 3, 11])
+def test_the_maps_are_the_mean_and_the_first_heads(tmp_path, rng, figures, heads):
+    weights = rng.dirichlet(np.ones(5), (heads, 4))
+    target, source = ["$a", "b$", " c", "</s>"], ["x", "\n", "y", "long_token", "</s>"]
+    path = tmp_path / "attention.png"
+    draw_attention(weights, target, source, path)
+    (figure,) = figures
+    maps = [each for axes in figure.axes[:-1] for each in axes.collections if isinstance(each, QuadMesh)]
+    expected = [weights.mean(0), *(weights[:HEADS] if heads > 1 else [])]
+    assert len(maps) == len(expected)
+    for drawn, wanted in zip(maps, expected, strict=True):
+        np.testing.assert_allclose(drawn.get_array().reshape(4, 5), wanted, atol=1e-6)
+        assert drawn.get_clim() == (0, pytest.approx(np.max(expected)))
+    main = figure.axes[0]
+    assert [label.get_text() for label in main.get_yticklabels()] == ["$a", "b$", "␣c", "</s>"]
+    assert [label.get_text() for label in main.get_xticklabels()] == ["x", "⏎", "y", "long_token", "</s>"]
+    assert main.yaxis_inverted()  # the first target token is at the top
+    picture = imread(path)
+    assert min(picture.shape[:2]) > 200 and picture[..., :3].std() > 0.01
+
+
+def test_weights_that_do_not_fit_the_tokens_are_an_error(tmp_path):
+    with pytest.raises(ValueError, match="2 target and 3 source"):
+        draw_attention(np.ones((1, 3, 2)), ["a", "b"], ["c", "d", "e"], tmp_path / "attention.png")
+
+
+def test_labels_of_many_tokens_stay_apart(tmp_path, figures):
+    target, source = [f"token{i}" for i in range(50)], [f"token{i}" for i in range(9)]
+    draw_attention(np.ones((1, 50, 9)) / 9, target, source, tmp_path / "attention.png")
+    renderer = figures[0].canvas.get_renderer()
+    boxes = [label.get_window_extent(renderer) for label in figures[0].axes[0].get_yticklabels()]
+    assert all(upper.y0 >= lower.y1 for upper, lower in itertools.pairwise(boxes))

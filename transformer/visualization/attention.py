@@ -1,0 +1,96 @@
+"""Attention maps: which source tokens each target token looked at."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from transformer.visualization.report import MUTED, TRAIN
+
+HEADS = 8
+"""How many heads are drawn each by itself."""
+
+CELL, SHORTEST, LONGEST = 0.36, 1.6, 14.0
+"""Inches: the side of a cell of the mean's map, and between what the sides of that map are kept."""
+
+COLORS = ("#ffffff", "#dbe6f4", "#8fb0da", TRAIN, "#173a6b")
+"""From weight 0 to the largest there is."""
+
+VISIBLE = str.maketrans({" ": "␣", "\n": "⏎", "\t": "⇥"})
+"""White space in a token must be seen."""
+
+
+def draw_attention(
+    weights_hts: np.ndarray, target_tokens: Sequence[str], source_tokens: Sequence[str], path: Path
+) -> None:
+    """Draws attention weights (h, t, s) as a PNG: a row for each target token, a column for each source's.
+
+    The large map is the mean over all heads; the first `HEADS` heads, where there are several, stand beside
+    it. All share one scale of colours, from 0 to the largest weight drawn.
+
+    Raises:
+      ValueError: there are not as many tokens as the weights have rows and columns.
+    """
+    from matplotlib.backends.backend_agg import FigureCanvasAgg  # takes a second: not where nothing is drawn
+    from matplotlib.colors import LinearSegmentedColormap
+    from matplotlib.figure import Figure
+
+    weights_hts = np.asarray(weights_hts, np.float32)
+    if weights_hts.shape[1:] != (len(target_tokens), len(source_tokens)):
+        counts = f"{len(target_tokens)} target and {len(source_tokens)} source tokens"
+        raise ValueError(f"weights of shape (h, t, s) {weights_hts.shape} do not fit {counts}")
+    heads, t, s = weights_hts.shape
+    shown = min(heads, HEADS) if heads > 1 else 0
+    cell = min(CELL, LONGEST / max(t, s))
+    width, height = max(cell * s, SHORTEST), max(cell * t, SHORTEST)
+    columns = -(-shown // 2)
+    maps = {"mean of all heads" if shown else "": weights_hts.mean(axis=0)}
+    maps |= {f"head {head + 1}": weights_hts[head] for head in range(shown)}
+    look: dict[str, Any] = {
+        "cmap": LinearSegmentedColormap.from_list("weights", COLORS),
+        "vmin": 0.0,
+        "vmax": max(float(each.max()) for each in maps.values()),
+    }
+
+    figure = Figure(figsize=(width * (1 + columns / 2) + 2.2, height + 1.4), dpi=130)
+    figure.set_layout_engine("constrained", w_pad=0.1, h_pad=0.06)
+    FigureCanvasAgg(figure)
+    grid = figure.add_gridspec(2, 1 + columns, width_ratios=[2] + [1] * columns)
+    for index, (title, weights_ts) in enumerate(maps.items()):
+        place = grid[:, 0] if index == 0 else grid[(index - 1) // columns, 1 + (index - 1) % columns]
+        axes = figure.add_subplot(place)
+        picture = axes.pcolormesh(
+            weights_ts, edgecolors="#f1f3f6", linewidth=cell * (1 if index else 2), **look
+        )
+        axes.invert_yaxis()
+        axes.set_aspect(height / t / (width / s))
+        axes.set_title(title, loc="left", fontsize=9, color=MUTED)
+        axes.tick_params(length=0)
+        for side in axes.spines.values():
+            side.set_color("#c9ced6")
+        if index:
+            axes.set(xticks=[], yticks=[])
+        else:
+            _label(axes, target_tokens, source_tokens, cell)
+            main = axes
+    bar = figure.colorbar(picture, ax=figure.axes, location="right", shrink=0.6, pad=0.02, aspect=25)
+    bar.outline.set_visible(False)
+    bar.ax.tick_params(length=0, colors=MUTED, labelsize=8)
+    main.set_ylabel("target", color=MUTED)
+    figure.savefig(path, bbox_inches="tight", pad_inches=0.15)
+
+
+def _label(axes: Any, target_tokens: Sequence[str], source_tokens: Sequence[str], cell: float) -> None:
+    size = min(10.0, max(4.0, 0.5 * 72 * cell))
+    axes.xaxis.tick_top()
+    axes.set_xlabel("source", color=MUTED)
+    axes.xaxis.set_label_position("bottom")
+    for axis, tokens in ((axes.xaxis, source_tokens), (axes.yaxis, target_tokens)):
+        texts = [token.translate(VISIBLE) for token in tokens]
+        axis.set_ticks(np.arange(len(texts)) + 0.5, texts, fontsize=size)
+        for label in axis.get_ticklabels():
+            label.set_parse_math(False)  # a token may be a dollar sign
+    if max(map(len, source_tokens)) > 2:
+        for label in axes.get_xticklabels():
+            label.set(rotation=60, ha="left", va="bottom", rotation_mode="anchor")
