@@ -130,7 +130,7 @@ def pairs() -> ConfigDict:
     """Pairs of texts, several of them packed into each row."""
     data = ConfigDict()
     data.source = "written_forms"  # or tsv:GLOB, aligned:SOURCE,TARGET (two files), jsonl:GLOB, tfds:NAME
-    data.source_field = "source"  # which column, field or language is read
+    data.source_field = "source"  # which column, field or language is read; several: question,context
     data.target_field = "target"  # which one is to be written
     data.validation_source = ""  # "": a part of `source`
     data.tokenizer = "bpe"  # of both sides: bytes, characters, bpe (trained on both), or a tokenizer.json

@@ -95,6 +95,14 @@ def test_one_tokenizer_learns_both_sides(tmp_path):
     assert len(made.tokenizer.encode("aaaa")) <= 2 and len(made.tokenizer.encode("zzzz")) <= 2
 
 
+def test_several_fields_are_one_source(tmp_path):
+    (tmp_path / "a.jsonl").write_text('{"question": "who?", "context": "Ada did.", "answer": "Ada"}\n' * 3)
+    source = dict.fromkeys(["source", "validation_source"], f"jsonl:{tmp_path}/a.jsonl")
+    made = data(tmp_path / "x", **source, source_field="question,context", target_field="answer")
+    assert list(made.texts("train")) == [("who?\nAda did.", "Ada")] * 3
+    assert unpacked(made.rows("train"), made.tokenizer.eos_id)[0] == (b"who?\nAda did.", b"Ada")
+
+
 @pytest.mark.parametrize("key", ["source_length", "target_length"])
 def test_impossible_lengths(key):
     with pytest.raises(UserError, match=f"^{key}: 1; expected at least 2"):

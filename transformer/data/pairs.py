@@ -1,17 +1,32 @@
 """Pairs of texts, a source and what is to be written from it: from a config's `data` group to batches."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from transformer.data.loader import Loader
 from transformer.data.pair_packing import PackedPairs
 from transformer.data.sources import Source, open_source
-from transformer.data.storage import data_folder
+from transformer.data.storage import data_folder, digest
 from transformer.data.text import check_tokens, make_tokenizer, naming
 from transformer.data.token_cache import TokenCache
 from transformer.data.tokenizers import Tokenizer
 from transformer.errors import UserError
+
+
+class Joined(Source):
+    """The texts of several fields of the same records, each on lines of its own."""
+
+    def __init__(self, parts: Sequence[Source]) -> None:
+        self._parts = parts
+        self.name = parts[0].name
+        self.identity = parts[0].identity if len(parts) == 1 else digest([part.identity for part in parts])
+
+    def __len__(self) -> int:
+        return len(self._parts[0])
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        return {self.field: "\n".join("".join(part.pieces(index)) for part in self._parts)}
 
 
 @dataclass(frozen=True)
@@ -63,15 +78,11 @@ class PairData:
         c = self.config
         held_out = split != "train" and c.validation_source
         with naming("validation_source" if held_out else "source"):
+            name = c.validation_source if held_out else c.source
+            options: dict[str, Any] = {"divide": not c.validation_source, "cache_dir": c.cache_dir}
             first, second = (
-                open_source(
-                    c.validation_source if held_out else c.source,
-                    split,
-                    field=field,
-                    divide=not c.validation_source,
-                    cache_dir=c.cache_dir,
-                )
-                for field in (c.source_field, c.target_field)
+                Joined([open_source(name, split, field=field, **options) for field in fields.split(",")])
+                for fields in (c.source_field, c.target_field)
             )
         return first, second
 
