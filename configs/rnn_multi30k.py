@@ -1,0 +1,35 @@
+"""English captions into German (Multi30k) with GRUs and additive attention, for comparison with
+configs/translation_multi30k.py, whose data it takes. --config.model.attention=none is the form without.
+
+    python launch.py --config=configs/rnn_multi30k.py
+
+Cost: not yet measured.
+Result: not yet measured.
+"""
+
+from ml_collections import ConfigDict
+
+from configs import base, rnn_translation
+
+
+def get_config(preset: str = "") -> ConfigDict:
+    """The run, or its `tiny` version, which takes seconds and learns nothing."""
+    config = base.recurrent_sequence_to_sequence()
+    config.model.dropout = 0.3
+    config.data.source = "aligned:data/multi30k/train.en.gz,data/multi30k/train.de.gz"
+    config.data.validation_source = "aligned:data/multi30k/val.en.gz,data/multi30k/val.de.gz"
+    config.data.vocab_size = 6000
+    config.data.source_length = 64
+    config.data.target_length = 64
+    config.loss.label_smoothing = 0.1
+    config.optimizer.learning_rate = 2e-3
+    config.optimizer.weight_decay = 0.0
+    config.optimizer.final_fraction = 0.0
+    config.train.steps = 3000
+    config.train.batch_size = 64
+    config.train.evaluate_every = 500
+    config.train.checkpoint_every = 500
+    config.train.sample_every = 500
+    config.generate.beam_size = 5
+    config.generate.max_new_tokens = 60
+    return base.choose(config, preset, {"tiny": rnn_translation.TINY})
