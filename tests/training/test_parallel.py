@@ -1,4 +1,5 @@
 import re
+import types
 from typing import Any
 
 import jax
@@ -215,3 +216,16 @@ def test_indivisible_dimension_names_parameter_and_axis():
     params = {"head": {"kernel": nn.LogicallyPartitioned(jnp.ones((8, 9)), ("embed", "vocab"))}}
     with pytest.raises(UserError, match=r"mesh.tensor: 2 .*dimension 1 \('vocab', 9 wide\).*head/kernel"):
         parallel.state_shardings(Toy(jnp.zeros(()), params, ()), mesh(2, 2, 2), RULES)
+
+
+def test_processes_that_would_share_rows_are_refused():
+    def devices(of_process, *shape):
+        made = [types.SimpleNamespace(process_index=p) for p in of_process]
+        return np.array(made, object).reshape(shape)
+
+    parallel.check_processes(devices([0, 0, 1, 1], 2, 1, 2))
+    parallel.check_processes(devices([0, 0, 1, 1], 1, 4, 1))
+    with pytest.raises(UserError, match=r"^parallel.mesh.tensor: 4 devices, of 2 processes for part 0"):
+        parallel.check_processes(devices([0, 0, 1, 1], 1, 1, 4))
+    with pytest.raises(UserError, match=r"2 devices, of 2 processes"):
+        parallel.check_processes(devices([0, 1, 0, 1], 2, 1, 2))

@@ -164,6 +164,18 @@ def check_batch_size(batch_size: int, mesh: Mesh, microbatches: int) -> None:
         )
 
 
+def check_processes(devices: np.ndarray) -> None:
+    """Raises a `UserError` where devices (data, fsdp, tensor) of several processes are to hold the same rows
+    of a batch: each process reads rows of its own."""
+    for row, holders in enumerate(devices.reshape(-1, devices.shape[-1])):
+        processes = {device.process_index for device in holders}
+        if len(processes) > 1:
+            raise UserError(
+                f"parallel.mesh.tensor: {len(holders)} devices, of {len(processes)} processes for part {row} of "
+                "the batch; it must divide the number of devices that one process has"
+            )
+
+
 def _sharding(boxed: Any, names: tuple[str, ...], mesh: Mesh, rules: Rules) -> NamedSharding:
     axes = tuple(boxed.get_partition_spec())
     spec = nn.logical_to_mesh_axes(axes, rules) or PartitionSpec()

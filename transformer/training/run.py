@@ -45,6 +45,7 @@ class Run:
         self.optimizer, self.schedule = make_optimizer(config.optimizer, config.train.steps)
         self.mesh = parallel.make_mesh(config.parallel.mesh)
         self.rules = parallel.RULES[config.parallel.rules]
+        parallel.check_processes(self.mesh.devices)
         parallel.check_batch_size(config.train.batch_size, self.mesh, config.parallel.microbatches)
         self.put: Put = functools.partial(parallel.put_batch, sharding=parallel.batch_sharding(self.mesh))
 
