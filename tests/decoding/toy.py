@@ -1,6 +1,8 @@
 """Steppers with nothing to learn: a Markov chain, whose logits are a table's rows, and a tree, which has a
 row for every history."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -29,6 +31,12 @@ class Chain:
         if self.counter is not None:
             jax.debug.callback(self.counter)
         return self.table_nv[tokens_b], cache + 1
+
+    def extend(self, tokens_bn, cache):
+        return self.table_nv[tokens_bn], cache + tokens_bn.shape[1]
+
+    def rewind(self, cache, n):
+        return cache - n
 
     def repeat(self, cache, n):
         return jnp.repeat(cache, n)
@@ -60,6 +68,17 @@ class Tree:
             jax.debug.callback(self.counter)
         cache = cache | {"node": cache["node"] * self.vocab_size + tokens_b + 1}
         return self._logits(cache), cache
+
+    def extend(self, tokens_bn, cache):
+        if self.counter is not None:
+            jax.debug.callback(self.counter)
+        step = dataclasses.replace(self, counter=None).step
+        cache, logits_nbv = jax.lax.scan(lambda c, token_b: step(token_b, c)[::-1], cache, tokens_bn.T)
+        return logits_nbv.swapaxes(0, 1), cache
+
+    def rewind(self, cache, n):
+        parent = jax.lax.fori_loop(0, n, lambda _, node_b: (node_b - 1) // self.vocab_size, cache["node"])
+        return cache | {"node": parent}
 
     def repeat(self, cache, n):
         return jax.tree.map(lambda leaf: jnp.repeat(leaf, n), cache)

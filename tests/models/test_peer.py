@@ -1,4 +1,4 @@
-"""The encoder-decoder and beam search beside Marian's in Hugging Face transformers, where that is installed."""
+"""The encoder-decoder and beam search beside Marian in Hugging Face transformers, where that is installed."""
 
 import jax
 import numpy as np

@@ -97,38 +97,59 @@ def draw(
 
     softmax(TopP(TopK(logits / temperature))), all in float32; `top_k` 0 and `top_p` 1 keep every token.
     """
-    logits_bv = logits_bv.astype(jnp.float32)
 
     def greedy(logits_bv: jax.Array) -> jax.Array:
         return jnp.argmax(logits_bv, axis=-1).astype(jnp.int32)
 
     def sample(logits_bv: jax.Array) -> jax.Array:
-        # From the largest down, so that a temperature near 0 leaves that one instead of infinities.
-        logits_bv = (logits_bv - jnp.max(logits_bv, axis=-1, keepdims=True)) / temperature
-        k_given, p_given = jnp.greater(top_k, 0), jnp.less(top_p, 1)
-        logits_bv = jax.lax.cond(k_given, lambda x: filters.top_k(x, top_k), lambda x: x, logits_bv)
-        logits_bv = jax.lax.cond(p_given, lambda x: filters.top_p(x, top_p), lambda x: x, logits_bv)
-        return categorical(logits_bv, rngs_b)
+        return pick(_filtered(logits_bv, temperature, top_k, top_p), rngs_b)
 
     return jax.lax.cond(jnp.greater(temperature, 0), sample, greedy, logits_bv)
 
 
-def categorical(logits_bv: jax.Array, rngs_b: jax.Array) -> jax.Array:
-    """One draw from softmax(logits) for each row, (b,) int32: the smallest token up to which the
-    probabilities sum to more than a uniform number times their total.
+def probabilities(
+    logits_bv: jax.Array,
+    *,
+    temperature: jax.Array | float,
+    top_k: jax.Array | int,
+    top_p: jax.Array | float,
+) -> jax.Array:
+    """How probably `draw` takes each token, (b, v) float32: at temperature 0, surely the likeliest."""
+
+    def greedy(logits_bv: jax.Array) -> jax.Array:
+        return jax.nn.one_hot(jnp.argmax(logits_bv, axis=-1), logits_bv.shape[-1])
+
+    def sample(logits_bv: jax.Array) -> jax.Array:
+        return _filtered(logits_bv, temperature, top_k, top_p)
+
+    return jax.lax.cond(jnp.greater(temperature, 0), sample, greedy, logits_bv)
+
+
+def _filtered(logits_bv: jax.Array, temperature, top_k, top_p) -> jax.Array:
+    logits_bv = logits_bv.astype(jnp.float32)
+    # From the largest down, so that a temperature near 0 leaves that one instead of infinities.
+    logits_bv = (logits_bv - jnp.max(logits_bv, axis=-1, keepdims=True)) / temperature
+    k_given, p_given = jnp.greater(top_k, 0), jnp.less(top_p, 1)
+    logits_bv = jax.lax.cond(k_given, lambda x: filters.top_k(x, top_k), lambda x: x, logits_bv)
+    logits_bv = jax.lax.cond(p_given, lambda x: filters.top_p(x, top_p), lambda x: x, logits_bv)
+    return jax.nn.softmax(logits_bv, axis=-1)
+
+
+def pick(probabilities_bv: jax.Array, rngs_b: jax.Array) -> jax.Array:
+    """One draw for each row, (b,) int32: the smallest token up to which the probabilities, which need not
+    sum to 1, sum to more than a uniform number times their total.
 
     The sums of a bisection are all over the whole row, in one order, so that they grow exactly where a
     probability is not zero: a token that was filtered out is never drawn. One random number a row, where
     the Gumbel trick takes one for each token of the vocabulary.
     """
-    probabilities_bv = jax.nn.softmax(logits_bv, axis=-1)
-    vocabulary = logits_bv.shape[-1]
+    rows, vocabulary = probabilities_bv.shape
     tokens_v = jnp.arange(vocabulary)
 
     def mass(last_b: jax.Array) -> jax.Array:
         return jnp.sum(jnp.where(tokens_v <= last_b[:, None], probabilities_bv, 0.0), axis=-1)
 
-    last_b = jnp.full(logits_bv.shape[0], vocabulary - 1)
+    last_b = jnp.full(rows, vocabulary - 1)
     target_b = jax.vmap(jax.random.uniform)(rngs_b) * mass(last_b)
     none_b, halvings = jnp.zeros_like(last_b), vocabulary.bit_length()
     return filters.first(lambda token_b: mass(token_b) > target_b, none_b, last_b, halvings)

@@ -32,3 +32,15 @@ class Stepper(Protocol):
     def reorder(self, cache: Cache, rows_b: jax.Array) -> Cache:
         """The cache whose row i is row `rows_b[i]` of this one, a copy of the same prompt as row i."""
         ...
+
+
+class Extender(Stepper, Protocol):
+    """A stepper that also reads several tokens at once, and forgets them again."""
+
+    def extend(self, tokens_bn: jax.Array, cache: Cache) -> tuple[jax.Array, Cache]:
+        """Appends n tokens to each row: float32 logits (b, n, v) of each one's successor, and the cache."""
+        ...
+
+    def rewind(self, cache: Cache, n: jax.Array | int) -> Cache:
+        """The cache without the last n tokens of each row."""
+        ...

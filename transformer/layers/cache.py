@@ -65,6 +65,10 @@ class Cache:
 
         return Cache(jax.tree.map(pad, self.layers), self.offsets_b, self.filled_b)
 
+    def rewind(self, n: jax.Array | int) -> "Cache":
+        """The same without each row's last n tokens, whose slots the next ones overwrite."""
+        return Cache(self.layers, self.offsets_b, self.filled_b - n)
+
     def take(self, rows_b: jax.Array) -> "Cache":
         """The cache of other rows: beams change places."""
         return jax.tree.map(lambda leaf: leaf[rows_b], self)

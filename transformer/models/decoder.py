@@ -42,6 +42,7 @@ class DecoderConfig:
     tie_embeddings: bool = True
     scale_embeddings: bool = False
     use_bias: bool = False
+    attention_bias: bool = True
     embedding_dropout: float = 0.0
     attention_dropout: float = 0.0
     dropout: float = 0.0
@@ -83,6 +84,10 @@ class DecoderConfig:
         """The number g of key/value heads."""
         return self.num_kv_heads or self.num_heads
 
+    def build(self, vocab_size: int) -> nn.Module:
+        """The model for so many tokens."""
+        return Decoder(self, vocab_size)
+
     def block(self, num_layers: int = 0, cross: bool = False) -> Block:
         """One block of a stack of `num_layers` (0: the config's), with attention to another sequence if
         `cross`; bound to no parent."""
@@ -98,12 +103,12 @@ class DecoderConfig:
         }
         attention = functools.partial(
             Attention,
+            **shared | {"use_bias": self.use_bias and self.attention_bias},
             num_heads=self.num_heads,
             head_dim=self.key_width,
             num_kv_heads=self.kv_heads,
             kernel=self.kernel,
             dropout=self.attention_dropout,
-            **shared,
         )
         return Block(
             attention=attention(position=self.positions(parent=None)),
@@ -271,12 +276,21 @@ class DecoderStepper:
         tokens_bt = jax.vmap(jnp.roll)(tokens_bt, offsets_b)
         cache = Cache.empty(c.num_layers, offsets_b, width, c.kv_heads, c.key_width, c.dtype)
         x_btd, cache = self._extend(tokens_bt, cache, start=0)
-        return self._logits(x_btd[:, -1:]), cache.grow(width + room)
+        return self._logits(x_btd[:, -1:])[:, 0], cache.grow(width + room)
 
     def step(self, tokens_b: jax.Array, cache: Cache) -> tuple[jax.Array, Cache]:
         """Appends one token to each row."""
-        x_b1d, cache = self._extend(tokens_b[:, None], cache, start=cache.filled_b[0])
-        return self._logits(x_b1d), cache
+        logits_b1v, cache = self.extend(tokens_b[:, None], cache)
+        return logits_b1v[:, 0], cache
+
+    def extend(self, tokens_bn: jax.Array, cache: Cache) -> tuple[jax.Array, Cache]:
+        """Appends n tokens to each row, in one pass."""
+        x_bnd, cache = self._extend(tokens_bn, cache, start=cache.filled_b[0])
+        return self._logits(x_bnd), cache
+
+    def rewind(self, cache: Cache, n: jax.Array | int) -> Cache:
+        """The cache without each row's last n tokens."""
+        return cache.rewind(n)
 
     def repeat(self, cache: Cache, n: int) -> Cache:
         """n copies of each row, side by side."""
@@ -291,9 +305,8 @@ class DecoderStepper:
             self.model, self.params, self.layers, self.model.config.block(), tokens_bt, cache, start
         )
 
-    def _logits(self, x_b1d: jax.Array) -> jax.Array:
-        def head(model: Decoder, x_b1d: jax.Array) -> jax.Array:
-            return model.unembed(model.normalize(x_b1d))
+    def _logits(self, x_btd: jax.Array) -> jax.Array:
+        def head(model: Decoder, x_btd: jax.Array) -> jax.Array:
+            return model.unembed(model.normalize(x_btd))
 
-        logits_b1v = self.model.apply({"params": self.params}, x_b1d, method=head)
-        return logits_b1v[:, 0, : self.vocab_size]
+        return self.model.apply({"params": self.params}, x_btd, method=head)[..., : self.vocab_size]

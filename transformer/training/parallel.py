@@ -171,8 +171,8 @@ def check_processes(devices: np.ndarray) -> None:
         processes = {device.process_index for device in holders}
         if len(processes) > 1:
             raise UserError(
-                f"parallel.mesh.tensor: {len(holders)} devices, of {len(processes)} processes for part {row} of "
-                "the batch; it must divide the number of devices that one process has"
+                f"parallel.mesh.tensor: {len(holders)} devices, of {len(processes)} processes for part {row} "
+                "of the batch; it must divide the number of devices that one process has"
             )
 
 
