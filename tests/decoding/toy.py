@@ -1,8 +1,6 @@
 """Steppers with nothing to learn: a Markov chain, whose logits are a table's rows, and a tree, which has a
 row for every history."""
 
-import dataclasses
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -13,7 +11,7 @@ from flax import struct
 class Chain:
     """The next token depends on the last one and, with `stride`, on how many there are.
 
-    `steps` counts the calls of `step` that really ran, through a callback.
+    `counter` counts the calls of `step` and `extend` that really ran, through a callback.
     """
 
     table_nv: jax.Array
@@ -33,6 +31,8 @@ class Chain:
         return self.table_nv[tokens_b], cache + 1
 
     def extend(self, tokens_bn, cache):
+        if self.counter is not None:
+            jax.debug.callback(self.counter)
         return self.table_nv[tokens_bn], cache + tokens_bn.shape[1]
 
     def rewind(self, cache, n):
@@ -70,10 +70,7 @@ class Tree:
         return self._logits(cache), cache
 
     def extend(self, tokens_bn, cache):
-        if self.counter is not None:
-            jax.debug.callback(self.counter)
-        step = dataclasses.replace(self, counter=None).step
-        cache, logits_nbv = jax.lax.scan(lambda c, token_b: step(token_b, c)[::-1], cache, tokens_bn.T)
+        cache, logits_nbv = jax.lax.scan(lambda c, token_b: self.step(token_b, c)[::-1], cache, tokens_bn.T)
         return logits_nbv.swapaxes(0, 1), cache
 
     def rewind(self, cache, n):
