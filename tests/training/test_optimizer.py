@@ -8,7 +8,7 @@ import optax
 import pytest
 
 from transformer.errors import UserError
-from transformer.training.optimizer import OptimizerConfig, decay_mask, make_optimizer
+from transformer.training.optimizer import OptimizerConfig, decay_mask, make_optimizer, matrix_dimensions
 from transformer.training.schedules import SCHEDULES
 
 CONFIG = dict(
@@ -221,3 +221,12 @@ def test_schedule_must_fit_the_run():
 def test_config_is_frozen():
     with pytest.raises(dataclasses.FrozenInstanceError):
         OptimizerConfig(**CONFIG).learning_rate = 1.0
+
+
+@pytest.mark.parametrize("stack", ["blocks", "encoder_blocks", "decoder_blocks"])
+def test_muon_takes_the_matrices_of_every_stack(stack):
+    kernel = np.zeros((2, 4, 2, 3))
+    params = {stack: {"attention": {"query": {"kernel": kernel}}}, "unembedding": {"kernel": kernel[0]}}
+    found = matrix_dimensions(params)
+    assert found[stack]["attention"]["query"]["kernel"] == optax.contrib.MuonDimensionNumbers((1,), (2, 3))
+    assert found["unembedding"]["kernel"] is None
