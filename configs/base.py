@@ -249,6 +249,6 @@ TINY_PAIRS = {
     },
     "optimizer": {"warmup_steps": 1, "decay_steps": 1},
     "train": {"steps": 2, "batch_size": 8, "evaluate_every": 0, "evaluate_batches": 1, "checkpoint_every": 0},
-    "generate": {"max_new_tokens": 8, "examples": 2},
+    "generate": {"max_new_tokens": 8, "examples": 5},
 }
 """What makes any encoder-decoder's run take seconds and learn nothing."""

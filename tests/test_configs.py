@@ -113,11 +113,12 @@ SHARED = {
     "data.tokenizer": "bpe",
     "data.vocab_size": "300",
     "model.position": "learned",
+    "model.use_bias": "true",
 }
 """Keys that switch on what reads further keys."""
 
 USED = {
-    "lm.py": SHARED | {"train.keep_best": "eval/loss"},
+    "lm.py": SHARED,
     "translation.py": SHARED | {"train.keep_last": "2", "train.average_last": "2"},
 }
 
