@@ -59,7 +59,6 @@ def recurrent() -> ConfigDict:
     model.share_embeddings = True  # one matrix embeds the source and the target
     model.dtype = "float32"  # of the computation: float32 or bfloat16; parameters are float32 always
     model.vocab_multiple = 128  # the vocabulary is padded to a multiple, for the hardware and the mesh
-    model.max_length = 256  # longest row of sources or targets
     return model
 
 

@@ -31,4 +31,4 @@ def get_config(preset: str = "") -> ConfigDict:
     return base.choose(config, preset, {"tiny": TINY})
 
 
-TINY = base.TINY_PAIRS | {"model": {"d_model": 32, "num_layers": 1, "max_length": 48}}
+TINY = base.TINY_PAIRS | {"model": {"d_model": 32, "num_layers": 1}}

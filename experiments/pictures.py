@@ -5,11 +5,11 @@ from pathlib import Path
 
 import jax
 import numpy as np
-from transformer.visualization.attention import draw_attention
 
 from transformer.training.experiment import Params
 from transformer.training.hooks import Hook
 from transformer.training.state import State
+from transformer.visualization.attention import draw_attention
 
 Look = Callable[[Params], tuple[np.ndarray, list[str], list[str]] | None]
 

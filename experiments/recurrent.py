@@ -12,6 +12,9 @@ class RecurrentSequenceToSequenceConfig(SequenceToSequenceConfig):
 
     model: RecurrentConfig  # type: ignore[assignment]
 
+    def __post_init__(self) -> None:
+        """Nothing: without positions every length is possible."""
+
 
 class RecurrentSequenceToSequence(SequenceToSequence):
     """A recurrent encoder-decoder on packed pairs, with the data, loss and search of the Transformer's."""

@@ -7,30 +7,27 @@ from pathlib import Path
 from typing import Any, Literal
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from experiments.pictures import AttentionMaps
+from experiments.token_prediction import TokenPrediction
 from transformer.data.pair_packing import PackedPairs
 from transformer.data.pairs import PairData, PairDataConfig
 from transformer.data.tokenizers import Tokenizer
-from transformer.decoding.beam import BeamConfig, translate
+from transformer.decoding.beam import BeamConfig, shorten, translate
 from transformer.decoding.stepper import Stepper
 from transformer.errors import UserError
-from transformer.evaluation.bleu import bleu, bleu_scores
+from transformer.evaluation.bleu import bleu_scores, bleu_signature
 from transformer.evaluation.generation import GenerationEvaluator
-from transformer.evaluation.likelihood import LikelihoodEvaluator
 from transformer.evaluation.rouge import rouge_scores
 from transformer.models.encoder_decoder import EncoderDecoderConfig
-from transformer.training.experiment import Batch, Evaluator, Loader, Params, Put
+from transformer.training.experiment import Evaluator, Params, Put
 from transformer.training.flops import matmul_parameters, train_flops_per_token
 from transformer.training.hooks import Hook, Samples
 from transformer.training.loop import TrainConfig
-from transformer.training.losses import LossConfig, token_losses
-from transformer.training.metrics import Sum
+from transformer.training.losses import LossConfig
 from transformer.training.optimizer import OptimizerConfig
 from transformer.training.parallel import ParallelConfig
-from transformer.training.step import make_eval_step
 
 SHOWN = 5
 """How many pairs of the validation split the samples show."""
@@ -71,16 +68,25 @@ class SequenceToSequenceConfig:
     generate: GenerateConfig
 
     def __post_init__(self) -> None:
-        for key in ("source_length", "target_length"):
-            length, most = getattr(self.data, key), self.model.max_length
-            if length > most:
-                raise UserError(f"data.{key}: {length} is longer than model.max_length {most}")
+        lengths = {
+            "data.source_length": self.data.source_length,
+            "data.target_length": self.data.target_length,
+            "generate.max_new_tokens": self.generate.max_new_tokens,
+        }
+        for key, length in lengths.items():
+            if length > self.model.max_length:
+                raise UserError(f"{key}: {length} is longer than model.max_length {self.model.max_length}")
 
 
-class SequenceToSequence:
+class SequenceToSequence(TokenPrediction):
     """An encoder-decoder trained on packed pairs; the loss is -log p(token | those before it, source)."""
 
     Config: type = SequenceToSequenceConfig
+    READS: tuple[str, ...] = ("source", "tokens")
+    MARKS = TokenPrediction.MARKS | {
+        "source_segments_bs": "source_segments",
+        "source_positions_bs": "source_positions",
+    }
     continues = False
 
     def __init__(self, config: SequenceToSequenceConfig, tokenizer: Tokenizer | None = None) -> None:
@@ -94,41 +100,6 @@ class SequenceToSequence:
         """How pairs are made into rows."""
         return PackedPairs
 
-    def init(self, rng: jax.Array) -> Any:
-        """The model's parameters, boxed with their logical axes."""
-        return self.model.init(rng, jnp.zeros((1, 1), jnp.int32), jnp.zeros((1, 1), jnp.int32))["params"]
-
-    def loss(self, params: Params, batch: Batch, rng: jax.Array, train: bool) -> dict[str, Sum]:
-        """`loss`, nats per target token (smoothed in training only); `bits_per_byte` of it; `z_loss`."""
-        variables = {"params": params}
-        x_btd = self.model.apply(
-            variables,
-            batch["source"],
-            batch["tokens"],
-            source_segments_bs=batch["source_segments"],
-            source_positions_bs=batch["source_positions"],
-            segments_bt=batch["segments"],
-            positions_bt=batch["positions"],
-            train=train,
-            rngs={"dropout": rng},
-            method="hidden",
-        )
-
-        def unembed(x_btd: jax.Array) -> jax.Array:
-            return self.model.apply(variables, x_btd, method="unembed")
-
-        return token_losses(unembed, x_btd, batch, self.config.loss, self.model.vocab_size, train)
-
-    def weigh(self, batch: Batch) -> dict[str, jax.Array]:
-        """The number of target tokens, for the loss and the optional z-loss alike."""
-        weight = jnp.sum(batch["weights"])
-        return {"loss": weight} | ({"z_loss": weight} if self.config.loss.z_loss else {})
-
-    @property
-    def dtype(self) -> str:
-        """The compute type of the model."""
-        return self.config.model.dtype
-
     @property
     def tokens_per_example(self) -> int:
         """The length of a row of targets."""
@@ -138,16 +109,9 @@ class SequenceToSequence:
         """6 N: attention over pairs that share a row is little beside it (see `training.flops`)."""
         return train_flops_per_token(matmul_parameters(params), 0, 0, 0)
 
-    def train_data(self) -> Loader:
-        """Shuffled rows of packed training pairs, without end."""
-        return self._loader("train", shuffle=True, repeat=True)
-
     def evaluators(self, put: Put) -> dict[str, Evaluator]:
         """Of the validation split the likelihood, and BLEU or ROUGE of what is written for its sources."""
-        step, batches = jax.jit(make_eval_step(self)), self.config.train.evaluate_batches
-        found: dict[str, Evaluator] = {
-            "eval": LikelihoodEvaluator(step, self._loader("validation"), put, batches)
-        }
+        found = super().evaluators(put)
         c = self.config.generate
         if c.metric != "none":
             pairs = itertools.islice(self.data.texts("validation"), c.examples or None)
@@ -196,7 +160,7 @@ class SequenceToSequence:
         """Where the best target looks while it is written: weights (h, t, s) of the last layer, the tokens
         written and the tokens read; None for a model without attention."""
         tokenizer = self.data.tokenizer
-        read = self.data.encode_source(source)[-self.config.data.source_length :]
+        read = shorten(self.data.encode_source(source), self.config.data.source_length)
         ids, _ = next(iter(self._translate(params, [source])))[0]
         written = [*ids, tokenizer.eos_id]
         source_bs, tokens_bt = np.array([read]), np.array([[tokenizer.bos_id, *ids]])
@@ -228,7 +192,7 @@ class SequenceToSequence:
         count = self.config.generate.examples or "all"
         listed = ", ".join(f"{name.removeprefix('generate/')} {value:.2f}" for name, value in scores.items())
         lines = [f"on {count} pairs of the validation split: {listed}"] if scores else []
-        return lines + ([f"BLEU is {bleu(['a'], ['a'])[1]}"] if "generate/bleu" in scores else [])
+        return lines + ([f"BLEU is {bleu_signature()}"] if "generate/bleu" in scores else [])
 
     def _translate(self, params: Params, texts: Iterable[str]) -> Iterator[list[tuple[list[int], float]]]:
         return translate(
@@ -241,13 +205,3 @@ class SequenceToSequence:
 
     def _write(self, params: Params, sources: Iterable[str]) -> list[str]:
         return [self.data.tokenizer.decode(found[0][0]) for found in self._translate(params, sources)]
-
-    def _loader(self, split: str, **order: bool) -> Loader:
-        return self.data.loader(
-            split,
-            self.config.train.batch_size,
-            seed=self.config.seed,
-            process_index=jax.process_index(),
-            process_count=jax.process_count(),
-            **order,
-        )

@@ -7,8 +7,8 @@ from typing import Any, Literal
 
 import numpy as np
 
-from experiments.language_modeling import LanguageModeling
 from experiments.sequence_to_sequence import SequenceToSequence, SequenceToSequenceConfig
+from experiments.token_prediction import TokenPrediction
 from transformer.data.pair_packing import JoinedPairs, PackedPairs
 from transformer.data.pairs import PairDataConfig
 from transformer.errors import UserError
@@ -48,8 +48,8 @@ class TextToText(SequenceToSequence):
     """A decoder trained on joined pairs; the loss is -log p(token | those before it, source)."""
 
     Config = TextToTextConfig
-    init = LanguageModeling.init  # type: ignore[assignment]
-    loss = LanguageModeling.loss  # type: ignore[assignment]
+    READS = TokenPrediction.READS
+    MARKS = TokenPrediction.MARKS
 
     @staticmethod
     def packing(config: Any) -> Callable[..., PackedPairs]:

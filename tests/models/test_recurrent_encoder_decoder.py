@@ -234,7 +234,6 @@ def test_dropout_acts_in_training_only(rng):
     ({"num_encoder_layers": -1}, "num_encoder_layers: -1"),
     ({"dropout": 1.0}, "dropout: 1.0"),
     ({"vocab_multiple": 0}, "vocab_multiple: 0"),
-    ({"max_length": 0}, "max_length: 0"),
 ])  # fmt: skip
 def test_an_impossible_shape_is_named(changes, words):
     with pytest.raises(UserError, match=words):

@@ -183,7 +183,7 @@ def translate(
     """
     remaining = iter(sources)
     while window := list(itertools.islice(remaining, 16 * batch_size)):
-        rows = [_shorten(source, max_source_length) for source in window]
+        rows = [shorten(source, max_source_length) for source in window]
         order = sorted(range(len(rows)), key=lambda i: len(rows[i]))
         found: dict[int, list[tuple[list[int], float]]] = {}
         for start in range(0, len(order), batch_size):
@@ -207,5 +207,6 @@ def translate(
         yield from (found[i] for i in range(len(rows)))
 
 
-def _shorten(source: Sequence[int], longest: int) -> list[int]:
+def shorten(source: Sequence[int], longest: int) -> list[int]:
+    """The first tokens of a source that is longer than `longest`, and its last, which is its end."""
     return [*source] if len(source) <= longest else [*source[: longest - 1], source[-1]]

@@ -19,6 +19,11 @@ def bleu(hypotheses: Sequence[str], references: Sequence[str]) -> tuple[float, s
     return float(score), str(metric.get_signature())
 
 
+def bleu_signature() -> str:
+    """How `bleu` is counted, in sacreBLEU's words, for texts with one reference each."""
+    return bleu(["a"], ["a"])[1]
+
+
 def bleu_scores(hypotheses: Sequence[str], references: Sequence[str]) -> dict[str, float]:
     """{"bleu": ...}, for a `GenerationEvaluator`."""
     return {"bleu": bleu(hypotheses, references)[0]}

@@ -30,10 +30,9 @@ class RecurrentConfig:
     share_embeddings: bool = True
     dtype: Literal["float32", "bfloat16"] = "float32"
     vocab_multiple: int = 128
-    max_length: int = 256
 
     def __post_init__(self) -> None:
-        for key in ("d_model", "num_layers", "vocab_multiple", "max_length"):
+        for key in ("d_model", "num_layers", "vocab_multiple"):
             if getattr(self, key) < 1:
                 raise UserError(f"{key}: {getattr(self, key)}; expected at least 1")
         if self.num_encoder_layers < 0:
