@@ -6,7 +6,7 @@ import math
 import numpy as np
 import pytest
 
-from transformer.data import text as module
+from transformer.data import corpus
 from transformer.data.text import TextData, TextDataConfig
 from transformer.data.tokenizers import Tokenizer
 from transformer.errors import UserError
@@ -64,7 +64,7 @@ def test_a_validation_source_of_its_own(config, tmp_path):
 def test_a_tokenizer_is_trained_once_and_again_for_other_text(config, tmp_path, monkeypatch):
     first = TextData(config()).tokenizer
     trained = []
-    monkeypatch.setattr(module.Tokenizer, "train", lambda *arguments: trained.append(arguments[0]))
+    monkeypatch.setattr(corpus.Tokenizer, "train", lambda *arguments: trained.append(arguments[0]))
     assert TextData(config()).tokenizer.content == first.content
     assert trained == []
     monkeypatch.undo()

@@ -4,11 +4,10 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from transformer.data.loader import Loader
+from transformer.data.corpus import Corpus, CorpusConfig, naming
 from transformer.data.pair_packing import PackedPairs
-from transformer.data.sources import Source, open_source
-from transformer.data.storage import data_folder, digest
-from transformer.data.text import check_tokens, make_tokenizer, naming
+from transformer.data.sources import Source
+from transformer.data.storage import digest
 from transformer.data.token_cache import TokenCache
 from transformer.data.tokenizers import Tokenizer
 from transformer.errors import UserError
@@ -20,44 +19,37 @@ class Joined(Source):
     def __init__(self, parts: Sequence[Source]) -> None:
         self._parts = parts
         self.name = parts[0].name
-        self.identity = parts[0].identity if len(parts) == 1 else digest([part.identity for part in parts])
+        self.identity = digest([part.identity for part in parts])
 
     def __len__(self) -> int:
         return len(self._parts[0])
 
     def __getitem__(self, index: int) -> dict[str, Any]:
-        return {self.field: "\n".join("".join(part.pieces(index)) for part in self._parts)}
+        return {self.field: "\n".join(part.text(index) for part in self._parts)}
 
 
 @dataclass(frozen=True)
-class PairDataConfig:
+class PairDataConfig(CorpusConfig):
     """Pairs of texts, packed into rows; `configs/base.py` says what each key means."""
 
     source: str = "written_forms"
     source_field: str = "source"
     target_field: str = "target"
-    validation_source: str = ""
-    tokenizer: str = "bpe"
-    vocab_size: int = 4096
     source_length: int = 128
     target_length: int = 128
     too_long: Literal["cut", "skip", "refuse"] = "cut"
-    cache_dir: str = ""
-    workers: int = 1
 
     def __post_init__(self) -> None:
-        check_tokens(self)
+        super().__post_init__()
         for key in ("source_length", "target_length"):
             if getattr(self, key) < 2:
                 raise UserError(f"{key}: {getattr(self, key)}; expected at least 2: a token and the end")
 
 
-class PairData:
-    """Tokenizer, packed rows, loaders and texts of a config; source and target share one tokenizer.
+class PairData(Corpus):
+    """The pairs of a config, whose sides share one tokenizer; raises as `Corpus` does."""
 
-    Raises:
-      UserError: the source or the tokenizer is missing, unreadable or empty.
-    """
+    config: PairDataConfig
 
     def __init__(
         self,
@@ -66,45 +58,32 @@ class PairData:
         packing: Callable[..., PackedPairs] = PackedPairs,
     ) -> None:
         """`tokenizer`, a run folder's own, goes before what the config says; `packing` makes the rows."""
-        self.config, self._packing = config, packing
-        self.folder = data_folder(config.cache_dir)
-        self.tokenizer = tokenizer or make_tokenizer(
-            config.tokenizer, config.vocab_size, lambda: self.sides("train"), self.folder
-        )
+        super().__init__(config, tokenizer)
+        self._packing = packing
 
-    def sides(self, split: str) -> tuple[Source, Source]:
-        """The texts of a split to read from, and those to write, in the same order. With `validation_source`
-        all of `source` is for training, and validation and test are that one's."""
-        c = self.config
-        held_out = split != "train" and c.validation_source
-        with naming("validation_source" if held_out else "source"):
-            name = c.validation_source if held_out else c.source
-            options: dict[str, Any] = {"divide": not c.validation_source, "cache_dir": c.cache_dir}
-            first, second = (
-                Joined([open_source(name, split, field=field, **options) for field in fields.split(",")])
-                for fields in (c.source_field, c.target_field)
-            )
-        return first, second
+    def sources(self, split: str) -> Sequence[Source]:
+        """The texts of a split to read from, and those to write, in the same order."""
+        return [self._side(split, fields) for fields in (self.config.source_field, self.config.target_field)]
 
     def rows(self, split: str) -> PackedPairs:
         """The packed rows of a split, tokenised first where that was never done."""
         c = self.config
-        sources, targets = (TokenCache.of(side, self.tokenizer, self.folder) for side in self.sides(split))
+        sources, targets = (TokenCache.of(side, self.tokenizer, self.folder) for side in self.sources(split))
         with naming("too_long"):
             return self._packing(sources, targets, c.source_length, c.target_length, c.too_long)
 
-    def loader(self, split: str, batch_size: int, **options) -> Loader:
-        """Batches of a split; `options` are those of `Loader`."""
-        return Loader(self.rows(split), batch_size, workers=self.config.workers, **options)
-
     def texts(self, split: str) -> Iterator[tuple[str, str]]:
         """The pairs of a split as they are, without those that have an empty side."""
-        sides = self.sides(split)
-        for index in range(len(sides[0])):
-            first, second = ("".join(side.pieces(index)) for side in sides)
-            if first.strip() and second.strip():
-                yield first, second
+        sources, targets = self.sources(split)
+        for index in range(len(sources)):
+            source, target = sources.text(index), targets.text(index)
+            if source.strip() and target.strip():
+                yield source, target
 
     def encode_source(self, text: str) -> list[int]:
         """The tokens that a model reads of a source, its end among them."""
         return [*self.tokenizer.encode(text), self.tokenizer.eos_id]
+
+    def _side(self, split: str, fields: str) -> Source:
+        parts = [self.open(split, field) for field in fields.split(",")]
+        return Joined(parts) if len(parts) > 1 else parts[0]

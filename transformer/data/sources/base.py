@@ -54,6 +54,10 @@ class Source(ABC):
         if start < len(text) or not text:
             yield text[start:]
 
+    def text(self, index: int) -> str:
+        """The text of one record."""
+        return "".join(self.pieces(index))
+
     def texts(self) -> Iterator[str]:
         """All the text in order, in pieces; memory does not grow with it.
 

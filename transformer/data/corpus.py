@@ -1,0 +1,112 @@
+"""What the data of any run have: sources, a tokenizer, and batches of rows."""
+
+import itertools
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tqdm import tqdm
+
+from transformer.data.loader import Loader, Rows
+from transformer.data.sources import SOURCES, Source, open_source
+from transformer.data.storage import build_once, data_folder, digest
+from transformer.data.token_cache import BAR
+from transformer.data.tokenizers import TOKENIZERS, Tokenizer
+from transformer.errors import UserError
+
+
+@dataclass(frozen=True)
+class CorpusConfig:
+    """The keys that every `data` group has; `configs/base.py` says what each means."""
+
+    source: str
+    validation_source: str = ""
+    tokenizer: str = "bpe"
+    vocab_size: int = 4096
+    cache_dir: str = ""
+    workers: int = 1
+
+    def __post_init__(self) -> None:
+        for key in ("source", "validation_source"):
+            value = getattr(self, key)
+            if (key == "source" or value) and value.partition(":")[0] not in SOURCES:
+                expected = ", ".join(SOURCES)
+                raise UserError(f"{key}: {value!r}; expected one of {expected}, then :PATH or :NAME")
+        if self.tokenizer == "bpe" and self.vocab_size < 257:
+            raise UserError(f"vocab_size: {self.vocab_size}; bpe needs at least 257: every byte, and the end")
+        if self.workers < 0:
+            raise UserError(f"workers: {self.workers}; expected a number of threads, or 0 for none")
+
+
+class Corpus:
+    """Tokenizer, rows and loaders of a config, each made when asked for and kept in the data folder.
+
+    Raises:
+      UserError: the source or the tokenizer is missing, unreadable or empty.
+    """
+
+    config: Any
+
+    def __init__(self, config: Any, tokenizer: Tokenizer | None = None) -> None:
+        """`tokenizer`, a run folder's own, goes before what the config says."""
+        self.config = config
+        self.folder = data_folder(config.cache_dir)
+        self.tokenizer = tokenizer or self._make_tokenizer()
+
+    def sources(self, split: str) -> Sequence[Source]:
+        """All the text of a split; a tokenizer learns from the training split's."""
+        raise NotImplementedError
+
+    def rows(self, split: str) -> Rows:
+        """The rows of a split, tokenised first where that was never done."""
+        raise NotImplementedError
+
+    def loader(self, split: str, batch_size: int, **options) -> Loader:
+        """Batches of a split; `options` are those of `Loader`."""
+        return Loader(self.rows(split), batch_size, workers=self.config.workers, **options)
+
+    def open(self, split: str, field: str, **options: str) -> Source:
+        """One field of a split's records; `options` are those of `open_source`. With `validation_source` all
+        of `source` is for training, and validation and test are that one's."""
+        c = self.config
+        held_out = split != "train" and c.validation_source
+        with naming("validation_source" if held_out else "source"):
+            return open_source(
+                c.validation_source if held_out else c.source,
+                split,
+                field=field,
+                divide=not c.validation_source,
+                cache_dir=c.cache_dir,
+                **options,
+            )
+
+    def _make_tokenizer(self) -> Tokenizer:
+        kind, size = self.config.tokenizer, self.config.vocab_size
+        if kind not in TOKENIZERS:
+            if not Path(kind).expanduser().is_file():
+                kinds = ", ".join(TOKENIZERS)
+                raise UserError(f"data.tokenizer: {kind!r} is no file; expected one, or one of {kinds}")
+            with naming("tokenizer"):
+                return Tokenizer.load(kind)
+        if kind == "bytes":
+            return Tokenizer.train(kind)
+        sources = self.sources("train")
+        key = digest([source.identity for source in sources], kind, size if kind == "bpe" else 0)
+
+        def build(new: Path) -> None:
+            texts = itertools.chain.from_iterable(source.texts() for source in sources)
+            bar = tqdm(texts, f"learning {kind} from {sources[0].name}", unit=" pieces", **BAR)
+            Tokenizer.train(kind, bar, size).save(new / "tokenizer.json")
+
+        return Tokenizer.load(build_once(self.folder / "tokenizers" / key, build) / "tokenizer.json")
+
+
+@contextmanager
+def naming(key: str) -> Iterator[None]:
+    """Errors inside begin with the key of the config that they are about."""
+    try:
+        yield
+    except UserError as error:
+        raise UserError(f"data.{key}: {error}") from error.__cause__
