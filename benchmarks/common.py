@@ -5,6 +5,7 @@ measurement; the processes work in turns, one measured call each.
 """
 
 import json
+import os
 import platform
 import resource
 import statistics
@@ -15,6 +16,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
+
+from launch import HUGE_PAGES
 
 
 @dataclass(frozen=True)
@@ -59,7 +62,10 @@ class Contestant:
     def __init__(self, module: str, *arguments: str) -> None:
         """Starts `python -m module --worker ...` and waits until it has warmed up."""
         command = [sys.executable, "-m", module, "--worker", *arguments]
-        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        environment = HUGE_PAGES | os.environ  # as launch.py does; for the peers too
+        self._process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
+        )
         self.seconds: list[float] = []
         self.report = json.loads(self._read())
 
