@@ -64,7 +64,8 @@ def ours(shape: Shape, batch: int):
     from flax import traverse_util
 
     from transformer.decoding.sampling import generate
-    from transformer.models.decoder import Decoder, DecoderConfig, DecoderStepper
+    from transformer.models.decoder import Decoder, DecoderConfig
+    from transformer.models.decoder_stepper import DecoderStepper
 
     config = DecoderConfig(
         d_model=shape.d_model,

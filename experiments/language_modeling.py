@@ -13,7 +13,8 @@ from transformer.data.text import TextData, TextDataConfig
 from transformer.data.tokenizers import Tokenizer
 from transformer.decoding.sampling import SamplingConfig, complete
 from transformer.errors import UserError
-from transformer.models.decoder import Decoder, DecoderConfig, DecoderStepper
+from transformer.models.decoder import Decoder, DecoderConfig
+from transformer.models.decoder_stepper import DecoderStepper
 from transformer.training.experiment import Params
 from transformer.training.flops import matmul_parameters, train_flops_per_token
 from transformer.training.hooks import Hook, Samples

@@ -12,7 +12,8 @@ from experiments.token_prediction import TokenPrediction
 from transformer.data.pair_packing import JoinedPairs, PackedPairs
 from transformer.data.pairs import PairDataConfig
 from transformer.errors import UserError
-from transformer.models.decoder import DecoderConfig, DecoderStepper
+from transformer.models.decoder import DecoderConfig
+from transformer.models.decoder_stepper import DecoderStepper
 from transformer.training.experiment import Params
 
 

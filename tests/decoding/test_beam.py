@@ -13,7 +13,7 @@ from tests.decoding.toy import Chain, Counter, Tree, chain, cycle, tree
 from transformer.decoding.beam import BeamConfig, _largest, beam_search, translate
 from transformer.decoding.sampling import generate
 from transformer.errors import UserError
-from transformer.models.decoder import DecoderStepper
+from transformer.models.decoder_stepper import DecoderStepper
 
 EOS = 0
 PENALTIES = [0.0, 0.6, 1.0, 2.5, -0.7]

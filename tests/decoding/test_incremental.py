@@ -14,7 +14,8 @@ from transformer.decoding.sampling import generate
 from transformer.layers.cache import Cache
 from transformer.layers.normalization import NORMS
 from transformer.layers.positions import POSITIONS
-from transformer.models.decoder import Decoder, DecoderConfig, DecoderStepper
+from transformer.models.decoder import Decoder, DecoderConfig
+from transformer.models.decoder_stepper import DecoderStepper
 from transformer.training import parallel
 from transformer.training.state import State
 

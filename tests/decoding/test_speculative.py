@@ -12,7 +12,7 @@ from tests.decoding.toy import Counter, Tree, chain, cycle, tree
 from transformer.decoding.sampling import generate, probabilities
 from transformer.decoding.speculative import generate_speculative
 from transformer.errors import UserError
-from transformer.models.decoder import DecoderStepper
+from transformer.models.decoder_stepper import DecoderStepper
 
 EOS = 0
 

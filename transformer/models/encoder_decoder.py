@@ -14,7 +14,8 @@ from transformer.layers.cache import Cache, LayerCache
 from transformer.layers.embedding import Embedding, Unembedding
 from transformer.layers.masks import Mask
 from transformer.layers.stack import init_stack, run_stack, unstack
-from transformer.models.decoder import DecoderConfig, extend
+from transformer.models.decoder import DecoderConfig
+from transformer.models.decoder_stepper import extend
 
 
 @dataclass(frozen=True)
