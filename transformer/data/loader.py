@@ -2,7 +2,7 @@
 
 import functools
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Protocol
 
 import grain
@@ -17,9 +17,15 @@ class Rows(Protocol):
 
     def __len__(self) -> int: ...
 
-    def batch(self, rows: np.ndarray) -> dict[str, np.ndarray]:
+    def batch(self, rows: np.ndarray) -> "Batch":
         """The examples of the given numbers, stacked; number -1 is padding, of weight 0."""
         ...
+
+
+Batch = dict[str, np.ndarray]
+Transform = Callable[[Batch, np.ndarray], Batch]
+"""What is drawn anew whenever an example is: (batch, places) -> batch. `places` (b,) count the examples drawn
+so far in the whole run, so that a generator seeded with (seed, place) draws the same on any host count."""
 
 
 class Loader:
@@ -46,20 +52,21 @@ class Loader:
         process_count: int = 1,
         prefetch: int = 4,
         workers: int = 1,
+        transform: Transform | None = None,
     ) -> None:
         """`batch_size` counts the rows of all processes; `iterate` keeps `prefetch` batches ready, made
-        by `workers` threads; 0: each is made when it is asked for."""
+        by `workers` threads; 0: each is made when it is asked for. `transform` changes each batch."""
         if batch_size % process_count:
             raise UserError(f"train.batch_size: {batch_size} is no multiple of the {process_count} processes")
         self.rows, self.batch_size, self.repeat = rows, batch_size, repeat
         self._seed, self._shuffle = seed, shuffle
         self._mine = np.arange(batch_size).reshape(process_count, -1)[process_index]
-        self._prefetch, self._workers = prefetch, workers
+        self._prefetch, self._workers, self._transform = prefetch, workers, transform
 
     def __len__(self) -> int:
         return -(-len(self.rows) // self.batch_size)
 
-    def batch_at(self, step: int) -> dict[str, np.ndarray]:
+    def batch_at(self, step: int) -> Batch:
         """This process's rows of batch `step`.
 
         Raises:
@@ -68,9 +75,10 @@ class Loader:
         if not 0 <= step < (sys.maxsize if self.repeat else len(self)):
             raise IndexError(f"batch {step} of {len(self)}")
         places = step * self.batch_size + self._mine
-        return self.rows.batch(np.array([self._row(int(place)) for place in places]))
+        batch = self.rows.batch(np.array([self._row(int(place)) for place in places]))
+        return self._transform(batch, places) if self._transform else batch
 
-    def iterate(self, start: int = 0) -> Iterator[dict[str, np.ndarray]]:
+    def iterate(self, start: int = 0) -> Iterator[Batch]:
         """`batch_at(start), ...`, made in the background; an error there is raised here."""
         batches = grain.MapDataset.source(_From(self, start))
         options = grain.ReadOptions(num_threads=self._workers, prefetch_buffer_size=self._prefetch)
@@ -105,5 +113,5 @@ class _From:
         last = sys.maxsize // 2 if self._loader.repeat else len(self._loader)
         return max(last - self._start, 0)
 
-    def __getitem__(self, index: int) -> dict[str, np.ndarray]:
+    def __getitem__(self, index: int) -> Batch:
         return self._loader.batch_at(self._start + index)
