@@ -23,7 +23,7 @@ from transformer.errors import UserError  # noqa: E402
 from transformer.freeze import suggest  # noqa: E402
 
 HUGE_PAGES = {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
-"""Makes malloc ask for pages of 2 MB. XLA on a CPU takes the memory of every step anew from it; mapping that in
+"""Makes malloc ask for pages of 2 MB. XLA on a CPU takes each step's memory anew from it; mapping that in
 pages of 4 kB is up to a third of a step's time."""
 
 SAMPLING = ("temperature", "top_k", "top_p", "num_samples", "max_new_tokens")
@@ -140,7 +140,7 @@ def prepare(flags: argparse.Namespace) -> None:
 
 
 def with_huge_pages() -> None:
-    """Starts this program again with `HUGE_PAGES`, which are read before any of it runs; unless they are set."""
+    """Starts this program again with `HUGE_PAGES`, which are read before any of it runs, unless set."""
     if sys.platform == "linux" and not HUGE_PAGES.keys() & os.environ.keys():
         os.execve(sys.executable, sys.orig_argv, os.environ | HUGE_PAGES)
 

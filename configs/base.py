@@ -71,6 +71,61 @@ def text_to_text() -> ConfigDict:
     return config
 
 
+def classification() -> ConfigDict:
+    """All keys of a classifier of texts."""
+    config = ConfigDict()
+    config.experiment = "classification"  # which objective: a key of experiments.EXPERIMENTS
+    config.seed = 0  # of the initial parameters, of dropout and of the order of the data
+    config.model = classifier()
+    config.data = labelled()
+    config.loss = label_loss()
+    config.optimizer = optimizer()
+    config.train = train()
+    config.parallel = parallel()
+    return config
+
+
+def encoder() -> ConfigDict:
+    """An encoder of text: the keys of a decoder, and what is only an encoder's."""
+    model = decoder()
+    model.num_token_types = 2  # embeddings that tell the first text of a pair from the second; 1: none
+    model.embedding_norm = False  # normalise the sum of embeddings before the first block, as BERT does
+    return model
+
+
+def classifier() -> ConfigDict:
+    """An encoder with a projection to classes."""
+    model = encoder()
+    model.pooling = "mean"  # what of a text is classified: mean or max of its tokens, or cls, its first one
+    model.head_dropout = 0.0  # of the vector that is classified
+    return model
+
+
+def labelled() -> ConfigDict:
+    """Texts with labels, several of them packed into each row."""
+    data = ConfigDict()
+    data.source = "snippets"  # or csv:GLOB, tsv:GLOB, jsonl:GLOB, tfds:NAME
+    data.text_field = "text"  # which column or field is read
+    data.second_field = ""  # for pairs of texts the second one's
+    data.label_field = "label"  # which one holds the label, a name or a number
+    data.validation_source = ""  # "": a part of `source`
+    data.tokenizer = "bpe"  # bytes, characters, bpe (trained on the training text), or a tokenizer.json
+    data.vocab_size = 4096  # tokens that bpe learns, the 256 bytes among them
+    data.sequence_length = 256  # tokens a row
+    data.too_long = "cut"  # what is done with a text longer than a row: cut, skip (both counted) or refuse
+    data.cache_dir = ""  # prepared and tokenised data; "": the user's data folder
+    data.workers = 1  # threads that make batches ahead of time; 0: they are made when asked for
+    return data
+
+
+def label_loss() -> ConfigDict:
+    """Cross-entropy over labels."""
+    config = ConfigDict()
+    config.label_smoothing = 0.0  # share of the label's mass that is spread over all labels
+    config.balance = False  # weigh examples so that every label counts the same, however often it occurs
+    return config
+
+
 def encoder_decoder() -> ConfigDict:
     """An encoder-decoder Transformer: the keys of a decoder, for both stacks, and how they differ."""
     model = decoder()
@@ -117,8 +172,8 @@ def text() -> ConfigDict:
     data.text_field = "text"  # where the text is, in jsonl and tfds
     data.document = "file"  # what one document of text: is: file, paragraph or line
     data.validation_source = ""  # "": a part of `source`
-    data.tokenizer = "bpe"  # bytes, characters, bpe (trained on the training text), or a tokenizer.json
-    data.vocab_size = 4096  # tokens that bpe learns, the 256 bytes among them
+    data.tokenizer = "bpe"  # bytes, characters, bpe or words (of the training text), or a tokenizer.json
+    data.vocab_size = 4096  # tokens that bpe learns, the 256 bytes among them, or most words
     data.sequence_length = 256  # tokens a row
     data.cache_dir = ""  # prepared and tokenised data; "": the user's data folder
     data.workers = 1  # threads that make batches ahead of time; 0: they are made when asked for
@@ -140,6 +195,46 @@ def pairs() -> ConfigDict:
     data.cache_dir = ""  # prepared and tokenised data; "": the user's data folder
     data.workers = 1  # threads that make batches ahead of time; 0: they are made when asked for
     return data
+
+
+def word_embedding() -> ConfigDict:
+    """All keys of word vectors by skip-grams with negative sampling."""
+    config = ConfigDict()
+    config.experiment = "word_embedding"  # which objective: a key of experiments.EXPERIMENTS
+    config.seed = 0  # of the initial parameters, of the order of the data and of all that is drawn from them
+    config.model = skip_gram()
+    config.data = skip_grams()
+    config.loss = negative_sampling()
+    config.optimizer = optimizer()
+    config.train = train()
+    config.parallel = parallel()
+    return config
+
+
+def skip_gram() -> ConfigDict:
+    """Two tables: one vector of a word for itself, and one for when it stands around others."""
+    model = ConfigDict()
+    model.d_model = 128  # width of a vector
+    model.dtype = "float32"  # of the computation: float32 or bfloat16; parameters are float32 always
+    model.vocab_multiple = 128  # the vocabulary is padded to a multiple, for the hardware and the mesh
+    return model
+
+
+def skip_grams() -> ConfigDict:
+    """Documents of text, cut into rows of `sequence_length` words, and noise."""
+    data = text()
+    data.tokenizer = "words"  # words in lower case, or any other of bytes, characters, bpe, a tokenizer.json
+    data.window = 5  # farthest neighbour of a word that is paired with it; each time 1, 2, ... or this far
+    data.subsample = 1e-4  # words more frequent than this are left out with 1 - sqrt(this / frequency); 0: none
+    data.noise = 64  # words drawn from count^0.75 for each row, and shared by all words of the row
+    return data
+
+
+def negative_sampling() -> ConfigDict:
+    """Neighbours against noise."""
+    config = ConfigDict()
+    config.negatives = 5.0  # how many words of noise a neighbour is told from
+    return config
 
 
 def loss() -> ConfigDict:

@@ -11,6 +11,8 @@ EXPERIMENTS = {
     "sequence_to_sequence": "experiments.sequence_to_sequence:SequenceToSequence",
     "recurrent_sequence_to_sequence": "experiments.recurrent:RecurrentSequenceToSequence",
     "text_to_text": "experiments.text_to_text:TextToText",
+    "word_embedding": "experiments.word_embedding:WordEmbedding",
+    "classification": "experiments.classification:Classification",
 }
 """Name -> module and class; a module is imported when a run asks for it, and not before."""
 

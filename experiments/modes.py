@@ -14,7 +14,6 @@ import jax
 from experiments import find_experiment
 from experiments.config_files import override, read_config
 from experiments.workdir import Workdir
-from transformer.data.tokenizers import Tokenizer
 from transformer.errors import UserError
 from transformer.freeze import freeze
 from transformer.training.experiment import Params
@@ -41,7 +40,7 @@ def train(workdir: str, overrides: Overrides = (), config: str = "", started: fl
     run.prepare()
     first = jax.process_index() == 0
     if first:
-        folder.write(run.config, experiment.data.tokenizer)
+        folder.write(run.config, experiment.data.kept())
         size = sum(leaf.size for leaf in jax.tree.leaves(run.abstract.params))
         devices = f"{jax.device_count()} x {jax.devices()[0].device_kind}"
         print(f"{workdir}: {size:,} parameters on {devices}, from step {trained} to {steps}", flush=True)
@@ -104,9 +103,8 @@ def check_config(values: dict[str, Any], overrides: Overrides = ()) -> Any:
 
 
 def open_run(folder: Workdir, config: Any) -> Run:
-    """The run of a config, with the folder's tokenizer where it has one."""
-    tokenizer = Tokenizer.load(folder.tokenizer) if folder.tokenizer.exists() else None
-    experiment = find_experiment(config.experiment)(config, tokenizer)
+    """The run of a config, with the folder's tokenizer and labels where it has them."""
+    experiment = find_experiment(config.experiment)(config, **folder.read_kept())
     return Run(experiment, config, folder.path)
 
 

@@ -29,11 +29,16 @@ class AttentionMaps(Hook):
         found = self.look(state.eval_params)
         if found is None or jax.process_index():
             return
-        from matplotlib.image import imread
-        from tensorboardX import SummaryWriter
+        save_picture("attention", lambda path: draw_attention(*found, path), step, self.workdir)
 
-        path = self.workdir / "attention" / f"{step:08d}.png"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        draw_attention(*found, path)
-        with SummaryWriter(str(self.workdir / "events"), filename_suffix=".pictures") as writer:
-            writer.add_image("attention", imread(path)[..., :3], step, dataformats="HWC")
+
+def save_picture(name: str, draw: Callable[[Path], None], step: int, workdir: Path) -> None:
+    """Draws to `workdir`/<name>/<step>.png, and shows the picture in TensorBoard."""
+    from matplotlib.image import imread
+    from tensorboardX import SummaryWriter
+
+    path = workdir / name / f"{step:08d}.png"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    draw(path)
+    with SummaryWriter(str(workdir / "events"), filename_suffix=".pictures") as writer:
+        writer.add_image(name, imread(path)[..., :3], step, dataformats="HWC")

@@ -2,6 +2,7 @@
 
 import json
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,7 @@ class Workdir:
         self.path = Path(path)
         self.config = self.path / "config.json"
         self.tokenizer = self.path / "tokenizer.json"
+        self.labels = self.path / "labels.json"
         self.checkpoints = self.path / "checkpoints"
         self.metrics = self.path / "metrics.jsonl"
         self.events = self.path / "events"
@@ -83,14 +85,28 @@ class Workdir:
                 f"--workdir: {self.path} belongs to another config: {listed}; choose another folder"
             )
 
-    def write(self, config: Any, tokenizer: Tokenizer) -> None:
-        """Keeps the whole config and the tokenizer; a reader sees old ones or new ones, never parts."""
+    def read_kept(self) -> dict[str, Any]:
+        """What the run learned from its data before it trained, by name: what `write` was given."""
+        kept: dict[str, Any] = {}
+        if self.tokenizer.exists():
+            kept["tokenizer"] = Tokenizer.load(self.tokenizer)
+        if self.labels.exists():
+            kept["labels"] = json.loads(self.labels.read_text(encoding="utf-8"))
+        return kept
+
+    def write(self, config: Any, kept: Mapping[str, Any]) -> None:
+        """Keeps the whole config, and the tokenizer and labels where there are any, unless it has them; a
+        reader sees old ones or new ones, never parts."""
         self.path.mkdir(parents=True, exist_ok=True)
         part = self.config.with_suffix(".part")
         part.write_text(json.dumps(thaw(config), indent=2) + "\n")
         os.replace(part, self.config)
-        if not self.tokenizer.exists():
-            tokenizer.save(self.tokenizer)
+        if "tokenizer" in kept and not self.tokenizer.exists():
+            kept["tokenizer"].save(self.tokenizer)
+        if "labels" in kept and not self.labels.exists():
+            part = self.labels.with_suffix(".part")
+            part.write_text(json.dumps(kept["labels"], ensure_ascii=False) + "\n", encoding="utf-8")
+            os.replace(part, self.labels)
 
     def trained_steps(self) -> int:
         """The step of the latest checkpoint; 0 where there is none."""

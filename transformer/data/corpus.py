@@ -17,6 +17,10 @@ from transformer.data.tokenizers import TOKENIZERS, Tokenizer
 from transformer.errors import UserError
 
 
+LEAST = {"bpe": (257, "every byte"), "words": (3, "a word, all others")}
+"""The tokenizers that have a wanted size, with the least one and what it is for."""
+
+
 @dataclass(frozen=True)
 class CorpusConfig:
     """The keys that every `data` group has; `configs/base.py` says what each means."""
@@ -34,8 +38,10 @@ class CorpusConfig:
             if (key == "source" or value) and value.partition(":")[0] not in SOURCES:
                 expected = ", ".join(SOURCES)
                 raise UserError(f"{key}: {value!r}; expected one of {expected}, then :PATH or :NAME")
-        if self.tokenizer == "bpe" and self.vocab_size < 257:
-            raise UserError(f"vocab_size: {self.vocab_size}; bpe needs at least 257: every byte, and the end")
+        least = LEAST.get(self.tokenizer)
+        if least and self.vocab_size < least[0]:
+            needs = f"{self.tokenizer} needs at least {least[0]}: {least[1]}"
+            raise UserError(f"vocab_size: {self.vocab_size}; {needs}, and the end")
         if self.workers < 0:
             raise UserError(f"workers: {self.workers}; expected a number of threads, or 0 for none")
 
@@ -55,6 +61,10 @@ class Corpus:
         self.folder = data_folder(config.cache_dir)
         self.tokenizer = tokenizer or self._make_tokenizer()
 
+    def kept(self) -> dict[str, Any]:
+        """What the folder of a run keeps of its data, by the names that `__init__` takes it under."""
+        return {"tokenizer": self.tokenizer}
+
     def sources(self, split: str) -> Sequence[Source]:
         """All the text of a split; a tokenizer learns from the training split's."""
         raise NotImplementedError
@@ -67,7 +77,7 @@ class Corpus:
         """Batches of a split; `options` are those of `Loader`."""
         return Loader(self.rows(split), batch_size, workers=self.config.workers, **options)
 
-    def open(self, split: str, field: str, **options: str) -> Source:
+    def open(self, split: str, field: str, **options: Any) -> Source:
         """One field of a split's records; `options` are those of `open_source`. With `validation_source` all
         of `source` is for training, and validation and test are that one's."""
         c = self.config
@@ -93,7 +103,7 @@ class Corpus:
         if kind == "bytes":
             return Tokenizer.train(kind)
         sources = self.sources("train")
-        key = digest([source.identity for source in sources], kind, size if kind == "bpe" else 0)
+        key = digest([source.identity for source in sources], kind, size if kind in LEAST else 0)
 
         def build(new: Path) -> None:
             texts = itertools.chain.from_iterable(source.texts() for source in sources)

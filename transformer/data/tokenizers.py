@@ -1,4 +1,4 @@
-"""Text to integers and back: bytes, characters, byte-level BPE, or any other `tokenizer.json`."""
+"""Text to integers and back: bytes, characters, byte-level BPE, words, or any other `tokenizer.json`."""
 
 import functools
 import json
@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import tokenizers
-from tokenizers import decoders, models, pre_tokenizers, trainers
+from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 
 from transformer.data.storage import digest
 from transformer.errors import UserError
@@ -86,9 +86,42 @@ class Tokenizer:
         """Number of tokens, the special ones included: ids are below it."""
         return max(self._backend.get_vocab().values()) + 1
 
+    def find(self, token: str) -> int | None:
+        """The id of a token by its exact name in the vocabulary; None where there is none."""
+        return self._backend.token_to_id(token)
+
+    @property
+    def unknown_id(self) -> int | None:
+        """The id of whatever the vocabulary does not have; None where it has everything."""
+        name = getattr(self._backend.model, "unk_token", None)
+        return None if name is None else self._backend.token_to_id(name)
+
     def encode(self, text: str) -> list[int]:
         """The ids of a text, without any special token."""
         return self._backend.encode(text, add_special_tokens=False).ids
+
+    def encode_with_spans(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
+        """The ids of a text, and from which character to which each of them stands in it."""
+        encoding = self._backend.encode(text, add_special_tokens=False)
+        return encoding.ids, encoding.offsets
+
+    def words(self) -> dict[str, int]:
+        """The words, and pieces of words, that are one token each, with its id: the one that stands for the
+        word after a space, as inside a text, or else the one at a text's beginning."""
+        shown = {self.decode([i]).strip() for i in range(self.vocab_size)} - {"", UNKNOWN}
+        words = sorted(self.normalize(word) for word in shown)
+        found: dict[str, int] = {}
+        for texts in ([f" {word}" for word in words], words):
+            encodings = self._backend.encode_batch_fast(texts, add_special_tokens=False)
+            for word, encoding in zip(words, encodings, strict=True):
+                if len(encoding.ids) == 1 and encoding.ids[0] != self.unknown_id:
+                    found.setdefault(word, encoding.ids[0])
+        return dict(sorted(found.items(), key=lambda item: item[1]))
+
+    def normalize(self, text: str) -> str:
+        """The text as it is read: in lower case, say."""
+        normalizer = self._backend.normalizer
+        return normalizer.normalize_str(text) if normalizer else text
 
     def decode(self, ids: Iterable[int]) -> str:
         """The text of ids, without special tokens; bytes that are not UTF-8 become U+FFFD."""
@@ -189,7 +222,23 @@ def _bpe(texts: Iterable[str], vocab_size: int) -> tokenizers.Tokenizer:
     return backend
 
 
-TOKENIZERS = {"bytes": _bytes, "characters": _characters, "bpe": _bpe}
+def _words(texts: Iterable[str], vocab_size: int) -> tokenizers.Tokenizer:
+    """The commonest words in lower case, and runs of other signs; one token stands for all others. What the
+    text was cannot be had back: `decode` puts one space between any two words."""
+    backend = tokenizers.Tokenizer(models.WordLevel(unk_token=UNKNOWN))
+    backend.normalizer = normalizers.Lowercase()
+    backend.pre_tokenizer = pre_tokenizers.Whitespace()
+    trainer = trainers.WordLevelTrainer(
+        vocab_size=vocab_size, special_tokens=[UNKNOWN, END], show_progress=False
+    )
+    backend.train_from_iterator(texts, trainer)
+    # With the same model anew, for the trainer's special tokens are never shown: an unknown word should be.
+    made = tokenizers.Tokenizer(models.WordLevel(backend.get_vocab(), unk_token=UNKNOWN))
+    made.normalizer, made.pre_tokenizer = backend.normalizer, backend.pre_tokenizer
+    return made
+
+
+TOKENIZERS = {"bytes": _bytes, "characters": _characters, "bpe": _bpe, "words": _words}
 """How a tokenizer is made from a text (in pieces) and a wanted size."""
 
 

@@ -34,15 +34,7 @@ class LikelihoodEvaluator:
         Raises:
           UserError: the loader has no batch.
         """
-        merged: dict[str, Sum] = {}
-        waiting: dict[str, Sum] = {}
-        for batch in itertools.islice(self._loader.iterate(0), self._batches or None):
-            terms = self._step(params, self._put(batch))
-            # Read one batch late, so that the devices work on this one meanwhile.
-            merged, waiting = merge((merged, _read(waiting))), terms
-        merged = merge((merged, _read(waiting)))
-        if not merged:
-            raise UserError("evaluation: the data has 0 batches; expected at least 1")
+        merged = total(self._step, params, self._loader, self._put, self._batches)
         results = {name: float(term.mean) for name, term in merged.items()}
         if "loss" in results:
             with np.errstate(over="ignore"):  # a loss that diverged has infinite perplexity
@@ -50,6 +42,26 @@ class LikelihoodEvaluator:
         return results
 
 
+def total(
+    step: Callable[[Params, Batch], dict[str, Sum]], params: Params, loader: Loader, put: Put, batches: int
+) -> dict[str, Sum]:
+    """What `step` finds of every batch of one pass (of the first `batches`, where that is not 0), added up.
+
+    Raises:
+      UserError: the loader has no batch.
+    """
+    merged: dict[str, Sum] = {}
+    waiting: dict[str, Sum] = {}
+    for batch in itertools.islice(loader.iterate(0), batches or None):
+        terms = step(params, put(batch))
+        # Read one batch late, so that the devices work on this one meanwhile.
+        merged, waiting = merge((merged, _read(waiting))), terms
+    merged = merge((merged, _read(waiting)))
+    if not merged:
+        raise UserError("evaluation: the data has 0 batches; expected at least 1")
+    return merged
+
+
 def _read(terms: dict[str, Sum]) -> dict[str, Sum]:
-    """Python floats, which are float64: counts stay exact where float32 would stop at 2^24."""
-    return jax.tree.map(float, jax.device_get(terms))
+    """In float64: counts stay exact where float32 would stop at 2^24."""
+    return jax.tree.map(lambda value: np.asarray(value, np.float64), jax.device_get(terms))

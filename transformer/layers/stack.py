@@ -80,6 +80,27 @@ def run_stack(
     return x_btd, jax.tree.map(lambda *leaves: jnp.stack(leaves), *sown)
 
 
+def run_blocks(
+    owner: nn.Module,
+    name: str,
+    block: nn.Module,
+    params_n: Any,
+    x_btd: jax.Array,
+    *,
+    dropping: bool,
+    train: bool,
+    **options: Any,
+) -> jax.Array:
+    """`run_stack` for the module that owns the blocks: its random numbers, where they drop anything in
+    training, and its intermediates, sown under `name` where someone looks at them."""
+    watch = owner.is_mutable_collection("intermediates") and not owner.is_initializing()
+    rng = owner.make_rng("dropout") if dropping and train else None
+    x_btd, sown = run_stack(block, params_n, x_btd, rng=rng, watch=watch, train=train, **options)
+    if watch:
+        owner.sow("intermediates", name, sown)
+    return x_btd
+
+
 def extend_stack(
     block: nn.Module,
     layers: list[Any],

@@ -7,6 +7,8 @@ from transformer.data.sources.base import SPLITS, Options, Source
 from transformer.data.sources.docstrings import Docstrings
 from transformer.data.sources.files import DOCUMENTS, TextFiles
 from transformer.data.sources.lines import Aligned, Columns, JsonLines
+from transformer.data.sources.snippets import Snippets
+from transformer.data.sources.spreadsheets import CommaSeparated
 from transformer.data.sources.stdlib import StandardLibrary
 from transformer.data.sources.tfds import TfdsText
 from transformer.data.sources.written_forms import WrittenForms
@@ -18,9 +20,11 @@ SOURCES: dict[str, Callable[[str, str, Options], Source]] = {
     "text": TextFiles,
     "jsonl": JsonLines,
     "tsv": Columns,
+    "csv": CommaSeparated,
     "aligned": Aligned,
     "tfds": TfdsText,
     "docstrings": Docstrings,
+    "snippets": Snippets,
     "written_forms": WrittenForms,
 }
 """By what stands before the colon: called with what stands behind it, the split and the options."""
@@ -33,6 +37,7 @@ def open_source(
     field: str = "text",
     document: str = "file",
     divide: bool = True,
+    numbers: bool = False,
     cache_dir: str | Path = "",
 ) -> Source:
     """The records of one split ("train", "validation", "test") of `stdlib`, `text:/path/*.txt`,
@@ -40,6 +45,7 @@ def open_source(
 
     `field` is where the text is in a record; `document` what one record of plain text is ("file", "line",
     "paragraph"). Files come without splits: `divide` divides them 90/5/5, else every split is the whole.
+    With `numbers` a field may also hold a number, which is read as its text.
 
     Raises:
       UserError: unknown source, split or document; missing, unreadable or empty files; an unknown field.
@@ -51,4 +57,5 @@ def open_source(
         raise UserError(f"{name}: no split {split!r}; splits there: {', '.join(SPLITS)}")
     if document not in DOCUMENTS:
         raise UserError(f"{name}: document {document!r}; expected one of {', '.join(DOCUMENTS)}")
-    return SOURCES[kind](argument, split, Options(data_folder(str(cache_dir)), field, document, divide))
+    options = Options(data_folder(str(cache_dir)), field, document, divide, numbers)
+    return SOURCES[kind](argument, split, options)

@@ -21,12 +21,14 @@ comes from a file), or at twice this where no line ends before."""
 class Options:
     """What a source may want to know besides its own argument: where the text is in a record (`field`),
     what one document of plain text is, whether a set without splits is to be divided into them (or every
-    split is the whole), and the folder for what has to be prepared."""
+    split is the whole), whether a number there is taken as its text, and the folder for what has to be
+    prepared."""
 
     folder: Path
     field: str = "text"
     document: str = "file"
     divide: bool = True
+    numbers: bool = False
 
 
 class Source(ABC):

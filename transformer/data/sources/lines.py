@@ -73,6 +73,9 @@ class JsonLines(LineFiles):
             raise UserError(f"{self._place(file, start)}: not JSON ({error.msg})") from None
         if not isinstance(record, dict):
             raise UserError(f"{self._place(file, start)}: {type(record).__name__}; expected a JSON object")
+        value = record.get(self.field)
+        if self._options.numbers and isinstance(value, int | float):
+            record[self.field] = json.dumps(value)
         try:
             self._field(record, file, start).encode()
         except UnicodeEncodeError:

@@ -35,7 +35,7 @@ class TfdsText(Source):
         features = list(info.features or {})
         if self.field not in features:
             raise UserError(f"tfds:{argument}: no field {self.field!r}; fields there: {', '.join(features)}")
-        self._split = split
+        self._split, self._features, self._numbers = split, info.features, options.numbers
         self.identity = f"tfds {info.full_name} {split} {self.field}"
 
     def __len__(self) -> int:
@@ -43,7 +43,8 @@ class TfdsText(Source):
 
     def __getitem__(self, index: int) -> dict[str, Any]:
         record = self._records[index]
-        return {key: _text(value) for key, value in record.items()}
+        record = {key: _text(value, self._features[key]) for key, value in record.items()}
+        return record | {self.field: str(record[self.field])} if self._numbers else record
 
     @functools.cached_property
     def _records(self) -> Sequence[dict[str, Any]]:
@@ -117,7 +118,10 @@ def _line(error: Exception) -> str:
     return f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else ''}"
 
 
-def _text(value: Any) -> Any:
+def _text(value: Any, feature: Any) -> Any:
+    """Text as text, and a class by its name."""
+    if hasattr(feature, "int2str"):
+        return feature.int2str(int(value)) if value >= 0 else ""
     return value.decode() if isinstance(value, bytes) else value
 
 

@@ -1,0 +1,128 @@
+"""Text classification: one label for each text, or for each pair of texts."""
+
+import itertools
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from experiments.labelling import Labelling, LabelLossConfig
+from transformer.data.labelled import LabelledData, LabelledDataConfig
+from transformer.data.tokenizers import Tokenizer
+from transformer.decoding.batching import fill, pad
+from transformer.errors import UserError
+from transformer.models.classifier import ClassifierConfig, TextClassifier
+from transformer.training.experiment import Batch, Params
+from transformer.training.flops import matmul_parameters, train_flops_per_token
+from transformer.training.loop import TrainConfig
+from transformer.training.optimizer import OptimizerConfig
+from transformer.training.parallel import ParallelConfig
+
+AT_ONCE = 32
+"""Texts that are classified together by `predict`."""
+
+
+@dataclass(frozen=True)
+class ClassificationConfig:
+    """A whole run: one group of keys for each part, listed in `configs/base.py`."""
+
+    experiment: str
+    seed: int
+    model: ClassifierConfig
+    data: LabelledDataConfig
+    loss: LabelLossConfig
+    optimizer: OptimizerConfig
+    train: TrainConfig
+    parallel: ParallelConfig
+
+    def __post_init__(self) -> None:
+        length, most = self.data.sequence_length, self.model.max_length
+        if length > most:
+            raise UserError(f"data.sequence_length: {length} is longer than model.max_length {most}")
+
+
+class Classification(Labelling):
+    """An encoder with a classifier on top, trained on texts that share rows."""
+
+    Config = ClassificationConfig
+
+    def __init__(
+        self,
+        config: ClassificationConfig,
+        tokenizer: Tokenizer | None = None,
+        labels: Sequence[str] | None = None,
+    ) -> None:
+        """`tokenizer` and `labels` are the run folder's; without them they are made of the training data."""
+        self.config = config
+        self.data = LabelledData(config.data, tokenizer, labels)
+        self.model = TextClassifier(config.model, self.data.markers.vocab_size, len(self.data.labels))
+
+    def init(self, rng: jax.Array) -> Any:
+        """The model's parameters, boxed with their logical axes."""
+        one = jnp.ones((1, 1), jnp.int32)
+        return self.model.init(rng, one, one, 1)["params"]
+
+    def logits(self, params: Params, batch: Batch, rng: jax.Array, train: bool) -> jax.Array:
+        """(b, k, c): k texts a row."""
+        return self.model.apply(
+            {"params": params},
+            batch["tokens"],
+            batch["segments"],
+            batch["labels"].shape[1],
+            positions_bt=batch["positions"],
+            types_bt=batch["types"],
+            train=train,
+            rngs={"dropout": rng},
+        )
+
+    @property
+    def tokens_per_example(self) -> int:
+        """The length of a row."""
+        return self.config.data.sequence_length
+
+    def flops_per_token(self, params: Params) -> float:
+        """6 N: attention over texts that share a row is little beside it (see `training.flops`)."""
+        return train_flops_per_token(matmul_parameters(params), 0, 0, 0)
+
+    def predict(self, params: Params, texts: Iterable[str], seed: int = 0) -> Iterator[list[str]]:
+        """For each text one line: its label, and all labels with their probabilities. Of a text that is too
+        long the beginning counts. Nothing is random in it: `seed` changes nothing."""
+
+        @jax.jit
+        def logits(
+            params: Params, tokens_bt: jax.Array, types_bt: jax.Array, lengths_b: jax.Array
+        ) -> jax.Array:
+            segments_bt = (jnp.arange(tokens_bt.shape[1]) < lengths_b[:, None]).astype(jnp.int32)
+            return self.model.apply({"params": params}, tokens_bt, segments_bt, 1, types_bt=types_bt)[:, 0]
+
+        framed = map(self.data.frame, texts)
+        while batch := list(itertools.islice(framed, AT_ONCE)):
+            filled, room = fill(batch, AT_ONCE), self.config.data.sequence_length
+            tokens_bt, lengths_b = pad([tokens for tokens, _ in filled], room, 0)
+            types_bt, _ = pad([types for _, types in filled], room, 0)
+            found_bc = np.asarray(logits(params, tokens_bt, types_bt, lengths_b))
+            yield from self.describe(found_bc[: len(batch)])
+
+    def opening_lines(self) -> list[str]:
+        """How often each label occurs, how the texts fill their rows, and what was done with those that do
+        not fit."""
+        rows: Any = self.train_data().rows  # type: ignore[attr-defined]
+        counts = self.data.label_counts("train")
+        shares = zip(self.data.labels, counts / counts.sum(), strict=True)
+        filled = f"{len(rows):,} rows, {rows.padding:.1%} of them padding"
+        listed = ", ".join(f"{label} {share:.1%}" for label, share in shares)
+        lines = [f"{len(rows.kept):,} training texts in {filled}: {listed}"]
+        if rows.cut:
+            most = self.config.data.sequence_length
+            lines.append(f"{rows.cut:,} texts are longer than {most} tokens: their ends are cut off")
+        if rows.skipped:
+            lines.append(f"{rows.skipped:,} texts are left out: they are empty or too long")
+        return lines
+
+    def example_flags(self) -> list[str]:
+        """The beginning of the first text of the validation split."""
+        first = "\t".join(next(self.data.texts("validation"))[0])
+        return [f"--prompt={first.splitlines()[0][:80]}"]

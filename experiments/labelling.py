@@ -1,0 +1,151 @@
+"""What all objectives share that give examples one of several labels."""
+
+import functools
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from experiments.pictures import save_picture
+from transformer.errors import UserError
+from transformer.evaluation.classification import ClassificationEvaluator, tally
+from transformer.training.experiment import Batch, Evaluator, Loader, Params, Put
+from transformer.training.hooks import Hook
+from transformer.training.metrics import Sum
+from transformer.training.state import State
+from transformer.visualization.classification import draw_classification
+
+
+@dataclass(frozen=True)
+class LabelLossConfig:
+    """How the loss of a classifier is formed; `configs/base.py` says what each key means."""
+
+    label_smoothing: float = 0.0
+    balance: bool = False
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.label_smoothing < 1:
+            raise UserError(f"label_smoothing: {self.label_smoothing}; expected a share in [0, 1)")
+
+
+class Labelling:
+    """A model that gives logits over `data.labels`; the loss is -log p(label), in nats.
+
+    A subclass sets `config`, `data` and `model` and has `logits`; a batch has `labels` and `weights` of the
+    shape of the logits without their last axis.
+    """
+
+    config: Any
+    data: Any
+    model: Any
+    continues = False
+
+    def logits(self, params: Params, batch: Batch, rng: jax.Array, train: bool) -> jax.Array:
+        """Float32 logits, one row for each label of the batch."""
+        raise NotImplementedError
+
+    def loss(self, params: Params, batch: Batch, rng: jax.Array, train: bool) -> dict[str, Sum]:
+        """`loss`, smoothed in training only, and `accuracy`, for each example by `weights`."""
+        logits = self.logits(params, batch, rng, train)
+        smoothing = self.config.loss.label_smoothing if train else 0.0
+        log_p = jax.nn.log_softmax(logits)
+        nll = -jnp.take_along_axis(log_p, batch["labels"][..., None], axis=-1)[..., 0]
+        smoothed = (1 - smoothing) * nll - smoothing * log_p.mean(axis=-1)
+        right = jnp.argmax(logits, axis=-1) == batch["labels"]
+        weights = self._weights(batch)
+        return {"loss": Sum.of(smoothed, weights), "accuracy": Sum.of(right, batch["weights"])}
+
+    def weigh(self, batch: Batch) -> dict[str, jax.Array]:
+        """The number of examples, each counted as the loss counts it."""
+        return {"loss": jnp.sum(self._weights(batch))}
+
+    @property
+    def dtype(self) -> str:
+        """The compute type of the model."""
+        return self.config.model.dtype
+
+    def train_data(self) -> Loader:
+        """Shuffled rows of the training split, without end."""
+        return self.loader("train", shuffle=True, repeat=True)
+
+    def evaluators(self, put: Put) -> dict[str, Evaluator]:
+        """Of the validation split loss, accuracy, F1 and calibration error."""
+
+        def step(params: Params, batch: Batch) -> dict[str, Sum]:
+            logits = self.logits(params, batch, jax.random.key(0), False)
+            return tally(logits, batch["labels"], batch["weights"])
+
+        limit = self.config.train.evaluate_batches
+        self._evaluator = ClassificationEvaluator(jax.jit(step), self.loader("validation"), put, limit)
+        return {"eval": self._evaluator}
+
+    def hooks(self, workdir: Path) -> list[Hook]:
+        """A picture of what the last evaluation found, after each."""
+        return [ConfusionPicture(self.config.train.evaluate_every, self, workdir)]
+
+    def closing_lines(self, measured: dict[str, float]) -> list[str]:
+        """The accuracy beside that of always answering with the commonest label."""
+        matrix = self._evaluator.last["confusion"]
+        commonest = int(matrix.sum(axis=1).argmax())
+        always = matrix.sum(axis=1)[commonest] / max(matrix.sum(), 1)
+        return [
+            f"validation accuracy {measured['eval/accuracy']:.2%} of {int(matrix.sum()):,}, "
+            f"macro F1 {measured['eval/f1']:.4f}; always {self.data.labels[commonest]!r}: {always:.2%}"
+        ]
+
+    def describe(self, logits_nc: np.ndarray) -> list[list[str]]:
+        """One line for each row of logits: the label, then every label with its probability, likeliest
+        first, tabs between."""
+        shifted = np.exp(logits_nc - logits_nc.max(axis=1, keepdims=True))
+        lines = []
+        for p_c in shifted / shifted.sum(axis=1, keepdims=True):
+            order = np.argsort(-p_c, kind="stable")
+            listed = [f"{self.data.labels[i]}={p_c[i]:.4f}" for i in order]
+            lines.append(["\t".join([self.data.labels[order[0]], *listed])])
+        return lines
+
+    def loader(self, split: str, **order: bool) -> Loader:
+        """Batches of a split, of this process's rows."""
+        return self.data.loader(
+            split,
+            self.config.train.batch_size,
+            seed=self.config.seed,
+            process_index=jax.process_index(),
+            process_count=jax.process_count(),
+            **order,
+        )
+
+    def _weights(self, batch: Batch) -> jax.Array:
+        """1 for each example; with `loss.balance` n / (c n_label), so that all c labels weigh the same
+        together in the n training examples."""
+        if not self.config.loss.balance:
+            return batch["weights"]
+        return batch["weights"] * jnp.asarray(self._balance)[batch["labels"]]
+
+    @functools.cached_property
+    def _balance(self) -> np.ndarray:
+        counts_c = np.maximum(self.data.label_counts("train"), 1)
+        return (counts_c.sum() / (len(counts_c) * counts_c)).astype(np.float32)
+
+
+class ConfusionPicture(Hook):
+    """Draws confusion matrix and calibration of the evaluation before it: `workdir`/classes/<step>.png, and
+    in TensorBoard."""
+
+    def __init__(self, every: int, experiment: Labelling, workdir: Path):
+        super().__init__(every)
+        self.experiment, self.workdir = experiment, workdir
+
+    def __call__(self, step: int, state: State, metrics: Any) -> None:
+        """Draws on the first process."""
+        last = self.experiment._evaluator.last
+        if last and jax.process_index() == 0:
+            labels = self.experiment.data.labels
+
+            def draw(path: Path) -> None:
+                draw_classification(last["confusion"], last["calibration"], labels, path)
+
+            save_picture("classes", draw, step, self.workdir)

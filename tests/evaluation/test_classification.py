@@ -1,0 +1,79 @@
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from transformer.evaluation.classification import (
+    BINS,
+    ClassificationEvaluator,
+    calibration_error,
+    f1_scores,
+    tally,
+)
+
+
+def counted_by_hand(logits, labels, weights):
+    """Everything in float64, one example at a time."""
+    classes = logits.shape[-1]
+    nll, right, confusion = [], [], np.zeros((classes, classes))
+    bins = [[] for _ in range(BINS)]
+    for logit, label, weight in zip(
+        logits.reshape(-1, classes), labels.ravel(), weights.ravel(), strict=True
+    ):
+        if weight:
+            p = np.exp(logit.astype(float) - logit.max())
+            p /= p.sum()
+            found = int(p.argmax())
+            nll.append(-np.log(p[label]))
+            right.append(found == label)
+            confusion[label, found] += 1
+            bins[min(int(p.max() * BINS), BINS - 1)].append((p.max(), found == label))
+    error = sum(
+        len(b) / len(nll) * abs(np.mean([c for c, _ in b]) - np.mean([r for _, r in b])) for b in bins if b
+    )
+    f1 = []
+    for c in range(classes):
+        tp = confusion[c, c]
+        precision, recall = tp / max(confusion[:, c].sum(), 1), tp / max(confusion[c].sum(), 1)
+        f1.append(2 * precision * recall / (precision + recall) if precision + recall else 0.0)
+    scores = {"loss": np.mean(nll), "accuracy": np.mean(right), "f1": np.mean(f1), "calibration_error": error}
+    return scores, confusion
+
+
+class Batches:
+    def __init__(self, batches):
+        self.batches = batches
+
+    def iterate(self, start):
+        return iter(self.batches[start:])
+
+
+@pytest.mark.parametrize("classes", [2, 5])
+def test_scores_of_ragged_batches_are_those_of_the_whole(rng, classes):
+    logits = rng.normal(size=(7, 4, 3, classes)).astype(np.float32) * 2
+    labels = rng.integers(0, classes, (7, 4, 3)).astype(np.int32)
+    weights = (rng.random((7, 4, 3)) < 0.6).astype(np.float32)
+    weights[3] = 0
+    batches = [
+        {"logits": a, "labels": b, "weights": c} for a, b, c in zip(logits, labels, weights, strict=True)
+    ]
+    step = jax.jit(lambda params, batch: tally(batch["logits"], batch["labels"], batch["weights"]))
+    evaluator = ClassificationEvaluator(step, Batches(batches), lambda batch: batch)
+    found = evaluator(None)
+    expected, confusion = counted_by_hand(logits, labels, weights)
+    assert found == pytest.approx(expected, rel=1e-5)
+    np.testing.assert_array_equal(evaluator.last["confusion"], confusion)
+
+
+def test_a_class_that_never_occurs_has_no_part_in_anything_infinite():
+    confusion = np.array([[5, 0, 0], [1, 3, 0], [0, 0, 0]])
+    np.testing.assert_allclose(f1_scores(confusion), [10 / 11, 6 / 7, 0])
+    assert calibration_error(np.zeros((3, BINS))) == 0
+
+
+def test_certain_and_right_is_calibrated(rng):
+    labels = jnp.asarray(rng.integers(0, 4, 100))
+    sums = tally(100 * jax.nn.one_hot(labels, 4), labels, jnp.ones(100))
+    assert calibration_error(np.asarray(sums["calibration"].total)) == pytest.approx(0, abs=1e-6)
+    sums = tally(100 * jax.nn.one_hot((labels + 1) % 4, 4), labels, jnp.ones(100))
+    assert calibration_error(np.asarray(sums["calibration"].total)) == pytest.approx(1, abs=1e-6)

@@ -1,0 +1,88 @@
+"""Packing texts that are framed by markers, `[CLS] text [SEP]`: several in one row, each with its label."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from transformer.data.markers import Markers
+from transformer.data.pair_packing import pack
+from transformer.data.token_cache import TokenCache
+from transformer.errors import UserError
+
+
+class PackedTexts:
+    """Rows of texts, each put into the first open row that has room for it.
+
+    Text i of a row (i = 1, 2, ...) has segment i; 0 is padding. A row is a dictionary of arrays, (t,):
+
+    - `tokens`: int32, `[CLS] text [SEP]`, or for pairs `[CLS] first [SEP] second [SEP]`;
+    - `segments`, `positions`: int32; `types`: int32, 1 in the second text and its `[SEP]`, else 0;
+
+    and of arrays (k,), with k the most texts that any row has: `labels`, int32, and `weights`, float32, 1
+    where there is a text. Texts are taken in an order of their own, the same always. One that is empty is
+    left out; one that is longer than a row is cut at its end (of a pair the longer text first), left out,
+    or refused, as `too_long` says. `skipped` and `cut` count them.
+
+    Raises:
+      UserError: a text that is too long, where those are refused; no text at all.
+    """
+
+    def __init__(
+        self,
+        caches: Sequence[TokenCache],
+        labels: np.ndarray,
+        markers: Markers,
+        sequence_length: int,
+        too_long: str = "cut",
+    ) -> None:
+        """The caches hold the first and, for pairs, the second texts; `labels` (n,) one number for each."""
+        self.caches, self.labels, self.markers = caches, labels, markers
+        self.sequence_length = sequence_length
+        # A document is `[bos] + tokens + [eos]`; here the text has 1 + its number of texts markers.
+        lengths_nc = np.stack([np.diff(cache.offsets) - 2 for cache in caches], axis=1)
+        total_n = lengths_nc.sum(axis=1) + 1 + len(caches)
+        empty_n = (lengths_nc < 1).any(axis=1)
+        long_n = (total_n > sequence_length) & ~empty_n
+        if too_long == "refuse" and long_n.any():
+            first = int(np.flatnonzero(long_n)[0])
+            raise UserError(
+                f"text {first + 1} has {total_n[first]} tokens, its markers among them; "
+                f"data.sequence_length is {sequence_length}"
+            )
+        left_out_n = empty_n | long_n if too_long == "skip" else empty_n
+        self.skipped, self.cut = int(left_out_n.sum()), int((long_n & ~left_out_n).sum())
+        self.kept = np.flatnonzero(~left_out_n)
+        if not len(self.kept):
+            raise UserError(f"no text is left of {len(total_n)}: each is empty or too long")
+        self._lengths_n = np.minimum(total_n, sequence_length)
+        self._rows = pack(self._lengths_n[:, None], self.kept, [sequence_length])
+        self.most = max(map(len, self._rows))
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    @property
+    def padding(self) -> float:
+        """The share of all rows' tokens that is padding."""
+        return 1 - self._lengths_n[self.kept].sum() / (len(self) * self.sequence_length)
+
+    def batch(self, rows: np.ndarray) -> dict[str, np.ndarray]:
+        """The rows of the given numbers, stacked; number -1 is a row of padding."""
+        b, t = len(rows), self.sequence_length
+        batch = {
+            name: np.zeros((b, t), np.int32) for name in ("tokens", "segments", "positions", "types")
+        } | {
+            "labels": np.zeros((b, self.most), np.int32),
+            "weights": np.zeros((b, self.most), np.float32),
+        }
+        for i, row in enumerate(rows):
+            start = 0
+            for k, text in enumerate(self._rows[row] if row >= 0 else ()):
+                tokens, types = self.markers.frame([cache.document(text)[1:-1] for cache in self.caches], t)
+                here = np.s_[i, start : start + len(tokens)]
+                batch["tokens"][here], batch["types"][here] = tokens, types
+                batch["segments"][here] = k + 1
+                batch["positions"][here] = np.arange(len(tokens))
+                batch["labels"][i, k], batch["weights"][i, k] = self.labels[text], 1
+                start += len(tokens)
+        return batch

@@ -1,0 +1,123 @@
+"""Texts with labels, or pairs of texts with labels: from a config's `data` group to batches."""
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from transformer.data.corpus import Corpus, CorpusConfig, naming
+from transformer.data.framed_packing import PackedTexts
+from transformer.data.markers import Markers
+from transformer.data.sources import Source
+from transformer.data.storage import build_once, digest
+from transformer.data.token_cache import TokenCache
+from transformer.data.tokenizers import Tokenizer
+from transformer.errors import UserError
+
+
+@dataclass(frozen=True)
+class LabelledDataConfig(CorpusConfig):
+    """Texts with labels, packed into rows; `configs/base.py` says what each key means."""
+
+    source: str = "snippets"
+    text_field: str = "text"
+    second_field: str = ""
+    label_field: str = "label"
+    sequence_length: int = 256
+    too_long: Literal["cut", "skip", "refuse"] = "cut"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.sequence_length < 4:
+            raise UserError(f"sequence_length: {self.sequence_length}; expected at least 4, markers and text")
+
+
+class LabelledData(Corpus):
+    """The labelled texts of a config; raises as `Corpus` does, and where the labels are of no use."""
+
+    config: LabelledDataConfig
+
+    def __init__(
+        self,
+        config: LabelledDataConfig,
+        tokenizer: Tokenizer | None = None,
+        labels: Sequence[str] | None = None,
+    ) -> None:
+        """`tokenizer` and `labels`, a run folder's own, go before what the data say."""
+        super().__init__(config, tokenizer)
+        self.markers = Markers.of(self.tokenizer)
+        self.labels = list(labels or self._find_labels())
+
+    def kept(self) -> dict[str, Any]:
+        """The tokenizer and the names of the labels, in the order of the model's outputs."""
+        return super().kept() | {"labels": self.labels}
+
+    def sources(self, split: str) -> Sequence[Source]:
+        """The texts of a split; for pairs the first ones, and then the second ones in the same order."""
+        fields = [self.config.text_field, self.config.second_field]
+        return [self.open(split, field) for field in fields if field]
+
+    def rows(self, split: str) -> PackedTexts:
+        """The packed rows of a split, tokenised first where that was never done.
+
+        Raises:
+          UserError: a label that the training data do not have.
+        """
+        names = self._labels_of(split)
+        numbers = {name: number for number, name in enumerate(self.labels)}
+        for index, name in enumerate(names):
+            if name not in numbers:
+                known = ", ".join(map(repr, self.labels))
+                key = "validation_source" if self.config.validation_source else "source"
+                where = f"data.{key}: record {index + 1} of {split}"
+                raise UserError(f"{where} has the label {name!r}; those of the training data are {known}")
+        labels = np.array([numbers[name] for name in names], np.int32)
+        caches = [TokenCache.of(source, self.tokenizer, self.folder) for source in self.sources(split)]
+        with naming("too_long"):
+            return PackedTexts(
+                caches, labels, self.markers, self.config.sequence_length, self.config.too_long
+            )
+
+    def texts(self, split: str) -> Iterator[tuple[tuple[str, ...], str]]:
+        """The texts of a split as they are, with the names of their labels."""
+        sources, names = self.sources(split), self._labels_of(split)
+        for index, name in enumerate(names):
+            yield tuple(source.text(index) for source in sources), name
+
+    def label_counts(self, split: str) -> np.ndarray:
+        """How many records of a split have each label, (c,)."""
+        names = self._labels_of(split)
+        return np.array([names.count(label) for label in self.labels])
+
+    def frame(self, text: str) -> tuple[np.ndarray, np.ndarray]:
+        """The tokens that a model reads of a text (or two, with a tab between them), cut to a row's length,
+        and the type of each: 0, or 1 in the second text."""
+        parts = text.split("\t", 1) if self.config.second_field else [text]
+        ids = [np.array(self.tokenizer.encode(part), np.int32) for part in parts]
+        return self.markers.frame(ids, self.config.sequence_length)
+
+    def _find_labels(self) -> list[str]:
+        found = set(self._labels_of("train"))
+        if len(found) < 2:
+            only = ", ".join(map(repr, found)) or "none"
+            raise UserError(
+                f"data.label_field: all training data have the label {only}; expected two or more"
+            )
+        numbers = all(name.lstrip("-").isdecimal() for name in found)
+        return sorted(found, key=int if numbers else str)
+
+    def _labels_of(self, split: str) -> list[str]:
+        """The label of each record; read once, and kept beside the tokens."""
+        source = self.open(split, self.config.label_field, numbers=True)
+        if not len(source):
+            raise UserError(f"{source.name}: no records; give more, or data.validation_source")
+
+        def build(new: Path) -> None:
+            names = [source.text(index).strip() for index in range(len(source))]
+            (new / "labels.json").write_text(json.dumps(names), encoding="utf-8")
+
+        folder = build_once(self.folder / "labels" / digest(source.identity), build)
+        return json.loads((folder / "labels.json").read_text(encoding="utf-8"))

@@ -1,0 +1,30 @@
+"""The embedded corpus of texts with labels: functions of the Python standard library, and their packages."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from transformer.data.sources.base import SPLITS, falls_in
+from transformer.data.sources.library_records import LibraryRecords, functions
+
+PACKAGES = ("asyncio", "email", "encodings", "idlelib", "importlib", "multiprocessing", "tkinter", "unittest")
+SHORTEST = 80
+"""Characters of a function; shorter ones are alike everywhere."""
+
+
+class Snippets(LibraryRecords):
+    """`snippets`: {"text": a function without its docstring, "label": the package that it is of, "path": its
+    module's}; a hash of the text says in which split it is, so that functions that are copies stay together.
+    """
+
+    KIND, VERSION = "snippets", 1
+    FIELDS = ("text", "label", "path")
+
+    @classmethod
+    def read(cls, name: str, path: Path) -> Iterator[tuple[str, tuple[str, ...]]]:
+        """The functions of a module of `PACKAGES`."""
+        package = name.split("/")[0]
+        if package in PACKAGES:
+            for _, _, text in functions(path):
+                if len(text) >= SHORTEST:
+                    split = next(split for split in SPLITS if falls_in(split, text.encode()))
+                    yield split, (text, package, name)

@@ -1,0 +1,58 @@
+"""Tables as spreadsheets write them: comma-separated values, quoted where they hold commas or lines."""
+
+import csv
+import functools
+from collections.abc import Iterator
+from typing import Any
+
+from transformer.data.sources.base import SPLITS, Options, falls_in
+from transformer.data.sources.files import MANY, Files
+from transformer.errors import UserError
+
+
+class CommaSeparated(Files):
+    """`csv:GLOB`, whose first line names the columns; a quoted value may hold commas, quotes ("") and lines.
+
+    Divided into splits as lines are. The whole table is held in memory.
+
+    Raises:
+      UserError: no such file, no such column, or (when read) a row with more or fewer values than columns,
+        or text that is not UTF-8.
+    """
+
+    def __init__(self, pattern: str, split: str, options: Options) -> None:
+        super().__init__("csv", pattern, split, options)
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        return self._rows[index]
+
+    @functools.cached_property
+    def _rows(self) -> list[dict[str, str]]:
+        rows = [row for file in range(len(self._files)) for row in self._read(file)]
+        low, high = SPLITS[self._split]
+        if not self._options.divide:
+            return rows
+        if len(rows) < MANY:
+            return rows[int(low * len(rows)) : int(high * len(rows))]
+        return [row for row in rows if falls_in(self._split, "\0".join(row.values()).encode())]
+
+    def _read(self, file: int) -> Iterator[dict[str, str]]:
+        size, path = self._sizes[file], self._files[file]
+        text = self._decode(file, 0, size) if size else ""
+        reader = csv.reader((line + "\n" for line in text.removeprefix("\ufeff").split("\n")), strict=True)
+        try:
+            names = next(reader, [])
+            if self.field not in names:
+                found = ", ".join(names) or "none"
+                raise UserError(f"{path}:1: no column {self.field!r}; columns there: {found}")
+            for values in reader:
+                if len(values) != len(names) and values:
+                    where = f"{path}:{reader.line_num}"
+                    raise UserError(f"{where}: {len(values)} values; the first line names {len(names)}")
+                if values:
+                    yield dict(zip(names, values, strict=True))
+        except csv.Error as error:
+            raise UserError(f"{path}:{reader.line_num}: {error}") from None

@@ -1,0 +1,83 @@
+"""How well classes are told apart: accuracy, F1, the confusion matrix, calibration."""
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from transformer.evaluation.likelihood import total
+from transformer.training.experiment import Batch, Loader, Params, Put
+from transformer.training.metrics import Sum
+
+BINS = 15
+"""Of confidence, between 0 and 1, for the calibration error."""
+
+
+def tally(logits: jax.Array, labels: jax.Array, weights: jax.Array) -> dict[str, Sum]:
+    """What is counted of a batch, logits (..., c) against labels (...) of weight 0 or 1: sums that merge.
+
+    `loss`: -log p(label), in nats; `accuracy`; `confusion`: (c, c), the count of each (label, prediction);
+    `calibration`: (3, BINS), of the predictions of each bin of confidence their count, the sum of their
+    confidences and the number of right ones.
+    """
+    classes = logits.shape[-1]
+    log_p = jax.nn.log_softmax(logits.astype(jnp.float32)).reshape(-1, classes)
+    labels, weights = labels.reshape(-1), weights.reshape(-1)
+    found = jnp.argmax(log_p, axis=-1)
+    confidence = jnp.exp(jnp.max(log_p, axis=-1))
+    right = (found == labels).astype(jnp.float32)
+    nll = -jnp.take_along_axis(log_p, labels[:, None], axis=-1)[:, 0]
+    bins = jnp.minimum((confidence * BINS).astype(jnp.int32), BINS - 1)
+    in_bin = jax.nn.one_hot(bins, BINS) * weights[:, None]
+    truth = jax.nn.one_hot(labels, classes) * weights[:, None]
+    one = jnp.float32(1)
+    return {
+        "loss": Sum.of(nll, weights),
+        "accuracy": Sum.of(right, weights),
+        "confusion": Sum(truth.T @ jax.nn.one_hot(found, classes), one),
+        "calibration": Sum(jnp.stack([jnp.ones_like(right), confidence, right]) @ in_bin, one),
+    }
+
+
+def f1_scores(confusion_cc: np.ndarray) -> np.ndarray:
+    """For each class F1 = 2 TP / (2 TP + FP + FN), of a matrix of counts (label, prediction); 0 for a class
+    that neither occurs nor is predicted."""
+    hits = np.diag(confusion_cc)
+    both = confusion_cc.sum(axis=0) + confusion_cc.sum(axis=1)
+    return np.divide(2 * hits, both, out=np.zeros(len(hits)), where=both > 0)
+
+
+def calibration_error(calibration_3n: np.ndarray) -> float:
+    """sum over bins of (share of predictions) |accuracy - mean confidence|.
+
+    Source: Guo et al. 2017, "On calibration of modern neural networks", equation 3.
+    """
+    counts, confidence, right = calibration_3n
+    return float(np.abs(right - confidence).sum() / max(counts.sum(), 1))
+
+
+class ClassificationEvaluator:
+    """Loss, accuracy, macro F1 and calibration error over one pass of `loader`.
+
+    `step` is the compiled (params, batch) -> what `tally` counts. `last` keeps the matrices of the last
+    pass for pictures: {"confusion": ..., "calibration": ...}.
+    """
+
+    def __init__(
+        self, step: Callable[[Params, Batch], dict[str, Sum]], loader: Loader, put: Put, batches: int = 0
+    ) -> None:
+        """`put` brings a batch onto the devices, and `batches` limits the pass (0: all)."""
+        self._step, self._loader, self._put, self._batches = step, loader, put, batches
+        self.last: dict[str, np.ndarray] = {}
+
+    def __call__(self, params: Params) -> dict[str, float]:
+        """{"loss": nats, "accuracy": ..., "f1": the classes' mean, "calibration_error": ...}."""
+        found = total(self._step, params, self._loader, self._put, self._batches)
+        self.last = {name: np.asarray(found[name].total) for name in ("confusion", "calibration")}
+        return {
+            "loss": float(found["loss"].mean),
+            "accuracy": float(found["accuracy"].mean),
+            "f1": float(f1_scores(self.last["confusion"]).mean()),
+            "calibration_error": calibration_error(self.last["calibration"]),
+        }

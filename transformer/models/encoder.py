@@ -1,0 +1,109 @@
+"""The Transformer encoder: every place of a sequence sees the whole of it."""
+
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+from flax import linen as nn
+
+from transformer.errors import UserError
+from transformer.layers.embedding import Embedding
+from transformer.layers.masks import Mask
+from transformer.layers.stack import init_stack, run_blocks
+from transformer.models.decoder import DecoderConfig
+
+
+@dataclass(frozen=True)
+class EncoderConfig(DecoderConfig):
+    """The shape of an encoder of text; `configs/base.py` says what each key means."""
+
+    num_token_types: int = 2
+    embedding_norm: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.num_token_types < 1:
+            raise UserError(f"num_token_types: {self.num_token_types}; expected at least 1")
+
+
+class Encoder(nn.Module):
+    """Norm(Block_n(... Block_1(Dropout(Norm(x + positions))))), both norms where the config has them.
+
+    The text's encoder and the image's share it. Source: Vaswani et al. 2017 (the encoder), Devlin et al.
+    2019 (`embedding_norm`, the norm before the first block).
+    """
+
+    config: DecoderConfig
+    embedding_norm: bool = False
+
+    @nn.compact
+    def __call__(
+        self, x_btd: jax.Array, segments_bt: jax.Array | None, positions_bt: jax.Array, train: bool = False
+    ) -> jax.Array:
+        """(b, t, d) -> (b, t, d); places see one another where their segments are equal (None: all)."""
+        c = self.config
+        x_btd = c.positions(name="position").embed(x_btd, positions_bt)
+        if self.embedding_norm:
+            x_btd = c.normalization(name="embedding_norm")(x_btd)
+        x_btd = nn.Dropout(c.embedding_dropout)(x_btd, deterministic=not train)
+        x_btd = nn.with_logical_constraint(x_btd, ("batch", "length", "activation_embed"))
+        block = c.block()
+        example = {"mask": Mask(), "positions_bt": jnp.zeros((1, 1), jnp.int32)}
+        params_n = self.param(
+            "blocks", init_stack(block, c.num_layers), jnp.zeros((1, 1, c.d_model), c.dtype), **example
+        )
+        x_btd = run_blocks(
+            self,
+            "blocks",
+            block,
+            params_n,
+            x_btd,
+            dropping=c.dropout > 0 or c.attention_dropout > 0,
+            scan=c.scan_layers,
+            remat=c.remat,
+            mask=Mask(segments_bt, segments_bt),
+            positions_bt=positions_bt,
+            train=train,
+        )
+        return x_btd if c.norm_placement == "post" else c.normalization(name="final_norm")(x_btd)
+
+
+class TextEncoder(nn.Module):
+    """Encoder(token + type + position), one vector for each token of the text.
+
+    Types tell the first text of a pair from the second (Devlin et al. 2019, section 3); with
+    `num_token_types` 1 there are none.
+    """
+
+    config: EncoderConfig
+    vocab_size: int
+
+    def setup(self) -> None:
+        """The tables of tokens and types, and the blocks."""
+        c = self.config
+        self.embedding = Embedding(self.vocab_size, c.d_model, c.vocab_multiple, c.scale_embeddings, c.dtype)
+        if c.num_token_types > 1:
+            self.token_types = Embedding(c.num_token_types, c.d_model, 1, c.scale_embeddings, c.dtype)
+        self.trunk = Encoder(c, c.embedding_norm)
+
+    def __call__(
+        self,
+        tokens_bt: jax.Array,
+        *,
+        segments_bt: jax.Array | None = None,
+        positions_bt: jax.Array | None = None,
+        types_bt: jax.Array | None = None,
+        train: bool = False,
+    ) -> jax.Array:
+        """(b, t) tokens -> (b, t, d). Segments keep texts that share a row apart (None: a row is one text
+        without padding), positions count within each, types are 0 or 1 (None: all 0)."""
+        if positions_bt is None:
+            positions_bt = jnp.broadcast_to(jnp.arange(tokens_bt.shape[1]), tokens_bt.shape)
+        x_btd = self.embedding(tokens_bt)
+        if self.config.num_token_types > 1:
+            x_btd += self.token_types(jnp.zeros_like(tokens_bt) if types_bt is None else types_bt)
+        return self.trunk(x_btd, segments_bt, positions_bt, train)
+
+    def attend(self, x_btd: jax.Array) -> jax.Array:
+        """(..., d) -> float32 logits (..., v), tied to the embedding."""
+        return self.embedding.attend(x_btd)
