@@ -131,6 +131,42 @@ def test_reordering_moves_rows(rng):
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-4), got, expected)
 
 
+@pytest.mark.parametrize("changes", [
+    {"position": "rope", "num_kv_heads": 2},
+    {"position": "learned", "norm_placement": "post"},
+    {"kernel": "reference"},
+])  # fmt: skip
+def test_whatever_beams_do_they_have_read_their_texts(rng, changes):
+    """Copies of prompts, copied again, that change places, read one token or several, and forget some."""
+    model, params = make(rng, num_layers=1, **changes)
+    tokens, lengths = prompts(rng, [5, 2])
+    reads, forgets = rng.integers(1, 4, 5).tolist(), [0, *rng.integers(0, 2, 4).tolist()]
+    texts = [tokens[i, : lengths[i]].tolist() for i in (0, 1) for _ in range(6)]
+    inputs, expected_texts = [], []
+    for n, lost in zip(reads, forgets, strict=True):
+        rows = np.concatenate([rng.integers(0, 6, 6), rng.integers(6, 12, 6)])
+        new = rng.integers(0, VOCAB, (12, n)).astype(np.int32)
+        texts = [texts[row][: len(texts[row]) - lost] + new[i].tolist() for i, row in enumerate(rows)]
+        inputs.append((rows, new, lost))
+        expected_texts.append(texts)
+    longest = max(map(len, texts)) + len(forgets)
+
+    @hasty
+    def run(stepper):
+        _, cache = stepper.prefill(tokens, lengths, 20)
+        cache, found = stepper.repeat(stepper.repeat(cache, 2), 3), []
+        for rows, new, lost in inputs:
+            logits, cache = stepper.extend(new, stepper.rewind(stepper.reorder(cache, rows), lost))
+            found.append(logits[:, -1])
+        return found
+
+    full = hasty(lambda padded: model.apply({"params": params}, padded)[..., :VOCAB])
+    for got, texts in zip(run(DecoderStepper.of(model, params)), expected_texts, strict=True):
+        padded = np.stack([np.pad(text, (0, longest - len(text))) for text in texts])
+        expected = np.asarray(full(padded))[np.arange(12), [len(text) - 1 for text in texts]]
+        np.testing.assert_allclose(got, expected, atol=2e-4)
+
+
 def test_a_cache_that_grew_goes_on_as_before(rng):
     model, params = make(rng)
     tokens, lengths = prompts(rng, [3, 7])

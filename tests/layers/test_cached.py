@@ -28,26 +28,57 @@ def test_equals_the_reference(rng, b, t, h, g, with_bias):
     np.testing.assert_allclose(got, expected, atol=1e-5)
 
 
+@pytest.mark.parametrize("with_bias", [False, True])
+@pytest.mark.parametrize("m,r,t,h,g", [(1, 1, 1, 2, 2), (2, 3, 1, 4, 2), (1, 4, 2, 4, 4), (3, 2, 3, 2, 1)])
+def test_rows_that_share_keys_see_those_of_their_ancestors(rng, m, r, t, h, g, with_bias):
+    b, s, k, start = m * r, 7, 5, 3
+    normal = lambda *shape: rng.normal(size=shape).astype(np.float32)  # noqa: E731
+    q, key, value = normal(b, t, h, k), normal(b, s, g, k), normal(b, s, g, k)
+    ancestors = rng.integers(0, r, (m, r, s))
+    valid = rng.random((b, s)) < 0.7
+    valid[:, start] = True
+    bias = normal(b, h, t, s) if with_bias else None
+    indices = jnp.broadcast_to(start + jnp.arange(t), (b, t))
+
+    own_key, own_value = np.empty_like(key), np.empty_like(value)
+    for source, row, slot in np.ndindex(m, r, s):
+        there = source * r + ancestors[source, row, slot]
+        own_key[source * r + row, slot] = key[there, slot]
+        own_value[source * r + row, slot] = value[there, slot]
+    alone = Mask(query_indices_bt=indices, key_valid_bs=valid, causal=True)
+    expected = reference(q, own_key, own_value, mask=alone, bias=bias)
+    mask = alone.replace(ancestors_mrs=jnp.asarray(ancestors, jnp.int32))
+    for kernel in (cached, reference):
+        got = jax.jit(lambda *inputs, kernel=kernel: kernel(*inputs, mask=mask, bias=bias))(q, key, value)
+        np.testing.assert_allclose(got, expected, atol=1e-5)
+
+
+@pytest.mark.parametrize("r", [0, 1, 4])
 @pytest.mark.parametrize("b", [1, 4])
-def test_a_loop_of_steps_writes_in_place(b):
-    """The compiled body of a decoding loop makes no array as large as the cache, except the cache."""
+def test_a_loop_of_steps_writes_in_place(b, r):
+    """The compiled body of a decoding loop, with r beams a prompt or without any, makes no array as large as
+    the cache, except the cache."""
     g, s, k = 4, 128, 32
 
     def step(state):
         cache, q_bthk = state
+        if r:
+            cache = cache.take(jnp.argsort(q_bthk[:, 0, 0, 0])).own(cache.filled_b[0])
         layer = cache.layers[0].write(
             LayerCache(q_bthk.swapaxes(1, 2), 2 * q_bthk.swapaxes(1, 2)), cache.filled_b[0]
         )
-        mask = Mask(query_indices_bt=cache.filled_b[:, None], causal=True)
+        indices_bt = cache.filled_b[:, None]
+        mask = Mask(query_indices_bt=indices_bt, ancestors_mrs=cache.ancestors_mrs, causal=True)
         out = cached(q_bthk, layer.key_bgsk.swapaxes(1, 2), layer.value_bgsk.swapaxes(1, 2), mask=mask)
-        return Cache((layer,), cache.offsets_b, cache.filled_b + 1), out
+        return cache.replace(layers=(layer,), filled_b=cache.filled_b + 1), out
 
     def loop(q_bthk):
         cache = Cache.empty(1, jnp.zeros(b, jnp.int32), s, g, k, jnp.float32)
+        cache = cache.repeat(r) if r else cache
         return jax.lax.while_loop(lambda state: state[0].filled_b[0] < s, step, (cache, q_bthk))
 
-    compiled = jax.jit(loop).lower(jnp.zeros((b, 1, g, k))).compile()
-    size = b * g * s * k * 4
+    compiled = jax.jit(loop).lower(jnp.zeros((b * max(r, 1), 1, g, k))).compile()
+    size = b * max(r, 1) * g * s * k * 4
     assert compiled.memory_analysis().temp_size_in_bytes < size
     big = [
         line

@@ -111,6 +111,31 @@ def test_rows_that_share_a_source_are_rows_of_their_own(rng):
     np.testing.assert_allclose(*both(params), atol=2e-5)
 
 
+@pytest.mark.parametrize("config", [SMALL, VARIANTS[3]])
+def test_targets_that_change_places_are_read_as_if_alone(rng, config):
+    model, params = make(config, rng)
+    source, lengths = tokens_of(rng, 2, 5), np.array([5, 3], np.int32)
+    new = tokens_of(rng, 4, 6)
+    rows = np.concatenate([rng.integers(0, 3, (4, 3)), rng.integers(3, 6, (4, 3))], axis=1)
+    texts = np.zeros((6, 1), np.int32)
+    for i in range(4):
+        texts = np.concatenate([texts[rows[i]], new[i][:, None]], axis=1)
+
+    @jax.jit
+    def both(params):
+        stepper = model.stepper(params, 0)
+        _, cache = stepper.prefill(source, lengths, 6)
+        cache = stepper.repeat(cache, 3)
+        for i in range(4):
+            logits, cache = stepper.step(new[i], stepper.reorder(cache, rows[i]))
+        valid = (np.arange(5) < lengths[:, None]).astype(np.int32)
+        inputs = np.repeat(source, 3, axis=0), texts
+        segments = {"source_segments_bs": np.repeat(valid, 3, axis=0), "segments_bt": np.ones_like(texts)}
+        return logits, model.apply({"params": params}, *inputs, **segments)[:, -1, :VOCAB]
+
+    np.testing.assert_allclose(*both(params), atol=2e-5)
+
+
 def test_the_future_of_the_target_is_not_seen_and_all_of_the_source_is(rng):
     model, params = make(SMALL, rng)
     source, tokens = tokens_of(rng, 1, 4), tokens_of(rng, 1, 5)

@@ -1,5 +1,7 @@
 """The explicit key/value cache of incremental decoding."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 from flax import struct
@@ -32,12 +34,16 @@ class Cache:
 
     Row i's token j lies in slot `offsets_b[i] + j`. Rows of different lengths start at different slots and
     end at the same one, so that a new token of every row is one write in place, in slot `filled_b[i]`,
-    which is equal for all i. Every leaf has the batch as its first axis.
+    which is equal for all i.
+
+    Of a prompt that `repeat` made r rows of, these change places without being moved: what the i-th of prompt
+    m's has read in slot j lies in the `ancestors_mrs[m, i, j]`-th. Without that table each row has its own.
     """
 
     layers: tuple[LayerCache, ...]
     offsets_b: jax.Array
     filled_b: jax.Array
+    ancestors_mrs: jax.Array | None = None
 
     @classmethod
     def empty(
@@ -60,19 +66,38 @@ class Cache:
     def grow(self, slots: int) -> "Cache":
         """The same with empty slots added, up to `slots`."""
 
-        def pad(x_bgsk: jax.Array) -> jax.Array:
-            return jnp.pad(x_bgsk, ((0, 0), (0, 0), (0, slots - x_bgsk.shape[2]), (0, 0)))
+        def pad(x: jax.Array) -> jax.Array:
+            return jnp.pad(x, [(0, slots - n if axis == 2 else 0) for axis, n in enumerate(x.shape)])
 
-        return Cache(jax.tree.map(pad, self.layers), self.offsets_b, self.filled_b)
+        layers, ancestors_mrs = jax.tree.map(pad, (self.layers, self.ancestors_mrs))
+        return dataclasses.replace(self, layers=layers, ancestors_mrs=ancestors_mrs)
+
+    def own(self, start: jax.Array | int) -> "Cache":
+        """The same with slots from `start` on, about to be written, of each row's own."""
+        if self.ancestors_mrs is None:
+            return self
+        _, r, s = self.ancestors_mrs.shape
+        own_mrs = jnp.where(jnp.arange(s) < start, self.ancestors_mrs, jnp.arange(r)[:, None])
+        return dataclasses.replace(self, ancestors_mrs=own_mrs)
 
     def rewind(self, n: jax.Array | int) -> "Cache":
         """The same without each row's last n tokens, whose slots the next ones overwrite."""
-        return Cache(self.layers, self.offsets_b, self.filled_b - n)
+        return dataclasses.replace(self, filled_b=self.filled_b - n)
 
     def take(self, rows_b: jax.Array) -> "Cache":
-        """The cache of other rows: beams change places."""
-        return jax.tree.map(lambda leaf: leaf[rows_b], self)
+        """The cache of other rows, which have the same prompts if `repeat` made them: beams change places."""
+        if self.ancestors_mrs is None:
+            return jax.tree.map(lambda leaf: leaf[rows_b], self)
+        m, r, _ = self.ancestors_mrs.shape
+        ancestors_mrs = jnp.take_along_axis(self.ancestors_mrs, rows_b.reshape(m, r, 1) % r, axis=1)
+        return dataclasses.replace(self, ancestors_mrs=ancestors_mrs)
 
     def repeat(self, n: int) -> "Cache":
         """n copies of each row, side by side."""
-        return jax.tree.map(lambda leaf: jnp.repeat(leaf, n, axis=0), self)
+        (b, s), old_mrs = self.positions_bs.shape, self.ancestors_mrs
+        old_mrs = jnp.zeros((b, 1, s), jnp.int32) if old_mrs is None else old_mrs
+        copies_r1 = jnp.tile(jnp.arange(n), old_mrs.shape[1])[:, None]
+        ancestors_mrs = n * jnp.repeat(old_mrs, n, axis=1) + copies_r1
+        rows = dataclasses.replace(self, ancestors_mrs=None)
+        rows = jax.tree.map(lambda leaf: jnp.repeat(leaf, n, axis=0), rows)
+        return dataclasses.replace(rows, ancestors_mrs=ancestors_mrs)

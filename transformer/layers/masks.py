@@ -19,12 +19,15 @@ class Mask:
     - `key_valid[j]`: the key is real, not padding or an unfilled slot of a cache.
 
     `query_indices` (b, t) says where the queries stand on the key axis; None means 0, 1, ... t - 1.
+    With `ancestors` (m, r, s) each r rows in turn share their keys and values: of the r at index j, row i of
+    them sees only that of row `ancestors[i, j]`, which kernels read beside the dense mask.
     """
 
     query_segments_bt: jax.Array | None = None
     key_segments_bs: jax.Array | None = None
     key_valid_bs: jax.Array | None = None
     query_indices_bt: jax.Array | None = None
+    ancestors_mrs: jax.Array | None = None
     causal: bool = struct.field(pytree_node=False, default=False)
     window: int | None = struct.field(pytree_node=False, default=None)
 

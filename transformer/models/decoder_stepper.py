@@ -1,5 +1,6 @@
 """A decoder behind the `Stepper` protocol: new tokens on top of a cache."""
 
+import dataclasses
 from typing import Any
 
 import jax
@@ -26,6 +27,7 @@ def extend(
 ) -> tuple[jax.Array, Cache]:
     """Embeds new tokens and applies the blocks to them on top of a cache, whose slots they fill from `start`
     on: (b, t) -> (b, t, d), before the final normalisation; `inputs` as for `extend_stack`."""
+    cache = cache.own(start)
     slots_t = start + jnp.arange(tokens_bt.shape[1])
     positions_bt = jnp.maximum(slots_t - cache.offsets_b[:, None], 0)
     x_btd = model.apply({"params": params}, tokens_bt, positions_bt, method="embed")
@@ -39,13 +41,19 @@ def extend(
         layers,
         x_btd,
         cache.layers,
-        mask=Mask(query_indices_bt=indices_bt, key_valid_bs=key_positions_bs >= 0, causal=True),
+        mask=Mask(
+            query_indices_bt=indices_bt,
+            key_valid_bs=key_positions_bs >= 0,
+            ancestors_mrs=cache.ancestors_mrs,
+            causal=True,
+        ),
         positions_bt=positions_bt,
         start=start,
         key_positions_bs=key_positions_bs,
         **inputs,
     )
-    return x_btd, Cache(extended, cache.offsets_b, cache.filled_b + tokens_bt.shape[1])
+    filled_b = cache.filled_b + tokens_bt.shape[1]
+    return x_btd, dataclasses.replace(cache, layers=extended, filled_b=filled_b)
 
 
 @struct.dataclass

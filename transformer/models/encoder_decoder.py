@@ -227,6 +227,8 @@ class EncoderDecoderStepper:
 
     def step(self, tokens_b: jax.Array, cache: EncoderDecoderCache) -> tuple[jax.Array, EncoderDecoderCache]:
         """Appends one token to each row's target."""
+        # A source lies before its target: a cache, as kernels see it.
+        places_m1 = jnp.full_like(cache.valid_ms[:, :1], cache.valid_ms.shape[1], jnp.int32)
         x_b1d, targets = extend(
             self.model,
             self.params,
@@ -236,7 +238,7 @@ class EncoderDecoderStepper:
             cache.targets,
             cache.targets.filled_b[0],
             memories=cache.memories,
-            memory_mask=Mask(key_valid_bs=cache.valid_ms),
+            memory_mask=Mask(query_indices_bt=places_m1, key_valid_bs=cache.valid_ms),
         )
         logits_b1v = self._apply(lambda model: model.unembed(model.normalize(x_b1d)))
         return logits_b1v[:, 0, : self.vocab_size], dataclasses.replace(cache, targets=targets)

@@ -22,28 +22,59 @@ def cached(
 
     XLA on CPU would fuse the write into the cache with its readers, once for each, and copy the whole cache
     for all but the last. So the reading is a function of its own, which may not be inlined. The keys come
-    first in their product: second, they would be transposed at every step.
+    first in their product, and what follows may not turn it round: second, they would be transposed.
+
+    Of r rows that share their keys, each row's queries go to the keys of all, and take up what is theirs:
+    r times the products, but no key is ever moved.
     """
     b, t, h, k = q_bthk.shape
     s, g = k_bsgk.shape[1:3]
+    r = 1 if mask.ancestors_mrs is None else mask.ancestors_mrs.shape[1]
 
-    def attend(q_bgqk, k_bgsk, v_bgsk, allowed, bias) -> jax.Array:
+    def attend(q_bgqk, k_bgsk, v_bgsk, allowed, bias, ancestors_mrs) -> jax.Array:
         heads = ((0, 1), (0, 1))
-        scores_bgsq = jax.lax.dot_general(
-            k_bgsk, q_bgqk, (((3,), (3,)), heads), preferred_element_type=jnp.float32
+
+        def theirs(x_bgps: jax.Array) -> jax.Array:
+            if ancestors_mrs is None:
+                return x_bgps
+            own_mars = ancestors_mrs[:, None] == jnp.arange(r)[:, None, None]
+            own_bgps = jnp.repeat(own_mars, x_bgps.shape[2] // r, axis=2).reshape(b, 1, -1, s)
+            return jnp.where(own_bgps, x_bgps, 0.0)
+
+        scores_bgsp = jax.lax.dot_general(
+            k_bgsk, _to_all(q_bgqk, r), (((3,), (3,)), heads), preferred_element_type=jnp.float32
         )
-        scores_bhts = scores_bgsq.swapaxes(2, 3).reshape(b, h, t, s) / math.sqrt(k)
+        scores_bgsp = jax.lax.optimization_barrier(scores_bgsp)
+        scores_bgqs = _from_all(theirs(scores_bgsp.swapaxes(2, 3)), r)
+        scores_bhts = scores_bgqs.reshape(b, h, t, s) / math.sqrt(k)
         if bias is not None:
             scores_bhts = scores_bhts + bias
-        weights_bgqs = masked_softmax(scores_bhts, allowed).reshape(b, g, -1, s).astype(v_bgsk.dtype)
-        return jax.lax.dot_general(
-            weights_bgqs, v_bgsk, (((3,), (2,)), heads), preferred_element_type=jnp.float32
+        weights_bgqs = masked_softmax(scores_bhts, allowed).reshape(b, g, -1, s)
+        weights_bgps = theirs(_to_all(weights_bgqs, r)).astype(v_bgsk.dtype)
+        out_bgpk = jax.lax.dot_general(
+            weights_bgps, v_bgsk, (((3,), (2,)), heads), preferred_element_type=jnp.float32
         )
+        return _from_all(out_bgpk, r)
 
     def apart(*inputs) -> jax.Array:
         return set_xla_metadata(jax.jit(attend)(*inputs), inlineable="false")
 
     q_bgqk = q_bthk.swapaxes(1, 2).reshape(b, g, -1, k)
-    inputs = q_bgqk, k_bsgk.swapaxes(1, 2), v_bsgk.swapaxes(1, 2), mask.dense(t, s), bias
+    views = k_bsgk.swapaxes(1, 2), v_bsgk.swapaxes(1, 2)
+    inputs = q_bgqk, *views, mask.dense(t, s), bias, mask.ancestors_mrs
     out_bgqk = jax.lax.platform_dependent(*inputs, cpu=apart, default=attend)
     return out_bgqk.reshape(b, h, t, k).swapaxes(1, 2).astype(q_bthk.dtype)
+
+
+def _to_all(x_bgqk: jax.Array, r: int) -> jax.Array:
+    """Each of r rows in turn gets the queries of all: (b, g, q, ...) -> (b, g, p = r q, ...)."""
+    b, g, q, k = x_bgqk.shape
+    x_mgrqk = x_bgqk.reshape(b // r, r, g, q, k).swapaxes(1, 2)
+    return jnp.repeat(x_mgrqk, r, axis=0).reshape(b, g, r * q, k)
+
+
+def _from_all(x_bgpk: jax.Array, r: int) -> jax.Array:
+    """What each query found in all of r rows, added up and back in its own: p = r q -> (b, g, q, ...)."""
+    b, g, p, k = x_bgpk.shape
+    x_mgrqk = jnp.sum(x_bgpk.reshape(b // r, r, g, r, p // r, k), axis=1)
+    return x_mgrqk.swapaxes(1, 2).reshape(b, g, p // r, k)

@@ -28,6 +28,7 @@ def reference(
     """
     b, t, h, k = q_bthk.shape
     s, g = k_bsgk.shape[1:3]
+    k_bsgk, v_bsgk = _inherited(k_bsgk, mask.ancestors_mrs), _inherited(v_bsgk, mask.ancestors_mrs)
     q_btgrk = q_bthk.reshape(b, t, g, h // g, k)
     scores = jnp.einsum("btgrk,bsgk->bgrts", q_btgrk, k_bsgk, preferred_element_type=jnp.float32)
     scores_bhts = scores.reshape(b, h, t, s) / math.sqrt(k)
@@ -53,6 +54,13 @@ def masked_softmax(scores: jax.Array, allowed: jax.Array) -> jax.Array:
     e = jnp.exp(scores - jnp.where(jnp.isfinite(top), top, 0.0))
     total = jnp.sum(e, axis=-1, keepdims=True)
     return e / jnp.where(total == 0, 1.0, total)
+
+
+def _inherited(x_bsgk: jax.Array, ancestors_mrs: jax.Array | None) -> jax.Array:
+    if ancestors_mrs is None:
+        return x_bsgk
+    x_mrsgk = x_bsgk.reshape(*ancestors_mrs.shape, *x_bsgk.shape[2:])
+    return jnp.take_along_axis(x_mrsgk, ancestors_mrs[..., None, None], axis=1).reshape(x_bsgk.shape)
 
 
 def drop(weights: jax.Array, rate: float, rng: jax.Array | None) -> jax.Array:
