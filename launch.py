@@ -3,6 +3,7 @@
 Train (the same command again resumes):  python launch.py --config=configs/lm.py
 Measure on the validation data:          python launch.py --workdir=runs/lm --mode=evaluate
 Complete a prompt, or lines of a file:   python launch.py --workdir=runs/lm --mode=predict --prompt="def fib("
+Look into the embeddings of words:       python launch.py --workdir=runs/lm --mode=analyze --neighbours=return
 
 Any key of the config can be changed: --config.model.num_layers=6
 """
@@ -28,6 +29,14 @@ pages of 4 kB is up to a third of a step's time."""
 
 SAMPLING = ("temperature", "top_k", "top_p", "num_samples", "max_new_tokens")
 PREDICT = ("prompt", "input", "output", "seed", *SAMPLING)
+ANALYZE = {
+    "words": "words, with commas between, to compare with one another",
+    "neighbours": "words whose nearest others to list",
+    "analogy": "three words a,b,c: what is nearest to a - b + c?",
+    "analogies": "a file of questions, in the form of word2vec's questions-words.txt",
+    "contexts": "sentences, or a file of them, in which each of --words is compared with itself",
+    "map": "a picture to draw of them, map.png, say",
+}
 
 
 class Parser(argparse.ArgumentParser):
@@ -49,6 +58,8 @@ def main(argv: list[str]) -> int:
             modes.train(flags.workdir, overrides, flags.config, STARTED)
         elif flags.mode == "evaluate":
             modes.evaluate(flags.workdir, overrides)
+        elif flags.mode == "analyze":
+            modes.analyze(flags.workdir, overrides, **{name: getattr(flags, name) for name in ANALYZE})
         else:
             files = {"source": flags.input, "target": flags.output}
             modes.predict(flags.workdir, overrides, prompt=flags.prompt, seed=flags.seed or 0, **files)
@@ -73,13 +84,15 @@ def parse(argv: list[str]) -> tuple[argparse.Namespace, list[tuple[str, str]]]:
     add = parser.add_argument
     add("--config", default="", help="a config file, configs/lm.py, or a preset of it, configs/lm.py:tiny")
     add("--workdir", default="", help="the run's folder (training: runs/<name of the config>)")
-    add("--mode", default="train", choices=["train", "evaluate", "predict"])
+    add("--mode", default="train", choices=["train", "evaluate", "predict", "analyze"])
     add("--prompt", help="predict: a text to complete")
     add("--input", help="predict: a file of texts, one a line (standard input)")
     add("--output", help="predict: a file for the answers, one a line (standard output)")
     add("--seed", type=int, help="predict: another one gives other samples (0)")
     for name in SAMPLING:
         add(f"--{name}", help=f"predict: instead of the run's sample.{name}")
+    for name, what in ANALYZE.items():
+        add(f"--{name}", help=f"analyze: {what}")
     add("--coordinator", help="host:port of the first of several processes; a cluster's are found without")
     add("--num_processes", type=int, help="how many there are")
     add("--process_id", type=int, help="which of them this is, from 0")
@@ -88,9 +101,10 @@ def parse(argv: list[str]) -> tuple[argparse.Namespace, list[tuple[str, str]]]:
     if unknown:
         names = [name for action in parser._actions for name in action.option_strings if name != "-h"]
         raise UserError(f"{unknown[0]}: no such flag; {suggest(unknown[0].split('=')[0], names)}")
-    given = [name for name in PREDICT if getattr(flags, name) is not None]
-    if given and flags.mode != "predict":
-        raise UserError(f"--{given[0]}: only --mode=predict takes it")
+    for mode, takes in {"predict": PREDICT, "analyze": tuple(ANALYZE)}.items():
+        given = [name for name in takes if getattr(flags, name) is not None]
+        if given and flags.mode != mode:
+            raise UserError(f"--{given[0]}: only --mode={mode} takes it")
     if flags.prompt is not None and flags.input is not None:
         raise UserError("--input: there is a --prompt already; give one of them")
     if flags.config and flags.mode != "train":
@@ -100,7 +114,8 @@ def parse(argv: list[str]) -> tuple[argparse.Namespace, list[tuple[str, str]]]:
         raise UserError(f"{what} (--mode={flags.mode})")
     path, _, preset = flags.config.partition(":")
     flags.workdir = flags.workdir or str(Path("runs", "-".join(filter(None, [Path(path).stem, preset]))))
-    return flags, overrides + [(f"sample.{name}", getattr(flags, name)) for name in given if name in SAMPLING]
+    sampling = [(f"sample.{name}", getattr(flags, name)) for name in SAMPLING]
+    return flags, overrides + [(key, value) for key, value in sampling if value is not None]
 
 
 def split_overrides(argv: list[str]) -> tuple[list[str], list[tuple[str, str]]]:

@@ -225,7 +225,7 @@ def skip_grams() -> ConfigDict:
     data = text()
     data.tokenizer = "words"  # words in lower case, or any other of bytes, characters, bpe, a tokenizer.json
     data.window = 5  # farthest neighbour of a word that is paired with it; each time 1, 2, ... or this far
-    data.subsample = 1e-4  # words more frequent than this are left out with 1 - sqrt(this / frequency); 0: none
+    data.subsample = 1e-4  # words of higher frequency f stay with probability sqrt(this / f); 0: all stay
     data.noise = 64  # words drawn from count^0.75 for each row, and shared by all words of the row
     return data
 

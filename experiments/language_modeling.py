@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 
 from experiments.token_prediction import TokenPrediction
 from transformer.data.text import TextData, TextDataConfig
@@ -79,6 +81,14 @@ class LanguageModeling(TokenPrediction):
     def stepper(self, params: Params) -> DecoderStepper:
         """The model as decoding sees it."""
         return DecoderStepper.of(self.model, params)
+
+    def states(self, params: Params, text: str) -> tuple[list[tuple[int, int]], np.ndarray]:
+        """Where each token of a text stands in it, and the last layer's states there (t, d), which know the
+        text up to that token; both without what does not fit into `model.max_length`."""
+        ids, spans = self.data.tokenizer.encode_with_spans(text)
+        tokens = [self.data.tokenizer.bos_id, *ids][: self.config.model.max_length]
+        x_btd = self.model.apply({"params": params}, jnp.array([tokens]), method="hidden")
+        return spans[: len(tokens) - 1], np.asarray(x_btd[0, 1:], np.float32)
 
     def predict(self, params: Params, texts: Iterable[str], seed: int = 0) -> Iterator[list[str]]:
         """For each text its continuations, `sample.num_samples` of them, without the text itself."""

@@ -11,7 +11,7 @@ from typing import Any, TextIO
 
 import jax
 
-from experiments import find_experiment
+from experiments import embeddings, find_experiment
 from experiments.config_files import override, read_config
 from experiments.workdir import Workdir
 from transformer.errors import UserError
@@ -94,6 +94,15 @@ def predict(
                         answer = prompt + answer
                     out.write(answer + "\n")
                 out.flush()
+
+
+def analyze(workdir: str, overrides: Overrides = (), **asked: str | None) -> None:
+    """Prints what the run's embeddings say; `asked` are the fields of `experiments.embeddings.Request`."""
+    request = embeddings.Request(**asked)
+    run, params = load(workdir, overrides)
+    with run.placed():
+        for line in embeddings.analyze(run.experiment, params, request):
+            print(line, flush=True)
 
 
 def check_config(values: dict[str, Any], overrides: Overrides = ()) -> Any:

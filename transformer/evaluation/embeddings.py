@@ -1,0 +1,146 @@
+"""Word vectors as objects: similarities, neighbours, analogies."""
+
+import difflib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from transformer.errors import UserError
+
+Questions = Mapping[str, Sequence[tuple[str, str, str, str]]]
+"""By section: (a, b, c, d), "a is to b as c is to d"."""
+
+AT_ONCE = 256
+"""Questions whose similarities to all words are held at once."""
+
+
+@dataclass(frozen=True)
+class Answers:
+    """Of a section's questions, how many have all four words in the vocabulary, and the right answer."""
+
+    questions: int
+    covered: int
+    right: int
+
+    def __add__(self, other: "Answers") -> "Answers":
+        return Answers(
+            self.questions + other.questions, self.covered + other.covered, self.right + other.right
+        )
+
+    @property
+    def accuracy(self) -> float:
+        """right / covered; NaN where nothing is covered."""
+        return self.right / self.covered if self.covered else float("nan")
+
+
+class WordVectors:
+    """Words and their vectors (v, d), compared by cosine.
+
+    `units` (v, d) are the vectors divided by their lengths (a vector of zeros stays one), float32. A word may
+    be given in any form that `normalize` makes into one of `words`. All methods raise a `UserError` for a
+    word that is not there, which names the nearest that are.
+    """
+
+    def __init__(
+        self, words: Sequence[str], vectors_vd: np.ndarray, normalize: Callable[[str], str] = str
+    ) -> None:
+        """Row i of `vectors_vd` is the vector of `words[i]`; ValueError where they do not fit."""
+        vectors_vd = np.asarray(vectors_vd, np.float32)
+        self.words = list(words)
+        self._places = {word: place for place, word in enumerate(self.words)}
+        self._normalize = normalize
+        if vectors_vd.shape[:1] != (len(self._places),):
+            raise ValueError(f"{len(self._places)} different words, vectors {vectors_vd.shape}")
+        self.units = unit(vectors_vd)
+
+    def __contains__(self, word: str) -> bool:
+        return self._normalize(word) in self._places
+
+    def __getitem__(self, word: str) -> np.ndarray:
+        """The unit vector (d,) of a word."""
+        return self.units[self._place(word)]
+
+    def similarity(self, words: Sequence[str]) -> np.ndarray:
+        """cos(w_i, w_j) of all pairs of n words, (n, n)."""
+        units_nd = np.stack([self[word] for word in words])
+        return units_nd @ units_nd.T
+
+    def nearest(
+        self, target: str | np.ndarray, count: int = 10, exclude: Iterable[str] = ()
+    ) -> list[tuple[str, float]]:
+        """The `count` words nearest to a word, which is not among them, or to a vector (d,), the nearest
+        first, with their cosines."""
+        itself = [target] if isinstance(target, str) else []
+        vector_d = self[target] if isinstance(target, str) else np.asarray(target, np.float32)
+        cosine_v = self.units @ unit(vector_d)
+        left_out = [self._place(word) for word in (*itself, *exclude)]
+        cosine_v[left_out] = -np.inf
+        best = np.argsort(-cosine_v, kind="stable")[: min(count, len(self.words) - len(set(left_out)))]
+        return [(self.words[place], float(cosine_v[place])) for place in best]
+
+    def analogy(self, a: str, b: str, c: str, count: int = 10) -> list[tuple[str, float]]:
+        """The words nearest to a - b + c of unit vectors, without a, b and c themselves: king - man + woman.
+
+        Source: Mikolov et al. 2013c, "Linguistic Regularities in Continuous Space Word Representations",
+        section 4.
+        """
+        return self.nearest(self[a] - self[b] + self[c], count, exclude=(a, b, c))
+
+    def evaluate(self, questions: Questions) -> dict[str, Answers]:
+        """For each section how many of its questions are answered rightly: d is the word of all others that
+        is nearest to b - a + c. A question with a word that is not there is counted, and not asked."""
+        found = {}
+        for section, asked in questions.items():
+            known = np.array(
+                [[self._place(word) for word in each] for each in asked if all(word in self for word in each)]
+            ).reshape(-1, 4)
+            right = 0
+            for start in range(0, len(known), AT_ONCE):
+                a_q, b_q, c_q, d_q = known[start : start + AT_ONCE].T
+                cosine_qv = (self.units[b_q] - self.units[a_q] + self.units[c_q]) @ self.units.T
+                np.put_along_axis(cosine_qv, np.stack([a_q, b_q, c_q], axis=1), -np.inf, axis=1)
+                right += int(np.sum(cosine_qv.argmax(axis=1) == d_q))
+            found[section] = Answers(len(asked), len(known), right)
+        return found
+
+    def _place(self, word: str) -> int:
+        place = self._places.get(self._normalize(word))
+        if place is None:
+            near = difflib.get_close_matches(self._normalize(word), self.words, 3)
+            hint = f"did you mean {' or '.join(map(repr, near))}?" if near else "and nothing like it"
+            raise UserError(f"{word!r} is not one of the {len(self.words):,} words of the vocabulary; {hint}")
+        return place
+
+
+def unit(vectors: np.ndarray) -> np.ndarray:
+    """x / |x| over the last axis; 0 where x is."""
+    length = np.linalg.norm(vectors, axis=-1, keepdims=True)
+    return vectors / np.where(length > 0, length, 1)
+
+
+def read_questions(path: str | Path) -> dict[str, list[tuple[str, str, str, str]]]:
+    """Reads analogies in the form of word2vec's `questions-words.txt`: after a line ": section" lines of four
+    words "a b c d".
+
+    Raises:
+      UserError: no such file, or a line of another form.
+    """
+    try:
+        lines = Path(path).read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"{path}: cannot be read ({getattr(error, 'strerror', 'not UTF-8')})") from None
+    found: dict[str, list[tuple[str, str, str, str]]] = {}
+    section = ""
+    for number, line in enumerate(lines, 1):
+        words = line.split()
+        if line.startswith(":"):
+            section = line[1:].strip()
+        elif len(words) == 4:
+            found.setdefault(section, []).append((words[0], words[1], words[2], words[3]))
+        elif words:
+            raise UserError(f"{path}:{number}: {len(words)} words; expected four, or ': section'")
+    if not found:
+        raise UserError(f"{path}: no questions in it; expected lines of four words")
+    return found

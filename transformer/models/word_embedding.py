@@ -1,0 +1,54 @@
+"""Word vectors: two tables, one for a word and one for what stands around it."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import jax
+import jax.numpy as jnp
+from flax import linen as nn
+
+from transformer.errors import UserError
+from transformer.layers.embedding import Embedding
+
+
+@dataclass(frozen=True)
+class SkipGramConfig:
+    """The shape of the tables; `configs/base.py` says what each key means."""
+
+    d_model: int = 128
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    vocab_multiple: int = 128
+
+    def __post_init__(self) -> None:
+        for key in ("d_model", "vocab_multiple"):
+            if getattr(self, key) < 1:
+                raise UserError(f"{key}: {getattr(self, key)}; expected at least 1")
+
+
+class SkipGram(nn.Module):
+    """score(c, o) = u_o . v_c: how well word o goes with word c in the middle.
+
+    v are the rows of `embedding`, which are the word vectors, and u those of `context`.
+
+    Source: Mikolov et al. 2013b, "Distributed Representations of Words and Phrases", section 2.
+    """
+
+    config: SkipGramConfig
+    vocab_size: int
+
+    def setup(self) -> None:
+        """The tables."""
+        c = self.config
+        self.embedding = Embedding(self.vocab_size, c.d_model, c.vocab_multiple, dtype=c.dtype)
+        self.context = Embedding(self.vocab_size, c.d_model, c.vocab_multiple, dtype=c.dtype)
+
+    def __call__(self, tokens_bt: jax.Array, noise_bk: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """Words (b, t) and noise words (b, k) -> float32 scores of each word of a row, as the middle, with
+        each word of the row (b, t, s), and with the row's noise (b, t, k)."""
+        v_btd = self.embedding(tokens_bt)
+        u_bsd, u_bkd = self.context(tokens_bt), self.context(noise_bk)
+        return _scores(v_btd, u_bsd), _scores(v_btd, u_bkd)
+
+
+def _scores(v_btd: jax.Array, u_bsd: jax.Array) -> jax.Array:
+    return jnp.einsum("btd,bsd->bts", v_btd, u_bsd, preferred_element_type=jnp.float32)

@@ -1,0 +1,43 @@
+"""The loss of word vectors: a word's neighbours against noise."""
+
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+
+from transformer.errors import UserError
+from transformer.training.metrics import Sum
+
+
+@dataclass(frozen=True)
+class NegativeSamplingConfig:
+    """How much noise counts; `configs/base.py` says what each key means."""
+
+    negatives: float = 5.0
+
+    def __post_init__(self) -> None:
+        if not self.negatives > 0:
+            raise UserError(f"negatives: {self.negatives}; expected a number of noise words above 0")
+
+
+def negative_sampling(
+    near_bts: jax.Array, noise_btk: jax.Array, pairs_bts: jax.Array, negatives: float
+) -> Sum:
+    """-log s(near) - negatives E[log s(-noise)] of each pair, in nats; s is the logistic function.
+
+    `near_bts` are the scores of word t with word s, of which `pairs_bts` says whether it is in t's window;
+    `noise_btk` those of word t with words of noise, whose mean is the expectation. Where each pair draws its
+    own k = `negatives` words (Mikolov et al. 2013b, equation 4), the sum over them has the same expectation.
+    """
+    attraction = Sum.of(jax.nn.softplus(-near_bts), pairs_bts)
+    repulsion = Sum.of(jnp.mean(jax.nn.softplus(noise_btk), axis=-1), jnp.sum(pairs_bts, axis=-1))
+    return Sum(attraction.total + negatives * repulsion.total, attraction.weight)
+
+
+def pairs(segments_bt: jax.Array, reach_bt: jax.Array) -> jax.Array:
+    """(b, t, s), whether word s is in the window of word t: another place at most `reach` away, in the same
+    segment, which is not 0."""
+    place_t = jnp.arange(segments_bt.shape[1])
+    distance_ts = jnp.abs(place_t[:, None] - place_t)
+    same_bts = (segments_bt[:, :, None] == segments_bt[:, None, :]) & (segments_bt[:, :, None] > 0)
+    return same_bts & (distance_ts > 0) & (distance_ts <= reach_bt[:, :, None])
