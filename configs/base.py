@@ -135,7 +135,16 @@ def encoder_decoder() -> ConfigDict:
 
 
 def decoder() -> ConfigDict:
-    """A decoder-only Transformer."""
+    """A decoder-only Transformer: the keys of a stack, and those of its embeddings."""
+    model = stack()
+    model.tie_embeddings = True  # one matrix for the embedding and the output
+    model.scale_embeddings = False  # multiply embeddings by sqrt(d_model), as the original does
+    model.vocab_multiple = 128  # the vocabulary is padded to a multiple, for the hardware and the mesh
+    return model
+
+
+def stack() -> ConfigDict:
+    """A stack of Transformer blocks, whatever goes into it."""
     model = ConfigDict()
     model.d_model = 256  # width of the residual stream
     model.num_layers = 4  # blocks of attention and feed-forward
@@ -150,8 +159,6 @@ def decoder() -> ConfigDict:
     model.position = "rope"  # none, sinusoidal, learned or rope (POSITIONS in transformer/layers/positions)
     model.position_base = 10000.0  # longest wavelength / 2 pi, of sinusoidal and rope
     model.max_length = 2048  # longest sequence, prompt and completion together
-    model.tie_embeddings = True  # one matrix for the embedding and the output
-    model.scale_embeddings = False  # multiply embeddings by sqrt(d_model), as the original does
     model.use_bias = False  # biases in projections, feed-forward and norms
     model.attention_bias = True  # with use_bias also in attention's projections (the original has none there)
     model.embedding_dropout = 0.0  # of the sum of embeddings and positions
@@ -161,7 +168,6 @@ def decoder() -> ConfigDict:
     model.kernel = "auto"  # how attention is computed: a key of KERNELS, or auto: the fastest for the shape
     model.scan_layers = False  # compile one block and loop over it: compiles sooner, runs slower on CPU
     model.remat = "none"  # recompute in the backward pass to save memory: none, full, dots (all but products)
-    model.vocab_multiple = 128  # the vocabulary is padded to a multiple, for the hardware and the mesh
     return model
 
 

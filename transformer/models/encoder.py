@@ -11,6 +11,7 @@ from transformer.layers.embedding import Embedding
 from transformer.layers.masks import Mask
 from transformer.layers.stack import init_stack, run_blocks
 from transformer.models.decoder import DecoderConfig
+from transformer.models.stack_config import StackConfig
 
 
 @dataclass(frozen=True)
@@ -33,7 +34,7 @@ class Encoder(nn.Module):
     2019 (`embedding_norm`, the norm before the first block).
     """
 
-    config: DecoderConfig
+    config: StackConfig
     embedding_norm: bool = False
 
     @nn.compact
