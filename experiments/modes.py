@@ -101,8 +101,7 @@ def analyze(workdir: str, overrides: Overrides = (), **asked: str | None) -> Non
     request = embeddings.Request(**asked)
     run, params = load(workdir, overrides)
     with run.placed():
-        for line in embeddings.analyze(run.experiment, params, request):
-            print(line, flush=True)
+        print("\n".join(embeddings.analyze(run.experiment, params, request)))
 
 
 def check_config(values: dict[str, Any], overrides: Overrides = ()) -> Any:

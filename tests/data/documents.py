@@ -8,7 +8,7 @@ from transformer.data.sources import Source
 from transformer.data.token_cache import TokenCache
 from transformer.data.tokenizers import Tokenizer
 
-TOKENIZERS = ("bytes", "characters", "bpe", "metaspace", "wordpiece")
+TOKENIZERS = ("bytes", "characters", "bpe", "words", "metaspace", "wordpiece")
 
 TEXT = "def f(x):\n    return 'naïve café' + \"🙂\" * 3  # ünïcode\n\n\nclass A: pass\n日本語のテキスト\n" * 3
 
@@ -28,7 +28,7 @@ class Texts(Source):
 
 def tokenizer(kind: str, texts=(TEXT,)) -> Tokenizer:
     """One of ours, or one made like those of other projects: with a normaliser, losing white space."""
-    if kind in ("bytes", "characters", "bpe"):
+    if kind in ("bytes", "characters", "bpe", "words"):
         return Tokenizer.train(kind, texts, 300)
     import tokenizers
     from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers

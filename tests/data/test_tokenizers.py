@@ -154,5 +154,48 @@ def test_what_is_no_tokenizer(content, tmp_path):
 
 
 def test_an_unknown_kind():
-    with pytest.raises(UserError, match="'words': unknown tokenizer; expected a file or one of bytes, char"):
-        Tokenizer.train("words", [])
+    with pytest.raises(
+        UserError, match="'letters': unknown tokenizer; expected a file or one of bytes, char"
+    ):
+        Tokenizer.train("letters", [])
+
+
+def test_words_are_the_commonest_ones_in_lower_case():
+    each = Tokenizer.train("words", ["Ring, ring! The ring;\n", "the RING? A cat"], 7)
+    assert each.vocab_size == 7
+    assert [*each.words()] == ["ring", "the", "!", ",", ";"]  # as often: in the order of the alphabet
+    assert each.encode("THE") == [each.words()["the"]]
+    assert each.decode(each.encode("The dog,\nthe ring")) == "the \ufffd , the ring"
+    assert each.encode("dog \ufffd") == [each.unknown_id] * 2
+
+
+@pytest.mark.parametrize("kind", TOKENIZERS)
+def test_a_word_is_the_token_that_it_is_inside_a_text(kind):
+    words = made(kind).words()
+    assert len(words) > 10 and len({*words.values()}) == len(words)
+    for word, token in words.items():
+        assert word == made(kind).normalize(word)
+        after, alone = made(kind).encode(f" {word}"), made(kind).encode(word)
+        assert token == after[0] if len(after) == 1 else [token] == alone
+        assert token not in (made(kind).eos_id, made(kind).unknown_id)
+    for token in made(kind).encode(TEXT):  # none is missing
+        shown = made(kind).decode([token]).strip()
+        if made(kind).encode(shown) == [token] != [made(kind).unknown_id]:
+            assert shown in words
+
+
+def test_a_word_after_a_space_goes_before_one_at_the_beginning():
+    each = Tokenizer.train("bpe", ["cat cat cat\n" * 9], 270)
+    assert len(each.encode("cat")) == len(each.encode(" cat")) == 1 and each.encode("cat") != each.encode(
+        " cat"
+    )
+    assert each.words()["cat"] == each.encode(" cat")[0]
+
+
+@pytest.mark.parametrize("kind", TOKENIZERS)
+def test_spans_say_where_tokens_stand(kind):
+    ids, spans = made(kind).encode_with_spans(TEXT)
+    assert ids == made(kind).encode(TEXT)
+    assert all(0 <= start <= end <= len(TEXT) for start, end in spans)
+    covered = {place for span in spans for place in range(*span)}
+    assert all(TEXT[place].isspace() for place in {*range(len(TEXT))} - covered)

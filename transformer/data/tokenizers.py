@@ -108,8 +108,8 @@ class Tokenizer:
     def words(self) -> dict[str, int]:
         """The words, and pieces of words, that are one token each, with its id: the one that stands for the
         word after a space, as inside a text, or else the one at a text's beginning."""
-        shown = {self.decode([i]).strip() for i in range(self.vocab_size)} - {"", UNKNOWN}
-        words = sorted(self.normalize(word) for word in shown)
+        shown = {self.normalize(self.decode([i])) for i in range(self.vocab_size)}
+        words = sorted(shown - {"", UNKNOWN})
         found: dict[str, int] = {}
         for texts in ([f" {word}" for word in words], words):
             encodings = self._backend.encode_batch_fast(texts, add_special_tokens=False)
@@ -119,9 +119,9 @@ class Tokenizer:
         return dict(sorted(found.items(), key=lambda item: item[1]))
 
     def normalize(self, text: str) -> str:
-        """The text as it is read: in lower case, say."""
+        """The text as it is read, in lower case, say, without white space around it."""
         normalizer = self._backend.normalizer
-        return normalizer.normalize_str(text) if normalizer else text
+        return (normalizer.normalize_str(text) if normalizer else text).strip()
 
     def decode(self, ids: Iterable[int]) -> str:
         """The text of ids, without special tokens; bytes that are not UTF-8 become U+FFFD."""

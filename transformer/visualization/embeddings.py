@@ -8,8 +8,14 @@ import numpy as np
 
 from transformer.visualization.report import GRID, MUTED, TRAIN
 
-DISTANCES = (1, 3, 5, 7, 10, 14)
-"""How far a label may stand from its point, in thirds of its height; the nearest free place is taken."""
+DISTANCES = (5, 16, 28, 42, 60, 80)
+"""Pixels between a point and its label, along both axes; the nearest free place is taken."""
+
+FAINT = "#b6bcc6"
+"""Of a label that covers another."""
+
+RADIUS = 5
+"""Pixels around a point that no label covers."""
 
 
 def project(vectors_nd: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -29,6 +35,28 @@ def project(vectors_nd: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return places_n2 * np.where(farthest < 0, -1, 1), s_k[:2] ** 2 / max(np.sum(s_k**2), 1e-30)
 
 
+def arrange(points_n2: np.ndarray, sizes_n2: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Places labels of (width, height) at points, all in pixels: the lower left corner (n, 2) of each, and
+    whether (n,) it covers neither a point nor a label before it. Each takes the nearest free place among four
+    corners at six distances, or the nearest of all where none is free."""
+    boxes = [np.concatenate([points_n2 - RADIUS, points_n2 + RADIUS], axis=1)]
+    corners, free = np.zeros_like(points_n2), np.zeros(len(points_n2), bool)
+    for i, (point, size) in enumerate(zip(points_n2, sizes_n2, strict=True)):
+        places = [
+            point + np.where(np.array(side) > 0, distance, -distance - size)
+            for distance in DISTANCES
+            for side in ((1, 1), (-1, 1), (1, -1), (-1, -1))
+        ]
+        low_k2, taken = np.stack(places), np.concatenate(boxes)
+        high_k2 = low_k2 + size
+        apart_km = (high_k2[:, None] <= taken[:, :2]) | (low_k2[:, None] >= taken[:, 2:])
+        free_k = apart_km.any(axis=2).all(axis=1)
+        best = int(free_k.argmax())
+        corners[i], free[i] = low_k2[best], free_k[best]
+        boxes.append(np.concatenate([low_k2[best], high_k2[best]])[None])
+    return corners, free
+
+
 def draw_map(vectors_nd: np.ndarray, labels: Sequence[str], path: Path) -> None:
     """Draws `project` of vectors (n, d), with a label for each: beside its point, or at the end of a line
     from there, where it covers neither points nor other labels; in pale grey where there is no such place.
@@ -38,7 +66,7 @@ def draw_map(vectors_nd: np.ndarray, labels: Sequence[str], path: Path) -> None:
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg  # takes a second: not where nothing is drawn
     from matplotlib.figure import Figure
-    from matplotlib.transforms import Bbox
+    from matplotlib.font_manager import FontProperties
 
     if len(labels) != len(vectors_nd):
         raise ValueError(f"{len(labels)} labels for {len(vectors_nd)} vectors")
@@ -50,7 +78,7 @@ def draw_map(vectors_nd: np.ndarray, labels: Sequence[str], path: Path) -> None:
     axes.scatter(*places_n2.T, s=12, color=TRAIN, zorder=2)
     for name, share in zip("xy", shares, strict=True):
         axes.set(**{f"{name}label": f"{share:.0%} of the variance"})
-    axes.margins(0.08)
+    axes.margins(0.14)
     axes.tick_params(length=0, colors=MUTED, labelsize=8)
     axes.xaxis.label.set_color(MUTED)
     axes.yaxis.label.set_color(MUTED)
@@ -60,37 +88,21 @@ def draw_map(vectors_nd: np.ndarray, labels: Sequence[str], path: Path) -> None:
         line.set_visible(False)
     figure.draw_without_rendering()  # fixes where the points are
     points_n2 = axes.transData.transform(places_n2)
-    boxes = [Bbox.from_extents(x - 4, y - 4, x + 4, y + 4) for x, y in points_n2]
-    for place, label in zip(places_n2, labels, strict=True):
-        text = axes.annotate(
+    font = FontProperties(size=9)
+    sizes = [renderer.get_text_width_height_descent(label, font, False)[:2] for label in labels]
+    corners_n2, free = arrange(points_n2, np.array(sizes))
+    for place, point, corner, label, alone in zip(
+        places_n2, points_n2, corners_n2, labels, free, strict=True
+    ):
+        axes.annotate(
             label,
             place,
-            (0, 0),
+            (corner - point) * 72 / figure.dpi,
             textcoords="offset points",
-            fontsize=9,
+            fontproperties=font,
+            va="bottom",
+            color="black" if alone else FAINT,
             parse_math=False,  # a word may be a dollar sign
             arrowprops={"arrowstyle": "-", "color": MUTED, "linewidth": 0.4, "shrinkA": 0, "shrinkB": 2},
         )
-        boxes.append(_put_beside(text, boxes, renderer))
-    figure.savefig(path)
-
-
-def _put_beside(text: Any, boxes: Sequence[Any], renderer: Any) -> Any:
-    """Moves a label to where it covers none of the boxes; its own box there."""
-    for distance in DISTANCES:
-        for horizontal, vertical in (
-            ("left", "bottom"),
-            ("right", "bottom"),
-            ("left", "top"),
-            ("right", "top"),
-        ):
-            text.set(ha=horizontal, va=vertical)
-            text.xyann = (
-                3 * distance if horizontal == "left" else -3 * distance,
-                3 * distance if vertical == "bottom" else -3 * distance,
-            )
-            box = text.get_window_extent(renderer)
-            if not any(box.overlaps(other) for other in boxes):
-                return box
-    text.set(color="#b6bcc6", zorder=1)
-    return box
+    figure.savefig(path, bbox_inches="tight")
