@@ -1,0 +1,197 @@
+"""Where images come from: a family of `Images`, each chosen by what stands before the colon of its name.
+
+Pillow, scikit-learn and TFDS take a while to import, so they are imported where they are used.
+"""
+
+import warnings
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+
+from transformer.data.sources.base import Options
+from transformer.data.sources.tfds import TfdsText
+from transformer.data.storage import digest
+from transformer.errors import UserError
+
+SUFFIXES = (".png", ".jpg", ".jpeg")
+"""Of the files that `folder:` takes for images; others are passed over."""
+
+Record = tuple[bytes, Any, str]
+"""What tells an image from all others (copies have the same), Pillow's image, and the name of its class."""
+
+
+class Images(ABC):
+    """Images with the names of their classes, by number.
+
+    `identity` changes whenever one does, and is known without reading them; `name` is for messages; `divided`
+    says whether they are one split of their set, or all that it has.
+    """
+
+    identity: str
+    name: str
+    divided = False
+
+    @abstractmethod
+    def __len__(self) -> int: ...
+
+    @abstractmethod
+    def __getitem__(self, index: int) -> Record: ...
+
+
+class Digits(Images):
+    """`digits`: 1,797 handwritten digits, 8 x 8 pixels of 17 shades, which come with scikit-learn.
+
+    Source: Alpaydin and Kaynak 1998, "Optical recognition of handwritten digits", UCI; its test set.
+    """
+
+    def __init__(self, argument: str, split: str, options: Options, label_field: str) -> None:
+        if argument:
+            raise UserError(f"digits:{argument}: digits takes no argument")
+        self.name, self.identity = "digits", "digits 1"
+
+    def __len__(self) -> int:
+        return len(self._set.target)
+
+    def __getitem__(self, index: int) -> Record:
+        from PIL import Image
+
+        pixels_hw = np.round(self._set.images[index] * (255 / 16)).astype(np.uint8)
+        return pixels_hw.tobytes(), Image.fromarray(pixels_hw), str(self._set.target[index])
+
+    @property
+    def _set(self) -> Any:
+        if not hasattr(self, "_loaded"):
+            try:
+                from sklearn.datasets import load_digits
+            except ImportError:
+                raise UserError("digits: it comes with scikit-learn: `pip install scikit-learn`") from None
+            self._loaded = load_digits()
+        return self._loaded
+
+
+class ImageFolder(Images):
+    """`folder:PATH`, each sub-folder of which is a class and has its images as PNG or JPEG files.
+
+    Raises:
+      UserError: no such folder, no sub-folder, one without images, or (when read) a file that is no image.
+    """
+
+    def __init__(self, argument: str, split: str, options: Options, label_field: str) -> None:
+        folder = Path(argument).expanduser().absolute()
+        self.name = f"folder:{argument}"
+        if not argument or not folder.is_dir():
+            found = "it is a file" if folder.is_file() else "there is no such folder"
+            raise UserError(f"{self.name}: {found}")
+        classes = sorted(path for path in folder.iterdir() if path.is_dir() and path.name[0] != ".")
+        if not classes:
+            raise UserError(f"{self.name}: no sub-folder in it; each is to be a class, with its images")
+        self._files: list[Path] = []
+        for each in classes:
+            files = sorted(path for path in each.iterdir() if path.suffix.lower() in SUFFIXES)
+            if not files:
+                deeper = any(path.is_dir() for path in each.iterdir())
+                hint = f"; if its sub-folders are the classes, folder:{folder / each.name}" if deeper else ""
+                raise UserError(f"{self.name}: no PNG or JPEG file in its sub-folder {each.name!r}{hint}")
+            self._files += files
+        stats = [(str(file), (stat := file.stat()).st_size, stat.st_mtime_ns) for file in self._files]
+        self.identity = digest("folder", stats)
+
+    def __len__(self) -> int:
+        return len(self._files)
+
+    def __getitem__(self, index: int) -> Record:
+        file = self._files[index]
+        return file.read_bytes(), open_image(file), file.parent.name
+
+
+class TfdsImages(Images):
+    """One split of any TFDS data set with an image and a class, `tfds:mnist` say, as `TfdsText` divides it.
+
+    Raises:
+      UserError: no such data set, split or field, or what its preparation needs is not there.
+    """
+
+    divided = True
+
+    def __init__(self, argument: str, split: str, options: Options, label_field: str) -> None:
+        self._records, self._label = TfdsText(argument, split, options), label_field
+        self.name, self.identity = self._records.name, f"{self._records.identity} {label_field}"
+
+    def __len__(self) -> int:
+        return len(self._records)
+
+    def __getitem__(self, index: int) -> Record:
+        from PIL import Image
+
+        record = self._records[index]
+        if self._label not in record:
+            there = ", ".join(record)
+            raise UserError(
+                f"{self.name}: no label_field {self._label!r}; fields there: {there}"
+            )
+        pixels, label = record[self._records.field], record[self._label]
+        if getattr(pixels, "dtype", None) != np.uint8 or pixels.ndim != 3:
+            raise UserError(f"{self.name}: its field {self._records.field!r} is no image of 8-bit pixels")
+        picture = Image.fromarray(pixels[..., 0] if pixels.shape[-1] == 1 else pixels)
+        return pixels.tobytes(), picture, str(label)
+
+
+IMAGES: dict[str, Callable[[str, str, Options, str], Images]] = {
+    "digits": Digits,
+    "folder": ImageFolder,
+    "tfds": TfdsImages,
+}
+"""By what stands before the colon: called with what stands behind it, the split, the options (whose `field`
+is where the image is), and the field that the class is in."""
+
+
+def open_image(file: str | Path | BinaryIO) -> Any:
+    """The image in a file, upright, decoded.
+
+    Raises:
+      UserError: there is no such file, or no image in it.
+    """
+    from PIL import Image, ImageOps, UnidentifiedImageError
+
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", Image.DecompressionBombWarning)
+            with Image.open(file) as image:
+                return ImageOps.exif_transpose(image).copy()
+    except FileNotFoundError:
+        raise UserError(f"{file}: there is no such file") from None
+    except UnidentifiedImageError:
+        raise UserError(f"{file}: it is no image, or of a format that is not known") from None
+    except (OSError, SyntaxError, ValueError, Image.DecompressionBombWarning) as error:
+        raise UserError(f"{file}: it cannot be read as an image ({str(error).splitlines()[0]})") from None
+
+
+def as_pixels(image: Any, size: int, channels: int) -> np.ndarray:
+    """(size, size, channels) uint8 of Pillow's image: its middle square, scaled; grey with 1 channel, red,
+    green, blue with 3. Of 16-bit shades the upper 8 bits are kept; what is transparent is white."""
+    from PIL import Image
+
+    if image.mode.startswith("I"):
+        image = Image.fromarray((np.asarray(image).astype(np.int64) >> 8).clip(0, 255).astype(np.uint8))
+    if image.has_transparency_data:
+        image = image.convert("RGBA")
+        image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image)
+    image = image.convert("L" if channels == 1 else "RGB")
+    if image.size != (size, size):
+        side, (w, h) = min(image.size), image.size
+        left, top = (w - side) // 2, (h - side) // 2
+        image = image.crop((left, top, left + side, top + side)).resize(
+            (size, size), Image.Resampling.BICUBIC
+        )
+    return np.asarray(image, np.uint8).reshape(size, size, channels)
+
+
+def save_pixels(pixels_hwc: np.ndarray, path: Path) -> None:
+    """Writes what `as_pixels` gives to a PNG file, which gives the same again."""
+    from PIL import Image
+
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.fromarray(pixels_hwc[..., 0] if pixels_hwc.shape[-1] == 1 else pixels_hwc).save(path, "PNG")

@@ -1,0 +1,219 @@
+"""Images with labels: from a config's `data` group to batches."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from tqdm import tqdm
+
+from transformer.data.corpus import naming
+from transformer.data.image_sources import IMAGES, Images, as_pixels, open_image
+from transformer.data.loader import Batch, Loader
+from transformer.data.sources.base import Options, share
+from transformer.data.storage import build_once, data_folder, digest
+from transformer.data.token_cache import BAR
+from transformer.errors import UserError
+
+SHARES = {"train": (0.0, 0.8), "validation": (0.8, 0.9), "test": (0.9, 1.0)}
+"""The share of a set without splits of its own that each split takes: sets of images are often so small that
+one in twenty would measure little."""
+
+MANY = 200
+"""From this number on images are divided by hash alone, so that each stays where it is when others come;
+fewer are put in the order of their hashes and divided by position, which gives each split its share."""
+
+
+@dataclass(frozen=True)
+class ImageDataConfig:
+    """Images with labels; `configs/base.py` says what each key means."""
+
+    source: str = "digits"
+    validation_source: str = ""
+    image_field: str = "image"
+    label_field: str = "label"
+    image_size: int = 8
+    channels: Literal[1, 3] = 1
+    shift: int = 0
+    flip: bool = False
+    evaluate_on: Literal["validation", "test"] = "validation"
+    cache_dir: str = ""
+    workers: int = 1
+
+    def __post_init__(self) -> None:
+        for key in ("source", "validation_source"):
+            value = getattr(self, key)
+            if (key == "source" or value) and value.partition(":")[0] not in IMAGES:
+                raise UserError(f"{key}: {value!r}; expected one of {', '.join(IMAGES)}, then :PATH or :NAME")
+        if self.image_size < 1:
+            raise UserError(f"image_size: {self.image_size}; expected at least 1 pixel")
+        if not 0 <= self.shift < self.image_size:
+            raise UserError(f"shift: {self.shift}; expected 0 or more pixels, and fewer than the image has")
+        if self.workers < 0:
+            raise UserError(f"workers: {self.workers}; expected a number of threads, or 0 for none")
+
+
+class ImageRows:
+    """Images at random access, each a row of its own: `images` (b, h, w, c) uint8, `labels` (b,) int32, and
+    `weights` (b,) float32, 0 where the row is padding."""
+
+    def __init__(self, images_nhwc: np.ndarray, labels_n: np.ndarray, kept: np.ndarray) -> None:
+        """`kept` are the numbers of those that are rows, among all `images_nhwc`, mapped into memory."""
+        self._images, self._labels, self._kept = images_nhwc, labels_n, kept
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    def batch(self, rows: np.ndarray) -> Batch:
+        """The rows of the given numbers, stacked; number -1 is a row of padding."""
+        real = rows >= 0
+        found = self._kept[np.maximum(rows, 0)]
+        return {
+            "images": np.asarray(self._images[found]) * real[:, None, None, None].astype(np.uint8),
+            "labels": self._labels[found] * real.astype(np.int32),
+            "weights": real.astype(np.float32),
+        }
+
+
+class ImageData:
+    """The images of a config, each prepared once: scaled, and kept in the data folder as one array.
+
+    Raises:
+      UserError: the source is missing, unreadable or empty, or its labels are of no use.
+    """
+
+    def __init__(self, config: ImageDataConfig, labels: Sequence[str] | None = None) -> None:
+        """`labels`, a run folder's own, go before what the data say; nothing is read with them."""
+        self.config = config
+        self.folder = data_folder(config.cache_dir)
+        self.labels = list(labels or self._find_labels())
+
+    def kept(self) -> dict[str, Any]:
+        """The names of the labels, in the order of the model's outputs."""
+        return {"labels": self.labels}
+
+    def rows(self, split: str) -> ImageRows:
+        """The images of a split, prepared first where that was never done.
+
+        Raises:
+          UserError: a label that the training data do not have.
+        """
+        folder, kept = self._prepared(split)
+        names = _names(folder)
+        numbers = {name: number for number, name in enumerate(self.labels)}
+        for index in kept:
+            if names[index] not in numbers:
+                known = ", ".join(map(repr, self.labels))
+                where = f"data.{self._key(split)}: image {index + 1} of {split}"
+                raise UserError(
+                    f"{where} has the label {names[index]!r}; those of the training data are {known}"
+                )
+        labels_n = np.array([numbers.get(name, -1) for name in names], np.int32)  # a -1 is in no row
+        return ImageRows(np.load(folder / "images.npy", mmap_mode="r"), labels_n, kept)
+
+    def loader(self, split: str, batch_size: int, *, seed: int = 0, **options: Any) -> Loader:
+        """Batches of a split; `options` are those of `Loader`. Images of the training split are changed at
+        random as the config says, each time anew."""
+        c = self.config
+        changed = split == "train" and (c.shift or c.flip)
+        transform = Augmentation(seed, c.shift, c.flip) if changed else None
+        return Loader(
+            self.rows(split), batch_size, seed=seed, workers=c.workers, transform=transform, **options
+        )
+
+    def label_counts(self, split: str) -> np.ndarray:
+        """How many images of a split have each label, (c,)."""
+        folder, kept = self._prepared(split)
+        names = _names(folder)
+        found = [names[index] for index in kept]
+        return np.array([found.count(label) for label in self.labels])
+
+    def read(self, path: str) -> np.ndarray:
+        """(h, w, c) uint8: the image in a file, as the model sees those of the source."""
+        return as_pixels(open_image(path), self.config.image_size, self.config.channels)
+
+    def _key(self, split: str) -> str:
+        held_out = split != "train" and self.config.validation_source
+        return "validation_source" if held_out else "source"
+
+    def _prepared(self, split: str) -> tuple[Path, np.ndarray]:
+        """The folder with the prepared images of the source, and the numbers of those of the split."""
+        c, key = self.config, self._key(split)
+        kind, _, argument = getattr(c, key).partition(":")
+        with naming(key):
+            options = Options(self.folder, field=c.image_field)
+            source = IMAGES[kind](argument, split, options, c.label_field)
+            name = digest(source.identity, c.image_size, c.channels)
+            folder = build_once(self.folder / "images" / name, lambda new: self._prepare(source, new))
+            whole = source.divided or bool(c.validation_source)
+            keys_n = np.load(folder / "shares.npy")
+            kept = np.arange(len(keys_n)) if whole else divide(keys_n, split)
+            if not len(kept):
+                raise UserError(f"{source.name}: no images for {split}; give more, or data.validation_source")
+        return folder, kept
+
+    def _prepare(self, source: Images, new: Path) -> None:
+        size, channels = self.config.image_size, self.config.channels
+        count = len(source)
+        if not count:
+            raise UserError(f"{source.name}: no images")
+        shape = (count, size, size, channels)
+        images = np.lib.format.open_memmap(new / "images.npy", mode="w+", dtype=np.uint8, shape=shape)
+        names, shares = [], np.zeros(count)
+        for index in tqdm(range(count), f"preparing {source.name}", unit=" images", **BAR):
+            key, image, label = source[index]
+            images[index] = as_pixels(image, size, channels)
+            shares[index] = share(key)
+            names.append(label)
+        images.flush()
+        np.save(new / "shares.npy", shares)
+        (new / "labels.json").write_text(json.dumps(names), encoding="utf-8")
+
+    def _find_labels(self) -> list[str]:
+        folder, kept = self._prepared("train")
+        names = _names(folder)
+        found = {names[index] for index in kept}
+        if len(found) < 2:
+            only = ", ".join(map(repr, found))
+            raise UserError(f"data.source: the training images have one label, {only}; expected at least two")
+        return sorted(found, key=int if all(name.isdecimal() for name in found) else str)
+
+
+class Augmentation:
+    """Moves each image by up to `shift` pixels either way, its edge repeated where nothing is left, and with
+    `flip` mirrors every other one left to right.
+
+    What happens to an image is drawn from (seed, place) alone: the same on any number of hosts, and after
+    resuming. Source: Krizhevsky et al. 2012, section 4.1; He et al. 2016, section 4.2.
+    """
+
+    def __init__(self, seed: int, shift: int, flip: bool) -> None:
+        self.seed, self.shift, self.flip = seed, shift, flip
+
+    def __call__(self, batch: Batch, places: np.ndarray) -> Batch:
+        """The batch with other `images`."""
+        images_bhwc = batch["images"]
+        drawn_b3 = np.array([np.random.default_rng([self.seed, int(place)]).random(3) for place in places])
+        moves_b2 = (drawn_b3[:, :2] * (2 * self.shift + 1)).astype(int) - self.shift
+        h, w = images_bhwc.shape[1:3]
+        rows_bh = np.clip(np.arange(h) + moves_b2[:, :1], 0, h - 1)
+        columns_bw = np.clip(np.arange(w) + moves_b2[:, 1:], 0, w - 1)
+        if self.flip:
+            columns_bw = np.where(drawn_b3[:, 2:] < 0.5, columns_bw[:, ::-1], columns_bw)
+        b = np.arange(len(places))[:, None, None]
+        return batch | {"images": images_bhwc[b, rows_bh[:, :, None], columns_bw[:, None, :]]}
+
+
+def divide(shares_n: np.ndarray, split: str) -> np.ndarray:
+    """The numbers of the images that belong to a split, by the hash of each, a number in [0, 1)."""
+    low, high = SHARES[split]
+    if len(shares_n) < MANY:
+        order = np.argsort(shares_n, kind="stable")
+        return np.sort(order[round(low * len(order)) : round(high * len(order))])
+    return np.flatnonzero((low <= shares_n) & (shares_n < high))
+
+
+def _names(folder: Path) -> list[str]:
+    return json.loads((folder / "labels.json").read_text(encoding="utf-8"))

@@ -1,0 +1,91 @@
+"""The Vision Transformer: an image as a row of patches, and an encoder of text's blocks over them."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import jax
+import jax.numpy as jnp
+from flax import linen as nn
+
+from transformer.errors import UserError
+from transformer.layers.linear import Linear
+from transformer.models.classifier import ClassifierHead, pool
+from transformer.models.encoder import Encoder
+from transformer.models.stack_config import StackConfig
+
+
+@dataclass(frozen=True)
+class VisionConfig(StackConfig):
+    """The shape of a classifier of images; `configs/base.py` says what each key means."""
+
+    position: str = "learned"
+    max_length: int = 256
+    patch_size: int = 2
+    pooling: Literal["mean", "cls", "max"] = "mean"
+    head_dropout: float = 0.0
+    pixel_mean: float = 127.5
+    pixel_scale: float = 127.5
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.patch_size < 1:
+            raise UserError(f"patch_size: {self.patch_size}; expected at least 1 pixel")
+        if not 0 <= self.head_dropout < 1:
+            raise UserError(f"head_dropout: {self.head_dropout}; expected a rate in [0, 1)")
+        if self.pixel_scale <= 0:
+            raise UserError(f"pixel_scale: {self.pixel_scale}; expected more than 0")
+
+    def length(self, image_size: int) -> int:
+        """The number of places that an image of so many pixels a side takes, that of `[CLS]` among them.
+
+        Raises:
+          UserError: it is not a whole number of patches, or more places than `max_length`.
+        """
+        if image_size % self.patch_size:
+            raise UserError(f"patch_size: {self.patch_size} does not divide data.image_size {image_size}")
+        length = (image_size // self.patch_size) ** 2 + (self.pooling == "cls")
+        if length > self.max_length:
+            raise UserError(f"max_length: {self.max_length}; an image has {length} patches, [CLS] among them")
+        return length
+
+
+def patches(x_bhwc: jax.Array, size: int) -> jax.Array:
+    """(b, h, w, c) -> (b, n, size size c): the n = (h / size)(w / size) patches of each image, row by row:
+
+    patch[i (w / size) + j, (u size + v) c + k] = x[i size + u, j size + v, k].
+
+    A linear map of it is a convolution with stride and width `size`. Source: Dosovitskiy et al. 2021,
+    section 3.1.
+    """
+    b, h, w, c = x_bhwc.shape
+    x = x_bhwc.reshape(b, h // size, size, w // size, size, c).swapaxes(2, 3)
+    return x.reshape(b, -1, size * size * c)
+
+
+class VisionTransformer(nn.Module):
+    """p(class | image) = softmax(Head(Pool(Encoder([CLS]; patches W + b)))).
+
+    Pixels are first (pixel - pixel_mean) / pixel_scale. There is a trained `[CLS]` before the patches where
+    `pooling` takes it; else the patches' mean or maximum is classified, which does as well (Zhai et al. 2022,
+    "Scaling vision transformers", section 3). Source: Dosovitskiy et al. 2021, equations 1 to 4.
+    """
+
+    config: VisionConfig
+    num_classes: int
+
+    @nn.compact
+    def __call__(self, images_bhwc: jax.Array, train: bool = False) -> jax.Array:
+        """(b, h, w, c) uint8 -> float32 logits (b, classes)."""
+        c = self.config
+        x_bhwc = (images_bhwc.astype(jnp.float32) - c.pixel_mean) / c.pixel_scale
+        embed = Linear((c.d_model,), names=("patch", "embed"), dtype=c.dtype, name="embedding")
+        x_btd = embed(patches(x_bhwc, c.patch_size))
+        if c.pooling == "cls":
+            init = nn.with_logical_partitioning(nn.initializers.normal(0.02), ("embed",))
+            cls_d = self.param("cls", init, (c.d_model,), jnp.float32).astype(x_btd.dtype)
+            first_b1d = jnp.broadcast_to(cls_d, (x_btd.shape[0], 1, c.d_model))
+            x_btd = jnp.concatenate([first_b1d, x_btd], axis=1)
+        positions_bt = jnp.broadcast_to(jnp.arange(x_btd.shape[1]), x_btd.shape[:2])
+        x_btd = Encoder(c, name="trunk")(x_btd, None, positions_bt, train)
+        x_b1d = pool(c.pooling, x_btd, jnp.ones_like(positions_bt), 1)
+        return ClassifierHead(self.num_classes, c.head_dropout, c.dtype, name="head")(x_b1d, train)[:, 0]
