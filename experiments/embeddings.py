@@ -1,7 +1,7 @@
 """What a trained model's embeddings say: `--mode=analyze`, and the same from a notebook."""
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -10,13 +10,17 @@ from typing import Any
 import jax
 import numpy as np
 
+from transformer.data.tokenizers import Tokenizer
 from transformer.errors import UserError
 from transformer.evaluation.embeddings import Answers, WordVectors, read_questions, unit
-from transformer.training.experiment import Params
+from transformer.training.experiment import Contextual, Params
 from transformer.visualization.embeddings import draw_map
 
 MAPPED, LETTERS = 150, 4
 """A map for which no words are named has so many of the vocabulary's first ones with so many letters."""
+
+PADDED = 64
+"""Tokens: of what the lengths of texts are multiples."""
 
 
 @dataclass(frozen=True)
@@ -67,9 +71,10 @@ def analyze(experiment: Any, params: Params, request: Request) -> Iterator[str]:
     """
     vectors, words = word_vectors(experiment, params), _split(request.words)
     drawn: dict[str, np.ndarray] = {}
+    states: dict[str, np.ndarray] = {}  # which are not to be compared with the others
     if request.contexts is not None:
         for word in words:
-            yield from _contexts(experiment, params, word, request.contexts, drawn)
+            yield from _contexts(experiment, params, word, request.contexts, states)
     elif words:
         with _naming("words"):
             cosines = vectors.similarity(words)
@@ -92,7 +97,7 @@ def analyze(experiment: Any, params: Params, request: Request) -> Iterator[str]:
         yield from _scores(vectors.evaluate(questions))
     if request.map is not None:
         common = [word for word in vectors.words if word.isalpha() and len(word) >= LETTERS][:MAPPED]
-        drawn = drawn or {word: vectors[word] for word in common}
+        drawn = states or drawn or {word: vectors[word] for word in common}
         if len(drawn) < 3:
             raise UserError(f"--map: {len(drawn)} vectors; expected at least 3")
         draw_map(np.stack([*drawn.values()]), [*drawn], Path(request.map))
@@ -121,7 +126,7 @@ def occurrences(experiment: Any, params: Params, word: str, contexts: str) -> li
     Raises:
       UserError: fewer than two occurrences, or a run whose vectors depend on no context.
     """
-    if not hasattr(experiment, "states"):
+    if not isinstance(experiment, Contextual):
         name = experiment.config.experiment
         raise UserError(f"--contexts: a run of {name} has no vectors that depend on a context")
     is_file = "\n" not in contexts and len(contexts) < 255 and Path(contexts).is_file()
@@ -139,23 +144,48 @@ def occurrences(experiment: Any, params: Params, word: str, contexts: str) -> li
         for match in matches:
             start, end = match.span()
             of_word = [i for i, (first, last) in enumerate(spans) if first < end and last > start]
-            if of_word:
-                shown = f"{sentence[:start]}[{sentence[start:end]}]{sentence[end:]}"
-                found.append((shown, states_td[of_word].mean(axis=0)))
+            if not of_word:
+                raise UserError(
+                    f"--contexts: a sentence of {len(sentence):,} characters is too long for the model"
+                )
+            shown = f"{sentence[:start]}[{sentence[start:end]}]{sentence[end:]}"
+            found.append((shown, states_td[of_word].mean(axis=0)))
     if len(found) < 2:
         where = contexts if is_file else f"the text {contexts!r}, which is no file,"
         raise UserError(f"--contexts: {where} has {word!r} {len(found)} times; expected at least 2")
     return found
 
 
+def states_of(
+    hidden: Callable[[np.ndarray, np.ndarray], jax.Array],
+    tokenizer: Tokenizer,
+    text: str,
+    *,
+    before: Sequence[int],
+    after: Sequence[int] = (),
+    most: int,
+) -> tuple[list[tuple[int, int]], np.ndarray]:
+    """`Contextual.states` by `hidden`, which takes tokens and segments (1, t) to states (1, t, d): of a text
+    between the tokens `before` and `after` it, together no more than `most`. Rows are padded to a multiple of
+    `PADDED`, so that few lengths are compiled."""
+    ids, spans = tokenizer.encode_with_spans(text)
+    kept = min(len(ids), most - len(before) - len(after))
+    tokens = [*before, *ids[:kept], *after]
+    place_t = np.arange(min(-(-len(tokens) // PADDED) * PADDED, most))
+    tokens_t = np.zeros(len(place_t), np.int32)
+    tokens_t[: len(tokens)] = tokens
+    x_btd = hidden(tokens_t[None], (place_t < len(tokens)).astype(np.int32)[None])
+    return spans[:kept], np.asarray(x_btd[0, len(before) : len(before) + kept], np.float32)
+
+
 def _contexts(
-    experiment: Any, params: Params, word: str, contexts: str, drawn: dict[str, np.ndarray]
+    experiment: Any, params: Params, word: str, contexts: str, states: dict[str, np.ndarray]
 ) -> Iterator[str]:
     found = occurrences(experiment, params, word, contexts)
     names = [f"{word} {number}" for number in range(1, len(found) + 1)]
     yield from (f"{name}: {sentence}" for name, (sentence, _) in zip(names, found, strict=True))
     states_nd = unit(np.stack([state_d for _, state_d in found]))
-    drawn |= zip(names, states_nd, strict=True)
+    states |= zip(names, states_nd, strict=True)
     yield from _table(names, states_nd @ states_nd.T)
 
 

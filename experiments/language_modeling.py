@@ -1,15 +1,16 @@
 """Causal language modelling: predict each token from those before it."""
 
+import functools
 import gzip
 import lzma
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
+from experiments.embeddings import states_of
 from experiments.token_prediction import TokenPrediction
 from transformer.data.text import TextData, TextDataConfig
 from transformer.data.tokenizers import Tokenizer
@@ -85,10 +86,16 @@ class LanguageModeling(TokenPrediction):
     def states(self, params: Params, text: str) -> tuple[list[tuple[int, int]], np.ndarray]:
         """Where each token of a text stands in it, and the last layer's states there (t, d), which know the
         text up to that token; both without what does not fit into `model.max_length`."""
-        ids, spans = self.data.tokenizer.encode_with_spans(text)
-        tokens = [self.data.tokenizer.bos_id, *ids][: self.config.model.max_length]
-        x_btd = self.model.apply({"params": params}, jnp.array([tokens]), method="hidden")
-        return spans[: len(tokens) - 1], np.asarray(x_btd[0, 1:], np.float32)
+        bos, most = self.data.tokenizer.bos_id, self.config.model.max_length
+        hidden = functools.partial(self._hidden, params)
+        return states_of(hidden, self.data.tokenizer, text, before=[bos], most=most)
+
+    @functools.cached_property
+    def _hidden(self) -> Callable[..., jax.Array]:
+        def hidden(params: Params, tokens_bt: jax.Array, segments_bt: jax.Array) -> jax.Array:
+            return self.model.apply({"params": params}, tokens_bt, segments_bt=segments_bt, method="hidden")
+
+        return jax.jit(hidden)
 
     def predict(self, params: Params, texts: Iterable[str], seed: int = 0) -> Iterator[list[str]]:
         """For each text its continuations, `sample.num_samples` of them, without the text itself."""

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import jax
 import numpy as np
@@ -106,4 +106,14 @@ class Experiment(Protocol):
 
     def closing_lines(self, measured: dict[str, float]) -> list[str]:
         """What puts the last evaluation into proportion, for the end of training."""
+        ...
+
+
+@runtime_checkable
+class Contextual(Protocol):
+    """What an experiment has besides, where its model gives a word another vector in each context."""
+
+    def states(self, params: Params, text: str) -> tuple[list[tuple[int, int]], np.ndarray]:
+        """Where each token of a text stands in it, from one character to another, and the last layer's state
+        (t, d) at each; both without what is too long for the model."""
         ...
