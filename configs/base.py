@@ -7,32 +7,35 @@ A key is changed for one run on the command line, `--config.model.num_layers=4`.
 from ml_collections import ConfigDict
 
 
-def language_modeling() -> ConfigDict:
-    """All keys of a causal language model."""
+def run(experiment: str) -> ConfigDict:
+    """The keys that every run has."""
     config = ConfigDict()
-    config.experiment = "language_modeling"  # which objective: a key of experiments.EXPERIMENTS
-    config.seed = 0  # of the initial parameters, of dropout and of the order of the data
-    config.model = decoder()
-    config.data = text()
-    config.loss = loss()
+    config.experiment = experiment  # which objective: a key of experiments.EXPERIMENTS
+    config.seed = 0  # of the initial parameters, of dropout, of the order of the data and what is drawn of it
+    config.initialize_from = ""  # the folder of a run to begin with, its parameters and tokenizer; "": none
+    config.initialize_strict = True  # whether nothing but heads may be missing there
     config.optimizer = optimizer()
     config.train = train()
     config.parallel = parallel()
+    return config
+
+
+def language_modeling() -> ConfigDict:
+    """All keys of a causal language model."""
+    config = run("language_modeling")
+    config.model = decoder()
+    config.data = text()
+    config.loss = loss()
     config.sample = sample()
     return config
 
 
 def sequence_to_sequence() -> ConfigDict:
     """All keys of an encoder-decoder, for translation, summarisation and other pairs of texts."""
-    config = ConfigDict()
-    config.experiment = "sequence_to_sequence"  # which objective: a key of experiments.EXPERIMENTS
-    config.seed = 0  # of the initial parameters, of dropout and of the order of the data
+    config = run("sequence_to_sequence")
     config.model = encoder_decoder()
     config.data = pairs()
     config.loss = loss()
-    config.optimizer = optimizer()
-    config.train = train()
-    config.parallel = parallel()
     config.generate = generate()
     return config
 
@@ -71,17 +74,31 @@ def text_to_text() -> ConfigDict:
     return config
 
 
+def masked_lm() -> ConfigDict:
+    """All keys of an encoder's pre-training."""
+    config = run("masked_lm")
+    config.model = encoder()
+    config.data = masked()
+    config.loss = loss()
+    return config
+
+
+def masked() -> ConfigDict:
+    """Documents of text in rows, with tokens to guess."""
+    data = text()
+    data.sequence_length = 128  # tokens a row
+    data.next_sentence = True  # rows of two texts each, half of them neighbours, to be told from the others
+    data.masking = "token"  # what is masked at once: a token, a whole word, or a span of up to ten words
+    data.masked_share = 0.15  # of all tokens, how many are to be guessed
+    return data
+
+
 def classification() -> ConfigDict:
     """All keys of a classifier of texts."""
-    config = ConfigDict()
-    config.experiment = "classification"  # which objective: a key of experiments.EXPERIMENTS
-    config.seed = 0  # of the initial parameters, of dropout and of the order of the data
+    config = run("classification")
     config.model = classifier()
     config.data = labelled()
     config.loss = label_loss()
-    config.optimizer = optimizer()
-    config.train = train()
-    config.parallel = parallel()
     return config
 
 
@@ -114,6 +131,45 @@ def labelled() -> ConfigDict:
     data.sequence_length = 256  # tokens a row
     data.too_long = "cut"  # what is done with a text longer than a row: cut, skip (both counted) or refuse
     data.cache_dir = ""  # prepared and tokenised data; "": the user's data folder
+    data.workers = 1  # threads that make batches ahead of time; 0: they are made when asked for
+    return data
+
+
+def vision() -> ConfigDict:
+    """All keys of a classifier of images."""
+    config = run("vision")
+    config.model = vision_transformer()
+    config.data = images()
+    config.loss = label_loss()
+    return config
+
+
+def vision_transformer() -> ConfigDict:
+    """A stack over the patches of an image, with a projection to classes."""
+    model = stack()
+    model.position = "learned"  # none, sinusoidal, learned or rope, of the patches row by row
+    model.max_length = 256  # most patches of an image, [CLS] among them
+    model.patch_size = 2  # pixels of a patch's side
+    model.pooling = "mean"  # what of an image is classified: mean or max of its patches, or a cls before them
+    model.head_dropout = 0.0  # of the vector that is classified
+    model.pixel_mean = 127.5  # subtracted from every pixel (0 to 255)
+    model.pixel_scale = 127.5  # what pixels are divided by after that
+    return model
+
+
+def images() -> ConfigDict:
+    """Images with labels."""
+    data = ConfigDict()
+    data.source = "digits"  # or folder:PATH (each sub-folder a class of PNG and JPEG files), tfds:NAME
+    data.validation_source = ""  # "": a part of `source`
+    data.image_field = "image"  # where the image is, in tfds
+    data.label_field = "label"  # where its class is, in tfds
+    data.image_size = 8  # pixels of a side: of each image the middle square is scaled to it
+    data.channels = 1  # 1: grey; 3: red, green and blue
+    data.shift = 0  # training images are moved at random by up to so many pixels either way
+    data.flip = False  # mirror every other training image left to right
+    data.evaluate_on = "validation"  # which split is measured; test: once, when all is decided
+    data.cache_dir = ""  # prepared images; "": the user's data folder
     data.workers = 1  # threads that make batches ahead of time; 0: they are made when asked for
     return data
 
@@ -167,6 +223,8 @@ def stack() -> ConfigDict:
     model.dtype = "float32"  # of the computation: float32 or bfloat16; parameters are float32 always
     model.kernel = "auto"  # how attention is computed: a key of KERNELS, or auto: the fastest for the shape
     model.scan_layers = False  # compile one block and loop over it: compiles sooner, runs slower on CPU
+    model.lora_rank = 0  # of a correction of queries and values, to tune instead of them; 0: none
+    model.lora_alpha = 16.0  # what that correction is multiplied by, over its rank
     model.remat = "none"  # recompute in the backward pass to save memory: none, full, dots (all but products)
     return model
 
@@ -205,15 +263,10 @@ def pairs() -> ConfigDict:
 
 def word_embedding() -> ConfigDict:
     """All keys of word vectors by skip-grams with negative sampling."""
-    config = ConfigDict()
-    config.experiment = "word_embedding"  # which objective: a key of experiments.EXPERIMENTS
-    config.seed = 0  # of the initial parameters, of the order of the data and of all that is drawn from them
+    config = run("word_embedding")
     config.model = skip_gram()
     config.data = skip_grams()
     config.loss = negative_sampling()
-    config.optimizer = optimizer()
-    config.train = train()
-    config.parallel = parallel()
     return config
 
 
@@ -264,6 +317,9 @@ def optimizer() -> ConfigDict:
     config.weight_decay = 0.1  # decoupled, of matrices only
     config.clip_norm = 1.0  # longest gradient, in global norm; 0: off
     config.ema_decay = 0.0  # of a moving average of the parameters, to evaluate and predict with; 0: off
+    config.layer_decay = 1.0  # of the learning rate, by every block further from the output
+    config.frozen_layers = 0  # how many of the lowest blocks are not trained, nor what lies below them
+    config.train_only = ""  # names of the only parameters to train: head,pooler or lora,head; "": all
     config.arguments = ConfigDict()  # of the optimizer, further ones: --config.optimizer.arguments.b2=0.95
     return config
 

@@ -12,7 +12,9 @@ EXPERIMENTS = {
     "recurrent_sequence_to_sequence": "experiments.recurrent:RecurrentSequenceToSequence",
     "text_to_text": "experiments.text_to_text:TextToText",
     "word_embedding": "experiments.word_embedding:WordEmbedding",
+    "masked_lm": "experiments.masked_lm:MaskedLanguageModeling",
     "classification": "experiments.classification:Classification",
+    "vision": "experiments.vision:Vision",
 }
 """Name -> module and class; a module is imported when a run asks for it, and not before."""
 

@@ -17,26 +17,19 @@ from transformer.errors import UserError
 from transformer.models.classifier import ClassifierConfig, TextClassifier
 from transformer.training.experiment import Batch, Params
 from transformer.training.flops import matmul_parameters, train_flops_per_token
-from transformer.training.loop import TrainConfig
-from transformer.training.optimizer import OptimizerConfig
-from transformer.training.parallel import ParallelConfig
+from transformer.training.run import RunConfig
 
 AT_ONCE = 32
 """Texts that are classified together by `predict`."""
 
 
 @dataclass(frozen=True)
-class ClassificationConfig:
+class ClassificationConfig(RunConfig):
     """A whole run: one group of keys for each part, listed in `configs/base.py`."""
 
-    experiment: str
-    seed: int
     model: ClassifierConfig
     data: LabelledDataConfig
     loss: LabelLossConfig
-    optimizer: OptimizerConfig
-    train: TrainConfig
-    parallel: ParallelConfig
 
     def __post_init__(self) -> None:
         length, most = self.data.sequence_length, self.model.max_length

@@ -35,13 +35,15 @@ class Labelling:
     """A model that gives logits over `data.labels`; the loss is -log p(label), in nats.
 
     A subclass sets `config`, `data` and `model` and has `logits`; a batch has `labels` and `weights` of the
-    shape of the logits without their last axis.
+    shape of the logits without their last axis. `evaluate_on` is the split that is measured.
     """
 
     config: Any
     data: Any
     model: Any
     continues = False
+    evaluate_on = "validation"
+    heads: tuple[str, ...] = ("head", "pooler", "lora_down", "lora_up")
 
     def logits(self, params: Params, batch: Batch, rng: jax.Array, train: bool) -> jax.Array:
         """Float32 logits, one row for each label of the batch."""
@@ -72,14 +74,14 @@ class Labelling:
         return self.loader("train", shuffle=True, repeat=True)
 
     def evaluators(self, put: Put) -> dict[str, Evaluator]:
-        """Of the validation split loss, accuracy, F1 and calibration error."""
+        """Of the split `evaluate_on` loss, accuracy, F1 and calibration error."""
 
         def step(params: Params, batch: Batch) -> dict[str, Sum]:
             logits = self.logits(params, batch, jax.random.key(0), False)
             return tally(logits, batch["labels"], batch["weights"])
 
         limit = self.config.train.evaluate_batches
-        self._evaluator = ClassificationEvaluator(jax.jit(step), self.loader("validation"), put, limit)
+        self._evaluator = ClassificationEvaluator(jax.jit(step), self.loader(self.evaluate_on), put, limit)
         return {"eval": self._evaluator}
 
     def hooks(self, workdir: Path) -> list[Hook]:
@@ -92,7 +94,7 @@ class Labelling:
         commonest = int(matrix.sum(axis=1).argmax())
         always = matrix.sum(axis=1)[commonest] / max(matrix.sum(), 1)
         return [
-            f"validation accuracy {measured['eval/accuracy']:.2%} of {int(matrix.sum()):,}, "
+            f"{self.evaluate_on} accuracy {measured['eval/accuracy']:.2%} of {int(matrix.sum()):,}, "
             f"macro F1 {measured['eval/f1']:.4f}; always {self.data.labels[commonest]!r}: {always:.2%}"
         ]
 

@@ -21,24 +21,17 @@ from transformer.models.decoder_stepper import DecoderStepper
 from transformer.training.experiment import Params
 from transformer.training.flops import matmul_parameters, train_flops_per_token
 from transformer.training.hooks import Hook, Samples
-from transformer.training.loop import TrainConfig
 from transformer.training.losses import LossConfig
-from transformer.training.optimizer import OptimizerConfig
-from transformer.training.parallel import ParallelConfig
+from transformer.training.run import RunConfig
 
 
 @dataclass(frozen=True)
-class LanguageModelingConfig:
+class LanguageModelingConfig(RunConfig):
     """A whole run: one group of keys for each part, listed in `configs/base.py`."""
 
-    experiment: str
-    seed: int
     model: DecoderConfig
     data: TextDataConfig
     loss: LossConfig
-    optimizer: OptimizerConfig
-    train: TrainConfig
-    parallel: ParallelConfig
     sample: SamplingConfig
 
     def __post_init__(self) -> None:

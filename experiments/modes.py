@@ -20,6 +20,9 @@ from transformer.training.experiment import Params
 from transformer.training.run import Run
 from transformer.visualization.report import read_metrics, write_report
 
+OWN = ("dropout", "embedding_dropout", "attention_dropout", "dtype", "kernel", "scan_layers", "remat")
+"""Keys of a model that say how it is trained and computed, and not what it is."""
+
 Overrides = Iterable[tuple[str, str]]
 """Keys of the config and what to set them to, as text: ("model.num_layers", "4")."""
 
@@ -30,7 +33,8 @@ def train(workdir: str, overrides: Overrides = (), config: str = "", started: fl
     `config` is a config file; without it the folder's own config goes on.
     """
     folder = Workdir(workdir)
-    frozen = check_config(read_config(config) if config else folder.read_config(), overrides)
+    values = read_config(config) if config else folder.read_config()
+    frozen = check_config(inherit(values, folder, overrides), overrides)
     folder.check(frozen)
     steps, trained = frozen.train.steps, folder.trained_steps()
     if trained > steps:
@@ -46,6 +50,8 @@ def train(workdir: str, overrides: Overrides = (), config: str = "", started: fl
         print(f"{workdir}: {size:,} parameters on {devices}, from step {trained} to {steps}", flush=True)
         for line in run.experiment.opening_lines():
             print(line, flush=True)
+        if run.take_over is not None:
+            print(f"parameters of {run.take_over.folder}:", *run.take_over.table(), sep="\n", flush=True)
     _, reason = run.train(started)
     if first and reason != "finished":
         print(f"Go on with: {_command(folder)}")
@@ -110,9 +116,29 @@ def check_config(values: dict[str, Any], overrides: Overrides = ()) -> Any:
     return freeze(find_experiment(values.get("experiment")).Config, values)
 
 
+def inherit(values: dict[str, Any], folder: Workdir, overrides: Overrides) -> dict[str, Any]:
+    """The values, with the model's own from the run that `initialize_from` names, or from the folder's once
+    it has begun: a pre-trained model is what it is, and need not be described again."""
+    override(values, overrides)
+    source = values.get("initialize_from")
+    if source and not isinstance(values.get("model"), str):
+        theirs = (folder if folder.trained_steps() else Workdir(source)).read_config().get("model", {})
+        values["model"] = values["model"] | {
+            key: value for key, value in theirs.items() if key in values["model"] and key not in OWN
+        }
+    return values
+
+
 def open_run(folder: Workdir, config: Any) -> Run:
     """The run of a config, with the folder's tokenizer and labels where it has them."""
-    experiment = find_experiment(config.experiment)(config, **folder.read_kept())
+    kept = folder.read_kept()
+    if config.initialize_from and "tokenizer" not in kept:
+        kept |= {
+            name: value
+            for name, value in Workdir(config.initialize_from).read_kept().items()
+            if name == "tokenizer"
+        }
+    experiment = find_experiment(config.experiment)(config, **kept)
     return Run(experiment, config, folder.path)
 
 

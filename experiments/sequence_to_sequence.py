@@ -24,10 +24,8 @@ from transformer.models.encoder_decoder import EncoderDecoderConfig
 from transformer.training.experiment import Evaluator, Params, Put
 from transformer.training.flops import matmul_parameters, train_flops_per_token
 from transformer.training.hooks import Hook, Samples
-from transformer.training.loop import TrainConfig
 from transformer.training.losses import LossConfig
-from transformer.training.optimizer import OptimizerConfig
-from transformer.training.parallel import ParallelConfig
+from transformer.training.run import RunConfig
 
 SHOWN = 5
 """How many pairs of the validation split the samples show."""
@@ -54,17 +52,12 @@ class GenerateConfig(BeamConfig):
 
 
 @dataclass(frozen=True)
-class SequenceToSequenceConfig:
+class SequenceToSequenceConfig(RunConfig):
     """A whole run: one group of keys for each part, listed in `configs/base.py`."""
 
-    experiment: str
-    seed: int
     model: EncoderDecoderConfig
     data: PairDataConfig
     loss: LossConfig
-    optimizer: OptimizerConfig
-    train: TrainConfig
-    parallel: ParallelConfig
     generate: GenerateConfig
 
     def __post_init__(self) -> None:

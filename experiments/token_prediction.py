@@ -25,6 +25,7 @@ class TokenPrediction:
     config: Any
     data: Any
     model: Any
+    heads: tuple[str, ...] = ()
 
     def init(self, rng: jax.Array) -> Any:
         """The model's parameters, boxed with their logical axes."""

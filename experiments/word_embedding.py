@@ -17,28 +17,21 @@ from transformer.data.tokenizers import Tokenizer
 from transformer.models.word_embedding import SkipGram, SkipGramConfig
 from transformer.training.experiment import Batch, Evaluator, Params, Put
 from transformer.training.hooks import Hook, Samples
-from transformer.training.loop import TrainConfig
 from transformer.training.metrics import Sum
 from transformer.training.negative_sampling import NegativeSamplingConfig, negative_sampling, pairs
-from transformer.training.optimizer import OptimizerConfig
-from transformer.training.parallel import ParallelConfig
+from transformer.training.run import RunConfig
 
 SHOWN = slice(200, 3000, 400)
 """Of the words from the commonest down, those whose neighbours are written as samples."""
 
 
 @dataclass(frozen=True)
-class WordEmbeddingConfig:
+class WordEmbeddingConfig(RunConfig):
     """A whole run: one group of keys for each part, listed in `configs/base.py`."""
 
-    experiment: str
-    seed: int
     model: SkipGramConfig
     data: SkipGramDataConfig
     loss: NegativeSamplingConfig
-    optimizer: OptimizerConfig
-    train: TrainConfig
-    parallel: ParallelConfig
 
 
 class WordEmbedding(TokenPrediction):

@@ -1,17 +1,20 @@
 """Published models, by the numbers of parameters and the shapes that their papers imply."""
 
+import math
+
 import jax
 import jax.numpy as jnp
 import pytest
 from flax import linen as nn
 
-from configs.papers import vaswani_base, vaswani_big
+from configs.papers import bert_base, bert_tiny, vaswani_base, vaswani_big
 from transformer.freeze import freeze
+from transformer.models.encoder import EncoderConfig
 from transformer.models.encoder_decoder import EncoderDecoderConfig
+from transformer.models.masked_lm import MaskedLanguageModel
 
 
-def shapes(config: dict, vocab_size: int) -> dict[str, tuple]:
-    model = freeze(EncoderDecoderConfig, config).build(vocab_size)
+def shapes(model: nn.Module) -> dict[str, tuple]:
     tokens = jnp.zeros((1, 1), jnp.int32)
     params = nn.meta.unbox(jax.eval_shape(model.init, jax.random.key(0), tokens, tokens))["params"]
     leaves = jax.tree_util.tree_leaves_with_path(params)
@@ -24,11 +27,12 @@ BASE, BIG = (vaswani_base, 512, 2048, 8), (vaswani_big, 1024, 4096, 16)
 @pytest.mark.parametrize(("paper", "d", "f", "h"), [BASE, BIG])
 def test_the_original_transformer(paper, d, f, h):
     config = paper.get_config().to_dict()
-    found = shapes(config["model"] | {"vocab_multiple": 1}, 37000)
+    model = freeze(EncoderDecoderConfig, config["model"] | {"vocab_multiple": 1}).build(37000)
+    found = shapes(model)
     attention, feed_forward, norm = 4 * d * d, 2 * d * f + f + d, 2 * d
     encoder = attention + feed_forward + 2 * norm
     decoder = 2 * attention + feed_forward + 3 * norm
-    count = sum(jnp.prod(jnp.array(shape)).item() for shape in found.values())
+    count = sum(map(math.prod, found.values()))
     assert count == 37000 * d + 6 * (encoder + decoder)
     assert count == {512: 63_045_632, 1024: 214_171_648}[d]  # "65" and "213" million in table 3
     assert [name for name in found if "embedding" in name] == ["embedding/table"]
@@ -39,6 +43,24 @@ def test_the_original_transformer(paper, d, f, h):
             assert found[f"{stack}_blocks/{name}/output/kernel"] == (6, h, 64, d)
         assert found[f"{stack}_blocks/feed_forward/up/kernel"] == (6, d, f)
     assert not any("final_norm" in name or "encoder_norm" in name for name in found)
+
+
+@pytest.mark.parametrize(
+    ("paper", "encoder", "whole"), [(bert_base, 109_482_240, 110_106_428), (bert_tiny, 4_385_920, 4_433_468)]
+)
+def test_bert(paper, encoder, whole):
+    """The counts of the released encoders with their poolers, and with both heads."""
+    config = freeze(EncoderConfig, paper.get_config().to_dict()["model"] | {"vocab_multiple": 1})
+    found = shapes(MaskedLanguageModel(config, 30522))
+    d = config.d_model
+    assert sum(map(math.prod, found.values())) == whole == encoder + d * d + 3 * d + 30522 + 2 * d + 2
+    n, h = config.num_layers, config.num_heads
+    assert found["encoder/trunk/blocks/attention/query/kernel"] == (n, d, h, 64)
+    assert found["encoder/trunk/blocks/feed_forward/up/kernel"] == (n, d, 4 * d)
+    assert [name for name in found if found[name][:1] == (30522,)] == [
+        "encoder/embedding/table",
+        "output_bias",
+    ]
 
 
 def test_the_rate_of_the_original_schedule():

@@ -21,6 +21,9 @@ CONFIG = dict(
     weight_decay=0.0,
     clip_norm=1.0,
     ema_decay=0.0,
+    layer_decay=1.0,
+    frozen_layers=0,
+    train_only="",
     arguments={},
 )
 

@@ -55,7 +55,7 @@ def mesh(data=1, fsdp=1, tensor=1):
 
 
 def optimizer(name="adamw"):
-    config = OptimizerConfig(name, 0.1, "constant", 0, 0, 0.0, 0.1, 0.0, 0.0, {})
+    config = OptimizerConfig(1.0, 0, "", name, 0.1, "constant", 0, 0, 0.0, 0.1, 0.0, 0.0, {})
     return make_optimizer(config, 10)[0]
 
 

@@ -1,5 +1,6 @@
 """Packing texts that are framed by markers, `[CLS] text [SEP]`: several in one row, each with its label."""
 
+from abc import abstractmethod
 from collections.abc import Sequence
 
 import numpy as np
@@ -10,7 +11,7 @@ from transformer.data.token_cache import TokenCache
 from transformer.errors import UserError
 
 
-class PackedTexts:
+class FramedRows:
     """Rows of texts, each put into the first open row that has room for it.
 
     Text i of a row (i = 1, 2, ...) has segment i; 0 is padding. A row is a dictionary of arrays, (t,):
@@ -19,44 +20,22 @@ class PackedTexts:
     - `segments`, `positions`: int32; `types`: int32, 1 in the second text and its `[SEP]`, else 0;
 
     and of arrays (k,), with k the most texts that any row has: `labels`, int32, and `weights`, float32, 1
-    where there is a text. Texts are taken in an order of their own, the same always. One that is empty is
-    left out; one that is longer than a row is cut at its end (of a pair the longer text first), left out,
-    or refused, as `too_long` says. `skipped` and `cut` count them.
-
-    Raises:
-      UserError: a text that is too long, where those are refused; no text at all.
+    where there is a text. Texts are taken in an order of their own, the same always. A subclass has `texts`.
     """
 
     def __init__(
-        self,
-        caches: Sequence[TokenCache],
-        labels: np.ndarray,
-        markers: Markers,
-        sequence_length: int,
-        too_long: str = "cut",
+        self, lengths_n: np.ndarray, labels_n: np.ndarray, kept: np.ndarray, markers: Markers, length: int
     ) -> None:
-        """The caches hold the first and, for pairs, the second texts; `labels` (n,) one number for each."""
-        self.caches, self.labels, self.markers = caches, labels, markers
-        self.sequence_length = sequence_length
-        # A document is `[bos] + tokens + [eos]`; here the text has 1 + its number of texts markers.
-        lengths_nc = np.stack([np.diff(cache.offsets) - 2 for cache in caches], axis=1)
-        total_n = lengths_nc.sum(axis=1) + 1 + len(caches)
-        empty_n = (lengths_nc < 1).any(axis=1)
-        long_n = (total_n > sequence_length) & ~empty_n
-        if too_long == "refuse" and long_n.any():
-            first = int(np.flatnonzero(long_n)[0])
-            raise UserError(
-                f"text {first + 1} has {total_n[first]} tokens, its markers among them; "
-                f"data.sequence_length is {sequence_length}"
-            )
-        left_out_n = empty_n | long_n if too_long == "skip" else empty_n
-        self.skipped, self.cut = int(left_out_n.sum()), int((long_n & ~left_out_n).sum())
-        self.kept = np.flatnonzero(~left_out_n)
-        if not len(self.kept):
-            raise UserError(f"no text is left of {len(total_n)}: each is empty or too long")
-        self._lengths_n = np.minimum(total_n, sequence_length)
-        self._rows = pack(self._lengths_n[:, None], self.kept, [sequence_length])
+        """The framed lengths and the labels of all texts, the numbers of those to take, and the tokens of a
+        row; a text longer than that is cut."""
+        self.labels, self.kept, self.markers, self.sequence_length = labels_n, kept, markers, length
+        self._lengths_n = np.minimum(lengths_n, length)
+        self._rows = pack(self._lengths_n[:, None], kept, [length])
         self.most = max(map(len, self._rows))
+
+    @abstractmethod
+    def texts(self, index: int) -> Sequence[np.ndarray]:
+        """The tokens of a text, or of both texts of a pair, without markers."""
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -77,12 +56,54 @@ class PackedTexts:
         }
         for i, row in enumerate(rows):
             start = 0
-            for k, text in enumerate(self._rows[row] if row >= 0 else ()):
-                tokens, types = self.markers.frame([cache.document(text)[1:-1] for cache in self.caches], t)
+            for k, index in enumerate(self._rows[row] if row >= 0 else ()):
+                tokens, types = self.markers.frame(self.texts(index), t)
                 here = np.s_[i, start : start + len(tokens)]
                 batch["tokens"][here], batch["types"][here] = tokens, types
                 batch["segments"][here] = k + 1
                 batch["positions"][here] = np.arange(len(tokens))
-                batch["labels"][i, k], batch["weights"][i, k] = self.labels[text], 1
+                batch["labels"][i, k], batch["weights"][i, k] = self.labels[index], 1
                 start += len(tokens)
         return batch
+
+
+class PackedTexts(FramedRows):
+    """The documents of one cache as texts, or of two as pairs.
+
+    One that is empty is left out; one that is longer than a row is cut at its end (of a pair the longer text
+    first), left out, or refused, as `too_long` says. `skipped` and `cut` count them.
+
+    Raises:
+      UserError: a text that is too long, where those are refused; no text at all.
+    """
+
+    def __init__(
+        self,
+        caches: Sequence[TokenCache],
+        labels: np.ndarray,
+        markers: Markers,
+        sequence_length: int,
+        too_long: str = "cut",
+    ) -> None:
+        """The caches hold the first and, for pairs, the second texts; `labels` (n,) one number for each."""
+        self.caches = caches
+        # A document is `[bos] + tokens + [eos]`; here the text has 1 + its number of texts markers.
+        lengths_nc = np.stack([np.diff(cache.offsets) - 2 for cache in caches], axis=1)
+        total_n = lengths_nc.sum(axis=1) + 1 + len(caches)
+        empty_n = (lengths_nc < 1).any(axis=1)
+        long_n = (total_n > sequence_length) & ~empty_n
+        if too_long == "refuse" and long_n.any():
+            first = int(np.flatnonzero(long_n)[0])
+            raise UserError(
+                f"text {first + 1} has {total_n[first]} tokens, its markers among them; "
+                f"data.sequence_length is {sequence_length}"
+            )
+        left_out_n = empty_n | long_n if too_long == "skip" else empty_n
+        self.skipped, self.cut = int(left_out_n.sum()), int((long_n & ~left_out_n).sum())
+        if left_out_n.all():
+            raise UserError(f"no text is left of {len(total_n)}: each is empty or too long")
+        super().__init__(total_n, labels, np.flatnonzero(~left_out_n), markers, sequence_length)
+
+    def texts(self, index: int) -> Sequence[np.ndarray]:
+        """The tokens of a text, or of both texts of a pair, without markers."""
+        return [cache.document(index)[1:-1] for cache in self.caches]

@@ -90,6 +90,10 @@ class Tokenizer:
         """The id of a token by its exact name in the vocabulary; None where there is none."""
         return self._backend.token_to_id(token)
 
+    def name(self, token: int) -> str:
+        """What the vocabulary calls a token; nothing where the id is nobody's."""
+        return self._backend.id_to_token(token) or ""
+
     @property
     def unknown_id(self) -> int | None:
         """The id of whatever the vocabulary does not have; None where it has everything."""

@@ -23,7 +23,7 @@ class Attention(nn.Module):
 
     Fields beyond these: `position`, whose `rotate` and `bias` hooks act here; `kernel`, a key of `KERNELS`
     or "auto"; `dropout` on the attention weights; `output_scale`, which multiplies the variance of the
-    output kernel's initialisation.
+    output kernel's initialisation; `lora_rank` and `lora_alpha` of queries and values (see `Linear`).
     """
 
     num_heads: int
@@ -35,12 +35,15 @@ class Attention(nn.Module):
     use_bias: bool = True
     dtype: str = "float32"
     output_scale: float = 1.0
+    lora_rank: int = 0
+    lora_alpha: float = 16.0
 
     def setup(self) -> None:
         """The projections of the inputs; the output's follows from the input's width."""
-        self.query = self._linear((self.num_heads, self.head_dim), names=("embed", "heads", "head_dim"))
+        lora = {"lora_rank": self.lora_rank, "lora_alpha": self.lora_alpha}
+        self.query = self._linear((self.num_heads, self.head_dim), ("embed", "heads", "head_dim"), **lora)
         shared = (self.num_kv_heads, self.head_dim), ("embed", "kv_heads", "head_dim")
-        self.key, self.value = self._linear(*shared), self._linear(*shared)
+        self.key, self.value = self._linear(*shared), self._linear(*shared, **lora)
 
     @nn.compact
     def __call__(

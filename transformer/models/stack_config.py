@@ -39,6 +39,8 @@ class StackConfig:
     kernel: str = "auto"
     scan_layers: bool = False
     remat: Literal["none", "full", "dots"] = "none"
+    lora_rank: int = 0
+    lora_alpha: float = 16.0
 
     def __post_init__(self) -> None:
         for key in ("d_model", "num_layers", "num_heads", "d_ff", "max_length"):
@@ -47,6 +49,8 @@ class StackConfig:
         for key in ("embedding_dropout", "attention_dropout", "dropout"):
             if not 0 <= getattr(self, key) < 1:
                 raise UserError(f"{key}: {getattr(self, key)}; expected a rate in [0, 1)")
+        if self.lora_rank < 0:
+            raise UserError(f"lora_rank: {self.lora_rank}; expected a rank, or 0 for none")
         if self.head_dim < 0 or (self.head_dim == 0 and self.d_model % self.num_heads):
             raise UserError(
                 f"d_model: {self.d_model} is not divisible by num_heads {self.num_heads}; set head_dim > 0"
@@ -93,6 +97,8 @@ class StackConfig:
             num_kv_heads=self.kv_heads,
             kernel=self.kernel,
             dropout=self.attention_dropout,
+            lora_rank=self.lora_rank,
+            lora_alpha=self.lora_alpha,
         )
         return Block(
             attention=attention(position=self.positions(parent=None)),

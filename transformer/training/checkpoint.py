@@ -87,8 +87,19 @@ class Checkpoints:
         """The parameters to evaluate and predict with (their moving average where the run keeps one), and
         nothing else: the optimizer's state is not read. Raises as `restore` does."""
         found = self.find(step)
-        name = "params" if self._stored(found).get("ema") is None else "ema"
+        name = self._params_name(found)
         return self._read(found, {name: abstract}, partial=True)[name]
+
+    def stored_params(self) -> dict[str, tuple]:
+        """Path -> (shape, type) of the latest checkpoint's parameters, as `restore_params` has them."""
+        found = self.find("latest")
+        return arrays(self._stored(found)[self._params_name(found)])
+
+    def restore_some(self, abstract: Params) -> Params:
+        """As `restore_params` from the latest checkpoint, which may hold more than `abstract`."""
+        found = self.find("latest")
+        name = self._params_name(found)
+        return self._restore(found, {name: abstract}, partial=True)[name]
 
     def find(self, step: Step) -> int:
         """The number of the checkpoint that `step` means; a `UserError` where there is none."""
@@ -125,16 +136,22 @@ class Checkpoints:
         name = self.keep_best.removeprefix("-")
         return metrics[name] if name != self.keep_best else -metrics[name]
 
+    def _params_name(self, step: int) -> str:
+        return "params" if self._stored(step).get("ema") is None else "ema"
+
     def _stored(self, step: int) -> dict[str, Any]:
         return self._manager.item_metadata(step).tree
 
     def _read(self, step: int, abstract: Any, partial: bool) -> Any:
         stored = self._stored(step)
         here = {name: stored[name] for name in abstract} if partial else stored
-        difference = compare(_arrays(here), _arrays(abstract))
+        difference = compare(arrays(here), arrays(abstract))
         if difference:
             path = os.path.join(self.directory, str(step))
             raise UserError(f"{path}: the checkpoint is not of this config: {difference}")
+        return self._restore(step, abstract, partial)
+
+    def _restore(self, step: int, abstract: Any, partial: bool) -> Any:
         arguments = self._orbax.checkpoint_utils.construct_restore_args(abstract)
         return self._manager.restore(
             step,
@@ -156,7 +173,8 @@ def compare(stored: Mapping[str, tuple], wanted: Mapping[str, tuple]) -> str:
     return "; ".join(f"{what} {_some(paths)}".strip() for what, paths in named.items() if paths)
 
 
-def _arrays(tree: Any) -> dict[str, tuple]:
+def arrays(tree: Any) -> dict[str, tuple]:
+    """Path -> (shape, type) of every array of a tree."""
     leaves = jax.tree_util.tree_flatten_with_path(tree, is_leaf=lambda leaf: hasattr(leaf, "shape"))[0]
     return {
         jax.tree_util.keystr(path, simple=True, separator="/"): (tuple(leaf.shape), str(leaf.dtype))

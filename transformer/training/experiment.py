@@ -53,6 +53,8 @@ class Experiment(Protocol):
     model: nn.Module
     continues: bool
     """Whether an answer goes on where the text that it answers ends."""
+    heads: tuple[str, ...]
+    """Names of the parameters that may be new in a run that begins with another one's."""
 
     def init(self, rng: jax.Array) -> Any:
         """The model's initial `params`, boxed with the logical names of their axes."""

@@ -39,8 +39,9 @@ def token_losses(
 ) -> dict[str, Sum]:
     """The terms of predicting `batch["targets"]` from the model's last layer, each counted `weights` times.
 
-    `loss`: nats per target token, smoothed in training only; `bits_per_byte` of the targets' text; `z_loss`,
-    where the config asks for it. `unembed` turns (b, t, d) into logits (b, t, v).
+    `loss`: nats per target token, smoothed in training only; `bits_per_byte` of the targets' text, where the
+    batch has its `bytes`; `z_loss`, where the config asks for it. `unembed` turns (b, t, d) into
+    logits (b, t, v).
     """
 
     def head(x_btd: jax.Array, targets_bt: jax.Array) -> tuple[jax.Array, ...]:
@@ -49,11 +50,10 @@ def token_losses(
 
     nll_bt, loss_bt, log_z_bt = chunked(head, x_btd, batch["targets"], config.chunk_size)
     weights_bt = batch["weights"]
-    bits = Sum.of(nll_bt, weights_bt).total / math.log(2)
-    terms = {
-        "loss": Sum.of(loss_bt, weights_bt),
-        "bits_per_byte": Sum(bits, Sum.of(batch["bytes"]).total),
-    }
+    terms = {"loss": Sum.of(loss_bt, weights_bt)}
+    if "bytes" in batch:
+        bits = Sum.of(nll_bt, weights_bt).total / math.log(2)
+        terms["bits_per_byte"] = Sum(bits, Sum.of(batch["bytes"]).total)
     if config.z_loss:
         terms["z_loss"] = Sum.of(config.z_loss * jnp.square(log_z_bt), weights_bt)
     return terms

@@ -16,13 +16,14 @@ import optax.contrib
 from transformer.errors import UserError
 from transformer.training.experiment import Params
 from transformer.training.schedules import SCHEDULES, Schedule
+from transformer.training.tuning import Tuning, tuned
 
 MASKS = ("mask", "weight_decay_mask")
 DIMENSIONS = "muon_weight_dimension_numbers"
 
 
 @dataclasses.dataclass(frozen=True)
-class OptimizerConfig:
+class OptimizerConfig(Tuning):
     """How parameters are updated.
 
     Weight decay is decoupled, p <- p - rate(u) weight_decay p, of kernels only (`decay_mask`). An
@@ -46,6 +47,7 @@ class OptimizerConfig:
     arguments: Mapping[str, Any]
 
     def __post_init__(self):
+        super().__post_init__()
         factory = find_optimizer(self.name)
         if self.schedule not in SCHEDULES:
             raise UserError(f"schedule: {self.schedule!r} is none of {', '.join(SCHEDULES)}")
@@ -99,7 +101,7 @@ def make_optimizer(config: OptimizerConfig, steps: int) -> tuple[optax.GradientT
     def schedule(count):
         return config.learning_rate * shape(count)
 
-    return _build(config, schedule), schedule
+    return tuned(_build(config, schedule), config), schedule
 
 
 def _build(config: OptimizerConfig, schedule: Schedule) -> optax.GradientTransformation:

@@ -5,8 +5,9 @@ import functools
 import os
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import jax
 
@@ -14,19 +15,25 @@ from transformer.training import flops, parallel
 from transformer.training.checkpoint import Checkpoints, Step
 from transformer.training.experiment import Experiment, Loader, Params, Put
 from transformer.training.hooks import Evaluate, Hook, Profile
+from transformer.training.initialize import TakeOver
 from transformer.training.loop import TrainConfig, train
 from transformer.training.meter import Meter
 from transformer.training.optimizer import OptimizerConfig, make_optimizer
 from transformer.training.parallel import ParallelConfig
 from transformer.training.state import State
 from transformer.training.step import make_train_step
+from transformer.training.tuning import frozen, is_tuned
 from transformer.training.writers import make_writers
 
 
-class RunConfig(Protocol):
-    """The groups of keys that every run has, whatever its experiment."""
+@dataclass(frozen=True)
+class RunConfig:
+    """The keys that every run has, whatever its experiment; `configs/base.py` says what each means."""
 
+    experiment: str
     seed: int
+    initialize_from: str
+    initialize_strict: bool
     optimizer: OptimizerConfig
     train: TrainConfig
     parallel: ParallelConfig
@@ -88,7 +95,17 @@ class Run:
 
     def prepare(self) -> None:
         """Opens the data and derives all shapes, so that what is wrong is said before anything is written."""
-        _ = self.loader, self.hooks, self.abstract
+        _ = self.loader, self.hooks, self.abstract, self.take_over
+
+    @functools.cached_property
+    def take_over(self) -> TakeOver | None:
+        """What a new run begins with of another's parameters; None for one that begins with nothing, or that
+        has begun already."""
+        c = self.config
+        if not c.initialize_from or (self.workdir / "checkpoints").is_dir():
+            return None
+        may_be_new = self.experiment.heads if c.initialize_strict else None
+        return TakeOver.plan(Path(c.initialize_from), self.abstract.params, may_be_new)
 
     def checkpoints(self, write: bool) -> Checkpoints:
         """The folder's checkpoints."""
@@ -122,6 +139,10 @@ class Run:
             else:
                 unboxed = jax.jit(lambda: parallel.unboxed(self.create()), out_shardings=self.shardings)
                 state = unboxed()
+                if self.take_over is not None:
+                    params = self.take_over.apply(state.params)
+                    average = jax.tree.map(jax.numpy.copy, params) if state.ema is not None else None
+                    state = state.replace(params=params, ema=average)
             step = make_train_step(
                 self.experiment,
                 self.optimizer,
@@ -129,6 +150,7 @@ class Run:
                 microbatches=c.parallel.microbatches,
                 clip_norm=c.optimizer.clip_norm,
                 ema_decay=c.optimizer.ema_decay,
+                frozen=functools.partial(frozen, config=c.optimizer) if is_tuned(c.optimizer) else None,
             )
             return train(
                 state,

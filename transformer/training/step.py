@@ -23,6 +23,7 @@ def make_train_step(
     microbatches: int = 1,
     clip_norm: float = 0.0,
     ema_decay: float = 0.0,
+    frozen: Callable[[Params], Any] | None = None,
 ) -> TrainStep:
     """(state, batch) -> (state, metrics): one update from a whole batch, exact however it is cut up.
 
@@ -31,6 +32,7 @@ def make_train_step(
     terms and however ragged their weights. The gradient is scaled down to `clip_norm` where it is longer
     (Pascanu et al. 2013, section 3.2; 0: never). Where its norm is not finite the old parameters, optimizer
     state and average are kept, and `skipped` counts one; the step moves on, and with it the data.
+    `frozen(params)` is a tree of True for each parameter that needs no gradient; theirs is 0.
     """
 
     def train_step(state: State, batch: Batch) -> tuple[State, dict[str, Sum]]:
@@ -38,6 +40,8 @@ def make_train_step(
         weights = experiment.weigh(batch)
 
         def objective(params: Params, part: Batch, part_rng: jax.Array) -> tuple[Any, dict[str, Sum]]:
+            if frozen is not None:
+                params = jax.tree.map(_held, params, frozen(params))
             terms = experiment.loss(params, part, part_rng, True)
             # A batch in which a term has no example at all has no such loss, rather than 0 / 0.
             return sum(
@@ -80,6 +84,10 @@ def make_train_step(
         return State(state.step + 1, params, opt_state, ema, skipped), metrics
 
     return train_step
+
+
+def _held(param: jax.Array, held: bool) -> jax.Array:
+    return jax.lax.stop_gradient(param) if held else param
 
 
 def make_eval_step(experiment: Experiment) -> EvalStep:

@@ -1,0 +1,198 @@
+"""Masked language modelling: guess hidden tokens from both sides, and whether one text follows another."""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from experiments.token_prediction import TokenPrediction
+from transformer.data.masked import MaskedData, MaskedDataConfig
+from transformer.data.tokenizers import Tokenizer
+from transformer.errors import UserError
+from transformer.models.encoder import EncoderConfig
+from transformer.models.masked_lm import MaskedLanguageModel
+from transformer.training.experiment import Batch, Params
+from transformer.training.flops import matmul_parameters, train_flops_per_token
+from transformer.training.hooks import Hook, Samples
+from transformer.training.losses import LossConfig, token_losses
+from transformer.training.metrics import Sum
+from transformer.training.run import RunConfig
+
+MASK = "[MASK]"
+LIKELIEST = 5
+"""How many guesses are shown for each mask."""
+
+
+@dataclass(frozen=True)
+class MaskedConfig(RunConfig):
+    """A whole run: one group of keys for each part, listed in `configs/base.py`."""
+
+    model: EncoderConfig
+    data: MaskedDataConfig
+    loss: LossConfig
+
+    def __post_init__(self) -> None:
+        length, most = self.data.sequence_length, self.model.max_length
+        if length > most:
+            raise UserError(f"data.sequence_length: {length} is longer than model.max_length {most}")
+        if self.data.next_sentence and self.model.num_token_types < 2:
+            raise UserError("model.num_token_types: 1, but data.next_sentence has two texts to tell apart")
+
+
+class MaskedLanguageModeling(TokenPrediction):
+    """An encoder with BERT's two losses, each with its own denominator: masked tokens, and pairs of texts."""
+
+    Config = MaskedConfig
+    continues = False
+    heads = ("transform", "transform_norm", "output_bias", "pooler", "next")
+
+    def __init__(self, config: MaskedConfig, tokenizer: Tokenizer | None = None) -> None:
+        """`tokenizer` is the run folder's; without one the data's own is made from the training text."""
+        self.config = config
+        self.data = MaskedData(config.data, tokenizer)
+        markers = self.data.markers
+        self.model = MaskedLanguageModel(config.model, markers.vocab_size, config.data.next_sentence)
+
+    def init(self, rng: jax.Array) -> Any:
+        """The model's parameters, boxed with their logical axes."""
+        one = jnp.zeros((1, 1), jnp.int32)
+        return self.model.init(rng, one, one)["params"]
+
+    def loss(self, params: Params, batch: Batch, rng: jax.Array, train: bool) -> dict[str, Sum]:
+        """`loss`, nats per masked token; `next_loss`, nats per pair of texts,
+        and `next_accuracy`; `z_loss`."""
+        variables = {"params": params}
+        x_btd = self.model.apply(
+            variables,
+            batch["tokens"],
+            segments_bt=batch["segments"],
+            positions_bt=batch["positions"],
+            types_bt=batch["types"],
+            train=train,
+            rngs={"dropout": rng},
+            method="encode",
+        )
+        x_bmd = self.model.apply(variables, x_btd, batch["places"], method="guess")
+
+        def unembed(x_bmd: jax.Array) -> jax.Array:
+            return self.model.apply(variables, x_bmd, method="unembed")
+
+        masked = {"targets": batch["targets"], "weights": batch["guessed"]}
+        terms = token_losses(unembed, x_bmd, masked, self.config.loss, self.model.vocab_size, train)
+        if self.config.data.next_sentence:
+            k = batch["labels"].shape[1]
+            logits = self.model.apply(variables, x_btd, batch["segments"], k, method="follows")
+            log_p = jax.nn.log_softmax(logits)
+            nll = -jnp.take_along_axis(log_p, batch["labels"][..., None], axis=-1)[..., 0]
+            right = jnp.argmax(logits, axis=-1) == batch["labels"]
+            terms["next_loss"] = Sum.of(nll, batch["weights"])
+            terms["next_accuracy"] = Sum.of(right, batch["weights"])
+        return terms
+
+    def weigh(self, batch: Batch) -> dict[str, jax.Array]:
+        """The number of masked tokens, and that of pairs."""
+        weight = jnp.sum(batch["guessed"])
+        weights = {"loss": weight} | ({"z_loss": weight} if self.config.loss.z_loss else {})
+        return weights | ({"next_loss": jnp.sum(batch["weights"])} if self.config.data.next_sentence else {})
+
+    @property
+    def tokens_per_example(self) -> int:
+        """The length of a row."""
+        return self.config.data.sequence_length
+
+    def flops_per_token(self, params: Params) -> float:
+        """6 N plus the attention's part, with the vocabulary's matrix only where tokens are guessed."""
+        c = self.config.model
+        vocabulary = params["encoder"]["embedding"]["table"].size * (1 - self.config.data.masked_share)
+        matrices = matmul_parameters(params) - int(vocabulary)
+        width, length = c.num_heads * c.key_width, self.config.data.sequence_length
+        return train_flops_per_token(matrices, c.num_layers, width, length)
+
+    def hooks(self, workdir: Path) -> list[Hook]:
+        """Guesses for a line of the validation text in which some words are masked."""
+
+        def sample(params: Params) -> str:
+            return "\n".join([self._masked_line, *next(self.predict(params, [self._masked_line]))])
+
+        return [Samples(self.config.train.sample_every, sample, workdir / "samples")]
+
+    def predict(self, params: Params, texts: Iterable[str], seed: int = 0) -> Iterator[list[str]]:
+        """For each `[MASK]` of a text one line: the likeliest tokens with their probabilities, tabs between.
+
+        Raises:
+          UserError: a text without `[MASK]`, or one that is too long.
+        """
+
+        @jax.jit
+        def guess(params: Params, tokens_bt: Any, length: Any, places_bm: Any) -> tuple[jax.Array, jax.Array]:
+            segments_bt = (jnp.arange(tokens_bt.shape[1]) < length)[None].astype(jnp.int32)
+            logits_bmv, _ = self.model.apply(
+                {"params": params}, tokens_bt, places_bm, segments_bt=segments_bt
+            )
+            ordinary_v = jnp.zeros(logits_bmv.shape[-1], bool).at[self.data.words.ordinary].set(True)
+            p_mv = jax.nn.softmax(jnp.where(ordinary_v, logits_bmv[0], -jnp.inf))
+            return jax.lax.top_k(p_mv, LIKELIEST)
+
+        room = self.config.data.sequence_length
+        for number, text in enumerate(texts, 1):
+            tokens = self.masked_tokens(text)
+            places = np.flatnonzero(tokens == self.data.markers.mask)
+            if not len(places):
+                raise UserError(f"--prompt: text {number} has no {MASK}: which word is to be guessed?")
+            if len(tokens) > room:
+                raise UserError(f"--prompt: text {number} has {len(tokens)} tokens; the model reads {room}")
+            tokens_bt = np.pad(tokens, (0, room - len(tokens)))[None]
+            filled = np.pad(places, (0, room - len(places)))[None]
+            p_mk, ids_mk = jax.device_get(guess(params, tokens_bt, len(tokens), filled))
+            yield [
+                "\t".join(
+                    f"{self.data.tokenizer.decode([i]).strip() or MASK} {p:.4f}"
+                    for i, p in zip(ids, ps, strict=True)
+                )
+                for ids, ps in zip(ids_mk[: len(places)], p_mk[: len(places)], strict=True)
+            ]
+
+    def masked_tokens(self, text: str) -> np.ndarray:
+        """`[CLS] text [SEP]` as tokens, with every `[MASK]` in the text as one."""
+        tokenizer, markers = self.data.tokenizer, self.data.markers
+        spaced = len(tokenizer.encode(" a")) == 1  # a space belongs to the token of the word behind it
+        parts = text.split(MASK)
+        ids = [markers.cls]
+        for number, part in enumerate(parts):
+            before_mask = spaced and number < len(parts) - 1
+            ids += [markers.mask] * (number > 0) + tokenizer.encode(
+                part.removesuffix(" ") if before_mask else part
+            )
+        return np.array([*ids, markers.sep], np.int32)
+
+    @property
+    def _masked_line(self) -> str:
+        """A line of the validation text of five words or more, its middle word masked."""
+        for text in self.data.text("validation"):
+            for line in text.splitlines():
+                words = line.split()
+                if len(words) >= 5 and len(self.masked_tokens(line)) < self.config.data.sequence_length - 8:
+                    words[len(words) // 2] = MASK
+                    return " ".join(words)
+        return MASK
+
+    def opening_lines(self) -> list[str]:
+        """How the texts fill their rows."""
+        rows: Any = self.train_data().rows  # type: ignore[attr-defined]
+        what = "pairs of texts" if self.config.data.next_sentence else "texts"
+        return [f"{len(rows.kept):,} {what} in {len(rows):,} rows, {rows.padding:.1%} of them padding"]
+
+    def example_flags(self) -> list[str]:
+        """A line of the validation text with a word masked."""
+        return [f"--prompt={self._masked_line}"]
+
+    def closing_lines(self, measured: dict[str, float]) -> list[str]:
+        """What was guessed of the validation text."""
+        lines = [f"perplexity of masked tokens {measured['eval/perplexity']:.2f}"]
+        if "eval/next_accuracy" in measured:
+            lines.append(f"next sentence told from another in {measured['eval/next_accuracy']:.1%} of pairs")
+        return lines

@@ -1,0 +1,107 @@
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from flax import linen as nn
+
+from experiments.masked_lm import MaskedLanguageModeling
+from tests.data.test_masking import data
+from tests.models.test_classifier import row_of
+from transformer.models.encoder import EncoderConfig
+from transformer.models.masked_lm import MaskedLanguageModel
+from transformer.training.losses import LossConfig
+from transformer.training.state import State
+from transformer.training.step import make_train_step
+
+VOCAB = 29
+CONFIG = EncoderConfig(
+    d_model=16, num_layers=2, num_heads=2, d_ff=32, position="learned", max_length=64, use_bias=True
+)
+
+
+def make(rng, next_sentence=True):
+    model = MaskedLanguageModel(CONFIG, VOCAB, next_sentence)
+    one = jnp.zeros((1, 1), jnp.int32)
+    params = nn.meta.unbox(jax.jit(model.init)(jax.random.key(0), one, one))["params"]
+    return model, jax.tree.map(lambda p: p + 0.1 * jnp.asarray(rng.normal(size=p.shape), jnp.float32), params)
+
+
+def test_only_the_places_asked_for_have_logits_and_packed_equals_alone(rng):
+    model, params = make(rng)
+    texts = [rng.integers(0, VOCAB, n) for n in (6, 9)]
+    tokens, segments, positions = row_of(texts, 20)
+    places = jnp.asarray([[2, 7, 14]])
+    logits, follows = model.apply(
+        {"params": params}, tokens, places, 2, segments_bt=segments, positions_bt=positions
+    )
+    assert logits.shape == (1, 3, 128) and follows.shape == (1, 2, 2)
+    assert (np.asarray(logits)[..., VOCAB:] < -1e8).all()
+    for place, (text, within) in zip(range(3), ((0, 2), (1, 1), (1, 8)), strict=True):
+        alone, next_alone = model.apply(
+            {"params": params}, jnp.asarray(texts[text])[None], jnp.asarray([[within]])
+        )
+        np.testing.assert_allclose(logits[0, place], alone[0, 0], atol=1e-5)
+        np.testing.assert_allclose(follows[0, text], next_alone[0, 0], atol=1e-5)
+
+
+def test_the_output_is_the_embedding_s_own_table(rng):
+    model, params = make(rng)
+    x = jnp.asarray(rng.normal(size=(1, 2, 16)), jnp.float32)
+    expected = np.asarray(x, float) @ np.asarray(params["encoder"]["embedding"]["table"], float).T
+    found = model.apply({"params": params}, x, method="unembed")
+    np.testing.assert_allclose(
+        found[..., :VOCAB], (expected + np.asarray(params["output_bias"]))[..., :VOCAB], atol=1e-4
+    )
+
+
+def test_a_masked_place_sees_both_sides(rng):
+    model, params = make(rng, next_sentence=False)
+    tokens = jnp.asarray(rng.integers(0, VOCAB, (1, 9)))
+    logits = [
+        model.apply(
+            {"params": params}, tokens.at[0, place].set((tokens[0, place] + 1) % VOCAB), jnp.asarray([[4]])
+        )[0]
+        for place in range(9)
+    ]
+    same, _ = model.apply({"params": params}, tokens, jnp.asarray([[4]]))
+    assert all(np.abs(np.asarray(each - same)[..., :VOCAB]).max() > 1e-5 for each in logits)
+
+
+def test_two_losses_of_ragged_microbatches_add_up_exactly(rng, tmp_path):
+    """Each with its own denominator over the whole batch, whatever the parts hold."""
+    made = data(tmp_path, sequence_length=96)
+
+    class Objective(MaskedLanguageModeling):
+        def __init__(self):
+            self.data, self.model = (
+                made,
+                MaskedLanguageModel(
+                    EncoderConfig(**vars(CONFIG) | {"max_length": 96}), made.markers.vocab_size
+                ),
+            )
+            self.config = type("C", (), {"data": made.config, "loss": LossConfig()})
+
+    objective = Objective()
+    batch = dict(made.loader("train", 8).batch_at(0))
+    batch["guessed"] = batch["guessed"] * (rng.random((8, 1)) < 0.6)
+    batch["weights"] = batch["weights"] * (rng.random((8, 1)) < 0.6)
+    batch["weights"][0], batch["guessed"][1] = 1, 1
+    params = nn.meta.unbox(objective.init(jax.random.key(0)))
+    optimizer = optax.sgd(1.0)
+
+    def after(microbatches):
+        state = State.create(params, optimizer, ema=False)
+        step = make_train_step(objective, optimizer, seed=0, microbatches=microbatches)
+        state, metrics = jax.jit(step)(state, batch)
+        return state.params, {name: float(metrics[name].mean) for name in ("loss", "next_loss")}
+
+    whole, metrics = after(1)
+    assert (
+        abs(metrics["loss"] - np.log(made.markers.vocab_size)) < 1
+        and abs(metrics["next_loss"] - np.log(2)) < 1
+    )
+    for parts in (2, 4, 8):
+        cut, found = after(parts)
+        assert found == {name: pytest.approx(value, rel=1e-5) for name, value in metrics.items()}
+        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=2e-6), cut, whole)

@@ -1,0 +1,85 @@
+"""Masked language modelling: which tokens are to be guessed, and what stands in their place."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from transformer.data.markers import Markers
+from transformer.data.words import Words
+
+MASKED, RANDOM = 0.8, 0.1
+"""Of the chosen tokens, the share that becomes `[MASK]` and the share that becomes any token; the others
+stay (Devlin et al. 2019, section 3.1)."""
+
+MEAN_SPAN, LONGEST_SPAN = 0.2, 10
+"""The rate of the geometric distribution of spans' lengths in words, and their cut (Joshi et al. 2020,
+SpanBERT, section 3.1)."""
+
+
+@dataclass(frozen=True)
+class Masking:
+    """Chooses about `share` of a row's tokens to be guessed, anew whenever the row is drawn.
+
+    `kind` says what is chosen at once: a `token`, a whole `word`, or a `span` of words. Markers and padding
+    never are. It is a `Loader`'s transform and a function of the seed and the place in the run alone, so that
+    any number of hosts choose the same. To a batch of `FramedRows` it adds, for the m tokens that may be
+    chosen in a row:
+
+    - `places` (b, m): where they stand; `targets` (b, m): which tokens they are; 0 where there are fewer;
+    - `guessed` (b, m): float32, 1 where there is one.
+    """
+
+    words: Words
+    markers: Markers
+    kind: str
+    share: float
+    seed: int
+
+    def __call__(self, batch: dict[str, np.ndarray], places: np.ndarray) -> dict[str, np.ndarray]:
+        """The batch with some of its `tokens` replaced; `places` (b,) are the rows' places in the run."""
+        tokens_bt = batch["tokens"].copy()
+        b, t = tokens_bt.shape
+        most = max(1, round(self.share * t))
+        chosen = {name: np.zeros((b, most), np.int32) for name in ("places", "targets")}
+        guessed = np.zeros((b, most), np.float32)
+        for i in range(b):
+            rng = np.random.default_rng([self.seed, places[i]])
+            where = self._choose(batch["tokens"][i], batch["segments"][i], rng)[:most]
+            m = len(where)
+            chosen["places"][i, :m] = where
+            chosen["targets"][i, :m] = tokens_bt[i, where]
+            guessed[i, :m] = 1
+            fate = rng.random(m)
+            anything = self.words.ordinary[rng.integers(0, len(self.words.ordinary), m)]
+            replaced = np.where(fate < MASKED, self.markers.mask, anything)
+            tokens_bt[i, where] = np.where(fate < MASKED + RANDOM, replaced, tokens_bt[i, where])
+        return batch | chosen | {"tokens": tokens_bt, "guessed": guessed}
+
+    def _choose(self, tokens_t: np.ndarray, segments_t: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+        """The places to be guessed in one row, in order."""
+        special = np.isin(tokens_t, (self.markers.cls, self.markers.sep, self.markers.mask))
+        free = np.flatnonzero((segments_t > 0) & ~special)
+        if not len(free):
+            return free
+        budget = max(1, round(self.share * len(free)))
+        if self.kind == "token":
+            return np.sort(rng.permutation(free)[:budget])
+        begins = self.words.begins(tokens_t) | np.append(True, special[:-1])
+        word_of = np.cumsum(begins[free]) - begins[free][0]
+        count = int(word_of[-1]) + 1
+        firsts = np.searchsorted(word_of, np.arange(count + 1))
+        taken = np.zeros(len(free), bool)
+        for first in rng.permutation(count):
+            left = budget - int(taken.sum())
+            if not left:
+                break
+            size = 1 if self.kind == "word" else min(int(rng.geometric(MEAN_SPAN)), LONGEST_SPAN)
+            for word in range(first, min(first + size, count)):
+                here = slice(firsts[word], firsts[word + 1])
+                more = int((~taken[here]).sum())
+                if more > left:
+                    break
+                taken[here] = True
+                left -= more
+        # A row all of whose words are longer than the budget has one token guessed.
+        return free[taken] if taken.any() else rng.permutation(free)[:1]

@@ -1,0 +1,63 @@
+"""An encoder trained to guess masked tokens, and whether one text follows another."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import linen as nn
+
+from transformer.layers.embedding import mask_padding, padded_size
+from transformer.layers.linear import Linear
+from transformer.models.classifier import ClassifierHead, Pooler, pool
+from transformer.models.encoder import EncoderConfig, TextEncoder
+
+
+class MaskedLanguageModel(nn.Module):
+    """p(token at a masked place) = softmax(E Norm(gelu(x W + b)) + c) with E the embedding's own table, and
+    p(second text follows the first) = softmax(tanh(x_[CLS] W + b) V + d).
+
+    Source: Devlin et al. 2019 (BERT), section 3.1 and the released code.
+    """
+
+    config: EncoderConfig
+    vocab_size: int
+    next_sentence: bool = True
+
+    def setup(self) -> None:
+        """The encoder, and the two heads."""
+        c = self.config
+        self.encoder = TextEncoder(c, self.vocab_size)
+        self.transform = Linear((c.d_model,), names=("embed", "mlp"), dtype=c.dtype)
+        self.transform_norm = c.normalization()
+        bias = nn.with_logical_partitioning(nn.initializers.zeros, ("vocab",))
+        rows = padded_size(self.vocab_size, c.vocab_multiple)
+        self.output_bias = self.param("output_bias", bias, (rows,), jnp.float32)
+        if self.next_sentence:
+            self.pooler = Pooler(c.dtype)
+            self.next = ClassifierHead(2, dtype=c.dtype)
+
+    def __call__(self, tokens_bt: jax.Array, places_bm: jax.Array, k: int = 1, **inputs: Any) -> tuple:
+        """Float32 logits (b, m, v) of the tokens at `places_bm`, and of the next sentence (b, k, 2) of the k
+        texts a row, or None; `inputs` as for `TextEncoder`."""
+        x_btd = self.encode(tokens_bt, **inputs)
+        segments_bt = inputs.get("segments_bt", jnp.ones_like(tokens_bt))
+        follows = self.follows(x_btd, segments_bt, k) if self.next_sentence else None
+        return self.unembed(self.guess(x_btd, places_bm)), follows
+
+    def encode(self, tokens_bt: jax.Array, **inputs: Any) -> jax.Array:
+        """(b, t) tokens -> (b, t, d); `inputs` as for `TextEncoder`."""
+        return self.encoder(tokens_bt, **inputs)
+
+    def guess(self, x_btd: jax.Array, places_bm: jax.Array) -> jax.Array:
+        """(b, t, d), (b, m) -> (b, m, d), what `unembed` turns into logits: only of these places, for the
+        logits of all others would be thrown away."""
+        x_bmd = jnp.take_along_axis(x_btd, places_bm[..., None], axis=1)
+        return self.transform_norm(jax.nn.gelu(self.transform(x_bmd)))
+
+    def unembed(self, x_bmd: jax.Array) -> jax.Array:
+        """(b, m, d) -> float32 logits (b, m, v)."""
+        return mask_padding(self.encoder.attend(x_bmd) + self.output_bias, self.vocab_size)
+
+    def follows(self, x_btd: jax.Array, segments_bt: jax.Array, k: int) -> jax.Array:
+        """(b, t, d) -> float32 logits (b, k, 2): whether in each pair of texts the second follows."""
+        return self.next(self.pooler(pool("cls", x_btd, segments_bt, k)))

@@ -1,0 +1,92 @@
+"""Training some parameters only, or some more slowly than others."""
+
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from transformer.errors import UserError
+from transformer.training.experiment import Params
+
+BELOW = {"embedding", "source_embedding", "token_types", "position", "source_position", "embedding_norm"}
+"""Names of what lies below the first block."""
+
+
+@dataclass(frozen=True)
+class Tuning:
+    """What is trained, and how fast: keys of a config's `optimizer` group."""
+
+    layer_decay: float
+    frozen_layers: int
+    train_only: str
+
+    def __post_init__(self) -> None:
+        if not 0 < self.layer_decay <= 1:
+            raise UserError(f"layer_decay: {self.layer_decay}; expected a factor in (0, 1]")
+        if self.frozen_layers < 0:
+            raise UserError(f"frozen_layers: {self.frozen_layers}; expected a number of blocks, or 0")
+
+
+def multipliers(params: Params, config: Tuning) -> Params:
+    """What each parameter's update is multiplied by: scalars, or (n, 1, ...) for the n stacked blocks.
+
+    `layer_decay` d gives block i of n the factor d^(n - 1 - i), what lies below the blocks d^n, and what lies
+    above them 1 (Clark et al. 2020, ELECTRA, appendix A; Howard and Ruder 2018). The lowest `frozen_layers`
+    blocks, and with any of them what lies below, have 0. With `train_only`, beginnings of names with commas
+    between, all has 0 in whose path no name begins so.
+    """
+    only = tuple(name.strip() for name in config.train_only.split(",") if name.strip())
+    leaves = jax.tree_util.tree_leaves_with_path(params)
+    depth = max((leaf.shape[0] for path, leaf in leaves if _in_blocks(path)), default=0)
+
+    def multiplier(path: tuple, leaf: jax.Array) -> jax.Array | float:
+        names, n = _names(path), leaf.shape[0] if leaf.ndim else 0
+        if only and not any(name.startswith(only) for name in names):
+            return 0.0
+        if _in_blocks(path) and config.frozen_layers < n:
+            number_n = jnp.arange(n)
+            factor_n = jnp.where(
+                number_n < config.frozen_layers, 0.0, config.layer_decay ** (n - 1.0 - number_n)
+            )
+            return factor_n.reshape(-1, *[1] * (leaf.ndim - 1))
+        below = bool(names & BELOW)
+        if config.frozen_layers and (below or _in_blocks(path)):
+            return 0.0
+        return config.layer_decay**depth if below else 1.0
+
+    return jax.tree_util.tree_map_with_path(multiplier, params)
+
+
+def is_tuned(config: Tuning) -> bool:
+    """Whether not everything is trained alike."""
+    return config.layer_decay < 1 or config.frozen_layers > 0 or bool(config.train_only)
+
+
+def frozen(params: Params, config: Tuning) -> Params:
+    """True for each parameter that is not trained at all."""
+    return jax.tree.map(lambda each: isinstance(each, float) and each == 0, multipliers(params, config))
+
+
+def tuned(optimizer: optax.GradientTransformation, config: Tuning) -> optax.GradientTransformation:
+    """The optimizer with its updates times `multipliers`; of what is frozen it keeps no state."""
+    if not is_tuned(config):
+        return optimizer
+
+    def labels(params: Params) -> Params:
+        return jax.tree.map(lambda each: "frozen" if each else "trained", frozen(params, config))
+
+    def scale(updates: Params, state: optax.OptState, params: Params | None = None) -> tuple:
+        return jax.tree.map(jnp.multiply, updates, multipliers(params, config)), state
+
+    scaled = optax.GradientTransformation(lambda params: optax.EmptyState(), scale)
+    chained = optax.chain(optimizer, scaled)
+    return optax.partition({"trained": chained, "frozen": optax.set_to_zero()}, labels)
+
+
+def _names(path: tuple) -> set[str]:
+    return {str(entry.key) for entry in path if isinstance(entry, jax.tree_util.DictKey)}
+
+
+def _in_blocks(path: tuple) -> bool:
+    return any(name.endswith("blocks") for name in _names(path))
