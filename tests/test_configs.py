@@ -2,6 +2,7 @@ import ast
 import dataclasses
 import importlib
 import re
+import shlex
 import sys
 import typing
 
@@ -93,12 +94,22 @@ def test_the_tiny_preset_trains_saves_evaluates_and_predicts(capfd, tmp_path, co
     run = [f"--workdir={tmp_path / 'run'}"]
     assert launch.main([f"--config=configs/{config}:tiny", *run]) == 0, capfd.readouterr().err
     assert (tmp_path / "run" / "checkpoints" / "2").is_dir()
-    capfd.readouterr()
+    flags = suggested_flags(capfd.readouterr().out)
     assert launch.main([*run, "--mode=evaluate"]) == 0, capfd.readouterr().err
     assert "eval/loss" in capfd.readouterr().out
-    assert launch.main([*run, "--mode=predict", "--prompt=some text"]) == 0
+    assert launch.main([*run, *flags]) == 0, capfd.readouterr().err
+    (prompt,) = (flag.removeprefix("--prompt=") for flag in flags if flag.startswith("--prompt="))
     continues = find_experiment(read_config(f"configs/{config}")["experiment"]).continues
-    assert capfd.readouterr().out.startswith("some text") == continues
+    answer = capfd.readouterr().out
+    assert answer.strip() and answer.startswith(prompt) == continues
+
+
+def suggested_flags(said: str) -> list[str]:
+    """The flags of the command for `--mode=predict` that the last lines of a training suggest: what a prompt
+    is (a text, a word, the path of an image) the experiment knows best."""
+    words = shlex.split(said.rpartition("Next, for example:")[2])
+    start = words.index("--mode=predict")
+    return words[start : words.index("python", start)]
 
 
 SHARED = {

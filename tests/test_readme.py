@@ -42,12 +42,12 @@ def test_a_command_names_flags_files_and_keys_that_exist(command):
     assert python in ("python", ".venv/bin/python") and script == "launch.py"
     flags, overrides = launch.parse(arguments)
     if flags.config:
-        source = [("data.source", "stdlib")]  # the files of the examples are the reader's
-        check_config(read_config(flags.config, overrides), source)
+        check_config(read_config(flags.config), overrides)
 
 
 def test_keys_and_files_that_the_page_names_exist():
-    known = flatten(read_config("configs/lm.py")) | flatten(read_config("configs/translation.py"))
+    configs = (read_config(f"configs/{name}.py") for name in ("lm", "translation", "vision"))
+    known = {key for config in configs for key in flatten(config)}
     groups = "model|data|loss|optimizer|train|parallel|sample|generate"
     for key in re.findall(rf"`(?:config\.)?((?:{groups})\.\w+)", PAGE):
         assert any(name == key or name.startswith(f"{key}.") for name in known), key

@@ -1,0 +1,112 @@
+"""Image classification: an encoder over the patches of an image."""
+
+import itertools
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from experiments.labelling import Labelling, LabelLossConfig
+from transformer.data.image_sources import save_pixels
+from transformer.data.images import ImageData, ImageDataConfig
+from transformer.decoding.batching import fill
+from transformer.errors import UserError
+from transformer.models.vision import VisionConfig, VisionTransformer
+from transformer.training.experiment import Batch, Params
+from transformer.training.flops import matmul_parameters, train_flops_per_token
+from transformer.training.hooks import Hook
+from transformer.training.run import RunConfig
+from transformer.training.state import State
+
+AT_ONCE = 32
+"""Images that are classified together by `predict`."""
+
+
+@dataclass(frozen=True)
+class VisionRunConfig(RunConfig):
+    """A whole run: one group of keys for each part, listed in `configs/base.py`."""
+
+    model: VisionConfig
+    data: ImageDataConfig
+    loss: LabelLossConfig
+
+    def __post_init__(self) -> None:
+        try:
+            self.model.length(self.data.image_size)
+        except UserError as error:
+            raise UserError(f"model.{error}") from None
+
+
+class Vision(Labelling):
+    """A Vision Transformer, trained on images that are changed a little each time."""
+
+    Config = VisionRunConfig
+    heads = ("head",)
+
+    def __init__(self, config: VisionRunConfig, labels: Sequence[str] | None = None) -> None:
+        """`labels` are the run folder's; without them they are those of the training data."""
+        self.config, self.evaluate_on = config, config.data.evaluate_on
+        self.data = ImageData(config.data, labels)
+        self.model = VisionTransformer(config.model, len(self.data.labels))
+        self.tokens_per_example = config.model.length(config.data.image_size)
+        self._sample = Path()
+
+    def init(self, rng: jax.Array) -> Any:
+        """The model's parameters, boxed with their logical axes."""
+        size, channels = self.config.data.image_size, self.config.data.channels
+        return self.model.init(rng, jnp.zeros((1, size, size, channels), jnp.uint8))["params"]
+
+    def logits(self, params: Params, batch: Batch, rng: jax.Array, train: bool) -> jax.Array:
+        """(b, c)."""
+        return self.model.apply({"params": params}, batch["images"], train, rngs={"dropout": rng})
+
+    def flops_per_token(self, params: Params) -> float:
+        """6 N + 12 n (h k) t, of one patch."""
+        c = self.config.model
+        width, length = c.num_heads * c.key_width, self.tokens_per_example
+        return train_flops_per_token(matmul_parameters(params), c.num_layers, width, length)
+
+    def predict(self, params: Params, texts: Iterable[str], seed: int = 0) -> Iterator[list[str]]:
+        """For each path of an image one line: its label, and all labels with their probabilities. Nothing is
+        random in it: `seed` changes nothing."""
+        logits = jax.jit(lambda params, images_bhwc: self.model.apply({"params": params}, images_bhwc))
+        images = map(self.data.read, texts)
+        while batch := list(itertools.islice(images, AT_ONCE)):
+            found_bc = np.asarray(logits(params, np.stack(fill(batch, AT_ONCE))))
+            yield from self.describe(found_bc[: len(batch)])
+
+    def hooks(self, workdir: Path) -> list[Hook]:
+        """At the end also an image to try, `workdir`/samples/<its label>.png."""
+        first = self.data.rows("validation").batch(np.array([0]))
+        self._sample = workdir / "samples" / f"{self.data.labels[first['labels'][0]]}.png"
+        return [*super().hooks(workdir), SampleImage(first["images"][0], self._sample)]
+
+    def opening_lines(self) -> list[str]:
+        """How many images there are, of how many patches, and how often the commonest label occurs."""
+        counts, size = self.data.label_counts("train"), self.config.data.image_size
+        common = f"{self.data.labels[counts.argmax()]!r} {counts.max() / counts.sum():.1%}"
+        return [
+            f"{counts.sum():,} training images of {size} x {size}, {self.tokens_per_example} patches each; "
+            f"{len(counts)} labels, the commonest {common}"
+        ]
+
+    def example_flags(self) -> list[str]:
+        """The first image of the validation split."""
+        return [f"--prompt={self._sample}"]
+
+
+class SampleImage(Hook):
+    """Writes an image (h, w, c) to a file after the last step, so that there is one to try."""
+
+    def __init__(self, image_hwc: np.ndarray, path: Path):
+        super().__init__()
+        self.image, self.path = image_hwc, path
+
+    def __call__(self, step: int, state: State, metrics: Mapping[str, float]) -> None:
+        """Writes on the first process."""
+        if jax.process_index() == 0:
+            save_pixels(self.image, self.path)
