@@ -393,7 +393,7 @@ def choose(config: ConfigDict, preset: str, presets: dict[str, dict]) -> ConfigD
 
 
 TINY_PAIRS = {
-    "model": {"d_model": 32, "num_layers": 2, "num_heads": 2, "d_ff": 64, "max_length": 96},
+    "model": {"d_model": 32, "num_layers": 1, "num_heads": 2, "d_ff": 64, "max_length": 96},
     "data": {
         "source": "written_forms",
         "source_field": "source",

@@ -17,14 +17,16 @@ ROOT = Path(__file__).parent.parent
 
 @contextlib.contextmanager
 def in_root(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """In the repository's folder, with data and compiled programs kept apart from the user's; the programs
-    are shared by all tests of a session that ask for it, in this process and in those that it starts."""
-    programs = tmp_path_factory.getbasetemp() / "programs"
+    """In the repository's folder, with data and compiled programs kept apart from the user's; both are shared
+    by all tests of a session that ask for it, in this process, beside it, and in those that it starts."""
+    shared = tmp_path_factory.getbasetemp()
+    shared = shared.parent if "PYTEST_XDIST_WORKER" in os.environ else shared
+    programs = shared / "programs"
     settings = {"jax_compilation_cache_dir": str(programs), "jax_persistent_cache_min_compile_time_secs": 0.1}
     before = {name: getattr(jax.config, name) for name in settings}
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(ROOT)
-        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        patch.setenv("XDG_CACHE_HOME", str(shared / "cache"))
         for name, value in settings.items():
             patch.setenv(name.upper(), str(value))
             jax.config.update(name, value)

@@ -1,6 +1,7 @@
 """The recipes of CONTRIBUTING.md, carried out on a copy of the repository."""
 
 import json
+import mailbox
 import os
 import re
 import shlex
@@ -64,8 +65,10 @@ def extended(tmp_path_factory):
     for name, code in ADDITIONS.items():
         add(copy / name, code)
     text = runs.write_corpus(copy / "text")
-    rows = [path.read_text().replace('"', "") for path in sorted((copy / "text").iterdir())]
-    (copy / "letters.csv").write_text("id,body\n" + "".join(f'{i},"{row}"\n' for i, row in enumerate(rows)))
+    letters = mailbox.mbox(copy / "letters.mbox")
+    for path in sorted((copy / "text").iterdir()):
+        letters.add(mailbox.mboxMessage(f"Subject: {path.name}\n\n{path.read_text(encoding='utf-8')}".encode()))
+    letters.flush()
     commands = [command[2:] for command in COMMANDS]
     for command in commands:  # the standard library takes its time to prepare: another test does that
         if not any(argument.startswith("--config.data.source=") for argument in command):
@@ -91,12 +94,12 @@ def test_the_page_has_the_recipes_it_should_have():
 
 def test_each_recipe_trains(extended):
     config = {}
-    for run in ("alibi", "lion", "csv", "focal"):
+    for run in ("alibi", "lion", "mbox", "focal"):
         assert metrics(extended / "runs" / run)["step"] == 2
         config[run] = json.loads((extended / "runs" / run / "config.json").read_text())
     assert config["alibi"]["model"]["position"] == "alibi"
     assert config["lion"]["optimizer"]["arguments"] == {"b2": 0.98}
-    assert config["csv"]["data"]["source"] == "csv:letters.csv"
+    assert config["mbox"]["data"]["source"] == "mbox:letters.mbox"
     assert {"train/focal", "eval/focal", "eval/bits_per_byte"} <= metrics(extended / "runs" / "focal").keys()
 
 

@@ -1,0 +1,47 @@
+"""Sentiment of sentences and phrases of film reviews (SST-2), with a small encoder from scratch.
+
+The data are tab-separated files with a header, `sentence` and `label`, as GLUE has them: put them into data/sst2,
+or name others in data.source and data.validation_source; or take TFDS's, which needs a network once:
+--config.data.source=tfds:glue/sst2 --config.data.validation_source=.
+
+    python launch.py --config=configs/sst2.py
+
+Cost: not yet measured.
+Result: not yet measured.
+"""
+
+from ml_collections import ConfigDict
+
+from configs import base, classification
+
+
+def get_config(preset: str = "") -> ConfigDict:
+    """The run, or its `tiny` version, which takes seconds and learns nothing."""
+    config = base.classification()
+    config.model.d_model = 128
+    config.model.num_layers = 2
+    config.model.d_ff = 512
+    config.model.dropout = 0.3
+    config.model.embedding_dropout = 0.3
+    config.model.head_dropout = 0.3
+    config.data.source = "tsv:data/sst2/train.tsv"
+    config.data.validation_source = "tsv:data/sst2/dev.tsv"
+    config.data.text_field = "sentence"
+    config.data.vocab_size = 8192
+    config.loss.label_smoothing = 0.1
+    config.optimizer.weight_decay = 0.3
+    config.train.steps = 1500
+    config.train.evaluate_every = 150
+    return base.choose(config, preset, {"tiny": TINY})
+
+
+TINY = classification.TINY | {
+    "data": {
+        "source": "snippets",
+        "validation_source": "",
+        "text_field": "text",
+        "tokenizer": "bytes",
+        "sequence_length": 64,
+    },
+}
+"""What makes it take seconds and learn nothing, of text that is there."""
