@@ -1,9 +1,16 @@
-"""Word vectors of Python's standard library, or of any text, by skip-grams with negative sampling.
+"""Word vectors by skip-grams with negative sampling, of Python's standard library or of any other text.
 
-    python launch.py --config=configs/word_embedding.py
+    python launch.py --config=configs/word_embedding.py --workdir=runs/words \\
+        --config.data.source=text:wiki.train.tokens.txt.gz \\
+        --config.data.validation_source=text:wiki.valid.tokens.txt.gz
+    python launch.py --workdir=runs/words --mode=analyze --analogies=questions-words.txt
 
-Cost: to be measured
-Result: to be measured
+Cost: 9 epochs of the 2.2 million words and signs of WikiText-2 in 7 min 53 s on 2 cores of an AMD EPYC (AVX2)
+    with other work on them (2026-11-21); 4 min 34 s of processor time.
+Result: validation loss 2.429 nats a pair (4.159 with all scores 0). Of word2vec's 19,544 analogies 10,210
+    have all their words in the vocabulary of 28,783, and 442 of these (4.3%) are right: nationalities 11.9%,
+    family 9.6%, common capitals 7.4%, every other section 0.4% to 5.2%. Nearest to june: july, august,
+    october; to minnesota: wisconsin, sioux, dakota; to bridge: mackinac, champlain, waterloo.
 """
 
 from ml_collections import ConfigDict

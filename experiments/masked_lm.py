@@ -1,6 +1,7 @@
 """Masked language modelling: guess hidden tokens from both sides, and whether one text follows another."""
 
-from collections.abc import Iterable, Iterator
+import functools
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from experiments.embeddings import states_of
 from experiments.token_prediction import TokenPrediction
 from transformer.data.masked import MaskedData, MaskedDataConfig
 from transformer.data.tokenizers import Tokenizer
@@ -155,6 +157,21 @@ class MaskedLanguageModeling(TokenPrediction):
                 )
                 for ids, ps in zip(ids_mk[: len(places)], p_mk[: len(places)], strict=True)
             ]
+
+    def states(self, params: Params, text: str) -> tuple[list[tuple[int, int]], np.ndarray]:
+        """Where each token of a text stands in it, and the last layer's states there (t, d), which know the
+        text on both sides; both without what does not fit into a row."""
+        markers, most = self.data.markers, self.config.data.sequence_length
+        hidden = functools.partial(self._hidden, params)
+        tokenizer = self.data.tokenizer
+        return states_of(hidden, tokenizer, text, before=[markers.cls], after=[markers.sep], most=most)
+
+    @functools.cached_property
+    def _hidden(self) -> Callable[..., jax.Array]:
+        def hidden(params: Params, tokens_bt: jax.Array, segments_bt: jax.Array) -> jax.Array:
+            return self.model.apply({"params": params}, tokens_bt, segments_bt=segments_bt, method="encode")
+
+        return jax.jit(hidden)
 
     def masked_tokens(self, text: str) -> np.ndarray:
         """`[CLS] text [SEP]` as tokens, with every `[MASK]` in the text as one."""

@@ -47,6 +47,19 @@ def letters(tmp_path_factory, source):
     return folder
 
 
+@pytest.fixture(scope="module")
+def masked(tmp_path_factory, source):
+    """An encoder that fills masks."""
+    folder = tmp_path_factory.mktemp("masked") / "run"
+    assert (
+        launch.main(
+            ["--config=configs/bert.py:tiny", f"--config.data.source={source}", f"--workdir={folder}"]
+        )
+        == 0
+    )
+    return folder
+
+
 def analyze(capfd, folder, *flags: str) -> list[str]:
     capfd.readouterr()
     assert launch.main([f"--workdir={folder}", "--mode=analyze", *flags]) == 0, capfd.readouterr().err
@@ -153,6 +166,20 @@ def test_a_word_is_compared_with_itself_in_other_contexts(capfd, letters, tmp_pa
     np.testing.assert_allclose(cosines(lines[4:7], 3), np.array(units) @ np.array(units).T, atol=1e-3)
     assert lines[0] == "beta 1: alpha [beta] gamma." and lines[-1] == f"{picture} shows 3 vectors"
     assert picture.is_file()
+
+
+def test_an_encoder_knows_what_follows_a_word_and_a_decoder_what_precedes_it(capfd, letters, masked):
+    def known(folder, first: str, second: str) -> bool:
+        """Whether the word's states differ between the two sentences."""
+        run, params = load(folder)
+        (_, one), (_, other) = occurrences(run.experiment, params, "beta", f"{first}\n{second}")
+        return not np.allclose(one, other, atol=1e-5)
+
+    for folder, both_sides in ((letters, False), (masked, True)):
+        assert known(folder, "alpha beta gamma", "gamma beta gamma")
+        assert known(folder, "alpha beta gamma", "alpha beta delta") == both_sides
+        assert not known(folder, "alpha beta gamma", "alpha beta gamma")
+    assert len(analyze(capfd, masked, "--words=beta", "--contexts=beta. Beta")) == 5
 
 
 def test_a_map_shows_what_is_asked_for_or_the_first_words(capfd, bpe, words, tmp_path):
