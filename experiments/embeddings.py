@@ -9,6 +9,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax.sharding import NamedSharding, PartitionSpec
 
 from transformer.data.tokenizers import Tokenizer
 from transformer.errors import UserError
@@ -116,7 +117,7 @@ def word_vectors(experiment: Any, params: Params) -> WordVectors:
     if not tables or tokenizer is None:
         raise UserError(f"--mode=analyze: a run of {experiment.config.experiment} has no embeddings of words")
     words = tokenizer.words()
-    return WordVectors([*words], np.asarray(tables[0])[[*words.values()]], tokenizer.normalize)
+    return WordVectors([*words], _whole(tables[0])[[*words.values()]], tokenizer.normalize)
 
 
 def occurrences(experiment: Any, params: Params, word: str, contexts: str) -> list[tuple[str, np.ndarray]]:
@@ -176,6 +177,14 @@ def states_of(
     tokens_t[: len(tokens)] = tokens
     x_btd = hidden(tokens_t[None], (place_t < len(tokens)).astype(np.int32)[None])
     return spans[:kept], np.asarray(x_btd[0, len(before) : len(before) + kept], np.float32)
+
+
+def _whole(table_vd: Any) -> np.ndarray:
+    """An array that may lie in parts on the devices of several processes, which all ask for it."""
+    if isinstance(table_vd, jax.Array) and not table_vd.is_fully_addressable:
+        everywhere = NamedSharding(table_vd.sharding.mesh, PartitionSpec())  # type: ignore[attr-defined]
+        table_vd = jax.jit(lambda x: x, out_shardings=everywhere)(table_vd)
+    return np.asarray(table_vd)
 
 
 def _contexts(
