@@ -135,6 +135,44 @@ def labelled() -> ConfigDict:
     return data
 
 
+def span_extraction() -> ConfigDict:
+    """All keys of an encoder that answers questions by a piece of a text."""
+    config = run("span_extraction")
+    config.model = encoder()
+    config.data = questions()
+    config.answer = answer()
+    return config
+
+
+def questions() -> ConfigDict:
+    """Questions with texts to answer them from, read in windows, several of them packed into each row."""
+    data = ConfigDict()
+    data.source = "function_questions"  # or squad:GLOB (SQuAD's own files), jsonl:GLOB, tfds:squad
+    data.question_field = "question"  # which field is the question
+    data.context_field = "context"  # which one is the text that has the answer
+    data.answers_field = "answers"  # which one has {"text": [...], "answer_start": [...]}, in characters
+    data.validation_source = ""  # "": a part of `source`
+    data.tokenizer = "bpe"  # bytes, characters, bpe (trained on the training text), or a tokenizer.json
+    data.vocab_size = 4096  # tokens that bpe learns, the 256 bytes among them
+    data.sequence_length = 256  # tokens a row, and most of a window with its question
+    data.question_length = 48  # tokens of a question; what is longer is cut, and counted
+    data.stride = 128  # a text that is longer than a window is read in several, this many tokens apart
+    data.misplaced = "refuse"  # an answer that is not at its answer_start: refuse, or skip (and count) it
+    data.cache_dir = ""  # prepared and tokenised data; "": the user's data folder
+    data.workers = 1  # threads that make batches ahead of time; 0: they are made when asked for
+    return data
+
+
+def answer() -> ConfigDict:
+    """How an answer is chosen, and how many are measured."""
+    config = ConfigDict()
+    config.max_tokens = 30  # longest answer
+    config.n_best = 1  # how many answers predict writes to each question, the best ones
+    config.allow_none = False  # whether an answer may be empty, where all windows say that they have none
+    config.examples = 500  # validation questions that are answered for exact match and F1; 0: all
+    return config
+
+
 def vision() -> ConfigDict:
     """All keys of a classifier of images."""
     config = run("vision")

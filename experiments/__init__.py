@@ -14,6 +14,7 @@ EXPERIMENTS = {
     "word_embedding": "experiments.word_embedding:WordEmbedding",
     "masked_lm": "experiments.masked_lm:MaskedLanguageModeling",
     "classification": "experiments.classification:Classification",
+    "span_extraction": "experiments.span_extraction:SpanExtraction",
     "vision": "experiments.vision:Vision",
 }
 """Name -> module and class; a module is imported when a run asks for it, and not before."""

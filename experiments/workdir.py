@@ -15,6 +15,7 @@ FREE = (
     "parallel.",
     "sample.",
     "generate.",
+    "answer.",
     "data.cache_dir",
     "data.workers",
     "loss.chunk_size",

@@ -6,9 +6,11 @@ from pathlib import Path
 from transformer.data.sources.base import SPLITS, Options, Source
 from transformer.data.sources.docstrings import Docstrings
 from transformer.data.sources.files import DOCUMENTS, TextFiles
+from transformer.data.sources.function_questions import FunctionQuestions
 from transformer.data.sources.lines import Aligned, Columns, JsonLines
 from transformer.data.sources.snippets import Snippets
 from transformer.data.sources.spreadsheets import CommaSeparated
+from transformer.data.sources.squad import SquadFiles
 from transformer.data.sources.stdlib import StandardLibrary
 from transformer.data.sources.tfds import TfdsText
 from transformer.data.sources.written_forms import WrittenForms
@@ -26,6 +28,8 @@ SOURCES: dict[str, Callable[[str, str, Options], Source]] = {
     "docstrings": Docstrings,
     "snippets": Snippets,
     "written_forms": WrittenForms,
+    "function_questions": FunctionQuestions,
+    "squad": SquadFiles,
 }
 """By what stands before the colon: called with what stands behind it, the split and the options."""
 

@@ -45,6 +45,10 @@ class Source(ABC):
     @abstractmethod
     def __getitem__(self, index: int) -> dict[str, Any]: ...
 
+    def place(self, index: int) -> str:
+        """Where a record stands, for messages."""
+        return f"{self.name}: record {index + 1}"
+
     def pieces(self, index: int) -> Iterator[str]:
         """The text of one record in order, at least one piece, long texts cut at ends of lines."""
         text = self[index][self.field]

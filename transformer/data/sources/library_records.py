@@ -41,7 +41,7 @@ class LibraryRecords(Source):
 
     @classmethod
     @abstractmethod
-    def read(cls, name: str, path: Path) -> Iterator[tuple[str, tuple[str, ...]]]:
+    def read(cls, name: str, path: Path) -> Iterator[tuple[str, tuple[Any, ...]]]:
         """The records of a module, each after its split."""
 
     def __len__(self) -> int:
@@ -51,14 +51,14 @@ class LibraryRecords(Source):
         return dict(zip(self.FIELDS, self._records[index], strict=True))
 
     @functools.cached_property
-    def _records(self) -> list[list[str]]:
+    def _records(self) -> list[list[Any]]:
         build_once(self._file.parent, self._write)
         return json.loads(self._file.read_text(encoding="utf-8"))
 
     @classmethod
     def _write(cls, folder: Path) -> None:
         """All splits at once: reading the library is most of the work."""
-        found: dict[str, list[tuple[str, ...]]] = {split: [] for split in SPLITS}
+        found: dict[str, list[tuple[Any, ...]]] = {split: [] for split in SPLITS}
         for name, path in library_files().items():
             for split, record in cls.read(name, path):
                 found[split].append(record)

@@ -23,6 +23,11 @@ class LineFiles(Files):
     def __len__(self) -> int:
         return len(self._ranges)
 
+    def place(self, index: int) -> str:
+        """The file of a record and its line."""
+        file, start, _ = self._ranges[index].tolist()
+        return self._place(file, start)
+
     @functools.cached_property
     def _ranges(self) -> np.ndarray:
         found = array("q")

@@ -122,6 +122,17 @@ def _text(value: Any, feature: Any) -> Any:
     """Text as text, and a class by its name."""
     if hasattr(feature, "int2str"):
         return feature.int2str(int(value)) if value >= 0 else ""
+    return _plain(value) if isinstance(value, dict | bytes) else value
+
+
+def _plain(value: Any) -> Any:
+    """Arrays inside a record, such as SQuAD's answers, as lists, and their bytes as text."""
+    if isinstance(value, dict):
+        return {key: _plain(each) for key, each in value.items()}
+    if hasattr(value, "tolist"):
+        value = value.tolist()
+    if isinstance(value, list):
+        return [_plain(each) for each in value]
     return value.decode() if isinstance(value, bytes) else value
 
 

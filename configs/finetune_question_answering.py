@@ -1,0 +1,41 @@
+"""Extractive question answering: point at the piece of a text that answers a question, asked of functions of
+the Python standard library, or in a source of your own in the form of SQuAD.
+
+    python launch.py --config=configs/finetune_question_answering.py
+    python launch.py --config=configs/bert.py
+    python launch.py --config=configs/finetune_question_answering.py --config.initialize_from=runs/bert
+
+With `initialize_from` the model and the tokenizer are the pre-trained run's; without, the encoder here is
+trained from the beginning. Sources are squad:GLOB (--config.data.source=squad:train-v1.1.json with
+--config.data.validation_source=squad:dev-v1.1.json), tfds:squad, or jsonl:GLOB with one record a line,
+{"question": ..., "context": ..., "answers": {"text": [...], "answer_start": [...]}}. For questions that may
+have no answer, as in SQuAD 2.0: --config.answer.allow_none=true.
+
+Cost: not yet measured.
+Result: not yet measured.
+"""
+
+from ml_collections import ConfigDict
+
+from configs import base
+
+TINY = {
+    "model": {"d_model": 32, "num_layers": 2, "num_heads": 2, "d_ff": 64, "max_length": 256},
+    "data": {"tokenizer": "bytes"},
+    "answer": {"examples": 5},
+    "optimizer": {"warmup_steps": 1, "decay_steps": 1},
+    "train": {"steps": 2, "batch_size": 8, "evaluate_every": 0, "evaluate_batches": 1},
+}
+"""What makes the run take seconds and learn nothing."""
+
+
+def get_config(preset: str = "") -> ConfigDict:
+    """The run, or its `tiny` version, which takes seconds and learns nothing."""
+    config = base.span_extraction()
+    config.model.d_model = 128
+    config.model.d_ff = 512
+    config.model.dropout = 0.1
+    config.train.steps = 2000
+    config.train.evaluate_every = 500
+    config.train.checkpoint_every = 500
+    return base.choose(config, preset, {"tiny": TINY})

@@ -1,0 +1,104 @@
+"""The embedded corpus of questions: what may be asked of a function of the Python standard library, and where
+in its text the answer stands."""
+
+import ast
+import random
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from transformer.data.sources.base import SPLITS, falls_in
+from transformer.data.sources.library_records import LibraryRecords, functions
+
+LONGEST_CONTEXT = 1500
+"""Characters of a function; of longer ones nothing is asked."""
+
+LONGEST_ANSWER = 60
+"""Characters of an answer."""
+
+Function = ast.FunctionDef | ast.AsyncFunctionDef
+
+
+class FunctionQuestions(LibraryRecords):
+    """`function_questions`: {"question": "Which exception does f raise?", "context": a function without its
+    docstring, "answers": {"text": [...], "answer_start": [...]}, "path": its module's}, in the form of SQuAD.
+
+    Of each kind of question a function has one at most, and only one to which all its answers are the same
+    text. A hash of the function says in which split it is, so that copies stay together.
+    """
+
+    KIND, VERSION = "function_questions", 1
+    FIELDS = ("question", "context", "answers", "path")
+
+    @classmethod
+    def read(cls, name: str, path: Path) -> Iterator[tuple[str, tuple[Any, ...]]]:
+        """The questions to all functions of a module."""
+        for _, _, text in functions(path):
+            if len(text) <= LONGEST_CONTEXT:
+                split = next(split for split in SPLITS if falls_in(split, text.encode()))
+                for question, answers in ask(text):
+                    yield split, (question, text, answers, name)
+
+
+def ask(text: str) -> list[tuple[str, dict[str, list]]]:
+    """The questions to a function, given as `ast.unparse` writes it, with their answers."""
+    (function,) = ast.parse(text).body
+    assert isinstance(function, Function)
+    lines = text.split("\n")
+    starts = [0]
+    for line in lines:
+        starts.append(starts[-1] + len(line) + 1)
+
+    def span(node: ast.expr) -> tuple[int, int]:
+        """From one character to another; where the syntax tree counts, it counts bytes of a line."""
+        ends = ((node.lineno, node.col_offset), (node.end_lineno or 0, node.end_col_offset or 0))
+        first, last = (starts[n - 1] + len(lines[n - 1].encode()[:byte].decode()) for n, byte in ends)
+        return first, last
+
+    found: dict[str, dict[str, list[tuple[int, int]]]] = {}
+    for kind, question, node in _questions(function, lambda node: text[slice(*span(node))]):
+        found.setdefault(kind, {}).setdefault(question, []).append(span(node))
+    rng = random.Random(text)
+    asked = []
+    for by_question in found.values():
+        possible = []
+        for question, spans in by_question.items():
+            texts = [text[first:last] for first, last in spans]
+            if len(set(texts)) == 1 and len(texts[0]) <= LONGEST_ANSWER and any(map(str.isalnum, texts[0])):
+                answers: dict[str, list] = {"text": texts, "answer_start": [first for first, _ in spans]}
+                possible.append((question, answers))
+        if possible:
+            asked.append(rng.choice(possible))
+    return asked
+
+
+def _questions(function: Function, text_of: Any) -> Iterator[tuple[str, str, ast.expr]]:
+    """The kind of each question, the question, and the expression that answers it."""
+    name, arguments = function.name, function.args
+    places = [*arguments.posonlyargs, *arguments.args]
+    defaults = zip(reversed(places), reversed(arguments.defaults), strict=False)
+    for argument, default in (*defaults, *zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True)):
+        if default:
+            yield "default", f"What is the default of {argument.arg}?", default
+    for node in _own(function):
+        match node:
+            case ast.Return(value=ast.expr() as value):
+                yield "return", f"What does {name} return?", value
+            case ast.Raise(exc=ast.Call(func=kind)) | ast.Raise(exc=ast.Name() as kind):
+                yield "raise", f"Which exception does {name} raise?", kind
+            case ast.If(test=test, body=[ast.Raise(exc=ast.Call(func=kind)), *_]):
+                yield "when", f"When does {name} raise {text_of(kind)}?", test
+            case ast.ExceptHandler(type=ast.expr() as kind):
+                yield "catch", f"Which exception does {name} catch?", kind
+            case ast.For(target=target, iter=through):
+                yield "loop", f"What does the loop over {text_of(target)} go through?", through
+            case ast.Assign(targets=[ast.Name(id=variable)], value=value):
+                yield "assign", f"What is {variable} set to?", value
+
+
+def _own(node: ast.AST) -> Iterator[ast.AST]:
+    """What is inside a function, without what is inside functions and classes in it."""
+    for child in ast.iter_child_nodes(node):
+        yield child
+        if not isinstance(child, Function | ast.Lambda | ast.ClassDef):
+            yield from _own(child)

@@ -1,0 +1,78 @@
+"""Questions about paragraphs in SQuAD's own files."""
+
+import functools
+import json
+from typing import Any
+
+from transformer.data.sources.base import SPLITS, Options, falls_in
+from transformer.data.sources.files import MANY, Files
+from transformer.errors import UserError
+
+FORM = "data > paragraphs > context and qas > question and answers > text and answer_start"
+
+
+class SquadFiles(Files):
+    """`squad:GLOB`: files of SQuAD 1.1 or 2.0, one record a question, {"question", "context", "answers":
+    {"text": [...], "answer_start": [...]}, "id"}; an impossible question has no answers.
+
+    With `MANY` contexts or more, a hash of each says in which split its questions are; fewer are divided by
+    position, 90/5/5.
+
+    Raises:
+      UserError: no such file, or (when read) one that is not JSON of that form.
+    """
+
+    def __init__(self, pattern: str, split: str, options: Options) -> None:
+        super().__init__("squad", pattern, split, options)
+
+    def __len__(self) -> int:
+        return len(self._records)
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        record = self._records[index][1]
+        if not isinstance(record.get(self.field), str):
+            raise UserError(f"{self.place(index)}: no text {self.field!r}; fields there: {', '.join(record)}")
+        return record
+
+    def place(self, index: int) -> str:
+        """The file of a record and its id."""
+        file, record = self._records[index]
+        return f"{self._files[file]}: question {record['id']!r}"
+
+    @functools.cached_property
+    def _records(self) -> list[tuple[int, dict[str, Any]]]:
+        paragraphs = [(file, each) for file in range(len(self._files)) for each in self._read(file)]
+        if self._options.divide and len(paragraphs) >= MANY:
+            paragraphs = [
+                each for each in paragraphs if falls_in(self._split, each[1][0]["context"].encode())
+            ]
+        elif self._options.divide:
+            low, high = SPLITS[self._split]
+            paragraphs = paragraphs[int(low * len(paragraphs)) : int(high * len(paragraphs))]
+        return [(file, record) for file, records in paragraphs for record in records]
+
+    def _read(self, file: int) -> list[list[dict[str, Any]]]:
+        """The questions of each paragraph that has any."""
+        try:
+            articles = json.loads(self._decode(file, 0, self._sizes[file]))["data"]
+            paragraphs = [paragraph for article in articles for paragraph in article["paragraphs"]]
+            found = [
+                [
+                    {
+                        "question": question["question"],
+                        "context": paragraph["context"],
+                        "answers": {
+                            name: [answer[name] for answer in question["answers"]]
+                            for name in ("text", "answer_start")
+                        },
+                        "id": str(question.get("id", number)),
+                    }
+                    for number, question in enumerate(paragraph["qas"], 1)
+                ]
+                for paragraph in paragraphs
+            ]
+        except json.JSONDecodeError as error:
+            raise UserError(f"{self._files[file]}:{error.lineno}: not JSON ({error.msg})") from None
+        except (KeyError, TypeError, AttributeError) as error:
+            raise UserError(f"{self._files[file]}: not in SQuAD's form, {FORM} ({error!r})") from None
+        return [records for records in found if records]
