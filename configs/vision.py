@@ -2,8 +2,14 @@
 
     python launch.py --config=configs/vision.py
 
-Cost: not yet measured.
-Result: not yet measured.
+Cost: 114 seconds of one core's time (2 cores of an AMD EPYC (AVX2), 2026-11-21); other processes left it a
+sixth of a core, so that it took 11 minutes.
+Result: 98.26 % of the 172 validation digits, by which its keys were chosen, and 97.98 % of the 198 of the
+test split, looked at once before, for a shorter run (1,200 steps, batch 64) that had 96.97 % of them:
+
+    python launch.py --workdir=runs/vision --mode=evaluate --config.data.evaluate_on=test
+
+MNIST and CIFAR-10 (`data.source=tfds:cifar10`) were not tried: they have to be downloaded.
 """
 
 from ml_collections import ConfigDict
@@ -22,16 +28,16 @@ def get_config(preset: str = "") -> ConfigDict:
     """The run, or its `tiny` version, which takes seconds and learns nothing."""
     config = base.vision()
     config.model.d_model = 64
-    config.model.num_layers = 4
     config.model.d_ff = 256
     config.model.max_length = 65
     config.model.use_bias = True
     config.model.dropout = 0.1
-    # Learned positions begin much smaller than patches, and take three times as long to be of use.
+    # Learned positions begin much smaller than patches do, which takes longer than this run to make up for.
     config.model.position = "sinusoidal"
     config.data.shift = 1
     config.optimizer.learning_rate = 2e-3
-    config.train.steps = 1200
-    config.train.batch_size = 64
-    config.train.evaluate_every = 200
+    config.optimizer.ema_decay = 0.99
+    config.train.steps = 3000
+    config.train.batch_size = 32
+    config.train.evaluate_every = 500
     return base.choose(config, preset, {"tiny": TINY})
