@@ -41,8 +41,9 @@ class FeedForward(nn.Module):
 
 FEED_FORWARDS: dict[str, tuple[Callable[[jax.Array], jax.Array], bool]] = {
     "relu": (jax.nn.relu, False),
-    "gelu": (jax.nn.gelu, False),
+    "gelu": (jax.checkpoint(jax.nn.gelu), False),
     "swiglu": (jax.nn.silu, True),
-    "geglu": (jax.nn.gelu, True),
+    "geglu": (jax.checkpoint(jax.nn.gelu), True),
 }
-"""By name: the activation, and whether it gates a second projection."""
+"""By name: the activation, and whether it gates a second projection. GELU's backward pass computes it anew from
+its input: it would else keep several arrays of the hidden width."""

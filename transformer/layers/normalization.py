@@ -1,5 +1,6 @@
 """Normalisation of the model width, with statistics in float32."""
 
+import functools
 from collections.abc import Callable
 
 import jax
@@ -19,9 +20,7 @@ class LayerNorm(nn.Module):
     @nn.compact
     def __call__(self, x_btd: jax.Array) -> jax.Array:
         """(..., d) -> (..., d)."""
-        x = x_btd.astype(jnp.float32)
-        x = x - jnp.mean(x, axis=-1, keepdims=True)
-        x = x * jax.lax.rsqrt(jnp.mean(jnp.square(x), axis=-1, keepdims=True) + self.epsilon)
+        x = _standardize(x_btd, self.epsilon, True)
         x = x * _width_param(self, "scale", nn.initializers.ones, x.shape[-1])
         if self.use_bias:
             x = x + _width_param(self, "bias", nn.initializers.zeros, x.shape[-1])
@@ -40,9 +39,17 @@ class RMSNorm(nn.Module):
     @nn.compact
     def __call__(self, x_btd: jax.Array) -> jax.Array:
         """(..., d) -> (..., d)."""
-        x = x_btd.astype(jnp.float32)
-        x = x * jax.lax.rsqrt(jnp.mean(jnp.square(x), axis=-1, keepdims=True) + self.epsilon)
+        x = _standardize(x_btd, self.epsilon, False)
         return (x * _width_param(self, "scale", nn.initializers.ones, x.shape[-1])).astype(x_btd.dtype)
+
+
+@functools.partial(jax.checkpoint, static_argnums=(1, 2))
+def _standardize(x_btd: jax.Array, epsilon: float, centred: bool) -> jax.Array:
+    """In float32. The backward pass computes it anew: it would else keep several arrays of x's size."""
+    x = x_btd.astype(jnp.float32)
+    if centred:
+        x = x - jnp.mean(x, axis=-1, keepdims=True)
+    return x * jax.lax.rsqrt(jnp.mean(jnp.square(x), axis=-1, keepdims=True) + epsilon)
 
 
 def _width_param(module: nn.Module, name: str, init: nn.initializers.Initializer, width: int) -> jax.Array:
