@@ -117,6 +117,7 @@ class SpanExtraction(TokenPrediction):
             itertools.islice(self.data.questions("validation"), self.config.answer.examples or None)
         )
         references: Any = [each.references for each in questions]
+        self._measured = len(questions)
         scores: Any = measures.span_scores
         return super().evaluators(put) | {
             "answer": GenerationEvaluator(self._best, questions, references, scores)
@@ -192,8 +193,8 @@ class SpanExtraction(TokenPrediction):
     def closing_lines(self, measured: dict[str, float]) -> list[str]:
         """How many answers are right."""
         match, f1 = measured["answer/exact_match"], measured["answer/f1"]
-        count = self.config.answer.examples or "all"
-        return [f"on {count} questions of the validation split: exact match {match:.1f}%, F1 {f1:.1f}%"]
+        asked = f"{self._measured:,} questions of the validation split"
+        return [f"on {asked}: exact match {match:.1f}%, F1 {f1:.1f}%"]
 
     def _best(self, params: Params, questions: Iterable[Question]) -> list[str]:
         readings = (self.data.read(each.question, each.context) for each in questions)

@@ -1,0 +1,46 @@
+import numpy as np
+import pytest
+
+from transformer.decoding.spans import Span, best_spans, span_scores
+
+
+def by_loop(windows, longest):
+    """{(first, last): the highest start + end logit over the windows that hold both}."""
+    found = {}
+    for offset, logits in windows:
+        for i in range(len(logits)):
+            for j in range(i, min(i + longest, len(logits))):
+                key, score = (offset + i, offset + j), float(logits[i, 0]) + float(logits[j, 1])
+                found[key] = max(score, found.get(key, -np.inf))
+    return found
+
+
+@pytest.mark.parametrize("with_nothing", [False, True])
+def test_best_spans_over_windows_equal_a_double_loop(rng, with_nothing):
+    for _ in range(100):
+        length, room, longest = (int(n) for n in rng.integers(1, [25, 12, 9]))
+        stride = int(rng.integers(1, room + 1))
+        starts = range(0, max(length - room, 0) + stride, stride)
+        windows = [
+            (s, 3 * rng.normal(size=(min(room, length - s), 2)).astype(np.float32))
+            for s in starts
+            if s < length
+        ]
+        expected = by_loop(windows, longest)
+        nothing = float(rng.normal() + 3) if with_nothing else -np.inf
+        if with_nothing:
+            expected[-1, -1] = nothing
+        total = sum(np.exp(score) for score in expected.values())
+        ranked = sorted(expected.items(), key=lambda item: -item[1])
+        n = int(rng.integers(1, 8))
+        found = best_spans(span_scores(windows, length, longest), n, nothing)
+        assert [(span.first, span.last) for span in found] == [key for key, _ in ranked[:n]]
+        for span, (_, score) in zip(found, ranked, strict=False):
+            assert span.probability == pytest.approx(np.exp(score) / total, rel=1e-6)
+
+
+def test_logits_of_any_size_give_probabilities():
+    scores = span_scores([(0, np.array([[1e4, -1e4], [0, 1e4]]))], 2, 2)
+    assert best_spans(scores, 5)[0] == Span(0, 1, 1.0)
+    assert len(best_spans(scores, 5)) == 3  # (1, 0) is no span
+    assert best_spans(scores, 1, nothing=1e6) == [Span(-1, -1, 1.0)]
