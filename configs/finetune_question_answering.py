@@ -35,7 +35,7 @@ def get_config(preset: str = "") -> ConfigDict:
     config.model.d_model = 128
     config.model.d_ff = 512
     config.model.dropout = 0.1
-    config.train.steps = 2000
-    config.train.evaluate_every = 500
-    config.train.checkpoint_every = 500
+    config.train.steps = 400
+    config.train.evaluate_every = 200
+    config.train.checkpoint_every = 200
     return base.choose(config, preset, {"tiny": TINY})

@@ -1,7 +1,7 @@
 """Sentiment of sentences and phrases of film reviews (SST-2), with a small encoder from scratch.
 
-The data are tab-separated files with a header, `sentence` and `label`, as GLUE has them: put them into data/sst2,
-or name others in data.source and data.validation_source; or take TFDS's, which needs a network once:
+The data are tab-separated files with a header, `sentence` and `label`, as GLUE has them: put them into
+data/sst2, or name others in data.source and data.validation_source; or take TFDS's, with a network once:
 --config.data.source=tfds:glue/sst2 --config.data.validation_source=.
 
     python launch.py --config=configs/sst2.py

@@ -25,7 +25,7 @@ AT_ONCE = 32
 
 @dataclass(frozen=True)
 class ClassificationConfig(RunConfig):
-    """A whole run: one group of keys for each part, listed in `configs/base.py`."""
+    """A whole run: one group of keys for each part, listed in `configs/base/`."""
 
     model: ClassifierConfig
     data: LabelledDataConfig

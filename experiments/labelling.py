@@ -21,7 +21,7 @@ from transformer.visualization.classification import draw_classification
 
 @dataclass(frozen=True)
 class LabelLossConfig:
-    """How the loss of a classifier is formed; `configs/base.py` says what each key means."""
+    """How the loss of a classifier is formed; `configs/base/` says what each key means."""
 
     label_smoothing: float = 0.0
     balance: bool = False

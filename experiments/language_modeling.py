@@ -27,7 +27,7 @@ from transformer.training.run import RunConfig
 
 @dataclass(frozen=True)
 class LanguageModelingConfig(RunConfig):
-    """A whole run: one group of keys for each part, listed in `configs/base.py`."""
+    """A whole run: one group of keys for each part, listed in `configs/base/`."""
 
     model: DecoderConfig
     data: TextDataConfig

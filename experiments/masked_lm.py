@@ -31,7 +31,7 @@ LIKELIEST = 5
 
 @dataclass(frozen=True)
 class MaskedConfig(RunConfig):
-    """A whole run: one group of keys for each part, listed in `configs/base.py`."""
+    """A whole run: one group of keys for each part, listed in `configs/base/`."""
 
     model: EncoderConfig
     data: MaskedDataConfig

@@ -8,7 +8,7 @@ from transformer.models.recurrent import RecurrentConfig
 
 @dataclass(frozen=True)
 class RecurrentSequenceToSequenceConfig(SequenceToSequenceConfig):
-    """A whole run: one group of keys for each part, listed in `configs/base.py`."""
+    """A whole run: one group of keys for each part, listed in `configs/base/`."""
 
     model: RecurrentConfig  # type: ignore[assignment]
 

@@ -39,7 +39,7 @@ METRICS: dict[str, Callable[[list[str], list[str]], dict[str, float]]] = {
 
 @dataclass(frozen=True)
 class GenerateConfig(BeamConfig):
-    """How targets are written, and what is measured of them; `configs/base.py` says what each key means."""
+    """How targets are written, and what is measured of them; `configs/base/` says what each key means."""
 
     with_scores: bool = False
     metric: Literal["bleu", "rouge", "none"] = "bleu"
@@ -53,7 +53,7 @@ class GenerateConfig(BeamConfig):
 
 @dataclass(frozen=True)
 class SequenceToSequenceConfig(RunConfig):
-    """A whole run: one group of keys for each part, listed in `configs/base.py`."""
+    """A whole run: one group of keys for each part, listed in `configs/base/`."""
 
     model: EncoderDecoderConfig
     data: PairDataConfig

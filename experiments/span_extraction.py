@@ -36,7 +36,7 @@ SHOWN = 5
 
 @dataclass(frozen=True)
 class AnswerConfig:
-    """How a piece is chosen, and how many are measured; `configs/base.py` says what each key means."""
+    """How a piece is chosen, and how many are measured; `configs/base/` says what each key means."""
 
     max_tokens: int = 30
     n_best: int = 1
@@ -51,7 +51,7 @@ class AnswerConfig:
 
 @dataclass(frozen=True)
 class SpanExtractionConfig(RunConfig):
-    """A whole run: one group of keys for each part, listed in `configs/base.py`."""
+    """A whole run: one group of keys for each part, listed in `configs/base/`."""
 
     model: EncoderConfig
     data: SpanDataConfig

@@ -19,14 +19,14 @@ from transformer.training.experiment import Params
 
 @dataclass(frozen=True)
 class JoinedDataConfig(PairDataConfig):
-    """Pairs joined to one sequence each; `configs/base.py` says what each key means."""
+    """Pairs joined to one sequence each; `configs/base/` says what each key means."""
 
     loss_on: Literal["target", "all"] = "target"
 
 
 @dataclass(frozen=True)
 class TextToTextConfig(SequenceToSequenceConfig):
-    """A whole run: one group of keys for each part, listed in `configs/base.py`."""
+    """A whole run: one group of keys for each part, listed in `configs/base/`."""
 
     model: DecoderConfig  # type: ignore[assignment]
     data: JoinedDataConfig

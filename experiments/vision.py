@@ -28,7 +28,7 @@ AT_ONCE = 32
 
 @dataclass(frozen=True)
 class VisionRunConfig(RunConfig):
-    """A whole run: one group of keys for each part, listed in `configs/base.py`."""
+    """A whole run: one group of keys for each part, listed in `configs/base/`."""
 
     model: VisionConfig
     data: ImageDataConfig

@@ -27,7 +27,7 @@ SHOWN = slice(200, 3000, 400)
 
 @dataclass(frozen=True)
 class WordEmbeddingConfig(RunConfig):
-    """A whole run: one group of keys for each part, listed in `configs/base.py`."""
+    """A whole run: one group of keys for each part, listed in `configs/base/`."""
 
     model: SkipGramConfig
     data: SkipGramDataConfig

@@ -308,7 +308,7 @@ def test_what_is_asked_of_a_function():
     text = ast.unparse(
         ast.parse(
             textwrap.dedent("""
-                def load(path, limit=4 ** 2, *, 日本='é', other=()):
+                def load(path, *, 日本='é', limit=4 ** 2, other=()):
                     def inner(x):
                         raise KeyError(x)
                     if not path.exists():

@@ -23,7 +23,7 @@ LEAST = {"bpe": (257, "every byte"), "words": (3, "a word, all others")}
 
 @dataclass(frozen=True)
 class CorpusConfig:
-    """The keys that every `data` group has; `configs/base.py` says what each means."""
+    """The keys that every `data` group has; `configs/base/` says what each means."""
 
     source: str
     validation_source: str = ""

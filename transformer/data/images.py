@@ -28,7 +28,7 @@ fewer are put in the order of their hashes and divided by position, which gives 
 
 @dataclass(frozen=True)
 class ImageDataConfig:
-    """Images with labels; `configs/base.py` says what each key means."""
+    """Images with labels; `configs/base/` says what each key means."""
 
     source: str = "digits"
     validation_source: str = ""

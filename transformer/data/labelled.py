@@ -20,7 +20,7 @@ from transformer.errors import UserError
 
 @dataclass(frozen=True)
 class LabelledDataConfig(CorpusConfig):
-    """Texts with labels, packed into rows; `configs/base.py` says what each key means."""
+    """Texts with labels, packed into rows; `configs/base/` says what each key means."""
 
     source: str = "snippets"
     text_field: str = "text"

@@ -20,7 +20,7 @@ from transformer.errors import UserError
 
 @dataclass(frozen=True)
 class MaskedDataConfig(TextDataConfig):
-    """Documents of text with tokens to guess; `configs/base.py` says what each key means."""
+    """Documents of text with tokens to guess; `configs/base/` says what each key means."""
 
     sequence_length: int = 128
     next_sentence: bool = True

@@ -30,7 +30,7 @@ class Joined(Source):
 
 @dataclass(frozen=True)
 class PairDataConfig(CorpusConfig):
-    """Pairs of texts, packed into rows; `configs/base.py` says what each key means."""
+    """Pairs of texts, packed into rows; `configs/base/` says what each key means."""
 
     source: str = "written_forms"
     source_field: str = "source"

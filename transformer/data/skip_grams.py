@@ -16,7 +16,7 @@ AT_ONCE = 1 << 24
 
 @dataclass(frozen=True)
 class SkipGramDataConfig(TextDataConfig):
-    """Documents of text as words in windows; `configs/base.py` says what each key means."""
+    """Documents of text as words in windows; `configs/base/` says what each key means."""
 
     tokenizer: str = "words"
     window: int = 5

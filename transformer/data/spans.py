@@ -18,7 +18,7 @@ from transformer.errors import UserError
 
 @dataclass(frozen=True)
 class SpanDataConfig(CorpusConfig):
-    """Questions, contexts and answers; `configs/base.py` says what each key means."""
+    """Questions, contexts and answers; `configs/base/` says what each key means."""
 
     source: str = "function_questions"
     question_field: str = "question"

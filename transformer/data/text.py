@@ -13,7 +13,7 @@ from transformer.errors import UserError
 
 @dataclass(frozen=True)
 class TextDataConfig(CorpusConfig):
-    """Documents of text, packed into rows; `configs/base.py` says what each key means."""
+    """Documents of text, packed into rows; `configs/base/` says what each key means."""
 
     source: str = "stdlib"
     text_field: str = "text"

@@ -18,7 +18,7 @@ from transformer.errors import UserError
 
 @dataclass(frozen=True)
 class BeamConfig:
-    """How the likeliest text is searched; `configs/base.py` says what each key means."""
+    """How the likeliest text is searched; `configs/base/` says what each key means."""
 
     beam_size: int = 4
     length_penalty: float = 0.6

@@ -16,7 +16,7 @@ from transformer.errors import UserError
 
 @dataclass(frozen=True)
 class SamplingConfig:
-    """How text is completed; `configs/base.py` says what each key means."""
+    """How text is completed; `configs/base/` says what each key means."""
 
     prompt: str = ""
     max_new_tokens: int = 64

@@ -48,7 +48,7 @@ def pool(kind: str, x_btd: jax.Array, segments_bt: jax.Array, k: int) -> jax.Arr
 
 @dataclass(frozen=True)
 class ClassifierConfig(EncoderConfig):
-    """The shape of a classifier of texts; `configs/base.py` says what each key means."""
+    """The shape of a classifier of texts; `configs/base/` says what each key means."""
 
     pooling: Literal["mean", "cls", "max"] = "mean"
     head_dropout: float = 0.0

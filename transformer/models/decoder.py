@@ -16,7 +16,7 @@ from transformer.models.stack_config import StackConfig
 
 @dataclass(frozen=True)
 class DecoderConfig(StackConfig):
-    """The shape of a decoder; `configs/base.py` says what each key means."""
+    """The shape of a decoder; `configs/base/` says what each key means."""
 
     tie_embeddings: bool = True
     scale_embeddings: bool = False

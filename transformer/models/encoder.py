@@ -16,7 +16,7 @@ from transformer.models.stack_config import StackConfig
 
 @dataclass(frozen=True)
 class EncoderConfig(DecoderConfig):
-    """The shape of an encoder of text; `configs/base.py` says what each key means."""
+    """The shape of an encoder of text; `configs/base/` says what each key means."""
 
     num_token_types: int = 2
     embedding_norm: bool = False

@@ -20,7 +20,7 @@ from transformer.models.decoder_stepper import extend
 
 @dataclass(frozen=True)
 class EncoderDecoderConfig(DecoderConfig):
-    """The shape of an encoder-decoder; `configs/base.py` says what each key means."""
+    """The shape of an encoder-decoder; `configs/base/` says what each key means."""
 
     num_encoder_layers: int = 0
     share_embeddings: bool = True

@@ -17,7 +17,7 @@ from transformer.layers.recurrent import CELLS, Recurrent, State, boundaries
 
 @dataclass(frozen=True)
 class RecurrentConfig:
-    """The shape of a recurrent encoder-decoder; `configs/base.py` says what each key means."""
+    """The shape of a recurrent encoder-decoder; `configs/base/` says what each key means."""
 
     d_model: int = 256
     num_layers: int = 2

@@ -15,7 +15,7 @@ from transformer.layers.positions import POSITIONS
 
 @dataclass(frozen=True)
 class StackConfig:
-    """The shape of a stack of blocks; `configs/base.py` says what each key means."""
+    """The shape of a stack of blocks; `configs/base/` says what each key means."""
 
     d_model: int = 256
     num_layers: int = 4

@@ -16,7 +16,7 @@ from transformer.models.stack_config import StackConfig
 
 @dataclass(frozen=True)
 class VisionConfig(StackConfig):
-    """The shape of a classifier of images; `configs/base.py` says what each key means."""
+    """The shape of a classifier of images; `configs/base/` says what each key means."""
 
     position: str = "learned"
     max_length: int = 256

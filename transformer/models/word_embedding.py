@@ -13,7 +13,7 @@ from transformer.layers.embedding import Embedding
 
 @dataclass(frozen=True)
 class SkipGramConfig:
-    """The shape of the tables; `configs/base.py` says what each key means."""
+    """The shape of the tables; `configs/base/` says what each key means."""
 
     d_model: int = 128
     dtype: Literal["float32", "bfloat16"] = "float32"

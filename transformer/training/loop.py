@@ -22,7 +22,7 @@ AT_LEAST_ONE = ("steps", "batch_size", "keep_last", "average_last", "log_every",
 
 @dataclasses.dataclass(frozen=True)
 class TrainConfig:
-    """How long to train, and what to do on the way; `configs/base.py` says what each key means."""
+    """How long to train, and what to do on the way; `configs/base/` says what each key means."""
 
     steps: int
     batch_size: int

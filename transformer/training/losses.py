@@ -14,7 +14,7 @@ from transformer.training.metrics import Sum
 
 @dataclass(frozen=True)
 class LossConfig:
-    """How the next-token loss is formed; `configs/base.py` says what each key means."""
+    """How the next-token loss is formed; `configs/base/` says what each key means."""
 
     label_smoothing: float = 0.0
     z_loss: float = 0.0

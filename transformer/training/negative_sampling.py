@@ -11,7 +11,7 @@ from transformer.training.metrics import Sum
 
 @dataclass(frozen=True)
 class NegativeSamplingConfig:
-    """How much noise counts; `configs/base.py` says what each key means."""
+    """How much noise counts; `configs/base/` says what each key means."""
 
     negatives: float = 5.0
 

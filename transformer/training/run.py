@@ -28,7 +28,7 @@ from transformer.training.writers import make_writers
 
 @dataclass(frozen=True)
 class RunConfig:
-    """The keys that every run has, whatever its experiment; `configs/base.py` says what each means."""
+    """The keys that every run has, whatever its experiment; `configs/base/` says what each means."""
 
     experiment: str
     seed: int

@@ -87,10 +87,15 @@ def _label(axes: Any, target_tokens: Sequence[str], source_tokens: Sequence[str]
     axes.set_xlabel("source", color=MUTED)
     axes.xaxis.set_label_position("bottom")
     for axis, tokens in ((axes.xaxis, source_tokens), (axes.yaxis, target_tokens)):
-        texts = [token.translate(VISIBLE) for token in tokens]
+        texts = [_visible(token) for token in tokens]
         axis.set_ticks(np.arange(len(texts)) + 0.5, texts, fontsize=size)
         for label in axis.get_ticklabels():
             label.set_parse_math(False)  # a token may be a dollar sign
     if max(map(len, source_tokens)) > 2:
         for label in axes.get_xticklabels():
             label.set(rotation=60, ha="left", va="bottom", rotation_mode="anchor")
+
+
+def _visible(token: str) -> str:
+    """White space as signs, and a dot for what no font has: half of a character, say."""
+    return "".join(c if c.isprintable() else "·" for c in token.translate(VISIBLE))
