@@ -30,8 +30,8 @@ def get_config(preset: str = "") -> ConfigDict:
     config.data.vocab_size = 8192
     config.loss.label_smoothing = 0.1
     config.optimizer.weight_decay = 0.3
-    config.train.steps = 1500
-    config.train.evaluate_every = 150
+    config.train.steps = 600
+    config.train.evaluate_every = 100
     return base.choose(config, preset, {"tiny": TINY})
 
 

@@ -67,7 +67,8 @@ def extended(tmp_path_factory):
     text = runs.write_corpus(copy / "text")
     letters = mailbox.mbox(copy / "letters.mbox")
     for path in sorted((copy / "text").iterdir()):
-        letters.add(mailbox.mboxMessage(f"Subject: {path.name}\n\n{path.read_text(encoding='utf-8')}".encode()))
+        body = path.read_text(encoding="utf-8")
+        letters.add(mailbox.mboxMessage(f"Subject: {path.name}\n\n{body}".encode()))
     letters.flush()
     commands = [command[2:] for command in COMMANDS]
     for command in commands:  # the standard library takes its time to prepare: another test does that

@@ -16,7 +16,6 @@ from transformer.data.token_cache import BAR
 from transformer.data.tokenizers import TOKENIZERS, Tokenizer
 from transformer.errors import UserError
 
-
 LEAST = {"bpe": (257, "every byte"), "words": (3, "a word, all others")}
 """The tokenizers that have a wanted size, with the least one and what it is for."""
 

@@ -129,9 +129,7 @@ class TfdsImages(Images):
         record = self._records[index]
         if self._label not in record:
             there = ", ".join(record)
-            raise UserError(
-                f"{self.name}: no label_field {self._label!r}; fields there: {there}"
-            )
+            raise UserError(f"{self.name}: no label_field {self._label!r}; fields there: {there}")
         pixels, label = record[self._records.field], record[self._label]
         if getattr(pixels, "dtype", None) != np.uint8 or pixels.ndim != 3:
             raise UserError(f"{self.name}: its field {self._records.field!r} is no image of 8-bit pixels")

@@ -45,5 +45,5 @@ FEED_FORWARDS: dict[str, tuple[Callable[[jax.Array], jax.Array], bool]] = {
     "swiglu": (jax.nn.silu, True),
     "geglu": (jax.checkpoint(jax.nn.gelu), True),
 }
-"""By name: the activation, and whether it gates a second projection. GELU's backward pass computes it anew from
-its input: it would else keep several arrays of the hidden width."""
+"""By name: the activation, and whether it gates a second projection. GELU's backward pass computes it anew
+from its input: it would else keep several arrays of the hidden width."""
