@@ -95,6 +95,7 @@ def generate() -> ConfigDict:
     config.beam_size = 4  # hypotheses kept while searching; 1: greedy
     config.length_penalty = 0.6  # power of ((5 + length) / 6) by which log-likelihoods are divided; 0: none
     config.max_new_tokens = 128  # longest target
+    config.extra_tokens = 0  # how much longer than its source a target may be (the original: 50); 0: any
     config.n_best = 1  # how many targets are written for each source, the best ones
     config.with_scores = False  # write each target's score and a tab before it
     config.metric = "bleu"  # measured of targets in evaluation: bleu, rouge or none

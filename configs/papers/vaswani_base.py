@@ -55,4 +55,5 @@ def get_config(preset: str = "") -> ConfigDict:
     config.train.keep_last = 5
     config.train.average_last = 5
     config.generate.max_new_tokens = 256
+    config.generate.extra_tokens = 50
     return base.choose(config, preset, {"tiny": base.TINY_PAIRS})

@@ -1,5 +1,6 @@
 """Beam search against all sequences there are, and against a plain search that never stops early."""
 
+import dataclasses
 import itertools
 
 import jax
@@ -355,6 +356,16 @@ def test_translate_reads_the_beginning_and_the_end_of_a_source_that_is_too_long(
     source = list(range(1, 41))
     long, short = translated(model, [[*source, 1], [*source[:19], 1]], max_source_length=20)
     assert long == short != translated(model, [[*source, 1]], max_source_length=64)[0]
+
+
+def test_translate_writes_so_many_tokens_more_than_it_read(rng):
+    table = np.full((2, 2), -np.inf, np.float32)
+    table[0, 1] = table[1, 1] = 0.0  # it never ends by itself
+    model = Chain(jnp.asarray(table))
+    sources = [[1] * n + [EOS] for n in (1, 3, 0)]
+    config = dataclasses.replace(CONFIG, beam_size=1, n_best=1, max_new_tokens=5, extra_tokens=2)
+    answers = translate(model, sources, config, eos_id=EOS, max_source_length=8)
+    assert [len(best[0]) for best, *_ in answers] == [4, 5, 3]
 
 
 def test_translate_takes_sources_as_it_needs_them_and_gives_only_what_there_is():

@@ -23,12 +23,15 @@ class BeamConfig:
     beam_size: int = 4
     length_penalty: float = 0.6
     max_new_tokens: int = 128
+    extra_tokens: int = 0
     n_best: int = 1
 
     def __post_init__(self) -> None:
         for key in ("beam_size", "max_new_tokens"):
             if getattr(self, key) < 1:
                 raise UserError(f"{key}: {getattr(self, key)}; expected at least 1")
+        if self.extra_tokens < 0:
+            raise UserError(f"extra_tokens: {self.extra_tokens}; expected 0 (any length) or more")
         if not 1 <= self.n_best <= self.beam_size:
             raise UserError(f"n_best: {self.n_best}; expected 1 to beam_size {self.beam_size}")
         if not abs(self.length_penalty) <= 10:
@@ -189,9 +192,12 @@ def translate(
         for start in range(0, len(order), batch_size):
             batch = order[start : start + batch_size]
             padded = [rows[i] for i in batching.fill(batch, batch_size)]
+            tokens_bt, lengths_b = batching.pad(padded, max_source_length, eos_id)
             results = beam_search(
                 stepper,
-                *batching.pad(padded, max_source_length, eos_id),
+                tokens_bt,
+                lengths_b,
+                limits_b=lengths_b + config.extra_tokens if config.extra_tokens else None,
                 beam_size=config.beam_size,
                 max_new_tokens=config.max_new_tokens,
                 length_penalty=config.length_penalty,
