@@ -4,6 +4,7 @@ Each contestant lives in a process of its own, so that one library's threads do 
 measurement; the processes work in turns, one measured call each.
 """
 
+import argparse
 import json
 import os
 import platform
@@ -12,7 +13,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -107,6 +108,43 @@ def alternate(contestants: dict[str, Contestant], repeats: int) -> None:
         for contestant in contestants.values():
             contestant.measure()
             time.sleep(0.3)
+
+
+def contest(
+    module: str,
+    doc: str | None,
+    cases: Sequence[str],
+    contestants: Mapping[str, Callable],
+    work: Callable[[str, str], None],
+    row: Callable[[str, str, Contestant, Contestant, float], dict[str, object]],
+    measure: Callable[[str], float] = lambda case: 0.0,
+) -> None:
+    """The program of a benchmark: flags, turns, one table.
+
+    `work(name, case)` is what a contestant's own process does; `row(case, name, contestant, first, limit)` a
+    row of the table, with `limit` what `measure(case)` found of the machine. Contestants named "ours" and
+    "plain..." are always there, others with `--peer`.
+    """
+    parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--worker", nargs=2, help=argparse.SUPPRESS)
+    parser.add_argument("--peer", action="store_true")
+    parser.add_argument("--cases", nargs="+", choices=cases, default=cases)
+    parser.add_argument("--repeats", type=int, default=5)
+    flags = parser.parse_args()
+    if flags.worker:
+        return work(*flags.worker)
+    names = [name for name in contestants if flags.peer or name.startswith(("ours", "plain"))]
+    print(machine(), flush=True)
+    rows = []
+    for case in flags.cases:
+        there = {name: Contestant(module, name, case) for name in names}
+        alternate(there, flags.repeats)
+        limit = measure(case)
+        for name, contestant in there.items():
+            contestant.close()
+            rows.append(row(case, name, contestant, there["ours"], limit))
+    print(table(rows))
+    return None
 
 
 def ratio(ours: Contestant, other: Contestant) -> float:

@@ -10,7 +10,6 @@ The ceiling of a step is the longer of two times measured on this machine: readi
 matrix-vector products of the same total size, and multiplying at the rate of large matrix products.
 """
 
-import argparse
 import statistics
 import time
 
@@ -179,32 +178,8 @@ def work(name: str, case: str) -> None:
     common.serve(call, tokens=call().tolist(), **report)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--worker", nargs=2, help=argparse.SUPPRESS)
-    parser.add_argument("--peer", action="store_true")
-    parser.add_argument("--cases", nargs="+", choices=CASES, default=list(CASES))
-    parser.add_argument("--repeats", type=int, default=5)
-    flags = parser.parse_args()
-    if flags.worker:
-        return work(*flags.worker)
-    names = [name for name in CONTESTANTS if flags.peer or name != "transformers"]
-    print(common.machine())
-    rows = []
-    for case in flags.cases:
-        contestants = {name: Contestant("benchmarks.decode_speed", name, case) for name in names}
-        common.alternate(contestants, flags.repeats)
-        size, batch = CASES[case]
-        floor = step_floor(SHAPES[size], batch)
-        for name, contestant in contestants.items():
-            contestant.close()
-            rows.append(_row(size, batch, name, contestant, contestants["ours"], floor))
-    print(common.table(rows))
-
-
-def _row(size: str, batch: int, name: str, contestant: Contestant, first: Contestant, floor: float) -> dict:
+def row(case: str, name: str, contestant: Contestant, first: Contestant, floor: float) -> dict:
+    size, batch = CASES[case]
     seconds = statistics.median(contestant.seconds)
     same = np.mean(np.equal(contestant.report["tokens"], first.report["tokens"]))
     return {
@@ -222,5 +197,13 @@ def _row(size: str, batch: int, name: str, contestant: Contestant, first: Contes
     }
 
 
+def step_floor_of(case: str) -> float:
+    """`step_floor` of a case."""
+    size, batch = CASES[case]
+    return step_floor(SHAPES[size], batch)
+
+
 if __name__ == "__main__":
-    main()
+    common.contest(
+        "benchmarks.decode_speed", __doc__, list(CASES), CONTESTANTS, work, row, measure=step_floor_of
+    )

@@ -1,13 +1,12 @@
 """Training speed here, as a table: tokens/s, share of the matrix-product ceiling, memory, compiling.
 
-    python -m benchmarks.train_speed [--peer] [--sizes S M] [--dtypes float32 bfloat16] [--repeats 7]
+    python -m benchmarks.train_speed [--peer] [--cases S-float32 M-bfloat16 ...] [--repeats 5]
 
 `--peer` adds Hugging Face transformers on PyTorch (`pip install torch transformers`), the same shape, batch
 and optimizer in eager mode. All contestants train on the same tokens, and a run whose loss does not start
 near log(vocabulary) and fall is refused.
 """
 
-import argparse
 import math
 import statistics
 import time
@@ -149,41 +148,18 @@ def transformers(shape: Shape, dtype: str):
 CONTESTANTS = {"ours": ours, "plain_linen": plain_linen, "transformers": transformers}
 
 
-def work(name: str, size: str, dtype: str) -> None:
+CASES = {f"{size}-{dtype}": (size, dtype) for size in SHAPES for dtype in ("float32", "bfloat16")}
+
+
+def work(name: str, case: str) -> None:
+    size, dtype = CASES[case]
     call, report = CONTESTANTS[name](SHAPES[size], dtype)
     losses = [call() for _ in range(WARM_UP)]
     common.serve(call, losses=losses, **report)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--worker", nargs=3, help=argparse.SUPPRESS)
-    parser.add_argument("--peer", action="store_true")
-    parser.add_argument("--sizes", nargs="+", choices=SHAPES, default=list(SHAPES))
-    parser.add_argument(
-        "--dtypes", nargs="+", choices=["float32", "bfloat16"], default=["float32", "bfloat16"]
-    )
-    parser.add_argument("--repeats", type=int, default=7)
-    flags = parser.parse_args()
-    if flags.worker:
-        return work(*flags.worker)
-    names = [name for name in CONTESTANTS if flags.peer or name != "transformers"]
-    print(common.machine())
-    rows = []
-    for size in flags.sizes:
-        for dtype in flags.dtypes:
-            contestants = {name: Contestant("benchmarks.train_speed", name, size, dtype) for name in names}
-            common.alternate(contestants, flags.repeats)
-            peak = common.ceiling(dtype)
-            for name, contestant in contestants.items():
-                contestant.close()
-                rows.append(_row(size, dtype, name, contestant, contestants["ours"], peak))
-    print(common.table(rows))
-
-
-def _row(size: str, dtype: str, name: str, contestant: Contestant, first: Contestant, peak: float) -> dict:
+def row(case: str, name: str, contestant: Contestant, first: Contestant, peak: float) -> dict:
+    size, dtype = CASES[case]
     shape, report = SHAPES[size], contestant.report
     losses = report["losses"]
     if not (abs(losses[0] - math.log(shape.vocab_size)) < 1 and losses[-1] < losses[0]):
@@ -205,4 +181,12 @@ def _row(size: str, dtype: str, name: str, contestant: Contestant, first: Contes
 
 
 if __name__ == "__main__":
-    main()
+    common.contest(
+        "benchmarks.train_speed",
+        __doc__,
+        list(CASES),
+        CONTESTANTS,
+        work,
+        row,
+        measure=lambda case: common.ceiling(CASES[case][1]),
+    )

@@ -8,7 +8,6 @@ model of Hugging Face transformers on PyTorch (`pip install torch transformers`)
 losses and the share of written tokens that come out equal are shown. No hypothesis ever ends early.
 """
 
-import argparse
 import statistics
 import time
 
@@ -207,30 +206,7 @@ def work(name: str, case: str) -> None:
     return common.serve(call, result=call().tolist(), **report)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--worker", nargs=2, help=argparse.SUPPRESS)
-    parser.add_argument("--peer", action="store_true")
-    parser.add_argument("--cases", nargs="+", choices=CASES, default=list(CASES))
-    parser.add_argument("--repeats", type=int, default=5)
-    flags = parser.parse_args()
-    if flags.worker:
-        return work(*flags.worker)
-    names = [name for name in CONTESTANTS if flags.peer or name != "transformers"]
-    print(common.machine())
-    rows = []
-    for case in flags.cases:
-        contestants = {name: Contestant("benchmarks.translation_speed", name, case) for name in names}
-        common.alternate(contestants, flags.repeats)
-        for name, contestant in contestants.items():
-            contestant.close()
-            rows.append(_row(case, name, contestant, contestants["ours"]))
-    print(common.table(rows))
-
-
-def _row(case: str, name: str, contestant: Contestant, first: Contestant) -> dict:
+def row(case: str, name: str, contestant: Contestant, first: Contestant, limit: float) -> dict:
     seconds, best = statistics.median(contestant.seconds), min(contestant.seconds)
     done, unit = (CASES[case] * LENGTH, "tokens/s") if case == "train" else (CASES[case], "sentences/s")
     result, expected = contestant.report["result"], first.report["result"]
@@ -251,4 +227,4 @@ def _row(case: str, name: str, contestant: Contestant, first: Contestant) -> dic
 
 
 if __name__ == "__main__":
-    main()
+    common.contest("benchmarks.translation_speed", __doc__, list(CASES), CONTESTANTS, work, row)
