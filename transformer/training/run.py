@@ -102,9 +102,9 @@ class Run:
         """What a new run begins with of another's parameters; None for one that begins with nothing, or that
         has begun already."""
         c = self.config
+        may_be_new = self.experiment.heads if c.initialize_strict else None
         if not c.initialize_from or (self.workdir / "checkpoints").is_dir():
             return None
-        may_be_new = self.experiment.heads if c.initialize_strict else None
         return TakeOver.plan(Path(c.initialize_from), self.abstract.params, may_be_new)
 
     def checkpoints(self, write: bool) -> Checkpoints:

@@ -1,0 +1,35 @@
+"""Sentiment of whole film reviews (IMDB), with a small encoder from scratch.
+
+The data are tab-separated files with a header, `text` and `label` among its columns: put them into data/imdb,
+or name others in data.source; or take TFDS's, with a network once: --config.data.source=tfds:imdb_reviews. A
+tenth of the training reviews is held out for validation; the test file is measured once, by
+--mode=evaluate --config.data.validation_source=tsv:data/imdb/test.tsv.
+
+    python launch.py --config=configs/imdb.py
+
+Cost: not yet measured.
+Result: not yet measured.
+"""
+
+from ml_collections import ConfigDict
+
+from configs import base, sst2
+
+
+def get_config(preset: str = "") -> ConfigDict:
+    """The run, or its `tiny` version, which takes seconds and learns nothing."""
+    config = base.classification()
+    config.model.d_model = 128
+    config.model.num_layers = 1
+    config.model.d_ff = 256
+    config.model.dropout = 0.3
+    config.model.embedding_dropout = 0.3
+    config.model.head_dropout = 0.5
+    config.data.source = "tsv:data/imdb/train.tsv"
+    config.data.vocab_size = 8192
+    config.data.sequence_length = 512
+    config.loss.label_smoothing = 0.1
+    config.optimizer.weight_decay = 0.3
+    config.train.steps = 500
+    config.train.evaluate_every = 100
+    return base.choose(config, preset, {"tiny": sst2.TINY})
