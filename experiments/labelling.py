@@ -85,8 +85,8 @@ class Labelling:
         return {"eval": self._evaluator}
 
     def hooks(self, workdir: Path) -> list[Hook]:
-        """A picture of what the last evaluation found, after each."""
-        return [ConfusionPicture(self.config.train.evaluate_every, self, workdir)]
+        """A picture of what the last evaluation found."""
+        return [ConfusionPicture(self.config.train.sample_every, self, workdir)]
 
     def closing_lines(self, measured: dict[str, float]) -> list[str]:
         """The accuracy beside that of always answering with the commonest label."""

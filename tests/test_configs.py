@@ -90,19 +90,86 @@ def test_a_config_says_only_what_differs_and_is_valid(config):
     freeze(find_experiment(values["experiment"]).Config, values)
 
 
+SWITCHES = {
+    "train.evaluate_every": "1",
+    "train.checkpoint_every": "1",
+    "train.keep_last": "2",
+    "train.average_last": "2",
+    "train.profile_steps": "1",
+    "train.profile_from": "1",
+    "train.batch_size": "16",
+    "optimizer.clip_norm": "1.0",
+    "optimizer.ema_decay": "0.9",
+    "parallel.microbatches": "2",
+    "data.vocab_size": "300",
+    "model.position": "learned",
+    "model.use_bias": "true",
+}
+"""Keys that switch on what reads further keys."""
+
+ONE_OF_EACH = {
+    "lm.py": {"data.tokenizer": "bpe"},
+    "translation.py": {"data.tokenizer": "bpe"},
+    "rnn_translation.py": {"data.tokenizer": "bpe"},
+    "summarization_decoder.py": {"data.tokenizer": "bpe"},
+    "bert.py": {"data.tokenizer": "bpe"},
+    "classification.py": {"data.tokenizer": "bpe"},
+    "finetune_question_answering.py": {"data.tokenizer": "bpe"},
+    "vision.py": {},
+    "word_embedding.py": {},
+}
+"""A config of each experiment, with what else switches something on there."""
+
+
+def test_there_is_one_of_each():
+    assert {read_config(f"configs/{name}")["experiment"] for name in ONE_OF_EACH} == EXPERIMENTS.keys()
+
+
 @pytest.mark.parametrize("config", CONFIGS)
-def test_the_tiny_preset_trains_saves_evaluates_and_predicts(capfd, tmp_path, config):
+def test_the_tiny_preset_trains_saves_evaluates_and_predicts(monkeypatch, capfd, tmp_path, config):
+    """And of each experiment's config every key is read, by what trains, evaluates or predicts: checking a
+    key or keeping it in config.json does not count."""
+    values = read_config(f"configs/{config}:tiny")
+    switches = SWITCHES | ONE_OF_EACH[config] if config in ONE_OF_EACH else {}
+    overrides = [(key, value) for key, value in switches.items() if key in flatten(values)]
+    if values["data"]["source"] == "stdlib":  # which takes its time to prepare: another test does that
+        overrides.append(("data.source", runs.write_corpus(tmp_path / "corpus")))
+    classes = {type(group) for group in groups(modes.check_config(values, overrides))}
+    read = recorded(monkeypatch, classes)
     run = [f"--workdir={tmp_path / 'run'}"]
-    assert launch.main([f"--config=configs/{config}:tiny", *run]) == 0, capfd.readouterr().err
+    arguments = [f"--config.{key}={value}" for key, value in overrides]
+    assert launch.main([f"--config=configs/{config}:tiny", *run, *arguments]) == 0, capfd.readouterr().err
     assert (tmp_path / "run" / "checkpoints" / "2").is_dir()
     flags = suggested_flags(capfd.readouterr().out)
     assert launch.main([*run, "--mode=evaluate"]) == 0, capfd.readouterr().err
     assert "eval/loss" in capfd.readouterr().out
     assert launch.main([*run, *flags]) == 0, capfd.readouterr().err
     (prompt,) = (flag.removeprefix("--prompt=") for flag in flags if flag.startswith("--prompt="))
-    continues = find_experiment(read_config(f"configs/{config}")["experiment"]).continues
+    continues = find_experiment(values["experiment"]).continues
     answer = capfd.readouterr().out
     assert answer and answer.startswith(prompt) == continues
+    if config in ONE_OF_EACH:
+        fields = {(cls, field.name) for cls in classes for field in dataclasses.fields(cls)}
+        assert sorted(f"{cls.__name__}.{name}" for cls, name in fields - read) == []
+
+
+def recorded(monkeypatch, classes) -> set:
+    """Grows by (class, name) whenever a field of one of these is read in earnest."""
+    read, checks = set(), ("__post_init__", "__eq__", "__hash__", "__repr__")
+
+    def recording(cls):
+        def __getattribute__(self, name):
+            caller = sys._getframe(1)
+            of_freeze = caller.f_globals.get("__name__") == "transformer.freeze"
+            if not of_freeze and caller.f_code.co_name not in checks:
+                read.add((cls, name))
+            return object.__getattribute__(self, name)
+
+        return __getattribute__
+
+    for cls in classes:
+        monkeypatch.setattr(cls, "__getattribute__", recording(cls), raising=False)
+    return read
 
 
 def suggested_flags(said: str) -> list[str]:
@@ -111,60 +178,3 @@ def suggested_flags(said: str) -> list[str]:
     words = shlex.split(said.rpartition("Next, for example:")[2])
     start = words.index("--mode=predict")
     return words[start : words.index("python", start)]
-
-
-SHARED = {
-    "train.evaluate_every": "1",
-    "train.checkpoint_every": "1",
-    "train.profile_steps": "1",
-    "train.profile_from": "1",
-    "optimizer.clip_norm": "1.0",
-    "optimizer.ema_decay": "0.9",
-    "parallel.microbatches": "2",
-    "train.batch_size": "16",
-    "data.tokenizer": "bpe",
-    "data.vocab_size": "300",
-    "model.position": "learned",
-    "model.use_bias": "true",
-}
-"""Keys that switch on what reads further keys."""
-
-USED = {
-    "lm.py": SHARED,
-    "translation.py": SHARED | {"train.keep_last": "2", "train.average_last": "2"},
-}
-
-
-@pytest.mark.parametrize("name", USED)
-def test_every_key_is_read(monkeypatch, capfd, tmp_path, name):
-    """By what trains, evaluates or predicts; checking a key or keeping it in config.json does not count."""
-    overrides = [*USED[name].items()]
-    if name == "lm.py":
-        overrides.append(("data.source", runs.write_corpus(tmp_path / "corpus")))
-    config = modes.check_config(read_config(f"configs/{name}:tiny"), overrides)
-    read = set()
-
-    def recording(cls):
-        def __getattribute__(self, name):
-            caller = sys._getframe(1)
-            of_freeze = caller.f_globals.get("__name__") == "transformer.freeze"
-            if not of_freeze and caller.f_code.co_name not in (
-                "__post_init__",
-                "__eq__",
-                "__hash__",
-                "__repr__",
-            ):
-                read.add((cls, name))
-            return object.__getattribute__(self, name)
-
-        return __getattribute__
-
-    classes = {type(group) for group in groups(config)}
-    for cls in classes:
-        monkeypatch.setattr(cls, "__getattribute__", recording(cls), raising=False)
-    arguments = [f"--config.{key}={value}" for key, value in overrides]
-    assert launch.main([f"--config=configs/{name}:tiny", f"--workdir={tmp_path / 'run'}", *arguments]) == 0
-    assert launch.main([f"--workdir={tmp_path / 'run'}", "--mode=predict", "--prompt=x"]) == 0
-    fields = {(cls, field.name) for cls in classes for field in dataclasses.fields(cls)}
-    unread = sorted(f"{cls.__name__}.{name}" for cls, name in fields - read)
-    assert unread == []

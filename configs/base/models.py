@@ -43,8 +43,10 @@ def decoder() -> ConfigDict:
 
 
 def encoder() -> ConfigDict:
-    """An encoder of text: the keys of a decoder, and what is only an encoder's."""
-    model = decoder()
+    """An encoder of text: the keys of a stack, and those of its embeddings."""
+    model = stack()
+    model.scale_embeddings = False  # multiply embeddings by sqrt(d_model), as the original does
+    model.vocab_multiple = 128  # the vocabulary is padded to a multiple, for the hardware and the mesh
     model.num_token_types = 2  # embeddings that tell the first text of a pair from the second; 1: none
     model.embedding_norm = False  # normalise the sum of embeddings before the first block, as BERT does
     return model

@@ -159,7 +159,7 @@ def test_half_of_the_second_texts_follow_and_the_others_are_of_another_document(
     everything = made.tokenizer.decode(rows.cache.tokens)
     assert everything in "".join(made.text("train")) and held_out not in everything
     for index in rows.kept:
-        (start, end), (second, last) = rows._firsts_n2[index], rows._seconds_n2[index]
+        (start, end), (second, last) = rows.firsts_n2[index], rows.seconds_n2[index]
         documents = np.searchsorted(offsets, [start, end - 1, second, last - 1], side="right") - 1
         assert documents[0] == documents[1] and documents[2] == documents[3] and start < end and second < last
         assert (documents[1] == documents[2] and end == second) == bool(rows.labels[index])

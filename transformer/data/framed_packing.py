@@ -30,7 +30,8 @@ class FramedRows:
         row; a text longer than that is cut."""
         self.labels, self.kept, self.markers, self.sequence_length = labels_n, kept, markers, length
         self._lengths_n = np.minimum(lengths_n, length)
-        self._rows = pack(self._lengths_n[:, None], kept, [length])
+        whole = self._lengths_n[kept] == length  # which fill a row each
+        self._rows = [*kept[whole, None], *pack(self._lengths_n[:, None], kept[~whole], [length])]
         self.most = max(map(len, self._rows))
 
     @abstractmethod

@@ -74,42 +74,36 @@ class SentencePairs(FramedRows):
                 "data.next_sentence=false does without"
             )
         rng = np.random.default_rng(0)
-        spans_n2 = _cut(cache, length - 3, least=2)
-        middle_n = np.array([self._divide(span, words, rng) for span in spans_n2])
-        possible = middle_n > 0
-        spans_n2, middle_n = spans_n2[possible], middle_n[possible]
-        if not len(spans_n2):
+        begins = np.flatnonzero(words.begins(cache.tokens))  # where words do, in all documents
+        starts_n, ends_n = _cut(cache, length - 3, least=2).T
+        # Of the words that begin inside a chunk, one is where it is divided.
+        lowest_n, highest_n = np.searchsorted(begins, [starts_n + 1, ends_n])
+        possible = highest_n > lowest_n
+        if not possible.any():
             raise UserError("data.next_sentence: no document has two words to divide between")
-        n = len(spans_n2)
-        self._firsts_n2 = np.stack([spans_n2[:, 0], middle_n], axis=1)
-        self._seconds_n2 = np.stack([middle_n, spans_n2[:, 1]], axis=1)
+        starts_n, ends_n, lowest_n, highest_n = (
+            each[possible] for each in (starts_n, ends_n, lowest_n, highest_n)
+        )
+        n = len(starts_n)
+        middles_n = begins[rng.integers(lowest_n, highest_n)]
         follows_n = rng.random(n) < 0.5
-        document_n = np.searchsorted(cache.offsets, spans_n2[:, 0], side="right") - 1
-        for i in np.flatnonzero(~follows_n):
-            place = np.searchsorted(documents, document_n[i]) + rng.integers(1, len(documents))
-            other = documents[place % len(documents)]
-            size = self._seconds_n2[i, 1] - self._seconds_n2[i, 0]
-            self._seconds_n2[i] = self._piece(int(other), int(size), words, rng)
-        lengths_n = np.diff(self._firsts_n2)[:, 0] + np.diff(self._seconds_n2)[:, 0] + 3
+        own_n = np.searchsorted(documents, np.searchsorted(cache.offsets, starts_n, side="right") - 1)
+        other_n = documents[(own_n + rng.integers(1, len(documents), n)) % len(documents)]
+        first_n, last_n = cache.offsets[other_n] + 1, cache.offsets[other_n + 1] - 1
+        sizes_n = ends_n - middles_n
+        piece_n = rng.integers(first_n, np.maximum(first_n, last_n - sizes_n) + 1)
+        piece_n = np.maximum(first_n, begins[np.searchsorted(begins, piece_n, side="right") - 1])
+        seconds_n = np.where(follows_n, middles_n, piece_n)
+        second_ends_n = np.where(follows_n, ends_n, np.minimum(piece_n + sizes_n, last_n))
+        self.firsts_n2 = np.stack([starts_n, middles_n], axis=1)
+        self.seconds_n2 = np.stack([seconds_n, second_ends_n], axis=1)
+        lengths_n = middles_n - starts_n + second_ends_n - seconds_n + 3
         super().__init__(lengths_n, follows_n.astype(np.int32), np.arange(n), markers, length)
 
     def texts(self, index: int) -> Sequence[np.ndarray]:
         """The tokens of both texts."""
-        spans = self._firsts_n2[index], self._seconds_n2[index]
+        spans = self.firsts_n2[index], self.seconds_n2[index]
         return [self.cache.tokens[start:end] for start, end in spans]
-
-    def _divide(self, span: np.ndarray, words: Words, rng: np.random.Generator) -> int:
-        """A place inside the span where a word begins; 0 where there is none."""
-        begins = np.flatnonzero(words.begins(self.cache.tokens[span[0] : span[1]])[1:]) + 1
-        return int(span[0] + rng.choice(begins)) if len(begins) else 0
-
-    def _piece(self, document: int, size: int, words: Words, rng: np.random.Generator) -> tuple[int, int]:
-        """At most `size` tokens of a document, from a word's beginning on."""
-        first, last = int(self.cache.offsets[document]) + 1, int(self.cache.offsets[document + 1]) - 1
-        start = first + int(rng.integers(0, max(1, last - first - size + 1)))
-        begins = np.flatnonzero(words.begins(self.cache.tokens[first : start + 1]))
-        start = first + int(begins[-1])
-        return start, min(start + size, last)
 
 
 class MaskedData(TextData):
@@ -149,12 +143,11 @@ def _cut(cache: TokenCache, most: int, least: int = 1) -> np.ndarray:
       UserError: none is left.
     """
     starts, ends = cache.offsets[:-1] + 1, cache.offsets[1:] - 1  # without `[bos]` and `[eos]`
-    spans = [
-        (start, min(start + most, last))
-        for first, last in zip(starts.tolist(), ends.tolist(), strict=True)
-        for start in range(first, last, most)
-    ]
-    found = np.array([span for span in spans if span[1] - span[0] >= least], np.int64).reshape(-1, 2)
+    counts = -(-(ends - starts) // most)
+    number = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
+    first = np.repeat(starts, counts) + number * most
+    found = np.stack([first, np.minimum(first + most, np.repeat(ends, counts))], axis=1)
+    found = found[found[:, 1] - found[:, 0] >= least]
     if not len(found):
         raise UserError(f"data.source: no document has {least} tokens")
     return found

@@ -10,7 +10,7 @@ from flax import linen as nn
 from transformer.errors import UserError
 from transformer.layers.embedding import Embedding, Unembedding
 from transformer.layers.masks import Mask
-from transformer.layers.stack import init_stack, run_stack
+from transformer.layers.stack import init_stack, run_blocks
 from transformer.models.stack_config import StackConfig
 
 
@@ -76,22 +76,17 @@ class Decoder(nn.Module):
         example = {"mask": Mask(causal=True), "positions_bt": positions_bt[:1, :1]}
         init = init_stack(block, c.num_layers)
         params_n = self.param("blocks", init, jnp.zeros((1, 1, c.d_model), c.dtype), **example)
-        dropping = train and (c.dropout > 0 or c.attention_dropout > 0)
-        watch = self.is_mutable_collection("intermediates") and not self.is_initializing()
-        x_btd, sown = run_stack(
+        x_btd = run_blocks(
+            self,
+            "blocks",
             block,
             params_n,
             self.embed(tokens_bt, positions_bt, train),
-            rng=self.make_rng("dropout") if dropping else None,
-            scan=c.scan_layers,
-            remat=c.remat,
-            watch=watch,
+            **c.running,
             mask=Mask(segments_bt, segments_bt, causal=True),
             positions_bt=positions_bt,
             train=train,
         )
-        if watch:
-            self.sow("intermediates", "blocks", sown)
         return self.normalize(x_btd)
 
     def embed(self, tokens_bt: jax.Array, positions_bt: jax.Array, train: bool = False) -> jax.Array:

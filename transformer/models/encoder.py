@@ -10,21 +10,23 @@ from transformer.errors import UserError
 from transformer.layers.embedding import Embedding
 from transformer.layers.masks import Mask
 from transformer.layers.stack import init_stack, run_blocks
-from transformer.models.decoder import DecoderConfig
 from transformer.models.stack_config import StackConfig
 
 
 @dataclass(frozen=True)
-class EncoderConfig(DecoderConfig):
+class EncoderConfig(StackConfig):
     """The shape of an encoder of text; `configs/base/` says what each key means."""
 
+    scale_embeddings: bool = False
+    vocab_multiple: int = 128
     num_token_types: int = 2
     embedding_norm: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.num_token_types < 1:
-            raise UserError(f"num_token_types: {self.num_token_types}; expected at least 1")
+        for key in ("vocab_multiple", "num_token_types"):
+            if getattr(self, key) < 1:
+                raise UserError(f"{key}: {getattr(self, key)}; expected at least 1")
 
 
 class Encoder(nn.Module):
@@ -59,9 +61,7 @@ class Encoder(nn.Module):
             block,
             params_n,
             x_btd,
-            dropping=c.dropout > 0 or c.attention_dropout > 0,
-            scan=c.scan_layers,
-            remat=c.remat,
+            **c.running,
             mask=Mask(segments_bt, segments_bt),
             positions_bt=positions_bt,
             train=train,

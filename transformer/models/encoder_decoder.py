@@ -13,7 +13,7 @@ from transformer.errors import UserError
 from transformer.layers.cache import Cache, LayerCache
 from transformer.layers.embedding import Embedding, Unembedding
 from transformer.layers.masks import Mask
-from transformer.layers.stack import init_stack, run_stack, unstack
+from transformer.layers.stack import init_stack, run_blocks, unstack
 from transformer.models.decoder import DecoderConfig
 from transformer.models.decoder_stepper import extend
 
@@ -157,16 +157,7 @@ class EncoderDecoder(nn.Module):
         return EncoderDecoderStepper(params, unstack(params["decoder_blocks"]), self, bos_id)
 
     def _run(self, name: str, block: nn.Module, params_n: Any, x_btd: jax.Array, **inputs: Any) -> jax.Array:
-        c = self.config
-        dropping = inputs["train"] and (c.dropout > 0 or c.attention_dropout > 0)
-        watch = self.is_mutable_collection("intermediates") and not self.is_initializing()
-        rng = self.make_rng("dropout") if dropping else None
-        x_btd, sown = run_stack(
-            block, params_n, x_btd, rng=rng, scan=c.scan_layers, remat=c.remat, watch=watch, **inputs
-        )
-        if watch:
-            self.sow("intermediates", name, sown)
-        return x_btd
+        return run_blocks(self, name, block, params_n, x_btd, **self.config.running, **inputs)
 
     def _placed(self, x_btd: jax.Array) -> jax.Array:
         return nn.with_logical_constraint(x_btd, ("batch", "length", "activation_embed"))

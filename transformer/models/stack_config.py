@@ -2,7 +2,7 @@
 
 import functools
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from transformer.errors import UserError
 from transformer.layers.attention import Attention
@@ -109,6 +109,12 @@ class StackConfig:
             dropout=self.dropout,
             parent=None,
         )
+
+    @property
+    def running(self) -> dict[str, Any]:
+        """What `run_blocks` is to know of how the blocks are run."""
+        dropping = self.dropout > 0 or self.attention_dropout > 0
+        return {"dropping": dropping, "scan": self.scan_layers, "remat": self.remat}
 
     @property
     def normalization(self) -> functools.partial:
