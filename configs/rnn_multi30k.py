@@ -25,7 +25,6 @@ def get_config(preset: str = "") -> ConfigDict:
     config.optimizer.learning_rate = 2e-3
     config.optimizer.weight_decay = 0.0
     config.optimizer.final_fraction = 0.0
-    config.train.steps = 3000
     config.train.batch_size = 64
     config.train.evaluate_every = 500
     config.train.checkpoint_every = 500

@@ -6,8 +6,9 @@ data/sst2, or name others in data.source and data.validation_source; or take TFD
 
     python launch.py --config=configs/sst2.py
 
-Cost: not yet measured.
-Result: not yet measured.
+Cost: 9 min on one core of an AMD EPYC (AVX2), with other work on the machine, 2026-11-21; 1.1 GB of memory.
+Result: 80.6 % of the 872 sentences of a dev file that no training phrase is a part of (436 of each label). A
+bag of words reaches 82.7 % of them (python -m benchmarks.bag_of_words with the same files).
 """
 
 from ml_collections import ConfigDict
