@@ -27,6 +27,6 @@ def get_config(preset: str = "") -> ConfigDict:
     config.model.d_model = 128
     config.model.d_ff = 512
     config.model.dropout = 0.2
-    config.train.steps = 600
-    config.train.evaluate_every = 100
+    config.train.steps = 250
+    config.train.evaluate_every = 50
     return base.choose(config, preset, {"tiny": TINY})
