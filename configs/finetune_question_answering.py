@@ -4,15 +4,21 @@ the Python standard library, or in a source of your own in the form of SQuAD.
     python launch.py --config=configs/finetune_question_answering.py
     python launch.py --config=configs/bert.py
     python launch.py --config=configs/finetune_question_answering.py --config.initialize_from=runs/bert
+    python launch.py --workdir=runs/finetune_question_answering --mode=predict --input=questions.txt
 
-With `initialize_from` the model and the tokenizer are the pre-trained run's; without, the encoder here is
-trained from the beginning. Sources are squad:GLOB (--config.data.source=squad:train-v1.1.json with
---config.data.validation_source=squad:dev-v1.1.json), tfds:squad, or jsonl:GLOB with one record a line,
-{"question": ..., "context": ..., "answers": {"text": [...], "answer_start": [...]}}. For questions that may
-have no answer, as in SQuAD 2.0: --config.answer.allow_none=true.
+A line of questions.txt is a question, a tab and the text, in which \\n is a line break and \\\\ a
+backslash. With `initialize_from` the model and the tokenizer are the pre-trained run's; without, the
+encoder here is trained from the beginning. Sources are squad:GLOB
+(--config.data.source=squad:train-v1.1.json with --config.data.validation_source=squad:dev-v1.1.json),
+tfds:squad, or jsonl:GLOB with one record a line, {"question": ..., "context": ..., "answers": {"text":
+[...], "answer_start": [...]}}. For questions that may have no answer, as in SQuAD 2.0:
+--config.answer.allow_none=true.
 
-Cost: not yet measured.
-Result: not yet measured.
+Cost: the first command, with its data prepared (a minute more), 15 min 38 s on one core of an AMD EPYC (AVX2)
+    with other work on it (2026-11-21), 7 min 25 s of processor time.
+Result: from the beginning, exact match 87.6% and F1 89.4% of all 1,151 validation questions (--mode=evaluate
+    --config.answer.examples=0); 84.6% and 86.6% of the first 500, which training measures. They are of seven
+    kinds with short answers, and say little of SQuAD. Nothing pre-trained has been measured.
 """
 
 from ml_collections import ConfigDict
