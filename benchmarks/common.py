@@ -6,6 +6,7 @@ measurement; the processes work in turns, one measured call each.
 
 import argparse
 import json
+import math
 import os
 import platform
 import resource
@@ -182,6 +183,11 @@ def machine() -> str:
         pass
     devices = f"{jax.device_count()} x {jax.devices()[0].device_kind}"
     return f"{devices} ({model}), Python {platform.python_version()}, jax {jax.__version__}"
+
+
+def gigabytes(size: float) -> str:
+    """A size, or nothing where it is not known."""
+    return "-" if math.isnan(size) else f"{size:.2f}"
 
 
 def table(rows: list[dict[str, object]]) -> str:

@@ -192,7 +192,7 @@ def row(case: str, name: str, contestant: Contestant, first: Contestant, floor: 
         "ours is faster": f"{common.ratio(first, contestant):.2f}x",
         "same tokens": f"{same:.0%}",
         "memory GB": f"{contestant.report['memory_gb']:.2f}",
-        "of it program GB": f"{contestant.report['program_gb']:.2f}",
+        "of it program GB": common.gigabytes(contestant.report["program_gb"]),
         "compile s": f"{contestant.report['compile_s']:.1f}",
     }
 

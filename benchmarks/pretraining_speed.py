@@ -162,7 +162,7 @@ def row(case: str, name: str, contestant: Contestant, first: Contestant, peak: f
         "of ceiling": f"{flops() / seconds / peak:.0%}",
         "ours is faster": f"{common.ratio(first, contestant):.2f}x",
         "memory GB": f"{report['memory_gb']:.2f}",
-        "of it program GB": f"{report['program_gb']:.2f}",
+        "of it program GB": common.gigabytes(report["program_gb"]),
         "compile s": f"{report['compile_s']:.1f}",
         "losses after 3 steps": ", ".join(f"{loss:.4f}" for loss in last),
     }
