@@ -43,7 +43,7 @@ def train(data, workdir, *keys):
 @pytest.fixture(scope="module")
 def run(data, tmp_path_factory):
     workdir = tmp_path_factory.mktemp("runs") / "run"
-    keys = ["train.steps=60", "train.batch_size=16", "optimizer.learning_rate=1e-2", "answer.n_best=3"]
+    keys = ["train.steps=160", "train.batch_size=16", "optimizer.learning_rate=1e-2", "answer.n_best=3"]
     more = ["answer.examples=0", "train.evaluate_batches=0", "model.dropout=0.0", "model.num_layers=1"]
     assert train(data, workdir, *keys, *more) == 0
     return workdir
@@ -98,7 +98,7 @@ def test_questions_without_an_answer_may_be_answered_by_nothing(data, tmp_path):
         record["answers"] = {"text": [], "answer_start": []}
     path = tmp_path / "b.jsonl"
     path.write_text("".join(json.dumps(record) + "\n" for record in records))
-    keys = ["train.steps=80", "train.batch_size=16", "optimizer.learning_rate=1e-2", "answer.allow_none=true"]
+    keys = ["train.steps=160", "train.batch_size=16", "optimizer.learning_rate=1e-2", "answer.allow_none=true"]
     assert train(path, tmp_path / "run", *keys, "model.dropout=0.0", "model.num_layers=1") == 0
     loaded, params = modes.load(tmp_path / "run")
     (nothing,), (found,) = loaded.experiment.predict(params, ["1?\tab cab cc ab", "1?\tab ca ZXY ab"])
