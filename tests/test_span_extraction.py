@@ -98,8 +98,9 @@ def test_questions_without_an_answer_may_be_answered_by_nothing(data, tmp_path):
         record["answers"] = {"text": [], "answer_start": []}
     path = tmp_path / "b.jsonl"
     path.write_text("".join(json.dumps(record) + "\n" for record in records))
-    keys = ["train.steps=160", "train.batch_size=16", "optimizer.learning_rate=1e-2", "answer.allow_none=true"]
-    assert train(path, tmp_path / "run", *keys, "model.dropout=0.0", "model.num_layers=1") == 0
+    keys = ["train.steps=160", "train.batch_size=16", "optimizer.learning_rate=1e-2"]
+    more = ["answer.allow_none=true", "model.dropout=0.0", "model.num_layers=1"]
+    assert train(path, tmp_path / "run", *keys, *more) == 0
     loaded, params = modes.load(tmp_path / "run")
     (nothing,), (found,) = loaded.experiment.predict(params, ["1?\tab cab cc ab", "1?\tab ca ZXY ab"])
     assert nothing.split("\t")[0] == "" and float(nothing.split("\t")[1]) > 0.5
