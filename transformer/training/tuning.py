@@ -9,7 +9,15 @@ import optax
 from transformer.errors import UserError
 from transformer.training.experiment import Params
 
-BELOW = {"embedding", "source_embedding", "token_types", "position", "source_position", "embedding_norm"}
+BELOW = {
+    "cls",
+    "embedding",
+    "embedding_norm",
+    "position",
+    "source_embedding",
+    "source_position",
+    "token_types",
+}
 """Names of what lies below the first block."""
 
 
