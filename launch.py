@@ -79,7 +79,10 @@ def main(argv: list[str]) -> int:
 def parse(argv: list[str]) -> tuple[argparse.Namespace, list[tuple[str, str]]]:
     """The flags, and the keys to change with their values as text: [("model.num_layers", "6")]."""
     parser = Parser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+        usage="python launch.py [--FLAG=VALUE ...] [--config.KEY=VALUE ...]",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
     )
     add = parser.add_argument
     add("--config", default="", help="a config file, configs/lm.py, or a preset of it, configs/lm.py:tiny")

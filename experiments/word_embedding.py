@@ -107,7 +107,8 @@ class WordEmbedding(TokenPrediction):
     def closing_lines(self, measured: dict[str, float]) -> list[str]:
         """The loss beside that of vectors that tell nothing apart."""
         nothing = (1 + self.config.loss.negatives) * math.log(2)
-        return [f"validation loss {measured['eval/loss']:.3f} nats a pair; with all scores 0: {nothing:.3f}"]
+        loss = measured.get("eval/loss", math.nan)  # of text that has no pair there is none
+        return [f"validation loss {loss:.3f} nats a pair; with all scores 0: {nothing:.3f}"]
 
     def _shown(self) -> list[str]:
         words = [*self.data.tokenizer.words()]

@@ -116,7 +116,7 @@ ONE_OF_EACH = {
     "classification.py": {"data.tokenizer": "bpe"},
     "finetune_question_answering.py": {"data.tokenizer": "bpe"},
     "vision.py": {},
-    "word_embedding.py": {},
+    "word_embedding.py": {"data.subsample": "0.1"},
 }
 """A config of each experiment, with what else switches something on there."""
 

@@ -64,7 +64,7 @@ BEFORE_THE_DATA = {
     "--config.train.batch_size=9": "train.batch_size: 9 is not a multiple of 8",
     "--config.train.steps=0": "config.train.steps: 0",
     "--config.data.source=text:/nowhere/*.txt": "/nowhere/*.txt",
-    "--config.data.source=csv:x": "config.data.source: 'csv:x'",
+    "--config.data.source=xls:x": "config.data.source: 'xls:x'",
     "--config.data.sequence_length=4096": "config.data.sequence_length: 4096 is longer than model.max_length",
     "--config.sample.max_new_tokens=-1": "config.sample.max_new_tokens: -1; expected at least 1",
 }

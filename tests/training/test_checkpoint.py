@@ -121,6 +121,8 @@ def test_a_half_written_checkpoint_is_ignored_and_swept_away(tmp_path):
         checkpoints.save(1, state)
         checkpoints.wait()
         checkpoints.save(2, state)
+        while len(os.listdir({str(tmp_path)!r})) < 2:
+            pass
         os._exit(9)
     """
     done = subprocess.run([sys.executable, "-c", textwrap.dedent(program)], capture_output=True, text=True)
