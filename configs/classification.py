@@ -4,8 +4,8 @@ source of your own, what your labels say.
     python launch.py --config=configs/classification.py
     python launch.py --config=configs/classification.py --config.data.source=csv:reviews.csv
 
-Cost: not yet measured.
-Result: not yet measured.
+Cost: 2 min 8 s on 2 cores of an AMD EPYC (AVX2), 2026-11-21, the first command, data prepared in it.
+Result: 93.9 % of 295 validation functions, macro F1 0.902; always the commonest package: 28.8 %.
 """
 
 from ml_collections import ConfigDict
