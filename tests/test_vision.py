@@ -12,13 +12,8 @@ from PIL import Image
 
 import launch
 from experiments import modes
-from tests import runs
 
-
-@pytest.fixture(scope="module", autouse=True)
-def in_root(tmp_path_factory):
-    with runs.in_root(tmp_path_factory):
-        yield
+pytestmark = pytest.mark.usefixtures("in_root")
 
 
 def write(folder: Path, classes=("blue", "red"), count=20) -> Path:
@@ -120,7 +115,10 @@ def test_what_is_wrong_is_one_line_and_nothing_is_written(images, tmp_path, capf
     (broken / "red" / "x.png").write_text("no image")
     for arguments, expected in [
         (tiny("folder:/no/such", workdir), "data.source: folder:/no/such: there is no such folder"),
-        (tiny(f"folder:{one}", workdir), "data.source: the training images have one label, 'red'"),
+        (
+            tiny(f"folder:{one}", workdir),
+            "data.source: all training data have the label 'red'; expected",
+        ),
         (tiny(f"folder:{broken}", workdir), f"data.source: {broken}/red/x.png: it is no image"),
         (
             tiny(source, workdir, f"--config.data.validation_source=folder:{other}"),

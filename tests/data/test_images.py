@@ -191,7 +191,7 @@ def test_what_is_wrong_with_a_folder_is_one_line(data, rng, tmp_path):
     expected = "no PNG or JPEG file in its sub-folder 'train'; if its sub-folders are the classes, folder:"
     assert expected in failure(data, f"folder:{tmp_path / 'deep'}")
     one = write(tmp_path / "one", rng, classes=("cat",))
-    assert "the training images have one label, 'cat'; expected at least two" in failure(data, one)
+    assert "data.source: all training data have the label 'cat'; expected two or more" in failure(data, one)
     few = write(tmp_path / "few", rng, count=1)
     assert "no images for validation; give more, or data.validation_source" in failure(data, few)
     bad = write(tmp_path / "bad", rng)

@@ -11,6 +11,7 @@ from tqdm import tqdm
 
 from transformer.data.corpus import naming
 from transformer.data.image_sources import IMAGES, Images, as_pixels, open_image
+from transformer.data.labels import count_labels, find_labels, number_labels
 from transformer.data.loader import Batch, Loader
 from transformer.data.sources.base import Options, share
 from transformer.data.storage import build_once, data_folder, digest
@@ -59,9 +60,10 @@ class ImageRows:
     """Images at random access, each a row of its own: `images` (b, h, w, c) uint8, `labels` (b,) int32, and
     `weights` (b,) float32, 0 where the row is padding."""
 
-    def __init__(self, images_nhwc: np.ndarray, labels_n: np.ndarray, kept: np.ndarray) -> None:
-        """`kept` are the numbers of those that are rows, among all `images_nhwc`, mapped into memory."""
-        self._images, self._labels, self._kept = images_nhwc, labels_n, kept
+    def __init__(self, images_nhwc: np.ndarray, labels_r: np.ndarray, kept: np.ndarray) -> None:
+        """`kept` are the numbers of those that are rows, among all `images_nhwc`, mapped into memory; the
+        labels are those of the rows."""
+        self._images, self._labels, self._kept = images_nhwc, labels_r, kept
 
     def __len__(self) -> int:
         return len(self._kept)
@@ -69,9 +71,10 @@ class ImageRows:
     def batch(self, rows: np.ndarray) -> Batch:
         """The rows of the given numbers, stacked; number -1 is a row of padding."""
         real = rows >= 0
-        found = self._kept[np.maximum(rows, 0)]
+        found = np.maximum(rows, 0)
         return {
-            "images": np.asarray(self._images[found]) * real[:, None, None, None].astype(np.uint8),
+            "images": np.asarray(self._images[self._kept[found]])
+            * real[:, None, None, None].astype(np.uint8),
             "labels": self._labels[found] * real.astype(np.int32),
             "weights": real.astype(np.float32),
         }
@@ -88,7 +91,7 @@ class ImageData:
         """`labels`, a run folder's own, go before what the data say; nothing is read with them."""
         self.config = config
         self.folder = data_folder(config.cache_dir)
-        self.labels = list(labels or self._find_labels())
+        self.labels = list(labels or find_labels(_names(*self._prepared("train")), "source"))
 
     def kept(self) -> dict[str, Any]:
         """The names of the labels, in the order of the model's outputs."""
@@ -101,17 +104,9 @@ class ImageData:
           UserError: a label that the training data do not have.
         """
         folder, kept = self._prepared(split)
-        names = _names(folder)
-        numbers = {name: number for number, name in enumerate(self.labels)}
-        for index in kept:
-            if names[index] not in numbers:
-                known = ", ".join(map(repr, self.labels))
-                where = f"data.{self._key(split)}: image {index + 1} of {split}"
-                raise UserError(
-                    f"{where} has the label {names[index]!r}; those of the training data are {known}"
-                )
-        labels_n = np.array([numbers.get(name, -1) for name in names], np.int32)  # a -1 is in no row
-        return ImageRows(np.load(folder / "images.npy", mmap_mode="r"), labels_n, kept)
+        key, names = self._key(split), _names(folder, kept)
+        numbers = number_labels(names, self.labels, lambda i: f"data.{key}: image {i} of {split}")
+        return ImageRows(np.load(folder / "images.npy", mmap_mode="r"), numbers, kept)
 
     def loader(self, split: str, batch_size: int, *, seed: int = 0, **options: Any) -> Loader:
         """Batches of a split; `options` are those of `Loader`. Images of the training split are changed at
@@ -125,10 +120,7 @@ class ImageData:
 
     def label_counts(self, split: str) -> np.ndarray:
         """How many images of a split have each label, (c,)."""
-        folder, kept = self._prepared(split)
-        names = _names(folder)
-        found = [names[index] for index in kept]
-        return np.array([found.count(label) for label in self.labels])
+        return count_labels(_names(*self._prepared(split)), self.labels)
 
     def read(self, path: str) -> np.ndarray:
         """(h, w, c) uint8: the image in a file, as the model sees those of the source."""
@@ -171,15 +163,6 @@ class ImageData:
         np.save(new / "shares.npy", shares)
         (new / "labels.json").write_text(json.dumps(names), encoding="utf-8")
 
-    def _find_labels(self) -> list[str]:
-        folder, kept = self._prepared("train")
-        names = _names(folder)
-        found = {names[index] for index in kept}
-        if len(found) < 2:
-            only = ", ".join(map(repr, found))
-            raise UserError(f"data.source: the training images have one label, {only}; expected at least two")
-        return sorted(found, key=int if all(name.isdecimal() for name in found) else str)
-
 
 class Augmentation:
     """Moves each image by up to `shift` pixels either way, its edge repeated where nothing is left, and with
@@ -215,5 +198,7 @@ def divide(shares_n: np.ndarray, split: str) -> np.ndarray:
     return np.flatnonzero((low <= shares_n) & (shares_n < high))
 
 
-def _names(folder: Path) -> list[str]:
-    return json.loads((folder / "labels.json").read_text(encoding="utf-8"))
+def _names(folder: Path, kept: np.ndarray) -> list[str]:
+    """The names of the labels of the images of these numbers."""
+    names = json.loads((folder / "labels.json").read_text(encoding="utf-8"))
+    return [names[index] for index in kept]

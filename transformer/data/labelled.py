@@ -10,6 +10,7 @@ import numpy as np
 
 from transformer.data.corpus import Corpus, CorpusConfig, naming
 from transformer.data.framed_packing import PackedTexts
+from transformer.data.labels import count_labels, find_labels, number_labels
 from transformer.data.markers import Markers
 from transformer.data.sources import Source
 from transformer.data.storage import build_once, digest
@@ -49,7 +50,7 @@ class LabelledData(Corpus):
         """`tokenizer` and `labels`, a run folder's own, go before what the data say."""
         super().__init__(config, tokenizer)
         self.markers = Markers.of(self.tokenizer)
-        self.labels = list(labels or self._find_labels())
+        self.labels = list(labels or find_labels(self._labels_of("train"), "label_field"))
 
     def kept(self) -> dict[str, Any]:
         """The tokenizer and the names of the labels, in the order of the model's outputs."""
@@ -66,15 +67,10 @@ class LabelledData(Corpus):
         Raises:
           UserError: a label that the training data do not have.
         """
-        names = self._labels_of(split)
-        numbers = {name: number for number, name in enumerate(self.labels)}
-        for index, name in enumerate(names):
-            if name not in numbers:
-                known = ", ".join(map(repr, self.labels))
-                key = "validation_source" if self.config.validation_source else "source"
-                where = f"data.{key}: record {index + 1} of {split}"
-                raise UserError(f"{where} has the label {name!r}; those of the training data are {known}")
-        labels = np.array([numbers[name] for name in names], np.int32)
+        key = self.key(split)
+        labels = number_labels(
+            self._labels_of(split), self.labels, lambda i: f"data.{key}: record {i} of {split}"
+        )
         caches = [TokenCache.of(source, self.tokenizer, self.folder) for source in self.sources(split)]
         with naming("too_long"):
             return PackedTexts(
@@ -89,8 +85,7 @@ class LabelledData(Corpus):
 
     def label_counts(self, split: str) -> np.ndarray:
         """How many records of a split have each label, (c,)."""
-        names = self._labels_of(split)
-        return np.array([names.count(label) for label in self.labels])
+        return count_labels(self._labels_of(split), self.labels)
 
     def frame(self, text: str) -> tuple[np.ndarray, np.ndarray]:
         """The tokens that a model reads of a text (or two, with a tab between them), cut to a row's length,
@@ -98,16 +93,6 @@ class LabelledData(Corpus):
         parts = text.split("\t", 1) if self.config.second_field else [text]
         ids = [np.array(self.tokenizer.encode(part), np.int32) for part in parts]
         return self.markers.frame(ids, self.config.sequence_length)
-
-    def _find_labels(self) -> list[str]:
-        found = set(self._labels_of("train"))
-        if len(found) < 2:
-            only = ", ".join(map(repr, found)) or "none"
-            raise UserError(
-                f"data.label_field: all training data have the label {only}; expected two or more"
-            )
-        numbers = all(name.lstrip("-").isdecimal() for name in found)
-        return sorted(found, key=int if numbers else str)
 
     def _labels_of(self, split: str) -> list[str]:
         """The label of each record; read once, and kept beside the tokens."""
