@@ -20,7 +20,8 @@ from transformer.training.experiment import Params
 from transformer.training.run import Run
 from transformer.visualization.report import read_metrics, write_report
 
-OWN = ("dropout", "embedding_dropout", "attention_dropout", "dtype", "kernel", "scan_layers", "remat")
+DROPOUTS = ("dropout", "embedding_dropout", "attention_dropout")
+OWN = (*DROPOUTS, "dtype", "kernel", "scan_layers", "remat", "lora_rank", "lora_alpha")
 """Keys of a model that say how it is trained and computed, and not what it is."""
 
 Overrides = Iterable[tuple[str, str]]
@@ -121,7 +122,7 @@ def inherit(values: dict[str, Any], folder: Workdir, overrides: Overrides) -> di
     it has begun: a pre-trained model is what it is, and need not be described again."""
     override(values, overrides)
     source = values.get("initialize_from")
-    if source and not isinstance(values.get("model"), str):
+    if source and isinstance(values.get("model"), dict):
         theirs = (folder if folder.trained_steps() else Workdir(source)).read_config().get("model", {})
         values["model"] = values["model"] | {
             key: value for key, value in theirs.items() if key in values["model"] and key not in OWN

@@ -8,15 +8,10 @@ import pytest
 
 import launch
 from experiments import modes
-from tests import runs
 from transformer.errors import UserError
 from transformer.training.initialize import TakeOver
 
-
-@pytest.fixture(scope="module", autouse=True)
-def in_root(tmp_path_factory):
-    with runs.in_root(tmp_path_factory):
-        yield
+pytestmark = pytest.mark.usefixtures("in_root")
 
 
 @pytest.fixture(scope="module")
@@ -94,6 +89,10 @@ def test_lora_leaves_all_else_as_it_was(data, pretrained, tmp_path):
 @pytest.mark.parametrize(
     ("keys", "message"),
     [
+        (
+            ["--config.model.lora_rank=2"],
+            "^error: config.optimizer.train_only: with model.lora_rank",
+        ),
         (
             ["--config.model.d_ff=32"],
             "^error: initialize_from: .* has other shapes: encoder/trunk/",

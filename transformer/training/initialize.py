@@ -2,13 +2,16 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import jax
+from flax import traverse_util
 
 from transformer.errors import UserError
 from transformer.training.checkpoint import Checkpoints, arrays
 from transformer.training.experiment import Params
+
+ADAPTERS = ("lora_down", "lora_up")
+"""Parameters that begin as nothing (see `transformer.layers.linear`): any run may be without them."""
 
 SHOWN = 8
 """How many paths an error lists."""
@@ -32,8 +35,8 @@ class TakeOver:
 
         Raises:
           UserError: the folder has no checkpoint; an array has another shape here; the model has an array
-            that the checkpoint lacks and whose path has no part among `may_be_new` (None: all may be); or
-            nothing is in both.
+            that the checkpoint lacks and whose path has no part among `may_be_new` or `ADAPTERS` (None: all
+            may be new); or nothing is in both.
         """
         with _checkpoints(folder) as checkpoints:
             there = checkpoints.stored_params()
@@ -46,7 +49,8 @@ class TakeOver:
         if differing:
             raise UserError(f"initialize_from: {folder} has other shapes: {_some(differing)}")
         new = tuple(path for path in here if path not in there)
-        lacking = [path for path in new if may_be_new is not None and not has_part(path, may_be_new)]
+        allowed = None if may_be_new is None else {*may_be_new, *ADAPTERS}
+        lacking = [path for path in new if allowed is not None and not allowed & {*path.split("/")}]
         taken = tuple(path for path in here if path in there)
         if lacking or not taken:
             hint = " (initialize_strict=false lets it begin anew)" if taken else ""
@@ -63,29 +67,14 @@ class TakeOver:
 
     def apply(self, params: Params) -> Params:
         """`params`, where they were taken those of the checkpoint, onto the same devices."""
-        leaves, structure = jax.tree_util.tree_flatten_with_path(params)
-        paths = [jax.tree_util.keystr(path, simple=True, separator="/") for path, _ in leaves]
-        wanted: dict[str, Any] = {}
-        for path, (_, leaf) in zip(paths, leaves, strict=True):
-            if path in self.taken:
-                *groups, name = path.split("/")
-                group = wanted
-                for part in groups:
-                    group = group.setdefault(part, {})
-                group[name] = jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding)
-        with _checkpoints(self.folder) as checkpoints:
-            found = checkpoints.restore_some(wanted)
-        flat = {
-            jax.tree_util.keystr(path, simple=True, separator="/"): leaf
-            for path, leaf in jax.tree_util.tree_leaves_with_path(found)
+        flat = traverse_util.flatten_dict(params, sep="/")
+        wanted = {
+            path: jax.ShapeDtypeStruct(flat[path].shape, flat[path].dtype, sharding=flat[path].sharding)
+            for path in self.taken
         }
-        new = [flat.get(path, leaf) for path, (_, leaf) in zip(paths, leaves, strict=True)]
-        return jax.tree.unflatten(structure, new)
-
-
-def has_part(path: str, parts: tuple[str, ...]) -> bool:
-    """Whether one of the names of a path, "encoder/trunk/blocks", is among `parts`."""
-    return bool(set(path.split("/")) & set(parts))
+        with _checkpoints(self.folder) as checkpoints:
+            found = checkpoints.restore_some(traverse_util.unflatten_dict(wanted, sep="/"))
+        return traverse_util.unflatten_dict(flat | traverse_util.flatten_dict(found, sep="/"), sep="/")
 
 
 def _checkpoints(folder: Path) -> Checkpoints:

@@ -22,7 +22,7 @@ from transformer.training.optimizer import OptimizerConfig, make_optimizer
 from transformer.training.parallel import ParallelConfig
 from transformer.training.state import State
 from transformer.training.step import make_train_step
-from transformer.training.tuning import frozen, is_tuned
+from transformer.training.tuning import check_adapters, frozen, is_tuned
 from transformer.training.writers import make_writers
 
 
@@ -86,6 +86,7 @@ class Run:
         """Shapes, types and shardings of the whole state, without any array."""
         with self.placed():
             boxed = jax.eval_shape(self.create)
+            check_adapters(boxed.params, self.config.optimizer)
             return parallel.with_shardings(boxed, parallel.state_shardings(boxed, self.mesh, self.rules))
 
     @functools.cached_property

@@ -66,6 +66,15 @@ def multipliers(params: Params, config: Tuning) -> Params:
     return jax.tree_util.tree_map_with_path(multiplier, params)
 
 
+def check_adapters(params: Params, config: Tuning) -> None:
+    """Refuses low-rank corrections beside which all that they correct would be trained too."""
+    paths = [path for path, _ in jax.tree_util.tree_leaves_with_path(params)]
+    if not config.train_only and any(name.startswith("lora") for path in paths for name in _names(path)):
+        raise UserError(
+            "config.optimizer.train_only: with model.lora_rank, say what is trained: lora,head for example"
+        )
+
+
 def is_tuned(config: Tuning) -> bool:
     """Whether not everything is trained alike."""
     return config.layer_decay < 1 or config.frozen_layers > 0 or bool(config.train_only)
