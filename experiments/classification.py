@@ -10,10 +10,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from experiments.labelling import Labelling, LabelLossConfig
+from experiments.objective import check_row_length
 from transformer.data.labelled import LabelledData, LabelledDataConfig
 from transformer.data.tokenizers import Tokenizer
-from transformer.decoding.batching import fill, pad
-from transformer.errors import UserError
+from transformer.decoding.batching import pad_framed
 from transformer.models.classifier import ClassifierConfig, TextClassifier
 from transformer.training.experiment import Batch, Params
 from transformer.training.flops import matmul_parameters, train_flops_per_token
@@ -32,9 +32,7 @@ class ClassificationConfig(RunConfig):
     loss: LabelLossConfig
 
     def __post_init__(self) -> None:
-        length, most = self.data.sequence_length, self.model.max_length
-        if length > most:
-            raise UserError(f"data.sequence_length: {length} is longer than model.max_length {most}")
+        check_row_length(self)
 
 
 class Classification(Labelling):
@@ -85,19 +83,13 @@ class Classification(Labelling):
         long the beginning counts. Nothing is random in it: `seed` changes nothing."""
 
         @jax.jit
-        def logits(
-            params: Params, tokens_bt: jax.Array, types_bt: jax.Array, lengths_b: jax.Array
-        ) -> jax.Array:
-            segments_bt = (jnp.arange(tokens_bt.shape[1]) < lengths_b[:, None]).astype(jnp.int32)
+        def logits(params: Params, tokens_bt: Any, types_bt: Any, segments_bt: Any) -> jax.Array:
             return self.model.apply({"params": params}, tokens_bt, segments_bt, 1, types_bt=types_bt)[:, 0]
 
         framed = map(self.data.frame, texts)
         while batch := list(itertools.islice(framed, AT_ONCE)):
-            filled, room = fill(batch, AT_ONCE), self.config.data.sequence_length
-            tokens_bt, lengths_b = pad([tokens for tokens, _ in filled], room, 0)
-            types_bt, _ = pad([types for _, types in filled], room, 0)
-            found_bc = np.asarray(logits(params, tokens_bt, types_bt, lengths_b))
-            yield from self.describe(found_bc[: len(batch)])
+            arrays = pad_framed(batch, AT_ONCE, self.config.data.sequence_length)
+            yield from self.describe(np.asarray(logits(params, *arrays))[: len(batch)])
 
     def opening_lines(self) -> list[str]:
         """How often each label occurs, how the texts fill their rows, and what was done with those that do

@@ -1,6 +1,7 @@
 """What all objectives share that give examples one of several labels."""
 
 import functools
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -9,10 +10,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from experiments.objective import Objective
 from experiments.pictures import save_picture
 from transformer.errors import UserError
 from transformer.evaluation.classification import ClassificationEvaluator, tally
-from transformer.training.experiment import Batch, Evaluator, Loader, Params, Put
+from transformer.training.experiment import Batch, Evaluator, Params, Put
 from transformer.training.hooks import Hook
 from transformer.training.metrics import Sum
 from transformer.training.state import State
@@ -31,23 +33,19 @@ class LabelLossConfig:
             raise UserError(f"label_smoothing: {self.label_smoothing}; expected a share in [0, 1)")
 
 
-class Labelling:
+class Labelling(Objective, ABC):
     """A model that gives logits over `data.labels`; the loss is -log p(label), in nats.
 
-    A subclass sets `config`, `data` and `model` and has `logits`; a batch has `labels` and `weights` of the
+    A subclass has `logits`; a batch has `labels` and `weights` of the
     shape of the logits without their last axis. `evaluate_on` is the split that is measured.
     """
 
-    config: Any
-    data: Any
-    model: Any
-    continues = False
     evaluate_on = "validation"
-    heads: tuple[str, ...] = ("head", "pooler", "lora_down", "lora_up")
+    heads: tuple[str, ...] = ("head", "pooler")
 
+    @abstractmethod
     def logits(self, params: Params, batch: Batch, rng: jax.Array, train: bool) -> jax.Array:
         """Float32 logits, one row for each label of the batch."""
-        raise NotImplementedError
 
     def loss(self, params: Params, batch: Batch, rng: jax.Array, train: bool) -> dict[str, Sum]:
         """`loss`, smoothed in training only, and `accuracy`, for each example by `weights`."""
@@ -63,15 +61,6 @@ class Labelling:
     def weigh(self, batch: Batch) -> dict[str, jax.Array]:
         """The number of examples, each counted as the loss counts it."""
         return {"loss": jnp.sum(self._weights(batch))}
-
-    @property
-    def dtype(self) -> str:
-        """The compute type of the model."""
-        return self.config.model.dtype
-
-    def train_data(self) -> Loader:
-        """Shuffled rows of the training split, without end."""
-        return self.loader("train", shuffle=True, repeat=True)
 
     def evaluators(self, put: Put) -> dict[str, Evaluator]:
         """Of the split `evaluate_on` loss, accuracy, F1 and calibration error."""
@@ -108,17 +97,6 @@ class Labelling:
             listed = [f"{self.data.labels[i]}={p_c[i]:.4f}" for i in order]
             lines.append(["\t".join([self.data.labels[order[0]], *listed])])
         return lines
-
-    def loader(self, split: str, **order: bool) -> Loader:
-        """Batches of a split, of this process's rows."""
-        return self.data.loader(
-            split,
-            self.config.train.batch_size,
-            seed=self.config.seed,
-            process_index=jax.process_index(),
-            process_count=jax.process_count(),
-            **order,
-        )
 
     def _weights(self, batch: Batch) -> jax.Array:
         """1 for each example; with `loss.balance` n / (c n_label), so that all c labels weigh the same

@@ -11,11 +11,11 @@ import jax
 import numpy as np
 
 from experiments.embeddings import states_of
+from experiments.objective import check_row_length
 from experiments.token_prediction import TokenPrediction
 from transformer.data.text import TextData, TextDataConfig
 from transformer.data.tokenizers import Tokenizer
 from transformer.decoding.sampling import SamplingConfig, complete
-from transformer.errors import UserError
 from transformer.models.decoder import Decoder, DecoderConfig
 from transformer.models.decoder_stepper import DecoderStepper
 from transformer.training.experiment import Params
@@ -35,9 +35,7 @@ class LanguageModelingConfig(RunConfig):
     sample: SamplingConfig
 
     def __post_init__(self) -> None:
-        length, most = self.data.sequence_length, self.model.max_length
-        if length > most:
-            raise UserError(f"data.sequence_length: {length} is longer than model.max_length {most}")
+        check_row_length(self)
 
 
 class LanguageModeling(TokenPrediction):

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from experiments.embeddings import states_of
+from experiments.objective import check_row_length
 from experiments.token_prediction import TokenPrediction
 from transformer.data.masked import MaskedData, MaskedDataConfig
 from transformer.data.tokenizers import Tokenizer
@@ -38,9 +39,7 @@ class MaskedConfig(RunConfig):
     loss: LossConfig
 
     def __post_init__(self) -> None:
-        length, most = self.data.sequence_length, self.model.max_length
-        if length > most:
-            raise UserError(f"data.sequence_length: {length} is longer than model.max_length {most}")
+        check_row_length(self)
         if self.data.next_sentence and self.model.num_token_types < 2:
             raise UserError("model.num_token_types: 1, but data.next_sentence has two texts to tell apart")
 
@@ -49,7 +48,6 @@ class MaskedLanguageModeling(TokenPrediction):
     """An encoder with BERT's two losses, each with its own denominator: masked tokens, and pairs of texts."""
 
     Config = MaskedConfig
-    continues = False
     heads = ("transform", "transform_norm", "output_bias", "pooler", "next")
 
     def __init__(self, config: MaskedConfig, tokenizer: Tokenizer | None = None) -> None:
@@ -65,8 +63,7 @@ class MaskedLanguageModeling(TokenPrediction):
         return self.model.init(rng, one, one)["params"]
 
     def loss(self, params: Params, batch: Batch, rng: jax.Array, train: bool) -> dict[str, Sum]:
-        """`loss`, nats per masked token; `next_loss`, nats per pair of texts,
-        and `next_accuracy`; `z_loss`."""
+        """`loss`, nats per masked token; `next_loss`, nats per pair of texts, `next_accuracy`; `z_loss`."""
         variables = {"params": params}
         x_btd = self.model.apply(
             variables,
@@ -144,9 +141,13 @@ class MaskedLanguageModeling(TokenPrediction):
             tokens = self.masked_tokens(text)
             places = np.flatnonzero(tokens == self.data.markers.mask)
             if not len(places):
-                raise UserError(f"--prompt: text {number} has no {MASK}: which word is to be guessed?")
+                raise UserError(
+                    f"--prompt or --input: text {number} has no {MASK}: which word is to be guessed?"
+                )
             if len(tokens) > room:
-                raise UserError(f"--prompt: text {number} has {len(tokens)} tokens; the model reads {room}")
+                raise UserError(
+                    f"--prompt or --input: text {number} has {len(tokens)} tokens; the model reads {room}"
+                )
             tokens_bt = np.pad(tokens, (0, room - len(tokens)))[None]
             filled = np.pad(places, (0, room - len(places)))[None]
             p_mk, ids_mk = jax.device_get(guess(params, tokens_bt, len(tokens), filled))

@@ -80,7 +80,6 @@ class SequenceToSequence(TokenPrediction):
         "source_segments_bs": "source_segments",
         "source_positions_bs": "source_positions",
     }
-    continues = False
 
     def __init__(self, config: SequenceToSequenceConfig, tokenizer: Tokenizer | None = None) -> None:
         """`tokenizer` is the run folder's; without one the data's own is made from the training text."""

@@ -10,15 +10,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from experiments.objective import check_row_length
 from experiments.token_prediction import TokenPrediction
 from transformer.data.questions import Question
 from transformer.data.spans import Reading, SpanData, SpanDataConfig, escape
 from transformer.data.tokenizers import Tokenizer
-from transformer.decoding.batching import fill, pad
-from transformer.decoding.spans import Span, best_spans, span_scores
+from transformer.decoding.batching import pad_framed
+from transformer.decoding.spans import Span, best_spans, scores_of_spans
 from transformer.errors import UserError
-from transformer.evaluation import span_scores as measures
 from transformer.evaluation.generation import GenerationEvaluator
+from transformer.evaluation.span_scores import span_scores
 from transformer.models.encoder import EncoderConfig
 from transformer.models.span import SpanPicker, place_log_probs
 from transformer.training.experiment import Batch, Evaluator, Params, Put
@@ -58,9 +59,7 @@ class SpanExtractionConfig(RunConfig):
     answer: AnswerConfig
 
     def __post_init__(self) -> None:
-        length, most = self.data.sequence_length, self.model.max_length
-        if length > most:
-            raise UserError(f"data.sequence_length: {length} is longer than model.max_length {most}")
+        check_row_length(self)
         if self.model.num_token_types < 2:
             raise UserError("model.num_token_types: 1, but a question and a text are to be told apart: 2")
 
@@ -69,15 +68,14 @@ class SpanExtraction(TokenPrediction):
     """An encoder that points at an answer's first and last token (Devlin et al. 2019, section 4.2)."""
 
     Config = SpanExtractionConfig
-    continues = False
-    heads = ("head", "lora_down", "lora_up")
+    heads = ("head",)
 
     def __init__(self, config: SpanExtractionConfig, tokenizer: Tokenizer | None = None) -> None:
         """`tokenizer` is the run folder's; without one the data's own is made from the training text."""
         self.config = config
         self.data = SpanData(config.data, tokenizer)
         self.model = SpanPicker(config.model, self.data.markers.vocab_size)
-        self._logits = jax.jit(self._logits_of_windows)
+        self._logits = jax.jit(self._windows)
 
     def loss(self, params: Params, batch: Batch, rng: jax.Array, train: bool) -> dict[str, Sum]:
         """`loss`, the mean of -log p(start) and -log p(end) in nats, and `accuracy`, the share of windows of
@@ -118,7 +116,7 @@ class SpanExtraction(TokenPrediction):
         )
         references: Any = [each.references for each in questions]
         self._measured = len(questions)
-        scores: Any = measures.span_scores
+        scores: Any = span_scores
         return super().evaluators(put) | {
             "answer": GenerationEvaluator(self._best, questions, references, scores)
         }
@@ -166,7 +164,7 @@ class SpanExtraction(TokenPrediction):
                 found = [(first, last, next(logits)) for first, last in reading.windows]
                 before = reading.before
                 windows = [(first, each[before : before + last - first]) for first, last, each in found]
-                scores_cm = span_scores(windows, len(reading.characters_c2), c.max_tokens)
+                scores_cm = scores_of_spans(windows, len(reading.characters_c2), c.max_tokens)
                 # A window says "not here" by pointing at [CLS]; there is no answer where all of them do.
                 nothing = min(each[0].sum() for _, _, each in found) if c.allow_none else -np.inf
                 yield reading, best_spans(scores_cm, c.n_best, nothing)
@@ -202,13 +200,10 @@ class SpanExtraction(TokenPrediction):
 
     def _read(self, params: Params, frames: list[Any]) -> list[np.ndarray]:
         """The logits (t, 2) of each window."""
-        filled, room = fill(frames, AT_ONCE), self.config.data.sequence_length
-        tokens_bt, lengths_b = pad([tokens for tokens, _ in filled], room, 0)
-        types_bt, _ = pad([types for _, types in filled], room, 0)
-        return list(np.asarray(self._logits(params, tokens_bt, types_bt, lengths_b))[: len(frames)])
+        arrays = pad_framed(frames, AT_ONCE, self.config.data.sequence_length)
+        return list(np.asarray(self._logits(params, *arrays))[: len(frames)])
 
-    def _logits_of_windows(self, params: Params, tokens_bt: Any, types_bt: Any, lengths_b: Any) -> jax.Array:
-        segments_bt = (jnp.arange(tokens_bt.shape[1]) < lengths_b[:, None]).astype(jnp.int32)
+    def _windows(self, params: Params, tokens_bt: Any, types_bt: Any, segments_bt: Any) -> jax.Array:
         return self.model.apply({"params": params}, tokens_bt, segments_bt=segments_bt, types_bt=types_bt)
 
 

@@ -5,27 +5,23 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from experiments.objective import Objective
 from transformer.evaluation.likelihood import LikelihoodEvaluator
-from transformer.training.experiment import Batch, Evaluator, Loader, Params, Put
+from transformer.training.experiment import Batch, Evaluator, Params, Put
 from transformer.training.losses import token_losses
 from transformer.training.metrics import Sum
 from transformer.training.step import make_eval_step
 
 
-class TokenPrediction:
+class TokenPrediction(Objective):
     """A model that predicts `targets` from `READS`, both names of a batch, with loss -log p in nats.
 
-    A subclass sets `config`, `data` and `model`. `MARKS` says which of the batch's arrays are given to the
+    `MARKS` says which of the batch's arrays are given to the
     model under which names: what keeps texts that share a row apart.
     """
 
     READS: tuple[str, ...] = ("tokens",)
     MARKS: dict[str, str] = {"segments_bt": "segments", "positions_bt": "positions"}  # noqa: RUF012
-
-    config: Any
-    data: Any
-    model: Any
-    heads: tuple[str, ...] = ()
 
     def init(self, rng: jax.Array) -> Any:
         """The model's parameters, boxed with their logical axes."""
@@ -53,26 +49,7 @@ class TokenPrediction:
         weight = jnp.sum(batch["weights"])
         return {"loss": weight} | ({"z_loss": weight} if self.config.loss.z_loss else {})
 
-    @property
-    def dtype(self) -> str:
-        """The compute type of the model."""
-        return self.config.model.dtype
-
-    def train_data(self) -> Loader:
-        """Shuffled rows of the training split, without end."""
-        return self._loader("train", shuffle=True, repeat=True)
-
     def evaluators(self, put: Put) -> dict[str, Evaluator]:
         """The likelihood of the validation split: loss, perplexity, bits per byte."""
         step, batches = jax.jit(make_eval_step(self)), self.config.train.evaluate_batches  # type: ignore[arg-type]
-        return {"eval": LikelihoodEvaluator(step, self._loader("validation"), put, batches)}
-
-    def _loader(self, split: str, **order: bool) -> Loader:
-        return self.data.loader(
-            split,
-            self.config.train.batch_size,
-            seed=self.config.seed,
-            process_index=jax.process_index(),
-            process_count=jax.process_count(),
-            **order,
-        )
+        return {"eval": LikelihoodEvaluator(step, self.loader("validation"), put, batches)}

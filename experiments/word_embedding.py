@@ -39,7 +39,6 @@ class WordEmbedding(TokenPrediction):
 
     Config = WordEmbeddingConfig
     READS = ("tokens", "noise")
-    continues = False
 
     def __init__(self, config: WordEmbeddingConfig, tokenizer: Tokenizer | None = None) -> None:
         """`tokenizer` is the run folder's; without one the data's own is made from the training text."""

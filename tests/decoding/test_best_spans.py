@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from transformer.decoding.spans import Span, best_spans, span_scores
+from transformer.decoding.spans import Span, best_spans, scores_of_spans
 
 
 def by_loop(windows, longest):
@@ -33,14 +33,14 @@ def test_best_spans_over_windows_equal_a_double_loop(rng, with_nothing):
         total = sum(np.exp(score) for score in expected.values())
         ranked = sorted(expected.items(), key=lambda item: -item[1])
         n = int(rng.integers(1, 8))
-        found = best_spans(span_scores(windows, length, longest), n, nothing)
+        found = best_spans(scores_of_spans(windows, length, longest), n, nothing)
         assert [(span.first, span.last) for span in found] == [key for key, _ in ranked[:n]]
         for span, (_, score) in zip(found, ranked, strict=False):
             assert span.probability == pytest.approx(np.exp(score) / total, rel=1e-6)
 
 
 def test_logits_of_any_size_give_probabilities():
-    scores = span_scores([(0, np.array([[1e4, -1e4], [0, 1e4]]))], 2, 2)
+    scores = scores_of_spans([(0, np.array([[1e4, -1e4], [0, 1e4]]))], 2, 2)
     assert best_spans(scores, 5)[0] == Span(0, 1, 1.0)
     assert len(best_spans(scores, 5)) == 3  # (1, 0) is no span
     assert best_spans(scores, 1, nothing=1e6) == [Span(-1, -1, 1.0)]

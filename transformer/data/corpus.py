@@ -1,6 +1,7 @@
 """What the data of any run have: sources, a tokenizer, and batches of rows."""
 
 import itertools
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -45,7 +46,7 @@ class CorpusConfig:
             raise UserError(f"workers: {self.workers}; expected a number of threads, or 0 for none")
 
 
-class Corpus:
+class Corpus(ABC):
     """Tokenizer, rows and loaders of a config, each made when asked for and kept in the data folder.
 
     Raises:
@@ -64,26 +65,29 @@ class Corpus:
         """What the folder of a run keeps of its data, by the names that `__init__` takes it under."""
         return {"tokenizer": self.tokenizer}
 
+    @abstractmethod
     def sources(self, split: str) -> Sequence[Source]:
         """All the text of a split; a tokenizer learns from the training split's."""
-        raise NotImplementedError
 
+    @abstractmethod
     def rows(self, split: str) -> Rows:
         """The rows of a split, tokenised first where that was never done."""
-        raise NotImplementedError
 
     def loader(self, split: str, batch_size: int, **options) -> Loader:
         """Batches of a split; `options` are those of `Loader`."""
         return Loader(self.rows(split), batch_size, workers=self.config.workers, **options)
 
+    def key(self, split: str) -> str:
+        """The key of the config that says where a split is from."""
+        return "validation_source" if split != "train" and self.config.validation_source else "source"
+
     def open(self, split: str, field: str, **options: Any) -> Source:
         """One field of a split's records; `options` are those of `open_source`. With `validation_source` all
         of `source` is for training, and validation and test are that one's."""
         c = self.config
-        held_out = split != "train" and c.validation_source
-        with naming("validation_source" if held_out else "source"):
+        with naming(self.key(split)):
             return open_source(
-                c.validation_source if held_out else c.source,
+                getattr(c, self.key(split)),
                 split,
                 field=field,
                 divide=not c.validation_source,

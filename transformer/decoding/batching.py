@@ -25,3 +25,15 @@ def pad(rows: Sequence[Sequence[int]], room: int, fill_id: int) -> tuple[np.ndar
     for padded_t, row in zip(tokens_bt, rows, strict=True):
         padded_t[: len(row)] = row
     return tokens_bt, lengths_b
+
+
+def pad_framed(
+    frames: Sequence[tuple[Sequence[int], Sequence[int]]], batch_size: int, room: int
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Texts as an encoder reads them, tokens and their types, as arrays of few shapes: tokens, types and
+    segments, which are 1 where there is a text and 0 where there is padding, all (b, t) int32. There are as
+    many rows as `fill` makes of them."""
+    filled = fill(list(frames), batch_size)
+    tokens_bt, lengths_b = pad([tokens for tokens, _ in filled], room, 0)
+    types_bt, _ = pad([types for _, types in filled], room, 0)
+    return tokens_bt, types_bt, (np.arange(tokens_bt.shape[1]) < lengths_b[:, None]).astype(np.int32)

@@ -15,7 +15,7 @@ class Span:
     probability: float
 
 
-def span_scores(windows: Iterable[tuple[int, np.ndarray]], length: int, longest: int) -> np.ndarray:
+def scores_of_spans(windows: Iterable[tuple[int, np.ndarray]], length: int, longest: int) -> np.ndarray:
     """(length, longest) scores: at (i, m) start logit of i + end logit of i + m, of the tokens i ... i + m.
 
     A window is the number of its first token and the logits (w, 2) of its tokens; a span that several windows

@@ -1,5 +1,6 @@
 """What is done between steps: anything that wants to see the state now and then."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -9,7 +10,7 @@ from transformer.training.experiment import Evaluator, Params
 from transformer.training.state import State
 
 
-class Hook:
+class Hook(ABC):
     """Called by the loop every `every` steps and after the last one (0: only then).
 
     `hook(step, state, metrics)` sees the state after `step` and what is known of that very step so far, by
@@ -24,11 +25,11 @@ class Hook:
         """Whether to be called after `step`; the device is waited for before any call."""
         return last or is_due(self.every, step)
 
+    @abstractmethod
     def __call__(self, step: int, state: State, metrics: Mapping[str, float]) -> Mapping[str, float] | None:
         """Looks at the state after `step`."""
-        raise NotImplementedError
 
-    def close(self) -> None:
+    def close(self) -> None:  # noqa: B027
         """Called once when training ends, however it ends."""
 
 

@@ -1,0 +1,49 @@
+"""What all objectives share, whatever they predict."""
+
+from typing import Any
+
+import jax
+
+from transformer.errors import UserError
+from transformer.training.experiment import Loader
+
+
+class Objective:
+    """A model and its data; a subclass sets `config`, `data` and `model`.
+
+    `heads` are the names of parameters that a pre-trained run need not have, `continues` is whether an answer
+    goes on where the text that it answers ends (see `transformer.training.experiment`).
+    """
+
+    config: Any
+    data: Any
+    model: Any
+    continues: bool = False
+    heads: tuple[str, ...] = ()
+
+    @property
+    def dtype(self) -> str:
+        """The compute type of the model."""
+        return self.config.model.dtype
+
+    def train_data(self) -> Loader:
+        """Shuffled rows of the training split, without end."""
+        return self.loader("train", shuffle=True, repeat=True)
+
+    def loader(self, split: str, **order: bool) -> Loader:
+        """Batches of a split, of this process's rows."""
+        return self.data.loader(
+            split,
+            self.config.train.batch_size,
+            seed=self.config.seed,
+            process_index=jax.process_index(),
+            process_count=jax.process_count(),
+            **order,
+        )
+
+
+def check_row_length(config: Any) -> None:
+    """Refuses rows that are longer than the model's longest text."""
+    length, most = config.data.sequence_length, config.model.max_length
+    if length > most:
+        raise UserError(f"data.sequence_length: {length} is longer than model.max_length {most}")
