@@ -31,9 +31,8 @@ def get_config(preset: str = "") -> ConfigDict:
     config.model.attention_dropout = 0.1
     config.data.document = "paragraph"
     config.optimizer.arguments.b2 = 0.98
-    config.train.steps = 4000
     config.train.batch_size = 32
-    config.train.evaluate_every = 500
-    config.train.checkpoint_every = 500
-    config.train.sample_every = 500
+    config.train.evaluate_every = 250
+    config.train.checkpoint_every = 250
+    config.train.sample_every = 250
     return base.choose(config, preset, {"tiny": TINY})

@@ -9,11 +9,7 @@ from experiments.embeddings import occurrences, word_vectors
 from experiments.modes import load
 from tests import runs
 
-
-@pytest.fixture(scope="module", autouse=True)
-def in_root(tmp_path_factory):
-    with runs.in_root(tmp_path_factory):
-        yield
+pytestmark = pytest.mark.usefixtures("in_root")
 
 
 @pytest.fixture(scope="module")

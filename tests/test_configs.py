@@ -20,11 +20,7 @@ CONFIGS = sorted(
     path.relative_to(FOLDER).as_posix() for path in FOLDER.rglob("*.py") if path.parent.name != "base"
 )
 
-
-@pytest.fixture(scope="module", autouse=True)
-def in_root(tmp_path_factory):
-    with runs.in_root(tmp_path_factory):
-        yield
+pytestmark = pytest.mark.usefixtures("in_root")
 
 
 def values_of(name: str) -> dict:

@@ -7,11 +7,7 @@ import pytest
 import launch
 from tests import runs
 
-
-@pytest.fixture(scope="module", autouse=True)
-def in_root(tmp_path_factory):
-    with runs.in_root(tmp_path_factory):
-        yield
+pytestmark = pytest.mark.usefixtures("in_root")
 
 
 @pytest.fixture(scope="module")

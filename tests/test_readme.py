@@ -20,11 +20,7 @@ BLOCKS = re.findall(r"^```(\w+)\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
 COMMANDS = [line for kind, code in BLOCKS if kind == "bash" for line in code.splitlines()]
 TRAIN, TEST, *OTHERS = COMMANDS
 
-
-@pytest.fixture(scope="module", autouse=True)
-def in_root(tmp_path_factory):
-    with runs.in_root(tmp_path_factory):
-        yield
+pytestmark = pytest.mark.usefixtures("in_root")
 
 
 def test_the_first_screen_has_the_two_commands_and_each_is_complete():

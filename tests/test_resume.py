@@ -69,10 +69,7 @@ def with_hook(hook):
     return property(lambda run: [*original(run), hook])
 
 
-@pytest.fixture(scope="module", autouse=True)
-def in_root(tmp_path_factory):
-    with runs.in_root(tmp_path_factory):
-        yield
+pytestmark = pytest.mark.usefixtures("in_root")
 
 
 @pytest.fixture(scope="module")

@@ -39,7 +39,7 @@ def segments(rng, b, t):
     return np.where(np.arange(t) < np.maximum(cuts[:, 2:], 1), numbers, 0)
 
 
-def compare(kernel, rng, mask, t, *, s=None, h=4, g=2, bias_heads=0, dtype="float32", tolerance=2e-5):
+def assert_exact(kernel, rng, mask, t, *, s=None, h=4, g=2, bias_heads=0, dtype="float32", tolerance=2e-5):
     b, width, s = 2, 8, s or t
     draw = lambda *shape: jnp.asarray(rng.normal(size=shape), dtype)  # noqa: E731
     q, k, v, dout = draw(b, t, h, width), draw(b, s, g, width), draw(b, s, g, width), draw(b, t, h, width)
@@ -69,7 +69,7 @@ def small_blocks(monkeypatch):
 @pytest.mark.parametrize("t", [1, 7, 8, 9, 29])
 @pytest.mark.parametrize("window", [None, 1, 5, 100])
 def test_causal_and_windowed(rng, kernel, t, window):
-    compare(KERNELS[kernel], rng, Mask(causal=True, window=window), t)
+    assert_exact(KERNELS[kernel], rng, Mask(causal=True, window=window), t)
 
 
 @pytest.mark.parametrize("kernel", KERNELS)
@@ -78,7 +78,7 @@ def test_causal_and_windowed(rng, kernel, t, window):
 def test_segments_groups_and_biases(rng, kernel, h, g, bias_heads):
     packed = jnp.asarray(segments(rng, 2, 19))
     heads = h if bias_heads < 0 else bias_heads
-    compare(KERNELS[kernel], rng, Mask(packed, packed, causal=True), 19, h=h, g=g, bias_heads=heads)
+    assert_exact(KERNELS[kernel], rng, Mask(packed, packed, causal=True), 19, h=h, g=g, bias_heads=heads)
 
 
 @pytest.mark.parametrize("kernel", KERNELS)
@@ -87,17 +87,17 @@ def test_rows_that_may_see_nothing_are_zero_and_so_are_their_gradients(rng, kern
     valid[0] = False
     valid[:, 0] = False  # the first query has no key at all
     mask = Mask(key_valid_bs=jnp.asarray(valid), causal=True)
-    compare(KERNELS[kernel], rng, mask, 17)
+    assert_exact(KERNELS[kernel], rng, mask, 17)
 
 
 def test_a_query_side_and_a_key_side_of_different_lengths(rng):
     target, source = jnp.asarray(segments(rng, 2, 6)), jnp.asarray(segments(rng, 2, 11))
-    compare(KERNELS["reference"], rng, Mask(target, source), 6, s=11)
+    assert_exact(KERNELS["reference"], rng, Mask(target, source), 6, s=11)
 
 
 @pytest.mark.parametrize("kernel", KERNELS)
 def test_half_precision_is_as_exact_as_its_type(rng, kernel):
-    compare(KERNELS[kernel], rng, Mask(causal=True), 21, dtype="bfloat16", tolerance=0.06)
+    assert_exact(KERNELS[kernel], rng, Mask(causal=True), 21, dtype="bfloat16", tolerance=0.06)
 
 
 @pytest.mark.parametrize("kernel", KERNELS)

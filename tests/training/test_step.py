@@ -56,7 +56,7 @@ def make_state(optimizer, ema=False):
     return State.create(params, optimizer, ema)
 
 
-def close(a, b, atol):
+def assert_close(a, b, atol):
     jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, atol=atol), a, b)
 
 
@@ -67,8 +67,8 @@ def test_microbatches_change_nothing(rng, microbatches):
     whole, metrics = jax.jit(make_train_step(EXPERIMENT, optimizer, seed=0))(state, batch)
     step = make_train_step(EXPERIMENT, optimizer, seed=0, microbatches=microbatches)
     parts, part_metrics = jax.jit(step)(state, batch)
-    close(parts.params, whole.params, 1e-6)
-    close(part_metrics, metrics, 1e-4)
+    assert_close(parts.params, whole.params, 1e-6)
+    assert_close(part_metrics, metrics, 1e-4)
 
 
 def test_the_gradient_is_that_of_the_objective(rng):
@@ -85,7 +85,7 @@ def test_the_gradient_is_that_of_the_objective(rng):
 
     expected = jax.jit(jax.grad(objective))(state.params)
     new, metrics = jax.jit(make_train_step(EXPERIMENT, optimizer, seed=0, microbatches=2))(state, batch)
-    close(jax.tree.map(jnp.subtract, state.params, new.params), expected, 1e-5)
+    assert_close(jax.tree.map(jnp.subtract, state.params, new.params), expected, 1e-5)
     np.testing.assert_allclose(metrics["gradient_norm"].mean, optax.tree.norm(expected), rtol=1e-4)
 
 
@@ -110,7 +110,9 @@ def test_a_step_that_is_not_finite_is_skipped_and_counted(rng, poison, microbatc
     )
     state, _ = step(state, make_batch(rng))
     skipped, metrics = step(state, make_batch(rng, poison=poison))
-    close((skipped.params, skipped.opt_state, skipped.ema), (state.params, state.opt_state, state.ema), 0)
+    assert_close(
+        (skipped.params, skipped.opt_state, skipped.ema), (state.params, state.opt_state, state.ema), 0
+    )
     assert (int(skipped.step), int(skipped.skipped), float(metrics["skipped_steps"].mean)) == (2, 1, 1.0)
     after, metrics = step(skipped, make_batch(rng))
     assert int(after.skipped) == 1 and float(metrics["skipped_steps"].mean) == 0
@@ -121,7 +123,7 @@ def test_the_moving_average(rng):
     optimizer, batch = optax.sgd(0.5), make_batch(rng)
     state = make_state(optimizer, ema=True)
     new, _ = jax.jit(make_train_step(EXPERIMENT, optimizer, seed=0, ema_decay=0.75))(state, batch)
-    close(new.ema, jax.tree.map(lambda old, p: 0.75 * old + 0.25 * p, state.params, new.params), 1e-6)
+    assert_close(new.ema, jax.tree.map(lambda old, p: 0.75 * old + 0.25 * p, state.params, new.params), 1e-6)
     assert new.eval_params is new.ema and state.replace(ema=None).eval_params is state.params
 
 

@@ -3,24 +3,9 @@ import itertools
 import numpy as np
 import pytest
 from matplotlib.collections import QuadMesh
-from matplotlib.figure import Figure
 from matplotlib.image import imread
 
 from transformer.visualization.attention import HEADS, draw_attention
-
-
-@pytest.fixture
-def figures(monkeypatch):
-    """The figures that are saved, as they were then."""
-    seen = []
-    save = Figure.savefig
-
-    def remember(self, *args, **kwargs):
-        seen.append(self)
-        save(self, *args, **kwargs)
-
-    monkeypatch.setattr(Figure, "savefig", remember)
-    return seen
 
 
 @pytest.mark.filterwarnings("error")

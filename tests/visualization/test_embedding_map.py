@@ -2,24 +2,9 @@ import itertools
 
 import numpy as np
 import pytest
-from matplotlib.figure import Figure
 from matplotlib.image import imread
 
 from transformer.visualization.embeddings import DISTANCES, arrange, draw_map, project
-
-
-@pytest.fixture
-def figures(monkeypatch):
-    """The figures that are saved, as they were then."""
-    seen = []
-    save = Figure.savefig
-
-    def remember(self, *args, **kwargs):
-        seen.append(self)
-        save(self, *args, **kwargs)
-
-    monkeypatch.setattr(Figure, "savefig", remember)
-    return seen
 
 
 def test_the_plane_is_that_of_the_two_largest_eigenvectors_of_the_covariance(rng):
