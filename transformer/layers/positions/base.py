@@ -1,18 +1,27 @@
-"""The protocol of every position encoding: three places to speak up, each silent by default."""
+"""The protocol of every position encoding: places to speak up, each silent by default."""
 
 import jax
 from flax import linen as nn
 
 
 class Position(nn.Module):
-    """A position encoding: override the one hook that it needs.
+    """A position encoding: override the hooks that it needs, most often one.
 
-    Fields: `base`, the constant of wavelengths (10000 in the original); `max_length`, the longest sequence
-    for those with a table.
+    With queries q, keys k and values v a layer computes, for each head,
+
+    score_ts = (query_bias(rotate(q_t)) . rotate(k_s)) / sqrt(head_dim) + bias_ts,
+    out_t = sum_s weight_ts v_s + values_t,
+
+    where `bias` is given rotate(q), and `values` the weights. Both are called for any part of the queries
+    and any part of the keys, at whatever positions, so they see nothing but their arguments and parameters.
+
+    Fields: `base`, the constant of wavelengths (10000 in the original); `max_length`, the longest sequence,
+    for those with a table; `head_dim`, the width of a head, for those that add to the values.
     """
 
     base: float = 10000.0
     max_length: int = 2048
+    head_dim: int = 0
 
     def embed(self, x_btd: jax.Array, positions_bt: jax.Array) -> jax.Array:
         """Changes the sum of embeddings, once, before the first block."""
@@ -22,8 +31,21 @@ class Position(nn.Module):
         """Changes queries and keys alike, in every attention layer."""
         return x_bthk
 
+    def query_bias(self, q_bthk: jax.Array) -> jax.Array:
+        """Changes the queries that the keys are multiplied with, but not those that `bias` sees."""
+        return q_bthk
+
     def bias(
-        self, query_positions_bt: jax.Array, key_positions_bs: jax.Array, num_heads: int
+        self, q_bthk: jax.Array, query_positions_bt: jax.Array, key_positions_bs: jax.Array
     ) -> jax.Array | None:
-        """An addition to the attention scores, broadcastable to (b, h, t, s), or None."""
+        """An addition to the scaled scores, broadcastable to (b, h, t, s), or None."""
+        return None
+
+    def values(
+        self, weights_bhts: jax.Array, query_positions_bt: jax.Array, key_positions_bs: jax.Array
+    ) -> jax.Array | None:
+        """An addition (b, t, h, k) to the weighted sums of values, linear in the weights, or None.
+
+        The weights need not sum to 1: a kernel may divide by their sum later.
+        """
         return None
