@@ -95,10 +95,10 @@ def test_the_page_has_the_recipes_it_should_have():
 
 def test_each_recipe_trains(extended):
     config = {}
-    for run in ("alibi", "lion", "mbox", "focal"):
+    for run in ("kerple", "lion", "mbox", "focal"):
         assert metrics(extended / "runs" / run)["step"] == 2
         config[run] = json.loads((extended / "runs" / run / "config.json").read_text())
-    assert config["alibi"]["model"]["position"] == "alibi"
+    assert config["kerple"]["model"]["position"] == "kerple"
     assert config["lion"]["optimizer"]["arguments"] == {"b2": 0.98}
     assert config["mbox"]["data"]["source"] == "mbox:letters.mbox"
     assert {"train/focal", "eval/focal", "eval/bits_per_byte"} <= metrics(extended / "runs" / "focal").keys()
@@ -106,7 +106,7 @@ def test_each_recipe_trains(extended):
 
 def test_recipes_are_as_short_as_promised():
     lines = {name: len(code.splitlines()) for name, code in FILES.items()}
-    assert lines["transformer/layers/positions/alibi.py"] <= 40
+    assert lines["transformer/layers/positions/kerple.py"] <= 40
     assert lines["experiments/focal.py"] <= 100
 
 
