@@ -94,7 +94,7 @@ def test_yarn_as_transformers_has_it(width, base, factor, length):
 
 
 def test_yarn_stretches_the_scores_by_its_temperature(rng):
-    x = jnp.asarray(rng.normal(size=(1, 3, 2, 8)), jnp.float32)
+    x = jnp.asarray(rng.normal(size=(1, 3, 2, 64)), jnp.float32)
     rope = Rope(scaling="yarn", scaling_factor=4.0, max_length=512)
     y = rope.rotate(x, jnp.array([[0, 7, 300]]))
     ratio = jnp.linalg.norm(y, axis=-1) / jnp.linalg.norm(x, axis=-1)

@@ -17,7 +17,7 @@ def none(half: int, base: float, factor: float, length: float) -> tuple[jax.Arra
 
 
 def linear(half: int, base: float, factor: float, length: float) -> tuple[jax.Array, float]:
-    """Every frequency divided by the factor, as if positions were. Source: Chen et al. 2023, equation 3."""
+    """Every frequency divided by the factor, as if positions were. Source: Chen et al. 2023, section 2.3."""
     return none(half, base, factor, length)[0] / factor, 1.0
 
 

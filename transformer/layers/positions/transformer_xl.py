@@ -20,7 +20,8 @@ class TransformerXL(Position):
 
     sum_f (B_f sin(i w_f) - A_f cos(i w_f)) sin(j w_f) + (A_f sin(i w_f) + B_f cos(i w_f)) cos(j w_f):
 
-    features of the query times R_j. So one matrix product serves whatever positions there are, in any order.
+    features of the query times R_j. So one matrix product, h times the work of q . k, serves whatever
+    positions there are, in any order.
     """
 
     def query_bias(self, q_bthk: jax.Array) -> jax.Array:
