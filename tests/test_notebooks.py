@@ -1,0 +1,60 @@
+"""The notebooks run top to bottom, without Jupyter, and carry the outputs of what they hold now."""
+
+import json
+import re
+import sys
+
+import jax
+import matplotlib
+import pytest
+
+from tests import runs
+
+NOTEBOOKS = sorted((runs.ROOT / "notebooks").glob("*.ipynb"))
+
+
+def read(path) -> tuple[dict, list[dict]]:
+    notebook = json.loads(path.read_text(encoding="utf-8"))
+    return notebook, [cell for cell in notebook["cells"] if cell["cell_type"] == "code"]
+
+
+def shape_of(printed: str) -> list[str]:
+    """The words of it, without numbers, which differ between machines, and without how they are spaced."""
+    return re.sub(r"[-+]?\d+(?:\.\d*)?(?:e[-+]?\d+)?", "#", printed).split()
+
+
+def test_there_is_one():
+    assert "attention_from_scratch" in [path.stem for path in NOTEBOOKS]
+
+
+@pytest.mark.filterwarnings("ignore:FigureCanvasAgg is non-interactive")
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_a_notebook_runs_and_prints_what_it_carries(path, monkeypatch, capsys):
+    """Its cells in order in one namespace, in its own folder as Jupyter does, with all their assertions."""
+    import matplotlib.pyplot as plt
+
+    _, cells = read(path)
+    monkeypatch.chdir(path.parent)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    namespace = {"__name__": "__main__"}  # dataclasses ask for the module that a class says it is from
+    precision = jax.config.jax_default_matmul_precision
+    with matplotlib.rc_context({"backend": "agg"}):
+        try:
+            for cell in cells:
+                exec(compile("".join(cell["source"]), f"{path.name}, {cell['id']}", "exec"), namespace)
+                carried = ["".join(each["text"]) for each in cell["outputs"] if each.get("name") == "stdout"]
+                assert shape_of(capsys.readouterr().out) == shape_of("".join(carried)), cell["id"]
+        finally:
+            plt.close("all")
+            jax.config.update("jax_default_matmul_precision", precision)
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_a_notebook_is_saved_as_one_run_from_top_to_bottom(path):
+    notebook, cells = read(path)
+    assert notebook["nbformat"] == 4 and notebook["metadata"]["kernelspec"]["name"] == "python3"
+    assert [cell["execution_count"] for cell in cells] == list(range(1, len(cells) + 1))
+    outputs = [output for cell in cells for output in cell["outputs"]]
+    assert all(each["output_type"] != "error" and each.get("name") != "stderr" for each in outputs)
+    assert sum("image/png" in each.get("data", {}) for each in outputs) >= 3
+    assert not re.search(r"/(?:home|work|tmp|usr|root|Users)/", path.read_text(encoding="utf-8"))
