@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from launch import HUGE_PAGES
+from launch import MALLOC
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ class Contestant:
     def __init__(self, module: str, *arguments: str) -> None:
         """Starts `python -m module --worker ...` and waits until it has warmed up."""
         command = [sys.executable, "-m", module, "--worker", *arguments]
-        environment = HUGE_PAGES | os.environ  # as launch.py does; for the peers too
+        environment = MALLOC | os.environ  # as launch.py does; for the peers too
         self._process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
         )

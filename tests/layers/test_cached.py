@@ -5,40 +5,55 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from tests.layers.table import Table
 from transformer.layers.cache import Cache, LayerCache
 from transformer.layers.kernels import choose
 from transformer.layers.kernels.cached import cached
 from transformer.layers.kernels.reference import reference
 from transformer.layers.masks import Mask
+from transformer.layers.scoring import Scoring
 
 
-@pytest.mark.parametrize("with_bias", [False, True])
+def extras(rng, h, k, indices, s):
+    """Everything that may be done to scores and values."""
+    normal = lambda *shape: jnp.asarray(rng.normal(size=shape), jnp.float32)  # noqa: E731
+    return Scoring(
+        query_positions_bt=indices,
+        key_positions_bs=jnp.broadcast_to(jnp.arange(s), (len(indices), s)),
+        params={"bias": normal(h, 32, 32), "values": normal(32, k)},
+        sinks_h=normal(h),
+        position=Table(heads=h, width=k),
+        soft_cap=1.5,
+    )
+
+
+@pytest.mark.parametrize("with_extras", [False, True])
 @pytest.mark.parametrize("b,t,h,g", [(1, 1, 4, 4), (3, 1, 4, 2), (2, 3, 6, 1), (1, 2, 4, 2)])
-def test_equals_the_reference(rng, b, t, h, g, with_bias):
+def test_equals_the_reference(rng, b, t, h, g, with_extras):
     s, k, start = 9, 5, 4
     normal = lambda *shape: jnp.asarray(rng.normal(size=shape), jnp.float32)  # noqa: E731
     q, key, value = normal(b, t, h, k), normal(b, s, g, k), normal(b, s, g, k)
     indices = jnp.broadcast_to(start + jnp.arange(t), (b, t))
     valid = jnp.asarray(rng.random((b, s)) < 0.7).at[:, start].set(True)
     mask = Mask(query_indices_bt=indices, key_valid_bs=valid, causal=True)
-    bias = normal(1, h, t, s) if with_bias else None
+    scoring = extras(rng, h, k, indices, s) if with_extras else Scoring()
     assert choose("auto", q, key, mask=mask) is cached and choose("reference", q, key, mask=mask) is reference
-    expected = reference(q, key, value, mask=mask, bias=bias)
-    got = jax.jit(lambda *inputs: cached(*inputs, mask=mask, bias=bias))(q, key, value)
+    expected = reference(q, key, value, mask=mask, scoring=scoring)
+    got = jax.jit(lambda *inputs: cached(*inputs, mask=mask, scoring=scoring))(q, key, value)
     np.testing.assert_allclose(got, expected, atol=1e-5)
 
 
-@pytest.mark.parametrize("with_bias", [False, True])
+@pytest.mark.parametrize("with_extras", [False, True])
 @pytest.mark.parametrize("m,r,t,h,g", [(1, 1, 1, 2, 2), (2, 3, 1, 4, 2), (1, 4, 2, 4, 4), (3, 2, 3, 2, 1)])
-def test_rows_that_share_keys_see_those_of_their_ancestors(rng, m, r, t, h, g, with_bias):
+def test_rows_that_share_keys_see_those_of_their_ancestors(rng, m, r, t, h, g, with_extras):
     b, s, k, start = m * r, 7, 5, 3
     normal = lambda *shape: rng.normal(size=shape).astype(np.float32)  # noqa: E731
     q, key, value = normal(b, t, h, k), normal(b, s, g, k), normal(b, s, g, k)
     ancestors = rng.integers(0, r, (m, r, s))
     valid = rng.random((b, s)) < 0.7
     valid[:, start] = True
-    bias = normal(b, h, t, s) if with_bias else None
     indices = jnp.broadcast_to(start + jnp.arange(t), (b, t))
+    scoring = extras(rng, h, k, indices, s) if with_extras else Scoring()
 
     own_key, own_value = np.empty_like(key), np.empty_like(value)
     for source, row, slot in np.ndindex(m, r, s):
@@ -46,10 +61,12 @@ def test_rows_that_share_keys_see_those_of_their_ancestors(rng, m, r, t, h, g, w
         own_key[source * r + row, slot] = key[there, slot]
         own_value[source * r + row, slot] = value[there, slot]
     alone = Mask(query_indices_bt=indices, key_valid_bs=valid, causal=True)
-    expected = reference(q, own_key, own_value, mask=alone, bias=bias)
+    expected = reference(q, own_key, own_value, mask=alone, scoring=scoring)
     mask = alone.replace(ancestors_mrs=jnp.asarray(ancestors, jnp.int32))
     for kernel in (cached, reference):
-        got = jax.jit(lambda *inputs, kernel=kernel: kernel(*inputs, mask=mask, bias=bias))(q, key, value)
+        got = jax.jit(lambda *inputs, kernel=kernel: kernel(*inputs, mask=mask, scoring=scoring))(
+            q, key, value
+        )
         np.testing.assert_allclose(got, expected, atol=1e-5)
 
 
@@ -73,7 +90,7 @@ def test_a_loop_of_steps_writes_in_place(b, r):
         return cache.replace(layers=(layer,), filled_b=cache.filled_b + 1), out
 
     def loop(q_bthk):
-        cache = Cache.empty(1, jnp.zeros(b, jnp.int32), s, g, k, jnp.float32)
+        cache = Cache.empty(1, jnp.zeros(b, jnp.int32), s, (g, k, k), jnp.float32)
         cache = cache.repeat(r) if r else cache
         return jax.lax.while_loop(lambda state: state[0].filled_b[0] < s, step, (cache, q_bthk))
 

@@ -1,5 +1,6 @@
 """Every kernel against attention in float64 NumPy, forward and backward."""
 
+import functools
 import importlib
 
 import jax
@@ -7,29 +8,38 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from tests.layers.table import Table
 from transformer.errors import UserError
 from transformer.layers.kernels import KERNELS, choose
 from transformer.layers.masks import Mask
+from transformer.layers.patterns import Blocks, Fixed, Global, Strided, Window
+from transformer.layers.scoring import Scoring
 
 
-def exact(q, k, v, allowed, bias, dout):
-    """The output and the three gradients of sum(output * dout), by the formulas, in float64."""
+def exact(q, k, v, allowed, dout, *, bias=0.0, values=0.0, soft_cap=0.0, sinks=None):
+    """The output and the gradients of sum(output * dout), by the formulas, in float64: of q, k, v, the bias,
+    the added values (s, k) and the sinks."""
     b, _, h, width = q.shape
     groups = k.shape[2]
     q, dout = (np.asarray(x, np.float64).transpose(0, 2, 1, 3) for x in (q, dout))
     k, v = (np.repeat(np.asarray(x, np.float64).transpose(0, 2, 1, 3), h // groups, axis=1) for x in (k, v))
-    scores = q @ k.swapaxes(2, 3) / np.sqrt(width) + (0 if bias is None else np.asarray(bias, np.float64))
-    scores = np.where(allowed, scores, -np.inf)
-    top = scores.max(axis=-1, keepdims=True)
-    e = np.exp(scores - np.where(np.isfinite(top), top, 0))
-    total = e.sum(axis=-1, keepdims=True)
+    scores = q @ k.swapaxes(2, 3) / np.sqrt(width) + bias
+    squashed = soft_cap * np.tanh(scores / soft_cap) if soft_cap else scores
+    slope = 1 - np.square(squashed / soft_cap) if soft_cap else 1.0
+    e = np.where(allowed, np.exp(squashed), 0)
+    sink = 0.0 if sinks is None else np.exp(np.asarray(sinks, np.float64))[None, :, None, None]
+    total = e.sum(axis=-1, keepdims=True) + sink
     weights = e / np.where(total == 0, 1, total)
-    dweights = dout @ v.swapaxes(2, 3)
-    dscores = weights * (dweights - (weights * dweights).sum(axis=-1, keepdims=True))
+    out = weights @ (v + values)
+    dweights = dout @ (v + values).swapaxes(2, 3)
+    mean = (weights * dweights).sum(axis=-1, keepdims=True)
+    dscores = weights * (dweights - mean) * slope
     dq = dscores @ k / np.sqrt(width)
     dk, dv = dscores.swapaxes(2, 3) @ q / np.sqrt(width), weights.swapaxes(2, 3) @ dout
+    dsinks = -(sink / np.where(total == 0, 1, total) * mean).sum(axis=(0, 2, 3))
+    dvalues = dv.sum(axis=(0, 1))
     dk, dv = (x.reshape(b, groups, h // groups, -1, width).sum(axis=2) for x in (dk, dv))
-    return [x.transpose(0, 2, 1, 3) for x in (weights @ v, dq, dk, dv)]
+    return [*(x.transpose(0, 2, 1, 3) for x in (out, dq, dk, dv)), dscores, dvalues, dsinks]
 
 
 def segments(rng, b, t):
@@ -39,42 +49,75 @@ def segments(rng, b, t):
     return np.where(np.arange(t) < np.maximum(cuts[:, 2:], 1), numbers, 0)
 
 
-def assert_exact(kernel, rng, mask, t, *, s=None, h=4, g=2, bias_heads=0, dtype="float32", tolerance=2e-5):
+def assert_exact(
+    kernel,
+    rng,
+    mask,
+    t,
+    *,
+    s=None,
+    h=4,
+    g=2,
+    bias_heads=0,
+    soft_cap=0.0,
+    sinks=False,
+    dtype="float32",
+    tolerance=2e-5,
+):
     b, width, s = 2, 8, s or t
     draw = lambda *shape: jnp.asarray(rng.normal(size=shape), dtype)  # noqa: E731
     q, k, v, dout = draw(b, t, h, width), draw(b, s, g, width), draw(b, s, g, width), draw(b, t, h, width)
-    bias = draw(1, bias_heads, t, s).astype(jnp.float32) if bias_heads else None
+    scoring, extra = Scoring(soft_cap=soft_cap), {"soft_cap": soft_cap}
+    learned = {"sinks_h": jnp.asarray(rng.normal(size=h), jnp.float32)} if sinks else {}
+    if bias_heads:
+        tables = {"bias": rng.normal(size=(bias_heads, 32, 32)), "values": rng.normal(size=(32, width))}
+        learned["params"] = jax.tree.map(lambda x: jnp.asarray(x, jnp.float32), tables)
+        places = {"query_positions_bt": jnp.arange(t)[None], "key_positions_bs": jnp.arange(s)[None]}
+        scoring = scoring.replace(position=Table(heads=bias_heads, width=width), **places)
+        extra |= {"bias": tables["bias"][None, :, :t, :s], "values": tables["values"][:s]}
 
     @jax.jit
-    def got(q, k, v, mask):
-        out, back = jax.vjp(lambda *inputs: kernel(*inputs, mask=mask, bias=bias), q, k, v)
+    def got(q, k, v, mask, learned):
+        def attend(q, k, v, learned):
+            return kernel(q, k, v, mask=mask, scoring=scoring.replace(**learned))
+
+        out, back = jax.vjp(attend, q, k, v, learned)
         return out, *back(dout)
 
-    results = got(q, k, v, mask)
-    expected = exact(q, k, v, np.asarray(mask.dense(t, s)), bias, dout)
-    for name, ours, theirs in zip(("output", "dq", "dk", "dv"), results, expected, strict=True):
+    *results, dlearned = got(q, k, v, mask, learned)
+    expected = exact(
+        q, k, v, np.asarray(mask.dense(t, s)), dout, sinks=learned.get("sinks_h") if sinks else None, **extra
+    )
+    same = functools.partial(np.testing.assert_allclose, atol=tolerance, rtol=tolerance)
+    for name, ours, theirs in zip(("output", "dq", "dk", "dv"), results, expected[:4], strict=True):
         assert ours.dtype == jnp.dtype(dtype)
-        np.testing.assert_allclose(
-            np.asarray(ours, np.float64), theirs, atol=tolerance, rtol=tolerance, err_msg=name
-        )
+        same(np.asarray(ours, np.float64), theirs, err_msg=name)
+    dscores, dvalues, dsinks = expected[4:]
+    if bias_heads:
+        dbias = dscores.sum(axis=0) if bias_heads > 1 else dscores.sum(axis=(0, 1))[None]
+        same(dlearned["params"]["bias"][:, :t, :s], dbias, err_msg="dbias")
+        same(dlearned["params"]["values"][:s], dvalues, err_msg="dvalues")
+    if sinks:
+        same(dlearned["sinks_h"], dsinks, err_msg="dsinks")
 
 
 @pytest.fixture(autouse=True)
 def small_blocks(monkeypatch):
-    module = importlib.import_module("transformer.layers.kernels.blockwise")  # the name is also a function
-    monkeypatch.setattr(module, "BLOCK", 8)
+    for name in ("unrolled", "blockwise"):  # which are also functions
+        module = importlib.import_module(f"transformer.layers.kernels.{name}")
+        monkeypatch.setattr(module, "BLOCK", 8)
 
 
 @pytest.mark.parametrize("kernel", KERNELS)
-@pytest.mark.parametrize("t", [1, 7, 8, 9, 29])
-@pytest.mark.parametrize("window", [None, 1, 5, 100])
+@pytest.mark.parametrize("t", [1, 8, 29])
+@pytest.mark.parametrize("window", [None, 1, 5])
 def test_causal_and_windowed(rng, kernel, t, window):
-    assert_exact(KERNELS[kernel], rng, Mask(causal=True, window=window), t)
+    pattern = None if window is None else Window(window)
+    assert_exact(KERNELS[kernel], rng, Mask(causal=True, pattern=pattern), t)
 
 
 @pytest.mark.parametrize("kernel", KERNELS)
-@pytest.mark.parametrize("h,g", [(4, 4), (4, 1), (6, 3)])
-@pytest.mark.parametrize("bias_heads", [0, 1, -1])
+@pytest.mark.parametrize("h,g,bias_heads", [(4, 4, 1), (4, 1, 0), (6, 3, -1)])
 def test_segments_groups_and_biases(rng, kernel, h, g, bias_heads):
     packed = jnp.asarray(segments(rng, 2, 19))
     heads = h if bias_heads < 0 else bias_heads
@@ -90,9 +133,34 @@ def test_rows_that_may_see_nothing_are_zero_and_so_are_their_gradients(rng, kern
     assert_exact(KERNELS[kernel], rng, mask, 17)
 
 
-def test_a_query_side_and_a_key_side_of_different_lengths(rng):
+@pytest.mark.parametrize("kernel", sorted(KERNELS.keys() - {"unrolled"}))
+@pytest.mark.parametrize("pattern", [None, Window(3)])
+def test_a_query_side_and_a_key_side_of_different_lengths(rng, kernel, pattern):
     target, source = jnp.asarray(segments(rng, 2, 6)), jnp.asarray(segments(rng, 2, 11))
-    assert_exact(KERNELS["reference"], rng, Mask(target, source), 6, s=11)
+    assert_exact(KERNELS[kernel], rng, Mask(target, source, pattern=pattern), 6, s=11)
+
+
+SPARSE = [Window(2, dilation=3), Strided(5), Fixed(5, 2), Global(3, 2), Blocks(4)]
+
+
+@pytest.mark.parametrize("kernel", sorted(KERNELS.keys() - {"unrolled"}))
+@pytest.mark.parametrize("pattern", SPARSE, ids=repr)
+@pytest.mark.parametrize("causal", [True, False])
+def test_patterns(rng, kernel, pattern, causal):
+    assert_exact(KERNELS[kernel], rng, Mask(causal=causal, pattern=pattern), 29, h=2, g=2)
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize("bias_heads", [0, 4])
+def test_capped_scores_and_sinks(rng, kernel, bias_heads):
+    extras = {"bias_heads": bias_heads, "soft_cap": 1.5, "sinks": True}
+    assert_exact(KERNELS[kernel], rng, Mask(causal=True), 19, **extras)
+
+
+def test_a_sink_takes_the_weight_of_a_query_that_sees_nothing(rng):
+    mask = Mask(key_valid_bs=jnp.asarray(rng.random((2, 17)) < 0.1))
+    for kernel in (KERNELS["reference"], KERNELS["blockwise"]):
+        assert_exact(kernel, rng, mask, 17, sinks=True)
 
 
 @pytest.mark.parametrize("kernel", KERNELS)
@@ -121,9 +189,12 @@ def test_dropout_keeps_the_mean_and_drops_its_share(rng, kernel):
 
 def test_what_a_kernel_cannot_serve_is_refused_by_name(rng):
     q, k = jnp.zeros((1, 4, 2, 8)), jnp.zeros((1, 4, 2, 8))
-    with pytest.raises(UserError, match="'blockwise' cannot serve here: the mask is not causal"):
-        choose("blockwise", q, k, mask=Mask())
+    with pytest.raises(UserError, match="'unrolled' cannot serve here: the mask is not causal"):
+        choose("unrolled", q, k, mask=Mask())
     with pytest.raises(UserError, match="do not stand where the keys do"):
-        choose("blockwise", q, k[:, :2], mask=Mask(causal=True))
+        choose("unrolled", q, k[:, :2], mask=Mask(causal=True))
     assert choose("auto", q, k, mask=Mask()) is KERNELS["reference"]
-    assert choose("auto", q, k, mask=Mask(causal=True)) is KERNELS["blockwise"]
+    assert choose("auto", q, k, mask=Mask(causal=True)) is KERNELS["unrolled"]
+    assert choose("auto", q, k, mask=Mask(causal=True, pattern=Window(2))) is KERNELS["blockwise"]
+    long = jnp.zeros((1, 4096, 2, 8))
+    assert choose("auto", long, long, mask=Mask()) is KERNELS["blockwise"]

@@ -4,6 +4,7 @@ import pytest
 
 from transformer.errors import UserError
 from transformer.layers.masks import Mask
+from transformer.layers.patterns import PATTERNS, Blocks, Fixed, Global, Strided, Window
 
 
 def brute_force(mask: Mask, b: int, t: int, s: int) -> np.ndarray:
@@ -13,7 +14,7 @@ def brute_force(mask: Mask, b: int, t: int, s: int) -> np.ndarray:
             i = query if mask.query_indices_bt is None else int(mask.query_indices_bt[row, query])
             for j in range(s):
                 ok = not mask.causal or j <= i
-                ok &= mask.window is None or i - j < mask.window
+                ok &= mask.pattern is None or i - j < mask.pattern.size
                 if mask.query_segments_bt is not None:
                     ok &= bool(mask.query_segments_bt[row, query] == mask.key_segments_bs[row, j])
                 if mask.key_valid_bs is not None:
@@ -30,7 +31,7 @@ def random_mask(rng: np.random.Generator, b: int, t: int, s: int) -> Mask:
         key_valid_bs=jnp.asarray(rng.integers(0, 2, (b, s)).astype(bool)) if rng.integers(2) else None,
         query_indices_bt=jnp.asarray(rng.integers(0, s, (b, t))) if rng.integers(2) else None,
         causal=causal,
-        window=int(rng.integers(1, s + 1)) if causal and rng.integers(2) else None,
+        pattern=Window(int(rng.integers(1, s + 1))) if causal and rng.integers(2) else None,
     )
 
 
@@ -45,24 +46,64 @@ def test_dense_equals_its_definition(rng):
 def test_a_block_is_a_part_of_the_whole(rng):
     mask = random_mask(rng, 2, 9, 11)
     whole = np.broadcast_to(mask.dense(9, 11), (2, 1, 9, 11))
-    block = np.broadcast_to(mask.dense_block(2, 7, 3, 11), (2, 1, 5, 8))
+    block = np.broadcast_to(mask.block(2, 5, 3, 8), (2, 1, 5, 8))
     np.testing.assert_array_equal(block, whole[:, :, 2:7, 3:11])
 
 
 @pytest.mark.parametrize("n", [1, 3, 7])
 def test_a_window_of_n_sees_exactly_n_keys(n):
-    seen = np.asarray(Mask(causal=True, window=n).dense(20, 20)).sum(-1)[0, 0]
+    seen = np.asarray(Mask(causal=True, pattern=Window(n)).dense(20, 20)).sum(-1)[0, 0]
     np.testing.assert_array_equal(seen, np.minimum(np.arange(20) + 1, n))
 
 
-@pytest.mark.parametrize(
-    "fields",
-    [
-        {"causal": True, "window": 0},
-        {"window": 4},
-        {"query_segments_bt": jnp.zeros((1, 2), jnp.int32)},
-    ],
-)
-def test_impossible_masks_are_refused(fields):
-    with pytest.raises(UserError, match=r"window|segments"):
-        Mask(**fields)
+def test_impossible_masks_and_patterns_are_refused():
+    with pytest.raises(UserError, match="segments"):
+        Mask(query_segments_bt=jnp.zeros((1, 2), jnp.int32))
+    for make in (
+        lambda: Window(0),
+        lambda: Strided(-1),
+        lambda: Fixed(4, 5),
+        lambda: Global(3, 0),
+        lambda: Blocks(0),
+    ):
+        with pytest.raises(UserError, match="expected at"):
+            make()
+
+
+@pytest.mark.parametrize("added", [0, 3])
+def test_no_one_sees_what_a_mask_is_lengthened_by(rng, added):
+    mask = random_mask(rng, 2, 5, 7)
+    longer = np.broadcast_to(
+        mask.pad(5, 7, 5 + added, 7 + added).dense(5 + added, 7 + added), (2, 1, 5 + added, 7 + added)
+    )
+    np.testing.assert_array_equal(longer[:, :, :5, :7], np.broadcast_to(mask.dense(5, 7), (2, 1, 5, 7)))
+    assert not longer[..., 7:].any()
+
+
+PATTERN_BY_DEFINITION = {
+    Window(3, 2): lambda i, j: j in (i - 4, i - 2, i, i + 2, i + 4),
+    Strided(4): lambda i, j: -4 < i - j < 4 or (i - j) % 4 == 0,
+    Fixed(4, 2): lambda i, j: i // 4 == j // 4 or j % 4 in (2, 3),
+    Global(2, 3): lambda i, j: j in (i - 1, i, i + 1) or i < 3 or j < 3,
+}
+
+
+@pytest.mark.parametrize("pattern", PATTERN_BY_DEFINITION, ids=repr)
+def test_patterns_are_their_definitions(pattern):
+    by_definition = [[PATTERN_BY_DEFINITION[pattern](i, j) for j in range(19)] for i in range(23)]
+    np.testing.assert_array_equal(Mask(pattern=pattern).dense(23, 19)[0, 0], by_definition)
+
+
+def test_every_pattern_is_tested():
+    tested = {type(pattern) for pattern in PATTERN_BY_DEFINITION} | {Blocks, type(None)}
+    assert {type(make(4, 2)) for make in PATTERNS.values()} == tested
+
+
+def test_blocks_see_themselves_their_neighbours_the_first_and_some_drawn():
+    seen = np.asarray(Mask(pattern=Blocks(2, drawn=2)).dense(40, 40)[0, 0])
+    blocks = seen.reshape(20, 2, 20, 2)
+    np.testing.assert_array_equal(blocks.any(axis=(1, 3)), blocks.all(axis=(1, 3)))  # whole blocks only
+    blocks = blocks.all(axis=(1, 3))
+    for a in range(20):
+        assert blocks[a, max(0, a - 1) : a + 2].all() and blocks[a, 0] and blocks[0, a]
+    assert 20 * 3 < blocks[1:].sum() < 20 * 6

@@ -47,11 +47,13 @@ class Cache:
 
     @classmethod
     def empty(
-        cls, num_layers: int, offsets_b: jax.Array, slots: int, num_kv_heads: int, head_dim: int, dtype
+        cls, num_layers: int, offsets_b: jax.Array, slots: int, widths: tuple[int, int, int], dtype
     ) -> "Cache":
-        """Nothing written yet; row i will begin at slot `offsets_b[i]`."""
-        zeros = jnp.zeros((offsets_b.shape[0], num_kv_heads, slots, head_dim), dtype)
-        return cls((LayerCache(zeros, zeros),) * num_layers, offsets_b, jnp.zeros_like(offsets_b))
+        """Nothing written yet, of heads, key width and value width `widths`; row i will begin at slot
+        `offsets_b[i]`."""
+        heads, *each = widths
+        layer = LayerCache(*(jnp.zeros((offsets_b.shape[0], heads, slots, width), dtype) for width in each))
+        return cls((layer,) * num_layers, offsets_b, jnp.zeros_like(offsets_b))
 
     @property
     def lengths_b(self) -> jax.Array:

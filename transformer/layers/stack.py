@@ -5,7 +5,9 @@ functional code over that tree, so scanned and unrolled stacks, rematerialised o
 function of the same parameters and random numbers, and checkpoints do not know the difference.
 """
 
-from collections.abc import Callable
+import itertools
+import operator
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -43,7 +45,7 @@ def unstack(params_n: Any) -> list[Any]:
 
 
 def run_stack(
-    block: nn.Module,
+    blocks: Sequence[nn.Module],
     params_n: Any,
     x_btd: jax.Array,
     *,
@@ -55,35 +57,50 @@ def run_stack(
 ) -> tuple[jax.Array, Any]:
     """Applies the blocks in turn: (b, t, d) -> (b, t, d), and their intermediates.
 
+    Layer i is run by the (i mod m)-th of the m `blocks`, which differ in nothing that has parameters.
     `params_n` is the stacked tree of `init_stack`; `rng` gives every layer its own dropout;
     `inputs` go to every block; the second result holds what the blocks sowed, stacked over layers, where
     `watch` is set, and is empty otherwise.
     """
     num_layers = jax.tree.leaves(params_n)[0].shape[0]
 
-    def body(x_btd: jax.Array, layer: tuple[Any, jax.Array | None]) -> tuple[jax.Array, Any]:
-        params, layer_rng = layer
-        rngs = {} if layer_rng is None else {"dropout": layer_rng}
-        mutable = ["intermediates"] if watch else []
-        (x_btd, _), sown = block.apply({"params": params}, x_btd, rngs=rngs, mutable=mutable, **inputs)
-        return x_btd, sown.get("intermediates", {})
+    def runner(block: nn.Module) -> Callable:
+        def run(x_btd: jax.Array, layer: tuple[Any, jax.Array | None]) -> tuple[jax.Array, Any]:
+            params, layer_rng = layer
+            rngs = {} if layer_rng is None else {"dropout": layer_rng}
+            mutable = ["intermediates"] if watch else []
+            (x_btd, _), sown = block.apply({"params": params}, x_btd, rngs=rngs, mutable=mutable, **inputs)
+            return x_btd, sown.get("intermediates", {})
 
-    if REMAT[remat] is not None:
-        body = jax.checkpoint(body, policy=REMAT[remat], prevent_cse=not scan)
+        return run if REMAT[remat] is None else jax.checkpoint(run, policy=REMAT[remat], prevent_cse=not scan)
+
+    def run_layers(x_btd: jax.Array, layers: Sequence[Any]) -> tuple[jax.Array, Any]:
+        sown = []
+        for i, layer in enumerate(layers):
+            x_btd, layer_sown = runners[i % len(runners)](x_btd, layer)
+            sown.append(layer_sown)
+        return x_btd, jax.tree.map(lambda *leaves: jnp.stack(leaves), *sown)
+
+    runners = [runner(block) for block in blocks]
     rngs_n = None if rng is None else jax.random.split(rng, num_layers)
-    if scan:
-        return jax.lax.scan(body, x_btd, (params_n, rngs_n))
-    sown = []
-    for i, params in enumerate(unstack(params_n)):
-        x_btd, layer_sown = body(x_btd, (params, None if rngs_n is None else rngs_n[i]))
-        sown.append(layer_sown)
-    return x_btd, jax.tree.map(lambda *leaves: jnp.stack(leaves), *sown)
+    if not scan:
+        rngs = [None] * num_layers if rngs_n is None else rngs_n
+        return run_layers(x_btd, [*zip(unstack(params_n), rngs, strict=True)])
+    if len(runners) == 1:
+        return jax.lax.scan(runners[0], x_btd, (params_n, rngs_n))
+    rounds = jax.tree.map(lambda x: x.reshape(-1, len(runners), *x.shape[1:]), (params_n, rngs_n))
+
+    def run_round(x_btd: jax.Array, layers: Any) -> tuple[jax.Array, Any]:
+        return run_layers(x_btd, [jax.tree.map(operator.itemgetter(i), layers) for i in range(len(runners))])
+
+    x_btd, sown = jax.lax.scan(run_round, x_btd, rounds)
+    return x_btd, jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), sown)
 
 
 def run_blocks(
     owner: nn.Module,
     name: str,
-    block: nn.Module,
+    blocks: Sequence[nn.Module],
     params_n: Any,
     x_btd: jax.Array,
     *,
@@ -95,14 +112,14 @@ def run_blocks(
     training, and its intermediates, sown under `name` where someone looks at them."""
     watch = owner.is_mutable_collection("intermediates") and not owner.is_initializing()
     rng = owner.make_rng("dropout") if dropping and train else None
-    x_btd, sown = run_stack(block, params_n, x_btd, rng=rng, watch=watch, train=train, **options)
+    x_btd, sown = run_stack(blocks, params_n, x_btd, rng=rng, watch=watch, train=train, **options)
     if watch:
         owner.sow("intermediates", name, sown)
     return x_btd
 
 
 def extend_stack(
-    block: nn.Module,
+    blocks: Sequence[nn.Module],
     layers: list[Any],
     x_btd: jax.Array,
     caches: tuple[LayerCache, ...],
@@ -116,7 +133,8 @@ def extend_stack(
     keeps the per-layer parameters out of its body.
     """
     extended = []
-    for params, cache, memory in zip(layers, caches, memories or (None,) * len(layers), strict=True):
+    memories = memories or (None,) * len(layers)
+    for block, params, cache, memory in zip(itertools.cycle(blocks), layers, caches, memories, strict=False):
         x_btd, cache = block.apply({"params": params}, x_btd, cache, memory, **inputs)
         extended.append(cache)
     return x_btd, tuple(extended)

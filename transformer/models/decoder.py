@@ -72,14 +72,14 @@ class Decoder(nn.Module):
         c = self.config
         if positions_bt is None:
             positions_bt = jnp.broadcast_to(jnp.arange(tokens_bt.shape[1]), tokens_bt.shape)
-        block = c.block()
+        blocks = c.blocks(causal=True)
         example = {"mask": Mask(causal=True), "positions_bt": positions_bt[:1, :1]}
-        init = init_stack(block, c.num_layers)
+        init = init_stack(blocks[0], c.num_layers)
         params_n = self.param("blocks", init, jnp.zeros((1, 1, c.d_model), c.dtype), **example)
         x_btd = run_blocks(
             self,
             "blocks",
-            block,
+            blocks,
             params_n,
             self.embed(tokens_bt, positions_bt, train),
             **c.running,

@@ -1,6 +1,7 @@
 """A decoder behind the `Stepper` protocol: new tokens on top of a cache."""
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -19,7 +20,7 @@ def extend(
     model: nn.Module,
     params: Any,
     layers: list[Any],
-    block: Block,
+    blocks: Sequence[Block],
     tokens_bt: jax.Array,
     cache: Cache,
     start: jax.Array | int,
@@ -37,7 +38,7 @@ def extend(
         None if isinstance(start, int) and start == 0 else jnp.broadcast_to(slots_t, positions_bt.shape)
     )
     x_btd, extended = extend_stack(
-        block,
+        blocks,
         layers,
         x_btd,
         cache.layers,
@@ -45,6 +46,7 @@ def extend(
             query_indices_bt=indices_bt,
             key_valid_bs=key_positions_bs >= 0,
             ancestors_mrs=cache.ancestors_mrs,
+            origins_b=cache.offsets_b,
             causal=True,
         ),
         positions_bt=positions_bt,
@@ -85,7 +87,7 @@ class DecoderStepper:
         # The padding moves to the left, where every row ends at the same slot.
         offsets_b = width - lengths_b
         tokens_bt = jax.vmap(jnp.roll)(tokens_bt, offsets_b)
-        cache = Cache.empty(c.num_layers, offsets_b, width, c.kv_heads, c.key_width, c.dtype)
+        cache = Cache.empty(c.num_layers, offsets_b, width, c.remembered, c.dtype)
         x_btd, cache = self._extend(tokens_bt, cache, start=0)
         return self._logits(x_btd[:, -1:])[:, 0], cache.grow(width + room)
 
@@ -112,9 +114,8 @@ class DecoderStepper:
         return cache.take(rows_b)
 
     def _extend(self, tokens_bt: jax.Array, cache: Cache, start: jax.Array | int) -> tuple[jax.Array, Cache]:
-        return extend(
-            self.model, self.params, self.layers, self.model.config.block(), tokens_bt, cache, start
-        )
+        blocks = self.model.config.blocks(causal=True)
+        return extend(self.model, self.params, self.layers, blocks, tokens_bt, cache, start)
 
     def _logits(self, x_btd: jax.Array) -> jax.Array:
         def head(model: Decoder, x_btd: jax.Array) -> jax.Array:

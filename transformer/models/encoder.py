@@ -50,15 +50,15 @@ class Encoder(nn.Module):
             x_btd = c.normalization(name="embedding_norm")(x_btd)
         x_btd = nn.Dropout(c.embedding_dropout)(x_btd, deterministic=not train)
         x_btd = nn.with_logical_constraint(x_btd, ("batch", "length", "activation_embed"))
-        block = c.block()
+        blocks = c.blocks()
         example = {"mask": Mask(), "positions_bt": jnp.zeros((1, 1), jnp.int32)}
         params_n = self.param(
-            "blocks", init_stack(block, c.num_layers), jnp.zeros((1, 1, c.d_model), c.dtype), **example
+            "blocks", init_stack(blocks[0], c.num_layers), jnp.zeros((1, 1, c.d_model), c.dtype), **example
         )
         x_btd = run_blocks(
             self,
             "blocks",
-            block,
+            blocks,
             params_n,
             x_btd,
             **c.running,

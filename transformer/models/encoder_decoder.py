@@ -10,6 +10,7 @@ from flax import linen as nn
 from flax import struct
 
 from transformer.errors import UserError
+from transformer.layers.block import Block
 from transformer.layers.cache import Cache, LayerCache
 from transformer.layers.embedding import Embedding, Unembedding
 from transformer.layers.masks import Mask
@@ -68,8 +69,8 @@ class EncoderDecoder(nn.Module):
             self.unembedding = Unembedding(self.vocab_size, c.vocab_multiple, c.dtype)
         x_btd = jnp.zeros((1, 1, c.d_model), c.dtype)
         example = {"mask": Mask(), "positions_bt": jnp.zeros((1, 1), jnp.int32)}
-        encoder = init_stack(self._encoder_block, c.encoder_layers)
-        decoder = init_stack(self._decoder_block, c.num_layers)
+        encoder = init_stack(self._encoder_blocks[0], c.encoder_layers)
+        decoder = init_stack(self._decoder_blocks[0], c.num_layers)
         self.encoder_blocks: Any = self.param("encoder_blocks", encoder, x_btd, **example)
         self.decoder_blocks: Any = self.param("decoder_blocks", decoder, x_btd, memory=x_btd, **example)
 
@@ -98,7 +99,7 @@ class EncoderDecoder(nn.Module):
             positions_bt = jnp.broadcast_to(jnp.arange(tokens_bt.shape[1]), tokens_bt.shape)
         x_btd = self._run(
             "decoder",
-            self._decoder_block,
+            self._decoder_blocks,
             self.decoder_blocks,
             self.embed(tokens_bt, positions_bt, train),
             mask=Mask(segments_bt, segments_bt, causal=True),
@@ -123,7 +124,7 @@ class EncoderDecoder(nn.Module):
         x_bsd = self.source_position.embed(self.source_embedding(source_bs), positions_bs)
         x_bsd = self._run(
             "encoder",
-            self._encoder_block,
+            self._encoder_blocks,
             self.encoder_blocks,
             self._placed(self.embedding_dropout(x_bsd, deterministic=not train)),
             mask=Mask(segments_bs, segments_bs),
@@ -163,12 +164,12 @@ class EncoderDecoder(nn.Module):
         return nn.with_logical_constraint(x_btd, ("batch", "length", "activation_embed"))
 
     @property
-    def _encoder_block(self) -> nn.Module:
-        return self.config.block(self.config.encoder_layers)
+    def _encoder_blocks(self) -> tuple[Block, ...]:
+        return self.config.blocks(self.config.encoder_layers)
 
     @property
-    def _decoder_block(self) -> nn.Module:
-        return self.config.block(cross=True)
+    def _decoder_blocks(self) -> tuple[Block, ...]:
+        return self.config.blocks(cross=True, causal=True)
 
 
 @struct.dataclass
@@ -209,10 +210,10 @@ class EncoderDecoderStepper:
             return model.encode(source_bs, valid_bs.astype(jnp.int32))
 
         memory_bsd = self._apply(encode)
-        block = c.block(cross=True)
+        block = c.blocks(cross=True, causal=True)[0]
         memories = tuple(block.apply({"params": p}, memory_bsd, method="remember") for p in self.layers)
         offsets_b = jnp.zeros(batch, jnp.int32)
-        targets = Cache.empty(c.num_layers, offsets_b, room, c.kv_heads, c.key_width, c.dtype)
+        targets = Cache.empty(c.num_layers, offsets_b, room, c.remembered, c.dtype)
         start = jnp.full(batch, self.bos_id, jnp.int32)
         return self.step(start, EncoderDecoderCache(targets, memories, valid_bs))
 
@@ -224,7 +225,7 @@ class EncoderDecoderStepper:
             self.model,
             self.params,
             self.layers,
-            self.model.config.block(cross=True),
+            self.model.config.blocks(cross=True, causal=True),
             tokens_b[:, None],
             cache.targets,
             cache.targets.filled_b[0],

@@ -5,12 +5,14 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from transformer.errors import UserError
-from transformer.layers.attention import Attention
+from transformer.layers.attentions import ATTENTIONS
 from transformer.layers.block import Block
 from transformer.layers.feed_forward import FeedForward
 from transformer.layers.kernels import KERNELS
 from transformer.layers.normalization import NORMS
-from transformer.layers.positions import POSITIONS
+from transformer.layers.patterns import PATTERNS, Pattern
+from transformer.layers.positions import POSITIONS, Position
+from transformer.layers.positions.rope_scaling import SCALINGS
 
 
 @dataclass(frozen=True)
@@ -27,8 +29,21 @@ class StackConfig:
     norm: Literal["layer", "rms"] = "layer"
     norm_placement: Literal["pre", "post", "sandwich"] = "pre"
     norm_epsilon: float = 1e-6
+    attention: str = "multi_head"
+    latent_dim: int = 0
+    qk_norm: bool = False
+    soft_cap: float = 0.0
+    sinks: bool = False
+    pattern: str = "full"
+    pattern_size: int = 256
+    pattern_extra: int = 1
+    full_every: int = 0
     position: str = "rope"
     position_base: float = 10000.0
+    position_scaling: str = "none"
+    position_factor: float = 1.0
+    position_distance: int = 0
+    full_position: str = ""
     max_length: int = 2048
     use_bias: bool = False
     attention_bias: bool = True
@@ -57,14 +72,57 @@ class StackConfig:
             )
         if self.num_kv_heads < 0 or self.num_heads % (self.num_kv_heads or 1):
             raise UserError(f"num_kv_heads: {self.num_kv_heads} does not divide num_heads {self.num_heads}")
-        if self.position not in POSITIONS:
-            raise UserError(f"position: {self.position!r}; expected one of {', '.join(map(repr, POSITIONS))}")
-        if self.position == "rope" and self.key_width % 2:
-            raise UserError(f"head_dim: {self.key_width} is odd; rope turns pairs, so it must be even")
-        if self.kernel not in ("auto", *KERNELS):
+        for key, known in (
+            ("position", POSITIONS),
+            ("full_position", ("", *POSITIONS)),
+            ("position_scaling", SCALINGS),
+            ("attention", ATTENTIONS),
+            ("pattern", PATTERNS),
+            ("kernel", ("auto", *KERNELS)),
+        ):
+            if getattr(self, key) not in known:
+                expected = ", ".join(map(repr, known))
+                raise UserError(f"{key}: {getattr(self, key)!r}; expected one of {expected}")
+        if self.position == "rope" and self.rotated_width % 2:
+            raise UserError(f"head_dim: {self.rotated_width} is odd; rope turns pairs, so it must be even")
+        if self.position_factor < 1:
+            raise UserError(f"position_factor: {self.position_factor}; expected at least 1")
+        if self.position_distance < 0:
             raise UserError(
-                f"kernel: {self.kernel!r}; expected 'auto' or one of {', '.join(map(repr, KERNELS))}"
+                f"position_distance: {self.position_distance}; expected a distance, or 0 for its own"
             )
+        if self.soft_cap < 0:
+            raise UserError(f"soft_cap: {self.soft_cap}; expected a bound of the scores, or 0 for none")
+        if self.full_every < 0:
+            raise UserError(f"full_every: {self.full_every}; expected a number of layers, or 0 for none")
+        if self.full_every and self.scan_layers and self.num_layers % self.full_every:
+            raise UserError(
+                f"num_layers: {self.num_layers} is not divisible by full_every {self.full_every}, which "
+                "scan_layers needs"
+            )
+        if self.full_position and POSITIONS[self.full_position] is not POSITIONS[self.position]:
+            stateless = {"none", "rope", "alibi"}
+            if not {self.full_position, self.position} <= stateless:
+                raise UserError(
+                    f"full_position: {self.full_position!r} with position {self.position!r}; expected two of "
+                    f"{', '.join(map(repr, sorted(stateless)))}, which have no parameters"
+                )
+        if self.attention != "multi_head":
+            of_heads = {
+                "qk_norm": self.qk_norm,
+                "lora_rank": self.lora_rank,
+                "num_kv_heads": self.num_kv_heads,
+            }
+            for key, value in of_heads.items():
+                if value:
+                    raise UserError(
+                        f"{key}: {value} with attention {self.attention!r}; expected 'multi_head' for it"
+                    )
+            if self.position in ("shaw", "transformer_xl"):
+                raise UserError(
+                    f"position: {self.position!r} with attention {self.attention!r}; expected another"
+                )
+        self.mask_pattern  # noqa: B018 - what it says of its numbers it says now
 
     @property
     def key_width(self) -> int:
@@ -76,9 +134,35 @@ class StackConfig:
         """The number g of key/value heads."""
         return self.num_kv_heads or self.num_heads
 
-    def block(self, num_layers: int = 0, cross: bool = False) -> Block:
-        """One block of a stack of `num_layers` (0: the config's), with attention to another sequence if
-        `cross`; bound to no parent."""
+    @property
+    def rotated_width(self) -> int:
+        """The width of what positions may turn."""
+        return {"multi_head": self.key_width, "latent": self.key_width // 2, "plain": self.d_model}[
+            self.attention
+        ]
+
+    @property
+    def remembered(self) -> tuple[int, int, int]:
+        """What a layer keeps of each token: heads, the width of a key, the width of a value."""
+        return self.blocks()[0].attention.remembered
+
+    @property
+    def mask_pattern(self) -> Pattern | None:
+        """Which keys are seen at all, in all but the full layers."""
+        return PATTERNS[self.pattern](self.pattern_size, self.pattern_extra)
+
+    def blocks(self, num_layers: int = 0, *, cross: bool = False, causal: bool = False) -> tuple[Block, ...]:
+        """Blocks of a stack of `num_layers` (0: the config's), bound to no parent, which take turns: of
+        `full_every` the last one sees everything. With attention to another sequence if `cross`."""
+        sparse = self._block(num_layers, cross, self.mask_pattern, self.position, causal)
+        if not self.full_every:
+            return (sparse,)
+        full = self._block(num_layers, cross, None, self.full_position or self.position, causal)
+        return (*[sparse] * (self.full_every - 1), full)
+
+    def _block(
+        self, num_layers: int, cross: bool, pattern: Pattern | None, position: str, causal: bool
+    ) -> Block:
         # A stack of n blocks adds 2 n terms (3 n with a third sublayer) to the residual stream; without
         # post-normalisation the terms' variance is divided by that number, so that the sum starts at one's
         # scale (Radford et al. 2019).
@@ -89,19 +173,26 @@ class StackConfig:
             "output_scale": 1.0 if self.norm_placement == "post" else 1.0 / terms,
             "parent": None,
         }
+        kind = ATTENTIONS[self.attention]
+        of_kind = {"latent_dim": self.latent_dim or 2 * self.key_width} if self.attention == "latent" else {}
+        of_self = {"pattern": pattern, "position": self.positions(position, causal, parent=None)}
         attention = functools.partial(
-            Attention,
+            kind,
             **shared | {"use_bias": self.use_bias and self.attention_bias},
-            num_heads=self.num_heads,
-            head_dim=self.key_width,
+            **of_kind,
+            num_heads=1 if self.attention == "plain" else self.num_heads,
+            head_dim=self.d_model if self.attention == "plain" else self.key_width,
             num_kv_heads=self.kv_heads,
+            qk_norm=self.qk_norm,
+            soft_cap=self.soft_cap,
+            sinks=self.sinks,
             kernel=self.kernel,
             dropout=self.attention_dropout,
             lora_rank=self.lora_rank,
             lora_alpha=self.lora_alpha,
         )
         return Block(
-            attention=attention(position=self.positions(parent=None)),
+            attention=attention(**of_self),
             cross_attention=attention(position=POSITIONS["none"](parent=None)) if cross else None,
             feed_forward=FeedForward(d_ff=self.d_ff, kind=self.feed_forward, **shared),
             norm=self.normalization,
@@ -121,9 +212,19 @@ class StackConfig:
         """Builds a normalisation module."""
         return functools.partial(NORMS[self.norm], epsilon=self.norm_epsilon, use_bias=self.use_bias)
 
-    @property
-    def positions(self) -> functools.partial:
-        """Builds the position encoding."""
-        return functools.partial(
-            POSITIONS[self.position], base=self.position_base, max_length=self.max_length
+    def positions(self, position: str = "", causal: bool = False, **module: Any) -> Position:
+        """The position encoding named so ("": the config's), for queries of the past alone if `causal`."""
+        kind = POSITIONS[position or self.position]
+        values = {
+            "base": self.position_base,
+            "max_length": self.max_length,
+            "head_dim": self.key_width,
+            "scaling": self.position_scaling,
+            "scaling_factor": self.position_factor,
+            "causal": causal,
+        }
+        if self.position_distance:
+            values["max_distance"] = self.position_distance
+        return kind(
+            **{key: value for key, value in values.items() if key in kind.__dataclass_fields__}, **module
         )

@@ -1,15 +1,19 @@
-"""Causal attention that multiplies no block of keys which its queries may not see."""
+"""Attention a block at a time, forward and backward, in memory linear in the length (on any platform)."""
 
-import math
+import functools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
-from transformer.layers.kernels.reference import drop
+from transformer.layers.kernels.reference import drop, weighted_values
 from transformer.layers.masks import Mask
+from transformer.layers.patterns import Pattern
+from transformer.layers.scoring import Scoring
 
 BLOCK = 128
-"""Queries in a block: fewer skip more of the future, more keep the matrix products large."""
+"""Queries, and keys, of a block: fewer skip more of a sparse mask, more keep the matrix products large."""
 
 
 def blockwise(
@@ -18,53 +22,186 @@ def blockwise(
     v_bsgk: jax.Array,
     *,
     mask: Mask,
-    bias: jax.Array | None = None,
+    scoring: Scoring | None = None,
     dropout_rate: float = 0.0,
     dropout_rng: jax.Array | None = None,
 ) -> jax.Array:
-    """The reference's result, a block of queries at a time over the keys from its window's start to its end.
+    """The reference's result, in blocks of queries that go over the blocks of keys which they may see.
 
-    Half of a causal matrix is never computed, and more of it with a window. The weights of a block are
-    left unnormalised, e = exp(scores - max), and its output is (e V) / sum e: one division a query instead
-    of one a weight. For causal masks whose queries stand at 0, 1, ... t - 1 (see `serves`).
+    The softmax is computed on the way: with the greatest score m so far, the sum l of exp(score - m) and the
+    sum o of exp(score - m) v, a new block changes m to m' and multiplies l and o by exp(m - m'); in the end
+    the output is o / l. Only m + log l of each query is kept for the backward pass, which computes each block
+    of weights anew. Blocks that the mask excludes by place alone are skipped in both passes.
+
+    Source: Milakov & Gimelshein 2018 (online softmax); Rabe & Staats 2021; Dao et al. 2022 (FlashAttention).
     """
-    b, t, h, k = q_bthk.shape
-    g = k_bsgk.shape[2]
-    # Head-major: each product then reads rows that lie side by side.
-    q_bgrtk = (q_bthk / math.sqrt(k)).reshape(b, t, g, h // g, k).transpose(0, 2, 3, 1, 4)
-    k_bgsk, v_bgsk = k_bsgk.transpose(0, 2, 1, 3), v_bsgk.transpose(0, 2, 1, 3)
-    blocks = []
-    for start in range(0, t, BLOCK):
-        end = min(start + BLOCK, t)
-        first = 0 if mask.window is None else max(0, start - mask.window + 1)
-        scores = jnp.einsum(
-            "bgrtk,bgsk->bgrts",
-            q_bgrtk[:, :, :, start:end],
-            k_bgsk[:, :, first:end],
-            preferred_element_type=jnp.float32,
-        )
-        if bias is not None:
-            part = jnp.broadcast_to(bias, (*bias.shape[:-2], t, t))[..., start:end, first:end]
-            heads = part.shape[-3]
-            scores += part.reshape(-1, *((g, h // g) if heads == h else (1, 1)), end - start, end - first)
-        allowed = mask.dense_block(start, end, first, end)[:, None]
-        scores = jnp.where(allowed, scores, -jnp.inf)
-        top = jax.lax.stop_gradient(jnp.max(scores, axis=-1, keepdims=True))
-        e = jnp.exp(scores - jnp.where(jnp.isfinite(top), top, 0.0))
-        total = jnp.sum(e, axis=-1, keepdims=True)
-        rng = None if dropout_rng is None else jax.random.fold_in(dropout_rng, start)
-        weights = drop(e, dropout_rate, rng).astype(v_bsgk.dtype)
-        out = jnp.einsum(
-            "bgrts,bgsk->bgrtk", weights, v_bgsk[:, :, first:end], preferred_element_type=jnp.float32
-        )
-        blocks.append((out / jnp.where(total == 0, 1.0, total)).astype(q_bthk.dtype))
-    return jnp.concatenate(blocks, axis=3).transpose(0, 3, 1, 2, 4).reshape(b, t, h, k)
+    t, s = q_bthk.shape[1], k_bsgk.shape[1]
+    scoring = scoring or Scoring()
+    sizes = min(BLOCK, t), min(BLOCK, s)
+    whole = _whole(t, sizes[0]), _whole(s, sizes[1])
+    learned, given = (
+        (scoring.params, scoring.sinks_h),
+        (mask.pad(t, s, *whole), scoring.pad(*whole), dropout_rng),
+    )
+    q_bhtk = _lengthen(q_bthk.swapaxes(1, 2), whole[0])
+    k_bgsk, v_bgsk = (_lengthen(x.swapaxes(1, 2), whole[1]) for x in (k_bsgk, v_bsgk))
+    return _attend(q_bhtk, k_bgsk, v_bgsk, learned, given, sizes, dropout_rate)[:, :, :t].swapaxes(1, 2)
 
 
-def serves(q_bthk: jax.Array, k_bsgk: jax.Array, *, mask: Mask) -> str:
-    """Why `blockwise` cannot serve; nothing where it can."""
-    if not mask.causal:
-        return "the mask is not causal"
-    if mask.query_indices_bt is not None or q_bthk.shape[1] != k_bsgk.shape[1]:
-        return "the queries do not stand where the keys do"
-    return ""
+def _whole(length: int, block: int) -> int:
+    return -(-length // block) * block
+
+
+def _lengthen(x_bhtk: jax.Array, length: int) -> jax.Array:
+    return jnp.pad(x_bhtk, ((0, 0), (0, 0), (0, length - x_bhtk.shape[2]), (0, 0)))
+
+
+@functools.lru_cache(maxsize=64)
+def _visible(causal: bool, pattern: Pattern | None, t: int, s: int, sizes: tuple[int, int]) -> Any:
+    """For each block of queries, in a row, the blocks of keys it may see any of, and how many they are."""
+    rows = []
+    for t0 in range(0, t, sizes[0]):
+        i, j = np.arange(t0, t0 + sizes[0])[:, None], np.arange(s)[None]
+        seen = (
+            np.ones((sizes[0], s), bool) if pattern is None else np.broadcast_to(pattern(i, j), (sizes[0], s))
+        )
+        seen = (seen & (j <= i)) if causal else seen
+        rows.append(np.flatnonzero(seen.reshape(sizes[0], -1, sizes[1]).any(axis=(0, 2))))
+    counts = np.asarray([len(row) for row in rows], np.int32)
+    table = np.zeros((len(rows), max(1, counts.max())), np.int32)
+    for row, blocks in zip(table, rows, strict=True):
+        row[: len(blocks)] = blocks
+    return table, counts
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(5, 6))
+def _attend(q_bhtk, k_bgsk, v_bgsk, learned, given, sizes, rate) -> jax.Array:
+    return _forward(q_bhtk, k_bgsk, v_bgsk, learned, given, sizes, rate)[0]
+
+
+class _Blocks:
+    """The parts of one call that both passes compute, for a block of queries and one of keys."""
+
+    def __init__(self, k_bgsk, v_bgsk, given, sizes, rate, t) -> None:
+        self.k_bgsk, self.v_bgsk, self.sizes, self.rate = k_bgsk, v_bgsk, sizes, rate
+        self.mask, self.scoring, self.rng = given
+        self.table, self.counts = _visible(self.mask.causal, self.mask.pattern, t, k_bgsk.shape[2], sizes)
+        self.numbers = np.arange(len(self.counts))
+
+    def of(self, x_bhtk: jax.Array) -> jax.Array:
+        """Queries, or what belongs to them, in blocks: (b, h, t, k) -> (blocks, b, h, t / blocks, k)."""
+        b, h, _, k = x_bhtk.shape
+        return x_bhtk.reshape(b, h, -1, self.sizes[0], k).transpose(2, 0, 1, 3, 4)
+
+    def joined(self, x_nbhqk: jax.Array) -> jax.Array:
+        """The inverse of `of`."""
+        n, b, h, q, k = x_nbhqk.shape
+        return x_nbhqk.transpose(1, 2, 0, 3, 4).reshape(b, h, n * q, k)
+
+    def keys(self, j: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """The keys and values of block j."""
+        size = self.sizes[1]
+        k_bgsk, v_bgsk = (
+            jax.lax.dynamic_slice_in_dim(x, j * size, size, 2) for x in (self.k_bgsk, self.v_bgsk)
+        )
+        return k_bgsk, v_bgsk
+
+    def scores(self, q_bhtk, k_bgsk, learned, i, j) -> jax.Array:
+        """Float32 scores, unmasked."""
+        return self._scoring(learned, i, j).scores(q_bhtk, k_bgsk)
+
+    def masked(self, scores, i, j) -> jax.Array:
+        """-inf where the mask forbids."""
+        (t, s), allowed = self.sizes, self.mask.block
+        return jnp.where(allowed(i * t, t, j * s, s), scores, -jnp.inf)
+
+    def weighted(self, e_bhts, v_bgsk, learned, i, j) -> jax.Array:
+        """sum_s e v + values(e), in float32, after dropout: linear in e and in v."""
+        rng = None if self.rng is None else jax.random.fold_in(jax.random.fold_in(self.rng, i), j)
+        return weighted_values(drop(e_bhts, self.rate, rng), v_bgsk, self._scoring(learned, i, j))
+
+    def _scoring(self, learned, i, j) -> Scoring:
+        (t, s), (params, sinks_h) = self.sizes, learned
+        return self.scoring.replace(params=params, sinks_h=sinks_h).block(i * t, t, j * s, s)
+
+
+def _forward(q_bhtk, k_bgsk, v_bgsk, learned, given, sizes, rate):
+    blocks = _Blocks(k_bgsk, v_bgsk, given, sizes, rate, q_bhtk.shape[2])
+    sinks_h = learned[1]
+
+    def row(_, inputs):
+        i, q_bhqk, js, count = inputs
+
+        def block(n, carry):
+            top, total, out = carry
+            k_bgsk, v_bgsk = blocks.keys(js[n])
+            scores = blocks.masked(blocks.scores(q_bhqk, k_bgsk, learned, i, js[n]), i, js[n])
+            new_top = jnp.maximum(top, jnp.max(scores, axis=-1, keepdims=True))
+            e = jnp.exp(scores - _finite(new_top))
+            decay = jnp.exp(top - _finite(new_top))
+            out = decay * out + blocks.weighted(e, v_bgsk, learned, i, js[n])
+            return new_top, decay * total + jnp.sum(e, axis=-1, keepdims=True), out
+
+        top = jnp.full((*q_bhqk.shape[:3], 1), -jnp.inf)
+        start = top, jnp.zeros_like(top)
+        if sinks_h is not None:
+            start = top.at[:].set(sinks_h[:, None, None].astype(jnp.float32)), jnp.ones_like(top)
+        out = jnp.zeros((*q_bhqk.shape[:3], v_bgsk.shape[-1]))
+        top, total, out = jax.lax.fori_loop(0, count, block, (*start, out))
+        total = jnp.where(total == 0, 1.0, total)
+        return None, ((out / total).astype(q_bhqk.dtype), _finite(top) + jnp.log(total))
+
+    rows = blocks.numbers, blocks.of(q_bhtk), blocks.table, blocks.counts
+    _, (out_nbhqk, norm_nbhq1) = jax.lax.scan(row, None, rows)
+    out_bhtk = blocks.joined(out_nbhqk)
+    return out_bhtk, (q_bhtk, k_bgsk, v_bgsk, learned, given, out_bhtk, norm_nbhq1)
+
+
+def _backward(sizes, rate, residuals, dout_bhtk):
+    q_bhtk, k_bgsk, v_bgsk, learned, given, out_bhtk, norm_nbhq1 = residuals
+    blocks = _Blocks(k_bgsk, v_bgsk, given, sizes, rate, q_bhtk.shape[2])
+    dout_bhtk = dout_bhtk.astype(jnp.float32)
+    # sum_s w dw of each query, which is also that of its output with its gradient.
+    mean_bht1 = jnp.sum(dout_bhtk * out_bhtk.astype(jnp.float32), axis=-1, keepdims=True)
+
+    def row(carry, inputs):
+        i, q_bhqk, dout_bhqk, mean, norm, js, count = inputs
+
+        def block(n, carry):
+            dq, dk_bgsk, dv_bgsk, dlearned = carry
+            j = js[n]
+            k, v = blocks.keys(j)
+            scores, pull_scores = jax.vjp(functools.partial(blocks.scores, i=i, j=j), q_bhqk, k, learned)
+            weights = jnp.exp(blocks.masked(scores, i, j) - norm)
+            _, pull_out = jax.vjp(functools.partial(blocks.weighted, i=i, j=j), weights, v, learned)
+            dweights, dv, dlearned_out = pull_out(dout_bhqk)
+            dq_part, dk, dlearned_scores = pull_scores(weights * (dweights - mean))
+            add = functools.partial(_add_at, at=j * sizes[1])
+            dlearned = jax.tree.map(lambda *x: sum(x), dlearned, dlearned_out, dlearned_scores)
+            return dq + dq_part, add(dk_bgsk, dk), add(dv_bgsk, dv), dlearned
+
+        dq = jnp.zeros(q_bhqk.shape)
+        dq, *carry = jax.lax.fori_loop(0, count, block, (dq, *carry))
+        return tuple(carry), dq
+
+    like = (k_bgsk, v_bgsk, learned)
+    zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, jnp.float32), like)
+    rows = blocks.numbers, blocks.of(q_bhtk), blocks.of(dout_bhtk), blocks.of(mean_bht1), norm_nbhq1
+    grads, dq_nbhqk = jax.lax.scan(row, zeros, (*rows, blocks.table, blocks.counts))
+    dk_bgsk, dv_bgsk, (dparams, dsinks_h) = jax.tree.map(lambda x, y: x.astype(y.dtype), grads, like)
+    if learned[1] is not None:
+        sink_nbhq1 = jnp.exp(learned[1][:, None, None] - norm_nbhq1)
+        dsinks_h = -jnp.sum(sink_nbhq1 * blocks.of(mean_bht1), axis=(0, 1, 3, 4)).astype(learned[1].dtype)
+    return blocks.joined(dq_nbhqk).astype(q_bhtk.dtype), dk_bgsk, dv_bgsk, (dparams, dsinks_h), None
+
+
+def _add_at(total_bgsk: jax.Array, part_bgsk: jax.Array, at: jax.Array) -> jax.Array:
+    there = jax.lax.dynamic_slice_in_dim(total_bgsk, at, part_bgsk.shape[2], 2)
+    return jax.lax.dynamic_update_slice_in_dim(total_bgsk, there + part_bgsk, at, 2)
+
+
+def _finite(x: jax.Array) -> jax.Array:
+    return jnp.where(jnp.isfinite(x), x, 0.0)
+
+
+_attend.defvjp(_forward, _backward)

@@ -1,13 +1,12 @@
 """Attention of a few new queries over a cache."""
 
-import math
-
 import jax
 import jax.numpy as jnp
 from jax.experimental.xla_metadata import set_xla_metadata
 
 from transformer.layers.kernels.reference import masked_softmax
 from transformer.layers.masks import Mask
+from transformer.layers.scoring import Scoring
 
 
 def cached(
@@ -16,7 +15,7 @@ def cached(
     v_bsgk: jax.Array,
     *,
     mask: Mask,
-    bias: jax.Array | None = None,
+    scoring: Scoring | None = None,
 ) -> jax.Array:
     """The reference's result; to be fast the keys and values should be views of head-major arrays.
 
@@ -31,8 +30,9 @@ def cached(
     s, g = k_bsgk.shape[1:3]
     r = 1 if mask.ancestors_mrs is None else mask.ancestors_mrs.shape[1]
 
-    def attend(q_bgqk, k_bgsk, v_bgsk, allowed, bias, ancestors_mrs) -> jax.Array:
+    def attend(q_bhtk, k_bgsk, v_bgsk, allowed, scoring, ancestors_mrs) -> jax.Array:
         heads = ((0, 1), (0, 1))
+        q_bgqk = scoring.queries(q_bhtk).reshape(b, g, -1, k)
 
         def theirs(x_bgps: jax.Array) -> jax.Array:
             if ancestors_mrs is None:
@@ -46,24 +46,23 @@ def cached(
         )
         scores_bgsp = jax.lax.optimization_barrier(scores_bgsp)
         scores_bgqs = _from_all(theirs(scores_bgsp.swapaxes(2, 3)), r)
-        scores_bhts = scores_bgqs.reshape(b, h, t, s) / math.sqrt(k)
-        if bias is not None:
-            scores_bhts = scores_bhts + bias
-        weights_bgqs = masked_softmax(scores_bhts, allowed).reshape(b, g, -1, s)
+        scores_bhts = scoring.finish(scores_bgqs.reshape(b, h, t, s), q_bhtk)
+        weights_bhts = masked_softmax(scores_bhts, allowed, scoring.sinks_h)
+        weights_bgqs = weights_bhts.reshape(b, g, -1, s)
         weights_bgps = theirs(_to_all(weights_bgqs, r)).astype(v_bgsk.dtype)
         out_bgpk = jax.lax.dot_general(
             weights_bgps, v_bgsk, (((3,), (2,)), heads), preferred_element_type=jnp.float32
         )
-        return _from_all(out_bgpk, r)
+        out_bhtk, added = _from_all(out_bgpk, r).reshape(b, h, t, -1), scoring.values(weights_bhts)
+        return out_bhtk if added is None else out_bhtk + added
 
     def apart(*inputs) -> jax.Array:
         return set_xla_metadata(jax.jit(attend)(*inputs), inlineable="false")
 
-    q_bgqk = q_bthk.swapaxes(1, 2).reshape(b, g, -1, k)
-    views = k_bsgk.swapaxes(1, 2), v_bsgk.swapaxes(1, 2)
-    inputs = q_bgqk, *views, mask.dense(t, s), bias, mask.ancestors_mrs
-    out_bgqk = jax.lax.platform_dependent(*inputs, cpu=apart, default=attend)
-    return out_bgqk.reshape(b, h, t, k).swapaxes(1, 2).astype(q_bthk.dtype)
+    views = (x.swapaxes(1, 2) for x in (q_bthk, k_bsgk, v_bsgk))
+    inputs = *views, mask.dense(t, s), scoring or Scoring(), mask.ancestors_mrs
+    out_bhtk = jax.lax.platform_dependent(*inputs, cpu=apart, default=attend)
+    return out_bhtk.swapaxes(1, 2).astype(q_bthk.dtype)
 
 
 def _to_all(x_bgqk: jax.Array, r: int) -> jax.Array:

@@ -1,0 +1,55 @@
+"""Causal attention that multiplies no block of keys which its queries may not see."""
+
+import jax
+import jax.numpy as jnp
+
+from transformer.layers.kernels.reference import drop, highest, sum_of, weighted_values
+from transformer.layers.masks import Mask
+from transformer.layers.scoring import Scoring
+
+BLOCK = 128
+"""Queries in a block: fewer skip more of the future, more keep the matrix products large."""
+
+
+def unrolled(
+    q_bthk: jax.Array,
+    k_bsgk: jax.Array,
+    v_bsgk: jax.Array,
+    *,
+    mask: Mask,
+    scoring: Scoring | None = None,
+    dropout_rate: float = 0.0,
+    dropout_rng: jax.Array | None = None,
+) -> jax.Array:
+    """The reference's result, a block of queries at a time over the keys up to its end.
+
+    Half of a causal matrix is never computed. The weights of a block are left unnormalised, e = exp(scores -
+    max), and its output is (e V) / sum e: one division a query instead of one a weight. The weights are kept
+    for the backward pass, which is fast for rows of up to some 1000 tokens. For causal masks whose queries
+    stand at 0, 1, ... t - 1 (see `serves`).
+    """
+    t, scoring = q_bthk.shape[1], scoring or Scoring()
+    # Head-major: each product then reads rows that lie side by side.
+    q_bhtk, k_bgsk, v_bgsk = (x.transpose(0, 2, 1, 3) for x in (q_bthk, k_bsgk, v_bsgk))
+    blocks = []
+    for start in range(0, t, BLOCK):
+        end = min(start + BLOCK, t)
+        part = scoring.block(start, end - start, 0, end)
+        scores = part.scores(q_bhtk[:, :, start:end], k_bgsk[:, :, :end])
+        scores = jnp.where(mask.block(start, end - start, 0, end), scores, -jnp.inf)
+        top = highest(scores, scoring.sinks_h)
+        e = jnp.exp(scores - top)
+        total = sum_of(e, top, scoring.sinks_h)
+        rng = None if dropout_rng is None else jax.random.fold_in(dropout_rng, start)
+        out = weighted_values(drop(e, dropout_rate, rng), v_bgsk[:, :, :end], part)
+        blocks.append((out / jnp.where(total == 0, 1.0, total)).astype(q_bthk.dtype))
+    return jnp.concatenate(blocks, axis=2).transpose(0, 2, 1, 3)
+
+
+def serves(q_bthk: jax.Array, k_bsgk: jax.Array, *, mask: Mask) -> str:
+    """Why `unrolled` cannot serve; nothing where it can."""
+    if not mask.causal:
+        return "the mask is not causal"
+    if mask.query_indices_bt is not None or q_bthk.shape[1] != k_bsgk.shape[1]:
+        return "the queries do not stand where the keys do"
+    return ""

@@ -1,0 +1,71 @@
+"""Multi-head latent attention: all heads' keys and values from one short vector a token."""
+
+import jax
+import jax.numpy as jnp
+from flax import linen as nn
+
+from transformer.layers.attention import Attention
+from transformer.layers.cache import LayerCache
+from transformer.layers.normalization import RMSNorm
+
+
+class LatentAttention(Attention):
+    """Of a token x only the latent c = RMSNorm(W^D x) and the rotary key r = rotate(W^R x) are remembered:
+
+    score_h = (q_h . (W_h^UK c) + rotate(p_h) . r) / sqrt(k + k / 2), value_h = W_h^UV c, of queries q, p.
+
+    As q . (W c) = (W^T q) . c, the heads share c itself as a key and as a value, which makes this multi-query
+    attention over latents: nothing of a head's width is ever computed for the tokens that are seen, and the
+    cache has `latent_dim` + k / 2 numbers a token. `num_kv_heads`, `qk_norm` and `lora_rank` are not used.
+    Source: DeepSeek-AI 2024 (DeepSeek-V2), section 2.1, with its equations 9 to 19; queries uncompressed.
+    """
+
+    latent_dim: int = 64
+
+    def setup(self) -> None:
+        """The projections of the inputs, and the two of latents to heads."""
+        h, k, c = self.num_heads, self.head_dim, self.latent_dim
+        self.query = self._linear((h, k), ("embed", "heads", "head_dim"))
+        self.rotary_query = self._linear((h, k // 2), ("embed", "heads", "head_dim"))
+        self.latent = self._linear((c,), ("embed", "head_dim"))
+        self.rotary_key = self._linear((k // 2,), ("embed", "head_dim"))
+        self.latent_norm = RMSNorm()
+        init = nn.with_logical_partitioning(nn.initializers.normal(c**-0.5), (None, "heads", "head_dim"))
+        self.key_up = self.param("key_up", init, (c, h, k), jnp.float32)
+        self.value_up = self.param("value_up", init, (c, h, k), jnp.float32)
+
+    def queries(self, x_btd: jax.Array, positions_bt: jax.Array) -> jax.Array:
+        """(b, t, d) -> (b, t, h, c + k / 2): queries of latents, then of rotary keys."""
+        of_latents = self._per_head("bthk,chk->bthc", self.query(x_btd), self.key_up)
+        rotary_bthk = self.position.rotate(self.rotary_query(x_btd), positions_bt)
+        return jnp.concatenate([of_latents, rotary_bthk], axis=-1)
+
+    def remember(self, x_bsd: jax.Array, positions_bs: jax.Array) -> LayerCache:
+        """Each token's latent and rotary key."""
+        rotary_bsk = self.position.rotate(self.rotary_key(x_bsd)[:, :, None], positions_bs)[:, :, 0]
+        key_bsk = jnp.concatenate([self.latent_norm(self.latent(x_bsd)), rotary_bsk], axis=-1)
+        key_bsk = nn.with_logical_constraint(key_bsk, ("batch", "length", "head_dim"))
+        return LayerCache(key_bsk[:, None], key_bsk[:, None, :, :0])
+
+    def seen(self, memory: LayerCache) -> tuple[jax.Array, jax.Array]:
+        """The latents are the values too."""
+        key_bs1k = memory.key_bgsk.swapaxes(1, 2)
+        return key_bs1k, key_bs1k[..., : self.latent_dim]
+
+    def join(self, out_bthk: jax.Array, width: int) -> jax.Array:
+        """Weighted sums of latents (b, t, h, c) -> (b, t, width)."""
+        return super().join(self._per_head("bthc,chk->bthk", out_bthk, self.value_up), width)
+
+    @property
+    def remembered(self) -> tuple[int, int, int]:
+        """One key for all heads, and no value beside it."""
+        return 1, self.latent_dim + self.head_dim // 2, 0
+
+    @property
+    def scale(self) -> float:
+        """That of keys as they would be if they were computed."""
+        return (self.head_dim + self.head_dim // 2) ** -0.5
+
+    def _per_head(self, form: str, x: jax.Array, kernel: jax.Array) -> jax.Array:
+        kernel = kernel.astype(self.dtype)
+        return jnp.einsum(form, x, kernel, preferred_element_type=jnp.float32).astype(self.dtype)
