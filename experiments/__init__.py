@@ -8,6 +8,7 @@ from transformer.freeze import suggest
 
 EXPERIMENTS = {
     "language_modeling": "experiments.language_modeling:LanguageModeling",
+    "transformer_xl": "experiments.transformer_xl:TransformerXL",
     "sequence_to_sequence": "experiments.sequence_to_sequence:SequenceToSequence",
     "recurrent_sequence_to_sequence": "experiments.recurrent:RecurrentSequenceToSequence",
     "text_to_text": "experiments.text_to_text:TextToText",

@@ -16,7 +16,7 @@ from experiments.token_prediction import TokenPrediction
 from transformer.data.text import TextData, TextDataConfig
 from transformer.data.tokenizers import Tokenizer
 from transformer.decoding.sampling import SamplingConfig, complete
-from transformer.models.decoder import Decoder, DecoderConfig
+from transformer.models.decoder import DecoderConfig
 from transformer.models.decoder_stepper import DecoderStepper
 from transformer.training.experiment import Params
 from transformer.training.flops import matmul_parameters, train_flops_per_token
@@ -41,14 +41,14 @@ class LanguageModelingConfig(RunConfig):
 class LanguageModeling(TokenPrediction):
     """A decoder trained on packed documents; the loss is -log p(token | those before it), in nats."""
 
-    Config = LanguageModelingConfig
+    Config: type[LanguageModelingConfig] = LanguageModelingConfig
     continues = True
 
     def __init__(self, config: LanguageModelingConfig, tokenizer: Tokenizer | None = None) -> None:
         """`tokenizer` is the run folder's; without one the data's own is made from the training text."""
         self.config = config
         self.data = TextData(config.data, tokenizer=tokenizer)
-        self.model = Decoder(config.model, self.data.tokenizer.vocab_size)
+        self.model = config.model.build(self.data.tokenizer.vocab_size)
 
     @property
     def tokens_per_example(self) -> int:

@@ -33,6 +33,14 @@ def language_modeling() -> ConfigDict:
     return config
 
 
+def transformer_xl() -> ConfigDict:
+    """All keys of a language model with recurrence over segments."""
+    config = language_modeling()
+    config.experiment = "transformer_xl"  # which objective: a key of experiments.EXPERIMENTS
+    config.model = models.transformer_xl()
+    return config
+
+
 def sequence_to_sequence() -> ConfigDict:
     """All keys of an encoder-decoder, for translation, summarisation and other pairs of texts."""
     config = run("sequence_to_sequence")

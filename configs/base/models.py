@@ -42,7 +42,9 @@ def stack() -> ConfigDict:
     model.scan_layers = False  # compile one block and loop over it: compiles sooner, runs slower on CPU
     model.lora_rank = 0  # of a correction of queries and values, to tune instead of them; 0: none
     model.lora_alpha = 16.0  # what that correction is multiplied by, over its rank
-    model.remat = "none"  # recompute in the backward pass to save memory: none, full, dots (all but products)
+    model.remat = (
+        "none"  # what to compute anew in the backward pass, to save memory: a key of REMAT in stack.py
+    )
     return model
 
 
@@ -70,6 +72,15 @@ def classifier() -> ConfigDict:
     model = encoder()
     model.pooling = "mean"  # what of a text is classified: mean or max of its tokens, or cls, its first one
     model.head_dropout = 0.0  # of the vector that is classified
+    return model
+
+
+def transformer_xl() -> ConfigDict:
+    """A decoder that remembers the segments before."""
+    model = decoder()
+    model.position = "transformer_xl"  # or rope, alibi, t5, shaw, none: one that counts from no beginning
+    model.memory_length = 256  # tokens of the segments before that are remembered
+    model.evaluation_memory = 0  # the same in evaluation; 0: as many
     return model
 
 

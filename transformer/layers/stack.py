@@ -15,15 +15,39 @@ import jax.numpy as jnp
 from flax import linen as nn
 from jax.ad_checkpoint import checkpoint_policies as policies
 
+from transformer.errors import UserError
 from transformer.layers.cache import LayerCache
+
+HOST = "pinned_host"
+"""The memory that `offload` takes things to."""
 
 REMAT: dict[str, Callable | None] = {
     "none": None,
     "full": policies.nothing_saveable,
     "dots": policies.checkpoint_dots,
+    "dots_no_batch": policies.dots_with_no_batch_dims_saveable,
+    "attention": policies.save_only_these_names("attention_output"),
+    "offload": policies.offload_dot_with_no_batch_dims("device", HOST),
 }
-"""What the backward pass keeps from the forward pass: everything, nothing but the blocks' inputs, or the
-results of matrix multiplications (Chen et al. 2016, "Training deep nets with sublinear memory cost")."""
+"""What the backward pass keeps from the forward pass: everything; nothing but the blocks' inputs; the results
+of all matrix products; only of those with weights, which have no batch axis; what attention's kernels give
+back; or the products with weights again, in the host's memory
+(Chen et al. 2016, "Training deep nets with sublinear memory cost")."""
+
+
+def rematerialised(run: Callable, remat: str, *, prevent_cse: bool) -> Callable:
+    """The same function, whose backward pass keeps what `REMAT` says of `remat`, and computes the rest anew.
+
+    Raises:
+      UserError: this platform has no memory to offload to.
+    """
+    if REMAT[remat] is None:
+        return run
+    device = jax.devices()[0]
+    if remat == "offload" and HOST not in [memory.kind for memory in device.addressable_memories()]:
+        expected = ", ".join(repr(name) for name in REMAT if name != "offload")
+        raise UserError(f"remat: 'offload', but {device.platform} has no {HOST}; expected one of {expected}")
+    return jax.checkpoint(run, policy=REMAT[remat], prevent_cse=prevent_cse)
 
 
 def init_stack(block: nn.Module, num_layers: int) -> Callable[..., Any]:
@@ -72,7 +96,7 @@ def run_stack(
             (x_btd, _), sown = block.apply({"params": params}, x_btd, rngs=rngs, mutable=mutable, **inputs)
             return x_btd, sown.get("intermediates", {})
 
-        return run if REMAT[remat] is None else jax.checkpoint(run, policy=REMAT[remat], prevent_cse=not scan)
+        return rematerialised(run, remat, prevent_cse=not scan)
 
     def run_layers(x_btd: jax.Array, layers: Sequence[Any]) -> tuple[jax.Array, Any]:
         sown = []
@@ -124,17 +148,20 @@ def extend_stack(
     x_btd: jax.Array,
     caches: tuple[LayerCache, ...],
     memories: tuple[LayerCache | None, ...] = (),
+    rngs_n: jax.Array | None = None,
     **inputs: Any,
 ) -> tuple[jax.Array, tuple[LayerCache, ...]]:
     """Applies the blocks to new tokens on top of a cache per layer (and, where the blocks look at another
-    sequence, what each remembers of it), from parameters already unstacked.
+    sequence, what each remembers of it), from parameters already unstacked, with `rngs_n` for dropout.
 
     Always unrolled: each layer then updates its own cache in place, and a loop over tokens around it
     keeps the per-layer parameters out of its body.
     """
     extended = []
     memories = memories or (None,) * len(layers)
-    for block, params, cache, memory in zip(itertools.cycle(blocks), layers, caches, memories, strict=False):
-        x_btd, cache = block.apply({"params": params}, x_btd, cache, memory, **inputs)
+    rngs = [{} if rngs_n is None else {"dropout": rngs_n[i]} for i in range(len(layers))]
+    each = zip(itertools.cycle(blocks), layers, caches, memories, rngs, strict=False)
+    for block, params, cache, memory, layer_rngs in each:
+        x_btd, cache = block.apply({"params": params}, x_btd, cache, memory, rngs=layer_rngs, **inputs)
         extended.append(cache)
     return x_btd, tuple(extended)

@@ -112,6 +112,21 @@ class Experiment(Protocol):
 
 
 @runtime_checkable
+class Recurrent(Protocol):
+    """What an experiment has besides, where a batch goes on where the one before it ended."""
+
+    def initial_carry(self) -> Any:
+        """What the first batch is given: arrays whose leading axis is the batch."""
+        ...
+
+    def recur(
+        self, params: Params, batch: Batch, carry: Any, rng: jax.Array, train: bool
+    ) -> tuple[dict[str, Sum], Any]:
+        """The terms of `loss`, and what the next batch is given."""
+        ...
+
+
+@runtime_checkable
 class Contextual(Protocol):
     """What an experiment has besides, where its model gives a word another vector in each context."""
 

@@ -13,7 +13,7 @@ import jax
 
 from transformer.training import flops, parallel
 from transformer.training.checkpoint import Checkpoints, Step
-from transformer.training.experiment import Experiment, Loader, Params, Put
+from transformer.training.experiment import Experiment, Loader, Params, Put, Recurrent
 from transformer.training.hooks import Evaluate, Hook, Profile
 from transformer.training.initialize import TakeOver
 from transformer.training.loop import TrainConfig, train
@@ -79,7 +79,8 @@ class Run:
     def create(self) -> Any:
         """The state before the first step, its parameters boxed with their logical axes."""
         params = self.experiment.init(jax.random.key(self.config.seed))
-        return State.create(params, self.optimizer, self.config.optimizer.ema_decay > 0)
+        carry = self.experiment.initial_carry() if isinstance(self.experiment, Recurrent) else None
+        return State.create(params, self.optimizer, self.config.optimizer.ema_decay > 0, carry)
 
     @functools.cached_property
     def abstract(self) -> State:

@@ -13,7 +13,9 @@ class State:
     """One value: the step to take next, parameters, optimizer state, and counts.
 
     `ema` is the exponential moving average of the parameters, or None where it is off; `skipped` counts
-    the steps whose gradient was not finite. Everything random is a function of the seed and `step`.
+    the steps whose gradient was not finite; `carry` is what a model with memory remembers of the batch
+    before, arrays whose leading axis is the batch's, or None. Everything random is a function of the seed and
+    `step`.
     """
 
     step: jax.Array
@@ -21,13 +23,16 @@ class State:
     opt_state: Any
     ema: Any
     skipped: jax.Array
+    carry: Any = None
 
     @classmethod
-    def create(cls, params: Any, optimizer: optax.GradientTransformation, ema: bool) -> "State":
+    def create(
+        cls, params: Any, optimizer: optax.GradientTransformation, ema: bool, carry: Any = None
+    ) -> "State":
         """The state before the first step."""
         step, skipped = jnp.zeros((), jnp.int32), jnp.zeros((), jnp.int32)  # two buffers: both are donated
         average = jax.tree.map(jnp.copy, params) if ema else None
-        return cls(step, params, optimizer.init(params), average, skipped)
+        return cls(step, params, optimizer.init(params), average, skipped, carry)
 
     @property
     def eval_params(self) -> Any:

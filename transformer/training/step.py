@@ -1,13 +1,13 @@
 """The training step and the evaluation step, for any experiment."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import optax
 
-from transformer.training.experiment import Batch, Experiment, Params
+from transformer.training.experiment import Batch, Experiment, Params, Recurrent
 from transformer.training.metrics import Sum
 from transformer.training.state import State
 
@@ -39,29 +39,35 @@ def make_train_step(
         rng = jax.random.fold_in(jax.random.key(seed), state.step)
         weights = experiment.weigh(batch)
 
-        def objective(params: Params, part: Batch, part_rng: jax.Array) -> tuple[Any, dict[str, Sum]]:
+        def objective(params: Params, part: Batch, carry: Any, part_rng: jax.Array) -> tuple[Any, Any]:
             if frozen is not None:
                 params = jax.tree.map(_held, params, frozen(params))
-            terms = experiment.loss(params, part, part_rng, True)
+            if isinstance(experiment, Recurrent):
+                terms, carry = experiment.recur(params, part, carry, part_rng, True)
+            else:
+                terms = experiment.loss(params, part, part_rng, True)
             # A batch in which a term has no example at all has no such loss, rather than 0 / 0.
-            return sum(
-                terms[name].total / jnp.maximum(weight, 1e-9) for name, weight in weights.items()
-            ), terms
+            return sum(terms[name].total / jnp.maximum(weight, 1e-9) for name, weight in weights.items()), (
+                terms,
+                carry,
+            )
 
         gradient = jax.grad(objective, has_aux=True)
 
-        def add(carry: Params, inputs: tuple[jax.Array, Batch]) -> tuple[Params, dict[str, Sum]]:
-            index, part = inputs
-            part_gradients, terms = gradient(state.params, part, jax.random.fold_in(rng, index))
-            return jax.tree.map(jnp.add, carry, part_gradients), terms
+        def add(total: Params, inputs: tuple[jax.Array, Batch, Any]) -> tuple[Params, Any]:
+            index, part, carry = inputs
+            part_gradients, found = gradient(state.params, part, carry, jax.random.fold_in(rng, index))
+            return jax.tree.map(jnp.add, total, part_gradients), found
 
         if microbatches == 1:
-            gradients, metrics = gradient(state.params, batch, jax.random.fold_in(rng, 0))
+            inputs = batch, state.carry, jax.random.fold_in(rng, 0)
+            gradients, (metrics, carry) = gradient(state.params, *inputs)
         else:
             zeros = jax.tree.map(jnp.zeros_like, state.params)
-            parts = (jnp.arange(microbatches), split_rows(batch, microbatches))
-            gradients, terms = jax.lax.scan(add, zeros, parts)
+            parts = split_rows((dict(batch), state.carry), microbatches)
+            gradients, (terms, carries) = jax.lax.scan(add, zeros, (jnp.arange(microbatches), *parts))
             metrics = jax.tree.map(lambda x: jnp.sum(x, axis=0), terms)
+            carry = join_rows(carries)
 
         norm = optax.tree.norm(gradients)
         finite = jnp.isfinite(norm)
@@ -74,14 +80,14 @@ def make_train_step(
         if ema is not None:
             ema = optax.incremental_update(params, ema, 1 - ema_decay)
 
-        kept = (state.params, state.opt_state, state.ema)
-        params, opt_state, ema = jax.tree.map(
-            lambda new, old: jnp.where(finite, new, old), (params, opt_state, ema), kept
+        kept = (state.params, state.opt_state, state.ema, state.carry)
+        params, opt_state, ema, carry = jax.tree.map(
+            lambda new, old: jnp.where(finite, new, old), (params, opt_state, ema, carry), kept
         )
         metrics["gradient_norm"] = Sum.of(norm)
         metrics["skipped_steps"] = Sum.of(1.0 - finite)
         skipped = state.skipped + (1 - finite.astype(jnp.int32))
-        return State(state.step + 1, params, opt_state, ema, skipped), metrics
+        return State(state.step + 1, params, opt_state, ema, skipped, carry), metrics
 
     return train_step
 
@@ -99,9 +105,12 @@ def make_eval_step(experiment: Experiment) -> EvalStep:
     return eval_step
 
 
-def split_rows(batch: Batch, parts: int) -> Mapping[str, jax.Array]:
+def split_rows(batch: Any, parts: int) -> Any:
     """(b, ...) -> (parts, b / parts, ...): each part takes every parts-th row, so that rows that lie on one
     device stay there when the batch is sharded over devices."""
-    return jax.tree.map(
-        lambda x: x.reshape(x.shape[0] // parts, parts, *x.shape[1:]).swapaxes(0, 1), dict(batch)
-    )
+    return jax.tree.map(lambda x: x.reshape(x.shape[0] // parts, parts, *x.shape[1:]).swapaxes(0, 1), batch)
+
+
+def join_rows(parts: Any) -> Any:
+    """The inverse of `split_rows`."""
+    return jax.tree.map(lambda x: x.swapaxes(0, 1).reshape(-1, *x.shape[2:]), parts)

@@ -1,0 +1,46 @@
+"""A language model that remembers: segments of text one after another, each seeing what the layers kept of
+the segments before (Transformer-XL), of the standard library's source text or of your own.
+
+    python launch.py --config=configs/transformer_xl.py
+
+Cost: not yet measured.
+Result: not yet measured.
+"""
+
+from ml_collections import ConfigDict
+
+from configs import base, lm
+
+
+def get_config(preset: str = "") -> ConfigDict:
+    """The run, or its `tiny` version, which takes seconds and learns nothing."""
+    config = base.transformer_xl()
+    config.model.d_model = 192
+    config.model.d_ff = 768
+    config.model.norm = "rms"
+    config.model.memory_length = 256
+    config.model.evaluation_memory = 512
+    config.data.sequence_length = 128
+    config.optimizer.name = "contrib.muon"
+    config.optimizer.learning_rate = 0.02
+    config.optimizer.warmup_steps = 20
+    config.optimizer.final_fraction = 0.0
+    config.train.steps = 600
+    config.train.batch_size = 16
+    config.train.checkpoint_every = 200
+    config.train.sample_every = 200
+    config.sample.prompt = "def fib("
+    return base.choose(config, preset, {"tiny": TINY})
+
+
+TINY = lm.TINY | {
+    "model": {
+        "d_model": 32,
+        "num_layers": 2,
+        "num_heads": 2,
+        "d_ff": 64,
+        "memory_length": 8,
+        "evaluation_memory": 16,
+    }
+}
+"""What makes it take seconds and learn nothing."""

@@ -1,0 +1,87 @@
+"""Language modelling with recurrence over segments: Transformer-XL."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+
+from experiments.language_modeling import LanguageModeling, LanguageModelingConfig
+from transformer.data.loader import Loader
+from transformer.data.streams import StreamRows
+from transformer.evaluation.likelihood import LikelihoodEvaluator
+from transformer.models.transformer_xl import Memory, TransformerXLConfig
+from transformer.training.experiment import Batch, Evaluator, Params, Put
+from transformer.training.losses import token_losses
+from transformer.training.metrics import Sum
+
+
+@dataclass(frozen=True)
+class TransformerXLRunConfig(LanguageModelingConfig):
+    """A language model's run, of a model with memory."""
+
+    model: TransformerXLConfig
+
+
+class TransformerXL(LanguageModeling):
+    """A decoder that reads streams of text, a segment a step, and keeps what it remembers in the state."""
+
+    Config = TransformerXLRunConfig
+
+    def initial_carry(self) -> Memory:
+        """An empty memory for each row of a batch."""
+        c = self.config
+        return Memory.empty(c.model, c.train.batch_size, c.model.memory_length)
+
+    def recur(
+        self, params: Params, batch: Batch, carry: Memory, rng: jax.Array, train: bool
+    ) -> tuple[dict[str, Sum], Memory]:
+        """The terms of `loss` for tokens that also see the memory, and the memory after them."""
+        variables = {"params": params}
+        x_btd, carry = self.model.apply(
+            variables,
+            batch["tokens"],
+            carry.of(batch["continues"]),
+            segments_bt=batch["segments"],
+            train=train,
+            rngs={"dropout": rng},
+            method="recur",
+        )
+
+        def unembed(x_btd: jax.Array) -> jax.Array:
+            return self.model.apply(variables, x_btd, method="unembed")
+
+        return token_losses(unembed, x_btd, batch, self.config.loss, self.model.vocab_size, train), carry
+
+    def loader(self, split: str, **order: bool) -> Loader:
+        """Streams of a split, side by side; their order is that of the text, whatever is asked for."""
+        size = self.config.train.batch_size
+        return Loader(
+            StreamRows(self.data.rows(split), size),
+            size,
+            workers=self.config.data.workers,
+            repeat=order.get("repeat", False),
+            process_index=jax.process_index(),
+            process_count=jax.process_count(),
+        )
+
+    def evaluators(self, put: Put) -> dict[str, Evaluator]:
+        """The likelihood of the validation split, read in streams with a memory of `evaluation_memory`."""
+        batches = self.config.train.evaluate_batches
+        return {"eval": LikelihoodEvaluator(self._remembering(), self.loader("validation"), put, batches)}
+
+    def _remembering(self) -> Callable[[Params, Batch], dict[str, Sum]]:
+        c = self.config
+        length = c.model.evaluation_memory or c.model.memory_length
+        carry: Any = Memory.empty(c.model, c.train.batch_size, length)
+
+        @jax.jit
+        def compiled(params: Params, batch: Batch, carry: Memory) -> tuple[dict[str, Sum], Memory]:
+            return self.recur(params, batch, carry, jax.random.key(0), False)
+
+        def step(params: Params, batch: Batch) -> dict[str, Sum]:
+            nonlocal carry  # what a pass leaves, the first batch of the next one does not continue
+            terms, carry = compiled(params, batch, carry)
+            return terms
+
+        return step

@@ -1,0 +1,106 @@
+"""Recurrence over segments: what is remembered is what would be seen, and no gradient goes there."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import linen as nn
+
+from transformer.errors import UserError
+from transformer.models.transformer_xl import RELATIVE, Memory, TransformerXLConfig
+
+CONFIG = TransformerXLConfig(d_model=16, num_layers=2, num_heads=2, d_ff=24, memory_length=12)
+VOCAB = 23
+
+
+def make(rng, **changes):
+    config = dataclasses.replace(CONFIG, **changes)
+    model = config.build(VOCAB)
+    shapes = nn.meta.unbox(jax.eval_shape(model.init, jax.random.key(0), jnp.zeros((1, 1), jnp.int32)))
+    params = jax.tree.map(lambda p: jnp.asarray(rng.normal(size=p.shape, scale=0.3), p.dtype), shapes)
+    return config, model, params
+
+
+def texts(rng, length, documents=1):
+    tokens = rng.integers(0, VOCAB, (2, length)).astype(np.int32)
+    return tokens, 1 + np.sort(rng.integers(0, documents, (2, length)), axis=1).astype(np.int32)
+
+
+def in_segments(model, variables, tokens, segments, memory, size):
+    """The states of all tokens, read so many at a time."""
+    states = []
+    for start in range(0, tokens.shape[1], size):
+        part = slice(start, start + size)
+        inputs = tokens[:, part], memory
+        x_btd, memory = model.apply(variables, *inputs, segments_bt=segments[:, part], method="recur")
+        states.append(x_btd)
+    return jnp.concatenate(states, axis=1), memory
+
+
+@pytest.mark.parametrize("position", RELATIVE)
+@pytest.mark.parametrize("documents", [1, 3])
+def test_segments_with_memory_are_the_whole_text(rng, position, documents):
+    config, model, variables = make(rng, position=position, num_kv_heads=1)
+    tokens, segments = texts(rng, 12, documents)
+    full = model.apply(variables, tokens, segments_bt=segments, method="hidden")
+    read = jax.jit(lambda variables, memory: in_segments(model, variables, tokens, segments, memory, 4)[0])
+    got = read(variables, Memory.empty(config, 2, config.memory_length))
+    np.testing.assert_allclose(got, full, atol=2e-4)
+
+
+def test_no_more_is_seen_than_is_remembered(rng):
+    """With one layer, token i of a segment reaches m + i tokens back, and no further."""
+    config, model, variables = make(rng, num_layers=1)
+    tokens, segments = texts(rng, 12)
+    changed = tokens.copy()
+    changed[:, :3] = (changed[:, :3] + 1) % VOCAB
+
+    def last(tokens, length):
+        return in_segments(model, variables, tokens, segments, Memory.empty(config, 2, length), 4)[0][:, 8:]
+
+    np.testing.assert_array_equal(last(tokens, 5), last(changed, 5))
+    assert (np.abs(last(tokens, 6) - last(changed, 6)).max(axis=(0, 2)) > 1e-6).all()
+
+
+def test_no_gradient_goes_into_the_memory(rng):
+    config, model, variables = make(rng)
+    tokens, segments = texts(rng, 8)
+    empty = Memory.empty(config, 2, config.memory_length)
+
+    def second(first_variables, second_variables):
+        _, memory = in_segments(model, first_variables, tokens[:, :4], segments[:, :4], empty, 4)
+        x_btd, _ = in_segments(model, second_variables, tokens[:, 4:], segments[:, 4:], memory, 4)
+        return jnp.sum(jnp.square(x_btd))
+
+    of_first, of_second = jax.jit(jax.grad(second, argnums=(0, 1)))(variables, variables)
+    assert not any(np.any(leaf) for leaf in jax.tree.leaves(of_first))
+    assert all(np.any(leaf) for leaf in jax.tree.leaves(of_second["params"]["blocks"]))
+
+
+def test_rows_that_do_not_continue_forget(rng):
+    config, model, variables = make(rng)
+    tokens, segments = texts(rng, 8)
+    empty = Memory.empty(config, 2, config.memory_length)
+    _, memory = in_segments(model, variables, tokens[:, :4], segments[:, :4], empty, 4)
+    memory = memory.of(jnp.array([1, 0]))
+    inputs = tokens[:, 4:], segments[:, 4:]
+    got, _ = in_segments(model, variables, *inputs, memory, 4)
+    anew, _ = in_segments(model, variables, *inputs, empty, 4)
+    np.testing.assert_allclose(got[1], anew[1], atol=1e-6)
+    assert np.abs(got[0] - anew[0]).max() > 1e-3
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"memory_length": 0}, "memory_length: 0; expected at least 1"),
+        ({"position": "learned"}, "position: 'learned' counts from a beginning"),
+        ({"remat": "full"}, "remat: 'full'"),
+        ({"attention_dropout": 0.1}, r"attention_dropout: 0\.1"),
+    ],
+)
+def test_what_memory_does_not_go_with_is_refused(changes, message):
+    with pytest.raises(UserError, match=message):
+        dataclasses.replace(CONFIG, **changes)
