@@ -18,7 +18,6 @@ def get_config(preset: str = "") -> ConfigDict:
     config.model.d_model = 192
     config.model.d_ff = 768
     config.model.norm = "rms"
-    config.model.memory_length = 256
     config.model.evaluation_memory = 512
     config.data.sequence_length = 128
     config.optimizer.name = "contrib.muon"

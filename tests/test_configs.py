@@ -108,6 +108,7 @@ ONE_OF_EACH = {
     "translation.py": {"data.tokenizer": "bpe"},
     "rnn_translation.py": {"data.tokenizer": "bpe"},
     "summarization_decoder.py": {"data.tokenizer": "bpe"},
+    "transformer_xl.py": {"data.tokenizer": "bpe", "model.position": "rope"},
     "bert.py": {"data.tokenizer": "bpe"},
     "classification.py": {"data.tokenizer": "bpe"},
     "finetune_question_answering.py": {"data.tokenizer": "bpe"},

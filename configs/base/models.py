@@ -42,9 +42,7 @@ def stack() -> ConfigDict:
     model.scan_layers = False  # compile one block and loop over it: compiles sooner, runs slower on CPU
     model.lora_rank = 0  # of a correction of queries and values, to tune instead of them; 0: none
     model.lora_alpha = 16.0  # what that correction is multiplied by, over its rank
-    model.remat = (
-        "none"  # what to compute anew in the backward pass, to save memory: a key of REMAT in stack.py
-    )
+    model.remat = "none"  # what is computed anew to save memory: a key of REMAT, transformer/layers/stack.py
     return model
 
 

@@ -1,0 +1,71 @@
+"""What each kind of attention, and each position encoding, makes of the same training.
+
+    python -m benchmarks.attention_kinds [--folder=runs/attention] [--only=window,alibi]
+
+Trains every config of configs/attention/, and its multi_head.py with every encoding of positions, to the end, one
+after another, and prints their bits per byte of validation text, tokens/s (median of what was logged), and the
+most memory that the process had. A run that is in the folder already is not trained again.
+"""
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+from pathlib import Path
+
+from benchmarks import common
+
+CONFIGS = Path("configs/attention")
+POSITIONS = ("none", "sinusoidal", "learned", "alibi", "t5", "shaw", "transformer_xl")
+
+
+def runs() -> dict[str, list[str]]:
+    """By the name of a row: the flags of its run."""
+    kinds = {path.stem: [f"--config={path}"] for path in sorted(CONFIGS.glob("*.py"))}
+    first = kinds.pop("multi_head")
+    positions = {name: [*first, f"--config.model.position={name}"] for name in POSITIONS}
+    return {"multi_head": first} | kinds | {f"multi_head, {name}": flags for name, flags in positions.items()}
+
+
+def measure(flags: list[str], workdir: Path) -> dict[str, str]:
+    """Trains, unless that was done, and reads what the run left."""
+    kept = workdir / "memory_gb"
+    if not kept.exists():
+        command = [sys.executable, "launch.py", *flags, f"--workdir={workdir}"]
+        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        _, status, usage = os.wait4(process.pid, 0)
+        if status:
+            raise SystemExit(f"{' '.join(command)}: ended with status {status}")
+        kept.write_text(f"{usage.ru_maxrss / 2**20:.2f}")
+    lines = [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
+    speeds = [line["train/tokens_per_second"] for line in lines if "train/tokens_per_second" in line]
+    bits = [line["eval/bits_per_byte"] for line in lines if "eval/bits_per_byte" in line]
+    return {
+        "bits per byte": f"{bits[-1]:.3f}",
+        "tokens/s": f"{statistics.median(speeds):,.0f}",
+        "memory GB": kept.read_text(),
+    }
+
+
+def main() -> None:
+    """Flags, runs, one table."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--folder", type=Path, default=Path("runs/attention"))
+    parser.add_argument("--only", default="", help="names of rows, with commas between; all")
+    flags = parser.parse_args()
+    asked = [name for name in flags.only.split(",") if name]
+    rows: list[dict[str, object]] = []
+    for name, arguments in runs().items():
+        if not asked or name.split(", ")[-1] in asked:
+            measured = measure(arguments, flags.folder / name.replace(", ", "_"))
+            rows.append({"attention": name} | measured)
+            print(name, *measured.values(), flush=True)
+    print(common.machine(), common.table(rows), sep="\n\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,20 @@
+"""Normalised queries and keys, scores within (-20, 20), and a sink in each head.
+
+    python launch.py --config=configs/attention/bounded.py
+
+Cost: not yet measured.
+Result: not yet measured.
+"""
+
+from ml_collections import ConfigDict
+
+from configs.attention import multi_head
+
+
+def get_config(preset: str = "") -> ConfigDict:
+    """The run, or its `tiny` version, which takes seconds and learns nothing."""
+    config = multi_head.get_config(preset)
+    config.model.qk_norm = True
+    config.model.soft_cap = 20.0
+    config.model.sinks = True
+    return config

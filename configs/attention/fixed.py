@@ -1,0 +1,20 @@
+"""The fixed pattern of the Sparse Transformer: blocks of 32 keys, the last 4 of which all may see.
+
+    python launch.py --config=configs/attention/fixed.py
+
+Cost: not yet measured.
+Result: not yet measured.
+"""
+
+from ml_collections import ConfigDict
+
+from configs.attention import multi_head
+
+
+def get_config(preset: str = "") -> ConfigDict:
+    """The run, or its `tiny` version, which takes seconds and learns nothing."""
+    config = multi_head.get_config(preset)
+    config.model.pattern = "fixed"
+    config.model.pattern_size = 32
+    config.model.pattern_extra = 4
+    return config
