@@ -7,6 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
+from jax.ad_checkpoint import checkpoint_name
 
 from transformer.layers.cache import LayerCache
 from transformer.layers.kernels import choose, reference
@@ -90,7 +91,7 @@ class Attention(nn.Module):
             self.sow("intermediates", "weights", weights_bhts)
         else:
             kernel = choose(self.kernel, q_bthk, key_bsgk, mask=mask)
-            out_bthk = kernel(q_bthk, key_bsgk, value_bsgk, **inputs)
+            out_bthk = checkpoint_name(kernel(q_bthk, key_bsgk, value_bsgk, **inputs), "attention_output")
         return self.join(out_bthk, x_btd.shape[-1]), cache
 
     def setup(self) -> None:

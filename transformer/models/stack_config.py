@@ -53,7 +53,7 @@ class StackConfig:
     dtype: Literal["float32", "bfloat16"] = "float32"
     kernel: str = "auto"
     scan_layers: bool = False
-    remat: Literal["none", "full", "dots"] = "none"
+    remat: Literal["none", "full", "dots", "dots_no_batch", "attention", "offload"] = "none"
     lora_rank: int = 0
     lora_alpha: float = 16.0
 
