@@ -1,0 +1,135 @@
+"""Attention alone, forward and backward, by length: one row, 6 heads of 64, float32, causal.
+
+    python -m benchmarks.attention [--peer] [--cases 512 4096 ...] [--repeats 5]
+
+"ours" is the blockwise kernel and "ours_window" the same with a window of 256 keys; "plain_jax" and
+"plain_window" are `jax.nn.dot_product_attention`, which keeps all weights, and are left out where that takes
+more than 6 GB; `--peer` adds PyTorch's `scaled_dot_product_attention` (`pip install torch`). "Temporary MB"
+is the compiler's account. Who has another result or gradient than the others, on the same inputs, is refused.
+"""
+
+import statistics
+
+import numpy as np
+
+from benchmarks import common
+from benchmarks.common import Contestant
+
+HEADS, WIDTH, WINDOW = 6, 64, 256
+LENGTHS = ("512", "1024", "2048", "4096", "8192")
+MOST_GB = 6.0
+PROBES = 64
+"""Elements of the result and of each gradient that contestants are compared by."""
+
+
+def inputs(length: int) -> list[np.ndarray]:
+    """Queries, keys, values and the gradient of the result: (1, length, heads, width) each."""
+    rng = np.random.default_rng(0)
+    return [rng.normal(size=(1, length, HEADS, WIDTH)).astype(np.float32) for _ in range(4)]
+
+
+def probe(arrays) -> list[float]:
+    """A few elements of each array, the same ones for every contestant."""
+    places = np.random.default_rng(1).integers(0, np.asarray(arrays[0]).size, PROBES)
+    return [float(x) for array in arrays for x in np.asarray(array).reshape(-1)[places]]
+
+
+def _jax(attention, length: int):
+    import jax
+
+    def both(q_bthk, k_bsgk, v_bsgk, dout_bthk):
+        out_bthk, backward = jax.vjp(attention, q_bthk, k_bsgk, v_bsgk)
+        return out_bthk, *backward(dout_bthk)
+
+    given = [jax.numpy.asarray(x) for x in inputs(length)]
+    program = jax.jit(both).lower(*given).compile()
+    temporary = program.memory_analysis().temp_size_in_bytes / 2**20
+    if temporary > MOST_GB * 2**10:
+        return None, {"temporary_mb": temporary, "probe": []}
+    found = probe(program(*given))
+    return lambda: jax.block_until_ready(program(*given)), {"temporary_mb": temporary, "probe": found}
+
+
+def ours(length: int, pattern=None):
+    from transformer.layers.kernels import blockwise
+    from transformer.layers.masks import Mask
+
+    mask = Mask(causal=True, pattern=pattern)
+    return _jax(lambda *qkv: blockwise(*qkv, mask=mask), length)
+
+
+def ours_window(length: int):
+    from transformer.layers.patterns import Window
+
+    return ours(length, Window(WINDOW))
+
+
+def plain_jax(length: int, window=None):
+    import jax
+
+    def attention(*qkv):
+        return jax.nn.dot_product_attention(*qkv, is_causal=True, local_window_size=window)
+
+    return _jax(attention, length)
+
+
+def plain_window(length: int):
+    return plain_jax(length, (WINDOW - 1, 0))
+
+
+def torch(length: int):
+    import torch
+    from torch.nn.functional import scaled_dot_product_attention
+
+    *given, dout = (torch.from_numpy(x.swapaxes(1, 2).copy()) for x in inputs(length))
+    for x in given:
+        x.requires_grad_()
+
+    def both():
+        out = scaled_dot_product_attention(*given, is_causal=True)
+        return out.detach(), *torch.autograd.grad(out, given, dout)
+
+    found = probe([x.transpose(1, 2).contiguous() for x in both()])
+    return both, {"temporary_mb": float("nan"), "probe": found}
+
+
+CONTESTANTS = {
+    "ours": ours,
+    "plain_jax": plain_jax,
+    "torch": torch,
+    "ours_window": ours_window,
+    "plain_window": plain_window,
+}
+ANSWERS: dict[tuple[str, bool], list[float]] = {}
+"""What the first contestant found, of each length, without and with the window."""
+
+
+def work(name: str, case: str) -> None:
+    call, report = CONTESTANTS[name](int(case))
+    waits = [call is not None]  # who was compared has warmed up, so `serve` need not begin with a call
+
+    def measured() -> None:
+        if call is not None and not (waits and waits.pop()):
+            call()
+
+    common.serve(measured, left_out=call is None, **report)
+
+
+def row(case: str, name: str, contestant: Contestant, first: Contestant, limit: float) -> dict[str, object]:
+    report = contestant.report
+    if not (left_out := report["left_out"]):
+        answer = ANSWERS.setdefault((case, name.endswith("window")), report["probe"])
+        if not np.allclose(report["probe"], answer, rtol=1e-3, atol=1e-4):
+            raise SystemExit(f"{name} {case}: another result than that of ours")
+    return {
+        "length": case,
+        "who": name,
+        "ms": "-" if left_out else f"{1e3 * statistics.median(contestant.seconds):,.0f}",
+        "best": "-" if left_out else f"{1e3 * min(contestant.seconds):,.0f}",
+        "ours is faster": "-" if left_out else f"{common.ratio(first, contestant):.2f}x",
+        "temporary MB": "-" if np.isnan(report["temporary_mb"]) else f"{report['temporary_mb']:,.0f}",
+    }
+
+
+if __name__ == "__main__":
+    common.contest("benchmarks.attention", __doc__, LENGTHS, CONTESTANTS, work, row)
