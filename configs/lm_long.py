@@ -1,0 +1,32 @@
+"""A language model with a context of 16,384 tokens: attention a block at a time, logits a part at a time.
+
+    python launch.py --config=configs/lm_long.py
+
+Cost: not yet measured.
+Result: not yet measured.
+"""
+
+from ml_collections import ConfigDict
+
+from configs import base, lm
+
+
+def get_config(preset: str = "") -> ConfigDict:
+    """The run, or its `tiny` version, which takes seconds and learns nothing."""
+    config = base.language_modeling()
+    config.model.d_model = 192
+    config.model.d_ff = 768
+    config.model.norm = "rms"
+    config.model.max_length = 16384
+    config.model.remat = "full"
+    config.data.sequence_length = 16384
+    config.loss.chunk_size = 1024
+    config.optimizer.name = "contrib.muon"
+    config.optimizer.learning_rate = 0.02
+    config.optimizer.warmup_steps = 20
+    config.optimizer.final_fraction = 0.0
+    config.train.steps = 200
+    config.train.batch_size = 1
+    config.train.checkpoint_every = 50
+    config.sample.prompt = "def fib("
+    return base.choose(config, preset, {"tiny": lm.TINY | {"loss": {"chunk_size": 16}}})
