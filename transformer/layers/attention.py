@@ -90,7 +90,8 @@ class Attention(nn.Module):
             out_bthk, weights_bhts = reference(q_bthk, key_bsgk, value_bsgk, return_weights=True, **inputs)
             self.sow("intermediates", "weights", weights_bhts)
         else:
-            kernel = choose(self.kernel, q_bthk, key_bsgk, mask=mask)
+            given = {name: inputs[name] for name in inputs if name != "dropout_rng"}
+            kernel = choose(self.kernel, q_bthk, key_bsgk, value_bsgk, **given)
             out_bthk = checkpoint_name(kernel(q_bthk, key_bsgk, value_bsgk, **inputs), "attention_output")
         return self.join(out_bthk, x_btd.shape[-1]), cache
 

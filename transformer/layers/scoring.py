@@ -34,6 +34,11 @@ class Scoring:
     soft_cap: float = struct.field(pytree_node=False, default=0.0)
     scale: float = struct.field(pytree_node=False, default=0.0)
 
+    def has(self, hook: str) -> bool:
+        """Whether the position speaks up at a hook of `Position`."""
+        kind = type(self.position)
+        return self.position is not None and getattr(kind, hook) is not getattr(Position, hook)
+
     def scores(self, q_bhtk: jax.Array, k_bgsk: jax.Array) -> jax.Array:
         """Float32 scores (b, h, t, s), unmasked, of head-major queries and keys, which h / g heads share."""
         b, h, t, k = q_bhtk.shape

@@ -37,8 +37,7 @@ def blockwise(
     """
     t, s = q_bthk.shape[1], k_bsgk.shape[1]
     scoring = scoring or Scoring()
-    sizes = min(BLOCK, t), min(BLOCK, s)
-    whole = _whole(t, sizes[0]), _whole(s, sizes[1])
+    sizes, whole = zip(cut(t), cut(s), strict=True)
     learned, given = (
         (scoring.params, scoring.sinks_h),
         (mask.pad(t, s, *whole), scoring.pad(*whole), dropout_rng),
@@ -48,8 +47,17 @@ def blockwise(
     return _attend(q_bhtk, k_bgsk, v_bgsk, learned, given, sizes, dropout_rate)[:, :, :t].swapaxes(1, 2)
 
 
-def _whole(length: int, block: int) -> int:
-    return -(-length // block) * block
+def serves(q_bthk: jax.Array, k_bsgk: jax.Array, v_bsgk: jax.Array, mask: Mask, *_) -> str:
+    """Why `blockwise` cannot serve; nothing where it can."""
+    if mask.origins_b is not None and mask.pattern is not None and not mask.pattern.relative:
+        return "which blocks its pattern sees is not known before the rows are"
+    return ""
+
+
+def cut(length: int) -> tuple[int, int]:
+    """The size of a block, and the length in whole blocks."""
+    size = min(BLOCK, length)
+    return size, -(-length // size) * size
 
 
 def _lengthen(x_bhtk: jax.Array, length: int) -> jax.Array:
@@ -76,7 +84,7 @@ def _visible(causal: bool, pattern: Pattern | None, t: int, s: int, sizes: tuple
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(5, 6))
 def _attend(q_bhtk, k_bgsk, v_bgsk, learned, given, sizes, rate) -> jax.Array:
-    return _forward(q_bhtk, k_bgsk, v_bgsk, learned, given, sizes, rate)[0]
+    return forward(q_bhtk, k_bgsk, v_bgsk, learned, given, sizes, rate)[0].astype(q_bhtk.dtype)
 
 
 class _Blocks:
@@ -125,7 +133,12 @@ class _Blocks:
         return self.scoring.replace(params=params, sinks_h=sinks_h).block(i * t, t, j * s, s)
 
 
-def _forward(q_bhtk, k_bgsk, v_bgsk, learned, given, sizes, rate):
+def forward(q_bhtk, k_bgsk, v_bgsk, learned, given, sizes, rate) -> tuple[jax.Array, jax.Array]:
+    """Outputs (b, h, t, k), and their norms log sum_s exp(score) (b, h, t, 1), of whole blocks, in float32.
+
+    `learned` are the parameters of the position and the sinks, `given` the mask, the rest of the scoring and
+    the key of the dropout. The norm of a query that sees nothing is -inf, and its output 0.
+    """
     blocks = _Blocks(k_bgsk, v_bgsk, given, sizes, rate, q_bhtk.shape[2])
     sinks_h = learned[1]
 
@@ -137,8 +150,8 @@ def _forward(q_bhtk, k_bgsk, v_bgsk, learned, given, sizes, rate):
             k_bgsk, v_bgsk = blocks.keys(js[n])
             scores = blocks.masked(blocks.scores(q_bhqk, k_bgsk, learned, i, js[n]), i, js[n])
             new_top = jnp.maximum(top, jnp.max(scores, axis=-1, keepdims=True))
-            e = jnp.exp(scores - _finite(new_top))
-            decay = jnp.exp(top - _finite(new_top))
+            e = jnp.exp(scores - finite(new_top))
+            decay = jnp.exp(top - finite(new_top))
             out = decay * out + blocks.weighted(e, v_bgsk, learned, i, js[n])
             return new_top, decay * total + jnp.sum(e, axis=-1, keepdims=True), out
 
@@ -148,17 +161,17 @@ def _forward(q_bhtk, k_bgsk, v_bgsk, learned, given, sizes, rate):
             start = top.at[:].set(sinks_h[:, None, None].astype(jnp.float32)), jnp.ones_like(top)
         out = jnp.zeros((*q_bhqk.shape[:3], v_bgsk.shape[-1]))
         top, total, out = jax.lax.fori_loop(0, count, block, (*start, out))
-        total = jnp.where(total == 0, 1.0, total)
-        return None, ((out / total).astype(q_bhqk.dtype), _finite(top) + jnp.log(total))
+        return None, (out / jnp.where(total == 0, 1.0, total), finite(top) + jnp.log(total))
 
     rows = blocks.numbers, blocks.of(q_bhtk), blocks.table, blocks.counts
     _, (out_nbhqk, norm_nbhq1) = jax.lax.scan(row, None, rows)
-    out_bhtk = blocks.joined(out_nbhqk)
-    return out_bhtk, (q_bhtk, k_bgsk, v_bgsk, learned, given, out_bhtk, norm_nbhq1)
+    return blocks.joined(out_nbhqk), blocks.joined(norm_nbhq1)
 
 
-def _backward(sizes, rate, residuals, dout_bhtk):
-    q_bhtk, k_bgsk, v_bgsk, learned, given, out_bhtk, norm_nbhq1 = residuals
+def backward(sizes, rate, residuals, dout_bhtk):
+    """The gradients, in float32, of q, k, v and `learned`: what `forward` was given, outputs and (finite)
+    norms are the `residuals`. They may be those of more keys than these, whose share it then is."""
+    q_bhtk, k_bgsk, v_bgsk, learned, given, out_bhtk, norm_bht1 = residuals
     blocks = _Blocks(k_bgsk, v_bgsk, given, sizes, rate, q_bhtk.shape[2])
     dout_bhtk = dout_bhtk.astype(jnp.float32)
     # sum_s w dw of each query, which is also that of its output with its gradient.
@@ -186,13 +199,24 @@ def _backward(sizes, rate, residuals, dout_bhtk):
 
     like = (k_bgsk, v_bgsk, learned)
     zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, jnp.float32), like)
-    rows = blocks.numbers, blocks.of(q_bhtk), blocks.of(dout_bhtk), blocks.of(mean_bht1), norm_nbhq1
+    rows = (blocks.numbers, *(blocks.of(x) for x in (q_bhtk, dout_bhtk, mean_bht1, norm_bht1)))
     grads, dq_nbhqk = jax.lax.scan(row, zeros, (*rows, blocks.table, blocks.counts))
-    dk_bgsk, dv_bgsk, (dparams, dsinks_h) = jax.tree.map(lambda x, y: x.astype(y.dtype), grads, like)
+    dk_bgsk, dv_bgsk, (dparams, dsinks_h) = grads
     if learned[1] is not None:
-        sink_nbhq1 = jnp.exp(learned[1][:, None, None] - norm_nbhq1)
-        dsinks_h = -jnp.sum(sink_nbhq1 * blocks.of(mean_bht1), axis=(0, 1, 3, 4)).astype(learned[1].dtype)
-    return blocks.joined(dq_nbhqk).astype(q_bhtk.dtype), dk_bgsk, dv_bgsk, (dparams, dsinks_h), None
+        sink_bht1 = jnp.exp(learned[1][:, None, None] - norm_bht1)
+        dsinks_h = -jnp.sum(sink_bht1 * mean_bht1, axis=(0, 2, 3))
+    return blocks.joined(dq_nbhqk), dk_bgsk, dv_bgsk, (dparams, dsinks_h)
+
+
+def _attend_forward(q_bhtk, k_bgsk, v_bgsk, learned, given, sizes, rate):
+    out_bhtk, norm_bht1 = forward(q_bhtk, k_bgsk, v_bgsk, learned, given, sizes, rate)
+    out_bhtk = out_bhtk.astype(q_bhtk.dtype)
+    return out_bhtk, (q_bhtk, k_bgsk, v_bgsk, learned, given, out_bhtk, finite(norm_bht1))
+
+
+def _attend_backward(sizes, rate, residuals, dout_bhtk):
+    grads = backward(sizes, rate, residuals, dout_bhtk)
+    return *jax.tree.map(lambda x, y: x.astype(y.dtype), grads, residuals[:4]), None
 
 
 def _add_at(total_bgsk: jax.Array, part_bgsk: jax.Array, at: jax.Array) -> jax.Array:
@@ -200,8 +224,9 @@ def _add_at(total_bgsk: jax.Array, part_bgsk: jax.Array, at: jax.Array) -> jax.A
     return jax.lax.dynamic_update_slice_in_dim(total_bgsk, there + part_bgsk, at, 2)
 
 
-def _finite(x: jax.Array) -> jax.Array:
+def finite(x: jax.Array) -> jax.Array:
+    """The same with 0 for what is infinite, which may then be subtracted from -inf."""
     return jnp.where(jnp.isfinite(x), x, 0.0)
 
 
-_attend.defvjp(_forward, _backward)
+_attend.defvjp(_attend_forward, _attend_backward)

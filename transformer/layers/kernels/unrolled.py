@@ -46,7 +46,7 @@ def unrolled(
     return jnp.concatenate(blocks, axis=2).transpose(0, 2, 1, 3)
 
 
-def serves(q_bthk: jax.Array, k_bsgk: jax.Array, *, mask: Mask) -> str:
+def serves(q_bthk: jax.Array, k_bsgk: jax.Array, v_bsgk: jax.Array, mask: Mask, *_) -> str:
     """Why `unrolled` cannot serve; nothing where it can."""
     if not mask.causal:
         return "the mask is not causal"

@@ -1,0 +1,188 @@
+"""The kernels of one platform: what they refuse, and, emulated on any, what they compute."""
+
+import functools
+import importlib
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import linen as nn
+from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel
+from jax.sharding import AxisType
+
+from tests.layers.table import Table
+from tests.layers.test_kernels import segments
+from transformer.errors import UserError
+from transformer.layers.kernels import choose, cudnn, place, reference, splash, unrolled
+from transformer.layers.masks import Mask
+from transformer.layers.patterns import Strided, Window
+from transformer.layers.positions import Alibi
+from transformer.layers.scoring import Scoring
+
+on_gpu = pytest.mark.skipif(jax.default_backend() != "gpu", reason="needs a GPU")
+
+
+def pretend(monkeypatch, name):
+    for module in ("cudnn", "splash", "place"):
+        module = importlib.import_module(f"transformer.layers.kernels.{module}")
+        monkeypatch.setattr(module, "platform", lambda: name)
+    monkeypatch.setattr(importlib.import_module("transformer.layers.kernels"), "platform", lambda: name)
+
+
+def draw(rng, t=8, h=4, g=2, k=8, b=2, dtype="float32"):
+    shapes = (b, t, h, k), (b, t, g, k), (b, t, g, k), (b, t, h, k)
+    return [jnp.asarray(rng.normal(size=shape), dtype) for shape in shapes]
+
+
+def assert_like_reference(kernel, inputs, mask, scoring=None, tolerance=2e-5):
+    *inputs, dout = inputs
+
+    @functools.partial(jax.jit, static_argnums=0)
+    def with_gradients(kernel, mask, scoring, *inputs):
+        out, back = jax.vjp(lambda *x: kernel(*x, mask=mask, scoring=scoring), *inputs)
+        return out, *back(dout)
+
+    got = with_gradients(kernel, mask, scoring, *inputs)
+    exact = [x.astype(jnp.float32) for x in inputs]
+    dout = dout.astype(jnp.float32)
+    for ours, theirs in zip(got, with_gradients(reference, mask, scoring, *exact), strict=True):
+        np.testing.assert_allclose(ours.astype(jnp.float32), theirs, atol=tolerance, rtol=tolerance)
+
+
+def masks(rng, t):
+    packed = jnp.asarray(segments(rng, 2, t))
+    valid = np.arange(t) % 3 > 0  # the first query sees nothing under a causal mask
+    valid = jnp.asarray(np.stack([valid, np.zeros(t, bool)]))
+    return {
+        "full": Mask(),
+        "causal": Mask(causal=True),
+        "window": Mask(causal=True, pattern=Window(3)),
+        "packed": Mask(packed, packed, causal=True),
+        "invalid": Mask(key_valid_bs=valid, causal=True),
+        "all": Mask(packed, packed, valid, causal=True, pattern=Window(3)),
+    }
+
+
+NAMES = ["full", "causal", "window", "packed", "invalid", "all"]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_what_cudnn_is_asked_is_the_same_attention(rng, monkeypatch, name):
+    """JAX's own implementation in its place: masks, windows, groups and biases mean what they should."""
+    attend = jax.nn.dot_product_attention
+
+    def without_cudnn(*args, implementation, **options):
+        assert implementation == "cudnn"
+        return attend(*args, implementation="xla", **options)
+
+    monkeypatch.setattr(jax.nn, "dot_product_attention", without_cudnn)
+    mask, places = masks(rng, 8)[name], jnp.arange(8)[None]
+    scoring = (
+        Scoring(places, places, {}, position=Alibi(), scale=0.3) if name in ("packed", "window") else None
+    )
+    assert_like_reference(cudnn, draw(rng), mask, scoring)
+
+
+@on_gpu
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("alibi", [False, True])
+def test_cudnn_itself(rng, name, alibi):
+    t = 128
+    inputs, mask, places = draw(rng, t=t, k=64, dtype="bfloat16"), masks(rng, t)[name], jnp.arange(t)[None]
+    scoring = Scoring(places, places, {}, position=Alibi()) if alibi else Scoring()
+    assert choose("auto", *inputs[:3], mask=mask, scoring=scoring) is cudnn
+    assert_like_reference(cudnn, inputs, mask, scoring, tolerance=0.06)
+
+
+@pytest.fixture
+def interpreted(monkeypatch):
+    make = functools.partial(splash_attention_kernel.make_splash_mha, interpret=True)
+    monkeypatch.setattr(splash_attention_kernel, "make_splash_mha", make)
+
+
+@pytest.mark.parametrize("name", [*NAMES, "strided"])
+def test_splash_interpreted(rng, interpreted, name):
+    mask = Mask(causal=True, pattern=Strided(5)) if name == "strided" else masks(rng, 128)[name]
+    scoring = Scoring(soft_cap=1.5) if name == "packed" else None
+    assert_like_reference(splash, draw(rng, t=128, h=2, g=1, k=64), mask, scoring, tolerance=2e-4)
+
+
+def test_splash_on_several_devices(rng, interpreted):
+    mesh = jax.make_mesh((2, 2), ("data", "tensor"), (AxisType.Auto,) * 2, devices=jax.devices()[:4])
+    rules = (("batch", "data"), ("heads", "tensor"), ("kv_heads", "tensor"))
+    with jax.set_mesh(mesh), nn.logical_axis_rules(rules):
+        mask = masks(rng, 128)["packed"]
+        assert_like_reference(splash, draw(rng, t=128, h=4, g=2, k=64), mask, tolerance=2e-4)
+
+
+def test_splash_is_lowered_for_a_tpu(rng):
+    """To the kernel's custom call, without one at hand."""
+    inputs, mask = draw(rng, t=256, k=128, dtype="bfloat16"), Mask(causal=True)
+
+    def loss(*inputs):
+        return jnp.sum(splash(*inputs, mask=mask).astype(jnp.float32))
+
+    lowered = jax.jit(jax.grad(loss, (0, 1, 2))).trace(*inputs[:3]).lower(lowering_platforms=("tpu",))
+    assert lowered.as_text().count("tpu_custom_call") >= 3  # forward, queries, keys and values
+
+
+def refusals():
+    causal, table = Mask(causal=True), Scoring(position=Table())
+    sinks = Scoring(sinks_h=jnp.zeros(4))
+    yield "cudnn", {"dtype": "float32"}, causal, Scoring(), 0.0, "bfloat16 or float16, not in float32"
+    yield "cudnn", {"k": 12}, causal, Scoring(), 0.0, "heads are 12 wide"
+    yield "cudnn", {}, Mask(causal=True, pattern=Strided(2)), Scoring(), 0.0, "not Strided"
+    yield "cudnn", {}, Mask(pattern=Window(2)), Scoring(), 0.0, "causal window, not Window"
+    yield "cudnn", {"t": 7}, Mask(key_valid_bs=jnp.ones((2, 7), bool)), Scoring(), 0.0, "7 and 7 must be even"
+    yield "cudnn", {}, causal, sinks, 0.0, "it has no sinks"
+    yield "cudnn", {}, causal, Scoring(soft_cap=2.0), 0.0, "it has no soft cap"
+    yield "cudnn", {}, causal, table, 0.0, "no weights for the position to add values"
+    yield "cudnn", {}, causal, Scoring(), 0.1, "it has no dropout"
+    tpu = {"t": 128, "k": 64}
+    yield "splash", tpu | {"k": 32}, causal, Scoring(), 0.0, "heads are 32 wide"
+    yield "splash", tpu | {"t": 96}, causal, Scoring(), 0.0, "96 and 96 are no multiples of 128"
+    yield "splash", tpu, causal, sinks, 0.0, "it has no sinks"
+    yield "splash", tpu, causal, table, 0.0, "not there for the position"
+    yield "splash", tpu, causal, Scoring(), 0.1, "it has no dropout"
+
+
+@pytest.mark.parametrize("kernel,shape,mask,scoring,rate,message", list(refusals()))
+def test_refusals_name_the_reason(rng, monkeypatch, kernel, shape, mask, scoring, rate, message):
+    pretend(monkeypatch, {"cudnn": "nvidia", "splash": "tpu"}[kernel])
+    q, k, v, _ = draw(rng, **{"dtype": "bfloat16"} | shape)
+    options = {"mask": mask, "scoring": scoring, "dropout_rate": rate}
+    with pytest.raises(UserError, match=f"kernel: '{kernel}' cannot serve here: .*{message}.*; use 'auto'"):
+        choose(kernel, q, k, v, **options)
+    assert choose("auto", q, k, v, **options) not in (cudnn, splash)
+
+
+def test_an_array_too_large_for_cudnn_is_refused(monkeypatch):
+    pretend(monkeypatch, "nvidia")
+    t = 2**14
+    x = jax.ShapeDtypeStruct((2, t, 2, 64), "bfloat16")
+    packed = jax.ShapeDtypeStruct((2, t), "int32")
+    assert choose("auto", x, x, mask=Mask(causal=True)) is cudnn
+    with pytest.raises(UserError, match="more than 268435456 entries"):
+        choose("cudnn", x, x, mask=Mask(packed, packed, causal=True))
+
+
+def test_each_platform_has_its_own(rng, monkeypatch):
+    q, k, v, _ = draw(rng, t=128, k=64, dtype="bfloat16")
+    mask = Mask(causal=True)
+    for kind in ("cudnn", "splash"):
+        with pytest.raises(UserError, match=f"'{kind}' cannot serve here: .* and this is cpu"):
+            choose(kind, q, k, v, mask=mask)
+    assert choose("auto", q, k, v, mask=mask) is unrolled
+    for name, kernel in (("nvidia", cudnn), ("tpu", splash), ("METAL", unrolled)):
+        pretend(monkeypatch, name)
+        assert choose("auto", q, k, v, mask=mask) is kernel
+
+
+def test_the_platform_is_that_of_the_mesh(monkeypatch):
+    """Which may be of devices that no one has here."""
+    device = jax.sharding.AbstractDevice("NVIDIA H100 80GB HBM3", None, "gpu")
+    mesh = jax.sharding.AbstractMesh((8,), ("data",), abstract_device=device)
+    assert place.platform() == "cpu"
+    with jax.sharding.use_abstract_mesh(mesh):
+        assert place.platform() == "nvidia"

@@ -1,0 +1,143 @@
+"""Ring attention on virtual devices against the reference on one."""
+
+import contextlib
+import dataclasses
+import functools
+import importlib
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import linen as nn
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
+
+from tests.layers.table import Table
+from tests.layers.test_kernels import segments
+from transformer.errors import UserError
+from transformer.layers.kernels import KERNELS, blockwise, choose, reference, ring
+from transformer.layers.masks import Mask
+from transformer.layers.patterns import Window
+from transformer.layers.scoring import Scoring
+
+ring_module = importlib.import_module("transformer.layers.kernels.ring")  # which is also a function
+blockwise_module = importlib.import_module("transformer.layers.kernels.blockwise")
+RULES = (("batch", "data"), ("length", "context"))
+
+
+@contextlib.contextmanager
+def around(devices, data=1):
+    sizes, axes = (data, devices), (AxisType.Auto,) * 2
+    mesh = jax.make_mesh(sizes, ("data", "context"), axes, devices=jax.devices()[: data * devices])
+    with jax.set_mesh(mesh), nn.logical_axis_rules(RULES):
+        yield mesh
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def with_gradients(kernel, inputs, learned, dout, mask, scoring):
+    def weighed(inputs, learned):
+        out = kernel(*inputs, mask=mask, scoring=dataclasses.replace(scoring, **learned))
+        return jnp.sum(out * dout), out
+
+    return jax.value_and_grad(weighed, argnums=(0, 1), has_aux=True)(inputs, learned)
+
+
+def assert_like_one_device(rng, devices, mask, t, s=None, *, data=1, scoring=None, learned=None, b=2, g=2):
+    draw = lambda *shape: jnp.asarray(rng.normal(size=shape), jnp.float32)  # noqa: E731
+    s = s or t
+    inputs, dout = (draw(b, t, 4, 8), draw(b, s, g, 8), draw(b, s, g, 8)), draw(b, t, 4, 8)
+    given = inputs, learned or {}, dout, mask, scoring or Scoring()
+    expected = with_gradients(reference, *given)
+    with around(devices, data):
+        assert choose("auto", *inputs, mask=mask, scoring=given[-1]) is ring or devices == 1
+        got = with_gradients(KERNELS["ring"], *given)
+    (_, out), _ = got
+    assert len(out.sharding.device_set) == devices * data
+    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, atol=5e-5, rtol=1e-4), got, expected)
+
+
+@pytest.mark.parametrize("devices,data", [(1, 1), (2, 2), (4, 1), (8, 1)])
+def test_packed_segments_under_a_causal_mask(rng, devices, data):
+    packed = jnp.asarray(segments(rng, 2, 48))
+    assert_like_one_device(rng, devices, Mask(packed, packed, causal=True), 48, data=data)
+
+
+def test_blocks_of_the_kernel_inside_the_parts_of_the_ring(rng, monkeypatch):
+    """Parts of 5 tokens in blocks of 2: the last block of each is filled up."""
+    monkeypatch.setattr(blockwise_module, "BLOCK", 2)
+    assert_like_one_device(rng, 4, Mask(causal=True), 40)
+
+
+def test_rows_that_may_see_nothing(rng):
+    valid = rng.random((2, 24)) < 0.4
+    valid[0] = False
+    valid[:, :2] = False  # the first queries have no key at all
+    assert_like_one_device(rng, 4, Mask(key_valid_bs=jnp.asarray(valid), causal=True), 24)
+
+
+def test_without_a_causal_mask_the_lengths_may_differ(rng):
+    target, source = jnp.asarray(segments(rng, 2, 9)), jnp.asarray(segments(rng, 2, 15))
+    assert_like_one_device(rng, 3, Mask(target, source), 9, 15)
+
+
+def test_positions_sinks_and_soft_cap(rng):
+    """The biases' table is whole on every device, and its gradient the sum of what all found."""
+    t = 16
+    places = jnp.arange(t)[None]
+    tables = {"bias": rng.normal(size=(4, 32, 32)), "values": rng.normal(size=(32, 8))}
+    learned = {
+        "params": jax.tree.map(lambda x: jnp.asarray(x, jnp.float32), tables),
+        "sinks_h": jnp.asarray(rng.normal(size=4), jnp.float32),
+    }
+    scoring = Scoring(places, places, position=Table(heads=4), soft_cap=1.5)
+    assert_like_one_device(rng, 2, Mask(causal=True), t, scoring=scoring, learned=learned)
+
+
+def test_keys_go_round_and_are_nowhere_gathered(rng):
+    x = jnp.zeros((2, 64, 2, 8))
+    with around(4, data=2) as mesh:
+        cut = NamedSharding(mesh, PartitionSpec("data", "context"))
+        given = (x, x, x), {}, x, Mask(causal=True), Scoring()
+        lowered = with_gradients.lower(ring, *jax.device_put(given[:1], cut), *given[1:])
+        around_ring = lowered.compile().as_text()
+        lowered = with_gradients.lower(reference, *jax.device_put(given[:1], cut), *given[1:])
+        by_itself = lowered.compile().as_text()
+    assert "collective-permute" in around_ring
+    assert "all-gather" not in around_ring and "all-to-all" not in around_ring
+    assert "all-gather" in by_itself  # so that its absence says something
+    sizes = [np.prod([int(n) for n in x.split(",")]) for x in re.findall(r"f32\[([\d,]+)\]", around_ring)]
+    assert max(sizes) <= 2 * 2 * 16 * 16  # nowhere the weights of 16 queries, of 64, for all 64 keys
+
+
+def test_every_device_multiplies_the_same_under_a_causal_mask(monkeypatch):
+    """Each of n devices sees, over all rounds, 2 n + 1 of its own pairs of blocks, and all of them once."""
+    n, seen = 4, []
+    for device in range(n):
+        way = ring_module._Ring(("context",), n, True)
+        monkeypatch.setattr(ring_module._Ring, "index", device)
+        blocks = [(i, 2 * n - 1 - i) for i in range(n)]
+        pairs = [(device, *pair) for pair in way.own] + [(device, 1, 0)]
+        for distance in range(1, n):
+            pairs += [((device - distance) % n, *pair) for pair in way.others(jnp.int32(distance))]
+        assert len(pairs) == 2 * n + 1
+        seen += [(blocks[device][int(i)], blocks[source][int(j)]) for source, i, j in pairs]
+    assert sorted(seen) == [(i, j) for i in range(2 * n) for j in range(i + 1)]
+
+
+@pytest.mark.parametrize(
+    "mask,t,rate,message",
+    [
+        (Mask(causal=True, pattern=Window(3)), 16, 0.0, "no patterns, and this one is Window"),
+        (Mask(causal=True), 16, 0.1, "no dropout"),
+        (Mask(causal=True), 20, 0.0, "20 tokens cannot be cut into 8 equal blocks for 4 devices"),
+    ],
+)
+def test_refusals_name_the_reason(mask, t, rate, message):
+    x = jnp.zeros((1, t, 2, 8))
+    with around(4):
+        with pytest.raises(UserError, match=f"'ring' cannot serve here: .*{message}"):
+            choose("ring", x, x, mask=mask, dropout_rate=rate)
+        assert choose("auto", x, x, mask=mask, dropout_rate=rate) is not ring
+    assert choose("ring", x, x, mask=mask, dropout_rate=rate) is ring  # which is `blockwise` on one device
+    np.testing.assert_array_equal(ring(x, x, x + 1, mask=mask), blockwise(x, x, x + 1, mask=mask))

@@ -1,0 +1,83 @@
+"""Fused attention of cuDNN, on NVIDIA's GPUs."""
+
+import jax
+import jax.numpy as jnp
+
+from transformer.layers.kernels.place import cut_over, platform
+from transformer.layers.masks import Mask
+from transformer.layers.patterns import Window
+from transformer.layers.scoring import Scoring
+
+MOST = 2**28
+"""Entries of what is added to the scores where a mask or a position needs it as an array: 1/2 GiB."""
+
+
+def cudnn(
+    q_bthk: jax.Array,
+    k_bsgk: jax.Array,
+    v_bsgk: jax.Array,
+    *,
+    mask: Mask,
+    scoring: Scoring | None = None,
+) -> jax.Array:
+    """The reference's result, by `jax.nn.dot_product_attention`, where `serves` has nothing against it.
+
+    Causal masks and their windows cost no memory and skip what they exclude. Segments, invalid keys and the
+    biases of positions become an array of the queries' type that is added to the scores, quadratic in the
+    length; a bias is as exact as that type.
+    Source: Dao et al. 2022 (FlashAttention), as NVIDIA built it into cuDNN.
+    """
+    scoring = scoring or Scoring()
+    (t, h), s = q_bthk.shape[1:3], k_bsgk.shape[1]
+    q_bhtk, bias_bhts, allowed_bhts = q_bthk.swapaxes(1, 2), None, None
+    if scoring.has("bias"):
+        bias_bhts = scoring.finish(jnp.zeros((1, h, t, s)), q_bhtk).astype(q_bthk.dtype)
+    if mask.key_segments_bs is not None or mask.key_valid_bs is not None:
+        allowed_bhts = mask.dense(t, s)
+    window = None if mask.pattern is None else (mask.pattern.size - 1, 0)  # type: ignore[attr-defined]
+    out_bthk = jax.nn.dot_product_attention(
+        scoring.queries(q_bhtk).swapaxes(1, 2),
+        k_bsgk,
+        v_bsgk,
+        bias_bhts,
+        allowed_bhts,
+        scale=scoring.scale or None,
+        is_causal=mask.causal,
+        local_window_size=window,
+        implementation="cudnn",
+    )
+    if allowed_bhts is None:
+        return out_bthk
+    # What is excluded by a great negative bias alone shares the weight of a query that sees nothing else.
+    return jnp.where(jnp.any(allowed_bhts, axis=-1).swapaxes(1, 2)[..., None], out_bthk, 0)
+
+
+def serves(q_bthk, k_bsgk, v_bsgk, mask: Mask, scoring: Scoring, dropout_rate: float) -> str:
+    """Why `cudnn` cannot serve; nothing where it can."""
+    (b, t, h, k), s = q_bthk.shape, k_bsgk.shape[1]
+    biased = scoring.has("bias")
+    added = biased or mask.key_segments_bs is not None or mask.key_valid_bs is not None
+    if platform() != "nvidia":
+        return f"it is for NVIDIA's GPUs, and this is {platform()}"
+    if q_bthk.dtype not in (jnp.bfloat16, jnp.float16):
+        return f"it computes in bfloat16 or float16, not in {q_bthk.dtype}"
+    if k % 8 or k > 128 or v_bsgk.shape[-1] != k:
+        widths = f"heads are {k} wide, and values {v_bsgk.shape[-1]}"
+        return f"{widths}; it takes multiples of 8 up to 128, both alike"
+    if mask.pattern is not None and not (
+        isinstance(mask.pattern, Window) and mask.pattern.dilation == 1 and mask.causal
+    ):
+        return f"of patterns it knows the causal window, not {mask.pattern}"
+    if mask.causal and t != s:
+        return "the queries do not stand where the keys do"
+    if added and (t % 2 or s % 2):
+        return f"lengths {t} and {s} must be even with a bias, segments or invalid keys"
+    if added and b // cut_over("batch")[1] * (h if biased else 1) * t * s > MOST:
+        return f"the array of biases or segments would have more than {MOST} entries"
+    if scoring.sinks_h is not None:
+        return "it has no sinks"
+    if scoring.soft_cap:
+        return "it has no soft cap"
+    if scoring.has("values"):
+        return "it keeps no weights for the position to add values with"
+    return "it has no dropout of weights" if dropout_rate else ""

@@ -1,0 +1,270 @@
+"""Attention over a sequence that is cut over devices: the keys go round, and no device has them all."""
+
+import dataclasses
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import PartitionSpec
+
+from transformer.layers.kernels.blockwise import backward, blockwise, cut, finite, forward
+from transformer.layers.kernels.blockwise import serves as refusal_of_blockwise
+from transformer.layers.kernels.place import cut_over
+from transformer.layers.masks import Mask
+from transformer.layers.scoring import Scoring
+
+Pairs = list[tuple[Any, Any]]
+"""Of a block of queries and one of keys, which it may see."""
+
+Inputs = tuple[jax.Array, jax.Array, jax.Array, Any, Any]
+
+
+def ring(
+    q_bthk: jax.Array,
+    k_bsgk: jax.Array,
+    v_bsgk: jax.Array,
+    *,
+    mask: Mask,
+    scoring: Scoring | None = None,
+    dropout_rate: float = 0.0,
+    dropout_rng: jax.Array | None = None,
+) -> jax.Array:
+    """The reference's result, on a mesh whose rules cut the logical axis "length" over n > 1 devices.
+
+    In n rounds each device attends with its queries to the keys and values that it holds at the time, and
+    passes these on to the next device meanwhile. Of two parts with outputs o, o' and log-sum-exps z, z' of
+    their scores, the whole has z'' = log(e^z + e^z') and the output o e^(z - z'') + o' e^(z' - z''). In the
+    backward pass the gradients of keys and values travel with them, n rounds, which take them home.
+
+    Under a causal mask the first devices would have nothing to do in most rounds. So the sequence is cut
+    into 2 n blocks, of which device i takes the i-th and the i-th from the end, and gives them back at the
+    end: then every device multiplies two pairs of blocks in every round. On one device this is `blockwise`.
+
+    Source: Liu et al. 2023 (Ring Attention); the order: Zhu 2023 (zigzag, of ring-flash-attention), after
+    Brandon et al. 2023 (Striped Attention).
+    """
+    axes, devices = cut_over("length")
+    if devices == 1:
+        options: Any = {"dropout_rate": dropout_rate, "dropout_rng": dropout_rng}
+        return blockwise(q_bthk, k_bsgk, v_bsgk, mask=mask, scoring=scoring, **options)
+    scoring = scoring or Scoring()
+    (b, t), s = q_bthk.shape[:2], k_bsgk.shape[1]
+
+    def rows(x_bt: jax.Array | None, length: int) -> jax.Array | None:
+        return None if x_bt is None else jnp.broadcast_to(x_bt, (b, length))
+
+    queries = q_bthk, rows(mask.query_segments_bt, t), rows(scoring.query_positions_bt, t)
+    about_keys = mask.key_segments_bs, mask.key_valid_bs, scoring.key_positions_bs
+    keys = k_bsgk, v_bsgk, *(rows(x, s) for x in about_keys)
+    learned = scoring.params, scoring.sinks_h
+    rest = dataclasses.replace(
+        scoring, query_positions_bt=None, key_positions_bs=None, params=None, sinks_h=None
+    )
+    way = _Ring(axes, devices, mask.causal)
+    of_batch, parts = cut_over("batch")
+    of_batch = () if b % parts else of_batch  # left to the compiler, the gradients would be gathered
+    part = PartitionSpec(of_batch or None, axes)
+    local = jax.shard_map(
+        functools.partial(way.attend, scoring=rest),
+        in_specs=(part, part, PartitionSpec()),
+        out_specs=part,
+        axis_names={*axes, *of_batch},
+        check_vma=False,
+    )
+    return local(queries, keys, learned)
+
+
+def serves(q_bthk, k_bsgk, v_bsgk, mask: Mask, scoring: Scoring, dropout_rate: float) -> str:
+    """Why `ring` cannot serve; nothing where it can."""
+    devices, t, s = cut_over("length")[1], q_bthk.shape[1], k_bsgk.shape[1]
+    if devices == 1:
+        return refusal_of_blockwise(q_bthk, k_bsgk, v_bsgk, mask)
+    if mask.pattern is not None:
+        return f"it has no patterns, and this one is {mask.pattern}"
+    if dropout_rate:
+        return "it has no dropout of weights"
+    if mask.causal and t != s:
+        return "the queries do not stand where the keys do"
+    parts = 2 * devices if mask.causal else devices
+    for length in (t, s):
+        if length % parts:
+            return f"{length} tokens cannot be cut into {parts} equal blocks for {devices} devices"
+    return ""
+
+
+@dataclasses.dataclass(frozen=True)
+class _Ring:
+    """What one device does. A leading axis of its arrays, r, numbers the blocks that it holds: two under a
+    causal mask, one without."""
+
+    axes: tuple[str, ...]
+    devices: int
+    causal: bool
+
+    def attend(self, queries: Any, keys: Any, learned: Any, scoring: Scoring) -> jax.Array:
+        """(b, t / n, ...) of each input, in the order of the sequence -> (b, t / n, h, k)."""
+        queries, keys = jax.tree.map(self.take, (queries, keys))
+        t, s = queries[0].shape[2], keys[0].shape[2]
+        (size_t, whole_t), (size_s, whole_s) = cut(t), cut(s)
+        if whole_s > s and keys[3] is None:
+            keys = *keys[:3], jnp.ones(keys[0].shape[:3], bool), keys[4]
+        q_rbhtk, *about_queries = jax.tree.map(functools.partial(_lengthen, length=whole_t), queries)
+        k_rbgsk, v_rbgsk, *about_keys = jax.tree.map(functools.partial(_lengthen, length=whole_s), keys)
+        q_rbhtk, k_rbgsk, v_rbgsk = (x.swapaxes(2, 3) for x in (q_rbhtk, k_rbgsk, v_rbgsk))
+        given = about_queries, about_keys, scoring
+        out_rbhtk = _attend(q_rbhtk, k_rbgsk, v_rbgsk, learned, given, self, (size_t, size_s))
+        return self.give_back(out_rbhtk.swapaxes(2, 3)[:, :, :t])
+
+    def take(self, x_bt: jax.Array) -> jax.Array:
+        """This device's stretch of the sequence -> the blocks it works on, (r, b, t / n / r, ...)."""
+        if not self.causal:
+            return x_bt[None]
+        even, odd = (
+            jax.lax.ppermute(x, self.axes, self._moves(n)) for n, x in enumerate(jnp.split(x_bt, 2, axis=1))
+        )
+        return self._turn(jnp.stack([even, odd]))
+
+    def give_back(self, x_rbt: jax.Array) -> jax.Array:
+        """The inverse of `take`."""
+        if not self.causal:
+            return x_rbt[0]
+        moves = ([(there, here) for here, there in self._moves(n)] for n in range(2))
+        halves = zip(self._turn(x_rbt), moves, strict=True)
+        return jnp.concatenate([jax.lax.ppermute(x, self.axes, pairs) for x, pairs in halves], axis=1)
+
+    def _moves(self, odd: int) -> list[tuple[int, int]]:
+        """Device i has the blocks 2 i and 2 i + 1 and is to have i and 2 n - 1 - i, of which one is even."""
+        last = 2 * self.devices - 1
+        return [(i, min(2 * i + odd, last - 2 * i - odd)) for i in range(self.devices)]
+
+    def _turn(self, x_rbt: jax.Array) -> jax.Array:
+        """The even and the odd block, from the first and the last of the two, or the other way round."""
+        return jnp.where(self.index % 2 == 0, x_rbt, x_rbt[::-1])
+
+    @property
+    def index(self) -> jax.Array:
+        """The device's place in the ring."""
+        return jax.lax.axis_index(self.axes)
+
+    def on(self, tree: Any) -> Any:
+        """What the device before this one had."""
+        moves = [(i, (i + 1) % self.devices) for i in range(self.devices)]
+        return jax.tree.map(lambda x: jax.lax.ppermute(x, self.axes, moves), tree)
+
+    @property
+    def own(self) -> Pairs:
+        """Pairs of blocks of the same place, which the mask may cut through."""
+        return [(0, 0), (1, 1)] if self.causal else [(0, 0)]
+
+    def others(self, n: jax.Array) -> Pairs:
+        """The pairs, all before the queries, with the keys of the device n before this one.
+
+        A last block sees all first blocks. Of keys from an earlier device the first block also sees the
+        first; of those from a later device the last block sees the last.
+        """
+        later = (n > self.index).astype(jnp.int32)
+        return [(1, 0), (later, later)] if self.causal else [(0, 0)]
+
+
+class _Part:
+    """Pairs of blocks side by side, as so many rows of `blockwise`."""
+
+    def __init__(self, queries: Any, given: Any, way: _Ring, sizes: tuple[int, int]) -> None:
+        self.queries, self.way, self.sizes = queries, way, sizes
+        self.about_queries, _, self.scoring = given
+
+    def inputs(self, keys: Any, pairs: Pairs, learned: Any, causal: bool) -> Inputs:
+        """What `forward` takes."""
+        at_queries, at_keys = zip(*pairs, strict=True)
+        q_bhtk, (query_segments, query_positions) = self.pick((self.queries, self.about_queries), at_queries)
+        k_bgsk, v_bgsk, (key_segments, key_valid, key_positions) = self.pick(keys, at_keys)
+        mask = Mask(query_segments, key_segments, key_valid, causal=causal)
+        places = {"query_positions_bt": query_positions, "key_positions_bs": key_positions}
+        scoring = dataclasses.replace(self.scoring, **places)
+        return q_bhtk, k_bgsk, v_bgsk, learned, (mask, scoring, None)
+
+    def pick(self, tree: Any, rows: Sequence[Any]) -> Any:
+        """Blocks (r, b, ...) -> those of the rows, one below the other, (b rows, ...): in this order the
+        batch stays cut over devices as it is."""
+        return jax.tree.map(lambda x: _joined(jnp.stack([x[row] for row in rows], axis=1)), tree)
+
+
+def _joined(x_bp: jax.Array) -> jax.Array:
+    return x_bp.reshape(-1, *x_bp.shape[2:])
+
+
+def _parts(x_b: jax.Array, pairs: Pairs) -> jax.Array:
+    return x_b.reshape(-1, len(pairs), *x_b.shape[1:]).swapaxes(0, 1)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(5, 6))
+def _attend(q_rbhtk, k_rbgsk, v_rbgsk, learned, given, way, sizes) -> jax.Array:
+    return _forward(q_rbhtk, k_rbgsk, v_rbgsk, learned, given, way, sizes)[0]
+
+
+def _forward(q_rbhtk, k_rbgsk, v_rbgsk, learned, given, way, sizes):
+    part = _Part(q_rbhtk, given, way, sizes)
+
+    def join(whole, keys, pairs):
+        out, norm = whole
+        more = forward(*part.inputs(keys, pairs, (learned[0], None), False), sizes, 0.0)
+        more_out, more_norm = (_parts(x, pairs) for x in more)
+        for n, (i, _) in enumerate(pairs):
+            new_norm = jnp.logaddexp(norm[i], more_norm[n])
+            old, new = (jnp.exp(x - finite(new_norm)) for x in (norm[i], more_norm[n]))
+            out, norm = out.at[i].set(old * out[i] + new * more_out[n]), norm.at[i].set(new_norm)
+        return out, norm
+
+    def step(n, carry):
+        whole, keys = carry
+        return join(whole, keys, way.others(n)), way.on(keys)
+
+    keys = k_rbgsk, v_rbgsk, given[1]
+    own = forward(*part.inputs(keys, way.own, learned, way.causal), sizes, 0.0)
+    whole = tuple(_parts(x, way.own) for x in own)
+    if way.causal:
+        whole = join(whole, keys, [(1, 0)])
+    (out, norm), _ = jax.lax.fori_loop(1, way.devices, step, (whole, way.on(keys)))
+    out = out.astype(q_rbhtk.dtype)
+    return out, (q_rbhtk, k_rbgsk, v_rbgsk, learned, given, out, finite(norm))
+
+
+def _backward(way, sizes, residuals, dout_rbhtk):
+    q_rbhtk, k_rbgsk, v_rbgsk, learned, given, out, norm = residuals
+    part = _Part(q_rbhtk, given, way, sizes)
+
+    def grads(keys, pairs, learned, causal=False):
+        inputs = part.inputs(keys, pairs, learned, causal)
+        *results, dout_bhtk = part.pick((out, norm, dout_rbhtk), [i for i, _ in pairs])
+        more = backward(sizes, 0.0, (*inputs, *results), dout_bhtk)
+        return *(_parts(x, pairs) for x in more[:3]), *more[3]
+
+    def add(total, keys, pairs):
+        dq, dk, dv, dparams = total
+        *more, more_params, _ = grads(keys, pairs, (learned[0], None))
+        for n, (i, j) in enumerate(pairs):
+            dq = dq.at[i].add(more[0][n])
+            dk, dv = dk.at[j].add(more[1][n]), dv.at[j].add(more[2][n])
+        return dq, dk, dv, jax.tree.map(jnp.add, dparams, more_params)
+
+    def step(n, carry):
+        total, keys = carry
+        dq, dk, dv, dparams = add(total, keys, way.others(n))
+        return (dq, *way.on((dk, dv)), dparams), way.on(keys)
+
+    keys = k_rbgsk, v_rbgsk, given[1]
+    *own, dsinks_h = grads(keys, way.own, learned, way.causal)
+    dq, dk, dv, dparams = add(own, keys, [(1, 0)]) if way.causal else own
+    start = (dq, *way.on((dk, dv)), dparams), way.on(keys)
+    (dq, dk, dv, dparams), _ = jax.lax.fori_loop(1, way.devices, step, start)
+    found = dq, dk, dv, (dparams, dsinks_h)
+    return *jax.tree.map(lambda x, y: x.astype(y.dtype), found, residuals[:4]), None
+
+
+_attend.defvjp(_forward, _backward)
+
+
+def _lengthen(x_rbt: jax.Array, length: int) -> jax.Array:
+    return jnp.pad(x_rbt, [(0, 0), (0, 0), (0, length - x_rbt.shape[2])] + [(0, 0)] * (x_rbt.ndim - 3))

@@ -1,0 +1,111 @@
+"""Fused attention for TPUs, which skips the blocks that a mask excludes."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as kernels
+from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask as masks
+from jax.sharding import PartitionSpec
+
+from transformer.layers.kernels.place import cut_over, platform
+from transformer.layers.masks import Mask
+from transformer.layers.patterns import Window
+from transformer.layers.scoring import Scoring
+
+BLOCKS = (512, 256, 128)
+"""Queries, and keys, of a block: the first that divides the lengths."""
+
+
+def splash(
+    q_bthk: jax.Array,
+    k_bsgk: jax.Array,
+    v_bsgk: jax.Array,
+    *,
+    mask: Mask,
+    scoring: Scoring | None = None,
+) -> jax.Array:
+    """The reference's result, by the Pallas kernel of JAX, where `serves` has nothing against it.
+
+    Of several devices each runs it for its own rows of the batch and its own heads.
+    Source: Dao et al. 2022 (FlashAttention); the kernel of JAX, `splash_attention`.
+    """
+    scoring = scoring or Scoring()
+    (b, t), s = q_bthk.shape[:2], k_bsgk.shape[1]
+    scale = scoring.scale or q_bthk.shape[-1] ** -0.5
+    marked = mask.key_segments_bs is not None or mask.key_valid_bs is not None
+
+    def attend(q_bhtk: jax.Array, k_bgsk: jax.Array, v_bgsk: jax.Array, ids: kernels.SegmentIds | None):
+        heads = masks.MultiHeadMask([_static(mask, t, s)] * q_bhtk.shape[1])
+        kernel = kernels.make_splash_mha(
+            heads,
+            block_sizes=_sizes(t, s),
+            head_shards=1,
+            q_seq_shards=1,
+            attn_logits_soft_cap=scoring.soft_cap or None,
+        )
+        return jax.vmap(kernel)(q_bhtk, k_bgsk, v_bgsk, ids)
+
+    rows, columns = cut_over("batch")[0] or None, cut_over("heads")[0] or None
+    if rows or columns:
+        part = PartitionSpec(rows, columns)
+        specs = part, part, part, PartitionSpec(rows)
+        attend = jax.shard_map(attend, in_specs=specs, out_specs=part, check_vma=False)
+    q_bhtk = scoring.queries(q_bthk.swapaxes(1, 2)) * jnp.asarray(scale, q_bthk.dtype)
+    ids = _ids(mask, b, t, s) if marked else None
+    out_bhtk = attend(q_bhtk, k_bsgk.swapaxes(1, 2), v_bsgk.swapaxes(1, 2), ids)
+    if marked:  # a query that sees nothing gets anything
+        out_bhtk = jnp.where(jnp.any(mask.dense(t, s), axis=-1, keepdims=True), out_bhtk, 0)
+    return out_bhtk.swapaxes(1, 2).astype(q_bthk.dtype)
+
+
+def serves(q_bthk, k_bsgk, v_bsgk, mask: Mask, scoring: Scoring, dropout_rate: float) -> str:
+    """Why `splash` cannot serve; nothing where it can."""
+    (b, t, h, k), (s, g) = q_bthk.shape, k_bsgk.shape[1:3]
+    rows, columns = cut_over("batch")[1], cut_over("heads")[1]
+    if platform() != "tpu":
+        return f"it is for TPUs, and this is {platform()}"
+    if k % 64 or v_bsgk.shape[-1] != k:
+        return f"heads are {k} wide, and values {v_bsgk.shape[-1]}; it takes multiples of 64, both alike"
+    if t % BLOCKS[-1] or s % BLOCKS[-1]:
+        return f"lengths {t} and {s} are no multiples of {BLOCKS[-1]}"
+    if b % rows or h % columns or g % columns:
+        return f"{b} rows, {h} heads or {g} key heads cannot be cut over {rows} x {columns} devices"
+    if mask.pattern is not None and mask.origins_b is not None and not mask.pattern.relative:
+        return "which blocks its pattern sees is not known before the rows are"
+    if scoring.sinks_h is not None:
+        return "it has no sinks"
+    if scoring.has("bias") or scoring.has("values"):
+        return "its scores and weights are not there for the position to add to"
+    return "it has no dropout of weights" if dropout_rate else ""
+
+
+def _static(mask: Mask, t: int, s: int) -> masks.Mask:
+    if mask.pattern is None:
+        return masks.CausalMask((t, s)) if mask.causal else masks.FullMask((t, s))
+    if isinstance(mask.pattern, Window) and mask.pattern.dilation == 1:
+        before = mask.pattern.size - 1
+        return masks.LocalMask((t, s), (before, 0 if mask.causal else before), offset=0)
+    i, j = np.arange(t)[:, None], np.arange(s)[None]
+    seen = np.broadcast_to(mask.pattern(i, j), (t, s))
+    return masks.NumpyMask(seen & (j <= i) if mask.causal else seen)
+
+
+def _ids(mask: Mask, b: int, t: int, s: int) -> kernels.SegmentIds:
+    """Numbers that a query and the keys that it may see have in common."""
+
+    def numbers(x_bt: jax.Array | None, length: int) -> jax.Array:
+        return jnp.broadcast_to(jnp.zeros((1, 1), jnp.int32) if x_bt is None else x_bt, (b, length))
+
+    keys_bs = numbers(mask.key_segments_bs, s)
+    if mask.key_valid_bs is not None:
+        keys_bs = jnp.where(mask.key_valid_bs, keys_bs, jnp.iinfo(jnp.int32).min)
+    return kernels.SegmentIds(numbers(mask.query_segments_bt, t), keys_bs)
+
+
+def _sizes(t: int, s: int) -> kernels.BlockSizes:
+    size = next(size for size in BLOCKS if t % size == 0 and s % size == 0)
+    names = [f"block_{axis}{name}" for name in ("", "_dkv", "_dq") for axis in ("q", "kv")]
+    sizes: Any = dict.fromkeys([*names, "block_kv_compute", "block_kv_dkv_compute"], size)
+    return kernels.BlockSizes(**sizes)
