@@ -72,6 +72,7 @@ def parallel() -> ConfigDict:
     config.mesh.data = -1  # devices with whole copies of the parameters; -1: all that are left
     config.mesh.fsdp = 1  # devices over which parameters and batch are cut
     config.mesh.tensor = 1  # devices over which heads, hidden units and vocabulary are cut
+    config.mesh.context = 1  # devices over which each sequence is cut
     config.microbatches = 1  # parts of a batch, one after the other, with gradients added: saves memory
     config.rules = "default"  # logical axis -> mesh axis: a key of RULES in transformer/training/parallel.py
     return config

@@ -47,11 +47,11 @@ EXPECTED = {
 }
 
 
-def mesh(data=1, fsdp=1, tensor=1):
+def mesh(data=1, fsdp=1, tensor=1, context=1):
     devices = jax.devices()
     if -1 not in (data, fsdp, tensor):
-        devices = devices[: data * fsdp * tensor]
-    return parallel.make_mesh(parallel.MeshConfig(data, fsdp, tensor), devices)
+        devices = devices[: data * fsdp * tensor * context]
+    return parallel.make_mesh(parallel.MeshConfig(data, fsdp, tensor, context), devices)
 
 
 def optimizer(name="adamw"):
@@ -70,8 +70,8 @@ def toy_state(tx, boxed_moments):
 
 
 def test_one_axis_takes_what_is_left():
-    assert dict(mesh(-1, 2, 2).shape) == {"data": 2, "fsdp": 2, "tensor": 2}
-    assert dict(mesh(1, -1, 1).shape) == {"data": 1, "fsdp": 8, "tensor": 1}
+    assert dict(mesh(-1, 2, 2).shape) == {"data": 2, "fsdp": 2, "context": 1, "tensor": 2}
+    assert dict(mesh(1, -1, 1).shape) == {"data": 1, "fsdp": 8, "context": 1, "tensor": 1}
 
 
 @pytest.mark.parametrize("boxed_moments", [False, True])
@@ -160,12 +160,16 @@ def test_a_constraint_without_the_context_does_nothing():
         assert len(jax.jit(lambda x: constrain(x))(x).sharding.device_set) == 8
 
 
-@pytest.mark.parametrize("shape", [(8, 1, 1), (1, 8, 1), (2, 2, 2), (1, 1, 8)])
+@pytest.mark.parametrize("shape", [(8, 1, 1, 1), (1, 8, 1, 1), (2, 2, 2, 1), (1, 1, 8, 1), (2, 1, 1, 4)])
 def test_batches_arrive_whole_and_in_order(shape, rng):
-    x = rng.integers(0, 9, size=(16, 3)).astype(np.int32)
-    put = parallel.put_batch({"x": x}, parallel.batch_sharding(mesh(*shape)))["x"]
-    np.testing.assert_array_equal(put, x)
-    assert put.addressable_shards[0].data.shape[0] == 16 // (shape[0] * shape[1])
+    batch = {"tokens": (16, 12), "odd": (16, 3), "label": (16,)}
+    batch = {name: rng.integers(0, 9, size=size).astype(np.int32) for name, size in batch.items()}
+    put = parallel.put_batch(batch, parallel.batch_sharding(mesh(*shape)))
+    rows = 16 // (shape[0] * shape[1])
+    parts = {"tokens": (rows, 12 // shape[3]), "odd": (rows, 3), "label": (rows,)}
+    for name, values in batch.items():
+        np.testing.assert_array_equal(put[name], values)
+        assert put[name].addressable_shards[0].data.shape == parts[name]
 
 
 def test_optimizer_steps_agree_on_every_mesh(rng):
@@ -223,9 +227,11 @@ def test_processes_that_would_share_rows_are_refused():
         made = [types.SimpleNamespace(process_index=p) for p in of_process]
         return np.array(made, object).reshape(shape)
 
-    parallel.check_processes(devices([0, 0, 1, 1], 2, 1, 2))
-    parallel.check_processes(devices([0, 0, 1, 1], 1, 4, 1))
+    parallel.check_processes(devices([0, 0, 1, 1], 2, 1, 1, 2))
+    parallel.check_processes(devices([0, 0, 1, 1], 1, 4, 1, 1))
     with pytest.raises(UserError, match=r"^parallel.mesh.tensor: 4 devices, of 2 processes for part 0"):
-        parallel.check_processes(devices([0, 0, 1, 1], 1, 1, 4))
+        parallel.check_processes(devices([0, 0, 1, 1], 1, 1, 1, 4))
     with pytest.raises(UserError, match=r"2 devices, of 2 processes"):
-        parallel.check_processes(devices([0, 1, 0, 1], 2, 1, 2))
+        parallel.check_processes(devices([0, 1, 0, 1], 2, 1, 1, 2))
+    with pytest.raises(UserError, match=r"^parallel.mesh.context x tensor: 4 devices, of 2 processes"):
+        parallel.check_processes(devices([0, 0, 1, 1], 1, 1, 2, 2))

@@ -1,8 +1,9 @@
 """Where arrays live: a named mesh of devices, and one table from logical axis names to mesh axes.
 
-The mesh has three axes. `data` holds whole copies of the parameters and parts of the batch; `fsdp` parts of
-both (Rajbhandari et al. 2020, "ZeRO", stage 3); `tensor` parts of heads, hidden units and vocabulary
-(Shoeybi et al. 2019, "Megatron-LM"). Nothing else in the codebase names a mesh axis.
+The mesh has four axes. `data` holds whole copies of the parameters and parts of the batch; `fsdp` parts of
+both (Rajbhandari et al. 2020, "ZeRO", stage 3); `context` parts of each sequence (Liu et al. 2023, "Ring
+Attention"); `tensor` parts of heads, hidden units and vocabulary (Shoeybi et al. 2019, "Megatron-LM").
+Nothing else in the codebase names a mesh axis.
 """
 
 import contextlib
@@ -23,6 +24,7 @@ Rules = Sequence[tuple[str, str | tuple[str, ...] | None]]
 RULES: dict[str, Rules] = {
     "default": (
         ("batch", ("data", "fsdp")),
+        ("length", "context"),
         ("activation_embed", None),
         ("vocab", "tensor"),
         ("mlp", "tensor"),
@@ -36,6 +38,10 @@ rule is whole on every device. A mesh axis serves one dimension of an array at m
 whose batch takes `fsdp`, keeps its width whole, while a parameter's `embed` is cut."""
 
 
+AXES = ("data", "fsdp", "context", "tensor")
+"""From those whose devices talk least to those whose devices talk most, and should be neighbours."""
+
+
 @dataclasses.dataclass(frozen=True)
 class MeshConfig:
     """Devices along each mesh axis; one of them may be -1 and takes what is left."""
@@ -43,6 +49,7 @@ class MeshConfig:
     data: int
     fsdp: int
     tensor: int
+    context: int = 1
 
     def __post_init__(self):
         sizes = dataclasses.asdict(self)
@@ -79,7 +86,7 @@ def make_mesh(config: MeshConfig, devices: Sequence[jax.Device] | None = None) -
       UserError: sizes whose product is not the number of devices.
     """
     devices = jax.devices() if devices is None else devices
-    sizes = dataclasses.asdict(config)
+    sizes = {axis: getattr(config, axis) for axis in AXES}
     given = math.prod(size for size in sizes.values() if size != -1)
     if len(devices) % given or (-1 not in sizes.values() and given != len(devices)):
         described = " x ".join(f"{axis} {size}" for axis, size in sizes.items())
@@ -142,16 +149,21 @@ def with_shardings(abstract: Any, shardings: Any) -> Any:
 
 
 def batch_sharding(mesh: Mesh) -> NamedSharding:
-    """Rows of a batch, spread over the axes `data` and `fsdp`."""
-    return NamedSharding(mesh, PartitionSpec(("data", "fsdp")))
+    """Rows of a batch, spread over the axes `data` and `fsdp`, and their tokens over `context`."""
+    return NamedSharding(mesh, PartitionSpec(("data", "fsdp"), "context"))
 
 
 def put_batch(batch: Mapping[str, np.ndarray], sharding: NamedSharding) -> dict[str, jax.Array]:
-    """The global batch on the devices, from the rows that this process has."""
-    return {
-        name: jax.make_array_from_process_local_data(sharding, np.asarray(rows))
-        for name, rows in batch.items()
-    }
+    """The global batch on the devices, from the rows that this process has; what is no sequence, or none
+    that can be cut, is whole beyond its rows."""
+    context = sharding.mesh.shape["context"]
+
+    def put(rows: np.ndarray) -> jax.Array:
+        axes = 2 if rows.ndim > 1 and rows.shape[1] % context == 0 else 1
+        by_axes = NamedSharding(sharding.mesh, PartitionSpec(*sharding.spec[:axes]))
+        return jax.make_array_from_process_local_data(by_axes, rows)
+
+    return {name: put(np.asarray(rows)) for name, rows in batch.items()}
 
 
 def check_batch_size(batch_size: int, mesh: Mesh, microbatches: int) -> None:
@@ -165,13 +177,15 @@ def check_batch_size(batch_size: int, mesh: Mesh, microbatches: int) -> None:
 
 
 def check_processes(devices: np.ndarray) -> None:
-    """Raises a `UserError` where devices (data, fsdp, tensor) of several processes are to hold the same rows
-    of a batch: each process reads rows of its own."""
-    for row, holders in enumerate(devices.reshape(-1, devices.shape[-1])):
+    """Raises a `UserError` where devices (data, fsdp, context, tensor) of several processes are to hold the
+    same rows of a batch: each process reads rows of its own."""
+    context, tensor = devices.shape[2:]
+    for row, holders in enumerate(devices.reshape(-1, context * tensor)):
         processes = {device.process_index for device in holders}
         if len(processes) > 1:
+            keys = "parallel.mesh.tensor" if context == 1 else "parallel.mesh.context x tensor"
             raise UserError(
-                f"parallel.mesh.tensor: {len(holders)} devices, of {len(processes)} processes for part {row} "
+                f"{keys}: {len(holders)} devices, of {len(processes)} processes for part {row} "
                 "of the batch; it must divide the number of devices that one process has"
             )
 
