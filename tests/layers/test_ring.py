@@ -20,10 +20,13 @@ from transformer.layers.kernels import KERNELS, blockwise, choose, reference, ri
 from transformer.layers.masks import Mask
 from transformer.layers.patterns import Window
 from transformer.layers.scoring import Scoring
+from transformer.models.decoder import Decoder, DecoderConfig
+from transformer.training import parallel
 
 ring_module = importlib.import_module("transformer.layers.kernels.ring")  # which is also a function
 blockwise_module = importlib.import_module("transformer.layers.kernels.blockwise")
 RULES = (("batch", "data"), ("length", "context"))
+CONFIG = DecoderConfig(d_model=16, num_layers=1, num_heads=4, num_kv_heads=2, d_ff=32, vocab_multiple=8)
 
 
 @contextlib.contextmanager
@@ -123,6 +126,31 @@ def test_every_device_multiplies_the_same_under_a_causal_mask(monkeypatch):
         assert len(pairs) == 2 * n + 1
         seen += [(blocks[device][int(i)], blocks[source][int(j)]) for source, i, j in pairs]
     assert sorted(seen) == [(i, j) for i in range(2 * n) for j in range(i + 1)]
+
+
+def test_a_model_on_a_mesh_with_context_and_tensor_is_that_on_one_device(rng):
+    """Heads over `tensor`, rows over `data`, tokens over `context`; a bias for each head goes along."""
+    tokens = jnp.asarray(rng.integers(0, 32, (2, 16)))
+    packed, made = jnp.asarray(segments(rng, 2, 16)), {}
+    for kernel in ("reference", "ring"):
+        model = Decoder(dataclasses.replace(CONFIG, kernel=kernel, position="alibi"), 32)
+        made[kernel] = jax.jit(jax.value_and_grad(functools.partial(mean_square, model)))
+    boxed = jax.eval_shape(model.init, jax.random.key(0), tokens[:1, :1])["params"]
+    params = jax.tree.map(
+        lambda x: jnp.asarray(rng.normal(size=x.shape, scale=0.3), x.dtype), nn.meta.unbox(boxed)
+    )
+    expected = made["reference"](params, tokens, packed)
+    mesh = parallel.make_mesh(parallel.MeshConfig(data=2, fsdp=1, tensor=2, context=2))
+    with parallel.placed(mesh, parallel.RULES["default"]):
+        batch = parallel.put_batch({"tokens": tokens, "packed": packed}, parallel.batch_sharding(mesh))
+        text = made["ring"].lower(params, **batch).compile().as_text()
+        got = made["ring"](params, **batch)
+    assert "collective-permute" in text
+    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, atol=2e-4, rtol=2e-3), got, expected)
+
+
+def mean_square(model, params, tokens, packed):
+    return jnp.mean(jnp.square(model.apply({"params": params}, tokens, segments_bt=packed)))
 
 
 @pytest.mark.parametrize(
