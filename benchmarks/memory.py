@@ -9,8 +9,8 @@ all that is alive in between. A CPU's own memory is the host's, so there `offloa
 """
 
 import argparse
+import dataclasses
 import statistics
-import time
 from typing import Any
 
 from benchmarks import common
@@ -80,16 +80,12 @@ def step_of(shape: Shape, *, chunk_size: int = 0, **changes: Any):
 
 
 def work(case: str, length: int) -> None:
-    import dataclasses
-
-    start = time.perf_counter()
     program, call = step_of(dataclasses.replace(SHAPE, length=length), **CASES[case])
-    compile_s = time.perf_counter() - start
     sizes = program.memory_analysis()
     temp = sizes.temp_size_in_bytes
     whole = temp + sizes.argument_size_in_bytes + sizes.output_size_in_bytes - sizes.alias_size_in_bytes
     done = [call()]  # the call that `serve` begins with
-    report = {"temp_gb": temp / 2**30, "step_gb": whole / 2**30, "compile_s": compile_s, "loss": done[0]}
+    report = {"temp_gb": temp / 2**30, "step_gb": whole / 2**30, "loss": done[0]}
     common.serve(lambda: done.pop() if done else call(), **report)
 
 
@@ -105,7 +101,6 @@ def row(case: str, contestant: Contestant, first: Contestant) -> dict[str, objec
         "of the first's": f"{report['step_gb'] / first.report['step_gb']:.0%}",
         "s/step": f"{seconds:.1f}",
         "times the first's": f"{seconds / ours:.2f}x",
-        "compile s": f"{report['compile_s']:.0f}",
         "most resident GB": f"{report['memory_gb']:.2f}",
     }
 
