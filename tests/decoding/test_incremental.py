@@ -87,6 +87,15 @@ def test_every_position_norm_and_attention(rng, position, norm, heads):
     {"feed_forward": "swiglu", "tie_embeddings": False, "scale_embeddings": True},
     {"kernel": "reference"},
     {"kernel": "blockwise"},
+    {"attention": "latent", "position": "rope"},
+    {"attention": "plain", "position": "alibi"},
+    {"qk_norm": True, "soft_cap": 2.0, "sinks": True},
+    {"pattern": "window", "pattern_size": 3, "full_every": 2, "full_position": "none"},
+    {"pattern": "window", "pattern_size": 2, "pattern_extra": 2, "scan_layers": True, "full_every": 2},
+    {"pattern": "strided", "pattern_size": 3},
+    {"pattern": "fixed", "pattern_size": 4},
+    {"pattern": "global", "pattern_size": 2, "pattern_extra": 2},
+    {"pattern": "blocks", "pattern_size": 2},
     {"scan_layers": True, "dropout": 0.5, "attention_dropout": 0.5, "embedding_dropout": 0.5},
 ])  # fmt: skip
 def test_every_other_variant(rng, changes):
