@@ -93,14 +93,12 @@ def row(case: str, contestant: Contestant, first: Contestant) -> dict[str, objec
     report, loss = contestant.report, first.report["loss"]
     if abs(report["loss"] - loss) > (0.05 if "dtype" in CASES[case] else 1e-3):
         raise SystemExit(f"{case}: a loss of {report['loss']}, where {next(iter(CASES))} has {loss}")
-    seconds, ours = (statistics.median(each.seconds) for each in (contestant, first))
     return {
         "case": case,
         "step GB": f"{report['step_gb']:.2f}",
         "of it temporary GB": f"{report['temp_gb']:.2f}",
         "of the first's": f"{report['step_gb'] / first.report['step_gb']:.0%}",
-        "s/step": f"{seconds:.1f}",
-        "times the first's": f"{seconds / ours:.2f}x",
+        "s/step": f"{statistics.median(contestant.seconds):.1f}",
         "most resident GB": f"{report['memory_gb']:.2f}",
     }
 
