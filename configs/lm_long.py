@@ -18,6 +18,7 @@ def get_config(preset: str = "") -> ConfigDict:
     config.model.d_ff = 768
     config.model.norm = "rms"
     config.model.max_length = 16384
+    config.model.scan_layers = True
     config.model.remat = "full"
     config.data.sequence_length = 16384
     config.loss.chunk_size = 1024
