@@ -27,8 +27,8 @@ MALLOC = {
     "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1:glibc.malloc.arena_max=1"
     ":glibc.malloc.mmap_threshold=1099511627776:glibc.malloc.trim_threshold=1099511627776"
 }
-"""Makes malloc keep what is freed, in one heap for all threads, of pages of 2 MB. XLA on a CPU takes the memory
-of each step anew from malloc; to give it back and map it in again is up to half of a step's time."""
+"""Makes malloc keep what is freed, in one heap for all threads, of pages of 2 MB. XLA on a CPU takes the
+memory of each step anew from malloc; to give it back and map it in again is up to half of a step's time."""
 
 SAMPLING = ("temperature", "top_k", "top_p", "num_samples", "max_new_tokens")
 PREDICT = ("prompt", "input", "output", "seed", *SAMPLING)

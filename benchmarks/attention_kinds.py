@@ -3,8 +3,8 @@
     python -m benchmarks.attention_kinds [--folder=runs/attention] [--only=window,alibi]
 
 Trains every config of configs/attention/, and its multi_head.py with every encoding of positions, to the end,
-one after another, and prints their bits per byte of validation text, tokens/s (median of what was logged), and
-the most memory that the process had. A run that is in the folder already is not trained again.
+one after another, and prints their bits per byte of validation text, tokens/s (median of what was logged),
+and the most memory that the process had. A run that is in the folder already is not trained again.
 """
 
 import argparse

@@ -3,9 +3,9 @@
     python -m benchmarks.recurrence [--memory 512] [--segment 128] [--repeats 5]
 
 A Transformer-XL (6 layers, d_model 384, 6 heads, vocabulary 256, float32, random parameters). With memory, a
-segment of tokens sees itself and `memory` tokens before it, of which each layer kept keys and values. Without,
-each token needs a pass of its own over `memory` + `segment` / 2 tokens, as many as are seen there on the mean
-(Dai et al. 2019, section 3.2 and table 9).
+segment of tokens sees itself and `memory` tokens before it, of which each layer kept keys and values.
+Without, each token needs a pass of its own over `memory` + `segment` / 2 tokens, as many as are seen there on
+the mean (Dai et al. 2019, section 3.2 and table 9).
 """
 
 import argparse
