@@ -25,7 +25,6 @@ def get_config(preset: str = "") -> ConfigDict:
     config.optimizer.warmup_steps = 20
     config.optimizer.final_fraction = 0.0
     config.train.steps = 600
-    config.train.batch_size = 16
     config.train.checkpoint_every = 200
     config.train.sample_every = 200
     config.sample.prompt = "def fib("

@@ -145,9 +145,9 @@ def test_the_future_of_the_target_is_not_seen_and_all_of_the_source_is(rng):
         def seen(x_bsd, x_btd):
             def run(model):
                 memory = model._run(
-                    "encoder", model._encoder_block, model.encoder_blocks, x_bsd, **inputs(4, False)
+                    "encoder", model._encoder_blocks, model.encoder_blocks, x_bsd, **inputs(4, False)
                 )
-                block, blocks = model._decoder_block, model.decoder_blocks
+                block, blocks = model._decoder_blocks, model.decoder_blocks
                 x = model._run("decoder", block, blocks, x_btd, memory=memory, **inputs(5, True))
                 return jnp.sum(x[0, 2] ** 2)
 

@@ -78,11 +78,13 @@ class StackConfig:
             ("position_scaling", SCALINGS),
             ("attention", ATTENTIONS),
             ("pattern", PATTERNS),
-            ("kernel", ("auto", *KERNELS)),
         ):
             if getattr(self, key) not in known:
                 expected = ", ".join(map(repr, known))
                 raise UserError(f"{key}: {getattr(self, key)!r}; expected one of {expected}")
+        if self.kernel not in ("auto", *KERNELS):
+            expected = ", ".join(map(repr, KERNELS))
+            raise UserError(f"kernel: {self.kernel!r}; expected 'auto' or one of {expected}")
         if self.position == "rope" and self.rotated_width % 2:
             raise UserError(f"head_dim: {self.rotated_width} is odd; rope turns pairs, so it must be even")
         if self.position_factor < 1:
@@ -155,10 +157,8 @@ class StackConfig:
         """Blocks of a stack of `num_layers` (0: the config's), bound to no parent, which take turns: of
         `full_every` the last one sees everything. With attention to another sequence if `cross`."""
         sparse = self._block(num_layers, cross, self.mask_pattern, self.position, causal)
-        if not self.full_every:
-            return (sparse,)
         full = self._block(num_layers, cross, None, self.full_position or self.position, causal)
-        return (*[sparse] * (self.full_every - 1), full)
+        return (*[sparse] * (self.full_every - 1), full) if self.full_every else (sparse,)
 
     def _block(
         self, num_layers: int, cross: bool, pattern: Pattern | None, position: str, causal: bool
@@ -174,12 +174,12 @@ class StackConfig:
             "parent": None,
         }
         kind = ATTENTIONS[self.attention]
-        of_kind = {"latent_dim": self.latent_dim or 2 * self.key_width} if self.attention == "latent" else {}
+        of_kind = {"latent_dim": self.latent_dim or 2 * self.key_width}
         of_self = {"pattern": pattern, "position": self.positions(position, causal, parent=None)}
         attention = functools.partial(
             kind,
             **shared | {"use_bias": self.use_bias and self.attention_bias},
-            **of_kind,
+            **{key: value for key, value in of_kind.items() if key in kind.__dataclass_fields__},
             num_heads=1 if self.attention == "plain" else self.num_heads,
             head_dim=self.d_model if self.attention == "plain" else self.key_width,
             num_kv_heads=self.kv_heads,
