@@ -113,8 +113,8 @@ def test_imports_go_one_way(name):
 @pytest.mark.parametrize(
     ("name", "source"),
     [
-        ("transformer.layers.attention", "from transformer.models import decoder"),
-        ("transformer.layers.attention", "import numpy"),
+        ("transformer.layers.attention.multi_head", "from transformer.models import decoder"),
+        ("transformer.layers.attention.multi_head", "import numpy"),
         ("transformer.data.text", "import jax"),
         ("transformer.training.loop", "from transformer.data.text import TextData"),
         ("transformer.decoding.sampling", "def f():\n    import transformer.models.decoder"),

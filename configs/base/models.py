@@ -28,7 +28,7 @@ def stack() -> ConfigDict:
     model.position = "rope"  # a key of POSITIONS in transformer/layers/positions; none is one
     model.position_base = 10000.0  # longest wavelength / 2 pi, of sinusoidal and rope
     model.position_scaling = "none"  # rope for longer texts than were trained on: none, linear, ntk, yarn
-    model.position_factor = 1.0  # how much longer
+    model.position_factor = 1.0  # how much longer; 1 without scaling
     model.position_distance = 0  # distance from which on all are one, of t5 and shaw; 0: 128 and 16
     model.full_position = ""  # the position encoding of the layers that see everything; "": the same
     model.max_length = 2048  # longest sequence, prompt and completion together

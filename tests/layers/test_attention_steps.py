@@ -7,9 +7,8 @@ import pytest
 from flax import linen as nn
 
 from transformer.errors import UserError
-from transformer.layers import attention_steps as steps
 from transformer.layers.alignment import AdditiveAlignment, DotAlignment
-from transformer.layers.attention import Attention
+from transformer.layers.attention import Attention, steps
 from transformer.layers.masks import Mask
 from transformer.layers.positions import Position
 

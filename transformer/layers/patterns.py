@@ -118,8 +118,8 @@ class Blocks:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if self.size < 1:
-            raise UserError(f"size: {self.size} keys; expected at least 1")
+        if self.size < 1 or self.drawn < 0:
+            raise UserError(f"blocks of size {self.size}, drawn {self.drawn}; expected at least 1 and 0")
 
     def __call__(self, i: Indices, j: Indices) -> Indices:
         """In blocks that see one another."""

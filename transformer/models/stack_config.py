@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from transformer.errors import UserError
-from transformer.layers.attentions import ATTENTIONS
+from transformer.layers.attention import ATTENTIONS
 from transformer.layers.block import Block
 from transformer.layers.feed_forward import FeedForward
 from transformer.layers.kernels import KERNELS
@@ -13,6 +13,9 @@ from transformer.layers.normalization import NORMS
 from transformer.layers.patterns import PATTERNS, Pattern
 from transformer.layers.positions import POSITIONS, Position
 from transformer.layers.positions.rope_scaling import SCALINGS
+
+WITHOUT_PARAMETERS = ("none", "rope", "alibi")
+"""Encodings of positions that speak up in attention alone and learn nothing."""
 
 
 @dataclass(frozen=True)
@@ -85,46 +88,58 @@ class StackConfig:
         if self.kernel not in ("auto", *KERNELS):
             expected = ", ".join(map(repr, KERNELS))
             raise UserError(f"kernel: {self.kernel!r}; expected 'auto' or one of {expected}")
-        if self.position == "rope" and self.rotated_width % 2:
-            raise UserError(f"head_dim: {self.rotated_width} is odd; rope turns pairs, so it must be even")
-        if self.position_factor < 1:
-            raise UserError(f"position_factor: {self.position_factor}; expected at least 1")
-        if self.position_distance < 0:
-            raise UserError(
-                f"position_distance: {self.position_distance}; expected a distance, or 0 for its own"
-            )
-        if self.soft_cap < 0:
-            raise UserError(f"soft_cap: {self.soft_cap}; expected a bound of the scores, or 0 for none")
-        if self.full_every < 0:
-            raise UserError(f"full_every: {self.full_every}; expected a number of layers, or 0 for none")
+        for key in ("latent_dim", "soft_cap", "full_every", "position_distance"):
+            if getattr(self, key) < 0:
+                raise UserError(f"{key}: {getattr(self, key)}; expected 0 or more")
+        self._check_attention()
+        self._check_positions()
+
+    def _check_attention(self) -> None:
+        try:
+            PATTERNS[self.pattern](self.pattern_size, self.pattern_extra)
+        except UserError as error:
+            sizes = f"pattern_size: {self.pattern_size} and pattern_extra: {self.pattern_extra}"
+            raise UserError(f"{sizes} with pattern {self.pattern!r}: {error}") from error
         if self.full_every and self.scan_layers and self.num_layers % self.full_every:
             raise UserError(
                 f"num_layers: {self.num_layers} is not divisible by full_every {self.full_every}, which "
                 "scan_layers needs"
             )
-        if self.full_position and POSITIONS[self.full_position] is not POSITIONS[self.position]:
-            stateless = {"none", "rope", "alibi"}
-            if not {self.full_position, self.position} <= stateless:
-                raise UserError(
-                    f"full_position: {self.full_position!r} with position {self.position!r}; expected two of "
-                    f"{', '.join(map(repr, sorted(stateless)))}, which have no parameters"
-                )
-        if self.attention != "multi_head":
-            of_heads = {
-                "qk_norm": self.qk_norm,
-                "lora_rank": self.lora_rank,
-                "num_kv_heads": self.num_kv_heads,
-            }
-            for key, value in of_heads.items():
-                if value:
-                    raise UserError(
-                        f"{key}: {value} with attention {self.attention!r}; expected 'multi_head' for it"
-                    )
-            if self.position in ("shaw", "transformer_xl"):
-                raise UserError(
-                    f"position: {self.position!r} with attention {self.attention!r}; expected another"
-                )
-        self.mask_pattern  # noqa: B018 - what it says of its numbers it says now
+        for key, kind in (
+            ("qk_norm", "multi_head"),
+            ("lora_rank", "multi_head"),
+            ("num_kv_heads", "multi_head"),
+            ("latent_dim", "latent"),
+        ):
+            if getattr(self, key) and self.attention != kind:
+                value = getattr(self, key)
+                raise UserError(f"{key}: {value} with attention {self.attention!r}; only {kind!r} has it")
+
+    def _check_positions(self) -> None:
+        there = {self.position, self.full_position or self.position}
+        if "rope" in there and self.rotated_width % 2:
+            raise UserError(f"head_dim: {self.rotated_width} is odd; rope turns pairs, so it must be even")
+        if self.position_scaling != "none" and "rope" not in there:
+            raise UserError(f"position_scaling: {self.position_scaling!r} without rope, which it is for")
+        if self.position_factor < 1 or (self.position_factor > 1) != (self.position_scaling != "none"):
+            raise UserError(
+                f"position_factor: {self.position_factor} with position_scaling {self.position_scaling!r}; "
+                "expected 1 without scaling, and more than 1 with it"
+            )
+        if self.position_distance and self.position not in ("t5", "shaw"):
+            raise UserError(f"position_distance: {self.position_distance}; only t5 and shaw have one")
+        if self.full_position and not self.full_every:
+            raise UserError(f"full_position: {self.full_position!r} without full_every layers to have it")
+        if len(there) > 1 and not there <= {*WITHOUT_PARAMETERS}:
+            expected = ", ".join(map(repr, WITHOUT_PARAMETERS))
+            raise UserError(
+                f"full_position: {self.full_position!r} with position {self.position!r}; expected both of "
+                f"{expected}, for all layers have the same parameters"
+            )
+        if self.attention != "multi_head" and self.position in ("shaw", "transformer_xl"):
+            raise UserError(
+                f"position: {self.position!r} with attention {self.attention!r}; only 'multi_head' has it"
+            )
 
     @property
     def key_width(self) -> int:
@@ -139,24 +154,19 @@ class StackConfig:
     @property
     def rotated_width(self) -> int:
         """The width of what positions may turn."""
-        return {"multi_head": self.key_width, "latent": self.key_width // 2, "plain": self.d_model}[
-            self.attention
-        ]
+        widths = {"multi_head": self.key_width, "latent": self.key_width // 2, "plain": self.d_model}
+        return widths[self.attention]
 
     @property
     def remembered(self) -> tuple[int, int, int]:
         """What a layer keeps of each token: heads, the width of a key, the width of a value."""
         return self.blocks()[0].attention.remembered
 
-    @property
-    def mask_pattern(self) -> Pattern | None:
-        """Which keys are seen at all, in all but the full layers."""
-        return PATTERNS[self.pattern](self.pattern_size, self.pattern_extra)
-
     def blocks(self, num_layers: int = 0, *, cross: bool = False, causal: bool = False) -> tuple[Block, ...]:
         """Blocks of a stack of `num_layers` (0: the config's), bound to no parent, which take turns: of
         `full_every` the last one sees everything. With attention to another sequence if `cross`."""
-        sparse = self._block(num_layers, cross, self.mask_pattern, self.position, causal)
+        pattern = PATTERNS[self.pattern](self.pattern_size, self.pattern_extra)
+        sparse = self._block(num_layers, cross, pattern, self.position, causal)
         full = self._block(num_layers, cross, None, self.full_position or self.position, causal)
         return (*[sparse] * (self.full_every - 1), full) if self.full_every else (sparse,)
 

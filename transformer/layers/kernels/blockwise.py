@@ -38,10 +38,8 @@ def blockwise(
     t, s = q_bthk.shape[1], k_bsgk.shape[1]
     scoring = scoring or Scoring()
     sizes, whole = zip(cut(t), cut(s), strict=True)
-    learned, given = (
-        (scoring.params, scoring.sinks_h),
-        (mask.pad(t, s, *whole), scoring.pad(*whole), dropout_rng),
-    )
+    learned = scoring.params, scoring.sinks_h
+    given = mask.pad(t, s, *whole), scoring.pad(*whole), dropout_rng
     q_bhtk = _lengthen(q_bthk.swapaxes(1, 2), whole[0])
     k_bgsk, v_bgsk = (_lengthen(x.swapaxes(1, 2), whole[1]) for x in (k_bsgk, v_bsgk))
     return _attend(q_bhtk, k_bgsk, v_bgsk, learned, given, sizes, dropout_rate)[:, :, :t].swapaxes(1, 2)
@@ -70,10 +68,8 @@ def _visible(causal: bool, pattern: Pattern | None, t: int, s: int, sizes: tuple
     rows = []
     for t0 in range(0, t, sizes[0]):
         i, j = np.arange(t0, t0 + sizes[0])[:, None], np.arange(s)[None]
-        seen = (
-            np.ones((sizes[0], s), bool) if pattern is None else np.broadcast_to(pattern(i, j), (sizes[0], s))
-        )
-        seen = (seen & (j <= i)) if causal else seen
+        seen = j <= i if causal else np.ones((sizes[0], s), bool)
+        seen = seen if pattern is None else seen & pattern(i, j)
         rows.append(np.flatnonzero(seen.reshape(sizes[0], -1, sizes[1]).any(axis=(0, 2))))
     counts = np.asarray([len(row) for row in rows], np.int32)
     table = np.zeros((len(rows), max(1, counts.max())), np.int32)

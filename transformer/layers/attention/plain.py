@@ -2,7 +2,7 @@
 
 import jax
 
-from transformer.layers.attention import Attention
+from transformer.layers.attention.multi_head import Attention
 from transformer.layers.cache import LayerCache
 
 

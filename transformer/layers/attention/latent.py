@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
-from transformer.layers.attention import Attention
+from transformer.layers.attention.multi_head import Attention
 from transformer.layers.cache import LayerCache
 from transformer.layers.normalization import RMSNorm
 
@@ -30,13 +30,11 @@ class LatentAttention(Attention):
         self.latent = self._linear((c,), ("embed", "head_dim"))
         self.rotary_key = self._linear((k // 2,), ("embed", "head_dim"))
         self.latent_norm = RMSNorm()
-        init = nn.with_logical_partitioning(nn.initializers.normal(c**-0.5), (None, "heads", "head_dim"))
-        self.key_up = self.param("key_up", init, (c, h, k), jnp.float32)
-        self.value_up = self.param("value_up", init, (c, h, k), jnp.float32)
+        self.key_up, self.value_up = _HeadKernel((c, h, k)), _HeadKernel((c, h, k))
 
     def queries(self, x_btd: jax.Array, positions_bt: jax.Array) -> jax.Array:
         """(b, t, d) -> (b, t, h, c + k / 2): queries of latents, then of rotary keys."""
-        of_latents = self._per_head("bthk,chk->bthc", self.query(x_btd), self.key_up)
+        of_latents = self._per_head("bthk,chk->bthc", self.query(x_btd), self.key_up())
         rotary_bthk = self.position.rotate(self.rotary_query(x_btd), positions_bt)
         return jnp.concatenate([of_latents, rotary_bthk], axis=-1)
 
@@ -54,7 +52,7 @@ class LatentAttention(Attention):
 
     def join(self, out_bthk: jax.Array, width: int) -> jax.Array:
         """Weighted sums of latents (b, t, h, c) -> (b, t, width)."""
-        return super().join(self._per_head("bthc,chk->bthk", out_bthk, self.value_up), width)
+        return super().join(self._per_head("bthc,chk->bthk", out_bthk, self.value_up()), width)
 
     @property
     def remembered(self) -> tuple[int, int, int]:
@@ -69,3 +67,15 @@ class LatentAttention(Attention):
     def _per_head(self, form: str, x: jax.Array, kernel: jax.Array) -> jax.Array:
         kernel = kernel.astype(self.dtype)
         return jnp.einsum(form, x, kernel, preferred_element_type=jnp.float32).astype(self.dtype)
+
+
+class _HeadKernel(nn.Module):
+    """The matrix (c, k) of each head, as a parameter that goes by the name of those of `Linear`."""
+
+    shape: tuple[int, int, int]
+
+    @nn.compact
+    def __call__(self) -> jax.Array:
+        init = nn.initializers.normal(self.shape[0] ** -0.5)
+        names = (None, "heads", "head_dim")
+        return self.param("kernel", nn.with_logical_partitioning(init, names), self.shape, jnp.float32)

@@ -141,10 +141,10 @@ class Attention(nn.Module):
         if self.sinks:
             init = nn.with_logical_partitioning(nn.initializers.zeros, ("heads",))
             sinks_h = self.param("sinks", init, (self.num_heads,), jnp.float32)
-        scoring = Scoring(sinks_h=sinks_h, soft_cap=self.soft_cap, scale=self.scale)
-        hooks = ("query_bias", "bias", "values")
-        if all(getattr(type(self.position), hook) is getattr(Position, hook) for hook in hooks):
-            return scoring
+        position = self.position.clone(parent=None, name=None)
+        scoring = Scoring(sinks_h=sinks_h, position=position, soft_cap=self.soft_cap, scale=self.scale)
+        if not any(scoring.has(hook) for hook in ("query_bias", "bias", "values")):
+            return dataclasses.replace(scoring, position=None)
         if self.is_initializing():
             # Kernels ask the hooks, outside of this module, so their parameters must be there before.
             place, weights_bhts = positions_bt[:1, :1], jnp.zeros((1, self.num_heads, 1, 1))
@@ -156,7 +156,6 @@ class Attention(nn.Module):
             query_positions_bt=positions_bt,
             key_positions_bs=key_positions_bs,
             params=self.position.variables.get("params", {}),
-            position=self.position.clone(parent=None, name=None),
         )
 
     @property
