@@ -84,7 +84,7 @@ def test_rows_that_do_not_continue_forget(rng):
     tokens, segments = texts(rng, 8)
     empty = Memory.empty(config, 2, config.memory_length)
     _, memory = in_segments(model, variables, tokens[:, :4], segments[:, :4], empty, 4)
-    memory = memory.of(jnp.array([1, 0]))
+    memory = memory.continued(jnp.array([1, 0]))
     inputs = tokens[:, 4:], segments[:, 4:]
     got, _ = in_segments(model, variables, *inputs, memory, 4)
     anew, _ = in_segments(model, variables, *inputs, empty, 4)

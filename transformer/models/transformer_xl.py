@@ -71,7 +71,7 @@ class Memory:
         layer = LayerCache(*(jnp.zeros((batch, heads, length, width), config.dtype) for width in widths))
         return cls((layer,) * config.num_layers, jnp.zeros((batch, length), jnp.int32))
 
-    def of(self, continues_b: jax.Array) -> "Memory":
+    def continued(self, continues_b: jax.Array) -> "Memory":
         """The same, forgotten in the rows that do not continue it."""
         return self.replace(segments_bm=self.segments_bm * continues_b[:, None])  # type: ignore[attr-defined]
 

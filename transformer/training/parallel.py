@@ -110,7 +110,7 @@ def state_shardings(state: Any, mesh: Mesh, rules: Rules) -> Any:
     other array whose path ends in a parameter's path and whose shape is that parameter's lies like the
     parameter: so the optimizer's moments and the moving average are cut exactly as what they belong to,
     whether the optimizer was given boxed parameters or plain ones. Everything else (counts, factored
-    moments) is whole on every device.
+    moments) is whole on every device, but for the arrays of `carry`, which are boxed themselves.
 
     Raises:
       UserError: a dimension that its mesh axes do not divide.
@@ -131,12 +131,21 @@ def state_shardings(state: Any, mesh: Mesh, rules: Rules) -> Any:
                 return owner
         return whole
 
-    return jax.tree_util.tree_map_with_path(sharding, unboxed(state))
+    shardings = jax.tree_util.tree_map_with_path(sharding, unboxed(state))
+    carry = jax.tree.map(
+        lambda leaf: _sharding(leaf, ("carry",), mesh, rules), state.carry, is_leaf=_is_boxed
+    )
+    return shardings.replace(carry=carry)
 
 
 def unboxed(tree: Any) -> Any:
     """The tree without its boxes, for abstract arrays too (on which `nn.unbox` fails inside a mesh)."""
     return jax.tree.map(lambda leaf: leaf.value if _is_boxed(leaf) else leaf, tree, is_leaf=_is_boxed)
+
+
+def by_rows(array: jax.Array) -> nn.LogicallyPartitioned:
+    """An array whose leading axis is the batch, boxed so that it lies where the rows of a batch do."""
+    return nn.LogicallyPartitioned(array, ("batch", *[None] * (array.ndim - 1)))
 
 
 def with_shardings(abstract: Any, shardings: Any) -> Any:

@@ -79,7 +79,9 @@ class Run:
     def create(self) -> Any:
         """The state before the first step, its parameters boxed with their logical axes."""
         params = self.experiment.init(jax.random.key(self.config.seed))
-        carry = self.experiment.initial_carry() if isinstance(self.experiment, Recurrent) else None
+        carry = None
+        if isinstance(self.experiment, Recurrent):
+            carry = jax.tree.map(parallel.by_rows, self.experiment.initial_carry())
         return State.create(params, self.optimizer, self.config.optimizer.ema_decay > 0, carry)
 
     @functools.cached_property

@@ -1,0 +1,66 @@
+"""Whole runs of a model that carries its memory from step to step."""
+
+import jax
+import numpy as np
+import pytest
+
+import launch
+from experiments import modes
+from tests import runs
+
+pytestmark = pytest.mark.usefixtures("in_root")
+
+STEPS = 4
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory):
+    return runs.write_corpus(tmp_path_factory.mktemp("corpus"))
+
+
+def run(source, folder, *options, steps=STEPS):
+    """A short run; tests have eight devices, over which the rows of a batch are spread."""
+    command = [
+        "--config=configs/transformer_xl.py:tiny",
+        f"--workdir={folder}",
+        f"--config.data.source={source}",
+        "--config.train.batch_size=16",
+        "--config.optimizer.schedule=constant",
+        "--config.model.dropout=0.1",
+    ]
+    assert launch.main([*command, f"--config.train.steps={steps}", *options]) == 0
+    opened = modes.reopen_run(folder)
+    with opened.checkpoints(write=False) as checkpoints:
+        return opened, jax.device_get(checkpoints.restore(opened.abstract))
+
+
+@pytest.fixture(scope="module")
+def straight(tmp_path_factory, source):
+    return run(source, tmp_path_factory.mktemp("straight") / "run")
+
+
+def test_the_memory_lies_where_the_rows_do_and_is_filled(straight):
+    opened, state = straight
+    carry = opened.shardings.carry
+    assert all("data" in str(leaf.spec[0]) for leaf in jax.tree.leaves(carry))
+    assert (state.carry.segments_bm > 0).all() and all(np.any(leaf) for leaf in jax.tree.leaves(state.carry))
+
+
+def test_a_run_in_two_parts_is_the_run_in_one(tmp_path, source, straight):
+    run(source, tmp_path / "run", steps=STEPS // 2)
+    _, state = run(source, tmp_path / "run")
+    for a, b in zip(jax.tree.leaves(state), jax.tree.leaves(straight[1]), strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+@pytest.mark.parametrize("options", [
+    ["--config.parallel.mesh.data=2", "--config.parallel.mesh.fsdp=2", "--config.parallel.mesh.tensor=2"],
+    ["--config.parallel.microbatches=2", "--config.model.dropout=0.0"],
+])  # fmt: skip
+def test_neither_the_mesh_nor_microbatches_change_it(tmp_path, source, straight, options):
+    _, state = run(source, tmp_path / "run", *options)
+    expected = straight[1]
+    if "--config.model.dropout=0.0" in options:  # each part of a batch draws numbers of its own
+        _, expected = run(source, tmp_path / "whole", "--config.model.dropout=0.0")
+    for a, b in zip(jax.tree.leaves(state), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_allclose(a, b, atol=2e-4)
