@@ -11,7 +11,7 @@ import pytest
 from flax import linen as nn
 
 from transformer.decoding.sampling import generate
-from transformer.layers.cache import Cache
+from transformer.errors import UserError
 from transformer.layers.normalization import NORMS
 from transformer.layers.positions import POSITIONS
 from transformer.models.decoder import Decoder, DecoderConfig
@@ -144,10 +144,13 @@ def test_reordering_moves_rows(rng):
     {"position": "rope", "num_kv_heads": 2},
     {"position": "learned", "norm_placement": "post"},
     {"kernel": "reference"},
+    {"pattern": "window", "pattern_size": 3},
+    {"pattern": "window", "pattern_size": 2, "pattern_extra": 2, "position": "alibi", "kernel": "reference"},
+    {"pattern": "window", "pattern_size": 2, "position": "shaw", "num_layers": 2, "full_every": 2},
 ])  # fmt: skip
 def test_whatever_beams_do_they_have_read_their_texts(rng, changes):
     """Copies of prompts, copied again, that change places, read one token or several, and forget some."""
-    model, params = make(rng, num_layers=1, **changes)
+    model, params = make(rng, **{"num_layers": 1} | changes)
     tokens, lengths = prompts(rng, [5, 2])
     reads, forgets = rng.integers(1, 4, 5).tolist(), [0, *rng.integers(0, 2, 4).tolist()]
     texts = [tokens[i, : lengths[i]].tolist() for i in (0, 1) for _ in range(6)]
@@ -162,7 +165,7 @@ def test_whatever_beams_do_they_have_read_their_texts(rng, changes):
 
     @hasty
     def run(stepper):
-        _, cache = stepper.prefill(tokens, lengths, 20)
+        _, cache = stepper.prefill(tokens, lengths, 20, rewound=2)
         cache, found = stepper.repeat(stepper.repeat(cache, 2), 3), []
         for rows, new, lost in inputs:
             logits, cache = stepper.extend(new, stepper.rewind(stepper.reorder(cache, rows), lost))
@@ -179,16 +182,42 @@ def test_whatever_beams_do_they_have_read_their_texts(rng, changes):
 def test_a_cache_that_grew_goes_on_as_before(rng):
     model, params = make(rng)
     tokens, lengths = prompts(rng, [3, 7])
-    new = np.array([4, 8], np.int32)
+    new, all_keys = np.array([4, 8], np.int32), (None,) * CONFIG.num_layers
 
     @hasty
     def both(stepper):
         _, cache = stepper.prefill(tokens, lengths, 1)
-        (once, filled), (once_wide, wide) = stepper.step(new, cache), stepper.step(new, cache.grow(12))
-        return (once, stepper.step(new, filled.grow(9))[0]), (once_wide, stepper.step(new, wide)[0])
+        (once, filled), (once_wide, wide) = (
+            stepper.step(new, cache),
+            stepper.step(new, cache.grow(12, all_keys)),
+        )
+        return (once, stepper.step(new, filled.grow(9, all_keys))[0]), (once_wide, stepper.step(new, wide)[0])
 
     for a, b in zip(*both(DecoderStepper.of(model, params)), strict=True):
         np.testing.assert_allclose(a, b, atol=1e-4)
+
+
+@pytest.mark.parametrize("size,dilation", [(1, 1), (4, 1), (3, 2), (12, 1)])
+def test_a_windowed_layer_keeps_its_window(rng, size, dilation):
+    """However long the text; of a full layer beside it all is kept."""
+    window = {"pattern": "window", "pattern_size": size, "pattern_extra": dilation}
+    model, params = make(rng, **window, full_every=2)
+    stepper, (tokens, lengths) = DecoderStepper.of(model, params), prompts(rng, [3, 7])
+    for room, rewound in ((1, 0), (1_000, 0), (1_000, 5)):
+        _, cache = jax.eval_shape(
+            lambda room=room, rewound=rewound: stepper.prefill(tokens, lengths, room, rewound)
+        )
+        reach = (size - 1) * dilation + 1
+        assert [layer.slots for layer in cache.layers] == [min(7 + room, reach + rewound), 7 + room]
+
+
+def test_more_at_once_than_a_ring_holds_is_refused(rng):
+    stepper = DecoderStepper.of(*make(rng, pattern="window", pattern_size=3))
+    tokens, lengths = prompts(rng, [3, 7])
+    _, cache = stepper.prefill(tokens, lengths, 9, rewound=2)
+    stepper.extend(tokens[:, :3], cache)
+    with pytest.raises(UserError, match=r"^4 tokens at once; a ring of 5 slots takes 3 of this pattern"):
+        stepper.extend(tokens[:, :4], cache)
 
 
 def test_nothing_in_the_padding_is_ever_read(rng):
@@ -202,7 +231,7 @@ def test_nothing_in_the_padding_is_ever_read(rng):
     def both(stepper, tokens, spoilt):
         logits, cache = stepper.prefill(tokens, lengths, 3)
         layers = jax.tree.map(lambda x: jnp.where(unread[:, None, :, None], spoilt, x), cache.layers)
-        spoilt_cache = Cache(layers, cache.offsets_b, cache.filled_b)
+        spoilt_cache = dataclasses.replace(cache, layers=layers)
         return logits, stepper.step(np.array([4, 8], np.int32), spoilt_cache)[0]
 
     stepper = DecoderStepper.of(model, params)

@@ -126,11 +126,15 @@ def test_a_row_does_not_depend_on_its_batch(rng):
         np.testing.assert_array_equal(alone[0], together[i])
 
 
-@pytest.mark.parametrize("position", ["rope", "learned"])
-def test_decoders_up_to_the_last_position(rng, position):
+@pytest.mark.parametrize("changes", [
+    {"position": "rope"},
+    {"position": "learned"},
+    {"pattern": "window", "pattern_size": 3},
+])  # fmt: skip
+def test_decoders_up_to_the_last_position(rng, changes):
     """With caches that are really written, overwritten and read, and no position to spare."""
-    model, params = make(rng, position=position, max_length=16)
-    draft_model, draft_params = make(rng, position=position, num_layers=1, max_length=16)
+    model, params = make(rng, **changes, max_length=16)
+    draft_model, draft_params = make(rng, **changes, num_layers=1, max_length=16)
     target = DecoderStepper.of(model, params)
     near = DecoderStepper.of(model, jax.tree.map(lambda p: p + 0.02 * rng.normal(size=p.shape), params))
     tokens = rng.integers(0, VOCAB, (3, 6)).astype(np.int32)

@@ -21,7 +21,7 @@ class Chain:
     def vocab_size(self) -> int:
         return self.table_nv.shape[-1]
 
-    def prefill(self, tokens_bt, lengths_b, room):
+    def prefill(self, tokens_bt, lengths_b, room, rewound=0):
         last_b = jnp.take_along_axis(jnp.asarray(tokens_bt), lengths_b[:, None] - 1, axis=1)[:, 0]
         return self.table_nv[last_b], lengths_b
 
@@ -58,7 +58,7 @@ class Tree:
     def vocab_size(self) -> int:
         return self.table_rnv.shape[-1]
 
-    def prefill(self, tokens_bt, lengths_b, room):
+    def prefill(self, tokens_bt, lengths_b, room, rewound=0):
         root_b = jnp.take_along_axis(jnp.asarray(tokens_bt), lengths_b[:, None] - 1, axis=1)[:, 0]
         cache = {"root": root_b, "node": jnp.zeros_like(root_b)}
         return self._logits(cache), cache

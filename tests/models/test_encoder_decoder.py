@@ -6,6 +6,8 @@ import numpy as np
 import pytest
 from flax import linen as nn
 
+from transformer.decoding.sampling import generate
+from transformer.decoding.speculative import generate_speculative
 from transformer.errors import UserError
 from transformer.models.encoder_decoder import EncoderDecoderConfig
 
@@ -18,6 +20,7 @@ VARIANTS = [
     dataclasses.replace(SMALL, norm_placement="post", position="sinusoidal", feed_forward="relu"),
     dataclasses.replace(SMALL, num_encoder_layers=1, share_embeddings=False, tie_embeddings=False),
     dataclasses.replace(SMALL, num_kv_heads=1, position="learned", norm="rms", scan_layers=True),
+    dataclasses.replace(SMALL, pattern="window", pattern_size=2),
 ]
 
 
@@ -134,6 +137,20 @@ def test_targets_that_change_places_are_read_as_if_alone(rng, config):
         return logits, model.apply({"params": params}, *inputs, **segments)[:, -1, :VOCAB]
 
     np.testing.assert_allclose(*both(params), atol=2e-5)
+
+
+@pytest.mark.parametrize("config", [SMALL, VARIANTS[-1]])
+def test_speculation_on_targets_changes_nothing(rng, config):
+    model, params = make(config, rng)
+    source, lengths = tokens_of(rng, 3, 5), np.array([5, 2, 4], np.int32)
+    inputs = source, lengths, jax.random.split(jax.random.key(0), 3)
+    near = jax.tree.map(lambda p: p + 0.1 * rng.normal(size=p.shape).astype(p.dtype), params)
+    target, draft = model.stepper(params, 0), model.stepper(near, 0)
+    expected, _ = generate(target, *inputs, max_new_tokens=9, temperature=0.0)
+    got, _, _ = generate_speculative(
+        target, draft, *inputs, max_new_tokens=9, draft_tokens=3, temperature=0.0
+    )
+    np.testing.assert_array_equal(got, expected)
 
 
 def test_the_future_of_the_target_is_not_seen_and_all_of_the_source_is(rng):

@@ -104,8 +104,8 @@ def generate_speculative(
 
     # A round that begins with one token to go reads that many more.
     room = max_new_tokens + draft_tokens
-    logits_bv, target_cache = target.prefill(tokens_bt, lengths_b, room)
-    _, draft_cache = draft.prefill(tokens_bt, lengths_b, room)
+    logits_bv, target_cache = target.prefill(tokens_bt, lengths_b, room, draft_tokens)
+    _, draft_cache = draft.prefill(tokens_bt, lengths_b, room, draft_tokens)
     token_b = draw(logits_bv, keys(0), **options)
     new_bn = jnp.full((batch, room), eos_id, jnp.int32).at[:, 0].set(token_b)
     state = jnp.int32(1), token_b, token_b == eos_id, new_bn, jnp.int32(0), target_cache, draft_cache

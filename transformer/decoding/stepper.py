@@ -35,7 +35,14 @@ class Stepper(Protocol):
 
 
 class Extender(Stepper, Protocol):
-    """A stepper that also reads several tokens at once, and forgets them again."""
+    """A stepper that also reads several tokens at once, and forgets them again: of the last that it read no
+    more than the `rewound` ones of its `prefill`, and one more at once."""
+
+    def prefill(
+        self, tokens_bt: jax.Array, lengths_b: jax.Array, room: int, rewound: int = 0
+    ) -> tuple[jax.Array, Cache]:
+        """As `Stepper.prefill`."""
+        ...
 
     def extend(self, tokens_bn: jax.Array, cache: Cache) -> tuple[jax.Array, Cache]:
         """Appends n tokens to each row: float32 logits (b, n, v) of each one's successor, and the cache."""

@@ -1,6 +1,7 @@
 """The explicit key/value cache of incremental decoding."""
 
 import dataclasses
+from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
@@ -11,21 +12,54 @@ from flax import struct
 class LayerCache:
     """Keys and values of one attention layer, in slots that the whole batch fills together.
 
-    Head-major, so that a step's two products read each head's slots side by side.
+    Head-major, so that a step's two products read each head's slots side by side. One that `wraps` is a ring:
+    of n slots, what would lie in slot j lies in slot j mod n, until what comes n later takes its place.
     """
 
     key_bgsk: jax.Array
     value_bgsk: jax.Array
+    wraps: bool = struct.field(pytree_node=False, default=False)
+
+    @classmethod
+    def empty(cls, rows: int, slots: int, widths: tuple[int, int, int], dtype) -> "LayerCache":
+        """Nothing written yet, of heads, key width and value width `widths`."""
+        heads, key, value = widths
+        key_bgsk, value_bgsk = (jnp.zeros((rows, heads, slots, width), dtype) for width in (key, value))
+        return cls(key_bgsk, value_bgsk)
+
+    @property
+    def slots(self) -> int:
+        """How many tokens it has room for."""
+        return self.key_bgsk.shape[2]
 
     def write(self, new: "LayerCache", start: jax.Array | int) -> "LayerCache":
         """The cache with the new keys and values in its slots from `start` on."""
+        new, each = dataclasses.replace(new, wraps=self.wraps), start + jnp.arange(new.slots)
 
         def put(old_bgsk: jax.Array, new_bgsk: jax.Array) -> jax.Array:
-            return jax.lax.dynamic_update_slice_in_dim(
-                old_bgsk, new_bgsk.astype(old_bgsk.dtype), start, axis=2
-            )
+            new_bgsk = new_bgsk.astype(old_bgsk.dtype)
+            if self.wraps and new.slots > 1:
+                return old_bgsk.at[:, :, each % self.slots].set(new_bgsk)
+            first = start % self.slots if self.wraps else start
+            return jax.lax.dynamic_update_slice_in_dim(old_bgsk, new_bgsk, first, axis=2)
 
         return jax.tree.map(put, self, new)
+
+    def indices(self, filled: jax.Array | int) -> jax.Array:
+        """Which of `filled` slots without end each slot of a ring holds, (s,); below 0: none yet."""
+        last = filled - 1
+        return last - (last - jnp.arange(self.slots)) % self.slots
+
+    def hold(self, slots: int, kept: int, filled: int) -> "LayerCache":
+        """The same with room for `slots`, or where `kept` are fewer a ring of the last of `filled` ones."""
+        size = min(kept, slots)
+        held = jax.tree.map(
+            lambda x: jnp.pad(x, ((0, 0), (0, 0), (0, max(0, size - x.shape[2])), (0, 0))), self
+        )
+        if size < self.slots:
+            short = jax.tree.map(lambda x_bgsk: x_bgsk[:, :, :size], self)
+            held = jax.tree.map(lambda x_bgsk: x_bgsk[:, :, short.indices(filled)], self)
+        return dataclasses.replace(held, wraps=size < slots)
 
 
 @struct.dataclass
@@ -34,7 +68,7 @@ class Cache:
 
     Row i's token j lies in slot `offsets_b[i] + j`. Rows of different lengths start at different slots and
     end at the same one, so that a new token of every row is one write in place, in slot `filled_b[i]`,
-    which is equal for all i.
+    which is equal for all i. There are `slots`, of which a layer may keep the last in a ring.
 
     Of a prompt that `repeat` made r rows of, these change places without being moved: what the i-th of prompt
     m's has read in slot j lies in the `ancestors_mrs[m, i, j]`-th. Without that table each row has its own.
@@ -44,16 +78,15 @@ class Cache:
     offsets_b: jax.Array
     filled_b: jax.Array
     ancestors_mrs: jax.Array | None = None
+    slots: int = struct.field(pytree_node=False, default=0)
 
     @classmethod
     def empty(
         cls, num_layers: int, offsets_b: jax.Array, slots: int, widths: tuple[int, int, int], dtype
     ) -> "Cache":
-        """Nothing written yet, of heads, key width and value width `widths`; row i will begin at slot
-        `offsets_b[i]`."""
-        heads, *each = widths
-        layer = LayerCache(*(jnp.zeros((offsets_b.shape[0], heads, slots, width), dtype) for width in each))
-        return cls((layer,) * num_layers, offsets_b, jnp.zeros_like(offsets_b))
+        """Nothing written yet; row i will begin at slot `offsets_b[i]`."""
+        layer = LayerCache.empty(offsets_b.shape[0], slots, widths, dtype)
+        return cls((layer,) * num_layers, offsets_b, jnp.zeros_like(offsets_b), slots=slots)
 
     @property
     def lengths_b(self) -> jax.Array:
@@ -63,16 +96,18 @@ class Cache:
     @property
     def positions_bs(self) -> jax.Array:
         """The position in its row that each slot stands for, below 0 before the row's first."""
-        return jnp.arange(self.layers[0].key_bgsk.shape[2]) - self.offsets_b[:, None]
+        return jnp.arange(self.slots) - self.offsets_b[:, None]
 
-    def grow(self, slots: int) -> "Cache":
-        """The same with empty slots added, up to `slots`."""
+    def grow(self, slots: int, reaches: Sequence[int | None], rewound: int = 0) -> "Cache":
+        """A full cache with empty slots added, up to `slots`.
 
-        def pad(x: jax.Array) -> jax.Array:
-            return jnp.pad(x, [(0, slots - n if axis == 2 else 0) for axis, n in enumerate(x.shape)])
-
-        layers, ancestors_mrs = jax.tree.map(pad, (self.layers, self.ancestors_mrs))
-        return dataclasses.replace(self, layers=layers, ancestors_mrs=ancestors_mrs)
+        Layer i, whose queries see no further back than `reaches[i]` keys (None: all), keeps that many, and
+        those that would be missing once the last `rewound` tokens are taken back.
+        """
+        kept = [slots if reach is None else reach + rewound for reach in reaches]
+        each = zip(self.layers, kept, strict=True)
+        layers = tuple(layer.hold(slots, n, self.slots) for layer, n in each)
+        return dataclasses.replace(self, layers=layers, slots=slots)
 
     def own(self, start: jax.Array | int) -> "Cache":
         """The same with slots from `start` on, about to be written, of each row's own."""

@@ -23,6 +23,7 @@ class Mask:
 
     `origins` (b) says where each row begins on both axes (None: at 0), for patterns that count from there.
     `query_indices` (b, t) says where the queries stand on the key axis; None means 0, 1, ... t - 1.
+    `key_indices` (b, s) likewise where the keys do, which a ring holds in another order.
     With `ancestors` (m, r, s) each r rows in turn share their keys and values: of the r at index j, row i of
     them sees only that of row `ancestors[i, j]`, which kernels read beside the dense mask.
     """
@@ -31,6 +32,7 @@ class Mask:
     key_segments_bs: jax.Array | None = None
     key_valid_bs: jax.Array | None = None
     query_indices_bt: jax.Array | None = None
+    key_indices_bs: jax.Array | None = None
     ancestors_mrs: jax.Array | None = None
     origins_b: jax.Array | None = None
     causal: bool = struct.field(pytree_node=False, default=False)
@@ -39,6 +41,21 @@ class Mask:
     def __post_init__(self) -> None:
         if (self.query_segments_bt is None) != (self.key_segments_bs is None):
             raise UserError("segments: give both query_segments_bt and key_segments_bs, or neither")
+
+    def pick(self, indices_s: jax.Array) -> "Mask":
+        """The same for the keys at these indices alone; those below 0 are not seen."""
+
+        def of(x: jax.Array | None) -> jax.Array | None:
+            return x if x is None or x.shape[-1] == 1 else x[..., jnp.maximum(indices_s, 0)]
+
+        valid_bs, there_1s = of(self.key_valid_bs), indices_s[None] >= 0
+        return dataclasses.replace(
+            self,
+            key_segments_bs=of(self.key_segments_bs),
+            key_valid_bs=there_1s if valid_bs is None else there_1s & valid_bs,
+            ancestors_mrs=of(self.ancestors_mrs),
+            key_indices_bs=indices_s[None],
+        )
 
     def dense(self, t: int, s: int) -> jax.Array:
         """The whole mask, True where attention is allowed: broadcastable to (b, 1, t, s)."""
@@ -54,7 +71,7 @@ class Mask:
             return _cut(x_bs, s0, s)[:, None]
 
         allowed = jnp.ones((1, t, s), bool)
-        j = s0 + jnp.arange(s)[None, None]
+        j = s0 + jnp.arange(s)[None, None] if self.key_indices_bs is None else keys(self.key_indices_bs)
         if self.query_indices_bt is None:
             i = t0 + jnp.arange(t)[None, :, None]
         else:
@@ -79,6 +96,7 @@ class Mask:
             query_segments_bt=_lengthened(self.query_segments_bt, whole_t - t),
             query_indices_bt=_lengthened(self.query_indices_bt, whole_t - t),
             key_segments_bs=_lengthened(self.key_segments_bs, added),
+            key_indices_bs=_lengthened(self.key_indices_bs, added),
             key_valid_bs=_lengthened(valid_bs, added),
         )
 

@@ -19,13 +19,18 @@ class Pattern(Protocol):
 
     relative: ClassVar[bool]
 
+    @property
+    def reach(self) -> int | None:
+        """How many keys back, its own the first, a query sees; None: there is no end to it."""
+        return None
+
     def __call__(self, i: Indices, j: Indices) -> Indices:
         """(..., t, 1) and (..., 1, s) indices -> (..., t, s)."""
         ...
 
 
 @dataclass(frozen=True)
-class Window:
+class Window(Pattern):
     """The `size` nearest keys on either side, itself the first of them: |i - j| < size.
 
     With `dilation` n every n-th key is seen, of a window n times as wide. `size` keys back are exactly what a
@@ -39,13 +44,18 @@ class Window:
     def __post_init__(self) -> None:
         _positive(self)
 
+    @property
+    def reach(self) -> int:
+        """To the last key of the window."""
+        return (self.size - 1) * self.dilation + 1
+
     def __call__(self, i: Indices, j: Indices) -> Indices:
         """Near, and a multiple of `dilation` away."""
         return (abs(i - j) < self.size * self.dilation) & ((i - j) % self.dilation == 0)
 
 
 @dataclass(frozen=True)
-class Strided:
+class Strided(Pattern):
     """The last `stride` keys, and every stride-th before them: |i - j| < stride or (i - j) mod stride = 0.
 
     Source: Child et al. 2019 (Sparse Transformer), section 4.2, both heads' sets in one.
@@ -63,7 +73,7 @@ class Strided:
 
 
 @dataclass(frozen=True)
-class Fixed:
+class Fixed(Pattern):
     """The keys of the query's own block of `stride`, and the last `summary` of every block.
 
     Source: Child et al. 2019 (Sparse Transformer), section 4.2.
@@ -86,7 +96,7 @@ class Fixed:
 
 
 @dataclass(frozen=True)
-class Global:
+class Global(Pattern):
     """A window, and the first `tokens` of the row, which see and are seen by all.
 
     Source: Beltagy et al. 2020 (Longformer), section 3.1; under a causal mask the window with attention sinks
@@ -106,7 +116,7 @@ class Global:
 
 
 @dataclass(frozen=True)
-class Blocks:
+class Blocks(Pattern):
     """Of blocks of `size` each sees itself, its neighbours, the first, and `drawn` others, drawn by `seed`.
 
     Source: Zaheer et al. 2020 (Big Bird), section 2, blocks as in its appendix D.

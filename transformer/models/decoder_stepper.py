@@ -81,7 +81,9 @@ class DecoderStepper:
         """The number of real tokens."""
         return self.model.vocab_size
 
-    def prefill(self, tokens_bt: jax.Array, lengths_b: jax.Array, room: int) -> tuple[jax.Array, Cache]:
+    def prefill(
+        self, tokens_bt: jax.Array, lengths_b: jax.Array, room: int, rewound: int = 0
+    ) -> tuple[jax.Array, Cache]:
         """Reads right-padded prompts; the logits are those after each row's last token."""
         c, width = self.model.config, tokens_bt.shape[1]
         # The padding moves to the left, where every row ends at the same slot.
@@ -89,7 +91,7 @@ class DecoderStepper:
         tokens_bt = jax.vmap(jnp.roll)(tokens_bt, offsets_b)
         cache = Cache.empty(c.num_layers, offsets_b, width, c.remembered, c.dtype)
         x_btd, cache = self._extend(tokens_bt, cache, start=0)
-        return self._logits(x_btd[:, -1:])[:, 0], cache.grow(width + room)
+        return self._logits(x_btd[:, -1:])[:, 0], cache.grow(width + room, c.reaches, rewound)
 
     def step(self, tokens_b: jax.Array, cache: Cache) -> tuple[jax.Array, Cache]:
         """Appends one token to each row."""

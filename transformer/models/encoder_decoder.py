@@ -200,7 +200,7 @@ class EncoderDecoderStepper:
         return self.model.vocab_size
 
     def prefill(
-        self, source_bs: jax.Array, lengths_b: jax.Array, room: int
+        self, source_bs: jax.Array, lengths_b: jax.Array, room: int, rewound: int = 0
     ) -> tuple[jax.Array, EncoderDecoderCache]:
         """Encodes right-padded sources; the logits are those of each target's first token."""
         c, batch = self.model.config, source_bs.shape[0]
@@ -213,27 +213,39 @@ class EncoderDecoderStepper:
         block = c.blocks(cross=True, causal=True)[0]
         memories = tuple(block.apply({"params": p}, memory_bsd, method="remember") for p in self.layers)
         offsets_b = jnp.zeros(batch, jnp.int32)
-        targets = Cache.empty(c.num_layers, offsets_b, room, c.remembered, c.dtype)
+        targets = Cache.empty(c.num_layers, offsets_b, 0, c.remembered, c.dtype)
+        targets = targets.grow(room, c.reaches, rewound)
         start = jnp.full(batch, self.bos_id, jnp.int32)
         return self.step(start, EncoderDecoderCache(targets, memories, valid_bs))
 
     def step(self, tokens_b: jax.Array, cache: EncoderDecoderCache) -> tuple[jax.Array, EncoderDecoderCache]:
         """Appends one token to each row's target."""
+        logits_b1v, cache = self.extend(tokens_b[:, None], cache)
+        return logits_b1v[:, 0], cache
+
+    def extend(
+        self, tokens_bn: jax.Array, cache: EncoderDecoderCache
+    ) -> tuple[jax.Array, EncoderDecoderCache]:
+        """Appends n tokens to each row's target, in one pass."""
         # A source lies before its target: a cache, as kernels see it.
         places_m1 = jnp.full_like(cache.valid_ms[:, :1], cache.valid_ms.shape[1], jnp.int32)
-        x_b1d, targets = extend(
+        x_bnd, targets = extend(
             self.model,
             self.params,
             self.layers,
             self.model.config.blocks(cross=True, causal=True),
-            tokens_b[:, None],
+            tokens_bn,
             cache.targets,
             cache.targets.filled_b[0],
             memories=cache.memories,
             memory_mask=Mask(query_indices_bt=places_m1, key_valid_bs=cache.valid_ms),
         )
-        logits_b1v = self._apply(lambda model: model.unembed(model.normalize(x_b1d)))
-        return logits_b1v[:, 0, : self.vocab_size], dataclasses.replace(cache, targets=targets)
+        logits_bnv = self._apply(lambda model: model.unembed(model.normalize(x_bnd)))
+        return logits_bnv[..., : self.vocab_size], dataclasses.replace(cache, targets=targets)
+
+    def rewind(self, cache: EncoderDecoderCache, n: jax.Array | int) -> EncoderDecoderCache:
+        """The targets without the last n tokens of each."""
+        return dataclasses.replace(cache, targets=cache.targets.rewind(n))
 
     def repeat(self, cache: EncoderDecoderCache, n: int) -> EncoderDecoderCache:
         """n copies of each target, side by side, which share their source."""

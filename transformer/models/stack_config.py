@@ -1,6 +1,7 @@
 """The shape of a stack of blocks, which every Transformer has, whatever goes into it and comes out."""
 
 import functools
+import itertools
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -161,6 +162,12 @@ class StackConfig:
     def remembered(self) -> tuple[int, int, int]:
         """What a layer keeps of each token: heads, the width of a key, the width of a value."""
         return self.blocks()[0].attention.remembered
+
+    @property
+    def reaches(self) -> tuple[int | None, ...]:
+        """How many keys back each layer's queries see; None: all."""
+        blocks = itertools.cycle(self.blocks(causal=True))
+        return tuple(next(blocks).attention.reach for _ in range(self.num_layers))
 
     def blocks(self, num_layers: int = 0, *, cross: bool = False, causal: bool = False) -> tuple[Block, ...]:
         """Blocks of a stack of `num_layers` (0: the config's), bound to no parent, which take turns: of

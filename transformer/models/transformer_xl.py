@@ -67,8 +67,7 @@ class Memory:
     @classmethod
     def empty(cls, config: DecoderConfig, batch: int, length: int) -> "Memory":
         """Nothing read yet."""
-        heads, *widths = config.remembered
-        layer = LayerCache(*(jnp.zeros((batch, heads, length, width), config.dtype) for width in widths))
+        layer = LayerCache.empty(batch, length, config.remembered, config.dtype)
         return cls((layer,) * config.num_layers, jnp.zeros((batch, length), jnp.int32))
 
     def continued(self, continues_b: jax.Array) -> "Memory":

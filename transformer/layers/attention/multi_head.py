@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from flax import linen as nn
 from jax.ad_checkpoint import checkpoint_name
 
+from transformer.errors import UserError
 from transformer.layers.cache import LayerCache
 from transformer.layers.kernels import choose, reference
 from transformer.layers.linear import Linear
@@ -68,9 +69,9 @@ class Attention(nn.Module):
     ) -> tuple[jax.Array, LayerCache | None]:
         """(b, t, d) -> (b, t, d), and the cache with the new keys and values in its slots from `start` on.
 
-        With a cache the queries also see what it holds: the mask's key axis is then the cache's slots, whose
-        positions are `key_positions_bs`. With `memory`, which `remember` makes of another sequence, they see
-        that instead of themselves (cross-attention, section 3.2.3).
+        With a cache the queries also see what it holds: the mask's key axis is then that of its slots, at
+        `key_positions_bs`, all of them even where the cache wraps. With `memory`, which `remember` makes of
+        another sequence, they see that instead of themselves (cross-attention, section 3.2.3).
         """
         q_bthk = self.queries(x_btd, positions_bt)
         q_bthk = nn.with_logical_constraint(q_bthk, ("batch", "length", "heads", "head_dim"))
@@ -80,6 +81,10 @@ class Attention(nn.Module):
         key_bsgk, value_bsgk = self.seen(seen)
         key_positions_bs = positions_bt if key_positions_bs is None else key_positions_bs
         mask = dataclasses.replace(mask, pattern=self.pattern)
+        if cache is not None and cache.wraps:
+            self._check_ring(cache, x_btd.shape[1])
+            indices_s = cache.indices(start + x_btd.shape[1])
+            mask, key_positions_bs = mask.pick(indices_s), key_positions_bs[:, indices_s]
         inputs: dict[str, Any] = {
             "mask": mask,
             "scoring": self._scoring(q_bthk, positions_bt, key_positions_bs),
@@ -127,6 +132,11 @@ class Attention(nn.Module):
         return self._linear((width,), names, axis=2, init_scale=scale, name="output")(out_bthk)
 
     @property
+    def reach(self) -> int | None:
+        """How many keys back queries see, their own the first; None: all."""
+        return None if self.pattern is None else self.pattern.reach
+
+    @property
     def remembered(self) -> tuple[int, int, int]:
         """What `remember` keeps of each token: heads, the width of a key, the width of a value."""
         return self.num_kv_heads, self.head_dim, self.head_dim
@@ -135,6 +145,11 @@ class Attention(nn.Module):
     def scale(self) -> float:
         """What products of queries and keys are multiplied by."""
         return self.head_dim**-0.5
+
+    def _check_ring(self, cache: LayerCache, t: int) -> None:
+        most = cache.slots - (self.reach or cache.slots) + 1
+        if t > most:
+            raise UserError(f"{t} tokens at once; a ring of {cache.slots} slots takes {most} of this pattern")
 
     def _scoring(self, q_bthk: jax.Array, positions_bt: jax.Array, key_positions_bs: jax.Array) -> Scoring:
         sinks_h = None
