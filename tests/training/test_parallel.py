@@ -1,6 +1,5 @@
 import re
 import types
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -8,21 +7,18 @@ import numpy as np
 import optax
 import pytest
 from flax import linen as nn
-from flax import struct
 from jax.sharding import PartitionSpec as P
 
 from transformer.errors import UserError
 from transformer.training import parallel
 from transformer.training.optimizer import OptimizerConfig, make_optimizer
+from transformer.training.state import State
 
 RULES = parallel.RULES["default"]
 
 
-@struct.dataclass
-class Toy:
-    step: Any
-    params: Any
-    opt_state: Any
+def state(params, opt_state):
+    return State(jnp.zeros((), jnp.int32), params, opt_state, None, jnp.zeros((), jnp.int32))
 
 
 def boxed_params(vocab=16, width=8, hidden=32):
@@ -66,7 +62,7 @@ def leaves(tree):
 
 def toy_state(tx, boxed_moments):
     params = boxed_params()
-    return Toy(jnp.zeros((), jnp.int32), params, tx.init(params if boxed_moments else nn.unbox(params)))
+    return state(params, tx.init(params if boxed_moments else nn.unbox(params)))
 
 
 def test_one_axis_takes_what_is_left():
@@ -185,7 +181,8 @@ def test_optimizer_steps_agree_on_every_mesh(rng):
 
         def update(state, gradients):
             updates, opt_state = tx.update(gradients, state.opt_state, state.params)
-            return Toy(state.step + 1, optax.apply_updates(state.params, updates), opt_state)
+            params = optax.apply_updates(state.params, updates)
+            return state.replace(step=state.step + 1, params=params, opt_state=opt_state)
 
         results.append(jax.jit(update, out_shardings=shardings)(state, gradients))
     for other in results[1:]:
@@ -219,7 +216,7 @@ def test_errors_name_the_key(make, message):
 def test_indivisible_dimension_names_parameter_and_axis():
     params = {"head": {"kernel": nn.LogicallyPartitioned(jnp.ones((8, 9)), ("embed", "vocab"))}}
     with pytest.raises(UserError, match=r"mesh.tensor: 2 .*dimension 1 \('vocab', 9 wide\).*head/kernel"):
-        parallel.state_shardings(Toy(jnp.zeros(()), params, ()), mesh(2, 2, 2), RULES)
+        parallel.state_shardings(state(params, ()), mesh(2, 2, 2), RULES)
 
 
 def test_processes_that_would_share_rows_are_refused():
