@@ -7,6 +7,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from tests.layers.table import Table
 from transformer.errors import UserError
@@ -105,11 +107,13 @@ def assert_exact(
         same(dlearned["sinks_h"], dsinks, err_msg="dsinks")
 
 
-@pytest.fixture(autouse=True)
-def small_blocks(monkeypatch):
-    for name in ("unrolled", "blockwise"):  # which are also functions
-        module = importlib.import_module(f"transformer.layers.kernels.{name}")
-        monkeypatch.setattr(module, "BLOCK", 8)
+@pytest.fixture(autouse=True, scope="module")
+def small_blocks():
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("unrolled", "blockwise"):  # which are also functions
+            module = importlib.import_module(f"transformer.layers.kernels.{name}")
+            patch.setattr(module, "BLOCK", 8)
+        yield
 
 
 @pytest.mark.parametrize("kernel", KERNELS)
@@ -159,6 +163,41 @@ def test_patterns(rng, kernel, pattern, causal):
 def test_capped_scores_and_sinks(rng, kernel, bias_heads):
     extras = {"bias_heads": bias_heads, "soft_cap": 1.5, "sinks": True}
     assert_exact(KERNELS[kernel], rng, Mask(causal=True), 19, **extras)
+
+
+@st.composite
+def calls(draw):
+    """A kernel, lengths, heads, a mask, and what is done to scores, all that may meet."""
+    size, extra = st.integers(1, 9), st.integers(1, 3)
+    patterns = st.one_of(
+        st.none(),
+        st.builds(Window, size, extra),
+        st.builds(Strided, size),
+        st.builds(Fixed, st.integers(3, 9), extra),
+        st.builds(Global, size, extra),
+        st.builds(Blocks, size, st.integers(0, 3), st.integers(0, 99)),
+    )
+    causal, t, g = draw(st.booleans()), draw(st.integers(1, 32)), draw(st.integers(1, 3))
+    s, h = t if causal else draw(st.integers(1, 32)), g * draw(st.integers(1, 3))
+    kernel = draw(st.sampled_from(sorted(KERNELS if causal else KERNELS.keys() - {"unrolled"})))
+    rng = np.random.default_rng(draw(st.integers(0, 2**32)))
+    numbers = (segments(rng, 2, t), segments(rng, 2, s)) if draw(st.booleans()) else (None, None)
+    numbers = (numbers[0], numbers[0]) if causal else numbers
+    valid = rng.random((2, s)) < draw(st.floats(0, 1)) if draw(st.booleans()) else None
+    mask = jax.tree.map(jnp.asarray, Mask(*numbers, valid, causal=causal, pattern=draw(patterns)))
+    extras = {
+        "bias_heads": draw(st.sampled_from([0, 1, h])),
+        "soft_cap": draw(st.sampled_from([0.0, 1.5])),
+        "sinks": draw(st.booleans()),
+    }
+    return KERNELS[kernel], rng, mask, t, {"s": s, "h": h, "g": g} | extras
+
+
+@settings(max_examples=40, deadline=None)
+@given(calls())
+def test_whatever_meets(call):
+    kernel, rng, mask, t, options = call
+    assert_exact(kernel, rng, mask, t, **options)
 
 
 def test_a_sink_takes_the_weight_of_a_query_that_sees_nothing(rng):

@@ -14,7 +14,8 @@ from jax.sharding import AxisType
 from tests.layers.table import Table
 from tests.layers.test_kernels import segments
 from transformer.errors import UserError
-from transformer.layers.kernels import choose, cudnn, place, reference, splash, unrolled
+from transformer.layers import place
+from transformer.layers.kernels import choose, cudnn, reference, splash, unrolled
 from transformer.layers.masks import Mask
 from transformer.layers.patterns import Strided, Window
 from transformer.layers.positions import Alibi
@@ -24,10 +25,9 @@ on_gpu = pytest.mark.skipif(jax.default_backend() != "gpu", reason="needs a GPU"
 
 
 def pretend(monkeypatch, name):
-    for module in ("cudnn", "splash", "place"):
-        module = importlib.import_module(f"transformer.layers.kernels.{module}")
+    for module in ("place", "kernels", "kernels.cudnn", "kernels.splash"):
+        module = importlib.import_module(f"transformer.layers.{module}")
         monkeypatch.setattr(module, "platform", lambda: name)
-    monkeypatch.setattr(importlib.import_module("transformer.layers.kernels"), "platform", lambda: name)
 
 
 def draw(rng, t=8, h=4, g=2, k=8, b=2, dtype="float32"):

@@ -69,6 +69,19 @@ def test_each_policy_keeps_what_it_says(rng):
     assert away == dict.fromkeys(REMAT, 0) | {"offload": products}
 
 
+def test_a_kernel_with_gradients_of_its_own_is_not_run_again(rng):
+    """What they begin with is kept by name: the outputs, and a number for each query and head."""
+    sizes, loops = {}, {}
+    for remat in ("full", "attention"):
+        loss, params_n, x_btd = loss_of(rng, remat=remat, kernel="blockwise")
+        _, backward = jax.vjp(loss, params_n, x_btd)
+        leaves = jax.tree.leaves(backward)
+        sizes[remat] = sum(leaf.size for leaf in leaves if leaf.dtype == jnp.float32)
+        loops[remat] = str(jax.make_jaxpr(backward)(1.0)).count("scan[")
+    assert sizes["attention"] - sizes["full"] == N * B * T * (CONFIG.d_model + H)
+    assert loops["full"] > loops["attention"]
+
+
 def test_the_compiled_step_needs_less(rng):
     """Of a scan, as compilers may undo what is done twice in one piece of code (the one for CPUs does)."""
 

@@ -17,6 +17,7 @@ from jax.ad_checkpoint import checkpoint_policies as policies
 
 from transformer.errors import UserError
 from transformer.layers.cache import LayerCache
+from transformer.layers.kernels.reference import SAVED
 
 HOST = "pinned_host"
 """The memory that `offload` takes things to."""
@@ -26,7 +27,7 @@ REMAT: dict[str, Callable | None] = {
     "full": policies.nothing_saveable,
     "dots": policies.checkpoint_dots,
     "dots_no_batch": policies.dots_with_no_batch_dims_saveable,
-    "attention": policies.save_only_these_names("attention_output"),
+    "attention": policies.save_only_these_names(SAVED),
     "offload": policies.offload_dot_with_no_batch_dims("device", HOST),
 }
 """What the backward pass keeps from the forward pass: everything; nothing but the blocks' inputs; the results

@@ -7,7 +7,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
-from jax.ad_checkpoint import checkpoint_name
 
 from transformer.errors import UserError
 from transformer.layers.cache import LayerCache
@@ -97,7 +96,7 @@ class Attention(nn.Module):
         else:
             given = {name: inputs[name] for name in inputs if name != "dropout_rng"}
             kernel = choose(self.kernel, q_bthk, key_bsgk, value_bsgk, **given)
-            out_bthk = checkpoint_name(kernel(q_bthk, key_bsgk, value_bsgk, **inputs), "attention_output")
+            out_bthk = kernel(q_bthk, key_bsgk, value_bsgk, **inputs)
         return self.join(out_bthk, x_btd.shape[-1]), cache
 
     def setup(self) -> None:

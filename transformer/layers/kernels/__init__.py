@@ -13,12 +13,12 @@ from transformer.layers.kernels import unrolled as _unrolled
 from transformer.layers.kernels.blockwise import blockwise
 from transformer.layers.kernels.cached import cached
 from transformer.layers.kernels.cudnn import cudnn
-from transformer.layers.kernels.place import cut_over, platform
 from transformer.layers.kernels.reference import reference
 from transformer.layers.kernels.ring import ring
 from transformer.layers.kernels.splash import splash
 from transformer.layers.kernels.unrolled import unrolled
 from transformer.layers.masks import Mask
+from transformer.layers.place import cut_over, platform
 from transformer.layers.scoring import Scoring
 
 KERNELS: dict[str, Callable[..., jax.Array]] = {

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from transformer.layers.kernels.reference import drop, weighted_values
+from transformer.layers.kernels.reference import drop, saved, weighted_values
 from transformer.layers.masks import Mask
 from transformer.layers.patterns import Pattern
 from transformer.layers.scoring import Scoring
@@ -206,8 +206,8 @@ def backward(sizes, rate, residuals, dout_bhtk):
 
 def _attend_forward(q_bhtk, k_bgsk, v_bgsk, learned, given, sizes, rate):
     out_bhtk, norm_bht1 = forward(q_bhtk, k_bgsk, v_bgsk, learned, given, sizes, rate)
-    out_bhtk = out_bhtk.astype(q_bhtk.dtype)
-    return out_bhtk, (q_bhtk, k_bgsk, v_bgsk, learned, given, out_bhtk, finite(norm_bht1))
+    out_bhtk, norm_bht1 = saved(out_bhtk.astype(q_bhtk.dtype)), saved(finite(norm_bht1))
+    return out_bhtk, (q_bhtk, k_bgsk, v_bgsk, learned, given, out_bhtk, norm_bht1)
 
 
 def _attend_backward(sizes, rate, residuals, dout_bhtk):

@@ -3,9 +3,10 @@
 import jax
 import jax.numpy as jnp
 
-from transformer.layers.kernels.place import cut_over, platform
+from transformer.layers.kernels.reference import saved
 from transformer.layers.masks import Mask
 from transformer.layers.patterns import Window
+from transformer.layers.place import cut_over, platform
 from transformer.layers.scoring import Scoring
 
 MOST = 2**28
@@ -46,10 +47,10 @@ def cudnn(
         local_window_size=window,
         implementation="cudnn",
     )
-    if allowed_bhts is None:
-        return out_bthk
-    # What is excluded by a great negative bias alone shares the weight of a query that sees nothing else.
-    return jnp.where(jnp.any(allowed_bhts, axis=-1).swapaxes(1, 2)[..., None], out_bthk, 0)
+    if allowed_bhts is not None:
+        # What is excluded by a great negative bias alone shares the weight of a query that sees nothing else.
+        out_bthk = jnp.where(jnp.any(allowed_bhts, axis=-1).swapaxes(1, 2)[..., None], out_bthk, 0)
+    return saved(out_bthk)
 
 
 def serves(q_bthk, k_bsgk, v_bsgk, mask: Mask, scoring: Scoring, dropout_rate: float) -> str:

@@ -2,9 +2,18 @@
 
 import jax
 import jax.numpy as jnp
+from jax.ad_checkpoint import checkpoint_name
 
 from transformer.layers.masks import Mask
 from transformer.layers.scoring import Scoring
+
+SAVED = "attention_output"
+"""The name of what gradients through attention begin with: what it gave back, at the least."""
+
+
+def saved(x: jax.Array) -> jax.Array:
+    """The same by that name, for rematerialisation to keep."""
+    return checkpoint_name(x, SAVED)
 
 
 def reference(
@@ -33,7 +42,7 @@ def reference(
     weights_bhts = masked_softmax(scores_bhts, mask.dense(t, s), scoring.sinks_h)
     dropped_bhts = drop(weights_bhts, dropout_rate, dropout_rng)
     out_bhtk = weighted_values(dropped_bhts, v_bsgk.swapaxes(1, 2), scoring)
-    out_bthk = out_bhtk.swapaxes(1, 2).astype(q_bthk.dtype)
+    out_bthk = saved(out_bhtk.swapaxes(1, 2).astype(q_bthk.dtype))
     return (out_bthk, weights_bhts) if return_weights else out_bthk
 
 

@@ -11,8 +11,9 @@ from jax.sharding import PartitionSpec
 
 from transformer.layers.kernels.blockwise import backward, blockwise, cut, finite, forward
 from transformer.layers.kernels.blockwise import serves as refusal_of_blockwise
-from transformer.layers.kernels.place import cut_over
+from transformer.layers.kernels.reference import saved
 from transformer.layers.masks import Mask
+from transformer.layers.place import cut_over
 from transformer.layers.scoring import Scoring
 
 Pairs = list[tuple[Any, Any]]
@@ -227,8 +228,8 @@ def _forward(q_rbhtk, k_rbgsk, v_rbgsk, learned, given, way, sizes):
     if way.causal:
         whole = join(whole, keys, [(1, 0)])
     (out, norm), _ = jax.lax.fori_loop(1, way.devices, step, (whole, way.on(keys)))
-    out = out.astype(q_rbhtk.dtype)
-    return out, (q_rbhtk, k_rbgsk, v_rbgsk, learned, given, out, finite(norm))
+    out, norm = saved(out.astype(q_rbhtk.dtype)), saved(finite(norm))
+    return out, (q_rbhtk, k_rbgsk, v_rbgsk, learned, given, out, norm)
 
 
 def _backward(way, sizes, residuals, dout_rbhtk):

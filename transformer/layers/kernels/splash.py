@@ -9,9 +9,10 @@ from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_ke
 from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask as masks
 from jax.sharding import PartitionSpec
 
-from transformer.layers.kernels.place import cut_over, platform
+from transformer.layers.kernels.reference import SAVED
 from transformer.layers.masks import Mask
 from transformer.layers.patterns import Window
+from transformer.layers.place import cut_over, platform
 from transformer.layers.scoring import Scoring
 
 BLOCKS = (512, 256, 128)
@@ -44,6 +45,7 @@ def splash(
             head_shards=1,
             q_seq_shards=1,
             attn_logits_soft_cap=scoring.soft_cap or None,
+            residual_checkpoint_name=SAVED,
         )
         return jax.vmap(kernel)(q_bhtk, k_bgsk, v_bgsk, ids)
 

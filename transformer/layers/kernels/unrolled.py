@@ -3,7 +3,7 @@
 import jax
 import jax.numpy as jnp
 
-from transformer.layers.kernels.reference import drop, highest, sum_of, weighted_values
+from transformer.layers.kernels.reference import drop, highest, saved, sum_of, weighted_values
 from transformer.layers.masks import Mask
 from transformer.layers.scoring import Scoring
 
@@ -43,7 +43,7 @@ def unrolled(
         rng = None if dropout_rng is None else jax.random.fold_in(dropout_rng, start)
         out = weighted_values(drop(e, dropout_rate, rng), v_bgsk[:, :, :end], part)
         blocks.append((out / jnp.where(total == 0, 1.0, total)).astype(q_bthk.dtype))
-    return jnp.concatenate(blocks, axis=2).transpose(0, 2, 1, 3)
+    return saved(jnp.concatenate(blocks, axis=2).transpose(0, 2, 1, 3))
 
 
 def serves(q_bthk: jax.Array, k_bsgk: jax.Array, v_bsgk: jax.Array, mask: Mask, *_) -> str:

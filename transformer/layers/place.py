@@ -21,3 +21,8 @@ def cut_over(logical: str) -> tuple[tuple[str, ...], int]:
     axes = (axes,) if isinstance(axes, str) else tuple(axes or ())
     sizes = {axis: mesh.shape[axis] for axis in axes if mesh.shape.get(axis, 1) > 1}
     return tuple(sizes), math.prod(sizes.values())
+
+
+def alone_on_cpu() -> bool:
+    """Whether it is one CPU device: for what is laid out by hand, which would be gathered from several."""
+    return platform() == "cpu" and jax.sharding.get_abstract_mesh().size <= 1
