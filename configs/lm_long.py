@@ -26,8 +26,8 @@ def get_config(preset: str = "") -> ConfigDict:
     config.optimizer.learning_rate = 0.02
     config.optimizer.warmup_steps = 20
     config.optimizer.final_fraction = 0.0
-    config.train.steps = 200
+    config.train.steps = 60
     config.train.batch_size = 1
-    config.train.checkpoint_every = 50
+    config.train.checkpoint_every = 20
     config.sample.prompt = "def fib("
     return base.choose(config, preset, {"tiny": lm.TINY | {"loss": {"chunk_size": 16}}})
