@@ -210,4 +210,4 @@ def test_memory_does_not_grow_with_the_corpus(tmp_path):
     command = [sys.executable, "-c", textwrap.dedent(MEMORY), *names]
     answer = subprocess.run(command, check=True, capture_output=True, text=True).stdout
     small, large = map(int, answer.split())
-    assert large - small < 75, answer  # whoever holds the tokens needs 150 more
+    assert large - small < 110, answer  # a file's text is held; whoever holds the tokens needs 150 more

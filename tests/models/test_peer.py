@@ -21,7 +21,8 @@ def small(monkeypatch, rng):
 
 def test_both_learn_alike(small):
     (ours, _), (theirs, _) = peer.ours("train"), peer.transformers("train")
-    np.testing.assert_allclose([ours() for _ in range(3)], [theirs() for _ in range(3)], rtol=2e-5)
+    # Adam divides gradients by their size: what is only rounding in one moves parameters in its first steps.
+    np.testing.assert_allclose([ours() for _ in range(3)], [theirs() for _ in range(3)], rtol=5e-5)
 
 
 def test_both_find_the_same(small):
