@@ -5,8 +5,10 @@ without their labels, and WikiText-2; put them into data/reviews, or name others
     python launch.py --config=configs/bert_reviews.py
     python launch.py --config=configs/imdb.py --config.initialize_from=runs/bert_reviews
 
-Cost: not yet measured.
-Result: not yet measured.
+Cost: 15 min on 2 cores of an AMD EPYC (AVX-512), 2026-11-22, with other work on them for a part of the time.
+Result: loss 3.606 on held-out texts (perplexity 37). It does not help yet: fine-tuned by `imdb.py` with
+--config.optimizer.learning_rate=2e-3, seeds 0 and 1, 82.7 and 82.1 % of IMDB's test reviews are right, and of the
+same model from scratch (--config.model.num_layers=2 --config.model.d_ff=512, the same rate) 82.9 and 83.0 %.
 """
 
 from ml_collections import ConfigDict
@@ -27,7 +29,7 @@ def get_config(preset: str = "") -> ConfigDict:
     config.data.next_sentence = False
     config.optimizer.learning_rate = 2e-3
     config.optimizer.arguments.b2 = 0.98
-    config.train.steps = 2000
+    config.train.steps = 4000
     config.train.batch_size = 32
     config.train.evaluate_every = 500
     config.train.checkpoint_every = 500
