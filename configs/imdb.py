@@ -9,8 +9,8 @@ tenth of the training reviews is held out for validation; the test file is measu
 
 Cost: 10 min on one core of an AMD EPYC (AVX2), with other work on the machine, 2026-11-21; 1.2 GB of memory.
 Result: 83.2 % of 1,563 test reviews, after 2,803 training reviews (every 8th of the original's; 83.1 % of 172
-for validation); 81.9 % with the same seed on 2 cores with AVX-512, 2026-11-22, in 66 s. A bag of words reaches
-87.2 % of them after all 3,126 (python -m benchmarks.bag_of_words).
+for validation); 81.9 % with the same seed on 2 cores with AVX-512, 2026-11-22, in 66 s. A bag of words
+reaches 87.2 % of them after all 3,126 (python -m benchmarks.bag_of_words).
 """
 
 from ml_collections import ConfigDict
