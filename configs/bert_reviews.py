@@ -8,7 +8,7 @@ without their labels, and WikiText-2; put them into data/reviews, or name others
 Cost: 15 min on 2 cores of an AMD EPYC (AVX-512), 2026-11-22, with other work on them for a part of the time.
 Result: loss 3.606 on held-out texts (perplexity 37). It does not help yet: fine-tuned by `imdb.py` with
 --config.optimizer.learning_rate=2e-3, seeds 0 and 1, 82.7 and 82.1 % of IMDB's test reviews are right, and of
-the same model from scratch (--config.model.num_layers=2 --config.model.d_ff=512, the same rate) 82.9 and 83.0 %.
+the same model from scratch (--config.model.num_layers=2 --config.model.d_ff=512, that rate) 82.9 and 83.0 %.
 """
 
 from ml_collections import ConfigDict
