@@ -24,10 +24,10 @@ def get_config(preset: str = "") -> ConfigDict:
     config.loss.chunk_size = 1024
     config.optimizer.name = "contrib.muon"
     config.optimizer.learning_rate = 0.02
-    config.optimizer.warmup_steps = 20
+    config.optimizer.warmup_steps = 5
     config.optimizer.final_fraction = 0.0
-    config.train.steps = 60
+    config.train.steps = 30
     config.train.batch_size = 1
-    config.train.checkpoint_every = 20
+    config.train.checkpoint_every = 10
     config.sample.prompt = "def fib("
     return base.choose(config, preset, {"tiny": lm.TINY | {"loss": {"chunk_size": 16}}})
