@@ -35,13 +35,13 @@ class Stepper(Protocol):
 
 
 class Extender(Stepper, Protocol):
-    """A stepper that also reads several tokens at once, and forgets them again: of the last that it read no
-    more than the `rewound` ones of its `prefill`, and one more at once."""
+    """A stepper that also reads several tokens at once, and forgets them again."""
 
     def prefill(
         self, tokens_bt: jax.Array, lengths_b: jax.Array, room: int, rewound: int = 0
     ) -> tuple[jax.Array, Cache]:
-        """As `Stepper.prefill`."""
+        """As `Stepper.prefill`, for a cache that may keep no more than it needs: `rewind` will take back the
+        last `rewound` tokens at the most, and `extend` append one more than that at the most."""
         ...
 
     def extend(self, tokens_bn: jax.Array, cache: Cache) -> tuple[jax.Array, Cache]:

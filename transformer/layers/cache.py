@@ -47,19 +47,23 @@ class LayerCache:
 
     def indices(self, filled: jax.Array | int) -> jax.Array:
         """Which of `filled` slots without end each slot of a ring holds, (s,); below 0: none yet."""
-        last = filled - 1
-        return last - (last - jnp.arange(self.slots)) % self.slots
+        return _held(self.slots, filled)
 
     def hold(self, slots: int, kept: int, filled: int) -> "LayerCache":
         """The same with room for `slots`, or where `kept` are fewer a ring of the last of `filled` ones."""
         size = min(kept, slots)
-        held = jax.tree.map(
-            lambda x: jnp.pad(x, ((0, 0), (0, 0), (0, max(0, size - x.shape[2])), (0, 0))), self
-        )
-        if size < self.slots:
-            short = jax.tree.map(lambda x_bgsk: x_bgsk[:, :, :size], self)
-            held = jax.tree.map(lambda x_bgsk: x_bgsk[:, :, short.indices(filled)], self)
-        return dataclasses.replace(held, wraps=size < slots)
+
+        def fit(x_bgsk: jax.Array) -> jax.Array:
+            if size < self.slots:
+                return x_bgsk[:, :, _held(size, filled)]
+            return jnp.pad(x_bgsk, ((0, 0), (0, 0), (0, size - self.slots), (0, 0)))
+
+        return dataclasses.replace(jax.tree.map(fit, self), wraps=size < slots)
+
+
+def _held(ring: int, filled: jax.Array | int) -> jax.Array:
+    last = filled - 1
+    return last - (last - jnp.arange(ring)) % ring
 
 
 @struct.dataclass
@@ -77,8 +81,8 @@ class Cache:
     layers: tuple[LayerCache, ...]
     offsets_b: jax.Array
     filled_b: jax.Array
+    slots: int = struct.field(pytree_node=False)
     ancestors_mrs: jax.Array | None = None
-    slots: int = struct.field(pytree_node=False, default=0)
 
     @classmethod
     def empty(
@@ -86,7 +90,7 @@ class Cache:
     ) -> "Cache":
         """Nothing written yet; row i will begin at slot `offsets_b[i]`."""
         layer = LayerCache.empty(offsets_b.shape[0], slots, widths, dtype)
-        return cls((layer,) * num_layers, offsets_b, jnp.zeros_like(offsets_b), slots=slots)
+        return cls((layer,) * num_layers, offsets_b, jnp.zeros_like(offsets_b), slots)
 
     @property
     def lengths_b(self) -> jax.Array:
