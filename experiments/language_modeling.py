@@ -55,11 +55,16 @@ class LanguageModeling(TokenPrediction):
         """The length of a row."""
         return self.config.data.sequence_length
 
+    @property
+    def attended(self) -> int:
+        """How many tokens attention goes over."""
+        return self.config.data.sequence_length
+
     def flops_per_token(self, params: Params) -> float:
         """6 N plus the attention's part (see `transformer.training.flops`)."""
         c = self.config.model
-        width, length = c.num_heads * c.key_width, self.config.data.sequence_length
-        return train_flops_per_token(matmul_parameters(params), c.num_layers, width, length)
+        width = c.num_heads * c.key_width
+        return train_flops_per_token(matmul_parameters(params), c.num_layers, width, self.attended)
 
     def hooks(self, workdir: Path) -> list[Hook]:
         """A completion of the configured prompt, now and then."""

@@ -12,7 +12,6 @@ from transformer.data.streams import StreamRows
 from transformer.evaluation.likelihood import LikelihoodEvaluator
 from transformer.models.transformer_xl import Memory, TransformerXLConfig
 from transformer.training.experiment import Batch, Evaluator, Params, Put
-from transformer.training.flops import matmul_parameters, train_flops_per_token
 from transformer.training.losses import token_losses
 from transformer.training.metrics import Sum
 
@@ -29,13 +28,10 @@ class TransformerXL(LanguageModeling):
 
     Config = TransformerXLRunConfig
 
-    def flops_per_token(self, params: Params) -> float:
-        """6 N plus the attention's part, over the memory and the segment."""
-        c = self.config.model
-        length = c.memory_length + self.config.data.sequence_length
-        return train_flops_per_token(
-            matmul_parameters(params), c.num_layers, c.num_heads * c.key_width, length
-        )
+    @property
+    def attended(self) -> int:
+        """The memory and the segment."""
+        return self.config.model.memory_length + self.config.data.sequence_length
 
     def initial_carry(self) -> Memory:
         """An empty memory for each row of a batch."""
