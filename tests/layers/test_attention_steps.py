@@ -39,7 +39,7 @@ def low(*arrays):
     return [jnp.asarray(array, jnp.float32) for array in arrays]
 
 
-def close(found, expected):
+def assert_close(found, expected):
     np.testing.assert_allclose(found, expected, atol=2e-5, rtol=2e-5)
 
 
@@ -47,10 +47,10 @@ def close(found, expected):
 def test_self_attention_without_and_with_projections(rng, causal):
     x, *kernels = (rng.normal(size=shape) for shape in [(T, D), (D, K), (D, K), (D, K)])
     mask = lower(T) if causal else None
-    close(steps.self_attention(*low(x), causal=causal), attend(np.dot, x, x, x, mask))
+    assert_close(steps.self_attention(*low(x), causal=causal), attend(np.dot, x, x, x, mask))
     q, k, v = (x @ kernel for kernel in kernels)
     projected = steps.projected_self_attention(*low(x, *kernels), causal=causal)
-    close(projected, attend(np.dot, q, k, v, mask))
+    assert_close(projected, attend(np.dot, q, k, v, mask))
 
 
 @pytest.mark.parametrize("rung", ["self_attention", "projected_self_attention"])
@@ -59,7 +59,7 @@ def test_without_a_mask_order_is_not_seen_and_with_one_the_future_is_not(rng, ru
     step = getattr(steps, rung)
     kernels = kernels if "projected" in rung else []
     shift = np.roll(np.arange(T), 1)
-    close(step(x[shift], *kernels), step(x, *kernels)[shift])
+    assert_close(step(x[shift], *kernels), step(x, *kernels)[shift])
     assert not np.allclose(step(x[shift], *kernels, causal=True), step(x, *kernels, causal=True)[shift])
 
     influence = jax.jit(jax.jacobian(lambda x: step(x, *kernels, causal=True)))(x)  # (t, d or k, s, d)
@@ -71,7 +71,7 @@ def test_scaled_scores_keep_their_variance(rng):
     for k in (4, 16, 256):
         q, keys = rng.normal(size=(100, k)), rng.normal(size=(100, k))
         scores = steps.scaled_scores(*low(q, keys))
-        close(scores, [[sum(q[t] * keys[s]) / k**0.5 for s in range(100)] for t in range(100)])
+        assert_close(scores, [[sum(q[t] * keys[s]) / k**0.5 for s in range(100)] for t in range(100)])
         assert np.std(scores) == pytest.approx(1, abs=0.4)
         assert np.std(q @ keys.T) == pytest.approx(k**0.5, rel=0.4)
 
@@ -83,7 +83,7 @@ def test_the_slope_of_the_softmax_is_the_nuclear_norm_of_its_jacobian(rng):
         for i in range(S):
             push = np.eye(S)[i] * 1e-5
             jacobian[:, i] = (softmax(list(scores + push)) - softmax(list(scores - push))) / 2e-5
-        close(steps.softmax_slope(*low(scores)), np.linalg.svd(jacobian, compute_uv=False).sum())
+        assert_close(steps.softmax_slope(*low(scores)), np.linalg.svd(jacobian, compute_uv=False).sum())
 
 
 def test_larger_scores_have_smaller_gradients(rng):
@@ -107,11 +107,13 @@ def test_looking_up(rng):
     q, k, v = rng.normal(size=(T, K)), rng.normal(size=(S, K)), rng.normal(size=(S, D))
     for temperature in (0.3, 1.0, K**0.5):
         expected = attend(lambda a, b, by=temperature: a @ b / by, q, k, v)
-        close(steps.look_up(*low(q, k, v), temperature), expected)
+        assert_close(steps.look_up(*low(q, k, v), temperature), expected)
     all_keys = jnp.ones((1, 1), bool)
-    close(steps.look_up(*low(q, k, v), K**0.5), steps.scaled_dot_product_attention(*low(q, k, v), all_keys))
-    close(steps.look_up(*low(q, k, v), 1e7), np.tile(v.mean(0), (T, 1)))
-    close(steps.look_up(*low(np.eye(S) * 2, np.eye(S), v), 1e-3), v)
+    assert_close(
+        steps.look_up(*low(q, k, v), K**0.5), steps.scaled_dot_product_attention(*low(q, k, v), all_keys)
+    )
+    assert_close(steps.look_up(*low(q, k, v), 1e7), np.tile(v.mean(0), (T, 1)))
+    assert_close(steps.look_up(*low(np.eye(S) * 2, np.eye(S), v), 1e-3), v)
     with pytest.raises(UserError, match=r"temperature: 0\.0; expected more than 0"):
         steps.look_up(*low(q, k, v), 0.0)
 
@@ -119,7 +121,7 @@ def test_looking_up(rng):
 def test_looking_up_the_keys_themselves_is_dot_alignment(rng):
     q, h = rng.normal(size=(T, D)), rng.normal(size=(S, D))
     house = DotAlignment(D).apply({}, *low(q[None]), low(h[None]), jnp.ones((1, 1, S), bool))
-    close(steps.look_up(*low(q, h, h), 1.0), house[0])
+    assert_close(steps.look_up(*low(q, h, h), 1.0), house[0])
 
 
 def test_a_query_that_may_look_at_nothing_gets_zeros_and_finite_gradients(rng):
@@ -127,7 +129,7 @@ def test_a_query_that_may_look_at_nothing_gets_zeros_and_finite_gradients(rng):
     allowed = rng.random((T, S)) < 0.5
     allowed[0], allowed[1] = True, False
     out = steps.scaled_dot_product_attention(*low(q, k, v), jnp.asarray(allowed))
-    close(out, attend(lambda a, b: a @ b / K**0.5, q, k, v, allowed))
+    assert_close(out, attend(lambda a, b: a @ b / K**0.5, q, k, v, allowed))
     assert np.all(out[1] == 0)
 
     def loss(q, k, v):
@@ -167,7 +169,7 @@ def test_the_last_rung_is_the_attention_of_the_house(rng, causal):
     def ladder(x_td):
         return steps.join_by_sum(steps.heads(x_td, x_td, query, key, value, allowed), output)
 
-    close(jax.vmap(ladder)(x), module.apply({"params": params}, x, **inputs)[0])
+    assert_close(jax.vmap(ladder)(x), module.apply({"params": params}, x, **inputs)[0])
 
 
 def test_additive_attention(rng):
@@ -175,11 +177,11 @@ def test_additive_attention(rng):
     query, key, score = rng.normal(size=(D, D)), rng.normal(size=(D, D)), rng.normal(size=D)
     expected = attend(lambda a, b: sum(score * np.tanh(a @ query + b @ key)), q, memory, memory, allowed)
     found = steps.additive_attention(*low(q, memory, query, key, score), jnp.asarray(allowed))
-    close(found, expected)
+    assert_close(found, expected)
 
     module = AdditiveAlignment(D)
     linear = {"query": {"kernel": query, "bias": np.zeros(D)}, "key": {"kernel": key}}
     variables = {"params": jax.tree.map(lambda p: jnp.asarray(p, jnp.float32), linear | {"score": score})}
     remembered = module.apply(variables, *low(memory[None]), method="remember")
     house = module.apply(variables, *low(q[None]), remembered, jnp.asarray(allowed)[None])
-    close(found, house[0])
+    assert_close(found, house[0])
