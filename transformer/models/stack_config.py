@@ -121,16 +121,25 @@ class StackConfig:
         if "rope" in there and self.rotated_width % 2:
             raise UserError(f"head_dim: {self.rotated_width} is odd; rope turns pairs, so it must be even")
         if self.position_scaling != "none" and "rope" not in there:
-            raise UserError(f"position_scaling: {self.position_scaling!r} without rope, which it is for")
+            raise UserError(
+                f"position_scaling: {self.position_scaling!r} with position {self.position!r}; expected 'none', "
+                "or position 'rope'"
+            )
         if self.position_factor < 1 or (self.position_factor > 1) != (self.position_scaling != "none"):
             raise UserError(
                 f"position_factor: {self.position_factor} with position_scaling {self.position_scaling!r}; "
                 "expected 1 without scaling, and more than 1 with it"
             )
         if self.position_distance and self.position not in ("t5", "shaw"):
-            raise UserError(f"position_distance: {self.position_distance}; only t5 and shaw have one")
+            raise UserError(
+                f"position_distance: {self.position_distance} with position {self.position!r}; expected 0, or "
+                "position 't5' or 'shaw'"
+            )
         if self.full_position and not self.full_every:
-            raise UserError(f"full_position: {self.full_position!r} without full_every layers to have it")
+            raise UserError(
+                f"full_position: {self.full_position!r} with full_every 0; expected '', or full_every of at "
+                "least 1"
+            )
         if len(there) > 1 and not there <= {*WITHOUT_PARAMETERS}:
             expected = ", ".join(map(repr, WITHOUT_PARAMETERS))
             raise UserError(
