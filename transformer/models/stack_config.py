@@ -122,8 +122,8 @@ class StackConfig:
             raise UserError(f"head_dim: {self.rotated_width} is odd; rope turns pairs, so it must be even")
         if self.position_scaling != "none" and "rope" not in there:
             raise UserError(
-                f"position_scaling: {self.position_scaling!r} with position {self.position!r}; expected 'none', "
-                "or position 'rope'"
+                f"position_scaling: {self.position_scaling!r} with position {self.position!r}; expected "
+                "'none', or position 'rope'"
             )
         if self.position_factor < 1 or (self.position_factor > 1) != (self.position_scaling != "none"):
             raise UserError(
@@ -132,8 +132,8 @@ class StackConfig:
             )
         if self.position_distance and self.position not in ("t5", "shaw"):
             raise UserError(
-                f"position_distance: {self.position_distance} with position {self.position!r}; expected 0, or "
-                "position 't5' or 'shaw'"
+                f"position_distance: {self.position_distance} with position {self.position!r}; expected 0, "
+                "or position 't5' or 'shaw'"
             )
         if self.full_position and not self.full_every:
             raise UserError(
