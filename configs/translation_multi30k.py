@@ -7,7 +7,7 @@ others in data.source and data.validation_source.
 
 Cost: 12 min 29 s on 2 cores of an AMD EPYC (AVX-512), 2026-11-22, nothing else running; 2.3 GB of memory.
 Result: 39.4 BLEU on test_2016_flickr, 40.2 on the validation captions, of beams of 5
-(nrefs:1|case:mixed|eff:no|tok:13a|smooth:exp|version:2.6.0). With AVX2 it took 49 min with other work beside it.
+(nrefs:1|case:mixed|eff:no|tok:13a|smooth:exp|version:2.6.0). 49 min with AVX2 and other work beside.
 """
 
 from ml_collections import ConfigDict

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from flax import struct
 
-from tests.decoding.test_incremental import VOCAB, hasty, make
+from tests.decoding.test_incremental import VOCAB, make
 from tests.decoding.toy import Chain, Counter, Tree, chain, cycle, tree
 from transformer.decoding.beam import BeamConfig, _largest, beam_search, translate
 from transformer.decoding.sampling import generate
@@ -292,7 +292,7 @@ def test_scores_are_what_the_whole_model_gives(rng):
         length_penalty=0.6,
         eos_id=EOS,
     )
-    full = hasty(lambda texts: model.apply({"params": params}, texts)[..., :VOCAB])
+    full = jax.jit(lambda texts: model.apply({"params": params}, texts)[..., :VOCAB])
     texts = np.zeros((12, 13), np.int32)
     for row, (i, j) in enumerate(itertools.product(range(3), range(4))):
         texts[row, : lengths[i]] = prompts[i, : lengths[i]]

@@ -1,15 +1,14 @@
 """Incremental decoding with a cache equals the full forward pass over everything so far."""
 
 import dataclasses
-import functools
 import math
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from flax import linen as nn
 
+from tests.parameters import random_params
 from transformer.decoding.sampling import generate
 from transformer.errors import UserError
 from transformer.layers.normalization import NORMS
@@ -29,17 +28,9 @@ HEADS = {
 }
 
 
-# Compiled in haste: what is tested is what a program computes.
-hasty = functools.partial(jax.jit, compiler_options={"xla_backend_optimization_level": 0})
-
-
 def make(rng, **changes):
     model = Decoder(dataclasses.replace(CONFIG, **changes), VOCAB)
-    shapes = nn.meta.unbox(jax.eval_shape(model.init, jax.random.key(0), jnp.zeros((1, 1), jnp.int32)))
-    params = jax.tree.map(
-        lambda p: jnp.asarray(rng.normal(size=p.shape, scale=0.3), p.dtype), shapes["params"]
-    )
-    return model, params
+    return model, random_params(rng, model, jnp.zeros((1, 1), jnp.int32))
 
 
 def prompts(rng, lengths):
@@ -56,7 +47,7 @@ def check_steps(rng, model, params, atol=2e-4):
     )
     stepper = DecoderStepper.of(model, params)
 
-    @hasty
+    @jax.jit
     def both(stepper, params):
         def step(cache, new_b):
             logits_bv, cache = stepper.step(new_b, cache)
@@ -115,7 +106,7 @@ def test_greedy_generation_recomputed_from_nothing_each_step(rng, position):
     new, _ = generate(
         DecoderStepper.of(model, params), tokens, lengths, rngs, max_new_tokens=6, temperature=0.0
     )
-    full = hasty(lambda tokens: model.apply({"params": params}, tokens)[0, :, :VOCAB])
+    full = jax.jit(lambda tokens: model.apply({"params": params}, tokens)[0, :, :VOCAB])
     for row, length, got in zip(tokens, lengths, np.asarray(new), strict=True):
         text = np.zeros(12, np.int32)
         text[:length] = row[:length]
@@ -130,7 +121,7 @@ def test_reordering_moves_rows(rng):
     tokens, lengths = prompts(rng, [3, 7, 1, 5])
     order, new = np.array([2, 2, 0, 3]), np.array([4, 8, 15, 16], np.int32)
 
-    @hasty
+    @jax.jit
     def both(stepper):
         _, cache = stepper.prefill(tokens, lengths, 2)
         _, expected = stepper.prefill(tokens[order], lengths[order], 2)
@@ -163,7 +154,7 @@ def test_whatever_beams_do_they_have_read_their_texts(rng, changes):
         expected_texts.append(texts)
     longest = max(map(len, texts)) + len(forgets)
 
-    @hasty
+    @jax.jit
     def run(stepper):
         _, cache = stepper.prefill(tokens, lengths, 20, rewound=2)
         cache, found = stepper.repeat(stepper.repeat(cache, 2), 3), []
@@ -172,7 +163,7 @@ def test_whatever_beams_do_they_have_read_their_texts(rng, changes):
             found.append(logits[:, -1])
         return found
 
-    full = hasty(lambda padded: model.apply({"params": params}, padded)[..., :VOCAB])
+    full = jax.jit(lambda padded: model.apply({"params": params}, padded)[..., :VOCAB])
     for got, texts in zip(run(DecoderStepper.of(model, params)), expected_texts, strict=True):
         padded = np.stack([np.pad(text, (0, longest - len(text))) for text in texts])
         expected = np.asarray(full(padded))[np.arange(12), [len(text) - 1 for text in texts]]
@@ -184,7 +175,7 @@ def test_a_cache_that_grew_goes_on_as_before(rng):
     tokens, lengths = prompts(rng, [3, 7])
     new, all_keys = np.array([4, 8], np.int32), (None,) * CONFIG.num_layers
 
-    @hasty
+    @jax.jit
     def both(stepper):
         _, cache = stepper.prefill(tokens, lengths, 1)
         (once, filled), (once_wide, wide) = (
@@ -227,7 +218,7 @@ def test_nothing_in_the_padding_is_ever_read(rng):
     other = np.where(np.arange(7) < lengths[:, None], tokens, (tokens + 1) % VOCAB)
     unread = (np.arange(10) < (7 - lengths)[:, None]) | (np.arange(10) > 7)
 
-    @hasty
+    @jax.jit
     def both(stepper, tokens, spoilt):
         logits, cache = stepper.prefill(tokens, lengths, 3)
         layers = jax.tree.map(lambda x: jnp.where(unread[:, None, :, None], spoilt, x), cache.layers)

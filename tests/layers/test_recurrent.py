@@ -8,21 +8,17 @@ import numpy as np
 import pytest
 from flax import linen as nn
 
+from tests.parameters import random_params
 from transformer.layers.alignment import ALIGNMENTS, additive
 from transformer.layers.recurrent import CELLS, Recurrent, boundaries
 
 WIDTH, INPUTS = 5, 4
 
 
-def random_params(rng, module, *example):
-    params = nn.meta.unbox(jax.eval_shape(module.init, jax.random.key(0), *example))["params"]
-    return jax.tree.map(lambda p: jnp.asarray(rng.normal(size=p.shape, scale=0.5), jnp.float32), params)
-
-
 def make(rng, cell, **fields):
     layer = Recurrent(cell, WIDTH, **fields)
     flags = jnp.ones((1, 1), bool)
-    return layer, random_params(rng, layer, jnp.zeros((1, 1, INPUTS)), flags, flags)
+    return layer, random_params(rng, layer, jnp.zeros((1, 1, INPUTS)), flags, flags, scale=0.5)
 
 
 def sigmoid(x):

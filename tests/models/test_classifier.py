@@ -2,8 +2,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from flax import linen as nn
 
+from tests.parameters import random_params
 from transformer.models.classifier import POOLINGS, ClassifierConfig, TextClassifier, pool
 
 VOCAB, CLASSES = 31, 3
@@ -20,8 +20,7 @@ def make(rng, **changes):
     }
     model = TextClassifier(ClassifierConfig(**keys | {"use_bias": True} | changes), VOCAB, CLASSES)
     one = jnp.ones((1, 1), jnp.int32)
-    params = nn.meta.unbox(jax.jit(model.init, static_argnums=3)(jax.random.key(0), one, one, 1))["params"]
-    return model, jax.tree.map(lambda p: p + 0.1 * jnp.asarray(rng.normal(size=p.shape), jnp.float32), params)
+    return model, random_params(rng, model, one, one, 1)
 
 
 def row_of(texts, width):

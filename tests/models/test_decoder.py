@@ -4,8 +4,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from flax import linen as nn
 
+from tests.parameters import random_params
 from transformer.errors import UserError
 from transformer.layers.normalization import NORMS
 from transformer.layers.positions import POSITIONS
@@ -17,10 +17,7 @@ VOCAB = 19
 
 def make(rng, **changes):
     model = Decoder(dataclasses.replace(CONFIG, **changes), VOCAB)
-    params = nn.meta.unbox(jax.jit(model.init)(jax.random.key(0), jnp.zeros((1, 1), jnp.int32)))["params"]
-    # Away from the initial values, where biases are zero and norms do nothing.
-    params = jax.tree.map(lambda p: p + 0.1 * jnp.asarray(rng.normal(size=p.shape), jnp.float32), params)
-    return model, params
+    return model, random_params(rng, model, jnp.zeros((1, 1), jnp.int32))
 
 
 def tokens(rng, b=2, t=8):

@@ -4,8 +4,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from flax import linen as nn
 
+from tests.parameters import random_params
 from transformer.decoding.sampling import generate
 from transformer.decoding.speculative import generate_speculative
 from transformer.errors import UserError
@@ -27,10 +27,7 @@ VARIANTS = [
 def make(config: EncoderDecoderConfig, rng: np.random.Generator):
     model = config.build(VOCAB)
     source, tokens = jnp.zeros((1, 3), jnp.int32), jnp.zeros((1, 2), jnp.int32)
-    params = nn.meta.unbox(jax.jit(model.init)(jax.random.key(0), source, tokens))["params"]
-    noise = iter(rng.integers(1 << 30, size=1000).tolist())
-    spread = lambda x: x + 0.3 * jax.random.normal(jax.random.key(next(noise)), x.shape)  # noqa: E731
-    return model, jax.tree.map(spread, params)
+    return model, random_params(rng, model, source, tokens)
 
 
 def tokens_of(rng: np.random.Generator, *shape: int) -> np.ndarray:

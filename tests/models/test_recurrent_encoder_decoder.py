@@ -1,14 +1,13 @@
 """The recurrent encoder-decoder: pairs kept apart, the future unseen, decoding equal to training."""
 
 import dataclasses
-import functools
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from flax import linen as nn
 
+from tests.parameters import random_params
 from transformer.decoding.sampling import generate
 from transformer.errors import UserError
 from transformer.models.recurrent import RecurrentConfig, RecurrentEncoderDecoder
@@ -22,16 +21,13 @@ VARIANTS = {
     "lstm_none_one_direction": {"cell": "lstm", "attention": "none", "bidirectional": False},
     "gru_dot_one_direction": {"attention": "dot", "bidirectional": False, "tie_embeddings": False},
 }
-# Compiled in haste: what is tested is what a program computes.
-hasty = functools.partial(jax.jit, compiler_options={"xla_backend_optimization_level": 0})
 every_variant = pytest.mark.parametrize("changes", VARIANTS.values(), ids=VARIANTS)
 
 
 def make(rng, **changes):
     model = dataclasses.replace(CONFIG, **changes).build(VOCAB)
     one = jnp.zeros((1, 1), jnp.int32)
-    shapes = nn.meta.unbox(jax.eval_shape(model.init, jax.random.key(0), one, one))["params"]
-    return model, jax.tree.map(lambda p: jnp.asarray(rng.normal(size=p.shape, scale=0.5), p.dtype), shapes)
+    return model, random_params(rng, model, one, one, scale=0.5)
 
 
 def sequences(rng, lengths):
@@ -51,7 +47,7 @@ def pack(parts, room):
 def test_packed_and_padded_pairs_equal_separate_ones(rng, changes):
     model, params = make(rng, **changes)
     sources, targets = sequences(rng, [3, 1]), sequences(rng, [2, 4])
-    apply = hasty(model.apply)
+    apply = jax.jit(model.apply)
 
     def run(sources, targets):
         (source, source_segments), (tokens, segments) = pack(sources, 6), pack(targets, 8)
@@ -85,7 +81,7 @@ def test_what_each_output_depends_on(rng, changes, monkeypatch):
         inputs = {"source_segments_bs": source_segments, "segments_bt": segments}
         return model.apply({"params": params}, source, tokens, **inputs)[0, at, :VOCAB]
 
-    of_source, of_target = hasty(jax.jacrev(logits))(offsets)  # (v, 1, s or t, d)
+    of_source, of_target = jax.jit(jax.jacrev(logits))(offsets)  # (v, 1, s or t, d)
     reads_source, reads_target = (np.abs(j).max(axis=(0, 1, 3)) > 0 for j in (of_source, of_target))
     np.testing.assert_array_equal(reads_source, source_segments[0] == 2)
     np.testing.assert_array_equal(reads_target, (segments[0] == 2) & (np.arange(8) <= at))
@@ -98,7 +94,7 @@ def test_only_a_bidirectional_encoder_sees_to_the_right(rng, bidirectional):
     other = source.copy()
     other[3] = (other[3] + 1) % VOCAB
     ones = jnp.ones((1, 5), jnp.int32)
-    encode = hasty(lambda source: model.apply({"params": params}, source[None], ones, method="encode")[0])
+    encode = jax.jit(lambda source: model.apply({"params": params}, source[None], ones, method="encode")[0])
     changed = np.abs(encode(source) - encode(other)).max(axis=1) > 0
     np.testing.assert_array_equal(changed, [bidirectional] * 3 + [True] * 2)
 
@@ -110,7 +106,7 @@ def test_attention_weights_are_shown_when_asked_for_and_stay_within_the_pair(rng
         pack(sequences(rng, lengths), room) for lengths, room in (([3, 4], 9), ([2, 5], 8))
     )
     inputs = {"source_segments_bs": source_segments, "segments_bt": segments}
-    apply = hasty(
+    apply = jax.jit(
         lambda: model.apply({"params": params}, source, tokens, **inputs, mutable=["intermediates"])
     )
     _, sown = apply()
@@ -130,7 +126,7 @@ def test_steps_equal_the_full_pass_also_with_several_rows_a_source(rng, changes)
     first, later = (rng.integers(0, VOCAB, (2, 6)).astype(np.int32) for _ in range(2))
     order = np.array([1, 0, 2, 2, 5, 4])
 
-    @hasty
+    @jax.jit
     def stepped(stepper):
         start, cache = stepper.prefill(sources, lengths, 5)
         cache = stepper.repeat(cache, 2)
@@ -153,7 +149,7 @@ def test_steps_equal_the_full_pass_also_with_several_rows_a_source(rng, changes)
         "source_segments_bs": (np.arange(5) < lengths[rows, None]).astype(np.int32),
         "segments_bt": np.ones_like(tokens),
     }
-    full = hasty(model.apply)({"params": params}, sources[rows], tokens, **inputs)
+    full = jax.jit(model.apply)({"params": params}, sources[rows], tokens, **inputs)
     np.testing.assert_allclose(got, full[..., :VOCAB], atol=2e-5)
 
 
@@ -163,7 +159,7 @@ def test_padding_of_a_source_is_never_read_in_decoding(rng):
     source = rng.integers(0, VOCAB, (2, 7)).astype(np.int32)
     other = np.where(np.arange(7) < lengths[:, None], source, (source + 1) % VOCAB)
 
-    @hasty
+    @jax.jit
     def both(stepper, source):
         start, cache = stepper.prefill(source, lengths, 2)
         return start, stepper.step(np.array([4, 8], np.int32), cache)[0]
@@ -179,7 +175,7 @@ def test_greedy_generation_is_the_likeliest_of_the_full_pass(rng):
     rngs = jax.random.split(jax.random.key(0), 2)
     new, _ = generate(model.stepper(params, 0), source, lengths, rngs, max_new_tokens=5, temperature=0.0)
     tokens = np.concatenate([np.zeros((2, 1), np.int32), np.asarray(new)[:, :-1]], axis=1)
-    full = np.asarray(hasty(model.apply)({"params": params}, source, tokens))[..., :VOCAB]
+    full = np.asarray(jax.jit(model.apply)({"params": params}, source, tokens))[..., :VOCAB]
     chosen = np.take_along_axis(full, np.asarray(new)[..., None], axis=2)[..., 0]
     assert (chosen >= full.max(-1) - 1e-4).all()
 
@@ -191,7 +187,7 @@ def test_every_parameter_has_a_finite_gradient_in_packed_rows(rng, changes):
         pack(sequences(rng, lengths), room) for lengths, room in (([3, 4], 9), ([2, 5], 8))
     )
 
-    @hasty
+    @jax.jit
     @jax.grad
     def gradient(params):
         logits = model.apply(
@@ -213,7 +209,7 @@ def test_dropout_acts_in_training_only(rng):
     model, params = make(rng, dropout=0.5)
     source, tokens = (rng.integers(0, VOCAB, (2, n)).astype(np.int32) for n in (4, 3))
 
-    @hasty
+    @jax.jit
     def run(key):
         variables, rngs = {"params": params}, {"dropout": key}
         training = model.apply(variables, source, tokens, train=True, rngs=rngs)

@@ -1,9 +1,9 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
-from flax import linen as nn
 
 from tests.models.test_classifier import row_of
+from tests.parameters import random_params
 from transformer.models.encoder import EncoderConfig
 from transformer.models.span import SpanPicker, place_log_probs
 
@@ -15,8 +15,7 @@ CONFIG = EncoderConfig(
 
 def make(rng):
     model = SpanPicker(CONFIG, VOCAB)
-    params = nn.meta.unbox(jax.jit(model.init)(jax.random.key(0), jnp.zeros((1, 1), jnp.int32)))["params"]
-    return model, jax.tree.map(lambda p: p + 0.1 * jnp.asarray(rng.normal(size=p.shape), jnp.float32), params)
+    return model, random_params(rng, model, jnp.zeros((1, 1), jnp.int32))
 
 
 def test_texts_that_share_a_row_are_read_as_alone_and_padding_is_nothing(rng):

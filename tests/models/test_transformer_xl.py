@@ -6,8 +6,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from flax import linen as nn
 
+from tests.parameters import random_params
 from transformer.errors import UserError
 from transformer.models.transformer_xl import RELATIVE, Memory, TransformerXLConfig
 
@@ -18,9 +18,7 @@ VOCAB = 23
 def make(rng, **changes):
     config = dataclasses.replace(CONFIG, **changes)
     model = config.build(VOCAB)
-    shapes = nn.meta.unbox(jax.eval_shape(model.init, jax.random.key(0), jnp.zeros((1, 1), jnp.int32)))
-    params = jax.tree.map(lambda p: jnp.asarray(rng.normal(size=p.shape, scale=0.3), p.dtype), shapes)
-    return config, model, params
+    return config, model, {"params": random_params(rng, model, jnp.zeros((1, 1), jnp.int32))}
 
 
 def texts(rng, length, documents=1):

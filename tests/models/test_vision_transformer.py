@@ -4,8 +4,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from flax import linen as nn
 
+from tests.parameters import random_params
 from transformer.errors import UserError
 from transformer.layers.positions import POSITIONS
 from transformer.models.classifier import POOLINGS
@@ -18,9 +18,7 @@ def make(rng, shape=(8, 8, 2), **changes):
     keys = {"d_model": 16, "num_layers": 2, "num_heads": 2, "d_ff": 32, "max_length": 17, "use_bias": True}
     model = VisionTransformer(VisionConfig(**keys | changes), CLASSES)
     images = jnp.asarray(rng.integers(0, 256, (5, *shape)), jnp.uint8)
-    params = nn.meta.unbox(jax.jit(model.init)(jax.random.key(0), images))["params"]
-    params = jax.tree.map(lambda p: p + 0.1 * jnp.asarray(rng.normal(size=p.shape), jnp.float32), params)
-    return model, params, images
+    return model, random_params(rng, model, images, scale=0.5), images
 
 
 def permuted(images, size, order):

@@ -21,14 +21,15 @@ Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 class FunctionQuestions(LibraryRecords):
     """`function_questions`: {"question": "Which exception does f raise?", "context": a function without its
-    docstring, "answers": {"text": [...], "answer_start": [...]}, "path": its module's}, in the form of SQuAD.
+    docstring, "answers": {"text": [...], "answer_start": [...]}, as in SQuAD, "answer": their text, "path":
+    its module's}.
 
     Of each kind of question a function has one at most, and only one to which all its answers are the same
     text. A hash of the function says in which split it is, so that copies stay together.
     """
 
-    KIND, VERSION = "function_questions", 1
-    FIELDS = ("question", "context", "answers", "path")
+    KIND, VERSION = "function_questions", 2
+    FIELDS = ("question", "context", "answers", "answer", "path")
 
     @classmethod
     def read(cls, name: str, path: Path) -> Iterator[tuple[str, tuple[Any, ...]]]:
@@ -37,7 +38,7 @@ class FunctionQuestions(LibraryRecords):
             if len(text) <= LONGEST_CONTEXT:
                 split = next(split for split in SPLITS if falls_in(split, text.encode()))
                 for question, answers in ask(text):
-                    yield split, (question, text, answers, name)
+                    yield split, (question, text, answers, answers["text"][0], name)
 
 
 def ask(text: str) -> list[tuple[str, dict[str, list]]]:

@@ -1,0 +1,14 @@
+"""Random parameters for tests: there at once, for nothing is compiled, and none of them zero or one."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import linen as nn
+
+
+def random_params(rng: np.random.Generator, module: nn.Module, *inputs: Any, scale: float = 0.3) -> Any:
+    """What `module.init` would give for the inputs, normally distributed."""
+    shapes = nn.meta.unbox(jax.eval_shape(lambda: module.init(jax.random.key(0), *inputs)))["params"]
+    return jax.tree.map(lambda p: jnp.asarray(rng.normal(size=p.shape, scale=scale), p.dtype), shapes)
