@@ -133,9 +133,9 @@ def test_labels_of_no_use_are_refused(tmp_path):
         data(train)
 
 
-def test_the_embedded_snippets_divide_without_overlap(tmp_path):
-    config = LabelledDataConfig(tokenizer="bytes", cache_dir=str(tmp_path))
-    made = LabelledData(config)
+@pytest.mark.usefixtures("in_root")
+def test_the_embedded_snippets_divide_without_overlap():
+    made = LabelledData(LabelledDataConfig(tokenizer="bytes"))
     texts = {split: {text for text, _ in made.texts(split)} for split in ("train", "validation", "test")}
     assert len(texts["train"]) > 2000 and min(len(texts[split]) for split in texts) > 100
     assert not (texts["train"] & texts["validation"] or texts["train"] & texts["test"])
