@@ -3,12 +3,13 @@ classifies. The texts are one a line: the reviews of IMDB's and the sentences of
 without their labels, and WikiText-2; put them into data/reviews, or name others in data.source.
 
     python launch.py --config=configs/bert_reviews.py
-    python launch.py --config=configs/imdb.py --config.initialize_from=runs/bert_reviews
+    python launch.py --config=configs/imdb.py --config.initialize_from=runs/bert_reviews \\
+        --config.train.steps=600 --config.optimizer.learning_rate=1e-3 --config.optimizer.final_fraction=0.0
 
-Cost: 15 min on 2 cores of an AMD EPYC (AVX-512), 2026-11-22, with other work on them for a part of the time.
-Result: loss 3.606 on held-out texts (perplexity 37). It does not help yet: fine-tuned by `imdb.py` with
---config.optimizer.learning_rate=2e-3, seeds 0 and 1, 82.7 and 82.1 % of IMDB's test reviews are right, and of
-the same model from scratch (--config.model.num_layers=2 --config.model.d_ff=512, that rate) 82.9 and 83.0 %.
+Cost: 51 min on 2 cores of an AMD EPYC (AVX-512), 2026-11-22, with other work on them for a part of the time;
+the second command 9 min.
+Result: loss 3.114 on held-out texts (perplexity 22.5), of which a quarter is masked. Of 938 training reviews
+held out of the fine-tuning, 82.2 % are right, after `imdb.py` alone 79.0 % (seed 0).
 """
 
 from ml_collections import ConfigDict
@@ -19,17 +20,15 @@ from configs import base, bert
 def get_config(preset: str = "") -> ConfigDict:
     """The run, or its `tiny` version, which takes seconds and learns nothing."""
     config = base.masked_lm()
-    config.model.d_model = 128
-    config.model.num_layers = 2
-    config.model.d_ff = 512
     config.data.source = "text:data/reviews/*.txt"
     config.data.document = "line"
     config.data.vocab_size = 8192
     config.data.sequence_length = 256
     config.data.next_sentence = False
-    config.optimizer.learning_rate = 2e-3
-    config.optimizer.arguments.b2 = 0.98
-    config.train.steps = 4000
+    config.data.masked_share = 0.25
+    config.optimizer.name = "contrib.muon"
+    config.optimizer.learning_rate = 0.02
+    config.train.steps = 3000
     config.train.batch_size = 32
     config.train.evaluate_every = 500
     config.train.checkpoint_every = 500
