@@ -8,7 +8,7 @@ without their labels, and WikiText-2; put them into data/reviews, or name others
 
 Cost: 51 min on 2 cores of an AMD EPYC (AVX-512), 2026-11-22, with other work on them for a part of the time;
 the second command 9 min.
-Result: loss 3.114 on held-out texts (perplexity 22.5), of which a quarter is masked. Then 83.5 % of IMDB's test
+Result: loss 3.114 on held-out texts (perplexity 22.5), of which a quarter is masked. Then 83.5 % of the test
 reviews are right, of `imdb.py` alone 81.9 % (seed 0 of each); of 938 training reviews held out for choosing
 the second command's keys, 82.2 % and 79.0 %.
 """
