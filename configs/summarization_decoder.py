@@ -3,8 +3,8 @@ separator prime what is written. The data are those of configs/summarization.py.
 
     python launch.py --config=configs/summarization_decoder.py
 
-Cost: not yet measured.
-Result: not yet measured.
+Cost: 4 min 49 s on 2 cores of an AMD EPYC (AVX-512), 2026-11-22, nothing else running; 4.5 GB of memory.
+Result: ROUGE-1 20.5, ROUGE-2 5.1, ROUGE-L 19.9 on 200 validation functions.
 """
 
 from ml_collections import ConfigDict
