@@ -8,7 +8,10 @@ import numpy as np
 from flax import linen as nn
 
 
-def random_params(rng: np.random.Generator, module: nn.Module, *inputs: Any, scale: float = 0.3) -> Any:
+def random_params(
+    rng: np.random.Generator, module: nn.Module, *inputs: Any, scale: float = 0.3, **named: Any
+) -> Any:
     """What `module.init` would give for the inputs, normally distributed."""
-    shapes = nn.meta.unbox(jax.eval_shape(lambda: module.init(jax.random.key(0), *inputs)))["params"]
+    made = jax.eval_shape(lambda: module.init(jax.random.key(0), *inputs, **named))
+    shapes = nn.meta.unbox(made)["params"]
     return jax.tree.map(lambda p: jnp.asarray(rng.normal(size=p.shape, scale=scale), p.dtype), shapes)

@@ -2,8 +2,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from flax import linen as nn
 
+from tests.parameters import random_params
 from transformer.layers.attention import Attention
 from transformer.layers.masks import Mask
 from transformer.layers.positions import Position
@@ -13,8 +13,7 @@ def make(rng, x, **fields):
     fields = {"num_heads": 4, "head_dim": 8, "num_kv_heads": 4, "use_bias": True} | fields
     module = Attention(position=Position(), **fields)
     inputs = {"mask": Mask(), "positions_bt": jnp.zeros(x.shape[:2], jnp.int32)}
-    params = nn.meta.unbox(module.init(jax.random.key(0), x, **inputs))["params"]
-    params = jax.tree.map(lambda p: jnp.asarray(rng.normal(size=p.shape), jnp.float32) * 0.3, params)
+    params = random_params(rng, module, x, **inputs)
 
     def apply(x, mask=inputs["mask"]):
         return module.apply({"params": params}, x, mask=mask, positions_bt=inputs["positions_bt"])[0]

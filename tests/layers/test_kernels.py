@@ -193,7 +193,7 @@ def calls(draw):
     return KERNELS[kernel], rng, mask, t, {"s": s, "h": h, "g": g} | extras
 
 
-@settings(max_examples=16, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(calls())
 def test_whatever_meets(call):
     kernel, rng, mask, t, options = call
