@@ -9,7 +9,7 @@ from flax import linen as nn
 
 
 def random_params(
-    rng: np.random.Generator, module: nn.Module, *inputs: Any, scale: float = 0.3, **named: Any
+    rng: np.random.Generator, module: nn.Module, *inputs: Any, scale: float = 0.5, **named: Any
 ) -> Any:
     """What `module.init` would give for the inputs, normally distributed."""
     made = jax.eval_shape(lambda: module.init(jax.random.key(0), *inputs, **named))

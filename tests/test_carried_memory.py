@@ -53,14 +53,17 @@ def test_a_run_in_two_parts_is_the_run_in_one(tmp_path, source, straight):
         np.testing.assert_array_equal(a, b)
 
 
-@pytest.mark.parametrize("options", [
-    ["--config.parallel.mesh.data=2", "--config.parallel.mesh.fsdp=2", "--config.parallel.mesh.tensor=2"],
-    ["--config.parallel.microbatches=2", "--config.model.dropout=0.0"],
+@pytest.mark.parametrize(("axes", "microbatches", "dropout"), [
+    ({"data": 2, "fsdp": 2, "tensor": 2}, 1, 0.1),
+    ({}, 2, 0.0),  # each part of a batch draws numbers of its own
 ])  # fmt: skip
-def test_neither_the_mesh_nor_microbatches_change_it(tmp_path, source, straight, options):
-    _, state = run(source, tmp_path / "run", *options)
-    expected = straight[1]
-    if "--config.model.dropout=0.0" in options:  # each part of a batch draws numbers of its own
-        _, expected = run(source, tmp_path / "whole", "--config.model.dropout=0.0")
+def test_neither_the_mesh_nor_microbatches_change_it(tmp_path, source, axes, microbatches, dropout):
+    # Muon and Adam make a whole step even of a gradient that is nothing but a rounding error.
+    same = [f"--config.model.dropout={dropout}", "--config.optimizer.name=sgd"]
+    same += ["--config.optimizer.learning_rate=0.5", "--config.optimizer.warmup_steps=0"]
+    cut = [f"--config.parallel.mesh.{axis}={size}" for axis, size in axes.items()]
+    cut += [f"--config.parallel.microbatches={microbatches}"]
+    _, state = run(source, tmp_path / "run", *same, *cut)
+    _, expected = run(source, tmp_path / "whole", *same)
     for a, b in zip(jax.tree.leaves(state), jax.tree.leaves(expected), strict=True):
-        np.testing.assert_allclose(a, b, atol=2e-4)
+        np.testing.assert_allclose(a, b, atol=1e-5)

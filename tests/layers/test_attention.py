@@ -13,7 +13,7 @@ def make(rng, x, **fields):
     fields = {"num_heads": 4, "head_dim": 8, "num_kv_heads": 4, "use_bias": True} | fields
     module = Attention(position=Position(), **fields)
     inputs = {"mask": Mask(), "positions_bt": jnp.zeros(x.shape[:2], jnp.int32)}
-    params = random_params(rng, module, x, **inputs)
+    params = random_params(rng, module, x, scale=x.shape[-1] ** -0.5, **inputs)
 
     def apply(x, mask=inputs["mask"]):
         return module.apply({"params": params}, x, mask=mask, positions_bt=inputs["positions_bt"])[0]
@@ -53,7 +53,7 @@ def test_permuting_inputs_permutes_outputs(rng):
     x = rng.normal(size=(2, 9, 32)).astype(np.float32)
     apply, _ = make(rng, x)
     order = rng.permutation(9)
-    np.testing.assert_allclose(apply(x[:, order]), np.asarray(apply(x))[:, order], atol=2e-6)
+    np.testing.assert_allclose(apply(x[:, order]), np.asarray(apply(x))[:, order], atol=5e-6)
     assert not np.allclose(
         apply(x[:, order], Mask(causal=True)), np.asarray(apply(x, Mask(causal=True)))[:, order]
     )
@@ -67,7 +67,7 @@ def test_padding_is_never_seen(rng):
     changed[1, 5:] += 100.0
     before, after = (np.asarray(apply(value, Mask(key_valid_bs=valid))) for value in (x, changed))
     np.testing.assert_array_equal(before[1, :5], after[1, :5])
-    np.testing.assert_allclose(before[1, :5], np.asarray(apply(x[1:, :5]))[0], atol=2e-6)
+    np.testing.assert_allclose(before[1, :5], np.asarray(apply(x[1:, :5]))[0], atol=5e-6)
 
 
 def test_weights_are_sown_only_when_asked(rng):

@@ -18,7 +18,7 @@ WIDTH, INPUTS = 5, 4
 def make(rng, cell, **fields):
     layer = Recurrent(cell, WIDTH, **fields)
     flags = jnp.ones((1, 1), bool)
-    return layer, random_params(rng, layer, jnp.zeros((1, 1, INPUTS)), flags, flags, scale=0.5)
+    return layer, random_params(rng, layer, jnp.zeros((1, 1, INPUTS)), flags, flags)
 
 
 def sigmoid(x):

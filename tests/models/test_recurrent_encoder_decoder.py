@@ -27,7 +27,7 @@ every_variant = pytest.mark.parametrize("changes", VARIANTS.values(), ids=VARIAN
 def make(rng, **changes):
     model = dataclasses.replace(CONFIG, **changes).build(VOCAB)
     one = jnp.zeros((1, 1), jnp.int32)
-    return model, random_params(rng, model, one, one, scale=0.5)
+    return model, random_params(rng, model, one, one)
 
 
 def sequences(rng, lengths):

@@ -18,7 +18,7 @@ def make(rng, shape=(8, 8, 2), **changes):
     keys = {"d_model": 16, "num_layers": 2, "num_heads": 2, "d_ff": 32, "max_length": 17, "use_bias": True}
     model = VisionTransformer(VisionConfig(**keys | changes), CLASSES)
     images = jnp.asarray(rng.integers(0, 256, (5, *shape)), jnp.uint8)
-    return model, random_params(rng, model, images, scale=0.5), images
+    return model, random_params(rng, model, images), images
 
 
 def permuted(images, size, order):
