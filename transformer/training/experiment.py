@@ -2,21 +2,18 @@
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import jax
 import numpy as np
 from flax import linen as nn
 
+from transformer.training.hooks import Evaluator, Hook
 from transformer.training.metrics import Sum
-
-if TYPE_CHECKING:
-    from transformer.training.hooks import Hook
+from transformer.training.state import Params
 
 Batch = Mapping[str, Any]
 """Named arrays whose leading axis is the batch: NumPy on the host, jax.Array in the step."""
-Params = Any
-"""A tree of arrays: the `params` collection of a Linen model, unboxed."""
 
 Put = Callable[[Mapping[str, np.ndarray]], Batch]
 """Brings this process's rows of a batch onto the devices of the run."""
@@ -36,14 +33,6 @@ class Loader(Protocol):
     def iterate(self, start: int) -> Iterator[dict[str, np.ndarray]]:
         """`batch_at(start), batch_at(start + 1), ...`, made ahead of time in the background;
         endless where the data repeats, one pass where it does not."""
-        ...
-
-
-class Evaluator(Protocol):
-    """Measures parameters: `{"loss": 1.2, "perplexity": 3.3, ...}`, names without a prefix."""
-
-    def __call__(self, params: Params) -> dict[str, float]:
-        """Goes through the whole of its data."""
         ...
 
 
@@ -90,7 +79,7 @@ class Experiment(Protocol):
         """By the prefix under which their results are logged: `{"eval": ...}`."""
         ...
 
-    def hooks(self, workdir: Path) -> "list[Hook]":
+    def hooks(self, workdir: Path) -> list[Hook]:
         """What else to do between steps: samples, pictures."""
         ...
 

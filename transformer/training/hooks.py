@@ -3,11 +3,11 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Protocol
 
 import jax
 
-from transformer.training.experiment import Evaluator, Params
-from transformer.training.state import State
+from transformer.training.state import Params, State
 
 
 class Hook(ABC):
@@ -31,6 +31,14 @@ class Hook(ABC):
 
     def close(self) -> None:  # noqa: B027
         """Called once when training ends, however it ends."""
+
+
+class Evaluator(Protocol):
+    """Measures parameters: `{"loss": 1.2, "perplexity": 3.3, ...}`, names without a prefix."""
+
+    def __call__(self, params: Params) -> dict[str, float]:
+        """Goes through the whole of its data."""
+        ...
 
 
 class Evaluate(Hook):

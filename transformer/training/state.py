@@ -7,6 +7,9 @@ import jax.numpy as jnp
 import optax
 from flax import struct
 
+Params = Any
+"""A tree of arrays: the `params` collection of a Linen model, unboxed."""
+
 
 @struct.dataclass
 class State:
@@ -19,15 +22,15 @@ class State:
     """
 
     step: jax.Array
-    params: Any
+    params: Params
     opt_state: Any
-    ema: Any
+    ema: Params | None
     skipped: jax.Array
     carry: Any = None
 
     @classmethod
     def create(
-        cls, params: Any, optimizer: optax.GradientTransformation, ema: bool, carry: Any = None
+        cls, params: Params, optimizer: optax.GradientTransformation, ema: bool, carry: Any = None
     ) -> "State":
         """The state before the first step."""
         step, skipped = jnp.zeros((), jnp.int32), jnp.zeros((), jnp.int32)  # two buffers: both are donated
@@ -35,6 +38,6 @@ class State:
         return cls(step, params, optimizer.init(params), average, skipped, carry)
 
     @property
-    def eval_params(self) -> Any:
+    def eval_params(self) -> Params:
         """The parameters to evaluate and predict with: the average where there is one."""
         return self.params if self.ema is None else self.ema
