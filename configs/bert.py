@@ -4,8 +4,10 @@ the Python standard library or in text of your own.
     python launch.py --config=configs/bert.py
     python launch.py --config=configs/bert.py --config.data.source='text:/my/*.txt'
 
-Cost: not yet measured.
-Result: not yet measured.
+Cost: 6 min 49 s on 2 cores of an AMD EPYC (AVX-512), 2026-11-22; 2.6 GB of memory.
+Result: loss 3.661 on masked tokens held out (perplexity 38.9); 67.9 % of the second texts are told to follow
+or not. With AdamW and learned positions, as in the paper, no more than the tokens' frequencies is learned in
+these 1,000 steps (perplexity 518), and with Muon and learned positions no more either in the first 250.
 """
 
 from ml_collections import ConfigDict
@@ -24,13 +26,11 @@ TINY = {
 def get_config(preset: str = "") -> ConfigDict:
     """The run, or its `tiny` version, which takes seconds and learns nothing."""
     config = base.masked_lm()
-    config.model.position = "learned"
     config.model.max_length = 512
     config.model.use_bias = True
-    config.model.dropout = 0.1
-    config.model.attention_dropout = 0.1
     config.data.document = "paragraph"
-    config.optimizer.arguments.b2 = 0.98
+    config.optimizer.name = "contrib.muon"
+    config.optimizer.learning_rate = 0.02
     config.train.batch_size = 32
     config.train.evaluate_every = 250
     config.train.checkpoint_every = 250

@@ -19,7 +19,6 @@ from configs import base, classification
 def get_config(preset: str = "") -> ConfigDict:
     """The run, or its `tiny` version, which takes seconds and learns nothing."""
     config = base.classification()
-    config.model.position = "learned"
     config.model.max_length = 512
     config.model.use_bias = True
     config.model.dropout = 0.1
