@@ -7,8 +7,10 @@ Only the head and a low-rank correction of the queries and values (LoRA), with 0
 --config.model.lora_rank=8 --config.optimizer.train_only=lora,head,pooler. Without `initialize_from` it trains
 the same classifier from the beginning.
 
-Cost: not yet measured.
-Result: not yet measured.
+Cost: 8 min 48 s of processor time on 2 cores of an AMD EPYC (AVX-512), 2026-11-22, the second command;
+5.1 GB of memory.
+Result: 87.8 % of 295 validation functions, macro F1 0.826. A smaller model from the beginning, which
+configs/classification.py trains at a higher rate, is right about more of them, 93.9 %.
 """
 
 from ml_collections import ConfigDict
