@@ -94,4 +94,4 @@ def test_types_tell_the_second_text(rng):
         model.apply({"params": params}, tokens, segments, 1, positions_bt=positions, types_bt=each)
         for each in (types, 0 * types)
     )
-    assert np.abs(one - two).max() > 1e-4
+    assert np.abs(one - two).max() > 1e-3

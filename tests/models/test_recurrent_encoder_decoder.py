@@ -220,7 +220,7 @@ def test_dropout_acts_in_training_only(rng):
         )
 
     (a, still, same), (b, _, _) = run(jax.random.key(0)), run(jax.random.key(1))
-    assert np.abs(a - b).max() > 1e-4
+    assert np.abs(a - b).max() > 1e-3
     np.testing.assert_array_equal(still, same)
 
 

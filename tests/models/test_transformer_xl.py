@@ -87,7 +87,7 @@ def test_rows_that_do_not_continue_forget(rng):
     got, _ = in_segments(model, variables, *inputs, memory, 4)
     anew, _ = in_segments(model, variables, *inputs, empty, 4)
     np.testing.assert_allclose(got[1], anew[1], atol=1e-6)
-    assert np.abs(got[0] - anew[0]).max() > 1e-4
+    assert np.abs(got[0] - anew[0]).max() > 1e-3
 
 
 @pytest.mark.parametrize(

@@ -66,7 +66,7 @@ def test_without_positions_the_order_of_patches_is_nothing(rng, pooling):
     assert not np.array_equal(shuffled, images)
     np.testing.assert_allclose(apply(shuffled), apply(images), rtol=1e-4, atol=1e-5)
     within = images[:, :, ::-1]  # mirrored: the pixels of each patch change places too
-    assert np.abs(apply(within) - apply(images)).max() > 1e-4
+    assert np.abs(apply(within) - apply(images)).max() > 1e-3
 
 
 @pytest.mark.parametrize("position", [name for name in POSITIONS if name != "none"])
@@ -74,7 +74,7 @@ def test_with_positions_it_is_not(rng, position):
     model, params, images = make(rng, position=position)
     apply = jax.jit(lambda images: model.apply({"params": params}, images))
     shuffled = permuted(np.asarray(images), 2, rng.permutation(16))
-    assert np.abs(apply(shuffled) - apply(images)).max() > 1e-4
+    assert np.abs(apply(shuffled) - apply(images)).max() > 1e-3
 
 
 @pytest.mark.parametrize("pooling", POOLINGS)
