@@ -3,7 +3,7 @@
     python launch.py --config=configs/bert.py
     python launch.py --config=configs/finetune_classification.py --config.initialize_from=runs/bert
 
-Only the head and a low-rank correction of the queries and values (LoRA), with 0.5 % of the parameters:
+Only the head and a low-rank correction of the queries and values (LoRA), with 0.8 % of the parameters:
 --config.model.lora_rank=8 --config.optimizer.train_only=lora,head,pooler. Without `initialize_from` it trains
 the same classifier from the beginning.
 
