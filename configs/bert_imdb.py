@@ -1,6 +1,6 @@
 """Further pre-training on film reviews alone of what `bert_reviews.py` has learned of reviews and articles;
-`finetune_imdb.py` goes on from it. A row holds most reviews whole, and half of its tokens are masked: what
-is left of a sentence seldom tells a word, what is left of the review has to.
+`finetune_imdb.py` goes on from it. A row holds most reviews whole, and half of its tokens are masked, so
+that what a word is has to be told from more than its neighbours.
 Source: Howard and Ruder 2018 (ULMFiT), section 3.2; Gururangan et al. 2020.
 
     python launch.py --config=configs/bert_reviews.py

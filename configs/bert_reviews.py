@@ -1,8 +1,11 @@
 """Pre-training of a small BERT, by masked tokens alone, on film reviews and articles, for what `imdb.py`
-classifies. The texts are one a line: the reviews of IMDB's and the sentences of SST-2's training files
-without their labels, and WikiText-2; put them into data/reviews, or name others in data.source.
+classifies. The texts are one a line, made by the first commands: the reviews of IMDB's (`imdb.py`) and the
+sentences of SST-2's training files (`sst2.py`) without their labels, and the paragraphs of WikiText-2.
 
+    mkdir -p data/reviews
     tail -n +2 data/imdb/train.tsv | cut -f4 > data/reviews/imdb.txt
+    tail -n +2 data/sst2/train.tsv | cut -f1 > data/reviews/sst2.txt
+    grep -vE '^ *$|^ = ' wiki.train.tokens | sed 's/^ //; s/ $//' > data/reviews/wikitext2.txt
     python launch.py --config=configs/bert_reviews.py
 
 Cost: 51 min on 2 cores of an AMD EPYC (AVX-512), 2026-11-22, with other work on them for a part of the time.

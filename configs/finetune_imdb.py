@@ -4,6 +4,8 @@ labels. The data are `imdb.py`'s; the model and the tokenizer are the pre-traine
     python launch.py --config=configs/bert_reviews.py
     python launch.py --config=configs/bert_imdb.py --config.initialize_from=runs/bert_reviews
     python launch.py --config=configs/finetune_imdb.py --config.initialize_from=runs/bert_imdb
+    python launch.py --workdir=runs/finetune_imdb --mode=evaluate \\
+        --config.data.validation_source=tsv:data/imdb/test.tsv
 
 Without `initialize_from` it trains the same classifier from the beginning.
 
