@@ -6,9 +6,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from experiments import EXPERIMENTS, find_experiment
 from transformer.data.tokenizers import Tokenizer
 from transformer.errors import UserError
-from transformer.freeze import thaw
+from transformer.freeze import thaw, with_defaults
 
 FREE = (
     "train.",
@@ -46,7 +47,8 @@ class Workdir:
         self.report = self.path / "report.md"
 
     def read_config(self) -> dict[str, Any]:
-        """The values of the run's config, which are checked again when they are frozen.
+        """The values of the run's config, which are checked again when they are frozen; a key that is newer
+        than the folder has its default.
 
         Raises:
           UserError: the folder is none of a run.
@@ -59,9 +61,13 @@ class Workdir:
             )
             raise UserError(f"--workdir: {self.path} {what}")
         try:
-            return json.loads(self.config.read_text())
+            values = json.loads(self.config.read_text())
         except ValueError as error:
             raise UserError(f"{self.config}: not readable as JSON ({error})") from None
+        if not isinstance(values, dict):
+            raise UserError(f"{self.config}: expected the groups of a config, as JSON has them")
+        known = values.get("experiment") in EXPERIMENTS
+        return with_defaults(find_experiment(values["experiment"]).Config, values) if known else values
 
     def check(self, config: Any) -> None:
         """Makes sure that the folder is new, or of a run with this config.

@@ -22,6 +22,13 @@ class Group:
 
 
 @dataclasses.dataclass(frozen=True)
+class Newer:
+    every: int = 3
+    names: tuple[str, ...] = ("a",)
+    more: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+
+@dataclasses.dataclass(frozen=True)
 class Root:
     name: str
     flag: bool
@@ -29,6 +36,8 @@ class Root:
     sizes: tuple[int, ...]
     limit: int | None
     arguments: Mapping[str, Any]
+    newer: Newer
+    depth: int = 2
 
 
 def values() -> dict[str, Any]:
@@ -39,6 +48,8 @@ def values() -> dict[str, Any]:
         "sizes": [random.randrange(9) for _ in range(random.randrange(4))],
         "limit": random.choice([None, 3]),
         "arguments": {"b2": 0.95, "nested": {"deep": [1, 2]}},
+        "newer": {"every": 7, "names": [], "more": {"a": 1}},
+        "depth": random.randrange(9),
     }
 
 
@@ -48,6 +59,16 @@ def test_frozen_and_thawed_are_the_same_also_through_json():
     assert thaw(config) == given
     assert freeze(Root, json.loads(json.dumps(thaw(config)))) == config
     assert isinstance(config.sizes, tuple) and isinstance(config.group, Group)
+
+
+def test_a_missing_key_has_its_default_and_a_missing_group_has_those_of_its_keys():
+    given = values()
+    older = {key: value for key, value in given.items() if key not in ("newer", "depth")}
+    config = freeze(Root, older)
+    assert config.depth == 2 and config.newer == Newer()
+    assert thaw(config) == older | {"newer": {"every": 3, "names": ["a"], "more": {}}, "depth": 2}
+    assert freeze(Root, older | {"newer": {"every": 5}}).newer == Newer(every=5)
+    assert older.keys() == given.keys() - {"newer", "depth"}  # what was given stays as it was
 
 
 def test_nothing_can_be_changed_afterwards():
@@ -70,7 +91,10 @@ def test_an_int_will_do_for_a_float():
     ("change", "message"),
     [
         ({"nam": "x"}, "config.nam: unknown key; did you mean 'name'?"),
-        ({"zzz": 1}, "config.zzz: unknown key; valid keys: name, flag, group, sizes, limit, arguments"),
+        (
+            {"zzz": 1},
+            "config.zzz: unknown key; valid keys: name, flag, group, sizes, limit, arguments, newer, depth",
+        ),
         ({"group": {"widht": 2}}, "config.group.widht: unknown key; did you mean 'width'?"),
         ({"group": {"width": 2, "kind": "a"}}, "config.group.rate: missing key; expected float"),
         ({"group": {"width": 3, "rate": 0.0, "kind": "a"}}, "config.group.width: 3 is odd"),
@@ -103,3 +127,11 @@ def test_the_error_names_the_key_the_value_and_what_would_be_valid(change, messa
     with pytest.raises(UserError) as error:
         freeze(Root, values() | change)
     assert str(error.value) == message
+
+
+def test_a_key_without_a_default_may_not_be_missing():
+    for key in ("name", "group", "limit"):
+        given = values()
+        del given[key]
+        with pytest.raises(UserError, match=rf"^config\.{key}: missing key; expected "):
+            freeze(Root, given)

@@ -1,5 +1,6 @@
 import json
 import os
+import shutil
 import stat
 
 import pytest
@@ -141,6 +142,31 @@ def test_a_folder_of_another_config_is_left_alone(capfd, trained, source):
     )
     assert "optimizer.decay_steps" in line
     assert runs.listing(trained) == before
+
+
+def test_a_folder_from_before_some_keys_existed_is_the_run_it_was(capfd, tmp_path, trained, source):
+    folder = shutil.copytree(trained, tmp_path / "older")
+    written = folder / "config.json"
+    complete = json.loads(written.read_text())
+    older = json.loads(written.read_text())
+    del older["seed"], older["parallel"], older["train"]["average_last"], older["model"]["sinks"]
+    del older["optimizer"]["arguments"], older["sample"]["prompt"]
+    written.write_text(json.dumps(older))
+    assert launch.main([f"--workdir={folder}", "--mode=evaluate"]) == 0
+    options = ["--config.sample.prompt=7", "--config.sample.max_new_tokens=2"]  # the key that is not there
+    assert launch.main([f"--workdir={folder}", "--mode=predict", "--prompt=x", *options]) == 0
+    assert launch.main(runs.tiny(source, folder)) == 0  # it is finished, and of the same config
+    assert json.loads(written.read_text()) == complete
+    del older["model"]["d_ff"]  # 64 there, and 1024 where nothing is said
+    written.write_text(json.dumps(older))
+    line = fails(capfd, runs.tiny(source, folder))
+    assert line.endswith("belongs to another config: model.d_ff 1024 (here 64); choose another folder")
+    del older["experiment"]
+    written.write_text(json.dumps(older))
+    assert "config.experiment: None is no experiment" in fails(capfd, [f"--workdir={folder}"])
+    for no_config in ("{", "[]"):
+        written.write_text(no_config)
+        assert str(written) in fails(capfd, [f"--workdir={folder}"])
 
 
 def test_a_folder_of_something_else_is_left_alone(capfd, tmp_path, source):

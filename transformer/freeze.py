@@ -15,13 +15,15 @@ T = TypeVar("T")
 def freeze(cls: type[T], values: Mapping[str, Any], path: str = "config") -> T:
     """Builds the dataclass `cls` from `values`, group by group, checking every key and type.
 
-    A field whose annotation is itself a dataclass is a group and is frozen in turn; every key must be
-    given and every given key must exist. The dataclass's own `__post_init__` checks the values
-    (raising `UserError`); its message is prefixed with the group's path.
+    A field whose annotation is itself a dataclass is a group and is frozen in turn. Every given key must
+    exist; one that is not given takes the dataclass's default. The dataclass's own `__post_init__` checks the
+    values (raising `UserError`); its message is prefixed with the group's path.
 
     Raises:
-      UserError: an unknown or missing key, a value of the wrong type, or an impossible combination.
+      UserError: an unknown key, a missing one that has no default, a value of the wrong type, or an
+        impossible combination.
     """
+    values = with_defaults(cls, values)
     hints = typing.get_type_hints(cls)
     names = [field.name for field in dataclasses.fields(cls)]  # type: ignore[arg-type]
     for key in values:
@@ -35,6 +37,25 @@ def freeze(cls: type[T], values: Mapping[str, Any], path: str = "config") -> T:
         return cls(**built)
     except UserError as error:
         raise UserError(f"{path}.{error}") from None
+
+
+def with_defaults(cls: Any, values: Mapping[str, Any]) -> dict[str, Any]:
+    """`values` with the default of each key of `cls` that they lack, group by group: a run folder is older
+    than the newest keys. A key without a default, or a group that has one, stays missing."""
+    hints, filled = typing.get_type_hints(cls), dict(values)
+    for field in dataclasses.fields(cls):
+        group, given = hints[field.name], filled.get(field.name, {})
+        if dataclasses.is_dataclass(group) and isinstance(given, Mapping):
+            inner = with_defaults(group, given)
+            if field.name in values or all(key.name in inner for key in dataclasses.fields(group)):
+                filled[field.name] = inner
+        elif field.name in values:
+            continue
+        elif field.default is not dataclasses.MISSING:
+            filled[field.name] = thaw(field.default)
+        elif field.default_factory is not dataclasses.MISSING:
+            filled[field.name] = thaw(field.default_factory())
+    return filled
 
 
 def thaw(config: Any) -> Any:

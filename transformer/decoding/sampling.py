@@ -18,11 +18,11 @@ from transformer.errors import UserError
 class SamplingConfig:
     """How text is completed; `configs/base/` says what each key means."""
 
-    prompt: str = ""
+    prompt: str = "def "
     max_new_tokens: int = 64
-    temperature: float = 1.0
+    temperature: float = 0.8
     top_k: int = 0
-    top_p: float = 1.0
+    top_p: float = 0.95
     num_samples: int = 1
 
     def __post_init__(self) -> None:

@@ -24,8 +24,8 @@ AT_LEAST_ONE = ("steps", "batch_size", "keep_last", "average_last", "log_every",
 class TrainConfig:
     """How long to train, and what to do on the way; `configs/base/` says what each key means."""
 
-    steps: int
-    batch_size: int
+    steps: int = 1000
+    batch_size: int = 16
     evaluate_every: int = 0
     evaluate_batches: int = 0
     checkpoint_every: int = 0

@@ -35,16 +35,16 @@ class OptimizerConfig(Tuning):
       UserError: an unknown optimizer, schedule or argument, or a value out of range.
     """
 
-    name: str
-    learning_rate: float
-    schedule: str
-    warmup_steps: int
-    decay_steps: int
-    final_fraction: float
-    weight_decay: float
-    clip_norm: float
-    ema_decay: float
-    arguments: Mapping[str, Any]
+    name: str = "adamw"
+    learning_rate: float = 1e-3
+    schedule: str = "cosine"
+    warmup_steps: int = 100
+    decay_steps: int = 0
+    final_fraction: float = 0.1
+    weight_decay: float = 0.1
+    clip_norm: float = 1.0
+    ema_decay: float = 0.0
+    arguments: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self):
         super().__post_init__()

@@ -46,9 +46,9 @@ AXES = ("data", "fsdp", "context", "tensor")
 class MeshConfig:
     """Devices along each mesh axis; one of them may be -1 and takes what is left."""
 
-    data: int
-    fsdp: int
-    tensor: int
+    data: int = -1
+    fsdp: int = 1
+    tensor: int = 1
     context: int = 1
 
     def __post_init__(self):
@@ -69,8 +69,8 @@ class ParallelConfig:
     after the other, and whose gradients are added up; `rules` a key of `RULES`."""
 
     mesh: MeshConfig
-    microbatches: int
-    rules: str
+    microbatches: int = 1
+    rules: str = "default"
 
     def __post_init__(self):
         if self.microbatches < 1:

@@ -26,14 +26,14 @@ from transformer.training.tuning import check_adapters, frozen, is_tuned
 from transformer.training.writers import make_writers
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class RunConfig:
     """The keys that every run has, whatever its experiment; `configs/base/` says what each means."""
 
     experiment: str
-    seed: int
-    initialize_from: str
-    initialize_strict: bool
+    seed: int = 0
+    initialize_from: str = ""
+    initialize_strict: bool = True
     optimizer: OptimizerConfig
     train: TrainConfig
     parallel: ParallelConfig

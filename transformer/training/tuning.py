@@ -25,9 +25,9 @@ BELOW = {
 class Tuning:
     """What is trained, and how fast: keys of a config's `optimizer` group."""
 
-    layer_decay: float
-    frozen_layers: int
-    train_only: str
+    layer_decay: float = 1.0
+    frozen_layers: int = 0
+    train_only: str = ""
 
     def __post_init__(self) -> None:
         if not 0 < self.layer_decay <= 1:
