@@ -11,7 +11,9 @@ from transformer.errors import UserError
 def both(
     name: str, folder: Path, split: str = "train", fields=("source", "target"), **options
 ) -> list[tuple]:
-    first, second = (open_source(name, split, field=f, cache_dir=folder, **options) for f in fields)
+    first, second = (
+        open_source(name, split, field=f, fields=fields, cache_dir=folder, **options) for f in fields
+    )
     assert len(first) == len(second) and first.identity != second.identity
     return [
         ("".join(first.pieces(i)), "".join(second.pieces(i)), first[i], second[i]) for i in range(len(first))
@@ -87,3 +89,66 @@ def test_spelling():
     said |= {12_345_678: "twelve million three hundred and forty-five thousand six hundred and seventy-eight"}
     assert {n: spell(n) for n in said} == said
     assert len({spell(n) for n in range(5000)}) == 5000
+
+
+HEADERS = {
+    "source\ttarget": None,  # as it is asked for
+    "target\tsource": None,
+    "id\tsource\ttarget": None,
+    "eins\tzwei": None,  # data
+    "source\tdeutsch": "a.tsv:1 looks like a header, but has no column 'target'; .*: source, deutsch",
+    "english\ttarget": "a.tsv:1 looks like a header, but has no column 'source'",
+    "Source\tTarget": "a.tsv:1 looks like a header, but has no column 'source'; .*: Source, Target",
+    '"source"\t"target"': "a.tsv:1 looks like a header, but has no column 'source'",
+    "source\ttarget\tsource": "a.tsv:1 names 'source' twice",
+}
+
+
+@pytest.mark.parametrize("mark", ["", "\ufeff"], ids=["plain", "marked"])
+@pytest.mark.parametrize("end", ["\n", "\r\n"], ids=["lf", "crlf"])
+@pytest.mark.parametrize("header", HEADERS)
+def test_a_table_has_a_header_for_all_its_fields_or_for_none(tmp_path, rng, header, end, mark):
+    """Whatever the number of lines: a header that one side skips and the other does not shifts every pair."""
+    count = int(rng.integers(2, 400))
+    names = header.split("\t")
+    first, second = (names.index(n) if n in names else i for i, n in enumerate(("source", "target")))
+    rows = [[f"x{i}"] * len(names) for i in range(count)]
+    for i, row in enumerate(rows):
+        row[first], row[second] = f"s{i}", f"t{i}"
+    lines = [header, *("\t".join(row) for row in rows)]
+    (tmp_path / "a.tsv").write_bytes((mark + "".join(line + end for line in lines)).encode())
+    fields = ("source", "target")
+    if HEADERS[header]:
+        with pytest.raises(UserError, match=HEADERS[header]):
+            both(f"tsv:{tmp_path}/a.tsv", tmp_path, fields=fields)
+        return
+    found = []
+    for split in ("train", "validation", "test"):
+        found += both(f"tsv:{tmp_path}/a.tsv", tmp_path, split, fields)
+    expected = [(f"s{i}", f"t{i}") for i in range(count)]
+    expected += [("eins", "zwei")] if header == "eins\tzwei" else []
+    assert sorted(row[:2] for row in found) == sorted(expected)
+
+
+def test_of_several_tables_each_has_its_header_where_it_matters(tmp_path):
+    (tmp_path / "a.tsv").write_text("target\tsource\neins\tone\n")
+    (tmp_path / "b.tsv").write_text("source\ttarget\ntwo\tzwei\n")
+    (tmp_path / "empty.tsv").write_text("")
+    rows = both(f"tsv:{tmp_path}/*.tsv", tmp_path, divide=False)
+    assert [row[:2] for row in rows] == [("one", "eins"), ("two", "zwei")]
+    (tmp_path / "c.tsv").write_text("three\tdrei\n")
+    with pytest.raises(
+        UserError, match=r"c.tsv:1 is no header, but \S+a.tsv has one, with 'source' in column 2"
+    ):
+        both(f"tsv:{tmp_path}/*.tsv", tmp_path, divide=False)
+    rows = both(f"tsv:{tmp_path}/[bc].tsv", tmp_path, divide=False)
+    assert [row[:2] for row in rows] == [("two", "zwei"), ("three", "drei")]
+
+
+def test_byte_order_marks_are_no_text(tmp_path):
+    (tmp_path / "a").write_text("\ufeffone\r\ntwo\r\n", newline="")
+    (tmp_path / "b").write_text("eins\nzwei\n")
+    (tmp_path / "a.jsonl").write_text('\ufeff{"source": "one", "target": "eins"}\r\n', newline="")
+    rows = both(f"aligned:{tmp_path}/a,{tmp_path}/b", tmp_path, divide=False)
+    assert [row[:2] for row in rows] == [("one", "eins"), ("two", "zwei")]
+    assert both(f"jsonl:{tmp_path}/a.jsonl", tmp_path, divide=False)[0][:2] == ("one", "eins")

@@ -107,3 +107,20 @@ def test_several_fields_are_one_source(tmp_path):
 def test_impossible_lengths(key):
     with pytest.raises(UserError, match=f"^{key}: 1; expected at least 2"):
         PairDataConfig(**{key: 1})
+
+
+def test_a_header_that_names_one_side_alone_is_refused(tmp_path):
+    """It was skipped on one side and read on the other, so that every pair was of two neighbouring lines."""
+    (tmp_path / "a.tsv").write_text("source\tdeutsch\n" + "".join(f"s{i}\tt{i}\n" for i in range(40)))
+    with pytest.raises(UserError, match=r"data.source: \S+a.tsv:1 looks like a header, .*'target'"):
+        data(tmp_path / "a.tsv", validation_source="").rows("train")
+
+
+def test_sides_of_unequal_numbers_are_refused(tmp_path, monkeypatch, rng):
+    write(tmp_path / "a.tsv", rng, 30, 10)
+    made = data(tmp_path / "a.tsv")
+    lengths = {"source": 30, "target": 29}
+    monkeypatch.setattr("transformer.data.sources.lines.Columns.__len__", lambda self: lengths[self.field])
+    for use in (made.rows, lambda split: next(made.texts(split))):
+        with pytest.raises(UserError, match=r"tsv:\S+ \(train\) has 30 sources and 29 targets"):
+            use("train")

@@ -81,6 +81,11 @@ class Corpus(ABC):
         """The key of the config that says where a split is from."""
         return "validation_source" if split != "train" and self.config.validation_source else "source"
 
+    @property
+    def fields(self) -> tuple[str, ...]:
+        """Every field of a record that is read."""
+        return ()
+
     def open(self, split: str, field: str, **options: Any) -> Source:
         """One field of a split's records; `options` are those of `open_source`. With `validation_source` all
         of `source` is for training, and validation and test are that one's."""
@@ -90,6 +95,7 @@ class Corpus(ABC):
                 getattr(c, self.key(split)),
                 split,
                 field=field,
+                fields=self.fields or (field,),
                 divide=not c.validation_source,
                 cache_dir=c.cache_dir,
                 **options,

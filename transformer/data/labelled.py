@@ -56,6 +56,12 @@ class LabelledData(Corpus):
         """The tokenizer and the names of the labels, in the order of the model's outputs."""
         return super().kept() | {"labels": self.labels}
 
+    @property
+    def fields(self) -> tuple[str, ...]:
+        """Those of the texts and of the label."""
+        c = self.config
+        return tuple(field for field in (c.text_field, c.second_field, c.label_field) if field)
+
     def sources(self, split: str) -> Sequence[Source]:
         """The texts of a split; for pairs the first ones, and then the second ones in the same order."""
         fields = [self.config.text_field, self.config.second_field]

@@ -61,9 +61,23 @@ class PairData(Corpus):
         super().__init__(config, tokenizer)
         self._packing = packing
 
+    @property
+    def fields(self) -> tuple[str, ...]:
+        """Those of both sides."""
+        return *self.config.source_field.split(","), *self.config.target_field.split(",")
+
     def sources(self, split: str) -> Sequence[Source]:
         """The texts of a split to read from, and those to write, in the same order."""
-        return [self._side(split, fields) for fields in (self.config.source_field, self.config.target_field)]
+        sides = [self._side(split, fields) for fields in (self.config.source_field, self.config.target_field)]
+        with naming(self.key(split)):
+            counts = [len(side) for side in sides]
+        if counts[0] != counts[1]:
+            first, second = counts
+            raise UserError(
+                f"data.{self.key(split)}: {sides[0].name} has {first:,} sources and {second:,} targets; "
+                "expected as many of each"
+            )
+        return sides
 
     def rows(self, split: str) -> PackedPairs:
         """The packed rows of a split, tokenised first where that was never done."""

@@ -1,6 +1,6 @@
 """Where text comes from: a family of `Source`s, each chosen by what stands before the colon of its name."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from transformer.data.sources.base import SPLITS, Options, Source
@@ -39,6 +39,7 @@ def open_source(
     split: str,
     *,
     field: str = "text",
+    fields: Sequence[str] = (),
     document: str = "file",
     divide: bool = True,
     numbers: bool = False,
@@ -47,9 +48,10 @@ def open_source(
     """The records of one split ("train", "validation", "test") of `stdlib`, `text:/path/*.txt`,
     `jsonl:/path.jsonl` (also .gz), `tfds:name`, or another of `SOURCES`.
 
-    `field` is where the text is in a record; `document` what one record of plain text is ("file", "line",
-    "paragraph"). Files come without splits: `divide` divides them 90/5/5, else every split is the whole.
-    With `numbers` a field may also hold a number, which is read as its text.
+    `field` is where the text is in a record, and `fields` are all that several sources read of the same
+    records: a table has a header where it names all of them. `document` is what one record of plain text is
+    ("file", "line", "paragraph"). Files come without splits: `divide` divides them 90/5/5, else every split
+    is the whole. With `numbers` a field may also hold a number, which is read as its text.
 
     Raises:
       UserError: unknown source, split or document; missing, unreadable or empty files; an unknown field.
@@ -61,5 +63,5 @@ def open_source(
         raise UserError(f"{name}: no split {split!r}; splits there: {', '.join(SPLITS)}")
     if document not in DOCUMENTS:
         raise UserError(f"{name}: document {document!r}; expected one of {', '.join(DOCUMENTS)}")
-    options = Options(data_folder(str(cache_dir)), field, document, divide, numbers)
+    options = Options(data_folder(str(cache_dir)), field, document, divide, numbers, tuple(fields))
     return SOURCES[kind](argument, split, options)

@@ -19,16 +19,22 @@ comes from a file), or at twice this where no line ends before."""
 
 @dataclass(frozen=True)
 class Options:
-    """What a source may want to know besides its own argument: where the text is in a record (`field`),
-    what one document of plain text is, whether a set without splits is to be divided into them (or every
-    split is the whole), whether a number there is taken as its text, and the folder for what has to be
-    prepared."""
+    """What a source may want to know besides its own argument: where the text is in a record (`field`), what
+    one document of plain text is, whether a set without splits is to be divided into them (or every split is
+    the whole), whether a number there is taken as its text, all the fields that are read of the same records
+    by several sources (`fields`; (): the one alone), and the folder for what has to be prepared."""
 
     folder: Path
     field: str = "text"
     document: str = "file"
     divide: bool = True
     numbers: bool = False
+    fields: tuple[str, ...] = ()
+
+    @property
+    def asked(self) -> tuple[str, ...]:
+        """Every field that is read of a record, by this source or by others of the same file."""
+        return self.fields or (self.field,)
 
 
 class Source(ABC):

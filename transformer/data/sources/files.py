@@ -10,6 +10,7 @@ import re
 import shutil
 import zlib
 from array import array
+from codecs import BOM_UTF8
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -58,6 +59,10 @@ class Files(Source):
     def _size(self, file: int) -> int:
         path = self._files[file]
         return (_unpacked(path, self._options.folder) if path.suffix == ".gz" else path).stat().st_size
+
+    def _begin(self, file: int) -> int:
+        """Where the text of a file begins: after the byte-order mark, where an editor has put one."""
+        return len(BOM_UTF8) if self._sizes[file] and self._map(file)[: len(BOM_UTF8)] == BOM_UTF8 else 0
 
     def _decode(self, file: int, start: int, end: int) -> str:
         try:

@@ -4,12 +4,14 @@ import functools
 import json
 import re
 from array import array
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from transformer.data.sources.base import SPLITS, Options, falls_in
 from transformer.data.sources.files import MANY, Files
+from transformer.data.storage import digest
 from transformer.errors import UserError
 
 
@@ -49,7 +51,7 @@ class LineFiles(Files):
 
     def _first(self, file: int) -> int:
         """Where the first record of a file begins."""
-        return 0
+        return self._begin(file)
 
     def _field(self, record: dict[str, Any], file: int, start: int) -> str:
         text = record.get(self.field)
@@ -92,21 +94,22 @@ class JsonLines(LineFiles):
 class Columns(LineFiles):
     """One record a line, `tsv:GLOB`, its columns separated by tabs and unquoted.
 
-    A first line in which the field is a column's name is a header. Without one the columns are called source,
-    target, and from there on 3, 4 ...
+    A first line that names every field asked for is a header. Without one the columns are called source,
+    target, and from there on 3, 4 ... Of several files some may lack a header where that moves no field.
 
     Raises:
-      UserError: no such file, nothing in it, or (when read) a line without that column.
+      UserError: no such file, nothing in it, or (when read) a first line that names only some of the fields,
+        or a line without that column.
     """
 
     def __init__(self, pattern: str, split: str, options: Options) -> None:
         super().__init__("tsv", pattern, split, options)
-        self._names = functools.lru_cache(64)(self._header)
+        self.identity = digest(self.identity, options.asked)
 
     def __getitem__(self, index: int) -> dict[str, Any]:
         file, start, end = self._ranges[index].tolist()
         columns = self._decode(file, start, end).rstrip("\r\n").split("\t")
-        names = self._names(file) or ("source", "target", *map(str, range(3, len(columns) + 1)))
+        names = self._headers[file] or _unnamed(len(columns))
         if len(columns) < len(names) and self.field in names[len(columns) :]:
             wanted = names.index(self.field) + 1
             raise UserError(
@@ -116,13 +119,57 @@ class Columns(LineFiles):
         self._field(record, file, start)
         return record
 
+    @functools.cached_property
+    def _headers(self) -> list[tuple[str, ...]]:
+        """The names of each file's columns, none where it has no header."""
+        headers = [self._header(file) if size else () for file, size in enumerate(self._sizes)]
+        first = next((file for file, names in enumerate(headers) if names), None)
+        if first is not None:
+            unnamed = _unnamed(len(headers[first]))
+            moved = [name for name in self._options.asked if headers[first].index(name) != _at(name, unnamed)]
+            for file, names in enumerate(headers):
+                if not names and self._sizes[file] and moved:
+                    raise UserError(
+                        f"{self._files[file]}:1 is no header, but {self._files[first]} has one, with "
+                        f"{moved[0]!r} in column {headers[first].index(moved[0]) + 1}: give each file its own"
+                    )
+        return headers
+
     def _header(self, file: int) -> tuple[str, ...]:
-        end = self._map(file).find(b"\n") + 1 or self._sizes[file]
-        names = tuple(self._decode(file, 0, end).rstrip("\r\n").split("\t"))
-        return names if self.field in names else ()
+        names = tuple(self._decode(file, self._begin(file), self._second(file)).rstrip("\r\n").split("\t"))
+        asked, there = self._options.asked, ", ".join(names)
+        if missing := [name for name in asked if name not in names]:
+            alike = {_bare(name) for name in names}
+            if any(_bare(name) in alike for name in asked):
+                raise UserError(
+                    f"{self._files[file]}:1 looks like a header, but has no column {missing[0]!r}; columns "
+                    f"there: {there}"
+                )
+            return ()
+        if twice := [name for name in asked if names.count(name) > 1]:
+            raise UserError(f"{self._files[file]}:1 names {twice[0]!r} twice; columns there: {there}")
+        return names
+
+    def _second(self, file: int) -> int:
+        """Where the second line of a file begins."""
+        return self._map(file).find(b"\n") + 1 or self._sizes[file]
 
     def _first(self, file: int) -> int:
-        return self._map(file).find(b"\n") + 1 or self._sizes[file] if self._names(file) else 0
+        return self._second(file) if self._headers[file] else self._begin(file)
+
+
+def _unnamed(count: int) -> tuple[str, ...]:
+    """What so many columns are called without a header."""
+    return ("source", "target", *map(str, range(3, count + 1)))
+
+
+def _at(name: str, names: Sequence[str]) -> int | None:
+    return names.index(name) if name in names else None
+
+
+def _bare(name: str) -> str:
+    """A column's name without what programs put around it."""
+    return name.strip(' "\ufeff').casefold()
 
 
 class Aligned(Files):
@@ -141,6 +188,7 @@ class Aligned(Files):
         if options.field not in ("source", "target"):
             raise UserError(f"aligned:{argument}: no field {options.field!r}; fields there: source, target")
         super().__init__("aligned", argument, split, options, parts)
+        self.identity = digest(self.identity, "without byte-order marks")
         if len(self._files) != 2:
             raise UserError(f"aligned:{argument}: {len(self._files)} files; expected two")
 
@@ -152,7 +200,7 @@ class Aligned(Files):
         first, last = self._bounds
         number = range(first, last)[index]
         lines = (
-            self._decode(file, int(self._ends[file][number - 1]) if number else 0, int(ends[number]))
+            self._decode(file, int(ends[number - 1]) if number else self._begin(file), int(ends[number]))
             for file, ends in enumerate(self._ends)
         )
         return {name: line.rstrip("\r\n") for name, line in zip(("source", "target"), lines, strict=True)}

@@ -45,9 +45,10 @@ class CommaSeparated(Files):
         reader = csv.reader((line + "\n" for line in text.removeprefix("\ufeff").split("\n")), strict=True)
         try:
             names = next(reader, [])
-            if self.field not in names:
-                found = ", ".join(names) or "none"
-                raise UserError(f"{path}:1: no column {self.field!r}; columns there: {found}")
+            for name in self._options.asked:
+                if names.count(name) != 1:
+                    problem = f"{name!r} twice" if name in names else f"no column {name!r}"
+                    raise UserError(f"{path}:1: {problem}; columns there: {', '.join(names) or 'none'}")
             for values in reader:
                 if len(values) != len(names) and values:
                     where = f"{path}:{reader.line_num}"
