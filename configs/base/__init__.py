@@ -17,6 +17,7 @@ def run(experiment: str) -> ConfigDict:
     config.seed = 0  # of the initial parameters, of dropout, of the order of the data and what is drawn of it
     config.initialize_from = ""  # the folder of a run to begin with, its parameters and tokenizer; "": none
     config.initialize_strict = True  # whether nothing but heads may be missing there
+    config.initialize_std = 0.0  # of a truncated normal for all matrices and tables, BERT's 0.02; 0: by layer
     config.optimizer = training.optimizer()
     config.train = training.train()
     config.parallel = training.parallel()

@@ -32,6 +32,7 @@ def optimizer() -> ConfigDict:
     config = ConfigDict()
     config.name = "adamw"  # any optimizer of optax, by optax's name: adam, sgd, lion, contrib.muon ...
     config.learning_rate = 1e-3  # the schedule's peak
+    config.adam_learning_rate = 0.0  # the peak of what muon leaves to adam: tables, norms; 0: the same
     config.schedule = "cosine"  # constant, cosine, inverse_sqrt (the original), wsd (warm-up, stable, decay)
     config.warmup_steps = 100  # linear warm-up
     config.decay_steps = 0  # length of the decay of cosine (0: up to the last step) and wsd

@@ -21,6 +21,7 @@ TINY = bert.TINY | {"data": {"source": "stdlib", "tokenizer": "bytes", "sequence
 def get_config(preset: str = "") -> ConfigDict:
     """The run, or its `tiny` version, which takes seconds and learns nothing."""
     config = base.masked_lm()
+    config.initialize_std = 0.02
     config.model.d_model = 768
     config.model.num_layers = 12
     config.model.num_heads = 12

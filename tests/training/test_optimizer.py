@@ -180,6 +180,26 @@ def test_muon_treats_every_layer_as_its_own_matrix(rng):
         np.testing.assert_allclose(get(after), get(adam), rtol=1e-4, atol=1e-5)
 
 
+def test_what_muon_leaves_to_adam_has_a_rate_of_its_own_on_the_same_schedule(rng):
+    """The matrices move as they would without the key; tables, norms and biases as optax's Adam moves them
+    at the schedule times the key's peak."""
+    params, gradients = tree(rng), [tree(rng) for _ in range(4)]
+    schedule = dict(schedule="cosine", warmup_steps=2, learning_rate=0.1, name="contrib.muon")
+    one, rate = make(6, **schedule)
+    two, same = make(6, **schedule, adam_learning_rate=0.003)
+    assert [rate(count) for count in range(6)] == [same(count) for count in range(6)]
+    before, after = run(one, params, gradients), run(two, params, gradients)
+    adam = run(optax.nadam(lambda count: 0.03 * rate(count)), params, gradients)
+
+    def check(path, whole, own, wanted):
+        keys = [entry.key for entry in path]
+        matrix = keys[0] == "blocks" and keys[-1] == "kernel"
+        np.testing.assert_allclose(own, whole if matrix else wanted, rtol=1e-4, atol=1e-6)
+        assert matrix or not np.allclose(own, whole, rtol=1e-3, atol=1e-4)
+
+    jax.tree_util.tree_map_with_path(check, before, after, adam)
+
+
 def test_mask_sees_through_the_names_of_axes():
     boxed = {
         "a": {"kernel": jax.eval_shape(lambda: jnp.ones(3)), "scale": jax.eval_shape(lambda: jnp.ones(3))}
@@ -207,6 +227,15 @@ def test_mask_sees_through_the_names_of_axes():
         ({"arguments": {"beta1": 0.9}}, r"^arguments.beta1: adamw takes only b1, b2, "),
         ({"arguments": {"weight_decay": 0.9}}, r"^arguments.weight_decay: "),
         ({"arguments": {"b1": "high"}}, r"^arguments: adamw cannot be used with \{'b1': 'high'\}"),
+        (
+            {"adam_learning_rate": 0.1},
+            r"^adam_learning_rate: 0.1, but adamw leaves nothing to Adam; expected 0",
+        ),
+        ({"name": "contrib.muon", "adam_learning_rate": -0.1}, r"^adam_learning_rate: -0.1 is negative"),
+        (
+            {"name": "contrib.muon", "adam_learning_rate": 0.1, "arguments": {"adam_learning_rate": 0.2}},
+            r"^arguments.adam_learning_rate: there is adam_learning_rate already",
+        ),
         ({"name": "novograd", "weight_decay": 0.1}, r"^weight_decay: 0.1 .*novograd takes no mask"),
     ],
 )

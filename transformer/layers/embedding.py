@@ -9,13 +9,17 @@ from transformer.layers.linear import contract
 PADDED_LOGIT = -1e9
 """The logit of the entries that only round the vocabulary up: exp of it is 0, yet 0 times it is finite."""
 
+TABLE_STD = 0.02
+"""The standard deviation that tables of vectors are drawn with, for tokens and for positions."""
+
 
 class Embedding(nn.Module):
     """A table of one d-vector per token, of `vocab_size` rows rounded up to a multiple of `multiple`.
 
     `__call__` looks tokens up, times sqrt(d) where `scale` is set (Vaswani et al. 2017, section 3.4, whose
-    table is then drawn with variance 1/d so that its rows come out with unit variance); `attend` gives the
-    logits x . table_v, tied to the same array.
+    table is then drawn with variance 1/d so that its rows come out with unit variance); with `rms` times what
+    brings the table, as it is drawn, to that root mean square. `attend` gives the logits x . table_v, tied to
+    the same array and never scaled.
     """
 
     vocab_size: int
@@ -23,23 +27,29 @@ class Embedding(nn.Module):
     multiple: int = 128
     scale: bool = False
     dtype: str = "float32"
+    rms: float = 0.0
 
     def setup(self) -> None:
         """One parameter: `table` (v, d)."""
-        deviation = self.d_model**-0.5 if self.scale else 0.02
-        init = nn.with_logical_partitioning(nn.initializers.normal(deviation), ("vocab", "embed"))
+        init = nn.with_logical_partitioning(nn.initializers.normal(self._deviation), ("vocab", "embed"))
         rows = padded_size(self.vocab_size, self.multiple)
         self.table = self.param("table", init, (rows, self.d_model), jnp.float32)
 
     def __call__(self, tokens_bt: jax.Array) -> jax.Array:
         """(b, t) integers -> (b, t, d)."""
         x_btd = jnp.take(self.table, tokens_bt, axis=0).astype(self.dtype)
+        if self.rms:
+            return x_btd * jnp.asarray(self.rms / self._deviation, x_btd.dtype)
         return x_btd * jnp.asarray(self.d_model**0.5, x_btd.dtype) if self.scale else x_btd
 
     def attend(self, x_btd: jax.Array) -> jax.Array:
         """(b, t, d) -> float32 logits (b, t, v), v padded; the padding holds `PADDED_LOGIT`."""
         logits_btv = contract(x_btd, self.table.T, dtype=self.dtype, out_dtype=jnp.float32)
         return mask_padding(logits_btv, self.vocab_size)
+
+    @property
+    def _deviation(self) -> float:
+        return self.d_model**-0.5 if self.scale else TABLE_STD
 
 
 class Unembedding(nn.Module):

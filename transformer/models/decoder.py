@@ -11,7 +11,7 @@ from transformer.errors import UserError
 from transformer.layers.embedding import Embedding, Unembedding
 from transformer.layers.masks import Mask
 from transformer.layers.stack import init_stack, run_blocks
-from transformer.models.stack_config import StackConfig
+from transformer.models.stack_config import StackConfig, check_rms
 
 
 @dataclass(frozen=True)
@@ -20,12 +20,19 @@ class DecoderConfig(StackConfig):
 
     tie_embeddings: bool = True
     scale_embeddings: bool = False
+    embedding_rms: float = 0.0
     vocab_multiple: int = 128
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.vocab_multiple < 1:
             raise UserError(f"vocab_multiple: {self.vocab_multiple}; expected at least 1")
+        check_rms(self.embedding_rms)
+
+    @property
+    def stream_rms(self) -> float:
+        """What `embedding_rms` says."""
+        return self.embedding_rms
 
     def build(self, vocab_size: int) -> nn.Module:
         """The model for so many tokens."""
@@ -44,7 +51,9 @@ class Decoder(nn.Module):
     def setup(self) -> None:
         """The parts around the blocks, whose stacked parameters `hidden` makes."""
         c = self.config
-        self.embedding = Embedding(self.vocab_size, c.d_model, c.vocab_multiple, c.scale_embeddings, c.dtype)
+        self.embedding = Embedding(
+            self.vocab_size, c.d_model, c.vocab_multiple, c.scale_embeddings, c.dtype, c.embedding_rms
+        )
         self.position = c.positions()
         self.embedding_dropout = nn.Dropout(c.embedding_dropout)
         if c.norm_placement != "post":

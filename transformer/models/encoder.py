@@ -10,7 +10,7 @@ from transformer.errors import UserError
 from transformer.layers.embedding import Embedding
 from transformer.layers.masks import Mask
 from transformer.layers.stack import init_stack, run_blocks
-from transformer.models.stack_config import StackConfig
+from transformer.models.stack_config import StackConfig, check_rms
 
 
 @dataclass(frozen=True)
@@ -18,6 +18,7 @@ class EncoderConfig(StackConfig):
     """The shape of an encoder of text; `configs/base/` says what each key means."""
 
     scale_embeddings: bool = False
+    embedding_rms: float = 0.0
     vocab_multiple: int = 128
     num_token_types: int = 2
     embedding_norm: bool = False
@@ -27,6 +28,12 @@ class EncoderConfig(StackConfig):
         for key in ("vocab_multiple", "num_token_types"):
             if getattr(self, key) < 1:
                 raise UserError(f"{key}: {getattr(self, key)}; expected at least 1")
+        check_rms(self.embedding_rms)
+
+    @property
+    def stream_rms(self) -> float:
+        """What `embedding_rms` says."""
+        return self.embedding_rms
 
 
 class Encoder(nn.Module):
@@ -82,9 +89,10 @@ class TextEncoder(nn.Module):
     def setup(self) -> None:
         """The tables of tokens and types, and the blocks."""
         c = self.config
-        self.embedding = Embedding(self.vocab_size, c.d_model, c.vocab_multiple, c.scale_embeddings, c.dtype)
+        width = {"scale": c.scale_embeddings, "dtype": c.dtype, "rms": c.embedding_rms}
+        self.embedding = Embedding(self.vocab_size, c.d_model, c.vocab_multiple, **width)
         if c.num_token_types > 1:
-            self.token_types = Embedding(c.num_token_types, c.d_model, 1, c.scale_embeddings, c.dtype)
+            self.token_types = Embedding(c.num_token_types, c.d_model, 1, **width)
         self.trunk = Encoder(c, c.embedding_norm)
 
     def __call__(

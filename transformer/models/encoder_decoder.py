@@ -56,7 +56,7 @@ class EncoderDecoder(nn.Module):
     def setup(self) -> None:
         """The two stacks of blocks, and what is around them."""
         c = self.config
-        table = self.vocab_size, c.d_model, c.vocab_multiple, c.scale_embeddings, c.dtype
+        table = self.vocab_size, c.d_model, c.vocab_multiple, c.scale_embeddings, c.dtype, c.embedding_rms
         self.embedding = Embedding(*table)
         self.source_embedding = self.embedding if c.share_embeddings else Embedding(*table)
         self.position = c.positions()

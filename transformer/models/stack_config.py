@@ -228,6 +228,11 @@ class StackConfig:
         )
 
     @property
+    def stream_rms(self) -> float:
+        """The root mean square of embeddings and of positions added to them; 0: as their tables are drawn."""
+        return 0.0
+
+    @property
     def running(self) -> dict[str, Any]:
         """What `run_blocks` is to know of how the blocks are run."""
         dropping = self.dropout > 0 or self.attention_dropout > 0
@@ -248,9 +253,16 @@ class StackConfig:
             "scaling": self.position_scaling,
             "scaling_factor": self.position_factor,
             "causal": causal,
+            "rms": self.stream_rms,
         }
         if self.position_distance:
             values["max_distance"] = self.position_distance
         return kind(
             **{key: value for key, value in values.items() if key in kind.__dataclass_fields__}, **module
         )
+
+
+def check_rms(rms: float) -> None:
+    """Refuses a root mean square that embeddings cannot have."""
+    if not 0 <= rms < float("inf"):
+        raise UserError(f"embedding_rms: {rms}; expected a root mean square, or 0 for that of the tables")

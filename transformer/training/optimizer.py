@@ -20,6 +20,7 @@ from transformer.training.tuning import Tuning, tuned
 
 MASKS = ("mask", "weight_decay_mask")
 DIMENSIONS = "muon_weight_dimension_numbers"
+ADAM_RATE = "adam_learning_rate"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,6 +38,7 @@ class OptimizerConfig(Tuning):
 
     name: str = "adamw"
     learning_rate: float = 1e-3
+    adam_learning_rate: float = 0.0
     schedule: str = "cosine"
     warmup_steps: int = 100
     decay_steps: int = 0
@@ -51,7 +53,14 @@ class OptimizerConfig(Tuning):
         factory = find_optimizer(self.name)
         if self.schedule not in SCHEDULES:
             raise UserError(f"schedule: {self.schedule!r} is none of {', '.join(SCHEDULES)}")
-        for key in ("learning_rate", "warmup_steps", "decay_steps", "weight_decay", "clip_norm"):
+        for key in (
+            "learning_rate",
+            "adam_learning_rate",
+            "warmup_steps",
+            "decay_steps",
+            "weight_decay",
+            "clip_norm",
+        ):
             if not getattr(self, key) >= 0:
                 raise UserError(f"{key}: {getattr(self, key)} is negative; expected 0 or more")
         if not 0 <= self.final_fraction <= 1:
@@ -67,6 +76,13 @@ class OptimizerConfig(Tuning):
                 f"weight_decay: {self.weight_decay} cannot leave out biases and norms: {self.name} takes "
                 f"no mask. Give it in optimizer.arguments for all parameters, and 0 here"
             )
+        if self.adam_learning_rate and ADAM_RATE not in parameters:
+            raise UserError(
+                f"adam_learning_rate: {self.adam_learning_rate}, but {self.name} leaves nothing to Adam; "
+                "expected 0 here"
+            )
+        if self.adam_learning_rate and ADAM_RATE in self.arguments:
+            raise UserError(f"arguments.{ADAM_RATE}: there is adam_learning_rate already; give one of them")
         ours = {"learning_rate", mask, DIMENSIONS} | ({"weight_decay"} if mask else set())
         valid = [key for key in parameters if key not in ours]
         for key in self.arguments:
@@ -101,10 +117,15 @@ def make_optimizer(config: OptimizerConfig, steps: int) -> tuple[optax.GradientT
     def schedule(count):
         return config.learning_rate * shape(count)
 
-    return tuned(_build(config, schedule), config), schedule
+    return tuned(_build(config, shape), config), schedule
 
 
-def _build(config: OptimizerConfig, schedule: Schedule) -> optax.GradientTransformation:
+def _build(config: OptimizerConfig, shape: Schedule) -> optax.GradientTransformation:
+    """The optimizer whose rates are their peaks times `shape`."""
+
+    def schedule(count: Any) -> Any:
+        return config.learning_rate * shape(count)
+
     factory = find_optimizer(config.name)
     parameters = inspect.signature(factory).parameters
     mask = _mask_name(parameters)
@@ -113,6 +134,8 @@ def _build(config: OptimizerConfig, schedule: Schedule) -> optax.GradientTransfo
         arguments |= {"weight_decay": config.weight_decay, mask: decay_mask}
     elif "weight_decay" in parameters:
         arguments.setdefault("weight_decay", 0.0)
+    if config.adam_learning_rate:
+        arguments[ADAM_RATE] = lambda count: config.adam_learning_rate * shape(count)
     if DIMENSIONS in parameters:
         arguments[DIMENSIONS] = matrix_dimensions
     optimizer = factory(learning_rate=schedule, **arguments)
@@ -176,7 +199,7 @@ def _probe(config: OptimizerConfig) -> None:
     )
 
     def update(params: Params) -> Params:
-        optimizer = _build(config, lambda count: jnp.float32(config.learning_rate))
+        optimizer = _build(config, lambda count: jnp.float32(1))
         return optimizer.update(params, optimizer.init(params), params)[0]
 
     try:

@@ -11,10 +11,12 @@ from typing import Any
 
 import jax
 
+from transformer.errors import UserError
 from transformer.training import flops, parallel
 from transformer.training.checkpoint import Checkpoints, Step
 from transformer.training.experiment import Experiment, Loader, Params, Put, Recurrent
 from transformer.training.hooks import Evaluate, Hook, Profile
+from transformer.training.initial_values import redraw
 from transformer.training.initialize import TakeOver
 from transformer.training.loop import TrainConfig, train
 from transformer.training.meter import Meter
@@ -34,6 +36,7 @@ class RunConfig:
     seed: int = 0
     initialize_from: str = ""
     initialize_strict: bool = True
+    initialize_std: float = 0.0
     optimizer: OptimizerConfig
     train: TrainConfig
     parallel: ParallelConfig
@@ -49,6 +52,8 @@ class Run:
     def __init__(self, experiment: Experiment, config: RunConfig, workdir: str | os.PathLike) -> None:
         """Nothing is computed or written yet, but an impossible mesh, batch or schedule is refused."""
         self.experiment, self.config, self.workdir = experiment, config, Path(workdir)
+        if not 0 <= config.initialize_std < float("inf"):
+            raise UserError(f"config.initialize_std: {config.initialize_std}; expected a deviation, or 0")
         self.optimizer, self.schedule = make_optimizer(config.optimizer, config.train.steps)
         self.mesh = parallel.make_mesh(config.parallel.mesh)
         self.rules = parallel.RULES[config.parallel.rules]
@@ -78,7 +83,10 @@ class Run:
 
     def create(self) -> Any:
         """The state before the first step, its parameters boxed with their logical axes."""
-        params = self.experiment.init(jax.random.key(self.config.seed))
+        rng, std = jax.random.key(self.config.seed), self.config.initialize_std
+        params = self.experiment.init(rng)
+        if std:
+            params = redraw(params, jax.random.fold_in(rng, 1), std)
         carry = None
         if isinstance(self.experiment, Recurrent):
             carry = jax.tree.map(parallel.by_rows, self.experiment.initial_carry())

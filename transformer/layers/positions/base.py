@@ -16,12 +16,14 @@ class Position(nn.Module):
     and any part of the keys, at whatever positions, so they see nothing but their arguments and parameters.
 
     Fields: `base`, the constant of wavelengths (10000 in the original); `max_length`, the longest sequence,
-    for those with a table; `head_dim`, the width of a head, for those that add to the values.
+    for those with a table; `head_dim`, the width of a head, for those that add to the values; `rms`, the
+    root mean square of what `embed` adds at first, to stand beside embeddings of it (0: as it is drawn).
     """
 
     base: float = 10000.0
     max_length: int = 2048
     head_dim: int = 0
+    rms: float = 0.0
 
     def embed(self, x_btd: jax.Array, positions_bt: jax.Array) -> jax.Array:
         """Changes the sum of embeddings, once, before the first block."""

@@ -4,11 +4,12 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
+from transformer.layers.embedding import TABLE_STD
 from transformer.layers.positions.base import Position
 
 
 class Learned(Position):
-    """x + table[pos], one trained row for each of `max_length` positions.
+    """x + c table[pos], one trained row for each of `max_length` positions, c = rms / 0.02 or 1.
 
     Source: Gehring et al. 2017 (convolutional sequence to sequence), section 3.1; used by BERT and GPT-2.
     """
@@ -16,6 +17,7 @@ class Learned(Position):
     @nn.compact
     def embed(self, x_btd: jax.Array, positions_bt: jax.Array) -> jax.Array:
         """Adds the table's rows; positions must be below `max_length`."""
-        init = nn.with_logical_partitioning(nn.initializers.normal(0.02), ("positions", "embed"))
+        init = nn.with_logical_partitioning(nn.initializers.normal(TABLE_STD), ("positions", "embed"))
         table = self.param("table", init, (self.max_length, x_btd.shape[-1]), jnp.float32)
-        return x_btd + table[positions_bt].astype(x_btd.dtype)
+        scale = self.rms / TABLE_STD if self.rms else 1.0
+        return x_btd + (table[positions_bt] * scale).astype(x_btd.dtype)

@@ -20,8 +20,10 @@ def sinusoid(positions_bt: jax.Array, width: int, base: float = 10000.0) -> jax.
 
 
 class Sinusoidal(Position):
-    """x + PE(pos), fixed and unlearned (see `sinusoid`). Source: Vaswani et al. 2017, section 3.5."""
+    """x + c PE(pos), fixed and unlearned (see `sinusoid`), whose root mean square is sqrt(1/2); c = rms or 1,
+    so that to embeddings of rms 1 it is as in Vaswani et al. 2017, section 3.5."""
 
     def embed(self, x_btd: jax.Array, positions_bt: jax.Array) -> jax.Array:
         """Adds the table's rows."""
-        return x_btd + sinusoid(positions_bt, x_btd.shape[-1], self.base).astype(x_btd.dtype)
+        table_btd = sinusoid(positions_bt, x_btd.shape[-1], self.base) * (self.rms or 1.0)
+        return x_btd + table_btd.astype(x_btd.dtype)

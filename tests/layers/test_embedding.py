@@ -1,0 +1,81 @@
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import linen as nn
+
+from transformer.errors import UserError
+from transformer.layers.embedding import Embedding
+from transformer.models.decoder import DecoderConfig
+from transformer.models.encoder import EncoderConfig, TextEncoder
+from transformer.models.encoder_decoder import EncoderDecoderConfig
+
+SHAPE = {"d_model": 64, "num_layers": 1, "num_heads": 2, "d_ff": 64, "max_length": 512}
+VOCAB = 500
+
+
+def rms(x) -> float:
+    return float(jnp.sqrt(jnp.mean(jnp.square(x))))
+
+
+@pytest.mark.parametrize("scale", [False, True])
+def test_embeddings_come_out_at_the_rms_asked_for(rng, scale):
+    asked = float(rng.uniform(0.1, 3))
+    plain = Embedding(VOCAB, 64, scale=scale)
+    module = Embedding(VOCAB, 64, scale=scale, rms=asked)
+    tokens = jnp.arange(VOCAB)[None]
+    params = nn.meta.unbox(module.init(jax.random.key(0), tokens))
+    assert rms(module.apply(params, tokens)) == pytest.approx(asked, rel=0.05)
+    assert rms(plain.apply(params, tokens)) == pytest.approx(1.0 if scale else 0.02, rel=0.05)
+    # The logits are those of the table as it is.
+    x = jnp.asarray(rng.normal(size=(1, 2, 64)), jnp.float32)
+    logits = [each.apply(params, x, method="attend")[..., :VOCAB] for each in (plain, module)]
+    np.testing.assert_array_equal(*logits)
+
+
+@pytest.mark.parametrize("position", ["learned", "sinusoidal"])
+@pytest.mark.parametrize("config", [DecoderConfig, EncoderConfig, EncoderDecoderConfig])
+def test_positions_are_added_at_the_scale_of_embeddings(rng, config, position):
+    asked = float(rng.uniform(0.1, 3))
+    c = config(**SHAPE, position=position, embedding_rms=asked)
+    at, x = jnp.arange(512)[None], jnp.zeros((1, 512, 64))
+    module = c.positions()
+    params = nn.meta.unbox(module.init(jax.random.key(0), x, at, method="embed"))
+    added = module.apply(params, x, at, method="embed")
+    assert rms(added) == pytest.approx(asked * (0.5**0.5 if position == "sinusoidal" else 1), rel=0.05)
+    plain = dataclasses.replace(c, embedding_rms=0.0).positions().apply(params, x, at, method="embed")
+    assert rms(plain) == pytest.approx(0.5**0.5 if position == "sinusoidal" else 0.02, rel=0.05)
+    np.testing.assert_allclose(added / rms(added), plain / rms(plain), atol=1e-5)
+
+
+@pytest.mark.parametrize("config", [DecoderConfig, EncoderConfig, EncoderDecoderConfig])
+def test_models_hand_the_key_on(rng, config):
+    """At twice the rms twice the stream enters, from the same parameters, types of tokens and all."""
+    tokens = jnp.asarray(rng.integers(0, VOCAB, (2, 7)))
+    at = jnp.broadcast_to(jnp.arange(7), (2, 7))
+
+    def entering(asked: float):
+        c = config(**SHAPE, position="learned", embedding_rms=asked)
+        if config is EncoderConfig:
+            model = TextEncoder(c, VOCAB)
+            params = nn.meta.unbox(model.init(jax.random.key(0), tokens))
+            both = model.bind(params)
+            return both.embedding(tokens) + both.token_types(jnp.zeros_like(tokens))
+        model = c.build(VOCAB)
+        inputs = (tokens, tokens) if config is EncoderDecoderConfig else (tokens,)
+        params = nn.meta.unbox(model.init(jax.random.key(0), *inputs))
+        if config is EncoderDecoderConfig:
+            return model.bind(params).source_embedding(tokens)
+        return model.apply(params, tokens, at, method="embed")
+
+    np.testing.assert_allclose(entering(2.0), 2 * entering(1.0), rtol=1e-6)
+    assert rms(entering(1.0)) > 0.9
+
+
+@pytest.mark.parametrize("value", [-0.1, float("inf"), float("nan")])
+@pytest.mark.parametrize("config", [DecoderConfig, EncoderConfig])
+def test_an_rms_that_cannot_be_is_named(config, value):
+    with pytest.raises(UserError, match=f"^embedding_rms: {value}; expected"):
+        config(**SHAPE, embedding_rms=value)
