@@ -65,14 +65,14 @@ def _train(shape: Shape, init, logits):
     import optax
     from flax import linen as nn
 
-    from transformer.training.losses import cross_entropy
     from transformer.training.metrics import Sum
     from transformer.training.state import State
     from transformer.training.step import make_train_step
+    from transformer.training.token_losses import token_loss
 
     class Objective:
         def loss(self, params, batch, rng, train):
-            nll_bt, _, _ = cross_entropy(logits(params, batch), batch["targets"], vocab_size=shape.vocab_size)
+            nll_bt, _, _ = token_loss(logits(params, batch), batch["targets"], shape.vocab_size)
             return {"loss": Sum.of(nll_bt, batch["weights"])}
 
         def weigh(self, batch):

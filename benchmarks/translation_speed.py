@@ -57,9 +57,9 @@ def ours(case: str):
 
     from transformer.decoding.beam import beam_search
     from transformer.models.encoder_decoder import EncoderDecoderConfig
-    from transformer.training.losses import LossConfig, token_losses
     from transformer.training.state import State
     from transformer.training.step import make_train_step
+    from transformer.training.token_losses import LossConfig, token_losses
 
     config = EncoderDecoderConfig(
         d_model=D,

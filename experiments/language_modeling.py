@@ -21,8 +21,8 @@ from transformer.models.decoder_stepper import DecoderStepper
 from transformer.training.experiment import Params
 from transformer.training.flops import matmul_parameters, train_flops_per_token
 from transformer.training.hooks import Hook, Samples
-from transformer.training.losses import LossConfig
 from transformer.training.run import RunConfig
+from transformer.training.token_losses import LossConfig
 
 
 @dataclass(frozen=True)

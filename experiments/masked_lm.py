@@ -21,9 +21,9 @@ from transformer.models.masked_lm import MaskedLanguageModel
 from transformer.training.experiment import Batch, Params
 from transformer.training.flops import matmul_parameters, train_flops_per_token
 from transformer.training.hooks import Hook, Samples
-from transformer.training.losses import LossConfig, token_losses
 from transformer.training.metrics import Sum
 from transformer.training.run import RunConfig
+from transformer.training.token_losses import LossConfig, token_losses
 
 MASK = "[MASK]"
 LIKELIEST = 5

@@ -24,8 +24,8 @@ from transformer.models.encoder_decoder import EncoderDecoderConfig
 from transformer.training.experiment import Evaluator, Params, Put
 from transformer.training.flops import matmul_parameters, train_flops_per_token
 from transformer.training.hooks import Hook, Samples
-from transformer.training.losses import LossConfig
 from transformer.training.run import RunConfig
+from transformer.training.token_losses import LossConfig
 
 SHOWN = 5
 """How many pairs of the validation split the samples show."""

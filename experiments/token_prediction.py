@@ -8,9 +8,9 @@ import jax.numpy as jnp
 from experiments.objective import Objective
 from transformer.evaluation.likelihood import LikelihoodEvaluator
 from transformer.training.experiment import Batch, Evaluator, Params, Put
-from transformer.training.losses import token_losses
 from transformer.training.metrics import Sum
 from transformer.training.step import make_eval_step
+from transformer.training.token_losses import token_losses
 
 
 class TokenPrediction(Objective):

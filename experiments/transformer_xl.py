@@ -12,8 +12,8 @@ from transformer.data.streams import StreamRows
 from transformer.evaluation.likelihood import LikelihoodEvaluator
 from transformer.models.transformer_xl import Memory, TransformerXLConfig
 from transformer.training.experiment import Batch, Evaluator, Params, Put
-from transformer.training.losses import token_losses
 from transformer.training.metrics import Sum
+from transformer.training.token_losses import token_losses
 
 
 @dataclass(frozen=True)

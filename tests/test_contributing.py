@@ -89,25 +89,29 @@ def metrics(folder: Path) -> dict:
 
 
 def test_the_page_has_the_recipes_it_should_have():
-    assert len(COMMANDS) == 4 and len(FILES) == 4 and len(ADDITIONS) == 3
+    assert len(COMMANDS) == 5 and len(FILES) == 5 and len(ADDITIONS) == 4
     assert all(command[:2] == ["python", "launch.py"] for command in COMMANDS)
 
 
 def test_each_recipe_trains(extended):
     config = {}
-    for run in ("kerple", "lion", "mbox", "focal"):
+    for run in ("kerple", "lion", "mbox", "poly", "confidence_penalty"):
         assert metrics(extended / "runs" / run)["step"] == 2
         config[run] = json.loads((extended / "runs" / run / "config.json").read_text())
     assert config["kerple"]["model"]["position"] == "kerple"
     assert config["lion"]["optimizer"]["arguments"] == {"b2": 0.98}
     assert config["mbox"]["data"]["source"] == "mbox:letters.mbox"
-    assert {"train/focal", "eval/focal", "eval/bits_per_byte"} <= metrics(extended / "runs" / "focal").keys()
+    assert config["poly"]["loss"]["arguments"] == {"epsilon": 2}
+    poly, penalty = (metrics(extended / "runs" / run) for run in ("poly", "confidence_penalty"))
+    assert poly["eval/loss"] > poly["eval/nll"] + 1  # 2 (1 - p) more, with p small after two steps
+    assert 0 < penalty["train/certainty"] < 1 and "eval/bits_per_byte" in penalty
 
 
 def test_recipes_are_as_short_as_promised():
     lines = {name: len(code.splitlines()) for name, code in FILES.items()}
     assert lines["transformer/layers/positions/kerple.py"] <= 40
-    assert lines["experiments/focal.py"] <= 100
+    assert lines["transformer/training/losses/poly.py"] <= 20
+    assert lines["experiments/confidence_penalty.py"] <= 80
 
 
 def test_recipes_are_in_the_style_of_the_house(extended):

@@ -4,11 +4,13 @@ from ml_collections import ConfigDict
 
 
 def loss() -> ConfigDict:
-    """Cross-entropy over the vocabulary."""
+    """What predicting a token of the vocabulary costs."""
     config = ConfigDict()
+    config.name = "cross_entropy"  # a key of LOSSES in transformer/training/losses: focal, say
     config.label_smoothing = 0.0  # share of the target's mass that is spread over the vocabulary
     config.z_loss = 0.0  # coefficient of (log Z)^2, which keeps logits from drifting; 0: off
     config.chunk_size = 0  # positions whose logits are held at once, to save memory; 0: all
+    config.arguments = ConfigDict()  # of the loss, further ones: --config.loss.arguments.gamma=1
     return config
 
 

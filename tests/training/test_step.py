@@ -7,10 +7,10 @@ from flax import linen as nn
 
 from transformer.models.decoder import Decoder, DecoderConfig
 from transformer.training import parallel
-from transformer.training.losses import cross_entropy
 from transformer.training.metrics import Sum
 from transformer.training.state import State
 from transformer.training.step import make_eval_step, make_train_step, split_rows
+from transformer.training.token_losses import token_loss
 
 VOCAB = 23
 MODEL = Decoder(DecoderConfig(d_model=16, num_layers=2, num_heads=2, d_ff=32), VOCAB)
@@ -26,7 +26,7 @@ class TwoLosses:
 
     def loss(self, params, batch, rng, train):
         logits = MODEL.apply({"params": params}, batch["tokens"])
-        nll, _, log_z = cross_entropy(logits, batch["targets"], vocab_size=VOCAB)
+        nll, _, log_z = token_loss(logits, batch["targets"], VOCAB)
         noise = 1.0 + batch["poison"][:, None]
         return {"loss": Sum.of(nll * noise, batch["weights"]), "other": Sum.of(log_z**2, batch["others"])}
 

@@ -12,7 +12,8 @@ from transformer.training.metrics import Sum, merge
 
 
 class LikelihoodEvaluator:
-    """The mean of every term over one pass of `loader`, and perplexity = exp(loss) with the loss in nats.
+    """The mean of every term over one pass of `loader`, and perplexity = exp(nats per target), which is the
+    term `nll`, or where there is none, `loss`.
 
     `step` is the compiled (params, batch) -> {name: Sum}, `put` brings a batch onto the devices, and
     `batches` limits the pass (0: all). Totals and weights of all batches are added before any is divided,
@@ -36,9 +37,10 @@ class LikelihoodEvaluator:
         """
         merged = total(self._step, params, self._loader, self._put, self._batches)
         results = {name: float(term.mean) for name, term in merged.items()}
-        if "loss" in results:
+        nats = results["nll" if "nll" in results else "loss"] if "loss" in results else None
+        if nats is not None:
             with np.errstate(over="ignore"):  # a loss that diverged has infinite perplexity
-                results["perplexity"] = float(np.exp(results["loss"]))
+                results["perplexity"] = float(np.exp(nats))
         return results
 
 

@@ -1,0 +1,223 @@
+import json
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from scipy import special
+
+import launch
+from tests import runs
+from transformer.errors import UserError
+from transformer.layers.embedding import PADDED_LOGIT
+from transformer.training.losses import LOSSES
+from transformer.training.state import State
+from transformer.training.step import make_train_step
+from transformer.training.token_losses import LossConfig, chunked, token_loss, token_losses
+
+BY_DEFINITION = {
+    "cross_entropy": lambda log_p: -log_p,
+    "focal": lambda log_p, gamma=2.0: -((1 - np.exp(log_p)) ** gamma) * log_p,
+}
+"""Each loss in float64."""
+
+EVERY = [("cross_entropy", {}), ("focal", {}), ("focal", {"gamma": 0.5}), ("focal", {"gamma": 0.0})]
+
+
+def test_there_is_a_definition_of_each():
+    assert BY_DEFINITION.keys() == LOSSES.keys() == {name for name, _ in EVERY}
+
+
+def in_float64(logits, targets, vocab, name, arguments, smoothing):
+    """sum_v p_v f(log q_v), with p = (1 - a) one-hot + a / V over the real vocabulary only."""
+    log_q = special.log_softmax(logits[..., :vocab], axis=-1)
+    p = (1 - smoothing) * np.eye(vocab)[targets] + smoothing / vocab
+    return (p * BY_DEFINITION[name](log_q, **arguments)).sum(-1)
+
+
+@pytest.mark.parametrize(("name", "arguments"), EVERY)
+@pytest.mark.parametrize("smoothing", [0.0, 0.1, 0.9])
+def test_against_the_smoothed_distribution_in_float64(rng, smoothing, name, arguments):
+    vocab, padded = 11, 16
+    logits = rng.normal(0, 3, (2, 5, padded))
+    logits[..., vocab:] = PADDED_LOGIT
+    targets = rng.integers(0, vocab, (2, 5))
+    loss = LossConfig(name=name, arguments=arguments).loss
+    nll, value, log_z = token_loss(
+        jnp.asarray(logits, jnp.float32), jnp.asarray(targets), vocab, loss, smoothing
+    )
+    log_q = special.log_softmax(logits[..., :vocab], axis=-1)
+    np.testing.assert_allclose(nll, -np.take_along_axis(log_q, targets[..., None], -1)[..., 0], atol=1e-5)
+    expected = in_float64(logits, targets, vocab, name, arguments, smoothing)
+    np.testing.assert_allclose(value, expected, atol=1e-5, rtol=1e-5)
+    np.testing.assert_allclose(log_z, special.logsumexp(logits, axis=-1), atol=1e-5)
+
+
+@pytest.mark.parametrize(("name", "arguments"), EVERY)
+def test_gradients_against_finite_differences_in_float64(rng, name, arguments):
+    """Of the loss with smoothing, in the direction of every logit."""
+    vocab, h = 7, 1e-6
+    logits, targets = rng.normal(0, 2, (3, vocab)), rng.integers(0, vocab, 3)
+    loss = LossConfig(name=name, arguments=arguments).loss
+
+    def total(x):
+        return jnp.sum(token_loss(x, jnp.asarray(targets), vocab, loss, 0.2)[1])
+
+    found = jax.grad(total)(jnp.asarray(logits, jnp.float32))
+    expected = np.zeros_like(logits)
+    for place in np.ndindex(*logits.shape):
+        step = np.zeros_like(logits)
+        step[place] = h
+        up, down = (
+            in_float64(logits + sign * step, targets, vocab, name, arguments, 0.2).sum() for sign in (1, -1)
+        )
+        expected[place] = (up - down) / (2 * h)
+    np.testing.assert_allclose(found, expected, atol=2e-5)
+
+
+@pytest.mark.parametrize("gamma", [0.0, 0.5, 1.0, 2.0])
+def test_a_target_that_is_certain_leaves_focal_gradients_finite(gamma):
+    """log p is 0 there, or by rounding a little more."""
+    loss = LossConfig(name="focal", arguments={"gamma": gamma}).loss
+    for log_p in (0.0, 1e-7, -1e-9):
+        value, gradient = jax.value_and_grad(lambda x: loss(x)[0])(jnp.array([log_p]))
+        assert abs(value) < 1e-6 and np.isfinite(gradient).all()
+
+
+class Guess:
+    """Tokens guessed from fixed vectors by one matrix, under a config's loss."""
+
+    def __init__(self, **config):
+        self.config = LossConfig(**config)
+
+    def loss(self, params, batch, rng, train):
+        return token_losses(lambda x: x @ params["kernel"], batch["x"], batch, self.config, 7, train)
+
+    def weigh(self, batch):
+        weight = jnp.sum(batch["weights"])
+        return {"loss": weight} | ({"z_loss": weight} if self.config.z_loss else {})
+
+
+def one_step(rng_seed, batch, microbatches=1, **config):
+    """The parameters and metrics after one step of plain gradient descent."""
+    optimizer = optax.sgd(0.5)
+    kernel = np.random.default_rng(rng_seed).normal(size=(4, 7)).astype(np.float32)
+    state = State.create({"kernel": jnp.asarray(kernel)}, optimizer, ema=False)
+    step = make_train_step(Guess(**config), optimizer, seed=0, microbatches=microbatches)
+    state, metrics = jax.jit(step)(state, batch)
+    return state.params["kernel"], {name: float(value.mean) for name, value in metrics.items()}
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_chunks_microbatches_smoothing_and_z_loss_hold_for_every_loss(rng, name):
+    """The first two change nothing, and the others do."""
+    seed = int(rng.integers(2**32))
+    batch = {
+        "x": jnp.asarray(rng.normal(size=(4, 10, 4)), jnp.float32),
+        "targets": jnp.asarray(rng.integers(0, 7, (4, 10))),
+        "weights": jnp.asarray(rng.random((4, 10)) * rng.random((4, 1)) ** 3, jnp.float32),
+    }
+    kernels = {}
+    for smoothing, z_loss in ((0.0, 0.0), (0.3, 0.0), (0.0, 0.1)):
+        config = {"name": name, "label_smoothing": smoothing, "z_loss": z_loss}
+        kernel, terms = one_step(seed, batch, **config)
+        for chunk, microbatches in ((3, 1), (0, 2), (4, 4)):
+            same, same_terms = one_step(seed, batch, microbatches, chunk_size=chunk, **config)
+            np.testing.assert_allclose(same, kernel, rtol=1e-4, atol=1e-5)
+            assert same_terms == pytest.approx(terms, rel=1e-4, abs=1e-5)
+        assert ("nll" in terms) == (name != "cross_entropy")
+        kernels[smoothing, z_loss] = np.asarray(kernel)
+    plain, smoothed, z = kernels.values()
+    assert np.abs(plain - smoothed).max() > 1e-3 and np.abs(plain - z).max() > 1e-3
+
+
+def test_smoothing_is_for_training_alone(rng):
+    batch = {"x": jnp.ones((1, 3, 4)), "targets": jnp.zeros((1, 3), jnp.int32), "weights": jnp.ones((1, 3))}
+    params = {"kernel": jnp.asarray(rng.normal(size=(4, 7)), jnp.float32)}
+    smoothed = Guess(name="focal", label_smoothing=0.5)
+    plain = Guess(name="focal").loss(params, batch, None, False)["loss"]
+    assert smoothed.loss(params, batch, None, False)["loss"].total == plain.total
+    assert smoothed.loss(params, batch, None, True)["loss"].total != plain.total
+
+
+def test_half_precision_logits_are_summed_in_float32():
+    logits = jnp.zeros((1, 1, 4096), jnp.bfloat16)
+    _, _, log_z = token_loss(logits, jnp.zeros((1, 1), jnp.int32), 4096)
+    assert log_z.dtype == jnp.float32
+    np.testing.assert_allclose(log_z, np.log(4096), rtol=1e-6)
+
+
+@pytest.mark.parametrize("chunk", [0, 1, 3, 4, 10, 99])
+def test_chunks_change_neither_values_nor_gradients(rng, chunk):
+    """Also where the last chunk is not full, and where one chunk holds everything."""
+    x = jnp.asarray(rng.normal(size=(2, 10, 4)), jnp.float32)
+    kernel = jnp.asarray(rng.normal(size=(4, 7)), jnp.float32)
+    targets = jnp.asarray(rng.integers(0, 7, (2, 10)))
+    weights = jnp.asarray(rng.random((2, 10)), jnp.float32)
+
+    def loss(x, kernel, chunk):
+        nll, _, log_z = chunked(lambda x, y: token_loss(x @ kernel, y, 7), x, targets, chunk)
+        return jnp.sum(weights * (nll + 0.1 * log_z**2))
+
+    expected = jax.value_and_grad(loss, (0, 1))(x, kernel, 0)
+    actual = jax.value_and_grad(loss, (0, 1))(x, kernel, chunk)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5), actual, expected)
+
+
+def test_chunks_never_hold_all_logits():
+    x, kernel, targets = jnp.ones((2, 64, 4)), jnp.ones((4, 1000)), jnp.zeros((2, 64), jnp.int32)
+
+    def peak(chunk):
+        def loss(kernel):
+            return chunked(lambda x, y: token_loss(x @ kernel, y, 1000), x, targets, chunk)[0].sum()
+
+        return jax.jit(jax.grad(loss)).lower(kernel).compile().memory_analysis().temp_size_in_bytes
+
+    assert peak(8) < 0.5 * peak(0)
+
+
+@pytest.mark.parametrize("change", [{"label_smoothing": 1.0}, {"z_loss": -1.0}, {"chunk_size": -1}])
+def test_impossible_values_are_refused(change):
+    with pytest.raises(UserError, match=next(iter(change))):
+        LossConfig(**change)
+
+
+WRONG = {
+    "name: 'fokal'; expected one of 'cross_entropy', 'focal'": {"name": "fokal"},
+    "arguments.gama: focal takes only gamma": {"name": "focal", "arguments": {"gama": 1}},
+    "arguments.gamma: cross_entropy takes none": {"arguments": {"gamma": 1}},
+    "arguments.gamma: -1; expected an exponent": {"name": "focal", "arguments": {"gamma": -1}},
+    "arguments: focal cannot be used with {'gamma': 'x'}": {"name": "focal", "arguments": {"gamma": "x"}},
+}
+
+
+@pytest.mark.parametrize("message", WRONG)
+def test_an_unknown_loss_or_argument_is_refused(message):
+    with pytest.raises(UserError, match=re.escape(message)):
+        LossConfig(**WRONG[message])
+
+
+@pytest.mark.usefixtures("in_root")
+def test_a_run_with_focal_loss_reports_what_it_minimises_and_nats(tmp_path):
+    """In bfloat16, with chunks, z-loss and smoothing, which do not show in what is measured in nats."""
+    source, keys = (
+        runs.write_corpus(tmp_path / "corpus"),
+        {
+            "loss.name": "focal",
+            "loss.arguments.gamma": "1.5",
+            "loss.chunk_size": "5",
+            "loss.z_loss": "0.001",
+            "loss.label_smoothing": "0.1",
+            "model.dtype": "bfloat16",
+            "parallel.microbatches": "2",
+            "train.batch_size": "16",
+        },
+    )
+    arguments = [f"--config.{key}={value}" for key, value in keys.items()]
+    assert launch.main(runs.tiny(source, tmp_path / "run", *arguments)) == 0
+    found = json.loads((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()[-1])
+    assert 0 < found["eval/loss"] < found["eval/nll"]
+    assert found["eval/perplexity"] == pytest.approx(np.exp(found["eval/nll"]))
+    assert found["train/loss"] > 0 and 0 < found["train/z_loss"] < 1

@@ -1,0 +1,150 @@
+"""Losses over a vocabulary: any of `LOSSES` with its options, whole or in chunks."""
+
+import dataclasses
+import functools
+import inspect
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from transformer.errors import UserError
+from transformer.training.experiment import Batch
+from transformer.training.losses import LOSSES, cross_entropy
+from transformer.training.metrics import Sum
+
+Loss = Callable[[jax.Array], jax.Array]
+"""From log-probabilities of targets to what each costs."""
+
+
+@dataclass(frozen=True)
+class LossConfig:
+    """How the next-token loss is formed; `configs/base/` says what each key means.
+
+    Raises:
+      UserError: an unknown loss or argument, or a value out of range.
+    """
+
+    name: str = "cross_entropy"
+    label_smoothing: float = 0.0
+    z_loss: float = 0.0
+    chunk_size: int = 0
+    arguments: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.name not in LOSSES:
+            raise UserError(f"name: {self.name!r}; expected one of {', '.join(map(repr, LOSSES))}")
+        if not 0 <= self.label_smoothing < 1:
+            raise UserError(f"label_smoothing: {self.label_smoothing}; expected a share in [0, 1)")
+        if self.z_loss < 0:
+            raise UserError(f"z_loss: {self.z_loss}; expected a coefficient of at least 0")
+        if self.chunk_size < 0:
+            raise UserError(f"chunk_size: {self.chunk_size}; expected a number of tokens, or 0 for no chunks")
+        valid = [*inspect.signature(LOSSES[self.name]).parameters][1:]
+        for key in self.arguments:
+            if key not in valid:
+                what = f"takes only {', '.join(valid)}" if valid else "takes none"
+                raise UserError(f"arguments.{key}: {self.name} {what}")
+        try:
+            jax.eval_shape(self.loss, jax.ShapeDtypeStruct((1,), jnp.float32))
+        except UserError as error:
+            raise UserError(f"arguments.{error}") from None
+        except Exception as error:
+            reason = (str(error) or type(error).__name__).strip().splitlines()[0]
+            given = dict(self.arguments)
+            raise UserError(f"arguments: {self.name} cannot be used with {given}: {reason}") from error
+
+    @property
+    def loss(self) -> Loss:
+        """The loss named, with its arguments."""
+        return functools.partial(LOSSES[self.name], **self.arguments)
+
+
+def token_losses(
+    unembed: Callable[[jax.Array], jax.Array],
+    x_btd: jax.Array,
+    batch: Batch,
+    config: LossConfig,
+    vocab_size: int,
+    train: bool,
+) -> dict[str, Sum]:
+    """The terms of predicting `batch["targets"]` from the model's last layer, each counted `weights` times.
+
+    `loss`, of each target token, smoothed in training only; `nll`, nats per target token, where the loss is
+    something else; `bits_per_byte` of the targets' text, where the batch has its `bytes`; `z_loss`, where the
+    config asks for it. `unembed` turns (b, t, d) into logits (b, t, v).
+    """
+
+    def head(x_btd: jax.Array, targets_bt: jax.Array) -> tuple[jax.Array, ...]:
+        smoothing = config.label_smoothing if train else 0.0
+        return token_loss(unembed(x_btd), targets_bt, vocab_size, config.loss, smoothing)
+
+    nll_bt, loss_bt, log_z_bt = chunked(head, x_btd, batch["targets"], config.chunk_size)
+    weights_bt = batch["weights"]
+    nll = Sum.of(nll_bt, weights_bt)
+    terms = {"loss": Sum.of(loss_bt, weights_bt)}
+    if config.name != "cross_entropy":
+        terms["nll"] = nll
+    if "bytes" in batch:
+        terms["bits_per_byte"] = Sum(nll.total / math.log(2), Sum.of(batch["bytes"]).total)
+    if config.z_loss:
+        terms["z_loss"] = Sum.of(config.z_loss * jnp.square(log_z_bt), weights_bt)
+    return terms
+
+
+def token_loss(
+    logits_btv: jax.Array,
+    targets_bt: jax.Array,
+    vocab_size: int,
+    loss: Loss = cross_entropy,
+    label_smoothing: float = 0.0,
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Per token, in float32: the negative log-likelihood, the loss, and log Z.
+
+    nll = log Z - logit_target, log Z = log sum_v exp(logit_v);
+    loss = (1 - a) f(log p_target) + a mean_v f(log p_v), f the `loss` and a = `label_smoothing`: its mean
+    under a target that keeps 1 - a of its mass and spreads a over all `vocab_size` tokens (Szegedy et al.
+    2016, section 7). Logits past `vocab_size` pad the vocabulary; they must be hugely negative.
+    """
+    logits_btv = logits_btv.astype(jnp.float32)
+    log_z_bt = jax.nn.logsumexp(logits_btv, axis=-1)
+    # A comparison and a sum fuse with the logits' other readers; a gather's gradient would be a scatter.
+    is_target_btv = jnp.arange(logits_btv.shape[-1]) == targets_bt[..., None]
+    nll_bt = log_z_bt - jnp.sum(jnp.where(is_target_btv, logits_btv, 0.0), axis=-1)
+    loss_bt = loss(-nll_bt)
+    if label_smoothing:
+        real_v = jnp.arange(logits_btv.shape[-1]) < vocab_size
+        every_btv = loss(logits_btv - log_z_bt[..., None])
+        mean_bt = jnp.sum(jnp.where(real_v, every_btv, 0.0), axis=-1) / vocab_size
+        loss_bt = (1 - label_smoothing) * loss_bt + label_smoothing * mean_bt
+    return nll_bt, loss_bt, log_z_bt
+
+
+def chunked(
+    f: Callable[[jax.Array, jax.Array], tuple[jax.Array, ...]],
+    x_btd: jax.Array,
+    targets_bt: jax.Array,
+    chunk_size: int,
+) -> tuple[jax.Array, ...]:
+    """f(x_btd, targets_bt), computed `chunk_size` positions of time at a time and recomputed backward.
+
+    For an f that goes through the logits, so that never more than b * chunk_size rows of them exist.
+    0 means all at once. A last chunk that is not full is padded, and the padding's results cut off.
+    """
+    batch, t = targets_bt.shape
+    if not chunk_size or chunk_size >= t:
+        return f(x_btd, targets_bt)
+    count = -(-t // chunk_size)
+    padding = count * chunk_size - t
+
+    def split(a: jax.Array) -> jax.Array:
+        a = jnp.pad(a, ((0, 0), (0, padding)) + ((0, 0),) * (a.ndim - 2))
+        return a.reshape(batch, count, chunk_size, *a.shape[2:]).swapaxes(0, 1)
+
+    _, results = jax.lax.scan(
+        lambda _, chunk: (None, jax.checkpoint(f)(*chunk)), None, (split(x_btd), split(targets_bt))
+    )
+    return tuple(r.swapaxes(0, 1).reshape(batch, -1)[:, :t] for r in results)
