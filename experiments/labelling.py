@@ -128,4 +128,4 @@ class ConfusionPicture(Hook):
             def draw(path: Path) -> None:
                 draw_classification(last["confusion"], last["calibration"], labels, path)
 
-            save_picture("classes", draw, step, self.workdir)
+            save_picture("classes", draw, step, self.workdir, self.experiment.config.train)

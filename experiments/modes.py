@@ -18,6 +18,7 @@ from transformer.errors import UserError
 from transformer.freeze import freeze
 from transformer.training.experiment import Params
 from transformer.training.run import Run
+from transformer.training.writers import names_of
 from transformer.visualization.report import read_metrics, write_report
 
 DROPOUTS = ("dropout", "embedding_dropout", "attention_dropout")
@@ -165,10 +166,13 @@ def load(workdir: str | os.PathLike, overrides: Overrides = ()) -> tuple[Run, Pa
 
 def _closing(run: Run, folder: Workdir) -> Iterator[str]:
     config: Any = run.config
-    write_report(folder.path)
-    measured = {name: float(values[-1]) for name, (_, values) in read_metrics(folder.metrics).items()}
+    measured = run.latest.values
+    if "jsonl" in names_of(config.train.writers):
+        write_report(folder.path)
+        measured = {name: float(values[-1]) for name, (_, values) in read_metrics(folder.metrics).items()}
     sample = max(folder.samples.glob("*.txt"), default=None)
-    yield from run.experiment.closing_lines(measured)
+    if measured:
+        yield from run.experiment.closing_lines(measured)
     if sample is not None:
         yield f"\n{sample}:\n{sample.read_text(encoding='utf-8')}"
     yield f"{folder.path} has {', '.join(sorted(path.name for path in folder.path.iterdir()))}"

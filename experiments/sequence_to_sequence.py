@@ -125,8 +125,8 @@ class SequenceToSequence(TokenPrediction):
         def look(params: Params) -> tuple[np.ndarray, list[str], list[str]] | None:
             return self.attention(params, sources[0])
 
-        every = self.config.train.sample_every
-        return [Samples(every, sample, workdir / "samples"), AttentionMaps(every, look, workdir)]
+        c = self.config.train
+        return [Samples(c.sample_every, sample, workdir / "samples"), AttentionMaps(c, look, workdir)]
 
     def prompt(self, source: str) -> list[int]:
         """The tokens from which the model writes."""

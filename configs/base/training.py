@@ -60,7 +60,8 @@ def train() -> ConfigDict:
     config.keep_last = 1  # how many checkpoints to keep, the newest ones
     config.average_last = 1  # evaluate and predict with the mean of so many last checkpoints' parameters
     config.keep_best = ""  # keep also the best by this metric, smaller is better ("-name": larger); "": none
-    config.log_every = 10  # steps between lines of metrics.jsonl
+    config.log_every = 10  # steps between values that are written down
+    config.writers = "jsonl,tensorboard"  # keys of WRITERS, with commas between; "": values are not kept
     config.sample_every = 0  # steps between samples; 0: only at the end
     config.max_skipped = 20  # steps in a row with a gradient that is not finite, before giving up; 0: never
     config.profile_from = 10  # the step after which the profiler starts

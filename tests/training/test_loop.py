@@ -385,7 +385,7 @@ def test_writers_agree(tmp_path):
 
 
 def test_what_is_no_number_is_null(tmp_path):
-    writer = JsonLines(tmp_path / "metrics.jsonl", 0)
+    writer = JsonLines(tmp_path, 0)
     writer.write(1, {"eval/loss": float("nan"), "x": 1})
     writer.close()
     assert (tmp_path / "metrics.jsonl").read_text() == '{"step": 1, "eval/loss": null, "x": 1}\n'
@@ -397,6 +397,7 @@ def test_what_is_no_number_is_null(tmp_path):
         ({"steps": 0}, r"^steps: 0; expected 1 or more"),
         ({"log_every": 0}, r"^log_every: 0"),
         ({"evaluate_every": -1}, r"^evaluate_every: -1; expected 0 or more"),
+        ({"writers": "csv"}, r"^writers: .csv. is none of jsonl, tensorboard"),
         ({"keep_best": "eval/loss", "checkpoint_every": 5, "evaluate_every": 2}, r"^keep_best: .*5 .*2"),
         ({"keep_best": "eval/loss", "checkpoint_every": 5}, r"^keep_best: "),
     ],

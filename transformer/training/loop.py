@@ -15,7 +15,7 @@ from transformer.training.meter import Meter
 from transformer.training.metrics import Sum
 from transformer.training.signals import StopRequest
 from transformer.training.state import State
-from transformer.training.writers import Progress, Writer
+from transformer.training.writers import Progress, Writer, names_of
 
 AT_LEAST_ONE = ("steps", "batch_size", "keep_last", "average_last", "log_every", "profile_from")
 
@@ -37,6 +37,7 @@ class TrainConfig:
     max_skipped: int = 20
     profile_from: int = 10
     profile_steps: int = 0
+    writers: str = "jsonl,tensorboard"
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
@@ -44,6 +45,7 @@ class TrainConfig:
             value = getattr(self, field.name)
             if field.type is int and value < least:
                 raise UserError(f"{field.name}: {value}; expected {least} or more")
+        names_of(self.writers)
         if self.average_last > self.keep_last:
             raise UserError(
                 f"average_last: {self.average_last}; only keep_last {self.keep_last} checkpoints are there"

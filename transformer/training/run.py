@@ -25,7 +25,7 @@ from transformer.training.parallel import ParallelConfig
 from transformer.training.state import State
 from transformer.training.step import make_train_step
 from transformer.training.tuning import check_adapters, frozen, is_tuned
-from transformer.training.writers import make_writers
+from transformer.training.writers import Latest, make_writers, names_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,6 +59,7 @@ class Run:
         self.rules = parallel.RULES[config.parallel.rules]
         parallel.check_processes(self.mesh.devices)
         parallel.check_batch_size(config.train.batch_size, self.mesh, config.parallel.microbatches)
+        self.latest = Latest()
         self.put: Put = functools.partial(parallel.put_batch, sharding=parallel.batch_sharding(self.mesh))
 
     @contextlib.contextmanager
@@ -172,7 +173,10 @@ class Run:
                 put=self.put,
                 meter=self._meter(int(state.skipped), started),
                 hooks=self.hooks,
-                writers=make_writers(self.workdir, int(state.step)),
+                writers=[
+                    *make_writers(self.workdir, int(state.step), names_of(c.train.writers)),
+                    self.latest,
+                ],
                 checkpoints=checkpoints,
             )
 

@@ -8,12 +8,14 @@ import math
 import os
 import shutil
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Protocol
 
 import jax
 from tqdm import tqdm
+
+from transformer.errors import UserError
 
 
 class Writer(Protocol):
@@ -28,18 +30,12 @@ class Writer(Protocol):
         ...
 
 
-def make_writers(workdir: str | os.PathLike, step: int) -> list[Writer]:
-    """The writers of a run folder, which continue from `step`: what an earlier, killed run had written of
-    later steps is dropped, so that no step appears twice. None on any process but the first."""
-    if jax.process_index() != 0:
-        return []
-    return [JsonLines(Path(workdir) / "metrics.jsonl", step), TensorBoard(Path(workdir) / "events", step)]
-
-
 class JsonLines:
-    """One JSON object a line: `{"step": 100, "train/loss": 1.5, ...}`; a value that is no number is null."""
+    """`metrics.jsonl`, one JSON object a line: `{"step": 100, "train/loss": 1.5, ...}`; a value that is no
+    number is null."""
 
-    def __init__(self, path: Path, step: int):
+    def __init__(self, workdir: Path, step: int):
+        path = workdir / "metrics.jsonl"
         path.parent.mkdir(parents=True, exist_ok=True)
         if path.exists():
             kept = [line for line in path.read_text().splitlines() if 0 <= _step_of(line) <= step]
@@ -60,12 +56,12 @@ class JsonLines:
 
 
 class TensorBoard:
-    """The same values as TensorBoard events, written by tensorboardX: TensorFlow is not needed."""
+    """`events/`, the values as TensorBoard events, written by tensorboardX: TensorFlow is not needed."""
 
-    def __init__(self, directory: Path, step: int):
+    def __init__(self, workdir: Path, step: int):
         from tensorboardX import SummaryWriter  # takes 0.1 s, and more where PyTorch is installed
 
-        self._writer = SummaryWriter(str(directory), purge_step=step + 1 if step else None)
+        self._writer = SummaryWriter(str(workdir / "events"), purge_step=step + 1 if step else None)
 
     def write(self, step: int, values: Mapping[str, float]) -> None:
         """Adds one scalar per value."""
@@ -75,6 +71,45 @@ class TensorBoard:
     def close(self) -> None:
         """Writes out what is buffered."""
         self._writer.close()
+
+
+WRITERS: dict[str, Callable[[Path, int], Writer]] = {"jsonl": JsonLines, "tensorboard": TensorBoard}
+"""What makes a writer of a run's folder, which continues from a step: what an earlier, killed run had written
+of later steps is dropped, so that no step appears twice."""
+
+
+def names_of(writers: str) -> list[str]:
+    """The names in a list with commas between.
+
+    Raises:
+      UserError: one that is no key of `WRITERS`.
+    """
+    names = [name.strip() for name in writers.split(",") if name.strip()]
+    for name in names:
+        if name not in WRITERS:
+            raise UserError(f"writers: {name!r} is none of {', '.join(WRITERS)}")
+    return names
+
+
+def make_writers(
+    workdir: str | os.PathLike, step: int, names: Iterable[str] = tuple(WRITERS)
+) -> list[Writer]:
+    """The writers of a run folder by their names, from `step` on. None on any process but the first."""
+    return [WRITERS[name](Path(workdir), step) for name in names] if jax.process_index() == 0 else []
+
+
+class Latest:
+    """Keeps the last value of each name, for what is said when training ends."""
+
+    def __init__(self) -> None:
+        self.values: dict[str, float] = {}
+
+    def write(self, step: int, values: Mapping[str, float]) -> None:
+        """Takes them over."""
+        self.values |= values
+
+    def close(self) -> None:
+        """Nothing: they stay."""
 
 
 class Progress:
