@@ -20,5 +20,6 @@ def get_config(preset: str = "") -> ConfigDict:
     config.data.source = "function_questions"
     config.data.source_field = "question,context"
     config.data.target_field = "answer"
+    config.data.split_by = "context"
     config.data.source_length = 512
     return base.choose(config, preset, {"tiny": base.TINY_PAIRS})

@@ -134,6 +134,7 @@ TINY_PAIRS = {
         "target_field": "target",
         "validation_source": "",
         "tokenizer": "bytes",
+        "split_by": "",
         "source_length": 48,
         "target_length": 48,
     },

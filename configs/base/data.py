@@ -10,6 +10,7 @@ def text() -> ConfigDict:
     data.text_field = "text"  # where the text is, in jsonl and tfds
     data.document = "file"  # what one document of text: is: file, paragraph or line
     data.validation_source = ""  # "": a part of `source`
+    data.split_by = ""  # fields: records of a file alike in them are in one split; "": what is read
     data.tokenizer = "bpe"  # bytes, characters, bpe or words (of the training text), or a tokenizer.json
     data.vocab_size = 4096  # tokens that bpe learns, the 256 bytes among them, or most words
     data.sequence_length = 256  # tokens a row
@@ -45,6 +46,7 @@ def pairs() -> ConfigDict:
     data.source_field = "source"  # which column, field or language is read; several: question,context
     data.target_field = "target"  # which one is to be written
     data.validation_source = ""  # "": a part of `source`
+    data.split_by = ""  # fields: records of a file alike in them are in one split; "": what is read
     data.tokenizer = "bpe"  # of both sides: bytes, characters, bpe (trained on both), or a tokenizer.json
     data.vocab_size = 4096  # tokens that bpe learns, the 256 bytes among them
     data.source_length = 128  # tokens of sources a row
@@ -63,6 +65,7 @@ def labelled() -> ConfigDict:
     data.second_field = ""  # for pairs of texts the second one's
     data.label_field = "label"  # which one holds the label, a name or a number
     data.validation_source = ""  # "": a part of `source`
+    data.split_by = ""  # fields: records of a file alike in them are in one split; "": what is read
     data.tokenizer = "bpe"  # bytes, characters, bpe (trained on the training text), or a tokenizer.json
     data.vocab_size = 4096  # tokens that bpe learns, the 256 bytes among them
     data.sequence_length = 256  # tokens a row
@@ -80,6 +83,7 @@ def questions() -> ConfigDict:
     data.context_field = "context"  # which one is the text that has the answer
     data.answers_field = "answers"  # which one has {"text": [...], "answer_start": [...]}, in characters
     data.validation_source = ""  # "": a part of `source`
+    data.split_by = ""  # fields: records of a file alike in them are in one split; "": what is read
     data.tokenizer = "bpe"  # bytes, characters, bpe (trained on the training text), or a tokenizer.json
     data.vocab_size = 4096  # tokens that bpe learns, the 256 bytes among them
     data.sequence_length = 256  # tokens a row, and most of a window with its question

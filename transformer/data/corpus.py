@@ -29,6 +29,7 @@ class CorpusConfig:
     validation_source: str = ""
     tokenizer: str = "bpe"
     vocab_size: int = 4096
+    split_by: str = ""
     cache_dir: str = ""
     workers: int = 1
 
@@ -69,6 +70,11 @@ class Corpus(ABC):
     def sources(self, split: str) -> Sequence[Source]:
         """All the text of a split; a tokenizer learns from the training split's."""
 
+    @property
+    @abstractmethod
+    def reads(self) -> Sequence[str]:
+        """The fields that a model reads of a record: those alike in them are never in two splits."""
+
     @abstractmethod
     def rows(self, split: str) -> Rows:
         """The rows of a split, tokenised first where that was never done."""
@@ -97,6 +103,8 @@ class Corpus(ABC):
                 field=field,
                 fields=self.fields or (field,),
                 divide=not c.validation_source,
+                reads=self.reads,
+                split_by=[name for name in c.split_by.split(",") if name],
                 cache_dir=c.cache_dir,
                 **options,
             )

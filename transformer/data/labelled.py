@@ -64,8 +64,12 @@ class LabelledData(Corpus):
 
     def sources(self, split: str) -> Sequence[Source]:
         """The texts of a split; for pairs the first ones, and then the second ones in the same order."""
-        fields = [self.config.text_field, self.config.second_field]
-        return [self.open(split, field) for field in fields if field]
+        return [self.open(split, field) for field in self.reads]
+
+    @property
+    def reads(self) -> Sequence[str]:
+        """The field of the text, or those of both."""
+        return [name for name in (self.config.text_field, self.config.second_field) if name]
 
     def rows(self, split: str) -> PackedTexts:
         """The packed rows of a split, tokenised first where that was never done.

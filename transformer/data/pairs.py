@@ -79,6 +79,11 @@ class PairData(Corpus):
             )
         return sides
 
+    @property
+    def reads(self) -> Sequence[str]:
+        """The source's fields."""
+        return self.config.source_field.split(",")
+
     def rows(self, split: str) -> PackedPairs:
         """The packed rows of a split, tokenised first where that was never done."""
         c = self.config

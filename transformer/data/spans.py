@@ -142,6 +142,11 @@ class SpanData(Corpus):
         """The questions of a split, and then their contexts in the same order."""
         return [self.open(split, field) for field in (self.config.question_field, self.config.context_field)]
 
+    @property
+    def reads(self) -> Sequence[str]:
+        """The context's field: questions on one context stay together."""
+        return [self.config.context_field]
+
     def rows(self, split: str) -> SpanRows:
         """The packed windows of a split, tokenised first where that was never done."""
         c = self.config

@@ -39,6 +39,11 @@ class TextData(Corpus):
         """The documents of a split, alone."""
         return [self.source(split)]
 
+    @property
+    def reads(self) -> Sequence[str]:
+        """The text's field."""
+        return [self.config.text_field]
+
     def rows(self, split: str) -> PackedRows:
         """The packed rows of a split, tokenised first where that was never done."""
         cache = TokenCache.of(self.source(split), self.tokenizer, self.folder)

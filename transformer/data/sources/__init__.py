@@ -33,6 +33,17 @@ SOURCES: dict[str, Callable[[str, str, Options], Source]] = {
 }
 """By what stands before the colon: called with what stands behind it, the split and the options."""
 
+DIVIDED_BY = {
+    "text": "its files or the place in them",
+    "aligned": "the place in it",
+    "stdlib": "path",
+    "docstrings": "path",
+    "snippets": "text",
+    "written_forms": "target",
+    "function_questions": "context",
+}
+"""What sources are divided by that cannot be divided otherwise: a field, or something else."""
+
 
 def open_source(
     name: str,
@@ -44,6 +55,8 @@ def open_source(
     divide: bool = True,
     numbers: bool = False,
     cache_dir: str | Path = "",
+    reads: Sequence[str] = (),
+    split_by: Sequence[str] = (),
 ) -> Source:
     """The records of one split ("train", "validation", "test") of `stdlib`, `text:/path/*.txt`,
     `jsonl:/path.jsonl` (also .gz), `tfds:name`, or another of `SOURCES`.
@@ -51,10 +64,12 @@ def open_source(
     `field` is where the text is in a record, and `fields` are all that several sources read of the same
     records: a table has a header where it names all of them. `document` is what one record of plain text is
     ("file", "line", "paragraph"). Files come without splits: `divide` divides them 90/5/5, else every split
-    is the whole. With `numbers` a field may also hold a number, which is read as its text.
+    is the whole. Records that are alike in the fields `split_by`, or without any in those that `reads` names,
+    come into the same split. With `numbers` a field may also hold a number, which is read as its text.
 
     Raises:
-      UserError: unknown source, split or document; missing, unreadable or empty files; an unknown field.
+      UserError: unknown source, split or document; missing, unreadable or empty files; an unknown field;
+        `split_by` for a source that is divided by something else.
     """
     kind, _, argument = name.partition(":")
     if kind not in SOURCES:
@@ -63,5 +78,8 @@ def open_source(
         raise UserError(f"{name}: no split {split!r}; splits there: {', '.join(SPLITS)}")
     if document not in DOCUMENTS:
         raise UserError(f"{name}: document {document!r}; expected one of {', '.join(DOCUMENTS)}")
-    options = Options(data_folder(str(cache_dir)), field, document, divide, numbers, tuple(fields))
+    if split_by and divide and kind in DIVIDED_BY and [*split_by] != [DIVIDED_BY[kind]]:
+        raise UserError(f"{name}: it is divided by {DIVIDED_BY[kind]}; leave data.split_by empty")
+    folder, names = data_folder(str(cache_dir)), (tuple(fields), tuple(reads), tuple(split_by))
+    options = Options(folder, field, document, divide, numbers, *names)
     return SOURCES[kind](argument, split, options)

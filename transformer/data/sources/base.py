@@ -1,16 +1,23 @@
 """What a data set is: records by number, and a name that changes whenever they do."""
 
 import hashlib
+import json
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from transformer.errors import UserError
 
 SPLITS = {"train": (0.0, 0.90), "validation": (0.90, 0.95), "test": (0.95, 1.0)}
 """The share of a data set that each split takes, where the set comes without splits of its own."""
+
+MANY = 200
+"""From this number on, records are divided by hash, so that each stays where it is when others come; fewer
+would divide unevenly."""
 
 PIECE = 1 << 20
 """Text is handed out in pieces that end with the first line from here on (in characters; in bytes, where it
@@ -22,7 +29,10 @@ class Options:
     """What a source may want to know besides its own argument: where the text is in a record (`field`), what
     one document of plain text is, whether a set without splits is to be divided into them (or every split is
     the whole), whether a number there is taken as its text, all the fields that are read of the same records
-    by several sources (`fields`; (): the one alone), and the folder for what has to be prepared."""
+    by several sources (`fields`; (): the one alone), and the folder for what has to be prepared.
+
+    Records that are alike in the fields `split_by` come into the same split; where there are none, in those
+    that `reads` names, what a model is to read of a record; and without both, in all."""
 
     folder: Path
     field: str = "text"
@@ -30,11 +40,18 @@ class Options:
     divide: bool = True
     numbers: bool = False
     fields: tuple[str, ...] = ()
+    reads: tuple[str, ...] = ()
+    split_by: tuple[str, ...] = ()
 
     @property
     def asked(self) -> tuple[str, ...]:
         """Every field that is read of a record, by this source or by others of the same file."""
         return self.fields or (self.field,)
+
+    @property
+    def key(self) -> tuple[str, ...]:
+        """The fields by which records are divided; none: all."""
+        return self.split_by or self.reads
 
 
 class Source(ABC):
@@ -91,3 +108,38 @@ def falls_in(split: str, key: bytes) -> bool:
     """Whether the record that `key` stands for belongs to the split."""
     low, high = SPLITS[split]
     return low <= share(key) < high
+
+
+def belong(split: str, keys: Iterable[bytes]) -> np.ndarray:
+    """Which of the records (n,) belong to the split, by the key of each; those of one key stay together.
+
+    With `MANY` records or more the hash of the key decides. Fewer are divided by position, as if those of one
+    key followed the first of them.
+    """
+    low, high = SPLITS[split]
+    shares_n = np.fromiter(map(share, keys), float)
+    n = len(shares_n)
+    if n >= MANY:
+        return (low <= shares_n) & (shares_n < high)
+    _, first_k, of_key, count_k = np.unique(
+        shares_n, return_index=True, return_inverse=True, return_counts=True
+    )
+    order_k = np.argsort(first_k)
+    starts_k = np.zeros(len(first_k), int)
+    starts_k[order_k] = np.cumsum(count_k[order_k]) - count_k[order_k]
+    places_n = starts_k[of_key]
+    return (int(low * n) <= places_n) & (places_n < int(high * n))
+
+
+def key_of(record: Mapping[str, Any], names: Sequence[str], place: str) -> bytes:
+    """What a record has in these fields; `place` says where it is from.
+
+    Raises:
+      UserError: it lacks one of them.
+    """
+    for name in names:
+        if name not in record:
+            raise UserError(f"{place}: no field {name!r} to divide by; fields there: {', '.join(record)}")
+    values = (record[name] for name in names)
+    texts = (value if isinstance(value, str) else json.dumps(value, sort_keys=True) for value in values)
+    return "\0".join(text.strip() for text in texts).encode("utf-8", "surrogatepass")

@@ -17,12 +17,9 @@ from typing import Any
 
 import numpy as np
 
-from transformer.data.sources.base import PIECE, SPLITS, Options, Source, falls_in
+from transformer.data.sources.base import MANY, PIECE, SPLITS, Options, Source, falls_in
 from transformer.data.storage import build_once, digest
 from transformer.errors import UserError
-
-MANY = 200
-"""From this number on, files of text and lines of JSON are divided by hash; fewer would divide unevenly."""
 
 DOCUMENTS = {"file": None, "line": re.compile(rb"\n"), "paragraph": re.compile(rb"\n(?:[ \t\r]*\n)+")}
 """What one document of plain text is, by what ends it. Documents include their ends: joined, they are the
@@ -31,6 +28,8 @@ file again, so that no byte goes uncounted."""
 
 class Files(Source):
     """Records that are ranges of bytes in files, plain or packed."""
+
+    BY_KEY = True  # whether `Options.key` divides them
 
     def __init__(
         self, kind: str, pattern: str, split: str, options: Options, patterns: Sequence[str] = ()
@@ -42,7 +41,8 @@ class Files(Source):
         self._options = options
         self._files = [file for part in patterns or [pattern] for file in _find(kind, part)]
         stats = [(str(file), (stat := file.stat()).st_size, stat.st_mtime_ns) for file in self._files]
-        self.identity = digest(kind, stats, split, options.field, options.document, options.divide)
+        by = [["by", *options.key]] if options.divide and self.BY_KEY else []
+        self.identity = digest(kind, stats, split, options.field, options.document, options.divide, *by)
         self._map = functools.lru_cache(64)(self._open)
 
     def _open(self, file: int) -> mmap.mmap:
@@ -86,6 +86,8 @@ class TextFiles(Files):
     Raises:
       UserError: no such file, no text in it, or (when read) text that is not UTF-8.
     """
+
+    BY_KEY = False
 
     def __init__(self, pattern: str, split: str, options: Options) -> None:
         super().__init__("text", pattern, split, options)

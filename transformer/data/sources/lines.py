@@ -3,14 +3,15 @@
 import functools
 import json
 import re
+from abc import abstractmethod
 from array import array
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from transformer.data.sources.base import SPLITS, Options, falls_in
-from transformer.data.sources.files import MANY, Files
+from transformer.data.sources.base import SPLITS, Options, belong, key_of
+from transformer.data.sources.files import Files
 from transformer.data.storage import digest
 from transformer.errors import UserError
 
@@ -18,8 +19,7 @@ from transformer.errors import UserError
 class LineFiles(Files):
     """One record a line; empty lines are none.
 
-    With `MANY` lines or more, a hash of each line says in which split it is, so that repeated lines stay
-    together; fewer are divided by position, 90/5/5.
+    They are divided by what they hold in `Options.key`, or by the whole line (see `belong`).
     """
 
     def __len__(self) -> int:
@@ -40,14 +40,21 @@ class LineFiles(Files):
                 if data[start:end].strip():
                     found.extend((file, start, end))
                 start = end
-        low, high = SPLITS[self._split]
         ranges = np.array(found, np.int64).reshape(-1, 3)
-        if self._options.divide and len(ranges) >= MANY:
-            lines = (self._map(file)[start:end].strip() for file, start, end in ranges)
-            ranges = ranges[[falls_in(self._split, line) for line in lines]]
-        elif self._options.divide:
-            ranges = ranges[int(low * len(ranges)) : int(high * len(ranges))]
-        return ranges
+        return (
+            ranges[belong(self._split, map(self._key, ranges.tolist()))] if self._options.divide else ranges
+        )
+
+    def _key(self, at: Sequence[int]) -> bytes:
+        """What decides to which split the line belongs."""
+        file, start, end = at
+        if not self._options.key:
+            return self._map(file)[start:end].strip()
+        return key_of(self._read(file, start, end), self._options.key, self._place(file, start))
+
+    @abstractmethod
+    def _read(self, file: int, start: int, end: int) -> dict[str, Any]:
+        """The record of a line."""
 
     def _first(self, file: int) -> int:
         """Where the first record of a file begins."""
@@ -74,12 +81,7 @@ class JsonLines(LineFiles):
 
     def __getitem__(self, index: int) -> dict[str, Any]:
         file, start, end = self._ranges[index].tolist()
-        try:
-            record = json.loads(self._decode(file, start, end))
-        except json.JSONDecodeError as error:
-            raise UserError(f"{self._place(file, start)}: not JSON ({error.msg})") from None
-        if not isinstance(record, dict):
-            raise UserError(f"{self._place(file, start)}: {type(record).__name__}; expected a JSON object")
+        record = self._read(file, start, end)
         value = record.get(self.field)
         if self._options.numbers and isinstance(value, int | float):
             record[self.field] = json.dumps(value)
@@ -88,6 +90,15 @@ class JsonLines(LineFiles):
         except UnicodeEncodeError:
             problem = f"half of a surrogate pair in {self.field!r}"
             raise UserError(f"{self._place(file, start)}: {problem}") from None
+        return record
+
+    def _read(self, file: int, start: int, end: int) -> dict[str, Any]:
+        try:
+            record = json.loads(self._decode(file, start, end))
+        except json.JSONDecodeError as error:
+            raise UserError(f"{self._place(file, start)}: not JSON ({error.msg})") from None
+        if not isinstance(record, dict):
+            raise UserError(f"{self._place(file, start)}: {type(record).__name__}; expected a JSON object")
         return record
 
 
@@ -108,16 +119,20 @@ class Columns(LineFiles):
 
     def __getitem__(self, index: int) -> dict[str, Any]:
         file, start, end = self._ranges[index].tolist()
-        columns = self._decode(file, start, end).rstrip("\r\n").split("\t")
-        names = self._headers[file] or _unnamed(len(columns))
-        if len(columns) < len(names) and self.field in names[len(columns) :]:
-            wanted = names.index(self.field) + 1
-            raise UserError(
-                f"{self._place(file, start)}: {len(columns)} columns; {self.field!r} is column {wanted}"
-            )
-        record = dict(zip(names, columns, strict=False))
+        record = self._read(file, start, end)
         self._field(record, file, start)
         return record
+
+    def _read(self, file: int, start: int, end: int) -> dict[str, Any]:
+        columns = self._decode(file, start, end).rstrip("\r\n").split("\t")
+        names = self._headers[file] or _unnamed(len(columns))
+        missing = [name for name in (self.field, *self._options.key) if name in names[len(columns) :]]
+        if missing:
+            wanted = names.index(missing[0]) + 1
+            raise UserError(
+                f"{self._place(file, start)}: {len(columns)} columns; {missing[0]!r} is column {wanted}"
+            )
+        return dict(zip(names, columns, strict=False))
 
     @functools.cached_property
     def _headers(self) -> list[tuple[str, ...]]:

@@ -5,8 +5,8 @@ import functools
 from collections.abc import Iterator
 from typing import Any
 
-from transformer.data.sources.base import SPLITS, Options, falls_in
-from transformer.data.sources.files import MANY, Files
+from transformer.data.sources.base import Options, belong, key_of
+from transformer.data.sources.files import Files
 from transformer.errors import UserError
 
 
@@ -32,12 +32,10 @@ class CommaSeparated(Files):
     @functools.cached_property
     def _rows(self) -> list[dict[str, str]]:
         rows = [row for file in range(len(self._files)) for row in self._read(file)]
-        low, high = SPLITS[self._split]
         if not self._options.divide:
             return rows
-        if len(rows) < MANY:
-            return rows[int(low * len(rows)) : int(high * len(rows))]
-        return [row for row in rows if falls_in(self._split, "\0".join(row.values()).encode())]
+        keys = (key_of(row, self._options.key or list(row), self.name) for row in rows)
+        return [row for row, mine in zip(rows, belong(self._split, keys), strict=True) if mine]
 
     def _read(self, file: int) -> Iterator[dict[str, str]]:
         size, path = self._sizes[file], self._files[file]

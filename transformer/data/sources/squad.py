@@ -4,8 +4,8 @@ import functools
 import json
 from typing import Any
 
-from transformer.data.sources.base import SPLITS, Options, falls_in
-from transformer.data.sources.files import MANY, Files
+from transformer.data.sources.base import Options, belong, key_of
+from transformer.data.sources.files import Files
 from transformer.errors import UserError
 
 FORM = "data > paragraphs > context and qas > question and answers > text and answer_start"
@@ -15,8 +15,7 @@ class SquadFiles(Files):
     """`squad:GLOB`: files of SQuAD 1.1 or 2.0, one record a question, {"question", "context", "answers":
     {"text": [...], "answer_start": [...]}, "id"}; an impossible question has no answers.
 
-    With `MANY` contexts or more, a hash of each says in which split its questions are; fewer are divided by
-    position, 90/5/5.
+    Questions on one context stay together, or those that are alike in `Options.split_by` (see `belong`).
 
     Raises:
       UserError: no such file, or (when read) one that is not JSON of that form.
@@ -42,13 +41,13 @@ class SquadFiles(Files):
     @functools.cached_property
     def _records(self) -> list[tuple[int, dict[str, Any]]]:
         paragraphs = [(file, each) for file in range(len(self._files)) for each in self._read(file)]
-        if self._options.divide and len(paragraphs) >= MANY:
-            paragraphs = [
-                each for each in paragraphs if falls_in(self._split, each[1][0]["context"].encode())
-            ]
-        elif self._options.divide:
-            low, high = SPLITS[self._split]
-            paragraphs = paragraphs[int(low * len(paragraphs)) : int(high * len(paragraphs))]
+        names = self._options.split_by
+        if names:
+            paragraphs = [(file, [record]) for file, records in paragraphs for record in records]
+        if self._options.divide:
+            keys = (key_of(records[0], names or ["context"], self.name) for _, records in paragraphs)
+            mine = belong(self._split, keys)
+            paragraphs = [each for each, here in zip(paragraphs, mine, strict=True) if here]
         return [(file, record) for file, records in paragraphs for record in records]
 
     def _read(self, file: int) -> list[list[dict[str, Any]]]:
