@@ -13,6 +13,7 @@ import time
 STARTED = time.perf_counter()  # before anything is imported: the time to the first step counts from here
 
 import argparse  # noqa: E402
+import functools  # noqa: E402
 import io  # noqa: E402
 import os  # noqa: E402
 import sys  # noqa: E402
@@ -60,7 +61,7 @@ def main(argv: list[str]) -> int:
         if flags.mode == "train":
             modes.train(flags.workdir, overrides, flags.config, STARTED)
         elif flags.mode == "evaluate":
-            modes.evaluate(flags.workdir, overrides)
+            modes.evaluate(flags.workdir, overrides, flags.split or "validation")
         elif flags.mode == "analyze":
             modes.analyze(flags.workdir, overrides, **{name: getattr(flags, name) for name in ANALYZE})
         else:
@@ -84,7 +85,9 @@ def parse(argv: list[str]) -> tuple[argparse.Namespace, list[tuple[str, str]]]:
     parser = Parser(
         usage="python launch.py [--FLAG=VALUE ...] [--config.KEY=VALUE ...]",
         description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        formatter_class=functools.partial(
+            argparse.RawDescriptionHelpFormatter, max_help_position=32, width=110
+        ),
         allow_abbrev=False,
     )
     add = parser.add_argument
@@ -97,6 +100,7 @@ def parse(argv: list[str]) -> tuple[argparse.Namespace, list[tuple[str, str]]]:
     add("--seed", type=int, help="predict: another one gives other samples (0)")
     for name in SAMPLING:
         add(f"--{name}", help=f"predict: instead of the run's sample.{name}")
+    add("--split", choices=["train", "validation", "test"], help="evaluate: which one (validation)")
     for name, what in ANALYZE.items():
         add(f"--{name}", help=f"analyze: {what}")
     add("--coordinator", help="host:port of the first of several processes; a cluster's are found without")
@@ -107,7 +111,7 @@ def parse(argv: list[str]) -> tuple[argparse.Namespace, list[tuple[str, str]]]:
     if unknown:
         names = [name for action in parser._actions for name in action.option_strings if name != "-h"]
         raise UserError(f"{unknown[0]}: no such flag; {suggest(unknown[0].split('=')[0], names)}")
-    for mode, takes in {"predict": PREDICT, "analyze": tuple(ANALYZE)}.items():
+    for mode, takes in {"predict": PREDICT, "analyze": tuple(ANALYZE), "evaluate": ("split",)}.items():
         given = [name for name in takes if getattr(flags, name) is not None]
         if given and flags.mode != mode:
             raise UserError(f"--{given[0]}: only --mode={mode} takes it")

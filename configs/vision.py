@@ -7,7 +7,7 @@ sixth of a core, so that it took 11 minutes.
 Result: 98.26 % of the 172 validation digits, by which its keys were chosen, and 97.98 % of the 198 of the
 test split, looked at once before, for a shorter run (1,200 steps, batch 64) that had 96.97 % of them:
 
-    python launch.py --workdir=runs/vision --mode=evaluate --config.data.evaluate_on=test
+    python launch.py --workdir=runs/vision --mode=evaluate --split=test
 
 MNIST and CIFAR-10 (`data.source=tfds:cifar10`) were not tried: they have to be downloaded.
 """

@@ -36,11 +36,10 @@ class LabelLossConfig:
 class Labelling(Objective, ABC):
     """A model that gives logits over `data.labels`; the loss is -log p(label), in nats.
 
-    A subclass has `logits`; a batch has `labels` and `weights` of the
-    shape of the logits without their last axis. `evaluate_on` is the split that is measured.
+    A subclass has `logits`; a batch has `labels` and `weights` of the shape of the logits without their last
+    axis.
     """
 
-    evaluate_on = "validation"
     heads: tuple[str, ...] = ("head", "pooler")
 
     @abstractmethod
@@ -62,16 +61,18 @@ class Labelling(Objective, ABC):
         """The number of examples, each counted as the loss counts it."""
         return {"loss": jnp.sum(self._weights(batch))}
 
-    def evaluators(self, put: Put) -> dict[str, Evaluator]:
-        """Of the split `evaluate_on` loss, accuracy, F1 and calibration error."""
+    def evaluators(self, put: Put, split: str = "validation") -> dict[str, Evaluator]:
+        """Of a split loss, accuracy, F1 and calibration error."""
 
         def step(params: Params, batch: Batch) -> dict[str, Sum]:
             logits = self.logits(params, batch, jax.random.key(0), False)
             return tally(logits, batch["labels"], batch["weights"])
 
         limit = self.config.train.evaluate_batches
-        self._evaluator = ClassificationEvaluator(jax.jit(step), self.loader(self.evaluate_on), put, limit)
-        return {"eval": self._evaluator}
+        evaluator = ClassificationEvaluator(jax.jit(step), self.loader(split), put, limit)
+        if split == "validation":
+            self._evaluator = evaluator  # what pictures and the closing lines show
+        return {"eval": evaluator} | super().evaluators(put, split)
 
     def hooks(self, workdir: Path) -> list[Hook]:
         """A picture of what the last evaluation found."""
@@ -83,7 +84,7 @@ class Labelling(Objective, ABC):
         commonest = int(matrix.sum(axis=1).argmax())
         always = matrix.sum(axis=1)[commonest] / max(matrix.sum(), 1)
         return [
-            f"{self.evaluate_on} accuracy {measured['eval/accuracy']:.2%} of {int(matrix.sum()):,}, "
+            f"validation accuracy {measured['eval/accuracy']:.2%} of {int(matrix.sum()):,}, "
             f"macro F1 {measured['eval/f1']:.4f}; always {self.data.labels[commonest]!r}: {always:.2%}"
         ]
 

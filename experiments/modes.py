@@ -62,10 +62,10 @@ def train(workdir: str, overrides: Overrides = (), config: str = "", started: fl
             print(line)
 
 
-def evaluate(workdir: str, overrides: Overrides = ()) -> None:
-    """Prints what the run's evaluators measure, one name and value a line."""
+def evaluate(workdir: str, overrides: Overrides = (), split: str = "validation") -> None:
+    """Prints what the run's evaluators measure of a split, one name and value a line."""
     run, params = load(workdir, overrides)
-    for name, value in run.evaluate(params).items():
+    for name, value in run.evaluate(params, split).items():
         print(f"{name} {value:.6g}")
 
 

@@ -4,8 +4,9 @@ from typing import Any
 
 import jax
 
+from experiments.evaluators import find_evaluator
 from transformer.errors import UserError
-from transformer.training.experiment import Loader
+from transformer.training.experiment import Evaluator, Loader, Put
 
 
 class Objective:
@@ -26,15 +27,24 @@ class Objective:
         """The compute type of the model."""
         return self.config.model.dtype
 
+    def evaluators(self, put: Put, split: str = "validation") -> dict[str, Evaluator]:
+        """Those that `evaluate.also` names; a subclass adds its own."""
+        return {name: find_evaluator(name)(self, put, split) for name in self.config.evaluate.others}
+
     def train_data(self) -> Loader:
         """Shuffled rows of the training split, without end."""
         return self.loader("train", shuffle=True, repeat=True)
+
+    def batch_size(self, repeat: bool = False) -> int:
+        """Rows of a batch to train on, which come without end, or of one to evaluate."""
+        c = self.config
+        return c.train.batch_size if repeat else c.evaluate.batch_size or c.train.batch_size
 
     def loader(self, split: str, **order: bool) -> Loader:
         """Batches of a split, of this process's rows."""
         return self.data.loader(
             split,
-            self.config.train.batch_size,
+            self.batch_size(order.get("repeat", False)),
             seed=self.config.seed,
             process_index=jax.process_index(),
             process_count=jax.process_count(),

@@ -101,12 +101,12 @@ class SequenceToSequence(TokenPrediction):
         """6 N: attention over pairs that share a row is little beside it (see `training.flops`)."""
         return train_flops_per_token(matmul_parameters(params), 0, 0, 0)
 
-    def evaluators(self, put: Put) -> dict[str, Evaluator]:
-        """Of the validation split the likelihood, and BLEU or ROUGE of what is written for its sources."""
-        found = super().evaluators(put)
+    def evaluators(self, put: Put, split: str = "validation") -> dict[str, Evaluator]:
+        """Of a split the likelihood, and BLEU or ROUGE of what is written for its sources."""
+        found = super().evaluators(put, split)
         c = self.config.generate
         if c.metric != "none":
-            pairs = itertools.islice(self.data.texts("validation"), c.examples or None)
+            pairs = itertools.islice(self.data.texts(split), c.examples or None)
             sources, references = map(list, zip(*pairs, strict=True))
             found["generate"] = GenerationEvaluator(self._write, sources, references, METRICS[c.metric])
         return found

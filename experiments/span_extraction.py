@@ -108,16 +108,14 @@ class SpanExtraction(TokenPrediction):
         """6 N: attention over windows that share a row is little beside it (see `training.flops`)."""
         return train_flops_per_token(matmul_parameters(params), 0, 0, 0)
 
-    def evaluators(self, put: Put) -> dict[str, Evaluator]:
-        """Of the validation split the loss of its windows, and exact match and F1 of the answers to its first
+    def evaluators(self, put: Put, split: str = "validation") -> dict[str, Evaluator]:
+        """Of a split the loss of its windows, and exact match and F1 of the answers to its first
         `answer.examples` questions."""
-        questions = list(
-            itertools.islice(self.data.questions("validation"), self.config.answer.examples or None)
-        )
+        questions = list(itertools.islice(self.data.questions(split), self.config.answer.examples or None))
         references: Any = [each.references for each in questions]
         self._measured = len(questions)
         scores: Any = span_scores
-        return super().evaluators(put) | {
+        return super().evaluators(put, split) | {
             "answer": GenerationEvaluator(self._best, questions, references, scores)
         }
 

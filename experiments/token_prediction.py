@@ -49,7 +49,8 @@ class TokenPrediction(Objective):
         weight = jnp.sum(batch["weights"])
         return {"loss": weight} | ({"z_loss": weight} if self.config.loss.z_loss else {})
 
-    def evaluators(self, put: Put) -> dict[str, Evaluator]:
-        """The likelihood of the validation split: loss, perplexity, bits per byte."""
+    def evaluators(self, put: Put, split: str = "validation") -> dict[str, Evaluator]:
+        """The likelihood of a split: loss, perplexity, bits per byte."""
         step, batches = jax.jit(make_eval_step(self)), self.config.train.evaluate_batches  # type: ignore[arg-type]
-        return {"eval": LikelihoodEvaluator(step, self.loader("validation"), put, batches)}
+        likelihood = LikelihoodEvaluator(step, self.loader(split), put, batches)
+        return {"eval": likelihood} | super().evaluators(put, split)

@@ -60,7 +60,7 @@ class TransformerXL(LanguageModeling):
 
     def loader(self, split: str, **order: bool) -> Loader:
         """Streams of a split, side by side; their order is that of the text, whatever is asked for."""
-        size = self.config.train.batch_size
+        size = self.batch_size(order.get("repeat", False))
         return Loader(
             StreamRows(self.data.rows(split), size),
             size,
@@ -70,15 +70,16 @@ class TransformerXL(LanguageModeling):
             process_count=jax.process_count(),
         )
 
-    def evaluators(self, put: Put) -> dict[str, Evaluator]:
-        """The likelihood of the validation split, read in streams with a memory of `evaluation_memory`."""
+    def evaluators(self, put: Put, split: str = "validation") -> dict[str, Evaluator]:
+        """The likelihood of a split, read in streams with a memory of `evaluation_memory`."""
         batches = self.config.train.evaluate_batches
-        return {"eval": LikelihoodEvaluator(self._remembering(), self.loader("validation"), put, batches)}
+        likelihood = LikelihoodEvaluator(self._remembering(), self.loader(split), put, batches)
+        return super().evaluators(put, split) | {"eval": likelihood}
 
     def _remembering(self) -> Callable[[Params, Batch], dict[str, Sum]]:
         c = self.config
         length = c.model.evaluation_memory or c.model.memory_length
-        carry: Any = Memory.empty(c.model, c.train.batch_size, length)
+        carry: Any = Memory.empty(c.model, self.batch_size(), length)
 
         @jax.jit
         def compiled(params: Params, batch: Batch, carry: Memory) -> tuple[dict[str, Sum], Memory]:

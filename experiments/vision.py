@@ -49,7 +49,7 @@ class Vision(Labelling):
 
     def __init__(self, config: VisionRunConfig, labels: Sequence[str] | None = None) -> None:
         """`labels` are the run folder's; without them they are those of the training data."""
-        self.config, self.evaluate_on = config, config.data.evaluate_on
+        self.config = config
         self.data = ImageData(config.data, labels)
         self.model = VisionTransformer(config.model, len(self.data.labels))
         self.tokens_per_example = config.model.length(config.data.image_size)

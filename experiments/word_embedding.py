@@ -65,10 +65,11 @@ class WordEmbedding(TokenPrediction):
         """6 d for each word of its row and of noise that a word is compared with."""
         return 6.0 * self.config.model.d_model * (self.config.data.sequence_length + self.config.data.noise)
 
-    def evaluators(self, put: Put) -> dict[str, Evaluator]:
-        """The loss of the validation split alone: exp of it would be no perplexity."""
-        measure = super().evaluators(put)["eval"]
-        return {"eval": lambda params: {"loss": measure(params)["loss"]}}
+    def evaluators(self, put: Put, split: str = "validation") -> dict[str, Evaluator]:
+        """The loss of a split alone: exp of it would be no perplexity."""
+        found = super().evaluators(put, split)
+        measure = found["eval"]
+        return found | {"eval": lambda params: {"loss": measure(params)["loss"]}}
 
     def hooks(self, workdir: Path) -> list[Hook]:
         """Neighbours of some words, now and then."""

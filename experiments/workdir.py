@@ -13,6 +13,7 @@ from transformer.freeze import thaw, with_defaults
 
 FREE = (
     "train.",
+    "evaluate.",
     "parallel.",
     "sample.",
     "generate.",
@@ -29,6 +30,9 @@ often, where and in which pieces things are computed. What is computed stays the
 
 FIXED = ("train.batch_size",)
 """Keys among `FREE` that may not change after all."""
+
+RETIRED = (("data", "evaluate_on"),)
+"""Keys that folders of earlier runs may have, and that nothing reads any more."""
 
 
 class Workdir:
@@ -66,6 +70,9 @@ class Workdir:
             raise UserError(f"{self.config}: not readable as JSON ({error})") from None
         if not isinstance(values, dict):
             raise UserError(f"{self.config}: expected the groups of a config, as JSON has them")
+        for group, key in RETIRED:
+            if isinstance(values.get(group), dict):
+                values[group].pop(key, None)
         known = values.get("experiment") in EXPERIMENTS
         return with_defaults(find_experiment(values["experiment"]).Config, values) if known else values
 

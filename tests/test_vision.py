@@ -95,14 +95,12 @@ def test_classes_are_learned_and_the_sample_is_what_the_model_was_asked(trained,
 
 
 def test_the_test_split_is_measured_when_asked_for(images, tmp_path, capfd):
-    """With a key that training does not depend on: the folder need not say it."""
     source = f"folder:{images}"
     assert launch.main(tiny(source, tmp_path / "run")) == 0
     capfd.readouterr()
     found = []
     for split in ("validation", "test"):
-        key = f"--config.data.evaluate_on={split}"
-        assert launch.main([f"--workdir={tmp_path / 'run'}", "--mode=evaluate", key]) == 0
+        assert launch.main([f"--workdir={tmp_path / 'run'}", "--mode=evaluate", f"--split={split}"]) == 0
         found.append(capfd.readouterr().out)
     assert found[0] != found[1] and all("eval/accuracy" in each for each in found)
 

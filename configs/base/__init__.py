@@ -20,6 +20,7 @@ def run(experiment: str) -> ConfigDict:
     config.initialize_std = 0.0  # of a truncated normal for all matrices and tables, BERT's 0.02; 0: by layer
     config.optimizer = training.optimizer()
     config.train = training.train()
+    config.evaluate = training.evaluate()
     config.parallel = training.parallel()
     return config
 

@@ -106,7 +106,6 @@ def images() -> ConfigDict:
     data.channels = 1  # 1: grey; 3: red, green and blue
     data.shift = 0  # training images are moved at random by up to so many pixels either way
     data.flip = False  # mirror every other training image left to right
-    data.evaluate_on = "validation"  # which split is measured; test: once, when all is decided
     data.cache_dir = ""  # prepared images; "": the user's data folder
     data.workers = 1  # threads that make batches ahead of time; 0: they are made when asked for
     return data

@@ -69,6 +69,15 @@ def train() -> ConfigDict:
     return config
 
 
+def evaluate() -> ConfigDict:
+    """What evaluations measure besides the validation split, and in which batches."""
+    config = ConfigDict()
+    config.batch_size = 0  # rows that are evaluated at once, over all devices; 0: as many as in training
+    config.also = ""  # further evaluators, with commas between: keys of EVALUATORS, experiments/evaluators.py
+    config.sets = ConfigDict()  # further sources to measure, by name: --config.evaluate.sets.wiki=text:GLOB
+    return config
+
+
 def parallel() -> ConfigDict:
     """How the run is spread over devices."""
     config = ConfigDict()

@@ -12,6 +12,7 @@ from tqdm import tqdm
 
 from transformer.data.loader import Loader, Rows
 from transformer.data.sources import SOURCES, Source, open_source
+from transformer.data.sources.base import part_of
 from transformer.data.storage import build_once, data_folder, digest
 from transformer.data.token_cache import BAR
 from transformer.data.tokenizers import TOKENIZERS, Tokenizer
@@ -84,8 +85,12 @@ class Corpus(ABC):
         return Loader(self.rows(split), batch_size, workers=self.config.workers, **options)
 
     def key(self, split: str) -> str:
-        """The key of the config that says where a split is from."""
-        return "validation_source" if split != "train" and self.config.validation_source else "source"
+        """The key of the config that says where a split is from; "" for a split of another source."""
+        return key_of(self.config, split)
+
+    def location(self, split: str) -> str:
+        """The source that a split is of."""
+        return part_of(split)[1] or getattr(self.config, self.key(split))
 
     @property
     def fields(self) -> tuple[str, ...]:
@@ -94,15 +99,16 @@ class Corpus(ABC):
 
     def open(self, split: str, field: str, **options: Any) -> Source:
         """One field of a split's records; `options` are those of `open_source`. With `validation_source` all
-        of `source` is for training, and validation and test are that one's."""
-        c = self.config
+        of `source` is for training, and validation and test are that one's. "test of SOURCE" is the test
+        split of another source, or the whole of one that comes without splits."""
+        c, (name, other) = self.config, part_of(split)
         with naming(self.key(split)):
             return open_source(
-                getattr(c, self.key(split)),
-                split,
+                self.location(split),
+                name,
                 field=field,
                 fields=self.fields or (field,),
-                divide=not c.validation_source,
+                divide=not c.validation_source and not other,
                 reads=self.reads,
                 split_by=[name for name in c.split_by.split(",") if name],
                 cache_dir=c.cache_dir,
@@ -130,10 +136,18 @@ class Corpus(ABC):
         return Tokenizer.load(build_once(self.folder / "tokenizers" / key, build) / "tokenizer.json")
 
 
+def key_of(config: Any, split: str) -> str:
+    """The key of a `data` group that says where a split is from; "" for a split of another source."""
+    name, other = part_of(split)
+    if other:
+        return ""
+    return "validation_source" if name != "train" and config.validation_source else "source"
+
+
 @contextmanager
 def naming(key: str) -> Iterator[None]:
-    """Errors inside begin with the key of the config that they are about."""
+    """Errors inside begin with the key of the config that they are about, where there is one."""
     try:
         yield
     except UserError as error:
-        raise UserError(f"data.{key}: {error}") from error.__cause__
+        raise UserError(f"data.{key}: {error}" if key else str(error)) from error.__cause__

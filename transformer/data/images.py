@@ -9,11 +9,11 @@ from typing import Any, Literal
 import numpy as np
 from tqdm import tqdm
 
-from transformer.data.corpus import naming
+from transformer.data.corpus import key_of, naming
 from transformer.data.image_sources import IMAGES, Images, as_pixels, open_image
 from transformer.data.labels import count_labels, find_labels, number_labels
 from transformer.data.loader import Batch, Loader
-from transformer.data.sources.base import Options, share
+from transformer.data.sources.base import Options, part_of, share
 from transformer.data.storage import build_once, data_folder, digest
 from transformer.data.token_cache import BAR
 from transformer.errors import UserError
@@ -39,7 +39,6 @@ class ImageDataConfig:
     channels: Literal[1, 3] = 1
     shift: int = 0
     flip: bool = False
-    evaluate_on: Literal["validation", "test"] = "validation"
     cache_dir: str = ""
     workers: int = 1
 
@@ -104,15 +103,15 @@ class ImageData:
           UserError: a label that the training data do not have.
         """
         folder, kept = self._prepared(split)
-        key, names = self._key(split), _names(folder, kept)
-        numbers = number_labels(names, self.labels, lambda i: f"data.{key}: image {i} of {split}")
+        with naming(key_of(self.config, split)):
+            numbers = number_labels(_names(folder, kept), self.labels, lambda i: f"image {i} of {split}")
         return ImageRows(np.load(folder / "images.npy", mmap_mode="r"), numbers, kept)
 
     def loader(self, split: str, batch_size: int, *, seed: int = 0, **options: Any) -> Loader:
-        """Batches of a split; `options` are those of `Loader`. Images of the training split are changed at
-        random as the config says, each time anew."""
+        """Batches of a split; `options` are those of `Loader`. Images to train on, without end, are
+        changed at random as the config says, each time anew."""
         c = self.config
-        changed = split == "train" and (c.shift or c.flip)
+        changed = options.get("repeat") and (c.shift or c.flip)
         transform = Augmentation(seed, c.shift, c.flip) if changed else None
         return Loader(
             self.rows(split), batch_size, seed=seed, workers=c.workers, transform=transform, **options
@@ -126,22 +125,26 @@ class ImageData:
         """(h, w, c) uint8: the image in a file, as the model sees those of the source."""
         return as_pixels(open_image(path), self.config.image_size, self.config.channels)
 
-    def _key(self, split: str) -> str:
-        held_out = split != "train" and self.config.validation_source
-        return "validation_source" if held_out else "source"
+    def location(self, split: str) -> str:
+        """The source that a split is of."""
+        return part_of(split)[1] or getattr(self.config, key_of(self.config, split))
 
     def _prepared(self, split: str) -> tuple[Path, np.ndarray]:
         """The folder with the prepared images of the source, and the numbers of those of the split."""
-        c, key = self.config, self._key(split)
-        kind, _, argument = getattr(c, key).partition(":")
-        with naming(key):
+        c, (part, other) = self.config, part_of(split)
+        kind, _, argument = self.location(split).partition(":")
+        if kind not in IMAGES:
+            raise UserError(
+                f"{other!r}: no source of images; expected {', '.join(IMAGES)}, then :PATH or :NAME"
+            )
+        with naming(key_of(c, split)):
             options = Options(self.folder, field=c.image_field)
-            source = IMAGES[kind](argument, split, options, c.label_field)
+            source = IMAGES[kind](argument, part, options, c.label_field)
             name = digest(source.identity, c.image_size, c.channels)
             folder = build_once(self.folder / "images" / name, lambda new: self._prepare(source, new))
-            whole = source.divided or bool(c.validation_source)
+            whole = source.divided or bool(c.validation_source) or bool(other)
             keys_n = np.load(folder / "shares.npy")
-            kept = np.arange(len(keys_n)) if whole else divide(keys_n, split)
+            kept = np.arange(len(keys_n)) if whole else divide(keys_n, part)
             if not len(kept):
                 raise UserError(f"{source.name}: no images for {split}; give more, or data.validation_source")
         return folder, kept

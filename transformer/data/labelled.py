@@ -77,10 +77,8 @@ class LabelledData(Corpus):
         Raises:
           UserError: a label that the training data do not have.
         """
-        key = self.key(split)
-        labels = number_labels(
-            self._labels_of(split), self.labels, lambda i: f"data.{key}: record {i} of {split}"
-        )
+        with naming(self.key(split)):
+            labels = number_labels(self._labels_of(split), self.labels, lambda i: f"record {i} of {split}")
         caches = [TokenCache.of(source, self.tokenizer, self.folder) for source in self.sources(split)]
         with naming("too_long"):
             return PackedTexts(

@@ -75,8 +75,9 @@ class Experiment(Protocol):
         """The batches to train on."""
         ...
 
-    def evaluators(self, put: Put) -> dict[str, Evaluator]:
-        """By the prefix under which their results are logged: `{"eval": ...}`."""
+    def evaluators(self, put: Put, split: str = "validation") -> dict[str, Evaluator]:
+        """By the prefix under which their results are logged, `{"eval": ...}`. The split is "train",
+        "validation", "test", or one of another source than the run's, "test of SOURCE"."""
         ...
 
     def hooks(self, workdir: Path) -> list[Hook]:

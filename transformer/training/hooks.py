@@ -34,7 +34,11 @@ class Hook(ABC):
 
 
 class Evaluator(Protocol):
-    """Measures parameters: `{"loss": 1.2, "perplexity": 3.3, ...}`, names without a prefix."""
+    """Measures parameters: `{"loss": 1.2, "perplexity": 3.3, ...}`, names without a prefix.
+
+    One that has more to say (how many examples it measured, a metric's signature, an interval) has a method
+    `describe() -> dict[str, str]` besides, which is read after the call: see `described`.
+    """
 
     def __call__(self, params: Params) -> dict[str, float]:
         """Goes through the whole of its data."""
@@ -59,6 +63,13 @@ class Evaluate(Hook):
             for prefix, evaluator in self.evaluators.items()
             for name, value in evaluator(params).items()
         }
+
+
+def described(evaluator: Evaluator) -> dict[str, str]:
+    """What an evaluator has to say of its last call: by the name of a result what belongs to that one (a
+    signature, an interval), and under "measured" how much it saw; nothing where it says nothing."""
+    describe = getattr(evaluator, "describe", None)
+    return describe() if describe else {}
 
 
 class Samples(Hook):

@@ -175,12 +175,12 @@ def put_batch(batch: Mapping[str, np.ndarray], sharding: NamedSharding) -> dict[
     return {name: put(np.asarray(rows)) for name, rows in batch.items()}
 
 
-def check_batch_size(batch_size: int, mesh: Mesh, microbatches: int) -> None:
+def check_batch_size(batch_size: int, mesh: Mesh, microbatches: int, key: str = "train.batch_size") -> None:
     """Raises a `UserError` where the batch cannot be cut into equal parts for devices and microbatches."""
     devices = mesh.shape["data"] * mesh.shape["fsdp"]
     if batch_size % (devices * microbatches):
         raise UserError(
-            f"train.batch_size: {batch_size} is not a multiple of {devices * microbatches} = "
+            f"{key}: {batch_size} is not a multiple of {devices * microbatches} = "
             f"data {mesh.shape['data']} x fsdp {mesh.shape['fsdp']} devices x {microbatches} microbatches"
         )
 

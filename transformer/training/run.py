@@ -15,10 +15,11 @@ from transformer.errors import UserError
 from transformer.training import flops, parallel
 from transformer.training.checkpoint import Checkpoints, Step
 from transformer.training.experiment import Experiment, Loader, Params, Put, Recurrent
-from transformer.training.hooks import Evaluate, Hook, Profile
+from transformer.training.hooks import Evaluate, Evaluator, Hook, Profile
 from transformer.training.initial_values import redraw
 from transformer.training.initialize import TakeOver
 from transformer.training.loop import TrainConfig, train
+from transformer.training.measuring import EvaluateConfig
 from transformer.training.meter import Meter
 from transformer.training.optimizer import OptimizerConfig, make_optimizer
 from transformer.training.parallel import ParallelConfig
@@ -39,6 +40,7 @@ class RunConfig:
     initialize_std: float = 0.0
     optimizer: OptimizerConfig
     train: TrainConfig
+    evaluate: EvaluateConfig
     parallel: ParallelConfig
 
 
@@ -60,6 +62,10 @@ class Run:
         parallel.check_processes(self.mesh.devices)
         parallel.check_batch_size(config.train.batch_size, self.mesh, config.parallel.microbatches)
         self.latest = Latest()
+        if config.evaluate.batch_size:
+            parallel.check_batch_size(
+                config.evaluate.batch_size, self.mesh, config.parallel.microbatches, "evaluate.batch_size"
+            )
         self.put: Put = functools.partial(parallel.put_batch, sharding=parallel.batch_sharding(self.mesh))
 
     @contextlib.contextmanager
@@ -77,7 +83,7 @@ class Run:
     def hooks(self) -> list[Hook]:
         """What is done between steps; what is wrong with the validation data is found here."""
         c = self.config.train
-        hooks: list[Hook] = [Evaluate(c.evaluate_every, self.experiment.evaluators(self.put))]
+        hooks: list[Hook] = [Evaluate(c.evaluate_every, self.evaluators())]
         if c.profile_steps:
             hooks.append(Profile(c.profile_from, c.profile_steps, self.workdir / "profile"))
         return hooks + self.experiment.hooks(self.workdir)
@@ -180,10 +186,24 @@ class Run:
                 checkpoints=checkpoints,
             )
 
-    def evaluate(self, params: Params) -> dict[str, float]:
-        """What the experiment's evaluators measure, by names like "eval/loss"."""
+    def evaluators(self, split: str = "validation") -> dict[str, Evaluator]:
+        """The experiment's of a split, by "eval" and other prefixes of names; and of each further set of
+        `evaluate.sets` the same, as "wiki" instead of "eval" and "wiki/generate" instead of "generate"."""
+        found = dict(self.experiment.evaluators(self.put, split))
+        for name, source in self.config.evaluate.sets.items():
+            try:
+                there = self.experiment.evaluators(self.put, f"{split} of {source}")
+            except UserError as error:
+                raise UserError(f"evaluate.sets.{name}: {error}") from error.__cause__
+            found |= {
+                name if prefix == "eval" else f"{name}/{prefix}": each for prefix, each in there.items()
+            }
+        return found
+
+    def evaluate(self, params: Params, split: str = "validation") -> dict[str, float]:
+        """What the evaluators of a split measure, by names like "eval/loss"."""
         with self.placed():
-            return Evaluate(0, self.experiment.evaluators(self.put)).measure(params)
+            return Evaluate(0, self.evaluators(split)).measure(params)
 
     def _meter(self, skipped: int, started: float) -> Meter:
         peak = flops.peak_flops(jax.devices()[0].device_kind, self.experiment.dtype)

@@ -19,6 +19,9 @@ MANY = 200
 """From this number on, records are divided by hash, so that each stays where it is when others come; fewer
 would divide unevenly."""
 
+OF = " of "
+"""Between a split and a source, where another source than the config's is meant: "test of tsv:/my.tsv"."""
+
 PIECE = 1 << 20
 """Text is handed out in pieces that end with the first line from here on (in characters; in bytes, where it
 comes from a file), or at twice this where no line ends before."""
@@ -97,6 +100,13 @@ class Source(ABC):
             raise UserError(f"{self.name}: no text; give data.validation_source, or more text")
         for index in range(len(self)):
             yield from self.pieces(index)
+
+
+def part_of(split: str) -> tuple[str, str]:
+    """The split and the source that "test of tsv:/my.tsv" names; "" for the source where a split alone is
+    named, and the config's own is meant."""
+    name, _, source = split.partition(OF)
+    return name, source
 
 
 def share(key: bytes) -> float:
