@@ -3,12 +3,13 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 from tests.training.test_optimizer import CONFIG
 from transformer.errors import UserError
 from transformer.training.optimizer import OptimizerConfig, make_optimizer
-from transformer.training.tuning import Tuning, frozen
+from transformer.training.tuning import Tuning, frozen, hold
 
 N = 3
 
@@ -76,6 +77,51 @@ def test_of_what_is_frozen_the_optimizer_keeps_nothing(rng):
         names = jax.tree_util.keystr(path)
         assert bool(jnp.abs(leaf).any()) == ("lora" in names or "head" in names)
     assert sum(jax.tree.leaves(held)) == 4
+
+
+@pytest.mark.parametrize("name", ["adamw", "contrib.muon", "adafactor"])
+@pytest.mark.parametrize("layers", [1, 2])
+def test_of_frozen_blocks_the_optimizer_keeps_nothing_and_sees_nothing(rng, name, layers):
+    """The trained blocks move as those of a stack that has no others, and the state is as large as theirs."""
+    key = {"name": name, "layer_decay": 0.5}
+    tree = params(rng)
+    kept = {**tree, "encoder": {"trunk": {**tree["encoder"]["trunk"]}}}
+    del kept["encoder"]["trunk"]["position"]
+
+    def above(tree):
+        blocks = jax.tree.map(lambda leaf: leaf[layers:], tree["encoder"]["trunk"]["blocks"])
+        trunk = {"blocks": blocks, "final_norm": tree["encoder"]["trunk"]["final_norm"]}
+        return {"encoder": {"trunk": trunk}, "head": tree["head"]}
+
+    whole, part = (
+        make_optimizer(OptimizerConfig(**CONFIG | key | more), 10)[0]
+        for more in ({"frozen_layers": layers}, {})
+    )
+    state, other = whole.init(tree), part.init(above(tree))
+    small = above(tree)
+    sizes = [sum(leaf.size for leaf in jax.tree.leaves(each)) for each in (state, other)]
+    assert sizes[0] == sizes[1]
+    for _ in range(2):
+        gradients = params(rng)
+        updates, state = whole.update(gradients, state, tree)
+        wanted, other = part.update(above(gradients), other, small)
+        jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-4), above(updates), wanted)
+        for leaf in jax.tree.leaves(updates["encoder"]["trunk"]["blocks"]):
+            assert not leaf[:layers].any()
+        tree, small = optax.apply_updates(tree, updates), optax.apply_updates(small, wanted)
+
+
+def test_what_is_frozen_has_no_gradient(rng):
+    tree = params(rng)
+    for config, zero in ((Tuning(1.0, 2, ""), 2), (Tuning(0.5, 0, ""), 0), (Tuning(1.0, 9, ""), N)):
+        held = frozen(tree, config)
+        gradients = jax.grad(lambda p, h=held: sum(jnp.sum(x) for x in jax.tree.leaves(hold(p, h))))(tree)
+        for leaf in jax.tree.leaves(gradients["encoder"]["trunk"]["blocks"]):
+            np.testing.assert_array_equal(
+                leaf, np.broadcast_to((np.arange(N) >= zero).reshape(-1, *[1] * (leaf.ndim - 1)), leaf.shape)
+            )
+        assert np.all(gradients["encoder"]["embedding"]["table"] == (zero == 0))
+        assert np.all(gradients["head"]["kernel"] == 1)
 
 
 @pytest.mark.parametrize(

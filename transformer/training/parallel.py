@@ -109,8 +109,8 @@ def state_shardings(state: Any, mesh: Mesh, rules: Rules) -> Any:
     `state` is abstract (from `jax.eval_shape`) and its `params` are boxed with logical axis names. Any
     other array whose path ends in a parameter's path and whose shape is that parameter's lies like the
     parameter: so the optimizer's moments and the moving average are cut exactly as what they belong to,
-    whether the optimizer was given boxed parameters or plain ones. Everything else (counts, factored
-    moments) is whole on every device, but for the arrays of `carry`, which are boxed themselves.
+    whether the optimizer was given boxed parameters or plain ones, or only some of stacked blocks. Everything
+    else (counts, factored moments) is whole on every device, but for the arrays of `carry`, which are boxed themselves.
 
     Raises:
       UserError: a dimension that its mesh axes do not divide.
@@ -126,8 +126,8 @@ def state_shardings(state: Any, mesh: Mesh, rules: Rules) -> Any:
     def sharding(path: tuple, leaf: Any) -> NamedSharding:
         names = _names(path)
         for start in range(len(names)):
-            shape, owner = parameters.get(names[start:], (None, whole))
-            if shape == leaf.shape:
+            shape, owner = parameters.get(names[start:], ((), whole))
+            if shape == leaf.shape or _is_part(leaf.shape, shape, owner):
                 return owner
         return whole
 
@@ -211,6 +211,12 @@ def _sharding(boxed: Any, names: tuple[str, ...], mesh: Mesh, rules: Rules) -> N
                 f"({logical!r}, {size} wide) of parameter {'/'.join(names)}"
             )
     return NamedSharding(mesh, spec)
+
+
+def _is_part(shape: tuple[int, ...], whole: tuple[int, ...], sharding: NamedSharding) -> bool:
+    """Whether an array has some of the rows of another, whose rows are whole on every device."""
+    spec = (*sharding.spec, None)
+    return len(whole) > 1 and shape[1:] == whole[1:] and len(shape) > 1 and spec[0] is None
 
 
 def _is_boxed(leaf: Any) -> bool:

@@ -10,6 +10,7 @@ import optax
 from transformer.training.experiment import Batch, Experiment, Params, Recurrent
 from transformer.training.metrics import Sum
 from transformer.training.state import State
+from transformer.training.tuning import hold
 
 TrainStep = Callable[[State, Batch], tuple[State, dict[str, Sum]]]
 EvalStep = Callable[[Params, Batch], dict[str, Sum]]
@@ -32,7 +33,7 @@ def make_train_step(
     terms and however ragged their weights. The gradient is scaled down to `clip_norm` where it is longer
     (Pascanu et al. 2013, section 3.2; 0: never). Where its norm is not finite the old parameters, optimizer
     state and average are kept, and `skipped` counts one; the step moves on, and with it the data.
-    `frozen(params)` is a tree of True for each parameter that needs no gradient; theirs is 0.
+    `frozen(params)` says what needs no gradient, as `tuning.frozen` does; it is 0 there.
     """
 
     def train_step(state: State, batch: Batch) -> tuple[State, dict[str, Sum]]:
@@ -41,7 +42,7 @@ def make_train_step(
 
         def objective(params: Params, part: Batch, carry: Any, part_rng: jax.Array) -> tuple[Any, Any]:
             if frozen is not None:
-                params = jax.tree.map(_held, params, frozen(params))
+                params = hold(params, frozen(params))
             if isinstance(experiment, Recurrent):
                 terms, carry = experiment.recur(params, part, carry, part_rng, True)
             else:
@@ -90,10 +91,6 @@ def make_train_step(
         return State(state.step + 1, params, opt_state, ema, skipped, carry), metrics
 
     return train_step
-
-
-def _held(param: jax.Array, held: bool) -> jax.Array:
-    return jax.lax.stop_gradient(param) if held else param
 
 
 def make_eval_step(experiment: Experiment) -> EvalStep:

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 
 from transformer.errors import UserError
@@ -48,16 +49,16 @@ def multipliers(params: Params, config: Tuning) -> Params:
     leaves = jax.tree_util.tree_leaves_with_path(params)
     depth = max((leaf.shape[0] for path, leaf in leaves if _in_blocks(path)), default=0)
 
-    def multiplier(path: tuple, leaf: jax.Array) -> jax.Array | float:
+    def multiplier(path: tuple, leaf: jax.Array) -> np.ndarray | float:
         names, n = _names(path), leaf.shape[0] if leaf.ndim else 0
         if only and not any(name.startswith(only) for name in names):
             return 0.0
         if _in_blocks(path) and config.frozen_layers < n:
-            number_n = jnp.arange(n)
-            factor_n = jnp.where(
+            number_n = np.arange(n)
+            factor_n = np.where(
                 number_n < config.frozen_layers, 0.0, config.layer_decay ** (n - 1.0 - number_n)
             )
-            return factor_n.reshape(-1, *[1] * (leaf.ndim - 1))
+            return factor_n.astype(np.float32).reshape(-1, *[1] * (leaf.ndim - 1))
         below = bool(names & BELOW)
         if config.frozen_layers and (below or _in_blocks(path)):
             return 0.0
@@ -81,24 +82,60 @@ def is_tuned(config: Tuning) -> bool:
 
 
 def frozen(params: Params, config: Tuning) -> Params:
-    """True for each parameter that is not trained at all."""
-    return jax.tree.map(lambda each: isinstance(each, float) and each == 0, multipliers(params, config))
+    """What is not trained at all: True or False for each parameter, and for stacked blocks of which some are
+    trained an array (n, 1, ...) of them."""
+
+    def is_frozen(multiplier: np.ndarray | float) -> np.ndarray | bool:
+        zero = np.asarray(multiplier) == 0
+        return zero if zero.any() and not zero.all() else bool(zero.all())
+
+    return jax.tree.map(is_frozen, multipliers(params, config))
+
+
+def hold(params: Params, frozen: Params) -> Params:
+    """`params` without a gradient where `frozen` says so: what it costs to train grows with what is trained,
+    and what is held counts in no norm."""
+
+    def held(param: jax.Array, frozen: np.ndarray | bool) -> jax.Array:
+        if isinstance(frozen, bool):
+            return jax.lax.stop_gradient(param) if frozen else param
+        return jnp.where(frozen, jax.lax.stop_gradient(param), param)
+
+    return jax.tree.map(held, params, frozen)
 
 
 def tuned(optimizer: optax.GradientTransformation, config: Tuning) -> optax.GradientTransformation:
-    """The optimizer with its updates times `multipliers`; of what is frozen it keeps no state."""
+    """The optimizer with its updates times `multipliers`; of what is frozen it keeps no state, neither of
+    whole parameters nor of the lowest of stacked blocks, which it never sees."""
     if not is_tuned(config):
         return optimizer
 
     def labels(params: Params) -> Params:
-        return jax.tree.map(lambda each: "frozen" if each else "trained", frozen(params, config))
+        def label(each: np.ndarray | bool) -> str:
+            return "frozen" if each is True else "trained"
 
-    def scale(updates: Params, state: optax.OptState, params: Params | None = None) -> tuple:
-        return jax.tree.map(jnp.multiply, updates, multipliers(params, config)), state
+        return jax.tree.map(label, frozen(params, config))
 
-    scaled = optax.GradientTransformation(lambda params: optax.EmptyState(), scale)
-    chained = optax.chain(optimizer, scaled)
-    return optax.partition({"trained": chained, "frozen": optax.set_to_zero()}, labels)
+    def cut(path: tuple, leaf: jax.Array) -> jax.Array:
+        return leaf[config.frozen_layers :] if _in_blocks(path) else leaf
+
+    def trained(tree: Params) -> Params:
+        return jax.tree_util.tree_map_with_path(cut, tree) if config.frozen_layers else tree
+
+    def init(params: Params) -> optax.OptState:
+        return optimizer.init(trained(params))
+
+    def update(updates: Params, state: optax.OptState, params: Params) -> tuple:
+        found, state = optimizer.update(trained(updates), state, trained(params))
+
+        def whole(update: jax.Array, param: jax.Array, multiplier: np.ndarray | float) -> jax.Array:
+            missing = param.shape[0] - update.shape[0] if param.ndim else 0
+            return jnp.pad(update, [(missing, 0), *[(0, 0)] * (param.ndim - 1)][: param.ndim]) * multiplier
+
+        return jax.tree.map(whole, found, params, multipliers(params, config)), state
+
+    both = {"trained": optax.GradientTransformation(init, update), "frozen": optax.set_to_zero()}
+    return optax.partition(both, labels)
 
 
 def _names(path: tuple) -> set[str]:
