@@ -52,6 +52,7 @@ def decoder() -> ConfigDict:
     model.tie_embeddings = True  # one matrix for the embedding and the output
     model.scale_embeddings = False  # multiply embeddings by sqrt(d_model), as the original does
     model.embedding_rms = 0.0  # root mean square of embeddings and positions at first; 0: as they are drawn
+    model.position_rms = 0.0  # the same of learned and sinusoidal positions alone; 0: that of embeddings
     model.vocab_multiple = 128  # the vocabulary is padded to a multiple, for the hardware and the mesh
     return model
 
@@ -61,6 +62,7 @@ def encoder() -> ConfigDict:
     model = stack()
     model.scale_embeddings = False  # multiply embeddings by sqrt(d_model), as the original does
     model.embedding_rms = 0.0  # root mean square of embeddings and positions at first; 0: as they are drawn
+    model.position_rms = 0.0  # the same of learned and sinusoidal positions alone; 0: that of embeddings
     model.vocab_multiple = 128  # the vocabulary is padded to a multiple, for the hardware and the mesh
     model.num_token_types = 2  # embeddings that tell the first text of a pair from the second; 1: none
     model.embedding_norm = False  # normalise the sum of embeddings before the first block, as BERT does

@@ -45,6 +45,8 @@ def test_positions_are_added_at_the_scale_of_embeddings(rng, config, position):
     params = nn.meta.unbox(module.init(jax.random.key(0), x, at, method="embed"))
     added = module.apply(params, x, at, method="embed")
     assert rms(added) == pytest.approx(asked * (0.5**0.5 if position == "sinusoidal" else 1), rel=0.05)
+    other = dataclasses.replace(c, position_rms=0.3).positions().apply(params, x, at, method="embed")
+    np.testing.assert_allclose(other, added * 0.3 / asked, rtol=1e-4)
     plain = dataclasses.replace(c, embedding_rms=0.0).positions().apply(params, x, at, method="embed")
     assert rms(plain) == pytest.approx(0.5**0.5 if position == "sinusoidal" else 0.02, rel=0.05)
     np.testing.assert_allclose(added / rms(added), plain / rms(plain), atol=1e-5)
@@ -79,3 +81,7 @@ def test_models_hand_the_key_on(rng, config):
 def test_an_rms_that_cannot_be_is_named(config, value):
     with pytest.raises(UserError, match=f"^embedding_rms: {value}; expected"):
         config(**SHAPE, embedding_rms=value)
+    with pytest.raises(
+        UserError, match=r"^position_rms: 1.0 with position 'rope'; expected 0, or 'sinusoidal'"
+    ):
+        config(**SHAPE, position_rms=1.0)

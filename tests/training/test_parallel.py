@@ -51,7 +51,9 @@ def mesh(data=1, fsdp=1, tensor=1, context=1):
 
 
 def optimizer(name="adamw"):
-    config = OptimizerConfig(1.0, 0, "", name, 0.1, "constant", 0, 0, 0.0, 0.1, 0.0, 0.0, {})
+    config = OptimizerConfig(
+        name=name, learning_rate=0.1, schedule="constant", warmup_steps=0, final_fraction=0.0, clip_norm=0.0
+    )
     return make_optimizer(config, 10)[0]
 
 
@@ -104,6 +106,25 @@ def cosine_sizes(program):
         np.prod([int(n) for n in found.split(",")])
         for found in re.findall(r"\[([\d,]+)\]\S* cosine\(", program)
     }
+
+
+def test_the_state_of_some_blocks_lies_like_that_of_all():
+    """Where the lowest blocks are frozen the moments have fewer rows than their parameters."""
+    mesh = parallel.make_mesh(parallel.MeshConfig(1, 4, 2), jax.devices()[:8])
+    boxed = jax.eval_shape(boxed_params)
+    config = OptimizerConfig(name="adamw", frozen_layers=1, schedule="constant")
+    optimizer, _ = make_optimizer(config, 10)
+    opt_state = jax.eval_shape(optimizer.init, boxed)
+    shardings = parallel.state_shardings(state(boxed, opt_state), mesh, RULES).opt_state
+    found = {
+        jax.tree_util.keystr(path, simple=True, separator="/"): sharding.spec
+        for path, sharding in jax.tree_util.tree_leaves_with_path(shardings)
+    }
+    moments = {name: spec for name, spec in found.items() if name.endswith("kernel")}
+    assert len(moments) == 4
+    for name, spec in moments.items():
+        wanted = P(None, "fsdp", "tensor") if "up/" in name else P(None, "tensor", "fsdp")
+        assert spec == wanted, name
 
 
 def test_compiled_program_obeys_parameters_and_constraints(rng):

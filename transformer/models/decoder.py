@@ -21,18 +21,19 @@ class DecoderConfig(StackConfig):
     tie_embeddings: bool = True
     scale_embeddings: bool = False
     embedding_rms: float = 0.0
+    position_rms: float = 0.0
     vocab_multiple: int = 128
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.vocab_multiple < 1:
             raise UserError(f"vocab_multiple: {self.vocab_multiple}; expected at least 1")
-        check_rms(self.embedding_rms)
+        check_rms(self.embedding_rms, self.position_rms, self.position)
 
     @property
-    def stream_rms(self) -> float:
-        """What `embedding_rms` says."""
-        return self.embedding_rms
+    def added_rms(self) -> float:
+        """What `position_rms` says, or `embedding_rms`."""
+        return self.position_rms or self.embedding_rms
 
     def build(self, vocab_size: int) -> nn.Module:
         """The model for so many tokens."""

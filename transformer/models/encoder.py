@@ -19,6 +19,7 @@ class EncoderConfig(StackConfig):
 
     scale_embeddings: bool = False
     embedding_rms: float = 0.0
+    position_rms: float = 0.0
     vocab_multiple: int = 128
     num_token_types: int = 2
     embedding_norm: bool = False
@@ -28,12 +29,12 @@ class EncoderConfig(StackConfig):
         for key in ("vocab_multiple", "num_token_types"):
             if getattr(self, key) < 1:
                 raise UserError(f"{key}: {getattr(self, key)}; expected at least 1")
-        check_rms(self.embedding_rms)
+        check_rms(self.embedding_rms, self.position_rms, self.position)
 
     @property
-    def stream_rms(self) -> float:
-        """What `embedding_rms` says."""
-        return self.embedding_rms
+    def added_rms(self) -> float:
+        """What `position_rms` says, or `embedding_rms`."""
+        return self.position_rms or self.embedding_rms
 
 
 class Encoder(nn.Module):

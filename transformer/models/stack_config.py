@@ -18,6 +18,9 @@ from transformer.layers.positions.rope_scaling import SCALINGS
 WITHOUT_PARAMETERS = ("none", "rope", "alibi")
 """Encodings of positions that speak up in attention alone and learn nothing."""
 
+ADDED = ("sinusoidal", "learned")
+"""Encodings of positions that are added to embeddings."""
+
 
 @dataclass(frozen=True)
 class StackConfig:
@@ -228,8 +231,8 @@ class StackConfig:
         )
 
     @property
-    def stream_rms(self) -> float:
-        """The root mean square of embeddings and of positions added to them; 0: as their tables are drawn."""
+    def added_rms(self) -> float:
+        """The root mean square of positions added to embeddings; 0: as their tables are drawn."""
         return 0.0
 
     @property
@@ -253,7 +256,7 @@ class StackConfig:
             "scaling": self.position_scaling,
             "scaling_factor": self.position_factor,
             "causal": causal,
-            "rms": self.stream_rms,
+            "rms": self.added_rms,
         }
         if self.position_distance:
             values["max_distance"] = self.position_distance
@@ -262,7 +265,11 @@ class StackConfig:
         )
 
 
-def check_rms(rms: float) -> None:
-    """Refuses a root mean square that embeddings cannot have."""
-    if not 0 <= rms < float("inf"):
-        raise UserError(f"embedding_rms: {rms}; expected a root mean square, or 0 for that of the tables")
+def check_rms(embedding_rms: float, position_rms: float, position: str) -> None:
+    """Refuses a root mean square that embeddings or positions cannot have."""
+    for key, rms in (("embedding_rms", embedding_rms), ("position_rms", position_rms)):
+        if not 0 <= rms < float("inf"):
+            raise UserError(f"{key}: {rms}; expected a root mean square, or 0 for that of the tables")
+    if position_rms and position not in ADDED:
+        expected = " or ".join(map(repr, ADDED))
+        raise UserError(f"position_rms: {position_rms} with position {position!r}; expected 0, or {expected}")

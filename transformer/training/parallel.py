@@ -110,7 +110,8 @@ def state_shardings(state: Any, mesh: Mesh, rules: Rules) -> Any:
     other array whose path ends in a parameter's path and whose shape is that parameter's lies like the
     parameter: so the optimizer's moments and the moving average are cut exactly as what they belong to,
     whether the optimizer was given boxed parameters or plain ones, or only some of stacked blocks. Everything
-    else (counts, factored moments) is whole on every device, but for the arrays of `carry`, which are boxed themselves.
+    else (counts, factored moments) is whole on every device, but for the arrays of `carry`, which are boxed
+    themselves.
 
     Raises:
       UserError: a dimension that its mesh axes do not divide.
