@@ -7,7 +7,6 @@ from transformer.data.markers import Markers
 from transformer.data.masked import MaskedData, MaskedDataConfig
 from transformer.data.masking import Masking
 from transformer.data.words import Words
-from transformer.errors import UserError
 
 TEXT = "alpha beta gammadelta! (epsilon zeta) ünï_code 42\n"
 
@@ -149,25 +148,6 @@ def data(tmp_path, **changes):
     )
 
 
-def test_half_of_the_second_texts_follow_and_the_others_are_of_another_document(tmp_path):
-    made = data(tmp_path)
-    held_out = "".join(made.text("validation"))
-    rows = made.rows("train")
-    follow = rows.labels[rows.kept]
-    assert follow.mean() == pytest.approx(0.5, abs=4 * 0.5 / np.sqrt(len(follow)))
-    offsets = rows.cache.offsets
-    everything = made.tokenizer.decode(rows.cache.tokens)
-    assert everything in "".join(made.text("train")) and held_out not in everything
-    for index in rows.kept:
-        (start, end), (second, last) = rows.firsts_n2[index], rows.seconds_n2[index]
-        documents = np.searchsorted(offsets, [start, end - 1, second, last - 1], side="right") - 1
-        assert documents[0] == documents[1] and documents[2] == documents[3] and start < end and second < last
-        assert (documents[1] == documents[2] and end == second) == bool(rows.labels[index])
-        assert (documents[1] == documents[2]) == bool(rows.labels[index])
-        first, second = (made.tokenizer.decode(part) for part in rows.texts(index))
-        assert not rows.labels[index] or not (first[-1].isalnum() and second[0].isalnum())
-
-
 def test_without_next_sentence_every_token_is_in_a_row_once(tmp_path):
     made = data(tmp_path, next_sentence=False)
     rows = made.rows("train")
@@ -176,11 +156,3 @@ def test_without_next_sentence_every_token_is_in_a_row_once(tmp_path):
     assert max(map(len, found)) <= 62
     batch = rows.batch(np.arange(len(rows)))
     assert (batch["segments"] > 0).mean() == pytest.approx(1 - rows.padding)
-
-
-def test_one_document_has_no_other(tmp_path):
-    (tmp_path / "one.txt").write_text("just this " * 100)
-    source = f"text:{tmp_path}/one.txt"
-    made = data(tmp_path, source=source, validation_source=source, document="file")
-    with pytest.raises(UserError, match=r"^data.next_sentence: the text is one document; data.document="):
-        made.rows("train")

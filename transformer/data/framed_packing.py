@@ -38,6 +38,10 @@ class FramedRows:
     def texts(self, index: int) -> Sequence[np.ndarray]:
         """The tokens of a text, or of both texts of a pair, without markers."""
 
+    def read(self, index: int, epoch: int) -> tuple[Sequence[np.ndarray], int]:
+        """What `texts` has of a text, and its label; a subclass may have others in each epoch, not longer."""
+        return self.texts(index), int(self.labels[index])
+
     def __len__(self) -> int:
         return len(self._rows)
 
@@ -46,8 +50,9 @@ class FramedRows:
         """The share of all rows' tokens that is padding."""
         return 1 - self._lengths_n[self.kept].sum() / (len(self) * self.sequence_length)
 
-    def batch(self, rows: np.ndarray) -> dict[str, np.ndarray]:
-        """The rows of the given numbers, stacked; number -1 is a row of padding."""
+    def batch(self, rows: np.ndarray, epochs: np.ndarray | None = None) -> dict[str, np.ndarray]:
+        """The rows of the given numbers, stacked, as they are in these epochs (in the first one); number -1
+        is a row of padding."""
         b, t = len(rows), self.sequence_length
         batch = {
             name: np.zeros((b, t), np.int32) for name in ("tokens", "segments", "positions", "types")
@@ -58,12 +63,13 @@ class FramedRows:
         for i, row in enumerate(rows):
             start = 0
             for k, index in enumerate(self._rows[row] if row >= 0 else ()):
-                tokens, types = self.markers.frame(self.texts(index), t)
+                texts, label = self.read(index, 0 if epochs is None else int(epochs[i]))
+                tokens, types = self.markers.frame(texts, t)
                 here = np.s_[i, start : start + len(tokens)]
                 batch["tokens"][here], batch["types"][here] = tokens, types
                 batch["segments"][here] = k + 1
                 batch["positions"][here] = np.arange(len(tokens))
-                batch["labels"][i, k], batch["weights"][i, k] = self.labels[index], 1
+                batch["labels"][i, k], batch["weights"][i, k] = label, 1
                 start += len(tokens)
         return batch
 

@@ -3,7 +3,7 @@
 import functools
 import sys
 from collections.abc import Callable, Iterator
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import grain
 import grain.experimental
@@ -19,6 +19,15 @@ class Rows(Protocol):
 
     def batch(self, rows: np.ndarray) -> "Batch":
         """The examples of the given numbers, stacked; number -1 is padding, of weight 0."""
+        ...
+
+
+@runtime_checkable
+class Redrawn(Protocol):
+    """What rows have besides that are others in each epoch."""
+
+    def redrawn(self, rows: np.ndarray, epochs: np.ndarray) -> "Batch":
+        """The examples of the given numbers as they are in these epochs, counted from 0."""
         ...
 
 
@@ -75,7 +84,11 @@ class Loader:
         if not 0 <= step < (sys.maxsize if self.repeat else len(self)):
             raise IndexError(f"batch {step} of {len(self)}")
         places = step * self.batch_size + self._mine
-        batch = self.rows.batch(np.array([self._row(int(place)) for place in places]))
+        rows = np.array([self._row(int(place)) for place in places])
+        if isinstance(self.rows, Redrawn):
+            batch = self.rows.redrawn(rows, places // len(self.rows))
+        else:
+            batch = self.rows.batch(rows)
         return self._transform(batch, places) if self._transform else batch
 
     def iterate(self, start: int = 0) -> Iterator[Batch]:

@@ -11,6 +11,7 @@ from transformer.data.framed_packing import FramedRows
 from transformer.data.loader import Loader
 from transformer.data.markers import Markers
 from transformer.data.masking import Masking
+from transformer.data.sentence_pairs import SentencePairs
 from transformer.data.text import TextData, TextDataConfig
 from transformer.data.token_cache import TokenCache
 from transformer.data.tokenizers import Tokenizer
@@ -53,59 +54,6 @@ class Chunks(FramedRows):
         return [self.cache.tokens[start:end]]
 
 
-class SentencePairs(FramedRows):
-    """Chunks of documents, each divided at a word into two texts; half of them have another second text.
-
-    The label is 1 where the second text follows the first, and 0 where it is a piece of the same length of
-    another document, of the same split (Devlin et al. 2019, section 3.1, "next sentence prediction"). What
-    the pairs are is fixed; what is masked in them is not.
-
-    Raises:
-      UserError: there is one document only, so that no piece is of another.
-    """
-
-    def __init__(self, cache: TokenCache, words: Words, markers: Markers, length: int) -> None:
-        """`length` is the row's."""
-        self.cache = cache
-        documents = np.flatnonzero(np.diff(cache.offsets) > 2)
-        if len(documents) < 2:
-            raise UserError(
-                "data.next_sentence: the text is one document; data.document=paragraph divides it, and "
-                "data.next_sentence=false does without"
-            )
-        rng = np.random.default_rng(0)
-        begins = np.flatnonzero(words.begins(cache.tokens))  # where words do, in all documents
-        starts_n, ends_n = _cut(cache, length - 3, least=2).T
-        # Of the words that begin inside a chunk, one is where it is divided.
-        lowest_n, highest_n = np.searchsorted(begins, [starts_n + 1, ends_n])
-        possible = highest_n > lowest_n
-        if not possible.any():
-            raise UserError("data.next_sentence: no document has two words to divide between")
-        starts_n, ends_n, lowest_n, highest_n = (
-            each[possible] for each in (starts_n, ends_n, lowest_n, highest_n)
-        )
-        n = len(starts_n)
-        middles_n = begins[rng.integers(lowest_n, highest_n)]
-        follows_n = rng.random(n) < 0.5
-        own_n = np.searchsorted(documents, np.searchsorted(cache.offsets, starts_n, side="right") - 1)
-        other_n = documents[(own_n + rng.integers(1, len(documents), n)) % len(documents)]
-        first_n, last_n = cache.offsets[other_n] + 1, cache.offsets[other_n + 1] - 1
-        sizes_n = ends_n - middles_n
-        piece_n = rng.integers(first_n, np.maximum(first_n, last_n - sizes_n) + 1)
-        piece_n = np.maximum(first_n, begins[np.searchsorted(begins, piece_n, side="right") - 1])
-        seconds_n = np.where(follows_n, middles_n, piece_n)
-        second_ends_n = np.where(follows_n, ends_n, np.minimum(piece_n + sizes_n, last_n))
-        self.firsts_n2 = np.stack([starts_n, middles_n], axis=1)
-        self.seconds_n2 = np.stack([seconds_n, second_ends_n], axis=1)
-        lengths_n = middles_n - starts_n + second_ends_n - seconds_n + 3
-        super().__init__(lengths_n, follows_n.astype(np.int32), np.arange(n), markers, length)
-
-    def texts(self, index: int) -> Sequence[np.ndarray]:
-        """The tokens of both texts."""
-        spans = self.firsts_n2[index], self.seconds_n2[index]
-        return [self.cache.tokens[start:end] for start, end in spans]
-
-
 class MaskedData(TextData):
     """The text of a config in rows to guess in; raises as `Corpus` does."""
 
@@ -121,19 +69,22 @@ class MaskedData(TextData):
         """Which tokens begin words."""
         return Words(self.tokenizer, self.markers)
 
-    def rows(self, split: str) -> FramedRows:  # type: ignore[override]
-        """The packed rows of a split, tokenised first where that was never done."""
+    def rows(self, split: str, seed: int = 0) -> FramedRows:  # type: ignore[override]
+        """The packed rows of a split, tokenised first where that was never done; `seed` draws the pairs."""
         cache = TokenCache.of(self.source(split), self.tokenizer, self.folder)
         length = self.config.sequence_length
         if self.config.next_sentence:
-            return SentencePairs(cache, self.words, self.markers, length)
+            chunks_n2 = _cut(cache, length - 3, least=2)
+            return SentencePairs(cache, self.words, self.markers, length, chunks_n2, seed)
         return Chunks(cache, self.markers, length)
 
     def loader(self, split: str, batch_size: int, *, seed: int = 0, **options) -> Loader:
-        """Batches of a split, with other tokens to guess each time a row is drawn."""
+        """Batches of a split, with other pairs in each epoch, and other tokens to guess each time a row is
+        drawn."""
         c = self.config
         masking = Masking(self.words, self.markers, c.masking, c.masked_share, seed)
-        return super().loader(split, batch_size, seed=seed, transform=masking, **options)
+        rows = self.rows(split, seed)
+        return Loader(rows, batch_size, seed=seed, workers=c.workers, transform=masking, **options)
 
 
 def _cut(cache: TokenCache, most: int, least: int = 1) -> np.ndarray:

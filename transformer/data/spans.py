@@ -86,9 +86,9 @@ class SpanRows(FramedRows):
         context = self.cache.contexts[self.cache.context_of[i]]
         return [self.cache.questions[i][: self._question_length], context[first:last]]
 
-    def batch(self, rows: np.ndarray) -> dict[str, np.ndarray]:
+    def batch(self, rows: np.ndarray, epochs: np.ndarray | None = None) -> dict[str, np.ndarray]:
         """The rows of the given numbers, stacked; number -1 is a row of padding."""
-        batch = super().batch(rows)
+        batch = super().batch(rows, epochs)
         window_bk = batch.pop("labels")  # a window's label is its number
         segments_bt = batch["segments"]
         numbers_k1 = np.arange(1, window_bk.shape[1] + 1)[:, None]
