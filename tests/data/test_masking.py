@@ -139,6 +139,30 @@ def test_whole_words_are_masked_whole_and_spans_are_neighbours():
     assert np.mean(runs) < 4.5
 
 
+def test_a_span_is_masked_or_replaced_or_left_as_one():
+    made = tokenizer("bytes")
+    # Of ten words of ten letters one fits into the budget, and no second one: what is chosen is one span.
+    word = [*made.encode("abcdefghij"), Markers.of(made).sep]
+    tokens = np.array([word * 10])
+    batch = {"tokens": tokens, "segments": np.ones_like(tokens)}
+    fates = {kind: [] for kind in ("word", "span")}
+    for kind in fates:
+        mask = masking(kind, made=made)
+        for place in range(800):
+            found = mask(batch, np.array([place]))
+            where = found["places"][0][found["guessed"][0] > 0]
+            assert len(where) == 10
+            shown, was = found["tokens"][0, where], tokens[0, where]
+            # A letter drawn at random is some other one, but for one of 256.
+            fates[kind].append([np.mean(shown == mask.markers.mask), np.mean(shown == was)])
+    masked_n, kept_n = np.array(fates["span"]).T
+    assert np.isin(masked_n, [0, 1]).all()
+    other_n = (masked_n == 0) & (kept_n < 0.5)
+    for found, share in ((masked_n, 0.8), (kept_n > 0.9, 0.1), (other_n, 0.1)):
+        assert found.mean() == pytest.approx(share, abs=4.5 * np.sqrt(share * (1 - share) / 800))
+    assert np.mean(np.isin(np.array(fates["word"])[:, 0], [0, 1])) < 0.5  # each of its own
+
+
 def data(tmp_path, **changes):
     documents = [" ".join(f"w{d}x{i}" for i in range(40 + d)) for d in range(40)]
     (tmp_path / "a.txt").write_text("\n\n".join(documents) + "\n")

@@ -20,9 +20,10 @@ SpanBERT, section 3.1)."""
 class Masking:
     """Chooses about `share` of a row's tokens to be guessed, anew whenever the row is drawn.
 
-    `kind` says what is chosen at once: a `token`, a whole `word`, or a `span` of words. Markers and padding
-    never are. It is a `Loader`'s transform and a function of the seed and the place in the run alone, so that
-    any number of hosts choose the same. To a batch of `FramedRows` it adds, for the m tokens that may be
+    `kind` says what is chosen at once: a `token`, a whole `word`, or a `span` of words, whose tokens all
+    become `[MASK]`, or all any token, or all stay (Joshi et al. 2020, section 3.1). Markers and padding never
+    are. It is a `Loader`'s transform and a function of the seed and the place in the run alone, so that any
+    number of hosts choose the same. To a batch of `FramedRows` it adds, for the m tokens that may be
     chosen in a row:
 
     - `places` (b, m): where they stand; `targets` (b, m): which tokens they are; 0 where there are fewer;
@@ -44,42 +45,48 @@ class Masking:
         guessed = np.zeros((b, most), np.float32)
         for i in range(b):
             rng = np.random.default_rng([self.seed, places[i]])
-            where = self._choose(batch["tokens"][i], batch["segments"][i], rng)[:most]
+            where, span = self._choose(batch["tokens"][i], batch["segments"][i], rng)
+            where, span = where[:most], span[:most]
             m = len(where)
             chosen["places"][i, :m] = where
             chosen["targets"][i, :m] = tokens_bt[i, where]
             guessed[i, :m] = 1
-            fate = rng.random(m)
+            fate = rng.random(int(span.max(initial=-1)) + 1)[span]
             anything = self.words.ordinary[rng.integers(0, len(self.words.ordinary), m)]
             replaced = np.where(fate < MASKED, self.markers.mask, anything)
             tokens_bt[i, where] = np.where(fate < MASKED + RANDOM, replaced, tokens_bt[i, where])
         return batch | chosen | {"tokens": tokens_bt, "guessed": guessed}
 
-    def _choose(self, tokens_t: np.ndarray, segments_t: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-        """The places to be guessed in one row, in order."""
+    def _choose(
+        self, tokens_t: np.ndarray, segments_t: np.ndarray, rng: np.random.Generator
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """The places to be guessed in one row, in order, and a number for each: those that share one have the
+        same fate."""
         special = np.isin(tokens_t, (self.markers.cls, self.markers.sep, self.markers.mask))
         free = np.flatnonzero((segments_t > 0) & ~special)
         if not len(free):
-            return free
+            return free, free
         budget = max(1, round(self.share * len(free)))
         if self.kind == "token":
-            return np.sort(rng.permutation(free)[:budget])
+            return np.sort(rng.permutation(free)[:budget]), np.arange(budget)
         begins = self.words.begins(tokens_t) | np.append(True, special[:-1])
         word_of = np.cumsum(begins[free]) - begins[free][0]
         count = int(word_of[-1]) + 1
         firsts = np.searchsorted(word_of, np.arange(count + 1))
-        taken = np.zeros(len(free), bool)
-        for first in rng.permutation(count):
-            left = budget - int(taken.sum())
+        span_of = np.full(len(free), -1)
+        for number, first in enumerate(rng.permutation(count)):
+            left = budget - int((span_of >= 0).sum())
             if not left:
                 break
             size = 1 if self.kind == "word" else min(int(rng.geometric(MEAN_SPAN)), LONGEST_SPAN)
             for word in range(first, min(first + size, count)):
                 here = slice(firsts[word], firsts[word + 1])
-                more = int((~taken[here]).sum())
+                more = int((span_of[here] < 0).sum())
                 if more > left:
                     break
-                taken[here] = True
+                span_of[here] = np.where(span_of[here] < 0, number, span_of[here])
                 left -= more
-        # A row all of whose words are longer than the budget has one token guessed.
-        return free[taken] if taken.any() else rng.permutation(free)[:1]
+        taken = span_of >= 0
+        if not taken.any():  # a row all of whose words are longer than the budget has one token guessed
+            return rng.permutation(free)[:1], np.zeros(1, int)
+        return free[taken], span_of[taken] if self.kind == "span" else np.arange(taken.sum())
