@@ -12,6 +12,7 @@ from pathlib import Path
 
 from benchmarks import common
 
+SIDES = ("source", "target")
 EDGES = [1, 8, 11, 14, 18, 1000]
 
 
@@ -30,8 +31,8 @@ def main() -> None:
     from transformer.evaluation.bleu import bleu, bleu_by_length
 
     sources, references = (
-        list(open_source(flags.source, "test", field=field, divide=False).texts())
-        for field in ("source", "target")
+        list(open_source(flags.source, "test", field=field, fields=SIDES, divide=False).texts())
+        for field in SIDES
     )
     sources, references = ([text.strip() for text in side] for side in (sources, references))
     lengths = [len(source.split()) for source in sources]

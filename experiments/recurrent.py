@@ -4,6 +4,8 @@ from dataclasses import dataclass
 
 from experiments.sequence_to_sequence import SequenceToSequence, SequenceToSequenceConfig
 from transformer.models.recurrent import RecurrentConfig
+from transformer.training.experiment import Params
+from transformer.training.flops import pair_flops_per_token
 
 
 @dataclass(frozen=True)
@@ -20,3 +22,9 @@ class RecurrentSequenceToSequence(SequenceToSequence):
     """A recurrent encoder-decoder on packed pairs, with the data, loss and search of the Transformer's."""
 
     Config = RecurrentSequenceToSequenceConfig
+
+    def flops_per_token(self, params: Params) -> float:
+        """Those of both sides for each token of the target; only the alignment attends."""
+        c, data = self.config.model, self.config.data
+        layers = 0, 0, int(c.attention != "none")
+        return pair_flops_per_token(params, layers, c.d_model, data.source_length, data.target_length)

@@ -1,7 +1,9 @@
 """Text to text with an encoder-decoder: translation, summarisation, question answering."""
 
+import functools
 import itertools
-from collections.abc import Callable, Iterable, Iterator
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -17,12 +19,12 @@ from transformer.data.tokenizers import Tokenizer
 from transformer.decoding.beam import BeamConfig, shorten, translate
 from transformer.decoding.stepper import Stepper
 from transformer.errors import UserError
-from transformer.evaluation.bleu import bleu_scores, bleu_signature
 from transformer.evaluation.generation import GenerationEvaluator
-from transformer.evaluation.rouge import rouge_scores
+from transformer.evaluation.metrics import make_metrics, metric_names
+from transformer.evaluation.text_metric import MetricOptions, TextMetric
 from transformer.models.encoder_decoder import EncoderDecoderConfig
 from transformer.training.experiment import Evaluator, Params, Put
-from transformer.training.flops import matmul_parameters, train_flops_per_token
+from transformer.training.flops import pair_flops_per_token
 from transformer.training.hooks import Hook, Samples
 from transformer.training.run import RunConfig
 from transformer.training.token_losses import LossConfig
@@ -30,23 +32,22 @@ from transformer.training.token_losses import LossConfig
 SHOWN = 5
 """How many pairs of the validation split the samples show."""
 
-METRICS: dict[str, Callable[[list[str], list[str]], dict[str, float]]] = {
-    "bleu": bleu_scores,
-    "rouge": rouge_scores,
-}
-"""What is measured of (written, wanted) texts."""
-
 
 @dataclass(frozen=True)
 class GenerateConfig(BeamConfig):
     """How targets are written, and what is measured of them; `configs/base/` says what each key means."""
 
     with_scores: bool = False
-    metric: Literal["bleu", "rouge", "none"] = "bleu"
+    batch_size: int = 16
+    metric: str = "bleu"
+    bleu_tokenizer: Literal["13a", "intl", "char", "zh", "ja-mecab", "ko-mecab", "none"] = "13a"
     examples: int = 200
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        metric_names(self.metric)
+        if self.batch_size < 1:
+            raise UserError(f"batch_size: {self.batch_size}; expected at least 1 source")
         if self.examples < 0:
             raise UserError(f"examples: {self.examples}; expected a number of pairs, or 0 for all")
 
@@ -98,17 +99,18 @@ class SequenceToSequence(TokenPrediction):
         return self.config.data.target_length
 
     def flops_per_token(self, params: Params) -> float:
-        """6 N: attention over pairs that share a row is little beside it (see `training.flops`)."""
-        return train_flops_per_token(matmul_parameters(params), 0, 0, 0)
+        """Those of both sides for each token of the target (see `training.flops`)."""
+        c, data = self.config.model, self.config.data
+        layers, width = (c.encoder_layers, c.num_layers, c.num_layers), c.num_heads * c.key_width
+        return pair_flops_per_token(params, layers, width, data.source_length, data.target_length)
 
     def evaluators(self, put: Put, split: str = "validation") -> dict[str, Evaluator]:
-        """Of a split the likelihood, and BLEU or ROUGE of what is written for its sources."""
+        """Of a split the likelihood, and the metrics of what is written for its sources."""
         found = super().evaluators(put, split)
-        c = self.config.generate
-        if c.metric != "none":
-            pairs = itertools.islice(self.data.texts(split), c.examples or None)
-            sources, references = map(list, zip(*pairs, strict=True))
-            found["generate"] = GenerationEvaluator(self._write, sources, references, METRICS[c.metric])
+        if metrics := self._metrics():
+            sources, references = self._examples(split)
+            measured = functools.partial(self._measured, split, sources)
+            found["generate"] = GenerationEvaluator(self._write, sources, references, metrics, measured)
         return found
 
     def hooks(self, workdir: Path) -> list[Hook]:
@@ -145,7 +147,7 @@ class SequenceToSequence(TokenPrediction):
         """For each source its `generate.n_best` best targets, the best first; with `generate.with_scores`
         each after its score and a tab. Nothing is random in it: `seed` changes nothing."""
         decode, c = self.data.tokenizer.decode, self.config.generate
-        for found in self._translate(params, texts):
+        for found in self._translate(params, self._noting(texts)):
             yield [f"{score:.4f}\t{decode(ids)}" if c.with_scores else decode(ids) for ids, score in found]
 
     def attention(self, params: Params, source: str) -> tuple[np.ndarray, list[str], list[str]] | None:
@@ -180,11 +182,16 @@ class SequenceToSequence(TokenPrediction):
 
     def closing_lines(self, measured: dict[str, float]) -> list[str]:
         """The measured quality of what the model writes."""
+        names = metric_names(self.config.generate.metric)
+        if not names:
+            return []
+        sources, references = self._examples("validation")
         scores = {name: value for name, value in measured.items() if name.startswith("generate/")}
-        count = self.config.generate.examples or "all"
         listed = ", ".join(f"{name.removeprefix('generate/')} {value:.2f}" for name, value in scores.items())
-        lines = [f"on {count} pairs of the validation split: {listed}"] if scores else []
-        return lines + ([f"BLEU is {bleu_signature()}"] if "generate/bleu" in scores else [])
+        signatures = zip(names, self._metrics(), strict=True)
+        return [f"on {len(sources):,} pairs of the validation split: {listed}"] + [
+            f"{name} is {metric.signature(references)}" for name, metric in signatures
+        ]
 
     def _translate(self, params: Params, texts: Iterable[str]) -> Iterator[list[tuple[list[int], float]]]:
         return translate(
@@ -193,7 +200,47 @@ class SequenceToSequence(TokenPrediction):
             self.config.generate,
             eos_id=self.data.tokenizer.eos_id,
             max_source_length=self.longest_prompt,
+            batch_size=self.config.generate.batch_size,
         )
+
+    def _noting(self, texts: Iterable[str]) -> Iterator[str]:
+        """The texts as they are, of which those that are too long to be read whole are refused, or counted
+        and said at the end."""
+        c, long, first = self.config.data, 0, 0
+        for number, text in enumerate(texts, 1):
+            length = len(self.data.encode_source(text))
+            if length > c.source_length and c.too_long == "refuse":
+                raise UserError(
+                    f"--prompt or --input: text {number} has {length} tokens, its end among them; "
+                    f"data.source_length is {c.source_length}, and data.too_long refuses"
+                )
+            if length > c.source_length:
+                long, first = long + 1, first or number
+            yield text
+        if long and jax.process_index() == 0:
+            which = f"{long:,} texts, number {first} the first," if long > 1 else f"text {first}"
+            said = f"longer than data.source_length, {c.source_length} tokens: the rest is not read"
+            print(f"{which} {'are' if long > 1 else 'is'} {said}", file=sys.stderr, flush=True)
+
+    def _metrics(self) -> list[TextMetric]:
+        c = self.config.generate
+        return make_metrics(c.metric, MetricOptions(c.bleu_tokenizer))
+
+    def _examples(self, split: str) -> tuple[list[str], list[list[str]]]:
+        """The sources of a split that are measured, and what may be written from each."""
+        found = list(itertools.islice(self.data.examples(split), self.config.generate.examples or None))
+        return [source for source, _ in found], [references for _, references in found]
+
+    def _measured(self, split: str, sources: Sequence[str]) -> str:
+        """How many of how many pairs are measured, and what is not read or left out of them."""
+        c, total = self.config.data, sum(1 for _ in self.data.examples(split))
+        said = [f"{len(sources):,} of {total:,} pairs"]
+        if left_out := len(self.data.sources(split)[0]) - total:
+            why = "is empty or too long" if c.too_long == "skip" else "is empty"
+            said.append(f"{left_out:,} more are left out: a side of theirs {why}")
+        if cut := sum(len(self.data.encode_source(source)) > c.source_length for source in sources):
+            said.append(f"{cut:,} sources are longer than {c.source_length} tokens: the rest is not read")
+        return "; ".join(said)
 
     def _write(self, params: Params, sources: Iterable[str]) -> list[str]:
         return [self.data.tokenizer.decode(found[0][0]) for found in self._translate(params, sources)]

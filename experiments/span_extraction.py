@@ -19,7 +19,7 @@ from transformer.decoding.batching import pad_framed
 from transformer.decoding.spans import Span, best_spans, scores_of_spans
 from transformer.errors import UserError
 from transformer.evaluation.generation import GenerationEvaluator
-from transformer.evaluation.span_scores import span_scores
+from transformer.evaluation.span_scores import SpanScores
 from transformer.models.encoder import EncoderConfig
 from transformer.models.span import SpanPicker, place_log_probs
 from transformer.training.experiment import Batch, Evaluator, Params, Put
@@ -114,9 +114,13 @@ class SpanExtraction(TokenPrediction):
         questions = list(itertools.islice(self.data.questions(split), self.config.answer.examples or None))
         references: Any = [each.references for each in questions]
         self._measured = len(questions)
-        scores: Any = span_scores
+
+        def measured() -> str:
+            total = sum(1 for _ in self.data.questions(split))
+            return f"{len(questions):,} of {total:,} questions"
+
         return super().evaluators(put, split) | {
-            "answer": GenerationEvaluator(self._best, questions, references, scores)
+            "answer": GenerationEvaluator(self._best, questions, references, [SpanScores()], measured)
         }
 
     def hooks(self, workdir: Path) -> list[Hook]:

@@ -15,6 +15,7 @@ from transformer.errors import UserError
 from transformer.models.decoder import DecoderConfig
 from transformer.models.decoder_stepper import DecoderStepper
 from transformer.training.experiment import Params
+from transformer.training.flops import matmul_parameters, train_flops_per_token
 
 
 @dataclass(frozen=True)
@@ -61,6 +62,12 @@ class TextToText(SequenceToSequence):
     def tokens_per_example(self) -> int:
         """The length of a row."""
         return self.config.data.source_length + self.config.data.target_length
+
+    def flops_per_token(self, params: Params) -> float:
+        """6 N plus the attention's part (see `transformer.training.flops`)."""
+        c = self.config.model
+        width = c.num_heads * c.key_width
+        return train_flops_per_token(matmul_parameters(params), c.num_layers, width, self.tokens_per_example)
 
     def prompt(self, source: str) -> list[int]:
         """The beginning, the source and its end."""

@@ -44,7 +44,8 @@ def pairs() -> ConfigDict:
     data = ConfigDict()
     data.source = "written_forms"  # or tsv:GLOB, aligned:SOURCE,TARGET (two files), jsonl:GLOB, tfds:NAME
     data.source_field = "source"  # which column, field or language is read; several: question,context
-    data.target_field = "target"  # which one is to be written
+    data.target_field = "target"  # which one is to be written; of a list in jsonl the first is trained on
+    data.reference_fields = ""  # further ones that are as good, for the metrics; a list's all count anyway
     data.validation_source = ""  # "": a part of `source`
     data.split_by = ""  # fields: records of a file alike in them are in one split; "": what is read
     data.tokenizer = "bpe"  # of both sides: bytes, characters, bpe (trained on both), or a tokenizer.json

@@ -112,7 +112,9 @@ def generate() -> ConfigDict:
     config.extra_tokens = 0  # how much longer than its source a target may be (the original: 50); 0: any
     config.n_best = 1  # how many targets are written for each source, the best ones
     config.with_scores = False  # write each target's score and a tab before it
-    config.metric = "bleu"  # measured of targets in evaluation: bleu, rouge or none
+    config.batch_size = 16  # sources that are written from at once
+    config.metric = "bleu"  # of targets, in evaluation: bleu,chrf,chrf++,rouge,exact_match, or none
+    config.bleu_tokenizer = "13a"  # what BLEU's words are: 13a, intl, char, zh, ja-mecab, ko-mecab or none
     config.examples = 200  # validation pairs that are written for it; 0: all
     return config
 

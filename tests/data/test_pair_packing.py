@@ -1,7 +1,10 @@
+import functools
+import json
+
 import numpy as np
 import pytest
 
-from transformer.data.pair_packing import PackedPairs
+from transformer.data.pair_packing import JoinedPairs, PackedPairs
 from transformer.data.pairs import PairData, PairDataConfig
 from transformer.errors import UserError
 
@@ -31,11 +34,14 @@ def unpacked(rows: PackedPairs, eos: int) -> list[tuple[bytes, bytes]]:
         for k in range(1, batch["segments"].max() + 1):
             here, there = batch["source_segments"] == k, batch["segments"] == k
             source, read, written = batch["source"][here], batch["tokens"][there], batch["targets"][there]
-            assert source[-1] == written[-1] == read[0] == eos
+            assert source[-1] == read[0] == eos
             assert (read[1:] == written[:-1]).all() and (batch["weights"][there] == 1).all()
+            # A target that is not there to its end has none, and only the bytes of what is there count.
+            written = written[:-1] if written[-1] == eos else written
+            assert batch["bytes"][there].sum() == len(written)
             assert (batch["source_positions"][here] == np.arange(here.sum())).all()
             assert (batch["positions"][there] == np.arange(there.sum())).all()
-            found.append((bytes(source[:-1].tolist()), bytes(written[:-1].tolist())))
+            found.append((bytes(source[:-1].tolist()), bytes(written.tolist())))
         padding = batch["segments"] == 0
         assert not any(batch[name][padding].any() for name in ("tokens", "targets", "weights", "bytes"))
     return found
@@ -64,8 +70,10 @@ def test_what_is_too_long_is_cut_left_out_or_refused(tmp_path, rng):
     cut = data(tmp_path / "a.tsv", too_long="cut")
     rows = cut.rows("train")
     assert (rows.cut, rows.skipped, rows.pairs) == (fits.count(False), 0, 100)
-    expected = sorted((a.encode()[:23], b.encode()[:39]) for a, b in pairs)
+    expected = sorted((a.encode()[:23], b.encode()[:40]) for a, b in pairs)
     assert sorted(unpacked(rows, cut.tokenizer.eos_id)) == expected
+    ends = (rows.batch(np.arange(len(rows)))["targets"] == cut.tokenizer.eos_id).sum()
+    assert ends == sum(t <= 40 for _, t in sizes) < 100
     rows = data(tmp_path / "a.tsv", too_long="skip").rows("train")
     assert (rows.cut, rows.skipped, rows.pairs) == (0, fits.count(False), fits.count(True))
     first = fits.index(False)
@@ -75,15 +83,15 @@ def test_what_is_too_long_is_cut_left_out_or_refused(tmp_path, rng):
 
 
 def test_empty_sides_are_counted_and_shift_nothing(tmp_path):
-    (tmp_path / "a").write_text("one\n\nthree\nfour\n")
-    (tmp_path / "b").write_text("eins\nzwei\n\nvier\n")
+    (tmp_path / "a").write_text("one\n \nthree\nfour\n\n")
+    (tmp_path / "b").write_text("eins\nzwei\n\t \nvier\nfünf\n")
     made = data(tmp_path / "x", source=f"aligned:{tmp_path}/a,{tmp_path}/b", validation_source="")
     made = data(tmp_path / "x", **dict.fromkeys(["source", "validation_source"], made.config.source))
     rows = made.rows("train")
     assert sorted(unpacked(rows, made.tokenizer.eos_id)) == [(b"four", b"vier"), (b"one", b"eins")]
-    assert rows.skipped == 2 and list(made.texts("train")) == [("one", "eins"), ("four", "vier")]
-    (tmp_path / "b").write_text("\n\n\n\n")
-    with pytest.raises(UserError, match="no pair is left of 4"):
+    assert rows.skipped == 3 and list(made.texts("train")) == [("one", "eins"), ("four", "vier")]
+    (tmp_path / "b").write_text("\n\n \n\n\n")
+    with pytest.raises(UserError, match="no pair is left of 5"):
         data(tmp_path / "x", **dict.fromkeys(["source", "validation_source"], made.config.source)).rows(
             "train"
         )
@@ -124,3 +132,70 @@ def test_sides_of_unequal_numbers_are_refused(tmp_path, monkeypatch, rng):
     for use in (made.rows, lambda split: next(made.texts(split))):
         with pytest.raises(UserError, match=r"tsv:\S+ \(train\) has 30 sources and 29 targets"):
             use("train")
+
+
+@pytest.mark.parametrize("loss_on", ["target", "all"])
+def test_joined_pairs_that_are_cut_teach_no_end(tmp_path, rng, loss_on):
+    pairs = write(tmp_path / "a.tsv", rng, 60, 60)
+    made = data(tmp_path / "a.tsv")
+    made = PairData(made.config, None, functools.partial(JoinedPairs, loss_on=loss_on))
+    rows, eos = made.rows("train"), made.tokenizer.eos_id
+    assert 0 < rows.cut < 60
+    found = []
+    for row in range(len(rows)):
+        batch = {name: values[0] for name, values in rows.batch(np.array([row])).items()}
+        for k in range(1, batch["segments"].max() + 1):
+            read, wanted, weights, sizes = (
+                batch[name][batch["segments"] == k] for name in ("tokens", "targets", "weights", "bytes")
+            )
+            assert read[0] == eos and (read[1:] == wanted[:-1]).all() and not sizes[weights == 0].any()
+            s = int(np.flatnonzero(wanted == eos)[0]) + 1  # of the source with its end
+            source, target = wanted[: s - 1], wanted[s:]
+            assert (weights[s:] == 1).all() and (weights[: s - 1] == (loss_on == "all")).all()
+            ended = target[-1] == eos
+            assert sizes[s:].sum() == len(target) - ended
+            whole = [a for a, _ in pairs if a.encode() == bytes(source.tolist())]
+            assert weights[s - 1] == (loss_on == "all" and bool(whole))
+            found.append((bytes(source.tolist()), bytes(target[: len(target) - ended].tolist()), ended))
+    encoded = [(a.encode(), b.encode()) for a, b in pairs]
+    assert sorted(found) == sorted((a[:23], b[:40], len(b) < 40) for a, b in encoded)
+
+
+REFERENCES = {
+    "jsonl": (
+        [
+            {"source": "one", "target": ["", "eins", "ein"], "other": "1"},
+            {"source": "two", "target": "zwei", "other": [" ", "zwo", "2"]},
+            {"source": "three", "target": [], "other": "drei"},
+        ],
+        [("one", ["eins", "ein", "1"]), ("two", ["zwei", "zwo", "2"])],
+    ),
+    "tsv": (
+        [("source", "other", "target"), ("one", "ein", "eins"), ("two", " ", "zwei")],
+        [("one", ["eins", "ein"]), ("two", ["zwei"])],
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", REFERENCES)
+def test_several_references_of_which_the_first_is_trained_on(tmp_path, kind):
+    records, expected = REFERENCES[kind]
+    lines = [json.dumps(each) if kind == "jsonl" else "\t".join(each) for each in records]
+    (tmp_path / "a").write_text("\n".join(lines))
+    (tmp_path / "plain.tsv").write_text("source\ttarget\nfour\tvier\n" * 2)
+    source = f"{kind}:{tmp_path}/a"
+    keys = {"source": f"tsv:{tmp_path}/plain.tsv", "validation_source": source, "reference_fields": "other"}
+    made = data(tmp_path / "x", **keys)
+    assert list(made.examples("validation")) == expected
+    assert list(made.texts("validation")) == [(text, given[0]) for text, given in expected]
+    found = unpacked(made.rows("validation"), made.tokenizer.eos_id)
+    assert sorted(found) == sorted((a.encode(), given[0].encode()) for a, given in expected)
+    assert [pair[1] for pair in made.texts("train")][:1] == ["vier"]  # it need not have any others
+    with pytest.raises(UserError, match=r"data.source: .*plain.tsv:1 .* no column 'other'"):
+        list(data(tmp_path / "x", **keys | {"validation_source": ""}).texts("train"))
+
+
+def test_what_training_leaves_out_is_not_measured(tmp_path, rng):
+    write(tmp_path / "a.tsv", rng, 100, 60)
+    made = data(tmp_path / "a.tsv", too_long="skip")
+    assert 0 < made.rows("train").pairs == len(list(made.texts("train"))) < 100

@@ -6,8 +6,7 @@ import math
 import numpy as np
 import pytest
 
-from transformer.evaluation.bleu import bleu, bleu_by_length, bleu_scores
-from transformer.evaluation.generation import GenerationEvaluator
+from transformer.evaluation.bleu import bleu, bleu_by_length
 
 
 def counted(hypotheses, references):
@@ -40,7 +39,6 @@ def test_equals_its_definition_and_names_what_was_counted(rng):
     assert type(score) is float
     assert score == pytest.approx(counted(hypotheses, references), abs=1e-6)
     assert "tok:13a" in signature and "case:mixed" in signature and "nrefs:1" in signature
-    assert bleu_scores(hypotheses, references) == {"bleu": score}
     assert bleu(references, references)[0] == pytest.approx(100)
 
 
@@ -60,19 +58,3 @@ def test_by_length_every_range_is_scored_alone(rng):
             parts = ([texts[i] for i in there] for texts in (hypotheses, references))
             expected.append((low, high, len(there), pytest.approx(counted(*parts))))
     assert got == expected
-
-
-def test_an_evaluator_scores_what_is_generated_from_the_first_sources(rng):
-    hypotheses, references = pairs(rng)
-    asked = []
-
-    def generate(params, sources):
-        asked.append((params, list(sources)))
-        return [hypotheses[i] for i in sources]
-
-    for limit, count in ((0, 8), (3, 3)):
-        evaluator = GenerationEvaluator(generate, range(8), references, bleu_scores, limit)
-        assert evaluator("parameters") == {
-            "bleu": pytest.approx(counted(hypotheses[:count], references[:count]))
-        }
-        assert asked.pop() == ("parameters", list(range(count)))

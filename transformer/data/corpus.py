@@ -92,9 +92,8 @@ class Corpus(ABC):
         """The source that a split is of."""
         return part_of(split)[1] or getattr(self.config, self.key(split))
 
-    @property
-    def fields(self) -> tuple[str, ...]:
-        """Every field of a record that is read."""
+    def fields(self, split: str) -> tuple[str, ...]:
+        """Every field that is read of a split's records, where they are several."""
         return ()
 
     def open(self, split: str, field: str, **options: Any) -> Source:
@@ -107,7 +106,7 @@ class Corpus(ABC):
                 self.location(split),
                 name,
                 field=field,
-                fields=self.fields or (field,),
+                fields=self.fields(split),
                 divide=not c.validation_source and not other,
                 reads=self.reads,
                 split_by=[name for name in c.split_by.split(",") if name],

@@ -56,8 +56,7 @@ class LabelledData(Corpus):
         """The tokenizer and the names of the labels, in the order of the model's outputs."""
         return super().kept() | {"labels": self.labels}
 
-    @property
-    def fields(self) -> tuple[str, ...]:
+    def fields(self, split: str) -> tuple[str, ...]:
         """Those of the texts and of the label."""
         c = self.config
         return tuple(field for field in (c.text_field, c.second_field, c.label_field) if field)

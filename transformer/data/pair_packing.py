@@ -24,8 +24,9 @@ class PackedPairs:
     - `bytes`: int32, the UTF-8 bytes of text that each target token stands for.
 
     Pairs are taken in an order of their own, the same always. One that has an empty side is left out; one
-    that is longer than a row is cut (its end is kept), left out, or refused, as `too_long` says. `skipped`
-    and `cut` count them.
+    that is longer than a row is cut, left out, or refused, as `too_long` says. `skipped` and `cut` count
+    them. A source that is cut keeps its end, for the model to know that there is no more to read; a target
+    that is cut has none, lest the model learn to stop there.
 
     Raises:
       UserError: a pair that is too long, where those are refused; no pair at all.
@@ -90,7 +91,7 @@ class PackedPairs:
                 batch["source_segments"][here] = k
                 batch["source_positions"][here] = np.arange(ends[0] - first)
                 batch["tokens"][there] = target[: ends[1] - second]
-                batch["targets"][there] = _ended(target[1:], ends[1] - second)
+                batch["targets"][there] = target[1 : ends[1] - second + 1]
                 batch["segments"][there] = k
                 batch["positions"][there] = np.arange(ends[1] - second)
                 batch["bytes"][there] = self.targets.document_bytes(pair)[1 : ends[1] - second + 1]
@@ -103,7 +104,7 @@ class JoinedPairs(PackedPairs):
 
     The end of the source tells the model to begin with the target. Rows are those of `PackedRows`, of
     `source_length + target_length` tokens, with one segment for each pair; only the targets and their ends
-    have weight, or with `loss_on` "all" everything has.
+    have weight, or with `loss_on` "all" everything has but the end of a source that is cut.
     """
 
     def __init__(self, *arguments, loss_on: str = "target") -> None:
@@ -125,16 +126,17 @@ class JoinedPairs(PackedPairs):
             for k, pair in enumerate(self._rows[row] if row >= 0 else (), 1):
                 s, t = self._lengths_n2[pair]
                 source = _ended(self.sources.document(pair), s + 1)
-                target = _ended(self.targets.document(pair)[1:], t)
-                sizes = self.sources.document_bytes(pair)[1 : s + 1], self.targets.document_bytes(pair)
+                target = self.targets.document(pair)[1 : t + 1]
+                sizes = self.sources.document_bytes(pair), self.targets.document_bytes(pair)
                 here = np.s_[i, start : start + s + t]
                 batch["tokens"][here] = np.concatenate([source, target[:-1]])
                 batch["targets"][here] = np.concatenate([source[1:], target])
                 batch["segments"][here] = k
                 batch["positions"][here] = np.arange(s + t)
-                counts = self.loss_on == "all" or np.arange(s + t) >= s
+                counts = (np.arange(s + t) >= s) | (self.loss_on == "all")
+                counts[s - 1] &= len(sizes[0]) == s + 1
                 batch["weights"][here] = counts
-                batch["bytes"][here] = np.concatenate([sizes[0], sizes[1][1 : t + 1]]) * counts
+                batch["bytes"][here] = np.concatenate([sizes[0][1 : s + 1], sizes[1][1 : t + 1]]) * counts
                 start += s + t
         return batch
 

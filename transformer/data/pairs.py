@@ -13,19 +13,32 @@ from transformer.data.tokenizers import Tokenizer
 from transformer.errors import UserError
 
 
-class Joined(Source):
-    """The texts of several fields of the same records, each on lines of its own."""
+class Side(Source):
+    """The texts of one field or of several fields of the same records, each of those on lines of its own.
+
+    White space alone is no text, here for training and evaluation alike.
+    """
 
     def __init__(self, parts: Sequence[Source]) -> None:
         self._parts = parts
         self.name = parts[0].name
-        self.identity = digest([part.identity for part in parts])
+        self.identity = digest("side", [part.identity for part in parts])
 
     def __len__(self) -> int:
         return len(self._parts[0])
 
     def __getitem__(self, index: int) -> dict[str, Any]:
-        return {self.field: "\n".join(part.text(index) for part in self._parts)}
+        text = "\n".join(part.text(index) for part in self._parts)
+        return {self.field: text if text.strip() else ""}
+
+    def place(self, index: int) -> str:
+        """Where the first field's record stands."""
+        return self._parts[0].place(index)
+
+    def alternatives(self, index: int) -> list[str]:
+        """Those of a single field that has text; several fields together have one text."""
+        several = len(self._parts) == 1 and self.text(index)
+        return self._parts[0].alternatives(index) if several else [self.text(index)]
 
 
 @dataclass(frozen=True)
@@ -35,6 +48,7 @@ class PairDataConfig(CorpusConfig):
     source: str = "written_forms"
     source_field: str = "source"
     target_field: str = "target"
+    reference_fields: str = ""
     source_length: int = 128
     target_length: int = 128
     too_long: Literal["cut", "skip", "refuse"] = "cut"
@@ -61,22 +75,19 @@ class PairData(Corpus):
         super().__init__(config, tokenizer)
         self._packing = packing
 
-    @property
-    def fields(self) -> tuple[str, ...]:
-        """Those of both sides."""
-        return *self.config.source_field.split(","), *self.config.target_field.split(",")
+    def fields(self, split: str) -> tuple[str, ...]:
+        """Those of both sides, and of further references where the split is to have any."""
+        c = self.config
+        return *c.source_field.split(","), *c.target_field.split(","), *self._further(split)
 
     def sources(self, split: str) -> Sequence[Source]:
         """The texts of a split to read from, and those to write, in the same order."""
         sides = [self._side(split, fields) for fields in (self.config.source_field, self.config.target_field)]
         with naming(self.key(split)):
-            counts = [len(side) for side in sides]
-        if counts[0] != counts[1]:
-            first, second = counts
-            raise UserError(
-                f"data.{self.key(split)}: {sides[0].name} has {first:,} sources and {second:,} targets; "
-                "expected as many of each"
-            )
+            first, second = map(len, sides)
+            if first != second:
+                found = f"{first:,} sources and {second:,} targets"
+                raise UserError(f"{sides[0].name} has {found}; expected as many of each")
         return sides
 
     @property
@@ -92,17 +103,33 @@ class PairData(Corpus):
             return self._packing(sources, targets, c.source_length, c.target_length, c.too_long)
 
     def texts(self, split: str) -> Iterator[tuple[str, str]]:
-        """The pairs of a split as they are, without those that have an empty side."""
+        """The pairs of a split as they are, without those that `rows` leaves out."""
+        return ((source, references[0]) for source, references in self.examples(split))
+
+    def examples(self, split: str) -> Iterator[tuple[str, list[str]]]:
+        """The same, with all that may be written from each source: its target first, then the further texts
+        of its list, and those of `reference_fields`."""
         sources, targets = self.sources(split)
+        further = [self._side(split, field) for field in self._further(split)]
         for index in range(len(sources)):
             source, target = sources.text(index), targets.text(index)
-            if source.strip() and target.strip():
-                yield source, target
+            if source and target and not (self.config.too_long == "skip" and self._too_long(source, target)):
+                found = (each for side in (targets, *further) for each in side.alternatives(index))
+                yield source, [text for text in found if text.strip()]
 
     def encode_source(self, text: str) -> list[int]:
         """The tokens that a model reads of a source, its end among them."""
         return [*self.tokenizer.encode(text), self.tokenizer.eos_id]
 
     def _side(self, split: str, fields: str) -> Source:
-        parts = [self.open(split, field) for field in fields.split(",")]
-        return Joined(parts) if len(parts) > 1 else parts[0]
+        return Side([self.open(split, field, lists=True) for field in fields.split(",")])
+
+    def _further(self, split: str) -> list[str]:
+        """The fields of further references, which a source that is only trained on need not have."""
+        c = self.config
+        trained = c.validation_source and self.key(split) == "source"
+        return c.reference_fields.split(",") if c.reference_fields and not trained else []
+
+    def _too_long(self, source: str, target: str) -> bool:
+        encode, c = self.tokenizer.encode, self.config
+        return len(encode(source)) >= c.source_length or len(encode(target)) >= c.target_length

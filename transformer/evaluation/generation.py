@@ -3,23 +3,48 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
+
+from transformer.evaluation.text_metric import RESAMPLES, TextMetric, intervals
 from transformer.training.experiment import Params
 
 
 class GenerationEvaluator:
-    """scores(generate(params, sources), references), over the first `limit` pairs (0: all)."""
+    """The scores by `metrics` of `generate(params, sources)` against the references of each source.
+
+    `describe` says of the last call how many of how many it measured, in the words of `measured()`, and of
+    each score its 95 % interval and the metric's signature.
+    """
 
     def __init__(
         self,
         generate: Callable[[Params, Sequence[Any]], list[str]],
         sources: Sequence[Any],
-        references: Sequence[str],
-        scores: Callable[[list[str], list[str]], dict[str, float]],
-        limit: int = 0,
+        references: Sequence[Sequence[str]],
+        metrics: Sequence[TextMetric],
+        measured: Callable[[], str],
     ) -> None:
-        self._generate, self._scores = generate, scores
-        self._sources, self._references = sources[: limit or None], list(references[: limit or None])
+        self._generate, self._metrics = generate, metrics
+        self._sources, self._references = sources, list(references)
+        self._measured = measured
+        self._statistics: list[np.ndarray] = []
 
     def __call__(self, params: Params) -> dict[str, float]:
-        """{"bleu": ...}: whatever `scores` measures."""
-        return self._scores(self._generate(params, self._sources), self._references)
+        """{"bleu": ...}: whatever the metrics measure."""
+        texts, count = self._generate(params, self._sources), len(self._sources)
+        self._statistics = [metric.statistics(texts, self._references) for metric in self._metrics]
+        scores: dict[str, float] = {}
+        for metric, statistics_nk in zip(self._metrics, self._statistics, strict=True):
+            scores |= metric.scores(statistics_nk.sum(axis=0), count)
+        return scores
+
+    def describe(self) -> dict[str, str]:
+        """{"measured": "200 of 1,000 pairs", "bleu": "95 % interval 27.5 to 30.3 ...; its signature"}."""
+        found = {"measured": self._measured()}
+        for metric, statistics_nk in zip(self._metrics, self._statistics, strict=True):
+            for name, (low, high) in intervals(metric, statistics_nk).items():
+                found[name] = (
+                    f"95 % interval {low:.2f} to {high:.2f} ({RESAMPLES:,} bootstrap samples); "
+                    f"{metric.signature(self._references)}"
+                )
+        return found

@@ -1,23 +1,73 @@
 """ROUGE of summaries against references."""
 
+import functools
 from collections.abc import Sequence
+from importlib import metadata
+from typing import Any
+
+import numpy as np
+
+from transformer.evaluation.text_metric import MetricOptions, TextMetric
+
+KINDS = ("rouge1", "rouge2", "rougeL", "rougeLsum")
+
+ABBREVIATIONS = (
+    "a.m al approx apr aug ave co corp dec dept dr e.g est etc feb fig gen gov i.e inc jan jr jul jun lt ltd "
+    "mr mrs ms nov oct p.m ph.d prof rep rev sen sept sr st u.k u.n u.s vs"
+)
+"""Words whose full stop is their own, and need not end a sentence."""
 
 
-def rouge_scores(hypotheses: Sequence[str], references: Sequence[str | Sequence[str]]) -> dict[str, float]:
-    """{"rouge1", "rouge2", "rougeL"}: the mean F1, in [0, 1], of the words that both have, of the pairs of
-    neighbouring words, and of the longest common subsequence; words are lower-cased and stemmed.
+class Rouge(TextMetric):
+    """{"rouge1", "rouge2", "rougeL", "rougeLsum"}: 100 times the mean F1 of the words that a text and its
+    reference share, of the pairs of neighbouring words, of the longest common subsequence, and of the union
+    of those of each sentence. Words are lower-cased and stemmed.
 
-    Where a text has several references the best one counts, for each score by itself. Means over no text
-    are zero.
+    Where a text has several references the best one counts, for each score by itself. Sentences end at line
+    breaks and where Punkt (Kiss and Strunk 2006) finds an end, knowing `ABBREVIATIONS` and nothing else.
     Source: Lin 2004, "ROUGE: a package for automatic evaluation of summaries", as computed by `rouge_score`.
     """
-    from rouge_score.rouge_scorer import RougeScorer  # takes a second: not where nothing is scored
 
-    kinds = ["rouge1", "rouge2", "rougeL"]
-    scorer = RougeScorer(kinds, use_stemmer=True)
-    totals = dict.fromkeys(kinds, 0.0)
-    for hypothesis, given in zip(hypotheses, references, strict=True):
-        best = scorer.score_multi([given] if isinstance(given, str) else list(given), hypothesis)
-        for kind in kinds:
-            totals[kind] += best[kind].fmeasure
-    return {kind: float(total) / max(len(hypotheses), 1) for kind, total in totals.items()}
+    def __init__(self, options: MetricOptions | None = None) -> None:
+        """There is nothing to choose."""
+
+    def statistics(self, texts: Sequence[str], references: Sequence[Sequence[str]]) -> np.ndarray:
+        """(n, 4): the F1 of each text."""
+        best = [
+            self._scorer.score_multi([*map(sentences, given)], sentences(text))
+            for text, given in zip(texts, references, strict=True)
+        ]
+        return np.array([[each[kind].fmeasure for kind in KINDS] for each in best]).reshape(-1, len(KINDS))
+
+    def scores(self, total_k: np.ndarray, count: int) -> dict[str, float]:
+        """In [0, 100]; of no text 0."""
+        return {kind: 100 * float(total) / max(count, 1) for kind, total in zip(KINDS, total_k, strict=True)}
+
+    def signature(self, references: Sequence[Sequence[str]]) -> str:
+        """In the form of sacreBLEU's."""
+        counts = {len(given) for given in references}
+        version = metadata.version("rouge-score")
+        return (
+            f"nrefs:{counts.pop() if len(counts) == 1 else 'var'}|score:f1|stem:porter|sentences:punkt+lines|"
+            f"package:rouge-score|version:{version}"
+        )
+
+    @functools.cached_property
+    def _scorer(self) -> Any:
+        from rouge_score.rouge_scorer import RougeScorer  # takes a second: not where nothing is scored
+
+        return RougeScorer(list(KINDS), use_stemmer=True)
+
+
+def sentences(text: str) -> str:
+    """The sentences of a text, one a line."""
+    return "\n".join(part for line in text.splitlines() for part in _punkt().tokenize(line))
+
+
+@functools.cache
+def _punkt() -> Any:
+    from nltk.tokenize.punkt import PunktParameters, PunktSentenceTokenizer
+
+    known = PunktParameters()
+    known.abbrev_types = set(ABBREVIATIONS.split())
+    return PunktSentenceTokenizer(known)

@@ -5,6 +5,10 @@ import string
 from collections import Counter
 from collections.abc import Sequence
 
+import numpy as np
+
+from transformer.evaluation.text_metric import TextMetric
+
 
 def normalize(answer: str) -> str:
     """Lower case, without punctuation (ASCII), the articles a, an and the, and white space beyond one space.
@@ -30,10 +34,23 @@ def f1(answer: str, reference: str) -> float:
     return 2 * shared / (len(found) + len(wanted))
 
 
-def span_scores(answers: Sequence[str], references: Sequence[Sequence[str]]) -> dict[str, float]:
+class SpanScores(TextMetric):
     """{"exact_match", "f1"} in percent: each answer's best over its references, the mean of all."""
-    pairs = list(zip(answers, references, strict=True))
-    return {
-        name: 100 * sum(max(score(answer, each) for each in wanted) for answer, wanted in pairs) / len(pairs)
-        for name, score in (("exact_match", exact_match), ("f1", f1))
-    }
+
+    def statistics(self, texts: Sequence[str], references: Sequence[Sequence[str]]) -> np.ndarray:
+        """(n, 2): both of each answer."""
+        return np.array(
+            [
+                [max(score(answer, each) for each in wanted) for score in (exact_match, f1)]
+                for answer, wanted in zip(texts, references, strict=True)
+            ]
+        ).reshape(-1, 2)
+
+    def scores(self, total_k: np.ndarray, count: int) -> dict[str, float]:
+        """In [0, 100]."""
+        match, words = (100 * float(total) / max(count, 1) for total in total_k)
+        return {"exact_match": match, "f1": words}
+
+    def signature(self, references: Sequence[Sequence[str]]) -> str:
+        """As the official script does it."""
+        return "normalised as SQuAD 2.0 does"

@@ -1,6 +1,7 @@
 """Model FLOPs and the peak rates of known devices: what utilisation (MFU) is computed from."""
 
 import math
+import re
 
 import jax
 
@@ -38,13 +39,14 @@ def peak_flops(device_kind: str, dtype: str) -> float | None:
     return bfloat16 if dtype == "bfloat16" else float32
 
 
+READS = re.compile(r"encoder|attention/key/|.*cross_attention/(key|value|latent|rotary_key)/")
+"""How the names of an encoder-decoder's parameters begin that the tokens of a source are multiplied by."""
+
+
 def matmul_parameters(params: Params) -> int:
     """Number of parameters that tokens are multiplied by: the kernels, and the embedding table where it is
     the output matrix too (there is no `unembedding`); looking a row up costs nothing."""
-    sizes = {
-        jax.tree_util.keystr(path, simple=True, separator="/"): math.prod(leaf.shape)
-        for path, leaf in jax.tree_util.tree_leaves_with_path(params)
-    }
+    sizes = _sizes(params)
     kernels = sum(size for name, size in sizes.items() if name.endswith("kernel"))
     tied = not any(name.startswith("unembedding/") for name in sizes)
     return kernels + (sizes.get("embedding/table", 0) if tied else 0)
@@ -58,3 +60,27 @@ def train_flops_per_token(parameters: int, num_layers: int, attention_width: int
     et al. 2022, "PaLM", appendix B, by which published utilisations are comparable.
     """
     return 6.0 * parameters + 12.0 * num_layers * attention_width * length
+
+
+def pair_flops_per_token(
+    params: Params, layers: tuple[int, int, int], width: int, source_length: int, target_length: int
+) -> float:
+    """6 (N_t + N_s s / t) + 12 h k (n_t t + n_s s^2 / t + n_c s): FLOPs of an encoder-decoder for one trained
+    token of a target, in a row of t, whose share of a row of s tokens of sources is s / t.
+
+    N_s is the number of parameters that a source's tokens are multiplied by (`READS`), N_t that of all
+    others; `layers`, n_s n_t n_c, are those in which sources attend to themselves, targets to themselves,
+    and targets to sources; `width` is h k. What is counted of attention is as in `train_flops_per_token`.
+    """
+    read = sum(size for name, size in _sizes(params).items() if name.endswith("kernel") and READS.match(name))
+    shares = source_length / target_length
+    of_sources, of_targets, across = layers
+    attended = of_targets * target_length + (of_sources * shares + across) * source_length
+    return 6.0 * (matmul_parameters(params) - read + read * shares) + 12.0 * width * attended
+
+
+def _sizes(params: Params) -> dict[str, int]:
+    return {
+        jax.tree_util.keystr(path, simple=True, separator="/"): math.prod(leaf.shape)
+        for path, leaf in jax.tree_util.tree_leaves_with_path(params)
+    }

@@ -54,6 +54,7 @@ def open_source(
     document: str = "file",
     divide: bool = True,
     numbers: bool = False,
+    lists: bool = False,
     cache_dir: str | Path = "",
     reads: Sequence[str] = (),
     split_by: Sequence[str] = (),
@@ -65,7 +66,8 @@ def open_source(
     records: a table has a header where it names all of them. `document` is what one record of plain text is
     ("file", "line", "paragraph"). Files come without splits: `divide` divides them 90/5/5, else every split
     is the whole. Records that are alike in the fields `split_by`, or without any in those that `reads` names,
-    come into the same split. With `numbers` a field may also hold a number, which is read as its text.
+    come into the same split. With `numbers` a field may also hold a number, which is read as its text; with
+    `lists`, in JSON, a list of texts, `alternatives` of each other, of which the first is read.
 
     Raises:
       UserError: unknown source, split or document; missing, unreadable or empty files; an unknown field;
@@ -81,5 +83,5 @@ def open_source(
     if split_by and divide and kind in DIVIDED_BY and [*split_by] != [DIVIDED_BY[kind]]:
         raise UserError(f"{name}: it is divided by {DIVIDED_BY[kind]}; leave data.split_by empty")
     folder, names = data_folder(str(cache_dir)), (tuple(fields), tuple(reads), tuple(split_by))
-    options = Options(folder, field, document, divide, numbers, *names)
+    options = Options(folder, field, document, divide, numbers, *names, lists)
     return SOURCES[kind](argument, split, options)

@@ -32,7 +32,8 @@ class Options:
     """What a source may want to know besides its own argument: where the text is in a record (`field`), what
     one document of plain text is, whether a set without splits is to be divided into them (or every split is
     the whole), whether a number there is taken as its text, all the fields that are read of the same records
-    by several sources (`fields`; (): the one alone), and the folder for what has to be prepared.
+    by several sources (`fields`; (): the one alone), whether the text may be a list of texts, of which the
+    first counts (`lists`), and the folder for what has to be prepared.
 
     Records that are alike in the fields `split_by` come into the same split; where there are none, in those
     that `reads` names, what a model is to read of a record; and without both, in all."""
@@ -45,6 +46,7 @@ class Options:
     fields: tuple[str, ...] = ()
     reads: tuple[str, ...] = ()
     split_by: tuple[str, ...] = ()
+    lists: bool = False
 
     @property
     def asked(self) -> tuple[str, ...]:
@@ -89,6 +91,10 @@ class Source(ABC):
     def text(self, index: int) -> str:
         """The text of one record."""
         return "".join(self.pieces(index))
+
+    def alternatives(self, index: int) -> list[str]:
+        """The text of one record, and others that might stand in its place."""
+        return [self.text(index)]
 
     def texts(self) -> Iterator[str]:
         """All the text in order, in pieces; memory does not grow with it.

@@ -85,12 +85,20 @@ class JsonLines(LineFiles):
         value = record.get(self.field)
         if self._options.numbers and isinstance(value, int | float):
             record[self.field] = json.dumps(value)
+        if self._options.lists and _is_texts(value):
+            record[self.field] = next(filter(str.strip, value), "")
         try:
             self._field(record, file, start).encode()
         except UnicodeEncodeError:
             problem = f"half of a surrogate pair in {self.field!r}"
             raise UserError(f"{self._place(file, start)}: {problem}") from None
         return record
+
+    def alternatives(self, index: int) -> list[str]:
+        """The text of one record, or all of its list."""
+        value = self._read(*self._ranges[index].tolist()).get(self.field)
+        listed = self._options.lists and _is_texts(value)
+        return [*filter(str.strip, value)] if listed else [self.text(index)]
 
     def _read(self, file: int, start: int, end: int) -> dict[str, Any]:
         try:
@@ -100,6 +108,10 @@ class JsonLines(LineFiles):
         if not isinstance(record, dict):
             raise UserError(f"{self._place(file, start)}: {type(record).__name__}; expected a JSON object")
         return record
+
+
+def _is_texts(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(each, str) for each in value)
 
 
 class Columns(LineFiles):
