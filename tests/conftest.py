@@ -1,30 +1,71 @@
-"""Eight virtual CPU devices for every test, so that sharding is tested anywhere."""
+"""Eight virtual CPU devices for every test, so that sharding is tested anywhere; options of the suite."""
 
 import os
+from collections.abc import Iterator
 
 import jax
-import numpy as np
 import pytest
 
-from tests import runs
+from tests import runs, seeds
 
-jax.config.update("jax_num_cpu_devices", 8)
-# Tests compile many programs and run each of them once: in haste, in a quarter of the time.
-jax.config.update("jax_disable_most_optimizations", True)
-HASTE = "--xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1"
-os.environ["XLA_FLAGS"] = f"{HASTE} {os.environ.get('XLA_FLAGS', '')}"
+HASTE = (
+    "--xla_backend_extra_options=xla_cpu_disable_new_fusion_emitters --xla_cpu_parallel_codegen_split_count=1"
+)
+"""Tests compile many programs and run each of them once: in haste, in a quarter of the time. A flag that XLA
+does not know ends the process, so that every jaxlib of requirements.txt must know these; extra options that it
+does not know it ignores."""
+
+CORE = (
+    "tests/training/test_step.py",
+    "tests/training/test_checkpoint.py",
+    "tests/layers/test_kernels.py",
+    "tests/decoding/test_sampling.py",
+    "tests/decoding/test_beam.py",
+    "tests/data/test_packing.py",
+    "tests/test_resume.py",
+    "tests/test_launch.py",
+)
+"""The tests marked `core`, which CI runs again as users run (`--optimized`), and under a second Python."""
 
 
-@pytest.fixture
-def rng() -> np.random.Generator:
-    """Fresh random inputs; the seed is printed by pytest's own report when a test fails."""
-    seed = np.random.SeedSequence().entropy
-    print(f"rng seed: {seed}")
-    return np.random.default_rng(seed)
+def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginManager) -> None:
+    pluginmanager.register(seeds)
+    parser.addoption("--optimized", action="store_true", help="compile as users do, not in haste")
+    parser.addoption(
+        "--peers",
+        action="store_true",
+        help="fail where a test is left out because a package is not installed",
+    )
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_configure(config: pytest.Config) -> None:
+    jax.config.update("jax_num_cpu_devices", 8)
+    if not config.option.optimized:
+        jax.config.update("jax_disable_most_optimizations", True)
+        os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "true"  # for the processes that tests start
+        os.environ["XLA_FLAGS"] = f"{HASTE} {os.environ.get('XLA_FLAGS', '')}"
+
+
+@pytest.hookimpl(tryfirst=True)  # before what is not asked for is left out
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.nodeid.startswith(CORE):
+            item.add_marker(pytest.mark.core)
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """With `--peers`, a skip for want of a package is a failure."""
+    reporter = session.config.pluginmanager.get_plugin("terminalreporter")
+    if session.config.option.peers and reporter:
+        skips = [report.longrepr[2] for report in reporter.stats.get("skipped", ())]
+        if missing := [reason for reason in skips if "could not import" in reason]:
+            reporter.write_line(f"\n--peers: tests were left out: {', '.join(sorted(set(missing)))}")
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
 
 @pytest.fixture(scope="module")
-def in_root(tmp_path_factory):
+def in_root(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """In the repository's folder, for the tests of whole programs (see `tests.runs`)."""
     with runs.in_root(tmp_path_factory):
         yield

@@ -125,7 +125,7 @@ def test_a_signal_saves_and_the_same_command_goes_on(monkeypatch, capfd, tmp_pat
 def test_a_killed_run_goes_on_from_its_last_checkpoint(tmp_path, source, straight):
     folder = tmp_path / "run"
     command = [sys.executable, "-c", KILLED, str(folder), *runs.tiny(source, folder, *OPTIONS)]
-    environment = {"JAX_NUM_CPU_DEVICES": "8", "JAX_DISABLE_MOST_OPTIMIZATIONS": "true"}
+    environment = {"JAX_NUM_CPU_DEVICES": "8"}
     killed = subprocess.run(
         command, cwd=runs.ROOT, env=os.environ | environment, capture_output=True, text=True, timeout=300
     )

@@ -1,0 +1,98 @@
+"""Where the random inputs of tests come from: the test's name, unless `pytest --seed` says otherwise.
+
+    pytest                  every test draws the same inputs, whoever runs it, alone or among others
+    pytest --seed=random    other inputs; the last line says how to draw them again
+    pytest --seed=123       those of a run that said 123
+
+It holds for the fixture `rng`, for `random` and `np.random` as they stand (in a test and in each fixture), and for
+hypothesis.
+"""
+
+import hashlib
+import random
+import secrets
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import settings
+
+settings.register_profile("same", derandomize=True, deadline=None)  # seeded by the test's own code
+settings.register_profile("drawn", derandomize=False, deadline=None, database=None, print_blob=True)
+
+
+def seed_option(text: str) -> str:
+    """A number, `random` for a new one, or `name` for none."""
+    if text == "random":
+        return str(secrets.randbelow(10**9))
+    if text != "name" and not text.isdecimal():
+        raise ValueError(text)
+    return text
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--seed",
+        type=seed_option,
+        default="name",
+        help="what random inputs follow from besides the test's name: a number, or 'random' for a new one",
+    )
+
+
+@pytest.hookimpl(tryfirst=True)  # before hypothesis reads its options
+def pytest_configure(config: pytest.Config) -> None:
+    option = config.option
+    option.seed = getattr(config, "workerinput", {}).get("seed", option.seed)
+    settings.load_profile("same" if option.seed == "name" else "drawn")
+    if option.seed != "name":
+        option.hypothesis_seed = option.seed
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node: Any) -> None:
+    """The workers of xdist read the command line again, and would each draw another seed."""
+    node.workerinput["seed"] = node.config.option.seed
+
+
+def pytest_report_header(config: pytest.Config) -> str | None:
+    return None if config.option.seed == "name" else f"random inputs: --seed={config.option.seed}"
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    if config.option.seed != "name":
+        terminalreporter.write_line(f"The same inputs again: --seed={config.option.seed}")
+
+
+def seed_of(node: Any, *more: str) -> int:
+    """32 bits, that of a test, a module or whatever else a fixture belongs to."""
+    text = "\0".join((node.config.option.seed, node.nodeid, *more))
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=4).digest())
+
+
+@pytest.fixture
+def rng(request: pytest.FixtureRequest) -> np.random.Generator:
+    """Random inputs, the test's own; another test, or the same with other parameters, has others."""
+    return np.random.default_rng(seed_of(request.node))
+
+
+def _seed_globals(seed: int) -> None:
+    random.seed(seed)
+    np.random.seed(seed)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_fixture_setup(fixturedef: Any, request: Any) -> Iterator[None]:
+    """What a module's fixture draws does not depend on the test that asked for it first."""
+    before = random.getstate(), np.random.get_state()
+    _seed_globals(seed_of(request.node, fixturedef.argname, str(getattr(request, "param_index", 0))))
+    try:
+        return (yield)
+    finally:
+        random.setstate(before[0])
+        np.random.set_state(before[1])
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_call(item: pytest.Item) -> None:
+    _seed_globals(seed_of(item))
