@@ -12,8 +12,8 @@ HASTE = (
     "--xla_backend_extra_options=xla_cpu_disable_new_fusion_emitters --xla_cpu_parallel_codegen_split_count=1"
 )
 """Tests compile many programs and run each of them once: in haste, in a quarter of the time. A flag that XLA
-does not know ends the process, so that every jaxlib of requirements.txt must know these; extra options that it
-does not know it ignores."""
+does not know ends the process, so that every jaxlib of requirements.txt must know these; extra options
+that it does not know it ignores."""
 
 CORE = (
     "tests/training/test_step.py",

@@ -4,8 +4,8 @@
     pytest --seed=random    other inputs; the last line says how to draw them again
     pytest --seed=123       those of a run that said 123
 
-It holds for the fixture `rng`, for `random` and `np.random` as they stand (in a test and in each fixture), and for
-hypothesis.
+It holds for the fixture `rng`, for `random` and `np.random` (in a test and in each fixture), and
+for hypothesis.
 """
 
 import hashlib
