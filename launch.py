@@ -16,6 +16,7 @@ import argparse  # noqa: E402
 import functools  # noqa: E402
 import io  # noqa: E402
 import os  # noqa: E402
+import signal  # noqa: E402
 import sys  # noqa: E402
 from pathlib import Path  # noqa: E402
 
@@ -52,15 +53,17 @@ class Parser(argparse.ArgumentParser):
 
 
 def main(argv: list[str]) -> int:
-    """Runs one command. The exit code is 0; 2 where the user's input was at fault; 130 when interrupted."""
+    """Runs one command. The exit code is 0; 2 where the user's input was at fault; and where a signal ended
+    it 128 and the signal's number, as shells have it: 130 for SIGINT, 143 for SIGTERM."""
     try:
         flags, overrides = parse(argv)
         prepare(flags)
         from experiments import modes  # with JAX and the rest, which is too slow for a misspelt flag
 
         if flags.mode == "train":
-            modes.train(flags.workdir, overrides, flags.config, STARTED)
-        elif flags.mode == "evaluate":
+            reason = modes.train(flags.workdir, overrides, flags.config, STARTED)
+            return 0 if reason == "finished" else 128 + signal.Signals[reason]
+        if flags.mode == "evaluate":
             modes.evaluate(flags.workdir, overrides, flags.split or "validation")
         elif flags.mode == "analyze":
             modes.analyze(flags.workdir, overrides, **{name: getattr(flags, name) for name in ANALYZE})

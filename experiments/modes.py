@@ -3,7 +3,6 @@
 import contextlib
 import itertools
 import os
-import shlex
 import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -12,14 +11,15 @@ from typing import Any, TextIO
 import jax
 
 from experiments import embeddings, find_experiment
+from experiments.closing import closing, command
 from experiments.config_files import override, read_config
+from experiments.lock import exclusive, together
+from experiments.output import lasting
 from experiments.workdir import Workdir
 from transformer.errors import UserError
 from transformer.freeze import freeze
 from transformer.training.experiment import Params
 from transformer.training.run import Run
-from transformer.training.writers import names_of
-from transformer.visualization.report import read_metrics, write_report
 
 DROPOUTS = ("dropout", "embedding_dropout", "attention_dropout")
 OWN = (*DROPOUTS, "dtype", "kernel", "scan_layers", "remat", "lora_rank", "lora_alpha")
@@ -29,44 +29,68 @@ Overrides = Iterable[tuple[str, str]]
 """Keys of the config and what to set them to, as text: ("model.num_layers", "4")."""
 
 
-def train(workdir: str, overrides: Overrides = (), config: str = "", started: float | None = None) -> None:
+def train(workdir: str, overrides: Overrides = (), config: str = "", started: float | None = None) -> str:
     """Trains from the beginning, or from the latest checkpoint in the folder, and says what there is now.
+    Returns why training ended: "finished", or the name of a signal.
 
-    `config` is a config file; without it the folder's own config goes on.
+    `config` is a config file; without it the folder's own config goes on. Whoever reads what is said may
+    leave: training goes on.
     """
     folder = Workdir(workdir)
+    with lasting(), contextlib.ExitStack() as stack:
+        known = folder.config.is_file()
+        if known:
+            stack.enter_context(exclusive(folder.lock))
+        run = _open_to_train(folder, overrides, config)
+        if not known:
+            stack.enter_context(exclusive(folder.lock))
+            with together():
+                if jax.process_index() == 0 and folder.config.is_file():
+                    raise UserError(f"--workdir: {workdir} was begun by another command meanwhile; try again")
+        return _train(run, folder, started)
+
+
+def _open_to_train(folder: Workdir, overrides: Overrides, config: str) -> Run:
+    """The run, checked as far as it can be before anything of it is written."""
     values = read_config(config) if config else folder.read_config()
     frozen = check_config(inherit(values, folder, overrides), overrides)
     folder.check(frozen)
     steps, trained = frozen.train.steps, folder.trained_steps()
     if trained > steps:
-        raise UserError(f"config.train.steps: {steps}, but {workdir} has trained {trained} steps already")
+        raise UserError(f"config.train.steps: {steps}, but {folder.path} has trained {trained} steps already")
     run = open_run(folder, frozen)
-    experiment: Any = run.experiment
     run.prepare()
-    first = jax.process_index() == 0
+    return run
+
+
+def _train(run: Run, folder: Workdir, started: float | None) -> str:
+    experiment: Any = run.experiment
+    first, trained = jax.process_index() == 0, folder.trained_steps()
     if first:
         folder.write(run.config, experiment.data.kept())
         size = sum(leaf.size for leaf in jax.tree.leaves(run.abstract.params))
         devices = f"{jax.device_count()} x {jax.devices()[0].device_kind}"
-        print(f"{workdir}: {size:,} parameters on {devices}, from step {trained} to {steps}", flush=True)
+        steps = run.config.train.steps
+        print(f"{folder.path}: {size:,} parameters on {devices}, from step {trained} to {steps}", flush=True)
         for line in run.experiment.opening_lines():
             print(line, flush=True)
         if run.take_over is not None:
             print(f"parameters of {run.take_over.folder}:", *run.take_over.table(), sep="\n", flush=True)
     _, reason = run.train(started)
     if first and reason != "finished":
-        print(f"Go on with: {_command(folder)}")
+        print(f"Go on with: {command(folder)}")
     elif first:
-        for line in _closing(run, folder):
+        for line in closing(run, folder):
             print(line)
+    return reason
 
 
 def evaluate(workdir: str, overrides: Overrides = (), split: str = "validation") -> None:
     """Prints what the run's evaluators measure of a split, one name and value a line."""
     run, params = load(workdir, overrides)
     for name, value in run.evaluate(params, split).items():
-        print(f"{name} {value:.6g}")
+        if jax.process_index() == 0:
+            print(f"{name} {value:.6g}")
 
 
 def predict(
@@ -124,7 +148,7 @@ def inherit(values: dict[str, Any], folder: Workdir, overrides: Overrides) -> di
     override(values, overrides)
     source = values.get("initialize_from")
     if source and isinstance(values.get("model"), dict):
-        theirs = (folder if folder.trained_steps() else Workdir(source)).read_config().get("model", {})
+        theirs = (folder if folder.begun else Workdir(source)).read_config().get("model", {})
         values["model"] = values["model"] | {
             key: value for key, value in theirs.items() if key in values["model"] and key not in OWN
         }
@@ -152,7 +176,7 @@ def reopen_run(workdir: str | os.PathLike, overrides: Overrides = ()) -> Run:
     """
     folder = Workdir(workdir)
     values = folder.read_config()
-    if not folder.trained_steps():
+    if not folder.begun:
         raise UserError(f"--workdir: {workdir} has no checkpoints yet; train first")
     return open_run(folder, check_config(values, overrides))
 
@@ -162,28 +186,6 @@ def load(workdir: str | os.PathLike, overrides: Overrides = ()) -> tuple[Run, Pa
     latest. In a notebook, `run.experiment` has the model. Raises as `reopen_run` does."""
     run = reopen_run(workdir, overrides)
     return run, run.restore_params("best" if run.config.train.keep_best else "latest")
-
-
-def _closing(run: Run, folder: Workdir) -> Iterator[str]:
-    config: Any = run.config
-    measured = run.latest.values
-    if "jsonl" in names_of(config.train.writers):
-        write_report(folder.path)
-        measured = {name: float(values[-1]) for name, (_, values) in read_metrics(folder.metrics).items()}
-    sample = max(folder.samples.glob("*.txt"), default=None)
-    if measured:
-        yield from run.experiment.closing_lines(measured)
-    if sample is not None:
-        yield f"\n{sample}:\n{sample.read_text(encoding='utf-8')}"
-    yield f"{folder.path} has {', '.join(sorted(path.name for path in folder.path.iterdir()))}"
-    yield "Next, for example:"
-    yield f"  {_command(folder, '--mode=evaluate')}"
-    yield f"  {_command(folder, '--mode=predict', *run.experiment.example_flags())}"
-    yield f"  {_command(folder, '--config.train.steps=' + str(2 * config.train.steps))}"
-
-
-def _command(folder: Workdir, *arguments: str) -> str:
-    return shlex.join(["python", "launch.py", f"--workdir={folder.path}", *arguments])
 
 
 def _lines(source: str | None) -> Iterator[str]:
@@ -204,7 +206,12 @@ def _lines(source: str | None) -> Iterator[str]:
 
 @contextlib.contextmanager
 def _writing(target: str | None) -> Iterator[TextIO]:
-    """A stream to a file that appears when all is written, or to standard output."""
+    """A stream to a file that appears when all is written, or to standard output; on all processes but the
+    first one nothing is written."""
+    if jax.process_index() != 0:
+        with open(os.devnull, "w") as nowhere:
+            yield nowhere
+        return
     if not target:
         yield sys.stdout
         return

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from experiments import EXPERIMENTS, find_experiment
 from transformer.data.tokenizers import Tokenizer
 from transformer.errors import UserError
 from transformer.freeze import thaw, with_defaults
+from transformer.training.checkpoint import trained_steps
 
 FREE = (
     "train.",
@@ -39,6 +41,10 @@ class Workdir:
     """The paths of a run folder, and its `config.json`."""
 
     def __init__(self, path: str | os.PathLike):
+        if re.match(r"\w[\w.+-]*://", str(path)):
+            raise UserError(
+                f"--workdir: {path} is on another system; expected a folder of this one, or mounted"
+            )
         self.path = Path(path)
         self.config = self.path / "config.json"
         self.tokenizer = self.path / "tokenizer.json"
@@ -49,6 +55,17 @@ class Workdir:
         self.samples = self.path / "samples"
         self.profile = self.path / "profile"
         self.report = self.path / "report.md"
+
+    @property
+    def lock(self) -> Path:
+        """What a training holds, and no other may (see `experiments.lock`)."""
+        return self.path / "lock"
+
+    @property
+    def begun(self) -> bool:
+        """Whether there is something to go on with: a complete checkpoint. What else an attempt has left that
+        ended before its first one is written anew."""
+        return self.trained_steps() > 0
 
     def read_config(self) -> dict[str, Any]:
         """The values of the run's config, which are checked again when they are frozen; a key that is newer
@@ -84,6 +101,8 @@ class Workdir:
         """
         if self.path.exists() and not self.path.is_dir():
             raise UserError(f"--workdir: {self.path} is a file")
+        if self.config.exists() and not self.begun:
+            return
         if not self.config.exists():
             foreign = [path for path in vars(self).values() if path != self.path and path.exists()]
             if foreign:
@@ -100,8 +119,11 @@ class Workdir:
             )
 
     def read_kept(self) -> dict[str, Any]:
-        """What the run learned from its data before it trained, by name: what `write` was given."""
+        """What the run learned from its data before it trained, by name: what `write` was given. Nothing,
+        where it has not begun."""
         kept: dict[str, Any] = {}
+        if not self.begun:
+            return kept
         if self.tokenizer.exists():
             kept["tokenizer"] = Tokenizer.load(self.tokenizer)
         if self.labels.exists():
@@ -109,23 +131,25 @@ class Workdir:
         return kept
 
     def write(self, config: Any, kept: Mapping[str, Any]) -> None:
-        """Keeps the whole config, and the tokenizer and labels where there are any, unless it has them; a
-        reader sees old ones or new ones, never parts."""
+        """Keeps the whole config, and the tokenizer and labels where there are any, unless the run has begun
+        with them; a reader sees old ones or new ones, never parts."""
+        begun = self.begun
         self.path.mkdir(parents=True, exist_ok=True)
-        part = self.config.with_suffix(".part")
-        part.write_text(json.dumps(thaw(config), indent=2) + "\n")
-        os.replace(part, self.config)
-        if "tokenizer" in kept and not self.tokenizer.exists():
+        if "tokenizer" in kept and not (begun and self.tokenizer.exists()):
             kept["tokenizer"].save(self.tokenizer)
-        if "labels" in kept and not self.labels.exists():
-            part = self.labels.with_suffix(".part")
-            part.write_text(json.dumps(kept["labels"], ensure_ascii=False) + "\n", encoding="utf-8")
-            os.replace(part, self.labels)
+        if "labels" in kept and not (begun and self.labels.exists()):
+            _write_json(self.labels, kept["labels"])
+        _write_json(self.config, thaw(config), indent=2)
 
     def trained_steps(self) -> int:
         """The step of the latest checkpoint; 0 where there is none."""
-        found = self.checkpoints.iterdir() if self.checkpoints.is_dir() else ()
-        return max((int(path.name) for path in found if path.name.isdecimal()), default=0)
+        return trained_steps(self.checkpoints)
+
+
+def _write_json(path: Path, values: Any, **layout: Any) -> None:
+    part = path.with_suffix(".part")
+    part.write_text(json.dumps(values, ensure_ascii=False, **layout) + "\n", encoding="utf-8")
+    os.replace(part, path)
 
 
 def flatten(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:

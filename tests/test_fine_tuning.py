@@ -44,6 +44,21 @@ def tune(data, pretrained, workdir, *keys):
     return launch.main([config, f"--workdir={workdir}", source, start, *keys])
 
 
+def test_one_that_was_killed_before_its_first_checkpoint_begins_with_them_again(
+    data, pretrained, tmp_path, capfd
+):
+    """A folder of checkpoints without any, or with one that is not complete, is no beginning."""
+    workdir, rate = tmp_path / "tuned", "--config.optimizer.learning_rate=0.0"
+    assert tune(data, pretrained, workdir, rate) == 0
+    shutil.rmtree(workdir / "checkpoints")
+    (workdir / "checkpoints" / "1.orbax-checkpoint-tmp-7").mkdir(parents=True)
+    capfd.readouterr()
+    assert tune(data, pretrained, workdir, rate) == 0
+    assert "taken  encoder/trunk/blocks" in capfd.readouterr().out
+    (_, theirs), (_, ours) = modes.load(pretrained), modes.load(workdir)
+    jax.tree.map(np.testing.assert_array_equal, theirs["encoder"], ours["encoder"])
+
+
 def test_a_run_begins_with_another_s_parameters_model_and_tokenizer(data, pretrained, tmp_path, capfd):
     workdir = tmp_path / "tuned"
     # With a rate of 0 what was taken over is what the first checkpoint holds.

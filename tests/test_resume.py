@@ -1,10 +1,14 @@
 """A run that is stopped and started again is, bit for bit, the run that was never stopped."""
 
 import json
+import math
 import os
+import shutil
 import signal
+import socket
 import subprocess
 import sys
+import time
 
 import jax
 import numpy as np
@@ -12,7 +16,10 @@ import pytest
 
 import launch
 from experiments import modes
+from experiments.language_modeling import LanguageModeling
+from experiments.lock import exclusive
 from tests import runs
+from transformer.errors import UserError
 from transformer.training.hooks import Hook
 from transformer.training.run import Run
 
@@ -113,7 +120,7 @@ def test_a_signal_saves_and_the_same_command_goes_on(monkeypatch, capfd, tmp_pat
     folder = tmp_path / "run"
     with monkeypatch.context() as patch:
         patch.setattr(Run, "hooks", with_hook(Send(2, number)))
-        assert launch.main(runs.tiny(source, folder, *OPTIONS)) == 0
+        assert launch.main(runs.tiny(source, folder, *OPTIONS)) == 128 + number
     out = capfd.readouterr().out
     assert f"Go on with: python launch.py --workdir={folder}" in out
     saved = max(int(path.name) for path in (folder / "checkpoints").iterdir() if path.name.isdecimal())
@@ -137,9 +144,182 @@ def test_a_killed_run_goes_on_from_its_last_checkpoint(tmp_path, source, straigh
 
 
 def test_a_second_interruption_leaves_at_once(monkeypatch, capfd, tmp_path, source):
-    monkeypatch.setattr(Run, "hooks", with_hook(Send(2, signal.SIGINT, signal.SIGINT)))
+    class Twice(Send):
+        def due(self, step, last):
+            if step == 2:
+                os.kill(os.getpid(), signal.SIGINT)  # between two steps: it is noted
+            return step == 3
+
+    monkeypatch.setattr(Run, "hooks", with_hook(Twice(3, signal.SIGINT)))
     assert launch.main(runs.tiny(source, tmp_path / "run", *OPTIONS)) == 130
     assert capfd.readouterr().err.endswith("interrupted\n")
+
+
+def test_a_signal_in_an_evaluation_leaves_it_and_it_is_made_up_for(
+    monkeypatch, capfd, tmp_path, source, straight
+):
+    """The evaluation is not waited for, nor lost; and the next command may be stopped in it just so."""
+    folder = tmp_path / "run"
+    original = LanguageModeling.evaluators
+
+    def evaluators(self, *arguments, **options):
+        measure = original(self, *arguments, **options)["eval"]
+
+        def stopped(params):
+            os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(60)
+            return measure(params)
+
+        return {"eval": stopped}
+
+    start = time.monotonic()
+    for command in (runs.tiny(source, folder, *OPTIONS), [f"--workdir={folder}"]):
+        with monkeypatch.context() as patch:
+            patch.setattr(LanguageModeling, "evaluators", evaluators)
+            assert launch.main(command) == 143
+        assert os.listdir(folder / "checkpoints") == ["4"]
+        assert [line["step"] for line in measurements(folder)] == [1, 2, 3, 4]
+    assert time.monotonic() - start < 60
+    assert "SIGTERM: saved step 4 and leaving" in capfd.readouterr().out
+    assert launch.main([f"--workdir={folder}"]) == 0
+    assert_same_run(folder, straight)
+
+
+def test_a_signal_before_the_first_step_ends_saves_the_first_step(monkeypatch, tmp_path, source, straight):
+    folder = tmp_path / "run"
+    loader = Run.loader.func
+
+    class Stop:
+        def __init__(self, inner):
+            self.inner = inner
+
+        def iterate(self, start):
+            os.kill(os.getpid(), signal.SIGTERM)
+            yield from self.inner.iterate(start)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Run, "loader", property(lambda run: Stop(loader(run))))
+        assert launch.main(runs.tiny(source, folder, *OPTIONS)) == 143
+    assert os.listdir(folder / "checkpoints") == ["1"]
+    assert launch.main([f"--workdir={folder}"]) == 0
+    assert_same_run(folder, straight)
+
+
+HOLDER = """
+import sys, time
+from pathlib import Path
+from experiments.lock import exclusive
+
+with exclusive(Path(sys.argv[1], "lock")):
+    print("held", flush=True)
+    time.sleep(600)
+"""
+
+
+def test_a_folder_in_training_is_refused_to_a_second_training_until_the_first_is_gone(
+    capfd, tmp_path, straight
+):
+    folder = shutil.copytree(straight, tmp_path / "run")
+    before = runs.listing(folder)
+    holder = subprocess.Popen(
+        [sys.executable, "-c", HOLDER, str(folder)], cwd=runs.ROOT, stdout=subprocess.PIPE
+    )
+    try:
+        assert holder.stdout.readline() == b"held\n"
+        capfd.readouterr()
+        assert launch.main([f"--workdir={folder}", "--config.train.steps=12"]) == 2
+        error = capfd.readouterr().err
+        assert error.count("\n") == 1
+        assert (
+            f"--workdir: {folder} is in training by process {holder.pid} on {socket.gethostname()}" in error
+        )
+        assert launch.main([f"--workdir={folder}", "--mode=predict", "--prompt=x"]) == 0
+        assert runs.listing(folder).keys() == before.keys() | {"lock"}
+    finally:
+        holder.kill()
+        holder.communicate()
+    assert (folder / "lock").exists()  # left by the kill, and held by nobody
+    assert launch.main([f"--workdir={folder}"]) == 0
+    assert not (folder / "lock").exists()
+
+
+def test_the_lock_is_free_again_and_gone_whatever_ends_the_training(tmp_path):
+    path = tmp_path / "new" / "lock"
+    with pytest.raises(RuntimeError), exclusive(path):
+        with pytest.raises(UserError, match="in training by process"), exclusive(path):
+            pass
+        assert path.exists()
+        raise RuntimeError
+    assert not path.exists()
+    with exclusive(path):
+        pass
+
+
+@pytest.mark.parametrize("streams", ["stdout", "both"])
+def test_training_goes_on_when_the_reader_of_what_it_says_has_left(tmp_path, source, streams):
+    folder = tmp_path / "run"
+    read, write = os.pipe()
+    error = write if streams == "both" else subprocess.PIPE
+    arguments = runs.tiny(source, folder, "--config.train.steps=30", "--config.train.evaluate_every=3")
+    process = runs.start(arguments, stdout=write, stderr=error)
+    os.close(write)
+    assert os.read(read, 10)
+    os.close(read)
+    _, said = process.communicate(timeout=300)
+    assert process.returncode == 0 and "Traceback" not in (said or "")
+    assert os.listdir(folder / "checkpoints") == ["30"]
+
+
+def test_what_has_no_checkpoint_yet_may_begin_otherwise(monkeypatch, capfd, tmp_path, source, straight):
+    """With other keys, another batch size and another tokenizer; and nothing of the first attempt remains."""
+    folder = tmp_path / "run"
+
+    class Interrupt(Hook):
+        def __call__(self, step, state, metrics):
+            raise KeyboardInterrupt
+
+        def due(self, step, last):
+            return step == 3
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Run, "hooks", with_hook(Interrupt()))
+        other = ["--config.train.batch_size=16", "--config.data.tokenizer=characters", "--config.seed=3"]
+        assert launch.main(runs.tiny(source, folder, *OPTIONS, *other)) == 130
+    assert json.loads((folder / "config.json").read_text())["train"]["batch_size"] == 16
+    assert (folder / "checkpoints").is_dir() and not os.listdir(folder / "checkpoints")
+    capfd.readouterr()
+    assert launch.main([f"--workdir={folder}", "--mode=evaluate"]) == 2
+    assert "has no checkpoints yet" in capfd.readouterr().err
+    assert launch.main(runs.tiny(source, folder, *OPTIONS)) == 0
+    assert_same_run(folder, straight)
+    for name in ("config.json", "tokenizer.json"):
+        assert (folder / name).read_text() == (straight / name).read_text()
+
+
+@pytest.mark.parametrize("lost", ["metrics", "numbers"])
+def test_a_run_whose_last_lines_fail_is_finished_and_usable(monkeypatch, capfd, tmp_path, source, lost):
+    folder = tmp_path / "run"
+    original = LanguageModeling.evaluators
+
+    def evaluators(self, *arguments, **options):
+        names = original(self, *arguments, **options)["eval"]
+        return {"eval": lambda params: dict.fromkeys(names(params), math.nan)}
+
+    with monkeypatch.context() as patch:
+        if lost == "numbers":
+            patch.setattr(LanguageModeling, "evaluators", evaluators)
+        assert launch.main(runs.tiny(source, folder)) == 0
+    out = capfd.readouterr().out
+    if lost == "numbers":
+        assert "the last evaluation gave no number for eval/bits_per_byte" in out
+    else:
+        (folder / "metrics.jsonl").unlink()
+    assert launch.main(runs.tiny(source, folder)) == 0
+    out = capfd.readouterr().out
+    assert "cannot be told" in out if lost == "metrics" else "gave no number for eval/bits_per_byte" in out
+    assert "--mode=predict" in out and "Traceback" not in out
+    assert launch.main([f"--workdir={folder}", "--mode=evaluate"]) == 0
+    assert launch.main([f"--workdir={folder}", "--config.train.steps=3"]) == 0
 
 
 def test_a_finished_run_can_be_extended_but_not_shortened(capfd, tmp_path, source):

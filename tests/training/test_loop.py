@@ -68,7 +68,16 @@ class Memory:
 
 
 def run(
-    steps, state=None, loader=None, workdir=None, checkpoints=None, writers=(), hooks=(), step=None, **keys
+    steps,
+    state=None,
+    loader=None,
+    workdir=None,
+    checkpoints=None,
+    writers=(),
+    hooks=(),
+    step=None,
+    left=None,
+    **keys,
 ):
     mesh, _, init, train_step = toy()
     state = init() if state is None else state
@@ -93,6 +102,7 @@ def run(
             hooks=hooks,
             writers=writers,
             checkpoints=checkpoints,
+            left=left,
         )
 
 
@@ -292,20 +302,75 @@ def test_a_signal_saves_at_the_next_boundary_and_handlers_are_put_back(tmp_path)
     assert (signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)) == before
 
 
-def test_a_second_signal_leaves_at_once():
+def signalling(at, *signals):
+    """The training step, under which signals come in the step of this number."""
+
+    def step(state, batch):
+        if int(state.step) == at - 1:
+            for number in signals:  # a scheduler's second SIGTERM changes nothing
+                os.kill(os.getpid(), number)
+        return toy()[3](state, batch)
+
+    return step
+
+
+@pytest.mark.parametrize("first", [signal.SIGINT, signal.SIGTERM])
+def test_a_second_signal_leaves_at_once(tmp_path, first):
     class Kill(Hook):
         def due(self, step, last):
             return step == 3
 
         def __call__(self, step, state, metrics):
             os.kill(os.getpid(), signal.SIGINT)
-            os.kill(os.getpid(), signal.SIGINT)
             time.sleep(5)
 
     start = time.perf_counter()
-    with pytest.raises(KeyboardInterrupt):
-        run(50, hooks=[Kill()])
+    with pytest.raises(KeyboardInterrupt), Checkpoints(tmp_path) as checkpoints:
+        run(50, hooks=[Kill()], checkpoints=checkpoints, step=signalling(3, first, signal.SIGTERM))
     assert time.perf_counter() - start < 5
+    assert os.listdir(tmp_path) == ["3"]  # it was saved before
+
+
+@pytest.mark.parametrize("at", ["in a step", "before the hooks", "in a hook"])
+def test_a_signal_saves_before_the_hooks_and_what_it_cuts_short_is_done_when_the_run_goes_on(tmp_path, at):
+    events, left = [], tmp_path / "left"
+
+    class Saves(Checkpoints):
+        def save(self, step, state, metrics=None):
+            if step not in self.steps():
+                events.append(("save", step))
+            super().save(step, state, metrics)
+
+    class Stop(Record):
+        def due(self, step, last):
+            if step == 4 and at == "before the hooks" and not left.exists():
+                os.kill(os.getpid(), signal.SIGTERM)
+            return super().due(step, last)
+
+        def __call__(self, step, state, metrics):
+            if step == 4 and at == "in a hook" and not left.exists():
+                os.kill(os.getpid(), signal.SIGTERM)
+            super().__call__(step, state, metrics)
+            return {"eval/loss": 1.0}
+
+    memory = Memory()
+    writers = [memory, JsonLines(tmp_path, 0)]
+    with Saves(tmp_path / "checkpoints") as checkpoints:
+        options = {"checkpoints": checkpoints, "hooks": [Stop(4, "evaluate", events)], "left": left}
+        step = signalling(4, signal.SIGTERM) if at == "in a step" else None
+        _, reason = run(8, **options, writers=writers, log_every=1, step=step)
+        assert reason == "SIGTERM"
+        if at == "in a step":
+            assert events == [("save", 4), ("evaluate", 4)] and not left.exists()
+        else:
+            assert events == [("save", 4)] and left.read_text() == "4"
+        state = checkpoints.restore(toy()[1])
+        run(8, state, **options, writers=[memory, JsonLines(tmp_path, int(state.step))], log_every=1)
+    assert [event for event in events if event[0] == "evaluate"] == [("evaluate", 4), ("evaluate", 8)]
+    assert not left.exists()
+    found = lines(tmp_path)
+    assert [line["step"] for line in found] == list(range(1, 9))
+    assert all("train/loss" in line and ("eval/loss" in line) == (line["step"] % 4 == 0) for line in found)
 
 
 PROGRAM = """

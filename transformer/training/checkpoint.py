@@ -1,6 +1,7 @@
 """Checkpoints of the whole training state, written in the background and read onto any mesh."""
 
 import importlib
+import math
 import os
 from collections.abc import Mapping
 from types import ModuleType
@@ -15,6 +16,13 @@ from transformer.training.state import State
 
 Step = int | str
 """Which checkpoint: a step, "latest" or "best"."""
+
+
+def trained_steps(directory: str | os.PathLike) -> int:
+    """The step of the latest complete checkpoint in a run's folder of checkpoints; 0 where there is none:
+    such a run has not begun, whatever else is there."""
+    found = os.listdir(directory) if os.path.isdir(directory) else ()
+    return max((int(name) for name in found if name.isdecimal()), default=0)
 
 
 class Checkpoints:
@@ -62,7 +70,8 @@ class Checkpoints:
     def save(self, step: int, state: State, metrics: Mapping[str, float] | None = None) -> None:
         """Copies the state to the host and returns; writing it out goes on in the background.
 
-        `metrics` are those measured at this very step; a step that is there already is left as it is.
+        `metrics` are those measured at this very step; a step that is there already is left as it is, and one
+        whose metric is no number is never the best.
 
         Raises:
           UserError: `keep_best` names none of the metrics.
@@ -72,7 +81,8 @@ class Checkpoints:
         name = self.keep_best.removeprefix("-")
         if name and metrics and name not in metrics:
             raise UserError(f"train.keep_best: {name!r} is not measured; there are {', '.join(metrics)}")
-        measured = {name: float(metrics[name])} if name and metrics else None
+        known = name and metrics and math.isfinite(metrics[name])
+        measured = {name: float(metrics[name])} if metrics and known else None
         self._manager.save(step, args=self._orbax.args.PyTreeSave(state), metrics=measured)
 
     def restore(self, abstract: State, step: Step = "latest") -> State:
@@ -102,7 +112,8 @@ class Checkpoints:
         return self._restore(found, {name: abstract}, partial=True)[name]
 
     def find(self, step: Step) -> int:
-        """The number of the checkpoint that `step` means; a `UserError` where there is none."""
+        """The number of the checkpoint that `step` means; a `UserError` where there is none. Where no
+        checkpoint was measured (the run was stopped before), the latest is the best."""
         steps = self.steps()
         if not steps:
             raise UserError(f"{self.directory}: there are no checkpoints")
@@ -111,9 +122,9 @@ class Checkpoints:
         if step == "best":
             measured = {each: self._manager.metrics(each) for each in steps}
             candidates = [each for each in steps if measured[each]]
-            if not self.keep_best or not candidates:
+            if not self.keep_best:
                 raise UserError(f"{self.directory}: no checkpoint was saved with train.keep_best")
-            return max(candidates, key=lambda each: self._merit(measured[each]))
+            return max(candidates, key=lambda each: self._merit(measured[each]), default=steps[-1])
         if step not in steps:
             raise UserError(f"{self.directory}: no checkpoint of step {step}; there are {_some(steps)}")
         return int(step)

@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 
 import jax
 import numpy as np
@@ -13,7 +14,7 @@ from transformer.training.experiment import Batch, Loader
 from transformer.training.hooks import Hook, is_due
 from transformer.training.meter import Meter
 from transformer.training.metrics import Sum
-from transformer.training.signals import StopRequest
+from transformer.training.signals import Stopped, StopRequest
 from transformer.training.state import State
 from transformer.training.writers import Progress, Writer, names_of
 
@@ -70,6 +71,7 @@ def train(
     hooks: Sequence[Hook] = (),
     writers: Sequence[Writer] = (),
     checkpoints: Checkpoints | None = None,
+    left: Path | None = None,
 ) -> tuple[State, str]:
     """Trains from `state.step` to `config.steps`; the last state, and why it is the last: "finished", or
     the name of the signal that stopped it.
@@ -77,9 +79,11 @@ def train(
     After a step come, in this order, the hooks that are due, a checkpoint if one is due, and the next
     batch. The metrics of a step are read when the next one is under way, so that the device never waits for
     the host, except where a hook or a checkpoint needs the state anyway. SIGINT or SIGTERM end training
-    after the current step with a checkpoint. Where anything fails between two steps, the state is saved
-    before the error goes on (in a run of one process: several cannot be sure to fail together). `put`
-    brings this process's rows onto the devices; `train_step` is compiled, with its state donated.
+    after the current step: with a checkpoint, and only then with the hooks that are due; in the midst of a
+    hook, which is then left: `left` is a file that holds the step until its hooks are done, which they are
+    first of all when the run goes on. Where anything fails between two steps, the state is saved before the
+    error goes on (in a run of one process: several cannot be sure to fail together). `put` brings this
+    process's rows onto the devices; `train_step` is compiled, with its state donated.
     """
     step = int(state.step)
     first = step + 1
@@ -105,6 +109,39 @@ def train(
                 if values:
                     writer.write(step, values)
 
+        def call(
+            due: Sequence[Hook], values: Mapping[str, float], kept: bool = False
+        ) -> tuple[dict[str, float], bool]:
+            """What the hooks measure, and whether all of them came to an end: a signal leaves them, unless
+            all is kept already."""
+            measured: dict[str, float] = {}
+            try:
+                with contextlib.nullcontext() if kept else stop.raising():
+                    for hook in due:
+                        measured |= hook(step, state, {**values, **measured}) or {}
+            except Stopped:
+                return {}, False
+            if measured:
+                progress.line(step, measured)
+            if left is not None and jax.process_index() == 0:
+                left.unlink(missing_ok=True)
+            return measured, True
+
+        def keep(due: Sequence[Hook], values: Mapping[str, float]) -> None:
+            """All that a signal must not cost: it is there when this returns."""
+            write(values)
+            if left is not None and due and jax.process_index() == 0:
+                left.write_text(str(step))
+            if checkpoints is not None:
+                checkpoints.save(step, state)
+                checkpoints.wait()
+
+        if left is not None and left.exists() and left.read_text() == str(step):
+            measured, done = call([hook for hook in hooks if hook.due(step, step == config.steps)], {})
+            if not done:
+                progress.say(f"{stop.received}: leaving before the evaluation of step {step} is done")
+                return state, stop.received
+            write(measured)
         batches = loader.iterate(step)
         try:
             while step < config.steps:
@@ -121,23 +158,26 @@ def train(
                 save = ending or is_due(config.checkpoint_every, step)
                 if not (due or save or step == first):
                     continue
-                values = read(unread, ending or is_due(config.log_every, step))
+                values = read(unread, save or is_due(config.log_every, step))
                 unread = None
-                measured: dict[str, float] = {}
                 with meter.pause():
-                    for hook in due:
-                        measured |= hook(step, state, values | measured) or {}
-                    if measured:
-                        progress.line(step, measured)
-                    if save and checkpoints is not None:
+                    if signal is not None:
+                        keep(due, values)
+                    measured, done = call(due, values, kept=signal is not None)
+                    if not done:
+                        keep(due, values)
+                        signal, last = stop.received, False
+                    elif save and checkpoints is not None:
                         checkpoints.save(step, state, measured)
-                write(values | measured)
+                if done:
+                    write({**values, **measured})
                 if signal is not None and not last:
                     reason = signal
                     progress.say(f"{signal}: saved step {step} and leaving")
                     break
         except Exception:
-            if checkpoints is not None and jax.process_count() == 1 and _is_whole(state):
+            alone = jax.process_count() == 1
+            if checkpoints is not None and alone and _is_whole(state) and int(state.step):
                 checkpoints.save(int(state.step), state)
             raise
     return state, reason

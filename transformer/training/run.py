@@ -13,7 +13,7 @@ import jax
 
 from transformer.errors import UserError
 from transformer.training import flops, parallel
-from transformer.training.checkpoint import Checkpoints, Step
+from transformer.training.checkpoint import Checkpoints, Step, trained_steps
 from transformer.training.experiment import Experiment, Loader, Params, Put, Recurrent
 from transformer.training.hooks import Evaluate, Evaluator, Hook, Profile
 from transformer.training.initial_values import redraw
@@ -122,7 +122,7 @@ class Run:
         has begun already."""
         c = self.config
         may_be_new = self.experiment.heads if c.initialize_strict else None
-        if not c.initialize_from or (self.workdir / "checkpoints").is_dir():
+        if not c.initialize_from or trained_steps(self.workdir / "checkpoints"):
             return None
         return TakeOver.plan(Path(c.initialize_from), self.abstract.params, may_be_new)
 
@@ -153,7 +153,7 @@ class Run:
         c = self.config
         started = time.perf_counter() if started is None else started
         with self.placed(), self.checkpoints(write=True) as checkpoints:
-            if checkpoints.steps():
+            if trained_steps(checkpoints.directory):
                 state = checkpoints.restore(self.abstract)
             else:
                 unboxed = jax.jit(lambda: parallel.unboxed(self.create()), out_shardings=self.shardings)
@@ -184,6 +184,7 @@ class Run:
                     self.latest,
                 ],
                 checkpoints=checkpoints,
+                left=self.workdir / "unmeasured",
             )
 
     def evaluators(self, split: str = "validation") -> dict[str, Evaluator]:

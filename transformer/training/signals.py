@@ -1,7 +1,9 @@
 """Leaving in good order when asked to: Ctrl-C, or SIGTERM from a scheduler."""
 
+import contextlib
 import signal
 import threading
+from collections.abc import Iterator
 from types import FrameType
 
 import jax
@@ -10,11 +12,17 @@ import numpy as np
 AGREE_EVERY = 10
 
 
+class Stopped(BaseException):
+    """The first signal came where what is being done need not be finished."""
+
+
 class StopRequest:
-    """A context in which the first SIGINT or SIGTERM is only noted, and a second one interrupts at once."""
+    """A context in which the first SIGINT or SIGTERM is only noted. After it a SIGINT interrupts at once; a
+    SIGTERM does not, for schedulers send it twice."""
 
     def __init__(self) -> None:
         self._received = 0
+        self._raising = False
         self._before: dict[int, object] = {}
 
     def agreed(self, step: int) -> str | None:
@@ -32,6 +40,23 @@ class StopRequest:
             received = int(np.max(multihost_utils.process_allgather(np.int32(received))))
         return signal.Signals(received).name if received else None
 
+    @contextlib.contextmanager
+    def raising(self) -> Iterator[None]:
+        """Around what may take long and need not be finished: in a single process the first signal, also one
+        that came before, is raised as `Stopped`. Several finish it, so that none is left in a collective."""
+        self._raising = jax.process_count() == 1
+        try:
+            if self._raising and self._received:
+                raise Stopped
+            yield
+        finally:
+            self._raising = False
+
+    @property
+    def received(self) -> str:
+        """The name of the signal that this process got first."""
+        return signal.Signals(self._received).name
+
     def __enter__(self) -> "StopRequest":
         if threading.current_thread() is threading.main_thread():
             for number in (signal.SIGINT, signal.SIGTERM):
@@ -43,6 +68,9 @@ class StopRequest:
             signal.signal(number, handler)  # type: ignore[arg-type]
 
     def _note(self, number: int, frame: FrameType | None) -> None:
-        if self._received:
+        if self._received and number == signal.SIGINT:
             raise KeyboardInterrupt
-        self._received = number
+        if not self._received:
+            self._received = number
+            if self._raising:
+                raise Stopped

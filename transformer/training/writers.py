@@ -19,7 +19,7 @@ from transformer.errors import UserError
 
 
 class Writer(Protocol):
-    """Takes the values of one step; steps come in ascending order, each at most once."""
+    """Takes the values of one step; steps come in ascending order, and values of the same step add up."""
 
     def write(self, step: int, values: Mapping[str, float]) -> None:
         """Takes the values, by name."""
@@ -42,12 +42,21 @@ class JsonLines:
             rewritten = path.with_suffix(".tmp")
             rewritten.write_text("".join(line + "\n" for line in kept))
             os.replace(rewritten, path)
+            self._last = kept[-1] + "\n" if kept else ""
+        else:
+            self._last = ""
         self._file = path.open("a")
 
     def write(self, step: int, values: Mapping[str, float]) -> None:
-        """Appends a line and hands it to the operating system at once."""
-        finite = {name: value if math.isfinite(value) else None for name, value in values.items()}
-        self._file.write(json.dumps({"step": step, **finite}) + "\n")
+        """Appends a line and hands it to the operating system at once; what the last line says of the same
+        step becomes part of it."""
+        line: dict[str, float | None] = {"step": step}
+        if _step_of(self._last) == step:
+            line = json.loads(self._last)
+            self._file.truncate(os.fstat(self._file.fileno()).st_size - len(self._last))
+        line |= {name: value if math.isfinite(value) else None for name, value in values.items()}
+        self._last = json.dumps(line) + "\n"
+        self._file.write(self._last)
         self._file.flush()
 
     def close(self) -> None:
@@ -61,7 +70,8 @@ class TensorBoard:
     def __init__(self, workdir: Path, step: int):
         from tensorboardX import SummaryWriter  # takes 0.1 s, and more where PyTorch is installed
 
-        self._writer = SummaryWriter(str(workdir / "events"), purge_step=step + 1 if step else None)
+        directory = workdir / "events"
+        self._writer = SummaryWriter(str(directory), purge_step=step + 1 if directory.is_dir() else None)
 
     def write(self, step: int, values: Mapping[str, float]) -> None:
         """Adds one scalar per value."""

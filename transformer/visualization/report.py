@@ -1,6 +1,8 @@
 """The report of a run: its curves in a picture, and its last values in a table."""
 
 import json
+import math
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +25,18 @@ PANELS = {
 """Title -> the values drawn, those of training first."""
 
 
+def _lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    if not path.is_file():
+        raise UserError(f"{path}: there are no metrics")
+    for number, line in enumerate(path.read_text().splitlines(), 1):
+        try:
+            values = json.loads(line)
+            step = values.pop("step")
+        except (ValueError, KeyError, TypeError, AttributeError):
+            raise UserError(f"{path}:{number}: not a JSON object with a step") from None
+        yield step, values
+
+
 def write_report(workdir: Path) -> Path:
     """Writes `report.png` and `report.md` from `metrics.jsonl`, and returns the path of the latter.
 
@@ -36,21 +50,23 @@ def write_report(workdir: Path) -> Path:
     return page
 
 
+def last_values(path: Path) -> dict[str, float]:
+    """The last value of each name in a `metrics.jsonl`, NaN where it was no number; raises as `read_metrics`
+    does."""
+    found: dict[str, float] = {}
+    for _, values in _lines(path):
+        found |= {name: math.nan if value is None else float(value) for name, value in values.items()}
+    return found
+
+
 def read_metrics(path: Path) -> Series:
     """Every value of a `metrics.jsonl`; what was not a number is left out.
 
     Raises:
       UserError: there is no such file, or nothing in it, or a line is not of this form.
     """
-    if not path.is_file():
-        raise UserError(f"{path}: there are no metrics")
     points: dict[str, list[tuple[int, float]]] = {}
-    for number, line in enumerate(path.read_text().splitlines(), 1):
-        try:
-            values = json.loads(line)
-            step = values.pop("step")
-        except (ValueError, KeyError, TypeError, AttributeError):
-            raise UserError(f"{path}:{number}: not a JSON object with a step") from None
+    for step, values in _lines(path):
         for name, value in values.items():
             if value is not None:
                 points.setdefault(name, []).append((step, value))
