@@ -3,6 +3,7 @@
 Train (the same command again resumes):  python launch.py --config=configs/lm.py
 Measure on the validation data:          python launch.py --workdir=runs/lm --mode=evaluate
 Complete a prompt, or lines of a file:   python launch.py --workdir=runs/lm --mode=predict --prompt="def fib("
+Likelihood of TEXT<tab>CONTINUATION:      python launch.py --workdir=runs/lm --mode=score --input=pairs.tsv
 Look into the embeddings of words:       python launch.py --workdir=runs/lm --mode=analyze --neighbours=return
 
 Any key of the config can be changed: --config.model.num_layers=6
@@ -15,6 +16,7 @@ STARTED = time.perf_counter()  # before anything is imported: the time to the fi
 import argparse  # noqa: E402
 import functools  # noqa: E402
 import io  # noqa: E402
+import itertools  # noqa: E402
 import os  # noqa: E402
 import signal  # noqa: E402
 import sys  # noqa: E402
@@ -34,6 +36,7 @@ memory of each step anew from malloc; to give it back and map it in again is up 
 
 SAMPLING = ("temperature", "top_k", "top_p", "num_samples", "max_new_tokens")
 PREDICT = ("prompt", "input", "output", "seed", *SAMPLING)
+SCORE = ("prompt", "input", "output")
 ANALYZE = {
     "words": "words, with commas between, to compare with one another",
     "neighbours": "words whose nearest others to list",
@@ -67,6 +70,9 @@ def main(argv: list[str]) -> int:
             modes.evaluate(flags.workdir, overrides, flags.split or "validation")
         elif flags.mode == "analyze":
             modes.analyze(flags.workdir, overrides, **{name: getattr(flags, name) for name in ANALYZE})
+        elif flags.mode == "score":
+            files = {"source": flags.input, "target": flags.output}
+            modes.score(flags.workdir, overrides, prompt=flags.prompt, **files)
         else:
             files = {"source": flags.input, "target": flags.output}
             modes.predict(flags.workdir, overrides, prompt=flags.prompt, seed=flags.seed or 0, **files)
@@ -96,10 +102,10 @@ def parse(argv: list[str]) -> tuple[argparse.Namespace, list[tuple[str, str]]]:
     add = parser.add_argument
     add("--config", default="", help="a config file, configs/lm.py, or a preset of it, configs/lm.py:tiny")
     add("--workdir", default="", help="the run's folder (training: runs/<name of the config>)")
-    add("--mode", default="train", choices=["train", "evaluate", "predict", "analyze"])
-    add("--prompt", help="predict: a text to complete")
-    add("--input", help="predict: a file of texts, one a line (standard input)")
-    add("--output", help="predict: a file for the answers, one a line (standard output)")
+    add("--mode", default="train", choices=["train", "evaluate", "predict", "score", "analyze"])
+    add("--prompt", help="predict: a text to complete; score: TEXT, a tab, CONTINUATION")
+    add("--input", help="predict, score: a file of such texts, one a line (standard input)")
+    add("--output", help="predict, score: a file for the answers, one a line (standard output)")
     add("--seed", type=int, help="predict: another one gives other samples (0)")
     for name in SAMPLING:
         add(f"--{name}", help=f"predict: instead of the run's sample.{name}")
@@ -114,10 +120,11 @@ def parse(argv: list[str]) -> tuple[argparse.Namespace, list[tuple[str, str]]]:
     if unknown:
         names = [name for action in parser._actions for name in action.option_strings if name != "-h"]
         raise UserError(f"{unknown[0]}: no such flag; {suggest(unknown[0].split('=')[0], names)}")
-    for mode, takes in {"predict": PREDICT, "analyze": tuple(ANALYZE), "evaluate": ("split",)}.items():
-        given = [name for name in takes if getattr(flags, name) is not None]
-        if given and flags.mode != mode:
-            raise UserError(f"--{given[0]}: only --mode={mode} takes it")
+    modes = {"predict": PREDICT, "score": SCORE, "analyze": tuple(ANALYZE), "evaluate": ("split",)}
+    for name in dict.fromkeys(itertools.chain.from_iterable(modes.values())):
+        takers = [mode for mode, takes in modes.items() if name in takes]
+        if getattr(flags, name) is not None and flags.mode not in takers:
+            raise UserError(f"--{name}: only {' and '.join(f'--mode={mode}' for mode in takers)} takes it")
     if flags.prompt is not None and flags.input is not None:
         raise UserError("--input: there is a --prompt already; give one of them")
     if flags.config and flags.mode != "train":

@@ -12,10 +12,12 @@ import numpy as np
 
 from experiments.embeddings import states_of
 from experiments.objective import check_row_length
-from experiments.token_prediction import TokenPrediction
+from experiments.scoring import ScoringText
 from transformer.data.text import TextData, TextDataConfig
 from transformer.data.tokenizers import Tokenizer
 from transformer.decoding.sampling import SamplingConfig, complete
+from transformer.errors import UserError
+from transformer.evaluation.scoring import Row, continued
 from transformer.models.decoder import DecoderConfig
 from transformer.models.decoder_stepper import DecoderStepper
 from transformer.training.experiment import Params
@@ -38,7 +40,7 @@ class LanguageModelingConfig(RunConfig):
         check_row_length(self)
 
 
-class LanguageModeling(TokenPrediction):
+class LanguageModeling(ScoringText):
     """A decoder trained on packed documents; the loss is -log p(token | those before it), in nats."""
 
     Config: type[LanguageModelingConfig] = LanguageModelingConfig
@@ -106,6 +108,16 @@ class LanguageModeling(TokenPrediction):
             max_length=self.config.model.max_length,
         )
         return ([tokenizer.decode(ids) for ids in group] for group in completions)
+
+    def row(self, text: str, continuation: str) -> Row:
+        """The beginning, the text and its continuation, as one text. Of more tokens than the model reads
+        the text's first are left out."""
+        tokenizer, most = self.data.tokenizer, self.longest
+        tokens, own = continued(tokenizer, text, continuation)
+        if (count := len(tokens) - own) > most:
+            raise UserError(f"a continuation of {count} tokens; the model reads {most} (model.max_length)")
+        unread = max(0, len(tokens) - most)
+        return Row([tokenizer.bos_id, *tokens[unread:]], 1 + own - unread, unread=unread)
 
     def opening_lines(self) -> list[str]:
         """Nothing: every token of the data is in a row."""

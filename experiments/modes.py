@@ -15,6 +15,7 @@ from experiments.closing import closing, command
 from experiments.config_files import override, read_config
 from experiments.lock import exclusive, together
 from experiments.output import lasting
+from experiments.scoring import score_lines
 from experiments.workdir import Workdir
 from transformer.errors import UserError
 from transformer.freeze import freeze
@@ -107,14 +108,8 @@ def predict(
 
     In lines a line break of the answer is written \\n, and a backslash \\\\, so that they stay lines.
     """
-    if source and target and os.path.exists(target) and os.path.samefile(source, target):
-        raise UserError(f"--output: {target} is the input too")
-    texts = _lines(source) if prompt is None else iter([prompt])
-    first = next(texts, None)
-    if first is None:
-        raise UserError(f"--input: {source or 'standard input'} is empty; expected one text a line")
+    texts = _texts(prompt, source, target)
     run, params = load(workdir, overrides)
-    texts = itertools.chain([first], texts)
     waits = prompt is None and not source and sys.stdin.isatty()  # for each answer, before the next question
     with run.placed(), _writing(target) as out:
         for index, batch in enumerate(([text] for text in texts) if waits else [texts]):
@@ -126,6 +121,23 @@ def predict(
                         answer = prompt + answer
                     out.write(answer + "\n")
                 out.flush()
+
+
+def score(
+    workdir: str,
+    overrides: Overrides = (),
+    *,
+    prompt: str | None = None,
+    source: str | None = None,
+    target: str | None = None,
+) -> None:
+    """For `prompt`, or each line of the file `source` (standard input), which are TEXT, a tab, CONTINUATION,
+    writes the continuation's log-likelihood to the file `target` (standard output): `experiments.scoring`."""
+    lines = _texts(prompt, source, target)
+    run, params = load(workdir, overrides)
+    with run.placed(), _writing(target) as out:
+        for line in score_lines(run.experiment, params, lines):
+            out.write(line + "\n")
 
 
 def analyze(workdir: str, overrides: Overrides = (), **asked: str | None) -> None:
@@ -186,6 +198,17 @@ def load(workdir: str | os.PathLike, overrides: Overrides = ()) -> tuple[Run, Pa
     latest. In a notebook, `run.experiment` has the model. Raises as `reopen_run` does."""
     run = reopen_run(workdir, overrides)
     return run, run.restore_params("best" if run.config.train.keep_best else "latest")
+
+
+def _texts(prompt: str | None, source: str | None, target: str | None) -> Iterator[str]:
+    """The prompt alone, or the lines of a file; there is one at least."""
+    if source and target and os.path.exists(target) and os.path.samefile(source, target):
+        raise UserError(f"--output: {target} is the input too")
+    texts = _lines(source) if prompt is None else iter([prompt])
+    first = next(texts, None)
+    if first is None:
+        raise UserError(f"--input: {source or 'standard input'} is empty; expected one text a line")
+    return itertools.chain([first], texts)
 
 
 def _lines(source: str | None) -> Iterator[str]:

@@ -1,5 +1,6 @@
 """Text to text with a recurrent encoder-decoder: only the model differs from a Transformer's."""
 
+import sys
 from dataclasses import dataclass
 
 from experiments.sequence_to_sequence import SequenceToSequence, SequenceToSequenceConfig
@@ -22,6 +23,7 @@ class RecurrentSequenceToSequence(SequenceToSequence):
     """A recurrent encoder-decoder on packed pairs, with the data, loss and search of the Transformer's."""
 
     Config = RecurrentSequenceToSequenceConfig
+    longest = sys.maxsize
 
     def flops_per_token(self, params: Params) -> float:
         """Those of both sides for each token of the target; only the alignment attends."""

@@ -12,6 +12,7 @@ import jax
 import numpy as np
 
 from experiments.pictures import AttentionMaps
+from experiments.scoring import ScoringText
 from experiments.token_prediction import TokenPrediction
 from transformer.data.pair_packing import PackedPairs
 from transformer.data.pairs import PairData, PairDataConfig
@@ -21,6 +22,7 @@ from transformer.decoding.stepper import Stepper
 from transformer.errors import UserError
 from transformer.evaluation.generation import GenerationEvaluator
 from transformer.evaluation.metrics import make_metrics, metric_names
+from transformer.evaluation.scoring import Row
 from transformer.evaluation.text_metric import MetricOptions, TextMetric
 from transformer.models.encoder_decoder import EncoderDecoderConfig
 from transformer.training.experiment import Evaluator, Params, Put
@@ -72,7 +74,7 @@ class SequenceToSequenceConfig(RunConfig):
                 raise UserError(f"{key}: {length} is longer than model.max_length {self.model.max_length}")
 
 
-class SequenceToSequence(TokenPrediction):
+class SequenceToSequence(ScoringText):
     """An encoder-decoder trained on packed pairs; the loss is -log p(token | those before it, source)."""
 
     Config: type = SequenceToSequenceConfig
@@ -138,6 +140,25 @@ class SequenceToSequence(TokenPrediction):
     def longest_prompt(self) -> int:
         """Its greatest length."""
         return self.config.data.source_length
+
+    def row(self, text: str, continuation: str) -> Row:
+        """A source, and the whole target: the beginning, its tokens and the end."""
+        prompt, target = self.prompt(text), self.target(continuation, self.longest)
+        read = shorten(prompt, self.longest_prompt)
+        return Row([self.data.tokenizer.bos_id, *target], 1, read, len(prompt) - len(read))
+
+    def target(self, text: str, most: int) -> list[int]:
+        """The tokens that the model is to write, the end among them.
+
+        Raises:
+          UserError: there are none but the end, or more than `most`.
+        """
+        ids = [*self.data.tokenizer.encode(text), self.data.tokenizer.eos_id]
+        if len(ids) == 1:
+            raise UserError(f"the continuation {text!r} has no token")
+        if len(ids) > most:
+            raise UserError(f"a continuation of {len(ids)} tokens with its end; the model writes {most}")
+        return ids
 
     def stepper(self, params: Params) -> Stepper:
         """The model as decoding sees it."""

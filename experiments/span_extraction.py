@@ -12,8 +12,9 @@ import numpy as np
 
 from experiments.objective import check_row_length
 from experiments.token_prediction import TokenPrediction
+from transformer.data.escapes import escape
 from transformer.data.questions import Question
-from transformer.data.spans import Reading, SpanData, SpanDataConfig, escape
+from transformer.data.spans import Reading, SpanData, SpanDataConfig
 from transformer.data.tokenizers import Tokenizer
 from transformer.decoding.batching import pad_framed
 from transformer.decoding.spans import Span, best_spans, scores_of_spans

@@ -11,7 +11,9 @@ from experiments.sequence_to_sequence import SequenceToSequence, SequenceToSeque
 from experiments.token_prediction import TokenPrediction
 from transformer.data.pair_packing import JoinedPairs, PackedPairs
 from transformer.data.pairs import PairDataConfig
+from transformer.decoding.beam import shorten
 from transformer.errors import UserError
+from transformer.evaluation.scoring import Row
 from transformer.models.decoder import DecoderConfig
 from transformer.models.decoder_stepper import DecoderStepper
 from transformer.training.experiment import Params
@@ -77,6 +79,13 @@ class TextToText(SequenceToSequence):
     def longest_prompt(self) -> int:
         """The source's greatest length and the beginning."""
         return 1 + self.config.data.source_length
+
+    def row(self, text: str, continuation: str) -> Row:
+        """The beginning, the source and its end, the target and its end, as one sequence."""
+        prompt = self.prompt(text)
+        read = shorten(prompt, self.longest_prompt)
+        target = self.target(continuation, self.longest + 1 - len(read))
+        return Row([*read, *target], len(read), unread=len(prompt) - len(read))
 
     def stepper(self, params: Params) -> DecoderStepper:
         """The model as decoding sees it."""

@@ -29,20 +29,22 @@ class TokenPrediction(Objective):
 
     def loss(self, params: Params, batch: Batch, rng: jax.Array, train: bool) -> dict[str, Sum]:
         """`loss`, nats per target token (smoothed in training only); `bits_per_byte` of them; `z_loss`."""
-        variables = {"params": params}
-        x_btd = self.model.apply(
-            variables,
-            *(batch[name] for name in self.READS),
-            **{argument: batch[name] for argument, name in self.MARKS.items()},
-            train=train,
-            rngs={"dropout": rng},
-            method="hidden",
-        )
+        x_btd = self.hidden(params, batch, train=train, rngs={"dropout": rng})
 
         def unembed(x_btd: jax.Array) -> jax.Array:
-            return self.model.apply(variables, x_btd, method="unembed")
+            return self.model.apply({"params": params}, x_btd, method="unembed")
 
         return token_losses(unembed, x_btd, batch, self.config.loss, self.model.vocab_size, train)
+
+    def hidden(self, params: Params, batch: Batch, **options: Any) -> jax.Array:
+        """(b, t, d), what the model's `unembed` turns into logits of the batch's `targets`."""
+        return self.model.apply(
+            {"params": params},
+            *(batch[name] for name in self.READS),
+            **{argument: batch[name] for argument, name in self.MARKS.items()},
+            method="hidden",
+            **options,
+        )
 
     def weigh(self, batch: Batch) -> dict[str, jax.Array]:
         """The number of target tokens, for the loss and the optional z-loss alike."""

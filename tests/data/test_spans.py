@@ -6,10 +6,11 @@ import textwrap
 import numpy as np
 import pytest
 
+from transformer.data.escapes import escape
 from transformer.data.questions import MisplacedAnswer, Question, token_spans
 from transformer.data.sources import open_source
 from transformer.data.sources.function_questions import ask
-from transformer.data.spans import SpanData, SpanDataConfig, escape, windows
+from transformer.data.spans import SpanData, SpanDataConfig, windows
 from transformer.errors import UserError
 
 

@@ -1,6 +1,5 @@
 """Questions to be answered by a piece of a text: from a config's `data` group to batches."""
 
-import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -8,6 +7,7 @@ from typing import Literal
 import numpy as np
 
 from transformer.data.corpus import Corpus, CorpusConfig
+from transformer.data.escapes import unescape
 from transformer.data.framed_packing import FramedRows
 from transformer.data.markers import Markers
 from transformer.data.questions import Fields, Question, QuestionCache, read_all
@@ -186,16 +186,4 @@ class SpanData(Corpus):
         question, tab, context = line.partition("\t")
         if not tab:
             raise UserError("no tab; expected QUESTION, a tab, and the text that has the answer")
-        return _unescape(question), _unescape(context)
-
-
-def escape(text: str) -> str:
-    """The text in one line; `SpanData.parse` reads it back."""
-    for character, written in (("\\", "\\\\"), ("\n", "\\n"), ("\r", "\\r"), ("\t", "\\t")):
-        text = text.replace(character, written)
-    return text
-
-
-def _unescape(text: str) -> str:
-    read = {"n": "\n", "r": "\r", "t": "\t", "\\": "\\"}
-    return re.sub(r"\\([nrt\\])", lambda found: read[found[1]], text)
+        return unescape(question), unescape(context)

@@ -1,0 +1,106 @@
+"""Log-likelihoods of given continuations: what a model would have said, had it said this."""
+
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import NamedTuple
+
+import jax
+import numpy as np
+
+from transformer.data.tokenizers import Tokenizer
+from transformer.decoding import batching
+from transformer.errors import UserError
+
+
+class Score(NamedTuple):
+    """log p(continuation | text) in nats, over how many tokens, and whether each of them is the likeliest
+    after those before it, so that greedy decoding would write the continuation. `unread` tokens of the text
+    did not fit into the model."""
+
+    log_likelihood: float
+    tokens: int
+    greedy: bool
+    unread: int = 0
+
+
+class Row(NamedTuple):
+    """What a decoder reads and is to write, `tokens`, of which those from `start` on are counted; what an
+    encoder reads, where there is one; and how many tokens of the text are left out."""
+
+    tokens: Sequence[int]
+    start: int
+    source: Sequence[int] = ()
+    unread: int = 0
+
+
+def continued(tokenizer: Tokenizer, text: str, continuation: str) -> tuple[list[int], int]:
+    """The tokens of both as one text, and how many of them are the text's.
+
+    Where the text's own tokens do not begin the whole's, for a token goes over the border, white space at the
+    end of the text counts as the continuation's: GPT-2's tokenizer, say, joins a space to the word behind it.
+    Where a token still goes over the border, as many are the text's as it has alone, but never the last. (As
+    lm-evaluation-harness has it, which moves white space always; Gao et al. 2021.)
+
+    Raises:
+      UserError: the continuation adds no token.
+    """
+    whole = tokenizer.encode(text + continuation)
+    for kept in (text, text.rstrip()):
+        head = tokenizer.encode(kept)
+        if whole[: len(head)] == head:
+            break
+    if whole in (head, []):
+        raise UserError(f"the continuation {continuation!r} adds no token to the text")
+    return whole, min(len(head), len(whole) - 1)
+
+
+def scores(
+    likelihood: Callable[[dict[str, np.ndarray]], tuple[jax.Array, jax.Array]],
+    rows: Iterable[Row],
+    *,
+    batch_size: int,
+    room: int,
+) -> Iterator[Score]:
+    """The score of each row, in turn.
+
+    Rows are taken 16 batches at a time, sorted by length, and padded to few different shapes, of no more than
+    `room` tokens. `likelihood` gives for a batch log p of the tokens `targets` at `places`, (b, m) float32,
+    and whether each is the likeliest. A batch has arrays as in training, `tokens`, `segments`, `positions`
+    and `source`, `source_segments`, `source_positions`; segment 0 is padding.
+    """
+    remaining = iter(rows)
+    while window := list(itertools.islice(remaining, 16 * batch_size)):
+        order = sorted(range(len(window)), key=lambda i: (len(window[i].tokens), len(window[i].source)))
+        found: dict[int, Score] = {}
+        for first in range(0, len(order), batch_size):
+            numbers = order[first : first + batch_size]
+            batch = [window[i] for i in numbers]
+            arrays = _arrays(batching.fill(batch, batch_size), room)
+            log_p_bm, likeliest_bm = map(np.asarray, likelihood(arrays))
+            for i, row, log_p_m, likeliest_m in zip(numbers, batch, log_p_bm, likeliest_bm, strict=False):
+                n = len(row.tokens) - row.start
+                total = float(log_p_m[:n].astype(np.float64).sum())
+                found[i] = Score(total, n, bool(likeliest_m[:n].all()), row.unread)
+        yield from (found[i] for i in range(len(window)))
+
+
+def _arrays(rows: Sequence[Row], room: int) -> dict[str, np.ndarray]:
+    arrays = _side("", "tokens", [row.tokens[:-1] for row in rows], room)
+    if rows[0].source:
+        arrays |= _side(
+            "source_", "source", [row.source for row in rows], max(len(row.source) for row in rows)
+        )
+    targets_bm, counts_b = batching.pad([row.tokens[row.start :] for row in rows], room, 0)
+    starts_b = np.array([row.start - 1 for row in rows], np.int32)
+    last_b = starts_b + counts_b - 1
+    places_bm = np.minimum(
+        starts_b[:, None] + np.arange(targets_bm.shape[1], dtype=np.int32), last_b[:, None]
+    )
+    return arrays | {"targets": targets_bm, "places": places_bm}
+
+
+def _side(prefix: str, name: str, rows: Sequence[Sequence[int]], room: int) -> dict[str, np.ndarray]:
+    tokens_bt, lengths_b = batching.pad(rows, room, 0)
+    place_bt = np.broadcast_to(np.arange(tokens_bt.shape[1], dtype=np.int32), tokens_bt.shape)
+    segments_bt = (place_bt < lengths_b[:, None]).astype(np.int32)
+    return {name: tokens_bt, f"{prefix}segments": segments_bt, f"{prefix}positions": place_bt}
