@@ -76,7 +76,8 @@ def _train(run: Run, folder: Workdir, started: float | None) -> str:
         for line in run.experiment.opening_lines():
             print(line, flush=True)
         if run.take_over is not None:
-            print(f"parameters of {run.take_over.folder}:", *run.take_over.table(), sep="\n", flush=True)
+            origin = f"parameters of {run.take_over.folder}, step {run.take_over.step}:"
+            print(origin, *run.take_over.table(), sep="\n", flush=True)
     _, reason = run.train(started)
     if first and reason != "finished":
         print(f"Go on with: {command(folder)}")

@@ -1,5 +1,6 @@
 """What all objectives share, whatever they predict."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -21,6 +22,11 @@ class Objective:
     model: Any
     continues: bool = False
     heads: tuple[str, ...] = ()
+
+    @property
+    def labels(self) -> Sequence[str] | None:
+        """The names of the labels, in the order of the model's outputs; None where it has none."""
+        return self.data.kept().get("labels")
 
     @property
     def dtype(self) -> str:

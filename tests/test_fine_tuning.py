@@ -3,13 +3,19 @@ import re
 import shutil
 
 import jax
+import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 import launch
-from experiments import modes
+from experiments import config_files, modes
+from experiments.workdir import Workdir
 from transformer.errors import UserError
+from transformer.training import parallel
+from transformer.training.checkpoint import Checkpoints
 from transformer.training.initialize import TakeOver
+from transformer.training.state import State
 
 pytestmark = pytest.mark.usefixtures("in_root")
 
@@ -133,6 +139,95 @@ def test_what_does_not_fit_is_listed_and_nothing_is_written(data, pretrained, tm
 def test_what_is_missing_begins_anew_where_that_is_allowed(data, pretrained, tmp_path):
     keys = ["--config.model.embedding_norm=true", "--config.initialize_strict=false"]
     assert tune(data, pretrained, tmp_path / "run", *keys) == 0
+
+
+@pytest.fixture(scope="module")
+def labelled(data, pretrained, tmp_path_factory):
+    """A classifier for the labels "no" and "yes", with adapters."""
+    folder = tmp_path_factory.mktemp("runs") / "labelled"
+    keys = ["--config.model.lora_rank=2", "--config.optimizer.train_only=lora,head"]
+    assert tune(data, pretrained, folder, *keys) == 0
+    return folder
+
+
+def begun(folder, start, rows, *overrides):
+    """What a run on these (text, label) would take over of another."""
+    folder.mkdir(exist_ok=True)
+    (folder / "b.tsv").write_text("text\tlabel\n" + "".join(f"{a}\t{b}\n" for a, b in rows), encoding="utf-8")
+    keys = [("initialize_from", str(start)), ("data.source", f"tsv:{folder}/b.tsv")]
+    keys += [("data.validation_source", f"tsv:{folder}/b.tsv"), *overrides]
+    values = config_files.read_config("configs/finetune_classification.py:tiny")
+    new = Workdir(folder / "run")
+    run = modes.open_run(new, modes.check_config(modes.inherit(values, new, keys), keys))
+    return run, run.take_over
+
+
+LORA = (("model.lora_rank", "2"), ("optimizer.train_only", "lora,head"))
+
+
+@pytest.mark.parametrize(
+    ("names", "same", "strict"),
+    [
+        (("no", "yes"), True, "true"),
+        (("no", "yes", "wéiß ned"), False, "true"),  # of another size
+        (("no", "yes", "wéiß ned"), False, "false"),
+        (("good", "ßad"), False, "true"),  # of one size, and other ones
+        (("yes", "0"), False, "false"),  # one of them is the same
+    ],
+)
+def test_labels_are_a_part_of_the_head(labelled, tmp_path, names, same, strict):
+    rows = [(f"text {i}", names[i % len(names)]) for i in range(30)]
+    run, found = begun(tmp_path, labelled, rows, *LORA, ("initialize_strict", strict))
+    heads = {"head/classes/kernel", "head/classes/bias"}
+    assert heads <= {*(found.taken if same else found.new)} and not heads & {*found.left}
+    assert any("lora_up" in path for path in found.taken) and any("trunk" in path for path in found.taken)
+    why = [line for line in found.table() if "its labels are" in line]
+    expected = (
+        f"  head is new: its labels are 'no', 'yes' there and {', '.join(map(repr, sorted(names)))} here"
+    )
+    assert why == ([] if same else [expected])
+    with run.placed():
+        fresh = jax.jit(lambda: parallel.unboxed(run.create()), out_shardings=run.shardings)().params
+        begun_with = found.apply(fresh)
+    _, theirs = modes.load(labelled)
+    jax.tree.map(np.testing.assert_array_equal, begun_with["encoder"], theirs["encoder"])
+    jax.tree.map(np.testing.assert_array_equal, begun_with["head"], (theirs if same else fresh)["head"])
+
+
+def test_what_adapters_have_learned_is_not_left_in_silence(labelled, tmp_path):
+    rows = [(f"text {i}", ("no", "yes")[i % 2]) for i in range(30)]
+    with pytest.raises(UserError, match=r"has learned .*lora_down.*; model.lora_rank=2 takes them, init"):
+        _ = begun(tmp_path, labelled, rows)
+    with pytest.raises(UserError, match=r"has other shapes: .*lora_down"):
+        _ = begun(tmp_path, labelled, rows, ("model.lora_rank", "3"), LORA[1])
+    _, found = begun(tmp_path, labelled, rows, ("initialize_strict", "false"))
+    assert any("lora_up" in path for path in found.left) and not any("lora" in path for path in found.new)
+
+
+def test_a_head_without_labels_is_not_one_with_labels(data, labelled, tmp_path):
+    """A span's beginning and end are two outputs too."""
+    values = config_files.read_config("configs/finetune_question_answering.py:tiny")
+    keys = [("initialize_from", str(labelled)), *LORA]
+    new = Workdir(tmp_path / "run")
+    run = modes.open_run(new, modes.check_config(modes.inherit(values, new, keys), keys))
+    assert "head/classes/kernel" in run.take_over.new
+    assert "  head is new: its labels are 'no', 'yes' there and none here" in run.take_over.table()
+
+
+@pytest.mark.parametrize(("keep_best", "expected"), [("-eval/accuracy", 2), ("eval/loss", 1), ("", 3)])
+def test_the_best_checkpoint_is_what_a_run_begins_with(tmp_path, keep_best, expected):
+    states = {
+        step: State.create({"w": jnp.full(3, float(step))}, optax.sgd(0.1), False) for step in (1, 2, 3)
+    }
+    with Checkpoints(tmp_path / "checkpoints", keep_last=1, keep_best=keep_best) as checkpoints:
+        for step, state in states.items():
+            measured = {"eval/accuracy": 0.5 + 0.3 * (step == 2), "eval/loss": float(step)}
+            checkpoints.save(step, state, measured)
+            checkpoints.wait()
+    (tmp_path / "config.json").write_text(json.dumps({"train": {"keep_best": keep_best}}))
+    found = TakeOver.plan(tmp_path, {"w": jax.ShapeDtypeStruct((3,), jnp.float32)}, ())
+    assert found.step == expected
+    np.testing.assert_array_equal(found.apply({"w": jnp.zeros(3)})["w"], np.full(3, expected))
 
 
 def test_no_run_to_begin_with(data, tmp_path, capfd):

@@ -100,14 +100,14 @@ class Checkpoints:
         name = self._params_name(found)
         return self._read(found, {name: abstract}, partial=True)[name]
 
-    def stored_params(self) -> dict[str, tuple]:
-        """Path -> (shape, type) of the latest checkpoint's parameters, as `restore_params` has them."""
-        found = self.find("latest")
+    def stored_params(self, step: Step = "latest") -> dict[str, tuple]:
+        """Path -> (shape, type) of a checkpoint's parameters, as `restore_params` has them."""
+        found = self.find(step)
         return arrays(self._stored(found)[self._params_name(found)])
 
-    def restore_some(self, abstract: Params) -> Params:
-        """As `restore_params` from the latest checkpoint, which may hold more than `abstract`."""
-        found = self.find("latest")
+    def restore_some(self, abstract: Params, step: Step = "latest") -> Params:
+        """As `restore_params` from a checkpoint that may hold more than `abstract`."""
+        found = self.find(step)
         name = self._params_name(found)
         return self._restore(found, {name: abstract}, partial=True)[name]
 

@@ -1,6 +1,6 @@
 """What the loop and the step ask of an experiment, and nothing more."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
@@ -44,6 +44,11 @@ class Experiment(Protocol):
     """Whether an answer goes on where the text that it answers ends."""
     heads: tuple[str, ...]
     """Names of the parameters that may be new in a run that begins with another one's."""
+
+    @property
+    def labels(self) -> Sequence[str] | None:
+        """What the outputs of the head stand for, in their order; None where it has no labels."""
+        ...
 
     def init(self, rng: jax.Array) -> Any:
         """The model's initial `params`, boxed with the logical names of their axes."""

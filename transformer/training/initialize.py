@@ -1,17 +1,24 @@
 """Beginning with the parameters of another run: which are taken over, which are new, and which are left."""
 
+import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import jax
 from flax import traverse_util
 
 from transformer.errors import UserError
-from transformer.training.checkpoint import Checkpoints, arrays
+from transformer.training.checkpoint import Checkpoints, Step, arrays
 from transformer.training.experiment import Params
 
 ADAPTERS = ("lora_down", "lora_up")
 """Parameters that begin as nothing (see `transformer.layers.linear`): any run may be without them."""
+
+LABELLED = "head"
+"""The part of a path whose parameters belong to the labels, one output each in their order: with other labels
+they are of no use."""
 
 SHOWN = 8
 """How many paths an error lists."""
@@ -19,51 +26,88 @@ SHOWN = 8
 
 @dataclass(frozen=True)
 class TakeOver:
-    """The parameters of a run's last checkpoint beside those of a model, by their paths.
+    """The parameters of another run's best checkpoint, or its last where it keeps no best, beside those of a
+    model, by their paths.
 
-    `taken` are in both, `new` in the model alone, `left` in the checkpoint alone.
+    `taken` are in both, `new` in the model alone or not to be had from there (`why` says for what reasons),
+    `left` in the checkpoint alone.
     """
 
     folder: Path
+    step: int
     taken: tuple[str, ...]
     new: tuple[str, ...]
     left: tuple[str, ...]
+    why: tuple[str, ...] = ()
 
     @classmethod
-    def plan(cls, folder: Path, abstract: Params, may_be_new: tuple[str, ...] | None) -> "TakeOver":
+    def plan(
+        cls,
+        folder: Path,
+        abstract: Params,
+        may_be_new: tuple[str, ...] | None,
+        labels: Sequence[str] | None = None,
+    ) -> "TakeOver":
         """Compares the parameters of the run in `folder` with `abstract`, the model's; nothing is read yet.
 
+        A head is taken if the run there has the same `labels` in the same order, and new otherwise.
+
         Raises:
-          UserError: the folder has no checkpoint; an array has another shape here; the model has an array
-            that the checkpoint lacks and whose path has no part among `may_be_new` or `ADAPTERS` (None: all
-            may be new); or nothing is in both.
+          UserError: the folder has no checkpoint; the model has an array that the checkpoint lacks, or has in
+            another shape, and whose path has no part among `may_be_new` (None: all may be new), nor, if it is
+            lacking, among `ADAPTERS`; the checkpoint has adapters that the model lacks, unless all may be
+            new; or nothing is in both.
         """
         with _checkpoints(folder) as checkpoints:
-            there = checkpoints.stored_params()
-        here = arrays(abstract)
-        differing = [
-            f"{path} is {list(there[path][0])} there and {list(here[path][0])} here"
-            for path in here
-            if path in there and there[path][0] != here[path][0]
+            step = checkpoints.find(_which(checkpoints))
+            there = checkpoints.stored_params(step)
+        here, theirs = arrays(abstract), _read(folder / "labels.json")
+        relabelled = [
+            path for path in here if path in there and LABELLED in path.split("/") and theirs != labels
         ]
-        if differing:
-            raise UserError(f"initialize_from: {folder} has other shapes: {_some(differing)}")
-        new = tuple(path for path in here if path not in there)
-        allowed = None if may_be_new is None else {*may_be_new, *ADAPTERS}
-        lacking = [path for path in new if allowed is not None and not allowed & {*path.split("/")}]
-        taken = tuple(path for path in here if path in there)
+        differing = [
+            path
+            for path in here
+            if path in there and there[path][0] != here[path][0] and path not in relabelled
+        ]
+        shapes = {
+            path: f"{path} is {list(there[path][0])} there and {list(here[path][0])} here"
+            for path in differing
+        }
+        refused = [path for path in differing if not _among(path, may_be_new)]
+        if refused:
+            found = _some([shapes[path] for path in refused])
+            raise UserError(f"initialize_from: {folder} has other shapes: {found}")
+        anew = {*relabelled, *differing}
+        new = tuple(path for path in here if path not in there or path in anew)
+        lacking = [
+            path
+            for path in new
+            if path not in anew and not _among(path, may_be_new) and not _among(path, ADAPTERS)
+        ]
+        taken = tuple(path for path in here if path not in new)
         if lacking or not taken:
             hint = " (initialize_strict=false lets it begin anew)" if taken else ""
             raise UserError(f"initialize_from: {folder} lacks {_some(lacking or list(new))}{hint}")
-        return cls(folder, taken, new, tuple(path for path in there if path not in here))
+        left = tuple(path for path in there if path not in here)
+        adapters = [path for path in left if _among(path, ADAPTERS)]
+        if adapters and may_be_new is not None:
+            ranks = {there[path][0][-1] for path in adapters if ADAPTERS[0] in path.split("/")}
+            raise UserError(
+                f"initialize_from: {folder} has learned {_some(adapters)}, which would be lost; "
+                f"model.lora_rank={max(ranks, default=0)} takes them, initialize_strict=false leaves them"
+            )
+        why = [f"{LABELLED} is new: its labels are {_named(theirs)} there and {_named(labels)} here"]
+        return cls(folder, step, taken, new, left, (*(why if relabelled else ()), *shapes.values()))
 
     def table(self) -> list[str]:
-        """One line for each group of parameters: what became of it."""
-        return [
+        """One line for each group of parameters: what became of it; and why some are new."""
+        groups = [
             line
             for what, paths in (("taken", self.taken), ("new", self.new), ("left", self.left))
             for line in _grouped(what, paths)
         ]
+        return [*groups, *(f"  {reason}" for reason in self.why)]
 
     def apply(self, params: Params) -> Params:
         """`params`, where they were taken those of the checkpoint, onto the same devices."""
@@ -73,14 +117,34 @@ class TakeOver:
             for path in self.taken
         }
         with _checkpoints(self.folder) as checkpoints:
-            found = checkpoints.restore_some(traverse_util.unflatten_dict(wanted, sep="/"))
+            found = checkpoints.restore_some(traverse_util.unflatten_dict(wanted, sep="/"), self.step)
         return traverse_util.unflatten_dict(flat | traverse_util.flatten_dict(found, sep="/"), sep="/")
 
 
 def _checkpoints(folder: Path) -> Checkpoints:
     if not (folder / "checkpoints").is_dir():
         raise UserError(f"initialize_from: {folder} has no checkpoints; expected the folder of a run")
-    return Checkpoints(folder / "checkpoints", write=False)
+    values = _read(folder / "config.json") or {}
+    keep_best = values.get("train", {}).get("keep_best", "")
+    return Checkpoints(folder / "checkpoints", keep_best=keep_best, write=False)
+
+
+def _which(checkpoints: Checkpoints) -> Step:
+    """The best checkpoint, where one was kept by what it measured, or the last."""
+    return "best" if checkpoints.keep_best else "latest"
+
+
+def _read(path: Path) -> Any:
+    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
+
+
+def _among(path: str, names: tuple[str, ...] | None) -> bool:
+    """Whether a part of the path is one of the names (None: any is)."""
+    return names is None or not {*names}.isdisjoint(path.split("/"))
+
+
+def _named(labels: Sequence[str] | None) -> str:
+    return "none" if labels is None else _some([repr(label) for label in labels])
 
 
 def _grouped(what: str, paths: tuple[str, ...]) -> list[str]:

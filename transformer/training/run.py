@@ -124,7 +124,8 @@ class Run:
         may_be_new = self.experiment.heads if c.initialize_strict else None
         if not c.initialize_from or trained_steps(self.workdir / "checkpoints"):
             return None
-        return TakeOver.plan(Path(c.initialize_from), self.abstract.params, may_be_new)
+        labels = self.experiment.labels
+        return TakeOver.plan(Path(c.initialize_from), self.abstract.params, may_be_new, labels)
 
     def checkpoints(self, write: bool) -> Checkpoints:
         """The folder's checkpoints."""
