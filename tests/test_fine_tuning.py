@@ -207,7 +207,9 @@ def test_what_adapters_have_learned_is_not_left_in_silence(labelled, tmp_path):
 def test_a_head_without_labels_is_not_one_with_labels(data, labelled, tmp_path):
     """A span's beginning and end are two outputs too."""
     values = config_files.read_config("configs/finetune_question_answering.py:tiny")
-    keys = [("initialize_from", str(labelled)), *LORA]
+    lengths = ["sequence_length", "question_length", "stride"]
+    small = [(f"data.{key}", value) for key, value in zip(lengths, ("64", "16", "16"), strict=True)]
+    keys = [("initialize_from", str(labelled)), *LORA, *small]
     new = Workdir(tmp_path / "run")
     run = modes.open_run(new, modes.check_config(modes.inherit(values, new, keys), keys))
     assert "head/classes/kernel" in run.take_over.new
