@@ -47,6 +47,19 @@ ANALYZE = {
 }
 
 
+TAKES = {
+    "train": ("accept_data",),
+    "evaluate": ("split",),
+    "predict": PREDICT,
+    "score": SCORE,
+    "analyze": tuple(ANALYZE),
+}
+"""Mode -> the flags that not all have."""
+
+PATHS = ("--config=", "--workdir=", "--input=", "--output=", "--analogies=", "--map=")
+"""Flags whose values name files: these may be any bytes, as file names may."""
+
+
 class Parser(argparse.ArgumentParser):
     """A parser whose errors are one line."""
 
@@ -64,7 +77,7 @@ def main(argv: list[str]) -> int:
         from experiments import modes  # with JAX and the rest, which is too slow for a misspelt flag
 
         if flags.mode == "train":
-            reason = modes.train(flags.workdir, overrides, flags.config, STARTED)
+            reason = modes.train(flags.workdir, overrides, flags.config, STARTED, flags.accept_data)
             return 0 if reason == "finished" else 128 + signal.Signals[reason]
         if flags.mode == "evaluate":
             modes.evaluate(flags.workdir, overrides, flags.split or "validation")
@@ -109,20 +122,24 @@ def parse(argv: list[str]) -> tuple[argparse.Namespace, list[tuple[str, str]]]:
     add("--seed", type=int, help="predict: another one gives other samples (0)")
     for name in SAMPLING:
         add(f"--{name}", help=f"predict: instead of the run's sample.{name}")
+    add("--accept_data", action="store_const", const=True, help="train: go on with data that have changed")
     add("--split", choices=["train", "validation", "test"], help="evaluate: which one (validation)")
     for name, what in ANALYZE.items():
         add(f"--{name}", help=f"analyze: {what}")
     add("--coordinator", help="host:port of the first of several processes; a cluster's are found without")
     add("--num_processes", type=int, help="how many there are")
     add("--process_id", type=int, help="which of them this is, from 0")
+    for argument in argv:
+        if not argument.startswith(PATHS) and not _is_utf8(argument):
+            name, _, value = argument.rpartition("=")
+            raise UserError(f"{name or 'the arguments'}: {os.fsencode(value)!r} is not UTF-8")
     plain, overrides = split_overrides(argv)
     flags, unknown = parser.parse_known_args(plain)
     if unknown:
         names = [name for action in parser._actions for name in action.option_strings if name != "-h"]
         raise UserError(f"{unknown[0]}: no such flag; {suggest(unknown[0].split('=')[0], names)}")
-    modes = {"predict": PREDICT, "score": SCORE, "analyze": tuple(ANALYZE), "evaluate": ("split",)}
-    for name in dict.fromkeys(itertools.chain.from_iterable(modes.values())):
-        takers = [mode for mode, takes in modes.items() if name in takes]
+    for name in dict.fromkeys(itertools.chain.from_iterable(TAKES.values())):
+        takers = [mode for mode, takes in TAKES.items() if name in takes]
         if getattr(flags, name) is not None and flags.mode not in takers:
             raise UserError(f"--{name}: only {' and '.join(f'--mode={mode}' for mode in takers)} takes it")
     if flags.prompt is not None and flags.input is not None:
@@ -151,6 +168,14 @@ def split_overrides(argv: list[str]) -> tuple[list[str], list[tuple[str, str]]]:
             raise UserError(f"--config.{key}: it has no value; --config.{key}=VALUE")
         overrides.append((key, value))
     return plain, overrides
+
+
+def _is_utf8(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def prepare(flags: argparse.Namespace) -> None:

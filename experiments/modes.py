@@ -16,7 +16,7 @@ from experiments.config_files import override, read_config
 from experiments.lock import exclusive, together
 from experiments.output import lasting
 from experiments.scoring import score_lines
-from experiments.workdir import Workdir
+from experiments.workdir import Workdir, describe
 from transformer.errors import UserError
 from transformer.freeze import freeze
 from transformer.training.experiment import Params
@@ -30,11 +30,18 @@ Overrides = Iterable[tuple[str, str]]
 """Keys of the config and what to set them to, as text: ("model.num_layers", "4")."""
 
 
-def train(workdir: str, overrides: Overrides = (), config: str = "", started: float | None = None) -> str:
+def train(
+    workdir: str,
+    overrides: Overrides = (),
+    config: str = "",
+    started: float | None = None,
+    accept_data: bool = False,
+) -> str:
     """Trains from the beginning, or from the latest checkpoint in the folder, and says what there is now.
     Returns why training ended: "finished", or the name of a signal.
 
-    `config` is a config file; without it the folder's own config goes on. Whoever reads what is said may
+    `config` is a config file; without it the folder's own config goes on. Data that have changed since the
+    run began are refused, unless `accept_data`. Whoever reads what is said may
     leave: training goes on.
     """
     folder = Workdir(workdir)
@@ -42,7 +49,7 @@ def train(workdir: str, overrides: Overrides = (), config: str = "", started: fl
         known = folder.config.is_file()
         if known:
             stack.enter_context(exclusive(folder.lock))
-        run = _open_to_train(folder, overrides, config)
+        run = _open_to_train(folder, overrides, config, accept_data)
         if not known:
             stack.enter_context(exclusive(folder.lock))
             with together():
@@ -51,7 +58,7 @@ def train(workdir: str, overrides: Overrides = (), config: str = "", started: fl
         return _train(run, folder, started)
 
 
-def _open_to_train(folder: Workdir, overrides: Overrides, config: str) -> Run:
+def _open_to_train(folder: Workdir, overrides: Overrides, config: str, accept_data: bool) -> Run:
     """The run, checked as far as it can be before anything of it is written."""
     values = read_config(config) if config else folder.read_config()
     frozen = check_config(inherit(values, folder, overrides), overrides)
@@ -60,6 +67,10 @@ def _open_to_train(folder: Workdir, overrides: Overrides, config: str) -> Run:
     if trained > steps:
         raise UserError(f"config.train.steps: {steps}, but {folder.path} has trained {trained} steps already")
     run = open_run(folder, frozen)
+    experiment: Any = run.experiment
+    with together():
+        if jax.process_index() == 0 and not accept_data:
+            folder.check_data(describe(experiment.data))
     run.prepare()
     return run
 
@@ -68,7 +79,7 @@ def _train(run: Run, folder: Workdir, started: float | None) -> str:
     experiment: Any = run.experiment
     first, trained = jax.process_index() == 0, folder.trained_steps()
     if first:
-        folder.write(run.config, experiment.data.kept())
+        folder.write(run.config, experiment.data.kept(), describe(experiment.data))
         size = sum(leaf.size for leaf in jax.tree.leaves(run.abstract.params))
         devices = f"{jax.device_count()} x {jax.devices()[0].device_kind}"
         steps = run.config.train.steps

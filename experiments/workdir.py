@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from experiments import EXPERIMENTS, find_experiment
+from transformer.data.contents import changes
+from transformer.data.storage import digest
 from transformer.data.tokenizers import Tokenizer
 from transformer.errors import UserError
 from transformer.freeze import thaw, with_defaults
@@ -37,6 +39,10 @@ RETIRED = (("data", "evaluate_on"),)
 """Keys that folders of earlier runs may have, and that nothing reads any more."""
 
 
+LOCATIONS = ("data.source", "data.validation_source")
+"""Keys that say where the data are; what they are is compared by itself."""
+
+
 class Workdir:
     """The paths of a run folder, and its `config.json`."""
 
@@ -49,6 +55,7 @@ class Workdir:
         self.config = self.path / "config.json"
         self.tokenizer = self.path / "tokenizer.json"
         self.labels = self.path / "labels.json"
+        self.data = self.path / "data.json"
         self.checkpoints = self.path / "checkpoints"
         self.metrics = self.path / "metrics.jsonl"
         self.events = self.path / "events"
@@ -112,6 +119,8 @@ class Workdir:
             return
         here, there = flatten(thaw(config)), flatten(self.read_config())
         keys = [key for key in here | there if here.get(key) != there.get(key) and not _is_free(key)]
+        if self.data.exists():
+            keys = [key for key in keys if not _is_moved(key, here, there)]
         if keys:
             listed = ", ".join(f"{key} {_show(there, key)} (here {_show(here, key)})" for key in keys)
             raise UserError(
@@ -130,15 +139,39 @@ class Workdir:
             kept["labels"] = json.loads(self.labels.read_text(encoding="utf-8"))
         return kept
 
-    def write(self, config: Any, kept: Mapping[str, Any]) -> None:
-        """Keeps the whole config, and the tokenizer and labels where there are any, unless the run has begun
-        with them; a reader sees old ones or new ones, never parts."""
+    def check_data(self, data: Mapping[str, Any]) -> None:
+        """Makes sure that a run that has begun goes on with the data it began with; `data` is what `describe`
+        gives. A run that kept no such thing goes on with any.
+
+        Raises:
+          UserError: a file, another source or the tokenizer has changed.
+        """
+        if not (self.begun and self.data.exists()):
+            return
+        try:
+            before = json.loads(self.data.read_text(encoding="utf-8"))
+            found = [changes(before["sources"], data["sources"])]
+        except (ValueError, KeyError, TypeError, AttributeError):
+            raise UserError(f"{self.data}: not readable; --accept_data goes on and writes it anew") from None
+        for name in ("tokenizer", "labels"):
+            if before.get(name) != data.get(name):
+                found.append(f"{name}.json is another one")
+        if any(found):
+            listed = ", ".join(filter(None, found))
+            raise UserError(
+                f"--workdir: {self.path} began with other data: {listed}; --accept_data goes on with these"
+            )
+
+    def write(self, config: Any, kept: Mapping[str, Any], data: Mapping[str, Any]) -> None:
+        """Keeps the whole config and what is known of the data, and the tokenizer and labels where there are
+        any, unless the run has begun with them; a reader sees old ones or new ones, never parts."""
         begun = self.begun
         self.path.mkdir(parents=True, exist_ok=True)
         if "tokenizer" in kept and not (begun and self.tokenizer.exists()):
             kept["tokenizer"].save(self.tokenizer)
         if "labels" in kept and not (begun and self.labels.exists()):
             _write_json(self.labels, kept["labels"])
+        _write_json(self.data, data, indent=1)
         _write_json(self.config, thaw(config), indent=2)
 
     def trained_steps(self) -> int:
@@ -161,6 +194,23 @@ def flatten(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
         else:
             flat[prefix + key] = value
     return flat
+
+
+def describe(data: Any) -> dict[str, Any]:
+    """What is kept of the data of an experiment, to be compared when the run goes on."""
+    kept = data.kept()
+    described = {"sources": data.contents()}
+    if "tokenizer" in kept:
+        described["tokenizer"] = kept["tokenizer"].identity
+    if "labels" in kept:
+        described["labels"] = digest(list(kept["labels"]))
+    return described
+
+
+def _is_moved(key: str, here: dict[str, Any], there: dict[str, Any]) -> bool:
+    """Whether it may only be the place of the data that has changed: their content is compared by itself."""
+    kinds = [str(values.get(key)).partition(":")[0] for values in (here, there)]
+    return key in LOCATIONS and kinds[0] == kinds[1]
 
 
 def _is_free(key: str) -> bool:

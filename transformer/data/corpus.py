@@ -2,7 +2,7 @@
 
 import itertools
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -92,6 +92,11 @@ class Corpus(ABC):
         """The source that a split is of."""
         return part_of(split)[1] or getattr(self.config, self.key(split))
 
+    def contents(self) -> dict[str, dict[str, Any]]:
+        """What a run reads while it trains, by the key of the config that says where it is: by name what it
+        consists of, as JSON has it."""
+        return contents_by_key(self.sources, self.config)
+
     def fields(self, split: str) -> tuple[str, ...]:
         """Every field that is read of a split's records, where they are several."""
         return ()
@@ -141,6 +146,15 @@ def key_of(config: Any, split: str) -> str:
     if other:
         return ""
     return "validation_source" if name != "train" and config.validation_source else "source"
+
+
+def contents_by_key(open_split: Callable[[str], Sequence[Any]], config: Any) -> dict[str, dict[str, Any]]:
+    """Key of a `data` group -> the `content` of all that it stands for in training and validation."""
+    found: dict[str, dict[str, Any]] = {}
+    for split in ("train", "validation"):
+        for source in open_split(split):
+            found.setdefault(key_of(config, split), {}).update(source.content)
+    return found
 
 
 @contextmanager

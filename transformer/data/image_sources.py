@@ -11,6 +11,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
+from transformer.data.contents import contents_of
 from transformer.data.sources.base import Options
 from transformer.data.sources.tfds import TfdsText
 from transformer.data.storage import digest
@@ -27,12 +28,17 @@ class Images(ABC):
     """Images with the names of their classes, by number.
 
     `identity` changes whenever one does, and is known without reading them; `name` is for messages; `divided`
-    says whether they are one split of their set, or all that it has.
+    says whether they are one split of their set, or all that it has. `content` is as a `Source` has it.
     """
 
     identity: str
     name: str
     divided = False
+
+    @property
+    def content(self) -> dict[str, Any]:
+        """By name what all the images are."""
+        return {self.name: self.identity}
 
     @abstractmethod
     def __len__(self) -> int: ...
@@ -98,6 +104,12 @@ class ImageFolder(Images):
             self._files += files
         stats = [(str(file), (stat := file.stat()).st_size, stat.st_mtime_ns) for file in self._files]
         self.identity = digest("folder", stats)
+        self._folder = options.folder
+
+    @property
+    def content(self) -> dict[str, Any]:
+        """Every file with its size and a digest, whatever folder they are in."""
+        return contents_of(self._files, self._folder)
 
     def __len__(self) -> int:
         return len(self._files)

@@ -9,7 +9,7 @@ from typing import Any, Literal
 import numpy as np
 from tqdm import tqdm
 
-from transformer.data.corpus import key_of, naming
+from transformer.data.corpus import contents_by_key, key_of, naming
 from transformer.data.image_sources import IMAGES, Images, as_pixels, open_image
 from transformer.data.labels import count_labels, find_labels, number_labels
 from transformer.data.loader import Batch, Loader
@@ -129,8 +129,11 @@ class ImageData:
         """The source that a split is of."""
         return part_of(split)[1] or getattr(self.config, key_of(self.config, split))
 
-    def _prepared(self, split: str) -> tuple[Path, np.ndarray]:
-        """The folder with the prepared images of the source, and the numbers of those of the split."""
+    def contents(self) -> dict[str, dict[str, Any]]:
+        """What a run reads while it trains, by the key of the config that says where it is."""
+        return contents_by_key(lambda split: [self._open(split)], self.config)
+
+    def _open(self, split: str) -> Images:
         c, (part, other) = self.config, part_of(split)
         kind, _, argument = self.location(split).partition(":")
         if kind not in IMAGES:
@@ -138,8 +141,13 @@ class ImageData:
                 f"{other!r}: no source of images; expected {', '.join(IMAGES)}, then :PATH or :NAME"
             )
         with naming(key_of(c, split)):
-            options = Options(self.folder, field=c.image_field)
-            source = IMAGES[kind](argument, part, options, c.label_field)
+            return IMAGES[kind](argument, part, Options(self.folder, field=c.image_field), c.label_field)
+
+    def _prepared(self, split: str) -> tuple[Path, np.ndarray]:
+        """The folder with the prepared images of the source, and the numbers of those of the split."""
+        c, (part, other) = self.config, part_of(split)
+        source = self._open(split)
+        with naming(key_of(c, split)):
             name = digest(source.identity, c.image_size, c.channels)
             folder = build_once(self.folder / "images" / name, lambda new: self._prepare(source, new))
             whole = source.divided or bool(c.validation_source) or bool(other)

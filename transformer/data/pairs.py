@@ -31,6 +31,11 @@ class Side(Source):
         text = "\n".join(part.text(index) for part in self._parts)
         return {self.field: text if text.strip() else ""}
 
+    @property
+    def content(self) -> dict[str, Any]:
+        """That of all fields."""
+        return {name: content for part in self._parts for name, content in part.content.items()}
+
     def place(self, index: int) -> str:
         """Where the first field's record stands."""
         return self._parts[0].place(index)

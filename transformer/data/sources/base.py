@@ -60,7 +60,8 @@ class Options:
 
 
 class Source(ABC):
-    """Records (`{"text": ..., ...}`) by number. `identity` changes whenever a record does, and is known
+    """Records (`{"text": ..., ...}`) by number. `content` is what a run keeps, to find out when it goes on
+    whether they are the same, wherever they lie. `identity` changes whenever a record does, and is known
     without reading them; `name` is for messages; `field` is where the text is."""
 
     identity: str
@@ -72,6 +73,11 @@ class Source(ABC):
 
     @abstractmethod
     def __getitem__(self, index: int) -> dict[str, Any]: ...
+
+    @property
+    def content(self) -> dict[str, Any]:
+        """By name what all the records are made of, as JSON has it (see `transformer.data.contents`)."""
+        return {self.name: self.identity}
 
     def place(self, index: int) -> str:
         """Where a record stands, for messages."""

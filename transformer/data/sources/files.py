@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from transformer.data.contents import contents_of
 from transformer.data.sources.base import MANY, PIECE, SPLITS, Options, Source, falls_in
 from transformer.data.storage import build_once, digest
 from transformer.errors import UserError
@@ -44,6 +45,11 @@ class Files(Source):
         by = [["by", *options.key]] if options.divide and self.BY_KEY else []
         self.identity = digest(kind, stats, split, options.field, options.document, options.divide, *by)
         self._map = functools.lru_cache(64)(self._open)
+
+    @property
+    def content(self) -> dict[str, Any]:
+        """Every file with its size and a digest, whatever folder they are in."""
+        return contents_of(self._files, self._options.folder)
 
     def _open(self, file: int) -> mmap.mmap:
         path = self._files[file]
