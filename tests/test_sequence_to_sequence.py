@@ -75,6 +75,9 @@ ERRORS = {
     "--config.data.source_length=500": "config.data.source_length: 500 is longer than model.max_length 96",
     "--config.data.too_long=refuse --config.data.target_length=12": "data.too_long: pair 1 has",
     "--config.generate.n_best=9": "config.generate.n_best: 9; expected 1 to beam_size 4",
+    "--config.generate.metric=bleu,rogue": "config.generate.metric: .bleu,rogue.; expected of bleu, chrf",
+    "--config.generate.batch_size=0": "config.generate.batch_size: 0; expected at least 1",
+    "--config.generate.bleu_tokenizer=ja-mecab": "generate.bleu_tokenizer: ja-mecab: ",
     "--config.train.average_last=3": "config.train.average_last: 3; only keep_last 1",
 }
 
@@ -90,3 +93,60 @@ def test_what_is_wrong_is_one_line(files, tmp_path, capfd, arguments):
     captured = capfd.readouterr()
     assert re.search(ERRORS[arguments], captured.err) and captured.err.count("\n") == 1, captured.err
     assert not (tmp_path / "run").exists()
+
+
+def test_a_source_that_is_too_long_is_said_or_refused(trained, tmp_path, capfd):
+    (tmp_path / "in.txt").write_text("number 1\n" + "number 2 of the lines\n" * 2)
+    command = [f"--workdir={trained}", "--mode=predict", f"--input={tmp_path / 'in.txt'}"]
+    assert launch.main([*command, "--config.data.source_length=12"]) == 0
+    found = capfd.readouterr()
+    said = "2 texts, number 2 the first, are longer than data.source_length, 12 tokens: the rest is not read"
+    assert found.err.count(said) == 1 and len(found.out.splitlines()) == 3
+    assert launch.main(command) == 0
+    assert "the rest is not read" not in capfd.readouterr().err
+    refused = ["--config.data.source_length=12", "--config.data.too_long=refuse"]
+    assert launch.main([*command, *refused]) == 2
+    found = capfd.readouterr()
+    assert "text 2 has 22 tokens, its end among them; data.source_length is 12" in found.err
+    assert found.err.count("\n") == 1
+
+
+def test_an_evaluation_says_what_it_measured_and_how(trained, files, tmp_path):
+    (tmp_path / "test.tsv").write_text(
+        "target\tsource\tother\n"
+        + "".join(f"Zahl {i} of the lines\tnumber {i}{' and so on' * (i == 3)}\tZahl {i}\n" for i in range(9))
+        + " \tnumber 9\t\n"
+    )
+    keys = {
+        "data.validation_source": f"tsv:{tmp_path}/test.tsv",
+        "data.reference_fields": "other",
+        "data.source_length": "14",
+        "generate.metric": "chrf,rouge,bleu",
+        "generate.bleu_tokenizer": "char",
+        "generate.examples": "6",
+        "generate.batch_size": "3",
+    }
+    run, params = modes.load(trained, keys.items())
+    evaluator = run.experiment.evaluators(run.put, "test")["generate"]
+    with run.placed():
+        found = evaluator(params)
+    assert found.keys() == {"chrf", "rouge1", "rouge2", "rougeL", "rougeLsum", "bleu"}
+    said = evaluator.describe()
+    assert said["measured"] == (
+        "6 of 9 pairs; 1 more are left out: a side of theirs is empty; "
+        "1 sources are longer than 14 tokens: the rest is not read"
+    )
+    assert "nrefs:2" in said["bleu"] and "tok:char" in said["bleu"] and "nrefs:2" in said["chrf"]
+    assert all("95 % interval" in said[name] for name in found)
+    lines = run.experiment.closing_lines({f"generate/{name}": value for name, value in found.items()})
+    assert lines[0].startswith("on 6 pairs of the validation split: chrf ") and len(lines) == 4
+
+
+def test_beams_of_any_number_of_sources_are_the_same(trained):
+    texts = [f"number {i} of the {'long ' * (i % 4)}lines" for i in range(7)]
+    written = []
+    for size in (1, 3, 16):
+        run, params = modes.load(trained, [("generate.batch_size", str(size))])
+        with run.placed():
+            written.append(list(run.experiment.predict(params, texts)))
+    assert written[0] == written[1] == written[2]
