@@ -35,8 +35,9 @@ MALLOC = {
 memory of each step anew from malloc; to give it back and map it in again is up to half of a step's time."""
 
 SAMPLING = ("temperature", "top_k", "top_p", "num_samples", "max_new_tokens")
-PREDICT = ("prompt", "input", "output", "seed", *SAMPLING)
-SCORE = ("prompt", "input", "output")
+PREDICT = ("prompt", "input", "output", "seed", "step", *SAMPLING)
+SCORE = ("prompt", "input", "output", "step")
+EVALUATE = ("split", "input", "step")
 ANALYZE = {
     "words": "words, with commas between, to compare with one another",
     "neighbours": "words whose nearest others to list",
@@ -49,10 +50,10 @@ ANALYZE = {
 
 TAKES = {
     "train": ("accept_data",),
-    "evaluate": ("split",),
+    "evaluate": EVALUATE,
     "predict": PREDICT,
     "score": SCORE,
-    "analyze": tuple(ANALYZE),
+    "analyze": ("step", *ANALYZE),
 }
 """Mode -> the flags that not all have."""
 
@@ -74,21 +75,32 @@ def main(argv: list[str]) -> int:
     try:
         flags, overrides = parse(argv)
         prepare(flags)
-        from experiments import modes  # with JAX and the rest, which is too slow for a misspelt flag
+        # With JAX and the rest, which is too slow for a misspelt flag.
+        from experiments import evaluating, modes
 
         if flags.mode == "train":
             reason = modes.train(flags.workdir, overrides, flags.config, STARTED, flags.accept_data)
             return 0 if reason == "finished" else 128 + signal.Signals[reason]
         if flags.mode == "evaluate":
-            modes.evaluate(flags.workdir, overrides, flags.split or "validation")
+            split = flags.split or "validation"
+            evaluating.evaluate(flags.workdir, overrides, split=split, source=flags.input, step=flags.step)
         elif flags.mode == "analyze":
-            modes.analyze(flags.workdir, overrides, **{name: getattr(flags, name) for name in ANALYZE})
+            modes.analyze(
+                flags.workdir, overrides, flags.step, **{name: getattr(flags, name) for name in ANALYZE}
+            )
         elif flags.mode == "score":
             files = {"source": flags.input, "target": flags.output}
-            modes.score(flags.workdir, overrides, prompt=flags.prompt, **files)
+            modes.score(flags.workdir, overrides, prompt=flags.prompt, step=flags.step, **files)
         else:
             files = {"source": flags.input, "target": flags.output}
-            modes.predict(flags.workdir, overrides, prompt=flags.prompt, seed=flags.seed or 0, **files)
+            modes.predict(
+                flags.workdir,
+                overrides,
+                prompt=flags.prompt,
+                seed=flags.seed or 0,
+                step=flags.step,
+                **files,
+            )
         sys.stdout.flush()
         return 0
     except UserError as error:
@@ -117,12 +129,13 @@ def parse(argv: list[str]) -> tuple[argparse.Namespace, list[tuple[str, str]]]:
     add("--workdir", default="", help="the run's folder (training: runs/<name of the config>)")
     add("--mode", default="train", choices=["train", "evaluate", "predict", "score", "analyze"])
     add("--prompt", help="predict: a text to complete; score: TEXT, a tab, CONTINUATION")
-    add("--input", help="predict, score: a file of such texts, one a line (standard input)")
+    add("--input", help="predict, score: a file of such texts, one a line (standard input); evaluate: data")
     add("--output", help="predict, score: a file for the answers, one a line (standard output)")
     add("--seed", type=int, help="predict: another one gives other samples (0)")
     for name in SAMPLING:
         add(f"--{name}", help=f"predict: instead of the run's sample.{name}")
     add("--accept_data", action="store_const", const=True, help="train: go on with data that have changed")
+    add("--step", type=_step, help="which checkpoint: a step, best or latest (the best, where it is kept)")
     add("--split", choices=["train", "validation", "test"], help="evaluate: which one (validation)")
     for name, what in ANALYZE.items():
         add(f"--{name}", help=f"analyze: {what}")
@@ -153,6 +166,12 @@ def parse(argv: list[str]) -> tuple[argparse.Namespace, list[tuple[str, str]]]:
     flags.workdir = flags.workdir or str(Path("runs", "-".join(filter(None, [Path(path).stem, preset]))))
     sampling = [(f"sample.{name}", getattr(flags, name)) for name in SAMPLING]
     return flags, overrides + [(key, value) for key, value in sampling if value is not None]
+
+
+def _step(text: str) -> int | str:
+    if text in ("best", "latest") or text.isdecimal():
+        return int(text) if text.isdecimal() else text
+    raise argparse.ArgumentTypeError(f"{text!r}; expected a number, best or latest")
 
 
 def split_overrides(argv: list[str]) -> tuple[list[str], list[tuple[str, str]]]:

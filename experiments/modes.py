@@ -19,12 +19,24 @@ from experiments.scoring import score_lines
 from experiments.workdir import Workdir, describe
 from transformer.errors import UserError
 from transformer.freeze import freeze
+from transformer.training.checkpoint import Step, split_step
 from transformer.training.experiment import Params
 from transformer.training.run import Run
 
 DROPOUTS = ("dropout", "embedding_dropout", "attention_dropout")
 OWN = (*DROPOUTS, "dtype", "kernel", "scan_layers", "remat", "lora_rank", "lora_alpha")
 """Keys of a model that say how it is trained and computed, and not what it is."""
+
+OVER = ("train.", "optimizer.", "initialize_")
+STILL = (
+    "train.evaluate_batches",
+    "train.average_last",
+    "train.keep_last",
+    "train.batch_size",
+    "train.keep_best",
+)
+"""Beginnings of keys that are for training alone, and those among them that say how a trained model is
+measured or chosen."""
 
 Overrides = Iterable[tuple[str, str]]
 """Keys of the config and what to set them to, as text: ("model.num_layers", "4")."""
@@ -44,6 +56,10 @@ def train(
     run began are refused, unless `accept_data`. Whoever reads what is said may
     leave: training goes on.
     """
+    if split_step(workdir)[1] is not None:
+        raise UserError(
+            f"--workdir: {workdir} names a checkpoint; begin another run with it: initialize_from"
+        )
     folder = Workdir(workdir)
     with lasting(), contextlib.ExitStack() as stack:
         known = folder.config.is_file()
@@ -98,14 +114,6 @@ def _train(run: Run, folder: Workdir, started: float | None) -> str:
     return reason
 
 
-def evaluate(workdir: str, overrides: Overrides = (), split: str = "validation") -> None:
-    """Prints what the run's evaluators measure of a split, one name and value a line."""
-    run, params = load(workdir, overrides)
-    for name, value in run.evaluate(params, split).items():
-        if jax.process_index() == 0:
-            print(f"{name} {value:.6g}")
-
-
 def predict(
     workdir: str,
     overrides: Overrides = (),
@@ -114,6 +122,7 @@ def predict(
     source: str | None = None,
     target: str | None = None,
     seed: int = 0,
+    step: Step | None = None,
 ) -> None:
     """Completes `prompt`; or, without one, answers each line of the file `source` (standard input) with one
     line for each sample. Writes to the file `target` (standard output).
@@ -121,7 +130,7 @@ def predict(
     In lines a line break of the answer is written \\n, and a backslash \\\\, so that they stay lines.
     """
     texts = _texts(prompt, source, target)
-    run, params = load(workdir, overrides)
+    run, params = load(workdir, overrides, step)
     waits = prompt is None and not source and sys.stdin.isatty()  # for each answer, before the next question
     with run.placed(), _writing(target) as out:
         for index, batch in enumerate(([text] for text in texts) if waits else [texts]):
@@ -142,20 +151,21 @@ def score(
     prompt: str | None = None,
     source: str | None = None,
     target: str | None = None,
+    step: Step | None = None,
 ) -> None:
     """For `prompt`, or each line of the file `source` (standard input), which are TEXT, a tab, CONTINUATION,
     writes the continuation's log-likelihood to the file `target` (standard output): `experiments.scoring`."""
     lines = _texts(prompt, source, target)
-    run, params = load(workdir, overrides)
+    run, params = load(workdir, overrides, step)
     with run.placed(), _writing(target) as out:
         for line in score_lines(run.experiment, params, lines):
             out.write(line + "\n")
 
 
-def analyze(workdir: str, overrides: Overrides = (), **asked: str | None) -> None:
+def analyze(workdir: str, overrides: Overrides = (), step: Step | None = None, **asked: str | None) -> None:
     """Prints what the run's embeddings say; `asked` are the fields of `experiments.embeddings.Request`."""
     request = embeddings.Request(**asked)
-    run, params = load(workdir, overrides)
+    run, params = load(workdir, overrides, step)
     with run.placed():
         print("\n".join(embeddings.analyze(run.experiment, params, request)))
 
@@ -172,7 +182,7 @@ def inherit(values: dict[str, Any], folder: Workdir, overrides: Overrides) -> di
     override(values, overrides)
     source = values.get("initialize_from")
     if source and isinstance(values.get("model"), dict):
-        theirs = (folder if folder.begun else Workdir(source)).read_config().get("model", {})
+        theirs = (folder if folder.begun else named(source)).read_config().get("model", {})
         values["model"] = values["model"] | {
             key: value for key, value in theirs.items() if key in values["model"] and key not in OWN
         }
@@ -185,31 +195,55 @@ def open_run(folder: Workdir, config: Any) -> Run:
     if config.initialize_from and "tokenizer" not in kept:
         kept |= {
             name: value
-            for name, value in Workdir(config.initialize_from).read_kept().items()
+            for name, value in named(config.initialize_from).read_kept().items()
             if name == "tokenizer"
         }
     experiment = find_experiment(config.experiment)(config, **kept)
     return Run(experiment, config, folder.path)
 
 
+def named(run: str | os.PathLike) -> Workdir:
+    """The folder of "runs/lm", or of "runs/lm@200", which names a checkpoint of it."""
+    return Workdir(split_step(run)[0])
+
+
 def reopen_run(workdir: str | os.PathLike, overrides: Overrides = ()) -> Run:
     """The run that a folder holds.
 
     Raises:
-      UserError: it holds none, or one that has no checkpoint yet.
+      UserError: it holds none, or one that has no checkpoint yet; a key that cannot matter any more.
     """
-    folder = Workdir(workdir)
+    folder = named(workdir)
     values = folder.read_config()
     if not folder.begun:
-        raise UserError(f"--workdir: {workdir} has no checkpoints yet; train first")
+        raise UserError(f"--workdir: {folder.path} has no checkpoints yet; train first")
+    for key, _ in overrides:
+        if key.startswith(OVER) and key not in STILL:
+            raise UserError(f"--config.{key}: it is for training, and changes nothing of a trained model")
     return open_run(folder, check_config(values, overrides))
 
 
-def load(workdir: str | os.PathLike, overrides: Overrides = ()) -> tuple[Run, Params]:
-    """The run that a folder holds, and its trained parameters: the best ones, where it keeps them, or the
-    latest. In a notebook, `run.experiment` has the model. Raises as `reopen_run` does."""
+def chosen(run: Run, workdir: str | os.PathLike, step: Step | None = None) -> Step:
+    """Which checkpoint is meant: `step`, or the one that `workdir` names, "runs/lm@200"; where none is, the
+    best one, where the run keeps it, or the latest.
+
+    Raises:
+      UserError: both name one, and not the same.
+    """
+    other = split_step(workdir)[1]
+    if step is not None and other not in (None, step):
+        raise UserError(f"--step: {step}, but --workdir names {other}; give one of them")
+    step = other if step is None else step
+    return step if step is not None else "best" if run.config.train.keep_best else "latest"
+
+
+def load(
+    workdir: str | os.PathLike, overrides: Overrides = (), step: Step | None = None
+) -> tuple[Run, Params]:
+    """The run that a folder holds, and its trained parameters: those of `step`, as `chosen` says. In a
+    notebook, `run.experiment` has the model. Raises as `reopen_run` does."""
     run = reopen_run(workdir, overrides)
-    return run, run.restore_params("best" if run.config.train.keep_best else "latest")
+    return run, run.restore_params(chosen(run, workdir, step))
 
 
 def _texts(prompt: str | None, source: str | None, target: str | None) -> Iterator[str]:

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from experiments.objective import Objective
-from transformer.evaluation.likelihood import LikelihoodEvaluator
+from transformer.evaluation.likelihood import LikelihoodEvaluator, by_row
 from transformer.training.experiment import Batch, Evaluator, Params, Put
 from transformer.training.metrics import Sum
 from transformer.training.step import make_eval_step
@@ -16,11 +16,12 @@ from transformer.training.token_losses import token_losses
 class TokenPrediction(Objective):
     """A model that predicts `targets` from `READS`, both names of a batch, with loss -log p in nats.
 
-    `MARKS` says which of the batch's arrays are given to the
-    model under which names: what keeps texts that share a row apart.
+    `MARKS` says which of the batch's arrays are given to the model under which names: what keeps texts that
+    share a row apart. `perplexity` is whether exp(loss) is one.
     """
 
     READS: tuple[str, ...] = ("tokens",)
+    perplexity = True
     MARKS: dict[str, str] = {"segments_bt": "segments", "positions_bt": "positions"}  # noqa: RUF012
 
     def init(self, rng: jax.Array) -> Any:
@@ -53,6 +54,7 @@ class TokenPrediction(Objective):
 
     def evaluators(self, put: Put, split: str = "validation") -> dict[str, Evaluator]:
         """The likelihood of a split: loss, perplexity, bits per byte."""
-        step, batches = jax.jit(make_eval_step(self)), self.config.train.evaluate_batches  # type: ignore[arg-type]
-        likelihood = LikelihoodEvaluator(step, self.loader(split), put, batches)
+        step: Any = jax.jit(by_row(make_eval_step(self)))  # type: ignore[arg-type]
+        batches = self.config.train.evaluate_batches
+        likelihood = LikelihoodEvaluator(step, self.loader(split), put, batches, self.perplexity)
         return {"eval": likelihood} | super().evaluators(put, split)

@@ -9,7 +9,7 @@ import jax
 from experiments.language_modeling import LanguageModeling, LanguageModelingConfig
 from transformer.data.loader import Loader
 from transformer.data.streams import StreamRows
-from transformer.evaluation.likelihood import LikelihoodEvaluator
+from transformer.evaluation.likelihood import LikelihoodEvaluator, Rows, split_by_row
 from transformer.models.transformer_xl import Memory, TransformerXLConfig
 from transformer.training.experiment import Batch, Evaluator, Params, Put
 from transformer.training.metrics import Sum
@@ -76,18 +76,21 @@ class TransformerXL(LanguageModeling):
         likelihood = LikelihoodEvaluator(self._remembering(), self.loader(split), put, batches)
         return super().evaluators(put, split) | {"eval": likelihood}
 
-    def _remembering(self) -> Callable[[Params, Batch], dict[str, Sum]]:
+    def _remembering(self) -> Callable[[Params, Batch], Any]:
         c = self.config
         length = c.model.evaluation_memory or c.model.memory_length
         carry: Any = Memory.empty(c.model, self.batch_size(), length)
 
         @jax.jit
-        def compiled(params: Params, batch: Batch, carry: Memory) -> tuple[dict[str, Sum], Memory]:
-            return self.recur(params, batch, carry, jax.random.key(0), False)
+        def compiled(params: Params, batch: Batch, carry: Memory) -> tuple[dict[str, Sum], Rows, Memory]:
+            def measure(part: Batch) -> tuple[dict[str, Sum], Memory]:
+                return self.recur(params, part, carry, jax.random.key(0), False)
 
-        def step(params: Params, batch: Batch) -> dict[str, Sum]:
+            return split_by_row(measure, batch)
+
+        def step(params: Params, batch: Batch) -> tuple[dict[str, Sum], Rows]:
             nonlocal carry  # what a pass leaves, the first batch of the next one does not continue
-            terms, carry = compiled(params, batch, carry)
-            return terms
+            terms, rows, carry = compiled(params, batch, carry)
+            return terms, rows
 
         return step

@@ -15,7 +15,7 @@ from experiments.token_prediction import TokenPrediction
 from transformer.data.skip_grams import SkipGramData, SkipGramDataConfig, SkipGrams
 from transformer.data.tokenizers import Tokenizer
 from transformer.models.word_embedding import SkipGram, SkipGramConfig
-from transformer.training.experiment import Batch, Evaluator, Params, Put
+from transformer.training.experiment import Batch, Params
 from transformer.training.hooks import Hook, Samples
 from transformer.training.metrics import Sum
 from transformer.training.negative_sampling import NegativeSamplingConfig, negative_sampling, pairs
@@ -39,6 +39,7 @@ class WordEmbedding(TokenPrediction):
 
     Config = WordEmbeddingConfig
     READS = ("tokens", "noise")
+    perplexity = False
 
     def __init__(self, config: WordEmbeddingConfig, tokenizer: Tokenizer | None = None) -> None:
         """`tokenizer` is the run folder's; without one the data's own is made from the training text."""
@@ -64,12 +65,6 @@ class WordEmbedding(TokenPrediction):
     def flops_per_token(self, params: Params) -> float:
         """6 d for each word of its row and of noise that a word is compared with."""
         return 6.0 * self.config.model.d_model * (self.config.data.sequence_length + self.config.data.noise)
-
-    def evaluators(self, put: Put, split: str = "validation") -> dict[str, Evaluator]:
-        """The loss of a split alone: exp of it would be no perplexity."""
-        found = super().evaluators(put, split)
-        measure = found["eval"]
-        return found | {"eval": lambda params: {"loss": measure(params)["loss"]}}
 
     def hooks(self, workdir: Path) -> list[Hook]:
         """Neighbours of some words, now and then."""

@@ -62,6 +62,7 @@ class Workdir:
         self.samples = self.path / "samples"
         self.profile = self.path / "profile"
         self.report = self.path / "report.md"
+        self.evaluation = self.path / "evaluation.json"
 
     @property
     def lock(self) -> Path:

@@ -3,6 +3,7 @@
 import contextlib
 import os
 import random
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -65,3 +66,9 @@ def listing(folder: Path) -> dict[str, bytes]:
         for path in sorted(folder.rglob("*"))
         if path.is_file()
     }
+
+
+def measured(out: str) -> dict[str, float]:
+    """The values in what --mode=evaluate printed."""
+    found = (re.match(r"([\w/]+) ([-+.\w]+)(  .*)?$", line) for line in out.splitlines())
+    return {line[1]: float(line[2]) for line in found if line and "/" in line[1]}

@@ -194,8 +194,8 @@ def test_other_modes_need_a_run(capfd, tmp_path, mode):
 
 def test_evaluate_measures_what_training_measured_last(capfd, trained):
     capfd.readouterr()
-    assert launch.main([f"--workdir={trained}", "--mode=evaluate"]) == 0
-    printed = dict(line.split() for line in capfd.readouterr().out.splitlines())
+    assert launch.main([f"--workdir={trained}", "--mode=evaluate", "--config.train.evaluate_batches=1"]) == 0
+    printed = runs.measured(capfd.readouterr().out)
     last = json.loads((trained / "metrics.jsonl").read_text().splitlines()[-1])
     assert {"eval/loss", "eval/perplexity", "eval/bits_per_byte"} <= set(printed)
     for name, value in printed.items():

@@ -7,6 +7,7 @@ import pytest
 
 import launch
 from experiments import modes
+from tests import runs
 
 pytestmark = pytest.mark.usefixtures("in_root")
 
@@ -46,8 +47,8 @@ def run(data, tmp_path_factory):
 
 def test_it_learns_to_point_and_answers_from_any_window(run, capfd):
     assert launch.main([f"--workdir={run}", "--mode=evaluate"]) == 0
-    measured = dict(line.split() for line in capfd.readouterr().out.splitlines())
-    assert float(measured["answer/exact_match"]) > 80 and float(measured["answer/f1"]) > 80
+    measured = runs.measured(capfd.readouterr().out)
+    assert measured["answer/exact_match"] > 80 and measured["answer/f1"] > 80
     # Far longer than any window, and the answer far from its beginning; the spaces are the context's own.
     context = "ab c" * 60 + "\n ZYX\\ " + "b ca" * 30
     prompt = "1?\t" + context.replace("\\", "\\\\").replace("\n", "\\n")

@@ -1,6 +1,7 @@
 """The evaluator's numbers are those of the whole set, whatever its batches."""
 
 import math
+import re
 import warnings
 
 import jax
@@ -9,7 +10,7 @@ import numpy as np
 import pytest
 
 from transformer.errors import UserError
-from transformer.evaluation.likelihood import LikelihoodEvaluator
+from transformer.evaluation.likelihood import LikelihoodEvaluator, by_row
 from transformer.training.metrics import Sum
 
 
@@ -85,3 +86,34 @@ def test_a_huge_loss_has_infinite_perplexity_and_no_data_is_an_error():
     assert results["perplexity"] == math.inf
     with pytest.raises(UserError, match="0 batches"):
         LikelihoodEvaluator(step, Batches([]))(None)
+
+
+def test_rows_add_up_to_the_whole_batch(rng):
+    """Each row's part is what the batch of that row alone gives."""
+    (batch,) = ragged(rng, rows=(7,))
+    terms, rows = jax.jit(by_row(step))(jnp.float32(1.5), batch)
+    for name, term in terms.items():
+        np.testing.assert_allclose(rows[name].sum(axis=0), [term.total, term.weight], rtol=1e-5)
+    for i in range(7):
+        alone = step(jnp.float32(1.5), {key: values[i : i + 1] for key, values in batch.items()})
+        for name, term in alone.items():
+            np.testing.assert_allclose(rows[name][i], [term.total, term.weight], rtol=1e-5)
+
+
+def test_the_interval_is_that_of_rows_drawn_again(rng):
+    batches = ragged(rng, rows=(60, 60))
+    evaluator = LikelihoodEvaluator(jax.jit(by_row(step)), Batches(batches))
+    found = evaluator(jnp.float32(1.5))
+    assert found == pytest.approx(LikelihoodEvaluator(step, Batches(batches))(jnp.float32(1.5)), rel=1e-5)
+    told = evaluator.describe()
+    sums = np.concatenate(
+        [[(1.5 * b["x"] * b["weights"]).sum(1), b["weights"].sum(1)] for b in batches], axis=1
+    )
+    counted = 120
+    assert told["measured"].startswith(f"{counted} of {counted} rows, {sums[1].sum():,.0f} targets")
+    drawn = [sums[:, rng.integers(counted, size=counted)].sum(axis=1) for _ in range(2000)]
+    wanted = np.percentile([total / weight for total, weight in drawn], [2.5, 97.5])
+    ends = [float(end) for end in re.search(r"interval (\S+) to (\S+) ", told["loss"]).groups()]
+    width = wanted[1] - wanted[0]
+    np.testing.assert_allclose(ends, wanted, atol=0.15 * width)
+    assert ends[0] < found["loss"] < ends[1] and set(told) == {"measured", *found}

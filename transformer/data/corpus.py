@@ -2,7 +2,7 @@
 
 import itertools
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -51,11 +51,15 @@ class CorpusConfig:
 class Corpus(ABC):
     """Tokenizer, rows and loaders of a config, each made when asked for and kept in the data folder.
 
+    `kinds` are the sources there are, `lines` the one of them that a file of examples, one a line, is.
+
     Raises:
       UserError: the source or the tokenizer is missing, unreadable or empty.
     """
 
     config: Any
+    kinds: Mapping[str, Any] = SOURCES
+    lines: str = ""
 
     def __init__(self, config: Any, tokenizer: Tokenizer | None = None) -> None:
         """`tokenizer`, a run folder's own, goes before what the config says."""

@@ -1,7 +1,7 @@
 """Images with labels: from a config's `data` group to batches."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -85,6 +85,9 @@ class ImageData:
     Raises:
       UserError: the source is missing, unreadable or empty, or its labels are of no use.
     """
+
+    kinds: Mapping[str, Any] = IMAGES
+    lines = ""
 
     def __init__(self, config: ImageDataConfig, labels: Sequence[str] | None = None) -> None:
         """`labels`, a run folder's own, go before what the data say; nothing is read with them."""

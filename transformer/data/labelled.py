@@ -40,6 +40,7 @@ class LabelledData(Corpus):
     """The labelled texts of a config; raises as `Corpus` does, and where the labels are of no use."""
 
     config: LabelledDataConfig
+    lines = "tsv"
 
     def __init__(
         self,

@@ -69,6 +69,7 @@ class PairData(Corpus):
     """The pairs of a config, whose sides share one tokenizer; raises as `Corpus` does."""
 
     config: PairDataConfig
+    lines = "tsv"
 
     def __init__(
         self,

@@ -30,6 +30,7 @@ class TextData(Corpus):
     """The documents of a config; raises as `Corpus` does."""
 
     config: TextDataConfig
+    lines = "text"
 
     def source(self, split: str) -> Source:
         """The documents of a split."""

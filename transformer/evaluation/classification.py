@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from transformer.evaluation.bootstrap import RESAMPLES, interval, said
 from transformer.evaluation.likelihood import total
 from transformer.training.experiment import Batch, Loader, Params, Put
 from transformer.training.metrics import Sum
@@ -81,3 +82,24 @@ class ClassificationEvaluator:
             "f1": float(f1_scores(self.last["confusion"]).mean()),
             "calibration_error": calibration_error(self.last["calibration"]),
         }
+
+    def describe(self) -> dict[str, str]:
+        """How many examples were measured, and of accuracy and F1 the interval that a bootstrap over them
+        gives."""
+        confusion_cc = self.last["confusion"]
+        n = int(confusion_cc.sum())
+        rows = getattr(self._loader, "rows", ())
+        total = len(getattr(rows, "kept", rows))  # several examples may share a row
+        found = {"measured": f"{n:,} of {max(n, total):,} examples"}
+        if n > 1:
+            # To draw examples anew is to draw anew in which cell of the matrix each is.
+            rng, cells = np.random.default_rng(0), np.flatnonzero(confusion_cc)
+            share = confusion_cc.reshape(-1)[cells] / n
+            drawn = {"accuracy": np.zeros(RESAMPLES), "f1": np.zeros(RESAMPLES)}
+            again_cc = np.zeros_like(confusion_cc)
+            for sample in range(RESAMPLES):
+                again_cc.reshape(-1)[cells] = rng.multinomial(n, share)
+                drawn["accuracy"][sample] = np.trace(again_cc) / n
+                drawn["f1"][sample] = f1_scores(again_cc).mean()
+            found |= {name: said(interval(values), f"{n:,} examples") for name, values in drawn.items()}
+        return found

@@ -1,33 +1,45 @@
 """Likelihood of held-out data, from the same loss that training reports."""
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from transformer.errors import UserError
+from transformer.evaluation.bootstrap import interval, resampled, said
 from transformer.training.experiment import Batch, Loader, Params, Put
 from transformer.training.metrics import Sum, merge
+
+WEIGHTS = ("weights", "guessed", "bytes")
+"""Arrays of a batch that say how much each of its places counts: terms are linear in them."""
+
+Rows = dict[str, jax.Array]
+"""Name of a term -> (b, 2): what each row of a batch adds to its total and to its weight."""
 
 
 class LikelihoodEvaluator:
     """The mean of every term over one pass of `loader`, and perplexity = exp(nats per target), which is the
-    term `nll`, or where there is none, `loss`.
+    term `nll`, or where there is none, `loss`; without `perplexity` the terms alone.
 
-    `step` is the compiled (params, batch) -> {name: Sum}, `put` brings a batch onto the devices, and
-    `batches` limits the pass (0: all). Totals and weights of all batches are added before any is divided,
-    so that the result is the whole set's however ragged the batches are.
+    `step` is the compiled (params, batch) -> {name: Sum}, or (that, `Rows`), as `by_row` makes it; `put`
+    brings a batch onto the devices, and `batches` limits the pass (0: all). Totals and weights of all batches
+    are added before any is divided, so that the result is the whole set's however ragged the batches are.
     """
 
     def __init__(
         self,
-        step: Callable[[Params, Batch], dict[str, Sum]],
+        step: Callable[[Params, Batch], Any],
         loader: Loader,
         put: Put = lambda batch: batch,
         batches: int = 0,
+        perplexity: bool = True,
     ) -> None:
         self._step, self._loader, self._put, self._batches = step, loader, put, batches
+        self._perplexity = perplexity
+        self._rows: dict[str, np.ndarray] = {}
 
     def __call__(self, params: Params) -> dict[str, float]:
         """{"loss": nats, "perplexity": ..., ...}: one name for each term of the loss.
@@ -35,35 +47,118 @@ class LikelihoodEvaluator:
         Raises:
           UserError: the loader has no batch.
         """
-        merged = total(self._step, params, self._loader, self._put, self._batches)
-        results = {name: float(term.mean) for name, term in merged.items()}
-        nats = results["nll" if "nll" in results else "loss"] if "loss" in results else None
-        if nats is not None:
+        found = [
+            each if isinstance(each, tuple) else (each, {})
+            for each in passed(self._step, params, self._loader, self._put, self._batches)
+        ]
+        merged = merge(terms for terms, _ in found)
+        parts = {name: [rows[name] for _, rows in found] for name in found[0][1]}
+        self._rows = {name: np.concatenate(each) for name, each in parts.items()}
+        return self._with_perplexity({name: float(term.mean) for name, term in merged.items()})
+
+    def describe(self) -> dict[str, str]:
+        """How many rows were measured, and of each result the interval that a bootstrap over them gives."""
+        counted = [rows_n2[:, 1] > 0 for rows_n2 in self._rows.values()]
+        kept_n = np.any(counted, axis=0) if counted else np.zeros(0, bool)
+        n = int(kept_n.sum())
+        if not n:
+            return {}
+        total = len(getattr(self._loader, "rows", kept_n))
+        found = {"measured": f"{n:,} of {max(n, total):,} rows"}
+        if "loss" in self._rows:
+            found["measured"] += f", {self._rows['loss'][:, 1].sum():,.0f} targets in them"
+        if n > 1:
+            sums_r = resampled(np.concatenate([rows_n2[kept_n] for rows_n2 in self._rows.values()], axis=1))
+            drawn = {
+                name: sums_r[:, 2 * i] / np.where(sums_r[:, 2 * i + 1] > 0, sums_r[:, 2 * i + 1], np.nan)
+                for i, name in enumerate(self._rows)
+            }
+            for name, values in self._with_perplexity(drawn).items():
+                found[name] = said(interval(values), f"{n:,} rows")
+        return found
+
+    def _with_perplexity(self, results: dict[str, Any]) -> dict[str, Any]:
+        if self._perplexity and "loss" in results:
             with np.errstate(over="ignore"):  # a loss that diverged has infinite perplexity
-                results["perplexity"] = float(np.exp(nats))
+                perplexity = np.exp(results["nll" if "nll" in results else "loss"])
+            results["perplexity"] = float(perplexity) if np.ndim(perplexity) == 0 else perplexity
         return results
+
+
+def by_row(step: Callable[[Params, Batch], dict[str, Sum]]) -> Callable[[Params, Batch], Any]:
+    """(params, batch) -> the terms, and what each row adds to them (see `split_by_row`)."""
+
+    def measure(params: Params, batch: Batch) -> tuple[dict[str, Sum], Rows]:
+        terms, rows, _ = split_by_row(lambda part: (step(params, part), None), batch)
+        return terms, rows
+
+    return measure
+
+
+def split_by_row(
+    measure: Callable[[Batch], tuple[dict[str, Sum], Any]], batch: Batch
+) -> tuple[dict[str, Sum], Rows, Any]:
+    """What `measure` gives of a batch, and what each row adds to its terms.
+
+    Totals and weights are linear in the batch's `WEIGHTS`, so that a row's part is the derivative by a factor
+    that its weights are multiplied by; nothing of the model is differentiated. Terms that have no weights
+    in the batch have no rows.
+    """
+    weights = {name: jnp.asarray(batch[name], jnp.float32) for name in WEIGHTS if name in batch}
+    if not weights:
+        terms, aux = measure(batch)
+        return terms, {}, aux
+
+    def scaled(factor_b: jax.Array) -> tuple[dict[str, Sum], Any]:
+        parts = {name: (factor_b * each.T).T for name, each in weights.items()}
+        terms, aux = measure({**batch, **parts})
+        return jax.tree.map(lambda value: jnp.asarray(value, jnp.float32), terms), aux
+
+    size = len(next(iter(weights.values())))
+    terms, back, aux = jax.vjp(scaled, jnp.ones(size), has_aux=True)
+    zeros = jax.tree.map(jnp.zeros_like, terms)
+    one = jnp.float32(1)
+    rows = {}
+    for name, zero in zeros.items():
+        (total_b,) = back(zeros | {name: Sum(one, zero.weight)})
+        (weight_b,) = back(zeros | {name: Sum(zero.total, one)})
+        rows[name] = _everywhere(jnp.stack([total_b, weight_b], axis=1))
+    return terms, rows, aux
+
+
+def passed(
+    step: Callable[[Params, Batch], Any], params: Params, loader: Loader, put: Put, batches: int
+) -> Iterator[Any]:
+    """What `step` finds of every batch of a pass (of the first `batches`, where that is not 0), on the host.
+
+    Raises:
+      UserError: the loader has no batch.
+    """
+    waiting = None
+    for batch in itertools.islice(loader.iterate(0), batches or None):
+        found = step(params, put(batch))
+        if waiting is not None:
+            yield _read(waiting)  # one batch late, so that the devices work on this one meanwhile
+        waiting = found
+    if waiting is None:
+        raise UserError("evaluation: the data has 0 batches; expected at least 1")
+    yield _read(waiting)
 
 
 def total(
     step: Callable[[Params, Batch], dict[str, Sum]], params: Params, loader: Loader, put: Put, batches: int
 ) -> dict[str, Sum]:
-    """What `step` finds of every batch of one pass (of the first `batches`, where that is not 0), added up.
-
-    Raises:
-      UserError: the loader has no batch.
-    """
-    merged: dict[str, Sum] = {}
-    waiting: dict[str, Sum] = {}
-    for batch in itertools.islice(loader.iterate(0), batches or None):
-        terms = step(params, put(batch))
-        # Read one batch late, so that the devices work on this one meanwhile.
-        merged, waiting = merge((merged, _read(waiting))), terms
-    merged = merge((merged, _read(waiting)))
-    if not merged:
-        raise UserError("evaluation: the data has 0 batches; expected at least 1")
-    return merged
+    """The terms of all batches that `passed` gives, added up."""
+    return merge(passed(step, params, loader, put, batches))
 
 
-def _read(terms: dict[str, Sum]) -> dict[str, Sum]:
+def _everywhere(rows: jax.Array) -> jax.Array:
+    """The whole array on every device of the mesh that is set, so that every process can read it."""
+    if jax.sharding.get_abstract_mesh().empty:
+        return rows
+    return jax.lax.with_sharding_constraint(rows, jax.sharding.PartitionSpec())
+
+
+def _read(terms: Any) -> Any:
     """In float64: counts stay exact where float32 would stop at 2^24."""
     return jax.tree.map(lambda value: np.asarray(value, np.float64), jax.device_get(terms))

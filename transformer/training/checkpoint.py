@@ -4,6 +4,7 @@ import importlib
 import math
 import os
 from collections.abc import Mapping
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -23,6 +24,16 @@ def trained_steps(directory: str | os.PathLike) -> int:
     such a run has not begun, whatever else is there."""
     found = os.listdir(directory) if os.path.isdir(directory) else ()
     return max((int(name) for name in found if name.isdecimal()), default=0)
+
+
+def split_step(run: str | os.PathLike) -> tuple[Path, Step | None]:
+    """The folder of a run and the step that "runs/lm@200" names, or "runs/lm@best"; None for the step where
+    none is named, as by a folder that has an "@" in its own name."""
+    path = Path(run)
+    name, _, step = path.name.rpartition("@")
+    if not name or path.exists() or not (step.isdecimal() or step in ("latest", "best")):
+        return path, None
+    return path.with_name(name), int(step) if step.isdecimal() else step
 
 
 class Checkpoints:

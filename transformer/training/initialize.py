@@ -1,6 +1,7 @@
 """Beginning with the parameters of another run: which are taken over, which are new, and which are left."""
 
 import json
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,7 +11,7 @@ import jax
 from flax import traverse_util
 
 from transformer.errors import UserError
-from transformer.training.checkpoint import Checkpoints, Step, arrays
+from transformer.training.checkpoint import Checkpoints, Step, arrays, split_step
 from transformer.training.experiment import Params
 
 ADAPTERS = ("lora_down", "lora_up")
@@ -26,8 +27,8 @@ SHOWN = 8
 
 @dataclass(frozen=True)
 class TakeOver:
-    """The parameters of another run's best checkpoint, or its last where it keeps no best, beside those of a
-    model, by their paths.
+    """The parameters of another run's checkpoint (the one that is named; else the best, or the last where it
+    keeps no best) beside those of a model, by their paths.
 
     `taken` are in both, `new` in the model alone or not to be had from there (`why` says for what reasons),
     `left` in the checkpoint alone.
@@ -43,12 +44,13 @@ class TakeOver:
     @classmethod
     def plan(
         cls,
-        folder: Path,
+        run: str | os.PathLike,
         abstract: Params,
         may_be_new: tuple[str, ...] | None,
         labels: Sequence[str] | None = None,
     ) -> "TakeOver":
-        """Compares the parameters of the run in `folder` with `abstract`, the model's; nothing is read yet.
+        """Compares the parameters of a run, "runs/bert" or "runs/bert@200", with `abstract`, the model's;
+        nothing is read yet.
 
         A head is taken if the run there has the same `labels` in the same order, and new otherwise.
 
@@ -58,8 +60,12 @@ class TakeOver:
             lacking, among `ADAPTERS`; the checkpoint has adapters that the model lacks, unless all may be
             new; or nothing is in both.
         """
+        folder, named = split_step(run)
         with _checkpoints(folder) as checkpoints:
-            step = checkpoints.find(_which(checkpoints))
+            try:
+                step = checkpoints.find(_which(checkpoints) if named is None else named)
+            except UserError as error:
+                raise UserError(f"initialize_from: {error}") from None
             there = checkpoints.stored_params(step)
         here, theirs = arrays(abstract), _read(folder / "labels.json")
         relabelled = [

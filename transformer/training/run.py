@@ -125,7 +125,7 @@ class Run:
         if not c.initialize_from or trained_steps(self.workdir / "checkpoints"):
             return None
         labels = self.experiment.labels
-        return TakeOver.plan(Path(c.initialize_from), self.abstract.params, may_be_new, labels)
+        return TakeOver.plan(c.initialize_from, self.abstract.params, may_be_new, labels)
 
     def checkpoints(self, write: bool) -> Checkpoints:
         """The folder's checkpoints."""
@@ -134,14 +134,18 @@ class Run:
             self.workdir / "checkpoints", keep_last=c.keep_last, keep_best=c.keep_best, write=write
         )
 
+    def which(self, step: Step = "latest") -> list[int]:
+        """The steps of the checkpoints that `restore_params` takes the mean of; raises as it does."""
+        with self.checkpoints(write=False) as checkpoints:
+            last = [checkpoints.find(step)]
+            return checkpoints.steps()[-self.config.train.average_last :] if step == "latest" else last
+
     def restore_params(self, step: Step = "latest") -> Params:
         """The parameters of a checkpoint to evaluate and predict with; the rest of it is not read. In place
         of the latest, where the config says so, the mean of the last `train.average_last` ones'
         (Vaswani et al. 2017, section 6.1)."""
+        steps = self.which(step)
         with self.checkpoints(write=False) as checkpoints:
-            steps: list[Step] = [step]
-            if step == "latest":
-                steps = [*checkpoints.steps()[-self.config.train.average_last :]] or steps
             total = checkpoints.restore_params(self.abstract.params, steps[0])
             for other in steps[1:]:
                 more = checkpoints.restore_params(self.abstract.params, other)
@@ -190,9 +194,11 @@ class Run:
 
     def evaluators(self, split: str = "validation") -> dict[str, Evaluator]:
         """The experiment's of a split, by "eval" and other prefixes of names; and of each further set of
-        `evaluate.sets` the same, as "wiki" instead of "eval" and "wiki/generate" instead of "generate"."""
+        `evaluate.sets` the same, as "wiki" instead of "eval" and "wiki/generate" instead of "generate". Of
+        another source, "test of SOURCE", nothing else is measured."""
         found = dict(self.experiment.evaluators(self.put, split))
-        for name, source in self.config.evaluate.sets.items():
+        sets = self.config.evaluate.sets if split.isidentifier() else {}
+        for name, source in sets.items():
             try:
                 there = self.experiment.evaluators(self.put, f"{split} of {source}")
             except UserError as error:

@@ -1,0 +1,118 @@
+"""--mode=evaluate: measures a trained model, says what was measured, and keeps it with the run."""
+
+import datetime
+import json
+import math
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from experiments.inputs import as_source
+from experiments.modes import Overrides, chosen, named, reopen_run
+from experiments.workdir import Workdir, flatten
+from transformer.data.storage import data_folder, digest, locked
+from transformer.errors import UserError
+from transformer.training.checkpoint import Step
+from transformer.training.hooks import described
+from transformer.training.run import Run
+
+LIMITS = ("train.evaluate_batches", "generate.examples", "answer.examples")
+"""Keys that limit what is measured while a model trains. Here all is measured, unless they are given."""
+
+
+def evaluate(
+    workdir: str,
+    overrides: Overrides = (),
+    *,
+    split: str = "validation",
+    source: str | None = None,
+    step: Step | None = None,
+) -> None:
+    """Measures all of a split, or of `source` (a file, or KIND:WHERE as a config names it), with every
+    evaluator of the run. Prints what was measured and one name and value a line, each with what the evaluator
+    says of it, and keeps the same in evaluation.json."""
+    folder, given = named(workdir), list(overrides)
+    _read(folder.evaluation)  # what is wrong with it is said before anything is measured
+    keys, there = {key for key, _ in given}, flatten(folder.read_config())
+    for key, _ in given:
+        if key.startswith("sample."):
+            raise UserError(f"--config.{key}: --mode=evaluate samples nothing")
+    whole = [(key, "0") for key in LIMITS if key in there and key not in keys]
+    run = reopen_run(workdir, [*given, *whole])
+    step = chosen(run, workdir, step)
+    data: Any = run.experiment.data  # type: ignore[attr-defined]
+    name = split if source is None else f"{split} of {as_source(source, data)}"
+    steps = run.which(step)
+    params = run.restore_params(step)
+    with run.placed():
+        evaluators = run.evaluators(name)
+        measured, said = {}, {}
+        for prefix, evaluator in evaluators.items():
+            measured |= {f"{prefix}/{key}": value for key, value in evaluator(params).items()}
+            said |= {f"{prefix}/{key}": text for key, text in described(evaluator).items()}
+    if jax.process_index() != 0:
+        return
+    of = data.location(name)
+    which = "the whole" if source is not None and not _has_splits(of) else f"{split} split"
+    print(f"{folder.path}, {_checkpoint(run, step, steps)}: {which} of {of}")
+    for prefix in evaluators:
+        if text := said.get(f"{prefix}/measured"):
+            print(f"{prefix}: {text}")
+        for key, value in measured.items():
+            if key.rpartition("/")[0] == prefix:
+                about = f"  {said[key]}" if key in said else ""
+                print(f"{key} {value:.6g}{about}")
+        others = [key for key in said if key.rpartition("/")[0] == prefix and key not in measured]
+        for key in others:
+            if not key.endswith("/measured"):
+                print(f"{key}:\n{said[key]}" if "\n" in said[key] else f"{key}: {said[key]}")
+    _keep(
+        folder,
+        {"steps": steps, "split": split, "source": of, "keys": dict(given)},
+        {
+            "results": {key: value if math.isfinite(value) else None for key, value in measured.items()},
+            "about": said,
+        },
+    )
+
+
+def _has_splits(source: str) -> bool:
+    return source.partition(":")[0] == "tfds"
+
+
+def _checkpoint(run: Run, step: Step, steps: list[int]) -> str:
+    if len(steps) > 1:
+        return f"the mean of steps {', '.join(map(str, steps))}"
+    why = {"latest": " (the latest)", "best": f" (the best by {run.config.train.keep_best})"}
+    return f"step {steps[0]}{why.get(str(step), '')}"
+
+
+def _keep(folder: Workdir, what: Mapping[str, Any], found: Mapping[str, Any]) -> None:
+    """Writes an evaluation into evaluation.json, in place of an earlier one of the same."""
+    path = folder.evaluation
+    entry = {**what, "date": datetime.datetime.now().astimezone().isoformat(timespec="seconds"), **found}
+    with locked(data_folder() / "evaluations" / digest(str(path.absolute()))):
+        there = [each for each in _read(path) if any(each.get(key) != what[key] for key in what)]
+        part = path.with_suffix(".part")
+        try:
+            part.write_text(
+                json.dumps([*there, entry], indent=2, ensure_ascii=False) + "\n", encoding="utf-8"
+            )
+            os.replace(part, path)
+        except OSError as error:
+            raise UserError(f"{path}: cannot be written ({error.strerror})") from None
+
+
+def _read(path: Path) -> list[dict[str, Any]]:
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return []
+    except ValueError:
+        found = None
+    if not isinstance(found, list) or not all(isinstance(each, dict) for each in found):
+        raise UserError(f"{path}: no list of evaluations; move it away")
+    return found

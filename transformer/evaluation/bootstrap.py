@@ -1,0 +1,38 @@
+"""How sure a measurement is: what other samples of as many examples would have given."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+RESAMPLES = 1000
+"""How often an interval draws its examples anew."""
+
+AT_ONCE = 1 << 24
+"""Numbers that are drawn at once, which bounds the memory."""
+
+
+def resampled(statistics_nk: np.ndarray, seed: int = 0) -> np.ndarray:
+    """(RESAMPLES, k): the sums of the statistics of n examples, drawn from the n with replacement.
+
+    Source: Efron 1979, "Bootstrap methods: another look at the jackknife".
+    """
+    rng, n = np.random.default_rng(seed), len(statistics_nk)
+    rows = max(1, AT_ONCE // n)
+    sums = []
+    for start in range(0, RESAMPLES, rows):
+        drawn_rn = rng.integers(n, size=(min(rows, RESAMPLES - start), n))
+        counts_rn = np.stack([np.bincount(each, minlength=n) for each in drawn_rn])
+        sums.append(counts_rn @ statistics_nk)
+    return np.concatenate(sums)
+
+
+def interval(values: Sequence[float] | np.ndarray) -> tuple[float, float]:
+    """The ends of the middle 95 % of what was found of each sample."""
+    low, high = np.nanpercentile(values, [2.5, 97.5])
+    return float(low), float(high)
+
+
+def said(ends: tuple[float, float], of: str) -> str:
+    """An interval in words; `of` says what was drawn, "1,000 pairs"."""
+    low, high = (f"{end:.4g}" for end in ends)
+    return f"95 % interval {low} to {high} (bootstrap over {of})"
