@@ -133,7 +133,7 @@ def test_what_cannot_be_measured_is_one_line(capfd, trained, tmp_path):
         "--step=x": "--step: 'x'; expected a number, best or latest",
         "--step=best": "no checkpoint was saved with train.keep_best",
         "--split=tets": "--split: invalid choice",
-        "--output=x": "--output: only --mode=predict takes it",
+        "--output=x": "--output: only --mode=predict and --mode=score takes it",
     }.items():
         assert expected in fails(capfd, [*run, arguments])
     assert runs.listing(trained) == before
