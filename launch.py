@@ -34,7 +34,7 @@ MALLOC = {
 """Makes malloc keep what is freed, in one heap for all threads, of pages of 2 MB. XLA on a CPU takes the
 memory of each step anew from malloc; to give it back and map it in again is up to half of a step's time."""
 
-SAMPLING = ("temperature", "top_k", "top_p", "num_samples", "max_new_tokens")
+SAMPLING = ("temperature", "top_k", "top_p", "min_p", "num_samples", "max_new_tokens", "stop")
 PREDICT = ("prompt", "input", "output", "seed", "step", *SAMPLING)
 SCORE = ("prompt", "input", "output", "step")
 EVALUATE = ("split", "input", "step")
@@ -93,14 +93,14 @@ def main(argv: list[str]) -> int:
             modes.score(flags.workdir, overrides, prompt=flags.prompt, step=flags.step, **files)
         else:
             files = {"source": flags.input, "target": flags.output}
-            modes.predict(
-                flags.workdir,
-                overrides,
-                prompt=flags.prompt,
-                seed=flags.seed or 0,
-                step=flags.step,
-                **files,
-            )
+            decoding = {name: getattr(flags, name) for name in SAMPLING if getattr(flags, name) is not None}
+            asked = {
+                "prompt": flags.prompt,
+                "seed": flags.seed or 0,
+                "step": flags.step,
+                "decoding": decoding,
+            }
+            modes.predict(flags.workdir, overrides, **asked, **files)
         sys.stdout.flush()
         return 0
     except UserError as error:
@@ -133,7 +133,16 @@ def parse(argv: list[str]) -> tuple[argparse.Namespace, list[tuple[str, str]]]:
     add("--output", help="predict, score: a file for the answers, one a line (standard output)")
     add("--seed", type=int, help="predict: another one gives other samples (0)")
     for name in SAMPLING:
-        add(f"--{name}", help=f"predict: instead of the run's sample.{name}")
+        action, more = (
+            ("append", r"; \n is a line break, and it may be given again")
+            if name == "stop"
+            else ("store", "")
+        )
+        add(
+            f"--{name}",
+            action=action,
+            help=f"predict: instead of the run's sample.{name} or generate.{name}{more}",
+        )
     add("--accept_data", action="store_const", const=True, help="train: go on with data that have changed")
     add("--step", type=_step, help="which checkpoint: a step, best or latest (the best, where it is kept)")
     add("--split", choices=["train", "validation", "test"], help="evaluate: which one (validation)")
@@ -164,8 +173,7 @@ def parse(argv: list[str]) -> tuple[argparse.Namespace, list[tuple[str, str]]]:
         raise UserError(f"{what} (--mode={flags.mode})")
     path, _, preset = flags.config.partition(":")
     flags.workdir = flags.workdir or str(Path("runs", "-".join(filter(None, [Path(path).stem, preset]))))
-    sampling = [(f"sample.{name}", getattr(flags, name)) for name in SAMPLING]
-    return flags, overrides + [(key, value) for key, value in sampling if value is not None]
+    return flags, overrides
 
 
 def _step(text: str) -> int | str:

@@ -1,9 +1,10 @@
 """Config files, and what the command line changes in them: plain nested dictionaries, not yet checked."""
 
 import ast
+import re
 import runpy
 import traceback
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +39,8 @@ def read_config(argument: str, overrides: Iterable[tuple[str, str]] = ()) -> dic
 
 def override(values: dict[str, Any], overrides: Iterable[tuple[str, str]]) -> None:
     """Sets each key, "model.num_layers", to the value that its text means where it stands: a text stays a
-    text, and anything else is read as Python writes it. Unknown keys are for `freeze` to report."""
+    text, of a list of texts a single one is one, and anything else is read as Python writes it. Unknown keys
+    are for `freeze` to report."""
     for key, text in overrides:
         *groups, name = key.split(".")
         group = values
@@ -49,9 +51,37 @@ def override(values: dict[str, Any], overrides: Iterable[tuple[str, str]]) -> No
         group[name] = _parse(text, group.get(name))
 
 
+def of_decoding(values: dict[str, Any], flags: Mapping[str, str | list[str]]) -> list[tuple[str, str]]:
+    """The keys that flags of decoding, {"temperature": "0.5"}, mean in a run with these values: those of its
+    group `sample`, or `generate`. In a text that stops, backslashes are as answers are written.
+
+    Raises:
+      UserError: the run writes no text.
+    """
+    group = next((group for group in ("sample", "generate") if group in values), "")
+    keys = []
+    for name, value in flags.items():
+        if not group:
+            kind = values.get("experiment")
+            raise UserError(f"--{name}: this is a run of {kind}, which writes no text; leave it out")
+        text = value if isinstance(value, str) else repr([_ESCAPE.sub(_unescape, stop) for stop in value])
+        keys.append((f"{group}.{name}", text))
+    return keys
+
+
+_ESCAPE = re.compile(r"\\([nrt\\])")
+
+
+def _unescape(found: re.Match[str]) -> str:
+    return {"n": "\n", "r": "\r", "t": "\t", "\\": "\\"}[found[1]]
+
+
 def _parse(text: str, default: Any) -> Any:
     if isinstance(default, str):
         return text
+    if isinstance(default, list):
+        value = _parse(text, None)
+        return value if isinstance(value, (list, tuple)) else [text]
     if text in ("true", "false"):
         return text == "true"
     try:

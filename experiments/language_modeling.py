@@ -13,9 +13,11 @@ import numpy as np
 from experiments.embeddings import states_of
 from experiments.objective import check_row_length
 from experiments.scoring import ScoringText
+from experiments.writing import Writer
 from transformer.data.text import TextData, TextDataConfig
 from transformer.data.tokenizers import Tokenizer
-from transformer.decoding.sampling import SamplingConfig, complete
+from transformer.decoding.completion import Reading
+from transformer.decoding.sampling import SamplingConfig
 from transformer.errors import UserError
 from transformer.evaluation.scoring import Row, continued
 from transformer.models.decoder import DecoderConfig
@@ -45,6 +47,8 @@ class LanguageModeling(ScoringText):
 
     Config: type[LanguageModelingConfig] = LanguageModelingConfig
     continues = True
+    counts_from_a_beginning = True
+    """Whether there are places in a text that no row of the training data has."""
 
     def __init__(self, config: LanguageModelingConfig, tokenizer: Tokenizer | None = None) -> None:
         """`tokenizer` is the run folder's; without one the data's own is made from the training text."""
@@ -97,17 +101,49 @@ class LanguageModeling(ScoringText):
 
     def predict(self, params: Params, texts: Iterable[str], seed: int = 0) -> Iterator[list[str]]:
         """For each text its continuations, `sample.num_samples` of them, without the text itself."""
+        writer = self._writer(params)
+        return writer.answers(self._prompts(texts), jax.random.key(seed))
+
+    def stream(self, params: Params, text: str, seed: int = 0) -> Iterator[str] | None:
+        """The one continuation of a text, in pieces; None where there are several."""
+        if self.config.sample.num_samples > 1:
+            return None
+        (prompt,) = self._prompts([text])
+        return self._writer(params).pieces(prompt, jax.random.key(seed))
+
+    def _writer(self, params: Params) -> Writer:
         tokenizer = self.data.tokenizer
-        completions = complete(
-            self.stepper(params),
-            (tokenizer.encode(text) for text in texts),
-            jax.random.key(seed),
-            self.config.sample,
-            bos_id=tokenizer.bos_id,
-            eos_id=tokenizer.eos_id,
-            max_length=self.config.model.max_length,
-        )
-        return ([tokenizer.decode(ids) for ids in group] for group in completions)
+        reading = Reading(tokenizer.eos_id, self.config.model.max_length, rolls=True)
+        return Writer(self.stepper(params), tokenizer, self.config.sample, reading, continues=True)
+
+    def _prompts(self, texts: Iterable[str]) -> Iterator[list[int]]:
+        """The tokens of texts, each the beginning of a document; says what the model cannot see of them, or
+        was not trained for."""
+        tokenizer, c = self.data.tokenizer, self.config
+        most, new, trained = c.model.max_length, c.sample.max_new_tokens, c.data.sequence_length
+        for number, text in enumerate(texts, 1):
+            tokens = [tokenizer.bos_id, *tokenizer.encode(text)]
+            # The last new token is never read.
+            length = len(tokens) + new - 1
+            if len(tokens) > most:
+                self.note(
+                    "prompt",
+                    f"text {number}: {len(tokens):,} tokens are more than model.max_length {most:,}; of such "
+                    f"texts the last {most:,} tokens are read",
+                )
+            elif length > most:
+                self.note(
+                    "window",
+                    f"text {number}: its {len(tokens):,} tokens and {new:,} new ones are more than "
+                    f"model.max_length {most:,}; whenever so many are read, the older half is forgotten",
+                )
+            if self.counts_from_a_beginning and min(length, most) > trained:
+                self.note(
+                    "length",
+                    f"text {number}: with {new:,} new tokens {min(length, most):,} are read at once; the "
+                    f"model was trained on {trained:,} (data.sequence_length), and beyond may write nonsense",
+                )
+            yield tokens
 
     def row(self, text: str, continuation: str) -> Row:
         """The beginning, the text and its continuation, as one text. Of more tokens than the model reads

@@ -4,15 +4,16 @@ import contextlib
 import itertools
 import os
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, TextIO
 
 import jax
 
 from experiments import embeddings, find_experiment
 from experiments.closing import closing, command
-from experiments.config_files import override, read_config
+from experiments.config_files import of_decoding, override, read_config
 from experiments.lock import exclusive, together
 from experiments.output import lasting
 from experiments.scoring import score_lines
@@ -123,15 +124,24 @@ def predict(
     target: str | None = None,
     seed: int = 0,
     step: Step | None = None,
+    decoding: Mapping[str, str | list[str]] = MappingProxyType({}),
 ) -> None:
     """Completes `prompt`; or, without one, answers each line of the file `source` (standard input) with one
     line for each sample. Writes to the file `target` (standard output).
 
-    In lines a line break of the answer is written \\n, and a backslash \\\\, so that they stay lines.
+    `decoding` are flags that say how. A prompt's only answer appears at a terminal as it is written. In lines
+    a line break of the answer is written \\n, and a backslash \\\\, so that they stay lines.
     """
+    overrides = [*overrides, *of_decoding(Workdir(workdir).read_config(), decoding)]
     texts = _texts(prompt, source, target)
     run, params = load(workdir, overrides, step)
     waits = prompt is None and not source and sys.stdin.isatty()  # for each answer, before the next question
+    shown = prompt is not None and not target and sys.stdout.isatty() and jax.process_count() == 1
+    if shown and (pieces := run.experiment.stream(params, prompt or "", seed)) is not None:
+        with run.placed():
+            for piece in itertools.chain([prompt or ""] * run.experiment.continues, pieces, ["\n"]):
+                print(piece, end="", flush=True)
+        return
     with run.placed(), _writing(target) as out:
         for index, batch in enumerate(([text] for text in texts) if waits else [texts]):
             for answers in run.experiment.predict(params, batch, seed + index):

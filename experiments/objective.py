@@ -1,13 +1,15 @@
 """What all objectives share, whatever they predict."""
 
-from collections.abc import Sequence
+import functools
+import sys
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import jax
 
 from experiments.evaluators import find_evaluator
 from transformer.errors import UserError
-from transformer.training.experiment import Evaluator, Loader, Put
+from transformer.training.experiment import Evaluator, Loader, Params, Put
 
 
 class Objective:
@@ -36,6 +38,21 @@ class Objective:
     def evaluators(self, put: Put, split: str = "validation") -> dict[str, Evaluator]:
         """Those that `evaluate.also` names; a subclass adds its own."""
         return {name: find_evaluator(name)(self, put, split) for name in self.config.evaluate.others}
+
+    @functools.cached_property
+    def _noted(self) -> set[str]:
+        return set()
+
+    def note(self, kind: str, text: str) -> None:
+        """Says something on standard error that the user should know, of each kind the first one."""
+        if kind not in self._noted and jax.process_index() == 0:
+            print(text, file=sys.stderr, flush=True)
+        self._noted.add(kind)
+
+    def stream(self, params: Params, text: str, seed: int = 0) -> Iterator[str] | None:
+        """The one answer to a text in pieces, as they are written; None where answers come whole, or there
+        are several."""
+        return None
 
     def train_data(self) -> Loader:
         """Shuffled rows of the training split, without end."""

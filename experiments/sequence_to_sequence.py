@@ -2,6 +2,7 @@
 
 import functools
 import itertools
+import math
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -14,10 +15,14 @@ import numpy as np
 from experiments.pictures import AttentionMaps
 from experiments.scoring import ScoringText
 from experiments.token_prediction import TokenPrediction
+from experiments.writing import Writer
 from transformer.data.pair_packing import PackedPairs
 from transformer.data.pairs import PairData, PairDataConfig
 from transformer.data.tokenizers import Tokenizer
+from transformer.decoding import stops
 from transformer.decoding.beam import BeamConfig, shorten, translate
+from transformer.decoding.completion import Reading
+from transformer.decoding.sampling import DrawConfig
 from transformer.decoding.stepper import Stepper
 from transformer.errors import UserError
 from transformer.evaluation.generation import GenerationEvaluator
@@ -36,9 +41,11 @@ SHOWN = 5
 
 
 @dataclass(frozen=True)
-class GenerateConfig(BeamConfig):
+class GenerateConfig(DrawConfig, BeamConfig):
     """How targets are written, and what is measured of them; `configs/base/` says what each key means."""
 
+    max_new_tokens: int = 128
+    temperature: float = 0.0
     with_scores: bool = False
     batch_size: int = 16
     metric: str = "bleu"
@@ -46,12 +53,19 @@ class GenerateConfig(BeamConfig):
     examples: int = 200
 
     def __post_init__(self) -> None:
-        super().__post_init__()
+        DrawConfig.__post_init__(self)
+        BeamConfig.__post_init__(self)
         metric_names(self.metric)
         if self.batch_size < 1:
             raise UserError(f"batch_size: {self.batch_size}; expected at least 1 source")
         if self.examples < 0:
             raise UserError(f"examples: {self.examples}; expected a number of pairs, or 0 for all")
+        of_search = {"n_best": 1, "with_scores": False}
+        of_drawing = {"top_k": 0, "top_p": 1.0, "min_p": 0.0, "num_samples": 1}
+        for key, off in (of_search if self.temperature else of_drawing).items():
+            if (value := getattr(self, key)) != off:
+                way = "sampling" if self.temperature else "beam search, which takes n_best"
+                raise UserError(f"{key}: {value} with temperature {self.temperature:g}, which is {way}")
 
 
 @dataclass(frozen=True)
@@ -166,10 +180,18 @@ class SequenceToSequence(ScoringText):
 
     def predict(self, params: Params, texts: Iterable[str], seed: int = 0) -> Iterator[list[str]]:
         """For each source its `generate.n_best` best targets, the best first; with `generate.with_scores`
-        each after its score and a tab. Nothing is random in it: `seed` changes nothing."""
-        decode, c = self.data.tokenizer.decode, self.config.generate
-        for found in self._translate(params, self._noting(texts)):
-            yield [f"{score:.4f}\t{decode(ids)}" if c.with_scores else decode(ids) for ids, score in found]
+        each after its score and a tab. With `generate.temperature` above 0, `generate.num_samples` targets
+        drawn at random, others with another seed."""
+        scored = self.config.generate.with_scores
+        for found in self._written(params, self._noting(texts), seed):
+            yield [f"{score:.4f}\t{text}" if scored else text for score, text in found]
+
+    def stream(self, params: Params, text: str, seed: int = 0) -> Iterator[str] | None:
+        """The one target that is drawn at random, in pieces; None with several, or with beam search."""
+        if not self.config.generate.temperature or self.config.generate.num_samples > 1:
+            return None
+        (prompt,) = self._shortened(self._noting([text]))
+        return self._writer(params).pieces(prompt, jax.random.key(seed))
 
     def attention(self, params: Params, source: str) -> tuple[np.ndarray, list[str], list[str]] | None:
         """Where the best target looks while it is written: weights (h, t, s) of the last layer, the tokens
@@ -224,6 +246,14 @@ class SequenceToSequence(ScoringText):
             batch_size=self.config.generate.batch_size,
         )
 
+    def _writer(self, params: Params) -> Writer:
+        tokenizer, c = self.data.tokenizer, self.config.generate
+        reading = Reading(tokenizer.eos_id, self.longest_prompt)
+        return Writer(self.stepper(params), tokenizer, c, reading, False, c.extra_tokens, c.batch_size)
+
+    def _shortened(self, texts: Iterable[str]) -> Iterator[list[int]]:
+        return (shorten(self.prompt(text), self.longest_prompt) for text in texts)
+
     def _noting(self, texts: Iterable[str]) -> Iterator[str]:
         """The texts as they are, of which those that are too long to be read whole are refused, or counted
         and said at the end."""
@@ -263,5 +293,17 @@ class SequenceToSequence(ScoringText):
             said.append(f"{cut:,} sources are longer than {c.source_length} tokens: the rest is not read")
         return "; ".join(said)
 
+    def _written(
+        self, params: Params, texts: Iterable[str], seed: int = 0
+    ) -> Iterator[list[tuple[float, str]]]:
+        """Targets of each source with their scores, which those that are drawn at random do not have."""
+        c = self.config.generate
+        if c.temperature:
+            drawn = self._writer(params).answers(self._shortened(texts), jax.random.key(seed))
+            yield from ([(math.nan, text) for text in targets] for targets in drawn)
+        else:
+            for found in self._translate(params, texts):
+                yield [(score, stops.cut(self.data.tokenizer.decode(ids), c.stop)) for ids, score in found]
+
     def _write(self, params: Params, sources: Iterable[str]) -> list[str]:
-        return [self.data.tokenizer.decode(found[0][0]) for found in self._translate(params, sources)]
+        return [found[0][1] for found in self._written(params, sources)]

@@ -27,6 +27,7 @@ class TransformerXL(LanguageModeling):
     """A decoder that reads streams of text, a segment a step, and keeps what it remembers in the state."""
 
     Config = TransformerXLRunConfig
+    counts_from_a_beginning = False
 
     @property
     def attended(self) -> int:

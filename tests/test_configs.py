@@ -144,6 +144,8 @@ def test_the_tiny_preset_trains_saves_evaluates_and_predicts(monkeypatch, capfd,
     answer = capfd.readouterr().out
     assert answer and answer.startswith(prompt) == continues
     if config in ONE_OF_EACH:
+        if "generate" in values:  # which has keys for sampling too
+            assert launch.main([*run, *flags, "--temperature=0.5"]) == 0, capfd.readouterr().err
         fields = {(cls, field.name) for cls in classes for field in dataclasses.fields(cls)}
         assert sorted(f"{cls.__name__}.{name}" for cls, name in fields - read) == []
 

@@ -263,11 +263,12 @@ def test_what_is_wrong_with_predict_is_one_line(capfd, tmp_path, trained):
         "top_k": "x",
         "temperature": -1,
         "num_samples": 0,
+        "min_p": 1.5,
     }.items():
         line = fails(capfd, [*run, "--prompt=x", f"--{name}={value}"])
         assert line.startswith(f"config.sample.{name}: ")
-    assert "max_new_tokens: 9999 leaves no room" in fails(
-        capfd, [*run, "--prompt=x", "--max_new_tokens=9999"]
+    assert fails(capfd, [*run, "--prompt=x", "--stop="]) == (
+        "config.sample.stop: ''; expected texts of at least one character"
     )
 
 

@@ -99,12 +99,15 @@ def sample() -> ConfigDict:
     config.temperature = 0.8  # 0: always the likeliest token
     config.top_k = 0  # sample from the k likeliest tokens; 0: from all
     config.top_p = 0.95  # sample from the likeliest tokens that hold this much of the mass; 1: from all
+    config.min_p = 0.0  # sample from tokens with this share of the likeliest one's probability; 0: from all
     config.num_samples = 1  # completions of each prompt
+    config.stop = []  # texts before the first of which a completion ends; []: only the end of text ends it
     return config
 
 
 def generate() -> ConfigDict:
-    """How a target is written: by beam search, and what is measured of it."""
+    """How a target is written: by beam search or by sampling, and what is measured of it; flags of
+    --mode=predict override these keys."""
     config = ConfigDict()
     config.beam_size = 4  # hypotheses kept while searching; 1: greedy
     config.length_penalty = 0.6  # power of ((5 + length) / 6) by which log-likelihoods are divided; 0: none
@@ -112,6 +115,12 @@ def generate() -> ConfigDict:
     config.extra_tokens = 0  # how much longer than its source a target may be (the original: 50); 0: any
     config.n_best = 1  # how many targets are written for each source, the best ones
     config.with_scores = False  # write each target's score and a tab before it
+    config.temperature = 0.0  # 0: beam search; more: targets are drawn, by this and the next four keys
+    config.top_k = 0  # sample from the k likeliest tokens; 0: from all
+    config.top_p = 1.0  # sample from the likeliest tokens that hold this much of the mass; 1: from all
+    config.min_p = 0.0  # sample from tokens with this share of the likeliest one's probability; 0: from all
+    config.num_samples = 1  # targets that are sampled for each source
+    config.stop = []  # texts before the first of which a target ends; []: only the end of text ends it
     config.batch_size = 16  # sources that are written from at once
     config.metric = "bleu"  # of targets, in evaluation: bleu,chrf,chrf++,rouge,exact_match, or none
     config.bleu_tokenizer = "13a"  # what BLEU's words are: 13a, intl, char, zh, ja-mecab, ko-mecab or none

@@ -115,6 +115,34 @@ def test_a_stream_joins_to_the_whole(kind, data):
     assert "".join(made(kind).stream(ids)) == made(kind).decode(ids)
 
 
+@pytest.mark.parametrize("kind", TOKENIZERS)
+@settings(max_examples=60, deadline=None)
+@given(data=st.data())
+def test_what_follows_a_text_is_what_it_adds_to_it(kind, data):
+    """Whole, and in a stream, wherever a known text is cut between two tokens."""
+    ids = made(kind).encode(TEXT)
+    n = data.draw(st.integers(0, len(ids)))
+    before, after = ids[:n], ids[n : n + data.draw(st.integers(0, 9))]
+    text, known = made(kind).decode(before + after), made(kind).decode(before)
+    added = made(kind).decode_after(before, after)
+    if not known.endswith("\ufffd"):  # half a character, which what follows completes
+        assert known + added == text
+    assert "".join(made(kind).stream(after, before)) == added
+
+
+@pytest.mark.parametrize(
+    "kind,text", [("metaspace", "class pass"), ("wordpiece", "return 3"), ("words", "class pass")]
+)
+def test_the_space_before_a_continuation_is_kept(kind, text):
+    first, second = text.split()
+    before, after = (
+        made(kind).encode(first),
+        made(kind).encode(f"{first} {second}")[len(made(kind).encode(first)) :],
+    )
+    assert made(kind).decode(after) == second  # alone it begins a text
+    assert made(kind).decode_after(before, after) == f" {second}"
+
+
 def test_a_stream_never_shows_half_a_character():
     pieces = list(made("bytes").stream("aé日🙂b".encode()))
     assert pieces == ["a", "é", "日", "🙂", "b"]

@@ -4,13 +4,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from flax import struct
 
-from tests.decoding.toy import Chain, Counter, chain, cycle
-from transformer.decoding.sampling import SamplingConfig, complete, draw, generate, pick
+from tests.decoding.toy import Counter, chain, cycle
+from transformer.decoding.sampling import DrawConfig, draw, generate, pick
 from transformer.errors import UserError
 
-OFF = {"temperature": 1.0, "top_k": 0, "top_p": 1.0}
+OFF = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
 
 
 def keys(seed: int, b: int):
@@ -76,7 +75,16 @@ def test_without_an_end_one_step_less_than_tokens_is_taken():
 
 
 @pytest.mark.parametrize(
-    "options", [{}, {"temperature": 0.5}, {"top_k": 3}, {"top_p": 0.7}, {"top_k": 4, "top_p": 0.6}]
+    "options",
+    [
+        {},
+        {"temperature": 0.5},
+        {"top_k": 3},
+        {"top_p": 0.7},
+        {"top_k": 4, "top_p": 0.6},
+        {"min_p": 0.3},
+        {"top_k": 5, "min_p": 0.2, "temperature": 2.0},
+    ],
 )
 def test_frequencies_are_those_of_the_filtered_distribution(rng, options):
     v, n = 8, 20_000
@@ -88,6 +96,7 @@ def test_frequencies_are_those_of_the_filtered_distribution(rng, options):
     p = np.exp(x) / np.exp(x).sum()
     above = np.array([p[x > xi].sum() for xi in x])
     p = np.where(above < options["top_p"], p, 0)
+    p = np.where(p >= options["min_p"] * p.max(), p, 0)
     p /= p.sum()
     rows = jnp.broadcast_to(jnp.asarray(logits, jnp.float32), (n, v))
     tokens = np.asarray(draw(rows, keys(int(rng.integers(2**31)), n), **options))
@@ -160,110 +169,6 @@ def test_options_do_not_compile_anew(rng):
     assert generate._cache_size() == before
 
 
-def sampled(model, prompts, config, **options):
-    defaults = {"bos_id": 0, "eos_id": 0, "max_length": 32}
-    return list(complete(model, prompts, jax.random.key(3), config, **(defaults | options)))
-
-
-def test_complete_answers_each_prompt_in_order_whatever_the_batch(rng):
-    model = chain(rng, 12)
-    texts = [rng.integers(1, 12, rng.integers(0, 14)).tolist() for _ in range(11)]
-    config = SamplingConfig(max_new_tokens=6, temperature=0.9, num_samples=3)
-    answers = sampled(model, texts, config)
-    assert [len(samples) for samples in answers] == [3] * 11
-    assert all(0 not in sample and len(sample) <= 6 for samples in answers for sample in samples)
-    for batch_size in (5, 64):
-        assert sampled(model, texts, config, batch_size=batch_size) == answers
-    # A prompt's samples are the first so many of what it gives when more are asked for.
-    fewer = sampled(model, texts, SamplingConfig(max_new_tokens=6, temperature=0.9, num_samples=2))
-    assert fewer == [samples[:2] for samples in answers]
-
-
-def test_complete_is_greedy_brute_force(rng):
-    model = chain(rng, 12)
-    best = np.asarray(model.table_nv).argmax(-1)
-    texts = [[], [5], [1, 2, 3]]
-    for text, (sample,) in zip(
-        texts, sampled(model, texts, SamplingConfig(max_new_tokens=7, temperature=0.0)), strict=True
-    ):
-        expected, last = [], ([0, *text])[-1]
-        while len(expected) < 7 and best[last] != 0:
-            last = best[last]
-            expected.append(last)
-        assert sample == expected
-
-
-def test_complete_reads_the_end_of_a_prompt_that_is_too_long():
-    seen = []
-
-    @struct.dataclass
-    class Watch(Chain):
-        def prefill(self, tokens_bt, lengths_b, room):
-            jax.debug.callback(lambda *a: seen.append([np.asarray(x) for x in a]), tokens_bt, lengths_b)
-            return super().prefill(tokens_bt, lengths_b, room)
-
-    config = SamplingConfig(max_new_tokens=4, temperature=0.0)
-    list(
-        complete(
-            Watch(cycle(50).table_nv),
-            [range(1, 40), []],
-            jax.random.key(0),
-            config,
-            bos_id=0,
-            eos_id=49,
-            max_length=24,
-        )
-    )
-    jax.effects_barrier()
-    ((tokens, lengths),) = seen
-    assert tokens.shape == (2, 20)
-    np.testing.assert_array_equal(lengths, [20, 1])
-    np.testing.assert_array_equal(tokens[0], range(20, 40))
-    assert tokens[1, 0] == 0
-
-
-def test_complete_takes_prompts_only_as_it_needs_them():
-    taken = []
-
-    def endless():
-        for i in range(10**9):
-            taken.append(i)
-            yield [1]
-
-    answers = complete(
-        cycle(5),
-        endless(),
-        jax.random.key(0),
-        SamplingConfig(max_new_tokens=2),
-        bos_id=0,
-        eos_id=4,
-        max_length=9,
-        batch_size=4,
-    )
-    next(answers)
-    assert len(taken) <= 4
-
-
-def test_complete_compiles_few_shapes(rng):
-    model, before = chain(rng, 17), generate._cache_size()
-    texts = [[1] * n for n in range(40)]
-    sampled(model, texts, SamplingConfig(max_new_tokens=3), max_length=128, batch_size=4)
-    assert generate._cache_size() - before <= 3
-
-
-def test_a_model_without_room_is_refused_before_any_prompt_is_read():
-    with pytest.raises(UserError, match=r"^max_new_tokens: 9 .*max_length 9"):
-        complete(
-            cycle(5),
-            [[1]],
-            jax.random.key(0),
-            SamplingConfig(max_new_tokens=9),
-            bos_id=0,
-            eos_id=4,
-            max_length=9,
-        )
-
-
 @pytest.mark.parametrize(
     "key,value",
     [
@@ -275,8 +180,10 @@ def test_a_model_without_room_is_refused_before_any_prompt_is_read():
         ("top_k", -1),
         ("top_p", 0.0),
         ("top_p", 1.01),
+        ("min_p", -0.1),
+        ("min_p", 1.1),
     ],
 )
 def test_impossible_options_are_named(key, value):
     with pytest.raises(UserError, match=f"^{key}: {value}; expected"):
-        SamplingConfig(**{key: value})
+        DrawConfig(**{key: value})

@@ -1,6 +1,7 @@
 """Text to integers and back: bytes, characters, byte-level BPE, words, or any other `tokenizer.json`."""
 
 import functools
+import itertools
 import json
 import os
 from collections.abc import Iterable, Iterator, Sequence
@@ -131,19 +132,25 @@ class Tokenizer:
         """The text of ids, without special tokens; bytes that are not UTF-8 become U+FFFD."""
         return self._backend.decode([int(i) for i in ids])
 
-    def stream(self, ids: Iterable[int]) -> Iterator[str]:
-        """The text of ids as they arrive: joined, it is `decode` of all, and no character comes in halves."""
-        shown: list[int] = []  # some decoders look at the token before
+    def decode_after(self, before: Sequence[int], ids: Sequence[int]) -> str:
+        """What `ids` add to the text of the ids `before`: some decoders look at the token before."""
+        text, known = self.decode([*before, *ids]), self.decode(before)
+        same = itertools.takewhile(lambda pair: pair[0] == pair[1], zip(text, known, strict=False))
+        return text[len(known) if text.startswith(known) else len(list(same)) :]
+
+    def stream(self, ids: Iterable[int], before: Sequence[int] = ()) -> Iterator[str]:
+        """The text of ids as they arrive, after those `before`: joined, it is `decode_after`, and no
+        character comes in halves."""
+        shown: list[int] = list(before)
         held: list[int] = []
         for i in ids:
             held.append(int(i))
-            before = self.decode(shown)
-            text = self.decode(shown + held)[len(before) :]
+            text = self.decode_after(shown, held)
             if text and not text.endswith(UNKNOWN):
                 yield text
                 shown, held = held, []
         if held:
-            yield self.decode(shown + held)[len(self.decode(shown)) :]
+            yield self.decode_after(shown, held)
 
     def encode_counting(self, texts: Sequence[str]) -> list[tuple[np.ndarray, np.ndarray]]:
         """For each text its ids (m,) and the number of its UTF-8 bytes that each id stands for (m,).

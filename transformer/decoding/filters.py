@@ -1,4 +1,4 @@
-"""Which tokens may be drawn: top-k and top-p, exact and without a sort."""
+"""Which tokens may be drawn: top-k, top-p and min-p, exact and without a sort."""
 
 from collections.abc import Callable
 
@@ -24,6 +24,17 @@ def top_p(logits_bv: jax.Array, p: jax.Array | float) -> jax.Array:
     Source: Holtzman et al. 2020, section 3.1.
     """
     return _keep_top(logits_bv, jax.nn.softmax(logits_bv, axis=-1), jnp.where(p >= 1, jnp.inf, p))
+
+
+def min_p(logits_bv: jax.Array, p: jax.Array | float) -> jax.Array:
+    """Keeps a token when its probability is at least `p` times that of the most probable one; the others'
+    logits become -inf. `p` of 0 keeps all. (b, v) float32 -> (b, v).
+
+    Of softmax(x) that ratio is exp(x - max x): there is nothing to sum.
+    Source: Nguyen et al. 2024, section 3.
+    """
+    below_bv = logits_bv - jnp.max(logits_bv, axis=-1, keepdims=True) < jnp.log(p)
+    return jnp.where(below_bv, -jnp.inf, logits_bv)
 
 
 def first(

@@ -23,14 +23,15 @@ def generate_speculative(
     temperature: jax.Array | float = 1.0,
     top_k: jax.Array | int = 0,
     top_p: jax.Array | float = 1.0,
+    min_p: jax.Array | float = 0.0,
     eos_id: jax.Array | int = -1,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """What `generate` gives for `target`, whatever `draft` is, in fewer passes of `target`.
 
     In each round `draft` draws tokens d_1 ... d_n, n = `draft_tokens` + 1, one after another, and `target`
     reads all but the last in one pass. With p_i and q_i what the two give for the i-th, after `temperature`,
-    `top_k` and `top_p`, d_i is kept with probability min(1, p_i(d_i) / q_i(d_i)), otherwise replaced by a
-    draw from max(p_i - q_i, 0), normalised: then it is distributed as p_i, and what follows is forgotten.
+    `top_k`, `top_p` and `min_p`, d_i is kept with probability min(1, p_i(d_i) / q_i(d_i)), otherwise replaced
+    by a draw from max(p_i - q_i, 0), normalised. It is distributed as p_i then; what follows is forgotten.
     A round ends at the first replacement in any row, which says nothing of the tokens after it.
 
     Returns the tokens, (b, max_new_tokens) int32, and lengths, (b,) int32, of `generate`, and the number of
@@ -47,7 +48,7 @@ def generate_speculative(
         raise UserError(
             f"vocab_size: the draft's {draft.vocab_size}; expected the target's {target.vocab_size}"
         )
-    options: dict = {"temperature": temperature, "top_k": top_k, "top_p": top_p}
+    options: dict = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p}
     (batch, _), n = tokens_bt.shape, draft_tokens + 1
 
     def keys(index: jax.Array | int) -> jax.Array:

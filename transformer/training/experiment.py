@@ -93,6 +93,11 @@ class Experiment(Protocol):
         """The answers to each text: as many as the config asks for."""
         ...
 
+    def stream(self, params: Params, text: str, seed: int = 0) -> Iterator[str] | None:
+        """The one answer to a text in pieces, as they are written; None where answers come whole, or there
+        are several."""
+        ...
+
     def opening_lines(self) -> list[str]:
         """What is worth knowing of the data before training begins."""
         ...

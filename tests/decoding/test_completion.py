@@ -1,0 +1,222 @@
+"""Completion against a plain loop that reads everything anew for each token: batches, windows, early ends."""
+
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import struct
+
+from tests.decoding.test_incremental import VOCAB, make
+from tests.decoding.toy import Chain, chain, cycle
+from tests.models import test_encoder_decoder as transformers
+from tests.models import test_recurrent_encoder_decoder as recurrent
+from tests.parameters import random_params
+from transformer.decoding.completion import Reading, complete, stream
+from transformer.decoding.sampling import DrawConfig, advance, begin, draw
+from transformer.models.decoder_stepper import DecoderStepper
+
+
+def sampled(model, prompts, config, *, eos_id=0, longest=32, rolls=True, **options):
+    reading = Reading(eos_id, longest, rolls)
+    return list(complete(model, prompts, jax.random.key(3), config, reading, **options))
+
+
+def test_each_prompt_is_answered_in_order_whatever_the_batch(rng):
+    model = chain(rng, 12)
+    texts = [[0, *rng.integers(1, 12, rng.integers(0, 14)).tolist()] for _ in range(11)]
+    config = DrawConfig(max_new_tokens=6, temperature=0.9, num_samples=3)
+    answers = sampled(model, texts, config)
+    assert [len(samples) for samples in answers] == [3] * 11
+    assert all(0 not in sample and len(sample) <= 6 for samples in answers for sample in samples)
+    for batch_size in (5, 64):
+        assert sampled(model, texts, config, batch_size=batch_size) == answers
+    # A prompt's samples are the first so many of what it gives when more are asked for.
+    fewer = sampled(model, texts, DrawConfig(max_new_tokens=6, temperature=0.9, num_samples=2))
+    assert fewer == [samples[:2] for samples in answers]
+
+
+def test_greedy_is_brute_force(rng):
+    model = chain(rng, 12)
+    best = np.asarray(model.table_nv).argmax(-1)
+    texts = [[0], [0, 5], [1, 2, 3]]
+    for text, (sample,) in zip(
+        texts, sampled(model, texts, DrawConfig(max_new_tokens=7, temperature=0.0)), strict=True
+    ):
+        expected, last = [], text[-1]
+        while len(expected) < 7 and best[last] != 0:
+            last = best[last]
+            expected.append(last)
+        assert sample == expected
+
+
+def test_prompts_are_taken_only_as_they_are_needed():
+    taken = []
+
+    def endless():
+        for i in range(10**9):
+            taken.append(i)
+            yield [1]
+
+    reading, config = Reading(4, 9, True), DrawConfig(max_new_tokens=2)
+    next(complete(cycle(5), endless(), jax.random.key(0), config, reading, batch_size=4))
+    assert len(taken) <= 4
+
+
+def test_few_shapes_are_compiled(rng):
+    model, before = chain(rng, 17), begin._cache_size() + advance._cache_size()
+    texts = [[1] * (n + 1) for n in range(40)]
+    sampled(model, texts, DrawConfig(max_new_tokens=3), longest=128, batch_size=4)
+    assert begin._cache_size() + advance._cache_size() - before <= 4
+
+
+@struct.dataclass
+class Watch(Chain):
+    """Notes what is read at once, and in which order tokens follow."""
+
+    seen: list = struct.field(pytree_node=False, default=None)
+
+    def prefill(self, tokens_bt, lengths_b, room):
+        jax.debug.callback(lambda *a: self.seen.append([np.asarray(x) for x in a]), tokens_bt, lengths_b)
+        return super().prefill(tokens_bt, lengths_b, room)
+
+
+@pytest.mark.parametrize("window", [1, 2, 5, 8])
+def test_a_window_that_is_full_keeps_its_newer_half(window):
+    """Of a prompt the last tokens, and of those that follow, as many as there is room for."""
+    seen = []
+    model = Watch(cycle(100).table_nv, seen=seen)
+    config = DrawConfig(max_new_tokens=30, temperature=0.0)
+    (((first,), (second,))) = sampled(model, [[*range(40)], [7]], config, eos_id=99, longest=window)
+    jax.effects_barrier()
+    assert first == [*range(40, 70)] and second == [*range(8, 38)]
+    views = [[row[:n].tolist() for row, n in zip(*each, strict=True)] for each in seen]
+    assert views[0] == [[*range(40)][-window:], [7]]
+    kept = max(window // 2, 1)
+    # A window reads a view and all that follows until it is full; the token after that is not read in it.
+    assert views[1][0] == [*range(41 - kept, 41)]
+    if window < 30:
+        assert views[1][1] == [*range(7, 7 + window + 1)][-kept:]
+    for before, after in itertools.pairwise([each[0] for each in views[1:]]):
+        assert len(after) == kept and after[-1] - before[-1] in (window + 1 - kept, 0)
+
+
+def brute_force(one, prompt, config, window, rng, numbers, eos_id):
+    """One token at a time, each from the whole view of it."""
+    key = jax.random.fold_in(jax.random.fold_in(rng, numbers[0]), numbers[1])
+    view, text, new = list(prompt)[-window:], list(prompt), []
+    while len(new) < config.max_new_tokens:
+        if len(view) > window:
+            view = text[-max(window // 2, 1) :]
+        padded = np.zeros((1, window), np.int32)
+        padded[0, : len(view)] = view
+        token = int(one(padded, len(view) - 1, jax.random.fold_in(key, len(text))))
+        if token == eos_id:
+            break
+        new.append(token)
+        text.append(token)
+        view.append(token)
+    return new
+
+
+@pytest.mark.parametrize("changes", [
+    {"position": "rope"},
+    {"position": "learned"},
+    {"position": "alibi", "pattern": "window", "pattern_size": 3, "full_every": 2},
+])  # fmt: skip
+def test_rolling_is_reading_the_window_anew_for_every_token(rng, changes):
+    """Of several prompts of one batch, some longer than the window, and of a cache that is a ring."""
+    model, params = make(rng, **changes, max_length=8)
+    prompts = [rng.integers(1, VOCAB, n).tolist() for n in (1, 6, 8, 19)]
+    config = DrawConfig(max_new_tokens=17, temperature=0.7, top_k=9, min_p=0.05, num_samples=2)
+    stepper = DecoderStepper.of(model, params)
+    key = jax.random.key(int(rng.integers(2**31)))
+    got = list(complete(stepper, prompts, key, config, Reading(0, 8, True), batch_size=8))
+
+    @jax.jit
+    def one(padded, last, key):
+        logits = model.apply({"params": params}, padded)[0, last, :VOCAB]
+        return draw(logits[None], key[None], **config.options)[0]
+
+    for i, (prompt, samples) in enumerate(zip(prompts, got, strict=True)):
+        for j, sample in enumerate(samples):
+            assert sample == brute_force(one, prompt, config, 8, key, (i, j), 0)
+
+
+@pytest.mark.parametrize("config", [transformers.SMALL, recurrent.CONFIG])
+def test_targets_are_drawn_as_the_whole_model_gives_them(rng, config):
+    """Of an encoder-decoder and a recurrent one, sources of any length, one token at a time."""
+    model = config.build(9)
+    params = random_params(rng, model, jnp.zeros((1, 1), jnp.int32), jnp.zeros((1, 1), jnp.int32))
+    sources = [[*rng.integers(1, 9, n).tolist(), 0] for n in (1, 6, 3)]
+    draws = DrawConfig(max_new_tokens=6, temperature=0.9, top_p=0.9, num_samples=2)
+    key = jax.random.key(int(rng.integers(2**31)))
+    got = list(complete(model.stepper(params, 0), sources, key, draws, Reading(0, 8), batch_size=4))
+
+    @jax.jit
+    def one(source, segments, tokens, last, key):
+        marks = {"source_segments_bs": segments, "segments_bt": jnp.ones_like(tokens)}
+        logits = model.apply({"params": params}, source, tokens, **marks)[0, last, :9]
+        return draw(logits[None], key[None], **draws.options)[0]
+
+    for (i, source), j in itertools.product(enumerate(sources), range(2)):
+        padded, segments, tokens = (np.zeros((1, n), np.int32) for n in (8, 8, 7))
+        padded[0, : len(source)], segments[0, : len(source)] = source, 1
+        of_row = jax.random.fold_in(jax.random.fold_in(key, i), j)
+        expected = []
+        while len(expected) < 6:
+            tokens[0, 1 : len(expected) + 1] = expected
+            place = jax.random.fold_in(of_row, len(source) + len(expected))
+            token = int(one(padded, segments, tokens, len(expected), place))
+            if token == 0:
+                break
+            expected.append(token)
+        assert got[i][j] == expected
+
+
+def test_a_stream_gives_what_the_whole_gives_token_by_token(rng):
+    model, params = make(rng, max_length=8)
+    stepper, key, reading = DecoderStepper.of(model, params), jax.random.key(5), Reading(0, 8, True)
+    for prompt in ([3], rng.integers(1, VOCAB, 11).tolist()):
+        config = DrawConfig(max_new_tokens=13, temperature=1.1)
+        ((whole,),) = complete(stepper, [prompt], key, config, reading)
+        assert list(stream(stepper, prompt, key, config, reading)) == whole
+    config = DrawConfig(max_new_tokens=10**6, temperature=1.0)
+    endless = stream(cycle(5), [1], key, config, Reading(9, 4, True))
+    assert [next(endless) for _ in range(7)] == [2, 3, 4, 0, 1, 2, 3]
+
+
+def test_a_text_that_is_over_holds_no_other_up_and_is_not_written_on(rng):
+    asked = []
+
+    def over(prompt, new):
+        asked.append((prompt[-1], len(new)))
+        return prompt[-1] == 3 and len(new) >= 20
+
+    config = DrawConfig(max_new_tokens=60, temperature=0.0)
+    answers = sampled(cycle(200), [[3], [50]], config, eos_id=199, longest=300, over=over)
+    (short,), (long,) = answers
+    assert short == [*range(4, 4 + len(short))] and 20 <= len(short) < 40
+    assert long == [*range(51, 111)]
+    with_all = sampled(cycle(200), [[3]], config, eos_id=199, longest=300)
+    assert with_all[0][0][: len(short)] == short
+    assert max(n for last, n in asked if last == 3) == len(short)
+
+
+def test_so_many_tokens_more_than_were_read():
+    config = DrawConfig(max_new_tokens=5, temperature=0.0)
+    answers = sampled(cycle(90), [[1], [1, 2, 3], [0] * 9], config, eos_id=80, rolls=False, extra_tokens=1)
+    assert [len(sample) for (sample,) in answers] == [2, 4, 5]
+
+
+def test_probabilities_are_the_texts_for_all_rows(rng):
+    """Frequencies over many keys, through windows, of a model that knows its last token alone."""
+    model, n = chain(rng, 3, scale=1.0), 4_000
+    config = DrawConfig(max_new_tokens=3, temperature=1.0, num_samples=n)
+    ((*samples,),) = sampled(model, [[1]], config, eos_id=-1, longest=2, batch_size=256)
+    counts = np.zeros((3, 3, 3))
+    np.add.at(counts, tuple(np.array(samples).T), 1)
+    p = np.asarray(jax.nn.softmax(jnp.asarray(model.table_nv)), np.float64)
+    expected = n * p[1][:, None, None] * p[:, :, None] * p[None]
+    assert (np.abs(counts - expected) <= 6 * np.sqrt(expected) + 3).all()
