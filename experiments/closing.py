@@ -28,7 +28,9 @@ def closing(run: Run, folder: Workdir) -> Iterator[str]:
     yield from _or_why_not(
         flags, lambda: [f"  {command(folder, '--mode=predict', *run.experiment.example_flags())}"]
     )
-    yield f"  {command(folder, '--config.train.steps=' + str(2 * config.train.steps))}"
+    steps = 2 * config.train.steps
+    longer, rewarming = command(folder, f"--config.train.steps={steps}"), run.rewarming(steps)
+    yield f"  {longer}" + (f"  # {rewarming}" if rewarming else "")
 
 
 def command(folder: Workdir, *arguments: str) -> str:

@@ -209,7 +209,7 @@ def open_run(folder: Workdir, config: Any) -> Run:
             if name == "tokenizer"
         }
     experiment = find_experiment(config.experiment)(config, **kept)
-    return Run(experiment, config, folder.path)
+    return Run(experiment, config, folder.path, folder.read_lengths(config.train.steps))
 
 
 def named(run: str | os.PathLike) -> Workdir:

@@ -56,6 +56,7 @@ class Workdir:
         self.tokenizer = self.path / "tokenizer.json"
         self.labels = self.path / "labels.json"
         self.data = self.path / "data.json"
+        self.lengths = self.path / "lengths.json"
         self.checkpoints = self.path / "checkpoints"
         self.metrics = self.path / "metrics.jsonl"
         self.events = self.path / "events"
@@ -163,11 +164,32 @@ class Workdir:
                 f"--workdir: {self.path} began with other data: {listed}; --accept_data goes on with these"
             )
 
+    def read_lengths(self, steps: int) -> list[tuple[int, int]]:
+        """Where `train.steps` was changed, for a run that now goes on to `steps`: (at, before), ... with the
+        step up to which the run was to have `before` steps. What was changed twice between the same two steps
+        of training was changed once."""
+        try:
+            known = json.loads(self.lengths.read_text()) if self.lengths.exists() else []
+        except ValueError as error:
+            raise UserError(f"{self.lengths}: not readable as JSON ({error})") from None
+        trained = self.trained_steps()
+        if not trained:
+            return []
+        before = self.read_config()["train"]["steps"]
+        if known and known[-1][0] == trained:
+            _, before = known.pop()
+        if before != steps:
+            known.append((trained, before))
+        return [(at, length) for at, length in known]
+
     def write(self, config: Any, kept: Mapping[str, Any], data: Mapping[str, Any]) -> None:
         """Keeps the whole config and what is known of the data, and the tokenizer and labels where there are
         any, unless the run has begun with them; a reader sees old ones or new ones, never parts."""
         begun = self.begun
         self.path.mkdir(parents=True, exist_ok=True)
+        lengths = self.read_lengths(config.train.steps)
+        if lengths or self.lengths.exists():
+            _write_json(self.lengths, lengths)  # before the config, by which it is known
         if "tokenizer" in kept and not (begun and self.tokenizer.exists()):
             kept["tokenizer"].save(self.tokenizer)
         if "labels" in kept and not (begun and self.labels.exists()):

@@ -322,6 +322,34 @@ def test_a_run_whose_last_lines_fail_is_finished_and_usable(monkeypatch, capfd, 
     assert launch.main([f"--workdir={folder}", "--config.train.steps=3"]) == 0
 
 
+def rates(folder):
+    return [line["train/learning_rate"] for line in measurements(folder)]
+
+
+def test_an_extended_run_warms_up_again_and_resumes_bit_for_bit(monkeypatch, capfd, tmp_path, source):
+    """With an average, microbatches and dropout: stopped twice on the way, and stopped never."""
+    keys = ("optimizer.schedule=cosine", "optimizer.decay_steps=0", "optimizer.warmup_steps=3")
+    keys += ("optimizer.final_fraction=0.0", "train.steps=6", "train.batch_size=16")
+    keys += ("parallel.microbatches=2",)
+    arguments = [*OPTIONS, *(f"--config.{key}" for key in keys)]
+    folders = tmp_path / "whole", tmp_path / "stopped"
+    longer = f"--config.train.steps={STEPS}"
+    for folder in folders:
+        assert launch.main(runs.tiny(source, folder, *arguments)) == 0
+        assert "the learning rate rises again, from 0 to 0.0082" in capfd.readouterr().out
+    for folder in folders:
+        for at in (7, 8) if folder == folders[1] else ():
+            with monkeypatch.context() as patch:
+                patch.setattr(Run, "hooks", with_hook(Send(at, signal.SIGTERM)))
+                launch.main(runs.tiny(source, folder, *arguments, longer))
+        assert launch.main(runs.tiny(source, folder, *arguments, longer)) == 0
+        assert json.loads((folder / "lengths.json").read_text()) == [[6, 6]]
+    assert_same_run(folders[1], folders[0])
+    found = rates(folders[0])
+    assert found[5] == 0 and max(found) == found[2] and found[6:9] == sorted(found[6:9])
+    assert 0 < found[6] <= found[2] / 3 * 1.001 and np.diff(found).max() <= found[2] / 3 * 1.001
+
+
 def test_a_finished_run_can_be_extended_but_not_shortened(capfd, tmp_path, source):
     folder = tmp_path / "run"
     arguments = runs.tiny(source, folder, "--config.optimizer.schedule=constant")

@@ -57,6 +57,7 @@ def train() -> ConfigDict:
     config.evaluate_every = 0  # steps between evaluations; 0: only at the end
     config.evaluate_batches = 0  # batches of validation data; 0: all
     config.checkpoint_every = 0  # steps between checkpoints; 0: only at the end, and when stopped
+    config.checkpoint_minutes = 10.0  # and when so long has passed since the last one; 0: not by time
     config.keep_last = 1  # how many checkpoints to keep, the newest ones
     config.average_last = 1  # evaluate and predict with the mean of so many last checkpoints' parameters
     config.keep_best = ""  # keep also the best by this metric, smaller is better ("-name": larger); "": none

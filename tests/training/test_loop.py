@@ -6,6 +6,7 @@ import subprocess
 import sys
 import textwrap
 import time
+import types
 
 import jax
 import numpy as np
@@ -13,7 +14,7 @@ import pytest
 
 from tests.training.toy import Loader, assert_same, setup
 from transformer.errors import UserError
-from transformer.training import parallel
+from transformer.training import parallel, signals
 from transformer.training.checkpoint import Checkpoints
 from transformer.training.hooks import Evaluate, Hook, Profile
 from transformer.training.loop import TrainConfig, train
@@ -254,6 +255,32 @@ def test_too_many_skipped_steps_end_the_run_with_its_state_saved(tmp_path):
     run(8, loader=Loader(poison=(1, 3, 4, 5)), max_skipped=0)
 
 
+def test_a_checkpoint_is_written_when_its_time_has_come(monkeypatch, tmp_path):
+    """By a clock that is a minute later with every step: every third one, counted from the last save; bit for
+    bit what follows is what would have followed."""
+    _, abstract, _, train_step = toy()
+    now = [0.0]
+
+    def step(state, batch):
+        now[0] += 60
+        return train_step(state, batch)
+
+    monkeypatch.setattr(signals, "time", types.SimpleNamespace(monotonic=lambda: now[0]))
+    saved = {}
+    for minutes, every, wanted in ((3, 0, [3, 6, 9, 10]), (3, 4, [3, 4, 7, 8, 10]), (0, 4, [4, 8, 10])):
+        folder = tmp_path / f"{minutes}-{every}"
+        with Checkpoints(folder, keep_last=9) as checkpoints:
+            run(10, checkpoints=checkpoints, step=step, checkpoint_every=every, checkpoint_minutes=minutes)
+            assert checkpoints.steps() == wanted
+            saved[folder] = jax.device_get(checkpoints.restore(abstract, 10))
+            resumed, _ = run(10, checkpoints.restore(abstract, wanted[0]))
+            assert_same(jax.device_get(resumed), saved[folder])
+    with Checkpoints(tmp_path / "mean", keep_last=9) as checkpoints:  # of checkpoints of chosen steps alone
+        keys = {"checkpoint_every": 4, "keep_last": 2, "average_last": 2, "checkpoint_minutes": 1}
+        run(10, checkpoints=checkpoints, step=step, **keys)
+        assert checkpoints.steps() == [4, 8, 10]
+
+
 def test_a_failing_hook_loses_neither_state_nor_checkpoint(tmp_path):
     _, abstract, _, _ = toy()
     memory = Memory()
@@ -460,6 +487,7 @@ def test_what_is_no_number_is_null(tmp_path):
     ("keys", "message"),
     [
         ({"steps": 0}, r"^steps: 0; expected 1 or more"),
+        ({"checkpoint_minutes": -1.0}, r"^checkpoint_minutes: -1.0; expected minutes, or 0"),
         ({"log_every": 0}, r"^log_every: 0"),
         ({"evaluate_every": -1}, r"^evaluate_every: -1; expected 0 or more"),
         ({"writers": "csv"}, r"^writers: .csv. is none of jsonl, tensorboard"),

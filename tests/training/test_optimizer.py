@@ -92,6 +92,37 @@ def test_schedules_match_their_formulas(name, rng):
     assert rates[warmup - 1] == pytest.approx(peak)
 
 
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_a_run_made_longer_warms_up_again_from_where_it_was(name, rng):
+    """Until then the schedule of the first length; from there on that of the new one, but for rises, which
+    are those of the warm-up. Written out update by update, twice extended and once made shorter."""
+    warmup, peak = int(rng.integers(2, 9)), float(rng.uniform(1e-4, 1))
+    config = dict(schedule=name, warmup_steps=warmup, decay_steps=8 * (name == "wsd"), learning_rate=peak)
+    first, second, third, at = 30, 60, 120, 45
+    last = 100
+    alone = {length: make(length, **config)[1] for length in (first, second, third, last)}
+    lengths = [(first, first), (at, second), (80, third)]
+    optimizer_config = OptimizerConfig(**{**CONFIG, **config})
+    _, rate = make_optimizer(optimizer_config, last, lengths)
+    wanted, steps = [], {first: second, at: third, 80: last}
+    bound, now = math.inf, first
+    for update in range(1, last + 1):
+        if update - 1 in steps:
+            now, bound = steps[update - 1], wanted[-1]
+        bound += peak / warmup
+        wanted.append(min(alone[now](update - 1), bound))
+    np.testing.assert_allclose([rate(count) for count in range(last)], wanted, rtol=1e-9, atol=peak * 1e-12)
+    traced = jax.jit(jax.vmap(rate))(jnp.arange(last))
+    np.testing.assert_allclose(traced, wanted, rtol=1e-5, atol=peak * 1e-6)
+    assert np.diff(wanted).max() <= peak / warmup * (1 + 1e-9)
+    jumps = max(alone[second](first) - alone[first](first - 1), alone[third](at) - alone[second](at - 1))
+    assert (jumps > peak / warmup * 1.01) == (name in ("cosine", "wsd"))  # which would be the steps up
+    if name in ("constant", "inverse_sqrt"):
+        np.testing.assert_array_equal(
+            [rate(count) for count in range(last)], [alone[last](c) for c in range(last)]
+        )
+
+
 def test_cosine_without_decay_steps_ends_with_the_run():
     _, schedule = make(50, schedule="cosine", warmup_steps=10, decay_steps=0, final_fraction=0.25)
     assert float(schedule(49)) == pytest.approx(0.0025)
@@ -236,6 +267,19 @@ def test_mask_sees_through_the_names_of_axes():
             {"name": "contrib.muon", "adam_learning_rate": 0.1, "arguments": {"adam_learning_rate": 0.2}},
             r"^arguments.adam_learning_rate: there is adam_learning_rate already",
         ),
+        (
+            {"name": "contrib.schedule_free_adamw", "ema_decay": 0.9},
+            r"^ema_decay: 0.9 with contrib.schedule_free_adamw, which has its own average; use 0",
+        ),
+        (
+            {"name": "contrib.schedule_free_adamw", "layer_decay": 0.9},
+            r"^name: contrib.schedule_free_adamw averages .*layer_decay 1, frozen_layers 0",
+        ),
+        (
+            {"name": "contrib.schedule_free_sgd", "arguments": {"b1": 0.0}},
+            r"^arguments.b1: 0.0; contrib.schedule_free_sgd .*in \(0, 1\]",
+        ),
+        ({"name": "contrib.schedule_free_adamw", "weight_decay": 0.1}, r"^weight_decay: 0.1 .*takes no mask"),
         ({"name": "novograd", "weight_decay": 0.1}, r"^weight_decay: 0.1 .*novograd takes no mask"),
     ],
 )

@@ -20,6 +20,7 @@ PROGRAM = """
     import sys, time
     import jax
     jax.config.update("jax_num_cpu_devices", 2)
+    MINUTES = 1e-9, 1e9  # the first one's clock decides: else one would wait for the other in a save
     process, port, workdir, steps = int(sys.argv[1]), sys.argv[2], sys.argv[3], int(sys.argv[4])
     jax.distributed.initialize(f"localhost:{port}", 2, process, heartbeat_timeout_seconds=10)
     from tests.training import test_loop
@@ -38,7 +39,8 @@ PROGRAM = """
         state = checkpoints.restore(abstract) if checkpoints.steps() else None
         writers = make_writers(workdir, 0 if state is None else int(state.step))
         state, reason = test_loop.run(
-            steps, state, Half(), checkpoints=checkpoints, writers=writers, checkpoint_every=10
+            steps, state, Half(), checkpoints=checkpoints, writers=writers, checkpoint_every=10,
+            checkpoint_minutes=MINUTES[process],
         )
     print(process, reason, int(state.step), len(writers))
 """

@@ -8,6 +8,7 @@ from flax import linen as nn
 from transformer.models.decoder import Decoder, DecoderConfig
 from transformer.training import parallel
 from transformer.training.metrics import Sum
+from transformer.training.optimizer import OptimizerConfig, make_optimizer, own_average
 from transformer.training.state import State
 from transformer.training.step import make_eval_step, make_train_step, split_rows
 from transformer.training.token_losses import token_loss
@@ -123,8 +124,51 @@ def test_the_moving_average(rng):
     optimizer, batch = optax.sgd(0.5), make_batch(rng)
     state = make_state(optimizer, ema=True)
     new, _ = jax.jit(make_train_step(EXPERIMENT, optimizer, seed=0, ema_decay=0.75))(state, batch)
-    assert_close(new.ema, jax.tree.map(lambda old, p: 0.75 * old + 0.25 * p, state.params, new.params), 1e-6)
+    assert_close(new.ema, new.params, 1e-7)
     assert new.eval_params is new.ema and state.replace(ema=None).eval_params is state.params
+
+
+@pytest.mark.parametrize("decay", [0.75, 0.9999])
+def test_the_moving_average_has_nothing_of_the_initial_parameters(rng, decay):
+    """Against the weighted mean of the parameters after each update in float64; a skipped step is none."""
+    optimizer = optax.sgd(0.5)
+    state, seen = make_state(optimizer, ema=True), []
+    step = jax.jit(make_train_step(EXPERIMENT, optimizer, seed=0, ema_decay=decay))
+    for number in range(6):
+        state, _ = step(state, make_batch(rng, poison=np.nan if number in (0, 3) else 0.0))
+        if number not in (0, 3):
+            seen.append(jax.tree.map(lambda x: np.asarray(x, np.float64), state.params))
+    weights = decay ** np.arange(len(seen))[::-1] * (1 - decay)
+    weights /= 1 - decay ** len(seen)
+    assert weights.sum() == pytest.approx(1)
+    wanted = jax.tree.map(lambda *each: sum(w * x for w, x in zip(weights, each, strict=True)), *seen)
+    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-5, atol=1e-6), state.ema, wanted)
+
+
+@pytest.mark.parametrize("name", ["contrib.schedule_free_sgd", "contrib.schedule_free_adamw"])
+def test_schedule_free_optimizers_are_evaluated_at_their_own_average(rng, name):
+    """x_t, the mean of the fast iterates z_1 ... z_t (all of one rate), where y = b1 x + (1 - b1) z."""
+    config = OptimizerConfig(
+        name=name, learning_rate=0.05, schedule="constant", warmup_steps=0, weight_decay=0.0
+    )
+    assert config.averages_itself
+    optimizer, _ = make_optimizer(config, 10)
+    state, fast = make_state(optimizer, ema=True), []
+    step = jax.jit(make_train_step(EXPERIMENT, optimizer, seed=0, own_average=own_average))
+    for _ in range(5):
+        state, _ = step(state, make_batch(rng))
+        (z,) = [node.z for node in jax.tree.leaves(state.opt_state, is_leaf=has_z) if has_z(node)]
+        fast.append(jax.tree.map(lambda x: np.asarray(x, np.float64), z))
+    mean = jax.tree.map(lambda *each: np.mean(each, axis=0), *fast)
+    assert_close(state.eval_params, mean, 2e-5)
+    blend = jax.tree.map(lambda x, z: 0.9 * x + 0.1 * z, mean, fast[-1])
+    assert_close(state.params, blend, 2e-5)
+    far = jax.tree.map(lambda x, y: float(np.abs(x - y).max()), state.params, mean)
+    assert max(jax.tree.leaves(far)) > 1e-3  # or the test would show nothing
+
+
+def has_z(node) -> bool:
+    return hasattr(node, "z") and hasattr(node, "weight_sum")
 
 
 def test_evaluation_weighs_tokens_not_batches(rng):

@@ -14,7 +14,7 @@ from transformer.training.experiment import Batch, Loader
 from transformer.training.hooks import Hook, is_due
 from transformer.training.meter import Meter
 from transformer.training.metrics import Sum
-from transformer.training.signals import Stopped, StopRequest
+from transformer.training.signals import SaveClock, Stopped, StopRequest
 from transformer.training.state import State
 from transformer.training.writers import Progress, Writer, names_of
 
@@ -30,6 +30,7 @@ class TrainConfig:
     evaluate_every: int = 0
     evaluate_batches: int = 0
     checkpoint_every: int = 0
+    checkpoint_minutes: float = 10.0
     keep_last: int = 1
     average_last: int = 1
     keep_best: str = ""
@@ -46,6 +47,10 @@ class TrainConfig:
             value = getattr(self, field.name)
             if field.type is int and value < least:
                 raise UserError(f"{field.name}: {value}; expected {least} or more")
+        if not 0 <= self.checkpoint_minutes < float("inf"):
+            raise UserError(
+                f"checkpoint_minutes: {self.checkpoint_minutes}; expected minutes, or 0 for never"
+            )
         names_of(self.writers)
         if self.average_last > self.keep_last:
             raise UserError(
@@ -93,6 +98,8 @@ def train(
         stop = stack.enter_context(StopRequest())
         if checkpoints is not None:
             stack.callback(checkpoints.wait)
+        # Checkpoints of which a mean is to be taken are those of chosen steps alone.
+        clock = SaveClock(0 if config.average_last > 1 else config.checkpoint_minutes)
         progress = Progress(step, config.steps)
         closing: list[Writer | Hook | Progress] = [*writers, *hooks, progress]
         for part in closing:
@@ -155,7 +162,7 @@ def train(
                 last = step == config.steps
                 ending = last or signal is not None
                 due = [hook for hook in hooks if hook.due(step, last)]
-                save = ending or is_due(config.checkpoint_every, step)
+                save = ending or is_due(config.checkpoint_every, step) or clock.agreed(step)
                 if not (due or save or step == first):
                     continue
                 values = read(unread, save or is_due(config.log_every, step))
@@ -169,6 +176,7 @@ def train(
                         signal, last = stop.received, False
                     elif save and checkpoints is not None:
                         checkpoints.save(step, state, measured)
+                        clock.restart()
                 if done:
                     write({**values, **measured})
                 if signal is not None and not last:

@@ -5,7 +5,7 @@ import difflib
 import functools
 import inspect
 import types
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -15,8 +15,8 @@ import optax.contrib
 
 from transformer.errors import UserError
 from transformer.training.experiment import Params
-from transformer.training.schedules import SCHEDULES, Schedule
-from transformer.training.tuning import Tuning, tuned
+from transformer.training.schedules import SCHEDULES, Schedule, extended
+from transformer.training.tuning import Tuning, is_tuned, tuned
 
 MASKS = ("mask", "weight_decay_mask")
 DIMENSIONS = "muon_weight_dimension_numbers"
@@ -88,14 +88,36 @@ class OptimizerConfig(Tuning):
         for key in self.arguments:
             if key not in valid:
                 raise UserError(f"arguments.{key}: {self.name} takes only {', '.join(valid)} here")
+        if self.averages_itself:
+            self._check_schedule_free(parameters)
         _probe(self)
 
+    @property
+    def averages_itself(self) -> bool:
+        """Whether the parameters to evaluate with come from the optimizer (see `own_average`)."""
+        return find_optimizer(self.name).__name__.startswith("schedule_free")
 
-def make_optimizer(config: OptimizerConfig, steps: int) -> tuple[optax.GradientTransformation, Schedule]:
+    def _check_schedule_free(self, parameters: Mapping[str, Any]) -> None:
+        if self.ema_decay:
+            raise UserError(f"ema_decay: {self.ema_decay} with {self.name}, which has its own average; use 0")
+        if is_tuned(self):
+            raise UserError(
+                f"name: {self.name} averages all parameters at one rate; expected layer_decay 1, "
+                "frozen_layers 0 and train_only ''"
+            )
+        b1 = self.arguments.get("b1", parameters["b1"].default)
+        if isinstance(b1, (int, float)) and not 0 < b1 <= 1:
+            raise UserError(f"arguments.b1: {b1}; {self.name} interpolates by it: expected it in (0, 1]")
+
+
+def make_optimizer(
+    config: OptimizerConfig, steps: int, lengths: Sequence[tuple[int, int]] = ()
+) -> tuple[optax.GradientTransformation, Schedule]:
     """The optimizer of a run of `steps` updates, and its learning rate by the count of updates made.
 
-    Clipping by `clip_norm` and the moving average by `ema_decay` are not in it: the train step has the
-    gradient norm anyway and does both.
+    `lengths` says where that number was changed: up to update `at` it was `steps`, for each (at, steps) of
+    it, and the rate goes on from there as `schedules.extended` says. Clipping by `clip_norm` and averages of
+    the parameters are not in the optimizer: the train step has the gradient norm anyway and does both.
 
     Raises:
       UserError: a schedule longer than the run.
@@ -106,13 +128,20 @@ def make_optimizer(config: OptimizerConfig, steps: int) -> tuple[optax.GradientT
             f"optimizer.warmup_steps: {config.warmup_steps} and decay_steps {config.decay_steps} "
             f"do not fit the {config.schedule} schedule into train.steps {steps}"
         )
-    shape = functools.partial(
-        SCHEDULES[config.schedule],
-        warmup_steps=config.warmup_steps,
-        decay_steps=config.decay_steps,
-        final_fraction=config.final_fraction,
-        steps=steps,
-    )
+
+    def shape_of(steps: int) -> Schedule:
+        return functools.partial(
+            SCHEDULES[config.schedule],
+            warmup_steps=config.warmup_steps,
+            decay_steps=config.decay_steps,
+            final_fraction=config.final_fraction,
+            steps=steps,
+        )
+
+    shapes = [shape_of(length) for length in (*(before for _, before in lengths), steps)]
+    shape = shapes[0]
+    for (at, _), after in zip(lengths, shapes[1:], strict=True):
+        shape = extended(shape, after, at, config.warmup_steps)
 
     def schedule(count):
         return config.learning_rate * shape(count)
@@ -143,6 +172,20 @@ def _build(config: OptimizerConfig, shape: Schedule) -> optax.GradientTransforma
         decay = optax.add_decayed_weights(lambda count: -config.weight_decay * schedule(count), decay_mask)
         optimizer = optax.chain(optimizer, decay)
     return optimizer
+
+
+def own_average(opt_state: optax.OptState, params: Params) -> Params:
+    """The parameters to evaluate with under a schedule-free optimizer, x = (y - (1 - b1) z) / b1, where y are
+    those that gradients are taken at and z the fast ones.
+
+    Source: Defazio et al. 2024, "The road less scheduled", equations 1 to 3.
+    """
+
+    def is_state(node: Any) -> bool:
+        return hasattr(node, "weight_sum")
+
+    (found,) = filter(is_state, jax.tree.leaves(opt_state, is_leaf=is_state))
+    return optax.contrib.schedule_free_eval_params(found, params)
 
 
 def find_optimizer(name: str) -> Callable[..., optax.GradientTransformation]:

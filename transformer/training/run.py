@@ -4,12 +4,13 @@ import contextlib
 import functools
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import jax
+import numpy as np
 
 from transformer.errors import UserError
 from transformer.training import flops, parallel
@@ -21,7 +22,7 @@ from transformer.training.initialize import TakeOver
 from transformer.training.loop import TrainConfig, train
 from transformer.training.measuring import EvaluateConfig
 from transformer.training.meter import Meter
-from transformer.training.optimizer import OptimizerConfig, make_optimizer
+from transformer.training.optimizer import OptimizerConfig, make_optimizer, own_average
 from transformer.training.parallel import ParallelConfig
 from transformer.training.state import State
 from transformer.training.step import make_train_step
@@ -51,12 +52,20 @@ class Run:
     agree on what a checkpoint holds and on where its arrays lie.
     """
 
-    def __init__(self, experiment: Experiment, config: RunConfig, workdir: str | os.PathLike) -> None:
-        """Nothing is computed or written yet, but an impossible mesh, batch or schedule is refused."""
+    def __init__(
+        self,
+        experiment: Experiment,
+        config: RunConfig,
+        workdir: str | os.PathLike,
+        lengths: Sequence[tuple[int, int]] = (),
+    ) -> None:
+        """Nothing is computed or written yet, but an impossible mesh, batch or schedule is refused.
+        `lengths` says where `train.steps` was changed (see `make_optimizer`)."""
         self.experiment, self.config, self.workdir = experiment, config, Path(workdir)
         if not 0 <= config.initialize_std < float("inf"):
             raise UserError(f"config.initialize_std: {config.initialize_std}; expected a deviation, or 0")
-        self.optimizer, self.schedule = make_optimizer(config.optimizer, config.train.steps)
+        self.lengths = (*lengths,)
+        self.optimizer, self.schedule = make_optimizer(config.optimizer, config.train.steps, lengths)
         self.mesh = parallel.make_mesh(config.parallel.mesh)
         self.rules = parallel.RULES[config.parallel.rules]
         parallel.check_processes(self.mesh.devices)
@@ -97,7 +106,8 @@ class Run:
         carry = None
         if isinstance(self.experiment, Recurrent):
             carry = jax.tree.map(parallel.by_rows, self.experiment.initial_carry())
-        return State.create(params, self.optimizer, self.config.optimizer.ema_decay > 0, carry)
+        c = self.config.optimizer
+        return State.create(params, self.optimizer, c.ema_decay > 0 or c.averages_itself, carry)
 
     @functools.cached_property
     def abstract(self) -> State:
@@ -166,7 +176,9 @@ class Run:
                 if self.take_over is not None:
                     params = self.take_over.apply(state.params)
                     average = jax.tree.map(jax.numpy.copy, params) if state.ema is not None else None
-                    state = state.replace(params=params, ema=average)
+                    # Some optimizers begin with the parameters themselves.
+                    begin = jax.jit(self.optimizer.init, out_shardings=self.shardings.opt_state)
+                    state = state.replace(params=params, ema=average, opt_state=begin(params))
             step = make_train_step(
                 self.experiment,
                 self.optimizer,
@@ -174,6 +186,7 @@ class Run:
                 microbatches=c.parallel.microbatches,
                 clip_norm=c.optimizer.clip_norm,
                 ema_decay=c.optimizer.ema_decay,
+                own_average=own_average if c.optimizer.averages_itself else None,
                 frozen=functools.partial(frozen, config=c.optimizer) if is_tuned(c.optimizer) else None,
             )
             return train(
@@ -212,6 +225,14 @@ class Run:
         """What the evaluators of a split measure, by names like "eval/loss"."""
         with self.placed():
             return Evaluate(0, self.evaluators(split)).measure(params)
+
+    def rewarming(self, steps: int) -> str:
+        """What a longer run of `steps` would do to the learning rate after the last step of this one, where
+        that is to raise it."""
+        now = self.config.train.steps
+        _, longer = make_optimizer(self.config.optimizer, steps, [*self.lengths, (now, now)])
+        last, top = float(self.schedule(now - 1)), float(np.max(longer(np.arange(now, steps))))
+        return f"the learning rate rises again, from {last:.3g} to {top:.3g}" if top > last else ""
 
     def _meter(self, skipped: int, started: float) -> Meter:
         peak = flops.peak_flops(jax.devices()[0].device_kind, self.experiment.dtype)

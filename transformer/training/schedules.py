@@ -61,6 +61,24 @@ def wsd(count, *, warmup_steps: int, decay_steps: int, final_fraction: float, st
     return warm_up(count, warmup_steps) * (1 - (1 - final_fraction) * progress)
 
 
+def extended(before: Schedule, after: Schedule, at: int, warmup_steps: int) -> Schedule:
+    """The schedule of a run whose length was changed when `at` updates were made: never a step upwards.
+
+    rate(u) = before(u) up to update `at`, then min(after(u), before(at) + (u - at) / warmup_steps), with
+    updates numbered from one: from where it was the rate rises as it did in the warm-up, until it meets the
+    schedule of the new length. Where that never lies higher (constant, inverse_sqrt, a decay of fixed length,
+    a run made shorter) it is followed at once. Without a warm-up the rate rises in one step.
+    """
+    start = float(before(at - 1))
+
+    def rate(count: Any) -> Any:
+        risen = start + (count + 1 - at) / warmup_steps if warmup_steps else np.inf
+        xp = _numpy(count)
+        return xp.where(count < at, before(count), xp.minimum(after(count), risen))[()]
+
+    return rate
+
+
 SCHEDULES = {"constant": constant, "cosine": cosine, "inverse_sqrt": inverse_sqrt, "wsd": wsd}
 """By the name of `optimizer.schedule`: (count, *, warmup_steps, decay_steps, final_fraction, steps) ->
 the rate as a fraction of `optimizer.learning_rate`."""

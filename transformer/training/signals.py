@@ -1,8 +1,9 @@
-"""Leaving in good order when asked to: Ctrl-C, or SIGTERM from a scheduler."""
+"""When to leave or to save, for reasons from outside: Ctrl-C, SIGTERM from a scheduler, the clock."""
 
 import contextlib
 import signal
 import threading
+import time
 from collections.abc import Iterator
 from types import FrameType
 
@@ -14,6 +15,32 @@ AGREE_EVERY = 10
 
 class Stopped(BaseException):
     """The first signal came where what is being done need not be finished."""
+
+
+class SaveClock:
+    """Says when `minutes` have passed since the last save (0: never)."""
+
+    def __init__(self, minutes: float) -> None:
+        self._seconds = 60 * minutes
+        self.restart()
+
+    def restart(self) -> None:
+        """Counts from now on."""
+        self._since = time.monotonic()
+
+    def agreed(self, step: int) -> bool:
+        """Whether to save after `step`, the same on all processes: several ask the first one's clock every
+        `AGREE_EVERY` steps, for saving is collective; this waits for the device."""
+        if not self._seconds:
+            return False
+        late = time.monotonic() - self._since >= self._seconds
+        if jax.process_count() > 1:
+            if step % AGREE_EVERY:
+                return False
+            from jax.experimental import multihost_utils
+
+            late = bool(multihost_utils.broadcast_one_to_all(np.int32(late)))
+        return late
 
 
 class StopRequest:

@@ -15,7 +15,8 @@ Params = Any
 class State:
     """One value: the step to take next, parameters, optimizer state, and counts.
 
-    `ema` is the exponential moving average of the parameters, or None where it is off; `skipped` counts
+    `ema` are the averaged parameters to evaluate with (an exponential moving average, or what the optimizer
+    makes of them), or None where they are those that are trained; `skipped` counts
     the steps whose gradient was not finite; `carry` is what a model with memory remembers of the batch
     before, arrays whose leading axis is the batch's, or None. Everything random is a function of the seed and
     `step`.

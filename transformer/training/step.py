@@ -5,6 +5,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 
 from transformer.training.experiment import Batch, Experiment, Params, Recurrent
@@ -24,6 +25,7 @@ def make_train_step(
     microbatches: int = 1,
     clip_norm: float = 0.0,
     ema_decay: float = 0.0,
+    own_average: Callable[[Any, Params], Params] | None = None,
     frozen: Callable[[Params], Any] | None = None,
 ) -> TrainStep:
     """(state, batch) -> (state, metrics): one update from a whole batch, exact however it is cut up.
@@ -33,7 +35,9 @@ def make_train_step(
     terms and however ragged their weights. The gradient is scaled down to `clip_norm` where it is longer
     (Pascanu et al. 2013, section 3.2; 0: never). Where its norm is not finite the old parameters, optimizer
     state and average are kept, and `skipped` counts one; the step moves on, and with it the data.
-    `frozen(params)` says what needs no gradient, as `tuning.frozen` does; it is 0 there.
+    `state.ema`, where there is one, follows the parameters as `debiased` says, or is what
+    `own_average(opt_state, params)` makes of the optimizer's own. `frozen(params)` says what needs no
+    gradient, as `tuning.frozen` does; it is 0 there.
     """
 
     def train_step(state: State, batch: Batch) -> tuple[State, dict[str, Sum]]:
@@ -78,8 +82,10 @@ def make_train_step(
         updates, opt_state = optimizer.update(gradients, state.opt_state, state.params)
         params = optax.apply_updates(state.params, updates)
         ema = state.ema
-        if ema is not None:
-            ema = optax.incremental_update(params, ema, 1 - ema_decay)
+        if ema is not None and own_average is not None:
+            ema = own_average(opt_state, params)
+        elif ema is not None:
+            ema = debiased(ema, params, ema_decay, state.step + 1 - state.skipped)
 
         kept = (state.params, state.opt_state, state.ema, state.carry)
         params, opt_state, ema, carry = jax.tree.map(
@@ -91,6 +97,18 @@ def make_train_step(
         return State(state.step + 1, params, opt_state, ema, skipped, carry), metrics
 
     return train_step
+
+
+def debiased(ema: Params, params: Params, decay: float, update: jax.Array) -> Params:
+    """The moving average of the parameters after updates 1 ... u, without that of the initial ones:
+
+    ema_u = sum_i d^(u - i) (1 - d) p_i / (1 - d^u) = ema_(u-1) + (1 - d) / (1 - d^u) (p_u - ema_(u-1)),
+
+    as Adam corrects its moments (Kingma and Ba 2015, section 3). After one update it is the parameters.
+    """
+    log = float(np.log(decay)) if decay else -np.inf
+    weight = (1 - decay) / -jnp.expm1(update * log)  # 1 - d^u would lose its digits for d near 1
+    return jax.tree.map(lambda mean, new: mean + weight * (new - mean), ema, params)
 
 
 def make_eval_step(experiment: Experiment) -> EvalStep:
