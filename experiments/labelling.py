@@ -18,6 +18,7 @@ from transformer.training.experiment import Batch, Evaluator, Params, Put
 from transformer.training.hooks import Hook
 from transformer.training.metrics import Sum
 from transformer.training.state import State
+from transformer.training.step import in_parts
 from transformer.visualization.classification import draw_classification
 
 
@@ -68,8 +69,9 @@ class Labelling(Objective, ABC):
             logits = self.logits(params, batch, jax.random.key(0), False)
             return tally(logits, batch["labels"], batch["weights"])
 
-        limit = self.config.train.evaluate_batches
-        evaluator = ClassificationEvaluator(jax.jit(step), self.loader(split), put, limit)
+        c = self.config
+        limit, compiled = c.train.evaluate_batches, jax.jit(in_parts(step, c.parallel.microbatches))
+        evaluator = ClassificationEvaluator(compiled, self.loader(split), put, limit)
         if split == "validation":
             self._evaluator = evaluator  # what pictures and the closing lines show
         return {"eval": evaluator} | super().evaluators(put, split)

@@ -9,7 +9,7 @@ from experiments.objective import Objective
 from transformer.evaluation.likelihood import LikelihoodEvaluator, by_row
 from transformer.training.experiment import Batch, Evaluator, Params, Put
 from transformer.training.metrics import Sum
-from transformer.training.step import make_eval_step
+from transformer.training.step import in_parts, make_eval_step
 from transformer.training.token_losses import token_losses
 
 
@@ -54,7 +54,7 @@ class TokenPrediction(Objective):
 
     def evaluators(self, put: Put, split: str = "validation") -> dict[str, Evaluator]:
         """The likelihood of a split: loss, perplexity, bits per byte."""
-        step: Any = jax.jit(by_row(make_eval_step(self)))  # type: ignore[arg-type]
-        batches = self.config.train.evaluate_batches
-        likelihood = LikelihoodEvaluator(step, self.loader(split), put, batches, self.perplexity)
+        step = in_parts(by_row(make_eval_step(self)), self.config.parallel.microbatches)  # type: ignore[arg-type]
+        batches, loader = self.config.train.evaluate_batches, self.loader(split)
+        likelihood = LikelihoodEvaluator(jax.jit(step), loader, put, batches, self.perplexity)
         return {"eval": likelihood} | super().evaluators(put, split)

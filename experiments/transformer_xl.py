@@ -13,6 +13,7 @@ from transformer.evaluation.likelihood import LikelihoodEvaluator, Rows, split_b
 from transformer.models.transformer_xl import Memory, TransformerXLConfig
 from transformer.training.experiment import Batch, Evaluator, Params, Put
 from transformer.training.metrics import Sum
+from transformer.training.step import in_parts
 from transformer.training.token_losses import token_losses
 
 
@@ -82,12 +83,13 @@ class TransformerXL(LanguageModeling):
         length = c.model.evaluation_memory or c.model.memory_length
         carry: Any = Memory.empty(c.model, self.batch_size(), length)
 
-        @jax.jit
-        def compiled(params: Params, batch: Batch, carry: Memory) -> tuple[dict[str, Sum], Rows, Memory]:
+        def one(params: Params, batch: Batch, carry: Memory) -> tuple[dict[str, Sum], Rows, Memory]:
             def measure(part: Batch) -> tuple[dict[str, Sum], Memory]:
                 return self.recur(params, part, carry, jax.random.key(0), False)
 
             return split_by_row(measure, batch)
+
+        compiled = jax.jit(in_parts(one, c.parallel.microbatches))
 
         def step(params: Params, batch: Batch) -> tuple[dict[str, Sum], Rows]:
             nonlocal carry  # what a pass leaves, the first batch of the next one does not continue

@@ -120,6 +120,25 @@ def make_eval_step(experiment: Experiment) -> EvalStep:
     return eval_step
 
 
+def in_parts(step: Callable[..., Any], parts: int) -> Callable[..., Any]:
+    """What `step` does, (params, batch, ...) -> {name: Sum} or ({name: Sum}, ...), a part of the rows after
+    another, in the memory that one part needs.
+
+    All that is given besides `params` has a leading axis of rows, and all that is found besides `Sum`s; those
+    are added up, and so are what they would be of all rows at once.
+    """
+    if parts == 1:
+        return step
+
+    def whole(params: Params, *inputs: Any) -> Any:
+        _, found = jax.lax.scan(lambda _, part: (None, step(params, *part)), None, split_rows(inputs, parts))
+        terms, *rows = found if isinstance(found, tuple) else (found,)
+        added = jax.tree.map(lambda x: jnp.sum(x, axis=0), terms)
+        return (added, *join_rows(rows)) if isinstance(found, tuple) else added
+
+    return whole
+
+
 def split_rows(batch: Any, parts: int) -> Any:
     """(b, ...) -> (parts, b / parts, ...): each part takes every parts-th row, so that rows that lie on one
     device stay there when the batch is sharded over devices."""
