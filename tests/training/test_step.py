@@ -191,8 +191,13 @@ def test_split_rows_is_a_partition(rng):
 
 @pytest.mark.parametrize("mesh", [(8, 1, 1), (1, 8, 1), (4, 1, 2), (2, 2, 2)])
 def test_eight_devices_train_as_one_does(rng, mesh):
-    """Data, fully sharded and tensor parallel: the same loss curve, with microbatches too."""
-    optimizer, batches = optax.adam(1e-2), [make_batch(rng, rows=16) for _ in range(4)]
+    """Data, fully sharded and tensor parallel: the same loss curve, with microbatches too.
+
+    Devices add up the 96 tokens of a batch in another order: a mean may differ by 96 units of rounding, which
+    gradient descent carries on as it is. Adam would make whole steps of a gradient near zero.
+    """
+    optimizer, batches = optax.sgd(0.1), [make_batch(rng, rows=16) for _ in range(4)]
+    rounding = 16 * 6 * jnp.finfo(jnp.float32).eps / 2
 
     def curve(sizes, devices, microbatches=1):
         mesh = parallel.make_mesh(parallel.MeshConfig(*sizes), devices)
@@ -210,7 +215,8 @@ def test_eight_devices_train_as_one_does(rng, mesh):
 
     alone, _ = curve((1, 1, 1), jax.devices()[:1])
     together, state = curve(mesh, jax.devices())
-    np.testing.assert_allclose(together, alone, atol=2e-5)
+    assert max(alone) - min(alone) > 1000 * rounding  # a step more or less would show
+    np.testing.assert_allclose(together, alone, rtol=rounding)
     assert len(state.params["embedding"]["table"].sharding.device_set) == 8
     accumulated, _ = curve(mesh, jax.devices(), microbatches=2)
-    np.testing.assert_allclose(accumulated, alone, atol=2e-5)
+    np.testing.assert_allclose(accumulated, alone, rtol=rounding)
