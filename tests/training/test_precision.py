@@ -91,8 +91,8 @@ def test_gradients_differ_by_roundings(trained):
 
 
 def test_the_curve_in_bfloat16_is_that_in_float32_within_rounding(trained):
-    """A loss log z - l_y changes by at most twice what its logits do, which had FORWARD roundings each; and steps
-    that are off by a part of their length descend so much less, or more, of the way."""
+    """A loss log z - l_y changes by at most twice what its logits do, of FORWARD roundings each; steps that
+    are off by a part of their length descend so much less, or more, of the way."""
     exact, rounded = (np.array(trained[dtype][0]) for dtype in ("float32", "bfloat16"))
     bound = 2 * np.sqrt(FORWARD) * UNIT + GRADIENT * (exact[0] - exact)
     assert exact[-1] < exact[0] - 10 * bound[-1]  # it learned, by much more than that

@@ -97,6 +97,7 @@ def test_processes_stop_together_and_their_checkpoint_fits_one_process(tmp_path)
     with Checkpoints(tmp_path / "checkpoints", write=False) as checkpoints:
         restored = checkpoints.restore(test_loop.toy()[1])
     whole, _ = test_loop.run(stopped + 3, loader=Loader())
-    # Gloo adds up in another order than the collectives within a process do: the same but for rounding.
+    # Gloo adds up in another order than the collectives within a process do: the same but for rounding, which
+    # the descent of a quadratic loss forgets.
     for a, b in zip(jax.tree.leaves(whole), jax.tree.leaves(restored), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)

@@ -63,11 +63,11 @@ class Loader:
             start += 1
 
 
-def setup(shape: tuple[int, int, int] = (1, 1, 1), ema: bool = False, seed: int = 0):
+def setup(shape: tuple[int, int, int] = (1, 1, 1), ema: bool = False, seed: int = 0, optimizer: Any = None):
     """(mesh, abstract sharded state, jitted init, jitted train step) on a mesh of this shape."""
     devices = jax.devices()[: int(np.prod(shape))]
     mesh = parallel.make_mesh(parallel.MeshConfig(*shape), devices)
-    toy, optimizer = Toy(), optax.adam(0.05)
+    toy, optimizer = Toy(), optimizer or optax.adam(0.05)
 
     def create():
         return State.create(parallel.unboxed(toy.init(jax.random.key(seed))), optimizer, ema)
