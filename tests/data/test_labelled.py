@@ -1,3 +1,4 @@
+import dataclasses
 import json
 
 import numpy as np
@@ -140,3 +141,16 @@ def test_the_embedded_snippets_divide_without_overlap():
     assert len(texts["train"]) > 2000 and min(len(texts[split]) for split in texts) > 100
     assert not (texts["train"] & texts["validation"] or texts["train"] & texts["test"])
     assert len(made.labels) == 8
+
+
+@pytest.mark.parametrize(("kind", "between"), [("tsv", "\t"), ("csv", ",")])
+def test_a_table_without_a_column_for_the_labels_is_refused(tmp_path, kind, between):
+    """Its first line was a header to the texts and no header to the labels, which so belonged to others."""
+    rows = [("text", "stars"), *((f"a{i}", str(i % 2)) for i in range(40))]
+    (tmp_path / "a").write_text("".join(between.join(row) + "\n" for row in rows))
+    config = LabelledDataConfig(source=f"{kind}:{tmp_path}/a", tokenizer="bytes", cache_dir=str(tmp_path))
+    with pytest.raises(UserError, match=r"a:1.* no column 'label'; columns there: text, stars"):
+        LabelledData(config)
+    (tmp_path / "a").write_text("".join(between.join((*row, row[1])) + "\n" for row in rows))
+    with pytest.raises(UserError, match=r"'stars' twice"):
+        LabelledData(dataclasses.replace(config, label_field="stars"))

@@ -167,6 +167,7 @@ REFERENCES = {
             {"source": "one", "target": ["", "eins", "ein"], "other": "1"},
             {"source": "two", "target": "zwei", "other": [" ", "zwo", "2"]},
             {"source": "three", "target": [], "other": "drei"},
+            {"source": "four", "target": [" "], "other": "vier"},
         ],
         [("one", ["eins", "ein", "1"]), ("two", ["zwei", "zwo", "2"])],
     ),

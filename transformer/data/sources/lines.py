@@ -85,8 +85,8 @@ class JsonLines(LineFiles):
         value = record.get(self.field)
         if self._options.numbers and isinstance(value, int | float):
             record[self.field] = json.dumps(value)
-        if self._options.lists and _is_texts(value):
-            record[self.field] = next(filter(str.strip, value), "")
+        if self._options.lists and (texts := _listed(value)) is not None:
+            record[self.field] = texts[0] if texts else ""
         try:
             self._field(record, file, start).encode()
         except UnicodeEncodeError:
@@ -96,9 +96,8 @@ class JsonLines(LineFiles):
 
     def alternatives(self, index: int) -> list[str]:
         """The text of one record, or all of its list."""
-        value = self._read(*self._ranges[index].tolist()).get(self.field)
-        listed = self._options.lists and _is_texts(value)
-        return [*filter(str.strip, value)] if listed else [self.text(index)]
+        texts = _listed(self._read(*self._ranges[index].tolist()).get(self.field))
+        return texts if self._options.lists and texts else [self.text(index)]
 
     def _read(self, file: int, start: int, end: int) -> dict[str, Any]:
         try:
@@ -110,8 +109,11 @@ class JsonLines(LineFiles):
         return record
 
 
-def _is_texts(value: Any) -> bool:
-    return isinstance(value, list) and all(isinstance(each, str) for each in value)
+def _listed(value: Any) -> list[str] | None:
+    """The texts of a list of texts that are more than white space; None where the value is something else."""
+    if not isinstance(value, list) or not all(isinstance(each, str) for each in value):
+        return None
+    return [each for each in value if each.strip()]
 
 
 class Columns(LineFiles):
