@@ -24,6 +24,7 @@ from pathlib import Path  # noqa: E402
 
 from absl import logging  # noqa: E402
 
+from transformer.backend import will_be_cpu  # noqa: E402
 from transformer.errors import UserError  # noqa: E402
 from transformer.freeze import suggest  # noqa: E402
 
@@ -227,8 +228,9 @@ def prepare(flags: argparse.Namespace) -> None:
 
 
 def with_malloc_kept() -> None:
-    """Starts this program again with `MALLOC`, which is read before any of it runs, unless it is set."""
-    if sys.platform == "linux" and not MALLOC.keys() & os.environ.keys():
+    """Starts this program again with `MALLOC`, which is read before any of it runs, unless it is set, or the
+    memory that a step takes is not the host's."""
+    if sys.platform == "linux" and not MALLOC.keys() & os.environ.keys() and will_be_cpu():
         os.execve(sys.executable, sys.orig_argv, os.environ | MALLOC)
 
 

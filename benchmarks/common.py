@@ -61,10 +61,10 @@ SHAPES = {
 class Contestant:
     """A process that reports when it is ready, then does one measured call for each line it reads."""
 
-    def __init__(self, module: str, *arguments: str) -> None:
+    def __init__(self, module: str, *arguments: str, **environment: str) -> None:
         """Starts `python -m module --worker ...` and waits until it has warmed up."""
         command = [sys.executable, "-m", module, "--worker", *arguments]
-        environment = MALLOC | os.environ  # as launch.py does; for the peers too
+        environment = MALLOC | os.environ | environment  # as launch.py does; for the peers too
         self._process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
         )
@@ -77,6 +77,18 @@ class Contestant:
         self._process.stdin.write("\n")
         self._process.stdin.flush()
         self.seconds.append(float(self._read()))
+
+    def processor_seconds(self) -> tuple[float, float]:
+        """What the process has used of all processors until now, for itself and in the system (Linux)."""
+        with open(f"/proc/{self._process.pid}/stat") as stat:
+            fields = stat.read().rpartition(")")[2].split()
+        own, system = (int(each) / os.sysconf("SC_CLK_TCK") for each in fields[11:13])
+        return own, system
+
+    def resident_gb(self) -> float:
+        """The memory that the process has now (Linux)."""
+        with open(f"/proc/{self._process.pid}/statm") as statm:
+            return int(statm.read().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 2**30
 
     def close(self) -> None:
         """Ends the process."""

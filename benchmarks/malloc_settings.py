@@ -1,0 +1,77 @@
+"""What memory malloc keeps between steps, and what time that saves: a training step under several settings.
+
+    python -m benchmarks.malloc_settings [--cases S-float32 M-float32] [--repeats 3]
+
+Each setting has a process of its own, one after another, since two of size M do not fit everywhere. Time is
+that of all processors, the system's beside the program's own, which other work on the machine changes little.
+"""
+
+import argparse
+import statistics
+
+from benchmarks import common, train_speed
+from benchmarks.common import Contestant
+from launch import MALLOC
+
+LARGE = "glibc.malloc.hugetlb=1"
+ONE = "glibc.malloc.arena_max=1"
+
+
+def _kept(mmap: int, trim: int) -> str:
+    return f"{LARGE}:{ONE}:glibc.malloc.mmap_threshold={mmap}:glibc.malloc.trim_threshold={trim}"
+
+
+SETTINGS = {
+    "launch.py's": MALLOC["GLIBC_TUNABLES"],
+    "malloc's own": "glibc.malloc.check=0",
+    "large pages": LARGE,
+    "kept, in any number of heaps": MALLOC["GLIBC_TUNABLES"].replace(ONE + ":", ""),
+    "kept, small pages": MALLOC["GLIBC_TUNABLES"].replace(LARGE + ":", ""),
+    "kept up to 1 GB": _kept(2**40, 2**30),
+    "kept if below 256 MB": _kept(2**28, 2**40),
+    "kept if below 64 MB": _kept(2**26, 2**40),
+}
+"""By the name of a row: GLIBC_TUNABLES."""
+
+
+def main() -> None:
+    """Flags, runs, one table."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--cases", nargs="+", choices=train_speed.CASES, default=["S-float32", "M-float32"])
+    parser.add_argument("--settings", nargs="+", choices=SETTINGS, default=list(SETTINGS))
+    parser.add_argument("--repeats", type=int, default=3)
+    flags = parser.parse_args()
+    print(common.machine(), flush=True)
+    rows: list[dict[str, object]] = []
+    for case in flags.cases:
+        for name in flags.settings:
+            contestant = Contestant("benchmarks.train_speed", "ours", case, GLIBC_TUNABLES=SETTINGS[name])
+            spent = []
+            for _ in range(flags.repeats):
+                before = contestant.processor_seconds()
+                contestant.measure()
+                spent.append(
+                    [after - one for after, one in zip(contestant.processor_seconds(), before, strict=True)]
+                )
+            resident = contestant.resident_gb()
+            contestant.close()
+            own, system = (statistics.median(each) for each in zip(*spent, strict=True))
+            rows.append(
+                {
+                    "size": case,
+                    "malloc": name,
+                    "processor s/step": f"{own + system:.2f}",
+                    "of it system": f"{system:.2f}",
+                    "most resident GB": f"{contestant.report['memory_gb']:.2f}",
+                    "resident between steps GB": f"{resident:.2f}",
+                    "program GB": f"{contestant.report['program_gb']:.2f}",
+                }
+            )
+            print(*rows[-1].values(), flush=True)
+    print(common.table(rows))
+
+
+if __name__ == "__main__":
+    main()
