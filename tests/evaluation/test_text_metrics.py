@@ -77,8 +77,7 @@ def test_an_interval_is_that_of_texts_drawn_again(rng, name):
     texts, references = corpus(rng, 20)
     metric = METRICS[name](OPTIONS)
     statistics = metric.statistics(texts, references)
-    again = np.random.default_rng(3)
-    draws = [again.integers(20, size=20) for _ in range(1000)]
+    draws = np.random.default_rng(3).integers(20, size=(1000, 20))
     scores = [metric.scores(statistics[drawn].sum(axis=0), 20) for drawn in draws]
     for drawn, expected in zip(draws[:10], scores, strict=False):
         whole = metric.measure([texts[i] for i in drawn], [references[i] for i in drawn])
@@ -140,4 +139,4 @@ def test_an_evaluator_scores_what_is_generated_and_says_how(rng):
     assert said.keys() == {"measured", *found} and said["measured"] == "9 of 1,200 pairs"
     assert said["bleu"].startswith("95 % interval ") and "tok:13a" in said["bleu"]
     low, high = intervals(metrics[1], metrics[1].statistics(texts[:9], references[:9]))["chrf"]
-    assert f"{low:.2f} to {high:.2f}" in said["chrf"]
+    assert f"{low:.4g} to {high:.4g} (bootstrap over 9 texts)" in said["chrf"]

@@ -5,7 +5,8 @@ from typing import Any
 
 import numpy as np
 
-from transformer.evaluation.text_metric import RESAMPLES, TextMetric, intervals
+from transformer.evaluation.bootstrap import said
+from transformer.evaluation.text_metric import TextMetric, intervals
 from transformer.training.experiment import Params
 
 
@@ -42,9 +43,7 @@ class GenerationEvaluator:
         """{"measured": "200 of 1,000 pairs", "bleu": "95 % interval 27.5 to 30.3 ...; its signature"}."""
         found = {"measured": self._measured()}
         for metric, statistics_nk in zip(self._metrics, self._statistics, strict=True):
-            for name, (low, high) in intervals(metric, statistics_nk).items():
-                found[name] = (
-                    f"95 % interval {low:.2f} to {high:.2f} ({RESAMPLES:,} bootstrap samples); "
-                    f"{metric.signature(self._references)}"
-                )
+            for name, ends in intervals(metric, statistics_nk).items():
+                sure = said(ends, f"{len(statistics_nk):,} texts")
+                found[name] = f"{sure}; {metric.signature(self._references)}"
         return found

@@ -1,4 +1,4 @@
-"""What a metric of written texts is, and how sure its value is."""
+"""What a metric of written texts is."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -6,8 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-RESAMPLES = 1000
-"""How often an interval draws its texts anew."""
+from transformer.evaluation.bootstrap import interval, resampled
 
 
 @dataclass(frozen=True)
@@ -38,16 +37,12 @@ class TextMetric(ABC):
 
 
 def intervals(metric: TextMetric, statistics_nk: np.ndarray, seed: int = 0) -> dict[str, tuple[float, float]]:
-    """Of each score the interval that holds the middle 95 % of `RESAMPLES` values, each of n texts drawn from
-    the n with replacement: how far another sample of as many texts might have moved it.
+    """Of each score the ends of the middle 95 % of what other samples of as many texts would have given.
 
     Source: Koehn 2004, "Statistical significance tests for machine translation evaluation", section 3.
     """
-    rng, n = np.random.default_rng(seed), len(statistics_nk)
     drawn: dict[str, list[float]] = {}
-    for _ in range(RESAMPLES):
-        counts_n = np.bincount(rng.integers(n, size=n), minlength=n)
-        for name, score in metric.scores(counts_n @ statistics_nk, n).items():
+    for total_k in resampled(statistics_nk, seed):
+        for name, score in metric.scores(total_k, len(statistics_nk)).items():
             drawn.setdefault(name, []).append(score)
-    limits = {name: np.percentile(scores, [2.5, 97.5]) for name, scores in drawn.items()}
-    return {name: (float(low), float(high)) for name, (low, high) in limits.items()}
+    return {name: interval(scores) for name, scores in drawn.items()}
