@@ -3,20 +3,24 @@
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from experiments.attending import AttendingEncoder, Look, pictured
 from experiments.labelling import Labelling, LabelLossConfig
 from experiments.objective import check_row_length
+from experiments.pictures import AttentionMaps
 from transformer.data.labelled import LabelledData, LabelledDataConfig
 from transformer.data.tokenizers import Tokenizer
 from transformer.decoding.batching import pad_framed
 from transformer.models.classifier import ClassifierConfig, TextClassifier
 from transformer.training.experiment import Batch, Params
 from transformer.training.flops import matmul_parameters, train_flops_per_token
+from transformer.training.hooks import Hook
 from transformer.training.run import RunConfig
 
 AT_ONCE = 32
@@ -35,7 +39,7 @@ class ClassificationConfig(RunConfig):
         check_row_length(self)
 
 
-class Classification(Labelling):
+class Classification(Labelling, AttendingEncoder):
     """An encoder with a classifier on top, trained on texts that share rows."""
 
     Config = ClassificationConfig
@@ -90,6 +94,14 @@ class Classification(Labelling):
         while batch := list(itertools.islice(framed, AT_ONCE)):
             arrays = pad_framed(batch, AT_ONCE, self.config.data.sequence_length)
             yield from self.describe(np.asarray(logits(params, *arrays))[: len(batch)])
+
+    def hooks(self, workdir: Path) -> list[Hook]:
+        """Pictures of what the last evaluation found, and of where the tokens of a text look."""
+
+        def look(params: Params) -> Look:
+            return pictured(self.attention(params, "\t".join(next(self.data.texts("validation"))[0])))
+
+        return [*super().hooks(workdir), AttentionMaps(self.config.train, look, workdir)]
 
     def opening_lines(self) -> list[str]:
         """How often each label occurs, how the texts fill their rows, and what was done with those that do

@@ -10,8 +10,10 @@ from pathlib import Path
 import jax
 import numpy as np
 
+from experiments.attending import AttendingDecoder, Look, names, pictured
 from experiments.embeddings import states_of
 from experiments.objective import check_row_length
+from experiments.pictures import AttentionMaps
 from experiments.scoring import ScoringText
 from experiments.writing import Writer
 from transformer.data.text import TextData, TextDataConfig
@@ -42,7 +44,7 @@ class LanguageModelingConfig(RunConfig):
         check_row_length(self)
 
 
-class LanguageModeling(ScoringText):
+class LanguageModeling(ScoringText, AttendingDecoder):
     """A decoder trained on packed documents; the loss is -log p(token | those before it), in nats."""
 
     Config: type[LanguageModelingConfig] = LanguageModelingConfig
@@ -73,13 +75,18 @@ class LanguageModeling(ScoringText):
         return train_flops_per_token(matmul_parameters(params), c.num_layers, width, self.attended)
 
     def hooks(self, workdir: Path) -> list[Hook]:
-        """A completion of the configured prompt, now and then."""
+        """A completion of the configured prompt, now and then, and a picture of where the first tokens of the
+        validation text look."""
 
         def sample(params: Params) -> str:
             prompt = self.config.sample.prompt
             return "\n\n".join(prompt + text for text in next(self.predict(params, [prompt])))
 
-        return [Samples(self.config.train.sample_every, sample, workdir / "samples")]
+        def look(params: Params) -> Look:
+            return pictured(self.attention(params, next(self.data.text("validation"), "")))
+
+        c = self.config.train
+        return [Samples(c.sample_every, sample, workdir / "samples"), AttentionMaps(c, look, workdir)]
 
     def stepper(self, params: Params) -> DecoderStepper:
         """The model as decoding sees it."""
@@ -144,6 +151,14 @@ class LanguageModeling(ScoringText):
                     f"model was trained on {trained:,} (data.sequence_length), and beyond may write nonsense",
                 )
             yield tokens
+
+    def attention(self, params: Params, text: str, layer: int = -1) -> Look:
+        """With which weights (h, t, t) each token of a text sees those before it in a layer (from 0, or back
+        from -1), and the tokens, twice: the beginning's and the text's, as many as the model reads."""
+        tokenizer = self.data.tokenizer
+        tokens = [tokenizer.bos_id, *tokenizer.encode(text)][: self.config.model.max_length]
+        shown = names(tokenizer, tokens, {tokenizer.bos_id: "start"})
+        return self.weights(params, tokens, layer=layer), shown, shown
 
     def row(self, text: str, continuation: str) -> Row:
         """The beginning, the text and its continuation, as one text. Of more tokens than the model reads

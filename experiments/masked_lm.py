@@ -1,7 +1,7 @@
 """Masked language modelling: guess hidden tokens from both sides, and whether one text follows another."""
 
 import functools
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,8 +10,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from experiments.attending import AttendingEncoder, Look, pictured
 from experiments.embeddings import states_of
 from experiments.objective import check_row_length
+from experiments.pictures import AttentionMaps
 from experiments.token_prediction import TokenPrediction
 from transformer.data.masked import MaskedData, MaskedDataConfig
 from transformer.data.tokenizers import Tokenizer
@@ -44,7 +46,7 @@ class MaskedConfig(RunConfig):
             raise UserError("model.num_token_types: 1, but data.next_sentence has two texts to tell apart")
 
 
-class MaskedLanguageModeling(TokenPrediction):
+class MaskedLanguageModeling(TokenPrediction, AttendingEncoder):
     """An encoder with BERT's two losses, each with its own denominator: masked tokens, and pairs of texts."""
 
     Config = MaskedConfig
@@ -112,12 +114,17 @@ class MaskedLanguageModeling(TokenPrediction):
         return train_flops_per_token(matrices, c.num_layers, width, length)
 
     def hooks(self, workdir: Path) -> list[Hook]:
-        """Guesses for a line of the validation text in which some words are masked."""
+        """Guesses for a line of the validation text in which some words are masked, and a picture of
+        where its tokens look."""
 
         def sample(params: Params) -> str:
             return "\n".join([self._masked_line, *next(self.predict(params, [self._masked_line]))])
 
-        return [Samples(self.config.train.sample_every, sample, workdir / "samples")]
+        def look(params: Params) -> Look:
+            return pictured(self.attention(params, self._masked_line))
+
+        c = self.config.train
+        return [Samples(c.sample_every, sample, workdir / "samples"), AttentionMaps(c, look, workdir)]
 
     def predict(self, params: Params, texts: Iterable[str], seed: int = 0) -> Iterator[list[str]]:
         """For each `[MASK]` of a text one line: the likeliest tokens with their probabilities, tabs between.
@@ -158,6 +165,11 @@ class MaskedLanguageModeling(TokenPrediction):
                 )
                 for ids, ps in zip(ids_mk[: len(places)], p_mk[: len(places)], strict=True)
             ]
+
+    def framed(self, text: str) -> tuple[Sequence[int], Sequence[int]]:
+        """`[CLS] text [SEP]`, every `[MASK]` one token."""
+        tokens = self.masked_tokens(text)[: self.config.data.sequence_length]
+        return tokens, np.zeros_like(tokens)
 
     def states(self, params: Params, text: str) -> tuple[list[tuple[int, int]], np.ndarray]:
         """Where each token of a text stands in it, and the last layer's states there (t, d), which know the

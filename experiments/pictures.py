@@ -17,9 +17,10 @@ Look = Callable[[Params], tuple[np.ndarray, list[str], list[str]] | None]
 
 
 class AttentionMaps(Hook):
-    """Draws where a target looks in its source: `workdir`/attention/<step>.png, and in TensorBoard.
+    """Draws where the tokens of a text look, in its source or in the text itself:
+    `workdir`/attention/<step>.png, and in TensorBoard.
 
-    `look(params)` gives the weights (h, t, s), the target's tokens and the source's, or None.
+    `look(params)` gives the weights (h, t, s), the tokens that look and those looked at, or None.
     """
 
     def __init__(self, config: TrainConfig, look: Look, workdir: Path):

@@ -1,7 +1,7 @@
 """Extractive question answering: which piece of a text answers a question."""
 
 import itertools
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from experiments.attending import AttendingEncoder
 from experiments.objective import check_row_length
 from experiments.token_prediction import TokenPrediction
 from transformer.data.escapes import escape
@@ -65,7 +66,7 @@ class SpanExtractionConfig(RunConfig):
             raise UserError("model.num_token_types: 1, but a question and a text are to be told apart: 2")
 
 
-class SpanExtraction(TokenPrediction):
+class SpanExtraction(TokenPrediction, AttendingEncoder):
     """An encoder that points at an answer's first and last token (Devlin et al. 2019, section 4.2)."""
 
     Config = SpanExtractionConfig
@@ -155,6 +156,10 @@ class SpanExtraction(TokenPrediction):
 
         for reading, spans in self.answers(params, readings()):
             yield [f"{_text(reading, span)}\t{span.probability:.4f}" for span in spans]
+
+    def framed(self, text: str) -> tuple[Sequence[int], Sequence[int]]:
+        """The first window of QUESTION, tab, CONTEXT."""
+        return self.data.read(*self.data.parse(text)).frames[0]
 
     def answers(self, params: Params, readings: Iterable[Reading]) -> Iterator[tuple[Reading, list[Span]]]:
         """The `answer.n_best` best spans of each reading, over all its windows."""

@@ -5,8 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
-import numpy as np
-
+from experiments.attending import AttendingDecoder, Look, names
 from experiments.sequence_to_sequence import SequenceToSequence, SequenceToSequenceConfig
 from experiments.token_prediction import TokenPrediction
 from transformer.data.pair_packing import JoinedPairs, PackedPairs
@@ -48,7 +47,7 @@ class TextToTextConfig(SequenceToSequenceConfig):
             )
 
 
-class TextToText(SequenceToSequence):
+class TextToText(SequenceToSequence, AttendingDecoder):
     """A decoder trained on joined pairs; the loss is -log p(token | those before it, source)."""
 
     Config = TextToTextConfig
@@ -91,6 +90,13 @@ class TextToText(SequenceToSequence):
         """The model as decoding sees it."""
         return DecoderStepper.of(self.model, params)
 
-    def attention(self, params: Params, source: str) -> tuple[np.ndarray, list[str], list[str]] | None:
-        """None: there is no attention from one text to another."""
-        return None
+    def attention(self, params: Params, source: str, layer: int = -1) -> Look:
+        """Where the best target looks while it is written: weights (h, t, s) of a layer (from 0, or back from
+        -1), the t tokens written, and the s read by then, the source's and the target's own."""
+        tokenizer = self.data.tokenizer
+        read = shorten(self.prompt(source), self.longest_prompt)
+        ids, _ = next(iter(self._translate(params, [source])))[0]
+        special = {tokenizer.bos_id: "start", tokenizer.eos_id: "end"}
+        written, seen = names(tokenizer, [*ids, tokenizer.eos_id], special), names(tokenizer, ids, special)
+        weights_hts = self.weights(params, [*read, *ids], layer=layer)[:, len(read) - 1 :]
+        return weights_hts, written, ["start", *names(tokenizer, read[1:-1], special), "end", *seen]
