@@ -17,7 +17,7 @@ from transformer.training.experiment import Params
 PADDED = 64
 """Tokens: of what the lengths of texts are multiples, so that few are compiled."""
 
-PICTURED = 24
+PICTURED = 16
 """Tokens: as many of a text are drawn at the most."""
 
 Look = tuple[np.ndarray, list[str], list[str]]

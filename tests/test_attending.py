@@ -43,7 +43,7 @@ def opened(rng, name, keys):
 
 @pytest.mark.parametrize("kind", DECODERS)
 def test_a_decoder_looks_back_as_far_as_it_sees(rng, kind):
-    """Weights of later tokens are 0, and of those beyond a window; each row sums to 1, or with a sink to less."""
+    """Weights of later tokens and of those beyond a window are 0; rows sum to 1, or with a sink to less."""
     made, params = opened(rng, *DECODERS[kind])
     weights_hts, by, seen = made.attention(params, TEXT, layer=0)
     n = len(TEXT) + 1
@@ -113,6 +113,6 @@ def test_a_run_draws_pictures_of_it(tmp_path):
     hook = made.hooks(tmp_path / "run")[-1]
     params = random_params(np.random.default_rng(0), made.model, jnp.zeros((1, 1), jnp.int32))
     weights_hts, by, seen = hook.look(params)
-    assert weights_hts.shape == (2, 24, 24) and len(by) == len(seen) == 24
+    assert weights_hts.shape == (2, 16, 16) and len(by) == len(seen) == 16
     hook(3, type("S", (), {"eval_params": params}), {})
     assert (tmp_path / "run" / "attention" / "00000003.png").is_file()
