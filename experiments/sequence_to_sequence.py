@@ -4,7 +4,7 @@ import functools
 import itertools
 import math
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -125,7 +125,7 @@ class SequenceToSequence(ScoringText):
         found = super().evaluators(put, split)
         if metrics := self._metrics():
             sources, references = self._examples(split)
-            measured = functools.partial(self._measured, split, sources)
+            measured = functools.partial(self.data.counted, split, sources)
             found["generate"] = GenerationEvaluator(self._write, sources, references, metrics, measured)
         return found
 
@@ -225,13 +225,12 @@ class SequenceToSequence(ScoringText):
 
     def closing_lines(self, measured: dict[str, float]) -> list[str]:
         """The measured quality of what the model writes."""
-        names = metric_names(self.config.generate.metric)
-        if not names:
+        scores = {name: value for name, value in measured.items() if name.startswith("generate/")}
+        if not scores:
             return []
         sources, references = self._examples("validation")
-        scores = {name: value for name, value in measured.items() if name.startswith("generate/")}
         listed = ", ".join(f"{name.removeprefix('generate/')} {value:.2f}" for name, value in scores.items())
-        signatures = zip(names, self._metrics(), strict=True)
+        signatures = zip(metric_names(self.config.generate.metric), self._metrics(), strict=True)
         return [f"on {len(sources):,} pairs of the validation split: {listed}"] + [
             f"{name} is {metric.signature(references)}" for name, metric in signatures
         ]
@@ -281,17 +280,6 @@ class SequenceToSequence(ScoringText):
         """The sources of a split that are measured, and what may be written from each."""
         found = list(itertools.islice(self.data.examples(split), self.config.generate.examples or None))
         return [source for source, _ in found], [references for _, references in found]
-
-    def _measured(self, split: str, sources: Sequence[str]) -> str:
-        """How many of how many pairs are measured, and what is not read or left out of them."""
-        c, total = self.config.data, sum(1 for _ in self.data.examples(split))
-        said = [f"{len(sources):,} of {total:,} pairs"]
-        if left_out := len(self.data.sources(split)[0]) - total:
-            why = "is empty or too long" if c.too_long == "skip" else "is empty"
-            said.append(f"{left_out:,} more are left out: a side of theirs {why}")
-        if cut := sum(len(self.data.encode_source(source)) > c.source_length for source in sources):
-            said.append(f"{cut:,} sources are longer than {c.source_length} tokens: the rest is not read")
-        return "; ".join(said)
 
     def _written(
         self, params: Params, texts: Iterable[str], seed: int = 0

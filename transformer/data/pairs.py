@@ -123,6 +123,17 @@ class PairData(Corpus):
                 found = (each for side in (targets, *further) for each in side.alternatives(index))
                 yield source, [text for text in found if text.strip()]
 
+    def counted(self, split: str, sources: Sequence[str]) -> str:
+        """How many of how many pairs these sources are, and what of the split is not read or left out."""
+        c, total = self.config, sum(1 for _ in self.examples(split))
+        said = [f"{len(sources):,} of {total:,} pairs"]
+        if left_out := len(self.sources(split)[0]) - total:
+            why = "is empty or too long" if c.too_long == "skip" else "is empty"
+            said.append(f"{left_out:,} more left out: a side of theirs {why}")
+        if cut := sum(len(self.encode_source(source)) > c.source_length for source in sources):
+            said.append(f"{cut:,} with a source of more than {c.source_length} tokens: the rest is not read")
+        return "; ".join(said)
+
     def encode_source(self, text: str) -> list[int]:
         """The tokens that a model reads of a source, its end among them."""
         return [*self.tokenizer.encode(text), self.tokenizer.eos_id]
