@@ -165,6 +165,8 @@ def parse(argv: list[str]) -> tuple[argparse.Namespace, list[tuple[str, str]]]:
         takers = [mode for mode, takes in TAKES.items() if name in takes]
         if getattr(flags, name) is not None and flags.mode not in takers:
             raise UserError(f"--{name}: only {' and '.join(f'--mode={mode}' for mode in takers)} takes it")
+    if flags.seed is not None and not 0 <= flags.seed < 1 << 32:
+        raise UserError(f"--seed: {flags.seed}; expected a number from 0 to 2^32 - 1")
     if flags.prompt is not None and flags.input is not None:
         raise UserError("--input: there is a --prompt already; give one of them")
     if flags.config and flags.mode != "train":

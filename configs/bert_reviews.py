@@ -38,6 +38,12 @@ def get_config(preset: str = "") -> ConfigDict:
 
 
 TINY = bert.TINY | {
-    "data": {"source": "stdlib", "document": "file", "tokenizer": "bytes", "sequence_length": 64}
+    "data": {
+        "source": "stdlib",
+        "document": "file",
+        "tokenizer": "bytes",
+        "vocab_size": 4096,
+        "sequence_length": 64,
+    }
 }
 """What makes it take seconds and learn nothing, of text that is there."""

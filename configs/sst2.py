@@ -42,6 +42,7 @@ TINY = classification.TINY | {
         "validation_source": "",
         "text_field": "text",
         "tokenizer": "bytes",
+        "vocab_size": 4096,
         "sequence_length": 64,
     },
 }

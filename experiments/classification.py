@@ -36,6 +36,7 @@ class ClassificationConfig(RunConfig):
     loss: LabelLossConfig
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check_row_length(self)
 
 

@@ -19,6 +19,10 @@ class Compressors:
             raise UserError(f"evaluate.also: compressors: {experiment.config.experiment} has no plain text")
         self._experiment, self._split = experiment, split
 
+    def names(self, params: Params) -> list[str]:
+        """The names of the results."""
+        return ["gzip", "xz"]
+
     def __call__(self, params: Params) -> dict[str, float]:
         """{"gzip": ..., "xz": ...}, each at its best."""
         text = "".join(self._experiment.data.text(self._split)).encode()

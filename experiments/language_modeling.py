@@ -41,6 +41,7 @@ class LanguageModelingConfig(RunConfig):
     sample: SamplingConfig
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check_row_length(self)
 
 

@@ -41,6 +41,7 @@ class MaskedConfig(RunConfig):
     loss: LossConfig
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check_row_length(self)
         if self.data.next_sentence and self.model.num_token_types < 2:
             raise UserError("model.num_token_types: 1, but data.next_sentence has two texts to tell apart")

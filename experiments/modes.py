@@ -19,7 +19,7 @@ from experiments.output import lasting
 from experiments.scoring import score_lines
 from experiments.workdir import Workdir, describe
 from transformer.errors import UserError
-from transformer.freeze import freeze
+from transformer.freeze import freeze, refuse_idle
 from transformer.training.checkpoint import Step, split_step
 from transformer.training.experiment import Params
 from transformer.training.run import Run
@@ -83,6 +83,8 @@ def _open_to_train(folder: Workdir, overrides: Overrides, config: str, accept_da
     steps, trained = frozen.train.steps, folder.trained_steps()
     if trained > steps:
         raise UserError(f"config.train.steps: {steps}, but {folder.path} has trained {trained} steps already")
+    if not folder.begun:
+        refuse_idle(frozen)
     run = open_run(folder, frozen)
     experiment: Any = run.experiment
     with together():

@@ -7,6 +7,7 @@ from experiments.sequence_to_sequence import SequenceToSequence, SequenceToSeque
 from transformer.models.recurrent import RecurrentConfig
 from transformer.training.experiment import Params
 from transformer.training.flops import pair_flops_per_token
+from transformer.training.run import RunConfig
 
 
 @dataclass(frozen=True)
@@ -16,7 +17,8 @@ class RecurrentSequenceToSequenceConfig(SequenceToSequenceConfig):
     model: RecurrentConfig  # type: ignore[assignment]
 
     def __post_init__(self) -> None:
-        """Nothing: without positions every length is possible."""
+        """Without positions every length is possible."""
+        RunConfig.__post_init__(self)
 
 
 class RecurrentSequenceToSequence(SequenceToSequence):

@@ -78,6 +78,7 @@ class SequenceToSequenceConfig(RunConfig):
     generate: GenerateConfig
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         lengths = {
             "data.source_length": self.data.source_length,
             "data.target_length": self.data.target_length,

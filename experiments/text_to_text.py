@@ -17,6 +17,7 @@ from transformer.models.decoder import DecoderConfig
 from transformer.models.decoder_stepper import DecoderStepper
 from transformer.training.experiment import Params
 from transformer.training.flops import matmul_parameters, train_flops_per_token
+from transformer.training.run import RunConfig
 
 
 @dataclass(frozen=True)
@@ -34,6 +35,7 @@ class TextToTextConfig(SequenceToSequenceConfig):
     data: JoinedDataConfig
 
     def __post_init__(self) -> None:
+        RunConfig.__post_init__(self)
         length, most = self.data.source_length + self.data.target_length, self.model.max_length
         if length > most:
             raise UserError(

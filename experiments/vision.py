@@ -35,6 +35,7 @@ class VisionRunConfig(RunConfig):
     loss: LabelLossConfig
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         try:
             self.model.length(self.data.image_size)
         except UserError as error:

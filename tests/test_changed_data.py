@@ -13,7 +13,7 @@ from transformer.data.tokenizers import Tokenizer
 
 pytestmark = pytest.mark.usefixtures("in_root")
 
-SCHEDULE = "--config.optimizer.schedule=constant"
+SCHEDULE = ["--config.optimizer.schedule=constant", "--config.optimizer.decay_steps=0"]
 
 
 @pytest.fixture(scope="module")
@@ -22,7 +22,7 @@ def begun(tmp_path_factory):
     folder = tmp_path_factory.mktemp("begun")
     runs.write_corpus(folder / "data", documents=12)
     runs.write_corpus(folder / "other", documents=3)
-    options = [SCHEDULE, f"--config.data.validation_source=text:{folder}/other/*.txt"]
+    options = [*SCHEDULE, f"--config.data.validation_source=text:{folder}/other/*.txt"]
     assert launch.main(runs.tiny(f"text:{folder}/data/*.txt", folder / "run", *options)) == 0
     return folder
 

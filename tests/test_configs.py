@@ -13,7 +13,7 @@ from experiments import EXPERIMENTS, find_experiment, modes
 from experiments.config_files import read_config
 from experiments.workdir import FIXED, FREE, flatten
 from tests import runs
-from transformer.freeze import freeze, thaw, with_defaults
+from transformer.freeze import freeze, refuse_idle, thaw, with_defaults
 
 FOLDER = runs.ROOT / "configs"
 CONFIGS = sorted(
@@ -81,7 +81,8 @@ def test_a_config_says_only_what_differs_and_is_valid(config):
         if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Attribute):
             key = ast.unparse(node.targets[0]).partition(".")[2]
             assert key not in base or flatten(values)[key] != base[key], f"{key} is the default"
-    freeze(find_experiment(values["experiment"]).Config, values)
+    for each in (values, read_config(f"configs/{config}:tiny")):
+        refuse_idle(freeze(find_experiment(values["experiment"]).Config, each))
 
 
 SWITCHES = {

@@ -7,7 +7,7 @@ from typing import Any, Literal
 import pytest
 
 from transformer.errors import UserError
-from transformer.freeze import freeze, thaw
+from transformer.freeze import freeze, refuse_idle, thaw
 
 
 @dataclasses.dataclass(frozen=True)
@@ -135,3 +135,31 @@ def test_a_key_without_a_default_may_not_be_missing():
         del given[key]
         with pytest.raises(UserError, match=rf"^config\.{key}: missing key; expected "):
             freeze(Root, given)
+
+
+def test_a_key_that_does_nothing_is_refused_where_it_is_not_left_alone():
+    @dataclasses.dataclass(frozen=True)
+    class Decay:
+        kind: str = "none"
+        steps: int = 3
+
+        def idle(self):
+            return {} if self.kind == "line" else {"steps": f"with kind {self.kind!r}"}
+
+    @dataclasses.dataclass(frozen=True)
+    class Whole:
+        decay: Decay
+
+    for fine in (Decay(), Decay("line", 7), Decay("line", 3)):
+        refuse_idle(Whole(fine))
+    with pytest.raises(UserError) as error:
+        refuse_idle(Whole(Decay("none", 7)))
+    assert str(error.value) == "config.decay.steps: 7 does nothing with kind 'none'; leave it at 3"
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
+def test_a_number_is_finite(value):
+    given = values()
+    given["group"]["rate"] = value
+    with pytest.raises(UserError, match=r"^config\.group\.rate: .*expected float"):
+        freeze(Root, given)

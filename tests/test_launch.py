@@ -64,6 +64,21 @@ BEFORE_THE_DATA = {
     "--config.data.source=xls:x": "config.data.source: 'xls:x'",
     "--config.data.sequence_length=4096": "config.data.sequence_length: 4096 is longer than model.max_length",
     "--config.sample.max_new_tokens=-1": "config.sample.max_new_tokens: -1; expected at least 1",
+    "--config.seed=-1": "config.seed: -1; expected a number from 0 to 2^32 - 1",
+    "--config.model.position_base=0": "config.model.position_base: 0.0; expected more than 0",
+    "--config.model.norm_epsilon=-1": "config.model.norm_epsilon: -1.0; expected more than 0",
+    "--config.model.position_base=1e999": "config.model.position_base: inf (float); expected float",
+    "--config.data.vocab_size=300": "config.data.vocab_size: 300 does nothing with tokenizer 'bytes'; leave",
+    "--config.optimizer.schedule=constant": "decay_steps: 1 does nothing with schedule 'constant'; leave it",
+    "--config.model.pattern_size=8": "config.model.pattern_size: 8 does nothing with pattern 'full'; leave",
+    "--config.model.lora_alpha=8": "config.model.lora_alpha: 8.0 does nothing with lora_rank 0; leave it at",
+    "--config.train.keep_best=eval/los": "config.train.keep_best: 'eval/los' is not measured; there are",
+    "--config.train.keep_best=-eval/bleu": "keep_best: 'eval/bleu' is not measured; there are eval/",
+    "--config.optimizer.train_only=haed": "train_only: no parameter's name begins with 'haed'; names there: ",
+    "--config.optimizer.train_only=lora,atention": "begins with 'lora'",
+    "--config.optimizer.frozen_layers=99": "config.optimizer.frozen_layers: 99; the model has ",
+    "--workdir=gs://bucket/run": "--workdir: gs://bucket/run is on another system; expected a folder of this",
+    "--config.initialize_strict=false": "config.initialize_strict: False does nothing with initialize_from",
 }
 
 
@@ -71,7 +86,7 @@ BEFORE_THE_DATA = {
 def test_what_the_user_got_wrong_is_one_line_and_nothing_is_written(capfd, tmp_path, source, arguments):
     line = fails(capfd, runs.tiny(source, tmp_path / "run", *arguments.split()))
     assert BEFORE_THE_DATA[arguments] in line
-    assert not (tmp_path / "run").exists()
+    assert not (tmp_path / "run").exists() and not (runs.ROOT / "gs:").exists()
 
 
 @pytest.mark.parametrize(

@@ -355,7 +355,9 @@ def test_an_extended_run_warms_up_again_and_resumes_bit_for_bit(monkeypatch, cap
 
 def test_a_finished_run_can_be_extended_but_not_shortened(capfd, tmp_path, source):
     folder = tmp_path / "run"
-    arguments = runs.tiny(source, folder, "--config.optimizer.schedule=constant")
+    arguments = runs.tiny(
+        source, folder, "--config.optimizer.schedule=constant", "--config.optimizer.decay_steps=0"
+    )
     assert launch.main(arguments) == 0
     assert launch.main([*arguments, "--config.train.steps=4", "--config.train.log_every=1"]) == 0
     assert [line["step"] for line in measurements(folder)] == [2, 3, 4]

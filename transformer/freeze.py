@@ -2,6 +2,7 @@
 
 import dataclasses
 import difflib
+import math
 import types
 import typing
 from collections.abc import Iterable, Mapping
@@ -58,6 +59,23 @@ def with_defaults(cls: Any, values: Mapping[str, Any]) -> dict[str, Any]:
     return filled
 
 
+def refuse_idle(config: Any, path: str = "config") -> None:
+    """Refuses keys that nothing reads because of what other keys say, where they are not left at their
+    default. A group says which these are by a method `idle`, {key: "with ..."}.
+
+    Raises:
+      UserError: there is one.
+    """
+    reasons = config.idle() if hasattr(config, "idle") else {}
+    for field in dataclasses.fields(config):
+        value = getattr(config, field.name)
+        if dataclasses.is_dataclass(value):
+            refuse_idle(value, f"{path}.{field.name}")
+        elif field.name in reasons and value != field.default:
+            why = f"{value!r} does nothing {reasons[field.name]}"
+            raise UserError(f"{path}.{field.name}: {why}; leave it at {field.default!r}")
+
+
 def thaw(config: Any) -> Any:
     """The inverse of `freeze`: nested dictionaries and lists, as JSON has them."""
     if dataclasses.is_dataclass(config):
@@ -93,7 +111,7 @@ def _convert(hint: Any, value: Any, path: str) -> Any:
         if isinstance(value, Mapping):
             return types.MappingProxyType(thaw(value))
     elif hint is float:
-        if isinstance(value, (int, float)) and not isinstance(value, bool):
+        if isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value):
             return float(value)
     elif isinstance(value, hint) and not (hint is int and isinstance(value, bool)):
         return value

@@ -135,6 +135,7 @@ TINY_PAIRS = {
         "target_field": "target",
         "validation_source": "",
         "tokenizer": "bytes",
+        "vocab_size": 4096,
         "split_by": "",
         "source_length": 48,
         "target_length": 48,

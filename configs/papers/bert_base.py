@@ -14,7 +14,9 @@ from ml_collections import ConfigDict
 
 from configs import base, bert
 
-TINY = bert.TINY | {"data": {"source": "stdlib", "tokenizer": "bytes", "sequence_length": 64}}
+TINY = bert.TINY | {
+    "data": {"source": "stdlib", "tokenizer": "bytes", "vocab_size": 4096, "sequence_length": 64}
+}
 """What makes it take seconds and learn nothing, of text that is there."""
 
 

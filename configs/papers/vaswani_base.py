@@ -56,4 +56,4 @@ def get_config(preset: str = "") -> ConfigDict:
     config.train.average_last = 5
     config.generate.max_new_tokens = 256
     config.generate.extra_tokens = 50
-    return base.choose(config, preset, {"tiny": base.TINY_PAIRS})
+    return base.choose(config, preset, {"tiny": base.TINY_PAIRS | {"optimizer": {"warmup_steps": 1}}})

@@ -47,6 +47,10 @@ class CorpusConfig:
         if self.workers < 0:
             raise UserError(f"workers: {self.workers}; expected a number of threads, or 0 for none")
 
+    def idle(self) -> dict[str, str]:
+        """See `transformer.freeze.refuse_idle`."""
+        return {} if self.tokenizer in LEAST else {"vocab_size": f"with tokenizer {self.tokenizer!r}"}
+
 
 class Corpus(ABC):
     """Tokenizer, rows and loaders of a config, each made when asked for and kept in the data folder.

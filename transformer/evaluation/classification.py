@@ -72,6 +72,10 @@ class ClassificationEvaluator:
         self._step, self._loader, self._put, self._batches = step, loader, put, batches
         self.last: dict[str, np.ndarray] = {}
 
+    def names(self, params: Params) -> list[str]:
+        """The names of the results."""
+        return ["loss", "accuracy", "f1", "calibration_error"]
+
     def __call__(self, params: Params) -> dict[str, float]:
         """{"loss": nats, "accuracy": ..., "f1": the classes' mean, "calibration_error": ...}."""
         found = total(self._step, params, self._loader, self._put, self._batches)

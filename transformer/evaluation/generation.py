@@ -30,6 +30,10 @@ class GenerationEvaluator:
         self._measured = measured
         self._statistics: list[np.ndarray] = []
 
+    def names(self, params: Params) -> list[str]:
+        """The names of the scores."""
+        return [name for metric in self._metrics for name in metric.measure(["a"], [["a"]])]
+
     def __call__(self, params: Params) -> dict[str, float]:
         """{"bleu": ...}: whatever the metrics measure."""
         texts, count = self._generate(params, self._sources), len(self._sources)

@@ -41,6 +41,13 @@ class LikelihoodEvaluator:
         self._perplexity = perplexity
         self._rows: dict[str, np.ndarray] = {}
 
+    def names(self, params: Params) -> list[str]:
+        """The names of the results; `params` may be abstract, and nothing is computed."""
+        batch = next(iter(self._loader.iterate(0)), None)
+        found = jax.eval_shape(self._step, params, self._put(batch)) if batch else {}
+        terms = found[0] if isinstance(found, tuple) else found
+        return [*self._with_perplexity(dict.fromkeys(terms, 0.0))]
+
     def __call__(self, params: Params) -> dict[str, float]:
         """{"loss": nats, "perplexity": ..., ...}: one name for each term of the loss.
 

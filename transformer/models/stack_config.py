@@ -92,11 +92,27 @@ class StackConfig:
         if self.kernel not in ("auto", *KERNELS):
             expected = ", ".join(map(repr, KERNELS))
             raise UserError(f"kernel: {self.kernel!r}; expected 'auto' or one of {expected}")
+        for key, value in (("norm_epsilon", self.norm_epsilon), ("position_base", self.position_base)):
+            if value <= 0:
+                raise UserError(f"{key}: {value}; expected more than 0")
         for key in ("latent_dim", "soft_cap", "full_every", "position_distance"):
             if getattr(self, key) < 0:
                 raise UserError(f"{key}: {getattr(self, key)}; expected 0 or more")
         self._check_attention()
         self._check_positions()
+
+    def idle(self) -> dict[str, str]:
+        """See `transformer.freeze.refuse_idle`."""
+        found: dict[str, str] = {}
+        if self.pattern == "full":
+            found |= dict.fromkeys(("pattern_size", "pattern_extra"), "with pattern 'full'")
+        if not self.use_bias:
+            found["attention_bias"] = "with use_bias False"
+        if not self.lora_rank:
+            found["lora_alpha"] = "with lora_rank 0"
+        if not {self.position, self.full_position} & {"rope", "sinusoidal"}:
+            found["position_base"] = f"with position {self.position!r}"
+        return found
 
     def _check_attention(self) -> None:
         try:

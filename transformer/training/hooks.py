@@ -37,7 +37,8 @@ class Evaluator(Protocol):
     """Measures parameters: `{"loss": 1.2, "perplexity": 3.3, ...}`, names without a prefix.
 
     One that has more to say (how many examples it measured, a metric's signature, an interval) has a method
-    `describe() -> dict[str, str]` besides, which is read after the call: see `described`.
+    `describe() -> dict[str, str]` besides, which is read after the call: see `described`. One that knows the
+    names of its results before has `names(params)`: see `measures`.
     """
 
     def __call__(self, params: Params) -> dict[str, float]:
@@ -63,6 +64,13 @@ class Evaluate(Hook):
             for prefix, evaluator in self.evaluators.items()
             for name, value in evaluator(params).items()
         }
+
+
+def measures(evaluators: Mapping[str, Evaluator], params: Params) -> dict[str, list[str] | None]:
+    """By prefix the names of what each evaluator measures, before it does; None where it cannot say. `params`
+    may be abstract."""
+    tell = {prefix: getattr(evaluator, "names", None) for prefix, evaluator in evaluators.items()}
+    return {prefix: names(params) if names else None for prefix, names in tell.items()}
 
 
 def described(evaluator: Evaluator) -> dict[str, str]:

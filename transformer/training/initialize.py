@@ -130,8 +130,8 @@ class TakeOver:
 def _checkpoints(folder: Path) -> Checkpoints:
     if not (folder / "checkpoints").is_dir():
         raise UserError(f"initialize_from: {folder} has no checkpoints; expected the folder of a run")
-    values = _read(folder / "config.json") or {}
-    keep_best = values.get("train", {}).get("keep_best", "")
+    kept = _read(folder / "config.json") or {}
+    keep_best = kept.get("train", {}).get("keep_best", "")
     return Checkpoints(folder / "checkpoints", keep_best=keep_best, write=False)
 
 

@@ -64,6 +64,10 @@ class TrainConfig:
                 f"{self.checkpoint_every} is not a multiple of evaluate_every {self.evaluate_every}"
             )
 
+    def idle(self) -> dict[str, str]:
+        """See `transformer.freeze.refuse_idle`."""
+        return {} if self.profile_steps else {"profile_from": "with profile_steps 0"}
+
 
 def train(
     state: State,

@@ -97,6 +97,11 @@ class OptimizerConfig(Tuning):
         """Whether the parameters to evaluate with come from the optimizer (see `own_average`)."""
         return find_optimizer(self.name).__name__.startswith("schedule_free")
 
+    def idle(self) -> dict[str, str]:
+        """See `transformer.freeze.refuse_idle`."""
+        decays = self.schedule in ("cosine", "wsd")
+        return {} if decays else {"decay_steps": f"with schedule {self.schedule!r}"}
+
     def _check_schedule_free(self, parameters: Mapping[str, Any]) -> None:
         if self.ema_decay:
             raise UserError(f"ema_decay: {self.ema_decay} with {self.name}, which has its own average; use 0")

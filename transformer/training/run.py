@@ -16,7 +16,7 @@ from transformer.errors import UserError
 from transformer.training import flops, parallel
 from transformer.training.checkpoint import Checkpoints, Step, trained_steps
 from transformer.training.experiment import Experiment, Loader, Params, Put, Recurrent
-from transformer.training.hooks import Evaluate, Evaluator, Hook, Profile
+from transformer.training.hooks import Evaluate, Evaluator, Hook, Profile, measures
 from transformer.training.initial_values import redraw
 from transformer.training.initialize import TakeOver
 from transformer.training.loop import TrainConfig, train
@@ -26,7 +26,7 @@ from transformer.training.optimizer import OptimizerConfig, make_optimizer, own_
 from transformer.training.parallel import ParallelConfig
 from transformer.training.state import State
 from transformer.training.step import make_train_step
-from transformer.training.tuning import check_adapters, frozen, is_tuned
+from transformer.training.tuning import check_adapters, check_tuning, frozen, is_tuned
 from transformer.training.writers import Latest, make_writers, names_of
 
 
@@ -43,6 +43,14 @@ class RunConfig:
     train: TrainConfig
     evaluate: EvaluateConfig
     parallel: ParallelConfig
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.seed < 1 << 32:
+            raise UserError(f"seed: {self.seed}; expected a number from 0 to 2^32 - 1")
+
+    def idle(self) -> dict[str, str]:
+        """See `transformer.freeze.refuse_idle`."""
+        return {} if self.initialize_from else {"initialize_strict": "with initialize_from ''"}
 
 
 class Run:
@@ -125,6 +133,21 @@ class Run:
     def prepare(self) -> None:
         """Opens the data and derives all shapes, so that what is wrong is said before anything is written."""
         _ = self.loader, self.hooks, self.abstract, self.take_over
+        check_tuning(self.abstract.params, self.config.optimizer)
+        self._check_best()
+
+    def _check_best(self) -> None:
+        """Refuses to keep the best by what is not measured."""
+        name = self.config.train.keep_best.removeprefix("-")
+        if not name:
+            return
+        with self.placed():
+            found = measures(self.evaluators(), self.abstract.params)
+        known = [f"{prefix}/{each}" for prefix, names in found.items() for each in names or ()]
+        untold = [f"{prefix}/" for prefix, names in found.items() if names is None]
+        if name not in known and not name.startswith(tuple(untold)):
+            listed = ", ".join([*known, *(f"{prefix}..." for prefix in untold)])
+            raise UserError(f"config.train.keep_best: {name!r} is not measured; there are {listed}")
 
     @functools.cached_property
     def take_over(self) -> TakeOver | None:

@@ -1,5 +1,6 @@
 """Training some parameters only, or some more slowly than others."""
 
+import difflib
 from dataclasses import dataclass
 
 import jax
@@ -73,6 +74,23 @@ def check_adapters(params: Params, config: Tuning) -> None:
     if not config.train_only and any(name.startswith("lora") for path in paths for name in _names(path)):
         raise UserError(
             "config.optimizer.train_only: with model.lora_rank, say what is trained: lora,head for example"
+        )
+
+
+def check_tuning(params: Params, config: Tuning) -> None:
+    """Refuses what would train another thing than was meant: a name in `train_only` with which no parameter's
+    begins, and more frozen blocks than there are."""
+    leaves = jax.tree_util.tree_leaves_with_path(params)
+    names = sorted({name for path, _ in leaves for name in _names(path)})
+    for only in filter(None, map(str.strip, config.train_only.split(","))):
+        if not any(name.startswith(only) for name in names):
+            near = difflib.get_close_matches(only, names, n=1)
+            hint = f"did you mean {near[0]!r}?" if near else f"names there: {', '.join(names)}"
+            raise UserError(f"config.optimizer.train_only: no parameter's name begins with {only!r}; {hint}")
+    depth = max((leaf.shape[0] for path, leaf in leaves if _in_blocks(path)), default=0)
+    if config.frozen_layers > depth:
+        raise UserError(
+            f"config.optimizer.frozen_layers: {config.frozen_layers}; the model has {depth} blocks"
         )
 
 
