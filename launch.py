@@ -77,7 +77,7 @@ def main(argv: list[str]) -> int:
         flags, overrides = parse(argv)
         prepare(flags)
         # With JAX and the rest, which is too slow for a misspelt flag.
-        from experiments import evaluating, modes
+        from experiments import evaluating, modes, predicting
 
         if flags.mode == "train":
             reason = modes.train(flags.workdir, overrides, flags.config, STARTED, flags.accept_data)
@@ -91,7 +91,7 @@ def main(argv: list[str]) -> int:
             )
         elif flags.mode == "score":
             files = {"source": flags.input, "target": flags.output}
-            modes.score(flags.workdir, overrides, prompt=flags.prompt, step=flags.step, **files)
+            predicting.score(flags.workdir, overrides, prompt=flags.prompt, step=flags.step, **files)
         else:
             files = {"source": flags.input, "target": flags.output}
             decoding = {name: getattr(flags, name) for name in SAMPLING if getattr(flags, name) is not None}
@@ -101,7 +101,7 @@ def main(argv: list[str]) -> int:
                 "step": flags.step,
                 "decoding": decoding,
             }
-            modes.predict(flags.workdir, overrides, **asked, **files)
+            predicting.predict(flags.workdir, overrides, **asked, **files)
         sys.stdout.flush()
         return 0
     except UserError as error:

@@ -83,7 +83,9 @@ class Classification(Labelling, AttendingEncoder):
         """6 N: attention over texts that share a row is little beside it (see `training.flops`)."""
         return train_flops_per_token(matmul_parameters(params), 0, 0, 0)
 
-    def predict(self, params: Params, texts: Iterable[str], seed: int = 0) -> Iterator[list[str]]:
+    def predict(
+        self, params: Params, texts: Iterable[str], seed: int = 0, first: int = 0
+    ) -> Iterator[list[str]]:
         """For each text one line: its label, and all labels with their probabilities. Of a text that is too
         long the beginning counts. Nothing is random in it: `seed` changes nothing."""
 

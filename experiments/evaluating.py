@@ -49,7 +49,8 @@ def evaluate(
     params = run.restore_params(step)
     with run.placed():
         evaluators = run.evaluators(name)
-        measured, said = {}, {}
+        measured: dict[str, float] = {}
+        said: dict[str, str] = {}
         for prefix, evaluator in evaluators.items():
             measured |= {f"{prefix}/{key}": value for key, value in evaluator(params).items()}
             said |= {f"{prefix}/{key}": text for key, text in described(evaluator).items()}

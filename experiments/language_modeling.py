@@ -107,10 +107,12 @@ class LanguageModeling(ScoringText, AttendingDecoder):
 
         return jax.jit(hidden)
 
-    def predict(self, params: Params, texts: Iterable[str], seed: int = 0) -> Iterator[list[str]]:
+    def predict(
+        self, params: Params, texts: Iterable[str], seed: int = 0, first: int = 0
+    ) -> Iterator[list[str]]:
         """For each text its continuations, `sample.num_samples` of them, without the text itself."""
         writer = self._writer(params)
-        return writer.answers(self._prompts(texts), jax.random.key(seed))
+        return writer.answers(self._prompts(texts, first), jax.random.key(seed), first)
 
     def stream(self, params: Params, text: str, seed: int = 0) -> Iterator[str] | None:
         """The one continuation of a text, in pieces; None where there are several."""
@@ -124,12 +126,12 @@ class LanguageModeling(ScoringText, AttendingDecoder):
         reading = Reading(tokenizer.eos_id, self.config.model.max_length, rolls=True)
         return Writer(self.stepper(params), tokenizer, self.config.sample, reading, continues=True)
 
-    def _prompts(self, texts: Iterable[str]) -> Iterator[list[int]]:
+    def _prompts(self, texts: Iterable[str], first: int = 0) -> Iterator[list[int]]:
         """The tokens of texts, each the beginning of a document; says what the model cannot see of them, or
         was not trained for."""
         tokenizer, c = self.data.tokenizer, self.config
         most, new, trained = c.model.max_length, c.sample.max_new_tokens, c.data.sequence_length
-        for number, text in enumerate(texts, 1):
+        for number, text in enumerate(texts, first + 1):
             tokens = [tokenizer.bos_id, *tokenizer.encode(text)]
             # The last new token is never read.
             length = len(tokens) + new - 1

@@ -127,7 +127,13 @@ class MaskedLanguageModeling(TokenPrediction, AttendingEncoder):
         c = self.config.train
         return [Samples(c.sample_every, sample, workdir / "samples"), AttentionMaps(c, look, workdir)]
 
-    def predict(self, params: Params, texts: Iterable[str], seed: int = 0) -> Iterator[list[str]]:
+    def problem(self, text: str) -> str:
+        """There is nothing to guess."""
+        return "" if MASK in text else f"has no {MASK}: which word is to be guessed?"
+
+    def predict(
+        self, params: Params, texts: Iterable[str], seed: int = 0, first: int = 0
+    ) -> Iterator[list[str]]:
         """For each `[MASK]` of a text one line: the likeliest tokens with their probabilities, tabs between.
 
         Raises:
@@ -145,7 +151,7 @@ class MaskedLanguageModeling(TokenPrediction, AttendingEncoder):
             return jax.lax.top_k(p_mv, LIKELIEST)
 
         room = self.config.data.sequence_length
-        for number, text in enumerate(texts, 1):
+        for number, text in enumerate(texts, first + 1):
             tokens = self.masked_tokens(text)
             places = np.flatnonzero(tokens == self.data.markers.mask)
             if not len(places):

@@ -1,22 +1,17 @@
-"""What can be done with an experiment: train it, evaluate it, predict with it."""
+"""What can be done with a run: train it, open it again, look into it."""
 
 import contextlib
-import itertools
 import os
-import sys
-from collections.abc import Iterable, Iterator, Mapping
-from pathlib import Path
-from types import MappingProxyType
-from typing import Any, TextIO
+from collections.abc import Iterable
+from typing import Any
 
 import jax
 
 from experiments import embeddings, find_experiment
 from experiments.closing import closing, command
-from experiments.config_files import of_decoding, override, read_config
+from experiments.config_files import override, read_config
 from experiments.lock import exclusive, together
 from experiments.output import lasting
-from experiments.scoring import score_lines
 from experiments.workdir import Workdir, describe
 from transformer.errors import UserError
 from transformer.freeze import freeze, refuse_idle
@@ -117,63 +112,6 @@ def _train(run: Run, folder: Workdir, started: float | None) -> str:
     return reason
 
 
-def predict(
-    workdir: str,
-    overrides: Overrides = (),
-    *,
-    prompt: str | None = None,
-    source: str | None = None,
-    target: str | None = None,
-    seed: int = 0,
-    step: Step | None = None,
-    decoding: Mapping[str, str | list[str]] = MappingProxyType({}),
-) -> None:
-    """Completes `prompt`; or, without one, answers each line of the file `source` (standard input) with one
-    line for each sample. Writes to the file `target` (standard output).
-
-    `decoding` are flags that say how. A prompt's only answer appears at a terminal as it is written. In lines
-    a line break of the answer is written \\n, and a backslash \\\\, so that they stay lines.
-    """
-    overrides = [*overrides, *of_decoding(Workdir(workdir).read_config(), decoding)]
-    texts = _texts(prompt, source, target)
-    run, params = load(workdir, overrides, step)
-    waits = prompt is None and not source and sys.stdin.isatty()  # for each answer, before the next question
-    shown = prompt is not None and not target and sys.stdout.isatty() and jax.process_count() == 1
-    if shown and (pieces := run.experiment.stream(params, prompt or "", seed)) is not None:
-        with run.placed():
-            for piece in itertools.chain([prompt or ""] * run.experiment.continues, pieces, ["\n"]):
-                print(piece, end="", flush=True)
-        return
-    with run.placed(), _writing(target) as out:
-        for index, batch in enumerate(([text] for text in texts) if waits else [texts]):
-            for answers in run.experiment.predict(params, batch, seed + index):
-                for answer in answers:
-                    if prompt is None:
-                        answer = _one_line(answer)
-                    elif run.experiment.continues:
-                        answer = prompt + answer
-                    out.write(answer + "\n")
-                out.flush()
-
-
-def score(
-    workdir: str,
-    overrides: Overrides = (),
-    *,
-    prompt: str | None = None,
-    source: str | None = None,
-    target: str | None = None,
-    step: Step | None = None,
-) -> None:
-    """For `prompt`, or each line of the file `source` (standard input), which are TEXT, a tab, CONTINUATION,
-    writes the continuation's log-likelihood to the file `target` (standard output): `experiments.scoring`."""
-    lines = _texts(prompt, source, target)
-    run, params = load(workdir, overrides, step)
-    with run.placed(), _writing(target) as out:
-        for line in score_lines(run.experiment, params, lines):
-            out.write(line + "\n")
-
-
 def analyze(workdir: str, overrides: Overrides = (), step: Step | None = None, **asked: str | None) -> None:
     """Prints what the run's embeddings say; `asked` are the fields of `experiments.embeddings.Request`."""
     request = embeddings.Request(**asked)
@@ -256,62 +194,3 @@ def load(
     notebook, `run.experiment` has the model. Raises as `reopen_run` does."""
     run = reopen_run(workdir, overrides)
     return run, run.restore_params(chosen(run, workdir, step))
-
-
-def _texts(prompt: str | None, source: str | None, target: str | None) -> Iterator[str]:
-    """The prompt alone, or the lines of a file; there is one at least."""
-    if source and target and os.path.exists(target) and os.path.samefile(source, target):
-        raise UserError(f"--output: {target} is the input too")
-    texts = _lines(source) if prompt is None else iter([prompt])
-    first = next(texts, None)
-    if first is None:
-        raise UserError(f"--input: {source or 'standard input'} is empty; expected one text a line")
-    return itertools.chain([first], texts)
-
-
-def _lines(source: str | None) -> Iterator[str]:
-    """The lines of a file without their ends; a byte that is not UTF-8 is an error of its line."""
-    name = source or "standard input"
-    if source and not Path(source).is_file():
-        raise UserError(f"--input: there is no file {source!r}")
-    if not source and sys.stdin.isatty():
-        print("Reading one text a line from the keyboard; Ctrl-D ends.", file=sys.stderr)
-    with open(source or 0, encoding="utf-8", errors="surrogateescape", closefd=bool(source)) as stream:
-        for number, line in enumerate(stream, 1):
-            try:
-                line.encode()
-            except UnicodeEncodeError:
-                raise UserError(f"--input: {name}:{number} is not UTF-8") from None
-            yield line.rstrip("\r\n")
-
-
-@contextlib.contextmanager
-def _writing(target: str | None) -> Iterator[TextIO]:
-    """A stream to a file that appears when all is written, or to standard output; on all processes but the
-    first one nothing is written."""
-    if jax.process_index() != 0:
-        with open(os.devnull, "w") as nowhere:
-            yield nowhere
-        return
-    if not target:
-        yield sys.stdout
-        return
-    path = Path(target)
-    special = path.exists() and not path.is_file()  # a pipe, say, or /dev/null
-    part = path if special else path.with_name(path.name + ".part")
-    try:
-        out = part.open("w", encoding="utf-8", errors="surrogateescape")
-    except OSError as error:
-        raise UserError(f"--output: {target}: {error.strerror}") from None
-    try:
-        with out:
-            yield out
-        if not special:
-            os.replace(part, path)
-    finally:
-        if not special:
-            part.unlink(missing_ok=True)
-
-
-def _one_line(text: str) -> str:
-    return text.replace("\\", "\\\\").replace("\r", "\\r").replace("\n", "\\n")

@@ -54,6 +54,10 @@ class Objective:
         are several."""
         return None
 
+    def problem(self, text: str) -> str:
+        """Why a text cannot be answered, as far as that is seen without the model; nothing where it can."""
+        return ""
+
     def train_data(self) -> Loader:
         """Shuffled rows of the training split, without end."""
         return self.loader("train", shuffle=True, repeat=True)

@@ -179,12 +179,14 @@ class SequenceToSequence(ScoringText):
         """The model as decoding sees it."""
         return self.model.stepper(params, self.data.tokenizer.bos_id)
 
-    def predict(self, params: Params, texts: Iterable[str], seed: int = 0) -> Iterator[list[str]]:
+    def predict(
+        self, params: Params, texts: Iterable[str], seed: int = 0, first: int = 0
+    ) -> Iterator[list[str]]:
         """For each source its `generate.n_best` best targets, the best first; with `generate.with_scores`
         each after its score and a tab. With `generate.temperature` above 0, `generate.num_samples` targets
         drawn at random, others with another seed."""
         scored = self.config.generate.with_scores
-        for found in self._written(params, self._noting(texts), seed):
+        for found in self._written(params, self._noting(texts, first), seed, first):
             yield [f"{score:.4f}\t{text}" if scored else text for score, text in found]
 
     def stream(self, params: Params, text: str, seed: int = 0) -> Iterator[str] | None:
@@ -254,11 +256,11 @@ class SequenceToSequence(ScoringText):
     def _shortened(self, texts: Iterable[str]) -> Iterator[list[int]]:
         return (shorten(self.prompt(text), self.longest_prompt) for text in texts)
 
-    def _noting(self, texts: Iterable[str]) -> Iterator[str]:
+    def _noting(self, texts: Iterable[str], before: int = 0) -> Iterator[str]:
         """The texts as they are, of which those that are too long to be read whole are refused, or counted
         and said at the end."""
         c, long, first = self.config.data, 0, 0
-        for number, text in enumerate(texts, 1):
+        for number, text in enumerate(texts, before + 1):
             length = len(self.data.encode_source(text))
             if length > c.source_length and c.too_long == "refuse":
                 raise UserError(
@@ -283,12 +285,12 @@ class SequenceToSequence(ScoringText):
         return [source for source, _ in found], [references for _, references in found]
 
     def _written(
-        self, params: Params, texts: Iterable[str], seed: int = 0
+        self, params: Params, texts: Iterable[str], seed: int = 0, first: int = 0
     ) -> Iterator[list[tuple[float, str]]]:
         """Targets of each source with their scores, which those that are drawn at random do not have."""
         c = self.config.generate
         if c.temperature:
-            drawn = self._writer(params).answers(self._shortened(texts), jax.random.key(seed))
+            drawn = self._writer(params).answers(self._shortened(texts), jax.random.key(seed), first)
             yield from ([(math.nan, text) for text in targets] for targets in drawn)
         else:
             for found in self._translate(params, texts):

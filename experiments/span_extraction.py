@@ -139,7 +139,17 @@ class SpanExtraction(TokenPrediction, AttendingEncoder):
 
         return [Samples(self.config.train.sample_every, sample, workdir / "samples")]
 
-    def predict(self, params: Params, texts: Iterable[str], seed: int = 0) -> Iterator[list[str]]:
+    def problem(self, text: str) -> str:
+        """There is no text, or no question."""
+        try:
+            self.data.parse(text)
+        except UserError as error:
+            return f"has {error}"
+        return ""
+
+    def predict(
+        self, params: Params, texts: Iterable[str], seed: int = 0, first: int = 0
+    ) -> Iterator[list[str]]:
         """For each QUESTION, tab, CONTEXT in one line its `answer.n_best` best answers, each with a tab and
         its probability among all pieces of the context (and no answer, with `answer.allow_none`). In a line
         \\n is a line break and \\\\ a backslash. Nothing is random in it: `seed` changes nothing.
@@ -149,7 +159,7 @@ class SpanExtraction(TokenPrediction, AttendingEncoder):
         """
 
         def readings() -> Iterator[Reading]:
-            for number, text in enumerate(texts, 1):
+            for number, text in enumerate(texts, first + 1):
                 try:
                     yield self.data.read(*self.data.parse(text))
                 except UserError as error:

@@ -71,7 +71,13 @@ class Vision(Labelling):
         width, length = c.num_heads * c.key_width, self.tokens_per_example
         return train_flops_per_token(matmul_parameters(params), c.num_layers, width, length)
 
-    def predict(self, params: Params, texts: Iterable[str], seed: int = 0) -> Iterator[list[str]]:
+    def problem(self, text: str) -> str:
+        """There is no such file."""
+        return "" if Path(text).is_file() else f"names {text!r}, which is no file"
+
+    def predict(
+        self, params: Params, texts: Iterable[str], seed: int = 0, first: int = 0
+    ) -> Iterator[list[str]]:
         """For each path of an image one line: its label, and all labels with their probabilities. Nothing is
         random in it: `seed` changes nothing."""
         logits = jax.jit(lambda params, images_bhwc: self.model.apply({"params": params}, images_bhwc))

@@ -76,7 +76,9 @@ class WordEmbedding(TokenPrediction):
 
         return [Samples(self.config.train.sample_every, sample, workdir / "samples")]
 
-    def predict(self, params: Params, texts: Iterable[str], seed: int = 0) -> Iterator[list[str]]:
+    def predict(
+        self, params: Params, texts: Iterable[str], seed: int = 0, first: int = 0
+    ) -> Iterator[list[str]]:
         """For each word the nearest ones with their cosines, in one line; for a text of several words, those
         nearest to the mean of its words; an empty line where no word is known. `seed` changes nothing."""
         vectors = word_vectors(self, params)

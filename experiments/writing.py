@@ -28,8 +28,10 @@ class Writer:
     extra_tokens: int = 0
     batch_size: int = 16
 
-    def answers(self, prompts: Iterable[Sequence[int]], rng: jax.Array) -> Iterator[list[str]]:
-        """For each prompt, of tokens, `config.num_samples` texts."""
+    def answers(
+        self, prompts: Iterable[Sequence[int]], rng: jax.Array, first: int = 0
+    ) -> Iterator[list[str]]:
+        """For each prompt, of tokens, `config.num_samples` texts; `first` is the first one's number."""
         waiting: list[Sequence[int]] = []
 
         def noted() -> Iterator[Sequence[int]]:
@@ -45,6 +47,7 @@ class Writer:
             self.reading,
             extra_tokens=self.extra_tokens,
             batch_size=self.batch_size,
+            first=first,
             over=self._over if self.config.stop else None,
         )
         for group in found:

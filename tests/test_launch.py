@@ -247,11 +247,11 @@ def test_each_line_is_answered_by_one_line_per_sample(capfd, tmp_path, trained):
 
 
 def test_lines_stay_lines():
-    from experiments.modes import _one_line
+    from experiments.answers import one_line
 
     for text in ("a\nb", "a\\nb", "a\r\n\\", "plain"):
-        assert "\n" not in _one_line(text) and "\r" not in _one_line(text)
-        assert _one_line(text).encode().decode("unicode_escape") == text
+        assert "\n" not in one_line(text) and "\r" not in one_line(text)
+        assert one_line(text).encode().decode("unicode_escape") == text
 
 
 def test_what_is_wrong_with_predict_is_one_line(capfd, tmp_path, trained):

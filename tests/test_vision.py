@@ -153,4 +153,7 @@ def test_what_is_no_image_is_not_classified(trained, tmp_path, capfd):
     assert "it cannot be read as an image (" in fails(capfd, [*predict, f"--prompt={tmp_path}"])
     (tmp_path / "in.txt").write_text(f"{next((trained / 'samples').glob('*.png'))}\n/no/such\n")
     line = fails(capfd, [*predict, f"--input={tmp_path}/in.txt", f"--output={tmp_path}/out.txt"])
-    assert line == "/no/such: there is no such file" and not (tmp_path / "out.txt").exists()
+    assert (
+        line == f"--input: {tmp_path}/in.txt:2 names '/no/such', which is no file"
+        and not (tmp_path / "out.txt").exists()
+    )

@@ -84,6 +84,14 @@ class Corpus(ABC):
     def reads(self) -> Sequence[str]:
         """The fields that a model reads of a record: those alike in them are never in two splits."""
 
+    def inputs(self, split: str) -> Iterator[str]:
+        """What a model is to answer of each record of a split, without what it is to find; several texts
+        have a tab between."""
+        sources = [self.open(split, field) for field in self.reads]
+        for index in range(len(sources[0])):
+            first, *others = (source.text(index) for source in sources)
+            yield "\t".join([first.replace("\t", " "), *others] if others else [first])
+
     @abstractmethod
     def rows(self, split: str) -> Rows:
         """The rows of a split, tokenised first where that was never done."""

@@ -94,28 +94,28 @@ class ImageFolder(Images):
         classes = sorted(path for path in folder.iterdir() if path.is_dir() and path.name[0] != ".")
         if not classes:
             raise UserError(f"{self.name}: no sub-folder in it; each is to be a class, with its images")
-        self._files: list[Path] = []
+        self.files: list[Path] = []
         for each in classes:
             files = sorted(path for path in each.iterdir() if path.suffix.lower() in SUFFIXES)
             if not files:
                 deeper = any(path.is_dir() for path in each.iterdir())
                 hint = f"; if its sub-folders are the classes, folder:{folder / each.name}" if deeper else ""
                 raise UserError(f"{self.name}: no PNG or JPEG file in its sub-folder {each.name!r}{hint}")
-            self._files += files
-        stats = [(str(file), (stat := file.stat()).st_size, stat.st_mtime_ns) for file in self._files]
+            self.files += files
+        stats = [(str(file), (stat := file.stat()).st_size, stat.st_mtime_ns) for file in self.files]
         self.identity = digest("folder", stats)
         self._folder = options.folder
 
     @property
     def content(self) -> dict[str, Any]:
         """Every file with its size and a digest, whatever folder they are in."""
-        return contents_of(self._files, self._folder)
+        return contents_of(self.files, self._folder)
 
     def __len__(self) -> int:
-        return len(self._files)
+        return len(self.files)
 
     def __getitem__(self, index: int) -> Record:
-        file = self._files[index]
+        file = self.files[index]
         return file.read_bytes(), open_image(file), file.parent.name
 
 

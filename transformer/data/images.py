@@ -1,7 +1,7 @@
 """Images with labels: from a config's `data` group to batches."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -10,7 +10,7 @@ import numpy as np
 from tqdm import tqdm
 
 from transformer.data.corpus import contents_by_key, key_of, naming
-from transformer.data.image_sources import IMAGES, Images, as_pixels, open_image
+from transformer.data.image_sources import IMAGES, ImageFolder, Images, as_pixels, open_image
 from transformer.data.labels import count_labels, find_labels, number_labels
 from transformer.data.loader import Batch, Loader
 from transformer.data.sources.base import Options, part_of, share
@@ -123,6 +123,20 @@ class ImageData:
     def label_counts(self, split: str) -> np.ndarray:
         """How many images of a split have each label, (c,)."""
         return count_labels(_names(*self._prepared(split)), self.labels)
+
+    def inputs(self, split: str) -> Iterator[str]:
+        """The paths of the images of a split.
+
+        Raises:
+          UserError: they are in no files of their own.
+        """
+        kind, _, argument = self.location(split).partition(":")
+        if kind != "folder":
+            raise UserError(
+                f"--input: {self.location(split)}: its images are in no files; expected folder:PATH"
+            )
+        options = Options(self.folder, field=self.config.image_field)
+        yield from map(str, ImageFolder(argument, split, options, self.config.label_field).files)
 
     def read(self, path: str) -> np.ndarray:
         """(h, w, c) uint8: the image in a file, as the model sees those of the source."""

@@ -134,6 +134,11 @@ class PairData(Corpus):
             said.append(f"{cut:,} with a source of more than {c.source_length} tokens: the rest is not read")
         return "; ".join(said)
 
+    def inputs(self, split: str) -> Iterator[str]:
+        """The sources of a split."""
+        side = self._side(split, self.config.source_field)
+        return (side.text(index) for index in range(len(side)))
+
     def encode_source(self, text: str) -> list[int]:
         """The tokens that a model reads of a source, its end among them."""
         return [*self.tokenizer.encode(text), self.tokenizer.eos_id]

@@ -7,7 +7,7 @@ from typing import Literal
 import numpy as np
 
 from transformer.data.corpus import Corpus, CorpusConfig
-from transformer.data.escapes import unescape
+from transformer.data.escapes import escape, unescape
 from transformer.data.framed_packing import FramedRows
 from transformer.data.markers import Markers
 from transformer.data.questions import Fields, Question, QuestionCache, read_all
@@ -159,6 +159,13 @@ class SpanData(Corpus):
         source = self.open(split, self.config.context_field)
         found = read_all(source, self.config.fields, self.config.misplaced == "skip")
         return (question for question in found if question is not None)
+
+    def inputs(self, split: str) -> Iterator[str]:
+        """Each question, a tab and its context, as `parse` reads them."""
+        c = self.config
+        questions, contexts = (self.open(split, field) for field in (c.question_field, c.context_field))
+        for index in range(len(contexts)):
+            yield f"{escape(questions.text(index))}\t{escape(contexts.text(index))}"
 
     def read(self, question: str, context: str) -> Reading:
         """What a model reads of a question and a context of any length.

@@ -71,17 +71,18 @@ def complete(
     *,
     extra_tokens: int = 0,
     batch_size: int = 16,
+    first: int = 0,
     over: Callable[[Sequence[int], Sequence[int]], bool] | None = None,
 ) -> Iterator[list[list[int]]]:
     """For each prompt, of at least one token, `config.num_samples` continuations without prompt and end.
 
-    Prompts are taken `batch_size` rows at a time, padded to few different shapes; sample j of prompt i is
-    drawn with `fold_in(fold_in(rng, i), j)`, whatever it shares a batch with. `over` is asked now and then of
-    a prompt and what was written after it, whether that need not go on. With `extra_tokens` a continuation
-    has at most so many tokens more than its prompt.
+    Prompts, numbered from `first`, are taken `batch_size` rows at a time, padded to few different shapes;
+    sample j of prompt i is drawn with `fold_in(fold_in(rng, i), j)`, whatever it shares a batch with. `over`
+    is asked now and then of a prompt and what was written after it, whether that need not go on. With
+    `extra_tokens` a continuation has at most so many tokens more than its prompt.
     """
     most = config.max_new_tokens
-    rows = ((i, j, prompt) for i, prompt in enumerate(prompts) for j in range(config.num_samples))
+    rows = ((i, j, prompt) for i, prompt in enumerate(prompts, first) for j in range(config.num_samples))
 
     def samples() -> Iterator[list[int]]:
         while batch := list(itertools.islice(rows, batch_size)):

@@ -89,8 +89,11 @@ class Experiment(Protocol):
         """What else to do between steps: samples, pictures."""
         ...
 
-    def predict(self, params: Params, texts: Iterable[str], seed: int = 0) -> Iterator[list[str]]:
-        """The answers to each text: as many as the config asks for."""
+    def predict(
+        self, params: Params, texts: Iterable[str], seed: int = 0, first: int = 0
+    ) -> Iterator[list[str]]:
+        """The answers to each text: as many as the config asks for. `first` is the number of the first text,
+        which is not 0 where others were answered before: what is random depends on (seed, number)."""
         ...
 
     def stream(self, params: Params, text: str, seed: int = 0) -> Iterator[str] | None:
