@@ -1,6 +1,7 @@
 """Beam search against all sequences there are, and against a plain search that never stops early."""
 
 import dataclasses
+import functools
 import itertools
 
 import jax
@@ -11,6 +12,9 @@ from flax import struct
 
 from tests.decoding.test_incremental import VOCAB, make
 from tests.decoding.toy import Chain, Counter, Tree, chain, cycle, tree
+from tests.models import test_encoder_decoder as transformers
+from tests.models import test_recurrent_encoder_decoder as recurrent
+from tests.parameters import random_params
 from transformer.decoding.beam import BeamConfig, _largest, beam_search, translate
 from transformer.decoding.sampling import generate
 from transformer.errors import UserError
@@ -28,6 +32,8 @@ def log_softmax(logits):
 
 def log_probabilities(model, root, prefix):
     """What `model` gives for the token after `prefix`, which continues a prompt that ends with `root`."""
+    if callable(model):
+        return model(root, prefix)
     if isinstance(model, Chain):
         return log_softmax(model.table_nv[prefix[-1] if prefix else root])
     node = 0
@@ -76,6 +82,8 @@ def plain_search(model, root, limit, penalty, beam):
             if ended
         ]
         live = [one for one, ended in zip(grown, over, strict=True) if not ended][:beam]
+        if beam == 1 and finished:
+            break
     finished.sort(reverse=True)
     gap = min([gap, *(better[0] - worse[0] for better, worse in itertools.pairwise(finished))])
     return finished[:beam] if gap > 1e-5 else None
@@ -158,33 +166,26 @@ def test_stopping_early_never_changes_what_is_found(rng, beam, n_best):
                 check(row, expected[: n_best or beam], depth)
 
 
-@pytest.mark.parametrize("penalty", [0.0, -0.5])
+@pytest.mark.parametrize("penalty", [*PENALTIES, 10.0, -10.0])
 def test_one_beam_is_greedy(rng, penalty):
-    model, (tokens, lengths) = chain(rng, 11), roots(11)
-    rngs = jax.random.split(jax.random.key(0), 11)
+    """Whatever the penalty: also where a longer text than the greedy one would have the better score."""
+    model, (tokens, lengths) = chain(rng, 40), roots(40)
+    model = Chain(model.table_nv.at[:, EOS].add(3.0))
+    rngs = jax.random.split(jax.random.key(0), 40)
     greedy, greedy_lengths = generate(
         model, tokens, lengths, rngs, max_new_tokens=9, temperature=0.0, eos_id=EOS
     )
-    found, found_lengths, _ = beam_search(
+    found, found_lengths, scores = beam_search(
         model, tokens, lengths, beam_size=1, max_new_tokens=9, length_penalty=penalty, eos_id=EOS
     )
     np.testing.assert_array_equal(found[:, 0], greedy)
     np.testing.assert_array_equal(found_lengths[:, 0], greedy_lengths)
-
-
-def test_one_beam_with_a_bonus_for_length_is_greedy_or_better(rng):
-    model, (tokens, lengths) = chain(rng, 11), roots(11)
-    rngs = jax.random.split(jax.random.key(0), 11)
-    greedy, greedy_lengths = generate(
-        model, tokens, lengths, rngs, max_new_tokens=9, temperature=0.0, eos_id=EOS
-    )
-    _, _, scores = beam_search(
-        model, tokens, lengths, beam_size=1, max_new_tokens=9, length_penalty=1.0, eos_id=EOS
-    )
-    for root in range(11):
+    for root in range(40):
         text = np.asarray(greedy[root])[: min(int(greedy_lengths[root]) + 1, 9)].tolist()
         score = sum(log_probabilities(model, root, text[:i])[token] for i, token in enumerate(text))
-        assert scores[root, 0] >= normalized(score, len(text), 1.0) - 1e-5
+        np.testing.assert_allclose(
+            scores[root, 0], normalized(score, len(text), penalty), rtol=1e-4, atol=1e-4
+        )
 
 
 def test_a_kept_hypothesis_is_kept_once_and_in_order(rng):
@@ -304,6 +305,87 @@ def test_scores_are_what_the_whole_model_gives(rng):
             log_softmax(logits[row, lengths[i] + t - 1])[texts[row, lengths[i] + t]] for t in range(length)
         )
         np.testing.assert_allclose(scores[i, j], normalized(score, length, 0.6), atol=1e-3)
+
+
+WRITERS = {
+    "transformer": transformers.SMALL,
+    "transformer_window": dataclasses.replace(transformers.SMALL, pattern="window", pattern_size=2),
+    "gru_additive": recurrent.CONFIG,
+    "lstm_dot": dataclasses.replace(recurrent.CONFIG, cell="lstm", attention="dot"),
+    "gru_none": dataclasses.replace(recurrent.CONFIG, attention="none"),
+}
+"""Models that write from a source, an encoder-decoder of each kind."""
+
+
+@pytest.fixture(scope="module", params=WRITERS)
+def writer(request):
+    """A model that writes from a source, and by the source's number the log-probabilities of all its texts of
+    `DEPTH` tokens, from the full pass over each text: [source, text, place, token]."""
+    rng = np.random.default_rng(list(request.param.encode()))
+    model = WRITERS[request.param].build(FEW)
+    one = jnp.zeros((1, 1), jnp.int32)
+    params = jax.tree.map(lambda leaf: 2 * leaf, random_params(rng, model, one, one))
+    sources = rng.integers(1, FEW, (3, 5)).astype(np.int32)
+    lengths = np.array([5, 2, 3], np.int32)
+    texts = np.array(list(itertools.product(range(FEW), repeat=DEPTH)), np.int32)
+    tokens = np.pad(texts, ((0, 0), (1, 0)), constant_values=EOS)[:, :-1]
+
+    @jax.jit
+    def full(source, length):
+        read = jnp.broadcast_to(jnp.arange(5) < length, (len(texts), 5)).astype(jnp.int32)
+        marks = {"source_segments_bs": read, "segments_bt": jnp.ones_like(tokens)}
+        source = jnp.broadcast_to(source, read.shape)
+        return model.apply({"params": params}, source, tokens, **marks)[..., :FEW]
+
+    logits = np.stack([full(*each) for each in zip(sources, lengths, strict=True)]).astype(np.float64)
+    logits -= logits.max(-1, keepdims=True)
+    return (
+        model.stepper(params, EOS),
+        (sources, lengths),
+        texts,
+        logits - np.log(np.exp(logits).sum(-1, keepdims=True)),
+    )
+
+
+FEW, DEPTH = 4, 4
+"""How many tokens there are, and how many a text has at the most."""
+
+
+def every_text(texts, log_p, limit, penalty):
+    """All that may be written, and their scores, best first."""
+    found = {}
+    for text, each in zip(texts.tolist(), log_p, strict=True):
+        end = text.index(EOS) + 1 if EOS in text[:limit] else limit
+        score = sum(each[i, token] for i, token in enumerate(text[:end]))
+        found[tuple(text[:end])] = score / ((5 + end) / 6) ** penalty
+    return sorted(((score, list(text)) for text, score in found.items()), reverse=True)
+
+
+def test_a_beam_that_holds_everything_finds_the_best_of_all_that_a_model_can_write(writer):
+    stepper, sources, texts, log_p = writer
+    limits = np.array([DEPTH, 3, DEPTH])
+    beam = FEW ** (DEPTH - 1)
+    options = {"beam_size": beam, "max_new_tokens": DEPTH, "eos_id": EOS, "n_best": 20}
+    for penalty in [*PENALTIES, 10.0]:
+        results = beam_search(stepper, *sources, limits_b=limits, length_penalty=penalty, **options)
+        for limit, of_source, row in zip(limits, log_p, rows_of(results), strict=True):
+            check(row, every_text(texts, of_source, limit, penalty), DEPTH)
+
+
+@pytest.mark.parametrize("beam", [1, 3])
+def test_a_narrow_beam_finds_what_a_plain_search_of_the_model_finds(writer, beam):
+    stepper, sources, texts, log_p = writer
+    places = {tuple(text): place for place, text in enumerate(texts.tolist())}
+
+    def given(row, root, prefix):
+        return log_p[row, places[(*prefix, *[0] * (DEPTH - len(prefix)))], len(prefix)]
+
+    for penalty in PENALTIES:
+        options = {"beam_size": beam, "max_new_tokens": DEPTH, "length_penalty": penalty, "eos_id": EOS}
+        for row, found in enumerate(rows_of(beam_search(stepper, *sources, **options))):
+            expected = plain_search(functools.partial(given, row), 0, DEPTH, penalty, beam)
+            if expected is not None:
+                check(found, expected, DEPTH)
 
 
 @pytest.mark.parametrize("vocabulary", [64 * 5, 64 * 9 + 17])

@@ -6,9 +6,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from scipy import stats
 
 from tests.decoding.test_incremental import VOCAB, make
 from tests.decoding.toy import Counter, Tree, chain, cycle, tree
+from transformer.decoding import speculative
 from transformer.decoding.sampling import generate, probabilities
 from transformer.decoding.speculative import generate_speculative
 from transformer.errors import UserError
@@ -59,45 +61,96 @@ def test_a_useless_draft_costs_a_pass_for_each_token():
     assert passes == 8
 
 
-@jax.jit
-def samples(target, draft, tokens_mb, rngs_mb, options):
-    """Texts of 4 tokens of m batches."""
+P, Q = np.array([0.36, 0.52, 0.07, 0.05]), np.array([0.34, 0.54, 0.01, 0.11])
+"""What target and draft give four tokens: near one another, so that what is left of P - Q is little, and
+changes most when a little too much is left."""
 
-    def batch(tokens_b, rngs_b):
-        inputs = tokens_b[:, None], jnp.ones_like(tokens_b), rngs_b
-        return generate_speculative(target, draft, *inputs, max_new_tokens=4, draft_tokens=2, **options)[0]
+LONG, DRAWN = 3, 20_000
+"""Tokens of a text, texts that are drawn."""
 
-    return jax.vmap(batch)(tokens_mb, rngs_mb)
+OPTIONS = {
+    "plain": {},
+    "top_k": {"temperature": 0.7, "top_k": 3},
+    "top_p": {"temperature": 1.3, "top_p": 0.8},
+    "min_p": {"temperature": 1.1, "min_p": 0.15},
+}
 
 
-@pytest.mark.parametrize("eos_id", [-1, EOS])
-@pytest.mark.parametrize(
-    "options", [{"temperature": 1.0}, {"temperature": 0.7, "top_k": 2}, {"temperature": 1.3, "top_p": 0.8}]
-)
-def test_samples_are_distributed_as_the_target_s(rng, options, eos_id):
-    """All texts' frequencies against their probabilities, rows of one batch holding one another up."""
-    n, depth, v = 8_000, 4, 3
-    target, draft = tree(rng, 2, v, depth), tree(rng, 2, v, depth)
-    options = {"temperature": 1.0, "top_k": 0, "top_p": 1.0} | options
-    tokens = rng.integers(0, 2, (n // 4, 4)).astype(np.int32)
-    rngs = keys(rng, n).reshape(-1, 4)
-    texts = np.asarray(samples(target, draft, tokens, rngs, options | {"eos_id": eos_id})).reshape(n, depth)
+def p_value(options, eos_id, drawer=generate_speculative):
+    """Of Pearson's chi-square test: how probably texts of the target differ by so much from their
+    probabilities. All is drawn from fixed seeds, in batches of 4 rows that hold one another up."""
+    rng = np.random.default_rng(17)
+    nodes, v = sum(4**i for i in range(LONG + 1)), 4
+    order_rnv = rng.permuted(np.tile(np.arange(v), (2, nodes, 1)), axis=2)  # another one for each history
+    target, draft = (Tree(jnp.asarray(np.log(each)[order_rnv], jnp.float32)) for each in (P, Q))
+    options = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0} | options
+
+    @jax.jit
+    def texts(tokens_mb, rngs_mb):
+        def batch(tokens_b, rngs_b):
+            inputs = tokens_b[:, None], jnp.ones_like(tokens_b), rngs_b
+            return drawer(
+                target, draft, *inputs, max_new_tokens=LONG, draft_tokens=2, eos_id=eos_id, **options
+            )[0]
+
+        return jax.vmap(batch)(tokens_mb, rngs_mb)
+
+    tokens = rng.integers(0, 2, (DRAWN // 4, 4)).astype(np.int32)
+    found = np.asarray(texts(tokens, jax.random.split(jax.random.key(17), tokens.shape)))
+    found = found.reshape(DRAWN, LONG)
     p_rnv = np.asarray(probabilities(target.table_rnv.reshape(-1, v), **options), np.float64)
     p_rnv = p_rnv.reshape(target.table_rnv.shape)
+    statistic, freedom = 0.0, 0
     for root in (0, 1):
-        mine = texts[tokens.reshape(-1) == root]
-        total = 0.0
-        for text in itertools.product(range(v), repeat=depth):
-            p, node, ended = 1.0, 0, False
+        mine = found[tokens.reshape(-1) == root]
+        counts = np.zeros((v,) * LONG)
+        np.add.at(counts, tuple(mine.T), 1)
+        expected = np.zeros_like(counts)
+        for text in itertools.product(range(v), repeat=LONG):
+            p, node, ended = float(len(mine)), 0, False
             for token in text:
                 p *= float(token == eos_id) if ended else p_rnv[root, node, token]
                 node, ended = node * v + token + 1, ended or token == eos_id
-            count = (mine == text).all(axis=1).sum()
-            assert p > 0 or not count
-            # Six standard deviations of a binomial count, and where few are expected, a few more.
-            assert abs(count - len(mine) * p) <= 6 * np.sqrt(len(mine) * p * (1 - p)) + 8
-            total += p
-        np.testing.assert_allclose(total, 1.0, atol=1e-5)
+            expected[text] = p
+        np.testing.assert_allclose(expected.sum(), len(mine), rtol=1e-5)
+        assert not counts[expected == 0].any()
+        # Cells in which few are expected count as one, as the test asks for.
+        few = (expected > 0) & (expected < 10)
+        many = expected >= 10
+        pairs = [*zip(counts[many], expected[many], strict=True)]
+        pairs += [(counts[few].sum(), expected[few].sum())] if few.any() and expected[few].sum() > 1 else []
+        statistic += sum((count - mean) ** 2 / mean for count, mean in pairs)
+        freedom += len(pairs) - 1
+    return float(stats.chi2.sf(statistic, freedom))
+
+
+@pytest.mark.parametrize(
+    "kind,eos_id", [("plain", -1), ("plain", EOS), ("top_k", EOS), ("top_p", -1), ("min_p", EOS)]
+)
+def test_samples_are_distributed_as_the_target_s(kind, eos_id):
+    assert p_value(OPTIONS[kind], eos_id) > 1e-3
+
+
+def keep_too_many(p_bnv, q_bnv, tokens_bn, rngs_bn):
+    return ACCEPTED(1.1 * p_bnv, q_bnv, tokens_bn, rngs_bn)
+
+
+def replace_from_too_many(p_bv, q_bv, rngs_b):
+    return REPLACEMENT(p_bv, 0.9 * q_bv, rngs_b)
+
+
+ACCEPTED, REPLACEMENT = speculative._accepted, speculative._replacement
+
+
+@pytest.mark.parametrize("eos_id", [-1, EOS])
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
+@pytest.mark.parametrize(
+    "name,wrong", [("_accepted", keep_too_many), ("_replacement", replace_from_too_many)]
+)
+def test_that_test_sees_a_tenth_too_much(monkeypatch, options, eos_id, name, wrong):
+    """A draft's token kept at 1.1 p / q, or replaced by one of max(p - 0.9 q, 0)."""
+    monkeypatch.setattr(speculative, name, wrong)
+    assert p_value(options, eos_id, generate_speculative.__wrapped__) < 1e-9
 
 
 def test_rows_end_at_eos_and_hold_no_other_row_up():

@@ -65,8 +65,8 @@ def beam_search(
 
     Of the 2 `beam_size` likeliest ways to go on, those that end take nothing from the `beam_size` that live
     on, and count where they are among the first `beam_size`. A row stops when no live one can overtake its
-    worst kept one, whatever may follow; the loop stops with the last row. With `beam_size` 1 and no bonus
-    for length (`length_penalty` <= 0) this is greedy decoding.
+    worst kept one, whatever may follow; the loop stops with the last row. With `beam_size` 1 it stops at the
+    first that ends, and this is greedy decoding.
     Source: Wu et al. 2016 (GNMT), section 7, equation 14, without its coverage penalty.
     """
     batch, kept = tokens_bt.shape[0], beam_size if n_best is None else n_best
@@ -97,6 +97,8 @@ def beam_search(
         longest_b1 = jnp.maximum(limit_b1, length + 1)
         hope_bk = jnp.maximum(normalized(live.scores_bk, length + 1), normalized(live.scores_bk, longest_b1))
         open_b1 = jnp.any(hope_bk > best.scores_bk[:, -1:], axis=1, keepdims=True)
+        if beam_size == 1:  # what lives on beside a text that ended would be the second best
+            open_b1 &= ~counts_bm[:, :1]
         return Hypotheses(jnp.where(open_b1, live.scores_bk, -jnp.inf), live.tokens_bkn), best, parents_bk
 
     def unfinished(state) -> jax.Array:
