@@ -18,6 +18,7 @@ STEPS, TOKENS = 4, 8 * 32
 OPTIONS = [
     "--config.optimizer.name=sgd",  # Adam and Muon make whole steps of a gradient that is only rounding
     "--config.optimizer.schedule=constant",
+    "--config.optimizer.decay_steps=0",
     "--config.optimizer.learning_rate=0.5",
     "--config.model.dropout=0.1",
     "--config.train.log_every=1",
@@ -85,6 +86,14 @@ def test_only_the_first_process_speaks(folders):
     for number, (first, second) in enumerate(printed):
         assert f"on 2 x cpu, from step {number * STEPS // 2} to" in first
         assert str(two) not in second
+
+
+def test_only_the_first_process_prints_what_is_measured_and_written(folders):
+    two, _, _ = folders
+    first, second = together(f"--workdir={two}", "--mode=evaluate")
+    assert first.count("eval/loss ") == 1 and "eval/" not in second
+    first, second = together(f"--workdir={two}", "--mode=predict", "--prompt=alpha", "--max_new_tokens=2")
+    assert first.count("alpha") == 1 and "alpha" not in second
 
 
 def test_what_two_processes_trained_one_evaluates_and_uses(capfd, folders):
