@@ -16,16 +16,32 @@ does not know ends the process, so that every jaxlib of requirements.txt must kn
 that it does not know it ignores."""
 
 CORE = (
-    "tests/training/test_step.py",
-    "tests/training/test_checkpoint.py",
-    "tests/layers/test_kernels.py",
-    "tests/decoding/test_sampling.py",
-    "tests/decoding/test_beam.py",
     "tests/data/test_packing.py",
-    "tests/test_resume.py",
+    "tests/decoding/test_beam.py",
+    "tests/decoding/test_sampling.py",
+    "tests/layers/test_kernels.py",
     "tests/test_launch.py",
+    "tests/test_resume.py",
+    "tests/training/test_checkpoint.py",
+    "tests/training/test_step.py",
 )
-"""The tests marked `core`, which CI runs again as users run (`--optimized`), and under a second Python."""
+"""Marked `core`: what CI runs under a second Python too."""
+
+OPTIMIZED = (
+    "tests/data/test_packing.py",
+    "tests/decoding/test_incremental.py::test_bfloat16_stays_near",
+    "tests/decoding/test_incremental.py::test_greedy_generation_recomputed_from_nothing_each_step[rope]",
+    "tests/decoding/test_sampling.py::test_a_",
+    "tests/decoding/test_sampling.py::test_greedy",
+    "tests/layers/test_kernels.py::test_capped_scores_and_sinks",
+    "tests/layers/test_kernels.py::test_half_precision",
+    "tests/layers/test_kernels.py::test_segments",
+    "tests/test_resume.py::test_a_signal_saves_and_the_same_command_goes_on[15]",
+    "tests/training/test_precision.py",
+    "tests/training/test_step.py::test_microbatches_change_nothing[4]",
+    "tests/training/test_step.py::test_the_gradient",
+)
+"""Marked `optimized`: what CI runs again as users run, in two minutes; compiled four times as long."""
 
 
 def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginManager) -> None:
@@ -50,8 +66,9 @@ def pytest_configure(config: pytest.Config) -> None:
 @pytest.hookimpl(tryfirst=True)  # before what is not asked for is left out
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
-        if item.nodeid.startswith(CORE):
-            item.add_marker(pytest.mark.core)
+        for name, chosen in {"core": CORE, "optimized": OPTIMIZED}.items():
+            if item.nodeid.startswith(chosen):
+                item.add_marker(name)
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
