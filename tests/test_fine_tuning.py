@@ -65,6 +65,20 @@ def test_one_that_was_killed_before_its_first_checkpoint_begins_with_them_again(
     jax.tree.map(np.testing.assert_array_equal, theirs["encoder"], ours["encoder"])
 
 
+def test_an_optimizer_that_keeps_parameters_begins_with_those_that_were_taken(data, pretrained, tmp_path):
+    """A schedule-free one at a rate of 0: its average is what it began with, and what is evaluated."""
+    workdir, group = tmp_path / "tuned", "--config.optimizer."
+    keys = {"name": "contrib.schedule_free_adamw", "learning_rate": 0.0, "weight_decay": 0.0}
+    keys |= {"schedule": "constant", "decay_steps": 0, "layer_decay": 1.0}
+    assert tune(data, pretrained, workdir, *(f"{group}{key}={value}" for key, value in keys.items())) == 0
+    (_, theirs), (_, ours) = modes.load(pretrained), modes.load(workdir)
+    jax.tree.map(
+        lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-5, atol=1e-6),
+        theirs["encoder"],
+        ours["encoder"],
+    )
+
+
 def test_a_run_begins_with_another_s_parameters_model_and_tokenizer(data, pretrained, tmp_path, capfd):
     workdir = tmp_path / "tuned"
     # With a rate of 0 what was taken over is what the first checkpoint holds.
