@@ -38,7 +38,7 @@ memory of each step anew from malloc; to give it back and map it in again is up 
 SAMPLING = ("temperature", "top_k", "top_p", "min_p", "num_samples", "max_new_tokens", "stop")
 PREDICT = ("prompt", "input", "output", "seed", "step", *SAMPLING)
 SCORE = ("prompt", "input", "output", "step")
-EVALUATE = ("split", "input", "step")
+EVALUATE = ("split", "input", "output", "step")
 ANALYZE = {
     "words": "words, with commas between, to compare with one another",
     "neighbours": "words whose nearest others to list",
@@ -84,7 +84,8 @@ def main(argv: list[str]) -> int:
             return 0 if reason == "finished" else 128 + signal.Signals[reason]
         if flags.mode == "evaluate":
             split = flags.split or "validation"
-            evaluating.evaluate(flags.workdir, overrides, split=split, source=flags.input, step=flags.step)
+            files = {"source": flags.input, "target": flags.output}
+            evaluating.evaluate(flags.workdir, overrides, split=split, step=flags.step, **files)
         elif flags.mode == "analyze":
             modes.analyze(
                 flags.workdir, overrides, flags.step, **{name: getattr(flags, name) for name in ANALYZE}
@@ -131,7 +132,7 @@ def parse(argv: list[str]) -> tuple[argparse.Namespace, list[tuple[str, str]]]:
     add("--mode", default="train", choices=["train", "evaluate", "predict", "score", "analyze"])
     add("--prompt", help="predict: a text to complete; score: TEXT, a tab, CONTINUATION")
     add("--input", help="predict, score: a file of such texts, one a line (standard input); evaluate: data")
-    add("--output", help="predict, score: a file for the answers, one a line (standard output)")
+    add("--output", help="predict, score: a file for the answers (standard output); evaluate: predictions")
     add("--seed", type=int, help="predict: another one gives other samples (0)")
     for name in SAMPLING:
         action, more = (

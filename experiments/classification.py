@@ -1,7 +1,8 @@
 """Text classification: one label for each text, or for each pair of texts."""
 
+import functools
 import itertools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from experiments.labelling import Labelling, LabelLossConfig
 from experiments.objective import check_row_length
 from experiments.pictures import AttentionMaps
 from transformer.data.labelled import LabelledData, LabelledDataConfig
+from transformer.data.labels import MANY, remarks
 from transformer.data.tokenizers import Tokenizer
 from transformer.decoding.batching import pad_framed
 from transformer.models.classifier import ClassifierConfig, TextClassifier
@@ -89,14 +91,36 @@ class Classification(Labelling, AttendingEncoder):
         """For each text one line: its label, and all labels with their probabilities. Of a text that is too
         long the beginning counts. Nothing is random in it: `seed` changes nothing."""
 
-        @jax.jit
+        framed = map(self.data.frame, texts)
+        while batch := list(itertools.islice(framed, AT_ONCE)):
+            yield from self.describe(self._read(params, batch))
+
+    @property
+    def columns(self) -> tuple[str, ...]:  # type: ignore[override]
+        """The fields of the texts."""
+        return tuple(self.data.reads)
+
+    def examples(self, params: Params, split: str) -> Iterator[tuple[list[str], int, np.ndarray]]:
+        """Every text that is measured of a split, or both of a pair, in their order."""
+        rows, sources = self.data.rows(split), self.data.sources(split)
+        length = self.config.data.sequence_length
+        kept = iter(rows.kept.tolist())
+        while batch := list(itertools.islice(kept, AT_ONCE)):
+            found = self._read(params, [self.data.markers.frame(rows.texts(i), length) for i in batch])
+            for index, logits_c in zip(batch, found, strict=True):
+                yield [source.text(index) for source in sources], int(rows.labels[index]), logits_c
+
+    def _read(self, params: Params, frames: list[Any]) -> np.ndarray:
+        """The logits (n, c) of at most `AT_ONCE` texts."""
+        arrays = pad_framed(frames, AT_ONCE, self.config.data.sequence_length)
+        return np.asarray(self._logits(params, *arrays))[: len(frames)]
+
+    @functools.cached_property
+    def _logits(self) -> Callable[..., jax.Array]:
         def logits(params: Params, tokens_bt: Any, types_bt: Any, segments_bt: Any) -> jax.Array:
             return self.model.apply({"params": params}, tokens_bt, segments_bt, 1, types_bt=types_bt)[:, 0]
 
-        framed = map(self.data.frame, texts)
-        while batch := list(itertools.islice(framed, AT_ONCE)):
-            arrays = pad_framed(batch, AT_ONCE, self.config.data.sequence_length)
-            yield from self.describe(np.asarray(logits(params, *arrays))[: len(batch)])
+        return jax.jit(logits)
 
     def hooks(self, workdir: Path) -> list[Hook]:
         """Pictures of what the last evaluation found, and of where the tokens of a text look."""
@@ -113,8 +137,10 @@ class Classification(Labelling, AttendingEncoder):
         counts = self.data.label_counts("train")
         shares = zip(self.data.labels, counts / counts.sum(), strict=True)
         filled = f"{len(rows):,} rows, {rows.padding:.1%} of them padding"
-        listed = ", ".join(f"{label} {share:.1%}" for label, share in shares)
-        lines = [f"{len(rows.kept):,} training texts in {filled}: {listed}"]
+        commonest = sorted(shares, key=lambda each: -each[1])[:MANY] if len(counts) > MANY else shares
+        listed = ", ".join(f"{label} {share:.1%}" for label, share in commonest)
+        more = f" and {len(counts) - MANY} more" if len(counts) > MANY else ""
+        lines = [f"{len(rows.kept):,} training texts in {filled}: {listed}{more}", *remarks(self.data.labels)]
         if rows.cut:
             most = self.config.data.sequence_length
             lines.append(f"{rows.cut:,} texts are longer than {most} tokens: their ends are cut off")

@@ -1,5 +1,6 @@
 """--mode=evaluate: measures a trained model, says what was measured, and keeps it with the run."""
 
+import contextlib
 import datetime
 import json
 import math
@@ -10,7 +11,8 @@ from typing import Any
 
 import jax
 
-from experiments.inputs import as_source
+from experiments.answers import writing
+from experiments.inputs import as_source, check_output
 from experiments.modes import Overrides, chosen, named, reopen_run
 from experiments.workdir import Workdir, flatten
 from transformer.data.storage import data_folder, digest, locked
@@ -29,11 +31,12 @@ def evaluate(
     *,
     split: str = "validation",
     source: str | None = None,
+    target: str | None = None,
     step: Step | None = None,
 ) -> None:
     """Measures all of a split, or of `source` (a file, or KIND:WHERE as a config names it), with every
     evaluator of the run. Prints what was measured and one name and value a line, each with what the evaluator
-    says of it, and keeps the same in evaluation.json."""
+    says of it, and keeps the same in evaluation.json. A classifier writes what it predicts to `target`."""
     folder, given = named(workdir), list(overrides)
     _read(folder.evaluation)  # what is wrong with it is said before anything is measured
     keys, there = {key for key, _ in given}, flatten(folder.read_config())
@@ -42,18 +45,25 @@ def evaluate(
             raise UserError(f"--config.{key}: --mode=evaluate samples nothing")
     whole = [(key, "0") for key in LIMITS if key in there and key not in keys]
     run = reopen_run(workdir, [*given, *whole])
+    predictions = getattr(run.experiment, "predictions", None)
+    if target and predictions is None:
+        raise UserError(f"--output: {run.config.experiment} has no labels; --mode=predict writes its answers")
     step = chosen(run, workdir, step)
     data: Any = run.experiment.data  # type: ignore[attr-defined]
     name = split if source is None else f"{split} of {as_source(source, data)}"
+    check_output(data.location(name).partition(":")[2], target)
     steps = run.which(step)
     params = run.restore_params(step)
-    with run.placed():
+    with run.placed(), writing(target) if target else contextlib.nullcontext() as out:
         evaluators = run.evaluators(name)
         measured: dict[str, float] = {}
         said: dict[str, str] = {}
         for prefix, evaluator in evaluators.items():
             measured |= {f"{prefix}/{key}": value for key, value in evaluator(params).items()}
             said |= {f"{prefix}/{key}": text for key, text in described(evaluator).items()}
+        if out and predictions:
+            for line in predictions(params, name):
+                out.write([line])
     if jax.process_index() != 0:
         return
     of = data.location(name)

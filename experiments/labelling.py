@@ -2,6 +2,7 @@
 
 import functools
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import numpy as np
 
 from experiments.objective import Objective
 from experiments.pictures import save_picture
+from transformer.data.escapes import escape
 from transformer.errors import UserError
 from transformer.evaluation.classification import ClassificationEvaluator, tally
 from transformer.training.experiment import Batch, Evaluator, Params, Put
@@ -41,6 +43,7 @@ class Labelling(Objective, ABC):
     axis.
     """
 
+    sorts_rows = True
     heads: tuple[str, ...] = ("head", "pooler")
 
     @abstractmethod
@@ -71,7 +74,8 @@ class Labelling(Objective, ABC):
 
         c = self.config
         limit, compiled = c.train.evaluate_batches, jax.jit(in_parts(step, c.parallel.microbatches))
-        evaluator = ClassificationEvaluator(compiled, self.loader(split), put, limit)
+        loader = self.held_out(split)
+        evaluator = ClassificationEvaluator(compiled, loader, put, limit, self.data.labels)
         if split == "validation":
             self._evaluator = evaluator  # what pictures and the closing lines show
         return {"eval": evaluator} | super().evaluators(put, split)
@@ -90,12 +94,29 @@ class Labelling(Objective, ABC):
             f"macro F1 {measured['eval/f1']:.4f}; always {self.data.labels[commonest]!r}: {always:.2%}"
         ]
 
+    @abstractmethod
+    def examples(self, params: Params, split: str) -> Iterator[tuple[list[str], int, np.ndarray]]:
+        """Of each example that is measured of a split what it is (under `columns`), the number of its label,
+        and the logits (c,)."""
+
+    columns: tuple[str, ...] = ("text",)
+
+    def predictions(self, params: Params, split: str) -> Iterator[str]:
+        """A table of every example of a split, with a header and tabs between: what it is, its label, the
+        predicted one, and the probability of each. In texts a line break is \\n, a tab \\t, a backslash \\\\.
+        """
+        labels = [escape(label) for label in self.data.labels]
+        yield "\t".join([*self.columns, "label", "predicted", *(f"p({label})" for label in labels)])
+        for texts, label, logits_c in self.examples(params, split):
+            (p_c,) = _softmax(logits_c[None])
+            cells = [*map(escape, texts), labels[label], labels[int(p_c.argmax())]]
+            yield "\t".join([*cells, *(f"{p:.6f}" for p in p_c)])
+
     def describe(self, logits_nc: np.ndarray) -> list[list[str]]:
         """One line for each row of logits: the label, then every label with its probability, likeliest
         first, tabs between."""
-        shifted = np.exp(logits_nc - logits_nc.max(axis=1, keepdims=True))
         lines = []
-        for p_c in shifted / shifted.sum(axis=1, keepdims=True):
+        for p_c in _softmax(logits_nc):
             order = np.argsort(-p_c, kind="stable")
             listed = [f"{self.data.labels[i]}={p_c[i]:.4f}" for i in order]
             lines.append(["\t".join([self.data.labels[order[0]], *listed])])
@@ -112,6 +133,11 @@ class Labelling(Objective, ABC):
     def _balance(self) -> np.ndarray:
         counts_c = np.maximum(self.data.label_counts("train"), 1)
         return (counts_c.sum() / (len(counts_c) * counts_c)).astype(np.float32)
+
+
+def _softmax(logits_nc: np.ndarray) -> np.ndarray:
+    shifted = np.exp(logits_nc - logits_nc.max(axis=1, keepdims=True))
+    return shifted / shifted.sum(axis=1, keepdims=True)
 
 
 class ConfusionPicture(Hook):

@@ -51,6 +51,7 @@ class MaskedLanguageModeling(TokenPrediction, AttendingEncoder):
     """An encoder with BERT's two losses, each with its own denominator: masked tokens, and pairs of texts."""
 
     Config = MaskedConfig
+    sorts_rows = True
     heads = ("transform", "transform_norm", "output_bias", "pooler", "next")
 
     def __init__(self, config: MaskedConfig, tokenizer: Tokenizer | None = None) -> None:

@@ -98,7 +98,7 @@ def _train(run: Run, folder: Workdir, started: float | None) -> str:
         devices = f"{jax.device_count()} x {jax.devices()[0].device_kind}"
         steps = run.config.train.steps
         print(f"{folder.path}: {size:,} parameters on {devices}, from step {trained} to {steps}", flush=True)
-        for line in run.experiment.opening_lines():
+        for line in (*run.experiment.opening_lines(), *experiment.data.division()):
             print(line, flush=True)
         if run.take_over is not None:
             origin = f"parameters of {run.take_over.folder}, step {run.take_over.step}:"

@@ -16,13 +16,15 @@ class Objective:
     """A model and its data; a subclass sets `config`, `data` and `model`.
 
     `heads` are the names of parameters that a pre-trained run need not have, `continues` is whether an answer
-    goes on where the text that it answers ends (see `transformer.training.experiment`).
+    goes on where the text that it answers ends (see `transformer.training.experiment`), and `sorts_rows`
+    whether the rows of a split come in an order of length or label.
     """
 
     config: Any
     data: Any
     model: Any
     continues: bool = False
+    sorts_rows: bool = False
     heads: tuple[str, ...] = ()
 
     @property
@@ -57,6 +59,11 @@ class Objective:
     def problem(self, text: str) -> str:
         """Why a text cannot be answered, as far as that is seen without the model; nothing where it can."""
         return ""
+
+    def held_out(self, split: str) -> Loader:
+        """The rows of a split to measure. Where `train.evaluate_batches` takes some and the first ones
+        are the longest, or all of one label, they are a random part, always the same."""
+        return self.loader(split, shuffle=self.sorts_rows and self.config.train.evaluate_batches > 0)
 
     def train_data(self) -> Loader:
         """Shuffled rows of the training split, without end."""

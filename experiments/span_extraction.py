@@ -71,6 +71,7 @@ class SpanExtraction(TokenPrediction, AttendingEncoder):
     """An encoder that points at an answer's first and last token (Devlin et al. 2019, section 4.2)."""
 
     Config = SpanExtractionConfig
+    sorts_rows = True
     heads = ("head",)
 
     def __init__(self, config: SpanExtractionConfig, tokenizer: Tokenizer | None = None) -> None:

@@ -55,6 +55,6 @@ class TokenPrediction(Objective):
     def evaluators(self, put: Put, split: str = "validation") -> dict[str, Evaluator]:
         """The likelihood of a split: loss, perplexity, bits per byte."""
         step = in_parts(by_row(make_eval_step(self)), self.config.parallel.microbatches)  # type: ignore[arg-type]
-        batches, loader = self.config.train.evaluate_batches, self.loader(split)
+        batches, loader = self.config.train.evaluate_batches, self.held_out(split)
         likelihood = LikelihoodEvaluator(jax.jit(step), loader, put, batches, self.perplexity)
         return {"eval": likelihood} | super().evaluators(put, split)

@@ -1,7 +1,8 @@
 """Image classification: an encoder over the patches of an image."""
 
+import functools
 import itertools
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import numpy as np
 from experiments.labelling import Labelling, LabelLossConfig
 from transformer.data.image_sources import save_pixels
 from transformer.data.images import ImageData, ImageDataConfig
+from transformer.data.labels import remarks
 from transformer.decoding.batching import fill
 from transformer.errors import UserError
 from transformer.models.vision import VisionConfig, VisionTransformer
@@ -80,11 +82,29 @@ class Vision(Labelling):
     ) -> Iterator[list[str]]:
         """For each path of an image one line: its label, and all labels with their probabilities. Nothing is
         random in it: `seed` changes nothing."""
-        logits = jax.jit(lambda params, images_bhwc: self.model.apply({"params": params}, images_bhwc))
         images = map(self.data.read, texts)
         while batch := list(itertools.islice(images, AT_ONCE)):
-            found_bc = np.asarray(logits(params, np.stack(fill(batch, AT_ONCE))))
-            yield from self.describe(found_bc[: len(batch)])
+            yield from self.describe(self._read(params, batch))
+
+    columns = ("image",)
+
+    def examples(self, params: Params, split: str) -> Iterator[tuple[list[str], int, np.ndarray]]:
+        """Every image of a split in their order, by its file or number."""
+        rows, places = self.data.rows(split), self.data.places(split)
+        numbers = iter(range(len(rows)))
+        while some := list(itertools.islice(numbers, AT_ONCE)):
+            batch = rows.batch(np.array(some))
+            found = self._read(params, list(batch["images"]))
+            for index, label, logits_c in zip(some, batch["labels"], found, strict=True):
+                yield [places[index]], int(label), logits_c
+
+    def _read(self, params: Params, images: list[np.ndarray]) -> np.ndarray:
+        """The logits (n, c) of at most `AT_ONCE` images."""
+        return np.asarray(self._logits(params, np.stack(fill(images, AT_ONCE))))[: len(images)]
+
+    @functools.cached_property
+    def _logits(self) -> Callable[..., jax.Array]:
+        return jax.jit(lambda params, images_bhwc: self.model.apply({"params": params}, images_bhwc))
 
     def hooks(self, workdir: Path) -> list[Hook]:
         """At the end also an image to try, `workdir`/samples/<its label>.png."""
@@ -98,7 +118,8 @@ class Vision(Labelling):
         common = f"{self.data.labels[counts.argmax()]!r} {counts.max() / counts.sum():.1%}"
         return [
             f"{counts.sum():,} training images of {size} x {size}, {self.tokens_per_example} patches each; "
-            f"{len(counts)} labels, the commonest {common}"
+            f"{len(counts)} labels, the commonest {common}",
+            *remarks(self.data.labels),
         ]
 
     def example_flags(self) -> list[str]:

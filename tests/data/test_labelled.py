@@ -1,10 +1,13 @@
 import dataclasses
 import json
+import re
 
 import numpy as np
 import pytest
 
 from transformer.data.labelled import LabelledData, LabelledDataConfig
+from transformer.data.labels import remarks
+from transformer.data.loader import Loader
 from transformer.data.markers import Markers
 from transformer.data.tokenizers import Tokenizer
 from transformer.errors import UserError
@@ -132,6 +135,90 @@ def test_labels_of_no_use_are_refused(tmp_path):
     train.write_text("text\tlabel\none\tgood\ntwo\n")
     with pytest.raises(UserError, match=r"a\.tsv:3: 1 columns; 'label' is column 2"):
         data(train)
+
+
+def labelled_as(path, names):
+    path.write_text(
+        "text\tlabel\n" + "".join(f"text {i}\t{name}\n" for i, name in enumerate(names)), encoding="utf-8"
+    )
+    return data(path)
+
+
+@pytest.mark.parametrize(
+    ("names", "message"),
+    [
+        (
+            ["a", "", "b", " "],
+            r"^data.label_field: \S+a.tsv:3 has no label, and 1 more have none; fill them in",
+        ),
+        (
+            [f"{i / 7:.3f}" for i in range(300)],
+            r"^data.label_field: 300 labels in 300 records, '0.000', .*most occur",
+        ),
+        ([f"n{i // 2}" for i in range(40)] + list("stuvwxyz"), r"28 labels in 48 records.*most occur once"),
+        ([f"{i % 30 / 4}" for i in range(300)], r"30 labels in 300 records, .*: they are measurements"),
+        (["a"] * 9, "all training data have the label 'a'; expected two or more"),
+    ],
+)
+def test_what_is_no_class_is_refused(tmp_path, names, message):
+    with pytest.raises(UserError, match=message):
+        labelled_as(tmp_path / "a.tsv", names)
+
+
+def test_what_may_be_a_mistake_is_said(tmp_path):
+    made = labelled_as(tmp_path / "a.tsv", ["Pos", "neg", "pos", "ja  so", "Ja so", "ß", "ss"])
+    said = remarks(made.labels)
+    assert [re.findall("'(.*?)'", line) for line in said] == [
+        ["Ja so", "ja  so"],
+        ["Pos", "pos"],
+        ["ss", "ß"],
+    ]
+    assert all("2 classes: only case or spaces differ" in line for line in said)
+    assert remarks(labelled_as(tmp_path / "b.tsv", [str(i % 25) for i in range(100)]).labels) == [
+        "the 25 labels are numbers, and each a class: which are near does not count"
+    ]
+    assert remarks(labelled_as(tmp_path / "c.tsv", [str(i % 10) for i in range(100)]).labels) == []
+    assert remarks(labelled_as(tmp_path / "d.tsv", [f"{i % 10 / 2}" for i in range(100)]).labels) == []
+    # Rare labels of a handful of records are what a first try looks like.
+    assert len(labelled_as(tmp_path / "e.tsv", [f"n{i}" for i in range(15)]).labels) == 15
+
+
+def test_a_record_to_measure_without_a_label_is_refused(tmp_path):
+    (tmp_path / "b.tsv").write_text("text\tlabel\none\ta\ntwo\t\n")
+    made = labelled_as(tmp_path / "a.tsv", ["a", "b"] * 5)
+    made = data(tmp_path / "a.tsv", validation_source=f"tsv:{tmp_path}/b.tsv")
+    with pytest.raises(
+        UserError, match=r"record 2 of validation has no label; those of the training data are 'a'"
+    ):
+        made.rows("validation")
+
+
+def test_it_is_said_what_a_file_is_used_for(tmp_path, rng):
+    write(tmp_path / "a.tsv", rng, 1000)
+    made = data(tmp_path / "a.tsv", validation_source="")
+    counts = [len(made.rows(split).kept) for split in ("train", "validation", "test")]
+    (line,) = made.division()
+    assert [int(n) for n in re.findall(r"(\d+) (?:records|for)", line)] == counts and sum(counts) == 1000
+    assert "--split=test" in line and "data.validation_source" in line
+    assert data(tmp_path / "a.tsv").division() == []
+
+
+def test_some_batches_are_not_the_longest_texts(tmp_path, rng):
+    """Rows that one text fills come first, and a part of them would be the long texts alone."""
+    write(tmp_path / "a.tsv", rng, 800, longest=45)
+    rows = data(tmp_path / "a.tsv").rows("train")
+
+    def share(**options):
+        loader = Loader(rows, 4, **options)
+        batches = [loader.batch_at(step) for step in range(len(loader) // 4)]
+        return np.mean(np.concatenate([batch["weights"].sum(axis=1) for batch in batches]) == 1), batches
+
+    whole = np.mean([rows.batch(np.array([i]))["weights"].sum() == 1 for i in range(len(rows))])
+    assert share()[0] == 1 and whole < 0.8
+    part, batches = share(shuffle=True)
+    assert part == pytest.approx(whole, abs=5 * np.sqrt(whole * (1 - whole) / (4 * len(batches))))
+    for one, other in zip(batches, share(shuffle=True)[1], strict=True):
+        np.testing.assert_array_equal(one["tokens"], other["tokens"])
 
 
 @pytest.mark.usefixtures("in_root")

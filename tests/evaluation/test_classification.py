@@ -7,9 +7,9 @@ from transformer.evaluation.classification import (
     BINS,
     ClassificationEvaluator,
     calibration_error,
-    f1_scores,
     tally,
 )
+from transformer.evaluation.confusion import confusion_lines, f1_scores, macro_f1
 
 
 def counted_by_hand(logits, labels, weights):
@@ -35,7 +35,8 @@ def counted_by_hand(logits, labels, weights):
     for c in range(classes):
         tp = confusion[c, c]
         precision, recall = tp / max(confusion[:, c].sum(), 1), tp / max(confusion[c].sum(), 1)
-        f1.append(2 * precision * recall / (precision + recall) if precision + recall else 0.0)
+        if confusion[:, c].sum() + confusion[c].sum():
+            f1.append(2 * precision * recall / (precision + recall) if precision + recall else 0.0)
     scores = {"loss": np.mean(nll), "accuracy": np.mean(right), "f1": np.mean(f1), "calibration_error": error}
     return scores, confusion
 
@@ -69,6 +70,53 @@ def test_a_class_that_never_occurs_has_no_part_in_anything_infinite():
     confusion = np.array([[5, 0, 0], [1, 3, 0], [0, 0, 0]])
     np.testing.assert_allclose(f1_scores(confusion), [10 / 11, 6 / 7, 0])
     assert calibration_error(np.zeros((3, BINS))) == 0
+
+
+@pytest.mark.parametrize("classes", [2, 3, 7])
+def test_macro_f1_is_that_of_scikit_learn(rng, classes):
+    metrics = pytest.importorskip("sklearn.metrics")
+    absent = 0
+    for _ in range(40):
+        few = rng.choice(classes, int(rng.integers(1, classes + 1)), replace=False)
+        truth, found = rng.choice(few, 12), rng.choice(rng.permutation(classes)[: len(few)], 12)
+        confusion = np.zeros((classes, classes))
+        np.add.at(confusion, (truth, found), 1)
+        expected = metrics.f1_score(truth, found, average="macro", zero_division=0)
+        assert macro_f1(confusion) == pytest.approx(expected, abs=1e-12)
+        absent += len({*truth, *found}) < classes
+    assert absent > 5
+    assert macro_f1(np.zeros((classes, classes))) == 0
+
+
+def test_a_confusion_matrix_as_text(rng):
+    confusion = np.array([[1200, 3, 0], [40, 60, 0], [0, 0, 0]])
+    lines = confusion_lines(confusion, ["fälschlich", "b", "a name of more than twenty letters"])
+    header, first, second, third = [line.split() for line in lines]
+    assert header[2:] == [
+        "predicted",
+        "fälschlich",
+        "b",
+        "a",
+        "name",
+        "of",
+        "more",
+        "than…",
+        "recall",
+        "precision",
+        "F1",
+    ]
+    assert first == ["fälschlich", "1,200", "3", "0", "99.8%", "96.8%", f"{2400 / 2443:.4f}"]
+    assert second == ["b", "40", "60", "0", "60.0%", "95.2%", f"{120 / 163:.4f}"]
+    assert third[-6:] == ["0", "0", "0", "-", "-", "0.0000"]
+    assert len({len(line) for line in lines}) == 1
+    # Of many classes the commonest confusions are listed, and nothing else.
+    many = np.diag(rng.integers(1, 9, 40))
+    many[3, 7], many[20, 1] = 12, 30
+    lines = confusion_lines(many, [f"c{i}" for i in range(40)])
+    assert [line.strip() for line in lines[1:]] == [
+        f"30 of {many[20].sum()} 'c20' as 'c1'",
+        f"12 of {many[3].sum()} 'c3' as 'c7'",
+    ]
 
 
 def test_certain_and_right_is_calibrated(rng):

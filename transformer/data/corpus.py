@@ -12,11 +12,14 @@ from tqdm import tqdm
 
 from transformer.data.loader import Loader, Rows
 from transformer.data.sources import SOURCES, Source, open_source
-from transformer.data.sources.base import part_of
+from transformer.data.sources.base import SPLITS, part_of
 from transformer.data.storage import build_once, data_folder, digest
 from transformer.data.token_cache import BAR
 from transformer.data.tokenizers import TOKENIZERS, Tokenizer
 from transformer.errors import UserError
+
+FILES = ("text", "jsonl", "tsv", "csv", "aligned", "squad")
+"""Sources that are files of the user's, without splits of their own."""
 
 LEAST = {"bpe": (257, "every byte"), "words": (3, "a word, all others")}
 """The tokenizers that have a wanted size, with the least one and what it is for."""
@@ -135,6 +138,24 @@ class Corpus(ABC):
                 **options,
             )
 
+    def division(self) -> list[str]:
+        """What a file that comes without splits is used for, in a line; nothing of other sources."""
+        kind = self.config.source.partition(":")[0]
+        if self.config.validation_source or kind not in FILES:
+            return []
+        counts = [self._count(split) for split in SPLITS] if kind != "text" else None
+        return divided_line(counts)
+
+    def _count(self, split: str) -> int:
+        """The records of a split, counted once: files have to be read for it."""
+        source = self.sources(split)[0]
+
+        def build(new: Path) -> None:
+            (new / "records").write_text(str(len(source)))
+
+        folder = build_once(self.folder / "counts" / digest(source.identity), build)
+        return int((folder / "records").read_text())
+
     def _make_tokenizer(self) -> Tokenizer:
         kind, size = self.config.tokenizer, self.config.vocab_size
         if kind not in TOKENIZERS:
@@ -171,6 +192,19 @@ def contents_by_key(open_split: Callable[[str], Sequence[Any]], config: Any) -> 
         for source in open_split(split):
             found.setdefault(key_of(config, split), {}).update(source.content)
     return found
+
+
+def divided_line(counts: Sequence[int] | None) -> list[str]:
+    """What the records of each split are for, as many as `counts` says; without, shares of the text."""
+    if counts is None:
+        train, validation, test = (f"{high - low:.0%}" for low, high in SPLITS.values())
+    else:
+        train, validation, test = map("{:,}".format, counts)
+    what = "of its text" if counts is None else "records"
+    return [
+        f"data.source comes without splits: {train} {what} to train on, {validation} for validation, {test} "
+        "for --mode=evaluate --split=test; with data.validation_source all is trained on"
+    ]
 
 
 @contextmanager

@@ -46,6 +46,10 @@ class Images(ABC):
     @abstractmethod
     def __getitem__(self, index: int) -> Record: ...
 
+    def place(self, index: int) -> str:
+        """Where an image is."""
+        return f"{self.name}: image {index + 1}"
+
 
 class Digits(Images):
     """`digits`: 1,797 handwritten digits, 8 x 8 pixels of 17 shades, which come with scikit-learn.
@@ -110,6 +114,10 @@ class ImageFolder(Images):
     def content(self) -> dict[str, Any]:
         """Every file with its size and a digest, whatever folder they are in."""
         return contents_of(self.files, self._folder)
+
+    def place(self, index: int) -> str:
+        """Its file."""
+        return str(self._files[index])
 
     def __len__(self) -> int:
         return len(self.files)

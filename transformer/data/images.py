@@ -9,7 +9,7 @@ from typing import Any, Literal
 import numpy as np
 from tqdm import tqdm
 
-from transformer.data.corpus import contents_by_key, key_of, naming
+from transformer.data.corpus import contents_by_key, divided_line, key_of, naming
 from transformer.data.image_sources import IMAGES, ImageFolder, Images, as_pixels, open_image
 from transformer.data.labels import count_labels, find_labels, number_labels
 from transformer.data.loader import Batch, Loader
@@ -120,6 +120,11 @@ class ImageData:
             self.rows(split), batch_size, seed=seed, workers=c.workers, transform=transform, **options
         )
 
+    def places(self, split: str) -> list[str]:
+        """Where the images of a split are: their files, or numbers in the source."""
+        source, (_, kept) = self._open(split), self._prepared(split)
+        return [source.place(int(index)) for index in kept]
+
     def label_counts(self, split: str) -> np.ndarray:
         """How many images of a split have each label, (c,)."""
         return count_labels(_names(*self._prepared(split)), self.labels)
@@ -159,6 +164,13 @@ class ImageData:
             )
         with naming(key_of(c, split)):
             return IMAGES[kind](argument, part, Options(self.folder, field=c.image_field), c.label_field)
+
+    def division(self) -> list[str]:
+        """What images that come without splits are used for, in a line."""
+        if self.config.validation_source or self._open("train").divided:
+            return []
+        shares_n = np.load(self._prepared("train")[0] / "shares.npy")
+        return divided_line([len(divide(shares_n, split)) for split in SHARES])
 
     def _prepared(self, split: str) -> tuple[Path, np.ndarray]:
         """The folder with the prepared images of the source, and the numbers of those of the split."""

@@ -51,7 +51,7 @@ class LabelledData(Corpus):
         """`tokenizer` and `labels`, a run folder's own, go before what the data say."""
         super().__init__(config, tokenizer)
         self.markers = Markers.of(self.tokenizer)
-        self.labels = list(labels or find_labels(self._labels_of("train"), "label_field"))
+        self.labels = list(labels or self._find_labels())
 
     def kept(self) -> dict[str, Any]:
         """The tokenizer and the names of the labels, in the order of the model's outputs."""
@@ -102,9 +102,16 @@ class LabelledData(Corpus):
         ids = [np.array(self.tokenizer.encode(part), np.int32) for part in parts]
         return self.markers.frame(ids, self.config.sequence_length)
 
+    def _find_labels(self) -> list[str]:
+        source = self._label_source("train")
+        return find_labels(self._labels_of("train"), "label_field", lambda i: source.place(i - 1))
+
+    def _label_source(self, split: str) -> Source:
+        return self.open(split, self.config.label_field, numbers=True)
+
     def _labels_of(self, split: str) -> list[str]:
         """The label of each record; read once, and kept beside the tokens."""
-        source = self.open(split, self.config.label_field, numbers=True)
+        source = self._label_source(split)
         if not len(source):
             raise UserError(f"{source.name}: no records; give more, or data.validation_source")
 

@@ -1,24 +1,58 @@
 """Names of labels, and the numbers that a model knows them by."""
 
+import math
+import unicodedata
+from collections import Counter
 from collections.abc import Callable, Sequence
 
 import numpy as np
 
 from transformer.errors import UserError
 
+MANY = 20
+"""Up to so many labels are listed, and may be as rare as they are; more of which each occurs less than twice
+on average are no classes: one that occurs once cannot be both learned and measured."""
 
-def find_labels(names: Sequence[str], key: str) -> list[str]:
+
+def find_labels(names: Sequence[str], key: str, place: Callable[[int], str] = str) -> list[str]:
     """The labels that occur in training data, in the order of the model's outputs: as numbers where all are.
 
+    `place` says where the i-th name is, from 1.
+
     Raises:
-      UserError: there are fewer than two; the error begins with `key`.
+      UserError: there are fewer than two, a record has none, or they are no classes: more than `MANY` that
+        are rare, or that are numbers and not whole; the error begins with `key`.
     """
     found = set(names)
+    if "" in found:
+        empty = [number for number, name in enumerate(names, 1) if not name]
+        others = f", and {len(empty) - 1:,} more have none" if len(empty) > 1 else ""
+        raise UserError(f"data.{key}: {place(empty[0])} has no label{others}; fill them in or leave them out")
     if len(found) < 2:
         only = ", ".join(map(repr, found)) or "none"
         raise UserError(f"data.{key}: all training data have the label {only}; expected two or more")
-    numbers = all(name.removeprefix("-").isdecimal() for name in found)
-    return sorted(found, key=int if numbers else str)
+    some = f"{len(found):,} labels in {len(names):,} records, {shown(sorted(found), 3)}"
+    if len(found) > MANY and len(names) < 2 * len(found):
+        raise UserError(f"data.{key}: {some}: most occur once, and cannot be learned; expected classes")
+    whole = all(name.removeprefix("-").isdecimal() for name in found)
+    if len(found) > MANY and not whole and _are_numbers(found):
+        raise UserError(f"data.{key}: {some}: they are measurements; expected classes")
+    return sorted(found, key=int if whole else str)
+
+
+def remarks(labels: Sequence[str]) -> list[str]:
+    """What is worth a second look: labels that are nearly the same, and many that are numbers."""
+    alike: dict[str, list[str]] = {}
+    for label in labels:
+        alike.setdefault(" ".join(unicodedata.normalize("NFKC", label).casefold().split()), []).append(label)
+    lines = [
+        f"the labels {', '.join(map(repr, same))} are {len(same)} classes: only case or spaces differ"
+        for same in alike.values()
+        if len(same) > 1
+    ]
+    if len(labels) > MANY and _are_numbers(labels):
+        lines.append(f"the {len(labels)} labels are numbers, and each a class: which are near does not count")
+    return lines
 
 
 def number_labels(names: Sequence[str], labels: Sequence[str], place: Callable[[int], str]) -> np.ndarray:
@@ -30,12 +64,25 @@ def number_labels(names: Sequence[str], labels: Sequence[str], place: Callable[[
     numbers = {label: number for number, label in enumerate(labels)}
     for index, name in enumerate(names, 1):
         if name not in numbers:
-            known = ", ".join(map(repr, labels))
-            problem = f"has the label {name!r}; those of the training data are {known}"
-            raise UserError(f"{place(index)} {problem}")
+            problem = f"has the label {name!r}" if name else "has no label"
+            raise UserError(f"{place(index)} {problem}; those of the training data are {shown(labels, MANY)}")
     return np.array([numbers[name] for name in names], np.int32)
 
 
 def count_labels(names: Sequence[str], labels: Sequence[str]) -> np.ndarray:
     """How often each label occurs, (c,)."""
-    return np.array([names.count(label) for label in labels])
+    counts = Counter(names)
+    return np.array([counts[label] for label in labels])
+
+
+def shown(labels: Sequence[str], most: int) -> str:
+    """The labels in one line, the first `most` where there are more."""
+    more = f" and {len(labels) - most:,} more" if len(labels) > most else ""
+    return ", ".join(map(repr, labels[:most])) + more
+
+
+def _are_numbers(labels: Sequence[str] | set[str]) -> bool:
+    try:
+        return all(math.isfinite(float(label)) for label in labels)
+    except ValueError:
+        return False

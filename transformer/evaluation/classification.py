@@ -1,12 +1,13 @@
 """How well classes are told apart: accuracy, F1, the confusion matrix, calibration."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from transformer.evaluation.bootstrap import RESAMPLES, interval, said
+from transformer.evaluation.confusion import confusion_lines, macro_f1
 from transformer.evaluation.likelihood import total
 from transformer.training.experiment import Batch, Loader, Params, Put
 from transformer.training.metrics import Sum
@@ -41,14 +42,6 @@ def tally(logits: jax.Array, labels: jax.Array, weights: jax.Array) -> dict[str,
     }
 
 
-def f1_scores(confusion_cc: np.ndarray) -> np.ndarray:
-    """For each class F1 = 2 TP / (2 TP + FP + FN), of a matrix of counts (label, prediction); 0 for a class
-    that neither occurs nor is predicted."""
-    hits = np.diag(confusion_cc)
-    both = confusion_cc.sum(axis=0) + confusion_cc.sum(axis=1)
-    return np.divide(2 * hits, both, out=np.zeros(len(hits)), where=both > 0)
-
-
 def calibration_error(calibration_3n: np.ndarray) -> float:
     """sum over bins of (share of predictions) |accuracy - mean confidence|.
 
@@ -62,14 +55,22 @@ class ClassificationEvaluator:
     """Loss, accuracy, macro F1 and calibration error over one pass of `loader`.
 
     `step` is the compiled (params, batch) -> what `tally` counts. `last` keeps the matrices of the last
-    pass for pictures: {"confusion": ..., "calibration": ...}.
+    pass for pictures: {"confusion": ..., "calibration": ...}; `describe` says how many it was, and has the
+    confusion matrix as text.
     """
 
     def __init__(
-        self, step: Callable[[Params, Batch], dict[str, Sum]], loader: Loader, put: Put, batches: int = 0
+        self,
+        step: Callable[[Params, Batch], dict[str, Sum]],
+        loader: Loader,
+        put: Put,
+        batches: int = 0,
+        labels: Sequence[str] = (),
     ) -> None:
-        """`put` brings a batch onto the devices, and `batches` limits the pass (0: all)."""
+        """`put` brings a batch onto the devices, and `batches` limits the pass (0: all). `labels` are the
+        classes' names."""
         self._step, self._loader, self._put, self._batches = step, loader, put, batches
+        self._labels = labels
         self.last: dict[str, np.ndarray] = {}
 
     def names(self, params: Params) -> list[str]:
@@ -77,19 +78,19 @@ class ClassificationEvaluator:
         return ["loss", "accuracy", "f1", "calibration_error"]
 
     def __call__(self, params: Params) -> dict[str, float]:
-        """{"loss": nats, "accuracy": ..., "f1": the classes' mean, "calibration_error": ...}."""
+        """{"loss": nats, "accuracy": ..., "f1": `macro_f1`, "calibration_error": ...}."""
         found = total(self._step, params, self._loader, self._put, self._batches)
         self.last = {name: np.asarray(found[name].total) for name in ("confusion", "calibration")}
         return {
             "loss": float(found["loss"].mean),
             "accuracy": float(found["accuracy"].mean),
-            "f1": float(f1_scores(self.last["confusion"]).mean()),
+            "f1": macro_f1(self.last["confusion"]),
             "calibration_error": calibration_error(self.last["calibration"]),
         }
 
     def describe(self) -> dict[str, str]:
         """How many examples were measured, and of accuracy and F1 the interval that a bootstrap over them
-        gives."""
+        gives; and the confusion matrix as lines of text."""
         confusion_cc = self.last["confusion"]
         n = int(confusion_cc.sum())
         rows = getattr(self._loader, "rows", ())
@@ -104,6 +105,7 @@ class ClassificationEvaluator:
             for sample in range(RESAMPLES):
                 again_cc.reshape(-1)[cells] = rng.multinomial(n, share)
                 drawn["accuracy"][sample] = np.trace(again_cc) / n
-                drawn["f1"][sample] = f1_scores(again_cc).mean()
+                drawn["f1"][sample] = macro_f1(again_cc)
             found |= {name: said(interval(values), f"{n:,} examples") for name, values in drawn.items()}
-        return found
+        table = confusion_lines(confusion_cc.astype(np.int64), self._labels)
+        return found | {"confusion": "\n".join(table)}
