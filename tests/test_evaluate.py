@@ -134,7 +134,7 @@ def test_what_cannot_be_measured_is_one_line(capfd, trained, tmp_path):
         "--step=x": "--step: 'x'; expected a number, best or latest",
         "--step=best": "no checkpoint was saved with train.keep_best",
         "--split=tets": "--split: invalid choice",
-        "--output=x": "--output: only --mode=predict and --mode=score takes it",
+        "--output=x": "--output: language_modeling has no labels; --mode=predict writes its answers",
     }.items():
         assert expected in fails(capfd, [*run, arguments])
     assert runs.listing(trained) == before

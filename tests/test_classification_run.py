@@ -1,0 +1,159 @@
+"""A text classifier, as a user trains, measures and uses it."""
+
+import json
+import random
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import launch
+from experiments import find_experiment, modes
+from experiments.config_files import read_config
+from transformer.training import parallel
+
+pytestmark = pytest.mark.usefixtures("in_root")
+
+WORDS = {"gut ✓": ["lovely", "superb"], "schlecht": ["awful", "dull"]}
+FILLERS = ["the", "film", "was", "a", "story", "of", "two", "people", "in", "town", "that", "night"]
+
+
+def write(path, count=600):
+    """Texts of filling words and a word that tells the label, some with tabs and ends of lines in them."""
+    draw = random.Random(0)
+    with open(path, "w", encoding="utf-8") as file:
+        for number in range(count):
+            label = draw.choice([*WORDS])
+            words = draw.choices(FILLERS, k=draw.randrange(2, 12))
+            words.insert(draw.randrange(len(words) + 1), draw.choice(WORDS[label]))
+            text = draw.choice(["\t", "\n", " ", " "]).join([f"{number}", *words])
+            file.write(json.dumps({"text": text, "label": label}) + "\n")
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("classifier")
+    write(folder / "a.jsonl")
+    keys = {
+        "data.source": f"jsonl:{folder}/a.jsonl",
+        "data.tokenizer": "words",
+        "optimizer.learning_rate": "0.01",
+        "optimizer.schedule": "constant",
+        "optimizer.decay_steps": "0",
+        "train.steps": "60",
+        "train.evaluate_batches": "0",
+    }
+    arguments = [f"--config.{key}={value}" for key, value in keys.items()]
+    run = folder / "run"
+    assert launch.main(["--config=configs/classification.py:tiny", f"--workdir={run}", *arguments]) == 0
+    return run
+
+
+def test_it_learns_to_tell_texts_that_it_has_not_seen(trained):
+    last = json.loads((trained / "metrics.jsonl").read_text().splitlines()[-1])
+    assert last["eval/accuracy"] > 0.95 and last["eval/f1"] > 0.95 and last["eval/loss"] < 0.3
+
+
+def test_evaluate_writes_what_it_predicts_of_a_split(trained, tmp_path, capfd):
+    capfd.readouterr()
+    output = tmp_path / "predictions.tsv"
+    arguments = [f"--workdir={trained}", "--mode=evaluate"]
+    assert launch.main([*arguments, "--split=test", f"--output={output}"]) == 0
+    said = capfd.readouterr().out
+    header, *lines = output.read_text(encoding="utf-8").splitlines()
+    assert header.split("\t") == ["text", "label", "predicted", "p(gut ✓)", "p(schlecht)"]
+    cells = [line.split("\t") for line in lines]
+    assert all(len(each) == 5 for each in cells) and 10 < len(cells) < 60
+    right = np.mean([each[1] == each[2] for each in cells])
+    assert right == pytest.approx(float(re.search(r"eval/accuracy (\S+)", said)[1]), abs=1e-5)
+    assert f"{len(cells)} of {len(cells)} examples" in said
+    for text, label, predicted, *shares in cells:
+        assert any(word in text for word in WORDS[label])
+        assert sum(map(float, shares)) == pytest.approx(1, abs=1e-5)
+        assert [*WORDS][int(np.argmax([float(share) for share in shares]))] == predicted
+    assert any("\\t" in text for text, *_ in cells) and any("\\n" in text for text, *_ in cells)
+    # The matrix as text has the same counts.
+    table = said[said.index("eval/confusion") :].splitlines()[2:4]
+    for label, line in zip(WORDS, table, strict=True):
+        counts = [sum(each[1:3] == [label, other] for each in cells) for other in WORDS]
+        assert [int(n) for n in re.findall(r" (\d+)(?= )", line)[:2]] == counts
+    # Nothing that is read is written over, and no folder is missing only in the end.
+    before = (trained.parent / "a.jsonl").read_bytes()
+    for bad in (f"--output={trained.parent}/a.jsonl", f"--output={tmp_path}/none/x"):
+        assert launch.main([*arguments, bad]) == 2
+        assert capfd.readouterr().err.startswith("error: --output: ")
+    assert (trained.parent / "a.jsonl").read_bytes() == before
+
+
+def test_a_text_is_answered_alike_in_any_company(trained):
+    """Neither other texts nor padding change a probability."""
+    run, params = modes.load(trained)
+    experiment = run.experiment
+    texts = ["lovely", "the film was awful that night", "superb " + "story of " * 20]
+    with run.placed():
+        alone = [next(experiment.predict(params, [text])) for text in texts]
+        together = list(experiment.predict(params, texts * 12))  # more than are read at once
+    assert together == alone * 12
+    for text, (answer,) in zip(texts, alone, strict=True):
+        tokens, types = experiment.data.frame(text)
+        assert len(tokens) < experiment.config.data.sequence_length
+        one = jnp.ones((1, len(tokens)), jnp.int32)
+        inputs = tokens[None], one, types[None]
+        logits = jax.jit(lambda p, a, b, c: experiment.model.apply({"params": p}, a, b, 1, types_bt=c))(
+            params, *inputs
+        )[0, 0]
+        p = dict(zip(experiment.data.labels, np.asarray(jax.nn.softmax(logits)), strict=True))
+        predicted, *shares = answer.split("\t")
+        assert predicted == max(p, key=p.get)
+        listed = {each.rpartition("=")[0]: float(each.rpartition("=")[2]) for each in shares}
+        assert listed == pytest.approx(p, abs=6e-5)
+
+
+@pytest.mark.parametrize("name", ["classification", "bert"])
+def test_some_batches_are_a_random_part_and_always_the_same(name, monkeypatch, trained):
+    """Where rows are sorted; of all batches the order is of no account."""
+    sorted_ones = ("classification", "vision", "masked_lm", "span_extraction")
+    assert all(find_experiment(each).sorts_rows for each in sorted_ones)
+    values = read_config(f"configs/{name}.py:tiny")
+    if name == "bert":
+        values["data"] |= {"source": f"jsonl:{trained.parent}/a.jsonl", "document": "file"}
+    orders = []
+    for limit in ("1", "0"):
+        config = modes.check_config(values, [("train.evaluate_batches", limit)])
+        experiment = find_experiment(config.experiment)(config)
+        monkeypatch.setattr(experiment.data, "loader", lambda split, size, **order: orders.append(order))
+        experiment.evaluators(lambda batch: batch)
+    assert [each["shuffle"] for each in orders] == [True, False]
+
+
+def test_what_is_guessed_for_a_mask_is_what_the_model_finds_likeliest(trained):
+    values = read_config("configs/bert.py:tiny")
+    values["data"] |= {"source": f"jsonl:{trained.parent}/a.jsonl", "document": "file", "tokenizer": "words"}
+    config = modes.check_config(values)
+    experiment = find_experiment(config.experiment)(config)
+    params = parallel.unboxed(experiment.init(jax.random.key(1)))
+    text = "the film [MASK] a [MASK] of two people"
+    (answers,) = experiment.predict(params, [text])
+    assert len(answers) == 2
+    markers, tokenizer = experiment.data.markers, experiment.data.tokenizer
+    before, between, after = ([*tokenizer.encode(part)] for part in text.split("[MASK]"))
+    tokens = [markers.cls, *before, markers.mask, *between, markers.mask, *after, markers.sep]
+    places = [1 + len(before), 2 + len(before) + len(between)]
+    one = jnp.ones((1, len(tokens)), jnp.int32)  # no padding here
+    inputs = jnp.array([tokens]), jnp.array([places])
+    found, _ = jax.jit(lambda p, a, b, c: experiment.model.apply({"params": p}, a, b, segments_bt=c))(
+        params, *inputs, one
+    )
+    for answer, logits_v in zip(answers, np.asarray(found[0], float), strict=True):
+        real = [i for i in range(tokenizer.vocab_size) if i != tokenizer.eos_id and tokenizer.name(i)]
+        real = [i for i in real if i not in (markers.cls, markers.sep, markers.mask)]
+        p = np.exp(logits_v[real] - logits_v[real].max())
+        order = np.argsort(-p)[:5]
+        expected = [(tokenizer.decode([real[i]]).strip(), p[i] / p.sum()) for i in order]
+        guesses = [each.rpartition(" ") for each in answer.split("\t")]
+        shares = [float(share) for _, _, share in guesses]
+        assert shares == pytest.approx([share for _, share in expected], abs=6e-5)
+        near = np.diff(np.sort(-p)[:6] / p.sum()).min() < 1e-4  # whose order rounding may change
+        assert near or [guess for guess, _, _ in guesses] == [guess for guess, _ in expected]
