@@ -179,6 +179,14 @@ class SequenceToSequence(ScoringText):
         """The model as decoding sees it."""
         return self.model.stepper(params, self.data.tokenizer.bos_id)
 
+    def problem(self, text: str) -> str:
+        """That it is too long to be read whole, where such are refused."""
+        c = self.config.data
+        if c.too_long != "refuse" or (length := len(self.data.encode_source(text))) <= c.source_length:
+            return ""
+        most = f"data.source_length is {c.source_length}, and data.too_long refuses"
+        return f"has {length} tokens, its end among them; {most}"
+
     def predict(
         self, params: Params, texts: Iterable[str], seed: int = 0, first: int = 0
     ) -> Iterator[list[str]]:
@@ -261,13 +269,9 @@ class SequenceToSequence(ScoringText):
         and said at the end."""
         c, long, first = self.config.data, 0, 0
         for number, text in enumerate(texts, before + 1):
-            length = len(self.data.encode_source(text))
-            if length > c.source_length and c.too_long == "refuse":
-                raise UserError(
-                    f"--prompt or --input: text {number} has {length} tokens, its end among them; "
-                    f"data.source_length is {c.source_length}, and data.too_long refuses"
-                )
-            if length > c.source_length:
+            if problem := self.problem(text):
+                raise UserError(f"--prompt or --input: text {number} {problem}")
+            if len(self.data.encode_source(text)) > c.source_length:
                 long, first = long + 1, first or number
             yield text
         if long and jax.process_index() == 0:

@@ -107,8 +107,14 @@ def test_a_source_that_is_too_long_is_said_or_refused(trained, tmp_path, capfd):
     refused = ["--config.data.source_length=12", "--config.data.too_long=refuse"]
     assert launch.main([*command, *refused]) == 2
     found = capfd.readouterr()
-    assert "text 2 has 22 tokens, its end among them; data.source_length is 12" in found.err
+    assert "in.txt:2 has 22 tokens, its end among them; data.source_length is 12" in found.err
     assert found.err.count("\n") == 1
+
+
+def test_a_table_of_sources_alone_is_answered(trained, tmp_path, capfd):
+    (tmp_path / "in.tsv").write_text("id\tsource\n1\tnumber 1\n2\tnumber 2\n")
+    assert launch.main([f"--workdir={trained}", "--mode=predict", f"--input=tsv:{tmp_path}/in.tsv"]) == 0
+    assert len(capfd.readouterr().out.splitlines()) == 2
 
 
 def test_an_evaluation_says_what_it_measured_and_how(trained, files, tmp_path):

@@ -90,7 +90,7 @@ class Corpus(ABC):
     def inputs(self, split: str) -> Iterator[str]:
         """What a model is to answer of each record of a split, without what it is to find; several texts
         have a tab between."""
-        sources = [self.open(split, field) for field in self.reads]
+        sources = [self.open(split, field, fields=self.reads) for field in self.reads]
         for index in range(len(sources[0])):
             first, *others = (source.text(index) for source in sources)
             yield "\t".join([first.replace("\t", " "), *others] if others else [first])
@@ -130,12 +130,11 @@ class Corpus(ABC):
                 self.location(split),
                 name,
                 field=field,
-                fields=self.fields(split),
                 divide=not c.validation_source and not other,
                 reads=self.reads,
                 split_by=[name for name in c.split_by.split(",") if name],
                 cache_dir=c.cache_dir,
-                **options,
+                **{"fields": self.fields(split)} | options,
             )
 
     def division(self) -> list[str]:

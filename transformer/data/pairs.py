@@ -136,7 +136,7 @@ class PairData(Corpus):
 
     def inputs(self, split: str) -> Iterator[str]:
         """The sources of a split."""
-        side = self._side(split, self.config.source_field)
+        side = Side([self.open(split, field, fields=self.reads) for field in self.reads])
         return (side.text(index) for index in range(len(side)))
 
     def encode_source(self, text: str) -> list[int]:
