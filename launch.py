@@ -27,6 +27,7 @@ from absl import logging  # noqa: E402
 from transformer.backend import will_be_cpu  # noqa: E402
 from transformer.errors import UserError  # noqa: E402
 from transformer.freeze import suggest  # noqa: E402
+from transformer.process import keep_programs  # noqa: E402
 
 MALLOC = {
     "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1:glibc.malloc.arena_max=1"
@@ -212,9 +213,7 @@ def _is_utf8(text: str) -> bool:
 def prepare(flags: argparse.Namespace) -> None:
     """What must be set before JAX is loaded, unless the environment says otherwise; and the meeting of
     processes, where there are several."""
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "transformer", "xla")
-    os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(cache))
-    os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.1")  # 1 would skip most of a CPU's
+    keep_programs()
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # XLA's warnings
     logging.set_verbosity(logging.ERROR)  # what TFDS and orbax do, line by line
     if isinstance(sys.stdout, io.TextIOWrapper):

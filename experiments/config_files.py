@@ -10,13 +10,20 @@ from typing import Any
 
 from transformer.errors import UserError
 
+ConfigSource = str | Mapping[str, Any]
+"""A config file, "file.py" or "file.py:preset", or the values themselves: a `ConfigDict`, say."""
 
-def read_config(argument: str, overrides: Iterable[tuple[str, str]] = ()) -> dict[str, Any]:
-    """What `get_config` of a config file gives, for the argument "file.py" or "file.py:preset".
+
+def read_config(argument: ConfigSource, overrides: Iterable[tuple[str, str]] = ()) -> dict[str, Any]:
+    """The values of a config, plain and nested.
 
     Raises:
       UserError: there is no such file or preset, or the file fails.
     """
+    if not isinstance(argument, str):
+        values = {key: _plain(value) for key, value in argument.items()}
+        override(values, overrides)
+        return values
     path, _, preset = argument.partition(":")
     if not Path(path).is_file():
         raise UserError(f"--config: there is no file {path!r}; configs/lm.py is one to begin with")
@@ -90,6 +97,11 @@ def _parse(text: str, default: Any) -> Any:
         return text
     whole = isinstance(default, int) and isinstance(value, float) and value.is_integer()
     return int(value) if whole else value
+
+
+def _plain(value: Any) -> Any:
+    """A copy, of a `ConfigDict` too, whose groups are dictionaries."""
+    return {key: _plain(each) for key, each in value.items()} if hasattr(value, "items") else value
 
 
 def _line(error: Exception) -> str:

@@ -9,7 +9,7 @@ import jax
 
 from experiments import embeddings, find_experiment
 from experiments.closing import closing, command
-from experiments.config_files import override, read_config
+from experiments.config_files import ConfigSource, override, read_config
 from experiments.lock import exclusive, together
 from experiments.output import lasting
 from experiments.workdir import Workdir, describe
@@ -41,16 +41,16 @@ Overrides = Iterable[tuple[str, str]]
 def train(
     workdir: str,
     overrides: Overrides = (),
-    config: str = "",
+    config: ConfigSource = "",
     started: float | None = None,
     accept_data: bool = False,
 ) -> str:
     """Trains from the beginning, or from the latest checkpoint in the folder, and says what there is now.
     Returns why training ended: "finished", or the name of a signal.
 
-    `config` is a config file; without it the folder's own config goes on. Data that have changed since the
-    run began are refused, unless `accept_data`. Whoever reads what is said may
-    leave: training goes on.
+    `config` is a config file, or what its `get_config` gives; without it the folder's own config goes on.
+    Data that have changed since the run began are refused, unless `accept_data`. Whoever reads what is said
+    may leave: training goes on.
     """
     if split_step(workdir)[1] is not None:
         raise UserError(
@@ -70,7 +70,7 @@ def train(
         return _train(run, folder, started)
 
 
-def _open_to_train(folder: Workdir, overrides: Overrides, config: str, accept_data: bool) -> Run:
+def _open_to_train(folder: Workdir, overrides: Overrides, config: ConfigSource, accept_data: bool) -> Run:
     """The run, checked as far as it can be before anything of it is written."""
     values = read_config(config) if config else folder.read_config()
     frozen = check_config(inherit(values, folder, overrides), overrides)

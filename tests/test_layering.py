@@ -10,6 +10,7 @@ ROOT = Path(__file__).parent.parent
 
 ALLOWED = {
     "transformer.backend": set(),
+    "transformer.process": {"transformer.backend"},
     "transformer.errors": set(),
     "transformer.freeze": {"transformer.errors"},
     "transformer.layers": {"transformer.layers", "transformer.errors"},
@@ -29,12 +30,19 @@ ALLOWED = {
     "transformer.visualization": {"transformer.visualization", "transformer.errors"},
     "experiments": {"experiments", "transformer"},
     "configs": {"configs"},
-    "launch": {"experiments", "transformer.backend", "transformer.errors", "transformer.freeze"},
+    "launch": {
+        "experiments",
+        "transformer.backend",
+        "transformer.errors",
+        "transformer.freeze",
+        "transformer.process",
+    },
 }
 """What each part may import of ours; the longest matching name counts."""
 
 LIBRARIES = {
     "transformer.backend": set(),
+    "transformer.process": {"jax"},
     "transformer.errors": set(),
     "transformer.freeze": set(),
     "transformer.layers": {"jax", "flax"},

@@ -10,6 +10,7 @@ import subprocess
 import pytest
 
 import launch
+from experiments import notebook
 from experiments.config_files import read_config
 from experiments.modes import check_config
 from experiments.workdir import flatten
@@ -51,15 +52,24 @@ def test_keys_and_files_that_the_page_names_exist():
         assert any((runs.ROOT / base / path).exists() for base in (".", "configs")), path
 
 
-def test_the_notebook_example_works(capsys, tmp_path):
+def test_the_notebook_example_works(monkeypatch, capsys, tmp_path):
     source = runs.write_corpus(tmp_path / "corpus")
     assert launch.main(runs.tiny(source, tmp_path / "run")) == 0
     (code,) = [code for kind, code in BLOCKS if kind == "python"]
-    assert '"runs/lm"' in code
+    assert '"runs/lm"' in code and '"runs/mine"' in code and "lm.get_config()" in code
+    code = code.replace('"runs/lm"', repr(str(tmp_path / "run"))).replace(
+        '"runs/mine"', repr(f"{tmp_path}/mine")
+    )
+    code = code.replace("lm.get_config()", f"lm.get_config('tiny'); config.data.source = {source!r}")
+    monkeypatch.setattr(notebook, "settle", lambda: None)  # for the whole process, which is a test's here
     capsys.readouterr()
-    exec(code.replace('"runs/lm"', repr(str(tmp_path / "run"))), {})
-    printed = capsys.readouterr().out
-    assert printed.startswith("[") and printed.endswith("]\n")
+    names = {}
+    exec(code, names)
+    answer, score = capsys.readouterr().out.splitlines()[-2:]
+    assert answer.startswith("[") and answer.endswith("]") and score.startswith("Score(log_likelihood=-")
+    assert names["weights_hts"].shape[1:] == (len(names["tokens"]),) * 2
+    assert (tmp_path / "mine" / "checkpoints" / "2").is_dir()
+    assert '"num_layers": 2' in (tmp_path / "mine" / "config.json").read_text()
 
 
 @pytest.mark.slow

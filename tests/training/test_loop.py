@@ -1,6 +1,8 @@
 import functools
+import gzip
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -469,6 +471,16 @@ def test_profile_records_its_steps(tmp_path):
     assert list(tmp_path.rglob("*.xplane.pb"))
     run(3, hooks=[Profile(2, 2, tmp_path / "short")])
     assert list((tmp_path / "short").rglob("*.xplane.pb"))
+
+
+def test_a_trace_names_modules_and_leaves_out_waiting_and_calls_of_python(tmp_path):
+    run(4, hooks=[Profile(2, 2, tmp_path)])
+    (path,) = tmp_path.rglob("*.trace.json.gz")
+    events = json.loads(gzip.decompress(path.read_bytes()))["traceEvents"]
+    names = [event["name"] for event in events if event.get("ph") == "X"]
+    assert any(re.search(r"Linear.*Dense_0 dot_general \(", name) for name in names), names
+    assert names.count("train") == 2
+    assert not [name for name in names if name.startswith(("ThreadpoolListener", "end: ", "Wait for", "$"))]
 
 
 def test_writers_agree(tmp_path):

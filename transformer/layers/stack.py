@@ -102,7 +102,8 @@ def run_stack(
     def run_layers(x_btd: jax.Array, layers: Sequence[Any]) -> tuple[jax.Array, Any]:
         sown = []
         for i, layer in enumerate(layers):
-            x_btd, layer_sown = runners[i % len(runners)](x_btd, layer)
+            with jax.named_scope(f"block_{i}"):  # the name of its kernels in a profiler's trace
+                x_btd, layer_sown = runners[i % len(runners)](x_btd, layer)
             sown.append(layer_sown)
         return x_btd, jax.tree.map(lambda *leaves: jnp.stack(leaves), *sown)
 

@@ -7,6 +7,7 @@ from typing import Protocol
 
 import jax
 
+from transformer.training import trace
 from transformer.training.state import Params, State
 
 
@@ -96,7 +97,7 @@ class Samples(Hook):
 
 
 class Profile(Hook):
-    """Records the `count` steps after step `first` with `jax.profiler`, for TensorBoard or Perfetto."""
+    """Records the `count` steps after step `first` with `jax.profiler`, for Perfetto or TensorBoard."""
 
     def __init__(self, first: int, count: int, directory: Path):
         super().__init__()
@@ -110,7 +111,7 @@ class Profile(Hook):
     def __call__(self, step: int, state: State, metrics: Mapping[str, float]) -> None:
         """Starts or ends the recording."""
         if step == self.first:
-            jax.profiler.start_trace(str(self.directory))
+            trace.start(self.directory)
             self._running = True
         else:
             self.close()
@@ -119,7 +120,7 @@ class Profile(Hook):
         """Ends the recording, also where the run ends before it."""
         if self._running:
             self._running = False
-            jax.profiler.stop_trace()
+            trace.stop(self.directory)
 
 
 def is_due(every: int, step: int) -> bool:

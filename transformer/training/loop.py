@@ -158,7 +158,8 @@ def train(
             while step < config.steps:
                 with meter.waiting():
                     batch = put(next(batches))
-                state, metrics = train_step(state, batch)
+                with jax.profiler.StepTraceAnnotation("train", step_num=step + 1):
+                    state, metrics = train_step(state, batch)
                 if unread is not None:
                     write(read(unread, is_due(config.log_every, step)))
                 step, unread = step + 1, metrics
@@ -169,7 +170,7 @@ def train(
                 save = ending or is_due(config.checkpoint_every, step) or clock.agreed(step)
                 if not (due or save or step == first):
                     continue
-                values = read(unread, save or is_due(config.log_every, step))
+                values = read(unread, is_due(config.log_every, step) or save)
                 unread = None
                 with meter.pause():
                     if signal is not None:

@@ -79,8 +79,9 @@ def make_train_step(
         if clip_norm:
             scale = jnp.minimum(1.0, clip_norm / jnp.maximum(norm, 1e-9))
             gradients = jax.tree.map(lambda g: g * scale, gradients)
-        updates, opt_state = optimizer.update(gradients, state.opt_state, state.params)
-        params = optax.apply_updates(state.params, updates)
+        with jax.named_scope("optimizer"):
+            updates, opt_state = optimizer.update(gradients, state.opt_state, state.params)
+            params = optax.apply_updates(state.params, updates)
         ema = state.ema
         if ema is not None and own_average is not None:
             ema = own_average(opt_state, params)

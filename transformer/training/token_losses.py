@@ -95,6 +95,7 @@ def token_losses(
     return terms
 
 
+@jax.named_scope("loss")
 def token_loss(
     logits_btv: jax.Array,
     targets_bt: jax.Array,

@@ -96,7 +96,8 @@ class Attention(nn.Module):
         else:
             given = {name: inputs[name] for name in inputs if name != "dropout_rng"}
             kernel = choose(self.kernel, q_bthk, key_bsgk, value_bsgk, **given)
-            out_bthk = kernel(q_bthk, key_bsgk, value_bsgk, **inputs)
+            with jax.named_scope(kernel.__name__):
+                out_bthk = kernel(q_bthk, key_bsgk, value_bsgk, **inputs)
         return self.join(out_bthk, x_btd.shape[-1]), cache
 
     def setup(self) -> None:

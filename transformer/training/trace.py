@@ -1,0 +1,121 @@
+"""A profiler's trace, made readable: kernels by the modules they compute, and no waiting threads."""
+
+import gzip
+import json
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import jax
+
+WAITING = ("ThreadpoolListener::", "end: ", "Wait for ", "ThunkExecutor::", "PythonRefManager::")
+"""How events begin that say only that a thread waits, or that another event has ended."""
+
+
+def start(directory: Path) -> None:
+    """Begins to record, without every call in Python, which would be most of the trace and slow it down."""
+    options = jax.profiler.ProfileOptions()
+    options.python_tracer_level = 0
+    jax.profiler.start_trace(str(directory), profiler_options=options)
+
+
+def stop(directory: Path) -> None:
+    """Ends the recording, and makes the newest trace in the folder readable."""
+    jax.profiler.stop_trace()
+    traces = sorted(directory.rglob("*.trace.json.gz"), key=lambda path: path.stat().st_mtime)
+    if traces:
+        rewrite(traces[-1])
+
+
+def rewrite(path: Path) -> None:
+    """Names the kernels of a `*.trace.json.gz` by their modules, as the program beside it (`*.xplane.pb`)
+    says, "block_0/attention/query dot_general (fusion.7)"; leaves out the waiting, and threads that do only
+    that."""
+    program = path.with_name(path.name.replace(".trace.json.gz", ".xplane.pb"))
+    names = module_names(program.read_bytes()) if program.is_file() else {}
+    with gzip.open(path, "rt", encoding="utf-8") as file:
+        trace: dict[str, Any] = json.load(file)
+    kept = [event for event in trace["traceEvents"] if not str(event.get("name", "")).startswith(WAITING)]
+    busy = {(event["pid"], event.get("tid")) for event in kept if event.get("ph") == "X"}
+    processes = {pid for pid, _ in busy}
+    trace["traceEvents"] = [
+        event
+        for event in kept
+        if event.get("ph") != "M"
+        or ((event["pid"], event["tid"]) in busy if "tid" in event else event["pid"] in processes)
+    ]
+    for event in trace["traceEvents"]:
+        kernel = (event.get("args") or {}).get("hlo_op")
+        if kernel in names:
+            event["name"] = f"{readable(names[kernel])} ({kernel})"
+    part = path.with_name(path.name + ".part")
+    with gzip.open(part, "wt", encoding="utf-8") as file:
+        json.dump(trace, file)
+    os.replace(part, path)
+
+
+def readable(name: str) -> str:
+    """What an operation is, from the path that JAX gives it.
+
+    "jit(train_step)/transpose(jvp(Decoder.hidden))/block_0/Block/attention/query/dot_general" is "backward
+    Decoder.hidden/block_0/attention/query dot_general".
+    """
+    *parts, operation = re.sub(r"^jit\(\w+\)/", "", name).split("/")
+    backward = any(part.startswith("transpose(") for part in parts)
+    plain = [re.sub(r"^(?:\w+\()*([^()]*)\)*$", r"\1", part) for part in parts]
+    shown: list[str] = []
+    for part in plain:
+        if part and part not in (*shown[-1:], "Block", "Block._sublayer", "closed_call", "checkpoint"):
+            shown.append(part)
+    return f"{'backward ' if backward else ''}{'/'.join(shown)} {operation}".replace("  ", " ").strip()
+
+
+def module_names(xspace: bytes) -> dict[str, str]:
+    """The operations of the compiled programs that a `*.xplane.pb` holds, and the path that JAX gave each.
+
+    The numbers are the fields that lead from one message to the next: XSpace, XPlane, XEventMetadata, XStat,
+    HloProto, HloModuleProto, HloComputationProto, HloInstructionProto.
+    """
+    names = {}
+    for instruction in _inside(xspace, 1, 4, 2, 5, 6, 1, 3, 2):
+        name, path = (next(_inside(instruction, *way), b"") for way in ((1,), (7, 2)))
+        if path:
+            names[name.decode()] = path.decode()
+    return names
+
+
+def _inside(message: bytes, *fields: int) -> Iterator[bytes]:
+    """The contents of a field of a field ... of a message in the form of protocol buffers."""
+    if not fields:
+        yield message
+        return
+    for number, content in _fields(message):
+        if number == fields[0]:
+            yield from _inside(content, *fields[1:])
+
+
+def _fields(message: bytes) -> Iterator[tuple[int, bytes]]:
+    """Number and content of each field that has one of any length: a text, or another message."""
+    place = 0
+    while place < len(message):
+        key, place = _integer(message, place)
+        kind = key & 7
+        if kind == 2:
+            length, place = _integer(message, place)
+            yield key >> 3, message[place : place + length]
+            place += length
+        elif kind == 0:
+            _, place = _integer(message, place)
+        else:
+            place += {1: 8, 5: 4}[kind]
+
+
+def _integer(message: bytes, place: int) -> tuple[int, int]:
+    value = shift = 0
+    while True:
+        byte = message[place]
+        value, shift, place = value | (byte & 127) << shift, shift + 7, place + 1
+        if byte < 128:
+            return value, place
