@@ -182,7 +182,9 @@ class LanguageModeling(ScoringText, AttendingDecoder):
         return [f"--prompt={self.config.sample.prompt}", "--num_samples=3"]
 
     def closing_lines(self, measured: dict[str, float]) -> list[str]:
-        """The model's bits per byte beside those of two compressors on the same validation text."""
+        """The model's bits per byte, where it has any, beside those of two compressors on the same text."""
+        if "eval/bits_per_byte" not in measured:
+            return []
         text = "".join(self.data.text("validation")).encode()
         bits = {
             "this model": measured["eval/bits_per_byte"],

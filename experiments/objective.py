@@ -51,6 +51,11 @@ class Objective:
             print(text, file=sys.stderr, flush=True)
         self._noted.add(kind)
 
+    def note_uncounted(self, rows: Any) -> None:
+        """Says of rows whose bytes are not counted why that is so."""
+        if why := getattr(rows, "why", ""):
+            self.note("bytes", why)
+
     def stream(self, params: Params, text: str, seed: int = 0) -> Iterator[str] | None:
         """The one answer to a text in pieces, as they are written; None where answers come whole, or there
         are several."""
@@ -76,7 +81,7 @@ class Objective:
 
     def loader(self, split: str, **order: bool) -> Loader:
         """Batches of a split, of this process's rows."""
-        return self.data.loader(
+        loader = self.data.loader(
             split,
             self.batch_size(order.get("repeat", False)),
             seed=self.config.seed,
@@ -84,6 +89,8 @@ class Objective:
             process_count=jax.process_count(),
             **order,
         )
+        self.note_uncounted(getattr(loader, "rows", None))
+        return loader
 
 
 def check_row_length(config: Any) -> None:

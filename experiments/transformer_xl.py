@@ -63,8 +63,10 @@ class TransformerXL(LanguageModeling):
     def loader(self, split: str, **order: bool) -> Loader:
         """Streams of a split, side by side; their order is that of the text, whatever is asked for."""
         size = self.batch_size(order.get("repeat", False))
+        rows = self.data.rows(split)
+        self.note_uncounted(rows)
         return Loader(
-            StreamRows(self.data.rows(split), size),
+            StreamRows(rows, size),
             size,
             workers=self.config.data.workers,
             repeat=order.get("repeat", False),

@@ -370,3 +370,23 @@ def test_a_question_from_the_keyboard_is_answered_before_the_next(trained):
         process.communicate()
         os.close(ours)
         os.close(theirs)
+
+
+def test_bits_per_byte_is_left_out_where_tokens_do_not_give_the_text_back(capfd, tmp_path, source):
+    """Words in lower case without their spaces are less than the text: what is dropped costs no bits."""
+    keys = ["--config.data.tokenizer=words", "--config.data.vocab_size=50"]
+    assert launch.main(runs.tiny(source, tmp_path / "run", *keys)) == 0
+    out, error = capfd.readouterr()
+    (line,) = [line for line in error.splitlines() if "bits_per_byte" in line]
+    assert "bits_per_byte is left out: of " in line and "train texts, " in line and "of all bytes" in line
+    assert (
+        "eval/bits_per_byte" not in out
+        and "bits per byte" not in out
+        and "gzip" not in out
+        and "eval/perplexity" in out
+    )
+    measured = json.loads((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()[-1])
+    assert "eval/loss" in measured and not [name for name in measured if "bits" in name]
+    assert launch.main([f"--workdir={tmp_path / 'run'}", "--mode=evaluate"]) == 0
+    out, error = capfd.readouterr()
+    assert "bits_per_byte is left out" in error and "eval/bits_per_byte" not in out

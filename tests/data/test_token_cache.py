@@ -211,3 +211,31 @@ def test_memory_does_not_grow_with_the_corpus(tmp_path):
     answer = subprocess.run(command, check=True, capture_output=True, text=True).stdout
     small, large = map(int, answer.split())
     assert large - small < 110, answer  # a file's text is held; whoever holds the tokens needs 150 more
+
+
+@pytest.mark.parametrize("kind", TOKENIZERS)
+def test_what_the_tokens_do_not_give_back_is_counted(tmp_path, kind):
+    """Texts are lost where decoding their tokens gives others: here and there, or nowhere."""
+    texts = ["def", "Def  x\n", "日本 Ж", "class A: pass", ""]
+    made = tokenizer(kind)
+    cache = TokenCache.of(Texts(texts), made, tmp_path)
+    gone = [text for text in texts if made.decode(made.encode(text)) != text]
+    assert cache.lost.tolist() == [len(gone), sum(len(text.encode()) for text in gone)]
+    assert bool(gone) == (kind not in ("bytes", "bpe"))
+
+
+def test_a_document_in_pieces_is_lost_once(tmp_path, monkeypatch):
+    monkeypatch.setattr(token_cache, "BATCH", 6)  # pieces of one document in several batches
+    source = Pieces([["Ab", "Cd", "ef", "Gh"], ["ij"], ["Kl", "mn"]])
+    made = tokenizer("characters", ["abcdefghijklmn"])
+    assert TokenCache.of(source, made, tmp_path).lost.tolist() == [2, 8]
+
+
+class Pieces(Texts):
+    """Documents in the pieces that they are read in."""
+
+    def pieces(self, index):
+        yield from self._texts[index]
+
+    def __getitem__(self, index):
+        return {"text": "".join(self._texts[index])}

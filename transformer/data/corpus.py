@@ -8,13 +8,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from tqdm import tqdm
 
 from transformer.data.loader import Loader, Rows
 from transformer.data.sources import SOURCES, Source, open_source
 from transformer.data.sources.base import SPLITS, part_of
 from transformer.data.storage import build_once, data_folder, digest
-from transformer.data.token_cache import BAR
+from transformer.data.token_cache import BAR, TokenCache
 from transformer.data.tokenizers import TOKENIZERS, Tokenizer
 from transformer.errors import UserError
 
@@ -53,6 +54,37 @@ class CorpusConfig:
     def idle(self) -> dict[str, str]:
         """See `transformer.freeze.refuse_idle`."""
         return {} if self.tokenizer in LEAST else {"vocab_size": f"with tokenizer {self.tokenizer!r}"}
+
+
+class Uncounted:
+    """Rows without the `bytes` that their tokens stand for, and `why`: where tokens do not give a text back,
+    bits for them are not bits for its bytes."""
+
+    def __init__(self, rows: Any, caches: Sequence[TokenCache], split: str) -> None:
+        """The rows of the caches' texts, which are of that split."""
+        self._rows = rows
+        lost, lost_bytes = np.sum([cache.lost for cache in caches], axis=0)
+        total = sum(len(cache.offsets) - 1 for cache in caches)
+        share = lost_bytes / max(1, sum(int(cache.num_bytes.sum()) for cache in caches))
+        self.why = (
+            f"bits_per_byte is left out: of {lost:,} of {total:,} {split} texts, {share:.1%} of all bytes, "
+            "the tokens do not give back what was read (case, spaces or unknown characters)"
+        )
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._rows, name)
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def batch(self, rows: np.ndarray) -> dict[str, np.ndarray]:
+        """The rows of the given numbers, stacked; number -1 is a row of padding."""
+        return {name: values for name, values in self._rows.batch(rows).items() if name != "bytes"}
+
+
+def counted(rows: Any, caches: Sequence[TokenCache], split: str) -> Any:
+    """The rows of the caches' texts, `Uncounted` where something of these is lost."""
+    return Uncounted(rows, caches, split) if any(cache.lost[0] for cache in caches) else rows
 
 
 class Corpus(ABC):

@@ -4,8 +4,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from transformer.data.corpus import Corpus, CorpusConfig, naming
-from transformer.data.pair_packing import PackedPairs
+from transformer.data.corpus import Corpus, CorpusConfig, counted, naming
+from transformer.data.pair_packing import JoinedPairs, PackedPairs
 from transformer.data.sources import Source
 from transformer.data.storage import digest
 from transformer.data.token_cache import TokenCache
@@ -101,12 +101,14 @@ class PairData(Corpus):
         """The source's fields."""
         return self.config.source_field.split(",")
 
-    def rows(self, split: str) -> PackedPairs:
+    def rows(self, split: str) -> Any:
         """The packed rows of a split, tokenised first where that was never done."""
         c = self.config
         sources, targets = (TokenCache.of(side, self.tokenizer, self.folder) for side in self.sources(split))
         with naming("too_long"):
-            return self._packing(sources, targets, c.source_length, c.target_length, c.too_long)
+            rows = self._packing(sources, targets, c.source_length, c.target_length, c.too_long)
+        of_both = isinstance(rows, JoinedPairs) and rows.loss_on == "all"
+        return counted(rows, [sources, targets] if of_both else [targets], split)
 
     def texts(self, split: str) -> Iterator[tuple[str, str]]:
         """The pairs of a split as they are, without those that `rows` leaves out."""

@@ -2,9 +2,9 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
-from transformer.data.corpus import Corpus, CorpusConfig
+from transformer.data.corpus import Corpus, CorpusConfig, counted
 from transformer.data.packing import PackedRows
 from transformer.data.sources import Source
 from transformer.data.token_cache import TokenCache
@@ -45,10 +45,10 @@ class TextData(Corpus):
         """The text's field."""
         return [self.config.text_field]
 
-    def rows(self, split: str) -> PackedRows:
+    def rows(self, split: str) -> Any:
         """The packed rows of a split, tokenised first where that was never done."""
         cache = TokenCache.of(self.source(split), self.tokenizer, self.folder)
-        return PackedRows(cache, self.config.sequence_length)
+        return counted(PackedRows(cache, self.config.sequence_length), [cache], split)
 
     def text(self, split: str) -> Iterator[str]:
         """The text of a split, in pieces: what general compressors are to be compared on."""

@@ -13,7 +13,7 @@ from transformer.data.storage import build_once, digest
 from transformer.data.tokenizers import Tokenizer
 from transformer.errors import UserError
 
-FORMAT = 1
+FORMAT = 2
 BATCH = 4 << 20
 """Characters tokenised at once: what bounds the memory, whatever the size of the corpus."""
 
@@ -26,7 +26,9 @@ class TokenCache:
 
     Document i is tokens[offsets[i] : offsets[i + 1]]; `num_bytes` holds the UTF-8 bytes that each token
     stands for, which over a document add up to its size exactly: its eos counts what the tokens leave.
-    All three are read-only views of files, so that opening them takes no time and no memory.
+    All three are read-only views of files, so that opening them takes no time and no memory. `lost` has the
+    number of documents that the tokens do not give back as they were, and the bytes of the pieces of them of
+    which that is so.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -37,6 +39,7 @@ class TokenCache:
             for name in ("tokens", "num_bytes", "offsets")
             for file in folder.glob(f"{name}.*")
         )
+        self.lost = np.fromfile(folder / "lost.int64", np.int64)
 
     def document(self, index: int) -> np.ndarray:
         """The tokens of a document, with its beginning and its end."""
@@ -69,6 +72,7 @@ def _write(source: Source, tokenizer: Tokenizer, folder: Path) -> None:
         open(folder / f"num_bytes.{count_type}", "wb") as bytes_file,
         open(folder / "offsets.int64", "wb") as offsets_file,
     ):
+        documents, lost, lost_bytes = 0, set(), 0
         written = np.zeros(1, np.int64)
         written.tofile(offsets_file)
         left, ended = (
@@ -82,6 +86,11 @@ def _write(source: Source, tokenizer: Tokenizer, folder: Path) -> None:
             counts = np.concatenate([counts for _, counts in coded])
             lengths = np.array([len(ids) for ids, _ in coded])
             sizes = np.array([len(text) if text.isascii() else len(text.encode()) for text in texts])
+
+            gone = ~tokenizer.gives_back(texts, [ids for ids, _ in coded])
+            lost |= set((documents + np.cumsum(first))[gone].tolist())
+            lost_bytes += int(sizes[gone].sum())
+            documents += int(first.sum())
 
             ends = np.cumsum(lengths + first + last)
             eos = ends[last] - 1
@@ -102,6 +111,7 @@ def _write(source: Source, tokenizer: Tokenizer, folder: Path) -> None:
             (written + ends[last]).tofile(offsets_file)
             written += ends[-1]
             bar.update(int(sizes.sum()))
+        np.array([len(lost), lost_bytes], np.int64).tofile(folder / "lost.int64")
 
 
 def _batches(source: Source) -> Iterator[tuple[list[str], np.ndarray]]:

@@ -169,6 +169,14 @@ class Tokenizer:
         ids = [np.array(encoding.ids, np.int64) for encoding in encodings]
         return [(i, sizes[i]) for i in ids]
 
+    def gives_back(self, texts: Sequence[str], ids: Sequence[Sequence[int]]) -> np.ndarray:
+        """Whether `decode` of each one's ids is the text, (n,) bool: of a tokenizer that folds case, drops
+        spaces or has a token for all it does not know it often is not."""
+        if self._is_bytes or self._byte_sizes is not None:
+            return np.ones(len(texts), bool)
+        decoded = self._backend.decode_batch([list(map(int, each)) for each in ids])
+        return np.array([text == found for text, found in zip(texts, decoded, strict=True)], bool)
+
     @property
     def count_type(self) -> np.dtype:
         """The type for the bytes that one token, or the rest of a text that its tokens leave, may count."""
