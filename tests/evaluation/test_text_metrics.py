@@ -135,6 +135,11 @@ def test_an_evaluator_scores_what_is_generated_and_says_how(rng):
     assert asked == [("parameters", list(range(9)))]
     expected = [metric.measure(texts[:9], references[:9]) for metric in metrics]
     assert found == {name: pytest.approx(score) for each in expected for name, score in each.items()}
+    texts[4] = texts[7] = " "
+    evaluator("parameters")
+    assert evaluator.describe()["measured"] == "9 of 1,200 pairs; for 2 of them nothing is written"
+    texts[4] = texts[7] = "something"
+    evaluator("parameters")
     said = evaluator.describe()
     assert said.keys() == {"measured", *found} and said["measured"] == "9 of 1,200 pairs"
     assert said["bleu"].startswith("95 % interval ") and "tok:13a" in said["bleu"]

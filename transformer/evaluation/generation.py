@@ -29,6 +29,7 @@ class GenerationEvaluator:
         self._sources, self._references = sources, list(references)
         self._measured = measured
         self._statistics: list[np.ndarray] = []
+        self._silent = 0
 
     def names(self, params: Params) -> list[str]:
         """The names of the scores."""
@@ -37,6 +38,7 @@ class GenerationEvaluator:
     def __call__(self, params: Params) -> dict[str, float]:
         """{"bleu": ...}: whatever the metrics measure."""
         texts, count = self._generate(params, self._sources), len(self._sources)
+        self._silent = sum(not text.strip() for text in texts)
         self._statistics = [metric.statistics(texts, self._references) for metric in self._metrics]
         scores: dict[str, float] = {}
         for metric, statistics_nk in zip(self._metrics, self._statistics, strict=True):
@@ -46,6 +48,8 @@ class GenerationEvaluator:
     def describe(self) -> dict[str, str]:
         """{"measured": "200 of 1,000 pairs", "bleu": "95 % interval 27.5 to 30.3 ...; its signature"}."""
         found = {"measured": self._measured()}
+        if self._silent:
+            found["measured"] += f"; for {self._silent:,} of them nothing is written"
         for metric, statistics_nk in zip(self._metrics, self._statistics, strict=True):
             for name, ends in intervals(metric, statistics_nk).items():
                 sure = said(ends, f"{len(statistics_nk):,} texts")
