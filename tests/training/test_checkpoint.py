@@ -101,6 +101,18 @@ def test_the_last_and_the_best_are_kept(tmp_path):
                     checkpoints.find("best")
 
 
+def test_what_is_no_number_is_never_the_best_and_where_nothing_was_measured_the_latest_is(tmp_path):
+    state, _ = trained(1)
+    for number, (losses, best) in enumerate(
+        [({1: 2.0, 2: float("nan")}, 1), ({1: float("nan"), 2: 3.0}, 2), ({1: None, 2: float("nan")}, 2)]
+    ):
+        with Checkpoints(tmp_path / str(number), keep_last=2, keep_best="eval/loss") as checkpoints:
+            for step, loss in losses.items():
+                checkpoints.save(step, state, None if loss is None else {"eval/loss": loss})
+            checkpoints.wait()
+            assert checkpoints.find("best") == best
+
+
 def test_saving_a_step_twice_is_harmless(tmp_path):
     state, _ = trained(1)
     with Checkpoints(tmp_path) as checkpoints:
