@@ -2,12 +2,13 @@
 
 import functools
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import jax
 import numpy as np
 from flax import linen as nn
+from numpy.typing import ArrayLike
 
 from experiments.objective import Objective
 from transformer.data.tokenizers import Tokenizer
@@ -32,17 +33,17 @@ class Attending(Objective):
         """Runs the blocks."""
 
     def weights(
-        self, params: Params, tokens: Sequence[int], types: Sequence[int] | None = None, layer: int = -1
+        self, params: Params, tokens: ArrayLike, types: ArrayLike | None = None, layer: int = -1
     ) -> np.ndarray:
         """The weights (h, t, t) with which tokens see one another in a layer, from 0 or back from -1."""
-        count, most = len(tokens), self.config.model.max_length
+        count, most = len(np.asarray(tokens)), self.config.model.max_length
         width = min(-(-count // PADDED) * PADDED, most)
 
-        def padded(values: Sequence[int]) -> np.ndarray:
+        def padded(values: ArrayLike) -> np.ndarray:
             return np.pad(np.asarray(values, np.int32), (0, width - count))[None]
 
-        types = np.zeros(count, np.int32) if types is None else types
-        arrays = padded(tokens), padded(np.ones(count, np.int32)), padded(types)
+        of_types = np.zeros(count, np.int32) if types is None else types
+        arrays = padded(tokens), padded(np.ones(count, np.int32)), padded(of_types)
         return np.asarray(self._watch(params, *arrays, layer=layer), np.float32)[:, :count, :count]
 
     @functools.cached_property
@@ -81,7 +82,7 @@ class AttendingEncoder(Attending):
         shown = names(self.data.tokenizer, tokens, special)
         return self.weights(params, tokens, types, layer), shown, shown
 
-    def framed(self, text: str) -> tuple[Sequence[int], Sequence[int]]:
+    def framed(self, text: str) -> tuple[np.ndarray, np.ndarray]:
         """The tokens that the model reads of a text, and their types."""
         return self.data.frame(text)
 
@@ -92,6 +93,6 @@ def pictured(look: Look) -> Look:
     return weights_hts[:, :PICTURED, :PICTURED], by[:PICTURED], seen[:PICTURED]
 
 
-def names(tokenizer: Tokenizer, tokens: Sequence[int], special: dict[int, str]) -> list[str]:
+def names(tokenizer: Tokenizer, tokens: Iterable[int], special: dict[int, str]) -> list[str]:
     """What each token is to be called: its text, or its name where it has none."""
     return [special.get(int(i)) or tokenizer.decode([i]) or tokenizer.name(int(i)) or "·" for i in tokens]

@@ -1,7 +1,7 @@
 """Masked language modelling: guess hidden tokens from both sides, and whether one text follows another."""
 
 import functools
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -174,7 +174,7 @@ class MaskedLanguageModeling(TokenPrediction, AttendingEncoder):
                 for ids, ps in zip(ids_mk[: len(places)], p_mk[: len(places)], strict=True)
             ]
 
-    def framed(self, text: str) -> tuple[Sequence[int], Sequence[int]]:
+    def framed(self, text: str) -> tuple[np.ndarray, np.ndarray]:
         """`[CLS] text [SEP]`, every `[MASK]` one token."""
         tokens = self.masked_tokens(text)[: self.config.data.sequence_length]
         return tokens, np.zeros_like(tokens)

@@ -1,7 +1,7 @@
 """Extractive question answering: which piece of a text answers a question."""
 
 import itertools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -169,7 +169,7 @@ class SpanExtraction(TokenPrediction, AttendingEncoder):
         for reading, spans in self.answers(params, readings()):
             yield [f"{_text(reading, span)}\t{span.probability:.4f}" for span in spans]
 
-    def framed(self, text: str) -> tuple[Sequence[int], Sequence[int]]:
+    def framed(self, text: str) -> tuple[np.ndarray, np.ndarray]:
         """The first window of QUESTION, tab, CONTEXT."""
         return self.data.read(*self.data.parse(text)).frames[0]
 
