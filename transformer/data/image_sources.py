@@ -117,7 +117,7 @@ class ImageFolder(Images):
 
     def place(self, index: int) -> str:
         """Its file."""
-        return str(self._files[index])
+        return str(self.files[index])
 
     def __len__(self) -> int:
         return len(self.files)
