@@ -4,7 +4,7 @@
     python launch.py --config=configs/finetune_classification.py --config.initialize_from=runs/bert
 
 Only the head and a low-rank correction of the queries and values (LoRA), with 0.8 % of the parameters:
---config.model.lora_rank=8 --config.optimizer.train_only=lora,head,pooler. Without `initialize_from` it trains
+--config.model.lora_rank=8 --config.optimizer.train_only=lora,head. Without `initialize_from` it trains
 the same classifier from the beginning.
 
 Cost: 8 min 49 s on 2 cores of an AMD EPYC (AVX-512), 2026-11-22, the second command, with tests of other

@@ -75,7 +75,7 @@ def evaluate(
         for key, value in measured.items():
             if key.rpartition("/")[0] == prefix:
                 about = f"  {said[key]}" if key in said else ""
-                print(f"{key} {value:.6g}{about}")
+                print(f"{key} {'none' if math.isnan(value) else f'{value:.6g}'}{about}")
         others = [key for key in said if key.rpartition("/")[0] == prefix and key not in measured]
         for key in others:
             if not key.endswith("/measured"):

@@ -2,12 +2,18 @@
 
 import gzip
 import lzma
+import math
 from collections.abc import Callable
 from typing import Any
 
+import jax
+import jax.numpy as jnp
+
 from transformer.errors import UserError
+from transformer.evaluation.likelihood import LikelihoodEvaluator
 from transformer.freeze import suggest
-from transformer.training.experiment import Evaluator, Params, Put
+from transformer.training.experiment import Batch, Evaluator, Params, Put
+from transformer.training.metrics import Sum
 
 
 class Compressors:
@@ -33,8 +39,53 @@ class Compressors:
         return {name: 8 * size / max(len(text), 1) for name, size in sizes.items()}
 
 
+class Positions:
+    """The loss by how far into its document a target is: whether a model makes use of what stands before.
+
+    `from_0`, `from_1`, `from_3`, `from_7` ... in nats, each of the targets from there to before the next.
+    """
+
+    def __init__(self, experiment: Any, put: Put, split: str) -> None:
+        """The experiment's losses are of tokens that have `positions`, and no memory of earlier rows."""
+        if "positions_bt" not in getattr(experiment, "MARKS", {}) or hasattr(experiment, "recur"):
+            raise UserError(f"evaluate.also: positions: {experiment.config.experiment} has none of its own")
+
+        def step(params: Params, batch: Batch) -> dict[str, Sum]:
+            weights_bt, positions_bt = batch["weights"], batch["positions"]
+            if weights_bt.shape != positions_bt.shape:
+                raise UserError(
+                    f"evaluate.also: positions: {experiment.config.experiment} has none of its own"
+                )
+
+            def total(factor_bt: jax.Array) -> Any:
+                part = {**batch, "weights": weights_bt * factor_bt}
+                return experiment.loss(params, part, jax.random.key(0), False)["loss"].total
+
+            # The total is linear in the weights: its gradient is what each target costs.
+            cost_bt = jax.grad(total)(jnp.ones(weights_bt.shape))
+            place_bt = jnp.floor(jnp.log2(positions_bt + 1.0) + 1e-4).astype(jnp.int32)
+            return {
+                f"from_{2**i - 1}": Sum(jnp.sum(cost_bt * here_bt), jnp.sum(weights_bt * here_bt))
+                for i in range(positions_bt.shape[1].bit_length())
+                for here_bt in [place_bt == i]
+            }
+
+        batches = experiment.config.train.evaluate_batches
+        loader = experiment.loader(split)
+        self._measure = LikelihoodEvaluator(jax.jit(step), loader, put, batches, perplexity=False)
+
+    def names(self, params: Params) -> list[str]:
+        """The names of the results, of which those of no target will be missing."""
+        return self._measure.names(params)
+
+    def __call__(self, params: Params) -> dict[str, float]:
+        """{"from_0": nats, ...}."""
+        return {name: value for name, value in self._measure(params).items() if not math.isnan(value)}
+
+
 EVALUATORS: dict[str, Callable[[Any, Put, str], Evaluator]] = {
     "compressors": Compressors,
+    "positions": Positions,
 }
 """By the name under which results are logged, called with the experiment, `put` and the split."""
 

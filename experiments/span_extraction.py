@@ -117,14 +117,17 @@ class SpanExtraction(TokenPrediction, AttendingEncoder):
         `answer.examples` questions."""
         questions = list(itertools.islice(self.data.questions(split), self.config.answer.examples or None))
         references: Any = [each.references for each in questions]
-        self._measured = len(questions)
+        if split == "validation":
+            self._measured = len(questions)
 
         def measured() -> str:
             total = sum(1 for _ in self.data.questions(split))
             return f"{len(questions):,} of {total:,} questions"
 
         return super().evaluators(put, split) | {
-            "answer": GenerationEvaluator(self._best, questions, references, [SpanScores()], measured)
+            "answer": GenerationEvaluator(
+                self._best, questions, references, [SpanScores()], measured, may_be_empty=True
+            )
         }
 
     def hooks(self, workdir: Path) -> list[Hook]:

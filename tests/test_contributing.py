@@ -89,19 +89,20 @@ def metrics(folder: Path) -> dict:
 
 
 def test_the_page_has_the_recipes_it_should_have():
-    assert len(COMMANDS) == 5 and len(FILES) == 5 and len(ADDITIONS) == 4
+    assert len(COMMANDS) == 6 and len(FILES) == 6 and len(ADDITIONS) == 5
     assert all(command[:2] == ["python", "launch.py"] for command in COMMANDS)
 
 
 def test_each_recipe_trains(extended):
     config = {}
-    for run in ("kerple", "lion", "mbox", "poly", "confidence_penalty"):
+    for run in ("kerple", "lion", "mbox", "poly", "norms", "confidence_penalty"):
         assert metrics(extended / "runs" / run)["step"] == 2
         config[run] = json.loads((extended / "runs" / run / "config.json").read_text())
     assert config["kerple"]["model"]["position"] == "kerple"
     assert config["lion"]["optimizer"]["arguments"] == {"b2": 0.98}
     assert config["mbox"]["data"]["source"] == "mbox:letters.mbox"
     assert config["poly"]["loss"]["arguments"] == {"epsilon": 2}
+    assert metrics(extended / "runs" / "norms")["parameters/norm"] > 0
     poly, penalty = (metrics(extended / "runs" / run) for run in ("poly", "confidence_penalty"))
     assert poly["eval/loss"] > poly["eval/nll"] + 1  # 2 (1 - p) more, with p small after two steps
     assert 0 < penalty["train/certainty"] < 1 and "eval/bits_per_byte" in penalty
@@ -111,6 +112,7 @@ def test_recipes_are_as_short_as_promised():
     lines = {name: len(code.splitlines()) for name, code in FILES.items()}
     assert lines["transformer/layers/positions/kerple.py"] <= 40
     assert lines["transformer/training/losses/poly.py"] <= 20
+    assert lines["experiments/parameter_norm.py"] <= 25
     assert lines["experiments/confidence_penalty.py"] <= 80
 
 

@@ -33,7 +33,11 @@ def other(tmp_path_factory) -> Path:
 def trained(tmp_path_factory, corpus, other) -> Path:
     """A language model with two checkpoints that measures a second set besides, and compressors on both."""
     folder = tmp_path_factory.mktemp("run") / "tiny"
-    keys = [f"evaluate.sets.other=text:{other}", "evaluate.also=compressors", "evaluate.batch_size=16"]
+    keys = [
+        f"evaluate.sets.other=text:{other}",
+        "evaluate.also=compressors,positions",
+        "evaluate.batch_size=16",
+    ]
     keys += [
         "train.checkpoint_every=1",
         "train.keep_last=2",
@@ -64,6 +68,22 @@ def test_several_sets_are_measured_while_training(trained):
     last = json.loads((trained / "metrics.jsonl").read_text().splitlines()[-1])
     assert {"eval/loss", "other/loss", "compressors/gzip", "other/compressors/xz"} <= last.keys()
     assert last["other/compressors/gzip"] < 1 < last["compressors/gzip"]
+
+
+def test_the_loss_by_position_is_the_loss_divided(trained):
+    run, params = modes.load(trained, [("train.evaluate_batches", "0")])
+    found = run.evaluate(params, "train")
+    weights = {}
+    for batch in run.experiment.loader("train").iterate(0):
+        for i in range(9):
+            here = (batch["positions"] >= 2**i - 1) & (batch["positions"] < 2 ** (i + 1) - 1)
+            weights[f"positions/from_{2**i - 1}"] = (
+                weights.get(f"positions/from_{2**i - 1}", 0) + (batch["weights"] * here).sum()
+            )
+    there = [name for name, weight in weights.items() if weight]
+    assert {name for name in found if name.startswith("positions/")} == set(there) and len(there) > 4
+    mean = np.average([found[name] for name in there], weights=[weights[name] for name in there])
+    assert mean == pytest.approx(found["eval/loss"], rel=1e-5)
 
 
 def test_each_split_is_measured_whole_and_kept(capfd, trained):

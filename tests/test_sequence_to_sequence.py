@@ -1,6 +1,7 @@
 """Runs on pairs of texts, as a user starts them."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -51,6 +52,23 @@ def test_a_file_is_translated_line_by_line(trained, tmp_path, capfd):
     assert len(found) == 8
     scores = [float(score) for score, _ in found]
     assert all(best >= second for best, second in zip(scores[::2], scores[1::2], strict=True))
+
+
+def test_the_test_split_and_a_file_of_pairs_are_measured_whole(files, trained, tmp_path, capfd):
+    (tmp_path / "more.tsv").write_text("".join(f"number {i}\tZahl {i}\n" for i in range(7)))
+    both = f"aligned:{files}/a.en,{files}/a.de"
+    for given, pairs in {"--split=test": 3, f"--input={tmp_path}/more.tsv": 7, f"--input={both}": 60}.items():
+        capfd.readouterr()
+        assert launch.main([f"--workdir={trained}", "--mode=evaluate", given]) == 0
+        out = capfd.readouterr().out
+        assert f"generate: {pairs} of {pairs} pairs" in out, out
+        score = re.search(r"^generate/bleu (\S+)(.*)$", out, re.MULTILINE)
+        assert score[1] == "none" or ("95 % interval" in score[2] and "tok:13a" in score[2])
+    kept = json.loads((trained / "evaluation.json").read_text())
+    assert [each["source"] for each in kept] == [both, f"tsv:{tmp_path}/more.tsv", both]
+    (tmp_path / "in.txt").write_text("number 1\tZahl 1\nnumber 2\tZahl 2\n")
+    assert launch.main([f"--workdir={trained}", "--mode=predict", f"--input={tmp_path}/in.txt"]) == 2
+    assert "every line has 2 columns; expected sources alone, one a line" in capfd.readouterr().err
 
 
 def test_the_mean_of_the_last_checkpoints(files, tmp_path):

@@ -1,3 +1,5 @@
+import re
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -125,3 +127,26 @@ def test_certain_and_right_is_calibrated(rng):
     assert calibration_error(np.asarray(sums["calibration"].total)) == pytest.approx(0, abs=1e-6)
     sums = tally(100 * jax.nn.one_hot((labels + 1) % 4, 4), labels, jnp.ones(100))
     assert calibration_error(np.asarray(sums["calibration"].total)) == pytest.approx(1, abs=1e-6)
+
+
+def test_intervals_are_those_of_examples_drawn_again(rng):
+    logits = rng.normal(size=(300, 3)).astype(np.float32) + np.eye(3, dtype=np.float32)[np.arange(300) % 3]
+    batch = {"logits": logits, "labels": np.arange(300) % 3, "weights": np.ones(300, np.float32)}
+
+    def step(params, batch):
+        return tally(batch["logits"], batch["labels"], batch["weights"])
+
+    evaluator = ClassificationEvaluator(step, Batches([batch]), lambda batch: batch)
+    found, told = evaluator(None), evaluator.describe()
+    assert told["measured"] == "300 of 300 examples"
+    drawn = {"accuracy": [], "f1": []}
+    for _ in range(1500):
+        again = rng.integers(300, size=300)
+        scores, _ = counted_by_hand(logits[again], batch["labels"][again], batch["weights"][again])
+        for name, values in drawn.items():
+            values.append(scores[name])
+    for name, values in drawn.items():
+        wanted = np.percentile(values, [2.5, 97.5])
+        ends = [float(end) for end in re.search(r"interval (\S+) to (\S+) ", told[name]).groups()]
+        np.testing.assert_allclose(ends, wanted, atol=0.15 * (wanted[1] - wanted[0]))
+        assert ends[0] < found[name] < ends[1]

@@ -1,5 +1,7 @@
 """Metrics of written texts against the libraries' own results, with several references and intervals."""
 
+import math
+
 import numpy as np
 import pytest
 
@@ -145,3 +147,21 @@ def test_an_evaluator_scores_what_is_generated_and_says_how(rng):
     assert said["bleu"].startswith("95 % interval ") and "tok:13a" in said["bleu"]
     low, high = intervals(metrics[1], metrics[1].statistics(texts[:9], references[:9]))["chrf"]
     assert f"{low:.4g} to {high:.4g} (bootstrap over 9 texts)" in said["chrf"]
+
+
+def test_where_nothing_is_written_there_is_no_score():
+    metrics = make_metrics("bleu,chrf", OPTIONS)
+    references = [["a b c d"], ["e"]]
+    evaluator = GenerationEvaluator(
+        lambda params, sources: ["", " "], range(2), references, metrics, lambda: "2 of 2"
+    )
+    found = evaluator("parameters")
+    assert set(found) == {"bleu", "chrf"} and all(math.isnan(score) for score in found.values())
+    said = evaluator.describe()
+    assert said == {"measured": "2 of 2; for 2 of them nothing is written"}
+    empty = GenerationEvaluator(
+        lambda params, sources: ["", ""], range(2), [[""], ["e"]], [SpanScores()], str, True
+    )
+    assert empty("parameters")["exact_match"] == 50
+    with pytest.raises(UserError, match="nothing to write from"):
+        GenerationEvaluator(lambda params, sources: [], [], [], metrics, str)

@@ -1,10 +1,12 @@
 """Scores of what a model generates."""
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
+from transformer.errors import UserError
 from transformer.evaluation.bootstrap import said
 from transformer.evaluation.text_metric import TextMetric, intervals
 from transformer.training.experiment import Params
@@ -24,7 +26,16 @@ class GenerationEvaluator:
         references: Sequence[Sequence[str]],
         metrics: Sequence[TextMetric],
         measured: Callable[[], str],
+        may_be_empty: bool = False,
     ) -> None:
+        """`may_be_empty` is whether to write nothing may be right.
+
+        Raises:
+          UserError: there is no source.
+        """
+        if not sources:
+            raise UserError("evaluation: there is nothing to write from; expected at least 1 pair")
+        self._may_be_empty = may_be_empty
         self._generate, self._metrics = generate, metrics
         self._sources, self._references = sources, list(references)
         self._measured = measured
@@ -36,9 +47,12 @@ class GenerationEvaluator:
         return [name for metric in self._metrics for name in metric.measure(["a"], [["a"]])]
 
     def __call__(self, params: Params) -> dict[str, float]:
-        """{"bleu": ...}: whatever the metrics measure."""
+        """{"bleu": ...}: whatever the metrics measure; NaN where nothing at all was written."""
         texts, count = self._generate(params, self._sources), len(self._sources)
         self._silent = sum(not text.strip() for text in texts)
+        if self._silent == count and not self._may_be_empty:
+            self._statistics = []
+            return dict.fromkeys(self.names(params), math.nan)
         self._statistics = [metric.statistics(texts, self._references) for metric in self._metrics]
         scores: dict[str, float] = {}
         for metric, statistics_nk in zip(self._metrics, self._statistics, strict=True):
@@ -50,6 +64,8 @@ class GenerationEvaluator:
         found = {"measured": self._measured()}
         if self._silent:
             found["measured"] += f"; for {self._silent:,} of them nothing is written"
+        if not self._statistics:
+            return found
         for metric, statistics_nk in zip(self._metrics, self._statistics, strict=True):
             for name, ends in intervals(metric, statistics_nk).items():
                 sure = said(ends, f"{len(statistics_nk):,} texts")
