@@ -98,7 +98,7 @@ class Vision(Labelling):
             for index, label, logits_c in zip(some, batch["labels"], found, strict=True):
                 yield [places[index]], int(label), logits_c
 
-    def _read(self, params: Params, images: list[np.ndarray]) -> np.ndarray:
+    def _read(self, params: Params, images: list[Any]) -> np.ndarray:
         """The logits (n, c) of at most `AT_ONCE` images."""
         return np.asarray(self._logits(params, np.stack(fill(images, AT_ONCE))))[: len(images)]
 

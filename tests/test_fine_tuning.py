@@ -86,6 +86,7 @@ def test_a_run_begins_with_another_s_parameters_model_and_tokenizer(data, pretra
     out = capfd.readouterr().out
     assert "taken  encoder/trunk/blocks" in out and "new    head/classes/kernel" in out
     assert "left   transform/kernel" in out
+    assert re.search("data.source comes without splits: 1\\d\\d records to train on, .* --split=test;", out)
     config = json.loads((workdir / "config.json").read_text())
     assert config["model"]["norm"] == "rms"
     assert (workdir / "tokenizer.json").read_text() == (pretrained / "tokenizer.json").read_text()

@@ -100,9 +100,18 @@ def test_the_test_split_is_measured_when_asked_for(images, tmp_path, capfd):
     capfd.readouterr()
     found = []
     for split in ("validation", "test"):
-        assert launch.main([f"--workdir={tmp_path / 'run'}", "--mode=evaluate", f"--split={split}"]) == 0
+        flags = ["--mode=evaluate", f"--split={split}", f"--output={tmp_path / split}.tsv"]
+        assert launch.main([f"--workdir={tmp_path / 'run'}", *flags]) == 0
         found.append(capfd.readouterr().out)
     assert found[0] != found[1] and all("eval/accuracy" in each for each in found)
+    header, *lines = (tmp_path / "test.tsv").read_text().splitlines()
+    assert header.split("\t") == ["image", "label", "predicted", "p(blue)", "p(red)"]
+    cells = [line.split("\t") for line in lines]
+    assert cells and all(
+        Path(path).is_file() and Path(path).parent.name == label for path, label, *_ in cells
+    )
+    share = sum(label == predicted for _, label, predicted, *_ in cells) / len(cells)
+    assert f"eval/accuracy {share:.6g} " in found[1]
 
 
 def test_what_is_wrong_is_one_line_and_nothing_is_written(images, tmp_path, capfd):

@@ -164,7 +164,7 @@ class Corpus(ABC):
                 field=field,
                 divide=not c.validation_source and not other,
                 reads=self.reads,
-                split_by=[name for name in c.split_by.split(",") if name],
+                split_by=[name.strip() for name in c.split_by.split(",") if name.strip()],
                 cache_dir=c.cache_dir,
                 **{"fields": self.fields(split)} | options,
             )
