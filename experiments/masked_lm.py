@@ -167,10 +167,7 @@ class MaskedLanguageModeling(TokenPrediction, AttendingEncoder):
             filled = np.pad(places, (0, room - len(places)))[None]
             p_mk, ids_mk = jax.device_get(guess(params, tokens_bt, len(tokens), filled))
             yield [
-                "\t".join(
-                    f"{self.data.tokenizer.decode([i]).strip() or MASK} {p:.4f}"
-                    for i, p in zip(ids, ps, strict=True)
-                )
+                "\t".join(f"{self._shown(int(i))} {p:.4f}" for i, p in zip(ids, ps, strict=True))
                 for ids, ps in zip(ids_mk[: len(places)], p_mk[: len(places)], strict=True)
             ]
 
@@ -193,6 +190,12 @@ class MaskedLanguageModeling(TokenPrediction, AttendingEncoder):
             return self.model.apply({"params": params}, tokens_bt, segments_bt=segments_bt, method="encode")
 
         return jax.jit(hidden)
+
+    def _shown(self, token: int) -> str:
+        """A token as text; what is white space, or no whole character, by the tokenizer's name."""
+        text = self.data.tokenizer.decode([token]).strip()
+        readable = text and text.isprintable() and "\ufffd" not in text
+        return text if readable else self.data.tokenizer.name(token)
 
     def masked_tokens(self, text: str) -> np.ndarray:
         """`[CLS] text [SEP]` as tokens, with every `[MASK]` in the text as one."""
