@@ -103,7 +103,8 @@ def train(
         if checkpoints is not None:
             stack.callback(checkpoints.wait)
         # Checkpoints of which a mean is to be taken are those of chosen steps alone.
-        clock = SaveClock(0 if config.average_last > 1 else config.checkpoint_minutes)
+        minutes = config.checkpoint_minutes
+        clock = SaveClock(minutes if config.average_last == 1 else 0)
         progress = Progress(step, config.steps)
         closing: list[Writer | Hook | Progress] = [*writers, *hooks, progress]
         for part in closing:
