@@ -169,7 +169,7 @@ class Tokenizer:
         ids = [np.array(encoding.ids, np.int64) for encoding in encodings]
         return [(i, sizes[i]) for i in ids]
 
-    def gives_back(self, texts: Sequence[str], ids: Sequence[Sequence[int]]) -> np.ndarray:
+    def gives_back(self, texts: Sequence[str], ids: Sequence[Iterable[int]]) -> np.ndarray:
         """Whether `decode` of each one's ids is the text, (n,) bool: of a tokenizer that folds case, drops
         spaces or has a token for all it does not know it often is not."""
         if self._is_bytes or self._byte_sizes is not None:
