@@ -189,34 +189,43 @@ def test_split_rows_is_a_partition(rng):
     assert rows == sorted(map(tuple, batch["tokens"]))
 
 
+def curve(batches, sizes, devices, microbatches=1):
+    """The losses of training on the batches over a mesh, and the state at the end."""
+    optimizer = optax.sgd(0.1)
+    mesh = parallel.make_mesh(parallel.MeshConfig(*sizes), devices)
+    rules = parallel.RULES["default"]
+    step = make_train_step(EXPERIMENT, optimizer, seed=0, microbatches=microbatches)
+    with parallel.placed(mesh, rules):
+        boxed = jax.eval_shape(lambda: State.create(EXPERIMENT.init(jax.random.key(0)), optimizer, False))
+        shardings = parallel.state_shardings(boxed, mesh, rules)
+        state = jax.jit(lambda: make_state(optimizer), out_shardings=shardings)()
+        step, losses = jax.jit(step, donate_argnums=0, out_shardings=(shardings, None)), []
+        for batch in batches:
+            state, metrics = step(state, parallel.put_batch(batch, parallel.batch_sharding(mesh)))
+            losses.append(float(metrics["loss"].mean))
+    return losses, state
+
+
+@pytest.fixture(scope="module")
+def alone():
+    """Batches, and the losses of one device."""
+    rng = np.random.default_rng(np.random.randint(1 << 30))
+    batches = [make_batch(rng, rows=16) for _ in range(4)]
+    return batches, curve(batches, (1, 1, 1), jax.devices()[:1])[0]
+
+
 @pytest.mark.parametrize("mesh", [(8, 1, 1), (1, 8, 1), (4, 1, 2), (2, 2, 2)])
-def test_eight_devices_train_as_one_does(rng, mesh):
+def test_eight_devices_train_as_one_does(alone, mesh):
     """Data, fully sharded and tensor parallel: the same loss curve, with microbatches too.
 
     Devices add up the 96 tokens of a batch in another order: a mean may differ by 96 units of rounding, which
     gradient descent carries on as it is. Adam would make whole steps of a gradient near zero.
     """
-    optimizer, batches = optax.sgd(0.1), [make_batch(rng, rows=16) for _ in range(4)]
+    batches, expected = alone
     rounding = 16 * 6 * jnp.finfo(jnp.float32).eps / 2
-
-    def curve(sizes, devices, microbatches=1):
-        mesh = parallel.make_mesh(parallel.MeshConfig(*sizes), devices)
-        rules = parallel.RULES["default"]
-        step = make_train_step(EXPERIMENT, optimizer, seed=0, microbatches=microbatches)
-        with parallel.placed(mesh, rules):
-            boxed = jax.eval_shape(lambda: State.create(EXPERIMENT.init(jax.random.key(0)), optimizer, False))
-            shardings = parallel.state_shardings(boxed, mesh, rules)
-            state = jax.jit(lambda: make_state(optimizer), out_shardings=shardings)()
-            step, losses = jax.jit(step, donate_argnums=0, out_shardings=(shardings, None)), []
-            for batch in batches:
-                state, metrics = step(state, parallel.put_batch(batch, parallel.batch_sharding(mesh)))
-                losses.append(float(metrics["loss"].mean))
-        return losses, state
-
-    alone, _ = curve((1, 1, 1), jax.devices()[:1])
-    together, state = curve(mesh, jax.devices())
-    assert max(alone) - min(alone) > 1000 * rounding  # a step more or less would show
-    np.testing.assert_allclose(together, alone, rtol=rounding)
+    assert max(expected) - min(expected) > 1000 * rounding  # a step more or less would show
+    together, state = curve(batches, mesh, jax.devices())
+    np.testing.assert_allclose(together, expected, rtol=rounding)
     assert len(state.params["embedding"]["table"].sharding.device_set) == 8
-    accumulated, _ = curve(mesh, jax.devices(), microbatches=2)
-    np.testing.assert_allclose(accumulated, alone, rtol=rounding)
+    accumulated, _ = curve(batches, mesh, jax.devices(), microbatches=2)
+    np.testing.assert_allclose(accumulated, expected, rtol=rounding)
