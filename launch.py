@@ -166,7 +166,8 @@ def parse(argv: list[str]) -> tuple[argparse.Namespace, list[tuple[str, str]]]:
     for name in dict.fromkeys(itertools.chain.from_iterable(TAKES.values())):
         takers = [mode for mode, takes in TAKES.items() if name in takes]
         if getattr(flags, name) is not None and flags.mode not in takers:
-            raise UserError(f"--{name}: only {' and '.join(f'--mode={mode}' for mode in takers)} takes it")
+            take = "takes" if len(takers) == 1 else "take"
+            raise UserError(f"--{name}: only {' and '.join(f'--mode={mode}' for mode in takers)} {take} it")
     if flags.seed is not None and not 0 <= flags.seed < 1 << 32:
         raise UserError(f"--seed: {flags.seed}; expected a number from 0 to 2^32 - 1")
     if flags.prompt is not None and flags.input is not None:

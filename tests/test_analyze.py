@@ -204,7 +204,7 @@ WRONG = {
     "--words=alpha,beta --map=map.png": "--map: 2 vectors; expected at least 3",
     "--words=beta --contexts=beta": "--contexts: a run of word_embedding has no vectors that depend on",
     "--neighbors=alpha": "--neighbors=alpha: no such flag; did you mean '--neighbours'?",
-    "--prompt=alpha --words=a,b": "--prompt: only --mode=predict takes it",
+    "--prompt=alpha --words=a,b": "--prompt: only --mode=predict and --mode=score take it",
 }
 
 
