@@ -10,7 +10,7 @@ from transformer.training.experiment import Params
 from transformer.training.hooks import Hook
 from transformer.training.loop import TrainConfig
 from transformer.training.state import State
-from transformer.training.writers import names_of
+from transformer.training.writers import names_of, open_events
 from transformer.visualization.attention import draw_attention
 
 Look = Callable[[Params], tuple[np.ndarray, list[str], list[str]] | None]
@@ -45,7 +45,6 @@ def save_picture(
     if "tensorboard" not in names_of(config.writers):
         return
     from matplotlib.image import imread
-    from tensorboardX import SummaryWriter
 
-    with SummaryWriter(str(workdir / "events"), filename_suffix=".pictures") as writer:
+    with open_events(workdir / "events", filename_suffix=".pictures") as writer:
         writer.add_image(name, imread(path)[..., :3], step, dataformats="HWC")

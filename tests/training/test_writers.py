@@ -1,6 +1,10 @@
 """Each writer can be left out, and nothing else goes with it."""
 
 import json
+import os
+import subprocess
+import sys
+import textwrap
 
 import pytest
 
@@ -54,3 +58,24 @@ def test_pictures_are_no_events_where_those_are_left_out(tmp_path):
     assert launch.main([*arguments, "--config.train.writers=jsonl"]) == 0
     assert list((tmp_path / "run" / "attention").glob("*.png"))
     assert not (tmp_path / "run" / "events").exists()
+
+
+def test_events_are_written_without_pytorch_and_leave_it_to_others(tmp_path):
+    (tmp_path / "torch.py").write_text("print('loaded')")
+    code = """
+        import sys
+        from transformer.training.writers import open_events
+        with open_events(sys.argv[1]) as events:
+            events.add_scalar("a", 1.0, 1)
+        print("written")
+        import torch
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code), str(tmp_path / "events")],
+        cwd=runs.ROOT,
+        env=os.environ | {"PYTHONPATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+    )
+    assert done.stdout.split() == ["written", "loaded"], done.stderr
+    assert list((tmp_path / "events").iterdir())

@@ -10,7 +10,7 @@ import shutil
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import jax
 from tqdm import tqdm
@@ -64,14 +64,26 @@ class JsonLines:
         self._file.close()
 
 
+def open_events(directory: Path, **options: Any) -> Any:
+    """A `SummaryWriter` of tensorboardX. Where PyTorch is installed tensorboardX would import that too, which
+    takes seconds and serves nothing here."""
+    hidden = "torch" not in sys.modules
+    if hidden:
+        sys.modules["torch"] = None  # type: ignore[assignment]
+    try:
+        from tensorboardX import SummaryWriter
+    finally:
+        if hidden:
+            del sys.modules["torch"]
+    return SummaryWriter(str(directory), **options)
+
+
 class TensorBoard:
     """`events/`, the values as TensorBoard events, written by tensorboardX: TensorFlow is not needed."""
 
     def __init__(self, workdir: Path, step: int):
-        from tensorboardX import SummaryWriter  # takes 0.1 s, and more where PyTorch is installed
-
         directory = workdir / "events"
-        self._writer = SummaryWriter(str(directory), purge_step=step + 1 if directory.is_dir() else None)
+        self._writer = open_events(directory, purge_step=step + 1 if directory.is_dir() else None)
 
     def write(self, step: int, values: Mapping[str, float]) -> None:
         """Adds one scalar per value."""
