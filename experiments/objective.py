@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import jax
+from tqdm import tqdm
 
 from experiments.evaluators import find_evaluator
 from transformer.errors import UserError
@@ -48,7 +49,7 @@ class Objective:
     def note(self, kind: str, text: str) -> None:
         """Says something on standard error that the user should know, of each kind the first one."""
         if kind not in self._noted and jax.process_index() == 0:
-            print(text, file=sys.stderr, flush=True)
+            tqdm.write(text, file=sys.stderr)  # not into a progress bar
         self._noted.add(kind)
 
     def note_uncounted(self, rows: Any) -> None:

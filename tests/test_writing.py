@@ -62,7 +62,8 @@ def test_what_the_model_cannot_see_or_was_not_trained_for_is_said_once(capfd, tm
     texts.write_text("\n".join(["a", "alpha", "alpha " * 9, "beta " * 9]))
     out, error = predicted(capfd, model, f"--input={texts}", "--max_new_tokens=20", "--num_samples=2")
     assert out.count("\n") == 8
-    length, window, prompt = error.splitlines()
+    said = [line for line in error.splitlines() if "answering" not in line]  # a bar, on a slow machine
+    length, window, prompt = filter(str.strip, said)
     assert length.startswith("text 1: with 20 new tokens 21 are read at once")
     assert window.startswith("text 2: its 6 tokens and 20 new ones are more than model.max_length 24;")
     assert prompt.startswith("text 3: 55 tokens are more than model.max_length 24; of such texts the last 24")

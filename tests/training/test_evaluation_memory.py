@@ -87,7 +87,7 @@ def test_every_evaluator_cuts_its_batches(monkeypatch, capsys, tmp_path, kind):
         flags = [folder, "--mode=evaluate", f"--config.parallel.microbatches={microbatches}"]
         assert launch.main(flags) == 0, capsys.readouterr().err
         words = [line.split() for line in capsys.readouterr().out.splitlines()]
-        return {line[0]: float(line[1]) for line in words if line and line[0].startswith("eval/")}
+        return {line[0]: float(line[1]) for line in words if len(line) > 1 and line[0].startswith("eval/")}
 
     whole, cut = evaluated(1), evaluated(2)
     assert calls and set(calls) == {2}
