@@ -23,6 +23,7 @@ OPTIONS = [
     "--config.model.dropout=0.1",
     "--config.train.log_every=1",
     "--config.train.evaluate_every=2",
+    "--config.train.evaluate_batches=0",  # all, as --mode=evaluate does
 ]
 
 
