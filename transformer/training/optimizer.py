@@ -95,7 +95,7 @@ class OptimizerConfig(Tuning):
     @property
     def averages_itself(self) -> bool:
         """Whether the parameters to evaluate with come from the optimizer (see `own_average`)."""
-        return find_optimizer(self.name).__name__.startswith("schedule_free")
+        return self.name.rpartition(".")[2].startswith("schedule_free")
 
     def idle(self) -> dict[str, str]:
         """See `transformer.freeze.refuse_idle`."""
