@@ -2,6 +2,9 @@ import json
 import os
 import shutil
 import stat
+import subprocess
+import sys
+import textwrap
 
 import pytest
 
@@ -324,12 +327,26 @@ def test_overrides_come_with_an_equals_sign_or_a_space():
     assert plain == ["--a", "--workdir=w"] and overrides == [("x.y", "-1"), ("z", "b=c")]
 
 
-def test_the_environment_overrules_our_settings(monkeypatch):
-    monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", "/somewhere")
-    monkeypatch.delenv("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", raising=False)
-    launch.prepare(launch.parse(["--config=configs/lm.py"])[0])
-    assert os.environ["JAX_COMPILATION_CACHE_DIR"] == "/somewhere"
-    assert float(os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"]) < 1
+def test_the_environment_overrules_our_settings():
+    code = """
+        import os, sys, launch
+        launch.prepare(launch.parse(["--config=configs/lm.py"])[0])
+        assert "jax" not in sys.modules  # which reads them when it is loaded
+        print(*map(os.environ.get, sys.argv[1:]))
+    """
+    settings = ("JAX_COMPILATION_CACHE_DIR", "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS")
+    others = {name: value for name, value in os.environ.items() if name not in settings}
+    for given, expected in (
+        ({}, ["/home/me/transformer/xla", "0.1"]),
+        (
+            {"JAX_COMPILATION_CACHE_DIR": "/somewhere"},
+            ["/somewhere", "0.1"],
+        ),
+    ):
+        environment = others | {"XDG_CACHE_HOME": "/home/me"} | given
+        command = [sys.executable, "-c", textwrap.dedent(code), *settings]
+        done = subprocess.run(command, cwd=runs.ROOT, env=environment, capture_output=True, text=True)
+        assert done.stdout.split() == expected, done.stderr
 
 
 def test_processes_that_do_not_meet_are_an_error_in_one_line(capfd, monkeypatch):

@@ -34,7 +34,6 @@ def rewrite(path: Path) -> None:
     says, "block_0/attention/query dot_general (fusion.7)"; leaves out the waiting, and threads that do only
     that."""
     program = path.with_name(path.name.replace(".trace.json.gz", ".xplane.pb"))
-    names = module_names(program.read_bytes()) if program.is_file() else {}
     with gzip.open(path, "rt", encoding="utf-8") as file:
         trace: dict[str, Any] = json.load(file)
     kept = [event for event in trace["traceEvents"] if not str(event.get("name", "")).startswith(WAITING)]
@@ -46,10 +45,13 @@ def rewrite(path: Path) -> None:
         if event.get("ph") != "M"
         or ((event["pid"], event["tid"]) in busy if "tid" in event else event["pid"] in processes)
     ]
+    ran = {str((event.get("args") or {}).get("hlo_module")) for event in kept}
+    names = module_names(program.read_bytes(), ran) if program.is_file() else {}
     for event in trace["traceEvents"]:
-        kernel = (event.get("args") or {}).get("hlo_op")
+        known = event.get("args") or {}
+        kernel = known.get("hlo_module"), known.get("hlo_op")
         if kernel in names:
-            event["name"] = f"{readable(names[kernel])} ({kernel})"
+            event["name"] = f"{readable(names[kernel])} ({kernel[1]})"
     part = path.with_name(path.name + ".part")
     with gzip.open(part, "wt", encoding="utf-8") as file:
         json.dump(trace, file)
@@ -72,18 +74,29 @@ def readable(name: str) -> str:
     return f"{'backward ' if backward else ''}{'/'.join(shown)} {operation}".replace("  ", " ").strip()
 
 
-def module_names(xspace: bytes) -> dict[str, str]:
-    """The operations of the compiled programs that a `*.xplane.pb` holds, and the path that JAX gave each.
+def module_names(xspace: bytes, wanted: set[str]) -> dict[tuple[str, str], str]:
+    """(program, operation) -> the path that JAX gave the operation, of programs in a `*.xplane.pb`, where
+    all of the process are and not only those that ran; of two of one name, the one compiled last counts.
 
     The numbers are the fields that lead from one message to the next: XSpace, XPlane, XEventMetadata, XStat,
     HloProto, HloModuleProto, HloComputationProto, HloInstructionProto.
     """
-    names = {}
-    for instruction in _inside(xspace, 1, 4, 2, 5, 6, 1, 3, 2):
-        name, path = (next(_inside(instruction, *way), b"") for way in ((1,), (7, 2)))
-        if path:
-            names[name.decode()] = path.decode()
-    return names
+    latest: dict[str, tuple[int, bytes]] = {}
+    for metadata in _inside(xspace, 1, 4, 2):
+        title = re.fullmatch(r"(.*)\((\d+)\)", _text(metadata, 2).decode())  # jit_train_step(12)
+        if title and title[1] in wanted and int(title[2]) > latest.get(title[1], (-1, b""))[0]:
+            latest[title[1]] = int(title[2]), metadata
+    return {
+        (program, _text(instruction, 1).decode()): path.decode()
+        for program, (_, metadata) in latest.items()
+        for instruction in _inside(metadata, 5, 6, 1, 3, 2)
+        if (path := _text(instruction, 7, 2))
+    }
+
+
+def _text(message: bytes, *fields: int) -> bytes:
+    """The first content of a field of a field ... of a message; nothing where it has none."""
+    return next(_inside(message, *fields), b"")
 
 
 def _inside(message: bytes, *fields: int) -> Iterator[bytes]:
