@@ -1,5 +1,6 @@
 """BLEU and chrF as sacreBLEU counts them."""
 
+from abc import abstractmethod
 from collections.abc import Sequence
 from typing import Any
 
@@ -18,8 +19,9 @@ class Sacre(TextMetric):
         """Raises a `UserError` where sacreBLEU lacks what the options ask for."""
         self._metric = self._make(options)
 
+    @abstractmethod
     def _make(self, options: MetricOptions) -> Any:
-        raise NotImplementedError
+        """The metric of sacreBLEU."""
 
     def statistics(self, texts: Sequence[str], references: Sequence[Sequence[str]]) -> np.ndarray:
         """sacreBLEU's own of each text: matches and lengths."""
