@@ -2,9 +2,9 @@
 
     python -m benchmarks.attention_kinds [--folder=runs/attention] [--only=window,alibi]
 
-Trains every config of configs/attention/, and its multi_head.py with every encoding of positions, to the end,
-one after another, and prints their bits per byte of validation text, tokens/s (median of what was logged),
-and the most memory that the process had. A run that is in the folder already is not trained again.
+Trains configs/attention.py, each of its presets, and multi-head attention with every position encoding, one
+after another to the end, and prints their bits per byte of validation text, tokens/s (median of logged
+values), and the most memory that the process had. A run that is in the folder already is not trained again.
 """
 
 import argparse
@@ -16,17 +16,19 @@ import sys
 from pathlib import Path
 
 from benchmarks import common
+from configs import attention
 
-CONFIGS = Path("configs/attention")
+CONFIG = "configs/attention.py"
 POSITIONS = ("none", "sinusoidal", "learned", "alibi", "t5", "shaw", "transformer_xl")
 
 
 def runs() -> dict[str, list[str]]:
     """By the name of a row: the flags of its run."""
-    kinds = {path.stem: [f"--config={path}"] for path in sorted(CONFIGS.glob("*.py"))}
-    first = kinds.pop("multi_head")
-    positions = {name: [*first, f"--config.model.position={name}"] for name in POSITIONS}
-    return {"multi_head": first} | kinds | {f"multi_head, {name}": flags for name, flags in positions.items()}
+    kinds = {name: [f"--config={CONFIG}:{name}"] for name in attention.KINDS}
+    positions = {
+        f"multi_head, {name}": [f"--config={CONFIG}", f"--config.model.position={name}"] for name in POSITIONS
+    }
+    return {"multi_head": [f"--config={CONFIG}"]} | kinds | positions
 
 
 def measure(flags: list[str], workdir: Path) -> dict[str, str]:

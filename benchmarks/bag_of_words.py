@@ -14,7 +14,7 @@ from sklearn.linear_model import LogisticRegressionCV
 from sklearn.metrics import f1_score
 from sklearn.pipeline import make_pipeline
 
-from transformer.data.labelled import LabelledData, LabelledDataConfig
+from transformer.data.labelled_text import LabelledData, LabelledDataConfig
 
 
 def main() -> None:

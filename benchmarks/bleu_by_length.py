@@ -26,7 +26,7 @@ def main() -> None:
     parser.add_argument("--picture", type=Path)
     flags = parser.parse_args()
 
-    from experiments.modes import load
+    from commands.opening import load
     from transformer.data.sources import open_source
     from transformer.evaluation.bleu import bleu, bleu_by_length
 

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from launch import MALLOC
+from transformer.process import MALLOC
 
 
 @dataclass(frozen=True)

@@ -62,11 +62,11 @@ def ours(shape: Shape, batch: int):
     import jax.numpy as jnp
     from flax import traverse_util
 
-    from transformer.decoding.sampling import generate
-    from transformer.models.decoder import Decoder, DecoderConfig
-    from transformer.models.decoder_stepper import DecoderStepper
+    from transformer.decoding.generation import generate
+    from transformer.models.decoder import Decoder, DecoderConfig, DecoderStepper
 
     config = DecoderConfig(
+        norm="layer",
         d_model=shape.d_model,
         num_layers=shape.num_layers,
         num_heads=shape.num_heads,

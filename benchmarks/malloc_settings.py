@@ -1,6 +1,6 @@
 """What memory malloc keeps between steps, and what time that saves: a training step under several settings.
 
-    python -m benchmarks.malloc_settings [--cases S-float32 M-float32] [--repeats 3]
+    python -m benchmarks.malloc_settings [--cases S-float32 M-float32 translation] [--repeats 3]
 
 Each setting has a process of its own, one after another, since two of size M do not fit everywhere. Time is
 that of all processors, the system's beside the program's own, which other work on the machine changes little.
@@ -11,7 +11,7 @@ import statistics
 
 from benchmarks import common, train_speed
 from benchmarks.common import Contestant
-from launch import MALLOC
+from transformer.process import MALLOC
 
 LARGE = "glibc.malloc.hugetlb=1"
 ONE = "glibc.malloc.arena_max=1"
@@ -20,6 +20,10 @@ ONE = "glibc.malloc.arena_max=1"
 def _kept(mmap: int, trim: int) -> str:
     return f"{LARGE}:{ONE}:glibc.malloc.mmap_threshold={mmap}:glibc.malloc.trim_threshold={trim}"
 
+
+CASES = {case: ("benchmarks.train_speed", case) for case in train_speed.CASES}
+CASES["translation"] = ("benchmarks.translation_speed", "train")
+"""By the name of a row: the benchmark whose training step is measured, and its case."""
 
 SETTINGS = {
     "launch.py's": MALLOC["GLIBC_TUNABLES"],
@@ -39,7 +43,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--cases", nargs="+", choices=train_speed.CASES, default=["S-float32", "M-float32"])
+    parser.add_argument("--cases", nargs="+", choices=CASES, default=["S-float32", "M-float32"])
     parser.add_argument("--settings", nargs="+", choices=SETTINGS, default=list(SETTINGS))
     parser.add_argument("--repeats", type=int, default=3)
     flags = parser.parse_args()
@@ -47,7 +51,8 @@ def main() -> None:
     rows: list[dict[str, object]] = []
     for case in flags.cases:
         for name in flags.settings:
-            contestant = Contestant("benchmarks.train_speed", "ours", case, GLIBC_TUNABLES=SETTINGS[name])
+            module, step = CASES[case]
+            contestant = Contestant(module, "ours", step, GLIBC_TUNABLES=SETTINGS[name])
             spent = []
             for _ in range(flags.repeats):
                 before = contestant.processor_seconds()

@@ -47,7 +47,7 @@ def step_of(shape: Shape, *, chunk_size: int = 0, **changes: Any):
 
     config = {"kernel": "blockwise", "scan_layers": True, "max_length": shape.length} | changes
     sizes = {name: getattr(shape, name) for name in ("d_model", "num_layers", "num_heads")}
-    model = Decoder(DecoderConfig(**sizes, d_ff=4 * shape.d_model, **config), shape.vocab_size)
+    model = Decoder(DecoderConfig(**sizes, norm="layer", d_ff=4 * shape.d_model, **config), shape.vocab_size)
 
     class Objective:
         def loss(self, params, batch, rng, train):

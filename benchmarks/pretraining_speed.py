@@ -72,6 +72,7 @@ def ours(dtype: str):
         def __init__(self) -> None:
             self.config = Config()  # type: ignore[assignment]
             model = EncoderConfig(
+                norm="layer",
                 d_model=D,
                 num_layers=LAYERS,
                 num_heads=HEADS,

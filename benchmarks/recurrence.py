@@ -30,7 +30,13 @@ def main() -> None:
         parser.add_argument(f"--{name}", type=int, default=value)
     flags = parser.parse_args()
     config = TransformerXLConfig(
-        d_model=384, num_layers=6, num_heads=6, d_ff=1536, memory_length=flags.memory, vocab_multiple=1
+        norm="layer",
+        d_model=384,
+        num_layers=6,
+        num_heads=6,
+        d_ff=1536,
+        memory_length=flags.memory,
+        vocab_multiple=1,
     )
     model = config.build(256)
     variables = nn.meta.unbox(jax.jit(model.init)(jax.random.key(0), jnp.zeros((1, 1), jnp.int32)))

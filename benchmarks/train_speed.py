@@ -23,6 +23,7 @@ def ours(shape: Shape, dtype: str):
     from transformer.models.decoder import Decoder, DecoderConfig
 
     config = DecoderConfig(
+        norm="layer",
         d_model=shape.d_model,
         num_layers=shape.num_layers,
         num_heads=shape.num_heads,

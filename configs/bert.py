@@ -27,12 +27,12 @@ TINY = {
 
 def get_config(preset: str = "") -> ConfigDict:
     """The run, or its `tiny` version, which takes seconds and learns nothing."""
-    config = base.masked_lm()
+    config = base.defaults("masked_lm")
+    config.model.norm = "layer"
     config.model.max_length = 512
     config.model.use_bias = True
     config.data.document = "paragraph"
-    config.optimizer.name = "contrib.muon"
-    config.optimizer.learning_rate = 0.02
+    config.optimizer.final_fraction = 0.1
     config.train.batch_size = 32
     config.train.evaluate_every = 250
     config.train.checkpoint_every = 250

@@ -23,10 +23,14 @@ TINY = {
 
 def get_config(preset: str = "") -> ConfigDict:
     """The run, or its `tiny` version, which takes seconds and learns nothing."""
-    config = base.classification()
+    config = base.defaults("classification")
     config.model.d_model = 128
     config.model.d_ff = 512
+    config.model.norm = "layer"
     config.model.dropout = 0.2
+    config.optimizer.name = "adamw"
+    config.optimizer.learning_rate = 1e-3
+    config.optimizer.final_fraction = 0.1
     config.train.steps = 250
     config.train.evaluate_every = 50
     return base.choose(config, preset, {"tiny": TINY})

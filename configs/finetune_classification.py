@@ -20,12 +20,16 @@ from configs import base, classification
 
 def get_config(preset: str = "") -> ConfigDict:
     """The run, or its `tiny` version, which takes seconds and learns nothing."""
-    config = base.classification()
+    config = base.defaults("classification")
+    config.model.norm = "layer"
     config.model.max_length = 512
     config.model.use_bias = True
     config.model.dropout = 0.1
     config.model.attention_dropout = 0.1
     config.model.head_dropout = 0.1
+    config.optimizer.name = "adamw"
+    config.optimizer.learning_rate = 1e-3
     config.optimizer.layer_decay = 0.8
+    config.optimizer.final_fraction = 0.1
     config.train.evaluate_every = 200
     return base.choose(config, preset, {"tiny": classification.TINY})

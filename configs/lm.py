@@ -14,14 +14,10 @@ from configs import base
 
 def get_config(preset: str = "") -> ConfigDict:
     """The run, or its `tiny` version, which takes seconds and learns nothing."""
-    config = base.language_modeling()
+    config = base.defaults("language_modeling")
     config.model.d_model = 192
     config.model.d_ff = 768
-    config.model.norm = "rms"
-    config.optimizer.name = "contrib.muon"
-    config.optimizer.learning_rate = 0.02
     config.optimizer.warmup_steps = 20
-    config.optimizer.final_fraction = 0.0
     config.train.steps = 600
     config.train.batch_size = 8
     config.train.checkpoint_every = 200

@@ -14,19 +14,15 @@ from configs import base, lm
 
 def get_config(preset: str = "") -> ConfigDict:
     """The run, or its `tiny` version, which takes seconds and learns nothing."""
-    config = base.language_modeling()
+    config = base.defaults("language_modeling")
     config.model.d_model = 192
     config.model.d_ff = 768
-    config.model.norm = "rms"
     config.model.max_length = 16384
     config.model.scan_layers = True
     config.model.remat = "full"
     config.data.sequence_length = 16384
     config.loss.chunk_size = 1024
-    config.optimizer.name = "contrib.muon"
-    config.optimizer.learning_rate = 0.02
     config.optimizer.warmup_steps = 5
-    config.optimizer.final_fraction = 0.0
     config.train.steps = 30
     config.train.batch_size = 1
     config.train.checkpoint_every = 10

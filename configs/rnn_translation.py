@@ -14,15 +14,15 @@ from configs import base
 
 def get_config(preset: str = "") -> ConfigDict:
     """The run, or its `tiny` version, which takes seconds and learns nothing."""
-    config = base.recurrent_sequence_to_sequence()
+    config = base.defaults("recurrent_sequence_to_sequence")
     config.model.dropout = 0.1
     config.data.vocab_size = 1000
     config.data.source_length = 64
     config.data.target_length = 64
     config.loss.label_smoothing = 0.1
+    config.optimizer.name = "adamw"
     config.optimizer.learning_rate = 3e-3
     config.optimizer.weight_decay = 0.0
-    config.optimizer.final_fraction = 0.0
     config.train.batch_size = 64
     config.train.evaluate_every = 250
     config.train.checkpoint_every = 250

@@ -14,19 +14,15 @@ from configs import base
 
 def get_config(preset: str = "") -> ConfigDict:
     """The run, or its `tiny` version, which takes seconds and learns nothing."""
-    config = base.text_to_text()
+    config = base.defaults("text_to_text")
     config.model.d_model = 192
     config.model.d_ff = 512
-    config.model.norm = "rms"
     config.model.dropout = 0.2
     config.data.source = "docstrings"
     config.data.source_length = 256
     config.data.target_length = 64
     config.data.loss_on = "all"
-    config.optimizer.name = "contrib.muon"
-    config.optimizer.learning_rate = 0.02
     config.optimizer.warmup_steps = 50
-    config.optimizer.final_fraction = 0.0
     config.train.steps = 600
     config.train.evaluate_every = 200
     config.train.checkpoint_every = 200

@@ -14,16 +14,12 @@ from configs import base, lm
 
 def get_config(preset: str = "") -> ConfigDict:
     """The run, or its `tiny` version, which takes seconds and learns nothing."""
-    config = base.transformer_xl()
+    config = base.defaults("transformer_xl")
     config.model.d_model = 192
     config.model.d_ff = 768
-    config.model.norm = "rms"
     config.model.evaluation_memory = 512
     config.data.sequence_length = 128
-    config.optimizer.name = "contrib.muon"
-    config.optimizer.learning_rate = 0.02
     config.optimizer.warmup_steps = 20
-    config.optimizer.final_fraction = 0.0
     config.train.steps = 600
     config.train.checkpoint_every = 200
     config.train.sample_every = 200

@@ -26,17 +26,20 @@ TINY = {
 
 def get_config(preset: str = "") -> ConfigDict:
     """The run, or its `tiny` version, which takes seconds and learns nothing."""
-    config = base.vision()
+    config = base.defaults("vision")
     config.model.d_model = 64
     config.model.d_ff = 256
+    config.model.norm = "layer"
     config.model.max_length = 65
     config.model.use_bias = True
     config.model.dropout = 0.1
     # Learned positions begin much smaller than patches do, which takes longer than this run to make up for.
     config.model.position = "sinusoidal"
     config.data.shift = 1
+    config.optimizer.name = "adamw"
     config.optimizer.learning_rate = 2e-3
     config.optimizer.ema_decay = 0.99
+    config.optimizer.final_fraction = 0.1
     config.train.steps = 3000
     config.train.batch_size = 32
     config.train.evaluate_every = 500

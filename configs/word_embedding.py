@@ -21,7 +21,7 @@ from configs import base
 
 def get_config(preset: str = "") -> ConfigDict:
     """The run, or its `tiny` version, which takes seconds and learns nothing."""
-    config = base.word_embedding()
+    config = base.defaults("word_embedding")
     config.data.document = "line"
     config.data.vocab_size = 30000
     config.data.sequence_length = 128
@@ -29,7 +29,6 @@ def get_config(preset: str = "") -> ConfigDict:
     config.optimizer.learning_rate = 0.005
     config.optimizer.weight_decay = 0.0
     config.optimizer.clip_norm = 0.0
-    config.optimizer.final_fraction = 0.0
     config.train.steps = 2500
     config.train.batch_size = 64
     return base.choose(config, preset, {"tiny": TINY})

@@ -3,14 +3,13 @@
 import importlib
 from typing import Any
 
-from transformer.errors import UserError
-from transformer.freeze import suggest
+from transformer.errors import UserError, suggest
 
 EXPERIMENTS = {
     "language_modeling": "experiments.language_modeling:LanguageModeling",
-    "transformer_xl": "experiments.transformer_xl:TransformerXL",
+    "transformer_xl": "experiments.transformer_xl:SegmentRecurrence",
     "sequence_to_sequence": "experiments.sequence_to_sequence:SequenceToSequence",
-    "recurrent_sequence_to_sequence": "experiments.recurrent:RecurrentSequenceToSequence",
+    "recurrent_sequence_to_sequence": "experiments.recurrent_sequence_to_sequence:RecurrentPairs",
     "text_to_text": "experiments.text_to_text:TextToText",
     "word_embedding": "experiments.word_embedding:WordEmbedding",
     "masked_lm": "experiments.masked_lm:MaskedLanguageModeling",

@@ -4,26 +4,33 @@ import functools
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from experiments.attending import AttendingEncoder, Look, pictured
-from experiments.labelling import Labelling, LabelLossConfig
-from experiments.objective import check_row_length
-from experiments.pictures import AttentionMaps
-from transformer.data.labelled import LabelledData, LabelledDataConfig
+from experiments.evaluators import named_evaluators
+from transformer.data.labelled_text import LabelledData, LabelledDataConfig
 from transformer.data.labels import MANY, remarks
 from transformer.data.tokenizers import Tokenizer
-from transformer.decoding.batching import pad_framed
+from transformer.decoding.generation import pad_encoder_inputs
+from transformer.evaluation.attention import AttentionMap, encoder_attention, first_tokens
+from transformer.evaluation.classification import (
+    classification_evaluator,
+    prediction_table,
+    ranked_labels,
+)
 from transformer.models.classifier import ClassifierConfig, TextClassifier
-from transformer.training.experiment import Batch, Params
-from transformer.training.flops import matmul_parameters, train_flops_per_token
-from transformer.training.hooks import Hook
-from transformer.training.run import RunConfig
+from transformer.run_folder import RunFolder
+from transformer.training.experiment import Batch, Experiment, Params, Put
+from transformer.training.hooks import Evaluator, Hook, Pictures
+from transformer.training.label_losses import LabelLoss, LabelLossConfig
+from transformer.training.metrics import Sum
+from transformer.training.run_config import RunConfig, check_row_length
+from transformer.training.throughput import matmul_parameters, train_flops_per_token
+from transformer.visualization.attention import draw_attention
+from transformer.visualization.classification import draw_classification
 
 AT_ONCE = 32
 """Texts that are classified together by `predict`."""
@@ -31,7 +38,7 @@ AT_ONCE = 32
 
 @dataclass(frozen=True)
 class ClassificationConfig(RunConfig):
-    """A whole run: one group of keys for each part, listed in `configs/base/`."""
+    """A whole run: one group of keys for each part."""
 
     model: ClassifierConfig
     data: LabelledDataConfig
@@ -42,10 +49,11 @@ class ClassificationConfig(RunConfig):
         check_row_length(self)
 
 
-class Classification(Labelling, AttendingEncoder):
+class Classification(Experiment):
     """An encoder with a classifier on top, trained on texts that share rows."""
 
     Config = ClassificationConfig
+    heads = ("head", "pooler")
 
     def __init__(
         self,
@@ -56,7 +64,8 @@ class Classification(Labelling, AttendingEncoder):
         """`tokenizer` and `labels` are the run folder's; without them they are made of the training data."""
         self.config = config
         self.data = LabelledData(config.data, tokenizer, labels)
-        self.model = TextClassifier(config.model, self.data.markers.vocab_size, len(self.data.labels))
+        self.model = TextClassifier(config.model, self.data.special_tokens.vocab_size, len(self.data.labels))
+        self.label_loss = LabelLoss(config.loss, self.data)
 
     def init(self, rng: jax.Array) -> Any:
         """The model's parameters, boxed with their logical axes."""
@@ -76,13 +85,23 @@ class Classification(Labelling, AttendingEncoder):
             rngs={"dropout": rng},
         )
 
-    @property
-    def tokens_per_example(self) -> int:
-        """The length of a row."""
-        return self.config.data.sequence_length
+    def loss(self, params: Params, batch: Batch, rng: jax.Array, train: bool) -> dict[str, Sum]:
+        """`loss`, -log p(label) in nats, smoothed in training only, and `accuracy`."""
+        return self.label_loss.terms(self.logits(params, batch, rng, train), batch, train)
+
+    def weigh(self, batch: Batch) -> dict[str, jax.Array]:
+        """The number of examples, each counted as the loss counts it."""
+        return self.label_loss.weigh(batch)
+
+    def evaluators(self, put: Put, split: str = "validation") -> dict[str, Evaluator]:
+        """Loss, accuracy, F1 and calibration error of a split."""
+        evaluator = classification_evaluator(self, split, put)
+        if split == "validation":
+            self._validation = evaluator  # for pictures and the closing lines
+        return {"eval": evaluator, **named_evaluators(self, put, split)}
 
     def flops_per_token(self, params: Params) -> float:
-        """6 N: attention over texts that share a row is little beside it (see `training.flops`)."""
+        """6 N: attention over texts that share a row is little beside it (see `training.throughput`)."""
         return train_flops_per_token(matmul_parameters(params), 0, 0, 0)
 
     def predict(
@@ -91,28 +110,35 @@ class Classification(Labelling, AttendingEncoder):
         """For each text one line: its label, and all labels with their probabilities. Of a text that is too
         long the beginning counts. Nothing is random in it: `seed` changes nothing."""
 
-        framed = map(self.data.frame, texts)
+        framed = map(self.data.encoder_input, texts)
         while batch := list(itertools.islice(framed, AT_ONCE)):
-            yield from self.describe(self._read(params, batch))
+            yield from ranked_labels(self._read(params, batch), self.data.labels)
 
-    @property
-    def columns(self) -> tuple[str, ...]:  # type: ignore[override]
-        """The fields of the texts."""
-        return tuple(self.data.reads)
+    def attention(self, params: Params, text: str, layer: int = -1) -> AttentionMap:
+        """The attention weights (h, t, t) of a layer (from 0, or back from -1) over a text as `predict` takes
+        it, and its tokens, twice; without what does not fit into a row."""
+        return encoder_attention(self.model, params, self.data.encoder_input(text), self.data, layer)
+
+    def predictions(self, params: Params, split: str) -> Iterator[str]:
+        """A table of every example of a split, as `prediction_table` makes it."""
+        return prediction_table(self.examples(params, split), self.data.reads, self.data.labels)
 
     def examples(self, params: Params, split: str) -> Iterator[tuple[list[str], int, np.ndarray]]:
-        """Every text that is measured of a split, or both of a pair, in their order."""
+        """Every text that is measured of a split, or both of a pair, in their order, with the number of its
+        label, and its logits (c,)."""
         rows, sources = self.data.rows(split), self.data.sources(split)
         length = self.config.data.sequence_length
         kept = iter(rows.kept.tolist())
         while batch := list(itertools.islice(kept, AT_ONCE)):
-            found = self._read(params, [self.data.markers.frame(rows.texts(i), length) for i in batch])
+            found = self._read(
+                params, [self.data.special_tokens.build_input(rows.texts(i), length) for i in batch]
+            )
             for index, logits_c in zip(batch, found, strict=True):
                 yield [source.text(index) for source in sources], int(rows.labels[index]), logits_c
 
     def _read(self, params: Params, frames: list[Any]) -> np.ndarray:
         """The logits (n, c) of at most `AT_ONCE` texts."""
-        arrays = pad_framed(frames, AT_ONCE, self.config.data.sequence_length)
+        arrays = pad_encoder_inputs(frames, AT_ONCE, self.config.data.sequence_length)
         return np.asarray(self._logits(params, *arrays))[: len(frames)]
 
     @functools.cached_property
@@ -122,13 +148,26 @@ class Classification(Labelling, AttendingEncoder):
 
         return jax.jit(logits)
 
-    def hooks(self, workdir: Path) -> list[Hook]:
-        """Pictures of what the last evaluation found, and of where the tokens of a text look."""
+    def hooks(self, folder: RunFolder) -> list[Hook]:
+        """Pictures of what the last evaluation found, and attention maps of a text."""
 
-        def look(params: Params) -> Look:
-            return pictured(self.attention(params, "\t".join(next(self.data.texts("validation"))[0])))
+        def attend(params: Params) -> AttentionMap | None:
+            if not self.config.model.has_attention:
+                return None
+            return first_tokens(self.attention(params, "\t".join(next(self.data.texts("validation"))[0])))
 
-        return [*super().hooks(workdir), AttentionMaps(self.config.train, look, workdir)]
+        c = self.config.train
+        return [
+            Pictures(
+                c.sample_every,
+                folder.classes,
+                lambda params: self._validation.drawn(params),
+                draw_classification,
+                folder.events,
+                c.writers,
+            ),
+            Pictures(c.sample_every, folder.attention, attend, draw_attention, folder.events, c.writers),
+        ]
 
     def opening_lines(self) -> list[str]:
         """How often each label occurs, how the texts fill their rows, and what was done with those that do
@@ -152,3 +191,7 @@ class Classification(Labelling, AttendingEncoder):
         """The beginning of the first text of the validation split."""
         first = "\t".join(next(self.data.texts("validation"))[0])
         return [f"--prompt={first.splitlines()[0][:80]}"]
+
+    def closing_lines(self, measured: dict[str, float]) -> list[str]:
+        """The accuracy beside that of always predicting the commonest label."""
+        return [self._validation.accuracy_line()]

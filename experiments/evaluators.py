@@ -8,11 +8,12 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
-from transformer.errors import UserError
+from transformer.errors import UserError, suggest
 from transformer.evaluation.likelihood import LikelihoodEvaluator
-from transformer.freeze import suggest
-from transformer.training.experiment import Batch, Evaluator, Params, Put
+from transformer.training.experiment import Batch, Params, Put
+from transformer.training.hooks import Evaluator
 from transformer.training.metrics import Sum
 
 
@@ -40,22 +41,21 @@ class Compressors:
 
 
 class Positions:
-    """The loss by how far into its document a target is: whether a model makes use of what stands before.
+    """The loss by the position of a target in its document: whether a model uses its context.
 
     `from_0`, `from_1`, `from_3`, `from_7` ... in nats, each of the targets from there to before the next.
     """
 
     def __init__(self, experiment: Any, put: Put, split: str) -> None:
         """The experiment's losses are of tokens that have `positions`, and no memory of earlier rows."""
-        if "positions_bt" not in getattr(experiment, "MARKS", {}) or hasattr(experiment, "recur"):
+        loader = experiment.loader(split)
+        first = next(iter(loader.iterate(0)))
+        shapes = [np.shape(first.get(name)) for name in ("positions", "weights")]
+        if experiment.initial_carry() is not None or len(shapes[0]) != 2 or shapes[0] != shapes[1]:
             raise UserError(f"evaluate.also: positions: {experiment.config.experiment} has none of its own")
 
         def step(params: Params, batch: Batch) -> dict[str, Sum]:
             weights_bt, positions_bt = batch["weights"], batch["positions"]
-            if weights_bt.shape != positions_bt.shape:
-                raise UserError(
-                    f"evaluate.also: positions: {experiment.config.experiment} has none of its own"
-                )
 
             def total(factor_bt: jax.Array) -> Any:
                 part = {**batch, "weights": weights_bt * factor_bt}
@@ -71,7 +71,6 @@ class Positions:
             }
 
         batches = experiment.config.train.evaluate_batches
-        loader = experiment.loader(split)
         self._measure = LikelihoodEvaluator(jax.jit(step), loader, put, batches, perplexity=False)
 
     def names(self, params: Params) -> list[str]:
@@ -90,12 +89,13 @@ EVALUATORS: dict[str, Callable[[Any, Put, str], Evaluator]] = {
 """By the name under which results are logged, called with the experiment, `put` and the split."""
 
 
-def find_evaluator(name: str) -> Callable[[Any, Put, str], Evaluator]:
-    """The factory of an evaluator.
+def named_evaluators(experiment: Any, put: Put, split: str) -> dict[str, Evaluator]:
+    """Those that `evaluate.also` names.
 
     Raises:
       UserError: there is none of that name.
     """
-    if name not in EVALUATORS:
-        raise UserError(f"evaluate.also: {name!r} is no evaluator; {suggest(name, EVALUATORS)}")
-    return EVALUATORS[name]
+    for name in experiment.config.evaluate.others:
+        if name not in EVALUATORS:
+            raise UserError(f"evaluate.also: {name!r} is no evaluator; {suggest(name, EVALUATORS)}")
+    return {name: EVALUATORS[name](experiment, put, split) for name in experiment.config.evaluate.others}

@@ -5,35 +5,37 @@ import gzip
 import lzma
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
+from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
-from experiments.attending import AttendingDecoder, Look, names, pictured
-from experiments.embeddings import states_of
-from experiments.objective import check_row_length
-from experiments.pictures import AttentionMaps
-from experiments.scoring import ScoringText
-from experiments.writing import Writer
-from transformer.data.text import TextData, TextDataConfig
+from experiments.evaluators import named_evaluators
+from transformer.data.packed_text import TextData, TextDataConfig
 from transformer.data.tokenizers import Tokenizer
-from transformer.decoding.completion import Reading
+from transformer.decoding.completion import ContextWindow, TextGenerator
 from transformer.decoding.sampling import SamplingConfig
+from transformer.decoding.speculative import SpeculativePair
 from transformer.errors import UserError
-from transformer.evaluation.scoring import Row, continued
-from transformer.models.decoder import DecoderConfig
-from transformer.models.decoder_stepper import DecoderStepper
-from transformer.training.experiment import Params
-from transformer.training.flops import matmul_parameters, train_flops_per_token
-from transformer.training.hooks import Hook, Samples
-from transformer.training.run import RunConfig
-from transformer.training.token_losses import LossConfig
+from transformer.evaluation.attention import AttentionMap, attention_weights, first_tokens, token_names
+from transformer.evaluation.embeddings import states_of
+from transformer.evaluation.likelihood import likelihood_evaluator
+from transformer.evaluation.scoring import Row, Score, continued, score_pairs
+from transformer.models.decoder import DecoderConfig, DecoderStepper
+from transformer.run_folder import RunFolder
+from transformer.training.experiment import Batch, Experiment, Params, Put
+from transformer.training.hooks import Evaluator, Hook, Pictures, Samples
+from transformer.training.metrics import Sum
+from transformer.training.run_config import RunConfig, check_row_length
+from transformer.training.throughput import matmul_parameters, train_flops_per_token
+from transformer.training.token_losses import LossConfig, token_losses, token_weights
+from transformer.visualization.attention import draw_attention
 
 
 @dataclass(frozen=True)
 class LanguageModelingConfig(RunConfig):
-    """A whole run: one group of keys for each part, listed in `configs/base/`."""
+    """A whole run: one group of keys for each part."""
 
     model: DecoderConfig
     data: TextDataConfig
@@ -45,7 +47,7 @@ class LanguageModelingConfig(RunConfig):
         check_row_length(self)
 
 
-class LanguageModeling(ScoringText, AttendingDecoder):
+class LanguageModeling(Experiment):
     """A decoder trained on packed documents; the loss is -log p(token | those before it), in nats."""
 
     Config: type[LanguageModelingConfig] = LanguageModelingConfig
@@ -58,11 +60,37 @@ class LanguageModeling(ScoringText, AttendingDecoder):
         self.config = config
         self.data = TextData(config.data, tokenizer=tokenizer)
         self.model = config.model.build(self.data.tokenizer.vocab_size)
+        self._draft: tuple[DecoderStepper, int] | None = None
 
-    @property
-    def tokens_per_example(self) -> int:
-        """The length of a row."""
-        return self.config.data.sequence_length
+    def init(self, rng: jax.Array) -> Any:
+        """The model's parameters, boxed with their logical axes."""
+        return self.model.init(rng, jnp.zeros((1, 1), jnp.int32))["params"]
+
+    def loss(self, params: Params, batch: Batch, rng: jax.Array, train: bool) -> dict[str, Sum]:
+        """`loss`, nats per target token (smoothed in training only); `bits_per_byte` of them; `z_loss`."""
+        x_btd, sown = self.hidden(params, batch, train=train, rngs={"dropout": rng}, mutable="terms")
+        unembed = functools.partial(self.model.apply, {"params": params}, method="unembed")
+        return token_losses(unembed, x_btd, batch, self.config.loss, self.model.vocab_size, train, sown)
+
+    def hidden(self, params: Params, batch: Batch, **options: Any) -> Any:
+        """The last layer's states (b, t, d), which `unembed` turns into logits of the batch's `targets`."""
+        return self.model.apply(
+            {"params": params},
+            batch["tokens"],
+            segments_bt=batch["segments"],
+            positions_bt=batch["positions"],
+            method="hidden",
+            **options,
+        )
+
+    def weigh(self, batch: Batch) -> dict[str, jax.Array]:
+        """The number of target tokens, for the loss and the optional z-loss."""
+        return token_weights(batch["weights"], self.config.loss)
+
+    def evaluators(self, put: Put, split: str = "validation") -> dict[str, Evaluator]:
+        """The likelihood of a split: loss, perplexity, bits per byte."""
+        likelihood = likelihood_evaluator(self, self.loader(split), put)
+        return {"eval": likelihood, **named_evaluators(self, put, split)}
 
     @property
     def attended(self) -> int:
@@ -70,32 +98,37 @@ class LanguageModeling(ScoringText, AttendingDecoder):
         return self.config.data.sequence_length
 
     def flops_per_token(self, params: Params) -> float:
-        """6 N plus the attention's part (see `transformer.training.flops`)."""
+        """6 N plus the attention's part (see `transformer.training.throughput`)."""
         c = self.config.model
         width = c.num_heads * c.key_width
         return train_flops_per_token(matmul_parameters(params), c.num_layers, width, self.attended)
 
-    def hooks(self, workdir: Path) -> list[Hook]:
-        """A completion of the configured prompt, now and then, and a picture of where the first tokens of the
-        validation text look."""
+    def hooks(self, folder: RunFolder) -> list[Hook]:
+        """Completions of the configured prompt, and attention maps of the first tokens of the validation
+        text."""
 
         def sample(params: Params) -> str:
             prompt = self.config.sample.prompt
             return "\n\n".join(prompt + text for text in next(self.predict(params, [prompt])))
 
-        def look(params: Params) -> Look:
-            return pictured(self.attention(params, next(self.data.text("validation"), "")))
+        def attend(params: Params) -> AttentionMap | None:
+            if not self.config.model.has_attention:
+                return None
+            return first_tokens(self.attention(params, next(self.data.text("validation"), "")))
 
         c = self.config.train
-        return [Samples(c.sample_every, sample, workdir / "samples"), AttentionMaps(c, look, workdir)]
+        return [
+            Samples(c.sample_every, sample, folder.samples),
+            Pictures(c.sample_every, folder.attention, attend, draw_attention, folder.events, c.writers),
+        ]
 
     def stepper(self, params: Params) -> DecoderStepper:
-        """The model as decoding sees it."""
+        """The model behind the `Stepper` protocol of decoding."""
         return DecoderStepper.of(self.model, params)
 
     def states(self, params: Params, text: str) -> tuple[list[tuple[int, int]], np.ndarray]:
-        """Where each token of a text stands in it, and the last layer's states there (t, d), which know the
-        text up to that token; both without what does not fit into `model.max_length`."""
+        """The span (start, end) of each token of a text, and the last layer's states (t, d); both without
+        what exceeds `model.max_length`."""
         bos, most = self.data.tokenizer.bos_id, self.config.model.max_length
         hidden = functools.partial(self._hidden, params)
         return states_of(hidden, self.data.tokenizer, text, before=[bos], most=most)
@@ -111,57 +144,89 @@ class LanguageModeling(ScoringText, AttendingDecoder):
         self, params: Params, texts: Iterable[str], seed: int = 0, first: int = 0
     ) -> Iterator[list[str]]:
         """For each text its continuations, `sample.num_samples` of them, without the text itself."""
-        writer = self._writer(params)
-        return writer.answers(self._prompts(texts, first), jax.random.key(seed), first)
+        return self._generator(params).generate(self._prompts(texts, first), jax.random.key(seed), first)
 
     def stream(self, params: Params, text: str, seed: int = 0) -> Iterator[str] | None:
         """The one continuation of a text, in pieces; None where there are several."""
         if self.config.sample.num_samples > 1:
             return None
         (prompt,) = self._prompts([text])
-        return self._writer(params).pieces(prompt, jax.random.key(seed))
+        return self._generator(params).stream(prompt, jax.random.key(seed))
 
-    def _writer(self, params: Params) -> Writer:
+    def use_draft(self, draft: Any, params: Params, draft_tokens: int = 4) -> None:
+        """Lets a smaller language model propose what `predict` and `stream` write (speculative decoding).
+
+        Raises:
+          UserError: it is no language model, has another tokenizer, or reads fewer tokens at once.
+        """
+        if not isinstance(draft, LanguageModeling):
+            raise UserError(f"--draft: it is a run of {draft.config.experiment}; expected a language model")
+        if draft.data.tokenizer.identity != self.data.tokenizer.identity:
+            raise UserError("--draft: its tokenizer is another one; train it with this run's tokenizer.json")
+        theirs, ours = draft.config.model.max_length, self.config.model.max_length
+        if theirs < ours:
+            raise UserError(f"--draft: its model.max_length is {theirs}; expected at least this run's {ours}")
+        if draft_tokens < 1:
+            raise UserError(f"--draft_tokens: {draft_tokens}; expected at least 1")
+        self._draft = draft.stepper(params), draft_tokens
+
+    def _generator(self, params: Params) -> TextGenerator:
         tokenizer = self.data.tokenizer
-        reading = Reading(tokenizer.eos_id, self.config.model.max_length, rolls=True)
-        return Writer(self.stepper(params), tokenizer, self.config.sample, reading, continues=True)
+        stepper = self.stepper(params)
+        pair = SpeculativePair(stepper, *self._draft) if self._draft else None
+        window = ContextWindow(tokenizer.eos_id, self.config.model.max_length, rolling=True)
+        return TextGenerator(pair or stepper, tokenizer, self.config.sample, window, continues=True)
 
     def _prompts(self, texts: Iterable[str], first: int = 0) -> Iterator[list[int]]:
-        """The tokens of texts, each the beginning of a document; says what the model cannot see of them, or
-        was not trained for."""
+        """The tokens of texts, each the beginning of a document."""
         tokenizer, c = self.data.tokenizer, self.config
-        most, new, trained = c.model.max_length, c.sample.max_new_tokens, c.data.sequence_length
         for number, text in enumerate(texts, first + 1):
             tokens = [tokenizer.bos_id, *tokenizer.encode(text)]
-            # The last new token is never read.
-            length = len(tokens) + new - 1
-            if len(tokens) > most:
-                self.note(
-                    "prompt",
-                    f"text {number}: {len(tokens):,} tokens are more than model.max_length {most:,}; of such "
-                    f"texts the last {most:,} tokens are read",
-                )
-            elif length > most:
-                self.note(
-                    "window",
-                    f"text {number}: its {len(tokens):,} tokens and {new:,} new ones are more than "
-                    f"model.max_length {most:,}; whenever so many are read, the older half is forgotten",
-                )
-            if self.counts_from_a_beginning and min(length, most) > trained:
-                self.note(
-                    "length",
-                    f"text {number}: with {new:,} new tokens {min(length, most):,} are read at once; the "
-                    f"model was trained on {trained:,} (data.sequence_length), and beyond may write nonsense",
-                )
+            length = len(tokens) + c.sample.max_new_tokens - 1  # the last new token is never read
+            if length > min(c.model.max_length, c.data.sequence_length):
+                self._note_length(number, len(tokens), length)
             yield tokens
 
-    def attention(self, params: Params, text: str, layer: int = -1) -> Look:
-        """With which weights (h, t, t) each token of a text sees those before it in a layer (from 0, or back
-        from -1), and the tokens, twice: the beginning's and the text's, as many as the model reads."""
+    def _note_length(self, number: int, prompt: int, length: int) -> None:
+        """Says what the model cannot read of a text of `length` tokens, or was not trained for."""
+        c = self.config
+        most, new, trained = c.model.max_length, c.sample.max_new_tokens, c.data.sequence_length
+        if prompt > most:
+            self.note(
+                "prompt",
+                f"text {number}: {prompt:,} tokens are more than model.max_length {most:,}; of such "
+                f"texts the last {most:,} tokens are read",
+            )
+        elif length > most:
+            self.note(
+                "window",
+                f"text {number}: its {prompt:,} tokens and {new:,} new ones are more than "
+                f"model.max_length {most:,}; whenever so many are read, the older half is forgotten",
+            )
+        if self.counts_from_a_beginning and min(length, most) > trained:
+            self.note(
+                "length",
+                f"text {number}: with {new:,} new tokens {min(length, most):,} are read at once; the "
+                f"model was trained on {trained:,} (data.sequence_length), and beyond may write nonsense",
+            )
+
+    def attention(self, params: Params, text: str, layer: int = -1) -> AttentionMap:
+        """The attention weights (h, t, t) of a layer (from 0, or back from -1) over a text, and its tokens,
+        twice: the start token and the text's, as many as the model reads."""
         tokenizer = self.data.tokenizer
         tokens = [tokenizer.bos_id, *tokenizer.encode(text)][: self.config.model.max_length]
-        shown = names(tokenizer, tokens, {tokenizer.bos_id: "start"})
-        return self.weights(params, tokens, layer=layer), shown, shown
+        names = token_names(tokenizer, tokens, {tokenizer.bos_id: "start"})
+        return attention_weights(self.model, params, tokens, layer=layer), names, names
+
+    @property
+    def longest(self) -> int:
+        """The most tokens that the decoder reads."""
+        return self.config.model.max_length
+
+    def score(self, params: Params, pairs: Iterable[tuple[str, str]]) -> Iterator[Score]:
+        """log p(continuation | text) of each pair, read as one text; of one that is too long the beginning is
+        left out, and its tokens counted in `unread`. Raises as `score_pairs` does."""
+        return score_pairs(self, params, pairs)
 
     def row(self, text: str, continuation: str) -> Row:
         """The beginning, the text and its continuation, as one text. Of more tokens than the model reads
@@ -172,10 +237,6 @@ class LanguageModeling(ScoringText, AttendingDecoder):
             raise UserError(f"a continuation of {count} tokens; the model reads {most} (model.max_length)")
         unread = max(0, len(tokens) - most)
         return Row([tokenizer.bos_id, *tokens[unread:]], 1 + own - unread, unread=unread)
-
-    def opening_lines(self) -> list[str]:
-        """Nothing: every token of the data is in a row."""
-        return []
 
     def example_flags(self) -> list[str]:
         """Three completions of the configured prompt."""

@@ -1,31 +1,31 @@
-"""Masked language modelling: guess hidden tokens from both sides, and whether one text follows another."""
+"""Masked language modelling with next-sentence prediction (BERT)."""
 
 import functools
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from experiments.attending import AttendingEncoder, Look, pictured
-from experiments.embeddings import states_of
-from experiments.objective import check_row_length
-from experiments.pictures import AttentionMaps
-from experiments.token_prediction import TokenPrediction
-from transformer.data.masked import MaskedData, MaskedDataConfig
+from experiments.evaluators import named_evaluators
+from transformer.data.masked_text import MaskedData, MaskedDataConfig
 from transformer.data.tokenizers import Tokenizer
 from transformer.errors import UserError
+from transformer.evaluation.attention import AttentionMap, encoder_attention, first_tokens
+from transformer.evaluation.embeddings import states_of
+from transformer.evaluation.likelihood import likelihood_evaluator
 from transformer.models.encoder import EncoderConfig
 from transformer.models.masked_lm import MaskedLanguageModel
-from transformer.training.experiment import Batch, Params
-from transformer.training.flops import matmul_parameters, train_flops_per_token
-from transformer.training.hooks import Hook, Samples
+from transformer.run_folder import RunFolder
+from transformer.training.experiment import Batch, Experiment, Params, Put
+from transformer.training.hooks import Evaluator, Hook, Pictures, Samples
 from transformer.training.metrics import Sum
-from transformer.training.run import RunConfig
-from transformer.training.token_losses import LossConfig, token_losses
+from transformer.training.run_config import RunConfig, check_row_length
+from transformer.training.throughput import matmul_parameters, train_flops_per_token
+from transformer.training.token_losses import LossConfig, token_losses, token_weights
+from transformer.visualization.attention import draw_attention
 
 MASK = "[MASK]"
 LIKELIEST = 5
@@ -34,7 +34,7 @@ LIKELIEST = 5
 
 @dataclass(frozen=True)
 class MaskedConfig(RunConfig):
-    """A whole run: one group of keys for each part, listed in `configs/base/`."""
+    """A whole run: one group of keys for each part."""
 
     model: EncoderConfig
     data: MaskedDataConfig
@@ -47,19 +47,18 @@ class MaskedConfig(RunConfig):
             raise UserError("model.num_token_types: 1, but data.next_sentence has two texts to tell apart")
 
 
-class MaskedLanguageModeling(TokenPrediction, AttendingEncoder):
+class MaskedLanguageModeling(Experiment):
     """An encoder with BERT's two losses, each with its own denominator: masked tokens, and pairs of texts."""
 
     Config = MaskedConfig
-    sorts_rows = True
     heads = ("transform", "transform_norm", "output_bias", "pooler", "next")
 
     def __init__(self, config: MaskedConfig, tokenizer: Tokenizer | None = None) -> None:
         """`tokenizer` is the run folder's; without one the data's own is made from the training text."""
         self.config = config
         self.data = MaskedData(config.data, tokenizer)
-        markers = self.data.markers
-        self.model = MaskedLanguageModel(config.model, markers.vocab_size, config.data.next_sentence)
+        special_tokens = self.data.special_tokens
+        self.model = MaskedLanguageModel(config.model, special_tokens.vocab_size, config.data.next_sentence)
 
     def init(self, rng: jax.Array) -> Any:
         """The model's parameters, boxed with their logical axes."""
@@ -69,7 +68,7 @@ class MaskedLanguageModeling(TokenPrediction, AttendingEncoder):
     def loss(self, params: Params, batch: Batch, rng: jax.Array, train: bool) -> dict[str, Sum]:
         """`loss`, nats per masked token; `next_loss`, nats per pair of texts, `next_accuracy`; `z_loss`."""
         variables = {"params": params}
-        x_btd = self.model.apply(
+        x_btd, sown = self.model.apply(
             variables,
             batch["tokens"],
             segments_bt=batch["segments"],
@@ -77,15 +76,14 @@ class MaskedLanguageModeling(TokenPrediction, AttendingEncoder):
             types_bt=batch["types"],
             train=train,
             rngs={"dropout": rng},
+            mutable="terms",
             method="encode",
         )
         x_bmd = self.model.apply(variables, x_btd, batch["places"], method="guess")
 
-        def unembed(x_bmd: jax.Array) -> jax.Array:
-            return self.model.apply(variables, x_bmd, method="unembed")
-
+        unembed = functools.partial(self.model.apply, variables, method="unembed")
         masked = {"targets": batch["targets"], "weights": batch["guessed"]}
-        terms = token_losses(unembed, x_bmd, masked, self.config.loss, self.model.vocab_size, train)
+        terms = token_losses(unembed, x_bmd, masked, self.config.loss, self.model.vocab_size, train, sown)
         if self.config.data.next_sentence:
             k = batch["labels"].shape[1]
             logits = self.model.apply(variables, x_btd, batch["segments"], k, method="follows")
@@ -98,14 +96,16 @@ class MaskedLanguageModeling(TokenPrediction, AttendingEncoder):
 
     def weigh(self, batch: Batch) -> dict[str, jax.Array]:
         """The number of masked tokens, and that of pairs."""
-        weight = jnp.sum(batch["guessed"])
-        weights = {"loss": weight} | ({"z_loss": weight} if self.config.loss.z_loss else {})
-        return weights | ({"next_loss": jnp.sum(batch["weights"])} if self.config.data.next_sentence else {})
+        weights = token_weights(batch["guessed"], self.config.loss)
+        if self.config.data.next_sentence:
+            weights["next_loss"] = jnp.sum(batch["weights"])
+        return weights
 
-    @property
-    def tokens_per_example(self) -> int:
-        """The length of a row."""
-        return self.config.data.sequence_length
+    def evaluators(self, put: Put, split: str = "validation") -> dict[str, Evaluator]:
+        """The likelihood of a split. Rows are sorted by length: where not all are measured, they are a random
+        part."""
+        loader = self.loader(split, shuffle=self.config.train.evaluate_batches > 0)
+        return {"eval": likelihood_evaluator(self, loader, put), **named_evaluators(self, put, split)}
 
     def flops_per_token(self, params: Params) -> float:
         """6 N plus the attention's part, with the vocabulary's matrix only where tokens are guessed."""
@@ -115,18 +115,22 @@ class MaskedLanguageModeling(TokenPrediction, AttendingEncoder):
         width, length = c.num_heads * c.key_width, self.config.data.sequence_length
         return train_flops_per_token(matrices, c.num_layers, width, length)
 
-    def hooks(self, workdir: Path) -> list[Hook]:
-        """Guesses for a line of the validation text in which some words are masked, and a picture of
-        where its tokens look."""
+    def hooks(self, folder: RunFolder) -> list[Hook]:
+        """Guesses for a line of the validation text in which a word is masked, and its attention maps."""
 
         def sample(params: Params) -> str:
             return "\n".join([self._masked_line, *next(self.predict(params, [self._masked_line]))])
 
-        def look(params: Params) -> Look:
-            return pictured(self.attention(params, self._masked_line))
+        def attend(params: Params) -> AttentionMap | None:
+            if not self.config.model.has_attention:
+                return None
+            return first_tokens(self.attention(params, self._masked_line))
 
         c = self.config.train
-        return [Samples(c.sample_every, sample, workdir / "samples"), AttentionMaps(c, look, workdir)]
+        return [
+            Samples(c.sample_every, sample, folder.samples),
+            Pictures(c.sample_every, folder.attention, attend, draw_attention, folder.events, c.writers),
+        ]
 
     def problem(self, text: str) -> str:
         """There is nothing to guess."""
@@ -154,7 +158,7 @@ class MaskedLanguageModeling(TokenPrediction, AttendingEncoder):
         room = self.config.data.sequence_length
         for number, text in enumerate(texts, first + 1):
             tokens = self.masked_tokens(text)
-            places = np.flatnonzero(tokens == self.data.markers.mask)
+            places = np.flatnonzero(tokens == self.data.special_tokens.mask)
             if not len(places):
                 raise UserError(
                     f"--prompt or --input: text {number} has no {MASK}: which word is to be guessed?"
@@ -171,18 +175,21 @@ class MaskedLanguageModeling(TokenPrediction, AttendingEncoder):
                 for ids, ps in zip(ids_mk[: len(places)], p_mk[: len(places)], strict=True)
             ]
 
-    def framed(self, text: str) -> tuple[np.ndarray, np.ndarray]:
-        """`[CLS] text [SEP]`, every `[MASK]` one token."""
+    def attention(self, params: Params, text: str, layer: int = -1) -> AttentionMap:
+        """The attention weights (h, t, t) of a layer (from 0, or back from -1) over `[CLS] text [SEP]`, and
+        its tokens, twice, every `[MASK]` one; without what does not fit into a row."""
         tokens = self.masked_tokens(text)[: self.config.data.sequence_length]
-        return tokens, np.zeros_like(tokens)
+        return encoder_attention(self.model, params, (tokens, np.zeros_like(tokens)), self.data, layer)
 
     def states(self, params: Params, text: str) -> tuple[list[tuple[int, int]], np.ndarray]:
-        """Where each token of a text stands in it, and the last layer's states there (t, d), which know the
-        text on both sides; both without what does not fit into a row."""
-        markers, most = self.data.markers, self.config.data.sequence_length
+        """The span (start, end) of each token of a text, and the last layer's states (t, d); both without
+        what does not fit into a row."""
+        special_tokens, most = self.data.special_tokens, self.config.data.sequence_length
         hidden = functools.partial(self._hidden, params)
         tokenizer = self.data.tokenizer
-        return states_of(hidden, tokenizer, text, before=[markers.cls], after=[markers.sep], most=most)
+        return states_of(
+            hidden, tokenizer, text, before=[special_tokens.cls], after=[special_tokens.sep], most=most
+        )
 
     @functools.cached_property
     def _hidden(self) -> Callable[..., jax.Array]:
@@ -199,16 +206,16 @@ class MaskedLanguageModeling(TokenPrediction, AttendingEncoder):
 
     def masked_tokens(self, text: str) -> np.ndarray:
         """`[CLS] text [SEP]` as tokens, with every `[MASK]` in the text as one."""
-        tokenizer, markers = self.data.tokenizer, self.data.markers
+        tokenizer, special_tokens = self.data.tokenizer, self.data.special_tokens
         spaced = len(tokenizer.encode(" a")) == 1  # a space belongs to the token of the word behind it
         parts = text.split(MASK)
-        ids = [markers.cls]
+        ids = [special_tokens.cls]
         for number, part in enumerate(parts):
             before_mask = spaced and number < len(parts) - 1
-            ids += [markers.mask] * (number > 0) + tokenizer.encode(
+            ids += [special_tokens.mask] * (number > 0) + tokenizer.encode(
                 part.removesuffix(" ") if before_mask else part
             )
-        return np.array([*ids, markers.sep], np.int32)
+        return np.array([*ids, special_tokens.sep], np.int32)
 
     @property
     def _masked_line(self) -> str:

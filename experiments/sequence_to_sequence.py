@@ -6,71 +6,43 @@ import math
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
-from experiments.pictures import AttentionMaps
-from experiments.scoring import ScoringText
-from experiments.token_prediction import TokenPrediction
-from experiments.writing import Writer
+from experiments.evaluators import named_evaluators
 from transformer.data.pair_packing import PackedPairs
-from transformer.data.pairs import PairData, PairDataConfig
+from transformer.data.text_pairs import PairData, PairDataConfig
 from transformer.data.tokenizers import Tokenizer
-from transformer.decoding import stops
-from transformer.decoding.beam import BeamConfig, shorten, translate
-from transformer.decoding.completion import Reading
-from transformer.decoding.sampling import DrawConfig
+from transformer.decoding.beam import shorten, translate
+from transformer.decoding.completion import ContextWindow, TextGenerator, cut
 from transformer.decoding.stepper import Stepper
 from transformer.errors import UserError
-from transformer.evaluation.generation import GenerationEvaluator
+from transformer.evaluation.attention import AttentionMap
+from transformer.evaluation.generation import GenerateConfig, GenerationEvaluator
+from transformer.evaluation.likelihood import likelihood_evaluator
 from transformer.evaluation.metrics import make_metrics, metric_names
-from transformer.evaluation.scoring import Row
+from transformer.evaluation.scoring import Row, Score, score_pairs
 from transformer.evaluation.text_metric import MetricOptions, TextMetric
 from transformer.models.encoder_decoder import EncoderDecoderConfig
-from transformer.training.experiment import Evaluator, Params, Put
-from transformer.training.flops import pair_flops_per_token
-from transformer.training.hooks import Hook, Samples
-from transformer.training.run import RunConfig
-from transformer.training.token_losses import LossConfig
+from transformer.run_folder import RunFolder
+from transformer.training.experiment import Batch, Experiment, Params, Put
+from transformer.training.hooks import Evaluator, Hook, Pictures, Samples
+from transformer.training.metrics import Sum
+from transformer.training.run_config import RunConfig
+from transformer.training.throughput import pair_flops_per_token
+from transformer.training.token_losses import LossConfig, token_losses, token_weights
+from transformer.visualization.attention import draw_attention
 
 SHOWN = 5
 """How many pairs of the validation split the samples show."""
 
 
 @dataclass(frozen=True)
-class GenerateConfig(DrawConfig, BeamConfig):
-    """How targets are written, and what is measured of them; `configs/base/` says what each key means."""
-
-    max_new_tokens: int = 128
-    temperature: float = 0.0
-    with_scores: bool = False
-    batch_size: int = 16
-    metric: str = "bleu"
-    bleu_tokenizer: Literal["13a", "intl", "char", "zh", "ja-mecab", "ko-mecab", "none"] = "13a"
-    examples: int = 200
-
-    def __post_init__(self) -> None:
-        DrawConfig.__post_init__(self)
-        BeamConfig.__post_init__(self)
-        metric_names(self.metric)
-        if self.batch_size < 1:
-            raise UserError(f"batch_size: {self.batch_size}; expected at least 1 source")
-        if self.examples < 0:
-            raise UserError(f"examples: {self.examples}; expected a number of pairs, or 0 for all")
-        of_search = {"n_best": 1, "with_scores": False}
-        of_drawing = {"top_k": 0, "top_p": 1.0, "min_p": 0.0, "num_samples": 1}
-        for key, off in (of_search if self.temperature else of_drawing).items():
-            if (value := getattr(self, key)) != off:
-                way = "sampling" if self.temperature else "beam search, which takes n_best"
-                raise UserError(f"{key}: {value} with temperature {self.temperature:g}, which is {way}")
-
-
-@dataclass(frozen=True)
 class SequenceToSequenceConfig(RunConfig):
-    """A whole run: one group of keys for each part, listed in `configs/base/`."""
+    """A whole run: one group of keys for each part."""
 
     model: EncoderDecoderConfig
     data: PairDataConfig
@@ -89,15 +61,10 @@ class SequenceToSequenceConfig(RunConfig):
                 raise UserError(f"{key}: {length} is longer than model.max_length {self.model.max_length}")
 
 
-class SequenceToSequence(ScoringText):
+class SequenceToSequence(Experiment):
     """An encoder-decoder trained on packed pairs; the loss is -log p(token | those before it, source)."""
 
     Config: type = SequenceToSequenceConfig
-    READS: tuple[str, ...] = ("source", "tokens")
-    MARKS = TokenPrediction.MARKS | {
-        "source_segments_bs": "source_segments",
-        "source_positions_bs": "source_positions",
-    }
 
     def __init__(self, config: SequenceToSequenceConfig, tokenizer: Tokenizer | None = None) -> None:
         """`tokenizer` is the run folder's; without one the data's own is made from the training text."""
@@ -110,29 +77,59 @@ class SequenceToSequence(ScoringText):
         """How pairs are made into rows."""
         return PackedPairs
 
+    def init(self, rng: jax.Array) -> Any:
+        """The model's parameters, boxed with their logical axes."""
+        one = jnp.zeros((1, 1), jnp.int32)
+        return self.model.init(rng, one, one)["params"]
+
+    def loss(self, params: Params, batch: Batch, rng: jax.Array, train: bool) -> dict[str, Sum]:
+        """`loss`, nats per target token (smoothed in training only); `bits_per_byte` of them; `z_loss`."""
+        x_btd, sown = self.hidden(params, batch, train=train, rngs={"dropout": rng}, mutable="terms")
+        unembed = functools.partial(self.model.apply, {"params": params}, method="unembed")
+        return token_losses(unembed, x_btd, batch, self.config.loss, self.model.vocab_size, train, sown)
+
+    def hidden(self, params: Params, batch: Batch, **options: Any) -> Any:
+        """The decoder's last states (b, t, d), which `unembed` turns into logits of the batch's `targets`."""
+        return self.model.apply(
+            {"params": params},
+            batch["source"],
+            batch["tokens"],
+            segments_bt=batch["segments"],
+            positions_bt=batch["positions"],
+            source_segments_bs=batch["source_segments"],
+            source_positions_bs=batch["source_positions"],
+            method="hidden",
+            **options,
+        )
+
+    def weigh(self, batch: Batch) -> dict[str, jax.Array]:
+        """The number of target tokens, for the loss and the optional z-loss."""
+        return token_weights(batch["weights"], self.config.loss)
+
     @property
     def tokens_per_example(self) -> int:
         """The length of a row of targets."""
         return self.config.data.target_length
 
     def flops_per_token(self, params: Params) -> float:
-        """Those of both sides for each token of the target (see `training.flops`)."""
+        """Those of both sides for each token of the target (see `training.throughput`)."""
         c, data = self.config.model, self.config.data
         layers, width = (c.encoder_layers, c.num_layers, c.num_layers), c.num_heads * c.key_width
         return pair_flops_per_token(params, layers, width, data.source_length, data.target_length)
 
     def evaluators(self, put: Put, split: str = "validation") -> dict[str, Evaluator]:
         """Of a split the likelihood, and the metrics of what is written for its sources."""
-        found = super().evaluators(put, split)
+        likelihood = likelihood_evaluator(self, self.loader(split), put)
+        found: dict[str, Evaluator] = {"eval": likelihood, **named_evaluators(self, put, split)}
         if metrics := self._metrics():
             sources, references = self._examples(split)
             measured = functools.partial(self.data.counted, split, sources)
             found["generate"] = GenerationEvaluator(self._write, sources, references, metrics, measured)
         return found
 
-    def hooks(self, workdir: Path) -> list[Hook]:
-        """Now and then some sources of the validation split with what is wanted and what is written, and a
-        picture of where the first one's translation looks."""
+    def hooks(self, folder: RunFolder) -> list[Hook]:
+        """Some sources of the validation split with what is wanted and what is written, and the attention
+        maps of the first one's translation."""
         pairs = list(itertools.islice(self.data.texts("validation"), SHOWN))
         sources = [source for source, _ in pairs]
 
@@ -141,11 +138,14 @@ class SequenceToSequence(ScoringText):
             shown = zip(*zip(*pairs, strict=True), written, strict=True)
             return "\n\n".join("source: {}\nwanted: {}\nwritten: {}".format(*texts) for texts in shown)
 
-        def look(params: Params) -> tuple[np.ndarray, list[str], list[str]] | None:
+        def attend(params: Params) -> AttentionMap | None:
             return self.attention(params, sources[0])
 
         c = self.config.train
-        return [Samples(c.sample_every, sample, workdir / "samples"), AttentionMaps(c, look, workdir)]
+        return [
+            Samples(c.sample_every, sample, folder.samples),
+            Pictures(c.sample_every, folder.attention, attend, draw_attention, folder.events, c.writers),
+        ]
 
     def prompt(self, source: str) -> list[int]:
         """The tokens from which the model writes."""
@@ -155,6 +155,16 @@ class SequenceToSequence(ScoringText):
     def longest_prompt(self) -> int:
         """Its greatest length."""
         return self.config.data.source_length
+
+    @property
+    def longest(self) -> int:
+        """The most tokens that the decoder reads."""
+        return self.config.model.max_length
+
+    def score(self, params: Params, pairs: Iterable[tuple[str, str]]) -> Iterator[Score]:
+        """log p(target | source) of each pair, the target's end among its tokens. Raises as `score_pairs`
+        does."""
+        return score_pairs(self, params, pairs)
 
     def row(self, text: str, continuation: str) -> Row:
         """A source, and the whole target: the beginning, its tokens and the end."""
@@ -176,7 +186,7 @@ class SequenceToSequence(ScoringText):
         return ids
 
     def stepper(self, params: Params) -> Stepper:
-        """The model as decoding sees it."""
+        """The model behind the `Stepper` protocol of decoding."""
         return self.model.stepper(params, self.data.tokenizer.bos_id)
 
     def problem(self, text: str) -> str:
@@ -202,11 +212,11 @@ class SequenceToSequence(ScoringText):
         if not self.config.generate.temperature or self.config.generate.num_samples > 1:
             return None
         (prompt,) = self._shortened(self._noting([text]))
-        return self._writer(params).pieces(prompt, jax.random.key(seed))
+        return self._generator(params).stream(prompt, jax.random.key(seed))
 
-    def attention(self, params: Params, source: str) -> tuple[np.ndarray, list[str], list[str]] | None:
-        """Where the best target looks while it is written: weights (h, t, s) of the last layer, the tokens
-        written and the tokens read; None for a model without attention."""
+    def attention(self, params: Params, source: str) -> AttentionMap | None:
+        """The cross-attention weights (h, t, s) of the last layer while the best target is written, its
+        tokens and the source's; None for a model without attention."""
         tokenizer = self.data.tokenizer
         read = shorten(self.data.encode_source(source), self.config.data.source_length)
         ids, _ = next(iter(self._translate(params, [source])))[0]
@@ -256,10 +266,10 @@ class SequenceToSequence(ScoringText):
             batch_size=self.config.generate.batch_size,
         )
 
-    def _writer(self, params: Params) -> Writer:
+    def _generator(self, params: Params) -> TextGenerator:
         tokenizer, c = self.data.tokenizer, self.config.generate
-        reading = Reading(tokenizer.eos_id, self.longest_prompt)
-        return Writer(self.stepper(params), tokenizer, c, reading, False, c.extra_tokens, c.batch_size)
+        window = ContextWindow(tokenizer.eos_id, self.longest_prompt)
+        return TextGenerator(self.stepper(params), tokenizer, c, window, False, c.extra_tokens, c.batch_size)
 
     def _shortened(self, texts: Iterable[str]) -> Iterator[list[int]]:
         return (shorten(self.prompt(text), self.longest_prompt) for text in texts)
@@ -294,11 +304,11 @@ class SequenceToSequence(ScoringText):
         """Targets of each source with their scores, which those that are drawn at random do not have."""
         c = self.config.generate
         if c.temperature:
-            drawn = self._writer(params).answers(self._shortened(texts), jax.random.key(seed), first)
+            drawn = self._generator(params).generate(self._shortened(texts), jax.random.key(seed), first)
             yield from ([(math.nan, text) for text in targets] for targets in drawn)
         else:
             for found in self._translate(params, texts):
-                yield [(score, stops.cut(self.data.tokenizer.decode(ids), c.stop)) for ids, score in found]
+                yield [(score, cut(self.data.tokenizer.decode(ids), c.stop)) for ids, score in found]
 
     def _write(self, params: Params, sources: Iterable[str]) -> list[str]:
         return [found[0][1] for found in self._written(params, sources)]

@@ -3,32 +3,33 @@
 import itertools
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from experiments.attending import AttendingEncoder
-from experiments.objective import check_row_length
-from experiments.token_prediction import TokenPrediction
-from transformer.data.escapes import escape
-from transformer.data.questions import Question
-from transformer.data.spans import Reading, SpanData, SpanDataConfig
+from experiments.evaluators import named_evaluators
+from transformer.config import Bounded, Nonnegative, Positive
+from transformer.data.line_escapes import escape
+from transformer.data.question_answering import QuestionWindows, SpanData, SpanDataConfig
+from transformer.data.question_cache import Question
 from transformer.data.tokenizers import Tokenizer
-from transformer.decoding.batching import pad_framed
+from transformer.decoding.generation import pad_encoder_inputs
 from transformer.decoding.spans import Span, best_spans, scores_of_spans
 from transformer.errors import UserError
+from transformer.evaluation.attention import AttentionMap, encoder_attention
 from transformer.evaluation.generation import GenerationEvaluator
-from transformer.evaluation.span_scores import SpanScores
+from transformer.evaluation.likelihood import likelihood_evaluator
+from transformer.evaluation.squad import SquadMetric
 from transformer.models.encoder import EncoderConfig
 from transformer.models.span import SpanPicker, place_log_probs
-from transformer.training.experiment import Batch, Evaluator, Params, Put
-from transformer.training.flops import matmul_parameters, train_flops_per_token
-from transformer.training.hooks import Hook, Samples
+from transformer.run_folder import RunFolder
+from transformer.training.experiment import Batch, Experiment, Params, Put
+from transformer.training.hooks import Evaluator, Hook, Samples
 from transformer.training.metrics import Sum
-from transformer.training.run import RunConfig
+from transformer.training.run_config import RunConfig, check_row_length
+from transformer.training.throughput import matmul_parameters, train_flops_per_token
 
 AT_ONCE = 32
 """Windows that are read together by `predict`."""
@@ -38,23 +39,18 @@ SHOWN = 5
 
 
 @dataclass(frozen=True)
-class AnswerConfig:
-    """How a piece is chosen, and how many are measured; `configs/base/` says what each key means."""
+class AnswerConfig(Bounded):
+    """How a piece is chosen, and how many are measured."""
 
-    max_tokens: int = 30
-    n_best: int = 1
-    allow_none: bool = False
-    examples: int = 500
-
-    def __post_init__(self) -> None:
-        for key, least in (("max_tokens", 1), ("n_best", 1), ("examples", 0)):
-            if getattr(self, key) < least:
-                raise UserError(f"{key}: {getattr(self, key)}; expected at least {least}")
+    max_tokens: Positive = 30  # longest answer
+    n_best: Positive = 1  # answers that predict writes per question, the best ones
+    allow_none: bool = False  # answers may be empty, where every window says so (SQuAD 2.0)
+    examples: Nonnegative = 500  # validation questions answered for exact match and F1; 0: all
 
 
 @dataclass(frozen=True)
 class SpanExtractionConfig(RunConfig):
-    """A whole run: one group of keys for each part, listed in `configs/base/`."""
+    """A whole run: one group of keys for each part."""
 
     model: EncoderConfig
     data: SpanDataConfig
@@ -67,19 +63,22 @@ class SpanExtractionConfig(RunConfig):
             raise UserError("model.num_token_types: 1, but a question and a text are to be told apart: 2")
 
 
-class SpanExtraction(TokenPrediction, AttendingEncoder):
+class SpanExtraction(Experiment):
     """An encoder that points at an answer's first and last token (Devlin et al. 2019, section 4.2)."""
 
     Config = SpanExtractionConfig
-    sorts_rows = True
     heads = ("head",)
 
     def __init__(self, config: SpanExtractionConfig, tokenizer: Tokenizer | None = None) -> None:
         """`tokenizer` is the run folder's; without one the data's own is made from the training text."""
         self.config = config
         self.data = SpanData(config.data, tokenizer)
-        self.model = SpanPicker(config.model, self.data.markers.vocab_size)
+        self.model = SpanPicker(config.model, self.data.special_tokens.vocab_size)
         self._logits = jax.jit(self._windows)
+
+    def init(self, rng: jax.Array) -> Any:
+        """The model's parameters, boxed with their logical axes."""
+        return self.model.init(rng, jnp.zeros((1, 1), jnp.int32))["params"]
 
     def loss(self, params: Params, batch: Batch, rng: jax.Array, train: bool) -> dict[str, Sum]:
         """`loss`, the mean of -log p(start) and -log p(end) in nats, and `accuracy`, the share of windows of
@@ -103,18 +102,14 @@ class SpanExtraction(TokenPrediction, AttendingEncoder):
         """The number of windows."""
         return {"loss": jnp.sum(batch["weights"])}
 
-    @property
-    def tokens_per_example(self) -> int:
-        """The length of a row."""
-        return self.config.data.sequence_length
-
     def flops_per_token(self, params: Params) -> float:
-        """6 N: attention over windows that share a row is little beside it (see `training.flops`)."""
+        """6 N: attention over windows that share a row is little beside it (see `training.throughput`)."""
         return train_flops_per_token(matmul_parameters(params), 0, 0, 0)
 
     def evaluators(self, put: Put, split: str = "validation") -> dict[str, Evaluator]:
         """Of a split the loss of its windows, and exact match and F1 of the answers to its first
-        `answer.examples` questions."""
+        `answer.examples` questions. Rows are sorted by length: where not all are measured, they are a random
+        part."""
         questions = list(itertools.islice(self.data.questions(split), self.config.answer.examples or None))
         references: Any = [each.references for each in questions]
         if split == "validation":
@@ -124,13 +119,16 @@ class SpanExtraction(TokenPrediction, AttendingEncoder):
             total = sum(1 for _ in self.data.questions(split))
             return f"{len(questions):,} of {total:,} questions"
 
-        return super().evaluators(put, split) | {
+        loader = self.loader(split, shuffle=self.config.train.evaluate_batches > 0)
+        return {
+            "eval": likelihood_evaluator(self, loader, put),
+            **named_evaluators(self, put, split),
             "answer": GenerationEvaluator(
-                self._best, questions, references, [SpanScores()], measured, may_be_empty=True
-            )
+                self._best, questions, references, [SquadMetric()], measured, may_be_empty=True
+            ),
         }
 
-    def hooks(self, workdir: Path) -> list[Hook]:
+    def hooks(self, folder: RunFolder) -> list[Hook]:
         """Some questions of the validation split with what is wanted and what is found."""
         questions = list(itertools.islice(self.data.questions("validation"), SHOWN))
 
@@ -141,7 +139,7 @@ class SpanExtraction(TokenPrediction, AttendingEncoder):
                 for each, found in shown
             )
 
-        return [Samples(self.config.train.sample_every, sample, workdir / "samples")]
+        return [Samples(self.config.train.sample_every, sample, folder.samples)]
 
     def problem(self, text: str) -> str:
         """There is no text, or no question."""
@@ -162,7 +160,7 @@ class SpanExtraction(TokenPrediction, AttendingEncoder):
           UserError: a line without a tab, or with nothing before it or behind it.
         """
 
-        def readings() -> Iterator[Reading]:
+        def readings() -> Iterator[QuestionWindows]:
             for number, text in enumerate(texts, first + 1):
                 try:
                     yield self.data.read(*self.data.parse(text))
@@ -172,15 +170,17 @@ class SpanExtraction(TokenPrediction, AttendingEncoder):
         for reading, spans in self.answers(params, readings()):
             yield [f"{_text(reading, span)}\t{span.probability:.4f}" for span in spans]
 
-    def framed(self, text: str) -> tuple[np.ndarray, np.ndarray]:
-        """The first window of QUESTION, tab, CONTEXT."""
-        return self.data.read(*self.data.parse(text)).frames[0]
+    def attention(self, params: Params, text: str, layer: int = -1) -> AttentionMap:
+        """The attention weights (h, t, t) of a layer (from 0, or back from -1) over the first window of
+        QUESTION, tab, CONTEXT, and its tokens, twice."""
+        framed = self.data.read(*self.data.parse(text)).inputs[0]
+        return encoder_attention(self.model, params, framed, self.data, layer)
 
-    def answers(self, params: Params, readings: Iterable[Reading]) -> Iterator[tuple[Reading, list[Span]]]:
+    def answers(self, params: Params, readings: Iterable[QuestionWindows]) -> Iterator[Any]:
         """The `answer.n_best` best spans of each reading, over all its windows."""
         c, readings = self.config.answer, iter(readings)
         while some := list(itertools.islice(readings, AT_ONCE)):
-            frames = [frame for reading in some for frame in reading.frames]
+            frames = [frame for reading in some for frame in reading.inputs]
             starts = range(0, len(frames), AT_ONCE)
             logits = iter([one for i in starts for one in self._read(params, frames[i : i + AT_ONCE])])
             for reading in some:
@@ -223,12 +223,12 @@ class SpanExtraction(TokenPrediction, AttendingEncoder):
 
     def _read(self, params: Params, frames: list[Any]) -> list[np.ndarray]:
         """The logits (t, 2) of each window."""
-        arrays = pad_framed(frames, AT_ONCE, self.config.data.sequence_length)
+        arrays = pad_encoder_inputs(frames, AT_ONCE, self.config.data.sequence_length)
         return list(np.asarray(self._logits(params, *arrays))[: len(frames)])
 
     def _windows(self, params: Params, tokens_bt: Any, types_bt: Any, segments_bt: Any) -> jax.Array:
         return self.model.apply({"params": params}, tokens_bt, segments_bt=segments_bt, types_bt=types_bt)
 
 
-def _text(reading: Reading, span: Span) -> str:
+def _text(reading: QuestionWindows, span: Span) -> str:
     return reading.text(span.first, span.last) if span.first >= 0 else ""

@@ -5,31 +5,32 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from experiments.attending import AttendingDecoder, Look, names
+import jax
+import jax.numpy as jnp
+
 from experiments.sequence_to_sequence import SequenceToSequence, SequenceToSequenceConfig
-from experiments.token_prediction import TokenPrediction
 from transformer.data.pair_packing import JoinedPairs, PackedPairs
-from transformer.data.pairs import PairDataConfig
+from transformer.data.text_pairs import PairDataConfig
 from transformer.decoding.beam import shorten
 from transformer.errors import UserError
+from transformer.evaluation.attention import AttentionMap, attention_weights, token_names
 from transformer.evaluation.scoring import Row
-from transformer.models.decoder import DecoderConfig
-from transformer.models.decoder_stepper import DecoderStepper
-from transformer.training.experiment import Params
-from transformer.training.flops import matmul_parameters, train_flops_per_token
-from transformer.training.run import RunConfig
+from transformer.models.decoder import DecoderConfig, DecoderStepper
+from transformer.training.experiment import Batch, Params
+from transformer.training.run_config import RunConfig
+from transformer.training.throughput import matmul_parameters, train_flops_per_token
 
 
 @dataclass(frozen=True)
 class JoinedDataConfig(PairDataConfig):
-    """Pairs joined to one sequence each; `configs/base/` says what each key means."""
+    """Pairs joined to one sequence each."""
 
-    loss_on: Literal["target", "all"] = "target"
+    loss_on: Literal["target", "all"] = "target"  # tokens that the loss counts
 
 
 @dataclass(frozen=True)
 class TextToTextConfig(SequenceToSequenceConfig):
-    """A whole run: one group of keys for each part, listed in `configs/base/`."""
+    """A whole run: one group of keys for each part."""
 
     model: DecoderConfig  # type: ignore[assignment]
     data: JoinedDataConfig
@@ -49,17 +50,30 @@ class TextToTextConfig(SequenceToSequenceConfig):
             )
 
 
-class TextToText(SequenceToSequence, AttendingDecoder):
+class TextToText(SequenceToSequence):
     """A decoder trained on joined pairs; the loss is -log p(token | those before it, source)."""
 
     Config = TextToTextConfig
-    READS = TokenPrediction.READS
-    MARKS = TokenPrediction.MARKS
 
     @staticmethod
     def packing(config: Any) -> Callable[..., PackedPairs]:
         """Source and target as one sequence."""
         return functools.partial(JoinedPairs, loss_on=config.data.loss_on)
+
+    def init(self, rng: jax.Array) -> Any:
+        """The model's parameters, boxed with their logical axes."""
+        return self.model.init(rng, jnp.zeros((1, 1), jnp.int32))["params"]
+
+    def hidden(self, params: Params, batch: Batch, **options: Any) -> Any:
+        """The last layer's states (b, t, d), which `unembed` turns into logits of the batch's `targets`."""
+        return self.model.apply(
+            {"params": params},
+            batch["tokens"],
+            segments_bt=batch["segments"],
+            positions_bt=batch["positions"],
+            method="hidden",
+            **options,
+        )
 
     @property
     def tokens_per_example(self) -> int:
@@ -67,7 +81,7 @@ class TextToText(SequenceToSequence, AttendingDecoder):
         return self.config.data.source_length + self.config.data.target_length
 
     def flops_per_token(self, params: Params) -> float:
-        """6 N plus the attention's part (see `transformer.training.flops`)."""
+        """6 N plus the attention's part (see `transformer.training.throughput`)."""
         c = self.config.model
         width = c.num_heads * c.key_width
         return train_flops_per_token(matmul_parameters(params), c.num_layers, width, self.tokens_per_example)
@@ -89,16 +103,17 @@ class TextToText(SequenceToSequence, AttendingDecoder):
         return Row([*read, *target], len(read), unread=len(prompt) - len(read))
 
     def stepper(self, params: Params) -> DecoderStepper:
-        """The model as decoding sees it."""
+        """The model behind the `Stepper` protocol of decoding."""
         return DecoderStepper.of(self.model, params)
 
-    def attention(self, params: Params, source: str, layer: int = -1) -> Look:
-        """Where the best target looks while it is written: weights (h, t, s) of a layer (from 0, or back from
-        -1), the t tokens written, and the s read by then, the source's and the target's own."""
+    def attention(self, params: Params, source: str, layer: int = -1) -> AttentionMap:
+        """The attention weights (h, t, s) of a layer (from 0, or back from -1) while the best target is
+        written, its t tokens, and the s tokens read by then, the source's and the target's own."""
         tokenizer = self.data.tokenizer
         read = shorten(self.prompt(source), self.longest_prompt)
         ids, _ = next(iter(self._translate(params, [source])))[0]
         special = {tokenizer.bos_id: "start", tokenizer.eos_id: "end"}
-        written, seen = names(tokenizer, [*ids, tokenizer.eos_id], special), names(tokenizer, ids, special)
-        weights_hts = self.weights(params, [*read, *ids], layer=layer)[:, len(read) - 1 :]
-        return weights_hts, written, ["start", *names(tokenizer, read[1:-1], special), "end", *seen]
+        weights_hts = attention_weights(self.model, params, [*read, *ids], layer=layer)[:, len(read) - 1 :]
+        written = token_names(tokenizer, [*ids, tokenizer.eos_id], special)
+        source_names = token_names(tokenizer, read[1:-1], special)
+        return weights_hts, written, ["start", *source_names, "end", *written[:-1]]

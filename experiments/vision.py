@@ -11,18 +11,27 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from experiments.labelling import Labelling, LabelLossConfig
+from experiments.evaluators import named_evaluators
 from transformer.data.image_sources import save_pixels
 from transformer.data.images import ImageData, ImageDataConfig
 from transformer.data.labels import remarks
-from transformer.decoding.batching import fill
+from transformer.decoding.generation import fill
 from transformer.errors import UserError
+from transformer.evaluation.classification import (
+    classification_evaluator,
+    prediction_table,
+    ranked_labels,
+)
 from transformer.models.vision import VisionConfig, VisionTransformer
-from transformer.training.experiment import Batch, Params
-from transformer.training.flops import matmul_parameters, train_flops_per_token
-from transformer.training.hooks import Hook
-from transformer.training.run import RunConfig
+from transformer.run_folder import RunFolder
+from transformer.training.experiment import Batch, Experiment, Params, Put
+from transformer.training.hooks import Evaluator, Hook, Pictures
+from transformer.training.label_losses import LabelLoss, LabelLossConfig
+from transformer.training.metrics import Sum
+from transformer.training.run_config import RunConfig
 from transformer.training.state import State
+from transformer.training.throughput import matmul_parameters, train_flops_per_token
+from transformer.visualization.classification import draw_classification
 
 AT_ONCE = 32
 """Images that are classified together by `predict`."""
@@ -30,7 +39,7 @@ AT_ONCE = 32
 
 @dataclass(frozen=True)
 class VisionRunConfig(RunConfig):
-    """A whole run: one group of keys for each part, listed in `configs/base/`."""
+    """A whole run: one group of keys for each part."""
 
     model: VisionConfig
     data: ImageDataConfig
@@ -44,7 +53,7 @@ class VisionRunConfig(RunConfig):
             raise UserError(f"model.{error}") from None
 
 
-class Vision(Labelling):
+class Vision(Experiment):
     """A Vision Transformer, trained on images that are changed a little each time."""
 
     Config = VisionRunConfig
@@ -55,7 +64,7 @@ class Vision(Labelling):
         self.config = config
         self.data = ImageData(config.data, labels)
         self.model = VisionTransformer(config.model, len(self.data.labels))
-        self.tokens_per_example = config.model.length(config.data.image_size)
+        self.label_loss = LabelLoss(config.loss, self.data)
         self._sample = Path()
 
     def init(self, rng: jax.Array) -> Any:
@@ -66,6 +75,26 @@ class Vision(Labelling):
     def logits(self, params: Params, batch: Batch, rng: jax.Array, train: bool) -> jax.Array:
         """(b, c)."""
         return self.model.apply({"params": params}, batch["images"], train, rngs={"dropout": rng})
+
+    def loss(self, params: Params, batch: Batch, rng: jax.Array, train: bool) -> dict[str, Sum]:
+        """`loss`, -log p(label) in nats, smoothed in training only, and `accuracy`."""
+        return self.label_loss.terms(self.logits(params, batch, rng, train), batch, train)
+
+    def weigh(self, batch: Batch) -> dict[str, jax.Array]:
+        """The number of examples, each counted as the loss counts it."""
+        return self.label_loss.weigh(batch)
+
+    def evaluators(self, put: Put, split: str = "validation") -> dict[str, Evaluator]:
+        """Loss, accuracy, F1 and calibration error of a split."""
+        evaluator = classification_evaluator(self, split, put)
+        if split == "validation":
+            self._validation = evaluator  # for pictures and the closing lines
+        return {"eval": evaluator, **named_evaluators(self, put, split)}
+
+    @property
+    def tokens_per_example(self) -> int:
+        """The patches of an image, and the class token where there is one."""
+        return self.config.model.length(self.config.data.image_size)
 
     def flops_per_token(self, params: Params) -> float:
         """6 N + 12 n (h k) t, of one patch."""
@@ -84,12 +113,15 @@ class Vision(Labelling):
         random in it: `seed` changes nothing."""
         images = map(self.data.read, texts)
         while batch := list(itertools.islice(images, AT_ONCE)):
-            yield from self.describe(self._read(params, batch))
+            yield from ranked_labels(self._read(params, batch), self.data.labels)
 
-    columns = ("image",)
+    def predictions(self, params: Params, split: str) -> Iterator[str]:
+        """A table of every example of a split, as `prediction_table` makes it."""
+        return prediction_table(self.examples(params, split), ["image"], self.data.labels)
 
     def examples(self, params: Params, split: str) -> Iterator[tuple[list[str], int, np.ndarray]]:
-        """Every image of a split in their order, by its file or number."""
+        """Every image of a split in their order, by its file or number, with the number of its label, and its
+        logits (c,)."""
         rows, places = self.data.rows(split), self.data.places(split)
         numbers = iter(range(len(rows)))
         while some := list(itertools.islice(numbers, AT_ONCE)):
@@ -106,11 +138,21 @@ class Vision(Labelling):
     def _logits(self) -> Callable[..., jax.Array]:
         return jax.jit(lambda params, images_bhwc: self.model.apply({"params": params}, images_bhwc))
 
-    def hooks(self, workdir: Path) -> list[Hook]:
-        """At the end also an image to try, `workdir`/samples/<its label>.png."""
+    def hooks(self, folder: RunFolder) -> list[Hook]:
+        """Pictures of what the last evaluation found, and at the end an image to try,
+        samples/<its label>.png."""
         first = self.data.rows("validation").batch(np.array([0]))
-        self._sample = workdir / "samples" / f"{self.data.labels[first['labels'][0]]}.png"
-        return [*super().hooks(workdir), SampleImage(first["images"][0], self._sample)]
+        self._sample = folder.samples / f"{self.data.labels[first['labels'][0]]}.png"
+        c = self.config.train
+        confusion = Pictures(
+            c.sample_every,
+            folder.classes,
+            lambda params: self._validation.drawn(params),
+            draw_classification,
+            folder.events,
+            c.writers,
+        )
+        return [confusion, SampleImage(first["images"][0], self._sample)]
 
     def opening_lines(self) -> list[str]:
         """How many images there are, of how many patches, and how often the commonest label occurs."""
@@ -125,6 +167,10 @@ class Vision(Labelling):
     def example_flags(self) -> list[str]:
         """The first image of the validation split."""
         return [f"--prompt={self._sample}"]
+
+    def closing_lines(self, measured: dict[str, float]) -> list[str]:
+        """The accuracy beside that of always predicting the commonest label."""
+        return [self._validation.accuracy_line()]
 
 
 class SampleImage(Hook):

@@ -1,25 +1,26 @@
-"""Word vectors by skip-grams with negative sampling: tell a word's neighbours from noise."""
+"""Word vectors by skip-grams with negative sampling (word2vec)."""
 
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from experiments.embeddings import word_vectors
-from experiments.token_prediction import TokenPrediction
+from experiments.evaluators import named_evaluators
 from transformer.data.skip_grams import SkipGramData, SkipGramDataConfig, SkipGrams
 from transformer.data.tokenizers import Tokenizer
+from transformer.evaluation.embeddings import word_vectors
+from transformer.evaluation.likelihood import likelihood_evaluator
 from transformer.models.word_embedding import SkipGram, SkipGramConfig
-from transformer.training.experiment import Batch, Params
-from transformer.training.hooks import Hook, Samples
+from transformer.run_folder import RunFolder
+from transformer.training.experiment import Batch, Experiment, Params, Put
+from transformer.training.hooks import Evaluator, Hook, Samples
 from transformer.training.metrics import Sum
 from transformer.training.negative_sampling import NegativeSamplingConfig, negative_sampling, pairs
-from transformer.training.run import RunConfig
+from transformer.training.run_config import RunConfig
 
 SHOWN = slice(200, 3000, 400)
 """Of the words from the commonest down, those whose neighbours are written as samples."""
@@ -27,25 +28,28 @@ SHOWN = slice(200, 3000, 400)
 
 @dataclass(frozen=True)
 class WordEmbeddingConfig(RunConfig):
-    """A whole run: one group of keys for each part, listed in `configs/base/`."""
+    """A whole run: one group of keys for each part."""
 
     model: SkipGramConfig
     data: SkipGramDataConfig
     loss: NegativeSamplingConfig
 
 
-class WordEmbedding(TokenPrediction):
+class WordEmbedding(Experiment):
     """Two tables trained on windows of words, with the loss of `transformer.training.negative_sampling`."""
 
     Config = WordEmbeddingConfig
-    READS = ("tokens", "noise")
-    perplexity = False
 
     def __init__(self, config: WordEmbeddingConfig, tokenizer: Tokenizer | None = None) -> None:
         """`tokenizer` is the run folder's; without one the data's own is made from the training text."""
         self.config = config
         self.data = SkipGramData(config.data, tokenizer=tokenizer)
         self.model: Any = SkipGram(config.model, self.data.tokenizer.vocab_size)
+
+    def init(self, rng: jax.Array) -> Any:
+        """The model's parameters, boxed with their logical axes."""
+        one = jnp.zeros((1, 1), jnp.int32)
+        return self.model.init(rng, one, one)["params"]
 
     def loss(self, params: Params, batch: Batch, rng: jax.Array, train: bool) -> dict[str, Sum]:
         """`loss`, nats per pair of words; nothing is random in it, for noise is part of the batch."""
@@ -57,16 +61,16 @@ class WordEmbedding(TokenPrediction):
         """The number of pairs."""
         return {"loss": jnp.sum(pairs(batch["segments"], batch["reach"]), dtype=jnp.float32)}
 
-    @property
-    def tokens_per_example(self) -> int:
-        """The length of a row, with the words that are left out."""
-        return self.config.data.sequence_length
+    def evaluators(self, put: Put, split: str = "validation") -> dict[str, Evaluator]:
+        """The loss of a split, of which exp is no perplexity."""
+        likelihood = likelihood_evaluator(self, self.loader(split), put, perplexity=False)
+        return {"eval": likelihood, **named_evaluators(self, put, split)}
 
     def flops_per_token(self, params: Params) -> float:
         """6 d for each word of its row and of noise that a word is compared with."""
         return 6.0 * self.config.model.d_model * (self.config.data.sequence_length + self.config.data.noise)
 
-    def hooks(self, workdir: Path) -> list[Hook]:
+    def hooks(self, folder: RunFolder) -> list[Hook]:
         """Neighbours of some words, now and then."""
 
         def sample(params: Params) -> str:
@@ -74,14 +78,14 @@ class WordEmbedding(TokenPrediction):
             found = self.predict(params, words)
             return "\n".join(f"{word}: {line}" for word, (line,) in zip(words, found, strict=True))
 
-        return [Samples(self.config.train.sample_every, sample, workdir / "samples")]
+        return [Samples(self.config.train.sample_every, sample, folder.samples)]
 
     def predict(
         self, params: Params, texts: Iterable[str], seed: int = 0, first: int = 0
     ) -> Iterator[list[str]]:
         """For each word the nearest ones with their cosines, in one line; for a text of several words, those
         nearest to the mean of its words; an empty line where no word is known. `seed` changes nothing."""
-        vectors = word_vectors(self, params)
+        vectors = word_vectors(params, self.data.tokenizer)
         for text in texts:
             words = [word for word in text.split() if word in vectors]
             mean_d = np.mean([vectors[word] for word in words], axis=0) if words else np.zeros(0)

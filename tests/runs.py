@@ -6,12 +6,15 @@ import random
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import jax
 import pytest
 from jax.experimental.compilation_cache import compilation_cache
+
+from commands import train as command
+from transformer.training.hooks import Hook
 
 ROOT = Path(__file__).parent.parent
 
@@ -51,6 +54,13 @@ def write_corpus(folder: Path, documents: int = 60) -> str:
 def tiny(source: str, workdir: Path, *more: str) -> list[str]:
     """The arguments that train the smallest language model."""
     return ["--config=configs/lm.py:tiny", f"--config.data.source={source}", f"--workdir={workdir}", *more]
+
+
+def train(source: str, workdir: Path, *options: str, hooks: Sequence[Hook] = ()) -> str:
+    """Trains what `tiny` describes with callbacks, in this process; why it ended."""
+    given = [f"--config.data.source={source}", *options]
+    overrides = [(key, value) for key, _, value in (text[9:].partition("=") for text in given)]
+    return command.train(str(workdir), overrides, "configs/lm.py:tiny", hooks=hooks)
 
 
 def start(arguments: list[str], **options) -> subprocess.Popen:

@@ -7,12 +7,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from experiments import find_experiment, modes
-from experiments.config_files import read_config
+from commands import opening
+from commands.opening import read_config
+from experiments import find_experiment
 from tests import runs
 from tests.parameters import random_params
 from transformer.data.tokenizers import Tokenizer
 from transformer.errors import UserError
+from transformer.run_folder import RunFolder
 
 pytestmark = pytest.mark.usefixtures("in_root")
 
@@ -22,7 +24,7 @@ SHARED = {"data.tokenizer": "bytes", "model.num_layers": "2", "model.num_heads":
 DECODERS = {
     "rope, grouped": ("lm", {"model.num_kv_heads": "1", "model.scan_layers": "true"}),
     "window": ("lm", {"model.pattern": "window", "model.pattern_size": "3", "model.kernel": "blockwise"}),
-    "latent, bf16": ("lm", {"model.attention": "latent", "model.dtype": "bfloat16"}),
+    "latent, bf16": ("lm", {"model.mixer": "latent", "model.dtype": "bfloat16"}),
     "sinks": ("lm", {"model.sinks": "true", "model.position": "alibi"}),
     "memory": ("transformer_xl", {}),
 }
@@ -30,7 +32,7 @@ DECODERS = {
 
 @functools.cache
 def experiment(name, keys):
-    config = modes.check_config(read_config(f"configs/{name}.py:tiny"), [*(SHARED | dict(keys)).items()])
+    config = opening.check_config(read_config(f"configs/{name}.py:tiny"), [*(SHARED | dict(keys)).items()])
     return find_experiment(config.experiment)(config, tokenizer=Tokenizer.train("bytes"))
 
 
@@ -110,9 +112,9 @@ def test_a_layer_that_is_not_there_is_refused(rng):
 def test_a_run_draws_pictures_of_it(tmp_path):
     source = runs.write_corpus(tmp_path / "corpus")
     made, _ = opened(np.random.default_rng(0), "lm", {"data.source": source})
-    hook = made.hooks(tmp_path / "run")[-1]
+    hook = made.hooks(RunFolder(tmp_path / "run"))[-1]
     params = random_params(np.random.default_rng(0), made.model, jnp.zeros((1, 1), jnp.int32))
-    weights_hts, by, seen = hook.look(params)
+    weights_hts, by, seen = hook.values(params)
     assert weights_hts.shape == (2, 16, 16) and len(by) == len(seen) == 16
     hook(3, type("S", (), {"eval_params": params}), {})
     assert (tmp_path / "run" / "attention" / "00000003.png").is_file()

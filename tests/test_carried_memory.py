@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 import launch
-from experiments import modes
+from commands import opening
 from tests import runs
 
 pytestmark = pytest.mark.usefixtures("in_root")
@@ -30,7 +30,7 @@ def run(source, folder, *options, steps=STEPS):
         "--config.model.dropout=0.1",
     ]
     assert launch.main([*command, f"--config.train.steps={steps}", *options]) == 0
-    opened = modes.reopen_run(folder)
+    opened = opening.reopen_run(folder)
     with opened.checkpoints(write=False) as checkpoints:
         return opened, jax.device_get(checkpoints.restore(opened.abstract))
 

@@ -8,7 +8,7 @@ import pytest
 
 import launch
 from tests import runs
-from transformer.data.contents import changes, contents_of
+from transformer.data.content_digests import changes, contents_of
 from transformer.data.tokenizers import Tokenizer
 
 pytestmark = pytest.mark.usefixtures("in_root")

@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 
 import launch
-from experiments import find_experiment, modes
-from experiments.config_files import read_config
+from commands import opening
+from commands.opening import read_config
+from experiments import find_experiment
 from transformer.training import parallel
 
 pytestmark = pytest.mark.usefixtures("in_root")
@@ -61,6 +62,14 @@ def test_it_learns_to_tell_texts_that_it_has_not_seen(trained):
     assert last["eval/accuracy"] > 0.95 and last["eval/f1"] > 0.95 and last["eval/loss"] < 0.3
 
 
+def test_what_was_found_is_drawn_and_said_also_where_the_best_is_kept(texts, tmp_path, capfd):
+    arguments = [f"--config.data.source=jsonl:{texts}", "--config.train.keep_best=eval/loss"]
+    workdir = tmp_path / "run"
+    assert launch.main(["--config=configs/classification.py:tiny", f"--workdir={workdir}", *arguments]) == 0
+    assert re.search(r"^validation accuracy [\d.]+% of \d+, macro F1", capfd.readouterr().out, re.MULTILINE)
+    assert [*(workdir / "classes").glob("*.png")]
+
+
 def test_evaluate_writes_what_it_predicts_of_a_split(trained, tmp_path, capfd):
     capfd.readouterr()
     output = tmp_path / "predictions.tsv"
@@ -94,7 +103,7 @@ def test_evaluate_writes_what_it_predicts_of_a_split(trained, tmp_path, capfd):
 
 def test_a_text_is_answered_alike_in_any_company(trained):
     """Neither other texts nor padding change a probability."""
-    run, params = modes.load(trained)
+    run, params = opening.load(trained)
     experiment = run.experiment
     texts = ["lovely", "the film was awful that night", "superb " + "story of " * 20]
     with run.placed():
@@ -102,7 +111,7 @@ def test_a_text_is_answered_alike_in_any_company(trained):
         together = list(experiment.predict(params, texts * 12))  # more than are read at once
     assert together == alone * 12
     for text, (answer,) in zip(texts, alone, strict=True):
-        tokens, types = experiment.data.frame(text)
+        tokens, types = experiment.data.encoder_input(text)
         assert len(tokens) < experiment.config.data.sequence_length
         one = jnp.ones((1, len(tokens)), jnp.int32)
         inputs = tokens[None], one, types[None]
@@ -119,14 +128,12 @@ def test_a_text_is_answered_alike_in_any_company(trained):
 @pytest.mark.parametrize("name", ["classification", "bert"])
 def test_some_batches_are_a_random_part_and_always_the_same(name, monkeypatch, texts):
     """Where rows are sorted; of all batches the order is of no account."""
-    sorted_ones = ("classification", "vision", "masked_lm", "span_extraction")
-    assert all(find_experiment(each).sorts_rows for each in sorted_ones)
     values = read_config(f"configs/{name}.py:tiny")
     if name == "bert":
         values["data"] |= {"source": f"jsonl:{texts}", "document": "file"}
     orders = []
     for limit in ("1", "0"):
-        config = modes.check_config(values, [("train.evaluate_batches", limit)])
+        config = opening.check_config(values, [("train.evaluate_batches", limit)])
         experiment = find_experiment(config.experiment)(config)
         monkeypatch.setattr(experiment.data, "loader", lambda split, size, **order: orders.append(order))
         experiment.evaluators(lambda batch: batch)
@@ -143,16 +150,24 @@ def as_read(tokenizer, token):
 def test_what_is_guessed_for_a_mask_is_what_the_model_finds_likeliest(texts, kind):
     values = read_config("configs/bert.py:tiny")
     values["data"] |= {"source": f"jsonl:{texts}", "document": "file", "tokenizer": kind}
-    config = modes.check_config(values)
+    config = opening.check_config(values)
     experiment = find_experiment(config.experiment)(config)
     params = jax.jit(lambda: parallel.unboxed(experiment.init(jax.random.key(1))))()
     params = jax.tree.map(lambda leaf: 3 * leaf, params)  # so that tokens differ by more than rounding
     text = "the film [MASK] a [MASK] of two people"
     (answers,) = experiment.predict(params, [text])
     assert len(answers) == 2
-    markers, tokenizer = experiment.data.markers, experiment.data.tokenizer
+    special_tokens, tokenizer = experiment.data.special_tokens, experiment.data.tokenizer
     before, between, after = ([*tokenizer.encode(part)] for part in text.split("[MASK]"))
-    tokens = [markers.cls, *before, markers.mask, *between, markers.mask, *after, markers.sep]
+    tokens = [
+        special_tokens.cls,
+        *before,
+        special_tokens.mask,
+        *between,
+        special_tokens.mask,
+        *after,
+        special_tokens.sep,
+    ]
     places = [1 + len(before), 2 + len(before) + len(between)]
     one = jnp.ones((1, len(tokens)), jnp.int32)  # no padding here
     inputs = jnp.array([tokens]), jnp.array([places])
@@ -161,7 +176,7 @@ def test_what_is_guessed_for_a_mask_is_what_the_model_finds_likeliest(texts, kin
     )
     for answer, logits_v in zip(answers, np.asarray(found[0], float), strict=True):
         real = [i for i in range(tokenizer.vocab_size) if i != tokenizer.eos_id and tokenizer.name(i)]
-        real = [i for i in real if i not in (markers.cls, markers.sep, markers.mask)]
+        real = [i for i in real if i not in (special_tokens.cls, special_tokens.sep, special_tokens.mask)]
         p = np.exp(logits_v[real] - logits_v[real].max())
         order = np.argsort(-p)[:5]
         expected = [(as_read(tokenizer, real[i]), p[i] / p.sum()) for i in order]

@@ -1,31 +1,36 @@
 import ast
 import dataclasses
-import importlib
-import re
+import math
 import shlex
 import sys
 import typing
 
+import jax
 import pytest
 
 import launch
-from experiments import EXPERIMENTS, find_experiment, modes
-from experiments.config_files import read_config
-from experiments.workdir import FIXED, FREE, flatten
+from commands import opening
+from commands.opening import read_config
+from commands.workdir import FIXED, FREE, flatten
+from configs import attention, base
+from experiments import EXPERIMENTS, find_experiment
 from tests import runs
-from transformer.freeze import freeze, refuse_idle, thaw, with_defaults
+from transformer.config import Bound, OneOf, bounds_of, describe_keys, from_values, refuse_idle, to_values
+from transformer.errors import UserError
+from transformer.training.run import Run
+from transformer.training.step import make_train_step
 
 FOLDER = runs.ROOT / "configs"
 CONFIGS = sorted(
-    path.relative_to(FOLDER).as_posix() for path in FOLDER.rglob("*.py") if path.parent.name != "base"
+    path.relative_to(FOLDER).as_posix() for path in FOLDER.rglob("*.py") if path.name != "base.py"
 )
 
 pytestmark = pytest.mark.usefixtures("in_root")
 
 
 def values_of(name: str) -> dict:
-    """All keys of an experiment, as configs/base/ lists them."""
-    return getattr(importlib.import_module("configs.base"), name)().to_dict()
+    """All keys of an experiment with their defaults."""
+    return base.defaults(name).to_dict()
 
 
 def groups(config: typing.Any) -> typing.Iterator[typing.Any]:
@@ -37,26 +42,94 @@ def groups(config: typing.Any) -> typing.Iterator[typing.Any]:
 
 
 @pytest.mark.parametrize("name", EXPERIMENTS)
-def test_base_lists_every_key_of_an_experiment_with_a_valid_default(name):
+def test_the_defaults_of_an_experiment_are_all_its_keys_and_valid(name):
     values = values_of(name)
     assert values["experiment"] == name
-    assert thaw(freeze(find_experiment(name).Config, values)) == values
+    assert to_values(from_values(find_experiment(name).Config, values)) == values
+
+
+def bounded_keys(name: str) -> typing.Iterator[tuple[typing.Any, str, Bound | OneOf]]:
+    """Each group of an experiment's keys as it is by default, with each of its keys that has a bound."""
+    config = from_values(find_experiment(name).Config, values_of(name))
+    for group in groups(config):
+        for key, bound in bounds_of(type(group)).items():
+            yield group, key, bound
+
+
+def edges(bound: Bound | OneOf, default: typing.Any) -> tuple[list, list]:
+    """The values just outside of a bound, and those at it that are still valid."""
+    if isinstance(bound, OneOf):
+        return ["", "nonsense"], [*bound.names]
+
+    def beside(value: float, towards: float) -> float:
+        if isinstance(default, int):
+            return value + (1 if towards > value else -1)
+        return math.nextafter(value, towards)
+
+    ends = [end for end in (bound.least, bound.most) if math.isfinite(end)]
+    outside = [beside(end, math.copysign(math.inf, -1 if end == bound.least else 1)) for end in ends]
+    inside = [end if end not in bound.without else beside(end, default) for end in ends]
+    return [*outside, *bound.without, math.nan, math.inf, -math.inf], inside
 
 
 @pytest.mark.parametrize("name", EXPERIMENTS)
-def test_every_key_has_its_default_in_code_too_and_it_is_the_same(name):
-    """A run folder lacks the keys that are newer than it, and takes their defaults from there."""
-    assert with_defaults(find_experiment(name).Config, {"experiment": name}) == values_of(name)
+def test_every_key_with_a_bound_refuses_what_is_outside_and_takes_what_is_at_it(name):
+    found = [*bounded_keys(name)]
+    assert len(found) > 25
+    for group, key, bound in found:
+        outside, inside = edges(bound, getattr(group, key))
+        for value in outside:
+            with pytest.raises(UserError) as error:
+                dataclasses.replace(group, **{key: value})
+            assert str(error.value) == f"{key}: {value!r}; expected {bound.expected}"
+        for value in inside:
+            try:
+                assert getattr(dataclasses.replace(group, **{key: value}), key) == value
+            except UserError as error:  # of a combination with another key
+                assert f"{key}: {value!r}; expected {bound.expected}" not in str(error)
 
 
-def test_every_key_has_its_meaning_beside_it():
-    files = sorted((FOLDER / "base").glob("*.py"))
-    lines = [line for file in files for line in file.read_text().splitlines()]
-    keys = [line for line in lines if re.match(r"    \w+(\.\w+)+ = ", line)]
-    assert len(keys) > 60
-    for line in keys:
-        group = re.search(r"= ((\w+\.)?\w+\(\))$", line)
-        assert group or re.search(r"  # \S.{6,}$", line), line
+UNBOUNDED = {"pattern_size", "pattern_extra", "position_factor", "stride", "shift", "vocab_size"}
+"""Numbers whose range depends on other keys."""
+
+FREE_NUMBERS = {"lora_alpha", "pixel_mean"}
+"""Numbers that may be anything."""
+
+
+@pytest.mark.parametrize("name", EXPERIMENTS)
+def test_every_number_has_a_bound_or_is_known_to_have_none(name):
+    config = from_values(find_experiment(name).Config, values_of(name))
+    numbers = {
+        key
+        for cls in map(type, groups(config))
+        for key, hint in typing.get_type_hints(cls).items()
+        if hint in (int, float) and key not in bounds_of(cls)
+    }
+    assert numbers <= UNBOUNDED | FREE_NUMBERS
+
+
+def test_a_misspelt_key_fails_where_it_is_set():
+    config = base.defaults("language_modeling")
+    with pytest.raises(AttributeError, match="d_modle"):
+        config.model.d_modle = 64
+    with pytest.raises(KeyError, match="d_modle"):
+        base.choose(config, "tiny", {"tiny": {"model": {"d_modle": 64}}})
+    config.optimizer.arguments.beta = 0.9
+    config.evaluate.sets.wiki = "text:*.txt"
+    config.loss.arguments.gamma = 2.0
+    assert from_values(
+        find_experiment("language_modeling").Config, config.to_dict() | {"loss": {"name": "focal"}}
+    )
+
+
+@pytest.mark.parametrize("name", EXPERIMENTS)
+def test_every_key_has_its_meaning_beside_it(name):
+    keys = describe_keys(find_experiment(name).Config)
+    assert {key.name: key.default for key in keys} | {"experiment": name} == {
+        **flatten(values_of(name)),
+        **{key.name: {} for key in keys if key.type == "a mapping"},
+    }
+    assert [key.name for key in keys if len(key.meaning) < 6] == []
 
 
 def test_free_keys_exist():
@@ -75,14 +148,30 @@ def test_a_config_says_its_command_its_cost_and_its_result(config):
 @pytest.mark.parametrize("config", CONFIGS)
 def test_a_config_says_only_what_differs_and_is_valid(config):
     values = read_config(f"configs/{config}")
-    base = flatten(values_of(values["experiment"]))
+    default = flatten(values_of(values["experiment"]))
     tree = ast.parse((runs.ROOT / "configs" / config).read_text())
     for node in ast.walk(tree):
         if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Attribute):
             key = ast.unparse(node.targets[0]).partition(".")[2]
-            assert key not in base or flatten(values)[key] != base[key], f"{key} is the default"
+            assert key not in default or flatten(values)[key] != default[key], f"{key} is the default"
     for each in (values, read_config(f"configs/{config}:tiny")):
-        refuse_idle(freeze(find_experiment(values["experiment"]).Config, each))
+        refuse_idle(from_values(find_experiment(values["experiment"]).Config, each))
+
+
+@pytest.mark.parametrize("kind", attention.KINDS)
+def test_a_kind_of_attention_says_only_what_differs_and_is_valid(kind):
+    values, default = read_config(f"configs/attention.py:{kind}"), values_of("language_modeling")
+    for key, value in flatten(attention.KINDS[kind]).items():
+        assert flatten(values)[key] == value != flatten(default).get(key)
+    refuse_idle(from_values(find_experiment("language_modeling").Config, values))
+
+
+def test_presets_add_up_in_their_order():
+    values = read_config("configs/attention.py:window,tiny")
+    assert values == read_config("configs/attention.py:tiny,window")
+    assert values["model"]["pattern"] == "window" and values["model"]["d_model"] == 32
+    with pytest.raises(UserError, match="'widnow' is no preset of it; it has multi_query, "):
+        read_config("configs/attention.py:tiny,widnow")
 
 
 SWITCHES = {
@@ -121,16 +210,62 @@ def test_there_is_one_of_each():
     assert {read_config(f"configs/{name}")["experiment"] for name in ONE_OF_EACH} == EXPERIMENTS.keys()
 
 
-@pytest.mark.parametrize("config", CONFIGS)
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory) -> str:
+    """A source of text with some rows of the longest sequences that a config has."""
+    return runs.write_corpus(tmp_path_factory.mktemp("corpus"), documents=600)
+
+
+def at_hand(values: dict, tiny: dict, corpus: str) -> dict:
+    """The config with the data of its `tiny` preset, in rows as long as its own; a batch that 8 devices can
+    share; and no more than two layers, which are traced one by one."""
+    data = tiny["data"] | {key: value for key, value in values["data"].items() if key.endswith("length")}
+    data["stride"] = values["data"].get("stride")
+    data = {key: value for key, value in data.items() if key in values["data"]}
+    if data["source"] == "stdlib":
+        data["source"] = corpus
+    train = values["train"] | {"batch_size": -(-values["train"]["batch_size"] // 8) * 8}
+    layers = {key: min(2, values["model"].get(key, 0)) for key in ("num_layers", "num_encoder_layers")}
+    model = values["model"] | {key: value for key, value in layers.items() if key in values["model"]}
+    return values | {"data": data, "train": train, "model": model}
+
+
+@pytest.mark.parametrize("config", [*CONFIGS, *(f"attention.py:{kind}" for kind in attention.KINDS)])
+def test_the_train_step_has_its_shapes_at_full_width_and_tiny(tmp_path, corpus, config):
+    """Evaluated in shapes, without an array of the model; tiny ones only where no test trains them."""
+    full, tiny = (read_config(f"configs/{each}") for each in (config, config.partition(":")[0] + ":tiny"))
+    for values in [full] if config in ONE_OF_EACH or ":" in config else [full, tiny]:
+        config_class = find_experiment(values["experiment"]).Config
+        frozen = from_values(config_class, at_hand(values, tiny, corpus))
+        run = Run(find_experiment(values["experiment"])(frozen), frozen, tmp_path)
+        step = make_train_step(
+            run.experiment,
+            run.optimizer,
+            seed=0,
+            microbatches=frozen.parallel.microbatches,
+            clip_norm=frozen.optimizer.clip_norm,
+            ema_decay=frozen.optimizer.ema_decay,
+        )
+        with run.placed():
+            state, metrics = jax.eval_shape(step, run.abstract, run.loader.batch_at(0))
+        assert shapes(state) == shapes(run.abstract)
+        assert metrics["loss"].total.shape == () and metrics["loss"].total.dtype == "float32"
+
+
+def shapes(tree) -> list:
+    return [(path, leaf.shape, leaf.dtype) for path, leaf in jax.tree_util.tree_leaves_with_path(tree)]
+
+
+@pytest.mark.parametrize("config", ONE_OF_EACH)
 def test_the_tiny_preset_trains_saves_evaluates_and_predicts(monkeypatch, capfd, tmp_path, config):
-    """And of each experiment's config every key is read, by what trains, evaluates or predicts: checking a
+    """And every key of the experiment is read, by what trains, evaluates or predicts: checking a
     key or keeping it in config.json does not count."""
     values = read_config(f"configs/{config}:tiny")
-    switches = SWITCHES | ONE_OF_EACH[config] if config in ONE_OF_EACH else {}
+    switches = SWITCHES | ONE_OF_EACH[config]
     overrides = [(key, value) for key, value in switches.items() if key in flatten(values)]
     if values["data"]["source"] == "stdlib":  # which takes its time to prepare: another test does that
         overrides.append(("data.source", runs.write_corpus(tmp_path / "corpus")))
-    classes = {type(group) for group in groups(modes.check_config(values, overrides))}
+    classes = {type(group) for group in groups(opening.check_config(values, overrides))}
     read = recorded(monkeypatch, classes)
     run = [f"--workdir={tmp_path / 'run'}"]
     arguments = [f"--config.{key}={value}" for key, value in overrides]
@@ -141,14 +276,13 @@ def test_the_tiny_preset_trains_saves_evaluates_and_predicts(monkeypatch, capfd,
     assert "eval/loss" in capfd.readouterr().out
     assert launch.main([*run, *flags]) == 0, capfd.readouterr().err
     (prompt,) = (flag.removeprefix("--prompt=") for flag in flags if flag.startswith("--prompt="))
-    continues = find_experiment(values["experiment"]).continues
+    continues = getattr(find_experiment(values["experiment"]), "continues", False)
     answer = capfd.readouterr().out
     assert answer and answer.startswith(prompt) == continues
-    if config in ONE_OF_EACH:
-        if "generate" in values:  # which has keys for sampling too
-            assert launch.main([*run, *flags, "--temperature=0.5"]) == 0, capfd.readouterr().err
-        fields = {(cls, field.name) for cls in classes for field in dataclasses.fields(cls)}
-        assert sorted(f"{cls.__name__}.{name}" for cls, name in fields - read) == []
+    if "generate" in values:  # which has keys for sampling too
+        assert launch.main([*run, *flags, "--temperature=0.5"]) == 0, capfd.readouterr().err
+    fields = {(cls, field.name) for cls in classes for field in dataclasses.fields(cls)}
+    assert sorted(f"{cls.__name__}.{name}" for cls, name in fields - read) == []
 
 
 def recorded(monkeypatch, classes) -> set:
@@ -158,8 +292,8 @@ def recorded(monkeypatch, classes) -> set:
     def recording(cls):
         def __getattribute__(self, name):
             caller = sys._getframe(1)
-            of_freeze = caller.f_globals.get("__name__") == "transformer.freeze"
-            if not of_freeze and caller.f_code.co_name not in checks:
+            of_config = caller.f_globals.get("__name__") == "transformer.config"
+            if not of_config and caller.f_code.co_name not in checks:
                 read.add((cls, name))
             return object.__getattribute__(self, name)
 

@@ -10,8 +10,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import jax
 import pytest
 
+from commands import notebook
+from configs import lm
 from tests import runs
 
 PAGE = (runs.ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
@@ -56,7 +59,7 @@ def add(file: Path, addition: str) -> None:
 def extended(tmp_path_factory):
     """A copy of the repository in which every recipe was followed and every command run."""
     copy = tmp_path_factory.mktemp("copy")
-    for name in ("transformer", "experiments", "configs", "pyproject.toml", "launch.py"):
+    for name in ("transformer", "experiments", "commands", "configs", "pyproject.toml", "launch.py"):
         source = runs.ROOT / name
         (shutil.copytree if source.is_dir() else shutil.copy)(source, copy / name)
     for name, code in FILES.items():
@@ -72,7 +75,7 @@ def extended(tmp_path_factory):
     letters.flush()
     commands = [command[2:] for command in COMMANDS]
     for command in commands:  # the standard library takes its time to prepare: another test does that
-        if not any(argument.startswith("--config.data.source=") for argument in command):
+        if not any(argument.startswith(("--config.data.source=", "--mode=")) for argument in command):
             command.append(f"--config.data.source={text}")
     environment = os.environ | {
         "XDG_CACHE_HOME": str(copy / "cache"),
@@ -81,6 +84,7 @@ def extended(tmp_path_factory):
     arguments = [sys.executable, "-c", RUN_ALL, json.dumps(commands)]
     done = subprocess.run(arguments, cwd=copy, env=environment, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stdout + done.stderr
+    (copy / "said.txt").write_text(done.stdout, encoding="utf-8")
     return copy
 
 
@@ -89,18 +93,23 @@ def metrics(folder: Path) -> dict:
 
 
 def test_the_page_has_the_recipes_it_should_have():
-    assert len(COMMANDS) == 6 and len(FILES) == 6 and len(ADDITIONS) == 5
+    assert len(COMMANDS) == 11 and len(FILES) == 11 and len(ADDITIONS) == 10
     assert all(command[:2] == ["python", "launch.py"] for command in COMMANDS)
 
 
 def test_each_recipe_trains(extended):
     config = {}
-    for run in ("kerple", "lion", "mbox", "poly", "norms", "confidence_penalty"):
+    names = ("kerple", "moving_average", "by_head", "lion", "mbox", "unigram", "ratio", "poly", "norms")
+    for run in (*names, "confidence_penalty"):
         assert metrics(extended / "runs" / run)["step"] == 2
         config[run] = json.loads((extended / "runs" / run / "config.json").read_text())
     assert config["kerple"]["model"]["position"] == "kerple"
+    assert config["moving_average"]["model"]["mixer"] == "moving_average"
+    assert config["by_head"]["model"]["kernel"] == "by_head"
     assert config["lion"]["optimizer"]["arguments"] == {"b2": 0.98}
     assert config["mbox"]["data"]["source"] == "mbox:letters.mbox"
+    assert config["unigram"]["data"]["tokenizer"] == "unigram"
+    assert "generate/length_ratio" in metrics(extended / "runs" / "ratio")
     assert config["poly"]["loss"]["arguments"] == {"epsilon": 2}
     assert metrics(extended / "runs" / "norms")["parameters/norm"] > 0
     poly, penalty = (metrics(extended / "runs" / run) for run in ("poly", "confidence_penalty"))
@@ -108,9 +117,34 @@ def test_each_recipe_trains(extended):
     assert 0 < penalty["train/certainty"] < 1 and "eval/bits_per_byte" in penalty
 
 
+def test_the_command_counts_the_parameters_of_each_module(extended):
+    said = (extended / "said.txt").read_text(encoding="utf-8")
+    trained = re.search(r"kerple: ([\d,]+) parameters on", said)[1]
+    of_modules = re.search(r"^((?:\w+: [\d,]+\n)+)all: ([\d,]+)$", said, re.MULTILINE)
+    counts = dict(line.split(": ") for line in of_modules[1].splitlines())
+    assert {"embedding", "blocks"} <= counts.keys()
+    assert of_modules[2] == trained == f"{sum(int(count.replace(',', '')) for count in counts.values()):,}"
+
+
+def test_the_hook_is_called_from_a_notebook(monkeypatch, in_root, tmp_path):
+    (code,) = [code for kind, code in BLOCKS if kind == "python" and "hooks=" in code]
+    source = runs.write_corpus(tmp_path / "corpus")
+    monkeypatch.setattr(notebook, "settle", lambda: None)  # for the whole process, which is a test's here
+    assert '"runs/hooked"' in code and "lm.get_config()" in code
+    code = code.replace('"runs/hooked"', repr(str(tmp_path / "run"))).replace("lm.get_config()", "config")
+    config = lm.get_config("tiny")
+    config.data.source = source
+    names = {"config": config}
+    exec(code, names)
+    largest = max(float(abs(leaf).max()) for leaf in jax.tree.leaves(names["params"]))
+    assert metrics(tmp_path / "run")["parameters/largest"] == pytest.approx(largest)
+
+
 def test_recipes_are_as_short_as_promised():
     lines = {name: len(code.splitlines()) for name, code in FILES.items()}
     assert lines["transformer/layers/positions/kerple.py"] <= 40
+    assert lines["transformer/layers/mixers/moving_average.py"] <= 50
+    assert lines["transformer/layers/kernels/by_head.py"] <= 45
     assert lines["transformer/training/losses/poly.py"] <= 20
     assert lines["experiments/parameter_norm.py"] <= 25
     assert lines["experiments/confidence_penalty.py"] <= 80

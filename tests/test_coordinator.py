@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import launch
-from experiments import modes
+from commands import opening
 from tests import runs
 
 pytestmark = pytest.mark.usefixtures("in_root")
@@ -75,7 +75,7 @@ def test_two_processes_train_stop_and_go_on_as_one_does(folders):
     np.testing.assert_allclose(found, expected, rtol=rounding)
     states = []
     for folder in (two, one):
-        run = modes.reopen_run(folder)
+        run = opening.reopen_run(folder)
         with run.checkpoints(write=False) as checkpoints:
             states.append(jax.device_get(checkpoints.restore(run.abstract)))
     for a, b in zip(jax.tree.leaves(states[0].params), jax.tree.leaves(states[1].params), strict=True):

@@ -9,8 +9,8 @@ import optax
 import pytest
 
 import launch
-from experiments import config_files, modes
-from experiments.workdir import Workdir
+from commands import opening
+from commands.workdir import Workdir
 from transformer.errors import UserError
 from transformer.training import parallel
 from transformer.training.checkpoint import Checkpoints
@@ -61,7 +61,7 @@ def test_one_that_was_killed_before_its_first_checkpoint_begins_with_them_again(
     capfd.readouterr()
     assert tune(data, pretrained, workdir, rate) == 0
     assert "taken  encoder/trunk/blocks" in capfd.readouterr().out
-    (_, theirs), (_, ours) = modes.load(pretrained), modes.load(workdir)
+    (_, theirs), (_, ours) = opening.load(pretrained), opening.load(workdir)
     jax.tree.map(np.testing.assert_array_equal, theirs["encoder"], ours["encoder"])
 
 
@@ -71,7 +71,7 @@ def test_an_optimizer_that_keeps_parameters_begins_with_those_that_were_taken(da
     keys = {"name": "contrib.schedule_free_adamw", "learning_rate": 0.0, "weight_decay": 0.0}
     keys |= {"schedule": "constant", "decay_steps": 0, "layer_decay": 1.0}
     assert tune(data, pretrained, workdir, *(f"{group}{key}={value}" for key, value in keys.items())) == 0
-    (_, theirs), (_, ours) = modes.load(pretrained), modes.load(workdir)
+    (_, theirs), (_, ours) = opening.load(pretrained), opening.load(workdir)
     jax.tree.map(
         lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-5, atol=1e-6),
         theirs["encoder"],
@@ -90,7 +90,7 @@ def test_a_run_begins_with_another_s_parameters_model_and_tokenizer(data, pretra
     config = json.loads((workdir / "config.json").read_text())
     assert config["model"]["norm"] == "rms"
     assert (workdir / "tokenizer.json").read_text() == (pretrained / "tokenizer.json").read_text()
-    (_, theirs), (_, ours) = modes.load(pretrained), modes.load(workdir)
+    (_, theirs), (_, ours) = opening.load(pretrained), opening.load(workdir)
     jax.tree.map(np.testing.assert_array_equal, theirs["encoder"], ours["encoder"])
     # The folder is whole by itself: it goes on, and answers, when the other one is gone.
     moved = tmp_path / "moved"
@@ -110,7 +110,7 @@ def test_a_run_begins_with_another_s_parameters_model_and_tokenizer(data, pretra
 def test_lora_leaves_all_else_as_it_was(data, pretrained, tmp_path):
     keys = ["--config.model.lora_rank=2", "--config.optimizer.train_only=lora,head", "--config.train.steps=3"]
     assert tune(data, pretrained, tmp_path / "run", *keys) == 0
-    (_, theirs), (_, ours) = modes.load(pretrained), modes.load(tmp_path / "run")
+    (_, theirs), (_, ours) = opening.load(pretrained), opening.load(tmp_path / "run")
     moved = 0
     flat = dict(jax.tree_util.tree_leaves_with_path(theirs["encoder"]))
     for path, leaf in jax.tree_util.tree_leaves_with_path(ours["encoder"]):
@@ -171,9 +171,9 @@ def begun(folder, start, rows, *overrides):
     (folder / "b.tsv").write_text("text\tlabel\n" + "".join(f"{a}\t{b}\n" for a, b in rows), encoding="utf-8")
     keys = [("initialize_from", str(start)), ("data.source", f"tsv:{folder}/b.tsv")]
     keys += [("data.validation_source", f"tsv:{folder}/b.tsv"), *overrides]
-    values = config_files.read_config("configs/finetune_classification.py:tiny")
+    values = opening.read_config("configs/finetune_classification.py:tiny", keys)
     new = Workdir(folder / "run")
-    run = modes.open_run(new, modes.check_config(modes.inherit(values, new, keys), keys))
+    run = opening.open_run(new, opening.check_config(opening.inherit(values, new), keys))
     return run, run.take_over
 
 
@@ -204,7 +204,7 @@ def test_labels_are_a_part_of_the_head(labelled, tmp_path, names, same, strict):
     with run.placed():
         fresh = jax.jit(lambda: parallel.unboxed(run.create()), out_shardings=run.shardings)().params
         begun_with = found.apply(fresh)
-    _, theirs = modes.load(labelled)
+    _, theirs = opening.load(labelled)
     jax.tree.map(np.testing.assert_array_equal, begun_with["encoder"], theirs["encoder"])
     jax.tree.map(np.testing.assert_array_equal, begun_with["head"], (theirs if same else fresh)["head"])
 
@@ -221,12 +221,12 @@ def test_what_adapters_have_learned_is_not_left_in_silence(labelled, tmp_path):
 
 def test_a_head_without_labels_is_not_one_with_labels(data, labelled, tmp_path):
     """A span's beginning and end are two outputs too."""
-    values = config_files.read_config("configs/finetune_question_answering.py:tiny")
     lengths = ["sequence_length", "question_length", "stride"]
     small = [(f"data.{key}", value) for key, value in zip(lengths, ("64", "16", "16"), strict=True)]
     keys = [("initialize_from", str(labelled)), *LORA, *small]
+    values = opening.read_config("configs/finetune_question_answering.py:tiny", keys)
     new = Workdir(tmp_path / "run")
-    run = modes.open_run(new, modes.check_config(modes.inherit(values, new, keys), keys))
+    run = opening.open_run(new, opening.check_config(opening.inherit(values, new), keys))
     assert "head/classes/kernel" in run.take_over.new
     assert "  head is new: its labels are 'no', 'yes' there and none here" in run.take_over.table()
 

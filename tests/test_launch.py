@@ -56,7 +56,7 @@ BEFORE_THE_DATA = {
     "--config.model.num_layers=three": "config.model.num_layers: 'three' (str); expected int",
     "--config.model.num_layers=2.5": "config.model.num_layers: 2.5 (float); expected int",
     "--config.model.tie_embeddings=7": "config.model.tie_embeddings: 7 (int); expected bool",
-    "--config.model.norm=batch": "config.model.norm: 'batch' (str); expected one of 'layer', 'rms'",
+    "--config.model.norm=batch": "config.model.norm: 'batch'; expected one of 'layer', 'rms'",
     "--config.model.num_heads=3": "config.model.d_model: 32 is not divisible by num_heads 3",
     "--config.optimizer.name=adamv": "config.optimizer.name: optax has no optimizer 'adamv'; did you mean",
     "--config.optimizer.name=adamw --config.optimizer.arguments.beta=1": "arguments.beta: adamw takes only",
@@ -104,9 +104,14 @@ def test_what_the_user_got_wrong_is_one_line_and_nothing_is_written(capfd, tmp_p
             "{path}: AttributeError: 'NoneType' object has no attribute 'to_dict'",
         ),
         (
-            "from configs import base\n\n\ndef get_config():\n    config = base.language_modeling()\n"
+            "from configs import base\n\n\ndef get_config():\n    config = base.defaults('vision')\n"
             "    config.seed = 'x'\n    return config\n",
             "{path}, line 6: TypeError",
+        ),
+        (
+            "from configs import base\n\n\ndef get_config():\n    config = base.defaults('vision')\n"
+            "    config.model.d_modle = 64\n    return config\n",
+            '{path}, line 6: AttributeError: \'Key "d_modle" does not exist. Did you mean "d_model" ',
         ),
     ],
 )
@@ -250,7 +255,7 @@ def test_each_line_is_answered_by_one_line_per_sample(capfd, tmp_path, trained):
 
 
 def test_lines_stay_lines():
-    from experiments.answers import one_line
+    from commands.texts import one_line
 
     for text in ("a\nb", "a\\nb", "a\r\n\\", "plain"):
         assert "\n" not in one_line(text) and "\r" not in one_line(text)
@@ -302,7 +307,7 @@ def test_without_a_workdir_the_config_names_it():
 
 
 def test_values_are_read_as_the_key_has_them():
-    from experiments.config_files import read_config
+    from commands.opening import read_config
 
     given = {
         "train.steps": ("1e3", 1000),
@@ -313,6 +318,9 @@ def test_values_are_read_as_the_key_has_them():
         "sample.prompt": ("17", "17"),
         "optimizer.arguments.b2": ("0.95", 0.95),
         "optimizer.arguments.nesterov": ("true", True),
+        "optimizer.rules": ('{"match": "table", "frozen": true}', [{"match": "table", "frozen": True}]),
+        "evaluate.sets": ('{"wiki": "text:a"}', {"wiki": "text:a"}),
+        "model.layers": ("('a', 'b')", ("a", "b")),
     }
     values = read_config("configs/lm.py:tiny", [(key, text) for key, (text, _) in given.items()])
     for key, (_, expected) in given.items():
@@ -325,6 +333,7 @@ def test_values_are_read_as_the_key_has_them():
 def test_overrides_come_with_an_equals_sign_or_a_space():
     plain, overrides = launch.split_overrides(["--a", "--config.x.y", "-1", "--config.z=b=c", "--workdir=w"])
     assert plain == ["--a", "--workdir=w"] and overrides == [("x.y", "-1"), ("z", "b=c")]
+    assert launch.split_overrides(["--config.x", ""]) == ([], [("x", "")])
 
 
 def test_the_environment_overrules_our_settings():

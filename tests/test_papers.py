@@ -8,7 +8,7 @@ import pytest
 from flax import linen as nn
 
 from configs.papers import bert_base, bert_tiny, vaswani_base, vaswani_big
-from transformer.freeze import freeze
+from transformer.config import from_values
 from transformer.models.encoder import EncoderConfig
 from transformer.models.encoder_decoder import EncoderDecoderConfig
 from transformer.models.masked_lm import MaskedLanguageModel
@@ -27,7 +27,7 @@ BASE, BIG = (vaswani_base, 512, 2048, 8), (vaswani_big, 1024, 4096, 16)
 @pytest.mark.parametrize(("paper", "d", "f", "h"), [BASE, BIG])
 def test_the_original_transformer(paper, d, f, h):
     config = paper.get_config().to_dict()
-    model = freeze(EncoderDecoderConfig, config["model"] | {"vocab_multiple": 1}).build(37000)
+    model = from_values(EncoderDecoderConfig, config["model"] | {"vocab_multiple": 1}).build(37000)
     found = shapes(model)
     attention, feed_forward, norm = 4 * d * d, 2 * d * f + f + d, 2 * d
     encoder = attention + feed_forward + 2 * norm
@@ -50,7 +50,7 @@ def test_the_original_transformer(paper, d, f, h):
 )
 def test_bert(paper, encoder, whole):
     """The counts of the released encoders with their poolers, and with both heads."""
-    config = freeze(EncoderConfig, paper.get_config().to_dict()["model"] | {"vocab_multiple": 1})
+    config = from_values(EncoderConfig, paper.get_config().to_dict()["model"] | {"vocab_multiple": 1})
     found = shapes(MaskedLanguageModel(config, 30522))
     d = config.d_model
     assert sum(map(math.prod, found.values())) == whole == encoder + d * d + 3 * d + 30522 + 2 * d + 2
@@ -67,6 +67,6 @@ def test_the_rate_of_the_original_schedule():
     from transformer.training.optimizer import OptimizerConfig, make_optimizer
 
     config = vaswani_base.get_config().to_dict()["optimizer"]
-    _, rate = make_optimizer(freeze(OptimizerConfig, config), 100_000)
+    _, rate = make_optimizer(from_values(OptimizerConfig, config), 100_000)
     for step in (1, 100, 4000, 4001, 50_000):
         assert rate(step - 1) == pytest.approx(512**-0.5 * min(step**-0.5, step * 4000**-1.5))

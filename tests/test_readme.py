@@ -1,4 +1,4 @@
-"""The README's commands: all of them make sense, and the first does what it says."""
+"""The commands of README and docs: all of them make sense, and the first does what it says."""
 
 import json
 import os
@@ -10,14 +10,15 @@ import subprocess
 import pytest
 
 import launch
-from experiments import notebook
-from experiments.config_files import read_config
-from experiments.modes import check_config
-from experiments.workdir import flatten
+from commands import notebook
+from commands.opening import check_config, read_config
+from commands.workdir import flatten
 from tests import runs
 
-PAGE = (runs.ROOT / "README.md").read_text(encoding="utf-8")
-BLOCKS = re.findall(r"^```(\w+)\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
+README = (runs.ROOT / "README.md").read_text(encoding="utf-8")
+PAGES = {path.stem: path.read_text(encoding="utf-8") for path in sorted((runs.ROOT / "docs").glob("*.md"))}
+ALL = README + "".join(PAGES.values())
+BLOCKS = re.findall(r"^```(\w+)\n(.*?)^```$", ALL, re.MULTILINE | re.DOTALL)
 COMMANDS = [line for kind, code in BLOCKS if kind == "bash" for line in code.splitlines()]
 TRAIN, TEST, *OTHERS = COMMANDS
 
@@ -25,7 +26,7 @@ pytestmark = pytest.mark.usefixtures("in_root")
 
 
 def test_the_first_screen_has_the_two_commands_and_each_is_complete():
-    first_screen = "\n".join(PAGE.splitlines()[:20])
+    first_screen = "\n".join(README.splitlines()[:20])
     assert TRAIN in first_screen and TEST in first_screen
     for command in (TRAIN, TEST):
         steps = command.split(" && ")
@@ -33,9 +34,9 @@ def test_the_first_screen_has_the_two_commands_and_each_is_complete():
         assert (runs.ROOT / shlex.split(steps[1])[-1]).is_file()
 
 
-@pytest.mark.parametrize("command", [TRAIN.split(" && ")[-1], *OTHERS])
+@pytest.mark.parametrize("command", [TRAIN.split(" && ")[-1], *dict.fromkeys(OTHERS)])
 def test_a_command_names_flags_files_and_keys_that_exist(command):
-    python, script, *arguments = shlex.split(command)
+    python, script, *arguments = shlex.split(re.sub(r"^[A-Z_]+=\w+ ", "", command))
     assert python in ("python", ".venv/bin/python") and script == "launch.py"
     flags, overrides = launch.parse(arguments)
     if flags.config:
@@ -46,10 +47,17 @@ def test_keys_and_files_that_the_page_names_exist():
     configs = (read_config(f"configs/{name}.py") for name in ("lm", "translation", "vision"))
     known = {key for config in configs for key in flatten(config)}
     groups = "model|data|loss|optimizer|train|parallel|sample|generate"
-    for key in re.findall(rf"`(?:config\.)?((?:{groups})\.\w+)", PAGE):
+    for key in re.findall(rf"`(?:config\.)?((?:{groups})\.\w+)", ALL):
         assert any(name == key or name.startswith(f"{key}.") for name in known), key
-    for path in re.findall(r"`((?:transformer|configs|experiments|tests)/[\w/.]*|\w+\.py)`", PAGE):
+    for path in re.findall(r"`((?:transformer|configs|experiments|tests)/[\w/.]*|\w+\.py)`", ALL):
         assert any((runs.ROOT / base / path).exists() for base in (".", "configs")), path
+
+
+@pytest.mark.parametrize("name", ["README", *PAGES])
+def test_links_lead_to_files(name):
+    page, folder = (README, runs.ROOT) if name == "README" else (PAGES[name], runs.ROOT / "docs")
+    for link in re.findall(r"\]\(([^)#:]+)[)#]", page):
+        assert (folder / link).exists(), link
 
 
 def test_the_notebook_example_works(monkeypatch, capsys, tmp_path):

@@ -15,9 +15,9 @@ import numpy as np
 import pytest
 
 import launch
-from experiments import modes
+from commands import opening, train
+from commands.workdir import exclusive
 from experiments.language_modeling import LanguageModeling
-from experiments.lock import exclusive
 from tests import runs
 from transformer.errors import UserError
 from transformer.training.hooks import Hook
@@ -38,19 +38,17 @@ OPTIONS = [
 KILLED = """
 import os, signal, sys, time
 from pathlib import Path
-import launch
-from tests.test_resume import Send, with_hook
-from transformer.training.run import Run
+from tests import runs
+from tests.test_resume import OPTIONS, Send
 
 class Kill(Send):
     def __call__(self, step, state, metrics):
         deadline = time.monotonic() + 60
-        while not Path(sys.argv[1], "checkpoints", "5").is_dir() and time.monotonic() < deadline:
+        while not Path(sys.argv[2], "checkpoints", "5").is_dir() and time.monotonic() < deadline:
             time.sleep(0.01)
         super().__call__(step, state, metrics)
 
-Run.hooks = with_hook(Kill(7, signal.SIGKILL))
-launch.main(sys.argv[2:])
+runs.train(*sys.argv[1:], *OPTIONS, hooks=[Kill(7, signal.SIGKILL)])
 """
 
 
@@ -67,13 +65,6 @@ class Send(Hook):
     def __call__(self, step, state, metrics):
         for number in self.signals:
             os.kill(os.getpid(), number)
-
-
-def with_hook(hook):
-    """`Run.hooks` with one more hook."""
-    hooks = Run.__dict__["hooks"]
-    original = hooks.func if hasattr(hooks, "func") else hooks.fget
-    return property(lambda run: [*original(run), hook])
 
 
 pytestmark = pytest.mark.usefixtures("in_root")
@@ -93,7 +84,7 @@ def straight(tmp_path_factory, source):
 
 
 def last_state(folder):
-    run = modes.reopen_run(folder)
+    run = opening.reopen_run(folder)
     with run.checkpoints(write=False) as checkpoints:
         assert checkpoints.steps()[-1] == STEPS
         return jax.device_get(checkpoints.restore(run.abstract))
@@ -116,11 +107,9 @@ def assert_same_run(folder, straight):
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_saves_and_the_same_command_goes_on(monkeypatch, capfd, tmp_path, source, straight, number):
+def test_a_signal_saves_and_the_same_command_goes_on(capfd, tmp_path, source, straight, number):
     folder = tmp_path / "run"
-    with monkeypatch.context() as patch:
-        patch.setattr(Run, "hooks", with_hook(Send(2, number)))
-        assert launch.main(runs.tiny(source, folder, *OPTIONS)) == 128 + number
+    assert runs.train(source, folder, *OPTIONS, hooks=[Send(2, number)]) == number.name
     out = capfd.readouterr().out
     assert f"Go on with: python launch.py --workdir={folder}" in out
     saved = max(int(path.name) for path in (folder / "checkpoints").iterdir() if path.name.isdecimal())
@@ -131,7 +120,7 @@ def test_a_signal_saves_and_the_same_command_goes_on(monkeypatch, capfd, tmp_pat
 
 def test_a_killed_run_goes_on_from_its_last_checkpoint(tmp_path, source, straight):
     folder = tmp_path / "run"
-    command = [sys.executable, "-c", KILLED, str(folder), *runs.tiny(source, folder, *OPTIONS)]
+    command = [sys.executable, "-c", KILLED, source, str(folder)]
     environment = {"JAX_NUM_CPU_DEVICES": "8"}
     killed = subprocess.run(
         command, cwd=runs.ROOT, env=os.environ | environment, capture_output=True, text=True, timeout=300
@@ -143,15 +132,23 @@ def test_a_killed_run_goes_on_from_its_last_checkpoint(tmp_path, source, straigh
     assert_same_run(folder, straight)
 
 
-def test_a_second_interruption_leaves_at_once(monkeypatch, capfd, tmp_path, source):
+def test_a_second_interruption_leaves_at_once(tmp_path, source):
     class Twice(Send):
         def due(self, step, last):
             if step == 2:
                 os.kill(os.getpid(), signal.SIGINT)  # between two steps: it is noted
             return step == 3
 
-    monkeypatch.setattr(Run, "hooks", with_hook(Twice(3, signal.SIGINT)))
-    assert launch.main(runs.tiny(source, tmp_path / "run", *OPTIONS)) == 130
+    with pytest.raises(KeyboardInterrupt):
+        runs.train(source, tmp_path / "run", *OPTIONS, hooks=[Twice(3, signal.SIGINT)])
+
+
+def test_the_exit_code_says_that_a_command_was_interrupted(monkeypatch, capfd, tmp_path, source):
+    def interrupted(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(train, "train", interrupted)
+    assert launch.main(runs.tiny(source, tmp_path / "run")) == 130
     assert capfd.readouterr().err.endswith("interrupted\n")
 
 
@@ -208,7 +205,7 @@ def test_a_signal_before_the_first_step_ends_saves_the_first_step(monkeypatch, t
 HOLDER = """
 import sys, time
 from pathlib import Path
-from experiments.lock import exclusive
+from commands.workdir import exclusive
 
 with exclusive(Path(sys.argv[1], "lock")):
     print("held", flush=True)
@@ -270,7 +267,7 @@ def test_training_goes_on_when_the_reader_of_what_it_says_has_left(tmp_path, sou
     assert os.listdir(folder / "checkpoints") == ["30"]
 
 
-def test_what_has_no_checkpoint_yet_may_begin_otherwise(monkeypatch, capfd, tmp_path, source, straight):
+def test_what_has_no_checkpoint_yet_may_begin_otherwise(capfd, tmp_path, source, straight):
     """With other keys, another batch size and another tokenizer; and nothing of the first attempt remains."""
     folder = tmp_path / "run"
 
@@ -281,10 +278,9 @@ def test_what_has_no_checkpoint_yet_may_begin_otherwise(monkeypatch, capfd, tmp_
         def due(self, step, last):
             return step == 3
 
-    with monkeypatch.context() as patch:
-        patch.setattr(Run, "hooks", with_hook(Interrupt()))
-        other = ["--config.train.batch_size=16", "--config.data.tokenizer=characters", "--config.seed=3"]
-        assert launch.main(runs.tiny(source, folder, *OPTIONS, *other)) == 130
+    other = ["--config.train.batch_size=16", "--config.data.tokenizer=characters", "--config.seed=3"]
+    with pytest.raises(KeyboardInterrupt):
+        runs.train(source, folder, *OPTIONS, *other, hooks=[Interrupt()])
     assert json.loads((folder / "config.json").read_text())["train"]["batch_size"] == 16
     assert (folder / "checkpoints").is_dir() and not os.listdir(folder / "checkpoints")
     capfd.readouterr()
@@ -326,7 +322,7 @@ def rates(folder):
     return [line["train/learning_rate"] for line in measurements(folder)]
 
 
-def test_an_extended_run_warms_up_again_and_resumes_bit_for_bit(monkeypatch, capfd, tmp_path, source):
+def test_an_extended_run_warms_up_again_and_resumes_bit_for_bit(capfd, tmp_path, source):
     """With an average, microbatches and dropout: stopped twice on the way, and stopped never."""
     keys = ("optimizer.schedule=cosine", "optimizer.decay_steps=0", "optimizer.warmup_steps=3")
     keys += ("optimizer.final_fraction=0.0", "train.steps=6", "train.batch_size=16")
@@ -339,9 +335,7 @@ def test_an_extended_run_warms_up_again_and_resumes_bit_for_bit(monkeypatch, cap
         assert "the learning rate rises again, from 0 to 0.0082" in capfd.readouterr().out
     for folder in folders:
         for at in (7, 9) if folder == folders[1] else ():
-            with monkeypatch.context() as patch:
-                patch.setattr(Run, "hooks", with_hook(Send(at, signal.SIGTERM)))
-                launch.main(runs.tiny(source, folder, *arguments, longer))
+            runs.train(source, folder, *arguments, longer, hooks=[Send(at, signal.SIGTERM)])
         assert launch.main(runs.tiny(source, folder, *arguments, longer)) == 0
         assert json.loads((folder / "lengths.json").read_text()) == [[6, 6]]
     assert_same_run(folders[1], folders[0])

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import launch
-from experiments import modes
+from commands import opening
 
 pytestmark = pytest.mark.usefixtures("in_root")
 
@@ -79,7 +79,7 @@ def test_the_mean_of_the_last_checkpoints(files, tmp_path):
     keys = [f"--config.train.{key}" for key in ("checkpoint_every=1", "keep_last=2", "average_last=2")]
     keys += ["--config.optimizer.schedule=constant", "--config.optimizer.decay_steps=0"]  # each step counts
     assert launch.main(tiny("translation", tmp_path / "run", source, *keys)) == 0
-    run = modes.reopen_run(tmp_path / "run")
+    run = opening.reopen_run(tmp_path / "run")
     each, mean = [run.restore_params(step) for step in (1, 2)], run.restore_params()
     middle = jax.tree.map(lambda a, b: (a + b) / 2, *each)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), mean, middle)
@@ -150,7 +150,7 @@ def test_an_evaluation_says_what_it_measured_and_how(trained, files, tmp_path):
         "generate.examples": "6",
         "generate.batch_size": "3",
     }
-    run, params = modes.load(trained, keys.items())
+    run, params = opening.load(trained, keys.items())
     evaluator = run.experiment.evaluators(run.put, "test")["generate"]
     with run.placed():
         found = evaluator(params)
@@ -170,7 +170,7 @@ def test_beams_of_any_number_of_sources_are_the_same(trained):
     texts = [f"number {i} of the {'long ' * (i % 4)}lines" for i in range(7)]
     written = []
     for size in (1, 3, 16):
-        run, params = modes.load(trained, [("generate.batch_size", str(size))])
+        run, params = opening.load(trained, [("generate.batch_size", str(size))])
         with run.placed():
             written.append(list(run.experiment.predict(params, texts)))
     assert written[0] == written[1] == written[2]

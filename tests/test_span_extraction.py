@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import launch
-from experiments import modes
+from commands import opening
 from tests import runs
 
 pytestmark = pytest.mark.usefixtures("in_root")
@@ -62,10 +62,10 @@ def test_it_learns_to_point_and_answers_from_any_window(run, capfd):
 
 def test_an_answer_is_the_best_pair_of_the_model_s_own_softmaxes(run):
     """With one window and no limit p(span) is p(start) p(end), renormalised over all spans."""
-    loaded, params = modes.load(run, [("answer.max_tokens", "64")])
+    loaded, params = opening.load(run, [("answer.max_tokens", "64")])
     experiment = loaded.experiment
     reading = experiment.data.read("1?", "abc XYZ ab")
-    ((tokens, types),) = reading.frames
+    ((tokens, types),) = reading.inputs
     logits = jax.jit(lambda p: experiment.model.apply({"params": p}, tokens[None], types_bt=types[None]))(
         params
     )
@@ -77,7 +77,7 @@ def test_an_answer_is_the_best_pair_of_the_model_s_own_softmaxes(run):
 
 
 def test_answers_are_the_same_alone_and_among_others(run, data):
-    loaded, params = modes.load(run)
+    loaded, params = opening.load(run)
     records = [json.loads(line) for line in data.read_text().splitlines()[:40]]
     texts = [f"{record['question']}\t{record['context']}" for record in records]
     together = list(loaded.experiment.predict(params, texts))
@@ -97,7 +97,7 @@ def test_questions_without_an_answer_may_be_answered_by_nothing(data, tmp_path):
     keys = ["train.steps=160", "train.batch_size=16", "optimizer.learning_rate=1e-2"]
     more = ["answer.allow_none=true", "model.dropout=0.0", "model.num_layers=1"]
     assert train(path, tmp_path / "run", *keys, *more) == 0
-    loaded, params = modes.load(tmp_path / "run")
+    loaded, params = opening.load(tmp_path / "run")
     (nothing,), (found,) = loaded.experiment.predict(params, ["1?\tab cab cc ab", "1?\tab ca ZXY ab"])
     assert nothing.split("\t")[0] == "" and float(nothing.split("\t")[1]) > 0.5
     assert found.split("\t")[0].strip(" abc") != ""
@@ -110,7 +110,7 @@ def test_it_begins_with_a_pretrained_encoder(data, tmp_path, capfd):
     assert train(data, tmp_path / "run", *start) == 0
     out = capfd.readouterr().out
     assert "taken  encoder/trunk/blocks" in out and "new    head/classes/kernel" in out
-    (_, theirs), (_, ours) = modes.load(tmp_path / "bert"), modes.load(tmp_path / "run")
+    (_, theirs), (_, ours) = opening.load(tmp_path / "bert"), opening.load(tmp_path / "run")
     jax.tree.map(np.testing.assert_array_equal, theirs["encoder"], ours["encoder"])
 
 

@@ -11,7 +11,7 @@ import pytest
 from PIL import Image
 
 import launch
-from experiments import modes
+from commands import opening
 
 pytestmark = pytest.mark.usefixtures("in_root")
 
@@ -81,7 +81,7 @@ def test_the_folder_of_a_run_is_enough_to_classify(trained, images, tmp_path, ca
 
 def test_classes_are_learned_and_the_sample_is_what_the_model_was_asked(trained, capfd):
     """Red is told from blue after a few steps, and a file gives what the pixels in memory give."""
-    run, params = modes.load(trained)
+    run, params = opening.load(trained)
     (sample,) = (trained / "samples").glob("*.png")
     capfd.readouterr()
     assert launch.main([f"--workdir={trained}", "--mode=predict", f"--prompt={sample}"]) == 0

@@ -1,6 +1,5 @@
 """How texts are written, as a user asks for it: flags of --mode=predict for each kind of run."""
 
-import importlib
 import json
 import sys
 from pathlib import Path
@@ -8,6 +7,7 @@ from pathlib import Path
 import pytest
 
 import launch
+from configs import base
 from tests import runs
 from tests.data.documents import tokenizer
 
@@ -155,7 +155,7 @@ def test_flags_that_do_nothing_together_are_refused(capfd, translator):
     "name", ["classification", "masked_lm", "span_extraction", "vision", "word_embedding"]
 )
 def test_a_run_that_writes_no_text_refuses_the_flag_by_its_name(capfd, tmp_path, name):
-    values = getattr(importlib.import_module("configs.base"), name)().to_dict()
+    values = base.defaults(name).to_dict()
     (tmp_path / "config.json").write_text(json.dumps(values))
     for flag in ("temperature=1", "stop=x", "max_new_tokens=3"):
         line = refused(capfd, tmp_path, "--prompt=x", f"--{flag}")
@@ -172,13 +172,17 @@ def test_no_space_is_lost_between_a_prompt_and_its_completion(capfd, monkeypatch
     assert launch.main(runs.tiny(source, tmp_path / "run", *keys)) == 0
 
     from transformer.data.tokenizers import Tokenizer
-    from transformer.decoding import completion
+    from transformer.decoding.completion import TextGenerator
 
     made = Tokenizer.load(tmp_path / "tokenizer.json")
     words = made.encode("class pass return")
     following = words[len(made.encode("class")) :]
-    monkeypatch.setattr(
-        completion, "write", lambda stepper, texts, *_: ([text.new.extend(following) for text in texts],)
-    )
+
+    def answer(generator, texts, *_):
+        for text in texts:
+            text.take(following, generator.window.eos_id)
+        yield
+
+    monkeypatch.setattr(TextGenerator, "decode_batch", answer)
     out, _ = predicted(capfd, tmp_path / "run", "--prompt=class")
     assert out == "class pass return\n"

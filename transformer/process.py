@@ -4,9 +4,17 @@ import ctypes
 import os
 import sys
 import warnings
+from collections.abc import Mapping
 from pathlib import Path
 
 from transformer.backend import will_be_cpu
+
+MALLOC = {
+    "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1:glibc.malloc.arena_max=1"
+    ":glibc.malloc.mmap_threshold=1099511627776:glibc.malloc.trim_threshold=1099511627776"
+}
+"""Makes malloc keep what is freed, in one heap for all threads, of pages of 2 MB. XLA on a CPU takes the
+memory of each step anew from malloc; to give it back and map it in again is up to half of a step's time."""
 
 M_TRIM_THRESHOLD, M_MMAP_MAX, M_ARENA_MAX = -1, -4, -8
 """Numbers of glibc's settings (malloc.h)."""
@@ -21,20 +29,32 @@ def keep_programs() -> None:
         "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0.1",  # 1 would skip most of a CPU's
     }
     new = {name: value for name, value in settings.items() if name not in os.environ}
-    jax = sys.modules.get("jax")
-    if jax is None:
+    if "jax" in sys.modules:
+        _configure_loaded_jax(new)
+    else:
         os.environ |= new
-    elif jax.config.jax_compilation_cache_dir is None:
-        from jax.experimental.compilation_cache import compilation_cache
 
-        for name, value in new.items():
+
+def _configure_loaded_jax(settings: Mapping[str, str]) -> None:
+    import jax
+    from jax.experimental.compilation_cache import compilation_cache
+
+    if jax.config.jax_compilation_cache_dir is None:  # type: ignore[attr-defined]
+        for name, value in settings.items():
             jax.config.update(name.lower(), float(value) if name.endswith("SECS") else value)
         compilation_cache.reset_cache()  # which may have found already that there was none
 
 
+def restart_with_malloc() -> None:
+    """Starts this program again with `MALLOC`, which is read before any of it runs, unless it is set, or the
+    memory that a step takes is not the host's."""
+    if sys.platform == "linux" and not MALLOC.keys() & os.environ.keys() and will_be_cpu():
+        os.execve(sys.executable, sys.orig_argv, os.environ | MALLOC)
+
+
 def keep_memory() -> bool:
-    """Makes malloc keep what is freed, in one heap for all threads, where JAX computes on a CPU: what
-    `launch.MALLOC` does for a program that can start anew, without the large pages. Whether it is so now.
+    """Makes malloc keep what is freed, in one heap for all threads, where JAX computes on a CPU, and returns
+    whether it does: as `restart_with_malloc`, without starting anew and without the large pages.
 
     Warns where it comes too late: the threads that compute have heaps of their own by then.
     """
@@ -45,8 +65,8 @@ def keep_memory() -> bool:
         return "malloc" in os.environ["GLIBC_TUNABLES"]
     if _computing():
         warnings.warn(
-            "JAX has computed already, so that steps on a CPU will take longer: call experiments.notebook "
-            "before anything is computed, or start Jupyter with GLIBC_TUNABLES as in launch.MALLOC",
+            "JAX has computed already, so that steps on a CPU will take longer: call commands.notebook "
+            "before anything is computed, or start Jupyter with the environment transformer.process.MALLOC",
             stacklevel=3,
         )
         return False

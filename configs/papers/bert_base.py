@@ -22,12 +22,13 @@ TINY = bert.TINY | {
 
 def get_config(preset: str = "") -> ConfigDict:
     """The run, or its `tiny` version, which takes seconds and learns nothing."""
-    config = base.masked_lm()
+    config = base.defaults("masked_lm")
     config.initialize_std = 0.02
     config.model.d_model = 768
     config.model.num_layers = 12
     config.model.num_heads = 12
     config.model.d_ff = 3072
+    config.model.norm = "layer"
     config.model.norm_placement = "post"
     config.model.norm_epsilon = 1e-12
     config.model.position = "learned"
@@ -40,11 +41,11 @@ def get_config(preset: str = "") -> ConfigDict:
     config.data.source = "tfds:wiki40b/en"
     config.data.vocab_size = 30_000
     config.data.sequence_length = 512
+    config.optimizer.name = "adamw"
     config.optimizer.learning_rate = 1e-4
     config.optimizer.schedule = "wsd"
     config.optimizer.warmup_steps = 10_000
     config.optimizer.decay_steps = 990_000
-    config.optimizer.final_fraction = 0.0
     config.optimizer.weight_decay = 0.01
     config.train.steps = 1_000_000
     config.train.batch_size = 256

@@ -17,11 +17,12 @@ from configs import base
 
 def get_config(preset: str = "") -> ConfigDict:
     """The run, or its `tiny` version, which takes seconds and learns nothing."""
-    config = base.sequence_to_sequence()
+    config = base.defaults("sequence_to_sequence")
     config.model.d_model = 512
     config.model.num_layers = 6
     config.model.num_heads = 8
     config.model.d_ff = 2048
+    config.model.norm = "layer"
     config.model.feed_forward = "relu"
     config.model.norm_placement = "post"
     config.model.position = "sinusoidal"

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from tests.data.documents import TEXT, cache_of
-from transformer.data.loader import Loader
-from transformer.data.packing import PackedRows
+from transformer.data.loader import DataLoader
+from transformer.data.packed_text import PackedRows
 from transformer.errors import UserError
 
 
@@ -31,7 +31,9 @@ def served(loader, batches):
 @pytest.mark.parametrize("shuffle", [True, False])
 @pytest.mark.parametrize(("count", "batch_size"), [(1, 1), (1, 4), (7, 3), (12, 4), (100, 8), (5, 12)])
 def test_every_epoch_is_a_permutation(count, batch_size, shuffle, rng):
-    loader = Loader(Numbers(count), batch_size, seed=int(rng.integers(2**31)), shuffle=shuffle, repeat=True)
+    loader = DataLoader(
+        Numbers(count), batch_size, seed=int(rng.integers(2**31)), shuffle=shuffle, repeat=True
+    )
     rows = served(loader, range(-(-3 * count // batch_size)))
     epochs = [rows[epoch * count : (epoch + 1) * count] for epoch in range(3)]
     for epoch in epochs:
@@ -46,7 +48,7 @@ def test_the_seed_gives_the_order(rng):
 
     def rows(seed, first=0):
         return served(
-            Loader(Numbers(1000), 10, seed=seed, shuffle=True, repeat=True), range(first, first + 100)
+            DataLoader(Numbers(1000), 10, seed=seed, shuffle=True, repeat=True), range(first, first + 100)
         )
 
     np.testing.assert_array_equal(rows(seed), rows(seed))
@@ -61,7 +63,7 @@ def test_one_pass_serves_every_row_once_over_any_number_of_processes(count, shuf
     whole = None
     for processes in (1, 2, 4):
         loaders = [
-            Loader(Numbers(count), 8, seed=3, shuffle=shuffle, process_index=i, process_count=processes)
+            DataLoader(Numbers(count), 8, seed=3, shuffle=shuffle, process_index=i, process_count=processes)
             for i in range(processes)
         ]
         assert {len(loader) for loader in loaders} == {-(-count // 8)}
@@ -79,10 +81,10 @@ def test_one_pass_serves_every_row_once_over_any_number_of_processes(count, shuf
 
 
 def test_processes_share_the_batches_of_training():
-    together = Loader(Numbers(37), 8, seed=5, shuffle=True, repeat=True)
+    together = DataLoader(Numbers(37), 8, seed=5, shuffle=True, repeat=True)
     for processes in (2, 4):
         loaders = [
-            Loader(
+            DataLoader(
                 Numbers(37), 8, seed=5, shuffle=True, repeat=True, process_index=i, process_count=processes
             )
             for i in range(processes)
@@ -95,7 +97,7 @@ def test_processes_share_the_batches_of_training():
 @pytest.mark.parametrize("workers", [0, 1, 3])
 @pytest.mark.parametrize("repeat", [True, False])
 def test_iterating_from_any_step_is_the_same_as_asking(repeat, workers):
-    loader = Loader(Numbers(50), 4, seed=1, shuffle=True, repeat=repeat, workers=workers)
+    loader = DataLoader(Numbers(50), 4, seed=1, shuffle=True, repeat=repeat, workers=workers)
     for start in (0, 5, 12, 13):
         batches = list(itertools.islice(loader.iterate(start), 30))
         assert len(batches) == (30 if repeat else len(loader) - start)
@@ -111,7 +113,7 @@ def test_it_works_ahead_of_who_asks():
             asked.append(threading.current_thread())
             return super().batch(rows)
 
-    batches = Loader(Slow(100), 4, repeat=True, prefetch=3).iterate(0)
+    batches = DataLoader(Slow(100), 4, repeat=True, prefetch=3).iterate(0)
     next(batches)
     deadline = time.monotonic() + 10
     while len(asked) < 4 and time.monotonic() < deadline:
@@ -136,7 +138,7 @@ def test_an_error_in_the_background_is_raised_here(workers):
                 raise OSError("disk is gone")
             return super().batch(rows)
 
-    batches = Loader(Broken(100), 4, workers=workers).iterate(0)
+    batches = DataLoader(Broken(100), 4, workers=workers).iterate(0)
     assert next(batches)["row"].tolist() == [0, 1, 2, 3]
     assert next(batches)["row"].tolist() == [4, 5, 6, 7]
     before = threading.active_count()
@@ -150,13 +152,13 @@ def test_an_error_in_the_background_is_raised_here(workers):
 
 def test_processes_that_cannot_share_a_batch():
     with pytest.raises(UserError, match=r"train\.batch_size: 6 is no multiple of the 4 processes"):
-        Loader(Numbers(9), 6, process_count=4)
+        DataLoader(Numbers(9), 6, process_count=4)
 
 
 def test_the_last_batch_is_filled_with_rows_of_no_weight(tmp_path):
     cache, _ = cache_of([TEXT, "short"], "bytes", tmp_path)
     rows = PackedRows(cache, 16)
-    batches = list(Loader(rows, 7, shuffle=True).iterate(0))
+    batches = list(DataLoader(rows, 7, shuffle=True).iterate(0))
     assert {values.shape for batch in batches for values in batch.values()} == {(7, 16)}
     assert sum(batch["weights"].sum() for batch in batches) == len(TEXT.encode()) + 1 + 5 + 1
     assert sum(batch["bytes"].sum() for batch in batches) == len(TEXT.encode()) + 5

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from transformer.data.pair_packing import JoinedPairs, PackedPairs
-from transformer.data.pairs import PairData, PairDataConfig
+from transformer.data.text_pairs import PairData, PairDataConfig
 from transformer.errors import UserError
 
 
@@ -128,7 +128,9 @@ def test_sides_of_unequal_numbers_are_refused(tmp_path, monkeypatch, rng):
     write(tmp_path / "a.tsv", rng, 30, 10)
     made = data(tmp_path / "a.tsv")
     lengths = {"source": 30, "target": 29}
-    monkeypatch.setattr("transformer.data.sources.lines.Columns.__len__", lambda self: lengths[self.field])
+    monkeypatch.setattr(
+        "transformer.data.sources.line_files.Columns.__len__", lambda self: lengths[self.field]
+    )
     for use in (made.rows, lambda split: next(made.texts(split))):
         with pytest.raises(UserError, match=r"tsv:\S+ \(train\) has 30 sources and 29 targets"):
             use("train")

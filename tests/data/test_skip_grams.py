@@ -5,7 +5,7 @@ import re
 import numpy as np
 import pytest
 
-from transformer.data.loader import Loader
+from transformer.data.loader import DataLoader
 from transformer.data.skip_grams import SkipGramData, SkipGramDataConfig, SkipGrams
 from transformer.errors import UserError
 
@@ -137,7 +137,7 @@ def test_batches_are_the_same_on_any_number_of_processes_and_new_in_each_epoch(t
 
 def test_padding_has_no_words(tmp_path, rng):
     data = data_of(tmp_path, rng)
-    batch = Loader(
+    batch = DataLoader(
         data.rows("validation"), 1 << 10, transform=SkipGrams(data.counts(), data.config, 0)
     ).batch_at(0)
     assert (batch["segments"][len(data.rows("validation")) :] == 0).all()
@@ -146,9 +146,9 @@ def test_padding_has_no_words(tmp_path, rng):
 @pytest.mark.parametrize(
     ("key", "value", "message"),
     [
-        ("window", 0, "window: 0; expected at least 1 word"),
-        ("noise", 0, "noise: 0; expected at least 1 word"),
-        ("subsample", -1.0, "subsample: -1.0; expected a frequency, or 0 to keep all words"),
+        ("window", 0, "window: 0; expected at least 1"),
+        ("noise", 0, "noise: 0; expected at least 1"),
+        ("subsample", -1.0, "subsample: -1.0; expected 0 or more"),
         ("vocab_size", 2, "vocab_size: 2; words needs at least 3: a word, all others, and the end"),
     ],
 )

@@ -5,12 +5,12 @@ import json
 
 import pytest
 
-from transformer.data.labelled import LabelledData, LabelledDataConfig
-from transformer.data.pairs import PairData, PairDataConfig
+from transformer.data.labelled_text import LabelledData, LabelledDataConfig
+from transformer.data.packed_text import TextData, TextDataConfig
+from transformer.data.question_answering import SpanData, SpanDataConfig
 from transformer.data.sources import open_source
 from transformer.data.sources.base import SPLITS
-from transformer.data.spans import SpanData, SpanDataConfig
-from transformer.data.text import TextData, TextDataConfig
+from transformer.data.text_pairs import PairData, PairDataConfig
 from transformer.errors import UserError
 
 

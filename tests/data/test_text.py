@@ -6,11 +6,11 @@ import math
 import numpy as np
 import pytest
 
+from transformer.config import from_values, to_values
 from transformer.data import corpus
-from transformer.data.text import TextData, TextDataConfig
+from transformer.data.packed_text import TextData, TextDataConfig
 from transformer.data.tokenizers import Tokenizer
 from transformer.errors import UserError
-from transformer.freeze import freeze, thaw
 
 LINES = [f"{i} divided by 7 is {i / 7:.3f} — é\n" for i in range(3000)]
 
@@ -106,9 +106,9 @@ def test_missing_files_are_named_by_their_key(config):
     ],
 )
 def test_impossible_values(key, value, expected, config):
-    values = thaw(config()) | {key: value}
+    values = to_values(config()) | {key: value}
     with pytest.raises(UserError, match=rf"^config\.data\.{expected}"):
-        freeze(TextDataConfig, values, "config.data")
+        from_values(TextDataConfig, values, "config.data")
 
 
 def test_the_embedded_corpus_end_to_end(tmp_path):

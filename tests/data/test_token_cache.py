@@ -9,8 +9,8 @@ import pytest
 
 from tests.data.documents import TOKENIZERS, Texts, cache_of, tokenizer
 from transformer.data import token_cache
+from transformer.data.disk_cache import build_once, data_folder
 from transformer.data.sources import base, open_source
-from transformer.data.storage import build_once, data_folder
 from transformer.data.token_cache import TokenCache
 from transformer.data.tokenizers import Tokenizer
 from transformer.errors import UserError
@@ -123,7 +123,7 @@ def test_what_a_killed_process_left_is_removed(tmp_path):
     script = """
         import os, sys
         from pathlib import Path
-        from transformer.data.storage import build_once
+        from transformer.data.disk_cache import build_once
 
         def build(new):
             (new / "half").write_text("half")
@@ -159,7 +159,7 @@ def test_where_data_is_kept(tmp_path, monkeypatch):
 TOKENISE = """
     import sys
     from pathlib import Path
-    from transformer.data.text import TextData, TextDataConfig
+    from transformer.data.packed_text import TextData, TextDataConfig
 
     config = TextDataConfig(f"text:{sys.argv[1]}/a.txt", vocab_size=300, cache_dir=sys.argv[2])
     data = TextData(config)
@@ -182,7 +182,7 @@ def test_two_processes_start_together(tmp_path):
 MEMORY = """
     import sys, threading, time
     from pathlib import Path
-    from transformer.data.text import TextData, TextDataConfig
+    from transformer.data.packed_text import TextData, TextDataConfig
 
     peak = 0
 

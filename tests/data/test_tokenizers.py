@@ -7,7 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.data.documents import TEXT, TOKENIZERS, tokenizer
-from transformer.data.tokenizers import END, Tokenizer
+from transformer.data.tokenizer_kinds import END
+from transformer.data.tokenizers import Tokenizer
 from transformer.errors import UserError
 
 made = functools.cache(tokenizer)

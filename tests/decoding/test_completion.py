@@ -1,6 +1,8 @@
 """Completion against a plain loop that reads everything anew for each token: batches, windows, early ends."""
 
+import dataclasses
 import itertools
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -8,32 +10,56 @@ import numpy as np
 import pytest
 from flax import struct
 
-from tests.decoding.test_incremental import VOCAB, make
+from tests.decoding.test_incremental import FULL_EVERY_2, VOCAB, make
 from tests.decoding.toy import Chain, chain, cycle
 from tests.models import test_encoder_decoder as transformers
 from tests.models import test_recurrent_encoder_decoder as recurrent
 from tests.parameters import random_params
-from transformer.decoding.completion import Reading, complete, stream
-from transformer.decoding.sampling import DrawConfig, advance, begin, draw
-from transformer.models.decoder_stepper import DecoderStepper
+from transformer.decoding.completion import ContextWindow, TextGenerator
+from transformer.decoding.generation import advance, begin
+from transformer.decoding.sampling import DecodingConfig, draw
+from transformer.decoding.speculative import SpeculativePair
+from transformer.models.decoder import DecoderStepper
 
 
-def sampled(model, prompts, config, *, eos_id=0, longest=32, rolls=True, **options):
-    reading = Reading(eos_id, longest, rolls)
+@dataclasses.dataclass(frozen=True)
+class Until(TextGenerator):
+    """Ends where `over(prompt, new)` says so, without a tokenizer."""
+
+    over: Callable = bool
+
+    def has_stopped(self, text):
+        return self.over(text.prompt, text.new)
+
+
+def complete(model, prompts, rng, config, window, finished=None, **options):
+    """The tokens that a generator completes prompts with."""
+    if finished:
+        options["over"], config = finished, dataclasses.replace(config, stop=("asked",))
+    generator = Until(model, None, config, window, **options)
+    return ([text.new for text in group] for group in generator.complete(prompts, rng))
+
+
+def stream(model, prompt, rng, config, window):
+    return TextGenerator(model, None, config, window).stream_tokens(prompt, rng)
+
+
+def sampled(model, prompts, config, *, eos_id=0, longest=32, rolling=True, **options):
+    reading = ContextWindow(eos_id, longest, rolling)
     return list(complete(model, prompts, jax.random.key(3), config, reading, **options))
 
 
 def test_each_prompt_is_answered_in_order_whatever_the_batch(rng):
     model = chain(rng, 12)
     texts = [[0, *rng.integers(1, 12, rng.integers(0, 14)).tolist()] for _ in range(11)]
-    config = DrawConfig(max_new_tokens=6, temperature=0.9, num_samples=3)
+    config = DecodingConfig(max_new_tokens=6, temperature=0.9, num_samples=3)
     answers = sampled(model, texts, config)
     assert [len(samples) for samples in answers] == [3] * 11
     assert all(0 not in sample and len(sample) <= 6 for samples in answers for sample in samples)
     for batch_size in (5, 64):
         assert sampled(model, texts, config, batch_size=batch_size) == answers
     # A prompt's samples are the first so many of what it gives when more are asked for.
-    fewer = sampled(model, texts, DrawConfig(max_new_tokens=6, temperature=0.9, num_samples=2))
+    fewer = sampled(model, texts, DecodingConfig(max_new_tokens=6, temperature=0.9, num_samples=2))
     assert fewer == [samples[:2] for samples in answers]
 
 
@@ -42,7 +68,7 @@ def test_greedy_is_brute_force(rng):
     best = np.asarray(model.table_nv).argmax(-1)
     texts = [[0], [0, 5], [1, 2, 3]]
     for text, (sample,) in zip(
-        texts, sampled(model, texts, DrawConfig(max_new_tokens=7, temperature=0.0)), strict=True
+        texts, sampled(model, texts, DecodingConfig(max_new_tokens=7, temperature=0.0)), strict=True
     ):
         expected, last = [], text[-1]
         while len(expected) < 7 and best[last] != 0:
@@ -59,7 +85,7 @@ def test_prompts_are_taken_only_as_they_are_needed():
             taken.append(i)
             yield [1]
 
-    reading, config = Reading(4, 9, True), DrawConfig(max_new_tokens=2)
+    reading, config = ContextWindow(4, 9, True), DecodingConfig(max_new_tokens=2)
     next(complete(cycle(5), endless(), jax.random.key(0), config, reading, batch_size=4))
     assert len(taken) <= 4
 
@@ -67,7 +93,7 @@ def test_prompts_are_taken_only_as_they_are_needed():
 def test_few_shapes_are_compiled(rng):
     model, before = chain(rng, 17), begin._cache_size() + advance._cache_size()
     texts = [[1] * (n + 1) for n in range(40)]
-    sampled(model, texts, DrawConfig(max_new_tokens=3), longest=128, batch_size=4)
+    sampled(model, texts, DecodingConfig(max_new_tokens=3), longest=128, batch_size=4)
     assert begin._cache_size() + advance._cache_size() - before <= 4
 
 
@@ -87,7 +113,7 @@ def test_a_window_that_is_full_keeps_its_newer_half(window):
     """Of a prompt the last tokens, and of those that follow, as many as there is room for."""
     seen = []
     model = Watch(cycle(100).table_nv, seen=seen)
-    config = DrawConfig(max_new_tokens=30, temperature=0.0)
+    config = DecodingConfig(max_new_tokens=30, temperature=0.0)
     (((first,), (second,))) = sampled(model, [[*range(40)], [7]], config, eos_id=99, longest=window)
     jax.effects_barrier()
     assert first == [*range(40, 70)] and second == [*range(8, 38)]
@@ -123,16 +149,16 @@ def brute_force(one, prompt, config, window, rng, numbers, eos_id):
 @pytest.mark.parametrize("changes", [
     {"position": "rope"},
     {"position": "learned"},
-    {"position": "alibi", "pattern": "window", "pattern_size": 3, "full_every": 2},
+    {"position": "alibi", "pattern": "window", "pattern_size": 3, **FULL_EVERY_2},
 ])  # fmt: skip
 def test_rolling_is_reading_the_window_anew_for_every_token(rng, changes):
     """Of several prompts of one batch, some longer than the window, and of a cache that is a ring."""
     model, params = make(rng, **changes, max_length=8)
     prompts = [rng.integers(1, VOCAB, n).tolist() for n in (1, 6, 8, 19)]
-    config = DrawConfig(max_new_tokens=17, temperature=0.7, top_k=9, min_p=0.05, num_samples=2)
+    config = DecodingConfig(max_new_tokens=17, temperature=0.7, top_k=9, min_p=0.05, num_samples=2)
     stepper = DecoderStepper.of(model, params)
     key = jax.random.key(int(rng.integers(2**31)))
-    got = list(complete(stepper, prompts, key, config, Reading(0, 8, True), batch_size=8))
+    got = list(complete(stepper, prompts, key, config, ContextWindow(0, 8, True), batch_size=8))
 
     @jax.jit
     def one(padded, last, key):
@@ -150,9 +176,9 @@ def test_targets_are_drawn_as_the_whole_model_gives_them(rng, config):
     model = config.build(9)
     params = random_params(rng, model, jnp.zeros((1, 1), jnp.int32), jnp.zeros((1, 1), jnp.int32))
     sources = [[*rng.integers(1, 9, n).tolist(), 0] for n in (1, 6, 3)]
-    draws = DrawConfig(max_new_tokens=6, temperature=0.9, top_p=0.9, num_samples=2)
+    draws = DecodingConfig(max_new_tokens=6, temperature=0.9, top_p=0.9, num_samples=2)
     key = jax.random.key(int(rng.integers(2**31)))
-    got = list(complete(model.stepper(params, 0), sources, key, draws, Reading(0, 8), batch_size=4))
+    got = list(complete(model.stepper(params, 0), sources, key, draws, ContextWindow(0, 8), batch_size=4))
 
     @jax.jit
     def one(source, segments, tokens, last, key):
@@ -177,13 +203,13 @@ def test_targets_are_drawn_as_the_whole_model_gives_them(rng, config):
 
 def test_a_stream_gives_what_the_whole_gives_token_by_token(rng):
     model, params = make(rng, max_length=8)
-    stepper, key, reading = DecoderStepper.of(model, params), jax.random.key(5), Reading(0, 8, True)
+    stepper, key, reading = DecoderStepper.of(model, params), jax.random.key(5), ContextWindow(0, 8, True)
     for prompt in ([3], rng.integers(1, VOCAB, 11).tolist()):
-        config = DrawConfig(max_new_tokens=13, temperature=1.1)
+        config = DecodingConfig(max_new_tokens=13, temperature=1.1)
         ((whole,),) = complete(stepper, [prompt], key, config, reading)
         assert list(stream(stepper, prompt, key, config, reading)) == whole
-    config = DrawConfig(max_new_tokens=10**6, temperature=1.0)
-    endless = stream(cycle(5), [1], key, config, Reading(9, 4, True))
+    config = DecodingConfig(max_new_tokens=10**6, temperature=1.0)
+    endless = stream(cycle(5), [1], key, config, ContextWindow(9, 4, True))
     assert [next(endless) for _ in range(7)] == [2, 3, 4, 0, 1, 2, 3]
 
 
@@ -194,8 +220,8 @@ def test_a_text_that_is_over_holds_no_other_up_and_is_not_written_on(rng):
         asked.append((prompt[-1], len(new)))
         return prompt[-1] == 3 and len(new) >= 20
 
-    config = DrawConfig(max_new_tokens=60, temperature=0.0)
-    answers = sampled(cycle(200), [[3], [50]], config, eos_id=199, longest=300, over=over)
+    config = DecodingConfig(max_new_tokens=60, temperature=0.0)
+    answers = sampled(cycle(200), [[3], [50]], config, eos_id=199, longest=300, finished=over)
     (short,), (long,) = answers
     assert short == [*range(4, 4 + len(short))] and 20 <= len(short) < 40
     assert long == [*range(51, 111)]
@@ -205,16 +231,41 @@ def test_a_text_that_is_over_holds_no_other_up_and_is_not_written_on(rng):
 
 
 def test_so_many_tokens_more_than_were_read():
-    config = DrawConfig(max_new_tokens=5, temperature=0.0)
-    answers = sampled(cycle(90), [[1], [1, 2, 3], [0] * 9], config, eos_id=80, rolls=False, extra_tokens=1)
+    config = DecodingConfig(max_new_tokens=5, temperature=0.0)
+    answers = sampled(cycle(90), [[1], [1, 2, 3], [0] * 9], config, eos_id=80, rolling=False, extra_tokens=1)
     assert [len(sample) for (sample,) in answers] == [2, 4, 5]
 
 
-def test_probabilities_are_the_texts_for_all_rows(rng):
+def test_a_draft_changes_nothing_of_greedy_completions(rng):
+    """Through windows that roll, whatever it proposes; a stream with a draft gives what the whole gives."""
+    target, window = chain(rng, 12), ContextWindow(0, 8, True)
+    prompts = [rng.integers(1, 12, n).tolist() for n in (1, 6, 19)]
+    config = DecodingConfig(max_new_tokens=17, temperature=0.0, num_samples=2)
+    expected = list(complete(target, prompts, jax.random.key(3), config, window))
+    for draft in (chain(rng, 12), target):
+        pair = SpeculativePair(target, draft, draft_tokens=2)
+        assert list(complete(pair, prompts, jax.random.key(3), config, window)) == expected
+        # One that is finished early is the beginning of the same text.
+        early = complete(
+            pair, prompts, jax.random.key(3), config, window, finished=lambda prompt, new: len(new) >= 2
+        )
+        for samples, whole in zip(early, expected, strict=True):
+            assert [text == long[: len(text)] for text, long in zip(samples, whole, strict=True)] == [
+                True
+            ] * 2
+    draws = DecodingConfig(max_new_tokens=17, temperature=1.1, top_k=9)
+    ((whole,),) = complete(pair, prompts[:1], jax.random.key(3), draws, window)
+    assert list(stream(pair, prompts[0], jax.random.key(3), draws, window)) == whole
+
+
+@pytest.mark.parametrize("drafted", [False, True])
+def test_probabilities_are_the_texts_for_all_rows(rng, drafted):
     """Frequencies over many keys, through windows, of a model that knows its last token alone."""
     model, n = chain(rng, 3, scale=1.0), 4_000
-    config = DrawConfig(max_new_tokens=3, temperature=1.0, num_samples=n)
-    ((*samples,),) = sampled(model, [[1]], config, eos_id=-1, longest=2, batch_size=256)
+    other = chain(rng, 3, scale=1.0)
+    config = DecodingConfig(max_new_tokens=3, temperature=1.0, num_samples=n)
+    stepper = SpeculativePair(model, other, draft_tokens=2) if drafted else model
+    ((*samples,),) = sampled(stepper, [[1]], config, eos_id=-1, longest=2, batch_size=256)
     counts = np.zeros((3, 3, 3))
     np.add.at(counts, tuple(np.array(samples).T), 1)
     p = np.asarray(jax.nn.softmax(jnp.asarray(model.table_nv)), np.float64)

@@ -9,12 +9,11 @@ import numpy as np
 import pytest
 
 from tests.parameters import random_params
-from transformer.decoding.sampling import generate
+from transformer.decoding.generation import generate
 from transformer.errors import UserError
 from transformer.layers.normalization import NORMS
 from transformer.layers.positions import POSITIONS
-from transformer.models.decoder import Decoder, DecoderConfig
-from transformer.models.decoder_stepper import DecoderStepper
+from transformer.models.decoder import Decoder, DecoderConfig, DecoderStepper
 from transformer.training import parallel
 from transformer.training.state import State
 
@@ -26,6 +25,14 @@ HEADS = {
     "grouped": {"num_kv_heads": 2},
     "multi_query": {"num_kv_heads": 1},
 }
+
+
+def local_and(name, **keys):
+    """Every other layer is of another kind than the model's keys say."""
+    return {"layers": ("local", name), "layer_kinds": {"local": {}, name: keys}}
+
+
+FULL_EVERY_2 = local_and("full", pattern="full")
 
 
 def make(rng, **changes):
@@ -78,11 +85,11 @@ def test_every_position_norm_and_attention(rng, position, norm, heads):
     {"feed_forward": "swiglu", "tie_embeddings": False, "scale_embeddings": True},
     {"kernel": "reference"},
     {"kernel": "blockwise"},
-    {"attention": "latent", "position": "rope"},
-    {"attention": "plain", "position": "alibi"},
+    {"mixer": "latent", "position": "rope"},
+    {"mixer": "plain", "position": "alibi"},
     {"qk_norm": True, "soft_cap": 2.0, "sinks": True},
-    {"pattern": "window", "pattern_size": 3, "full_every": 2, "full_position": "none"},
-    {"pattern": "window", "pattern_size": 2, "pattern_extra": 2, "scan_layers": True, "full_every": 2},
+    {"pattern": "window", "pattern_size": 3, **local_and("full", pattern="full", position="none")},
+    {"pattern": "window", "pattern_size": 2, "pattern_extra": 2, "scan_layers": True, **FULL_EVERY_2},
     {"pattern": "strided", "pattern_size": 3},
     {"pattern": "fixed", "pattern_size": 4},
     {"pattern": "global", "pattern_size": 2, "pattern_extra": 2},
@@ -137,7 +144,7 @@ def test_reordering_moves_rows(rng):
     {"kernel": "reference"},
     {"pattern": "window", "pattern_size": 3},
     {"pattern": "window", "pattern_size": 2, "pattern_extra": 2, "position": "alibi", "kernel": "reference"},
-    {"pattern": "window", "pattern_size": 2, "position": "shaw", "num_layers": 2, "full_every": 2},
+    {"pattern": "window", "pattern_size": 2, "position": "shaw", "num_layers": 2, **FULL_EVERY_2},
 ])  # fmt: skip
 def test_whatever_beams_do_they_have_read_their_texts(rng, changes):
     """Copies of prompts, copied again, that change places, read one token or several, and forget some."""
@@ -192,7 +199,7 @@ def test_a_cache_that_grew_goes_on_as_before(rng):
 def test_a_windowed_layer_keeps_its_window(rng, size, dilation):
     """However long the text; of a full layer beside it all is kept."""
     window = {"pattern": "window", "pattern_size": size, "pattern_extra": dilation}
-    model, params = make(rng, **window, full_every=2)
+    model, params = make(rng, **window, **FULL_EVERY_2)
     stepper, (tokens, lengths) = DecoderStepper.of(model, params), prompts(rng, [3, 7])
     for room, rewound in ((1, 0), (1_000, 0), (1_000, 5)):
         _, cache = jax.eval_shape(

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from tests.decoding.toy import Counter, chain, cycle
-from transformer.decoding.sampling import DrawConfig, draw, generate, pick
+from transformer.decoding.generation import generate
+from transformer.decoding.sampling import DecodingConfig, draw, pick
 from transformer.errors import UserError
 
 OFF = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
@@ -186,4 +187,4 @@ def test_options_do_not_compile_anew(rng):
 )
 def test_impossible_options_are_named(key, value):
     with pytest.raises(UserError, match=f"^{key}: {value}; expected"):
-        DrawConfig(**{key: value})
+        DecodingConfig(**{key: value})

@@ -8,7 +8,7 @@ import pytest
 from transformer.errors import UserError
 from transformer.evaluation.generation import GenerationEvaluator
 from transformer.evaluation.metrics import METRICS, make_metrics, metric_names
-from transformer.evaluation.span_scores import SpanScores
+from transformer.evaluation.squad import SquadMetric
 from transformer.evaluation.text_metric import MetricOptions, intervals
 
 OPTIONS = MetricOptions()
@@ -131,7 +131,7 @@ def test_an_evaluator_scores_what_is_generated_and_says_how(rng):
         asked.append((params, list(sources)))
         return [texts[i] for i in sources]
 
-    metrics = [*make_metrics("bleu,chrf", OPTIONS), SpanScores()]
+    metrics = [*make_metrics("bleu,chrf", OPTIONS), SquadMetric()]
     evaluator = GenerationEvaluator(generate, range(9), references[:9], metrics, lambda: "9 of 1,200 pairs")
     found = evaluator("parameters")
     assert asked == [("parameters", list(range(9)))]
@@ -160,7 +160,7 @@ def test_where_nothing_is_written_there_is_no_score():
     said = evaluator.describe()
     assert said == {"measured": "2 of 2; for 2 of them nothing is written"}
     empty = GenerationEvaluator(
-        lambda params, sources: ["", ""], range(2), [[""], ["e"]], [SpanScores()], str, True
+        lambda params, sources: ["", ""], range(2), [[""], ["e"]], [SquadMetric()], str, True
     )
     assert empty("parameters")["exact_match"] == 50
     with pytest.raises(UserError, match="nothing to write from"):

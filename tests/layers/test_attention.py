@@ -4,14 +4,14 @@ import numpy as np
 import pytest
 
 from tests.parameters import random_params
-from transformer.layers.attention import Attention
 from transformer.layers.masks import Mask
+from transformer.layers.mixers import MultiHeadAttention
 from transformer.layers.positions import Position
 
 
 def make(rng, x, **fields):
     fields = {"num_heads": 4, "head_dim": 8, "num_kv_heads": 4, "use_bias": True} | fields
-    module = Attention(position=Position(), **fields)
+    module = MultiHeadAttention(position=Position(), **fields)
     inputs = {"mask": Mask(), "positions_bt": jnp.zeros(x.shape[:2], jnp.int32)}
     params = random_params(rng, module, x, scale=x.shape[-1] ** -0.5, **inputs)
 
@@ -72,7 +72,7 @@ def test_padding_is_never_seen(rng):
 
 def test_weights_are_sown_only_when_asked(rng):
     x = rng.normal(size=(1, 4, 16)).astype(np.float32)
-    module = Attention(2, 8, 2, Position())
+    module = MultiHeadAttention(num_heads=2, head_dim=8, num_kv_heads=2, position=Position())
     inputs = {"mask": Mask(causal=True), "positions_bt": jnp.zeros((1, 4), jnp.int32)}
     variables = module.init(jax.random.key(0), x, **inputs)
     assert set(variables) == {"params"}

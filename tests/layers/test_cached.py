@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 
 from tests.layers.table import Table
-from transformer.layers.cache import Cache, LayerCache
+from transformer.layers.cache import Cache, KVCache
 from transformer.layers.kernels import choose
 from transformer.layers.kernels.cached import cached
 from transformer.layers.kernels.reference import reference
 from transformer.layers.masks import Mask
-from transformer.layers.scoring import Scoring
+from transformer.layers.scores import Scoring
 
 
 def extras(rng, h, k, indices, s):
@@ -82,7 +82,7 @@ def test_a_loop_of_steps_writes_in_place(b, r):
         if r:
             cache = cache.take(jnp.argsort(q_bthk[:, 0, 0, 0])).own(cache.filled_b[0])
         layer = cache.layers[0].write(
-            LayerCache(q_bthk.swapaxes(1, 2), 2 * q_bthk.swapaxes(1, 2)), cache.filled_b[0]
+            KVCache(q_bthk.swapaxes(1, 2), 2 * q_bthk.swapaxes(1, 2)), cache.filled_b[0]
         )
         indices_bt = cache.filled_b[:, None]
         mask = Mask(query_indices_bt=indices_bt, ancestors_mrs=cache.ancestors_mrs, causal=True)
@@ -90,7 +90,8 @@ def test_a_loop_of_steps_writes_in_place(b, r):
         return cache.replace(layers=(layer,), filled_b=cache.filled_b + 1), out
 
     def loop(q_bthk):
-        cache = Cache.empty(1, jnp.zeros(b, jnp.int32), s, (g, k, k), jnp.float32)
+        layer, none_b = KVCache.empty(b, s, (g, k, k), jnp.float32), jnp.zeros(b, jnp.int32)
+        cache = Cache((layer,), none_b, none_b, s)
         cache = cache.repeat(r) if r else cache
         return jax.lax.while_loop(lambda state: state[0].filled_b[0] < s, step, (cache, q_bthk))
 

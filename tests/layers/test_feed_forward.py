@@ -5,7 +5,7 @@ import pytest
 from scipy import special
 
 from tests.parameters import random_params
-from transformer.layers.feed_forward import FEED_FORWARDS, FeedForward
+from transformer.layers.feed_forward import FEED_FORWARDS
 
 ACTIVATIONS = {
     "relu": lambda x: np.maximum(x, 0),
@@ -18,7 +18,7 @@ ACTIVATIONS = {
 @pytest.mark.parametrize("kind", FEED_FORWARDS)
 def test_against_float64(kind, rng):
     x = rng.normal(size=(2, 3, 8))
-    module = FeedForward(16, kind)
+    module = FEED_FORWARDS[kind](d_ff=16)
     params = random_params(rng, module, jnp.asarray(x, jnp.float32), scale=1.0)
 
     exact = jax.tree.map(np.float64, params)

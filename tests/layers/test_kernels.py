@@ -16,9 +16,9 @@ from transformer.layers import kernels
 from transformer.layers.kernels import choose
 from transformer.layers.masks import Mask
 from transformer.layers.patterns import Blocks, Fixed, Global, Strided, Window
-from transformer.layers.scoring import Scoring
+from transformer.layers.scores import Scoring
 
-KERNELS = {name: kernels.KERNELS[name] for name in ("reference", "unrolled", "blockwise")}
+KERNELS = {name: kernels.KERNELS[name].attend for name in ("reference", "unrolled", "blockwise")}
 """Those that run anywhere; the others have tests of their own."""
 
 

@@ -14,18 +14,18 @@ from jax.sharding import AxisType
 from tests.layers.table import Table
 from tests.layers.test_kernels import segments
 from transformer.errors import UserError
-from transformer.layers import place
+from transformer.layers import devices
 from transformer.layers.kernels import choose, cudnn, reference, splash, unrolled
 from transformer.layers.masks import Mask
 from transformer.layers.patterns import Strided, Window
 from transformer.layers.positions import Alibi
-from transformer.layers.scoring import Scoring
+from transformer.layers.scores import Scoring
 
 on_gpu = pytest.mark.skipif(jax.default_backend() != "gpu", reason="needs a GPU")
 
 
 def pretend(monkeypatch, name):
-    for module in ("place", "kernels", "kernels.cudnn", "kernels.splash"):
+    for module in ("devices", "kernels.cudnn", "kernels.splash"):
         module = importlib.import_module(f"transformer.layers.{module}")
         monkeypatch.setattr(module, "platform", lambda: name)
 
@@ -183,6 +183,6 @@ def test_the_platform_is_that_of_the_mesh(monkeypatch):
     """Which may be of devices that no one has here."""
     device = jax.sharding.AbstractDevice("NVIDIA H100 80GB HBM3", None, "gpu")
     mesh = jax.sharding.AbstractMesh((8,), ("data",), abstract_device=device)
-    assert place.platform() == "cpu"
+    assert devices.platform() == "cpu"
     with jax.sharding.use_abstract_mesh(mesh):
-        assert place.platform() == "nvidia"
+        assert devices.platform() == "nvidia"

@@ -10,13 +10,13 @@ from flax import linen as nn
 
 from tests.parameters import random_params
 from transformer.layers.alignment import ALIGNMENTS, additive
-from transformer.layers.recurrent import CELLS, Recurrent, boundaries
+from transformer.layers.recurrent import CELLS, RNNLayer, boundaries
 
 WIDTH, INPUTS = 5, 4
 
 
 def make(rng, cell, **fields):
-    layer = Recurrent(cell, WIDTH, **fields)
+    layer = RNNLayer(cell, WIDTH, **fields)
     flags = jnp.ones((1, 1), bool)
     return layer, random_params(rng, layer, jnp.zeros((1, 1, INPUTS)), flags, flags)
 
@@ -126,7 +126,7 @@ def test_bfloat16_keeps_float32_states_and_stays_near(rng, cell):
     layer, params = make(rng, cell)
     segments, x = packed(rng)
     starts, _, valid = boundaries(jnp.asarray(segments))
-    low = Recurrent(cell, WIDTH, dtype="bfloat16")
+    low = RNNLayer(cell, WIDTH, dtype="bfloat16")
     exact, rounded = (jax.jit(each.apply)({"params": params}, x, starts, valid) for each in (layer, low))
     assert rounded.dtype == jnp.bfloat16
     np.testing.assert_allclose(np.float32(rounded), exact, atol=0.1)
@@ -141,7 +141,7 @@ def test_bfloat16_keeps_float32_states_and_stays_near(rng, cell):
 def test_a_new_layer_is_orthogonal_and_its_lstm_remembers():
     flags = jnp.ones((1, 1), bool)
     for cell in CELLS:
-        init = jax.jit(Recurrent(cell, WIDTH).init)
+        init = jax.jit(RNNLayer(cell, WIDTH).init)
         params = nn.meta.unbox(init(jax.random.key(0), jnp.zeros((1, 1, INPUTS)), flags, flags))["params"]
         for gate in range(CELLS[cell].gates):
             kernel = np.asarray(params["recurrent"]["kernel"][:, gate])

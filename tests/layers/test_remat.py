@@ -11,25 +11,31 @@ from flax import linen as nn
 
 from transformer.errors import UserError
 from transformer.layers.masks import Mask
-from transformer.layers.stack import HOST, REMAT, init_stack, run_stack
+from transformer.layers.stack import HOST, REMAT
 from transformer.models.stack_config import StackConfig
 
-CONFIG = StackConfig(d_model=16, num_layers=2, num_heads=2, d_ff=32, kernel="reference", dropout=0.2)
+CONFIG = StackConfig(
+    norm="layer", d_model=16, num_layers=2, num_heads=2, d_ff=32, kernel="reference", dropout=0.2
+)
 B, T, H, N = 3, 24, CONFIG.num_heads, CONFIG.num_layers
 
 
 def loss_of(rng, **changes):
     """A function of (params, x_btd) that goes through a stack, and arguments for it."""
-    config = dataclasses.replace(CONFIG, **changes)
-    blocks = config.blocks()
+    stack = dataclasses.replace(CONFIG, **changes).stack()
     inputs = {"mask": Mask(causal=True), "positions_bt": jnp.arange(T)[None]}
-    running = {"scan": config.scan_layers, "remat": config.remat, "rng": jax.random.key(1), "train": True}
-    init = functools.partial(init_stack(blocks[0], N), jax.random.key(0), **inputs)
-    x_btd = jnp.asarray(rng.normal(size=(B, T, config.d_model)), jnp.float32)
+    x_btd = jnp.asarray(rng.normal(size=(B, T, CONFIG.d_model)), jnp.float32)
+
+    class Owner(nn.Module):
+        @nn.compact
+        def __call__(self, params_n, x_btd):
+            return stack.run(self, "blocks", params_n, x_btd, train=True, **inputs)
 
     def loss(params_n, x_btd):
-        return jnp.sum(jnp.sin(run_stack(blocks, params_n, x_btd, **running, **inputs)[0]))
+        rngs = {"dropout": jax.random.key(1)}
+        return jnp.sum(jnp.sin(Owner().apply({}, params_n, x_btd, rngs=rngs)))
 
+    init = functools.partial(stack.init, jax.random.key(0), **inputs)
     return loss, nn.meta.unbox(jax.jit(init)(x_btd[:1])), x_btd
 
 
@@ -106,4 +112,5 @@ def test_offloading_to_no_memory_is_refused_before_anything_is_compiled(rng, mon
 
 
 def test_a_config_names_the_policies_that_there_are():
-    assert set(REMAT) == set(StackConfig.__annotations__["remat"].__args__)
+    with pytest.raises(UserError, match=r"^remat: 'half'; expected one of 'none', 'full', 'dots', "):
+        dataclasses.replace(CONFIG, remat="half")

@@ -19,14 +19,16 @@ from transformer.errors import UserError
 from transformer.layers.kernels import KERNELS, blockwise, choose, reference, ring
 from transformer.layers.masks import Mask
 from transformer.layers.patterns import Window
-from transformer.layers.scoring import Scoring
+from transformer.layers.scores import Scoring
 from transformer.models.decoder import Decoder, DecoderConfig
 from transformer.training import parallel
 
 ring_module = importlib.import_module("transformer.layers.kernels.ring")  # which is also a function
 blockwise_module = importlib.import_module("transformer.layers.kernels.blockwise")
 RULES = (("batch", "data"), ("length", "context"))
-CONFIG = DecoderConfig(d_model=16, num_layers=1, num_heads=4, num_kv_heads=2, d_ff=32, vocab_multiple=8)
+CONFIG = DecoderConfig(
+    norm="layer", d_model=16, num_layers=1, num_heads=4, num_kv_heads=2, d_ff=32, vocab_multiple=8
+)
 
 
 @contextlib.contextmanager
@@ -54,7 +56,7 @@ def assert_like_one_device(rng, devices, mask, t, s=None, *, data=1, scoring=Non
     expected = with_gradients(reference, *given)
     with around(devices, data):
         assert choose("auto", *inputs, mask=mask, scoring=given[-1]) is ring or devices == 1
-        got = with_gradients(KERNELS["ring"], *given)
+        got = with_gradients(KERNELS["ring"].attend, *given)
     (_, out), _ = got
     assert len(out.sharding.device_set) == devices * data
     jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, atol=5e-5, rtol=1e-4), got, expected)

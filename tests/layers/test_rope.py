@@ -6,7 +6,7 @@ import pytest
 
 from transformer.errors import UserError
 from transformer.layers.positions import Rope
-from transformer.layers.positions.rope_scaling import SCALINGS
+from transformer.layers.positions.rope import SCALINGS
 
 
 def test_rope_scores_depend_on_the_distance_alone(rng):

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from tests.parameters import random_params
-from transformer.decoding.sampling import generate
+from transformer.decoding.generation import generate
 from transformer.decoding.speculative import generate_speculative
 from transformer.errors import UserError
 from transformer.models.encoder_decoder import EncoderDecoderConfig
@@ -158,11 +158,10 @@ def test_the_future_of_the_target_is_not_seen_and_all_of_the_source_is(rng):
     def gradients(params):
         def seen(x_bsd, x_btd):
             def run(model):
-                memory = model._run(
-                    "encoder", model._encoder_blocks, model.encoder_blocks, x_bsd, **inputs(4, False)
-                )
-                block, blocks = model._decoder_blocks, model.decoder_blocks
-                x = model._run("decoder", block, blocks, x_btd, memory=memory, **inputs(5, True))
+                encoder, decoder = SMALL.encoder_stack, SMALL.decoder_stack
+                memory = encoder.run(model, "encoder", params["encoder_blocks"], x_bsd, **inputs(4, False))
+                blocks = params["decoder_blocks"]
+                x = decoder.run(model, "decoder", blocks, x_btd, memory=memory, **inputs(5, True))
                 return jnp.sum(x[0, 2] ** 2)
 
             return model.apply({"params": params}, method=run)
@@ -201,7 +200,9 @@ def test_attention_weights_are_shown_when_asked_for(rng):
     model, params = make(SMALL, rng)
     source, tokens = tokens_of(rng, 2, 4), tokens_of(rng, 2, 3)
     _, sown = jax.jit(lambda: model.apply({"params": params}, source, tokens, mutable="intermediates"))()
-    weights = sown["intermediates"]["decoder"][0]["cross_attention"]["weights"][0]
+    weights = jnp.stack(
+        [layer["cross_attention"]["weights"][0] for layer in sown["intermediates"]["decoder"][0]]
+    )
     assert weights.shape == (2, 2, 2, 3, 4)  # layers, batch, heads, target, source
     np.testing.assert_allclose(weights.sum(-1), 1, atol=1e-5)
     np.testing.assert_allclose(model.attention_map(params, source, tokens), weights[-1, 0], atol=1e-6)

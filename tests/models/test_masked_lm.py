@@ -1,3 +1,5 @@
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -6,7 +8,7 @@ import pytest
 from flax import linen as nn
 
 from experiments.masked_lm import MaskedLanguageModeling
-from tests.data.test_masking import data
+from tests.data.test_masked_text import data
 from tests.models.test_classifier import row_of
 from tests.parameters import random_params
 from transformer.models.encoder import EncoderConfig
@@ -75,7 +77,7 @@ def test_two_losses_of_ragged_microbatches_add_up_exactly(rng, tmp_path):
             self.data, self.model = (
                 made,
                 MaskedLanguageModel(
-                    EncoderConfig(**vars(CONFIG) | {"max_length": 96}), made.markers.vocab_size
+                    dataclasses.replace(CONFIG, max_length=96), made.special_tokens.vocab_size
                 ),
             )
             self.config = type("C", (), {"data": made.config, "loss": LossConfig()})
@@ -96,7 +98,7 @@ def test_two_losses_of_ragged_microbatches_add_up_exactly(rng, tmp_path):
 
     whole, metrics = after(1)
     assert (
-        abs(metrics["loss"] - np.log(made.markers.vocab_size)) < 1
+        abs(metrics["loss"] - np.log(made.special_tokens.vocab_size)) < 1
         and abs(metrics["next_loss"] - np.log(2)) < 1
     )
     for parts in (2, 4, 8):

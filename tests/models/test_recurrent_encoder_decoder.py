@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tests.parameters import random_params
-from transformer.decoding.sampling import generate
+from transformer.decoding.generation import generate
 from transformer.errors import UserError
 from transformer.models.recurrent import RecurrentConfig, RecurrentEncoderDecoder
 

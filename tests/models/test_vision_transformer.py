@@ -119,7 +119,7 @@ def test_dropout_is_of_training_alone(rng):
         ({"patch_size": 16}, 8, "patch_size: 16 does not divide data.image_size 8"),
         ({"patch_size": 2, "max_length": 15}, 8, "max_length: 15; an image has 16 patches"),
         ({"patch_size": 2, "max_length": 16, "pooling": "cls"}, 8, "max_length: 16; an image has 17 patches"),
-        ({"patch_size": 0}, 8, "patch_size: 0; expected at least 1 pixel"),
+        ({"patch_size": 0}, 8, "patch_size: 0; expected at least 1"),
         ({"head_dropout": 1.0}, 8, "head_dropout: 1.0; expected a rate"),
         ({"pixel_scale": 0.0}, 8, "pixel_scale: 0.0; expected more than 0"),
         ({"d_model": 0}, 8, "d_model: 0; expected at least 1"),

@@ -17,12 +17,14 @@ import pytest
 
 from tests.training.toy import Loader, assert_same, setup
 from transformer.errors import UserError
-from transformer.training import parallel, signals
+from transformer.run_folder import RunFolder
+from transformer.training import loop, parallel
 from transformer.training.checkpoint import Checkpoints
 from transformer.training.hooks import Evaluate, Hook, Profile
-from transformer.training.loop import TrainConfig, train
-from transformer.training.meter import Meter
-from transformer.training.writers import JsonLines, make_writers
+from transformer.training.loop import train
+from transformer.training.run_config import TrainConfig
+from transformer.training.throughput import Meter
+from transformer.training.writers import MetricsFile, make_writers
 
 SHAPE = (2, 2, 1)
 
@@ -269,7 +271,7 @@ def test_a_checkpoint_is_written_when_its_time_has_come(monkeypatch, tmp_path):
         now[0] += 60
         return train_step(state, batch)
 
-    monkeypatch.setattr(signals, "time", types.SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr(loop, "time", types.SimpleNamespace(monotonic=lambda: now[0]))
     saved = {}
     for minutes, every, wanted in ((3, 0, [3, 6, 9, 10]), (3, 4, [3, 4, 7, 8, 10]), (0, 4, [4, 8, 10])):
         folder = tmp_path / f"{minutes}-{every}"
@@ -385,7 +387,7 @@ def test_a_signal_saves_before_the_hooks_and_what_it_cuts_short_is_done_when_the
             return {"eval/loss": 1.0}
 
     memory = Memory()
-    writers = [memory, JsonLines(tmp_path, 0)]
+    writers = [memory, MetricsFile(RunFolder(tmp_path), 0)]
     with Saves(tmp_path / "checkpoints") as checkpoints:
         options = {"checkpoints": checkpoints, "hooks": [Stop(4, "evaluate", events)], "left": left}
         step = signalling(4, signal.SIGTERM) if at == "in a step" else None
@@ -396,7 +398,13 @@ def test_a_signal_saves_before_the_hooks_and_what_it_cuts_short_is_done_when_the
         else:
             assert events == [("save", 4)] and left.read_text() == "4"
         state = checkpoints.restore(toy()[1])
-        run(8, state, **options, writers=[memory, JsonLines(tmp_path, int(state.step))], log_every=1)
+        run(
+            8,
+            state,
+            **options,
+            writers=[memory, MetricsFile(RunFolder(tmp_path), int(state.step))],
+            log_every=1,
+        )
     assert [event for event in events if event[0] == "evaluate"] == [("evaluate", 4), ("evaluate", 8)]
     assert not left.exists()
     found = lines(tmp_path)
@@ -410,6 +418,7 @@ PROGRAM = """
     jax.config.update("jax_num_cpu_devices", 8)
     from tests.training import test_loop
     from tests.training.toy import Loader
+    from transformer.run_folder import RunFolder
     from transformer.training.checkpoint import Checkpoints
     from transformer.training.writers import make_writers
 
@@ -423,7 +432,7 @@ PROGRAM = """
     with Checkpoints(workdir + "/checkpoints") as checkpoints:
         abstract = test_loop.toy()[1]
         state = checkpoints.restore(abstract) if checkpoints.steps() else None
-        writers = make_writers(workdir, 0 if state is None else int(state.step))
+        writers = make_writers(RunFolder(workdir), 0 if state is None else int(state.step))
         state, reason = test_loop.run(
             steps, state, Slow(), checkpoints=checkpoints, writers=writers, checkpoint_every=10
         )
@@ -489,13 +498,17 @@ def test_a_trace_names_modules_and_leaves_out_waiting_and_calls_of_python(tmp_pa
 
 def test_writers_agree(tmp_path):
     pytest.importorskip("tensorboardX")
-    run(4, writers=make_writers(tmp_path, 0), hooks=[Evaluate(2, {"eval": lambda params: {"loss": 2.0}})])
+    run(
+        4,
+        writers=make_writers(RunFolder(tmp_path), 0),
+        hooks=[Evaluate(2, {"eval": lambda params: {"loss": 2.0}})],
+    )
     assert [line["step"] for line in lines(tmp_path)] == [2, 4]
     assert list((tmp_path / "events").glob("events.out.tfevents.*"))
 
 
 def test_what_is_no_number_is_null(tmp_path):
-    writer = JsonLines(tmp_path, 0)
+    writer = MetricsFile(RunFolder(tmp_path), 0)
     writer.write(1, {"eval/loss": float("nan"), "x": 1})
     writer.close()
     assert (tmp_path / "metrics.jsonl").read_text() == '{"step": 1, "eval/loss": null, "x": 1}\n'
@@ -504,8 +517,8 @@ def test_what_is_no_number_is_null(tmp_path):
 @pytest.mark.parametrize(
     ("keys", "message"),
     [
-        ({"steps": 0}, r"^steps: 0; expected 1 or more"),
-        ({"checkpoint_minutes": -1.0}, r"^checkpoint_minutes: -1.0; expected minutes, or 0"),
+        ({"steps": 0}, r"^steps: 0; expected at least 1"),
+        ({"checkpoint_minutes": -1.0}, r"^checkpoint_minutes: -1.0; expected 0 or more"),
         ({"log_every": 0}, r"^log_every: 0"),
         ({"evaluate_every": -1}, r"^evaluate_every: -1; expected 0 or more"),
         ({"writers": "csv"}, r"^writers: .csv. is none of jsonl, tensorboard"),

@@ -122,5 +122,5 @@ def test_the_best_scores_are_shifted_pointwise_mutual_information(rng):
 
 
 def test_impossible_keys():
-    with pytest.raises(UserError, match=r"negatives: 0.0; expected a number of noise words above 0"):
+    with pytest.raises(UserError, match=r"negatives: 0.0; expected more than 0"):
         NegativeSamplingConfig(negatives=0.0)

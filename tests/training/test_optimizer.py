@@ -8,7 +8,9 @@ import optax
 import pytest
 
 from transformer.errors import UserError
-from transformer.training.optimizer import OptimizerConfig, decay_mask, make_optimizer, matrix_dimensions
+from transformer.training.optax_optimizers import matrix_dimensions
+from transformer.training.optimizer import OptimizerConfig, make_optimizer
+from transformer.training.rules import Rule, treat
 from transformer.training.schedules import SCHEDULES
 
 CONFIG = dict(
@@ -238,7 +240,8 @@ def test_mask_sees_through_the_names_of_axes():
     from flax import linen as nn
 
     boxed = jax.tree.map(lambda x: nn.LogicallyPartitioned(x, ("embed",)), boxed)
-    assert nn.unbox(decay_mask(boxed)) == {"a": {"kernel": True, "scale": False}}
+    treated = nn.unbox(treat(boxed, OptimizerConfig(**{**CONFIG, "weight_decay": 0.5})))
+    assert {name: each.weight_decay for name, each in treated["a"].items()} == {"kernel": 0.5, "scale": 0.0}
 
 
 @pytest.mark.parametrize(
@@ -249,7 +252,7 @@ def test_mask_sees_through_the_names_of_axes():
         ({"name": "zzzz"}, r"^name: .*it has .*adamw.*contrib\.muon"),
         ({"name": "scale_by_adam"}, r"^name: "),
         ({"name": "lbfgs"}, r"^arguments: lbfgs cannot be used"),
-        ({"schedule": "linear"}, r"^schedule: 'linear' is none of constant, cosine"),
+        ({"schedule": "linear"}, r"^schedule: 'linear'; expected one of 'constant', 'cosine'"),
         ({"learning_rate": -1.0}, r"^learning_rate: -1.0"),
         ({"learning_rate": float("nan")}, r"^learning_rate: nan"),
         ({"final_fraction": 1.5}, r"^final_fraction: 1.5"),
@@ -262,7 +265,26 @@ def test_mask_sees_through_the_names_of_axes():
             {"adam_learning_rate": 0.1},
             r"^adam_learning_rate: 0.1, but adamw leaves nothing to Adam; expected 0",
         ),
-        ({"name": "contrib.muon", "adam_learning_rate": -0.1}, r"^adam_learning_rate: -0.1 is negative"),
+        (
+            {"name": "contrib.muon", "adam_learning_rate": 0.1, "learning_rate": 0.0},
+            r"^adam_learning_rate: 0.1 with learning_rate 0; expected 0",
+        ),
+        (
+            {"rules": (Rule("a", optimizer="adm"),)},
+            r"^rules\[0\].optimizer: optax has no optimizer 'adm'; did",
+        ),
+        (
+            {"rules": (Rule("a", optimizer="adam", arguments={"beta": 1}),)},
+            r"^rules\[0\].arguments.beta: adam takes only b1, b2",
+        ),
+        (
+            {"rules": (Rule("a", optimizer="contrib.schedule_free_sgd"),)},
+            r"^rules\[0\].optimizer: contrib.schedule_free_sgd is for all parameters",
+        ),
+        (
+            {"name": "contrib.muon", "adam_learning_rate": -0.1},
+            r"^adam_learning_rate: -0.1; expected 0 or",
+        ),
         (
             {"name": "contrib.muon", "adam_learning_rate": 0.1, "arguments": {"adam_learning_rate": 0.2}},
             r"^arguments.adam_learning_rate: there is adam_learning_rate already",

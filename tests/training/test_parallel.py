@@ -213,7 +213,7 @@ def test_optimizer_steps_agree_on_every_mesh(rng):
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: parallel.MeshConfig(0, 1, 1), r"^data: 0 devices"),
+        (lambda: parallel.MeshConfig(0, 1, 1), r"^data: 0; expected 1 or more devices"),
         (lambda: parallel.MeshConfig(-1, -1, 1), r"^fsdp: -1, but data is -1 too"),
         (
             lambda: parallel.make_mesh(parallel.MeshConfig(-1, 3, 1)),
@@ -221,10 +221,13 @@ def test_optimizer_steps_agree_on_every_mesh(rng):
         ),
         (lambda: parallel.make_mesh(parallel.MeshConfig(2, 1, 1)), r"^parallel.mesh: data 2 "),
         (lambda: parallel.ParallelConfig(parallel.MeshConfig(-1, 1, 1), 0, "default"), r"^microbatches: 0"),
-        (lambda: parallel.ParallelConfig(parallel.MeshConfig(-1, 1, 1), 1, "no"), r"^rules: 'no' .*default"),
-        (lambda: parallel.check_batch_size(12, mesh(4, 2), 1), r"^train.batch_size: 12 .*multiple of 8 "),
+        (lambda: parallel.ParallelConfig(parallel.MeshConfig(-1, 1, 1), 1, "no"), r"^rules: 'no'; .*default"),
         (
-            lambda: parallel.check_batch_size(8, mesh(4), 4),
+            lambda: parallel.check_batch_size("train.batch_size", 12, mesh(4, 2), 1),
+            r"^train.batch_size: 12 .*multiple of 8 ",
+        ),
+        (
+            lambda: parallel.check_batch_size("train.batch_size", 8, mesh(4), 4),
             r"multiple of 16 = data 4 x fsdp 1 .*4 microbatches",
         ),
     ],

@@ -17,7 +17,9 @@ from transformer.training.step import make_train_step
 from transformer.training.token_losses import token_loss
 
 VOCAB, ROWS, T, STEPS, RATE = 23, 8, 16, 20, 0.3
-CONFIG = DecoderConfig(d_model=32, num_layers=2, num_heads=2, d_ff=64, position="rope", vocab_multiple=1)
+CONFIG = DecoderConfig(
+    norm="layer", d_model=32, num_layers=2, num_heads=2, d_ff=64, position="rope", vocab_multiple=1
+)
 
 UNIT = float(jnp.finfo(jnp.bfloat16).eps) / 2
 """2^-8: bfloat16 keeps 8 significant bits, so that rounding changes a number by at most this part of it."""

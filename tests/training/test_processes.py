@@ -25,6 +25,7 @@ PROGRAM = """
     jax.distributed.initialize(f"localhost:{port}", 2, process, heartbeat_timeout_seconds=10)
     from tests.training import test_loop
     from tests.training.toy import Loader
+    from transformer.run_folder import RunFolder
     from transformer.training.checkpoint import Checkpoints
     from transformer.training.writers import make_writers
 
@@ -37,7 +38,7 @@ PROGRAM = """
     with Checkpoints(workdir + "/checkpoints", keep_last=1) as checkpoints:
         abstract = test_loop.toy()[1]
         state = checkpoints.restore(abstract) if checkpoints.steps() else None
-        writers = make_writers(workdir, 0 if state is None else int(state.step))
+        writers = make_writers(RunFolder(workdir), 0 if state is None else int(state.step))
         state, reason = test_loop.run(
             steps, state, Half(), checkpoints=checkpoints, writers=writers, checkpoint_every=10,
             checkpoint_minutes=MINUTES[process],

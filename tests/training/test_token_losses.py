@@ -6,16 +6,18 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from flax import linen as nn
 from scipy import special
 
 import launch
 from tests import runs
 from transformer.errors import UserError
 from transformer.layers.embedding import PADDED_LOGIT
+from transformer.sums import Sum
 from transformer.training.losses import LOSSES
 from transformer.training.state import State
 from transformer.training.step import make_train_step
-from transformer.training.token_losses import LossConfig, chunked, token_loss, token_losses
+from transformer.training.token_losses import LossConfig, chunked, token_loss, token_losses, token_weights
 
 BY_DEFINITION = {
     "cross_entropy": lambda log_p: -log_p,
@@ -176,6 +178,78 @@ def test_chunks_never_hold_all_logits():
         return jax.jit(jax.grad(loss)).lower(kernel).compile().memory_analysis().temp_size_in_bytes
 
     assert peak(8) < 0.5 * peak(0)
+
+
+class Sowing(nn.Module):
+    """Two layers that each return two terms of all places."""
+
+    @nn.compact
+    def __call__(self, x_btd):
+        for name in ("first", "second"):
+            x_btd = Layer(name=name)(x_btd)
+        return x_btd
+
+
+class Layer(nn.Module):
+    @nn.compact
+    def __call__(self, x_btd):
+        y_btd = x_btd + nn.Dense(4, use_bias=False)(x_btd)
+        for term, values in (("square", y_btd**2), ("largest", jnp.abs(y_btd))):
+            self.sow("terms", term, Sum(values.sum(), y_btd[..., 0].size))
+        return y_btd
+
+
+class GuessWithTerms(Guess):
+    model = Sowing()
+
+    def loss(self, params, batch, rng, train):
+        x, sown = self.model.apply({"params": params["model"]}, batch["x"], mutable="terms")
+        return token_losses(lambda x: x @ params["kernel"], x, batch, self.config, 7, train, sown)
+
+    def weigh(self, batch):
+        return token_weights(batch["weights"], self.config)
+
+
+def test_terms_from_inside_the_model_are_optimised_with_whole_batch_weights(rng):
+    """One with a coefficient is part of the objective, whatever the microbatches; others are reported."""
+    batch = {
+        "x": jnp.asarray(rng.normal(size=(4, 10, 4)), jnp.float32),
+        "targets": jnp.asarray(rng.integers(0, 7, (4, 10))),
+        "weights": jnp.asarray(rng.random((4, 10)) * rng.random((4, 1)) ** 3, jnp.float32),
+    }
+    params = {
+        "model": Sowing().init(jax.random.key(int(rng.integers(2**32))), batch["x"])["params"],
+        "kernel": jnp.asarray(rng.normal(size=(4, 7)), jnp.float32),
+    }
+
+    def objective(params, coefficient):
+        """By hand: the mean loss, and the mean of squares over places and layers."""
+        x, squares = batch["x"], 0.0
+        for name in ("first", "second"):
+            x = x + x @ params["model"][name]["Dense_0"]["kernel"]
+            squares += (x**2).sum() / 40 / 2
+        log_p = jax.nn.log_softmax(x @ params["kernel"])
+        nll = -jnp.take_along_axis(log_p, batch["targets"][..., None], -1)[..., 0]
+        return (nll * batch["weights"]).sum() / batch["weights"].sum() + coefficient * squares, squares
+
+    for coefficient in (0.0, 0.3):
+        guess = GuessWithTerms(model_terms={"square": coefficient} if coefficient else {})
+        gradients, squares = jax.grad(objective, has_aux=True)(params, coefficient)
+        for microbatches in (1, 2, 4):
+            state = State.create(params, optax.sgd(1.0), ema=False)
+            step = make_train_step(guess, optax.sgd(1.0), seed=0, microbatches=microbatches)
+            state, metrics = jax.jit(step)(state, batch)
+            for new, old, gradient in zip(
+                *map(jax.tree.leaves, (state.params, params, gradients)), strict=True
+            ):
+                np.testing.assert_allclose(new, old - gradient, rtol=1e-4, atol=1e-5)
+            mean = (coefficient or 1) * float(squares)
+            assert float(metrics["square"].mean) == pytest.approx(mean, rel=1e-5)
+            assert metrics["largest"].weight == 80
+        assert "square" not in guess.loss(params, batch, jax.random.key(0), False)
+    guess = GuessWithTerms(model_terms={"sqare": 1.0})
+    with pytest.raises(UserError, match=r"^loss.model_terms.sqare: .*; expected one of largest, square$"):
+        guess.loss(params, batch, jax.random.key(0), True)
 
 
 @pytest.mark.parametrize("change", [{"label_smoothing": 1.0}, {"z_loss": -1.0}, {"chunk_size": -1}])

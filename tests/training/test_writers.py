@@ -11,6 +11,7 @@ import pytest
 import launch
 from tests import runs
 from transformer.errors import UserError
+from transformer.run_folder import RunFolder
 from transformer.training.writers import WRITERS, make_writers, names_of
 
 FILES = {"jsonl": "metrics.jsonl", "tensorboard": "events"}
@@ -18,7 +19,7 @@ FILES = {"jsonl": "metrics.jsonl", "tensorboard": "events"}
 
 @pytest.mark.parametrize("name", WRITERS)
 def test_each_writes_its_own_and_nothing_else(tmp_path, name):
-    for writer in make_writers(tmp_path, 0, names_of(f" {name},")):
+    for writer in make_writers(RunFolder(tmp_path), 0, names_of(f" {name},")):
         writer.write(1, {"train/loss": 1.0})
         writer.close()
     assert [path.name for path in tmp_path.iterdir()] == [FILES[name]]

@@ -5,6 +5,7 @@ import pytest
 from matplotlib.image import imread
 
 from transformer.errors import UserError
+from transformer.run_folder import RunFolder
 from transformer.visualization.report import read_metrics, smooth, write_report
 
 
@@ -53,7 +54,7 @@ def test_the_report_has_a_picture_and_the_last_and_least_values(tmp_path, rng, s
         for step in range(1, steps + 1)
     ]
     write(tmp_path / "metrics.jsonl", rows)
-    page = write_report(tmp_path)
+    page = write_report(RunFolder(tmp_path))
     text = page.read_text()
     assert f"| train/loss | {3 / steps:.5g} | {steps} | {3 / steps:.5g} | {steps} |" in text
     least = 2 if steps > 1 else 1

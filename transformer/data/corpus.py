@@ -11,10 +11,11 @@ from typing import Any
 import numpy as np
 from tqdm import tqdm
 
-from transformer.data.loader import Loader, Rows
+from transformer.config import Bounded, Nonnegative
+from transformer.data.disk_cache import build_once, data_folder, digest
+from transformer.data.loader import DataLoader, Rows
 from transformer.data.sources import SOURCES, Source, open_source
 from transformer.data.sources.base import SPLITS, part_of
-from transformer.data.storage import build_once, data_folder, digest
 from transformer.data.token_cache import BAR, TokenCache
 from transformer.data.tokenizers import TOKENIZERS, Tokenizer
 from transformer.errors import UserError
@@ -22,38 +23,35 @@ from transformer.errors import UserError
 FILES = ("text", "jsonl", "tsv", "csv", "aligned", "squad")
 """Sources that are files of the user's, without splits of their own."""
 
-LEAST = {"bpe": (257, "every byte"), "words": (3, "a word, all others")}
-"""The tokenizers that have a wanted size, with the least one and what it is for."""
-
 
 @dataclass(frozen=True)
-class CorpusConfig:
-    """The keys that every `data` group has; `configs/base/` says what each means."""
+class CorpusConfig(Bounded):
+    """The keys that every `data` group has."""
 
-    source: str
-    validation_source: str = ""
-    tokenizer: str = "bpe"
-    vocab_size: int = 4096
-    split_by: str = ""
-    cache_dir: str = ""
-    workers: int = 1
+    source: str  # see SOURCES in transformer/data/sources: text:GLOB, jsonl:GLOB, tfds:NAME ...
+    validation_source: str = ""  # another source to validate on; "": a split of `source`
+    tokenizer: str = "bpe"  # bytes, characters, bpe or words (of the training text), or a tokenizer.json
+    vocab_size: int = 4096  # tokens that bpe learns, the 256 bytes among them, or most words
+    split_by: str = ""  # records that agree in these fields go to one split; "": the fields that are read
+    cache_dir: str = ""  # folder of prepared and tokenised data; "": the user's cache
+    workers: Nonnegative = 1  # threads that prepare batches ahead; 0: none
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         for key in ("source", "validation_source"):
             value = getattr(self, key)
             if (key == "source" or value) and value.partition(":")[0] not in SOURCES:
                 expected = ", ".join(SOURCES)
                 raise UserError(f"{key}: {value!r}; expected one of {expected}, then :PATH or :NAME")
-        least = LEAST.get(self.tokenizer)
-        if least and self.vocab_size < least[0]:
-            needs = f"{self.tokenizer} needs at least {least[0]}: {least[1]}"
+        kind = TOKENIZERS.get(self.tokenizer)
+        if kind and self.vocab_size < kind.least_size:
+            needs = f"{self.tokenizer} needs at least {kind.least_size}: {kind.needs}"
             raise UserError(f"vocab_size: {self.vocab_size}; {needs}, and the end")
-        if self.workers < 0:
-            raise UserError(f"workers: {self.workers}; expected a number of threads, or 0 for none")
 
     def idle(self) -> dict[str, str]:
-        """See `transformer.freeze.refuse_idle`."""
-        return {} if self.tokenizer in LEAST else {"vocab_size": f"with tokenizer {self.tokenizer!r}"}
+        """See `transformer.config.refuse_idle`."""
+        kind = TOKENIZERS.get(self.tokenizer)
+        return {} if kind and kind.least_size else {"vocab_size": f"with tokenizer {self.tokenizer!r}"}
 
 
 class Uncounted:
@@ -131,9 +129,9 @@ class Corpus(ABC):
     def rows(self, split: str) -> Rows:
         """The rows of a split, tokenised first where that was never done."""
 
-    def loader(self, split: str, batch_size: int, **options) -> Loader:
-        """Batches of a split; `options` are those of `Loader`."""
-        return Loader(self.rows(split), batch_size, workers=self.config.workers, **options)
+    def loader(self, split: str, batch_size: int, **options) -> DataLoader:
+        """Batches of a split; `options` are those of `DataLoader`."""
+        return DataLoader(self.rows(split), batch_size, workers=self.config.workers, **options)
 
     def key(self, split: str) -> str:
         """The key of the config that says where a split is from; "" for a split of another source."""
@@ -188,22 +186,23 @@ class Corpus(ABC):
         return int((folder / "records").read_text())
 
     def _make_tokenizer(self) -> Tokenizer:
-        kind, size = self.config.tokenizer, self.config.vocab_size
-        if kind not in TOKENIZERS:
-            if not Path(kind).expanduser().is_file():
+        name, size = self.config.tokenizer, self.config.vocab_size
+        kind = TOKENIZERS.get(name)
+        if kind is None:
+            if not Path(name).expanduser().is_file():
                 kinds = ", ".join(TOKENIZERS)
-                raise UserError(f"data.tokenizer: {kind!r} is no file; expected one, or one of {kinds}")
+                raise UserError(f"data.tokenizer: {name!r} is no file; expected one, or one of {kinds}")
             with naming("tokenizer"):
-                return Tokenizer.load(kind)
-        if kind == "bytes":
-            return Tokenizer.train(kind)
+                return Tokenizer.load(name)
+        if not kind.learns:
+            return Tokenizer.train(name)
         sources = self.sources("train")
-        key = digest([source.identity for source in sources], kind, size if kind in LEAST else 0)
+        key = digest([source.identity for source in sources], name, size if kind.least_size else 0)
 
         def build(new: Path) -> None:
             texts = itertools.chain.from_iterable(source.texts() for source in sources)
-            bar = tqdm(texts, f"learning {kind} from {sources[0].name}", unit=" pieces", **BAR)
-            Tokenizer.train(kind, bar, size).save(new / "tokenizer.json")
+            bar = tqdm(texts, f"learning {name} from {sources[0].name}", unit=" pieces", **BAR)
+            Tokenizer.train(name, bar, size).save(new / "tokenizer.json")
 
         return Tokenizer.load(build_once(self.folder / "tokenizers" / key, build) / "tokenizer.json")
 

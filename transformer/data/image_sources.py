@@ -11,10 +11,10 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from transformer.data.contents import contents_of
+from transformer.data.content_digests import contents_of
+from transformer.data.disk_cache import digest
 from transformer.data.sources.base import Options
 from transformer.data.sources.tfds import TfdsText
-from transformer.data.storage import digest
 from transformer.errors import UserError
 
 SUFFIXES = (".png", ".jpg", ".jpeg")

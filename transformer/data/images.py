@@ -9,12 +9,13 @@ from typing import Any, Literal
 import numpy as np
 from tqdm import tqdm
 
+from transformer.config import Bounded, Nonnegative, Positive
 from transformer.data.corpus import contents_by_key, divided_line, key_of, naming
+from transformer.data.disk_cache import build_once, data_folder, digest
 from transformer.data.image_sources import IMAGES, ImageFolder, Images, as_pixels, open_image
 from transformer.data.labels import count_labels, find_labels, number_labels
-from transformer.data.loader import Batch, Loader
+from transformer.data.loader import DataLoader, HostBatch
 from transformer.data.sources.base import Options, part_of, share
-from transformer.data.storage import build_once, data_folder, digest
 from transformer.data.token_cache import BAR
 from transformer.errors import UserError
 
@@ -28,31 +29,28 @@ fewer are put in the order of their hashes and divided by position, which gives 
 
 
 @dataclass(frozen=True)
-class ImageDataConfig:
-    """Images with labels; `configs/base/` says what each key means."""
+class ImageDataConfig(Bounded):
+    """Images with labels."""
 
-    source: str = "digits"
-    validation_source: str = ""
-    image_field: str = "image"
-    label_field: str = "label"
-    image_size: int = 8
-    channels: Literal[1, 3] = 1
-    shift: int = 0
-    flip: bool = False
-    cache_dir: str = ""
-    workers: int = 1
+    source: str = "digits"  # digits, folder:PATH (a sub-folder of PNG and JPEG files per class) or tfds:NAME
+    validation_source: str = ""  # another source to validate on; "": a split of `source`
+    image_field: str = "image"  # field of the image, in tfds
+    label_field: str = "label"  # field of the class, in tfds
+    image_size: Positive = 8  # pixels of a side, to which the middle square of each image is scaled
+    channels: Literal[1, 3] = 1  # 1: grey; 3: red, green and blue
+    shift: int = 0  # augmentation: random translation by up to so many pixels
+    flip: bool = False  # augmentation: random mirroring, left to right
+    cache_dir: str = ""  # folder of prepared images; "": the user's cache
+    workers: Nonnegative = 1  # threads that prepare batches ahead; 0: none
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         for key in ("source", "validation_source"):
             value = getattr(self, key)
             if (key == "source" or value) and value.partition(":")[0] not in IMAGES:
                 raise UserError(f"{key}: {value!r}; expected one of {', '.join(IMAGES)}, then :PATH or :NAME")
-        if self.image_size < 1:
-            raise UserError(f"image_size: {self.image_size}; expected at least 1 pixel")
         if not 0 <= self.shift < self.image_size:
             raise UserError(f"shift: {self.shift}; expected 0 or more pixels, and fewer than the image has")
-        if self.workers < 0:
-            raise UserError(f"workers: {self.workers}; expected a number of threads, or 0 for none")
 
 
 class ImageRows:
@@ -67,7 +65,7 @@ class ImageRows:
     def __len__(self) -> int:
         return len(self._kept)
 
-    def batch(self, rows: np.ndarray) -> Batch:
+    def batch(self, rows: np.ndarray) -> HostBatch:
         """The rows of the given numbers, stacked; number -1 is a row of padding."""
         real = rows >= 0
         found = np.maximum(rows, 0)
@@ -110,13 +108,13 @@ class ImageData:
             numbers = number_labels(_names(folder, kept), self.labels, lambda i: f"image {i} of {split}")
         return ImageRows(np.load(folder / "images.npy", mmap_mode="r"), numbers, kept)
 
-    def loader(self, split: str, batch_size: int, *, seed: int = 0, **options: Any) -> Loader:
-        """Batches of a split; `options` are those of `Loader`. Images to train on, without end, are
+    def loader(self, split: str, batch_size: int, *, seed: int = 0, **options: Any) -> DataLoader:
+        """Batches of a split; `options` are those of `DataLoader`. Images to train on, without end, are
         changed at random as the config says, each time anew."""
         c = self.config
         changed = options.get("repeat") and (c.shift or c.flip)
         transform = Augmentation(seed, c.shift, c.flip) if changed else None
-        return Loader(
+        return DataLoader(
             self.rows(split), batch_size, seed=seed, workers=c.workers, transform=transform, **options
         )
 
@@ -215,7 +213,7 @@ class Augmentation:
     def __init__(self, seed: int, shift: int, flip: bool) -> None:
         self.seed, self.shift, self.flip = seed, shift, flip
 
-    def __call__(self, batch: Batch, places: np.ndarray) -> Batch:
+    def __call__(self, batch: HostBatch, places: np.ndarray) -> HostBatch:
         """The batch with other `images`."""
         images_bhwc = batch["images"]
         drawn_b3 = np.array([np.random.default_rng([self.seed, int(place)]).random(3) for place in places])

@@ -17,27 +17,27 @@ class Rows(Protocol):
 
     def __len__(self) -> int: ...
 
-    def batch(self, rows: np.ndarray) -> "Batch":
+    def batch(self, rows: np.ndarray) -> "HostBatch":
         """The examples of the given numbers, stacked; number -1 is padding, of weight 0."""
         ...
 
 
 @runtime_checkable
-class Redrawn(Protocol):
-    """What rows have besides that are others in each epoch."""
+class EpochRows(Protocol):
+    """Rows whose examples differ from epoch to epoch."""
 
-    def redrawn(self, rows: np.ndarray, epochs: np.ndarray) -> "Batch":
+    def batch_of_epochs(self, rows: np.ndarray, epochs: np.ndarray) -> "HostBatch":
         """The examples of the given numbers as they are in these epochs, counted from 0."""
         ...
 
 
-Batch = dict[str, np.ndarray]
-Transform = Callable[[Batch, np.ndarray], Batch]
+HostBatch = dict[str, np.ndarray]
+Transform = Callable[[HostBatch, np.ndarray], HostBatch]
 """What is drawn anew whenever an example is: (batch, places) -> batch. `places` (b,) count the examples drawn
 so far in the whole run, so that a generator seeded with (seed, place) draws the same on any host count."""
 
 
-class Loader:
+class DataLoader:
     """Batch s holds rows s b ... s b + b - 1 of the order that the seed gives.
 
     Whoever asks, and whenever, it is the same. With `shuffle`, epoch e is the permutation that (seed, e)
@@ -75,7 +75,7 @@ class Loader:
     def __len__(self) -> int:
         return -(-len(self.rows) // self.batch_size)
 
-    def batch_at(self, step: int) -> Batch:
+    def batch_at(self, step: int) -> HostBatch:
         """This process's rows of batch `step`.
 
         Raises:
@@ -85,15 +85,16 @@ class Loader:
             raise IndexError(f"batch {step} of {len(self)}")
         places = step * self.batch_size + self._mine
         rows = np.array([self._row(int(place)) for place in places])
-        if isinstance(self.rows, Redrawn):
-            batch = self.rows.redrawn(rows, places // len(self.rows))
+        if isinstance(self.rows, EpochRows):
+            batch = self.rows.batch_of_epochs(rows, places // len(self.rows))
         else:
             batch = self.rows.batch(rows)
         return self._transform(batch, places) if self._transform else batch
 
-    def iterate(self, start: int = 0) -> Iterator[Batch]:
+    def iterate(self, start: int = 0) -> Iterator[HostBatch]:
         """`batch_at(start), ...`, made in the background; an error there is raised here."""
-        batches = grain.MapDataset.source(_From(self, start))
+        stop = sys.maxsize // 2 if self.repeat else len(self)
+        batches = grain.MapDataset.range(start, max(start, stop)).map(self.batch_at)
         options = grain.ReadOptions(num_threads=self._workers, prefetch_buffer_size=self._prefetch)
         iterator = iter(batches.to_iter_dataset(options))
         try:
@@ -114,17 +115,3 @@ class Loader:
 @functools.lru_cache(16)
 def _epoch_seed(seed: int, epoch: int) -> int:
     return int(np.random.SeedSequence([seed, epoch]).generate_state(1)[0])
-
-
-class _From:
-    """The batches of a loader from one on, as grain asks for them."""
-
-    def __init__(self, loader: Loader, start: int) -> None:
-        self._loader, self._start = loader, start
-
-    def __len__(self) -> int:
-        last = sys.maxsize // 2 if self._loader.repeat else len(self._loader)
-        return max(last - self._start, 0)
-
-    def __getitem__(self, index: int) -> Batch:
-        return self._loader.batch_at(self._start + index)

@@ -1,11 +1,15 @@
 """Masked language modelling: which tokens are to be guessed, and what stands in their place."""
 
+import json
 from dataclasses import dataclass
 
 import numpy as np
 
-from transformer.data.markers import Markers
-from transformer.data.words import Words
+from transformer.data.special_tokens import SpecialTokens
+from transformer.data.tokenizers import Tokenizer
+
+BLANKS = {"Ġ", "Ċ", "ĉ", "č", "▁"}
+"""The characters by which tokenizers write a space, the ends of lines and a tab at a token's beginning."""
 
 MASKED, RANDOM = 0.8, 0.1
 """Of the chosen tokens, the share that becomes `[MASK]` and the share that becomes any token; the others
@@ -16,22 +20,46 @@ MEAN_SPAN, LONGEST_SPAN = 0.2, 10
 SpanBERT, section 3.1)."""
 
 
+class WordBoundaries:
+    """Tables of which of a tokenizer's tokens begin words: tokens are often parts of words."""
+
+    def __init__(self, tokenizer: Tokenizer, special_tokens: SpecialTokens) -> None:
+        """`ordinary` has the ids of all tokens that stand for text."""
+        names = [tokenizer.name(i) for i in range(tokenizer.vocab_size)]
+        special = {tokenizer.eos_id, special_tokens.cls, special_tokens.sep, special_tokens.mask}
+        self.ordinary = np.array([i for i, name in enumerate(names) if name and i not in special], np.int32)
+        parts = json.loads(tokenizer.content)
+        kind, of_bytes = parts["model"]["type"], (parts["decoder"] or {}).get("type") == "ByteLevel"
+        size = special_tokens.vocab_size
+        self._continues_v, self._joins_v, self._open_v = (np.zeros(size, bool) for _ in range(3))
+        for i in self.ordinary:
+            name = names[i]
+            self._continues_v[i] = kind == "WordPiece" and name.startswith("##")
+            self._joins_v[i] = kind in ("BPE", "Unigram") and _is_letter(name[0], of_bytes)
+            self._open_v[i] = _is_letter(name[-1], of_bytes)
+
+    def begins(self, tokens_t: np.ndarray) -> np.ndarray:
+        """Whether each token begins a word (t,): it does unless it continues the letters before it."""
+        before_t = np.append(False, self._open_v[tokens_t[:-1]])
+        return ~(self._continues_v[tokens_t] | (self._joins_v[tokens_t] & before_t))
+
+
 @dataclass(frozen=True)
 class Masking:
     """Chooses about `share` of a row's tokens to be guessed, anew whenever the row is drawn.
 
     `kind` says what is chosen at once: a `token`, a whole `word`, or a `span` of words, whose tokens all
-    become `[MASK]`, or all any token, or all stay (Joshi et al. 2020, section 3.1). Markers and padding never
-    are. It is a `Loader`'s transform and a function of the seed and the place in the run alone, so that any
-    number of hosts choose the same. To a batch of `FramedRows` it adds, for the m tokens that may be
-    chosen in a row:
+    become `[MASK]`, or all any token, or all stay (Joshi et al. 2020, section 3.1). Special tokens and
+    padding never are. It is a `DataLoader`'s transform and a function of the seed and the place in the run
+    alone, so that any number of hosts choose the same. To a batch of `EncoderRows` it adds, for the m tokens
+    that may be chosen in a row:
 
     - `places` (b, m): where they stand; `targets` (b, m): which tokens they are; 0 where there are fewer;
     - `guessed` (b, m): float32, 1 where there is one.
     """
 
-    words: Words
-    markers: Markers
+    words: WordBoundaries
+    special_tokens: SpecialTokens
     kind: str
     share: float
     seed: int
@@ -53,7 +81,7 @@ class Masking:
             guessed[i, :m] = 1
             fate = rng.random(int(span.max(initial=-1)) + 1)[span]
             anything = self.words.ordinary[rng.integers(0, len(self.words.ordinary), m)]
-            replaced = np.where(fate < MASKED, self.markers.mask, anything)
+            replaced = np.where(fate < MASKED, self.special_tokens.mask, anything)
             tokens_bt[i, where] = np.where(fate < MASKED + RANDOM, replaced, tokens_bt[i, where])
         return batch | chosen | {"tokens": tokens_bt, "guessed": guessed}
 
@@ -62,7 +90,9 @@ class Masking:
     ) -> tuple[np.ndarray, np.ndarray]:
         """The places to be guessed in one row, in order, and a number for each: those that share one have the
         same fate."""
-        special = np.isin(tokens_t, (self.markers.cls, self.markers.sep, self.markers.mask))
+        special = np.isin(
+            tokens_t, (self.special_tokens.cls, self.special_tokens.sep, self.special_tokens.mask)
+        )
         free = np.flatnonzero((segments_t > 0) & ~special)
         if not len(free):
             return free, free
@@ -90,3 +120,8 @@ class Masking:
         if not taken.any():  # a row all of whose words are longer than the budget has one token guessed
             return rng.permutation(free)[:1], np.zeros(1, int)
         return free[taken], span_of[taken] if self.kind == "span" else np.arange(taken.sum())
+
+
+def _is_letter(character: str, of_bytes: bool) -> bool:
+    """Every byte past ASCII is a part of some character, which counts as a letter."""
+    return character not in BLANKS and (character.isalnum() or (of_bytes and not character.isascii()))

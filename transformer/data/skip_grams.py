@@ -5,8 +5,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from transformer.data.loader import Loader
-from transformer.data.text import TextData, TextDataConfig
+from transformer.config import NonnegativeFloat, Positive
+from transformer.data.loader import DataLoader
+from transformer.data.packed_text import TextData, TextDataConfig
 from transformer.data.token_cache import TokenCache
 from transformer.errors import UserError
 
@@ -16,20 +17,12 @@ AT_ONCE = 1 << 24
 
 @dataclass(frozen=True)
 class SkipGramDataConfig(TextDataConfig):
-    """Documents of text as words in windows; `configs/base/` says what each key means."""
+    """Documents of text as words in windows."""
 
     tokenizer: str = "words"
-    window: int = 5
-    subsample: float = 1e-4
-    noise: int = 64
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        for key in ("window", "noise"):
-            if getattr(self, key) < 1:
-                raise UserError(f"{key}: {getattr(self, key)}; expected at least 1 word")
-        if self.subsample < 0:
-            raise UserError(f"subsample: {self.subsample}; expected a frequency, or 0 to keep all words")
+    window: Positive = 5  # farthest context word; each word draws 1, 2, ... or this far
+    subsample: NonnegativeFloat = 1e-4  # words of frequency f > this are kept by sqrt(this / f); 0: all
+    noise: Positive = 64  # negative samples of each row, drawn from count^0.75, shared by its words
 
 
 class SkipGrams:
@@ -75,7 +68,7 @@ class SkipGramData(TextData):
 
     config: SkipGramDataConfig
 
-    def loader(self, split: str, batch_size: int, *, seed: int = 0, **options) -> Loader:
+    def loader(self, split: str, batch_size: int, *, seed: int = 0, **options) -> DataLoader:
         """Batches of `SkipGrams`."""
         transform = SkipGrams(self.counts(), self.config, seed)
         return super().loader(split, batch_size, seed=seed, transform=transform, **options)

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 from tqdm import tqdm
 
+from transformer.data.disk_cache import build_once, digest
 from transformer.data.sources import Source
-from transformer.data.storage import build_once, digest
 from transformer.data.tokenizers import Tokenizer
 from transformer.errors import UserError
 
@@ -75,10 +75,8 @@ def _write(source: Source, tokenizer: Tokenizer, folder: Path) -> None:
         documents, lost, lost_bytes = 0, set(), 0
         written = np.zeros(1, np.int64)
         written.tofile(offsets_file)
-        left, ended = (
-            0,
-            True,
-        )  # the bytes that the tokens of a document begun before left, and whether it ended
+        # The bytes that the tokens of a document begun before left, and whether it ended.
+        left, ended = 0, True
         for texts, last in _batches(source):
             first, ended = np.append(ended, last[:-1]), last[-1]
             coded = tokenizer.encode_counting(texts)

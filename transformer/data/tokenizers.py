@@ -9,17 +9,31 @@ from pathlib import Path
 
 import numpy as np
 import tokenizers
-from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
+from tokenizers import pre_tokenizers
 
-from transformer.data.storage import digest
+from transformer.data.disk_cache import digest
+from transformer.data.tokenizer_kinds import (
+    END,
+    UNKNOWN,
+    TokenizerKind,
+    train_bpe,
+    train_bytes,
+    train_characters,
+    train_words,
+)
 from transformer.errors import UserError
 
-END = "<|endoftext|>"
 ENDS = (END, "<|end_of_text|>", "</s>", "<eos>", "[SEP]")
 """What other tokenizers call the token that ends a text, the preferred name first."""
 
-UNKNOWN = "\ufffd"
-"""The character that stands for unknown ones, Unicode's own for the purpose."""
+
+TOKENIZERS = {
+    "bytes": TokenizerKind(train_bytes, learns=False),
+    "characters": TokenizerKind(train_characters),
+    "bpe": TokenizerKind(train_bpe, least_size=257, needs="every byte"),
+    "words": TokenizerKind(train_words, least_size=3, needs="a word, all others"),
+}
+"""By the name that `data.tokenizer` has; any other value there is a file, `tokenizer.json`."""
 
 
 class Tokenizer:
@@ -50,7 +64,7 @@ class Tokenizer:
         """
         if kind not in TOKENIZERS:
             raise UserError(f"{kind!r}: unknown tokenizer; expected a file or one of {', '.join(TOKENIZERS)}")
-        return cls(TOKENIZERS[kind](texts, vocab_size))
+        return cls(TOKENIZERS[kind].train(texts, vocab_size))
 
     @classmethod
     def load(cls, path: str | os.PathLike) -> "Tokenizer":
@@ -185,7 +199,7 @@ class Tokenizer:
 
     @functools.cached_property
     def _is_bytes(self) -> bool:
-        return self.content == type(self)(_bytes()).content
+        return self.content == type(self).train("bytes").content
 
     @functools.cached_property
     def _byte_sizes(self) -> np.ndarray | None:
@@ -206,65 +220,6 @@ class Tokenizer:
         for token, i in model["vocab"].items():
             sizes[i] = len(token)  # the alphabet has one character for each byte
         return sizes
-
-
-def _bytes(texts: Iterable[str] = (), vocab_size: int = 0) -> tokenizers.Tokenizer:
-    """Id b is byte b."""
-    backend = tokenizers.Tokenizer(models.BPE(vocab={_symbol(byte): byte for byte in range(256)}, merges=[]))
-    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    backend.decoder = decoders.ByteLevel()
-    return backend
-
-
-def _characters(texts: Iterable[str], vocab_size: int = 0) -> tokenizers.Tokenizer:
-    """One token for each character of the text, and one for all others."""
-    characters = sorted(set().union(*map(set, texts)) - {UNKNOWN})
-    vocabulary = {character: i for i, character in enumerate([UNKNOWN, *characters])}
-    backend = tokenizers.Tokenizer(models.BPE(vocab=vocabulary, merges=[], unk_token=UNKNOWN))
-    backend.decoder = decoders.Fuse()
-    return backend
-
-
-def _bpe(texts: Iterable[str], vocab_size: int) -> tokenizers.Tokenizer:
-    """Merges of the commonest neighbours, from bytes up, inside words (Sennrich et al. 2016, section 3.2;
-    over bytes as in Radford et al. 2019, section 2.2)."""
-    backend = tokenizers.Tokenizer(models.BPE())
-    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    backend.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=vocab_size,
-        special_tokens=[END],
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
-    )
-    backend.train_from_iterator(texts, trainer)
-    return backend
-
-
-def _words(texts: Iterable[str], vocab_size: int) -> tokenizers.Tokenizer:
-    """The commonest words in lower case, and runs of other signs; one token stands for all others. What the
-    text was cannot be had back: `decode` puts one space between any two words."""
-    backend = tokenizers.Tokenizer(models.WordLevel(unk_token=UNKNOWN))
-    backend.normalizer = normalizers.Lowercase()
-    backend.pre_tokenizer = pre_tokenizers.Whitespace()
-    trainer = trainers.WordLevelTrainer(
-        vocab_size=vocab_size, special_tokens=[UNKNOWN, END], show_progress=False
-    )
-    backend.train_from_iterator(texts, trainer)
-    # With the same model anew, for the trainer's special tokens are never shown: an unknown word should be.
-    made = tokenizers.Tokenizer(models.WordLevel(backend.get_vocab(), unk_token=UNKNOWN))
-    made.normalizer, made.pre_tokenizer = backend.normalizer, backend.pre_tokenizer
-    return made
-
-
-TOKENIZERS = {"bytes": _bytes, "characters": _characters, "bpe": _bpe, "words": _words}
-"""How a tokenizer is made from a text (in pieces) and a wanted size."""
-
-
-def _symbol(byte: int) -> str:
-    """The character by which byte-level tokenizers write a byte: itself where that is visible."""
-    shown = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    return chr(byte) if byte in shown else chr(0x100 + byte - sum(other < byte for other in shown))
 
 
 def _as_bytes(text: str) -> tuple[np.ndarray, np.ndarray]:

@@ -4,41 +4,34 @@ import functools
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import struct
 
-from transformer.decoding import batching
+from transformer.config import Bound, Bounded, Nonnegative, Positive
+from transformer.decoding.generation import fill, pad
 from transformer.decoding.stepper import Stepper
 from transformer.errors import UserError
 
 
 @dataclass(frozen=True)
-class BeamConfig:
-    """How the likeliest text is searched; `configs/base/` says what each key means."""
+class BeamConfig(Bounded):
+    """How the likeliest text is searched."""
 
-    beam_size: int = 4
-    length_penalty: float = 0.6
-    max_new_tokens: int = 128
-    extra_tokens: int = 0
-    n_best: int = 1
+    beam_size: Positive = 4  # hypotheses kept; 1: greedy
+    # alpha: scores are log p / ((5 + length) / 6)^alpha; 0: none; below 0 the shorter is favoured
+    length_penalty: Annotated[float, Bound("-10 to 10", -10, 10)] = 0.6
+    max_new_tokens: Positive = 128  # longest target
+    extra_tokens: Nonnegative = 0  # tokens a target may have beyond its source (Vaswani et al.: 50); 0: any
+    n_best: Positive = 1  # targets written per source, the best ones
 
     def __post_init__(self) -> None:
-        for key in ("beam_size", "max_new_tokens"):
-            if getattr(self, key) < 1:
-                raise UserError(f"{key}: {getattr(self, key)}; expected at least 1")
-        if self.extra_tokens < 0:
-            raise UserError(f"extra_tokens: {self.extra_tokens}; expected 0 (any length) or more")
-        if not 1 <= self.n_best <= self.beam_size:
+        super().__post_init__()
+        if self.n_best > self.beam_size:
             raise UserError(f"n_best: {self.n_best}; expected 1 to beam_size {self.beam_size}")
-        if not abs(self.length_penalty) <= 10:
-            raise UserError(
-                f"length_penalty: {self.length_penalty}; expected 0 (none) to 10, above it the longer is "
-                "favoured, or as far below, the shorter"
-            )
 
 
 @functools.partial(jax.jit, static_argnames=("beam_size", "max_new_tokens", "n_best"))
@@ -193,8 +186,8 @@ def translate(
         found: dict[int, list[tuple[list[int], float]]] = {}
         for start in range(0, len(order), batch_size):
             batch = order[start : start + batch_size]
-            padded = [rows[i] for i in batching.fill(batch, batch_size)]
-            tokens_bt, lengths_b = batching.pad(padded, max_source_length, eos_id)
+            padded = [rows[i] for i in fill(batch, batch_size)]
+            tokens_bt, lengths_b = pad(padded, max_source_length, eos_id)
             results = beam_search(
                 stepper,
                 tokens_bt,

@@ -1,177 +1,236 @@
-"""From prompts to what a model writes after them: batches of few shapes, windows, early ends."""
+"""From prompts to what a model writes after them: batches of few shapes, rolling windows, stop strings."""
 
+import dataclasses
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Protocol
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from transformer.decoding import batching
-from transformer.decoding.sampling import DrawConfig, advance, begin
+from transformer.decoding import generation, speculative
+from transformer.decoding.sampling import DecodingConfig
+from transformer.decoding.speculative import SpeculativePair
 from transformer.decoding.stepper import Stepper
 
-LOOKED_AT = 16
-"""How many tokens are drawn before it is asked again whether a text has ended."""
+STOP_CHECK_EVERY = 16
+"""Tokens drawn between two checks whether a text has ended."""
+
+
+class Detokenizer(Protocol):
+    """What makes text of tokens that follow others."""
+
+    def decode_after(self, before: Sequence[int], ids: Sequence[int]) -> str:
+        """The text of the ids, as they continue that of `before`."""
+        ...
+
+    def stream(self, ids: Iterable[int], before: Sequence[int] = ()) -> Iterator[str]:
+        """The same in pieces, as the ids come."""
+        ...
 
 
 @dataclass(frozen=True)
-class Reading:
-    """How a model reads prompts: its end token, and at most `longest` tokens at once.
+class ContextWindow:
+    """The end token, and how many tokens a model reads at once.
 
-    With `rolls` those hold a prompt and what is written after it together. When they are full, the older half
-    is forgotten and the newer one is read again, as if a text began with it; of a prompt that is longer, the
-    last `longest` tokens are read. Without, prompts are no longer than that, and what is written is apart
-    from them.
+    A `rolling` window of `length` tokens holds a prompt and its completion together: of a longer prompt the
+    last `length` tokens are read, and whenever the window is full, the newer half of it is read again, as if
+    a text began with it, and the older one is dropped. Otherwise `length` is for the prompt alone.
     """
 
     eos_id: int
-    longest: int
-    rolls: bool = False
+    length: int
+    rolling: bool = False
 
 
 @dataclass
-class Text:
-    """A prompt, what was written after it, and how much may be."""
+class Completion:
+    """A prompt, its new tokens so far, and how many it may have."""
 
     prompt: Sequence[int]
     limit: int
-    new: list[int] = field(default_factory=list)
-    first: int = 0
+    new: list[int] = dataclasses.field(default_factory=list)
     ended: bool = False
-
-    @classmethod
-    def of(cls, prompt: Sequence[int], config: DrawConfig, extra_tokens: int) -> "Text":
-        """With nothing written yet; 0 extra tokens are any number."""
-        most = config.max_new_tokens
-        return cls(prompt, min(most, len(prompt) + extra_tokens) if extra_tokens else most)
 
     def take(self, tokens: Iterable[int], eos_id: int) -> None:
         """Adds tokens up to the end."""
         for token in tokens:
-            self.ended = self.ended or token == eos_id or len(self.new) == self.limit
+            self.ended = self.ended or token == eos_id
             if self.ended:
                 return
             self.new.append(token)
-        self.ended = len(self.new) == self.limit
+            self.ended = len(self.new) == self.limit
 
-    @property
-    def length(self) -> int:
-        """Of both together."""
-        return len(self.prompt) + len(self.new)
+    def view(self, window: ContextWindow) -> list[int]:
+        """What the model reads of it: all, or what a rolling window keeps."""
+        tokens = [*self.prompt, *self.new]
+        if not window.rolling:
+            return tokens
+        return tokens[-(max(window.length // 2, 1) if self.new else window.length) :]
 
 
-def complete(
-    stepper: Stepper,
-    prompts: Iterable[Sequence[int]],
-    rng: jax.Array,
-    config: DrawConfig,
-    reading: Reading,
-    *,
-    extra_tokens: int = 0,
-    batch_size: int = 16,
-    first: int = 0,
-    over: Callable[[Sequence[int], Sequence[int]], bool] | None = None,
-) -> Iterator[list[list[int]]]:
-    """For each prompt, of at least one token, `config.num_samples` continuations without prompt and end.
+@dataclass(frozen=True)
+class TextGenerator:
+    """Samples texts, which end before the first of `config.stop`.
 
-    Prompts, numbered from `first`, are taken `batch_size` rows at a time, padded to few different shapes;
-    sample j of prompt i is drawn with `fold_in(fold_in(rng, i), j)`, whatever it shares a batch with. `over`
-    is asked now and then of a prompt and what was written after it, whether that need not go on. With
-    `extra_tokens` a continuation has at most so many tokens more than its prompt.
+    With `continues` a text is decoded as what follows its prompt, since a tokenizer may decode the beginning
+    of a text otherwise than the inside of one. With `extra_tokens` a text has at most so many tokens more
+    than its prompt.
     """
-    most = config.max_new_tokens
-    rows = ((i, j, prompt) for i, prompt in enumerate(prompts, first) for j in range(config.num_samples))
 
-    def samples() -> Iterator[list[int]]:
-        while batch := list(itertools.islice(rows, batch_size)):
+    stepper: Stepper | SpeculativePair
+    tokenizer: Detokenizer
+    config: DecodingConfig
+    window: ContextWindow
+    continues: bool = False
+    extra_tokens: int = 0
+    batch_size: int = 16
+
+    def generate(
+        self, prompts: Iterable[Sequence[int]], rng: jax.Array, first: int = 0
+    ) -> Iterator[list[str]]:
+        """For each prompt, of tokens, `config.num_samples` texts; `first` is the first one's number."""
+        for group in self.complete(prompts, rng, first):
+            yield [cut(self._decode(text), self.config.stop) for text in group]
+
+    def stream(self, prompt: Sequence[int], rng: jax.Array) -> Iterator[str]:
+        """The first text that `generate` gives for a single prompt, in pieces, as it is sampled."""
+        before = prompt if self.continues else ()
+        return until_stop(self.tokenizer.stream(self.stream_tokens(prompt, rng), before), self.config.stop)
+
+    def complete(
+        self, prompts: Iterable[Sequence[int]], rng: jax.Array, first: int = 0
+    ) -> Iterator[list[Completion]]:
+        """For each prompt, of at least one token, `config.num_samples` completions.
+
+        Prompts, numbered from `first`, are taken `batch_size` rows at a time, padded to few different shapes;
+        sample j of prompt i is drawn with `fold_in(fold_in(rng, i), j)`, whatever it shares a batch with.
+        """
+        samples, stops = self.config.num_samples, bool(self.config.stop)
+        rows = ((i, j, prompt) for i, prompt in enumerate(prompts, first) for j in range(samples))
+        done: list[Completion] = []
+        while batch := list(itertools.islice(rows, self.batch_size)):
             numbers_b2 = np.array([row[:2] for row in batch], np.uint32)
-            texts = [Text.of(prompt, config, extra_tokens) for _, _, prompt in batch]
-            at_once = LOOKED_AT if over else most
-            for _ in write(stepper, texts, numbers_b2, rng, config, reading, at_once, batch_size):
-                for text in texts if over else ():
-                    text.ended = text.ended or over(text.prompt, text.new)  # type: ignore[misc]
-            yield from (text.new for text in texts)
+            texts = [self._begun(prompt) for _, _, prompt in batch]
+            at_once = STOP_CHECK_EVERY if stops else self.config.max_new_tokens
+            for _ in self.decode_batch(texts, numbers_b2, rng, at_once, self.batch_size):
+                for text in texts if stops else ():
+                    text.ended = text.ended or self.has_stopped(text)
+            done += texts
+            while len(done) >= samples:
+                yield done[:samples]
+                done = done[samples:]
 
-    def grouped() -> Iterator[list[list[int]]]:
-        flat = samples()
-        while group := list(itertools.islice(flat, config.num_samples)):
-            yield group
+    def stream_tokens(self, prompt: Sequence[int], rng: jax.Array) -> Iterator[int]:
+        """The tokens of the first completion of a single prompt, each as soon as it is drawn."""
+        text, shown = self._begun(prompt), 0
+        for _ in self.decode_batch([text], np.zeros((1, 2), np.uint32), rng, at_once=1, batch_size=1):
+            yield from text.new[shown:]
+            shown = len(text.new)
 
-    return grouped()
+    def has_stopped(self, text: Completion) -> bool:
+        """Whether no further token changes the text before its stop string."""
+        return ends(self._decode(text), self.config.stop)
 
+    def decode_batch(
+        self,
+        texts: Sequence[Completion],
+        numbers_b2: np.ndarray,
+        rng: jax.Array,
+        at_once: int,
+        batch_size: int,
+    ) -> Iterator[None]:
+        """Goes on with all texts until each has ended, and comes back after every `at_once` tokens (a pair:
+        or some more); whoever waits may set `ended` meanwhile. What a text is given depends on itself and its
+        numbers alone."""
+        window, room = self.window, self.config.max_new_tokens
+        if window.rolling:
+            room = min(room, window.length)
+        options = self.config.options | {"eos_id": window.eos_id}
+        advance = speculative.advance if isinstance(self.stepper, SpeculativePair) else generation.advance
+        while live := [i for i, text in enumerate(texts) if not text.ended]:
+            # Rows beyond the last are copies of it, and end with it.
+            rows = generation.fill(live, batch_size)
+            group = [texts[i] for i in rows]
+            views = [text.view(window) for text in group]
+            limits = [text.limit - len(text.new) for text in group]
+            if window.rolling:  # the last token that fits is drawn, and not read
+                limits = [
+                    min(n, window.length + 1 - len(view)) for n, view in zip(limits, views, strict=True)
+                ]
+            rngs_b = _row_rngs(rng, *numbers_b2[rows].T)
+            state = generation.begin(
+                self.stepper,
+                *generation.pad(views, window.length, window.eos_id),
+                rngs_b,
+                room=room,
+                limits_b=np.array(limits, np.int32),
+                positions_b=np.array([len(text.prompt) + len(text.new) for text in group], np.int32),
+                **options,
+            )
+            new_bn, index = np.asarray(state.token_b)[:, None], 0
+            while True:
+                count = int(state.index) - index
+                for i, limit, row_n in zip(live, limits, new_bn, strict=False):
+                    texts[i].take(row_n[: min(count, max(0, limit - index))].tolist(), window.eos_id)
+                index += count
+                yield
+                ended_b = np.array([text.ended for text in group])
+                if np.all(ended_b | np.asarray(state.done_b)):
+                    break
+                state = dataclasses.replace(state, done_b=jnp.asarray(ended_b) | state.done_b)
+                new_bn, state = advance(self.stepper, state, rngs_b, n=min(at_once, room - 1), **options)
+                new_bn = np.asarray(new_bn)
 
-def stream(
-    stepper: Stepper,
-    prompt: Sequence[int],
-    rng: jax.Array,
-    config: DrawConfig,
-    reading: Reading,
-    *,
-    extra_tokens: int = 0,
-) -> Iterator[int]:
-    """The tokens of the first of what `complete` gives for a single prompt, each as soon as it is drawn."""
-    text, shown = Text.of(prompt, config, extra_tokens), 0
-    for _ in write(stepper, [text], np.zeros((1, 2), np.uint32), rng, config, reading, 1, 1):
-        yield from text.new[shown:]
-        shown = len(text.new)
+    def _begun(self, prompt: Sequence[int]) -> Completion:
+        limit = self.config.max_new_tokens
+        return Completion(prompt, min(limit, len(prompt) + self.extra_tokens) if self.extra_tokens else limit)
 
-
-def write(
-    stepper: Stepper,
-    texts: Sequence[Text],
-    numbers_b2: np.ndarray,
-    rng: jax.Array,
-    config: DrawConfig,
-    reading: Reading,
-    at_once: int,
-    batch_size: int,
-) -> Iterator[None]:
-    """Goes on with all texts until each has ended, and comes back after every `at_once` tokens; whoever
-    waits may set `ended` meanwhile. What a text is given depends on itself and its numbers alone."""
-    eos_id, window = reading.eos_id, reading.longest
-    room = min(config.max_new_tokens, window) if reading.rolls else config.max_new_tokens
-    options = config.options | {"eos_id": eos_id}
-    while live := [i for i, text in enumerate(texts) if not text.ended]:
-        for i in live if reading.rolls else ():
-            text = texts[i]
-            kept = min(window, text.length) if not text.new else max(window // 2, 1)
-            text.first = text.length - kept
-        # Rows beyond the last are copies of it, and end with it.
-        rows = batching.fill(live, batch_size)
-        group = [texts[i] for i in rows]
-        views = [[*text.prompt, *text.new][text.first :] for text in group]
-        limits = [text.limit - len(text.new) for text in group]
-        if reading.rolls:
-            limits = [min(n, window + 1 - len(view)) for n, view in zip(limits, views, strict=True)]
-        before = [len(text.new) for text in group]
-        rngs_b = _row_rngs(rng, *numbers_b2[rows].T)
-        drawn = begin(
-            stepper,
-            *batching.pad(views, window, eos_id),
-            rngs_b,
-            room=room,
-            limits_b=np.array(limits, np.int32),
-            places_b=np.array([text.length for text in group], np.int32),
-            **options,
-        )
-        new_bn, first = np.asarray(drawn.token_b)[:, None], 1
-        while True:
-            for i, n, limit, row_n in zip(rows[: len(live)], before, limits, new_bn, strict=False):
-                texts[i].take(row_n[: max(0, n + limit - len(texts[i].new))].tolist(), eos_id)
-            yield
-            over_b = np.array([text.ended for text in group])
-            if np.all(over_b | np.asarray(drawn.done_b)):
-                break
-            if over_b.any():
-                drawn = drawn.replace(done_b=jnp.asarray(over_b) | drawn.done_b)  # type: ignore[attr-defined]
-            n = min(at_once, room - first)
-            new_bn, drawn = advance(stepper, drawn, rngs_b, n=n, **options)
-            new_bn, first = np.asarray(new_bn), first + n
+    def _decode(self, text: Completion) -> str:
+        return self.tokenizer.decode_after(text.prompt if self.continues else (), text.new)
 
 
 @jax.jit
 def _row_rngs(rng: jax.Array, prompt_b: jax.Array, sample_b: jax.Array) -> jax.Array:
     fold_in = jax.vmap(jax.random.fold_in, in_axes=(None, 0))
     return jax.vmap(jax.random.fold_in)(fold_in(rng, prompt_b), sample_b)
+
+
+def cut(text: str, stops: Sequence[str]) -> str:
+    """The text before the first place where one of `stops` stands."""
+    return text[: min((place for stop in stops if (place := text.find(stop)) >= 0), default=len(text))]
+
+
+def ends(text: str, stops: Sequence[str]) -> bool:
+    """Whether `cut` of the text is that of every longer text that begins with it."""
+    return len(cut(text, stops)) < len(text) and len(cut(text, stops)) <= _open(text, stops)
+
+
+def until_stop(pieces: Iterable[str], stops: Sequence[str]) -> Iterator[str]:
+    """`cut` of the pieces joined, piece by piece: what may be the beginning of a stop waits for what follows.
+
+    Nothing is taken from `pieces` once the end is certain.
+    """
+    waiting = ""
+    for piece in pieces:
+        waiting += piece
+        if ends(waiting, stops):
+            break
+        sure = min(_open(waiting, stops), len(cut(waiting, stops)))
+        if sure:
+            yield waiting[:sure]
+            waiting = waiting[sure:]
+    if rest := cut(waiting, stops):
+        yield rest
+
+
+def _open(text: str, stops: Sequence[str]) -> int:
+    """The first place from which the rest of the text is the beginning of a stop, and not a whole one."""
+    longest = max(map(len, stops), default=1) - 1
+    places = range(max(0, len(text) - longest), len(text))
+    return next(
+        (i for i in places if any(stop.startswith(text[i:]) and stop != text[i:] for stop in stops)),
+        len(text),
+    )

@@ -1,13 +1,121 @@
-"""Speculative decoding: a small model proposes, a large one checks several tokens in one pass."""
+"""Speculative decoding: a small draft model proposes tokens, the target checks several in one pass."""
 
+import dataclasses
 import functools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
+from flax import struct
 
-from transformer.decoding.sampling import draw, pick, probabilities
+from transformer.decoding.generation import DecodeState, begin, until_end
+from transformer.decoding.sampling import pick, probabilities
 from transformer.decoding.stepper import Extender
 from transformer.errors import UserError
+
+
+@struct.dataclass
+class SpeculativePair:
+    """A target with a draft that proposes its tokens, `draft_tokens` + 1 of them in each round."""
+
+    target: Extender
+    draft: Extender
+    draft_tokens: int = struct.field(pytree_node=False, default=4)
+
+    def prefill(self, tokens_bt: jax.Array, lengths_b: jax.Array, room: int) -> tuple[jax.Array, Any]:
+        """As `Stepper.prefill`, for both models: the target's logits; the cache is those of the two, and the
+        target's passes so far, ().
+
+        Raises:
+          UserError: the two have different vocabularies, or `draft_tokens` is below 1.
+        """
+        target, draft, rewound = self.target, self.draft, self.draft_tokens
+        if rewound < 1:
+            raise UserError(f"draft_tokens: {rewound}; expected at least 1")
+        if target.vocab_size != draft.vocab_size:
+            raise UserError(
+                f"vocab_size: the draft's {draft.vocab_size}; expected the target's {target.vocab_size}"
+            )
+        # A round that begins with one token to go reads that many more.
+        logits_bv, target_cache = target.prefill(tokens_bt, lengths_b, room + rewound, rewound)
+        _, draft_cache = draft.prefill(tokens_bt, lengths_b, room + rewound, rewound)
+        return logits_bv, (target_cache, draft_cache, jnp.int32(0))
+
+
+@functools.partial(jax.jit, static_argnames="n", donate_argnames="state")
+def advance(
+    pair: SpeculativePair,
+    state: DecodeState,
+    rngs_b: jax.Array,
+    *,
+    n: int,
+    eos_id: jax.Array | int,
+    **options,
+) -> tuple[jax.Array, DecodeState]:
+    """At least the next n tokens of each row, unless all have ended, and the state after them.
+
+    The tokens are (b, n + `draft_tokens`) int32, of which as many count as the state's `index` has grown by.
+
+    In each round the draft draws tokens d_1 ... d_m, m = `draft_tokens` + 1, one after another, and the
+    target reads all but the last in one pass. With p_i and q_i the target's and the draft's distributions of
+    the i-th, after `temperature`, `top_k`, `top_p` and `min_p`, d_i is accepted with probability
+    min(1, p_i(d_i) / q_i(d_i)), otherwise replaced by a draw from max(p_i - q_i, 0), normalised: so it is
+    distributed as p_i. What follows a replacement is dropped. A round ends at the first replacement in any
+    row, which says nothing of the tokens after it.
+
+    Source: Leviathan et al. 2023, section 2.3; Chen et al. 2023, algorithm 2.
+    """
+    target, draft, first = pair.target, pair.draft, state.index
+    batch, m = state.token_b.shape[0], pair.draft_tokens + 1
+    offsets_m = jnp.arange(m)
+
+    def propose(state: DecodeState) -> tuple[jax.Array, jax.Array, jax.Array]:
+        """m more tokens after the last one, the draft's probabilities of all, and its cache with all but the
+        last, which it need not have read."""
+
+        def one(carry, offset: jax.Array):
+            token_b, cache = carry
+            logits_bv, cache = draft.step(token_b, cache)
+            q_bv = probabilities(logits_bv, **options)
+            token_b = pick(q_bv, state.keys(rngs_b, offset))
+            return (token_b, cache), (token_b, q_bv)
+
+        (_, cache), (tokens_mb, q_mbv) = jax.lax.scan(one, (state.token_b, state.cache[1]), offsets_m)
+        return tokens_mb.T, q_mbv.swapaxes(0, 1), cache
+
+    def play_round(carry: tuple[jax.Array, DecodeState]) -> tuple[jax.Array, DecodeState]:
+        new_bn, state = carry
+        proposed_bm, q_bmv, draft_cache = propose(state)
+        read_bm = jnp.concatenate([state.token_b[:, None], proposed_bm[:, :-1]], axis=1)
+        logits_bmv, target_cache = target.extend(read_bm, state.cache[0])
+        p_bmv = probabilities(logits_bmv.reshape(batch * m, -1), **options).reshape(q_bmv.shape)
+
+        keys_bm = jax.vmap(lambda offset: state.keys(rngs_b, offset), out_axes=1)(offsets_m)
+        accepted_bm = _accepted(p_bmv, q_bmv, proposed_bm, keys_bm)
+        # What comes after a row's end or limit holds no other row up.
+        is_end_bm = proposed_bm == eos_id
+        ended_bm = state.done_b[:, None] | (jnp.cumsum(is_end_bm, axis=1) - is_end_bm > 0)
+        accepted_bm |= ended_bm | (state.index + offsets_m >= state.limits_b[:, None])
+        count_b = jnp.sum(jnp.cumprod(accepted_bm, axis=1), axis=1)
+        last = jnp.minimum(jnp.min(count_b), pair.draft_tokens)  # the place of this round's last token
+        replaced_b = _replacement(p_bmv[:, last], q_bmv[:, last], state.keys(rngs_b, last))
+        token_b = jnp.where(count_b > last, proposed_bm[:, last], replaced_b)
+
+        round_bm = jnp.where(state.done_b[:, None], eos_id, proposed_bm.at[:, last].set(token_b))
+        ends_b = jnp.any((round_bm == eos_id) & (offsets_m <= last), axis=1)
+        index, back = state.index + last + 1, pair.draft_tokens - last
+        cache = target.rewind(target_cache, back), draft.rewind(draft_cache, back), state.cache[2] + 1
+        done_b = state.done_b | ends_b | (index >= state.limits_b)
+        new_bn = jax.lax.dynamic_update_slice(new_bn, round_bm, (0, state.index - first))
+        token_b = round_bm[:, last]
+        return new_bn, dataclasses.replace(state, token_b=token_b, done_b=done_b, index=index, cache=cache)
+
+    def unfinished(carry: tuple[jax.Array, DecodeState]) -> jax.Array:
+        _, state = carry
+        return (state.index < first + n) & ~jnp.all(state.done_b)
+
+    new_bn = jnp.full((batch, n + pair.draft_tokens), eos_id, jnp.int32)
+    return jax.lax.while_loop(unfinished, play_round, (new_bn, state))
 
 
 @functools.partial(jax.jit, static_argnames=("max_new_tokens", "draft_tokens"))
@@ -20,108 +128,33 @@ def generate_speculative(
     *,
     max_new_tokens: int,
     draft_tokens: int = 4,
-    temperature: jax.Array | float = 1.0,
-    top_k: jax.Array | int = 0,
-    top_p: jax.Array | float = 1.0,
-    min_p: jax.Array | float = 0.0,
     eos_id: jax.Array | int = -1,
+    **options,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """What `generate` gives for `target`, whatever `draft` is, in fewer passes of `target`.
 
-    In each round `draft` draws tokens d_1 ... d_n, n = `draft_tokens` + 1, one after another, and `target`
-    reads all but the last in one pass. With p_i and q_i what the two give for the i-th, after `temperature`,
-    `top_k`, `top_p` and `min_p`, d_i is kept with probability min(1, p_i(d_i) / q_i(d_i)), otherwise replaced
-    by a draw from max(p_i - q_i, 0), normalised. It is distributed as p_i then; what follows is forgotten.
-    A round ends at the first replacement in any row, which says nothing of the tokens after it.
-
     Returns the tokens, (b, max_new_tokens) int32, and lengths, (b,) int32, of `generate`, and the number of
-    `target`'s passes after the prompt's, () int32. At temperature 0 the tokens are those of `generate`;
-    else they have their distribution, and those of a row depend on its key, not on its batch.
-    Source: Leviathan et al. 2023, section 2.3; Chen et al. 2023, algorithm 2.
-
-    Raises:
-      UserError: the two have different vocabularies, or `draft_tokens` is below 1.
+    `target`'s passes after the prompt's, () int32. At temperature 0 the tokens are those of `generate`, up to
+    ties within rounding; else they have their distribution, and those of a row depend on its key, not on its
+    batch. Raises as `SpeculativePair.prefill` does.
     """
-    if draft_tokens < 1:
-        raise UserError(f"draft_tokens: {draft_tokens}; expected at least 1")
-    if target.vocab_size != draft.vocab_size:
-        raise UserError(
-            f"vocab_size: the draft's {draft.vocab_size}; expected the target's {target.vocab_size}"
-        )
-    options: dict = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p}
-    (batch, _), n = tokens_bt.shape, draft_tokens + 1
-
-    def keys(index: jax.Array | int) -> jax.Array:
-        """The same keys wherever in a round a token falls: what is forgotten has decided nothing."""
-        return jax.vmap(jax.random.fold_in)(rngs_b, lengths_b + index)
-
-    def propose(index: jax.Array, token_b: jax.Array, cache):
-        """n more tokens after `token_b`, the draft's probabilities of all, and its cache with all but the
-        last, which it need not have read."""
-
-        def one(carry, offset: jax.Array):
-            token_b, cache = carry
-            logits_bv, cache = draft.step(token_b, cache)
-            q_bv = probabilities(logits_bv, **options)
-            token_b = pick(q_bv, keys(index + offset))
-            return (token_b, cache), (token_b, q_bv)
-
-        (_, cache), (tokens_nb, q_nbv) = jax.lax.scan(one, (token_b, cache), jnp.arange(n))
-        return tokens_nb.T, q_nbv.swapaxes(0, 1), cache
-
-    def extend(state):
-        index, token_b, done_b, new_bn, passes, target_cache, draft_cache = state
-        proposed_bn, q_bnv, draft_cache = propose(index, token_b, draft_cache)
-        read_bn = jnp.concatenate([token_b[:, None], proposed_bn[:, :-1]], axis=1)
-        logits_bnv, target_cache = target.extend(read_bn, target_cache)
-        p_bnv = probabilities(logits_bnv.reshape(batch * n, -1), **options).reshape(q_bnv.shape)
-
-        kept_bn = _accepted(p_bnv, q_bnv, proposed_bn, jax.vmap(keys, out_axes=1)(index + jnp.arange(n)))
-        # What comes after a row's end holds no other row up.
-        ended_bn = done_b[:, None] | (jnp.cumsum(proposed_bn == eos_id, axis=1) > 0)
-        kept_bn |= jnp.concatenate([done_b[:, None], ended_bn[:, :-1]], axis=1)
-        kept_b = jnp.sum(jnp.cumprod(kept_bn, axis=1), axis=1)
-        last = jnp.minimum(jnp.min(kept_b), draft_tokens)  # the place of this round's last token
-        replaced_b = _replacement(p_bnv[:, last], q_bnv[:, last], keys(index + last))
-        token_b = jnp.where(kept_b > last, proposed_bn[:, last], replaced_b)
-        token_b = jnp.where(done_b, eos_id, token_b)
-
-        round_bn = proposed_bn.at[:, last].set(token_b)
-        ends_bn = (round_bn == eos_id) & (jnp.arange(n) <= last)
-        new_bn = jax.lax.dynamic_update_slice(new_bn, round_bn, (0, index))
-        return (
-            index + last + 1,
-            token_b,
-            done_b | jnp.any(ends_bn, axis=1),
-            new_bn,
-            passes + 1,
-            target.rewind(target_cache, draft_tokens - last),
-            draft.rewind(draft_cache, draft_tokens - last),
-        )
-
-    def unfinished(state) -> jax.Array:
-        index, _, done_b, *_ = state
-        return (index < max_new_tokens) & ~jnp.all(done_b)
-
-    # A round that begins with one token to go reads that many more.
-    room = max_new_tokens + draft_tokens
-    logits_bv, target_cache = target.prefill(tokens_bt, lengths_b, room, draft_tokens)
-    _, draft_cache = draft.prefill(tokens_bt, lengths_b, room, draft_tokens)
-    token_b = draw(logits_bv, keys(0), **options)
-    new_bn = jnp.full((batch, room), eos_id, jnp.int32).at[:, 0].set(token_b)
-    state = jnp.int32(1), token_b, token_b == eos_id, new_bn, jnp.int32(0), target_cache, draft_cache
-    _, _, _, new_bn, passes, _, _ = jax.lax.while_loop(unfinished, extend, state)
-    before_end_bn = jnp.cumprod(new_bn[:, :max_new_tokens] != eos_id, axis=1)
-    new_bn = jnp.where(before_end_bn, new_bn[:, :max_new_tokens], eos_id)
-    return new_bn, jnp.sum(before_end_bn, axis=1), passes
+    pair, new = SpeculativePair(target, draft, draft_tokens), max_new_tokens
+    limits_b = jnp.full(tokens_bt.shape[0], new)
+    options |= {"eos_id": eos_id}
+    arguments = {"room": new, "limits_b": limits_b, "positions_b": lengths_b} | options
+    state = begin(pair, tokens_bt, lengths_b, rngs_b, **arguments)
+    first_b = state.token_b
+    rest_bn, state = advance(pair, state, rngs_b, n=new - 1, **options)
+    new_bn = jnp.concatenate([first_b[:, None], rest_bn], axis=1)[:, :new]
+    return *until_end(new_bn, eos_id), state.cache[2]
 
 
-def _accepted(p_bnv: jax.Array, q_bnv: jax.Array, tokens_bn: jax.Array, rngs_bn: jax.Array) -> jax.Array:
-    """True with probability min(1, p(token) / q(token)), (b, n)."""
-    p_bn, q_bn = (jnp.take_along_axis(x, tokens_bn[..., None], axis=-1)[..., 0] for x in (p_bnv, q_bnv))
+def _accepted(p_bmv: jax.Array, q_bmv: jax.Array, tokens_bm: jax.Array, rngs_bm: jax.Array) -> jax.Array:
+    """True with probability min(1, p(token) / q(token)), (b, m)."""
+    p_bm, q_bm = (jnp.take_along_axis(x, tokens_bm[..., None], axis=-1)[..., 0] for x in (p_bmv, q_bmv))
     # The key itself drew the token: what else is drawn for its place takes one made from it.
     uniform = jax.vmap(jax.vmap(lambda rng: jax.random.uniform(jax.random.fold_in(rng, 1))))
-    return uniform(rngs_bn) * q_bn < p_bn
+    return uniform(rngs_bm) * q_bm < p_bm
 
 
 def _replacement(p_bv: jax.Array, q_bv: jax.Array, rngs_b: jax.Array) -> jax.Array:

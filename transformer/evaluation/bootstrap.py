@@ -1,4 +1,4 @@
-"""How sure a measurement is: what other samples of as many examples would have given."""
+"""Bootstrap confidence intervals."""
 
 from collections.abc import Sequence
 

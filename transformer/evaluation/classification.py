@@ -1,16 +1,19 @@
-"""How well classes are told apart: accuracy, F1, the confusion matrix, calibration."""
+"""Evaluation of classifiers: accuracy, macro F1, confusion matrix, calibration error."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from transformer.data.line_escapes import escape
 from transformer.evaluation.bootstrap import RESAMPLES, interval, said
 from transformer.evaluation.confusion import confusion_lines, macro_f1
 from transformer.evaluation.likelihood import total
-from transformer.training.experiment import Batch, Loader, Params, Put
+from transformer.training.experiment import Batch, Batches, Params, Put
 from transformer.training.metrics import Sum
+from transformer.training.step import in_parts
 
 BINS = 15
 """Of confidence, between 0 and 1, for the calibration error."""
@@ -62,7 +65,7 @@ class ClassificationEvaluator:
     def __init__(
         self,
         step: Callable[[Params, Batch], dict[str, Sum]],
-        loader: Loader,
+        loader: Batches,
         put: Put,
         batches: int = 0,
         labels: Sequence[str] = (),
@@ -88,6 +91,19 @@ class ClassificationEvaluator:
             "calibration_error": calibration_error(self.last["calibration"]),
         }
 
+    def drawn(self, params: Params) -> tuple | None:
+        """Confusion matrix, calibration and labels of the last pass, for a picture; None before the first."""
+        return (self.last["confusion"], self.last["calibration"], self._labels) if self.last else None
+
+    def accuracy_line(self) -> str:
+        """The accuracy of the last pass beside that of always predicting the commonest label."""
+        confusion_cc = self.last["confusion"]
+        counts_c, n = confusion_cc.sum(axis=1), max(int(confusion_cc.sum()), 1)
+        commonest = int(counts_c.argmax())
+        always = f"always {self._labels[commonest]!r}: {counts_c[commonest] / n:.2%}"
+        right, f1 = np.trace(confusion_cc) / n, macro_f1(confusion_cc)
+        return f"validation accuracy {right:.2%} of {n:,}, macro F1 {f1:.4f}; {always}"
+
     def describe(self) -> dict[str, str]:
         """How many examples were measured, and of accuracy and F1 the interval that a bootstrap over them
         gives; and the confusion matrix as lines of text."""
@@ -109,3 +125,46 @@ class ClassificationEvaluator:
             found |= {name: said(interval(values), f"{n:,} examples") for name, values in drawn.items()}
         table = confusion_lines(confusion_cc.astype(np.int64), self._labels)
         return found | {"confusion": "\n".join(table)}
+
+
+def classification_evaluator(experiment: Any, split: str, put: Put) -> ClassificationEvaluator:
+    """Measures an experiment that has `logits(params, batch, rng, train)` and `data.labels` on a split. Rows
+    are sorted, by length or label: where not all are measured, they are a random part."""
+    c = experiment.config
+
+    def step(params: Params, batch: Batch) -> dict[str, Sum]:
+        logits = experiment.logits(params, batch, jax.random.key(0), False)
+        return tally(logits, batch["labels"], batch["weights"])
+
+    loader = experiment.loader(split, shuffle=c.train.evaluate_batches > 0)
+    compiled = jax.jit(in_parts(step, c.parallel.microbatches))
+    return ClassificationEvaluator(compiled, loader, put, c.train.evaluate_batches, experiment.data.labels)
+
+
+def ranked_labels(logits_nc: np.ndarray, labels: Sequence[str]) -> list[list[str]]:
+    """One line for each row of logits: the label, then every label with its probability, likeliest first,
+    tabs between."""
+    lines = []
+    for p_c in _softmax(logits_nc):
+        order = np.argsort(-p_c, kind="stable")
+        lines.append(["\t".join([labels[order[0]], *(f"{labels[i]}={p_c[i]:.4f}" for i in order)])])
+    return lines
+
+
+def prediction_table(
+    examples: Iterable[tuple[list[str], int, np.ndarray]], columns: Sequence[str], labels: Sequence[str]
+) -> Iterator[str]:
+    """A table with a header and tabs between, a line for each example (texts, label, logits): its texts,
+    under `columns`, its label, the predicted one, and the probability of each. In texts a line break is \\n,
+    a tab \\t, a backslash \\\\."""
+    names = [escape(label) for label in labels]
+    yield "\t".join([*columns, "label", "predicted", *(f"p({name})" for name in names)])
+    for texts, label, logits_c in examples:
+        (p_c,) = _softmax(logits_c[None])
+        cells = [*map(escape, texts), names[label], names[int(p_c.argmax())]]
+        yield "\t".join([*cells, *(f"{p:.6f}" for p in p_c)])
+
+
+def _softmax(logits_nc: np.ndarray) -> np.ndarray:
+    shifted = np.exp(logits_nc - logits_nc.max(axis=1, keepdims=True))
+    return shifted / shifted.sum(axis=1, keepdims=True)

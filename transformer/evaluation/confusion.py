@@ -1,4 +1,4 @@
-"""Which classes are taken for which: F1, and the confusion matrix as text."""
+"""F1 scores, and the confusion matrix as text."""
 
 from collections.abc import Sequence
 

@@ -1,12 +1,16 @@
-"""Word vectors as objects: similarities, neighbours, analogies."""
+"""A model's word vectors: similarities, nearest neighbours, analogies; and its contextual ones."""
 
 import difflib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+import jax
 import numpy as np
+from jax.sharding import NamedSharding, PartitionSpec
 
+from transformer.data.tokenizers import Tokenizer
 from transformer.errors import UserError
 
 Questions = Mapping[str, Sequence[tuple[str, str, str, str]]]
@@ -14,6 +18,11 @@ Questions = Mapping[str, Sequence[tuple[str, str, str, str]]]
 
 AT_ONCE = 256
 """Questions whose similarities to all words are held at once."""
+
+
+PAD_TO = 64
+"""Texts whose states are asked for are padded to a multiple of so many tokens, so that few lengths are
+compiled."""
 
 
 @dataclass(frozen=True)
@@ -144,3 +153,50 @@ def read_questions(path: str | Path) -> dict[str, list[tuple[str, str, str, str]
     if not found:
         raise UserError(f"{path}: no questions in it; expected lines of four words")
     return found
+
+
+def word_vectors(params: Any, tokenizer: Tokenizer) -> WordVectors:
+    """The input embeddings of the words, and pieces of words, that are one token of the model each.
+
+    Raises:
+      ValueError: the model has no table of embeddings.
+    """
+    leaves = jax.tree_util.tree_leaves_with_path(params)
+    tables = [leaf for path, leaf in leaves if [key.key for key in path][-2:] == ["embedding", "table"]]
+    if not tables:
+        raise ValueError("no parameter is called embedding/table")
+    words = tokenizer.words()
+    return WordVectors([*words], _whole(tables[0])[[*words.values()]], tokenizer.normalize)
+
+
+def states_of(
+    hidden: Callable[[np.ndarray, np.ndarray], jax.Array],
+    tokenizer: Tokenizer,
+    text: str,
+    *,
+    before: Sequence[int],
+    after: Sequence[int] = (),
+    most: int,
+) -> tuple[list[tuple[int, int]], np.ndarray]:
+    """A text's contextual vectors: for each token the (first, last) characters it stands for, and the state
+    (d,) that `hidden`, which maps tokens and segments (1, t) to states (1, t, d), has there: (n, d) in all.
+
+    The model reads the tokens `before`, the text and the tokens `after`; the text is cut so that they are no
+    more than `most` together.
+    """
+    ids, spans = tokenizer.encode_with_spans(text)
+    kept = min(len(ids), most - len(before) - len(after))
+    tokens = [*before, *ids[:kept], *after]
+    place_t = np.arange(min(-(-len(tokens) // PAD_TO) * PAD_TO, most))
+    tokens_t = np.zeros(len(place_t), np.int32)
+    tokens_t[: len(tokens)] = tokens
+    x_btd = hidden(tokens_t[None], (place_t < len(tokens)).astype(np.int32)[None])
+    return spans[:kept], np.asarray(x_btd[0, len(before) : len(before) + kept], np.float32)
+
+
+def _whole(table_vd: Any) -> np.ndarray:
+    """An array that may lie in parts on the devices of several processes, which all ask for it."""
+    if isinstance(table_vd, jax.Array) and not table_vd.is_fully_addressable:
+        everywhere = NamedSharding(table_vd.sharding.mesh, PartitionSpec())  # type: ignore[attr-defined]
+        table_vd = jax.jit(lambda x: x, out_shardings=everywhere)(table_vd)
+    return np.asarray(table_vd)

@@ -1,4 +1,4 @@
-"""How many texts are exactly what was wanted."""
+"""Exact match of generated texts with their references."""
 
 from collections.abc import Sequence
 

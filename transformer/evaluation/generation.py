@@ -1,15 +1,44 @@
-"""Scores of what a model generates."""
+"""Scores of generated texts against references."""
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Literal
 
 import numpy as np
 
+from transformer.config import Nonnegative, NonnegativeFloat, Positive
+from transformer.decoding.beam import BeamConfig
+from transformer.decoding.sampling import DecodingConfig
 from transformer.errors import UserError
 from transformer.evaluation.bootstrap import said
+from transformer.evaluation.metrics import metric_names
 from transformer.evaluation.text_metric import TextMetric, intervals
 from transformer.training.experiment import Params
+
+
+@dataclass(frozen=True)
+class GenerateConfig(DecodingConfig, BeamConfig):
+    """How targets are written, and what is measured of them."""
+
+    max_new_tokens: Positive = 128  # longest target
+    temperature: NonnegativeFloat = 0.0  # 0: beam search; above: sampling, with the keys top_k to stop
+    with_scores: bool = False  # write each target's score and a tab before it
+    batch_size: Positive = 16  # sources decoded at once
+    metric: str = "bleu"  # with commas between: bleu, chrf, chrf++, rouge, exact_match; or none
+    # tokenization of BLEU, as sacreBLEU names it
+    bleu_tokenizer: Literal["13a", "intl", "char", "zh", "ja-mecab", "ko-mecab", "none"] = "13a"
+    examples: Nonnegative = 200  # validation pairs decoded for the metrics; 0: all
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        metric_names(self.metric)
+        of_search = {"n_best": 1, "with_scores": False}
+        of_drawing = {"top_k": 0, "top_p": 1.0, "min_p": 0.0, "num_samples": 1}
+        for key, off in (of_search if self.temperature else of_drawing).items():
+            if (value := getattr(self, key)) != off:
+                way = "sampling" if self.temperature else "beam search, which takes n_best"
+                raise UserError(f"{key}: {value} with temperature {self.temperature:g}, which is {way}")
 
 
 class GenerationEvaluator:

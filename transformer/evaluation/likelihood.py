@@ -1,5 +1,6 @@
 """Likelihood of held-out data, from the same loss that training reports."""
 
+import dataclasses
 import itertools
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -10,8 +11,9 @@ import numpy as np
 
 from transformer.errors import UserError
 from transformer.evaluation.bootstrap import interval, resampled, said
-from transformer.training.experiment import Batch, Loader, Params, Put
+from transformer.training.experiment import Batch, Batches, Experiment, Params, Put
 from transformer.training.metrics import Sum, merge
+from transformer.training.step import in_parts, make_eval_step
 
 WEIGHTS = ("weights", "guessed", "bytes")
 """Arrays of a batch that say how much each of its places counts: terms are linear in them."""
@@ -20,6 +22,7 @@ Rows = dict[str, jax.Array]
 """Name of a term -> (b, 2): what each row of a batch adds to its total and to its weight."""
 
 
+@dataclasses.dataclass
 class LikelihoodEvaluator:
     """The mean of every term over one pass of `loader`, and perplexity = exp(nats per target), which is the
     term `nll`, or where there is none, `loss`; without `perplexity` the terms alone.
@@ -29,22 +32,19 @@ class LikelihoodEvaluator:
     are added before any is divided, so that the result is the whole set's however ragged the batches are.
     """
 
-    def __init__(
-        self,
-        step: Callable[[Params, Batch], Any],
-        loader: Loader,
-        put: Put = lambda batch: batch,
-        batches: int = 0,
-        perplexity: bool = True,
-    ) -> None:
-        self._step, self._loader, self._put, self._batches = step, loader, put, batches
-        self._perplexity = perplexity
+    step: Callable[[Params, Batch], Any]
+    loader: Batches
+    put: Put = lambda batch: batch
+    batches: int = 0
+    perplexity: bool = True
+
+    def __post_init__(self) -> None:
         self._rows: dict[str, np.ndarray] = {}
 
     def names(self, params: Params) -> list[str]:
         """The names of the results; `params` may be abstract, and nothing is computed."""
-        batch = next(iter(self._loader.iterate(0)), None)
-        found = jax.eval_shape(self._step, params, self._put(batch)) if batch else {}
+        batch = next(iter(self.loader.iterate(0)), None)
+        found = jax.eval_shape(self.step, params, self.put(batch)) if batch else {}
         terms = found[0] if isinstance(found, tuple) else found
         return [*self._with_perplexity(dict.fromkeys(terms, 0.0))]
 
@@ -56,7 +56,7 @@ class LikelihoodEvaluator:
         """
         found = [
             each if isinstance(each, tuple) else (each, {})
-            for each in passed(self._step, params, self._loader, self._put, self._batches)
+            for each in passed(self.step, params, self.loader, self.put, self.batches)
         ]
         merged = merge(terms for terms, _ in found)
         parts = {name: [rows[name] for _, rows in found] for name in found[0][1]}
@@ -70,7 +70,7 @@ class LikelihoodEvaluator:
         n = int(kept_n.sum())
         if not n:
             return {}
-        total = len(getattr(self._loader, "rows", kept_n))
+        total = len(getattr(self.loader, "rows", kept_n))
         found = {"measured": f"{n:,} of {max(n, total):,} rows"}
         if "loss" in self._rows:
             found["measured"] += f", {self._rows['loss'][:, 1].sum():,.0f} targets in them"
@@ -85,11 +85,20 @@ class LikelihoodEvaluator:
         return found
 
     def _with_perplexity(self, results: dict[str, Any]) -> dict[str, Any]:
-        if self._perplexity and "loss" in results:
+        if self.perplexity and "loss" in results:
             with np.errstate(over="ignore"):  # a loss that diverged has infinite perplexity
                 perplexity = np.exp(results["nll" if "nll" in results else "loss"])
             results["perplexity"] = float(perplexity) if np.ndim(perplexity) == 0 else perplexity
         return results
+
+
+def likelihood_evaluator(
+    experiment: Experiment, loader: Batches, put: Put, perplexity: bool = True
+) -> LikelihoodEvaluator:
+    """Measures the terms of an experiment's loss, in as many microbatches as training computes it."""
+    c = experiment.config
+    step = in_parts(by_row(make_eval_step(experiment)), c.parallel.microbatches)
+    return LikelihoodEvaluator(jax.jit(step), loader, put, c.train.evaluate_batches, perplexity)
 
 
 def by_row(step: Callable[[Params, Batch], dict[str, Sum]]) -> Callable[[Params, Batch], Any]:
@@ -134,7 +143,7 @@ def split_by_row(
 
 
 def passed(
-    step: Callable[[Params, Batch], Any], params: Params, loader: Loader, put: Put, batches: int
+    step: Callable[[Params, Batch], Any], params: Params, loader: Batches, put: Put, batches: int
 ) -> Iterator[Any]:
     """What `step` finds of every batch of a pass (of the first `batches`, where that is not 0), on the host.
 
@@ -153,7 +162,7 @@ def passed(
 
 
 def total(
-    step: Callable[[Params, Batch], dict[str, Sum]], params: Params, loader: Loader, put: Put, batches: int
+    step: Callable[[Params, Batch], dict[str, Sum]], params: Params, loader: Batches, put: Put, batches: int
 ) -> dict[str, Sum]:
     """The terms of all batches that `passed` gives, added up."""
     return merge(passed(step, params, loader, put, batches))

@@ -1,4 +1,4 @@
-"""What is measured of written texts: a family of `TextMetric`s."""
+"""The metrics of generated texts, by the names of the key `generate.metric`."""
 
 from collections.abc import Callable
 

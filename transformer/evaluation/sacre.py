@@ -1,4 +1,4 @@
-"""BLEU and chrF as sacreBLEU counts them."""
+"""BLEU and chrF, computed by sacreBLEU."""
 
 from abc import abstractmethod
 from collections.abc import Sequence

@@ -1,15 +1,22 @@
-"""Log-likelihoods of given continuations: what a model would have said, had it said this."""
+"""Log-likelihoods of given continuations, log p(continuation | text)."""
 
+import functools
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from transformer.data.tokenizers import Tokenizer
-from transformer.decoding import batching
+from transformer.decoding.generation import fill, pad
 from transformer.errors import UserError
+from transformer.training.experiment import Batch, Params
+from transformer.training.token_losses import chunked, token_loss
+
+BATCH_SIZE, CHUNK = 16, 128
+"""Rows that are read together, and tokens of each whose logits are held at once."""
 
 
 class Score(NamedTuple):
@@ -54,8 +61,50 @@ def continued(tokenizer: Tokenizer, text: str, continuation: str) -> tuple[list[
     return whole, min(len(head), len(whole) - 1)
 
 
+def score_pairs(experiment: Any, params: Params, pairs: Iterable[tuple[str, str]]) -> Iterator[Score]:
+    """For each (text, continuation) log p(continuation | text) in nats, its number of tokens, and whether
+    greedy decoding would give it (as lm-evaluation-harness does; Gao et al. 2021).
+
+    `experiment.row(text, continuation)` makes the tokens of a pair, or raises a `UserError`; see
+    `score_rows` for what else the experiment has.
+
+    Raises:
+      UserError: a continuation without a token, or longer than the model's longest sequence.
+    """
+
+    def rows() -> Iterator[Row]:
+        for number, (text, continuation) in enumerate(pairs, 1):
+            try:
+                yield experiment.row(text, continuation)
+            except UserError as error:
+                raise UserError(f"pair {number}: {error}") from None
+
+    return score_rows(experiment, params, rows())
+
+
+def score_rows(experiment: Any, params: Params, rows: Iterable[Row]) -> Iterator[Score]:
+    """The score of each row, by `experiment.hidden(params, batch)`, which gives what its model's `unembed`
+    turns into logits; the decoder reads at most `experiment.longest` tokens."""
+    likelihood = functools.partial(_likelihood, experiment, params)
+    return scores(likelihood, rows, batch_size=BATCH_SIZE, room=experiment.longest)
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _likelihood(experiment: Any, params: Params, batch: Batch) -> tuple[jax.Array, ...]:
+    model = experiment.model
+
+    def head(x_bmd: jax.Array, targets_bm: jax.Array) -> tuple[jax.Array, ...]:
+        logits_bmv = model.apply({"params": params}, x_bmd, method="unembed")
+        nll_bm, _, _ = token_loss(logits_bmv, targets_bm, model.vocab_size)
+        return -nll_bm, jnp.argmax(logits_bmv, axis=-1) == targets_bm
+
+    x_btd = experiment.hidden(params, batch)
+    x_bmd = jnp.take_along_axis(x_btd, batch["places"][..., None], axis=1)
+    return chunked(head, x_bmd, batch["targets"], CHUNK)
+
+
 def scores(
-    likelihood: Callable[[dict[str, np.ndarray]], tuple[jax.Array, jax.Array]],
+    likelihood: Callable[[dict[str, np.ndarray]], tuple[jax.Array, ...]],
     rows: Iterable[Row],
     *,
     batch_size: int,
@@ -75,7 +124,7 @@ def scores(
         for first in range(0, len(order), batch_size):
             numbers = order[first : first + batch_size]
             batch = [window[i] for i in numbers]
-            arrays = _arrays(batching.fill(batch, batch_size), room)
+            arrays = _arrays(fill(batch, batch_size), room)
             log_p_bm, likeliest_bm = map(np.asarray, likelihood(arrays))
             for i, row, log_p_m, likeliest_m in zip(numbers, batch, log_p_bm, likeliest_bm, strict=False):
                 n = len(row.tokens) - row.start
@@ -90,7 +139,7 @@ def _arrays(rows: Sequence[Row], room: int) -> dict[str, np.ndarray]:
         arrays |= _side(
             "source_", "source", [row.source for row in rows], max(len(row.source) for row in rows)
         )
-    targets_bm, counts_b = batching.pad([row.tokens[row.start :] for row in rows], room, 0)
+    targets_bm, counts_b = pad([row.tokens[row.start :] for row in rows], room, 0)
     starts_b = np.array([row.start - 1 for row in rows], np.int32)
     last_b = starts_b + counts_b - 1
     places_bm = np.minimum(
@@ -100,7 +149,7 @@ def _arrays(rows: Sequence[Row], room: int) -> dict[str, np.ndarray]:
 
 
 def _side(prefix: str, name: str, rows: Sequence[Sequence[int]], room: int) -> dict[str, np.ndarray]:
-    tokens_bt, lengths_b = batching.pad(rows, room, 0)
+    tokens_bt, lengths_b = pad(rows, room, 0)
     place_bt = np.broadcast_to(np.arange(tokens_bt.shape[1], dtype=np.int32), tokens_bt.shape)
     segments_bt = (place_bt < lengths_b[:, None]).astype(np.int32)
     return {name: tokens_bt, f"{prefix}segments": segments_bt, f"{prefix}positions": place_bt}

@@ -1,4 +1,4 @@
-"""What a metric of written texts is."""
+"""`TextMetric`, the base class of metrics of generated texts."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence

@@ -1,19 +1,22 @@
-"""The explicit key/value cache of incremental decoding."""
+"""The explicit cache of incremental decoding: keys and values, or the states of recurrent layers."""
 
 import dataclasses
 from collections.abc import Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from flax import struct
 
+from transformer.errors import UserError
+
 
 @struct.dataclass
-class LayerCache:
+class KVCache:
     """Keys and values of one attention layer, in slots that the whole batch fills together.
 
-    Head-major, so that a step's two products read each head's slots side by side. One that `wraps` is a ring:
-    of n slots, what would lie in slot j lies in slot j mod n, until what comes n later takes its place.
+    Head-major, so that a step's two products read each head's slots side by side. One that `wraps` is a
+    rolling cache: of n slots, token j lies in slot j mod n, until token j + n overwrites it.
     """
 
     key_bgsk: jax.Array
@@ -21,7 +24,7 @@ class LayerCache:
     wraps: bool = struct.field(pytree_node=False, default=False)
 
     @classmethod
-    def empty(cls, rows: int, slots: int, widths: tuple[int, int, int], dtype) -> "LayerCache":
+    def empty(cls, rows: int, slots: int, widths: tuple[int, int, int], dtype) -> "KVCache":
         """Nothing written yet, of heads, key width and value width `widths`."""
         heads, key, value = widths
         key_bgsk, value_bgsk = (jnp.zeros((rows, heads, slots, width), dtype) for width in (key, value))
@@ -32,7 +35,7 @@ class LayerCache:
         """How many tokens it has room for."""
         return self.key_bgsk.shape[2]
 
-    def write(self, new: "LayerCache", start: jax.Array | int) -> "LayerCache":
+    def write(self, new: "KVCache", start: jax.Array | int) -> "KVCache":
         """The cache with the new keys and values in its slots from `start` on."""
         new, each = dataclasses.replace(new, wraps=self.wraps), start + jnp.arange(new.slots)
 
@@ -46,11 +49,17 @@ class LayerCache:
         return jax.tree.map(put, self, new)
 
     def indices(self, filled: jax.Array | int) -> jax.Array:
-        """Which of `filled` slots without end each slot of a ring holds, (s,); below 0: none yet."""
+        """Which of `filled` tokens each slot of a rolling cache holds, (s,); below 0: none yet."""
         return _held(self.slots, filled)
 
-    def hold(self, slots: int, kept: int, filled: int) -> "LayerCache":
-        """The same with room for `slots`, or where `kept` are fewer a ring of the last of `filled` ones."""
+    def check_rolling(self, t: int, reach: int | None) -> None:
+        """Refuses more tokens at once than leave each of them the keys it reaches back to."""
+        most = self.slots - (reach or self.slots) + 1
+        if t > most:
+            raise UserError(f"{t} tokens at once; a ring of {self.slots} slots takes {most} of this pattern")
+
+    def hold(self, slots: int, kept: int, filled: int) -> "KVCache":
+        """The same with room for `slots`, or where `kept` are fewer a rolling cache of the last ones."""
         size = min(kept, slots)
 
         def fit(x_bgsk: jax.Array) -> jax.Array:
@@ -68,7 +77,9 @@ def _held(ring: int, filled: jax.Array | int) -> jax.Array:
 
 @struct.dataclass
 class Cache:
-    """What a batch of rows has read so far: one `LayerCache` per layer, and which slots are whose.
+    """What a batch of rows has read so far: a cache per layer, and which slots are whose.
+
+    A layer's cache is a `KVCache`, or a state: any other pytree of arrays whose leading axis is the batch.
 
     Row i's token j lies in slot `offsets_b[i] + j`. Rows of different lengths start at different slots and
     end at the same one, so that a new token of every row is one write in place, in slot `filled_b[i]`,
@@ -78,19 +89,11 @@ class Cache:
     m's has read in slot j lies in the `ancestors_mrs[m, i, j]`-th. Without that table each row has its own.
     """
 
-    layers: tuple[LayerCache, ...]
+    layers: tuple[Any, ...]
     offsets_b: jax.Array
     filled_b: jax.Array
     slots: int = struct.field(pytree_node=False)
     ancestors_mrs: jax.Array | None = None
-
-    @classmethod
-    def empty(
-        cls, num_layers: int, offsets_b: jax.Array, slots: int, widths: tuple[int, int, int], dtype
-    ) -> "Cache":
-        """Nothing written yet; row i will begin at slot `offsets_b[i]`."""
-        layer = LayerCache.empty(offsets_b.shape[0], slots, widths, dtype)
-        return cls((layer,) * num_layers, offsets_b, jnp.zeros_like(offsets_b), slots)
 
     @property
     def lengths_b(self) -> jax.Array:
@@ -105,12 +108,21 @@ class Cache:
     def grow(self, slots: int, reaches: Sequence[int | None], rewound: int = 0) -> "Cache":
         """A full cache with empty slots added, up to `slots`.
 
-        Layer i, whose queries see no further back than `reaches[i]` keys (None: all), keeps that many, and
-        those that would be missing once the last `rewound` tokens are taken back.
+        Layer i, whose queries attend no further back than `reaches[i]` keys (None: all), keeps that many, and
+        those that would be missing once the last `rewound` tokens are taken back. States do not grow.
+
+        Raises:
+          UserError: tokens are to be taken back from a state.
         """
-        kept = [slots if reach is None else reach + rewound for reach in reaches]
-        each = zip(self.layers, kept, strict=True)
-        layers = tuple(layer.hold(slots, n, self.slots) for layer, n in each)
+
+        def grown(layer: Any, reach: int | None) -> Any:
+            if isinstance(layer, KVCache):
+                return layer.hold(slots, slots if reach is None else reach + rewound, self.slots)
+            if rewound:
+                raise UserError("no token can be taken back from the state of a recurrent layer")
+            return layer
+
+        layers = tuple(map(grown, self.layers, reaches))
         return dataclasses.replace(self, layers=layers, slots=slots)
 
     def own(self, start: jax.Array | int) -> "Cache":
@@ -131,7 +143,12 @@ class Cache:
             return jax.tree.map(lambda leaf: leaf[rows_b], self)
         m, r, _ = self.ancestors_mrs.shape
         ancestors_mrs = jnp.take_along_axis(self.ancestors_mrs, rows_b.reshape(m, r, 1) % r, axis=1)
-        return dataclasses.replace(self, ancestors_mrs=ancestors_mrs)
+        # Keys and values stay where they are; states, which no table finds, are moved.
+        layers = tuple(
+            layer if isinstance(layer, KVCache) else jax.tree.map(lambda leaf: leaf[rows_b], layer)
+            for layer in self.layers
+        )
+        return dataclasses.replace(self, layers=layers, ancestors_mrs=ancestors_mrs)
 
     def repeat(self, n: int) -> "Cache":
         """n copies of each row, side by side."""

@@ -14,12 +14,12 @@ class FeedForward(nn.Module):
 
     Plain:  down(act(up(x))), with act ReLU (Vaswani et al. 2017, section 3.3) or GELU.
     Gated:  down(act(gate(x)) * up(x)), with act SiLU or GELU: SwiGLU, GeGLU (Shazeer 2020).
-    `kind` is a key of `FEED_FORWARDS`; `d_ff` is the hidden width; `output_scale` multiplies the
-    variance of the output kernel's initialisation.
+    `d_ff` is the hidden width; `output_scale` multiplies the variance of the output kernel's initialisation.
     """
 
     d_ff: int
-    kind: str = "gelu"
+    activation: Callable[[jax.Array], jax.Array]
+    gated: bool = False
     use_bias: bool = True
     dtype: str = "float32"
     output_scale: float = 1.0
@@ -27,23 +27,26 @@ class FeedForward(nn.Module):
     @nn.compact
     def __call__(self, x_btd: jax.Array) -> jax.Array:
         """(b, t, d) -> (b, t, d)."""
-        activation, gated = FEED_FORWARDS[self.kind]
         linear = functools.partial(Linear, use_bias=self.use_bias, dtype=self.dtype)
         up_btf = linear((self.d_ff,), names=("embed", "mlp"), name="up")(x_btd)
-        if gated:
-            hidden_btf = activation(linear((self.d_ff,), names=("embed", "mlp"), name="gate")(x_btd)) * up_btf
+        if self.gated:
+            gate_btf = linear((self.d_ff,), names=("embed", "mlp"), name="gate")(x_btd)
+            hidden_btf = self.activation(gate_btf) * up_btf
         else:
-            hidden_btf = activation(up_btf)
+            hidden_btf = self.activation(up_btf)
         hidden_btf = nn.with_logical_constraint(hidden_btf, ("batch", "length", "mlp"))
         down = linear((x_btd.shape[-1],), names=("mlp", "embed"), init_scale=self.output_scale, name="down")
         return down(hidden_btf)
 
 
-FEED_FORWARDS: dict[str, tuple[Callable[[jax.Array], jax.Array], bool]] = {
-    "relu": (jax.nn.relu, False),
-    "gelu": (jax.checkpoint(jax.nn.gelu), False),
-    "swiglu": (jax.nn.silu, True),
-    "geglu": (jax.checkpoint(jax.nn.gelu), True),
+# The backward pass computes GELU again from its input: it would else keep several arrays of the hidden width.
+_gelu = jax.checkpoint(jax.nn.gelu)
+
+FEED_FORWARDS: dict[str, Callable[..., nn.Module]] = {
+    "relu": functools.partial(FeedForward, activation=jax.nn.relu),
+    "gelu": functools.partial(FeedForward, activation=_gelu),
+    "swiglu": functools.partial(FeedForward, activation=jax.nn.silu, gated=True),
+    "geglu": functools.partial(FeedForward, activation=_gelu, gated=True),
 }
-"""By name: the activation, and whether it gates a second projection. GELU's backward pass computes it anew
-from its input: it would else keep several arrays of the hidden width."""
+"""By the name that `model.feed_forward` gives, what makes a module of `d_ff`, `use_bias`, `dtype` and
+`output_scale`."""

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from flax import linen as nn
 from jax.experimental.layout import Layout, with_layout_constraint
 
-from transformer.layers.place import alone_on_cpu
+from transformer.layers.devices import is_single_cpu
 
 
 class Linear(nn.Module):
@@ -113,7 +113,7 @@ def _dot(a: jax.Array, b: jax.Array, contracted: tuple[int, int]) -> jax.Array:
 
 def _dot_over_rows(x: jax.Array, dy: jax.Array) -> jax.Array:
     """x^T dy."""
-    if x.dtype == jnp.bfloat16 and alone_on_cpu():
+    if x.dtype == jnp.bfloat16 and is_single_cpu():
         return _dot_of_rows(x.T, dy)
     return _dot(x, dy, (0, 0))
 

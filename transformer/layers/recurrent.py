@@ -9,7 +9,7 @@ from flax import linen as nn
 
 from transformer.layers.linear import Linear, contract
 
-State = tuple[jax.Array, ...]
+CellState = tuple[jax.Array, ...]
 """What a cell remembers, in float32: first h, which is also its output, then what else it keeps."""
 
 
@@ -22,12 +22,12 @@ class Cell(Protocol):
     forget: float
 
     @staticmethod
-    def advance(state: State, x: jax.Array, u: jax.Array) -> State:
+    def advance(state: CellState, x: jax.Array, u: jax.Array) -> CellState:
         """The state after one more input."""
         ...
 
     @staticmethod
-    def begin(v: jax.Array) -> State:
+    def begin(v: jax.Array) -> CellState:
         """The state that a vector (..., d) stands for."""
         ...
 
@@ -42,7 +42,7 @@ class GRU:
     gates, parts, forget = 3, 1, 0.0
 
     @staticmethod
-    def advance(state: State, x: jax.Array, u: jax.Array) -> State:
+    def advance(state: CellState, x: jax.Array, u: jax.Array) -> CellState:
         """(h) -> (h')."""
         (h,) = state
         r = jax.nn.sigmoid(x[..., 0, :] + u[..., 0, :])
@@ -51,7 +51,7 @@ class GRU:
         return ((1 - z) * n + z * h,)
 
     @staticmethod
-    def begin(v: jax.Array) -> State:
+    def begin(v: jax.Array) -> CellState:
         """h = tanh(v) (Bahdanau et al. 2015, appendix A.2.2)."""
         return (jnp.tanh(v),)
 
@@ -66,7 +66,7 @@ class LSTM:
     gates, parts, forget = 4, 2, 1.0
 
     @staticmethod
-    def advance(state: State, x: jax.Array, u: jax.Array) -> State:
+    def advance(state: CellState, x: jax.Array, u: jax.Array) -> CellState:
         """(h, c) -> (h', c')."""
         _, c = state
         i, f, g, o = (x[..., k, :] + u[..., k, :] for k in range(4))
@@ -74,7 +74,7 @@ class LSTM:
         return jax.nn.sigmoid(o) * jnp.tanh(c), c
 
     @staticmethod
-    def begin(v: jax.Array) -> State:
+    def begin(v: jax.Array) -> CellState:
         """c = v, h = tanh(v)."""
         return jnp.tanh(v), v
 
@@ -109,7 +109,7 @@ class Feedback(nn.Module):
         return kernel, bias
 
 
-class Recurrent(nn.Module):
+class RNNLayer(nn.Module):
     """h_t = cell(h_{t-1}, W x_t + b, U h_{t-1} + c), over the segments of packed rows.
 
     W x + b is one product for all steps; only U h is left to the loop. With `reverse` the loop runs from
@@ -144,7 +144,7 @@ class Recurrent(nn.Module):
         h_tbd = _scan(kind, self.reverse, self.dtype, x_tbgd, self.recurrent(), begin, flags)
         return h_tbd.swapaxes(0, 1).astype(self.dtype)
 
-    def step(self, x: jax.Array, state: State) -> State:
+    def step(self, x: jax.Array, state: CellState) -> CellState:
         """The state after one input (..., any), of states (..., d)."""
         u = _recur(state, self.recurrent(), self.dtype)
         return CELLS[self.cell].advance(state, self.input(x).astype(jnp.float32), u)
@@ -159,12 +159,12 @@ def boundaries(segments_bt: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]
     return starts_bt, ends_bt, valid_bt
 
 
-def _recur(state: State, u: tuple[jax.Array, jax.Array], dtype: str) -> jax.Array:
+def _recur(state: CellState, u: tuple[jax.Array, jax.Array], dtype: str) -> jax.Array:
     kernel, bias = u
     return contract(state[0], kernel, dtype=dtype, out_dtype=jnp.float32) + bias
 
 
-def _where(flag_b: jax.Array, a: State, b: State) -> State:
+def _where(flag_b: jax.Array, a: CellState, b: CellState) -> CellState:
     return jax.tree.map(functools.partial(jnp.where, flag_b[:, None]), a, b)
 
 

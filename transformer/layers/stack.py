@@ -1,14 +1,15 @@
-"""A stack of equal blocks: one parameter layout, run by a scan or unrolled.
+"""Blocks, and stacks of them: one parameter layout, run by a scan or unrolled.
 
-The parameters of all blocks are one tree whose leaves have a leading `layers` axis. Running them is plain
-functional code over that tree, so scanned and unrolled stacks, rematerialised or not, are the same
+The parameters of all blocks are trees whose leaves have a leading `layers` axis. Running them is plain
+functional code over these trees, so scanned and unrolled stacks, rematerialised or not, are the same
 function of the same parameters and random numbers, and checkpoints do not know the difference.
 """
 
-import itertools
+import dataclasses
+import functools
 import operator
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -16,11 +17,19 @@ from flax import linen as nn
 from jax.ad_checkpoint import checkpoint_policies as policies
 
 from transformer.errors import UserError
-from transformer.layers.cache import LayerCache
+from transformer.layers.cache import KVCache
+from transformer.layers.devices import platform
 from transformer.layers.kernels.reference import SAVED
+from transformer.layers.masks import Mask
+from transformer.layers.mixers import Attention, Mixer
+
+PLACEMENTS = ("pre", "post", "sandwich")
 
 HOST = "pinned_host"
-"""The memory that `offload` takes things to."""
+"""The memory that `offload` moves activations to."""
+
+OFFLOADING = ("cpu", "gpu", "nvidia", "tpu")
+"""Platforms that have it, by `devices.platform`."""
 
 REMAT: dict[str, Callable | None] = {
     "none": None,
@@ -30,10 +39,223 @@ REMAT: dict[str, Callable | None] = {
     "attention": policies.save_only_these_names(SAVED),
     "offload": policies.offload_dot_with_no_batch_dims("device", HOST),
 }
-"""What the backward pass keeps from the forward pass: everything; nothing but the blocks' inputs; the results
-of all matrix products; only of those with weights, which have no batch axis; what attention's kernels give
-back; or the products with weights again, in the host's memory
+"""What the backward pass keeps of the forward pass: everything; nothing but the blocks' inputs; the results
+of all matrix products; only of those with weights, which have no batch axis; the outputs of attention
+kernels; or the products with weights, in the host's memory
 (Chen et al. 2016, "Training deep nets with sublinear memory cost")."""
+
+COLLECTIONS = ("intermediates", "terms")
+"""What blocks may sow: intermediates to look at, and `Sum`s for the objective."""
+
+
+class Block(nn.Module):
+    """Residual sublayers, mixer then feed-forward, each normalised where `placement` says:
+
+    post:      x <- Norm(x + Dropout(f(x)))              (Vaswani et al. 2017, section 3.1)
+    pre:       x <- x + Dropout(f(Norm(x)))              (Xiong et al. 2020)
+    sandwich:  x <- x + Dropout(Norm(f(Norm(x))))        (Ding et al. 2021, CogView, section 2.4)
+
+    `norm` builds a normalisation module from its name. With `cross_attention`, whose position encoding must
+    be none, there is a third sublayer between the two, which attends to another sequence, the memory.
+    """
+
+    mixer: Mixer
+    feed_forward: nn.Module
+    norm: Callable[..., nn.Module]
+    placement: str = "pre"
+    dropout: float = 0.0
+    cross_attention: Attention | None = None
+
+    preserve_adopted_names: ClassVar[bool] = True
+    """For flax: the mixer's parameters go by the name that it was built with."""
+
+    @nn.compact
+    def __call__(
+        self,
+        x_btd: jax.Array,
+        cache: Any = None,
+        memory: jax.Array | KVCache | None = None,
+        *,
+        memory_mask: Mask | None = None,
+        train: bool = False,
+        **inputs: Any,
+    ) -> tuple[jax.Array, Any]:
+        """(b, t, d) -> (b, t, d), and the mixer's new cache; `inputs` as for `Mixer`.
+
+        `memory` is (m, s, d), or its `keys_values`; b / m rows of x in turn share one of its rows.
+        """
+        y_btd, cache = self.mixer(self._before("attention", x_btd), cache=cache, train=train, **inputs)
+        x_btd = self._after("attention", x_btd, y_btd, train)
+        if self.cross_attention is not None:
+            y_btd = self._cross(self._before("cross_attention", x_btd), memory, memory_mask or Mask(), train)
+            x_btd = self._after("cross_attention", x_btd, y_btd, train)
+        y_btd = self.feed_forward(self._before("feed_forward", x_btd))
+        return self._after("feed_forward", x_btd, y_btd, train), cache
+
+    def keys_values(self, memory_msd: jax.Array) -> KVCache:
+        """The keys and values of another sequence, (m, s, d), for `memory`."""
+        assert self.cross_attention is not None
+        return self.cross_attention.keys_values(memory_msd, jnp.arange(memory_msd.shape[1])[None])
+
+    def _before(self, name: str, x_btd: jax.Array) -> jax.Array:
+        return x_btd if self.placement == "post" else self.norm(name=f"{name}_norm")(x_btd)
+
+    def _after(self, name: str, x_btd: jax.Array, y_btd: jax.Array, train: bool) -> jax.Array:
+        if self.placement == "sandwich":
+            y_btd = self.norm(name=f"{name}_output_norm")(y_btd)
+        if self.dropout:
+            y_btd = nn.Dropout(self.dropout, name=f"{name}_dropout")(y_btd, deterministic=not train)
+        x_btd = x_btd + y_btd
+        return self.norm(name=f"{name}_norm")(x_btd) if self.placement == "post" else x_btd
+
+    def _cross(self, x_btd: jax.Array, memory: Any, mask: Mask, train: bool) -> jax.Array:
+        memory = memory if isinstance(memory, KVCache) else self.keys_values(memory)
+        # Queries of one memory are independent of one another: those of several rows may be one row's.
+        x_mtd = x_btd.reshape(memory.key_bgsk.shape[0], -1, x_btd.shape[-1])
+        positions_mt = jnp.zeros(x_mtd.shape[:2], jnp.int32)
+        assert self.cross_attention is not None
+        y_mtd, _ = self.cross_attention(
+            x_mtd, mask=mask, positions_bt=positions_mt, memory=memory, train=train
+        )
+        return y_mtd.reshape(x_btd.shape)
+
+
+@dataclasses.dataclass(frozen=True)
+class Stack:
+    """`num_layers` blocks, of which layer i is `blocks[i mod m]`, of the kind `kinds[i mod m]`.
+
+    Where the blocks of all kinds have the same parameters, these are one tree with a leading `layers` axis;
+    otherwise {kind: tree}, each with the layers of that kind.
+
+    With `scan` one round of m blocks is compiled and scanned over the layers; `remat` is a key of `REMAT`;
+    `drops` says whether blocks have dropout.
+    """
+
+    blocks: tuple[Block, ...]
+    kinds: tuple[str, ...]
+    num_layers: int
+    scan: bool = False
+    remat: str = "none"
+    drops: bool = False
+
+    def init(self, rng: jax.Array, *args: Any, **inputs: Any) -> Any:
+        """The parameters, drawn; `args` and `inputs` as for a block."""
+        rngs_n, m = jax.random.split(rng, self.num_layers), len(self.kinds)
+
+        def stacked(block: Block, rngs_n: jax.Array) -> Any:
+            params_n = jax.vmap(lambda rng: block.init(rng, *args, **inputs)["params"])(rngs_n)
+            return nn.meta.add_axis(params_n, 0, {nn.PARTITION_NAME: "layers"})
+
+        kinds = dict(zip(self.kinds, self.blocks, strict=True))
+        if len(kinds) > 1:
+            trees = [jax.eval_shape(functools.partial(stacked, block), rngs_n) for block in kinds.values()]
+            alike = all(jax.tree.flatten(tree) == jax.tree.flatten(trees[0]) for tree in trees)
+        if len(kinds) == 1 or alike:
+            return stacked(self.blocks[0], rngs_n)
+        layers = {kind: [i for i in range(self.num_layers) if self.kinds[i % m] == kind] for kind in kinds}
+        return {kind: stacked(block, rngs_n[jnp.array(layers[kind])]) for kind, block in kinds.items()}
+
+    def unstack(self, params: Any) -> list[Any]:
+        """One tree per layer, in order."""
+        if set(params) != set(self.kinds):
+            return _unstack(params)
+        layers = {kind: iter(_unstack(params_n)) for kind, params_n in params.items()}
+        return [next(layers[self.kinds[i % len(self.kinds)]]) for i in range(self.num_layers)]
+
+    def run(
+        self,
+        owner: nn.Module,
+        name: str,
+        params: Any,
+        x_btd: jax.Array,
+        *,
+        train: bool = False,
+        **inputs: Any,
+    ) -> jax.Array:
+        """Applies the blocks in turn, in the sequence form: (b, t, d) -> (b, t, d); `inputs` go to each.
+
+        `owner`, the module that the stack is of, gives every layer its own random numbers. What blocks sow is
+        sown there under `name`, a list with an entry per layer, in the collections that are asked for.
+        """
+        m, asked = len(self.blocks), []
+        if not owner.is_initializing():
+            asked = [name for name in COLLECTIONS if owner.is_mutable_collection(name)]
+        rngs_n = (
+            jax.random.split(owner.make_rng("dropout"), self.num_layers) if train and self.drops else None
+        )
+
+        def runner(block: Block) -> Callable:
+            def run_block(x_btd: jax.Array, params: Any, rng: jax.Array | None) -> tuple[jax.Array, Any]:
+                rngs = {} if rng is None else {"dropout": rng}
+                variables, options = {"params": params}, {"rngs": rngs, "mutable": asked, "train": train}
+                (x_btd, _), sown = block.apply(variables, x_btd, **options, **inputs)
+                return x_btd, sown
+
+            return rematerialised(run_block, self.remat, prevent_cse=not self.scan)
+
+        def run_layers(x_btd: jax.Array, layers: Iterable[tuple[Any, Any]]) -> tuple[jax.Array, list[Any]]:
+            sown = []
+            for i, (params, rng) in enumerate(layers):
+                with jax.named_scope(f"block_{i}"):  # the name of its kernels in a profiler's trace
+                    x_btd, found = runners[i % m](x_btd, params, rng)
+                sown.append(found)
+            return x_btd, sown
+
+        def run_round(x_btd: jax.Array, layers: tuple[Any, Any]) -> tuple[jax.Array, list[Any]]:
+            return run_layers(x_btd, dataclasses.replace(self, num_layers=m).per_layer(*layers))
+
+        runners = [runner(block) for block in self.blocks]
+        if self.scan:
+            if m == 1:  # without a reshape, for which XLA would keep a copy of each layer's parameters
+                layers, body = (params, rngs_n), lambda x_btd, layer: runners[0](x_btd, *layer)
+                x_btd, found = jax.lax.scan(body, x_btd, layers)
+                stacked = [found]
+            else:
+                rounds = self.num_layers // m
+                layers = jax.tree.map(lambda x: x.reshape(rounds, -1, *x.shape[1:]), (params, rngs_n))
+                x_btd, stacked = jax.lax.scan(run_round, x_btd, layers)
+            sown = [jax.tree.map(operator.itemgetter(i // m), stacked[i % m]) for i in range(self.num_layers)]
+        else:
+            x_btd, sown = run_layers(x_btd, self.per_layer(params, rngs_n))
+        for collection in asked:
+            owner.sow(collection, name, [found.get(collection, {}) for found in sown])
+        return x_btd
+
+    def per_layer(self, params: Any, rngs_n: jax.Array | None) -> Iterable[tuple[Any, Any]]:
+        """The parameters and random numbers of each layer."""
+        return zip(self.unstack(params), [None] * self.num_layers if rngs_n is None else rngs_n, strict=True)
+
+    def extend(
+        self,
+        layers: list[Any],
+        x_btd: jax.Array,
+        caches: Sequence[Any],
+        memories: Sequence[KVCache | None] = (),
+        rngs_n: jax.Array | None = None,
+        **inputs: Any,
+    ) -> tuple[jax.Array, tuple[Any, ...]]:
+        """Applies the blocks to new tokens, in the step form, on top of a cache per layer (and the keys and
+        values of a memory per layer), from the parameters that `unstack` gave.
+
+        Always unrolled: each layer then updates its own cache in place, and a loop over tokens around it
+        keeps the per-layer parameters out of its body.
+        """
+        extended = []
+        memories = memories or (None,) * self.num_layers
+        for i, (params, cache, memory) in enumerate(zip(layers, caches, memories, strict=True)):
+            block, rngs = self.block(i), {} if rngs_n is None else {"dropout": rngs_n[i]}
+            x_btd, cache = block.apply({"params": params}, x_btd, cache, memory, rngs=rngs, **inputs)
+            extended.append(cache)
+        return x_btd, tuple(extended)
+
+    def block(self, i: int) -> Block:
+        """That of layer i."""
+        return self.blocks[i % len(self.blocks)]
+
+    @property
+    def mixers(self) -> list[Mixer]:
+        """The mixer of each layer."""
+        return [self.block(i).mixer for i in range(self.num_layers)]
 
 
 def rematerialised(run: Callable, remat: str, *, prevent_cse: bool) -> Callable:
@@ -44,126 +266,15 @@ def rematerialised(run: Callable, remat: str, *, prevent_cse: bool) -> Callable:
     """
     if REMAT[remat] is None:
         return run
-    device = jax.devices()[0]
-    if remat == "offload" and HOST not in [memory.kind for memory in device.addressable_memories()]:
+    if remat == "offload" and platform() not in OFFLOADING:
         expected = ", ".join(repr(name) for name in REMAT if name != "offload")
-        raise UserError(f"remat: 'offload', but {device.platform} has no {HOST}; expected one of {expected}")
+        raise UserError(f"remat: 'offload', but {platform()} has no {HOST}; expected one of {expected}")
     return jax.checkpoint(run, policy=REMAT[remat], prevent_cse=prevent_cse)
 
 
-def init_stack(block: nn.Module, num_layers: int) -> Callable[..., Any]:
-    """An initialiser of the stacked parameters: (rng, *block inputs) -> tree with a `layers` axis."""
-
-    def init(rng: jax.Array, *args, **kwargs) -> Any:
-        one = jax.vmap(lambda layer_rng: block.init(layer_rng, *args, **kwargs)["params"])
-        return nn.meta.add_axis(one(jax.random.split(rng, num_layers)), 0, {nn.PARTITION_NAME: "layers"})
-
-    return init
-
-
-def unstack(params_n: Any) -> list[Any]:
-    """One tree per layer. Splitting all at once makes the gradient one concatenation, where indexing
-    layer by layer would add up as many full-size arrays as there are layers."""
+def _unstack(params_n: Any) -> list[Any]:
+    # Splitting all at once makes the gradient one concatenation, where indexing layer by layer would add up
+    # as many full-size arrays as there are layers.
     leaves, structure = jax.tree.flatten(params_n)
     layers = [[part[0] for part in jax.lax.split(leaf, [1] * leaf.shape[0])] for leaf in leaves]
     return [jax.tree.unflatten(structure, layer) for layer in zip(*layers, strict=True)]
-
-
-def run_stack(
-    blocks: Sequence[nn.Module],
-    params_n: Any,
-    x_btd: jax.Array,
-    *,
-    rng: jax.Array | None = None,
-    scan: bool = False,
-    remat: str = "none",
-    watch: bool = False,
-    **inputs: Any,
-) -> tuple[jax.Array, Any]:
-    """Applies the blocks in turn: (b, t, d) -> (b, t, d), and their intermediates.
-
-    Layer i is run by the (i mod m)-th of the m `blocks`, which differ in nothing that has parameters.
-    `params_n` is the stacked tree of `init_stack`; `rng` gives every layer its own dropout;
-    `inputs` go to every block; the second result holds what the blocks sowed, stacked over layers, where
-    `watch` is set, and is empty otherwise.
-    """
-    num_layers = jax.tree.leaves(params_n)[0].shape[0]
-
-    def runner(block: nn.Module) -> Callable:
-        def run(x_btd: jax.Array, layer: tuple[Any, jax.Array | None]) -> tuple[jax.Array, Any]:
-            params, layer_rng = layer
-            rngs = {} if layer_rng is None else {"dropout": layer_rng}
-            mutable = ["intermediates"] if watch else []
-            (x_btd, _), sown = block.apply({"params": params}, x_btd, rngs=rngs, mutable=mutable, **inputs)
-            return x_btd, sown.get("intermediates", {})
-
-        return rematerialised(run, remat, prevent_cse=not scan)
-
-    def run_layers(x_btd: jax.Array, layers: Sequence[Any]) -> tuple[jax.Array, Any]:
-        sown = []
-        for i, layer in enumerate(layers):
-            with jax.named_scope(f"block_{i}"):  # the name of its kernels in a profiler's trace
-                x_btd, layer_sown = runners[i % len(runners)](x_btd, layer)
-            sown.append(layer_sown)
-        return x_btd, jax.tree.map(lambda *leaves: jnp.stack(leaves), *sown)
-
-    runners = [runner(block) for block in blocks]
-    rngs_n = None if rng is None else jax.random.split(rng, num_layers)
-    if not scan:
-        rngs = [None] * num_layers if rngs_n is None else rngs_n
-        return run_layers(x_btd, [*zip(unstack(params_n), rngs, strict=True)])
-    if len(runners) == 1:
-        return jax.lax.scan(runners[0], x_btd, (params_n, rngs_n))
-    rounds = jax.tree.map(lambda x: x.reshape(-1, len(runners), *x.shape[1:]), (params_n, rngs_n))
-
-    def run_round(x_btd: jax.Array, layers: Any) -> tuple[jax.Array, Any]:
-        return run_layers(x_btd, [jax.tree.map(operator.itemgetter(i), layers) for i in range(len(runners))])
-
-    x_btd, sown = jax.lax.scan(run_round, x_btd, rounds)
-    return x_btd, jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), sown)
-
-
-def run_blocks(
-    owner: nn.Module,
-    name: str,
-    blocks: Sequence[nn.Module],
-    params_n: Any,
-    x_btd: jax.Array,
-    *,
-    dropping: bool,
-    train: bool,
-    **options: Any,
-) -> jax.Array:
-    """`run_stack` for the module that owns the blocks: its random numbers, where they drop anything in
-    training, and its intermediates, sown under `name` where someone looks at them."""
-    watch = owner.is_mutable_collection("intermediates") and not owner.is_initializing()
-    rng = owner.make_rng("dropout") if dropping and train else None
-    x_btd, sown = run_stack(blocks, params_n, x_btd, rng=rng, watch=watch, train=train, **options)
-    if watch:
-        owner.sow("intermediates", name, sown)
-    return x_btd
-
-
-def extend_stack(
-    blocks: Sequence[nn.Module],
-    layers: list[Any],
-    x_btd: jax.Array,
-    caches: tuple[LayerCache, ...],
-    memories: tuple[LayerCache | None, ...] = (),
-    rngs_n: jax.Array | None = None,
-    **inputs: Any,
-) -> tuple[jax.Array, tuple[LayerCache, ...]]:
-    """Applies the blocks to new tokens on top of a cache per layer (and, where the blocks look at another
-    sequence, what each remembers of it), from parameters already unstacked, with `rngs_n` for dropout.
-
-    Always unrolled: each layer then updates its own cache in place, and a loop over tokens around it
-    keeps the per-layer parameters out of its body.
-    """
-    extended = []
-    memories = memories or (None,) * len(layers)
-    rngs = [{} if rngs_n is None else {"dropout": rngs_n[i]} for i in range(len(layers))]
-    each = zip(itertools.cycle(blocks), layers, caches, memories, rngs, strict=False)
-    for block, params, cache, memory, layer_rngs in each:
-        x_btd, cache = block.apply({"params": params}, x_btd, cache, memory, rngs=layer_rngs, **inputs)
-        extended.append(cache)
-    return x_btd, tuple(extended)

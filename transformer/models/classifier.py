@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
-from transformer.errors import UserError
+from transformer.config import Rate
 from transformer.layers.linear import Linear
 from transformer.models.encoder import EncoderConfig, TextEncoder
 
@@ -48,15 +48,10 @@ def pool(kind: str, x_btd: jax.Array, segments_bt: jax.Array, k: int) -> jax.Arr
 
 @dataclass(frozen=True)
 class ClassifierConfig(EncoderConfig):
-    """The shape of a classifier of texts; `configs/base/` says what each key means."""
+    """The shape of a classifier of texts."""
 
-    pooling: Literal["mean", "cls", "max"] = "mean"
-    head_dropout: float = 0.0
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not 0 <= self.head_dropout < 1:
-            raise UserError(f"head_dropout: {self.head_dropout}; expected a rate in [0, 1)")
+    pooling: Literal["mean", "cls", "max"] = "mean"  # over tokens; cls: the first token
+    head_dropout: Rate = 0.0  # dropout rate before the classification head
 
 
 class ClassifierHead(nn.Module):

@@ -1,39 +1,26 @@
-"""The decoder-only Transformer: a causal language model."""
+"""The decoder-only Transformer: a causal language model, in training and with a KV cache."""
 
+import dataclasses
 from dataclasses import dataclass
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
+from flax import struct
 
-from transformer.errors import UserError
+from transformer.layers.cache import Cache
 from transformer.layers.embedding import Embedding, Unembedding
 from transformer.layers.masks import Mask
-from transformer.layers.stack import init_stack, run_blocks
-from transformer.models.stack_config import StackConfig, check_rms
+from transformer.layers.stack import Stack
+from transformer.models.text_config import TextConfig
 
 
 @dataclass(frozen=True)
-class DecoderConfig(StackConfig):
-    """The shape of a decoder; `configs/base/` says what each key means."""
+class DecoderConfig(TextConfig):
+    """The shape of a decoder."""
 
-    tie_embeddings: bool = True
-    scale_embeddings: bool = False
-    embedding_rms: float = 0.0
-    position_rms: float = 0.0
-    vocab_multiple: int = 128
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.vocab_multiple < 1:
-            raise UserError(f"vocab_multiple: {self.vocab_multiple}; expected at least 1")
-        check_rms(self.embedding_rms, self.position_rms, self.position)
-
-    @property
-    def added_rms(self) -> float:
-        """What `position_rms` says, or `embedding_rms`."""
-        return self.position_rms or self.embedding_rms
+    tie_embeddings: bool = True  # one matrix for the embedding and the output
 
     def build(self, vocab_size: int) -> nn.Module:
         """The model for so many tokens."""
@@ -82,17 +69,14 @@ class Decoder(nn.Module):
         c = self.config
         if positions_bt is None:
             positions_bt = jnp.broadcast_to(jnp.arange(tokens_bt.shape[1]), tokens_bt.shape)
-        blocks = c.blocks(causal=True)
+        stack = c.stack(causal=True)
         example = {"mask": Mask(causal=True), "positions_bt": positions_bt[:1, :1]}
-        init = init_stack(blocks[0], c.num_layers)
-        params_n = self.param("blocks", init, jnp.zeros((1, 1, c.d_model), c.dtype), **example)
-        x_btd = run_blocks(
+        params = self.param("blocks", stack.init, jnp.zeros((1, 1, c.d_model), c.dtype), **example)
+        x_btd = stack.run(
             self,
             "blocks",
-            blocks,
-            params_n,
+            params,
             self.embed(tokens_bt, positions_bt, train),
-            **c.running,
             mask=Mask(segments_bt, segments_bt, causal=True),
             positions_bt=positions_bt,
             train=train,
@@ -113,3 +97,110 @@ class Decoder(nn.Module):
         """(b, t, d) -> float32 logits (b, t, v), v rounded up to `vocab_multiple`."""
         logits_btv = self.embedding.attend(x_btd) if self.config.tie_embeddings else self.unembedding(x_btd)
         return nn.with_logical_constraint(logits_btv, ("batch", "length", "vocab"))
+
+    def logits(self, x_btd: jax.Array) -> jax.Array:
+        """What the last block gives, (b, t, d) -> float32 logits (b, t, v) of the real tokens."""
+        return self.unembed(self.normalize(x_btd))[..., : self.vocab_size]
+
+
+def extend_cache(
+    model: nn.Module,
+    stack: Stack,
+    params: Any,
+    layers: list[Any],
+    tokens_bt: jax.Array,
+    cache: Cache,
+    start: jax.Array | int,
+    **inputs: Any,
+) -> tuple[jax.Array, Cache]:
+    """Appends tokens to a cache, in its slots from `start` on: (b, t) -> (b, t, d), before the final
+    normalisation, and the cache; `layers` are the stack's parameters, unstacked, `inputs` as for
+    `Stack.extend`."""
+    cache = cache.own(start)
+    slots_t = start + jnp.arange(tokens_bt.shape[1])
+    positions_bt = jnp.maximum(slots_t - cache.offsets_b[:, None], 0)
+    key_positions_bs = cache.positions_bs
+    # From slot 0 on, queries stand where the keys do, which is what the kernels of training ask for.
+    from_0 = isinstance(start, int) and start == 0
+    x_btd, extended = stack.extend(
+        layers,
+        model.apply({"params": params}, tokens_bt, positions_bt, method="embed"),
+        cache.layers,
+        mask=Mask(
+            query_indices_bt=None if from_0 else jnp.broadcast_to(slots_t, positions_bt.shape),
+            key_valid_bs=key_positions_bs >= 0,
+            ancestors_mrs=cache.ancestors_mrs,
+            origins_b=cache.offsets_b,
+            causal=True,
+        ),
+        positions_bt=positions_bt,
+        start=start,
+        key_positions_bs=key_positions_bs,
+        **inputs,
+    )
+    filled_b = cache.filled_b + tokens_bt.shape[1]
+    return x_btd, dataclasses.replace(cache, layers=extended, filled_b=filled_b)
+
+
+@struct.dataclass
+class DecoderStepper:
+    """A decoder and its parameters behind the `Stepper` protocol (see `transformer.decoding.stepper`).
+
+    Build it with `of`, which takes the stacked block parameters apart once, outside every loop:
+    `layers` has one tree per block, `params` everything else.
+    """
+
+    params: Any
+    layers: list[Any]
+    model: Decoder = struct.field(pytree_node=False)
+
+    @classmethod
+    def of(cls, model: Decoder, params: Any) -> "DecoderStepper":
+        """From the parameters as they are trained and saved."""
+        others = {name: value for name, value in params.items() if name != "blocks"}
+        return cls(others, model.config.stack(causal=True).unstack(params["blocks"]), model)
+
+    @property
+    def vocab_size(self) -> int:
+        """The number of real tokens."""
+        return self.model.vocab_size
+
+    def prefill(
+        self, tokens_bt: jax.Array, lengths_b: jax.Array, room: int, rewound: int = 0
+    ) -> tuple[jax.Array, Cache]:
+        """Reads right-padded prompts; the logits are those after each row's last token."""
+        (rows, width), stack = tokens_bt.shape, self.model.config.stack(causal=True)
+        # The padding moves to the left, so that every row ends at the same slot.
+        offsets_b = width - lengths_b
+        tokens_bt = jax.vmap(jnp.roll)(tokens_bt, offsets_b)
+        empty = tuple(mixer.empty_cache(rows, width) for mixer in stack.mixers)
+        cache = Cache(empty, offsets_b, jnp.zeros_like(offsets_b), width)
+        x_btd, cache = extend_cache(self.model, stack, self.params, self.layers, tokens_bt, cache, 0)
+        cache = cache.grow(width + room, [mixer.reach for mixer in stack.mixers], rewound)
+        return self._logits(x_btd[:, -1:])[:, 0], cache
+
+    def step(self, tokens_b: jax.Array, cache: Cache) -> tuple[jax.Array, Cache]:
+        """Appends one token to each row."""
+        logits_b1v, cache = self.extend(tokens_b[:, None], cache)
+        return logits_b1v[:, 0], cache
+
+    def extend(self, tokens_bn: jax.Array, cache: Cache) -> tuple[jax.Array, Cache]:
+        """Appends n tokens to each row, in one pass."""
+        stack, start = self.model.config.stack(causal=True), cache.filled_b[0]
+        x_bnd, cache = extend_cache(self.model, stack, self.params, self.layers, tokens_bn, cache, start)
+        return self._logits(x_bnd), cache
+
+    def rewind(self, cache: Cache, n: jax.Array | int) -> Cache:
+        """The cache without each row's last n tokens."""
+        return cache.rewind(n)
+
+    def repeat(self, cache: Cache, n: int) -> Cache:
+        """n copies of each row, side by side."""
+        return cache.repeat(n)
+
+    def reorder(self, cache: Cache, rows_b: jax.Array) -> Cache:
+        """The rows in another order, or some of them several times."""
+        return cache.take(rows_b)
+
+    def _logits(self, x_btd: jax.Array) -> jax.Array:
+        return self.model.apply({"params": self.params}, x_btd, method="logits")

@@ -6,35 +6,19 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
-from transformer.errors import UserError
+from transformer.config import Positive
 from transformer.layers.embedding import Embedding
 from transformer.layers.masks import Mask
-from transformer.layers.stack import init_stack, run_blocks
-from transformer.models.stack_config import StackConfig, check_rms
+from transformer.models.stack_config import StackConfig
+from transformer.models.text_config import TextConfig
 
 
 @dataclass(frozen=True)
-class EncoderConfig(StackConfig):
-    """The shape of an encoder of text; `configs/base/` says what each key means."""
+class EncoderConfig(TextConfig):
+    """The shape of an encoder of text."""
 
-    scale_embeddings: bool = False
-    embedding_rms: float = 0.0
-    position_rms: float = 0.0
-    vocab_multiple: int = 128
-    num_token_types: int = 2
-    embedding_norm: bool = False
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        for key in ("vocab_multiple", "num_token_types"):
-            if getattr(self, key) < 1:
-                raise UserError(f"{key}: {getattr(self, key)}; expected at least 1")
-        check_rms(self.embedding_rms, self.position_rms, self.position)
-
-    @property
-    def added_rms(self) -> float:
-        """What `position_rms` says, or `embedding_rms`."""
-        return self.position_rms or self.embedding_rms
+    num_token_types: Positive = 2  # token type (segment) embeddings, for pairs of texts; 1: none
+    embedding_norm: bool = False  # normalise the sum of embeddings before the first block, as BERT does
 
 
 class Encoder(nn.Module):
@@ -58,22 +42,11 @@ class Encoder(nn.Module):
             x_btd = c.normalization(name="embedding_norm")(x_btd)
         x_btd = nn.Dropout(c.embedding_dropout)(x_btd, deterministic=not train)
         x_btd = nn.with_logical_constraint(x_btd, ("batch", "length", "activation_embed"))
-        blocks = c.blocks()
+        stack = c.stack()
         example = {"mask": Mask(), "positions_bt": jnp.zeros((1, 1), jnp.int32)}
-        params_n = self.param(
-            "blocks", init_stack(blocks[0], c.num_layers), jnp.zeros((1, 1, c.d_model), c.dtype), **example
-        )
-        x_btd = run_blocks(
-            self,
-            "blocks",
-            blocks,
-            params_n,
-            x_btd,
-            **c.running,
-            mask=Mask(segments_bt, segments_bt),
-            positions_bt=positions_bt,
-            train=train,
-        )
+        params = self.param("blocks", stack.init, jnp.zeros((1, 1, c.d_model), c.dtype), **example)
+        mask = Mask(segments_bt, segments_bt)
+        x_btd = stack.run(self, "blocks", params, x_btd, mask=mask, positions_bt=positions_bt, train=train)
         return x_btd if c.norm_placement == "post" else c.normalization(name="final_norm")(x_btd)
 
 

@@ -9,32 +9,35 @@ import jax.numpy as jnp
 from flax import linen as nn
 from flax import struct
 
-from transformer.errors import UserError
-from transformer.layers.block import Block
-from transformer.layers.cache import Cache, LayerCache
+from transformer.config import Nonnegative
+from transformer.layers.cache import Cache, KVCache
 from transformer.layers.embedding import Embedding, Unembedding
 from transformer.layers.masks import Mask
-from transformer.layers.stack import init_stack, run_blocks, unstack
-from transformer.models.decoder import DecoderConfig
-from transformer.models.decoder_stepper import extend
+from transformer.layers.stack import Stack
+from transformer.models.decoder import DecoderConfig, extend_cache
 
 
 @dataclass(frozen=True)
 class EncoderDecoderConfig(DecoderConfig):
-    """The shape of an encoder-decoder; `configs/base/` says what each key means."""
+    """The shape of an encoder-decoder."""
 
-    num_encoder_layers: int = 0
-    share_embeddings: bool = True
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.num_encoder_layers < 0:
-            raise UserError(f"num_encoder_layers: {self.num_encoder_layers}; expected 1 or more, or 0")
+    num_encoder_layers: Nonnegative = 0  # blocks of the encoder; 0: num_layers, which are the decoder's
+    share_embeddings: bool = True  # one embedding for source and target
 
     @property
     def encoder_layers(self) -> int:
         """The number of the encoder's blocks."""
         return self.num_encoder_layers or self.num_layers
+
+    @property
+    def encoder_stack(self) -> Stack:
+        """The blocks over sources."""
+        return self.stack(self.encoder_layers)
+
+    @property
+    def decoder_stack(self) -> Stack:
+        """The blocks over targets, which attend to the sources too."""
+        return self.stack(cross=True, causal=True)
 
     def build(self, vocab_size: int) -> nn.Module:
         """The model for so many tokens, source and target together."""
@@ -69,8 +72,7 @@ class EncoderDecoder(nn.Module):
             self.unembedding = Unembedding(self.vocab_size, c.vocab_multiple, c.dtype)
         x_btd = jnp.zeros((1, 1, c.d_model), c.dtype)
         example = {"mask": Mask(), "positions_bt": jnp.zeros((1, 1), jnp.int32)}
-        encoder = init_stack(self._encoder_blocks[0], c.encoder_layers)
-        decoder = init_stack(self._decoder_blocks[0], c.num_layers)
+        encoder, decoder = c.encoder_stack.init, c.decoder_stack.init
         self.encoder_blocks: Any = self.param("encoder_blocks", encoder, x_btd, **example)
         self.decoder_blocks: Any = self.param("decoder_blocks", decoder, x_btd, memory=x_btd, **example)
 
@@ -97,9 +99,9 @@ class EncoderDecoder(nn.Module):
         memory_bsd = self.encode(source_bs, source_segments_bs, source_positions_bs, train)
         if positions_bt is None:
             positions_bt = jnp.broadcast_to(jnp.arange(tokens_bt.shape[1]), tokens_bt.shape)
-        x_btd = self._run(
+        x_btd = self.config.decoder_stack.run(
+            self,
             "decoder",
-            self._decoder_blocks,
             self.decoder_blocks,
             self.embed(tokens_bt, positions_bt, train),
             mask=Mask(segments_bt, segments_bt, causal=True),
@@ -122,9 +124,9 @@ class EncoderDecoder(nn.Module):
         if positions_bs is None:
             positions_bs = jnp.broadcast_to(jnp.arange(source_bs.shape[1]), source_bs.shape)
         x_bsd = self.source_position.embed(self.source_embedding(source_bs), positions_bs)
-        x_bsd = self._run(
+        x_bsd = c.encoder_stack.run(
+            self,
             "encoder",
-            self._encoder_blocks,
             self.encoder_blocks,
             self._placed(self.embedding_dropout(x_bsd, deterministic=not train)),
             mask=Mask(segments_bs, segments_bs),
@@ -147,29 +149,23 @@ class EncoderDecoder(nn.Module):
         logits_btv = self.embedding.attend(x_btd) if self.config.tie_embeddings else self.unembedding(x_btd)
         return nn.with_logical_constraint(logits_btv, ("batch", "length", "vocab"))
 
+    def logits(self, x_btd: jax.Array) -> jax.Array:
+        """What the decoder's last block gives, (b, t, d) -> float32 logits (b, t, v) of the real tokens."""
+        return self.unembed(self.normalize(x_btd))[..., : self.vocab_size]
+
     def attention_map(self, params: Any, source_bs: jax.Array, tokens_bt: jax.Array) -> jax.Array:
         """The cross-attention weights (h, t, s) of the last block, for the first row."""
         _, sown = self.apply({"params": params}, source_bs, tokens_bt, mutable="intermediates")
-        (weights_nbhts,) = sown["intermediates"]["decoder"][0]["cross_attention"]["weights"]
-        return weights_nbhts[-1, 0]
+        (weights_bhts,) = sown["intermediates"]["decoder"][0][-1]["cross_attention"]["weights"]
+        return weights_bhts[0]
 
     def stepper(self, params: Any, bos_id: int) -> "EncoderDecoderStepper":
         """The model as decoding sees it; every target begins with `bos_id`."""
-        return EncoderDecoderStepper(params, unstack(params["decoder_blocks"]), self, bos_id)
-
-    def _run(self, name: str, block: nn.Module, params_n: Any, x_btd: jax.Array, **inputs: Any) -> jax.Array:
-        return run_blocks(self, name, block, params_n, x_btd, **self.config.running, **inputs)
+        layers = self.config.decoder_stack.unstack(params["decoder_blocks"])
+        return EncoderDecoderStepper(params, layers, self, bos_id)
 
     def _placed(self, x_btd: jax.Array) -> jax.Array:
         return nn.with_logical_constraint(x_btd, ("batch", "length", "activation_embed"))
-
-    @property
-    def _encoder_blocks(self) -> tuple[Block, ...]:
-        return self.config.blocks(self.config.encoder_layers)
-
-    @property
-    def _decoder_blocks(self) -> tuple[Block, ...]:
-        return self.config.blocks(cross=True, causal=True)
 
 
 @struct.dataclass
@@ -180,7 +176,7 @@ class EncoderDecoderCache:
     """
 
     targets: Cache
-    memories: tuple[LayerCache, ...]
+    memories: tuple[KVCache, ...]
     valid_ms: jax.Array
 
 
@@ -203,18 +199,17 @@ class EncoderDecoderStepper:
         self, source_bs: jax.Array, lengths_b: jax.Array, room: int, rewound: int = 0
     ) -> tuple[jax.Array, EncoderDecoderCache]:
         """Encodes right-padded sources; the logits are those of each target's first token."""
-        c, batch = self.model.config, source_bs.shape[0]
+        stack, batch = self.model.config.decoder_stack, source_bs.shape[0]
         valid_bs = jnp.arange(source_bs.shape[1]) < jnp.asarray(lengths_b)[:, None]
-
-        def encode(model: EncoderDecoder) -> jax.Array:
-            return model.encode(source_bs, valid_bs.astype(jnp.int32))
-
-        memory_bsd = self._apply(encode)
-        block = c.blocks(cross=True, causal=True)[0]
-        memories = tuple(block.apply({"params": p}, memory_bsd, method="remember") for p in self.layers)
-        offsets_b = jnp.zeros(batch, jnp.int32)
-        targets = Cache.empty(c.num_layers, offsets_b, 0, c.remembered, c.dtype)
-        targets = targets.grow(room, c.reaches, rewound)
+        memory_bsd = self._apply("encode", source_bs, valid_bs.astype(jnp.int32))
+        memories = tuple(
+            stack.block(i).apply({"params": params}, memory_bsd, method="keys_values")
+            for i, params in enumerate(self.layers)
+        )
+        empty = tuple(mixer.empty_cache(batch, 0) for mixer in stack.mixers)
+        none_b = jnp.zeros(batch, jnp.int32)
+        reaches = [mixer.reach for mixer in stack.mixers]
+        targets = Cache(empty, none_b, none_b, 0).grow(room, reaches, rewound)
         start = jnp.full(batch, self.bos_id, jnp.int32)
         return self.step(start, EncoderDecoderCache(targets, memories, valid_bs))
 
@@ -229,19 +224,18 @@ class EncoderDecoderStepper:
         """Appends n tokens to each row's target, in one pass."""
         # A source lies before its target: a cache, as kernels see it.
         places_m1 = jnp.full_like(cache.valid_ms[:, :1], cache.valid_ms.shape[1], jnp.int32)
-        x_bnd, targets = extend(
+        x_bnd, targets = extend_cache(
             self.model,
+            self.model.config.decoder_stack,
             self.params,
             self.layers,
-            self.model.config.blocks(cross=True, causal=True),
             tokens_bn,
             cache.targets,
             cache.targets.filled_b[0],
             memories=cache.memories,
             memory_mask=Mask(query_indices_bt=places_m1, key_valid_bs=cache.valid_ms),
         )
-        logits_bnv = self._apply(lambda model: model.unembed(model.normalize(x_bnd)))
-        return logits_bnv[..., : self.vocab_size], dataclasses.replace(cache, targets=targets)
+        return self._apply("logits", x_bnd), dataclasses.replace(cache, targets=targets)
 
     def rewind(self, cache: EncoderDecoderCache, n: jax.Array | int) -> EncoderDecoderCache:
         """The targets without the last n tokens of each."""
@@ -255,5 +249,5 @@ class EncoderDecoderStepper:
         """The targets in another order, each with the source that its place has."""
         return dataclasses.replace(cache, targets=cache.targets.take(rows_b))
 
-    def _apply(self, f: Any) -> jax.Array:
-        return self.model.apply({"params": self.params}, method=f)
+    def _apply(self, method: str, *inputs: Any) -> jax.Array:
+        return self.model.apply({"params": self.params}, *inputs, method=method)

@@ -8,37 +8,32 @@ import jax.numpy as jnp
 from flax import linen as nn
 from flax import struct
 
+from transformer.config import Bounded, Nonnegative, Positive, Rate
 from transformer.errors import UserError
 from transformer.layers.alignment import ALIGNMENTS, Remembered
 from transformer.layers.embedding import Embedding, Unembedding
 from transformer.layers.linear import Linear
-from transformer.layers.recurrent import CELLS, Recurrent, State, boundaries
+from transformer.layers.recurrent import CELLS, CellState, RNNLayer, boundaries
 
 
 @dataclass(frozen=True)
-class RecurrentConfig:
-    """The shape of a recurrent encoder-decoder; `configs/base/` says what each key means."""
+class RecurrentConfig(Bounded):
+    """The shape of a recurrent encoder-decoder."""
 
-    d_model: int = 256
-    num_layers: int = 2
-    num_encoder_layers: int = 0
-    cell: Literal["gru", "lstm"] = "gru"
-    bidirectional: bool = True
-    attention: Literal["none", "dot", "additive"] = "additive"
-    dropout: float = 0.0
-    tie_embeddings: bool = True
-    share_embeddings: bool = True
-    dtype: Literal["float32", "bfloat16"] = "float32"
-    vocab_multiple: int = 128
+    d_model: Positive = 256  # width of embeddings and states; half for each direction of the encoder
+    num_layers: Positive = 2  # layers of the decoder
+    num_encoder_layers: Nonnegative = 0  # layers of the encoder; 0: as many as num_layers
+    cell: Literal["gru", "lstm"] = "gru"  # recurrent cell
+    bidirectional: bool = True  # the encoder reads in both directions
+    attention: Literal["none", "dot", "additive"] = "additive"  # additive: v^T tanh(W s + U h)
+    dropout: Rate = 0.0  # dropout rate of embeddings and of each layer's output
+    tie_embeddings: bool = True  # one matrix for the target embedding and the output
+    share_embeddings: bool = True  # one embedding for source and target
+    dtype: Literal["float32", "bfloat16"] = "float32"  # of the computation; parameters are float32
+    vocab_multiple: Positive = 128  # pad the vocabulary to a multiple, for the hardware and the mesh
 
     def __post_init__(self) -> None:
-        for key in ("d_model", "num_layers", "vocab_multiple"):
-            if getattr(self, key) < 1:
-                raise UserError(f"{key}: {getattr(self, key)}; expected at least 1")
-        if self.num_encoder_layers < 0:
-            raise UserError(f"num_encoder_layers: {self.num_encoder_layers}; expected 1 or more, or 0")
-        if not 0 <= self.dropout < 1:
-            raise UserError(f"dropout: {self.dropout}; expected a rate in [0, 1)")
+        super().__post_init__()
         if self.bidirectional and self.d_model % 2:
             raise UserError(f"d_model: {self.d_model} is odd; each direction of the encoder has half of it")
 
@@ -53,7 +48,7 @@ class RecurrentConfig:
 
 
 @struct.dataclass
-class Memory:
+class EncodedSource:
     """What sources, one a row, are known as: by what the attention keeps of them, and by their summaries."""
 
     remembered: Remembered
@@ -88,11 +83,11 @@ class RecurrentEncoderDecoder(nn.Module):
         self.embedding = Embedding(*table)
         self.source_embedding = self.embedding if c.share_embeddings else Embedding(*table)
         width = c.d_model // 2 if c.bidirectional else c.d_model
-        self.encoder = [Recurrent(c.cell, width, False, c.dtype) for _ in range(c.encoder_layers)]
+        self.encoder = [RNNLayer(c.cell, width, False, c.dtype) for _ in range(c.encoder_layers)]
         if c.bidirectional:
-            self.encoder_reverse = [Recurrent(c.cell, width, True, c.dtype) for _ in range(c.encoder_layers)]
+            self.encoder_reverse = [RNNLayer(c.cell, width, True, c.dtype) for _ in range(c.encoder_layers)]
         self.bridge = Linear((c.num_layers, c.d_model), names=("embed", "layers", "state"), dtype=c.dtype)
-        self.decoder = [Recurrent(c.cell, c.d_model, False, c.dtype) for _ in range(c.num_layers)]
+        self.decoder = [RNNLayer(c.cell, c.d_model, False, c.dtype) for _ in range(c.num_layers)]
         if c.attention != "none":
             self.attention = ALIGNMENTS[c.attention](c.d_model, c.dtype)
             self.combine = Linear((c.d_model,), names=("embed", "state"), use_bias=False, dtype=c.dtype)
@@ -178,7 +173,9 @@ class RecurrentEncoderDecoder(nn.Module):
         logits_btv = self.embedding.attend(x_btd) if self.config.tie_embeddings else self.unembedding(x_btd)
         return nn.with_logical_constraint(logits_btv, ("batch", "length", "vocab"))
 
-    def prefill(self, source_bs: jax.Array, lengths_b: jax.Array) -> tuple[tuple[State, ...], Memory]:
+    def prefill(
+        self, source_bs: jax.Array, lengths_b: jax.Array
+    ) -> tuple[tuple[CellState, ...], EncodedSource]:
         """The decoder's first states, and what it will want to know of right-padded sources."""
         valid_bs = jnp.arange(source_bs.shape[1]) < jnp.asarray(lengths_b)[:, None]
         segments_bs = valid_bs.astype(jnp.int32)
@@ -186,18 +183,18 @@ class RecurrentEncoderDecoder(nn.Module):
         summary_b1d = self.summarize(h_bsd, segments_bs, jnp.ones_like(segments_bs[:, :1]))
         begin_nbd = jnp.moveaxis(self.bridge(summary_b1d)[:, 0].astype(jnp.float32), 1, 0)
         states = tuple(CELLS[self.config.cell].begin(begin_bd) for begin_bd in begin_nbd)
-        return states, Memory(self.remember(h_bsd), valid_bs, summary_b1d)
+        return states, EncodedSource(self.remember(h_bsd), valid_bs, summary_b1d)
 
     def extend(
-        self, tokens_b: jax.Array, states: tuple[State, ...], memory: Memory
-    ) -> tuple[jax.Array, tuple[State, ...]]:
+        self, tokens_b: jax.Array, states: tuple[CellState, ...], memory: EncodedSource
+    ) -> tuple[jax.Array, tuple[CellState, ...]]:
         """One more token a row: logits (b, v) and the new states. Rows of one source, which lie side by
         side, are to its memory what the steps of one target are in training."""
         rows = memory.summary_b1d.shape[0]
         tokens_bt = tokens_b.reshape(rows, -1)
         summary_btd = jnp.broadcast_to(memory.summary_b1d, (*tokens_bt.shape, self.config.d_model))
         x_btd = self.embed(tokens_bt, summary_btd)
-        extended: tuple[State, ...] = ()
+        extended: tuple[CellState, ...] = ()
         for layer, state in zip(self.decoder, states, strict=True):
             state = jax.tree.map(lambda part: part.reshape(rows, -1, part.shape[-1]), state)
             extended += (layer.step(x_btd, state),)
@@ -231,8 +228,8 @@ class RecurrentCache:
     Rows of the same source share its memory: with r rows a source, rows i r ... i r + r - 1.
     """
 
-    states: tuple[State, ...]
-    memory: Memory
+    states: tuple[CellState, ...]
+    memory: EncodedSource
 
 
 @struct.dataclass

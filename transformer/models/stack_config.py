@@ -1,108 +1,188 @@
 """The shape of a stack of blocks, which every Transformer has, whatever goes into it and comes out."""
 
+import dataclasses
 import functools
-import itertools
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from transformer.errors import UserError
-from transformer.layers.attention import ATTENTIONS
-from transformer.layers.block import Block
-from transformer.layers.feed_forward import FeedForward
+from transformer.config import (
+    Bounded,
+    Nonnegative,
+    NonnegativeFloat,
+    OneOf,
+    Positive,
+    PositiveFloat,
+    Rate,
+    from_values,
+)
+from transformer.errors import UserError, suggest
+from transformer.layers.feed_forward import FEED_FORWARDS
 from transformer.layers.kernels import KERNELS
+from transformer.layers.mixers import MIXERS, Attention, Mixer
 from transformer.layers.normalization import NORMS
-from transformer.layers.patterns import PATTERNS, Pattern
+from transformer.layers.patterns import PATTERNS
 from transformer.layers.positions import POSITIONS, Position
-from transformer.layers.positions.rope_scaling import SCALINGS
+from transformer.layers.positions.rope import SCALINGS
+from transformer.layers.stack import REMAT, Block, Stack
 
-WITHOUT_PARAMETERS = ("none", "rope", "alibi")
-"""Encodings of positions that speak up in attention alone and learn nothing."""
+MIXER_FIELDS = {
+    "num_kv_heads": "num_kv_heads",
+    "qk_norm": "qk_norm",
+    "latent_dim": "latent_dim",
+    "soft_cap": "soft_cap",
+    "sinks": "sinks",
+    "pattern": "pattern",
+    "attention_dropout": "dropout",
+    "lora_rank": "lora_rank",
+}
+"""Keys that not every mixer has, by default off, and the mixers' fields."""
 
-ADDED = ("sinusoidal", "learned")
-"""Encodings of positions that are added to embeddings."""
+POSITION_FIELDS = {"position_scaling": "scaling", "position_distance": "max_distance"}
+"""Keys that not every position encoding has, by default off, and the encodings' fields."""
+
+PER_LAYER = (
+    *("mixer", "num_heads", "num_kv_heads", "head_dim", "latent_dim", "qk_norm", "soft_cap", "sinks"),
+    *("pattern", "pattern_size", "pattern_extra", "attention_dropout", "kernel", "feed_forward", "d_ff"),
+    *("position", "position_base", "position_scaling", "position_factor", "position_distance", "dropout"),
+)
+"""Keys that `layer_kinds` may override."""
 
 
 @dataclass(frozen=True)
-class StackConfig:
-    """The shape of a stack of blocks; `configs/base/` says what each key means."""
+class StackConfig(Bounded):
+    """The shape of a stack of blocks."""
 
-    d_model: int = 256
-    num_layers: int = 4
-    num_heads: int = 4
-    num_kv_heads: int = 0
-    head_dim: int = 0
-    d_ff: int = 1024
-    feed_forward: Literal["relu", "gelu", "swiglu", "geglu"] = "gelu"
-    norm: Literal["layer", "rms"] = "layer"
-    norm_placement: Literal["pre", "post", "sandwich"] = "pre"
-    norm_epsilon: float = 1e-6
-    attention: str = "multi_head"
-    latent_dim: int = 0
-    qk_norm: bool = False
-    soft_cap: float = 0.0
-    sinks: bool = False
-    pattern: str = "full"
-    pattern_size: int = 256
+    d_model: Positive = 256  # width of the residual stream
+    num_layers: Positive = 4  # number of blocks
+    num_heads: Positive = 4  # query heads
+    num_kv_heads: Nonnegative = 0  # key/value heads (grouped-query attention); 0: as many as num_heads
+    head_dim: Nonnegative = 0  # width of a head; 0: d_model / num_heads
+    d_ff: Positive = 1024  # hidden width of the feed-forward
+    layers: tuple[str, ...] = ()  # kinds of layers, repeated over the depth, of layer_kinds; (): all alike
+    # {kind: {key: value}}, instead of the model's keys: {"full": {"pattern": "full", "position": "none"}}
+    layer_kinds: Mapping[str, Any] = dataclasses.field(default_factory=dict, hash=False)
+    feed_forward: Annotated[str, OneOf(FEED_FORWARDS)] = "gelu"  # swiglu, geglu: gated, with a third matrix
+    norm: Annotated[str, OneOf(NORMS)] = "rms"  # layer (mean and variance) or rms (root mean square)
+    norm_placement: Literal["pre", "post", "sandwich"] = "pre"  # post: Vaswani et al. 2017; sandwich: both
+    norm_epsilon: PositiveFloat = 1e-6  # added to the variance
+    mixer: Annotated[str, OneOf(MIXERS)] = "multi_head"  # latent: MLA; plain: attention without projections
+    # MLA latent width; head_dim/2 rotary dimensions are cached beside it; 0: 2 head_dim
+    latent_dim: Nonnegative = 0
+    qk_norm: bool = False  # RMSNorm of queries and keys
+    soft_cap: NonnegativeFloat = 0.0  # bound c of attention scores, which become c tanh(score / c); 0: none
+    sinks: bool = False  # attention sinks: a learned logit per head for attending to nothing
+    pattern: Annotated[str, OneOf(PATTERNS)] = "full"  # which earlier and later tokens a token attends to
+    pattern_size: int = 256  # window size, stride or block size, in tokens
+    # dilation of window, summary keys of fixed, global tokens, random blocks of blocks
     pattern_extra: int = 1
-    full_every: int = 0
-    position: str = "rope"
-    position_base: float = 10000.0
-    position_scaling: str = "none"
-    position_factor: float = 1.0
-    position_distance: int = 0
-    full_position: str = ""
-    max_length: int = 2048
-    use_bias: bool = False
-    attention_bias: bool = True
-    embedding_dropout: float = 0.0
-    attention_dropout: float = 0.0
-    dropout: float = 0.0
-    dtype: Literal["float32", "bfloat16"] = "float32"
-    kernel: str = "auto"
-    scan_layers: bool = False
-    remat: Literal["none", "full", "dots", "dots_no_batch", "attention", "offload"] = "none"
-    lora_rank: int = 0
-    lora_alpha: float = 16.0
+    position: Annotated[str, OneOf(POSITIONS)] = "rope"  # position encoding
+    position_base: PositiveFloat = 10000.0  # of rope and sinusoidal frequencies: longest wavelength / 2 pi
+    position_scaling: Annotated[str, OneOf(SCALINGS)] = "none"  # context extension of rope
+    position_factor: float = 1.0  # context extension factor; 1 without scaling
+    position_distance: Nonnegative = 0  # largest relative distance told apart by t5 and shaw; 0: 128 and 16
+    max_length: Positive = 2048  # longest sequence, prompt and completion together
+    use_bias: bool = False  # biases in projections, feed-forward and norms
+    attention_bias: bool = True  # with use_bias, biases in the attention projections too
+    embedding_dropout: Rate = 0.0  # dropout rate of embeddings plus positions
+    attention_dropout: Rate = 0.0  # dropout rate of the attention weights
+    dropout: Rate = 0.0  # dropout rate of each sublayer's output
+    dtype: Literal["float32", "bfloat16"] = "float32"  # of the computation; parameters are float32
+    kernel: Annotated[str, OneOf(("auto", *KERNELS))] = "auto"  # of attention; auto: the fastest one here
+    scan_layers: bool = False  # compile one block and scan over layers: compiles sooner, runs slower on CPU
+    remat: Annotated[str, OneOf(REMAT)] = "none"  # rematerialisation: what the backward pass computes again
+    lora_rank: Nonnegative = 0  # LoRA rank of query and value projections; 0: no LoRA
+    lora_alpha: float = 16.0  # the LoRA term is multiplied by lora_alpha / lora_rank
 
     def __post_init__(self) -> None:
-        for key in ("d_model", "num_layers", "num_heads", "d_ff", "max_length"):
-            if getattr(self, key) < 1:
-                raise UserError(f"{key}: {getattr(self, key)}; expected at least 1")
-        for key in ("embedding_dropout", "attention_dropout", "dropout"):
-            if not 0 <= getattr(self, key) < 1:
-                raise UserError(f"{key}: {getattr(self, key)}; expected a rate in [0, 1)")
-        if self.lora_rank < 0:
-            raise UserError(f"lora_rank: {self.lora_rank}; expected a rank, or 0 for none")
-        if self.head_dim < 0 or (self.head_dim == 0 and self.d_model % self.num_heads):
+        super().__post_init__()
+        if self.head_dim == 0 and self.d_model % self.num_heads:
             raise UserError(
                 f"d_model: {self.d_model} is not divisible by num_heads {self.num_heads}; set head_dim > 0"
             )
-        if self.num_kv_heads < 0 or self.num_heads % (self.num_kv_heads or 1):
+        if self.num_heads % (self.num_kv_heads or 1):
             raise UserError(f"num_kv_heads: {self.num_kv_heads} does not divide num_heads {self.num_heads}")
-        for key, known in (
-            ("position", POSITIONS),
-            ("full_position", ("", *POSITIONS)),
-            ("position_scaling", SCALINGS),
-            ("attention", ATTENTIONS),
-            ("pattern", PATTERNS),
-        ):
-            if getattr(self, key) not in known:
-                expected = ", ".join(map(repr, known))
-                raise UserError(f"{key}: {getattr(self, key)!r}; expected one of {expected}")
-        if self.kernel not in ("auto", *KERNELS):
-            expected = ", ".join(map(repr, KERNELS))
-            raise UserError(f"kernel: {self.kernel!r}; expected 'auto' or one of {expected}")
-        for key, value in (("norm_epsilon", self.norm_epsilon), ("position_base", self.position_base)):
-            if value <= 0:
-                raise UserError(f"{key}: {value}; expected more than 0")
-        for key in ("latent_dim", "soft_cap", "full_every", "position_distance"):
-            if getattr(self, key) < 0:
-                raise UserError(f"{key}: {getattr(self, key)}; expected 0 or more")
-        self._check_attention()
-        self._check_positions()
+        if self.position_factor < 1 or (self.position_factor > 1) != (self.position_scaling != "none"):
+            raise UserError(
+                f"position_factor: {self.position_factor} with position_scaling {self.position_scaling!r}; "
+                "expected 1 without scaling, and more than 1 with it"
+            )
+        for key, (family, having) in self._without(self.mixer, self.position).items():
+            if getattr(self, key) != self.__dataclass_fields__[key].default:
+                value = f"{key}: {getattr(self, key)!r} with {family} {getattr(self, family)!r}"
+                raise UserError(f"{value}; only {', '.join(map(repr, having))} has it")
+        self._check_layers()
+        self._check_mixer()
+
+    def _check_mixer(self) -> None:
+        mixer, position = MIXERS[self.mixer], POSITIONS[self.position]
+        if position.of_head_width and not getattr(mixer, "heads_of_width", True):
+            having = [name for name, kind in MIXERS.items() if getattr(kind, "heads_of_width", False)]
+            expected = ", ".join(map(repr, having))
+            raise UserError(f"position: {self.position!r} with mixer {self.mixer!r}; only {expected} has it")
+        try:
+            width = self._mixer(causal=False, output_scale=1.0).rotary_width
+        except UserError as error:
+            sizes = f"pattern_size: {self.pattern_size} and pattern_extra: {self.pattern_extra}"
+            raise UserError(f"{sizes} with pattern {self.pattern!r}: {error}") from error
+        if position.has("rotate") and width % 2:
+            raise UserError(f"head_dim: {width} is odd; {self.position} turns pairs, so it must be even")
+
+    def _check_layers(self) -> None:
+        for name in self.layers:
+            if name not in self.layer_kinds:
+                hint = suggest(name, self.layer_kinds) if self.layer_kinds else "define it there"
+                raise UserError(f"layers: {name!r} is no kind of layer_kinds; {hint}")
+        for name in self.layer_kinds:
+            if name not in self.layers:
+                raise UserError(f"layer_kinds.{name}: no layer is of this kind; name it in layers")
+        if self.scan_layers and self.layers and self.num_layers % len(self.layers):
+            raise UserError(
+                f"num_layers: {self.num_layers} is not divisible by the {len(self.layers)} of layers, which "
+                "scan_layers needs"
+            )
+        for name, kind in self.kinds.items():
+            if POSITIONS[kind.position].has("embed") and kind.position != self.position:
+                raise UserError(
+                    f"layer_kinds.{name}.position: {kind.position!r} is added to embeddings, before all "
+                    f"layers; set position"
+                )
+            for key in self.layer_kinds.get(name, ()):
+                if key in kind._idle():
+                    value = self.layer_kinds[name][key]
+                    raise UserError(f"layer_kinds.{name}.{key}: {value!r} does nothing {kind._idle()[key]}")
+
+    @functools.cached_property
+    def kinds(self) -> dict[str, "StackConfig"]:
+        """The kinds of layers by name, each as the config of a stack of nothing else; {"": this} without."""
+        if not self.layers:
+            return {"": self}
+        own = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        kinds = {}
+        for name in dict.fromkeys(self.layers):
+            given = self.layer_kinds[name]
+            path = f"layer_kinds.{name}"
+            if not isinstance(given, Mapping):
+                raise UserError(f"{path}: {given!r}; expected a group of keys")
+            for key in given:
+                if key not in PER_LAYER:
+                    raise UserError(f"{path}.{key}: not a key of one layer; {suggest(key, PER_LAYER)}")
+            values = own | {"layers": (), "layer_kinds": {}} | dict(given)
+            if values["mixer"] in MIXERS and values["position"] in POSITIONS:
+                # Of the model's keys a kind leaves those that its mixer or position encoding does not have.
+                for key in self._without(values["mixer"], values["position"]).keys() - given.keys():
+                    values[key] = self.__dataclass_fields__[key].default
+                if values["position_scaling"] == "none" and "position_factor" not in given:
+                    values["position_factor"] = 1.0
+            kinds[name] = from_values(type(self), values, path)
+        return kinds
 
     def idle(self) -> dict[str, str]:
-        """See `transformer.freeze.refuse_idle`."""
+        """See `transformer.config.refuse_idle`: keys that no kind of layer reads."""
+        first, *others = (kind._idle() for kind in self.kinds.values())
+        return {key: why for key, why in first.items() if all(key in other for other in others)}
+
+    def _idle(self) -> dict[str, str]:
         found: dict[str, str] = {}
         if self.pattern == "full":
             found |= dict.fromkeys(("pattern_size", "pattern_extra"), "with pattern 'full'")
@@ -110,65 +190,24 @@ class StackConfig:
             found["attention_bias"] = "with use_bias False"
         if not self.lora_rank:
             found["lora_alpha"] = "with lora_rank 0"
-        if not {self.position, self.full_position} & {"rope", "sinusoidal"}:
+        if "base" not in POSITIONS[self.position].__dataclass_fields__:
             found["position_base"] = f"with position {self.position!r}"
         return found
 
-    def _check_attention(self) -> None:
-        try:
-            PATTERNS[self.pattern](self.pattern_size, self.pattern_extra)
-        except UserError as error:
-            sizes = f"pattern_size: {self.pattern_size} and pattern_extra: {self.pattern_extra}"
-            raise UserError(f"{sizes} with pattern {self.pattern!r}: {error}") from error
-        if self.full_every and self.scan_layers and self.num_layers % self.full_every:
-            raise UserError(
-                f"num_layers: {self.num_layers} is not divisible by full_every {self.full_every}, which "
-                "scan_layers needs"
-            )
-        for key, kind in (
-            ("qk_norm", "multi_head"),
-            ("lora_rank", "multi_head"),
-            ("num_kv_heads", "multi_head"),
-            ("latent_dim", "latent"),
-        ):
-            if getattr(self, key) and self.attention != kind:
-                value = getattr(self, key)
-                raise UserError(f"{key}: {value} with attention {self.attention!r}; only {kind!r} has it")
-
-    def _check_positions(self) -> None:
-        there = {self.position, self.full_position or self.position}
-        if "rope" in there and self.rotated_width % 2:
-            raise UserError(f"head_dim: {self.rotated_width} is odd; rope turns pairs, so it must be even")
-        if self.position_scaling != "none" and "rope" not in there:
-            raise UserError(
-                f"position_scaling: {self.position_scaling!r} with position {self.position!r}; expected "
-                "'none', or position 'rope'"
-            )
-        if self.position_factor < 1 or (self.position_factor > 1) != (self.position_scaling != "none"):
-            raise UserError(
-                f"position_factor: {self.position_factor} with position_scaling {self.position_scaling!r}; "
-                "expected 1 without scaling, and more than 1 with it"
-            )
-        if self.position_distance and self.position not in ("t5", "shaw"):
-            raise UserError(
-                f"position_distance: {self.position_distance} with position {self.position!r}; expected 0, "
-                "or position 't5' or 'shaw'"
-            )
-        if self.full_position and not self.full_every:
-            raise UserError(
-                f"full_position: {self.full_position!r} with full_every 0; expected '', or full_every of at "
-                "least 1"
-            )
-        if len(there) > 1 and not there <= {*WITHOUT_PARAMETERS}:
-            expected = ", ".join(map(repr, WITHOUT_PARAMETERS))
-            raise UserError(
-                f"full_position: {self.full_position!r} with position {self.position!r}; expected both of "
-                f"{expected}, for all layers have the same parameters"
-            )
-        if self.attention != "multi_head" and self.position in ("shaw", "transformer_xl"):
-            raise UserError(
-                f"position: {self.position!r} with attention {self.attention!r}; only 'multi_head' has it"
-            )
+    @staticmethod
+    def _without(mixer: str, position: str) -> dict[str, tuple[str, list[str]]]:
+        """The keys that a mixer or a position encoding does not have: their family, and who has them."""
+        without = {}
+        families: tuple[tuple[str, str, Mapping[str, Any], dict[str, str]], ...] = (
+            ("mixer", mixer, MIXERS, MIXER_FIELDS),
+            ("position", position, POSITIONS, POSITION_FIELDS),
+        )
+        for family, name, members, keys in families:
+            for key, field in keys.items():
+                having = [other for other, kind in members.items() if field in kind.__dataclass_fields__]
+                if name not in having:
+                    without[key] = family, having
+        return without
 
     @property
     def key_width(self) -> int:
@@ -176,75 +215,61 @@ class StackConfig:
         return self.head_dim or self.d_model // self.num_heads
 
     @property
-    def kv_heads(self) -> int:
-        """The number g of key/value heads."""
-        return self.num_kv_heads or self.num_heads
+    def has_attention(self) -> bool:
+        """Whether any layer attends, and does not only recur."""
+        return any(issubclass(MIXERS[kind.mixer], Attention) for kind in self.kinds.values())
 
-    @property
-    def rotated_width(self) -> int:
-        """The width of what positions may turn."""
-        widths = {"multi_head": self.key_width, "latent": self.key_width // 2, "plain": self.d_model}
-        return widths[self.attention]
+    def stack(self, num_layers: int = 0, *, cross: bool = False, causal: bool = False) -> Stack:
+        """The stack of `num_layers` blocks (0: the config's); with cross-attention to another sequence if
+        `cross`; `causal` says that queries attend to the past alone."""
+        num_layers = num_layers or self.num_layers
+        blocks = {name: kind._block(num_layers, cross, causal) for name, kind in self.kinds.items()}
+        names = self.layers or ("",)
+        drops = any(kind.dropout > 0 or kind.attention_dropout > 0 for kind in self.kinds.values())
+        blocks_m = tuple(blocks[name] for name in names)
+        return Stack(blocks_m, names, num_layers, self.scan_layers, self.remat, drops)
 
-    @property
-    def remembered(self) -> tuple[int, int, int]:
-        """What a layer keeps of each token: heads, the width of a key, the width of a value."""
-        return self.blocks()[0].attention.remembered
-
-    @property
-    def reaches(self) -> tuple[int | None, ...]:
-        """How many keys back each layer's queries see; None: all."""
-        blocks = itertools.cycle(self.blocks(causal=True))
-        return tuple(next(blocks).attention.reach for _ in range(self.num_layers))
-
-    def blocks(self, num_layers: int = 0, *, cross: bool = False, causal: bool = False) -> tuple[Block, ...]:
-        """Blocks of a stack of `num_layers` (0: the config's), bound to no parent, which take turns: of
-        `full_every` the last one sees everything. With attention to another sequence if `cross`."""
-        pattern = PATTERNS[self.pattern](self.pattern_size, self.pattern_extra)
-        sparse = self._block(num_layers, cross, pattern, self.position, causal)
-        full = self._block(num_layers, cross, None, self.full_position or self.position, causal)
-        return (*[sparse] * (self.full_every - 1), full) if self.full_every else (sparse,)
-
-    def _block(
-        self, num_layers: int, cross: bool, pattern: Pattern | None, position: str, causal: bool
-    ) -> Block:
+    def _block(self, num_layers: int, cross: bool, causal: bool) -> Block:
         # A stack of n blocks adds 2 n terms (3 n with a third sublayer) to the residual stream; without
         # post-normalisation the terms' variance is divided by that number, so that the sum starts at one's
         # scale (Radford et al. 2019).
-        terms = (3 if cross else 2) * (num_layers or self.num_layers)
-        shared = {
-            "use_bias": self.use_bias,
-            "dtype": self.dtype,
-            "output_scale": 1.0 if self.norm_placement == "post" else 1.0 / terms,
-            "parent": None,
-        }
-        kind = ATTENTIONS[self.attention]
-        of_kind = {"latent_dim": self.latent_dim or 2 * self.key_width}
-        of_self = {"pattern": pattern, "position": self.positions(position, causal, parent=None)}
-        attention = functools.partial(
-            kind,
-            **shared | {"use_bias": self.use_bias and self.attention_bias},
-            **{key: value for key, value in of_kind.items() if key in kind.__dataclass_fields__},
-            num_heads=1 if self.attention == "plain" else self.num_heads,
-            head_dim=self.d_model if self.attention == "plain" else self.key_width,
-            num_kv_heads=self.kv_heads,
-            qk_norm=self.qk_norm,
-            soft_cap=self.soft_cap,
-            sinks=self.sinks,
-            kernel=self.kernel,
-            dropout=self.attention_dropout,
-            lora_rank=self.lora_rank,
-            lora_alpha=self.lora_alpha,
-        )
+        terms = (3 if cross else 2) * num_layers
+        scale = 1.0 if self.norm_placement == "post" else 1.0 / terms
+        cross_attention: Any = None
+        if cross:
+            kind = self.mixer if issubclass(MIXERS[self.mixer], Attention) else "multi_head"
+            of_memory = {
+                "position": POSITIONS["none"](parent=None),
+                "pattern": None,
+                "name": None,
+                "parent": None,
+            }
+            cross_attention = self._mixer(causal=causal, output_scale=scale, kind=kind).clone(**of_memory)
         return Block(
-            attention=attention(**of_self),
-            cross_attention=attention(position=POSITIONS["none"](parent=None)) if cross else None,
-            feed_forward=FeedForward(d_ff=self.d_ff, kind=self.feed_forward, **shared),
+            mixer=self._mixer(causal=causal, output_scale=scale),
+            cross_attention=cross_attention,
+            feed_forward=FEED_FORWARDS[self.feed_forward](
+                d_ff=self.d_ff, use_bias=self.use_bias, dtype=self.dtype, output_scale=scale, parent=None
+            ),
             norm=self.normalization,
             placement=self.norm_placement,
             dropout=self.dropout,
             parent=None,
         )
+
+    def _mixer(self, *, causal: bool, output_scale: float, kind: str = "") -> Mixer:
+        """The mixer of these keys, of which it takes those that are its fields."""
+        values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        values |= {
+            "head_dim": self.key_width,
+            "num_kv_heads": self.num_kv_heads or self.num_heads,
+            "dropout": self.attention_dropout,
+            "use_bias": self.use_bias and self.attention_bias,
+            "pattern": PATTERNS[self.pattern](self.pattern_size, self.pattern_extra),
+            "position": self.positions(causal, parent=None),
+            "output_scale": output_scale,
+        }
+        return _build(MIXERS[kind or self.mixer], values, parent=None, name="attention")
 
     @property
     def added_rms(self) -> float:
@@ -252,19 +277,12 @@ class StackConfig:
         return 0.0
 
     @property
-    def running(self) -> dict[str, Any]:
-        """What `run_blocks` is to know of how the blocks are run."""
-        dropping = self.dropout > 0 or self.attention_dropout > 0
-        return {"dropping": dropping, "scan": self.scan_layers, "remat": self.remat}
-
-    @property
     def normalization(self) -> functools.partial:
         """Builds a normalisation module."""
         return functools.partial(NORMS[self.norm], epsilon=self.norm_epsilon, use_bias=self.use_bias)
 
-    def positions(self, position: str = "", causal: bool = False, **module: Any) -> Position:
-        """The position encoding named so ("": the config's), for queries of the past alone if `causal`."""
-        kind = POSITIONS[position or self.position]
+    def positions(self, causal: bool = False, **module: Any) -> Position:
+        """The position encoding, for queries of the past alone if `causal`."""
         values = {
             "base": self.position_base,
             "max_length": self.max_length,
@@ -276,16 +294,9 @@ class StackConfig:
         }
         if self.position_distance:
             values["max_distance"] = self.position_distance
-        return kind(
-            **{key: value for key, value in values.items() if key in kind.__dataclass_fields__}, **module
-        )
+        return _build(POSITIONS[self.position], values, **module)
 
 
-def check_rms(embedding_rms: float, position_rms: float, position: str) -> None:
-    """Refuses a root mean square that embeddings or positions cannot have."""
-    for key, rms in (("embedding_rms", embedding_rms), ("position_rms", position_rms)):
-        if not 0 <= rms < float("inf"):
-            raise UserError(f"{key}: {rms}; expected a root mean square, or 0 for that of the tables")
-    if position_rms and position not in ADDED:
-        expected = " or ".join(map(repr, ADDED))
-        raise UserError(f"position_rms: {position_rms} with position {position!r}; expected 0, or {expected}")
+def _build(kind: Any, values: Mapping[str, Any], **module: Any) -> Any:
+    """A module with those of the values that are its fields."""
+    return kind(**{key: value for key, value in values.items() if key in kind.__dataclass_fields__}, **module)

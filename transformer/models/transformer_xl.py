@@ -8,30 +8,28 @@ import jax.numpy as jnp
 from flax import linen as nn
 from flax import struct
 
+from transformer.config import Nonnegative, Positive
 from transformer.errors import UserError
-from transformer.layers.cache import LayerCache
+from transformer.layers.cache import KVCache
 from transformer.layers.masks import Mask
-from transformer.layers.stack import extend_stack, unstack
+from transformer.layers.mixers import Attention, MultiHeadAttention
+from transformer.layers.positions import POSITIONS, Rope
 from transformer.models.decoder import Decoder, DecoderConfig
 
-RELATIVE = ("transformer_xl", "rope", "alibi", "t5", "shaw", "none")
-"""Encodings that know no place from which positions are counted."""
+RELATIVE = tuple(name for name, kind in POSITIONS.items() if not kind.has("embed"))
+"""Encodings of distances, which need no beginning that positions are counted from."""
 
 
 @dataclass(frozen=True)
 class TransformerXLConfig(DecoderConfig):
-    """The shape of a decoder with memory; `configs/base/` says what each key means."""
+    """The shape of a decoder with memory."""
 
     position: str = "transformer_xl"
-    memory_length: int = 256
-    evaluation_memory: int = 0
+    memory_length: Positive = 256  # tokens of earlier segments that are attended to
+    evaluation_memory: Nonnegative = 0  # the same in evaluation; 0: as many
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.memory_length < 1:
-            raise UserError(f"memory_length: {self.memory_length}; expected at least 1 token")
-        if self.evaluation_memory < 0:
-            raise UserError(f"evaluation_memory: {self.evaluation_memory}; expected tokens, or 0 for as many")
         if self.position not in RELATIVE:
             expected = ", ".join(map(repr, RELATIVE))
             raise UserError(
@@ -40,11 +38,16 @@ class TransformerXLConfig(DecoderConfig):
         for key in ("attention_dropout", "scan_layers", "lora_rank"):
             if getattr(self, key):
                 raise UserError(f"{key}: {getattr(self, key)}; a model with memory does without it")
-        for key, plain in (("attention", "multi_head"), ("position_scaling", "none")):
-            if self.position == "rope" and getattr(self, key) != plain:
-                value = getattr(self, key)
+        for mixer in self.stack(causal=True).mixers:
+            if not isinstance(mixer, Attention):
                 raise UserError(
-                    f"{key}: {value!r} with memory and rope; expected {plain!r}, or another position"
+                    "mixer: a recurrent one has no keys and values; a model with memory needs them"
+                )
+            rotated = isinstance(mixer.position, Rope)
+            if rotated and (not isinstance(mixer, MultiHeadAttention) or mixer.position.scaling != "none"):
+                raise UserError(
+                    f"position: 'rope' with memory needs mixer 'multi_head' and position_scaling 'none', not "
+                    f"{self.mixer!r} and {self.position_scaling!r}"
                 )
         if self.remat != "none":
             raise UserError(f"remat: {self.remat!r}; a model with memory does without it, so 'none'")
@@ -61,14 +64,15 @@ class Memory:
     `segments_bm` has the number of each token's document; 0: there is no such token.
     """
 
-    layers: tuple[LayerCache, ...]
+    layers: tuple[KVCache, ...]
     segments_bm: jax.Array
 
     @classmethod
     def empty(cls, config: DecoderConfig, batch: int, length: int) -> "Memory":
         """Nothing read yet."""
-        layer = LayerCache.empty(batch, length, config.remembered, config.dtype)
-        return cls((layer,) * config.num_layers, jnp.zeros((batch, length), jnp.int32))
+        mixers = config.stack(causal=True).mixers
+        layers = tuple(mixer.empty_cache(batch, length) for mixer in mixers)
+        return cls(layers, jnp.zeros((batch, length), jnp.int32))
 
     def continued(self, continues_b: jax.Array) -> "Memory":
         """The same, forgotten in the rows that do not continue it."""
@@ -97,9 +101,9 @@ class TransformerXL(Decoder):
         places_bs = jnp.broadcast_to(jnp.arange(m + t), (b, m + t))
         longer: Any = jax.tree.map(lambda x: jnp.pad(x, ((0, 0), (0, 0), (0, t), (0, 0))), memory.layers)
         dropping = train and c.dropout > 0
-        x_btd, layers = extend_stack(
-            c.blocks(causal=True),
-            unstack(self.variables["params"]["blocks"]),
+        stack = c.stack(causal=True)
+        x_btd, layers = stack.extend(
+            stack.unstack(self.variables["params"]["blocks"]),
             self.embed(tokens_bt, places_bs[:, m:], train),
             longer,
             rngs_n=jax.random.split(self.make_rng("dropout"), c.num_layers) if dropping else None,
@@ -109,14 +113,14 @@ class TransformerXL(Decoder):
             key_positions_bs=places_bs,
             train=train,
         )
-        position = c.blocks(causal=True)[0].attention.position
 
-        def keep(layer: LayerCache) -> LayerCache:
+        def keep(layer: KVCache, mixer: Any) -> KVCache:
             key_bgmk, value_bgmk = jax.lax.stop_gradient(
                 (layer.key_bgsk[:, :, t:], layer.value_bgsk[:, :, t:])
             )
             # In the next segment they stand t places earlier, to which keys that were turned are turned back.
             back_b1 = jnp.full((1, 1), -t)
-            return LayerCache(position.rotate(key_bgmk.swapaxes(1, 2), back_b1).swapaxes(1, 2), value_bgmk)
+            key_bmgk = mixer.position.rotate(key_bgmk.swapaxes(1, 2), back_b1)
+            return KVCache(key_bmgk.swapaxes(1, 2), value_bgmk)
 
-        return self.normalize(x_btd), Memory(tuple(keep(layer) for layer in layers), segments_bs[:, t:])
+        return self.normalize(x_btd), Memory(tuple(map(keep, layers, stack.mixers)), segments_bs[:, t:])

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
+from transformer.config import Positive, PositiveFloat, Rate
 from transformer.errors import UserError
 from transformer.layers.linear import Linear
 from transformer.models.classifier import ClassifierHead, pool
@@ -16,24 +17,15 @@ from transformer.models.stack_config import StackConfig
 
 @dataclass(frozen=True)
 class VisionConfig(StackConfig):
-    """The shape of a classifier of images; `configs/base/` says what each key means."""
+    """The shape of a classifier of images."""
 
     position: str = "learned"
-    max_length: int = 256
-    patch_size: int = 2
-    pooling: Literal["mean", "cls", "max"] = "mean"
-    head_dropout: float = 0.0
-    pixel_mean: float = 127.5
-    pixel_scale: float = 127.5
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.patch_size < 1:
-            raise UserError(f"patch_size: {self.patch_size}; expected at least 1 pixel")
-        if not 0 <= self.head_dropout < 1:
-            raise UserError(f"head_dropout: {self.head_dropout}; expected a rate in [0, 1)")
-        if self.pixel_scale <= 0:
-            raise UserError(f"pixel_scale: {self.pixel_scale}; expected more than 0")
+    max_length: Positive = 256  # most patches of an image, [CLS] included
+    patch_size: Positive = 2  # pixels of a patch's side
+    pooling: Literal["mean", "cls", "max"] = "mean"  # over patches; cls: a token before them
+    head_dropout: Rate = 0.0  # dropout rate before the classification head
+    pixel_mean: float = 127.5  # subtracted from every pixel (0 to 255)
+    pixel_scale: PositiveFloat = 127.5  # then pixels are divided by this
 
     def length(self, image_size: int) -> int:
         """The number of places that an image of so many pixels a side takes, that of `[CLS]` among them.

@@ -7,22 +7,17 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
-from transformer.errors import UserError
+from transformer.config import Bounded, Positive
 from transformer.layers.embedding import Embedding
 
 
 @dataclass(frozen=True)
-class SkipGramConfig:
-    """The shape of the tables; `configs/base/` says what each key means."""
+class SkipGramConfig(Bounded):
+    """The shape of the tables."""
 
-    d_model: int = 128
-    dtype: Literal["float32", "bfloat16"] = "float32"
-    vocab_multiple: int = 128
-
-    def __post_init__(self) -> None:
-        for key in ("d_model", "vocab_multiple"):
-            if getattr(self, key) < 1:
-                raise UserError(f"{key}: {getattr(self, key)}; expected at least 1")
+    d_model: Positive = 128  # width of a word vector
+    dtype: Literal["float32", "bfloat16"] = "float32"  # of the computation; parameters are float32
+    vocab_multiple: Positive = 128  # pad the vocabulary to a multiple, for the hardware and the mesh
 
 
 class SkipGram(nn.Module):

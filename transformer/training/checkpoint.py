@@ -123,22 +123,25 @@ class Checkpoints:
         return self._restore(found, {name: abstract}, partial=True)[name]
 
     def find(self, step: Step) -> int:
-        """The number of the checkpoint that `step` means; a `UserError` where there is none. Where no
-        checkpoint was measured (the run was stopped before), the latest is the best."""
+        """The number of the checkpoint that `step` means; a `UserError` where there is none."""
         steps = self.steps()
         if not steps:
             raise UserError(f"{self.directory}: there are no checkpoints")
         if step == "latest":
             return steps[-1]
         if step == "best":
-            measured = {each: self._manager.metrics(each) for each in steps}
-            candidates = [each for each in steps if measured[each]]
-            if not self.keep_best:
-                raise UserError(f"{self.directory}: no checkpoint was saved with train.keep_best")
-            return max(candidates, key=lambda each: self._merit(measured[each]), default=steps[-1])
+            return self._best(steps)
         if step not in steps:
             raise UserError(f"{self.directory}: no checkpoint of step {step}; there are {_some(steps)}")
         return int(step)
+
+    def _best(self, steps: list[int]) -> int:
+        """Where no checkpoint was measured (the run was stopped before), the latest is the best."""
+        if not self.keep_best:
+            raise UserError(f"{self.directory}: no checkpoint was saved with train.keep_best")
+        measured = {each: self._manager.metrics(each) for each in steps}
+        candidates = [each for each in steps if measured[each]]
+        return max(candidates, key=lambda each: self._merit(measured[each]), default=steps[-1])
 
     def wait(self) -> None:
         """Returns when nothing is being written any more; raises what went wrong in the background."""
@@ -167,10 +170,10 @@ class Checkpoints:
     def _read(self, step: int, abstract: Any, partial: bool) -> Any:
         stored = self._stored(step)
         here = {name: stored[name] for name in abstract} if partial else stored
-        difference = compare(arrays(here), arrays(abstract))
-        if difference:
+        found, wanted = arrays(here), arrays(abstract)
+        if found != wanted:
             path = os.path.join(self.directory, str(step))
-            raise UserError(f"{path}: the checkpoint is not of this config: {difference}")
+            raise UserError(f"{path}: the checkpoint is not of this config: {compare(found, wanted)}")
         return self._restore(step, abstract, partial)
 
     def _restore(self, step: int, abstract: Any, partial: bool) -> Any:

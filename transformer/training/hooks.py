@@ -1,7 +1,8 @@
-"""What is done between steps: anything that wants to see the state now and then."""
+"""Hooks, the callbacks of the training loop: evaluation, samples, pictures, profiling."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
@@ -9,6 +10,7 @@ import jax
 
 from transformer.training import trace
 from transformer.training.state import Params, State
+from transformer.training.writers import names_of, open_events
 
 
 class Hook(ABC):
@@ -47,12 +49,12 @@ class Evaluator(Protocol):
         ...
 
 
+@dataclass
 class Evaluate(Hook):
     """Measures the parameters (their moving average where there is one) with every evaluator."""
 
-    def __init__(self, every: int, evaluators: Mapping[str, Evaluator]):
-        super().__init__(every)
-        self.evaluators = evaluators
+    every: int
+    evaluators: Mapping[str, Evaluator]
 
     def __call__(self, step: int, state: State, metrics: Mapping[str, float]) -> dict[str, float]:
         """What `measure` finds of the state."""
@@ -81,12 +83,13 @@ def described(evaluator: Evaluator) -> dict[str, str]:
     return describe() if describe else {}
 
 
+@dataclass
 class Samples(Hook):
-    """Writes what the model says, `directory`/<step>.txt, as `sample(params)` gives it."""
+    """Writes `sample(params)` to `directory`/<step>.txt."""
 
-    def __init__(self, every: int, sample: Callable[[Params], str], directory: Path):
-        super().__init__(every)
-        self.sample, self.directory = sample, directory
+    every: int
+    sample: Callable[[Params], str]
+    directory: Path
 
     def __call__(self, step: int, state: State, metrics: Mapping[str, float]) -> None:
         """Samples on every process, and writes on the first."""
@@ -94,6 +97,36 @@ class Samples(Hook):
         if jax.process_index() == 0:
             self.directory.mkdir(parents=True, exist_ok=True)
             (self.directory / f"{step:08d}.txt").write_text(text + "\n", encoding="utf-8")
+
+
+@dataclass
+class Pictures(Hook):
+    """Draws `directory`/<step>.png, and shows it in TensorBoard where that is written.
+
+    `values(params)`, called on every process, gives what `draw` takes before the path of the file, or None
+    where there is nothing to draw.
+    """
+
+    every: int
+    directory: Path
+    values: Callable[[Params], tuple | None]
+    draw: Callable[..., None]
+    events: Path  # the folder of TensorBoard's events
+    writers: str  # the run's `train.writers`
+
+    def __call__(self, step: int, state: State, metrics: Mapping[str, float]) -> None:
+        """Computes on every process, and draws on the first."""
+        found = self.values(state.eval_params)
+        if found is None or jax.process_index() != 0:
+            return
+        path = self.directory / f"{step:08d}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self.draw(*found, path)
+        if "tensorboard" in names_of(self.writers):
+            from matplotlib.image import imread
+
+            with open_events(self.events, filename_suffix=".pictures") as writer:
+                writer.add_image(self.directory.name, imread(path)[..., :3], step, dataformats="HWC")
 
 
 class Profile(Hook):

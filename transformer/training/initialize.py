@@ -11,6 +11,7 @@ import jax
 from flax import traverse_util
 
 from transformer.errors import UserError
+from transformer.run_folder import RunFolder
 from transformer.training.checkpoint import Checkpoints, Step, arrays, split_step
 from transformer.training.experiment import Params
 
@@ -67,7 +68,7 @@ class TakeOver:
             except UserError as error:
                 raise UserError(f"initialize_from: {error}") from None
             there = checkpoints.stored_params(step)
-        here, theirs = arrays(abstract), _read(folder / "labels.json")
+        here, theirs = arrays(abstract), _read(RunFolder(folder).labels)
         relabelled = [
             path for path in here if path in there and LABELLED in path.split("/") and theirs != labels
         ]
@@ -128,11 +129,12 @@ class TakeOver:
 
 
 def _checkpoints(folder: Path) -> Checkpoints:
-    if not (folder / "checkpoints").is_dir():
+    paths = RunFolder(folder)
+    if not paths.checkpoints.is_dir():
         raise UserError(f"initialize_from: {folder} has no checkpoints; expected the folder of a run")
-    kept = _read(folder / "config.json") or {}
+    kept = _read(paths.config) or {}
     keep_best = kept.get("train", {}).get("keep_best", "")
-    return Checkpoints(folder / "checkpoints", keep_best=keep_best, write=False)
+    return Checkpoints(paths.checkpoints, keep_best=keep_best, write=False)
 
 
 def _which(checkpoints: Checkpoints) -> Step:

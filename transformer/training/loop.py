@@ -1,78 +1,33 @@
-"""The training loop, for any experiment: evaluate, save, next batch, step."""
+"""The training loop, for any experiment: evaluate, save, next batch, step; and what stops it."""
 
 import contextlib
-import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from types import FrameType
 
 import jax
 import numpy as np
 
-from transformer.errors import UserError
 from transformer.training.checkpoint import Checkpoints
-from transformer.training.experiment import Batch, Loader
+from transformer.training.experiment import Batch, Batches
 from transformer.training.hooks import Hook, is_due
-from transformer.training.meter import Meter
 from transformer.training.metrics import Sum
-from transformer.training.signals import SaveClock, Stopped, StopRequest
+from transformer.training.run_config import TrainConfig
 from transformer.training.state import State
-from transformer.training.writers import Progress, Writer, names_of
+from transformer.training.throughput import Meter
+from transformer.training.writers import Progress, Writer
 
-AT_LEAST_ONE = ("steps", "batch_size", "keep_last", "average_last", "log_every", "profile_from")
-
-
-@dataclasses.dataclass(frozen=True)
-class TrainConfig:
-    """How long to train, and what to do on the way; `configs/base/` says what each key means."""
-
-    steps: int = 1000
-    batch_size: int = 16
-    evaluate_every: int = 0
-    evaluate_batches: int = 0
-    checkpoint_every: int = 0
-    checkpoint_minutes: float = 10.0
-    keep_last: int = 1
-    average_last: int = 1
-    keep_best: str = ""
-    log_every: int = 10
-    sample_every: int = 0
-    max_skipped: int = 20
-    profile_from: int = 10
-    profile_steps: int = 0
-    writers: str = "jsonl,tensorboard"
-
-    def __post_init__(self) -> None:
-        for field in dataclasses.fields(self):
-            least = 1 if field.name in AT_LEAST_ONE else 0
-            value = getattr(self, field.name)
-            if field.type is int and value < least:
-                raise UserError(f"{field.name}: {value}; expected {least} or more")
-        if not 0 <= self.checkpoint_minutes < float("inf"):
-            raise UserError(
-                f"checkpoint_minutes: {self.checkpoint_minutes}; expected minutes, or 0 for never"
-            )
-        names_of(self.writers)
-        if self.average_last > self.keep_last:
-            raise UserError(
-                f"average_last: {self.average_last}; only keep_last {self.keep_last} checkpoints are there"
-            )
-        if self.average_last > 1 and self.keep_best:
-            raise UserError(f"average_last: {self.average_last} together with keep_best; choose one of them")
-        if self.keep_best and self.checkpoint_every % (self.evaluate_every or self.steps):
-            raise UserError(
-                f"keep_best: a checkpoint needs an evaluation at its step: checkpoint_every "
-                f"{self.checkpoint_every} is not a multiple of evaluate_every {self.evaluate_every}"
-            )
-
-    def idle(self) -> dict[str, str]:
-        """See `transformer.freeze.refuse_idle`."""
-        return {} if self.profile_steps else {"profile_from": "with profile_steps 0"}
+AGREE_EVERY = 10
+"""Steps after which several processes ask one another whether to stop or to save."""
 
 
 def train(
     state: State,
     train_step: Callable[[State, Batch], tuple[State, dict[str, Sum]]],
-    loader: Loader,
+    loader: Batches,
     config: TrainConfig,
     *,
     put: Callable[[Mapping[str, np.ndarray]], Batch],
@@ -164,9 +119,9 @@ def train(
                 if unread is not None:
                     write(read(unread, is_due(config.log_every, step)))
                 step, unread = step + 1, metrics
-                signal = stop.agreed(step)
+                name = stop.agreed(step)
                 last = step == config.steps
-                ending = last or signal is not None
+                ending = last or name is not None
                 due = [hook for hook in hooks if hook.due(step, last)]
                 save = ending or is_due(config.checkpoint_every, step) or clock.agreed(step)
                 if not (due or save or step == first):
@@ -174,20 +129,20 @@ def train(
                 values = read(unread, is_due(config.log_every, step) or save)
                 unread = None
                 with meter.pause():
-                    if signal is not None:
+                    if name is not None:
                         keep(due, values)
-                    measured, done = call(due, values, kept=signal is not None)
+                    measured, done = call(due, values, kept=name is not None)
                     if not done:
                         keep(due, values)
-                        signal, last = stop.received, False
+                        name, last = stop.received, False
                     elif save and checkpoints is not None:
                         checkpoints.save(step, state, measured)
                         clock.restart()
                 if done:
                     write({**values, **measured})
-                if signal is not None and not last:
-                    reason = signal
-                    progress.say(f"{signal}: saved step {step} and leaving")
+                if name is not None and not last:
+                    reason = name
+                    progress.say(f"{name}: saved step {step} and leaving")
                     break
         except Exception:
             alone = jax.process_count() == 1
@@ -199,3 +154,93 @@ def train(
 
 def _is_whole(state: State) -> bool:
     return not any(leaf.is_deleted() for leaf in jax.tree.leaves(state))
+
+
+class Stopped(BaseException):
+    """The first signal came where what is being done need not be finished."""
+
+
+class SaveClock:
+    """Says when `minutes` have passed since the last save (0: never)."""
+
+    def __init__(self, minutes: float) -> None:
+        self._seconds = 60 * minutes
+        self.restart()
+
+    def restart(self) -> None:
+        """Counts from now on."""
+        self._since = time.monotonic()
+
+    def agreed(self, step: int) -> bool:
+        """Whether to save after `step`, the same on all processes: several ask the first one's clock every
+        `AGREE_EVERY` steps, for saving is collective; this waits for the device."""
+        if not self._seconds:
+            return False
+        late = time.monotonic() - self._since >= self._seconds
+        if jax.process_count() > 1:
+            if step % AGREE_EVERY:
+                return False
+            from jax.experimental import multihost_utils
+
+            late = bool(multihost_utils.broadcast_one_to_all(np.int32(late)))
+        return late
+
+
+class StopRequest:
+    """A context in which the first SIGINT or SIGTERM is only noted. After it a SIGINT interrupts at once; a
+    SIGTERM does not, for schedulers send it twice."""
+
+    def __init__(self) -> None:
+        self._received = 0
+        self._raising = False
+        self._before: dict[int, object] = {}
+
+    def agreed(self, step: int) -> str | None:
+        """The name of the signal by which to stop after `step`, the same on all processes.
+
+        A single process stops at the next step. Several ask one another every `AGREE_EVERY` steps, so that
+        they stop at the same step and none is left waiting in a collective; this waits for the device.
+        """
+        received = self._received
+        if jax.process_count() > 1:
+            if step % AGREE_EVERY:
+                return None
+            from jax.experimental import multihost_utils
+
+            received = int(np.max(multihost_utils.process_allgather(np.int32(received))))
+        return signal.Signals(received).name if received else None
+
+    @contextlib.contextmanager
+    def raising(self) -> Iterator[None]:
+        """Around what may take long and need not be finished: in a single process the first signal, also one
+        that came before, is raised as `Stopped`. Several finish it, so that none is left in a collective."""
+        self._raising = jax.process_count() == 1
+        try:
+            if self._raising and self._received:
+                raise Stopped
+            yield
+        finally:
+            self._raising = False
+
+    @property
+    def received(self) -> str:
+        """The name of the signal that this process got first."""
+        return signal.Signals(self._received).name
+
+    def __enter__(self) -> "StopRequest":
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGINT, signal.SIGTERM):
+                self._before[number] = signal.signal(number, self._note)
+        return self
+
+    def __exit__(self, *_) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)  # type: ignore[arg-type]
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        if self._received and number == signal.SIGINT:
+            raise KeyboardInterrupt
+        if not self._received:
+            self._received = number
+            if self._raising:
+                raise Stopped

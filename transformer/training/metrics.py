@@ -1,41 +1,10 @@
-"""`Sum`: the only type of a loss, a metric and an evaluation result."""
+"""Metrics are `Sum`s by name (see `transformer/sums.py`)."""
 
 from collections.abc import Iterable, Mapping
 
-import jax
-import jax.numpy as jnp
-from flax import struct
+from transformer.sums import Sum
 
-
-@struct.dataclass
-class Sum:
-    """A total with its weight (a token count, say): `+` merges exactly, `.mean` finishes.
-
-    mean = (sum_i w_i x_i) / (sum_i w_i). Because both parts are kept, merging microbatches, hosts and
-    evaluation batches of any size gives the value of the whole: nothing is ever a mean of means.
-    """
-
-    total: jax.Array | float
-    weight: jax.Array | float
-
-    def __add__(self, other: "Sum") -> "Sum":
-        return Sum(self.total + other.total, self.weight + other.weight)
-
-    @property
-    def mean(self) -> jax.Array | float:
-        """total / weight; NaN where the weight is zero, since an empty mean has no value."""
-        return self.total / self.weight if not _is_zero(self.weight) else float("nan")
-
-    @classmethod
-    def of(cls, values: jax.Array, weights: jax.Array | None = None) -> "Sum":
-        """The weighted sum of `values` in float32, each counting once where no weights are given."""
-        values = jnp.asarray(values, jnp.float32)
-        weights = jnp.ones_like(values) if weights is None else jnp.asarray(weights, jnp.float32)
-        return cls(jnp.sum(values * weights), jnp.sum(jnp.broadcast_to(weights, values.shape)))
-
-
-def _is_zero(weight: jax.Array | float) -> bool:
-    return not isinstance(weight, jax.core.Tracer) and float(weight) == 0.0
+__all__ = ["Sum", "merge"]
 
 
 def merge(parts: Iterable[Mapping[str, Sum]]) -> dict[str, Sum]:

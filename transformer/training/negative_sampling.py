@@ -1,23 +1,19 @@
-"""The loss of word vectors: a word's neighbours against noise."""
+"""Negative-sampling loss of word vectors (skip-gram)."""
 
 from dataclasses import dataclass
 
 import jax
 import jax.numpy as jnp
 
-from transformer.errors import UserError
+from transformer.config import Bounded, PositiveFloat
 from transformer.training.metrics import Sum
 
 
 @dataclass(frozen=True)
-class NegativeSamplingConfig:
-    """How much noise counts; `configs/base/` says what each key means."""
+class NegativeSamplingConfig(Bounded):
+    """How much noise counts."""
 
-    negatives: float = 5.0
-
-    def __post_init__(self) -> None:
-        if not self.negatives > 0:
-            raise UserError(f"negatives: {self.negatives}; expected a number of noise words above 0")
+    negatives: PositiveFloat = 5.0  # weight of the noise term, negative samples per pair (Mikolov's k)
 
 
 def negative_sampling(

@@ -10,13 +10,14 @@ import contextlib
 import dataclasses
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Annotated, Any
 
 import jax
 import numpy as np
 from flax import linen as nn
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
+from transformer.config import Bound, Bounded, OneOf, Positive
 from transformer.errors import UserError
 
 Rules = Sequence[tuple[str, str | tuple[str, ...] | None]]
@@ -41,22 +42,21 @@ whose batch takes `fsdp`, keeps its width whole, while a parameter's `embed` is 
 AXES = ("data", "fsdp", "context", "tensor")
 """From those whose devices talk least to those whose devices talk most, and should be neighbours."""
 
+Size = Annotated[int, Bound("1 or more devices, or -1 for what is left", -1, without=(0,))]
+
 
 @dataclasses.dataclass(frozen=True)
-class MeshConfig:
+class MeshConfig(Bounded):
     """Devices along each mesh axis; one of them may be -1 and takes what is left."""
 
-    data: int = -1
-    fsdp: int = 1
-    tensor: int = 1
-    context: int = 1
+    data: Size = -1  # data parallelism: devices that replicate parameters; -1: all that are left
+    fsdp: Size = 1  # devices that shard parameters and batch
+    tensor: Size = 1  # tensor parallelism: devices that shard heads, hidden units, vocabulary
+    context: Size = 1  # context parallelism: devices that shard each sequence
 
     def __post_init__(self):
-        sizes = dataclasses.asdict(self)
-        for axis, size in sizes.items():
-            if size < 1 and size != -1:
-                raise UserError(f"{axis}: {size} devices; expected 1 or more, or -1 for what is left")
-        left = [axis for axis, size in sizes.items() if size == -1]
+        super().__post_init__()
+        left = [axis for axis in AXES if getattr(self, axis) == -1]
         if len(left) > 1:
             raise UserError(
                 f"{left[1]}: -1, but {left[0]} is -1 too, and only one axis can take what is left"
@@ -64,19 +64,13 @@ class MeshConfig:
 
 
 @dataclasses.dataclass(frozen=True)
-class ParallelConfig:
+class ParallelConfig(Bounded):
     """How a run is spread over devices: `microbatches` is the number of parts that a batch is cut into, one
     after the other, and whose gradients are added up; `rules` a key of `RULES`."""
 
     mesh: MeshConfig
-    microbatches: int = 1
-    rules: str = "default"
-
-    def __post_init__(self):
-        if self.microbatches < 1:
-            raise UserError(f"microbatches: {self.microbatches}; expected 1 or more")
-        if self.rules not in RULES:
-            raise UserError(f"rules: {self.rules!r} is none of {', '.join(RULES)}")
+    microbatches: Positive = 1  # gradient accumulation: parts of a batch, one after the other
+    rules: Annotated[str, OneOf(RULES)] = "default"  # logical axis -> mesh axis
 
 
 def make_mesh(config: MeshConfig, devices: Sequence[jax.Device] | None = None) -> Mesh:
@@ -151,11 +145,7 @@ def by_rows(array: jax.Array) -> nn.LogicallyPartitioned:
 
 def with_shardings(abstract: Any, shardings: Any) -> Any:
     """`jax.ShapeDtypeStruct`s that carry their sharding: what checkpoints are restored into."""
-    return jax.tree.map(
-        lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
-        unboxed(abstract),
-        shardings,
-    )
+    return jax.tree.map(lambda leaf, each: leaf.update(sharding=each), unboxed(abstract), shardings)
 
 
 def batch_sharding(mesh: Mesh) -> NamedSharding:
@@ -176,7 +166,7 @@ def put_batch(batch: Mapping[str, np.ndarray], sharding: NamedSharding) -> dict[
     return {name: put(np.asarray(rows)) for name, rows in batch.items()}
 
 
-def check_batch_size(batch_size: int, mesh: Mesh, microbatches: int, key: str = "train.batch_size") -> None:
+def check_batch_size(key: str, batch_size: int, mesh: Mesh, microbatches: int) -> None:
     """Raises a `UserError` where the batch cannot be cut into equal parts for devices and microbatches."""
     devices = mesh.shape["data"] * mesh.shape["fsdp"]
     if batch_size % (devices * microbatches):

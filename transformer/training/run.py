@@ -1,56 +1,33 @@
 """One run of one experiment: its state on the mesh, its folder, its parts put together."""
 
 import contextlib
+import dataclasses
 import functools
 import os
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Any
 
 import jax
 import numpy as np
 
 from transformer.errors import UserError
-from transformer.training import flops, parallel
+from transformer.run_folder import RunFolder
+from transformer.training import parallel
 from transformer.training.checkpoint import Checkpoints, Step, trained_steps
-from transformer.training.experiment import Experiment, Loader, Params, Put, Recurrent
+from transformer.training.experiment import Batches, Experiment, Params, Put
 from transformer.training.hooks import Evaluate, Evaluator, Hook, Profile, measures
 from transformer.training.initial_values import redraw
 from transformer.training.initialize import TakeOver
-from transformer.training.loop import TrainConfig, train
-from transformer.training.measuring import EvaluateConfig
-from transformer.training.meter import Meter
-from transformer.training.optimizer import OptimizerConfig, make_optimizer, own_average
-from transformer.training.parallel import ParallelConfig
+from transformer.training.loop import train
+from transformer.training.optax_optimizers import own_average
+from transformer.training.optimizer import check_adapters, make_optimizer
+from transformer.training.rules import check_rules, hold
+from transformer.training.run_config import RunConfig
 from transformer.training.state import State
 from transformer.training.step import make_train_step
-from transformer.training.tuning import check_adapters, check_tuning, frozen, is_tuned
+from transformer.training.throughput import Meter, peak_flops
 from transformer.training.writers import Latest, make_writers, names_of
-
-
-@dataclass(frozen=True, kw_only=True)
-class RunConfig:
-    """The keys that every run has, whatever its experiment; `configs/base/` says what each means."""
-
-    experiment: str
-    seed: int = 0
-    initialize_from: str = ""
-    initialize_strict: bool = True
-    initialize_std: float = 0.0
-    optimizer: OptimizerConfig
-    train: TrainConfig
-    evaluate: EvaluateConfig
-    parallel: ParallelConfig
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.seed < 1 << 32:
-            raise UserError(f"seed: {self.seed}; expected a number from 0 to 2^32 - 1")
-
-    def idle(self) -> dict[str, str]:
-        """See `transformer.freeze.refuse_idle`."""
-        return {} if self.initialize_from else {"initialize_strict": "with initialize_from ''"}
 
 
 class Run:
@@ -66,33 +43,36 @@ class Run:
         config: RunConfig,
         workdir: str | os.PathLike,
         lengths: Sequence[tuple[int, int]] = (),
+        hooks: Sequence[Hook] = (),
+        devices: Sequence[jax.Device] | None = None,
     ) -> None:
         """Nothing is computed or written yet, but an impossible mesh, batch or schedule is refused.
-        `lengths` says where `train.steps` was changed (see `make_optimizer`)."""
-        self.experiment, self.config, self.workdir = experiment, config, Path(workdir)
-        if not 0 <= config.initialize_std < float("inf"):
-            raise UserError(f"config.initialize_std: {config.initialize_std}; expected a deviation, or 0")
-        self.lengths = (*lengths,)
-        self.optimizer, self.schedule = make_optimizer(config.optimizer, config.train.steps, lengths)
-        self.mesh = parallel.make_mesh(config.parallel.mesh)
+        `lengths` says where `train.steps` was changed (see `make_optimizer`); `hooks` are callbacks to call
+        after the run's own; `devices` those to run on, which may be described and not there (None: all)."""
+        self.experiment, self.config, self.folder = experiment, config, RunFolder(workdir)
+        self.lengths, self.extra_hooks = (*lengths,), (*hooks,)
+        self.layers: tuple[str, ...] = getattr(experiment.config.model, "layers", ())
+        self.optimizer, self.schedule = make_optimizer(
+            config.optimizer, config.train.steps, lengths, self.layers
+        )
+        self.mesh = parallel.make_mesh(config.parallel.mesh, devices)
         self.rules = parallel.RULES[config.parallel.rules]
         parallel.check_processes(self.mesh.devices)
-        parallel.check_batch_size(config.train.batch_size, self.mesh, config.parallel.microbatches)
+        sizes = {
+            "train.batch_size": config.train.batch_size,
+            "evaluate.batch_size": config.evaluate.batch_size,
+        }
+        for key, size in sizes.items():
+            parallel.check_batch_size(key, size, self.mesh, config.parallel.microbatches)
         self.latest = Latest()
-        if config.evaluate.batch_size:
-            parallel.check_batch_size(
-                config.evaluate.batch_size, self.mesh, config.parallel.microbatches, "evaluate.batch_size"
-            )
         self.put: Put = functools.partial(parallel.put_batch, sharding=parallel.batch_sharding(self.mesh))
 
-    @contextlib.contextmanager
-    def placed(self) -> Iterator[None]:
+    def placed(self) -> contextlib.AbstractContextManager[None]:
         """The context in which this run's functions are traced and called."""
-        with parallel.placed(self.mesh, self.rules):
-            yield
+        return parallel.placed(self.mesh, self.rules)
 
     @functools.cached_property
-    def loader(self) -> Loader:
+    def loader(self) -> Batches:
         """The batches to train on; what is wrong with the data is found here."""
         return self.experiment.train_data()
 
@@ -100,10 +80,15 @@ class Run:
     def hooks(self) -> list[Hook]:
         """What is done between steps; what is wrong with the validation data is found here."""
         c = self.config.train
-        hooks: list[Hook] = [Evaluate(c.evaluate_every, self.evaluators())]
+        hooks: list[Hook] = [Evaluate(c.evaluate_every, self.validation)]
         if c.profile_steps:
-            hooks.append(Profile(c.profile_from, c.profile_steps, self.workdir / "profile"))
-        return hooks + self.experiment.hooks(self.workdir)
+            hooks.append(Profile(c.profile_from, c.profile_steps, self.folder.profile))
+        return [*hooks, *self.experiment.hooks(self.folder), *self.extra_hooks]
+
+    @functools.cached_property
+    def validation(self) -> dict[str, Evaluator]:
+        """What training measures: made once, since experiments draw what their own have found."""
+        return self.evaluators()
 
     def create(self) -> Any:
         """The state before the first step, its parameters boxed with their logical axes."""
@@ -111,9 +96,7 @@ class Run:
         params = self.experiment.init(rng)
         if std:
             params = redraw(params, jax.random.fold_in(rng, 1), std)
-        carry = None
-        if isinstance(self.experiment, Recurrent):
-            carry = jax.tree.map(parallel.by_rows, self.experiment.initial_carry())
+        carry = jax.tree.map(parallel.by_rows, self.experiment.initial_carry())
         c = self.config.optimizer
         return State.create(params, self.optimizer, c.ema_decay > 0 or c.averages_itself, carry)
 
@@ -122,7 +105,6 @@ class Run:
         """Shapes, types and shardings of the whole state, without any array."""
         with self.placed():
             boxed = jax.eval_shape(self.create)
-            check_adapters(boxed.params, self.config.optimizer)
             return parallel.with_shardings(boxed, parallel.state_shardings(boxed, self.mesh, self.rules))
 
     @functools.cached_property
@@ -133,16 +115,16 @@ class Run:
     def prepare(self) -> None:
         """Opens the data and derives all shapes, so that what is wrong is said before anything is written."""
         _ = self.loader, self.hooks, self.abstract, self.take_over
-        check_tuning(self.abstract.params, self.config.optimizer)
-        self._check_best()
+        check_adapters(self.abstract.params, self.config.optimizer)
+        if self.config.optimizer.has_rules:
+            check_rules(self.abstract.params, self.config.optimizer, self.layers)
+        if self.config.train.keep_best:
+            self._check_best(self.config.train.keep_best.removeprefix("-"))
 
-    def _check_best(self) -> None:
+    def _check_best(self, name: str) -> None:
         """Refuses to keep the best by what is not measured."""
-        name = self.config.train.keep_best.removeprefix("-")
-        if not name:
-            return
         with self.placed():
-            found = measures(self.evaluators(), self.abstract.params)
+            found = measures(self.validation, self.abstract.params)
         known = [f"{prefix}/{each}" for prefix, names in found.items() for each in names or ()]
         untold = [f"{prefix}/" for prefix, names in found.items() if names is None]
         if name not in known and not name.startswith(tuple(untold)):
@@ -155,23 +137,21 @@ class Run:
         has begun already."""
         c = self.config
         may_be_new = self.experiment.heads if c.initialize_strict else None
-        if not c.initialize_from or trained_steps(self.workdir / "checkpoints"):
+        if not c.initialize_from or trained_steps(self.folder.checkpoints):
             return None
-        labels = self.experiment.labels
+        labels = self.experiment.data.kept().get("labels")
         return TakeOver.plan(c.initialize_from, self.abstract.params, may_be_new, labels)
 
     def checkpoints(self, write: bool) -> Checkpoints:
         """The folder's checkpoints."""
         c = self.config.train
-        return Checkpoints(
-            self.workdir / "checkpoints", keep_last=c.keep_last, keep_best=c.keep_best, write=write
-        )
+        return Checkpoints(self.folder.checkpoints, keep_last=c.keep_last, keep_best=c.keep_best, write=write)
 
     def which(self, step: Step = "latest") -> list[int]:
         """The steps of the checkpoints that `restore_params` takes the mean of; raises as it does."""
         with self.checkpoints(write=False) as checkpoints:
-            last = [checkpoints.find(step)]
-            return checkpoints.steps()[-self.config.train.average_last :] if step == "latest" else last
+            last = checkpoints.find(step)
+            return checkpoints.steps()[-self.config.train.average_last :] if step == "latest" else [last]
 
     def restore_params(self, step: Step = "latest") -> Params:
         """The parameters of a checkpoint to evaluate and predict with; the rest of it is not read. In place
@@ -179,11 +159,15 @@ class Run:
         (Vaswani et al. 2017, section 6.1)."""
         steps = self.which(step)
         with self.checkpoints(write=False) as checkpoints:
-            total = checkpoints.restore_params(self.abstract.params, steps[0])
-            for other in steps[1:]:
-                more = checkpoints.restore_params(self.abstract.params, other)
-                total = jax.tree.map(jax.numpy.add, total, more)
-            return jax.tree.map(lambda leaf: leaf / len(steps), total) if len(steps) > 1 else total
+            params = checkpoints.restore_params(self.abstract.params, steps[0])
+            return self._mean(params, checkpoints, steps) if len(steps) > 1 else params
+
+    def _mean(self, params: Params, checkpoints: Checkpoints, steps: list[int]) -> Params:
+        """Of the parameters of all of `steps`, of which `params` are the first ones'."""
+        for step in steps[1:]:
+            more = checkpoints.restore_params(self.abstract.params, step)
+            params = jax.tree.map(jax.numpy.add, params, more)
+        return jax.tree.map(lambda leaf: leaf / len(steps), params)
 
     def train(self, started: float | None = None) -> tuple[State, str]:
         """Trains to the end, from the latest checkpoint where there is one; the last state, and why it is
@@ -194,14 +178,11 @@ class Run:
             if trained_steps(checkpoints.directory):
                 state = checkpoints.restore(self.abstract)
             else:
-                unboxed = jax.jit(lambda: parallel.unboxed(self.create()), out_shardings=self.shardings)
-                state = unboxed()
+                create = jax.jit(lambda: parallel.unboxed(self.create()), out_shardings=self.shardings)
+                state = create()
                 if self.take_over is not None:
-                    params = self.take_over.apply(state.params)
-                    average = jax.tree.map(jax.numpy.copy, params) if state.ema is not None else None
-                    # Some optimizers begin with the parameters themselves.
-                    begin = jax.jit(self.optimizer.init, out_shardings=self.shardings.opt_state)
-                    state = state.replace(params=params, ema=average, opt_state=begin(params))
+                    state = self._warm_started(state, self.take_over)
+            held = functools.partial(hold, config=c.optimizer, layers=self.layers)
             step = make_train_step(
                 self.experiment,
                 self.optimizer,
@@ -210,7 +191,7 @@ class Run:
                 clip_norm=c.optimizer.clip_norm,
                 ema_decay=c.optimizer.ema_decay,
                 own_average=own_average if c.optimizer.averages_itself else None,
-                frozen=functools.partial(frozen, config=c.optimizer) if is_tuned(c.optimizer) else None,
+                hold=held if c.optimizer.has_rules else None,
             )
             return train(
                 state,
@@ -221,27 +202,39 @@ class Run:
                 meter=self._meter(int(state.skipped), started),
                 hooks=self.hooks,
                 writers=[
-                    *make_writers(self.workdir, int(state.step), names_of(c.train.writers)),
+                    *make_writers(self.folder, int(state.step), names_of(c.train.writers)),
                     self.latest,
                 ],
                 checkpoints=checkpoints,
-                left=self.workdir / "unmeasured",
+                left=self.folder.unmeasured,
             )
+
+    def _warm_started(self, state: State, take_over: TakeOver) -> State:
+        """The first state with another run's parameters."""
+        params = take_over.apply(state.params)
+        average = jax.tree.map(jax.numpy.copy, params) if state.ema is not None else None
+        # Some optimizers begin with the parameters themselves.
+        begin = jax.jit(self.optimizer.init, out_shardings=self.shardings.opt_state)
+        return dataclasses.replace(state, params=params, ema=average, opt_state=begin(params))
 
     def evaluators(self, split: str = "validation") -> dict[str, Evaluator]:
         """The experiment's of a split, by "eval" and other prefixes of names; and of each further set of
         `evaluate.sets` the same, as "wiki" instead of "eval" and "wiki/generate" instead of "generate". Of
         another source, "test of SOURCE", nothing else is measured."""
         found = dict(self.experiment.evaluators(self.put, split))
-        sets = self.config.evaluate.sets if split.isidentifier() else {}
-        for name, source in sets.items():
+        if self.config.evaluate.sets and split.isidentifier():
+            found |= self._of_sets(split)
+        return found
+
+    def _of_sets(self, split: str) -> dict[str, Evaluator]:
+        found = {}
+        for name, source in self.config.evaluate.sets.items():
             try:
                 there = self.experiment.evaluators(self.put, f"{split} of {source}")
             except UserError as error:
                 raise UserError(f"evaluate.sets.{name}: {error}") from error.__cause__
-            found |= {
-                name if prefix == "eval" else f"{name}/{prefix}": each for prefix, each in there.items()
-            }
+            for prefix, evaluator in there.items():
+                found[name if prefix == "eval" else f"{name}/{prefix}"] = evaluator
         return found
 
     def evaluate(self, params: Params, split: str = "validation") -> dict[str, float]:
@@ -258,7 +251,6 @@ class Run:
         return f"the learning rate rises again, from {last:.3g} to {top:.3g}" if top > last else ""
 
     def _meter(self, skipped: int, started: float) -> Meter:
-        peak = flops.peak_flops(jax.devices()[0].device_kind, self.experiment.dtype)
         return Meter(
             tokens_per_step=self.config.train.batch_size * self.experiment.tokens_per_example,
             learning_rate=self.schedule,
@@ -266,5 +258,5 @@ class Run:
             skipped=skipped,
             started=started,
             flops_per_token=self.experiment.flops_per_token(self.abstract.params),
-            peak_flops=peak * jax.device_count() if peak else None,
+            peak_flops=peak_flops([*self.mesh.devices.flat], self.experiment.config.model.dtype),
         )

@@ -8,10 +8,9 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from transformer.training.experiment import Batch, Experiment, Params, Recurrent
+from transformer.training.experiment import Batch, Experiment, Params
 from transformer.training.metrics import Sum
 from transformer.training.state import State
-from transformer.training.tuning import hold
 
 TrainStep = Callable[[State, Batch], tuple[State, dict[str, Sum]]]
 EvalStep = Callable[[Params, Batch], dict[str, Sum]]
@@ -26,7 +25,7 @@ def make_train_step(
     clip_norm: float = 0.0,
     ema_decay: float = 0.0,
     own_average: Callable[[Any, Params], Params] | None = None,
-    frozen: Callable[[Params], Any] | None = None,
+    hold: Callable[[Params], Params] | None = None,
 ) -> TrainStep:
     """(state, batch) -> (state, metrics): one update from a whole batch, exact however it is cut up.
 
@@ -36,8 +35,8 @@ def make_train_step(
     (Pascanu et al. 2013, section 3.2; 0: never). Where its norm is not finite the old parameters, optimizer
     state and average are kept, and `skipped` counts one; the step moves on, and with it the data.
     `state.ema`, where there is one, follows the parameters as `debiased` says, or is what
-    `own_average(opt_state, params)` makes of the optimizer's own. `frozen(params)` says what needs no
-    gradient, as `tuning.frozen` does; it is 0 there.
+    `own_average(opt_state, params)` makes of the optimizer's own. `hold(params)` stops the gradient of
+    what is frozen (see `rules.hold`), so that it counts in no norm.
     """
 
     def train_step(state: State, batch: Batch) -> tuple[State, dict[str, Sum]]:
@@ -45,12 +44,12 @@ def make_train_step(
         weights = experiment.weigh(batch)
 
         def objective(params: Params, part: Batch, carry: Any, part_rng: jax.Array) -> tuple[Any, Any]:
-            if frozen is not None:
-                params = hold(params, frozen(params))
-            if isinstance(experiment, Recurrent):
-                terms, carry = experiment.recur(params, part, carry, part_rng, True)
-            else:
+            if hold is not None:
+                params = hold(params)
+            if carry is None:
                 terms = experiment.loss(params, part, part_rng, True)
+            else:
+                terms, carry = experiment.loss_and_carry(params, part, carry, part_rng, True)
             # A batch in which a term has no example at all has no such loss, rather than 0 / 0.
             return sum(terms[name].total / jnp.maximum(weight, 1e-9) for name, weight in weights.items()), (
                 terms,

@@ -4,45 +4,46 @@ import dataclasses
 import functools
 import inspect
 import math
+import operator
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import jax
 import jax.numpy as jnp
 
+from transformer.config import Bounded, Nonnegative, NonnegativeFloat, OneOf, Rate
 from transformer.errors import UserError
+from transformer.sums import Sum, named_terms
 from transformer.training.experiment import Batch
-from transformer.training.losses import LOSSES, cross_entropy
-from transformer.training.metrics import Sum
+from transformer.training.losses import LOSSES
 
 Loss = Callable[[jax.Array], jax.Array]
 """From log-probabilities of targets to what each costs."""
 
 
 @dataclass(frozen=True)
-class LossConfig:
-    """How the next-token loss is formed; `configs/base/` says what each key means.
+class LossConfig(Bounded):
+    """How the next-token loss is formed.
 
     Raises:
       UserError: an unknown loss or argument, or a value out of range.
     """
 
-    name: str = "cross_entropy"
-    label_smoothing: float = 0.0
-    z_loss: float = 0.0
-    chunk_size: int = 0
-    arguments: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    name: Annotated[str, OneOf(LOSSES)] = "cross_entropy"  # the loss of each token
+    label_smoothing: Rate = 0.0  # share of the target's mass that is spread over the vocabulary
+    z_loss: NonnegativeFloat = 0.0  # coefficient of (log Z)^2, which keeps logits from drifting; 0: off
+    chunk_size: Nonnegative = 0  # positions whose logits are in memory at once; 0: all
+    arguments: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # further ones of the loss
+    # coefficients of the terms that the model's layers return, by their names; others are only reported
+    model_terms: Mapping[str, float] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        if self.name not in LOSSES:
-            raise UserError(f"name: {self.name!r}; expected one of {', '.join(map(repr, LOSSES))}")
-        if not 0 <= self.label_smoothing < 1:
-            raise UserError(f"label_smoothing: {self.label_smoothing}; expected a share in [0, 1)")
-        if self.z_loss < 0:
-            raise UserError(f"z_loss: {self.z_loss}; expected a coefficient of at least 0")
-        if self.chunk_size < 0:
-            raise UserError(f"chunk_size: {self.chunk_size}; expected a number of tokens, or 0 for no chunks")
+        super().__post_init__()
+        if self.arguments:
+            self._check_arguments()
+
+    def _check_arguments(self) -> None:
         valid = [*inspect.signature(LOSSES[self.name]).parameters][1:]
         for key in self.arguments:
             if key not in valid:
@@ -70,19 +71,24 @@ def token_losses(
     config: LossConfig,
     vocab_size: int,
     train: bool,
+    sown: Any = None,
 ) -> dict[str, Sum]:
     """The terms of predicting `batch["targets"]` from the model's last layer, each counted `weights` times.
 
     `loss`, of each target token, smoothed in training only; `nll`, nats per target token, where the loss is
     something else; `bits_per_byte` of the targets' text, where the batch has its `bytes`; `z_loss`, where the
-    config asks for it. `unembed` turns (b, t, d) into logits (b, t, v).
+    config asks for it; in training also `model_terms(sown, ...)`. `unembed` turns (b, t, d) into logits
+    (b, t, v).
     """
 
     def head(x_btd: jax.Array, targets_bt: jax.Array) -> tuple[jax.Array, ...]:
         smoothing = config.label_smoothing if train else 0.0
         return token_loss(unembed(x_btd), targets_bt, vocab_size, config.loss, smoothing)
 
-    nll_bt, loss_bt, log_z_bt = chunked(head, x_btd, batch["targets"], config.chunk_size)
+    if config.chunk_size:
+        nll_bt, loss_bt, log_z_bt = chunked(head, x_btd, batch["targets"], config.chunk_size)
+    else:
+        nll_bt, loss_bt, log_z_bt = head(x_btd, batch["targets"])
     weights_bt = batch["weights"]
     nll = Sum.of(nll_bt, weights_bt)
     terms = {"loss": Sum.of(loss_bt, weights_bt)}
@@ -92,6 +98,35 @@ def token_losses(
         terms["bits_per_byte"] = Sum(nll.total / math.log(2), Sum.of(batch["bytes"]).total)
     if config.z_loss:
         terms["z_loss"] = Sum.of(config.z_loss * jnp.square(log_z_bt), weights_bt)
+    if train and (jax.tree.leaves(sown) or config.model_terms):
+        terms |= model_terms(sown, len(weights_bt), config.model_terms)
+    return terms
+
+
+def token_weights(weights_bt: jax.Array, config: LossConfig) -> dict[str, jax.Array]:
+    """Those terms of `token_losses` that are optimised, with their weights: the number of target tokens, and
+    for the model's terms the number of rows."""
+    weight, rows = jnp.sum(weights_bt), jnp.float32(len(weights_bt))
+    z_loss = {"z_loss": weight} if config.z_loss else {}
+    return {"loss": weight} | z_loss | dict.fromkeys(config.model_terms, rows)
+
+
+def model_terms(sown: Any, rows: int, coefficients: Mapping[str, float]) -> dict[str, Sum]:
+    """The terms that the model's layers sowed (see `named_terms`), for a batch of so many rows.
+
+    Those with a coefficient are scaled by it and optimised. Their weight over the whole batch is not known
+    before all microbatches are computed, so the mean of each microbatch counts by its number of rows, which
+    gives the mean of the whole batch where a layer's weight is proportional to the rows.
+
+    Raises:
+      UserError: a coefficient of a term that no layer sows.
+    """
+    terms = named_terms(sown)
+    for name, coefficient in coefficients.items():
+        if name not in terms:
+            known = f"; expected one of {', '.join(terms)}" if terms else ""
+            raise UserError(f"loss.model_terms.{name}: the model's layers return no such term{known}")
+        terms[name] = Sum(coefficient * rows * terms[name].mean, float(rows))
     return terms
 
 
@@ -100,7 +135,7 @@ def token_loss(
     logits_btv: jax.Array,
     targets_bt: jax.Array,
     vocab_size: int,
-    loss: Loss = cross_entropy,
+    loss: Loss = operator.neg,
     label_smoothing: float = 0.0,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Per token, in float32: the negative log-likelihood, the loss, and log Z.

@@ -16,6 +16,7 @@ import jax
 from tqdm import tqdm
 
 from transformer.errors import UserError
+from transformer.run_folder import RunFolder
 
 
 class Writer(Protocol):
@@ -30,22 +31,14 @@ class Writer(Protocol):
         ...
 
 
-class JsonLines:
+class MetricsFile:
     """`metrics.jsonl`, one JSON object a line: `{"step": 100, "train/loss": 1.5, ...}`; a value that is no
     number is null."""
 
-    def __init__(self, workdir: Path, step: int):
-        path = workdir / "metrics.jsonl"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        if path.exists():
-            kept = [line for line in path.read_text().splitlines() if 0 <= _step_of(line) <= step]
-            rewritten = path.with_suffix(".tmp")
-            rewritten.write_text("".join(line + "\n" for line in kept))
-            os.replace(rewritten, path)
-            self._last = kept[-1] + "\n" if kept else ""
-        else:
-            self._last = ""
-        self._file = path.open("a")
+    def __init__(self, folder: RunFolder, step: int):
+        folder.metrics.parent.mkdir(parents=True, exist_ok=True)
+        self._last = _cut_after(step, folder.metrics) if folder.metrics.exists() else ""
+        self._file = folder.metrics.open("a")
 
     def write(self, step: int, values: Mapping[str, float]) -> None:
         """Appends a line and hands it to the operating system at once; what the last line says of the same
@@ -79,23 +72,28 @@ def open_events(directory: Path, **options: Any) -> Any:
 
 
 class TensorBoard:
-    """`events/`, the values as TensorBoard events, written by tensorboardX: TensorFlow is not needed."""
+    """`events/`, the values as TensorBoard events, written by tensorboardX: TensorFlow is not needed. The
+    file is opened with the first values."""
 
-    def __init__(self, workdir: Path, step: int):
-        directory = workdir / "events"
-        self._writer = open_events(directory, purge_step=step + 1 if directory.is_dir() else None)
+    def __init__(self, folder: RunFolder, step: int):
+        self._directory, self._step = folder.events, step
+        self._writer: Any = None
 
     def write(self, step: int, values: Mapping[str, float]) -> None:
         """Adds one scalar per value."""
+        if self._writer is None:
+            later = self._step + 1 if self._directory.is_dir() else None
+            self._writer = open_events(self._directory, purge_step=later)
         for name, value in values.items():
             self._writer.add_scalar(name, value, step)
 
     def close(self) -> None:
         """Writes out what is buffered."""
-        self._writer.close()
+        if self._writer is not None:
+            self._writer.close()
 
 
-WRITERS: dict[str, Callable[[Path, int], Writer]] = {"jsonl": JsonLines, "tensorboard": TensorBoard}
+WRITERS: dict[str, Callable[[RunFolder, int], Writer]] = {"jsonl": MetricsFile, "tensorboard": TensorBoard}
 """What makes a writer of a run's folder, which continues from a step: what an earlier, killed run had written
 of later steps is dropped, so that no step appears twice."""
 
@@ -113,11 +111,9 @@ def names_of(writers: str) -> list[str]:
     return names
 
 
-def make_writers(
-    workdir: str | os.PathLike, step: int, names: Iterable[str] = tuple(WRITERS)
-) -> list[Writer]:
+def make_writers(folder: RunFolder, step: int, names: Iterable[str] = tuple(WRITERS)) -> list[Writer]:
     """The writers of a run folder by their names, from `step` on. None on any process but the first."""
-    return [WRITERS[name](Path(workdir), step) for name in names] if jax.process_index() == 0 else []
+    return [WRITERS[name](folder, step) for name in names] if jax.process_index() == 0 else []
 
 
 class Latest:
@@ -178,6 +174,15 @@ class Progress:
     def close(self) -> None:
         """Leaves the bar as it stands."""
         self._bar.close()
+
+
+def _cut_after(step: int, path: Path) -> str:
+    """Drops the lines of later steps; the last line that is left, "" where none is."""
+    kept = [line + "\n" for line in path.read_text().splitlines() if 0 <= _step_of(line) <= step]
+    rewritten = path.with_suffix(".tmp")
+    rewritten.write_text("".join(kept))
+    os.replace(rewritten, path)
+    return kept[-1] if kept else ""
 
 
 def _step_of(line: str) -> int:

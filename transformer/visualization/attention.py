@@ -1,4 +1,4 @@
-"""Attention maps: which source tokens each target token looked at."""
+"""Attention maps: heat maps of attention weights."""
 
 from collections.abc import Sequence
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Pictures of a classifier: which classes it takes for which, and whether its confidence is deserved."""
+"""Pictures of a classifier: confusion matrix and reliability diagram."""
 
 from collections.abc import Sequence
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""A map of vectors: the plane in which they differ most, each point with its name."""
+"""A map of embeddings: their two principal components, each point with its label."""
 
 from collections.abc import Sequence
 from pathlib import Path

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from transformer.errors import UserError
+from transformer.run_folder import RunFolder
 
 Series = dict[str, tuple[np.ndarray, np.ndarray]]
 """Name of a value -> the steps at which it was measured, ascending, and what it was."""
@@ -37,16 +38,16 @@ def _lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
         yield step, values
 
 
-def write_report(workdir: Path) -> Path:
+def write_report(folder: RunFolder) -> Path:
     """Writes `report.png` and `report.md` from `metrics.jsonl`, and returns the path of the latter.
 
     Raises:
       UserError: there are no metrics yet.
     """
-    series = read_metrics(workdir / "metrics.jsonl")
-    draw(series, workdir / "report.png")
-    page = workdir / "report.md"
-    page.write_text(describe(series, workdir.resolve().name))
+    series = read_metrics(folder.metrics)
+    draw(series, folder.curves)
+    page = folder.report
+    page.write_text(describe(series, folder.path.resolve().name))
     return page
 
 

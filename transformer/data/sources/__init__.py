@@ -1,20 +1,21 @@
 """Where text comes from: a family of `Source`s, each chosen by what stands before the colon of its name."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+from transformer.data.disk_cache import data_folder
 from transformer.data.sources.base import SPLITS, Options, Source
+from transformer.data.sources.csv_files import CommaSeparated
 from transformer.data.sources.docstrings import Docstrings
 from transformer.data.sources.files import DOCUMENTS, TextFiles
 from transformer.data.sources.function_questions import FunctionQuestions
-from transformer.data.sources.lines import Aligned, Columns, JsonLines
+from transformer.data.sources.inverse_text_normalization import InverseTextNormalization
+from transformer.data.sources.line_files import Aligned, Columns, JsonLines
 from transformer.data.sources.snippets import Snippets
-from transformer.data.sources.spreadsheets import CommaSeparated
 from transformer.data.sources.squad import SquadFiles
 from transformer.data.sources.stdlib import StandardLibrary
 from transformer.data.sources.tfds import TfdsText
-from transformer.data.sources.written_forms import WrittenForms
-from transformer.data.storage import data_folder
 from transformer.errors import UserError
 
 SOURCES: dict[str, Callable[[str, str, Options], Source]] = {
@@ -27,7 +28,7 @@ SOURCES: dict[str, Callable[[str, str, Options], Source]] = {
     "tfds": TfdsText,
     "docstrings": Docstrings,
     "snippets": Snippets,
-    "written_forms": WrittenForms,
+    "written_forms": InverseTextNormalization,
     "function_questions": FunctionQuestions,
     "squad": SquadFiles,
 }
@@ -45,22 +46,9 @@ DIVIDED_BY = {
 """What sources are divided by that cannot be divided otherwise: a field, or something else."""
 
 
-def open_source(
-    name: str,
-    split: str,
-    *,
-    field: str = "text",
-    fields: Sequence[str] = (),
-    document: str = "file",
-    divide: bool = True,
-    numbers: bool = False,
-    lists: bool = False,
-    cache_dir: str | Path = "",
-    reads: Sequence[str] = (),
-    split_by: Sequence[str] = (),
-) -> Source:
+def open_source(name: str, split: str, *, cache_dir: str | Path = "", **options: Any) -> Source:
     """The records of one split ("train", "validation", "test") of `stdlib`, `text:/path/*.txt`,
-    `jsonl:/path.jsonl` (also .gz), `tfds:name`, or another of `SOURCES`.
+    `jsonl:/path.jsonl` (also .gz), `tfds:name`, or another of `SOURCES`; `options` are those of `Options`.
 
     `field` is where the text is in a record, and `fields` are all that several sources read of the same
     records: a table has a header where it names all of them. `document` is what one record of plain text is
@@ -78,10 +66,10 @@ def open_source(
         raise UserError(f"{name!r}: no such source; expected {', '.join(SOURCES)}, then :PATH or :NAME")
     if split not in SPLITS:
         raise UserError(f"{name}: no split {split!r}; splits there: {', '.join(SPLITS)}")
-    if document not in DOCUMENTS:
-        raise UserError(f"{name}: document {document!r}; expected one of {', '.join(DOCUMENTS)}")
-    if split_by and divide and kind in DIVIDED_BY and [*split_by] != [DIVIDED_BY[kind]]:
-        raise UserError(f"{name}: it is divided by {DIVIDED_BY[kind]}; leave data.split_by empty")
-    folder, names = data_folder(str(cache_dir)), (tuple(fields), tuple(reads), tuple(split_by))
-    options = Options(folder, field, document, divide, numbers, *names, lists)
-    return SOURCES[kind](argument, split, options)
+    given = Options(data_folder(str(cache_dir)), **options)
+    if given.document not in DOCUMENTS:
+        raise UserError(f"{name}: document {given.document!r}; expected one of {', '.join(DOCUMENTS)}")
+    by = DIVIDED_BY.get(kind)
+    if by and given.divide and [*given.split_by] not in ([], [by]):
+        raise UserError(f"{name}: it is divided by {by}; leave data.split_by empty")
+    return SOURCES[kind](argument, split, given)

@@ -43,18 +43,18 @@ class Options:
     document: str = "file"
     divide: bool = True
     numbers: bool = False
-    fields: tuple[str, ...] = ()
-    reads: tuple[str, ...] = ()
-    split_by: tuple[str, ...] = ()
+    fields: Sequence[str] = ()
+    reads: Sequence[str] = ()
+    split_by: Sequence[str] = ()
     lists: bool = False
 
     @property
-    def asked(self) -> tuple[str, ...]:
+    def asked(self) -> Sequence[str]:
         """Every field that is read of a record, by this source or by others of the same file."""
         return self.fields or (self.field,)
 
     @property
-    def key(self) -> tuple[str, ...]:
+    def key(self) -> Sequence[str]:
         """The fields by which records are divided; none: all."""
         return self.split_by or self.reads
 
@@ -76,7 +76,7 @@ class Source(ABC):
 
     @property
     def content(self) -> dict[str, Any]:
-        """By name what all the records are made of, as JSON has it (see `transformer.data.contents`)."""
+        """Name -> what the records are made of, as JSON has it (see `transformer.data.content_digests`)."""
         return {self.name: self.identity}
 
     def place(self, index: int) -> str:

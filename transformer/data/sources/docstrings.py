@@ -5,14 +5,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from transformer.data.sources.base import SPLITS
-from transformer.data.sources.library_records import LibraryRecords, functions
-from transformer.data.sources.standard_library import in_split
+from transformer.data.sources.stdlib import in_split
+from transformer.data.sources.stdlib_functions import StdlibFunctions, functions
 
 SHORTEST = 10
 """Characters of a summary; shorter ones say nothing."""
 
 
-class Docstrings(LibraryRecords):
+class Docstrings(StdlibFunctions):
     """`docstrings`: {"source": a function without its docstring, "target": the docstring's first line,
     "name": the function's, "path": its module's}; a hash of the module's path says in which split it is."""
 

@@ -17,9 +17,9 @@ from typing import Any
 
 import numpy as np
 
-from transformer.data.contents import contents_of
+from transformer.data.content_digests import contents_of
+from transformer.data.disk_cache import build_once, digest
 from transformer.data.sources.base import MANY, PIECE, SPLITS, Options, Source, falls_in
-from transformer.data.storage import build_once, digest
 from transformer.errors import UserError
 
 DOCUMENTS = {"file": None, "line": re.compile(rb"\n"), "paragraph": re.compile(rb"\n(?:[ \t\r]*\n)+")}

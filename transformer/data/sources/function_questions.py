@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from transformer.data.sources.base import SPLITS, falls_in
-from transformer.data.sources.library_records import LibraryRecords, functions
+from transformer.data.sources.stdlib_functions import StdlibFunctions, functions
 
 LONGEST_CONTEXT = 1500
 """Characters of a function; of longer ones nothing is asked."""
@@ -19,7 +19,7 @@ LONGEST_ANSWER = 60
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
-class FunctionQuestions(LibraryRecords):
+class FunctionQuestions(StdlibFunctions):
     """`function_questions`: {"question": "Which exception does f raise?", "context": a function without its
     docstring, "answers": {"text": [...], "answer_start": [...]}, as in SQuAD, "answer": their text, "path":
     its module's}.

@@ -4,14 +4,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from transformer.data.sources.base import SPLITS, falls_in
-from transformer.data.sources.library_records import LibraryRecords, functions
+from transformer.data.sources.stdlib_functions import StdlibFunctions, functions
 
 PACKAGES = ("asyncio", "email", "encodings", "idlelib", "importlib", "multiprocessing", "tkinter", "unittest")
 SHORTEST = 80
 """Characters of a function; shorter ones are alike everywhere."""
 
 
-class Snippets(LibraryRecords):
+class Snippets(StdlibFunctions):
     """`snippets`: {"text": a function without its docstring, "label": the package that it is of, "path": its
     module's}; a hash of the text says in which split it is, so that functions that are copies stay together.
     """

@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from transformer.data.disk_cache import locked
 from transformer.data.sources.base import SPLITS, Options, Source
-from transformer.data.storage import locked
 from transformer.errors import UserError
 
 

@@ -5,46 +5,39 @@ from collections.abc import Callable
 import jax
 
 from transformer.errors import UserError
-from transformer.layers.kernels import blockwise as _blockwise
-from transformer.layers.kernels import cudnn as _cudnn
-from transformer.layers.kernels import ring as _ring
-from transformer.layers.kernels import splash as _splash
-from transformer.layers.kernels import unrolled as _unrolled
-from transformer.layers.kernels.blockwise import blockwise
+from transformer.layers.kernels.base import Kernel
+from transformer.layers.kernels.blockwise import BLOCKWISE, blockwise
 from transformer.layers.kernels.cached import cached
-from transformer.layers.kernels.cudnn import cudnn
-from transformer.layers.kernels.reference import reference
-from transformer.layers.kernels.ring import ring
-from transformer.layers.kernels.splash import splash
-from transformer.layers.kernels.unrolled import unrolled
+from transformer.layers.kernels.cudnn import CUDNN, cudnn
+from transformer.layers.kernels.reference import REFERENCE, reference
+from transformer.layers.kernels.ring import RING, ring
+from transformer.layers.kernels.splash import SPLASH, splash
+from transformer.layers.kernels.unrolled import UNROLLED, unrolled
 from transformer.layers.masks import Mask
-from transformer.layers.place import cut_over, platform
-from transformer.layers.scoring import Scoring
+from transformer.layers.scores import Scoring
 
-KERNELS: dict[str, Callable[..., jax.Array]] = {
-    "reference": reference,
-    "unrolled": unrolled,
-    "blockwise": blockwise,
-    "ring": ring,
-    "cudnn": cudnn,
-    "splash": splash,
+KERNELS: dict[str, Kernel] = {
+    "ring": RING,
+    "cudnn": CUDNN,
+    "splash": SPLASH,
+    "unrolled": UNROLLED,
+    "blockwise": BLOCKWISE,
+    "reference": REFERENCE,
 }
+"""By the name that `model.kernel` gives, in the order in which "auto" tries them."""
 
-SERVES: dict[str, Callable[..., str]] = {
-    "reference": lambda *_: "",
-    "unrolled": _unrolled.serves,
-    "blockwise": _blockwise.serves,
-    "ring": _ring.serves,
-    "cudnn": _cudnn.serves,
-    "splash": _splash.serves,
-}
-"""Why each cannot serve (q, k, v, mask, scoring, dropout rate); nothing where it can."""
-
-PREFERRED = {"nvidia": ["cudnn"], "tpu": ["splash"]}
-"""By platform, what is tried before the kernels that run anywhere."""
-
-LONG = 1024
-"""Queries from which on the weights of all of them are not kept, where it is left to `choose`."""
+__all__ = [
+    "KERNELS",
+    "Kernel",
+    "blockwise",
+    "cached",
+    "choose",
+    "cudnn",
+    "reference",
+    "ring",
+    "splash",
+    "unrolled",
+]
 
 
 def choose(
@@ -56,6 +49,7 @@ def choose(
     mask: Mask,
     scoring: Scoring | None = None,
     dropout_rate: float = 0.0,
+    dropout_rng: jax.Array | None = None,
 ) -> Callable[..., jax.Array]:
     """The kernel named `kind`, or for "auto" the fastest one that serves these inputs where they are.
 
@@ -74,10 +68,8 @@ def choose(
     v_bsgk = k_bsgk if v_bsgk is None else v_bsgk
     inputs = q_bthk, k_bsgk, v_bsgk, mask, scoring or Scoring(), dropout_rate
     if kind == "auto":
-        t = q_bthk.shape[1]
-        around = ["ring"] if cut_over("length")[1] > 1 else PREFERRED.get(platform(), [])
-        anywhere = "blockwise" if t >= LONG or (mask.pattern is not None and t > 1) else "unrolled"
-        return KERNELS[next(x for x in (*around, anywhere, "reference") if not SERVES[x](*inputs))]
-    if refusal := SERVES[kind](*inputs):
+        kernels = KERNELS.values()
+        return next(x.attend for x in kernels if x.suits(*inputs) and not x.serves(*inputs))
+    if refusal := KERNELS[kind].serves(*inputs):
         raise UserError(f"kernel: {kind!r} cannot serve here: {refusal}; use 'auto' or 'blockwise'")
-    return KERNELS[kind]
+    return KERNELS[kind].attend

@@ -6,7 +6,7 @@ from jax.experimental.xla_metadata import set_xla_metadata
 
 from transformer.layers.kernels.reference import masked_softmax
 from transformer.layers.masks import Mask
-from transformer.layers.scoring import Scoring
+from transformer.layers.scores import Scoring
 
 
 def cached(

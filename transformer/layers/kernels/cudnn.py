@@ -3,11 +3,12 @@
 import jax
 import jax.numpy as jnp
 
+from transformer.layers.devices import platform, sharded_over
+from transformer.layers.kernels.base import Kernel
 from transformer.layers.kernels.reference import saved
 from transformer.layers.masks import Mask
 from transformer.layers.patterns import Window
-from transformer.layers.place import cut_over, platform
-from transformer.layers.scoring import Scoring
+from transformer.layers.scores import Scoring
 
 MOST = 2**28
 """Entries of what is added to the scores where a mask or a position needs it as an array: 1/2 GiB."""
@@ -73,7 +74,7 @@ def serves(q_bthk, k_bsgk, v_bsgk, mask: Mask, scoring: Scoring, dropout_rate: f
         return "the queries do not stand where the keys do"
     if added and (t % 2 or s % 2):
         return f"lengths {t} and {s} must be even with a bias, segments or invalid keys"
-    if added and b // cut_over("batch")[1] * (h if biased else 1) * t * s > MOST:
+    if added and b // sharded_over("batch")[1] * (h if biased else 1) * t * s > MOST:
         return f"the array of biases or segments would have more than {MOST} entries"
     if scoring.sinks_h is not None:
         return "it has no sinks"
@@ -82,3 +83,6 @@ def serves(q_bthk, k_bsgk, v_bsgk, mask: Mask, scoring: Scoring, dropout_rate: f
     if scoring.has("values"):
         return "it keeps no weights for the position to add values with"
     return "it has no dropout of weights" if dropout_rate else ""
+
+
+CUDNN = Kernel(cudnn, serves, lambda *_: platform() == "nvidia" and sharded_over("length")[1] == 1)

@@ -4,8 +4,9 @@ import jax
 import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 
+from transformer.layers.kernels.base import Kernel
 from transformer.layers.masks import Mask
-from transformer.layers.scoring import Scoring
+from transformer.layers.scores import Scoring
 
 SAVED = "attention_output"
 """The name of what gradients through attention begin with: what it gave back, at the least."""
@@ -96,3 +97,6 @@ def drop(weights: jax.Array, rate: float, rng: jax.Array | None) -> jax.Array:
     if rate == 0.0 or rng is None:
         return weights
     return jnp.where(jax.random.bernoulli(rng, 1 - rate, weights.shape), weights / (1 - rate), 0.0)
+
+
+REFERENCE = Kernel(reference)

@@ -9,12 +9,13 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
+from transformer.layers.devices import sharded_over
+from transformer.layers.kernels.base import Kernel
 from transformer.layers.kernels.blockwise import backward, blockwise, cut, finite, forward
 from transformer.layers.kernels.blockwise import serves as refusal_of_blockwise
 from transformer.layers.kernels.reference import saved
 from transformer.layers.masks import Mask
-from transformer.layers.place import cut_over
-from transformer.layers.scoring import Scoring
+from transformer.layers.scores import Scoring
 
 Pairs = list[tuple[Any, Any]]
 """Of a block of queries and one of keys, which it may see."""
@@ -46,7 +47,7 @@ def ring(
     Source: Liu et al. 2023 (Ring Attention); the order: Zhu 2023 (zigzag, of ring-flash-attention), after
     Brandon et al. 2023 (Striped Attention).
     """
-    axes, devices = cut_over("length")
+    axes, devices = sharded_over("length")
     if devices == 1:
         options: Any = {"dropout_rate": dropout_rate, "dropout_rng": dropout_rng}
         return blockwise(q_bthk, k_bsgk, v_bsgk, mask=mask, scoring=scoring, **options)
@@ -64,7 +65,7 @@ def ring(
         scoring, query_positions_bt=None, key_positions_bs=None, params=None, sinks_h=None
     )
     way = _Ring(axes, devices, mask.causal)
-    of_batch, parts = cut_over("batch")
+    of_batch, parts = sharded_over("batch")
     of_batch = () if b % parts else of_batch  # left to the compiler, the gradients would be gathered
     part = PartitionSpec(of_batch or None, axes)
     local = jax.shard_map(
@@ -79,7 +80,7 @@ def ring(
 
 def serves(q_bthk, k_bsgk, v_bsgk, mask: Mask, scoring: Scoring, dropout_rate: float) -> str:
     """Why `ring` cannot serve; nothing where it can."""
-    devices, t, s = cut_over("length")[1], q_bthk.shape[1], k_bsgk.shape[1]
+    devices, t, s = sharded_over("length")[1], q_bthk.shape[1], k_bsgk.shape[1]
     if devices == 1:
         return refusal_of_blockwise(q_bthk, k_bsgk, v_bsgk, mask)
     if mask.pattern is not None:
@@ -269,3 +270,6 @@ _attend.defvjp(_forward, _backward)
 
 def _lengthen(x_rbt: jax.Array, length: int) -> jax.Array:
     return jnp.pad(x_rbt, [(0, 0), (0, 0), (0, length - x_rbt.shape[2])] + [(0, 0)] * (x_rbt.ndim - 3))
+
+
+RING = Kernel(ring, serves, lambda *_: sharded_over("length")[1] > 1)

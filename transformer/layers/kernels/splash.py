@@ -9,11 +9,12 @@ from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_ke
 from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask as masks
 from jax.sharding import PartitionSpec
 
+from transformer.layers.devices import platform, sharded_over
+from transformer.layers.kernels.base import Kernel
 from transformer.layers.kernels.reference import SAVED
 from transformer.layers.masks import Mask
 from transformer.layers.patterns import Window
-from transformer.layers.place import cut_over, platform
-from transformer.layers.scoring import Scoring
+from transformer.layers.scores import Scoring
 
 BLOCKS = (512, 256, 128)
 """Queries, and keys, of a block: the first that divides the lengths."""
@@ -49,7 +50,7 @@ def splash(
         )
         return jax.vmap(kernel)(q_bhtk, k_bgsk, v_bgsk, ids)
 
-    rows, columns = cut_over("batch")[0] or None, cut_over("heads")[0] or None
+    rows, columns = sharded_over("batch")[0] or None, sharded_over("heads")[0] or None
     if rows or columns:
         part = PartitionSpec(rows, columns)
         specs = part, part, part, PartitionSpec(rows)
@@ -65,7 +66,7 @@ def splash(
 def serves(q_bthk, k_bsgk, v_bsgk, mask: Mask, scoring: Scoring, dropout_rate: float) -> str:
     """Why `splash` cannot serve; nothing where it can."""
     (b, t, h, k), (s, g) = q_bthk.shape, k_bsgk.shape[1:3]
-    rows, columns = cut_over("batch")[1], cut_over("heads")[1]
+    rows, columns = sharded_over("batch")[1], sharded_over("heads")[1]
     if platform() != "tpu":
         return f"it is for TPUs, and this is {platform()}"
     if k % 64 or v_bsgk.shape[-1] != k:
@@ -111,3 +112,6 @@ def _sizes(t: int, s: int) -> kernels.BlockSizes:
     names = [f"block_{axis}{name}" for name in ("", "_dkv", "_dq") for axis in ("q", "kv")]
     sizes: Any = dict.fromkeys([*names, "block_kv_compute", "block_kv_dkv_compute"], size)
     return kernels.BlockSizes(**sizes)
+
+
+SPLASH = Kernel(splash, serves, lambda *_: platform() == "tpu" and sharded_over("length")[1] == 1)

@@ -3,9 +3,11 @@
 import jax
 import jax.numpy as jnp
 
+from transformer.layers.kernels.base import Kernel
+from transformer.layers.kernels.blockwise import is_long
 from transformer.layers.kernels.reference import drop, highest, saved, sum_of, weighted_values
 from transformer.layers.masks import Mask
-from transformer.layers.scoring import Scoring
+from transformer.layers.scores import Scoring
 
 BLOCK = 128
 """Queries in a block: fewer skip more of the future, more keep the matrix products large."""
@@ -53,3 +55,6 @@ def serves(q_bthk: jax.Array, k_bsgk: jax.Array, v_bsgk: jax.Array, mask: Mask, 
     if mask.query_indices_bt is not None or q_bthk.shape[1] != k_bsgk.shape[1]:
         return "the queries do not stand where the keys do"
     return ""
+
+
+UNROLLED = Kernel(unrolled, serves, lambda *inputs: not is_long(*inputs))

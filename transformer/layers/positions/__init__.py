@@ -7,11 +7,11 @@ decoder can learn to tell positions apart by how much there is to see.
 from transformer.layers.positions.alibi import Alibi
 from transformer.layers.positions.base import Position
 from transformer.layers.positions.learned import Learned
+from transformer.layers.positions.relative_sinusoidal import RelativeSinusoidal
 from transformer.layers.positions.rope import Rope
 from transformer.layers.positions.shaw import Shaw
 from transformer.layers.positions.sinusoidal import Sinusoidal, sinusoid
 from transformer.layers.positions.t5 import T5
-from transformer.layers.positions.transformer_xl import TransformerXL
 
 POSITIONS: dict[str, type[Position]] = {
     "none": Position,
@@ -21,7 +21,7 @@ POSITIONS: dict[str, type[Position]] = {
     "alibi": Alibi,
     "t5": T5,
     "shaw": Shaw,
-    "transformer_xl": TransformerXL,
+    "transformer_xl": RelativeSinusoidal,
 }
 
 __all__ = [
@@ -30,9 +30,9 @@ __all__ = [
     "Alibi",
     "Learned",
     "Position",
+    "RelativeSinusoidal",
     "Rope",
     "Shaw",
     "Sinusoidal",
-    "TransformerXL",
     "sinusoid",
 ]

@@ -1,4 +1,6 @@
-"""The protocol of every position encoding: places to speak up, each silent by default."""
+"""The base class of position encodings: five hooks, no-ops by default."""
+
+from typing import ClassVar
 
 import jax
 from flax import linen as nn
@@ -15,15 +17,18 @@ class Position(nn.Module):
     where `bias` is given rotate(q), and `values` the weights. Both are called for any part of the queries
     and any part of the keys, at whatever positions, so they see nothing but their arguments and parameters.
 
-    Fields: `base`, the constant of wavelengths (10000 in the original); `max_length`, the longest sequence,
-    for those with a table; `head_dim`, the width of a head, for those that add to the values; `rms`, the
-    root mean square of what `embed` adds at first, to stand beside embeddings of it (0: as it is drawn).
+    An encoding is built from what it has of these fields: `base`, of wavelengths (10000 in the original);
+    `max_length`, of the longest sequence; `head_dim`; `causal`; `max_distance`; `rms`, the root mean square
+    of what `embed` adds at first, to stand beside embeddings of it (0: as it is drawn).
     """
 
-    base: float = 10000.0
-    max_length: int = 2048
-    head_dim: int = 0
-    rms: float = 0.0
+    of_head_width: ClassVar[bool] = False
+    """Whether it learns vectors as wide as a head, which only attention with such heads has."""
+
+    @classmethod
+    def has(cls, hook: str) -> bool:
+        """Whether this encoding overrides a hook."""
+        return getattr(cls, hook) is not getattr(Position, hook)
 
     def embed(self, x_btd: jax.Array, positions_bt: jax.Array) -> jax.Array:
         """Changes the sum of embeddings, once, before the first block."""

@@ -14,6 +14,9 @@ class Learned(Position):
     Source: Gehring et al. 2017 (convolutional sequence to sequence), section 3.1; used by BERT and GPT-2.
     """
 
+    max_length: int = 2048
+    rms: float = 0.0
+
     @nn.compact
     def embed(self, x_btd: jax.Array, positions_bt: jax.Array) -> jax.Array:
         """Adds the table's rows; positions must be below `max_length`."""

@@ -1,6 +1,7 @@
 """Learned vectors of the distance, added to keys and to values."""
 
 import math
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -17,7 +18,10 @@ class Shaw(Position):
     row once and each key picks its product; weights are summed by distance before they meet the rows.
     """
 
+    head_dim: int = 0
     max_distance: int = 16
+
+    of_head_width: ClassVar[bool] = True
 
     def bias(
         self, q_bthk: jax.Array, query_positions_bt: jax.Array, key_positions_bs: jax.Array

@@ -23,6 +23,9 @@ class Sinusoidal(Position):
     """x + c PE(pos), fixed and unlearned (see `sinusoid`), whose root mean square is sqrt(1/2); c = rms or 1,
     so that to embeddings of rms 1 it is as in Vaswani et al. 2017, section 3.5."""
 
+    base: float = 10000.0
+    rms: float = 0.0
+
     def embed(self, x_btd: jax.Array, positions_bt: jax.Array) -> jax.Array:
         """Adds the table's rows."""
         table_btd = sinusoid(positions_bt, x_btd.shape[-1], self.base) * (self.rms or 1.0)

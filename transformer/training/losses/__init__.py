@@ -1,18 +1,18 @@
-"""What a target token costs by its log-probability, by the name a config gives: each one small function.
+"""Losses of a target token as functions of its log-probability, by the key `loss.name`.
 
-A loss takes float32 log-probabilities of any shape, and arguments of its own with defaults, which
-`loss.arguments` sets; it gives back the cost of each in the same shape. Smoothing, z-loss and chunks are
-`transformer.training.token_losses`' for all of them.
+A loss maps float32 log-probabilities of any shape to losses of that shape; further arguments have defaults,
+and `loss.arguments` sets them. `transformer.training.token_losses` does label smoothing, z-loss and chunks
+for all of them.
 """
 
+import operator
 from collections.abc import Callable
 
 import jax
 
-from transformer.training.losses.cross_entropy import cross_entropy
 from transformer.training.losses.focal import focal
 
 LOSSES: dict[str, Callable[..., jax.Array]] = {
-    "cross_entropy": cross_entropy,
+    "cross_entropy": operator.neg,  # -log p, in nats
     "focal": focal,
 }

@@ -1,4 +1,4 @@
-"""A loss that spends less on what is known already."""
+"""Focal loss."""
 
 import jax
 import jax.numpy as jnp

@@ -1,0 +1,146 @@
+"""How much code there is to read between a command's flags and what it does, as a table of files.
+
+    python -m benchmarks.reading_path [--config=configs/lm.py:tiny] [--whole] [--functions]
+
+Runs a training in this process, and a completion with the trained model, under `sys.setprofile`, and counts
+the lines of all functions of this repository that were called: their code lines, without blank ones, comments
+and docstrings, and without functions within them that were not called. The training is followed from the
+flags to its first gradient: until the train step, which JAX traces, has returned once; with `--whole` to its
+end, with evaluations, checkpoints, samples, pictures and the report. The completion is followed from the
+flags to the text. The caches of prepared data are empty at first, so that the figures do not depend on
+earlier runs. What runs when a module is imported (definitions, tables) is not counted, nor config files.
+"""
+
+import argparse
+import ast
+import functools
+import io
+import os
+import sys
+import tempfile
+import threading
+import tokenize
+from collections import Counter
+from pathlib import Path
+from types import CodeType, FrameType
+
+ROOT = Path(__file__).resolve().parent.parent
+FOLDERS = ("commands", "experiments", "transformer")
+STEP = ("transformer/training/step.py", "make_train_step.<locals>.train_step")
+"""The function whose first return is a training's first gradient."""
+
+
+def traced(commands: list[list[str]], whole: bool) -> set[CodeType]:
+    """The functions of this repository that the commands call, in any thread that they start; of a training
+    those up to the first gradient, unless `whole`."""
+    import jax
+
+    import launch
+
+    seen: set[CodeType] = set()
+    following = True
+
+    def profile(frame: FrameType, event: str, _: object) -> None:
+        nonlocal following
+        if not following:
+            return
+        if event == "call":
+            seen.add(frame.f_code)
+        elif event == "return" and not whole:
+            file, function = STEP
+            following = frame.f_code.co_qualname != function or not frame.f_code.co_filename.endswith(file)
+
+    threading.setprofile(profile)
+    sys.setprofile(profile)
+    try:
+        for arguments in commands:
+            following = True
+            jax.clear_caches()  # what an earlier command compiled is traced again
+            if launch.main(arguments):
+                raise SystemExit(f"the command failed: {' '.join(arguments)}")
+    finally:
+        sys.setprofile(None)
+        threading.setprofile(None)  # type: ignore[arg-type]
+    return {code for code in seen if is_own(code)}
+
+
+def is_own(code: CodeType) -> bool:
+    """Whether it is a function of a file to be read, and not the body of a module or class."""
+    path = Path(code.co_filename)
+    if not path.is_relative_to(ROOT) or not code.co_flags & 0x2:  # CO_NEWLOCALS: functions alone have it
+        return False
+    first = path.relative_to(ROOT).parts[0]
+    return first in FOLDERS or first == "launch.py"
+
+
+@functools.cache
+def code_lines(path: str) -> tuple[frozenset[int], dict[int, tuple[int, int]]]:
+    """The numbers of a file's lines that hold code, and of each function, by the line that its code object
+    begins at (a decorator's where there is one), the first and last line."""
+    source = Path(path).read_text()
+    tree = ast.parse(source)
+    skipped = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT}
+    skipped |= {tokenize.ENCODING, tokenize.ENDMARKER}
+    lines: set[int] = set()
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        if token.type not in skipped:
+            lines.update(range(token.start[0], token.end[0] + 1))
+    spans = {}
+    for node in ast.walk(tree):
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)):
+            decorators = getattr(node, "decorator_list", [])
+            spans[min([node.lineno, *(each.lineno for each in decorators)])] = (node.lineno, node.end_lineno)
+        if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef)) and ast.get_docstring(node):
+            docstring = node.body[0]
+            lines -= set(range(docstring.lineno, docstring.end_lineno + 1))  # type: ignore[operator]
+    return frozenset(lines), spans  # type: ignore[return-value]
+
+
+def count(codes: set[CodeType]) -> tuple[Counter[str], Counter[tuple[str, str]]]:
+    """Lines by file, and by file and function."""
+    own: dict[str, dict[int, str]] = {}
+    for path in {code.co_filename for code in codes}:
+        lines, spans = code_lines(path)
+        called = {code.co_firstlineno: code.co_qualname for code in codes if code.co_filename == path}
+        belongs: dict[int, str] = {}
+        for begin, (first, last) in sorted(spans.items()):  # inner functions after the outer ones
+            inside = range(first, last + 1)  # type: ignore[operator]
+            for line in inside:
+                if begin in called and line in lines:
+                    belongs[line] = called[begin]
+                elif first != last or line not in belongs:
+                    belongs.pop(line, None)
+        own[path] = belongs
+    files, functions = Counter(), Counter()
+    for path, belongs in own.items():
+        name = str(Path(path).relative_to(ROOT))
+        files[name] = len(belongs)
+        functions.update((name, function) for function in belongs.values())
+    return files, functions
+
+
+def main() -> None:
+    """Flags, the commands, the table."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--config", default="configs/lm.py:tiny")
+    parser.add_argument("--whole", action="store_true", help="follow the training to its end")
+    parser.add_argument("--functions", action="store_true", help="a row for each function too")
+    flags = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        os.environ["XDG_CACHE_HOME"] = f"{folder}/cache"  # data are prepared anew
+        workdir = f"--workdir={folder}/run"
+        commands = [[f"--config={flags.config}", workdir]]
+        commands += [[workdir, "--mode=predict", "--prompt=def f", f"--output={folder}/out.txt"]]
+        files, functions = count(traced(commands, flags.whole))
+    for name, lines in files.most_common():
+        print(f"| {name} | {lines} |")
+        if flags.functions:
+            each = [(n, function) for (path, function), n in functions.items() if path == name]
+            print(*(f"|     {function} | {n} |" for n, function in sorted(each, reverse=True)), sep="\n")
+    print(f"{len(files)} files, {sum(files.values()):,} lines")
+
+
+if __name__ == "__main__":
+    main()

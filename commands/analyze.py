@@ -1,0 +1,212 @@
+"""Looks into the embeddings of words: cosines, nearest neighbours, analogies, a word in its contexts, a map.
+
+python launch.py --workdir=runs/word_embedding --mode=analyze --words=king,queen,river --neighbours=river
+"""
+
+import argparse
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from commands import add_step, text
+from transformer.errors import UserError
+
+if TYPE_CHECKING:
+    from commands.opening import Overrides
+    from transformer.evaluation.embeddings import Answers
+    from transformer.training.experiment import Params
+
+MAPPED, LETTERS = 150, 4
+"""A map for which no words are named has so many of the vocabulary's first ones with so many letters."""
+
+ENDINGS = (".png", ".svg", ".pdf")
+
+QUESTIONS = ("words", "neighbours", "analogy", "analogies", "contexts", "map")
+"""Flags of which one is given at least."""
+
+
+def add_flags(parser: Any) -> None:
+    """The flags of this command."""
+    add = parser.add_argument
+    add("--words", type=text, help="words, with commas between, to compare with one another")
+    add("--neighbours", type=text, help="words whose nearest others to list")
+    add("--analogy", type=text, help="three words a,b,c: what is nearest to a - b + c?")
+    add("--analogies", help="a file of questions, in the form of word2vec's questions-words.txt")
+    what = "sentences, or a file of them, in which each of --words is compared with itself"
+    add("--contexts", type=text, help=what)
+    add("--map", help=f"a picture to draw of them, {', '.join(ENDINGS)}")
+    add_step(parser)
+
+
+def run(flags: argparse.Namespace, overrides: "Overrides") -> int:
+    """Prints what the run's embeddings say."""
+    check(flags)
+    from commands.opening import load
+
+    run, params = load(flags.workdir, overrides, flags.step)
+    with run.placed():
+        print("\n".join(analyze(run.experiment, params, flags)))
+    return 0
+
+
+def check(flags: argparse.Namespace) -> None:
+    """Refuses what needs no model to be seen as wrong."""
+    if all(vars(flags)[name] is None for name in QUESTIONS):
+        listed = ", ".join(f"--{name}" for name in QUESTIONS)
+        raise UserError(f"--mode=analyze: nothing is asked; give at least one of {listed}")
+    if flags.contexts is not None and flags.words is None:
+        raise UserError("--contexts: which word? --words=bank, say")
+    if flags.contexts is None and flags.map is None and len(_split(flags.words)) == 1:
+        word = _split(flags.words)[0]
+        raise UserError(f"--words: {word!r} alone; give several, or --neighbours={word}")
+    if flags.analogy is not None and len(_split(flags.analogy)) != 3:
+        raise UserError(f"--analogy: {flags.analogy!r}; expected three words a,b,c for a - b + c")
+    for name in ("words", "neighbours"):
+        if (given := vars(flags)[name]) is not None and not _split(given):
+            raise UserError(f"--{name}: {given!r}; expected words with commas between")
+    if flags.map is not None:
+        if not flags.map.endswith(ENDINGS):
+            raise UserError(f"--map: {flags.map!r}; expected a name that ends with {', '.join(ENDINGS)}")
+        if not Path(flags.map).parent.is_dir():
+            raise UserError(f"--map: there is no folder {str(Path(flags.map).parent)!r}")
+
+
+def analyze(experiment: Any, params: "Params", flags: argparse.Namespace) -> Iterator[str]:
+    """The answers, in lines.
+
+    Raises:
+      UserError: a word that is not there, a file that cannot be read, a run that has no such vectors.
+    """
+    from transformer.evaluation.embeddings import read_questions, word_vectors
+    from transformer.visualization.embeddings import draw_map
+
+    tokenizer = vars(experiment.data).get("tokenizer")
+    if tokenizer is None:
+        raise UserError(f"--mode=analyze: a run of {experiment.config.experiment} has no embeddings of words")
+    vectors, words = word_vectors(params, tokenizer), _split(flags.words)
+    drawn: dict[str, np.ndarray] = {}
+    states: dict[str, np.ndarray] = {}  # which are not to be compared with the others
+    if flags.contexts is not None:
+        for word in words:
+            yield from _contexts(experiment, params, word, flags.contexts, states)
+    elif words:
+        with _naming("words"):
+            cosines = vectors.similarity(words)
+        drawn |= {word: vectors[word] for word in words}
+        yield from _table(words, cosines)
+    for word in _split(flags.neighbours):
+        with _naming("neighbours"):
+            nearest = vectors.nearest(word)
+        drawn |= {each: vectors[each] for each in (word, *dict(nearest))}
+        yield from _listed(f"nearest to {word}", nearest)
+    if flags.analogy is not None:
+        a, b, c = _split(flags.analogy)
+        with _naming("analogy"):
+            nearest = vectors.analogy(a, b, c)
+        drawn |= {each: vectors[each] for each in (a, b, c, *dict(nearest[:1]))}
+        yield from _listed(f"{a} - {b} + {c}", nearest)
+    if flags.analogies is not None:
+        with _naming("analogies"):
+            questions = read_questions(flags.analogies)
+        yield from _scores(vectors.evaluate(questions))
+    if flags.map is not None:
+        common = [word for word in vectors.words if word.isalpha() and len(word) >= LETTERS][:MAPPED]
+        drawn = states or drawn or {word: vectors[word] for word in common}
+        if len(drawn) < 3:
+            raise UserError(f"--map: {len(drawn)} vectors; expected at least 3")
+        draw_map(np.stack([*drawn.values()]), [*drawn], Path(flags.map))
+        yield f"{flags.map} shows {len(drawn)} vectors"
+
+
+def occurrences(experiment: Any, params: "Params", word: str, contexts: str) -> list[tuple[str, np.ndarray]]:
+    """Each occurrence of a word in sentences (a file of them, or text): the sentence with the word in
+    brackets, and the word's contextual vector (d,), the mean over its tokens.
+
+    Raises:
+      UserError: fewer than two occurrences, or a run whose vectors depend on no context.
+    """
+    from transformer.training.experiment import Contextual
+
+    if not isinstance(experiment, Contextual):
+        name = experiment.config.experiment
+        raise UserError(f"--contexts: a run of {name} has no vectors that depend on a context")
+    is_file = "\n" not in contexts and len(contexts) < 255 and Path(contexts).is_file()
+    try:
+        whole = Path(contexts).read_text(encoding="utf-8") if is_file else contexts
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"--contexts: {contexts}: {getattr(error, 'strerror', 'not UTF-8')}") from None
+    sentences = whole.splitlines() if is_file else re.split(r"(?<=[.!?])\s+|\n", whole)
+    found = []
+    for sentence in sentences:
+        matches = list(re.finditer(rf"(?<!\w){re.escape(word)}(?!\w)", sentence, re.IGNORECASE))
+        if not matches:
+            continue
+        spans, states_td = experiment.states(params, sentence)
+        for match in matches:
+            start, end = match.span()
+            of_word = [i for i, (first, last) in enumerate(spans) if first < end and last > start]
+            if not of_word:
+                raise UserError(
+                    f"--contexts: a sentence of {len(sentence):,} characters is too long for the model"
+                )
+            shown = f"{sentence[:start]}[{sentence[start:end]}]{sentence[end:]}"
+            found.append((shown, states_td[of_word].mean(axis=0)))
+    if len(found) < 2:
+        where = contexts if is_file else f"the text {contexts!r}, which is no file,"
+        raise UserError(f"--contexts: {where} has {word!r} {len(found)} times; expected at least 2")
+    return found
+
+
+def _contexts(
+    experiment: Any, params: "Params", word: str, contexts: str, states: dict[str, np.ndarray]
+) -> Iterator[str]:
+    from transformer.evaluation.embeddings import unit
+
+    found = occurrences(experiment, params, word, contexts)
+    names = [f"{word} {number}" for number in range(1, len(found) + 1)]
+    yield from (f"{name}: {sentence}" for name, (sentence, _) in zip(names, found, strict=True))
+    states_nd = unit(np.stack([state_d for _, state_d in found]))
+    states |= zip(names, states_nd, strict=True)
+    yield from _table(names, states_nd @ states_nd.T)
+
+
+def _scores(sections: dict[str, "Answers"]) -> Iterator[str]:
+    from transformer.evaluation.embeddings import Answers
+
+    total = sum(sections.values(), Answers(0, 0, 0))
+    width = max(map(len, (*sections, "all")))
+    yield f"{'section':{width}}  right  asked  accuracy  in vocabulary"
+    for name, each in (*sections.items(), ("all", total)):
+        counts = f"{each.right:5}  {each.covered:5}  {each.accuracy:8.1%}"
+        yield f"{name:{width}}  {counts}  {each.covered / each.questions:8.1%} of {each.questions}"
+    missing = total.questions - total.covered
+    yield f"{missing:,} of {total.questions:,} questions have a word that is not in the vocabulary: not asked"
+
+
+def _table(names: Sequence[str], cosines_nn: np.ndarray) -> Iterator[str]:
+    width = max(6, *map(len, names))
+    yield " ".join([" " * width, *(f"{name:>{width}}" for name in names)])
+    for name, row in zip(names, cosines_nn, strict=True):
+        yield " ".join([f"{name:>{width}}", *(f"{cosine:{width}.3f}" for cosine in row)])
+
+
+def _listed(title: str, nearest: Sequence[tuple[str, float]]) -> Iterator[str]:
+    yield f"{title}:"
+    yield from (f"{cosine:8.3f}  {word}" for word, cosine in nearest)
+
+
+def _split(text: str | None) -> list[str]:
+    return [word.strip() for word in (text or "").split(",") if word.strip()]
+
+
+@contextmanager
+def _naming(flag: str) -> Iterator[None]:
+    """Errors inside begin with the flag that they are about."""
+    try:
+        yield
+    except UserError as error:
+        raise UserError(f"--{flag}: {error}") from None

@@ -1,0 +1,70 @@
+"""What is said when a training has ended: the last evaluation in proportion, and what to do next."""
+
+import math
+import shlex
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+from commands.workdir import Workdir
+from transformer.training.run import Run
+from transformer.training.writers import names_of
+from transformer.visualization.report import last_values, write_report
+
+
+def closing(run: Run, folder: Workdir) -> Iterator[str]:
+    """The last lines of a training, whose report is written here. The run is finished whatever fails of it: a
+    line says what cannot be told."""
+    config: Any = run.config
+    experiment: Any = run.experiment
+    logged = "jsonl" in names_of(config.train.writers)
+    if logged:
+        yield from _or_why_not("the report", lambda: _report(folder))
+    yield from _or_why_not("what was measured", lambda: _measured(run, folder, logged))
+    yield from _or_why_not("a sample", lambda: _sample(folder, config.train.steps))
+    there = {path.name for path in folder.path.iterdir()}
+    yield f"{folder.path} has {', '.join(sorted(there - {folder.lock.name}))}"
+    yield "Next, for example:"
+    yield f"  {command(folder, '--mode=evaluate')}"
+    flags = "how to use it: --mode=predict"
+    if hasattr(experiment, "example_flags"):
+        yield from _or_why_not(
+            flags, lambda: [f"  {command(folder, '--mode=predict', *experiment.example_flags())}"]
+        )
+    steps = 2 * config.train.steps
+    longer, rewarming = command(folder, f"--config.train.steps={steps}"), run.rewarming(steps)
+    yield f"  {longer}" + (f"  # {rewarming}" if rewarming else "")
+
+
+def command(folder: Workdir, *arguments: str) -> str:
+    """A command on the run's folder, as a shell takes it."""
+    return shlex.join(["python", "launch.py", f"--workdir={folder.path}", *arguments])
+
+
+def _report(folder: Workdir) -> list[str]:
+    write_report(folder)
+    return []
+
+
+def _measured(run: Run, folder: Workdir, logged: bool) -> Iterator[str]:
+    measured = (last_values(folder.metrics) if logged else {}) | run.latest.values
+    lost = [name for name, value in measured.items() if name.startswith("eval/") and math.isnan(value)]
+    if lost:
+        yield f"the last evaluation gave no number for {', '.join(lost)}: training may have diverged"
+    experiment: Any = run.experiment
+    if measured and hasattr(experiment, "closing_lines"):
+        yield from experiment.closing_lines(measured)
+
+
+def _sample(folder: Workdir, steps: int) -> Iterator[str]:
+    of_this_run = [path for path in folder.samples.glob("*.txt") if path.stem <= f"{steps:08d}"]
+    if of_this_run:
+        sample = max(of_this_run)
+        yield f"\n{sample}:\n{sample.read_text(encoding='utf-8')}"
+
+
+def _or_why_not(what: str, lines: Callable[[], Iterable[str]]) -> Iterator[str]:
+    try:
+        yield from list(lines())
+    except Exception as error:
+        why = f"{error} was not measured" if isinstance(error, KeyError) else " ".join(str(error).split())
+        yield f"{what} cannot be told: {why or type(error).__name__}"

@@ -1,0 +1,58 @@
+"""Prints a whole config, one key a line; lines of keys that differ from the default end with what that is.
+
+python launch.py --mode=config --config=configs/lm.py --config.model.num_layers=4
+python launch.py --mode=config --workdir=runs/lm
+"""
+
+import argparse
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from commands.opening import Overrides
+    from transformer.config import Key
+
+WIDTH = 36
+"""Characters of a line before its comment."""
+
+
+def add_flags(parser: Any) -> None:
+    """The flags of this command."""
+    parser.add_argument("--config", default="", help="a config file; without one, the config of --workdir")
+
+
+def run(flags: argparse.Namespace, overrides: "Overrides") -> int:
+    """Prints `model.d_model = 192  # default: 256` for each key."""
+    from commands.opening import check_config, named, read_config
+
+    values = read_config(flags.config) if flags.config else named(flags.workdir).read_config()
+    config = check_config(values, overrides)
+    for key, value in _keys(config):
+        line = f"{key.name} = {value!r}"
+        differs = value != key.default and key.name != "experiment"
+        print(f"{line:{WIDTH}}  # default: {key.default!r}" if differs else line)
+    return 0
+
+
+def explain(config_file: str, overrides: "Overrides") -> None:
+    """Prints all keys of a config file's run with their defaults, values where they differ, and meanings."""
+    from commands.opening import check_config, read_config
+
+    config = check_config(read_config(config_file), overrides)
+    print(f"\nkeys of {config_file}: default (value here, where it differs)  # meaning")
+    for key, value in _keys(config):
+        shown = f"  --config.{key.name}={key.default!r}" + (f" ({value!r})" if value != key.default else "")
+        bound = f" [{key.bound}]" if key.bound else ""
+        print(f"{shown:{WIDTH + 16}}  # {key.meaning}{bound}")
+
+
+def _keys(config: Any) -> Iterator[tuple["Key", Any]]:
+    """Each key of a config, and its value as JSON has it."""
+    from transformer.config import describe_keys, to_values
+
+    values = to_values(config)
+    for key in describe_keys(type(config)):  # type: ignore[arg-type]
+        value: Any = values
+        for part in key.name.split("."):
+            value = value[part]
+        yield key, value

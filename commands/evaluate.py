@@ -1,0 +1,165 @@
+"""Measures a trained model, says what was measured, and keeps it with the run.
+
+python launch.py --workdir=runs/lm --mode=evaluate --split=test
+"""
+
+import argparse
+import contextlib
+import datetime
+import json
+import math
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from commands import add_step
+from transformer.data.disk_cache import data_folder, digest, locked
+from transformer.errors import UserError
+
+if TYPE_CHECKING:
+    from commands.opening import Overrides
+    from commands.workdir import Workdir
+    from transformer.training.checkpoint import Step
+    from transformer.training.run import Run
+
+LIMITS = ("train.evaluate_batches", "generate.examples", "answer.examples")
+"""Keys that limit what is measured while a model trains. Here all is measured, unless they are given."""
+
+
+def add_flags(parser: Any) -> None:
+    """The flags of this command."""
+    add = parser.add_argument
+    add(
+        "--split",
+        choices=["train", "validation", "test"],
+        default="validation",
+        help="which one (validation)",
+    )
+    add("--input", help="other data: a file, or KIND:WHERE as the key data.source has it")
+    add("--output", help="a file for a classifier's predictions")
+    add_step(parser)
+
+
+def run(flags: argparse.Namespace, overrides: "Overrides") -> int:
+    """Evaluates; the exit code."""
+    evaluate(
+        flags.workdir,
+        overrides,
+        split=flags.split,
+        source=flags.input,
+        target=flags.output,
+        step=flags.step,
+    )
+    return 0
+
+
+def evaluate(
+    workdir: str,
+    overrides: "Overrides" = (),
+    *,
+    split: str = "validation",
+    source: str | None = None,
+    target: str | None = None,
+    step: "Step | None" = None,
+) -> None:
+    """Measures all of a split, or of `source` (a file, or KIND:WHERE as a config names it), with every
+    evaluator of the run. Prints what was measured and one name and value a line, each with what the evaluator
+    says of it, and keeps the same in evaluation.json. A classifier writes what it predicts to `target`."""
+    import jax
+
+    from commands.opening import chosen, named, reopen_run
+    from commands.texts import as_source, check_files, writing
+    from commands.workdir import flatten
+    from transformer.training.hooks import described
+
+    folder, given = named(workdir), list(overrides)
+    _read(folder.evaluation)  # what is wrong with it is said before anything is measured
+    keys, there = {key for key, _ in given}, flatten(folder.read_config())
+    for key, _ in given:
+        if key.startswith("sample."):
+            raise UserError(f"--config.{key}: --mode=evaluate samples nothing")
+    whole = [(key, "0") for key in LIMITS if key in there and key not in keys]
+    run = reopen_run(workdir, [*given, *whole])
+    predictions = getattr(run.experiment, "predictions", None)
+    if target and predictions is None:
+        raise UserError(f"--output: {run.config.experiment} has no labels; --mode=predict writes its answers")
+    step = chosen(run, workdir, step)
+    data: Any = run.experiment.data  # type: ignore[attr-defined]
+    name = split if source is None else f"{split} of {as_source(source, data)}"
+    check_files(None, data.location(name).partition(":")[2], target)
+    steps = run.which(step)
+    params = run.restore_params(step)
+    with run.placed(), writing(target) if target else contextlib.nullcontext() as out:
+        evaluators = run.evaluators(name)
+        measured: dict[str, float] = {}
+        said: dict[str, str] = {}
+        for prefix, evaluator in evaluators.items():
+            measured |= {f"{prefix}/{key}": value for key, value in evaluator(params).items()}
+            said |= {f"{prefix}/{key}": text for key, text in described(evaluator).items()}
+        if out and predictions:
+            for line in predictions(params, name):
+                out.write([line])
+    if jax.process_index() != 0:
+        return
+    of = data.location(name)
+    which = "the whole" if source is not None and not _has_splits(of) else f"{split} split"
+    print(f"{folder.path}, {_checkpoint(run, step, steps)}: {which} of {of}")
+    for prefix in evaluators:
+        if text := said.get(f"{prefix}/measured"):
+            print(f"{prefix}: {text}")
+        for key, value in measured.items():
+            if key.rpartition("/")[0] == prefix:
+                about = f"  {said[key]}" if key in said else ""
+                print(f"{key} {'none' if math.isnan(value) else f'{value:.6g}'}{about}")
+        others = [key for key in said if key.rpartition("/")[0] == prefix and key not in measured]
+        for key in others:
+            if not key.endswith("/measured"):
+                print(f"{key}:\n{said[key]}" if "\n" in said[key] else f"{key}: {said[key]}")
+    _keep(
+        folder,
+        {"steps": steps, "split": split, "source": of, "keys": dict(given)},
+        {
+            "results": {key: value if math.isfinite(value) else None for key, value in measured.items()},
+            "about": said,
+        },
+    )
+
+
+def _has_splits(source: str) -> bool:
+    return source.partition(":")[0] == "tfds"
+
+
+def _checkpoint(run: "Run", step: "Step", steps: list[int]) -> str:
+    if len(steps) > 1:
+        return f"the mean of steps {', '.join(map(str, steps))}"
+    why = {"latest": " (the latest)", "best": f" (the best by {run.config.train.keep_best})"}
+    return f"step {steps[0]}{why.get(str(step), '')}"
+
+
+def _keep(folder: "Workdir", what: Mapping[str, Any], found: Mapping[str, Any]) -> None:
+    """Writes an evaluation into evaluation.json, in place of an earlier one of the same."""
+    path = folder.evaluation
+    entry = {**what, "date": datetime.datetime.now().astimezone().isoformat(timespec="seconds"), **found}
+    with locked(data_folder() / "evaluations" / digest(str(path.absolute()))):
+        there = [each for each in _read(path) if any(each.get(key) != what[key] for key in what)]
+        part = path.with_suffix(".part")
+        try:
+            part.write_text(
+                json.dumps([*there, entry], indent=2, ensure_ascii=False) + "\n", encoding="utf-8"
+            )
+            os.replace(part, path)
+        except OSError as error:
+            raise UserError(f"{path}: cannot be written ({error.strerror})") from None
+
+
+def _read(path: Path) -> list[dict[str, Any]]:
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return []
+    except ValueError:
+        found = None
+    if not isinstance(found, list) or not all(isinstance(each, dict) for each in found):
+        raise UserError(f"{path}: no list of evaluations; move it away")
+    return found

@@ -1,0 +1,226 @@
+"""Opens runs: config file, or a folder's config -> values -> checked config -> experiment -> `Run`."""
+
+import ast
+import json
+import os
+import re
+import runpy
+import traceback
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from commands.workdir import Workdir, together
+from experiments import find_experiment
+from transformer.config import from_values, refuse_idle
+from transformer.errors import UserError
+from transformer.training.checkpoint import Step, split_step
+from transformer.training.experiment import Params
+from transformer.training.hooks import Hook
+from transformer.training.run import Run
+
+DROPOUTS = ("dropout", "embedding_dropout", "attention_dropout")
+OWN = (*DROPOUTS, "dtype", "kernel", "scan_layers", "remat", "lora_rank", "lora_alpha")
+"""Keys of a model that say how it is trained and computed, and not what it is."""
+
+OVER = ("train.", "optimizer.", "initialize_")
+STILL = (
+    "train.evaluate_batches",
+    "train.average_last",
+    "train.keep_last",
+    "train.batch_size",
+    "train.keep_best",
+)
+"""Beginnings of keys that are for training alone, and those among them that say how a trained model is
+measured or chosen."""
+
+ROOT = Path(__file__).resolve().parent.parent
+"""Where config files are looked for that are not in the current folder."""
+
+Overrides = Iterable[tuple[str, str]]
+"""Keys of the config and what to set them to, as text: ("model.num_layers", "4")."""
+
+ConfigSource = str | Mapping[str, Any]
+"""A config file, "file.py" or "file.py:preset", or the values themselves: a `ConfigDict`, say."""
+
+
+def read_config(argument: ConfigSource, overrides: Overrides = ()) -> dict[str, Any]:
+    """The values of a config, plain and nested, not yet checked. A file that is not in the current folder is
+    looked for beside `launch.py`.
+
+    Raises:
+      UserError: there is no such file or preset, or the file fails.
+    """
+    if not isinstance(argument, str):
+        values = {key: _plain(value) for key, value in argument.items()}
+        override(values, overrides)
+        return values
+    name, _, preset = argument.partition(":")
+    path = name if Path(name).is_file() else str(ROOT / name)
+    if not Path(path).is_file():
+        raise UserError(f"--config: there is no file {name!r}; configs/lm.py is one to begin with")
+    try:
+        values = runpy.run_path(path)["get_config"](*([preset] if preset else [])).to_dict()
+    except Exception as error:
+        raise UserError(_why_it_failed(path, error)) from None
+    override(values, overrides)
+    return values
+
+
+def _why_it_failed(path: str, error: Exception) -> str:
+    """An error in a config file, in one line, with the last line of the file that was run."""
+    said = " ".join(str(error).split())
+    # Of an unknown key ml_collections lists all others, with their values, before the one that was meant.
+    said = re.sub(r" and cannot be added .*(Did you mean)", r". \1", said)
+    if isinstance(error, ValueError):
+        return f"{path}: {said}"
+    if isinstance(error, SyntaxError):
+        return f"{path}, line {error.lineno}: {error.msg}"
+    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == path]
+    where = f", line {lines[-1]}" if lines else ""
+    return f"{path}{where}: {type(error).__name__}: {said}"
+
+
+def override(values: dict[str, Any], overrides: Iterable[tuple[str, str]]) -> None:
+    """Sets each key, "model.num_layers", to the value that its text means where it stands: a text stays a
+    text, of a list a single text or group is one, and anything else is read as Python or JSON writes it.
+    Unknown keys are for `from_values` to report."""
+    for key, text in overrides:
+        *groups, name = key.split(".")
+        group = values
+        for part in groups:
+            group = group.setdefault(part, {})
+            if not isinstance(group, dict):
+                raise UserError(f"config.{key}: {part!r} is a single value; it has no keys")
+        group[name] = _parse(text, group.get(name))
+
+
+def _parse(text: str, default: Any) -> Any:
+    if isinstance(default, str):
+        return text
+    if isinstance(default, list):
+        value = _parse(text, None)
+        single = value if isinstance(value, dict) else text
+        return value if isinstance(value, (list, tuple)) else [single]
+    for read in (ast.literal_eval, json.loads):  # as Python or as JSON writes it
+        try:
+            value = read(text)
+            break
+        except (ValueError, SyntaxError):
+            continue
+    else:
+        return text
+    whole = isinstance(default, int) and isinstance(value, float) and value.is_integer()
+    return int(value) if whole else value
+
+
+def _plain(value: Any) -> Any:
+    """A copy, of a `ConfigDict` too, whose groups are dictionaries."""
+    return {key: _plain(each) for key, each in value.items()} if hasattr(value, "items") else value
+
+
+def check_config(values: dict[str, Any], overrides: Overrides = ()) -> Any:
+    """The frozen config of the experiment that the key `experiment` names, every key of it checked."""
+    override(values, overrides)
+    return from_values(find_experiment(values.get("experiment")).Config, values)
+
+
+def inherit(values: dict[str, Any], folder: Workdir) -> dict[str, Any]:
+    """The values, with the model's own from the run that `initialize_from` names, or from the folder's once
+    it has begun: a pre-trained model is what it is, and need not be described again."""
+    source = folder if folder.begun else named(values["initialize_from"])
+    if isinstance(values.get("model"), dict):
+        theirs = source.read_config().get("model", {})
+        values["model"] |= {
+            key: value for key, value in theirs.items() if key in values["model"] and key not in OWN
+        }
+    return values
+
+
+def open_to_train(
+    folder: Workdir, overrides: Overrides, config: ConfigSource, accept_data: bool, hooks: Sequence[Hook]
+) -> Run:
+    """The run of a config, or else of the folder's own, to be trained in the folder. It is checked as far as
+    it can be before anything of it is written.
+
+    Raises:
+      UserError: an impossible config; a folder of another run, of other data (unless `accept_data`), or that
+        has trained longer than the config says.
+    """
+    values = read_config(config) if config else folder.read_config()
+    override(values, overrides)
+    if values.get("initialize_from"):
+        values = inherit(values, folder)
+    frozen = check_config(values, overrides)  # which win over what is inherited too
+    if folder.path.exists():
+        folder.check(frozen)
+    steps, trained = frozen.train.steps, folder.trained_steps()
+    if trained > steps:
+        raise UserError(f"config.train.steps: {steps}, but {folder.path} has trained {trained} steps already")
+    if not trained:
+        refuse_idle(frozen)
+    run = open_run(folder, frozen, hooks, folder.read_lengths(steps) if trained else ())
+    with together():
+        if jax.process_index() == 0 and trained and not accept_data:
+            folder.check_data(run.experiment.data)  # type: ignore[attr-defined]
+    run.prepare()
+    return run
+
+
+def open_run(
+    folder: Workdir, config: Any, hooks: Sequence[Hook] = (), lengths: Sequence[tuple[int, int]] = ()
+) -> Run:
+    """The run of a config, with the folder's tokenizer and labels where it has them, or else with the
+    tokenizer of the run that `initialize_from` names; `hooks` and `lengths` are those of `Run`."""
+    kept = folder.read_kept()
+    if config.initialize_from and "tokenizer" not in kept:
+        theirs = named(config.initialize_from).read_kept()
+        kept |= {name: value for name, value in theirs.items() if name == "tokenizer"}
+    experiment = find_experiment(config.experiment)(config, **kept)
+    return Run(experiment, config, folder.path, lengths, hooks)
+
+
+def named(run: str | os.PathLike) -> Workdir:
+    """The folder of "runs/lm", or of "runs/lm@200", which names a checkpoint of it."""
+    return Workdir(split_step(run)[0])
+
+
+def reopen_run(workdir: str | os.PathLike, overrides: Overrides = ()) -> Run:
+    """The run that a folder holds.
+
+    Raises:
+      UserError: it holds none, or one that has no checkpoint yet; a key that cannot matter any more.
+    """
+    folder = named(workdir)
+    values = folder.read_config()
+    if not folder.begun:
+        raise UserError(f"--workdir: {folder.path} has no checkpoints yet; train first")
+    for key, _ in overrides:
+        if key.startswith(OVER) and key not in STILL:
+            raise UserError(f"--config.{key}: it is for training, and changes nothing of a trained model")
+    return open_run(folder, check_config(values, overrides))
+
+
+def chosen(run: Run, workdir: str | os.PathLike, step: Step | None = None) -> Step:
+    """Which checkpoint is meant: `step`, or the one that `workdir` names, "runs/lm@200"; where none is, the
+    best one, where the run keeps it, or the latest.
+
+    Raises:
+      UserError: both name one, and not the same.
+    """
+    other = split_step(workdir)[1]
+    if step is not None and other not in (None, step):
+        raise UserError(f"--step: {step}, but --workdir names {other}; give one of them")
+    step = other if step is None else step
+    return step if step is not None else "best" if run.config.train.keep_best else "latest"
+
+
+def load(
+    workdir: str | os.PathLike, overrides: Overrides = (), step: Step | None = None
+) -> tuple[Run, Params]:
+    """The run that a folder holds, and its trained parameters: those of `step`, as `chosen` says. In a
+    notebook, `run.experiment` has the model. Raises as `reopen_run` does."""
+    run = reopen_run(workdir, overrides)
+    return run, run.restore_params(chosen(run, workdir, step))

@@ -1,0 +1,175 @@
+"""Answers texts with a trained model: completes a prompt, or the lines of a file.
+
+python launch.py --workdir=runs/lm --mode=predict --prompt="def fib(" --temperature=0.5
+python launch.py --workdir=runs/lm --mode=predict --input=texts.txt --output=answers.txt
+"""
+
+import argparse
+import itertools
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from commands import add_step, add_texts, text
+from transformer.errors import UserError
+
+if TYPE_CHECKING:
+    from commands.opening import Overrides
+    from commands.texts import Answers, Input
+    from transformer.training.experiment import Params
+
+DECODING = ("temperature", "top_k", "top_p", "min_p", "num_samples", "max_new_tokens")
+"""Keys of the run's group `sample` or `generate` that are flags too."""
+
+
+def add_flags(parser: Any) -> None:
+    """The flags of this command."""
+    add_texts(parser, "a text to complete, or to answer")
+    add_step(parser)
+    parser.add_argument("--seed", type=int, default=0, help="another one gives other samples (0)")
+    for name in DECODING:
+        parser.add_argument(
+            f"--{name}", type=text, help=f"instead of the run's sample.{name} or generate.{name}"
+        )
+    what = "the folder of a smaller language model with the same tokenizer, which proposes tokens"
+    parser.add_argument("--draft", help=what)
+    what = "with --draft: the target reads so many proposals at once, and one more is checked (4)"
+    parser.add_argument("--draft_tokens", type=int, default=4, help=what)
+    what = r"end before this text; \n is a line break, and it may be given again"
+    parser.add_argument("--stop", type=text, action="append", help=what)
+
+
+def run(flags: argparse.Namespace, overrides: "Overrides") -> int:
+    """Completes --prompt; or, without one, answers each line of the file --input (standard input), or each
+    record of a source KIND:WHERE, with one line for each sample. Writes to the file --output (standard
+    output), and where that was interrupted, goes on behind what is there.
+
+    --draft is the folder of a smaller language model with the same tokenizer, which proposes the tokens
+    (speculative decoding): what is written is the same at temperature 0, and has the same distribution at any
+    other.
+
+    A prompt's only answer appears at a terminal as it is written. In lines a line break of the answer is
+    written \\n, and a backslash \\\\, so that they stay lines.
+    """
+    if not 0 <= flags.seed < 1 << 32:
+        raise UserError(f"--seed: {flags.seed}; expected a number from 0 to 2^32 - 1")
+    import jax
+
+    from commands.opening import chosen, named, reopen_run
+    from commands.texts import check_files, open_input, writing
+
+    prompt, source, target = flags.prompt, flags.input, flags.output
+    check_files(prompt, source, target)
+    if decoding := {name: value for name in (*DECODING, "stop") if (value := vars(flags)[name]) is not None}:
+        overrides = [*overrides, *decoding_keys(named(flags.workdir).read_config(), decoding)]
+    run = reopen_run(flags.workdir, overrides)
+    experiment: Any = run.experiment
+    given = open_input(source, experiment) if prompt is None else None
+    step = chosen(run, flags.workdir, flags.step)
+    checkpoints = [run.folder.checkpoints / str(each) for each in run.which(step)]
+    alone, at_terminal = jax.process_count() == 1, not target and sys.stdout.isatty()
+    of = answers_of(flags, overrides, checkpoints, given.digest) if given and given.digest and alone else None
+    if flags.draft:
+        add_draft(experiment, flags.draft, flags.draft_tokens)
+    with writing(target, of) as out, run.placed():
+        params = run.restore_params(step)
+        if given is None:
+            answer_prompt(experiment, params, prompt, flags.seed, out, in_pieces=at_terminal and alone)
+        else:
+            # At a terminal each text is answered before the next one is read.
+            one_by_one = not source and sys.stdin.isatty()
+            answer_lines(experiment, params, given, flags.seed, out, one_by_one, bar=not at_terminal)
+    return 0
+
+
+def answer_prompt(
+    experiment: Any, params: "Params", prompt: str, seed: int, out: "Answers", in_pieces: bool
+) -> None:
+    """Writes the answers to one text, behind the text where they continue it. With `in_pieces`, where there
+    is one answer only, it is printed as it comes."""
+    before = prompt if getattr(experiment, "continues", False) else ""
+    if in_pieces and hasattr(experiment, "stream"):
+        pieces = experiment.stream(params, prompt, seed)
+        if pieces is not None:
+            print_pieces(itertools.chain([before], pieces, ["\n"]))
+            return
+    for answers in experiment.predict(params, [prompt], seed):
+        out.write([before + answer for answer in answers])
+
+
+def answer_lines(
+    experiment: Any, params: "Params", given: "Input", seed: int, out: "Answers", one_by_one: bool, bar: bool
+) -> None:
+    """Writes the answers to each text of the input, one a line, behind the texts that `out` has answered."""
+    import jax
+    from tqdm import tqdm
+
+    from commands.texts import one_line
+    from transformer.data.token_cache import BAR
+
+    first = out.done
+    texts = itertools.islice(given.texts(), first, None)
+    no_bar = not bar or jax.process_index() != 0 or given.count is None
+    with tqdm(
+        total=given.count, initial=first, desc="answering", unit=" texts", disable=no_bar, **BAR
+    ) as progress:
+        for index, batch in enumerate(([each] for each in texts) if one_by_one else [texts]):
+            for answers in experiment.predict(params, batch, seed + index, first):
+                out.write([one_line(answer) for answer in answers])
+                progress.update()
+
+
+def answers_of(
+    flags: argparse.Namespace, overrides: "Overrides", checkpoints: Sequence[Path], digest: str
+) -> dict[str, Any]:
+    """What the answers are of, by which an interrupted command is known again."""
+    parameters = [[str(path.absolute()), path.stat().st_mtime_ns] for path in checkpoints]
+    of = {"checkpoints": parameters, "input": digest, "seed": flags.seed, "keys": sorted(overrides)}
+    return of | ({"draft": [flags.draft, flags.draft_tokens]} if flags.draft else {})
+
+
+def print_pieces(pieces: Iterable[str]) -> None:
+    """Each as soon as it is there."""
+    for piece in pieces:
+        print(piece, end="", flush=True)
+
+
+def add_draft(experiment: Any, draft: str, draft_tokens: int) -> None:
+    """Lets the model of the folder `draft` propose the experiment's tokens.
+
+    Raises:
+      UserError: one of the two is no language model, or the draft does not fit (`use_draft`).
+    """
+    from commands.opening import load
+
+    if not hasattr(experiment, "use_draft"):
+        kind = experiment.config.experiment
+        raise UserError(f"--draft: this is a run of {kind}; expected a language model")
+    try:
+        run, params = load(draft)
+    except UserError as error:
+        raise UserError(str(error).replace("--workdir", "--draft", 1)) from None
+    experiment.use_draft(run.experiment, params, draft_tokens)
+
+
+def decoding_keys(values: dict[str, Any], flags: Mapping[str, str | list[str]]) -> list[tuple[str, str]]:
+    """The keys that flags of decoding, {"temperature": "0.5"}, mean in a run with these values: those of its
+    group `sample`, or `generate`. In a text that stops, backslashes are as answers are written.
+
+    Raises:
+      UserError: the run writes no text, or its decoding has no such key.
+    """
+    from transformer.data.line_escapes import unescape
+
+    group = next((group for group in ("sample", "generate") if group in values), "")
+    keys = []
+    for name, value in flags.items():
+        if not group:
+            kind = values.get("experiment")
+            raise UserError(f"--{name}: this is a run of {kind}, which writes no text; leave it out")
+        if name not in values[group]:
+            known = ", ".join(values[group])
+            raise UserError(f"--{name}: the config of this run has no {group}.{name}; {group} has {known}")
+        keys.append((f"{group}.{name}", value if isinstance(value, str) else repr([*map(unescape, value)])))
+    return keys

@@ -1,0 +1,71 @@
+"""Scores continuations: their log-likelihood, number of tokens, and whether greedy decoding gives them.
+
+python launch.py --workdir=runs/lm --mode=score --input=pairs.tsv
+"""
+
+import argparse
+import itertools
+import sys
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, Any
+
+from commands import add_step, add_texts
+from transformer.errors import UserError
+
+if TYPE_CHECKING:
+    from commands.opening import Overrides
+    from transformer.training.experiment import Params
+
+
+def add_flags(parser: Any) -> None:
+    """The flags of this command."""
+    add_texts(parser, "TEXT, a tab, CONTINUATION")
+    add_step(parser)
+
+
+def run(flags: argparse.Namespace, overrides: "Overrides") -> int:
+    """For --prompt, or each line of --input, which are TEXT, a tab, CONTINUATION, writes the continuation's
+    log-likelihood."""
+    from commands.opening import load
+    from commands.texts import check_files, texts_of, writing
+
+    check_files(flags.prompt, flags.input, flags.output)
+    texts = texts_of(flags.prompt, flags.input)
+    texts = itertools.chain([next(texts)], texts)  # an empty file is no reason to load a model
+    run, params = load(flags.workdir, overrides, flags.step)
+    with run.placed(), writing(flags.output) as out:
+        for line in score_lines(run.experiment, params, texts):
+            out.write([line])
+    return 0
+
+
+def score_lines(experiment: Any, params: "Params", lines: Iterable[str]) -> Iterator[str]:
+    """For each line TEXT, a tab, CONTINUATION (with \\n, \\r, \\t and \\\\ as in `escape`) one line: the
+    log-likelihood, the number of tokens and true or false for greedy, tabs between.
+
+    Raises:
+      UserError: a run whose model gives texts no likelihood; a line of another form.
+    """
+    from transformer.data.line_escapes import unescape
+    from transformer.training.experiment import Scorer
+
+    if not isinstance(experiment, Scorer):
+        name = experiment.config.experiment
+        raise UserError(f"--mode=score: a run of {name} has no likelihood of a continuation")
+
+    def pairs() -> Iterator[tuple[str, str]]:
+        for number, line in enumerate(lines, 1):
+            text, tab, continuation = line.partition("\t")
+            if not tab or "\t" in continuation:
+                raise UserError(
+                    f"--prompt or --input: line {number} has {line.count(chr(9))} tabs; expected TEXT, a "
+                    "tab, CONTINUATION (\\t is a tab within one of them)"
+                )
+            yield unescape(text), unescape(continuation)
+
+    cut = 0
+    for each in experiment.score(params, pairs()):
+        cut += each.unread > 0
+        yield f"{each.log_likelihood:.6f}\t{each.tokens}\t{str(each.greedy).lower()}"
+    if cut:
+        print(f"{cut} texts are longer than the model reads: a part of each is left out", file=sys.stderr)

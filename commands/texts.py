@@ -1,0 +1,282 @@
+"""Texts in and answers out: what `--input` names, and the file that an interrupted command goes on with."""
+
+import contextlib
+import hashlib
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TextIO
+
+import jax
+
+from commands.columns import look_for_columns
+from transformer.errors import UserError
+
+KINDS = {".jsonl": "jsonl", ".csv": "csv", ".tsv": "tsv"}
+"""What a file is by the end of its name, where a config could have it so."""
+
+NOTED_EVERY = 1.0
+"""Seconds after which it is noted how far the answers go: what a killed program has to answer again."""
+
+
+@dataclass(frozen=True)
+class Input:
+    """Texts to be read from the first on, as often as is asked for.
+
+    `count` and `digest`, of all of them, are None where they come as they are read (from a pipe, say).
+    """
+
+    texts: Callable[[], Iterator[str]]
+    count: int | None = None
+    digest: str | None = None
+
+
+def is_source(text: str, data: Any) -> bool:
+    """Whether it names a source, "tsv:my.tsv", and no file."""
+    kind, colon, _ = text.partition(":")
+    return kind in data.kinds and (bool(colon) or not Path(text).exists())
+
+
+def as_source(text: str, data: Any) -> str:
+    """The source that a file is, or the one that is named.
+
+    Raises:
+      UserError: there is no such file, or it is unknown what it is a file of.
+    """
+    if is_source(text, data):
+        return text
+    path, kinds = Path(text), ", ".join(data.kinds)
+    if not path.is_file():
+        raise UserError(f"--input: there is no file {text!r}; expected one, or a source: {kinds}")
+    suffixes = [suffix for suffix in path.suffixes if suffix != ".gz"]
+    kind = KINDS.get(suffixes[-1] if suffixes else "", data.lines)
+    if kind not in data.kinds:
+        raise UserError(f"--input: {text}: in which form? expected KIND:{text}, of {kinds}")
+    return f"{kind}:{text}"
+
+
+def check_files(prompt: str | None, source: str | None, target: str | None) -> None:
+    """Refuses two inputs, and an output that is the file to be read.
+
+    Raises:
+      UserError: that is so.
+    """
+    if prompt is not None and source is not None:
+        raise UserError("--input: there is a --prompt already; give one of them")
+    both = source and target and Path(target).exists() and Path(source).exists()
+    if both and Path(str(source)).samefile(str(target)):
+        raise UserError(f"--output: {target} is the input too")
+
+
+def texts_of(prompt: str | None, source: str | None) -> Iterator[str]:
+    """The prompt alone, or the lines of a file or of standard input as they come; there is one at least."""
+    if prompt is not None:
+        yield prompt
+        return
+    empty = True
+    for line in lines(source):
+        empty = False
+        yield line
+    if empty:
+        raise UserError(f"--input: {source or 'standard input'} is empty; expected one text a line")
+
+
+def open_input(source: str | None, experiment: Any) -> Input:
+    """The texts to be answered; a file, or a source, is read through and looked at before anything else.
+
+    Raises:
+      UserError: it is missing, empty or no text, or plainly not what the run answers.
+    """
+    if source is None or _special(source):
+        return Input(lambda: texts_of(None, source))
+    data = experiment.data
+    if is_source(source, data):
+        return _counted(lambda: data.inputs(f"test of {source}"), source)
+    if data.lines == "tsv":
+        look_for_columns(source, lines(source), data)
+    found = _counted(lambda: lines(source), source)
+    if problem_of := getattr(experiment, "problem", None):
+        for number, text in enumerate(lines(source), 1):
+            if problem := problem_of(text):
+                raise UserError(f"--input: {source}:{number} {problem}")
+    return found
+
+
+def lines(source: str | None) -> Iterator[str]:
+    """The lines of a file, or of standard input, without their ends; a byte that is not UTF-8 is an error of
+    its line."""
+    name = source or "standard input"
+    if source and not Path(source).exists():
+        raise UserError(f"--input: there is no file {source!r}")
+    if source and Path(source).is_dir():
+        raise UserError(f"--input: {source} is a folder; expected a file")
+    if not source and sys.stdin.isatty():
+        print("Reading one text a line from the keyboard; Ctrl-D ends.", file=sys.stderr)
+    try:
+        with open(source or 0, encoding="utf-8", errors="surrogateescape", closefd=bool(source)) as stream:
+            for number, line in enumerate(stream, 1):
+                try:
+                    line.encode()
+                except UnicodeEncodeError:
+                    raise UserError(f"--input: {name}:{number} is not UTF-8") from None
+                yield line.rstrip("\r\n")
+    except OSError as error:
+        raise UserError(f"--input: {name}: {error.strerror}") from None
+
+
+def _special(source: str) -> bool:
+    """Whether it is a pipe, say, which can be read once only."""
+    path = Path(source)
+    return path.exists() and not path.is_file() and not path.is_dir()
+
+
+def _counted(texts: Callable[[], Iterator[str]], name: str) -> Input:
+    """What `texts` gives, of which there is one at least."""
+    found, count = hashlib.blake2b(digest_size=16), 0
+    for text in texts():
+        found.update(text.encode() + b"\n")
+        count += 1
+    if not count:
+        raise UserError(f"--input: {name} is empty; expected one text a line")
+    return Input(texts, count, found.hexdigest())
+
+
+class Answers:
+    """A stream of answers, and how many texts have theirs."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self.stream, self.done = stream, 0
+
+    def write(self, answers: Sequence[str]) -> None:
+        """The lines of one text."""
+        self.stream.write("".join(answer + "\n" for answer in answers))
+        self.stream.flush()
+        self.done += 1
+
+
+class ResumableAnswers(Answers):
+    """Answers in a file, with a note beside it of how far they go and what they are `of`."""
+
+    def __init__(self, stream: TextIO, note: Path, of: Mapping[str, Any], done: int) -> None:
+        """Goes on behind the answers to the first `done` texts."""
+        self.stream, self.done, self._note, self._of = stream, done, note, of
+        self._noted = time.monotonic()
+
+    def write(self, answers: Sequence[str]) -> None:
+        """The lines of one text."""
+        self.stream.write("".join(answer + "\n" for answer in answers))
+        self.done += 1
+        if time.monotonic() - self._noted > NOTED_EVERY:
+            self.note()
+
+    def note(self) -> None:
+        """Writes down how far the answers go, which are on the disk by then."""
+        self.stream.flush()
+        said = {"of": self._of, "texts": self.done, "bytes": os.fstat(self.stream.fileno()).st_size}
+        part = self._note.with_name(self._note.name + ".new")
+        part.write_text(json.dumps(said))
+        os.replace(part, self._note)
+        self._noted = time.monotonic()
+
+
+def writing(target: str | None, of: Mapping[str, Any] | None = None) -> AbstractContextManager[Answers]:
+    """Answers to standard output, or to a file that appears when all are written; on all processes but the
+    first one nothing is written.
+
+    Until then they are in TARGET.part. With `of`, which says what they answer and how, an interrupted
+    command leaves that there, with a note, TARGET.part.json, of how far it goes; the same command goes on
+    behind them (`done` counts them).
+
+    Raises:
+      UserError: there is a TARGET.part of something else.
+    """
+    if jax.process_index() != 0:
+        target = os.devnull
+    if not target:
+        return contextlib.nullcontext(Answers(sys.stdout))
+    path = Path(target)
+    if path.exists() and not path.is_file():  # a pipe, say, or /dev/null
+        return _to_special(path)
+    return _to_file(path) if of is None else _resuming(path, of)
+
+
+@contextlib.contextmanager
+def _to_special(path: Path) -> Iterator[Answers]:
+    with _open(path, "w", path) as stream:
+        yield Answers(stream)
+
+
+@contextlib.contextmanager
+def _to_file(path: Path) -> Iterator[Answers]:
+    part = path.with_name(path.name + ".part")
+    if part.exists():
+        raise _of_another(part)
+    stream = _open(part, "w", path)
+    try:
+        with stream:
+            yield Answers(stream)
+    except BaseException:
+        part.unlink(missing_ok=True)
+        raise
+    os.replace(part, path)
+
+
+@contextlib.contextmanager
+def _resuming(path: Path, of: Mapping[str, Any]) -> Iterator[Answers]:
+    part, note = (path.with_name(path.name + end) for end in (".part", ".part.json"))
+    done, size = _left(part, note, of) if part.exists() else (0, 0)
+    stream = _open(part, "a" if done else "w", path)
+    answers = ResumableAnswers(stream, note, of, done)
+    try:
+        with stream:
+            stream.truncate(size)
+            try:
+                answers.note()
+                yield answers
+            finally:
+                answers.note()
+    except BaseException as error:
+        if not answers.done or isinstance(error, UserError):  # another input will be given
+            part.unlink(missing_ok=True)
+            note.unlink(missing_ok=True)
+        else:
+            said = f"{answers.done:,} texts are answered in {part}; the same command goes on from there"
+            print(said, file=sys.stderr, flush=True)
+        raise
+    os.replace(part, path)
+    note.unlink(missing_ok=True)
+
+
+def _left(part: Path, note: Path, of: Mapping[str, Any]) -> tuple[int, int]:
+    """How many texts an interrupted command has answered in `part`, and its size up to there."""
+    try:
+        said = json.loads(note.read_text())
+        same, done, size = said["of"] == json.loads(json.dumps(of)), int(said["texts"]), int(said["bytes"])
+    except (OSError, ValueError, KeyError, TypeError):
+        same, done, size = False, 0, 0
+    if not same or part.stat().st_size < size:
+        raise _of_another(part)
+    return done, size
+
+
+def _of_another(part: Path) -> UserError:
+    return UserError(
+        f"--output: {part} is there, of another input, model or flags; move it away, or give them again"
+    )
+
+
+def _open(path: Path, mode: str, target: Path) -> TextIO:
+    try:
+        return path.open(mode, encoding="utf-8", errors="surrogateescape")  # type: ignore[return-value]
+    except OSError as error:
+        raise UserError(f"--output: {target}: {error.strerror}") from None
+
+
+def one_line(text: str) -> str:
+    """The text in a line: a line break is written \\\\n, and a backslash \\\\\\\\."""
+    return text.replace("\\", "\\\\").replace("\r", "\\r").replace("\n", "\\n")

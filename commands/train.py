@@ -1,0 +1,143 @@
+"""Trains a run, or goes on with it where its folder has checkpoints.
+
+python launch.py --config=configs/lm.py [--workdir=runs/mine] [--config.model.num_layers=4]
+"""
+
+import argparse
+import contextlib
+import os
+import signal
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TextIO
+
+from transformer.errors import UserError
+
+if TYPE_CHECKING:
+    from commands.opening import Overrides
+    from transformer.training.hooks import Hook
+    from transformer.training.run import Run
+
+
+def add_flags(parser: Any) -> None:
+    """The flags of this command."""
+    parser.add_argument(
+        "--config", help="a config file, configs/lm.py, or a preset of it, configs/lm.py:tiny"
+    )
+    parser.add_argument("--accept_data", action="store_true", help="go on with data that have changed")
+
+
+def run(flags: argparse.Namespace, overrides: "Overrides") -> int:
+    """Trains; the exit code."""
+    reason = train(flags.workdir, overrides, flags.config, flags.started, flags.accept_data)
+    return 0 if reason == "finished" else 128 + signal.Signals[reason]
+
+
+def train(
+    workdir: str,
+    overrides: "Overrides" = (),
+    config: str | Mapping[str, Any] = "",
+    started: float | None = None,
+    accept_data: bool = False,
+    hooks: Sequence["Hook"] = (),
+) -> str:
+    """Trains from the beginning, or from the latest checkpoint in the folder, and says what there is now.
+    Returns why training ended: "finished", or the name of a signal.
+
+    `config` is a config file, or what its `get_config` gives; without it the folder's own config goes on.
+    Data that have changed since the run began are refused, unless `accept_data`. `hooks` are called after the
+    run's own. Whoever reads what is said may leave: training goes on.
+    """
+    import jax
+
+    from commands.closing import closing, command
+    from commands.opening import open_to_train
+    from commands.workdir import Workdir, exclusive, together
+    from transformer.training.checkpoint import split_step
+
+    if split_step(workdir)[1] is not None:
+        raise UserError(
+            f"--workdir: {workdir} names a checkpoint; begin another run with it: initialize_from"
+        )
+    folder = Workdir(workdir)
+    with lasting(), contextlib.ExitStack() as stack:
+        known = folder.config.is_file()
+        if known:
+            stack.enter_context(exclusive(folder.lock))
+        run = open_to_train(folder, overrides, config, accept_data, hooks)
+        if not known:  # until here nothing is written, a lock neither
+            stack.enter_context(exclusive(folder.lock))
+            with together():
+                if jax.process_index() == 0 and folder.config.is_file():
+                    raise UserError(f"--workdir: {workdir} was begun by another command meanwhile; try again")
+        first = jax.process_index() == 0
+        if first:
+            folder.write(run.config, run.experiment.data)  # type: ignore[attr-defined]
+            print(*_opening_lines(run, folder.trained_steps()), sep="\n", flush=True)
+        _, reason = run.train(started)
+        if first:
+            lines = closing(run, folder) if reason == "finished" else [f"Go on with: {command(folder)}"]
+            for line in lines:
+                print(line)
+        return reason
+
+
+def _opening_lines(run: "Run", trained: int) -> Iterator[str]:
+    import jax
+
+    size = sum(leaf.size for leaf in jax.tree.leaves(run.abstract.params))
+    devices = f"{run.mesh.size} x {run.mesh.devices.flat[0].device_kind}"
+    steps = run.config.train.steps
+    yield f"{run.folder.path}: {size:,} parameters on {devices}, from step {trained} to {steps}"
+    experiment: Any = run.experiment
+    if hasattr(experiment, "opening_lines"):
+        yield from experiment.opening_lines()
+    yield from experiment.data.division()
+    if run.take_over is not None:
+        yield f"parameters of {run.take_over.folder}, step {run.take_over.step}:"
+        yield from run.take_over.table()
+
+
+class Lasting:
+    """A stream that goes on when its reader has left: what is written from then on is dropped."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        """Writes, or drops."""
+        try:
+            return self._stream.write(text)
+        except OSError:
+            silence(self._stream)
+            return len(text)
+
+    def flush(self) -> None:
+        """Hands on what is buffered, or drops it."""
+        try:
+            self._stream.flush()
+        except OSError:
+            silence(self._stream)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
+def silence(stream: TextIO) -> None:
+    """Lets what is still buffered, and all that follows, go nowhere: no error is left for the exit."""
+    null = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null, stream.fileno())
+    os.close(null)
+
+
+@contextlib.contextmanager
+def lasting() -> Iterator[None]:
+    """Inside, no reader of standard output or error that leaves (`| head -1`) stops anything."""
+    out: Any = Lasting(sys.stdout)
+    error: Any = Lasting(sys.stderr)
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(error):
+        try:
+            yield
+        finally:
+            out.flush()
+            error.flush()

@@ -1,0 +1,310 @@
+"""The folder of a run: everything that it needs to resume, evaluate and predict."""
+
+import contextlib
+import json
+import os
+import re
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, TextIO
+
+import jax
+import numpy as np
+
+from commands.retired_keys import RETIRED, with_present_keys
+from experiments import EXPERIMENTS, find_experiment
+from transformer.config import to_values, with_defaults
+from transformer.data.content_digests import changes
+from transformer.data.disk_cache import digest
+from transformer.data.tokenizers import Tokenizer
+from transformer.errors import UserError
+from transformer.run_folder import Inside, RunFolder
+from transformer.training.checkpoint import trained_steps
+
+try:
+    import fcntl
+except ImportError:  # no POSIX system: nothing to lock with
+    fcntl = None  # type: ignore[assignment]
+
+FREE = (
+    "train.",
+    "evaluate.",
+    "parallel.",
+    "sample.",
+    "generate.",
+    "answer.",
+    "data.cache_dir",
+    "data.workers",
+    "loss.chunk_size",
+    "model.kernel",
+    "model.scan_layers",
+    "model.remat",
+)
+"""Keys, or beginnings of keys, with which a run may be resumed otherwise than it began: how long and how
+often, where and in which pieces things are computed. What is computed stays the same."""
+
+FIXED = ("train.batch_size",)
+"""Keys among `FREE` that may not change after all."""
+
+LONGEST = 1024
+"""Bytes of an error that the first process tells the others."""
+
+LOCATIONS = ("data.source", "data.validation_source")
+"""Keys that say where the data are; what they are is compared by itself."""
+
+
+class Workdir(RunFolder):
+    """A run's folder, read, written and checked."""
+
+    lock = Inside("lock")  # what a training holds, and no other may (see `exclusive`)
+
+    def __init__(self, path: str | os.PathLike) -> None:
+        """A folder of this system, and no checkpoint in it."""
+        if re.match(r"\w[\w.+-]*://", str(path)):
+            raise UserError(
+                f"--workdir: {path} is on another system; expected a folder of this one, or mounted"
+            )
+        super().__init__(path)
+
+    @property
+    def begun(self) -> bool:
+        """Whether there is something to go on with: a complete checkpoint. What else an attempt has left that
+        ended before its first one is written anew."""
+        return self.trained_steps() > 0
+
+    def read_config(self) -> dict[str, Any]:
+        """The values of the run's config, which are checked again when they are frozen; a key that is newer
+        than the folder has its default.
+
+        Raises:
+          UserError: the folder is none of a run.
+        """
+        if not self.config.is_file():
+            no_run = "has no config.json: it is not the folder of a run"
+            raise UserError(f"--workdir: {self.path} {no_run if self.path.is_dir() else 'does not exist'}")
+        values = _read_json(self.config)
+        if not isinstance(values, dict):
+            raise UserError(f"{self.config}: expected the groups of a config, as JSON has them")
+        if any(isinstance(group, dict) and RETIRED & group.keys() for group in values.values()):
+            values = with_present_keys(values)
+        known = values.get("experiment") in EXPERIMENTS
+        return with_defaults(find_experiment(values["experiment"]).Config, values) if known else values
+
+    def check(self, config: Any) -> None:
+        """Makes sure that what is there is an empty folder, or one of a run with this config.
+
+        Raises:
+          UserError: it belongs to another run.
+        """
+        if not self.path.is_dir():
+            raise UserError(f"--workdir: {self.path} is a file")
+        if not self.config.exists():
+            entries = [entry for entry in vars(RunFolder).values() if isinstance(entry, Inside)]
+            for path in (self.path / entry.name for entry in entries):
+                if path.exists():
+                    raise UserError(
+                        f"--workdir: {path} is there without a config.json; choose another folder"
+                    )
+        if not self.begun:
+            return
+        here, there = flatten(to_values(config)), flatten(self.read_config())
+        keys = [key for key in here | there if here.get(key) != there.get(key) and not _is_free(key)]
+        if self.data.exists():  # by which the data are compared, wherever they are now
+            keys = [key for key in keys if key not in LOCATIONS or _kind(here[key]) != _kind(there[key])]
+        if keys:
+            shown = {
+                key: [repr(each[key]) if key in each else "none" for each in (there, here)] for key in keys
+            }
+            listed = ", ".join(f"{key} {before} (here {now})" for key, (before, now) in shown.items())
+            raise UserError(
+                f"--workdir: {self.path} belongs to another config: {listed}; choose another folder"
+            )
+
+    def read_kept(self) -> dict[str, Any]:
+        """What the run learned from its data before it trained, by name: what `write` was given. Nothing,
+        where it has not begun."""
+        kept: dict[str, Any] = {}
+        if not self.begun:
+            return kept
+        if self.tokenizer.exists():
+            kept["tokenizer"] = Tokenizer.load(self.tokenizer)
+        if self.labels.exists():
+            kept["labels"] = json.loads(self.labels.read_text(encoding="utf-8"))
+        return kept
+
+    def check_data(self, data: Any) -> None:
+        """Makes sure that a run that has begun goes on with the data it began with. A run that kept no such
+        thing goes on with any.
+
+        Raises:
+          UserError: a file, another source or the tokenizer has changed.
+        """
+        if not self.data.exists():
+            return
+        now = describe(data)
+        try:
+            before = json.loads(self.data.read_text(encoding="utf-8"))
+            found = [changes(before["sources"], now["sources"])]
+        except (ValueError, KeyError, TypeError, AttributeError):
+            raise UserError(f"{self.data}: not readable; --accept_data goes on and writes it anew") from None
+        for name in ("tokenizer", "labels"):
+            if before.get(name) != now.get(name):
+                found.append(f"{name}.json is another one")
+        if any(found):
+            listed = ", ".join(filter(None, found))
+            raise UserError(
+                f"--workdir: {self.path} began with other data: {listed}; --accept_data goes on with these"
+            )
+
+    def read_lengths(self, steps: int) -> list[tuple[int, int]]:
+        """Where `train.steps` was changed, for a run that has begun and now goes on to `steps`: (at, before),
+        ... with the step up to which the run was to have `before` steps. What was changed twice between the
+        same two steps of training was changed once."""
+        known = _read_json(self.lengths) if self.lengths.exists() else []
+        trained = self.trained_steps()
+        before = self.read_config()["train"]["steps"]
+        if known and known[-1][0] == trained:
+            _, before = known.pop()
+        if before != steps:
+            known.append((trained, before))
+        return [(at, length) for at, length in known]
+
+    def write(self, config: Any, data: Any) -> None:
+        """Keeps the whole config and what is known of the data, and the tokenizer and labels where there are
+        any, unless the run has begun with them; a reader sees old ones or new ones, never parts."""
+        begun, kept = self.begun, data.kept()
+        self.path.mkdir(parents=True, exist_ok=True)
+        lengths = self.read_lengths(config.train.steps) if begun else []
+        if lengths or self.lengths.exists():
+            _write_json(self.lengths, lengths)  # before the config, by which it is known
+        if "tokenizer" in kept and not (begun and self.tokenizer.exists()):
+            kept["tokenizer"].save(self.tokenizer)
+        if "labels" in kept and not (begun and self.labels.exists()):
+            _write_json(self.labels, kept["labels"])
+        _write_json(self.data, describe(data), indent=1)
+        _write_json(self.config, to_values(config), indent=2)
+
+    def trained_steps(self) -> int:
+        """The step of the latest checkpoint; 0 where there is none."""
+        return trained_steps(self.checkpoints)
+
+
+def _read_json(path: Path) -> Any:
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise UserError(f"{path}: not readable as JSON ({error})") from None
+
+
+def _write_json(path: Path, values: Any, **layout: Any) -> None:
+    part = path.with_suffix(".part")
+    part.write_text(json.dumps(values, ensure_ascii=False, **layout) + "\n", encoding="utf-8")
+    os.replace(part, path)
+
+
+def flatten(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """{"model": {"d_model": 8}} -> {"model.d_model": 8}."""
+    flat: dict[str, Any] = {}
+    for key, value in values.items():
+        if isinstance(value, dict):
+            flat |= flatten(value, f"{prefix}{key}.")
+        else:
+            flat[prefix + key] = value
+    return flat
+
+
+def describe(data: Any) -> dict[str, Any]:
+    """What is kept of the data of an experiment, to be compared when the run goes on."""
+    kept = data.kept()
+    described = {"sources": data.contents()}
+    if "tokenizer" in kept:
+        described["tokenizer"] = kept["tokenizer"].identity
+    if "labels" in kept:
+        described["labels"] = digest(list(kept["labels"]))
+    return described
+
+
+def _is_free(key: str) -> bool:
+    return key.startswith(FREE) and key not in FIXED
+
+
+def _kind(source: str) -> str:
+    return source.partition(":")[0]
+
+
+@contextlib.contextmanager
+def exclusive(path: Path) -> Iterator[None]:
+    """Holds the lock file `path`, which names its holder and is there only as long; the system frees it when
+    the process ends, however that is. In a run of several processes the first one holds it for all.
+
+    Raises:
+      UserError: another process holds it, or the folder cannot be written.
+    """
+    with contextlib.ExitStack() as stack:
+        with together():
+            if jax.process_index() == 0:
+                stack.enter_context(_locked(path))
+        yield
+
+
+@contextlib.contextmanager
+def together() -> Iterator[None]:
+    """What is refused on the first process is refused on all, so that none waits for one that has left."""
+    refused = ""
+    try:
+        yield
+    except UserError as error:
+        refused = str(error)
+    if jax.process_count() > 1:
+        said = _from_first(refused)
+        refused = refused or said
+    if refused:
+        raise UserError(refused)
+
+
+def _from_first(text: str) -> str:
+    """The text that the first process gives here, where every process is to call this."""
+    from jax.experimental import multihost_utils
+
+    told = np.zeros(LONGEST, np.uint8)
+    given = np.frombuffer(text.encode()[:LONGEST], np.uint8)
+    told[: len(given)] = given
+    return bytes(multihost_utils.broadcast_one_to_all(told)).rstrip(b"\0").decode(errors="ignore")
+
+
+@contextlib.contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        file = path.open("a+", errors="replace")
+    except OSError as error:
+        raise UserError(f"--workdir: {path.parent} cannot be written ({error.strerror})") from None
+    with file:
+        if not _take(file, path):
+            file.seek(0)
+            raise UserError(
+                f"--workdir: {path.parent} is in training by {file.read() or 'another process'}; "
+                "stop it, or choose another folder"
+            )
+        file.truncate(0)
+        file.write(f"process {os.getpid()} on {socket.gethostname()}")
+        file.flush()
+        try:
+            yield
+        finally:
+            path.unlink(missing_ok=True)
+
+
+def _take(file: TextIO, path: Path) -> bool:
+    """Locks an open file, unless another process holds it, or held it until it took the file of that name
+    away between our opening and locking it."""
+    if fcntl is None:
+        return True
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return os.path.samestat(os.fstat(file.fileno()), path.stat())
+    except (BlockingIOError, FileNotFoundError):
+        return False
+    except OSError:  # a file system without locks: what it cannot do is not asked of it
+        return True

@@ -1,0 +1,65 @@
+"""What a config file starts from: all keys of an experiment, with the defaults of its config dataclasses.
+
+The meaning of each key stands beside its default, in the dataclass: `python launch.py --config=FILE --help`
+lists them. A config file changes what differs, `config.model.d_model = 192`; so does a flag,
+`--config.model.d_model=192`. Lengths are in tokens, `batch_size` in sequences over all devices.
+"""
+
+from ml_collections import ConfigDict
+
+from experiments import find_experiment
+from transformer.config import with_defaults
+
+
+def defaults(experiment: str) -> ConfigDict:
+    """All keys of an experiment, a name in `experiments.EXPERIMENTS`.
+
+    Setting an unknown key raises AttributeError, except in groups that are empty by default and take any
+    key, such as `config.optimizer.arguments`.
+    """
+    config = ConfigDict(with_defaults(find_experiment(experiment).Config, {"experiment": experiment})).lock()
+    _unlock_empty_groups(config)
+    return config
+
+
+def _unlock_empty_groups(config: ConfigDict) -> None:
+    for value in config.values():
+        if isinstance(value, ConfigDict):
+            if len(value):
+                _unlock_empty_groups(value)
+            else:
+                value.unlock()
+
+
+def choose(config: ConfigDict, preset: str, presets: dict[str, dict]) -> ConfigDict:
+    """`config` with the changes of the preset that was named after the colon of `--config=file:preset`, or of
+    several, one after the other: `file:window,tiny`.
+
+    Raises:
+      ValueError: there is no such preset.
+    """
+    for name in preset.split(",") if preset else []:
+        if name not in presets:
+            raise ValueError(f"{name!r} is no preset of it; it has {', '.join(presets)}")
+        config.update(presets[name])
+    return config
+
+
+TINY_PAIRS = {
+    "model": {"d_model": 32, "num_layers": 1, "num_heads": 2, "d_ff": 64, "max_length": 96},
+    "data": {
+        "source": "written_forms",
+        "source_field": "source",
+        "target_field": "target",
+        "validation_source": "",
+        "tokenizer": "bytes",
+        "vocab_size": 4096,
+        "split_by": "",
+        "source_length": 48,
+        "target_length": 48,
+    },
+    "optimizer": {"warmup_steps": 1, "decay_steps": 1},
+    "train": {"steps": 2, "batch_size": 8, "evaluate_every": 0, "evaluate_batches": 1, "checkpoint_every": 0},
+    "generate": {"max_new_tokens": 8, "examples": 5},
+}
+"""What makes any encoder-decoder's run take seconds and learn nothing."""

@@ -1,0 +1,48 @@
+"""Sentiment of whole film reviews (IMDB), with an encoder that was pre-trained on such reviews without their
+labels. The data are `imdb.py`'s; the model and the tokenizer are the pre-trained run's.
+
+    python launch.py --config=configs/studies/imdb/bert_reviews.py
+    python launch.py --config=configs/studies/imdb/bert_imdb.py --config.initialize_from=runs/bert_reviews
+    python launch.py --config=configs/studies/imdb/finetune_imdb.py --config.initialize_from=runs/bert_imdb
+    python launch.py --workdir=runs/finetune_imdb --mode=evaluate \\
+        --config.data.validation_source=tsv:data/imdb/test.tsv
+
+Without `initialize_from` it trains the same classifier from the beginning.
+
+Cost: 9 min on 2 cores of an AMD EPYC (AVX-512), 2026-11-22, the third command; 51 min and 8 min the others.
+Result: of the 1,563 test reviews are right, with seeds 0, 1 and 2 of this training:
+
+    pre-trained                                  86.1  86.4  86.4   86.3 +- 0.2 %
+    the same from scratch                        82.3  82.3  82.8   82.5 +- 0.3 %
+    imdb.py, one layer of 128, from scratch      81.9  82.9  82.0   82.3 +- 0.6 %
+
+A bag of words reaches 87.2 % after all 3,126 reviews of the training file, of which these have 2,803 (2,837
+now, as files are divided by their texts). No test review was read in pre-training. The keys were chosen for
+the first row, on 938 training reviews that only pre-training read: 85.9 % there (imdb.py, whose keys are for
+a classifier from scratch, 79.0 %, a bag of words 84.5 %).
+"""
+
+from ml_collections import ConfigDict
+
+from configs import base
+from configs.studies.sst2 import sst2
+
+
+def get_config(preset: str = "") -> ConfigDict:
+    """The run, or its `tiny` version, which takes seconds and learns nothing."""
+    config = base.defaults("classification")
+    config.model.norm = "layer"
+    config.model.dropout = 0.1
+    config.model.embedding_dropout = 0.1
+    config.model.head_dropout = 0.1
+    config.data.source = "tsv:data/imdb/train.tsv"
+    config.data.vocab_size = 8192
+    config.data.sequence_length = 512
+    config.loss.label_smoothing = 0.1
+    config.optimizer.name = "adamw"
+    config.optimizer.weight_decay = 0.3
+    config.optimizer.learning_rate = 3e-4
+    config.train.steps = 1200
+    config.train.batch_size = 8
+    config.train.evaluate_every = 300
+    return base.choose(config, preset, {"tiny": sst2.TINY})

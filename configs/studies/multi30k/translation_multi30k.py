@@ -1,0 +1,36 @@
+"""English captions of pictures into German (Multi30k), with a small Transformer from scratch.
+
+The data are the files of data/task1/raw in github.com/multi30k/dataset; put them into data/multi30k, or name
+others in data.source and data.validation_source.
+
+    python launch.py --config=configs/studies/multi30k/translation_multi30k.py
+
+Cost: 12 min 29 s on 2 cores of an AMD EPYC (AVX-512), 2026-11-22, nothing else running; 2.3 GB of memory.
+Result: 39.4 BLEU on test_2016_flickr, 40.2 on the validation captions, of beams of 5
+(nrefs:1|case:mixed|eff:no|tok:13a|smooth:exp|version:2.6.0). 49 min with AVX2 and other work beside.
+"""
+
+from ml_collections import ConfigDict
+
+from configs import base
+
+
+def get_config(preset: str = "") -> ConfigDict:
+    """The run, or its `tiny` version, which takes seconds and learns nothing."""
+    config = base.defaults("sequence_to_sequence")
+    config.model.num_layers = 3
+    config.model.d_ff = 512
+    config.model.dropout = 0.2
+    config.model.embedding_dropout = 0.2
+    config.model.max_length = 128
+    config.data.source = "aligned:data/multi30k/train.en.gz,data/multi30k/train.de.gz"
+    config.data.validation_source = "aligned:data/multi30k/val.en.gz,data/multi30k/val.de.gz"
+    config.data.vocab_size = 6000
+    config.loss.label_smoothing = 0.1
+    config.train.batch_size = 32
+    config.train.evaluate_every = 400
+    config.train.checkpoint_every = 200
+    config.train.sample_every = 400
+    config.generate.beam_size = 5
+    config.generate.max_new_tokens = 80
+    return base.choose(config, preset, {"tiny": base.TINY_PAIRS})

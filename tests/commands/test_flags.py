@@ -1,0 +1,59 @@
+"""Flags belong to commands, and are checked before anything slow is imported."""
+
+import subprocess
+import sys
+
+import pytest
+
+import launch
+from commands import COMMANDS, find_command
+from commands.predict import decoding_keys
+from tests import runs
+from transformer.errors import UserError
+
+
+def test_flags_of_every_command_are_checked_without_jax():
+    code = "import launch, sys; launch.why_unknown('--x'); sys.exit('jax' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], cwd=runs.ROOT).returncode == 0
+
+
+@pytest.mark.parametrize("mode", COMMANDS)
+def test_a_command_has_its_own_help(capsys, mode):
+    with pytest.raises(SystemExit) as end:
+        launch.main([f"--mode={mode}", "--help"])
+    out = capsys.readouterr().out
+    assert end.value.code == 0
+    own = launch.Parser(add_help=False)
+    find_command(mode).add_flags(own)
+    actions = [action for action in own._actions if action.option_strings]
+    assert actions and all(action.option_strings[0] in out and action.help for action in actions)
+    other = "--analogy" if mode != "analyze" else "--prompt"
+    assert other not in out.partition("options:")[2]
+
+
+@pytest.mark.parametrize(
+    ("flag", "said"),
+    [
+        ("--config=configs/lm.py --mode=evaluate", "--config: only --mode=train and --mode=config take it"),
+        ("--accept_data --mode=config", "--accept_data: only --mode=train takes it"),
+        (
+            "--step=1",
+            "--step: only --mode=evaluate and --mode=predict and --mode=score and --mode=analyze",
+        ),
+        ("--mode=predict --workdir=x --prompt=\udcff", "--prompt: b'\\xff' is not UTF-8"),
+        ("--config=x --config.data.source=\udcff", "--config.data.source: b'\\xff' is not UTF-8"),
+    ],
+)
+def test_a_flag_of_another_command_is_named_with_those_that_take_it(flag, said):
+    with pytest.raises(UserError) as raised:
+        launch.parse(flag.split())
+    assert str(raised.value).startswith(said)
+
+
+def test_a_decoding_flag_without_its_key_is_named_as_the_flag():
+    values = {"experiment": "translation", "generate": {"max_new_tokens": 8, "beam_size": 4}}
+    assert decoding_keys(values, {"max_new_tokens": "3"}) == [("generate.max_new_tokens", "3")]
+    with pytest.raises(UserError, match=r"^--min_p: .* no generate.min_p; generate has max_new_tokens"):
+        decoding_keys(values, {"min_p": "0.1"})
+    with pytest.raises(UserError, match=r"^--top_k: this is a run of bert, which writes no text"):
+        decoding_keys({"experiment": "bert"}, {"top_k": "1"})

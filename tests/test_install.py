@@ -1,0 +1,39 @@
+"""`pip install .`, after which a notebook anywhere can import the packages."""
+
+import shutil
+import subprocess
+import sys
+import tomllib
+from importlib.metadata import distributions
+from pathlib import Path
+
+import pytest
+
+from tests import runs
+
+PACKAGES = ("commands", "configs", "experiments", "transformer")
+
+
+def test_the_packages_are_installed_whole_with_their_requirements(tmp_path):
+    pytest.importorskip("setuptools")
+    pytest.importorskip("pip")
+    source, site = tmp_path / "source", tmp_path / "site"
+    source.mkdir()
+    for name in ("pyproject.toml", "requirements.txt"):
+        shutil.copy(runs.ROOT / name, source)
+    for name in PACKAGES:
+        shutil.copytree(runs.ROOT / name, source / name, ignore=shutil.ignore_patterns("__pycache__"))
+    pip = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--no-build-isolation", "--no-index"]
+    subprocess.run([*pip, f"--target={site}", str(source)], check=True, capture_output=True, timeout=300)
+
+    def modules(folder: Path) -> set[str]:
+        files = [path for name in PACKAGES for path in (folder / name).rglob("*.py")]
+        return {path.relative_to(folder).as_posix() for path in files}
+
+    assert modules(site) == modules(source)
+    (installed,) = distributions(path=[str(site)])
+    project = tomllib.loads((runs.ROOT / "pyproject.toml").read_text())["project"]
+    assert (installed.name, installed.version) == (project["name"], project["version"])
+    lines = (runs.ROOT / "requirements.txt").read_text().splitlines()
+    expected = [line.partition("#")[0].strip() for line in lines]
+    assert len(installed.requires or []) == len([line for line in expected if line])

@@ -1,0 +1,250 @@
+"""Config dataclasses from nested mappings and back, the bounds of their keys, and what their keys mean.
+
+A config class is a frozen dataclass whose fields are keys; a field that is itself a config class is a group
+of keys. A line has a key, its bound, its default and its meaning:
+
+    d_model: Positive = 256  # width of the residual stream
+
+The bound is the annotation's, `Annotated[int, Bound("at least 1", 1)]` in this case, and is checked by the
+base class, `Bounded`, also where a config is built without `from_values`.
+"""
+
+import ast
+import dataclasses
+import functools
+import inspect
+import io
+import math
+import textwrap
+import tokenize
+import types
+import typing
+from collections.abc import Collection, Mapping
+from typing import Annotated, Any, TypeVar
+
+from transformer.errors import UserError, suggest
+
+T = TypeVar("T")
+
+
+@dataclasses.dataclass(frozen=True)
+class Bound:
+    """Finite numbers from `least` to `most`, but for those in `without`; `expected` says it in words."""
+
+    expected: str
+    least: float = -math.inf
+    most: float = math.inf
+    without: tuple[float, ...] = ()
+
+    def holds(self, value: float) -> bool:
+        """Whether a field may be `value`."""
+        return self.least <= value <= self.most and value not in self.without and math.isfinite(value)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class OneOf:
+    """Names of a family's members: `names` is its dictionary."""
+
+    names: Collection[str]
+
+    @property
+    def expected(self) -> str:
+        """The names in words."""
+        return "one of " + ", ".join(map(repr, self.names))
+
+    def holds(self, value: str) -> bool:
+        """Whether a field may be `value`."""
+        return value in self.names
+
+
+Positive = Annotated[int, Bound("at least 1", 1)]
+Nonnegative = Annotated[int, Bound("0 or more", 0)]
+PositiveFloat = Annotated[float, Bound("more than 0", 0, without=(0,))]
+NonnegativeFloat = Annotated[float, Bound("0 or more", 0)]
+Rate = Annotated[float, Bound("a rate in [0, 1)", 0, 1, without=(1,))]
+Fraction = Annotated[float, Bound("a fraction in [0, 1]", 0, 1)]
+PositiveFraction = Annotated[float, Bound("a fraction in (0, 1]", 0, 1, without=(0,))]
+
+
+class Bounded:
+    """Base class of config classes: refuses values that the bounds on fields exclude.
+
+    A class that checks combinations of keys does so in its own `__post_init__`, after this one.
+
+    Raises:
+      UserError: a value out of bounds.
+    """
+
+    def __post_init__(self) -> None:
+        for name, bound in bounds_of(type(self)).items():  # type: ignore[arg-type]
+            value = getattr(self, name)
+            if not bound.holds(value):
+                raise UserError(f"{name}: {value!r}; expected {bound.expected}")
+
+
+@functools.cache
+def bounds_of(cls: type) -> dict[str, Bound | OneOf]:
+    """The bounds of a config class by field. A class that changes the default of a field of its base class
+    need not repeat the bound."""
+    bounds: dict[str, Bound | OneOf] = {}
+    for base in reversed(cls.__mro__):
+        for name, hint in typing.get_type_hints(base, include_extras=True).items():
+            if typing.get_origin(hint) is Annotated:
+                (bounds[name],) = hint.__metadata__
+    return bounds
+
+
+def from_values(cls: type[T], values: Mapping[str, Any], path: str = "config") -> T:
+    """Builds the config class `cls` from nested mappings, with every key and type checked.
+
+    A key that is not given takes its default. A config class checks bounds and combinations as it is built
+    and raises `UserError`, whose message gets the group's path before it.
+
+    Raises:
+      UserError: an unknown key, a missing one that has no default, a value of the wrong type, or an
+        impossible combination.
+    """
+    values, hints = with_defaults(cls, values), typing.get_type_hints(cls)
+    names = [field.name for field in dataclasses.fields(cls)]  # type: ignore[arg-type]
+    for key in values:
+        if key not in names:
+            raise UserError(f"{path}.{key}: unknown key; {suggest(key, names, 'valid keys: ')}")
+    for name in names:
+        if name not in values:
+            raise UserError(f"{path}.{name}: missing key; expected {_describe(hints[name])}")
+    converted = {name: _convert(hints[name], values[name], f"{path}.{name}") for name in names}
+    try:
+        return cls(**converted)
+    except UserError as error:
+        raise UserError(f"{path}.{error}") from None
+
+
+def with_defaults(cls: Any, values: Mapping[str, Any]) -> dict[str, Any]:
+    """`values` with the default of each key of `cls` that they lack, group by group: a run folder is older
+    than the newest keys. A key without a default stays missing."""
+    hints, filled = typing.get_type_hints(cls), dict(values)
+    for field in dataclasses.fields(cls):
+        name, default = field.name, _default(field)
+        if dataclasses.is_dataclass(hints[name]):
+            if isinstance(group := filled.get(name, {}), Mapping):
+                filled[name] = with_defaults(hints[name], group)
+        elif name not in filled and default is not dataclasses.MISSING:
+            filled[name] = to_values(default)
+    return filled
+
+
+def to_values(config: Any) -> Any:
+    """The inverse of `from_values`: nested dictionaries and lists, as JSON has them."""
+    if dataclasses.is_dataclass(config):
+        return {field.name: to_values(getattr(config, field.name)) for field in dataclasses.fields(config)}
+    if isinstance(config, Mapping):
+        return {key: to_values(value) for key, value in config.items()}
+    return [to_values(value) for value in config] if isinstance(config, (tuple, list)) else config
+
+
+def refuse_idle(config: Any, path: str = "config") -> None:
+    """Refuses keys that nothing reads because of what other keys say, where they are not left at their
+    default. A config class says which these are by a method `idle`, {key: "with ..."}.
+
+    Raises:
+      UserError: there is one.
+    """
+    reasons = config.idle() if hasattr(config, "idle") else {}
+    for field in dataclasses.fields(config):
+        value = getattr(config, field.name)
+        if dataclasses.is_dataclass(value):
+            refuse_idle(value, f"{path}.{field.name}")
+        elif field.name in reasons and value != field.default:
+            why = f"{value!r} does nothing {reasons[field.name]}"
+            raise UserError(f"{path}.{field.name}: {why}; leave it at {field.default!r}")
+
+
+@dataclasses.dataclass(frozen=True)
+class Key:
+    """A key of a config class: "model.d_model", "int", 256, "width of the residual stream", "at least 1".
+
+    The default is as JSON has it, and None where the key has none; the bound of a key without one is "".
+    """
+
+    name: str
+    type: str
+    default: Any
+    meaning: str
+    bound: str = ""
+
+
+@functools.cache
+def describe_keys(cls: Any) -> tuple[Key, ...]:
+    """All keys of a config class in their order, those of groups by their path, with default and meaning.
+
+    A class that changes the default of a field of its base class need not repeat the meaning.
+    """
+    hints, bounds, keys = typing.get_type_hints(cls), bounds_of(cls), []
+    meanings = {}
+    for base in reversed(cls.__mro__[:-1]):  # but `object`
+        meanings.update(_comments(base))
+    for field in dataclasses.fields(cls):
+        hint, default = hints[field.name], _default(field)
+        if dataclasses.is_dataclass(hint):
+            group: Any = hint
+            keys += [
+                dataclasses.replace(key, name=f"{field.name}.{key.name}") for key in describe_keys(group)
+            ]
+        else:
+            default = None if default is dataclasses.MISSING else to_values(default)
+            bound = bounds[field.name].expected if field.name in bounds else ""
+            keys.append(Key(field.name, _describe(hint), default, meanings.get(field.name, ""), bound))
+    return tuple(keys)
+
+
+def _comments(cls: type) -> dict[str, str]:
+    """The comment on each field in a class's source: at the end of its line, or else on the line above."""
+    source = textwrap.dedent(inspect.getsource(cls))
+    tokens = tokenize.generate_tokens(io.StringIO(source).readline)
+    comment_at = {token.start[0]: token.string for token in tokens if token.type == tokenize.COMMENT}
+    lines, found = source.splitlines(), {}
+    for node in ast.parse(source).body[0].body:  # type: ignore[attr-defined]
+        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+            comment = comment_at.get(node.end_lineno or node.lineno, "")
+            above = node.lineno - 1
+            if not comment and lines[above - 1].strip() == comment_at.get(above):
+                comment = comment_at[above]
+            if comment:
+                found[node.target.id] = comment.lstrip("# ")
+    return found
+
+
+def _default(field: dataclasses.Field) -> Any:
+    return field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
+
+
+def _convert(hint: Any, value: Any, path: str) -> Any:
+    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if dataclasses.is_dataclass(hint) and isinstance(value, Mapping):
+        return from_values(hint, value, path)  # type: ignore[arg-type]
+    if origin is Mapping and isinstance(value, Mapping):
+        return types.MappingProxyType(to_values(value))
+    if origin is tuple and isinstance(value, (tuple, list)):
+        return tuple(_convert(arguments[0], item, f"{path}[{i}]") for i, item in enumerate(value))
+    if origin is typing.Literal and value in arguments:
+        return value
+    if origin is types.UnionType:  # X | None
+        return None if value is None else _convert(arguments[0], value, path)
+    if hint is float and type(value) in (int, float) and math.isfinite(value):
+        return float(value)
+    if hint in (str, int, bool) and type(value) is hint:
+        return value
+    raise UserError(f"{path}: {value!r} ({type(value).__name__}); expected {_describe(hint)}")
+
+
+def _describe(hint: Any) -> str:
+    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if origin is typing.Literal:
+        return "one of " + ", ".join(map(repr, arguments))
+    if origin is Mapping:
+        return "a mapping"
+    if origin is types.UnionType:
+        return " or ".join("None" if each is types.NoneType else _describe(each) for each in arguments)
+    if origin is tuple:
+        return f"a list of {_describe(arguments[0])}"
+    return "a group of keys" if dataclasses.is_dataclass(hint) else hint.__name__

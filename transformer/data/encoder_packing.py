@@ -1,0 +1,126 @@
+"""Packs encoder inputs, `[CLS] text [SEP]`: several texts in one row, each with its label."""
+
+from abc import abstractmethod
+from collections.abc import Sequence
+
+import numpy as np
+
+from transformer.data.pair_packing import pack
+from transformer.data.special_tokens import SpecialTokens
+from transformer.data.token_cache import TokenCache
+from transformer.errors import UserError
+
+
+class EncoderRows:
+    """Rows of texts, each put into the first open row that has room for it.
+
+    Text i of a row (i = 1, 2, ...) has segment i; 0 is padding. A row is a dictionary of arrays, (t,):
+
+    - `tokens`: int32, `[CLS] text [SEP]`, or for pairs `[CLS] first [SEP] second [SEP]`;
+    - `segments`, `positions`: int32; `types`: int32, 1 in the second text and its `[SEP]`, else 0;
+
+    and of arrays (k,), with k the most texts that any row has: `labels`, int32, and `weights`, float32, 1
+    where there is a text. Texts are taken in an order of their own, the same always. A subclass has `texts`.
+    """
+
+    def __init__(
+        self,
+        lengths_n: np.ndarray,
+        labels_n: np.ndarray,
+        kept: np.ndarray,
+        special_tokens: SpecialTokens,
+        length: int,
+    ) -> None:
+        """The input lengths (special tokens included) and the labels of all texts, the numbers of those to
+        take, and the tokens of a row; a text longer than that is cut."""
+        self.labels, self.kept, self.special_tokens, self.sequence_length = (
+            labels_n,
+            kept,
+            special_tokens,
+            length,
+        )
+        self._lengths_n = np.minimum(lengths_n, length)
+        whole = self._lengths_n[kept] == length  # which fill a row each
+        self._rows = [*kept[whole, None], *pack(self._lengths_n[:, None], kept[~whole], [length])]
+        self.most = max(map(len, self._rows))
+
+    @abstractmethod
+    def texts(self, index: int) -> Sequence[np.ndarray]:
+        """The tokens of a text, or of both texts of a pair, without special tokens."""
+
+    def read(self, index: int, epoch: int) -> tuple[Sequence[np.ndarray], int]:
+        """What `texts` has of a text, and its label; a subclass may have others in each epoch, not longer."""
+        return self.texts(index), int(self.labels[index])
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    @property
+    def padding(self) -> float:
+        """The share of all rows' tokens that is padding."""
+        return 1 - self._lengths_n[self.kept].sum() / (len(self) * self.sequence_length)
+
+    def batch(self, rows: np.ndarray, epochs: np.ndarray | None = None) -> dict[str, np.ndarray]:
+        """The rows of the given numbers, stacked, as they are in these epochs (in the first one); number -1
+        is a row of padding."""
+        b, t = len(rows), self.sequence_length
+        batch = {
+            name: np.zeros((b, t), np.int32) for name in ("tokens", "segments", "positions", "types")
+        } | {
+            "labels": np.zeros((b, self.most), np.int32),
+            "weights": np.zeros((b, self.most), np.float32),
+        }
+        for i, row in enumerate(rows):
+            start = 0
+            for k, index in enumerate(self._rows[row] if row >= 0 else ()):
+                texts, label = self.read(index, 0 if epochs is None else int(epochs[i]))
+                tokens, types = self.special_tokens.build_input(texts, t)
+                here = np.s_[i, start : start + len(tokens)]
+                batch["tokens"][here], batch["types"][here] = tokens, types
+                batch["segments"][here] = k + 1
+                batch["positions"][here] = np.arange(len(tokens))
+                batch["labels"][i, k], batch["weights"][i, k] = label, 1
+                start += len(tokens)
+        return batch
+
+
+class PackedTexts(EncoderRows):
+    """The documents of one cache as texts, or of two as pairs.
+
+    One that is empty is left out; one that is longer than a row is cut at its end (of a pair the longer text
+    first), left out, or refused, as `too_long` says. `skipped` and `cut` count them.
+
+    Raises:
+      UserError: a text that is too long, where those are refused; no text at all.
+    """
+
+    def __init__(
+        self,
+        caches: Sequence[TokenCache],
+        labels: np.ndarray,
+        special_tokens: SpecialTokens,
+        sequence_length: int,
+        too_long: str = "cut",
+    ) -> None:
+        """The caches hold the first and, for pairs, the second texts; `labels` (n,) one number for each."""
+        self.caches = caches
+        # A document is `[bos] + tokens + [eos]`; here the text has 1 + its number of texts special tokens.
+        lengths_nc = np.stack([np.diff(cache.offsets) - 2 for cache in caches], axis=1)
+        total_n = lengths_nc.sum(axis=1) + 1 + len(caches)
+        empty_n = (lengths_nc < 1).any(axis=1)
+        long_n = (total_n > sequence_length) & ~empty_n
+        if too_long == "refuse" and long_n.any():
+            first = int(np.flatnonzero(long_n)[0])
+            raise UserError(
+                f"text {first + 1} has {total_n[first]} tokens, its markers among them; "
+                f"data.sequence_length is {sequence_length}"
+            )
+        left_out_n = empty_n | long_n if too_long == "skip" else empty_n
+        self.skipped, self.cut = int(left_out_n.sum()), int((long_n & ~left_out_n).sum())
+        if left_out_n.all():
+            raise UserError(f"no text is left of {len(total_n)}: each is empty or too long")
+        super().__init__(total_n, labels, np.flatnonzero(~left_out_n), special_tokens, sequence_length)
+
+    def texts(self, index: int) -> Sequence[np.ndarray]:
+        """The tokens of a text, or of both texts of a pair, without special tokens."""
+        return [cache.document(index)[1:-1] for cache in self.caches]

@@ -1,0 +1,99 @@
+"""Text for an encoder to be trained on without labels: from a config's `data` group to batches."""
+
+import functools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+import numpy as np
+
+from transformer.config import Bound
+from transformer.data.encoder_packing import EncoderRows
+from transformer.data.loader import DataLoader
+from transformer.data.masking import Masking, WordBoundaries
+from transformer.data.next_sentence import NextSentencePairs
+from transformer.data.packed_text import TextData, TextDataConfig
+from transformer.data.special_tokens import SpecialTokens
+from transformer.data.token_cache import TokenCache
+from transformer.data.tokenizers import Tokenizer
+from transformer.errors import UserError
+
+Share = Annotated[float, Bound("a share between 0 and 1", 0, 1, without=(0, 1))]
+
+
+@dataclass(frozen=True)
+class MaskedDataConfig(TextDataConfig):
+    """Documents of text with tokens to guess."""
+
+    sequence_length: Annotated[int, Bound("at least 8: markers and text", 8)] = 128
+    next_sentence: bool = True  # rows of two texts, half of them consecutive: next-sentence prediction
+    masking: Literal["token", "word", "span"] = "token"  # what is masked at once; span: up to ten words
+    masked_share: Share = 0.15  # share of tokens to predict
+
+
+class Chunks(EncoderRows):
+    """Documents, those that are longer than a row cut into chunks of its length."""
+
+    def __init__(self, cache: TokenCache, special_tokens: SpecialTokens, length: int) -> None:
+        """`length` is the row's."""
+        self.cache = cache
+        self._spans_n2 = _cut(cache, length - 2)
+        sizes_n = np.diff(self._spans_n2)[:, 0]
+        super().__init__(
+            sizes_n + 2, np.zeros(len(sizes_n), np.int32), np.arange(len(sizes_n)), special_tokens, length
+        )
+
+    def texts(self, index: int) -> Sequence[np.ndarray]:
+        """The chunk's tokens."""
+        start, end = self._spans_n2[index]
+        return [self.cache.tokens[start:end]]
+
+
+class MaskedData(TextData):
+    """The text of a config in rows to guess in; raises as `Corpus` does."""
+
+    config: MaskedDataConfig
+
+    def __init__(self, config: MaskedDataConfig, tokenizer: Tokenizer | None = None) -> None:
+        """`tokenizer`, a run folder's own, goes before what the config says."""
+        super().__init__(config, tokenizer)
+        self.special_tokens = SpecialTokens.of(self.tokenizer)
+
+    @functools.cached_property
+    def words(self) -> WordBoundaries:
+        """Which tokens begin words."""
+        return WordBoundaries(self.tokenizer, self.special_tokens)
+
+    def rows(self, split: str, seed: int = 0) -> EncoderRows:  # type: ignore[override]
+        """The packed rows of a split, tokenised first where that was never done; `seed` draws the pairs."""
+        cache = TokenCache.of(self.source(split), self.tokenizer, self.folder)
+        length = self.config.sequence_length
+        if self.config.next_sentence:
+            chunks_n2 = _cut(cache, length - 3, least=2)
+            return NextSentencePairs(cache, self.words, self.special_tokens, length, chunks_n2, seed)
+        return Chunks(cache, self.special_tokens, length)
+
+    def loader(self, split: str, batch_size: int, *, seed: int = 0, **options) -> DataLoader:
+        """Batches of a split, with other pairs in each epoch, and other tokens to guess each time a row is
+        drawn."""
+        c = self.config
+        masking = Masking(self.words, self.special_tokens, c.masking, c.masked_share, seed)
+        rows = self.rows(split, seed)
+        return DataLoader(rows, batch_size, seed=seed, workers=c.workers, transform=masking, **options)
+
+
+def _cut(cache: TokenCache, most: int, least: int = 1) -> np.ndarray:
+    """The text of documents as spans (n, 2) of at most `most` tokens; shorter ones than `least` are left out.
+
+    Raises:
+      UserError: none is left.
+    """
+    starts, ends = cache.offsets[:-1] + 1, cache.offsets[1:] - 1  # without `[bos]` and `[eos]`
+    counts = -(-(ends - starts) // most)
+    number = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
+    first = np.repeat(starts, counts) + number * most
+    found = np.stack([first, np.minimum(first + most, np.repeat(ends, counts))], axis=1)
+    found = found[found[:, 1] - found[:, 0] >= least]
+    if not len(found):
+        raise UserError(f"data.source: no document has {least} tokens")
+    return found

@@ -1,0 +1,132 @@
+"""Documents of text, packed into rows of one length at random access."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+
+from transformer.config import Positive
+from transformer.data.corpus import Corpus, CorpusConfig, counted
+from transformer.data.sources import Source
+from transformer.data.token_cache import TokenCache
+
+
+class PackedRows:
+    """Rows of `sequence_length` inputs with their successors as targets.
+
+    Row r holds tokens r t ... r t + t - 1 of all documents laid end to end, and as targets those one further:
+    every token but the first of all is a target in exactly one row. A row is a dictionary of arrays (t,):
+
+    - `tokens`, `targets`: int32, 0 where there is none;
+    - `weights`: float32, 1, or 0 where the target starts another document or is padding;
+    - `segments`: int32, 1, 2, ... for the documents of the row, 0 for padding;
+    - `positions`: int32, 0, 1, ... from the start of each document, or of the row for one begun before it;
+    - `bytes`: int32, the UTF-8 bytes of text that the target stands for.
+    """
+
+    def __init__(self, cache: TokenCache, sequence_length: int) -> None:
+        """`sequence_length` is t."""
+        self.cache, self.sequence_length = cache, sequence_length
+
+    def __len__(self) -> int:
+        return -(-(len(self.cache.tokens) - 1) // self.sequence_length)
+
+    def __getitem__(self, row: int) -> dict[str, np.ndarray]:
+        if not -len(self) <= row < len(self):
+            raise IndexError(f"row {row} of {len(self)}")
+        return {name: values[0] for name, values in self.batch(np.array([row % len(self)])).items()}
+
+    def batch(self, rows: np.ndarray) -> dict[str, np.ndarray]:
+        """The rows of the given numbers, stacked, (b, t); number -1 is a row of padding."""
+        t, total = self.sequence_length, len(self.cache.tokens)
+        first_b1 = np.where(rows < 0, total, rows * t)[:, None]
+        place_bt = first_b1 + np.arange(t + 1)
+        real_bt = place_bt < total
+        place_bt = np.minimum(place_bt, total - 1)
+        tokens_bt = self.cache.tokens[place_bt].astype(np.int32)
+        offsets = self.cache.offsets
+        document_bt = np.searchsorted(offsets, place_bt, side="right") - 1
+        # The last token of all has no successor: as an input it is padding.
+        inputs_bt = real_bt[:, 1:]
+        counted_bt = inputs_bt & (document_bt[:, 1:] == document_bt[:, :-1])
+        document_bt = document_bt[:, :-1]
+        start_bt = np.maximum(offsets[document_bt], first_b1)
+        integers = {
+            "tokens": (tokens_bt[:, :-1], inputs_bt),
+            "targets": (tokens_bt[:, 1:], inputs_bt),
+            "segments": (document_bt - document_bt[:, :1] + 1, inputs_bt),
+            "positions": (place_bt[:, :-1] - start_bt, inputs_bt),
+            "bytes": (self.cache.num_bytes[place_bt[:, 1:]], counted_bt),
+        }
+        return {
+            name: np.where(where, values, 0).astype(np.int32) for name, (values, where) in integers.items()
+        } | {"weights": counted_bt.astype(np.float32)}
+
+
+class StreamRows:
+    """All rows, cut into `streams` equal parts to be read side by side: with n of them, the numbers s n ...
+    s n + n - 1 are the s-th rows of all, so that a loader's batch s continues its batch s - 1.
+
+    A row is as `PackedRows` has it, but `segments` number the documents of the whole corpus, 1, 2, ..., and
+    `continues` (b,) is 1 except for the first row of a stream.
+    """
+
+    def __init__(self, rows: PackedRows, streams: int) -> None:
+        """`streams` is the batch size."""
+        self._rows, self._streams = rows, streams
+        self._each = -(-len(rows) // streams)
+
+    def __len__(self) -> int:
+        return self._streams * self._each
+
+    def batch(self, numbers: np.ndarray) -> dict[str, np.ndarray]:
+        """The rows of the given numbers, stacked; number -1 is a row of padding, and so is what the last
+        streams lack."""
+        place, stream = np.divmod(numbers, self._streams)
+        row = stream * self._each + place
+        row = np.where((numbers < 0) | (row >= len(self._rows)), -1, row)
+        batch = self._rows.batch(row)
+        cache, first = self._rows.cache, np.maximum(row, 0) * self._rows.sequence_length
+        before = np.searchsorted(cache.offsets, first, side="right")[:, None] - 1
+        segments = np.where(batch["segments"] > 0, batch["segments"] + before, 0).astype(np.int32)
+        return batch | {"segments": segments, "continues": (place > 0).astype(np.int32)}
+
+
+@dataclass(frozen=True)
+class TextDataConfig(CorpusConfig):
+    """Documents of text, packed into rows."""
+
+    source: str = "stdlib"  # stdlib (Python's own source text), text:GLOB, jsonl:GLOB or tfds:NAME
+    text_field: str = "text"  # field of the text, in jsonl and tfds
+    document: Literal["file", "line", "paragraph"] = "file"  # what one document of text: is
+    sequence_length: Positive = 256  # tokens a row
+
+
+class TextData(Corpus):
+    """The documents of a config; raises as `Corpus` does."""
+
+    config: TextDataConfig
+    lines = "text"
+
+    def source(self, split: str) -> Source:
+        """The documents of a split."""
+        return self.open(split, self.config.text_field, document=self.config.document)
+
+    def sources(self, split: str) -> Sequence[Source]:
+        """The documents of a split, alone."""
+        return [self.source(split)]
+
+    @property
+    def reads(self) -> Sequence[str]:
+        """The text's field."""
+        return [self.config.text_field]
+
+    def rows(self, split: str) -> Any:
+        """The packed rows of a split, tokenised first where that was never done."""
+        cache = TokenCache.of(self.source(split), self.tokenizer, self.folder)
+        return counted(PackedRows(cache, self.config.sequence_length), [cache], split)
+
+    def text(self, split: str) -> Iterator[str]:
+        """The text of a split, in pieces: what general compressors are to be compared on."""
+        return self.source(split).texts()

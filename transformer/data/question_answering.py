@@ -1,0 +1,203 @@
+"""Questions to be answered by a piece of a text: from a config's `data` group to batches."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from transformer.config import Positive
+from transformer.data.corpus import Corpus, CorpusConfig
+from transformer.data.encoder_packing import EncoderRows
+from transformer.data.line_escapes import escape, unescape
+from transformer.data.question_cache import Fields, Question, QuestionCache, read_all
+from transformer.data.sources import Source
+from transformer.data.special_tokens import SpecialTokens
+from transformer.data.tokenizers import Tokenizer
+from transformer.errors import UserError
+
+
+@dataclass(frozen=True)
+class SpanDataConfig(CorpusConfig):
+    """Questions, contexts and answers."""
+
+    source: str = "function_questions"  # or squad:GLOB (SQuAD's files), jsonl:GLOB, tfds:squad
+    question_field: str = "question"  # field of the question
+    context_field: str = "context"  # field of the text that has the answer
+    answers_field: str = "answers"  # field of {"text": [...], "answer_start": [...]}, in characters
+    sequence_length: Positive = 256  # tokens a row, and most of a window with its question
+    question_length: Positive = 48  # tokens of a question; longer ones are cut, and counted
+    stride: int = 128  # tokens between the windows in which a longer text is read
+    misplaced: Literal["refuse", "skip"] = "refuse"  # of an answer that is not at its answer_start
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        room = self.sequence_length - self.question_length - 3
+        if not 1 <= self.stride <= room:
+            raise UserError(
+                f"stride: {self.stride}; expected 1 to {room}, what sequence_length {self.sequence_length} "
+                f"leaves beside question_length {self.question_length} and three markers"
+            )
+
+    @property
+    def fields(self) -> Fields:
+        """Where the parts of a record are."""
+        return Fields(self.question_field, self.context_field, self.answers_field)
+
+
+def windows(length: int, room: int, stride: int) -> list[tuple[int, int]]:
+    """From which token to before which a text is read at once: every `stride` tokens a window of `room`, up
+    to the first that reaches the end (Devlin et al. 2019, the released code, `doc_stride`)."""
+    last = -(-max(length - room, 0) // stride)
+    return [(n * stride, min(n * stride + room, length)) for n in range(last + 1)]
+
+
+class SpanRows(EncoderRows):
+    """Rows of `[CLS] question [SEP] window of its context [SEP]`, several in each.
+
+    To the arrays of `EncoderRows` come `choices`, bool (t,): the places that an answer may begin or end at,
+    which are the tokens of the window, and `[CLS]` for "not here"; and instead of `labels` `places`, int32
+    (k, 2): the columns where the answer of each text begins and ends. Of several answers it is the first that
+    the window has whole; of a window that has none both are `[CLS]`. `answered` is the share of the others.
+    """
+
+    def __init__(
+        self,
+        cache: QuestionCache,
+        special_tokens: SpecialTokens,
+        length: int,
+        question_length: int,
+        stride: int,
+    ) -> None:
+        """`length` is a row's, `question_length` what is left of a longer question; `cut` counts those."""
+        self.cache, self._question_length = cache, question_length
+        self.cut = int((cache.questions.sizes > question_length).sum())
+        asked_n = np.minimum(cache.questions.sizes, question_length)
+        found = [
+            (i, first, last, *_target(cache.answers[i], first, last, asked_n[i] + 2))
+            for i, context in enumerate(cache.context_of)
+            for first, last in windows(cache.contexts.sizes[context], length - 3 - asked_n[i], stride)
+        ]
+        self._windows_w5 = np.array(found, np.int32)
+        self.answered = float((self._windows_w5[:, 3] > 0).mean())
+        lengths_w = asked_n[self._windows_w5[:, 0]] + 3 + np.diff(self._windows_w5[:, 1:3])[:, 0]
+        every = np.arange(len(found), dtype=np.int32)
+        super().__init__(lengths_w, every, every, special_tokens, length)
+
+    def texts(self, index: int) -> Sequence[np.ndarray]:
+        """The question's tokens, and the window's."""
+        i, first, last = self._windows_w5[index, :3]
+        context = self.cache.contexts[self.cache.context_of[i]]
+        return [self.cache.questions[i][: self._question_length], context[first:last]]
+
+    def batch(self, rows: np.ndarray, epochs: np.ndarray | None = None) -> dict[str, np.ndarray]:
+        """The rows of the given numbers, stacked; number -1 is a row of padding."""
+        batch = super().batch(rows, epochs)
+        window_bk = batch.pop("labels")  # a window's label is its number
+        segments_bt = batch["segments"]
+        numbers_k1 = np.arange(1, window_bk.shape[1] + 1)[:, None]
+        starts_bk = np.argmax(segments_bt[:, None] == numbers_k1, axis=2)
+        places_bk2 = starts_bk[..., None] + self._windows_w5[window_bk][..., 3:]
+        batch["places"] = np.where(batch["weights"][..., None] > 0, places_bk2, 0).astype(np.int32)
+        is_last_bt = np.diff(segments_bt, axis=1, append=0) != 0  # the [SEP] at the end of a text
+        in_window_bt = (batch["types"] == 1) & ~is_last_bt
+        batch["choices"] = (segments_bt > 0) & (in_window_bt | (batch["positions"] == 0))
+        return batch
+
+
+def _target(answers_a2: np.ndarray, first: int, last: int, before: int) -> tuple[int, int]:
+    """The places of the first answer that the window has whole, counted from `[CLS]`; 0, 0 without one."""
+    for start, end in answers_a2:
+        if first <= start and end < last:
+            return int(start - first + before), int(end - first + before)
+    return 0, 0
+
+
+@dataclass(frozen=True)
+class QuestionWindows:
+    """A question with its context as a model reads it, window by window.
+
+    Window i is inputs[i], tokens and types, in which the context's tokens from windows[i][0] to before
+    windows[i][1] begin at place `before`; `characters_c2` says where each of the context's tokens stands.
+    """
+
+    context: str
+    characters_c2: np.ndarray
+    before: int
+    windows: list[tuple[int, int]]
+    inputs: list[tuple[np.ndarray, np.ndarray]]
+
+    def text(self, first: int, last: int) -> str:
+        """What stands in the context from one token to another, both included."""
+        return self.context[self.characters_c2[first, 0] : self.characters_c2[last, 1]].strip()
+
+
+class SpanData(Corpus):
+    """The questions of a config; raises as `Corpus` and `Question.read` do."""
+
+    config: SpanDataConfig
+
+    def __init__(self, config: SpanDataConfig, tokenizer: Tokenizer | None = None) -> None:
+        """`tokenizer`, a run folder's own, goes before what the config says."""
+        super().__init__(config, tokenizer)
+        self.special_tokens = SpecialTokens.of(self.tokenizer)
+
+    def sources(self, split: str) -> Sequence[Source]:
+        """The questions of a split, and then their contexts in the same order."""
+        return [self.open(split, field) for field in (self.config.question_field, self.config.context_field)]
+
+    @property
+    def reads(self) -> Sequence[str]:
+        """The context's field: questions on one context stay together."""
+        return [self.config.context_field]
+
+    def rows(self, split: str) -> SpanRows:
+        """The packed windows of a split, tokenised first where that was never done."""
+        c = self.config
+        source = self.open(split, c.context_field)
+        cache = QuestionCache.of(source, c.fields, self.tokenizer, self.folder, c.misplaced == "skip")
+        return SpanRows(cache, self.special_tokens, c.sequence_length, c.question_length, c.stride)
+
+    def questions(self, split: str) -> Iterator[Question]:
+        """The questions of a split as they are."""
+        source = self.open(split, self.config.context_field)
+        found = read_all(source, self.config.fields, self.config.misplaced == "skip")
+        return (question for question in found if question is not None)
+
+    def inputs(self, split: str) -> Iterator[str]:
+        """Each question, a tab and its context, as `parse` reads them."""
+        c = self.config
+        questions, contexts = (self.open(split, field) for field in (c.question_field, c.context_field))
+        for index in range(len(contexts)):
+            yield f"{escape(questions.text(index))}\t{escape(contexts.text(index))}"
+
+    def read(self, question: str, context: str) -> QuestionWindows:
+        """What a model reads of a question and a context of any length.
+
+        Raises:
+          UserError: one of them has no token.
+        """
+        c = self.config
+        asked = np.array(self.tokenizer.encode(question)[: c.question_length], np.int32)
+        ids, characters = self.tokenizer.encode_with_spans(context)
+        if not len(asked) or not ids:
+            raise UserError(f"{'no question' if not len(asked) else 'no text'} in {question!r}, {context!r}")
+        tokens = np.array(ids, np.int32)
+        spans = windows(len(ids), c.sequence_length - 3 - len(asked), c.stride)
+        inputs = [
+            self.special_tokens.build_input([asked, tokens[first:last]], c.sequence_length)
+            for first, last in spans
+        ]
+        return QuestionWindows(context, np.array(characters, np.int32), len(asked) + 2, spans, inputs)
+
+    def parse(self, line: str) -> tuple[str, str]:
+        """A question and its context from one line, QUESTION, a tab, CONTEXT, in which \\n, \\r, \\t and \\\\
+        are a line break, a carriage return, a tab and a backslash.
+
+        Raises:
+          UserError: there is no tab.
+        """
+        question, tab, context = line.partition("\t")
+        if not tab:
+            raise UserError("no tab; expected QUESTION, a tab, and the text that has the answer")
+        return unescape(question), unescape(context)

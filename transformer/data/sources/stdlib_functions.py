@@ -1,0 +1,82 @@
+"""What the embedded data sets share whose records are functions of the Python standard library."""
+
+import ast
+import functools
+import json
+from abc import abstractmethod
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from transformer.data.disk_cache import build_once
+from transformer.data.sources.base import SPLITS, Options, Source
+from transformer.data.sources.stdlib import fingerprint, library_files
+from transformer.errors import UserError
+
+LONGEST = 4000
+"""Characters of a function; longer ones are left out."""
+
+
+class StdlibFunctions(Source):
+    """Records with the fields `FIELDS`, made once of all modules and kept in the data folder.
+
+    Raises:
+      UserError: there is an argument, where none is known, or another field.
+    """
+
+    KIND: str
+    VERSION: int
+    FIELDS: tuple[str, ...]
+
+    def __init__(self, argument: str, split: str, options: Options) -> None:
+        if argument:
+            raise UserError(f"{self.KIND}:{argument}: {self.KIND} takes no argument")
+        if options.field not in self.FIELDS:
+            there = ", ".join(self.FIELDS)
+            raise UserError(f"{self.KIND}: no field {options.field!r}; fields there: {there}")
+        self.name = f"{self.KIND} ({split})"
+        self.field = options.field
+        self.identity = f"{self.KIND} {self.VERSION} {fingerprint()} {split} {self.field}"
+        self._file = options.folder / self.KIND / f"{self.VERSION}-{fingerprint()}" / f"{split}.json"
+
+    @classmethod
+    @abstractmethod
+    def read(cls, name: str, path: Path) -> Iterator[tuple[str, tuple[Any, ...]]]:
+        """The records of a module, each after its split."""
+
+    def __len__(self) -> int:
+        return len(self._records)
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        return dict(zip(self.FIELDS, self._records[index], strict=True))
+
+    @functools.cached_property
+    def _records(self) -> list[list[Any]]:
+        build_once(self._file.parent, self._write)
+        return json.loads(self._file.read_text(encoding="utf-8"))
+
+    @classmethod
+    def _write(cls, folder: Path) -> None:
+        """All splits at once: reading the library is most of the work."""
+        found: dict[str, list[tuple[Any, ...]]] = {split: [] for split in SPLITS}
+        for name, path in library_files().items():
+            for split, record in cls.read(name, path):
+                found[split].append(record)
+        for split, records in found.items():
+            (folder / f"{split}.json").write_text(json.dumps(records), encoding="utf-8")
+
+
+def functions(path: Path) -> Iterator[tuple[ast.FunctionDef | ast.AsyncFunctionDef, str, str]]:
+    """Each function of a module, its docstring, and its text without it."""
+    try:
+        tree = ast.parse(path.read_bytes())
+    except (SyntaxError, ValueError):  # a few files are there to fail
+        return
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            docstring = ast.get_docstring(node) or ""
+            body = node.body[1:] if docstring else node.body
+            if body:
+                text = ast.unparse(type(node)(**vars(node) | {"body": body}))
+                if len(text) <= LONGEST:
+                    yield node, docstring, text

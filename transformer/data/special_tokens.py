@@ -1,0 +1,49 @@
+"""The special tokens of an encoder: `[CLS] text [SEP]`, and `[MASK]` for what is to be predicted."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from transformer.data.tokenizers import Tokenizer
+
+
+@dataclass(frozen=True)
+class SpecialTokens:
+    """Ids of `[CLS]`, `[SEP]` and `[MASK]`: the tokenizer's own where it has them, or the first ids past its
+    vocabulary. `vocab_size` counts both (Devlin et al. 2019, section 3.1)."""
+
+    cls: int
+    sep: int
+    mask: int
+    vocab_size: int
+
+    @classmethod
+    def of(cls, tokenizer: Tokenizer) -> "SpecialTokens":
+        """The special tokens of a tokenizer; the same for every run that has it."""
+        ids, size = [], tokenizer.vocab_size
+        for name in ("[CLS]", "[SEP]", "[MASK]"):
+            found = tokenizer.find(name)
+            ids.append(size if found is None else found)
+            size += found is None
+        return cls(ids[0], ids[1], ids[2], size)
+
+    def name(self, token: int) -> str:
+        """The name of a special token; "" for any other token."""
+        return {self.cls: "[CLS]", self.sep: "[SEP]", self.mask: "[MASK]"}.get(token, "")
+
+    def build_input(self, texts: Sequence[np.ndarray], length: int) -> tuple[np.ndarray, np.ndarray]:
+        """`[CLS] text [SEP]`, or with two texts `[CLS] first [SEP] second [SEP]`, of at most `length` tokens,
+        for which the longer text is cut first; and the type of each token: 1 in the second text, else 0."""
+        room = length - 1 - len(texts)
+        sizes = [len(text) for text in texts]
+        if len(texts) == 1:
+            sizes = [min(sizes[0], room)]
+        elif sum(sizes) > room:
+            first = min(sizes[0], max(room - sizes[1], -(-room // 2)))
+            sizes = [first, min(sizes[1], room - first)]
+        tokens = [np.array([self.cls])]
+        for text, size in zip(texts, sizes, strict=True):
+            tokens += [text[:size], np.array([self.sep])]
+        types = np.repeat(np.arange(len(texts)), [size + 1 for size in sizes])
+        return np.concatenate(tokens).astype(np.int32), np.append(0, types).astype(np.int32)

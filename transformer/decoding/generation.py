@@ -1,0 +1,167 @@
+"""The decoding loop: one jitted loop of one token a pass, for any model behind the `Stepper` protocol.
+
+What it reads are prompts of any length as arrays of few shapes, so that few programs are compiled.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Sequence
+from typing import Any, TypeVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import struct
+
+from transformer.decoding.sampling import draw
+from transformer.decoding.stepper import Stepper
+
+T = TypeVar("T")
+
+
+@struct.dataclass
+class DecodeState:
+    """A batch in the middle of decoding.
+
+    `token_b` are the last tokens, which the model has not read yet; `done_b` says which rows have ended;
+    `index` counts the tokens drawn so far, equally for all rows, `limits_b` how many each row may have;
+    `positions_b` is the place of each row's first new token in its text, which seeds its random numbers.
+    """
+
+    token_b: jax.Array
+    done_b: jax.Array
+    index: jax.Array
+    limits_b: jax.Array
+    positions_b: jax.Array
+    cache: Any
+
+    def keys(self, rngs_b: jax.Array, offset: jax.Array | int = 0) -> jax.Array:
+        """One key a row for token `index + offset`: a function of the row's key and the place in its text."""
+        return jax.vmap(jax.random.fold_in)(rngs_b, self.positions_b + self.index + offset)
+
+
+@functools.partial(jax.jit, static_argnames="room")
+def begin(
+    stepper: Stepper,
+    tokens_bt: jax.Array,
+    lengths_b: jax.Array,
+    rngs_b: jax.Array,
+    *,
+    room: int,
+    limits_b: jax.Array,
+    positions_b: jax.Array,
+    eos_id: jax.Array | int,
+    **options: Any,
+) -> DecodeState:
+    """Reads right-padded prompts and draws each one's first new token.
+
+    Row i will have at most `limits_b[i]` new tokens, 1 to `room`. Its first token is drawn with
+    `fold_in(rngs_b[i], positions_b[i])`, the next one with `positions_b[i] + 1`, and so on. `options` are
+    those of `draw`.
+    """
+    logits_bv, cache = stepper.prefill(tokens_bt, lengths_b, room)
+    token_b = draw(logits_bv, jax.vmap(jax.random.fold_in)(rngs_b, positions_b), **options)
+    done_b = (token_b == eos_id) | (limits_b <= 1)
+    return DecodeState(token_b, done_b, jnp.int32(1), limits_b, positions_b, cache)
+
+
+@functools.partial(jax.jit, static_argnames="n", donate_argnames="state")
+def advance(
+    stepper: Stepper,
+    state: DecodeState,
+    rngs_b: jax.Array,
+    *,
+    n: int,
+    eos_id: jax.Array | int,
+    **options: Any,
+) -> tuple[jax.Array, DecodeState]:
+    """The next n tokens of each row, (b, n) int32, `eos_id` where it has ended, and the state after them.
+
+    The loop stops when every row has ended.
+    """
+    first = state.index
+    new_bn = jnp.full((state.token_b.shape[0], n), eos_id, jnp.int32)
+    if not n:
+        return new_bn, state
+
+    def unfinished(carry: tuple[jax.Array, DecodeState]) -> jax.Array:
+        _, state = carry
+        return (state.index < first + n) & ~jnp.all(state.done_b)
+
+    def step(carry: tuple[jax.Array, DecodeState]) -> tuple[jax.Array, DecodeState]:
+        new_bn, state = carry
+        logits_bv, cache = stepper.step(state.token_b, state.cache)
+        token_b = draw(logits_bv, state.keys(rngs_b), **options)
+        token_b = jnp.where(state.done_b, eos_id, token_b)
+        new_bn = jax.lax.dynamic_update_slice(new_bn, token_b[:, None], (0, state.index - first))
+        index = state.index + 1
+        done_b = state.done_b | (token_b == eos_id) | (index >= state.limits_b)
+        return new_bn, dataclasses.replace(state, token_b=token_b, done_b=done_b, index=index, cache=cache)
+
+    return jax.lax.while_loop(unfinished, step, (new_bn, state))
+
+
+@functools.partial(jax.jit, static_argnames="max_new_tokens")
+def generate(
+    stepper: Stepper,
+    tokens_bt: jax.Array,
+    lengths_b: jax.Array,
+    rngs_b: jax.Array,
+    *,
+    max_new_tokens: int,
+    eos_id: jax.Array | int = -1,
+    **options: Any,
+) -> tuple[jax.Array, jax.Array]:
+    """Continues each row of right-padded prompts until `eos_id` or for `max_new_tokens`.
+
+    Returns the new tokens, (b, max_new_tokens) int32, filled with `eos_id` from a row's end on, and how
+    many come before that end, (b,) int32. The loop stops when every row has ended.
+
+    `rngs_b` holds one key a row. The token at index i of a row is drawn with `fold_in(key, i)`, so that it
+    depends neither on the rest of the batch nor on padding, and a continuation may be continued. Only
+    `max_new_tokens` is static: a change of `options`, which are those of `draw`, does not compile anew.
+    """
+    options |= {"eos_id": eos_id}
+    limits_b = jnp.full(tokens_bt.shape[0], max_new_tokens)
+    arguments = {"room": max_new_tokens, "limits_b": limits_b, "positions_b": lengths_b} | options
+    state = begin(stepper, tokens_bt, lengths_b, rngs_b, **arguments)
+    first_b = state.token_b
+    rest_bn, _ = advance(stepper, state, rngs_b, n=max_new_tokens - 1, **options)
+    return until_end(jnp.concatenate([first_b[:, None], rest_bn], axis=1), eos_id)
+
+
+def until_end(new_bn: jax.Array, eos_id: jax.Array | int) -> tuple[jax.Array, jax.Array]:
+    """The tokens with `eos_id` from each row's first one on, and how many come before it (b,)."""
+    before_end_bn = jnp.cumprod(new_bn != eos_id, axis=1)
+    return jnp.where(before_end_bn, new_bn, eos_id), jnp.sum(before_end_bn, axis=1)
+
+
+def bucket(n: int, least: int = 1) -> int:
+    """The next power of two, so that sizes that vary compile only so many programs."""
+    return max(least, 1 << (int(n) - 1).bit_length())
+
+
+def fill(batch: list[T], batch_size: int) -> list[T]:
+    """The batch with its last row repeated up to the next power of two, or `batch_size` if that is less."""
+    return batch + batch[-1:] * (min(bucket(len(batch)), batch_size) - len(batch))
+
+
+def pad(rows: Sequence[Sequence[int]], room: int, fill_id: int) -> tuple[np.ndarray, np.ndarray]:
+    """Right-padded (b, t) int32, t a power of two or `room` if that is less, and the lengths (b,) int32."""
+    lengths_b = np.array([len(row) for row in rows], np.int32)
+    tokens_bt = np.full((len(rows), min(bucket(lengths_b.max(), least=16), room)), fill_id, np.int32)
+    for padded_t, row in zip(tokens_bt, rows, strict=True):
+        padded_t[: len(row)] = row
+    return tokens_bt, lengths_b
+
+
+def pad_encoder_inputs(
+    inputs: Sequence[tuple[Sequence[int], Sequence[int]]], batch_size: int, room: int
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Texts as an encoder reads them, tokens and their types, as arrays of few shapes: tokens, types and
+    segments, which are 1 where there is a text and 0 where there is padding, all (b, t) int32. There are as
+    many rows as `fill` makes of them."""
+    filled = fill(list(inputs), batch_size)
+    tokens_bt, lengths_b = pad([tokens for tokens, _ in filled], room, 0)
+    types_bt, _ = pad([types for _, types in filled], room, 0)
+    return tokens_bt, types_bt, (np.arange(tokens_bt.shape[1]) < lengths_b[:, None]).astype(np.int32)

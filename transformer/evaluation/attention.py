@@ -1,0 +1,103 @@
+"""Self-attention weights of a trained model, with the names of its tokens: for notebooks and pictures."""
+
+import functools
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import jax
+import numpy as np
+from flax import linen as nn
+from numpy.typing import ArrayLike
+
+from transformer.data.tokenizers import Tokenizer
+from transformer.errors import UserError
+from transformer.training.experiment import Params
+
+PADDED = 64
+"""Sequence lengths are padded to a multiple of it, so that few programs are compiled."""
+
+SHOWN = 16
+"""The most tokens of a text that a picture shows."""
+
+AttentionMap = tuple[np.ndarray, list[str], list[str]]
+"""Attention weights (h, t, s), the names of the t query tokens and of the s key tokens."""
+
+
+def read_decoder(model: Any, tokens_bt: Any, segments_bt: Any, types_bt: Any) -> Any:
+    """Applies the blocks of a `Decoder`."""
+    return model.hidden(tokens_bt, segments_bt=segments_bt)
+
+
+def read_encoder(model: Any, tokens_bt: Any, segments_bt: Any, types_bt: Any) -> Any:
+    """Applies the blocks of a model's `TextEncoder`."""
+    return model.encoder(tokens_bt, segments_bt=segments_bt, types_bt=types_bt)
+
+
+def attention_weights(
+    model: Any,
+    params: Params,
+    tokens: ArrayLike,
+    types: ArrayLike | None = None,
+    *,
+    read: Callable[..., Any] = read_decoder,
+    layer: int = -1,
+) -> np.ndarray:
+    """The weights (h, t, t) of self-attention over a sequence of t tokens in a layer, counted from 0 or back
+    from -1; `types` are an encoder's token types.
+
+    Raises:
+      UserError: there is no such layer.
+    """
+    count = len(np.asarray(tokens))
+    width = min(-(-count // PADDED) * PADDED, model.config.max_length)
+
+    def padded(values: ArrayLike) -> np.ndarray:
+        return np.pad(np.asarray(values, np.int32), (0, width - count))[None]
+
+    arrays = [padded(each) for each in (tokens, np.ones(count), np.zeros(count) if types is None else types)]
+    weights_htt = _attention_weights(params, *arrays, model=model, read=read, layer=layer)
+    return np.asarray(weights_htt, np.float32)[:, :count, :count]
+
+
+@functools.partial(jax.jit, static_argnames=("model", "read", "layer"))
+def _attention_weights(
+    params: Params, *inputs: Any, model: nn.Module, read: Callable[..., Any], layer: int
+) -> jax.Array:
+    # Attention sows its weights only where they are asked for, and then computes them without a kernel.
+    _, sown = model.apply(
+        {"params": params}, method=lambda bound: read(bound, *inputs), mutable="intermediates"
+    )
+    # Recurrent layers have no weights.
+    weights_bhts = [
+        leaf
+        for path, leaf in jax.tree_util.tree_leaves_with_path(sown)
+        if {"attention", "weights"} <= {getattr(entry, "key", None) for entry in path}
+    ]
+    layers = len(weights_bhts)
+    if not -layers <= layer < layers:
+        raise UserError(f"layer: {layer}; the model has {layers}, counted from 0 (or back from -1)")
+    return weights_bhts[layer][0]
+
+
+def encoder_attention(
+    model: Any, params: Params, framed: tuple[ArrayLike, ArrayLike], data: Any, layer: int = -1
+) -> AttentionMap:
+    """The weights (h, t, t) of an encoder's layer over a framed text, (tokens, types), and its tokens, twice;
+    `data` has the
+    `tokenizer` and the `special_tokens`."""
+    tokens, types = framed
+    tokens_of = data.special_tokens
+    special = {tokens_of.cls: "[CLS]", tokens_of.sep: "[SEP]", getattr(tokens_of, "mask", -1): "[MASK]"}
+    names = token_names(data.tokenizer, np.asarray(tokens).tolist(), special)
+    return attention_weights(model, params, tokens, types, read=read_encoder, layer=layer), names, names
+
+
+def token_names(tokenizer: Tokenizer, tokens: Iterable[int], special: dict[int, str]) -> list[str]:
+    """A label for each token: its text, or its name where it has none."""
+    return [special.get(i) or tokenizer.decode([i]) or tokenizer.name(i) or "·" for i in tokens]
+
+
+def first_tokens(found: AttentionMap) -> AttentionMap:
+    """The weights between the first `SHOWN` tokens alone, for a picture."""
+    weights_hts, queries, keys = found
+    return weights_hts[:, :SHOWN, :SHOWN], queries[:SHOWN], keys[:SHOWN]

@@ -1,0 +1,14 @@
+"""Mixers, by the name that `model.mixer` gives: each one file. `basics` builds attention up step by step."""
+
+from transformer.layers.mixers.attention import Attention, MultiHeadAttention
+from transformer.layers.mixers.base import Mixer
+from transformer.layers.mixers.latent import LatentAttention
+from transformer.layers.mixers.plain import PlainAttention
+
+MIXERS: dict[str, type[Mixer]] = {
+    "multi_head": MultiHeadAttention,
+    "latent": LatentAttention,
+    "plain": PlainAttention,
+}
+
+__all__ = ["MIXERS", "Attention", "LatentAttention", "Mixer", "MultiHeadAttention", "PlainAttention"]

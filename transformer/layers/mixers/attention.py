@@ -1,0 +1,208 @@
+"""Scaled dot-product attention: what its kinds share, and the multi-head kind."""
+
+import dataclasses
+import functools
+from abc import abstractmethod
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+from flax import linen as nn
+
+from transformer.layers.cache import KVCache
+from transformer.layers.kernels import choose, reference
+from transformer.layers.linear import Linear
+from transformer.layers.masks import Mask
+from transformer.layers.mixers.base import Mixer
+from transformer.layers.normalization import RMSNorm
+from transformer.layers.patterns import Pattern
+from transformer.layers.positions import Position
+from transformer.layers.scores import Scoring
+
+
+class Attention(Mixer, kw_only=True):  # type: ignore[call-arg]
+    """softmax(scale Q K^T + bias, masked) V: the base class of every kind of attention.
+
+    A kind has its own `queries`, `keys_values` (what is cached), `read` (keys and values of the cache) and
+    `join` (the output projection).
+
+    `position`: its hooks for attention apply here; `kernel`: a key of `KERNELS`, or "auto"; `pattern`: sparse
+    attention; `soft_cap` and `sinks`: see `Scoring`; `dropout`: of the attention weights; `output_scale`
+    multiplies the variance of the output kernel's initialisation.
+    """
+
+    position: Position
+    kernel: str = "auto"
+    pattern: Pattern | None = None
+    soft_cap: float = 0.0
+    sinks: bool = False
+    dropout: float = 0.0
+    use_bias: bool = True
+    output_scale: float = 1.0
+
+    heads_of_width: ClassVar[bool] = False
+    """Whether queries, keys and values are `head_dim` wide, as positions with vectors of that width need."""
+
+    @nn.compact
+    def __call__(
+        self,
+        x_btd: jax.Array,
+        *,
+        mask: Mask,
+        positions_bt: jax.Array,
+        memory: KVCache | None = None,
+        cache: KVCache | None = None,
+        start: jax.Array | int = 0,
+        key_positions_bs: jax.Array | None = None,
+        train: bool = False,
+    ) -> tuple[jax.Array, KVCache | None]:
+        """See `Mixer`. With `memory`, the `keys_values` of another sequence, queries attend to that instead
+        (cross-attention; Vaswani et al. 2017, section 3.2.3)."""
+        q_bthk = self.queries(x_btd, positions_bt)
+        q_bthk = nn.with_logical_constraint(q_bthk, ("batch", "length", "heads", "head_dim"))
+        seen = self.keys_values(x_btd, positions_bt) if memory is None else memory
+        if cache is not None:
+            seen = cache = cache.write(seen, start)
+        key_bsgk, value_bsgk = self.read(seen)
+        key_positions_bs = positions_bt if key_positions_bs is None else key_positions_bs
+        mask = dataclasses.replace(mask, pattern=self.pattern)
+        if cache is not None and cache.wraps:
+            # A rolling cache holds the last tokens in another order: the mask's keys are put in that order.
+            cache.check_rolling(x_btd.shape[1], self.reach)
+            indices_s = cache.indices(start + x_btd.shape[1])
+            mask, key_positions_bs = mask.pick(indices_s), key_positions_bs[:, indices_s]
+        inputs: dict[str, Any] = {
+            "mask": mask,
+            "scoring": self._scoring(q_bthk, positions_bt, key_positions_bs),
+        }
+        if train and self.dropout > 0:
+            inputs |= {"dropout_rate": self.dropout, "dropout_rng": self.make_rng("dropout")}
+        if self.is_mutable_collection("intermediates") and not self.is_initializing():
+            # Only the reference keeps weights; no other collection changes the kernel.
+            out_bthk, weights_bhts = reference(q_bthk, key_bsgk, value_bsgk, return_weights=True, **inputs)
+            self.sow("intermediates", "weights", weights_bhts)
+        else:
+            attend = choose(self.kernel, q_bthk, key_bsgk, value_bsgk, **inputs)
+            with jax.named_scope(attend.__name__):
+                out_bthk = attend(q_bthk, key_bsgk, value_bsgk, **inputs)
+        return self.join(out_bthk, x_btd.shape[-1]), cache
+
+    @abstractmethod
+    def queries(self, x_btd: jax.Array, positions_bt: jax.Array) -> jax.Array:
+        """(b, t, d) -> (b, t, h, k)."""
+
+    @abstractmethod
+    def keys_values(self, x_bsd: jax.Array, positions_bs: jax.Array) -> KVCache:
+        """What is cached of a sequence."""
+
+    def read(self, cache: KVCache) -> tuple[jax.Array, jax.Array]:
+        """The keys and values (b, s, g, k) of a cache."""
+        return cache.key_bgsk.swapaxes(1, 2), cache.value_bgsk.swapaxes(1, 2)
+
+    def join(self, out_bthk: jax.Array, width: int) -> jax.Array:
+        """The heads' outputs (b, t, h, k) -> (b, t, width)."""
+        names, scale = ("heads", "head_dim", "embed"), self.output_scale
+        return self._linear((width,), names, axis=2, init_scale=scale, name="output")(out_bthk)
+
+    def empty_cache(self, rows: int, slots: int) -> KVCache:
+        """No keys and values."""
+        return KVCache.empty(rows, slots, self.cache_widths, self.dtype)
+
+    @property
+    def reach(self) -> int | None:
+        """That of the pattern."""
+        return None if self.pattern is None else self.pattern.reach
+
+    @property
+    @abstractmethod
+    def cache_widths(self) -> tuple[int, int, int]:
+        """The cache's heads, and the widths of a key and of a value."""
+
+    @property
+    @abstractmethod
+    def scale(self) -> float:
+        """What products of queries and keys are multiplied by."""
+
+    def _scoring(self, q_bthk: jax.Array, positions_bt: jax.Array, key_positions_bs: jax.Array) -> Scoring:
+        sinks_h = None
+        if self.sinks:
+            init = nn.with_logical_partitioning(nn.initializers.zeros, ("heads",))
+            sinks_h = self.param("sinks", init, q_bthk.shape[2:3], jnp.float32)
+        scoring = Scoring(sinks_h=sinks_h, soft_cap=self.soft_cap, scale=self.scale)
+        if not any(self.position.has(hook) for hook in ("query_bias", "bias", "values")):
+            return scoring
+        if self.is_initializing():
+            # Kernels call the hooks outside of this module, so their parameters must exist before.
+            first_b1, weights_bhts = positions_bt[:1, :1], jnp.zeros((1, q_bthk.shape[2], 1, 1))
+            self.position.query_bias(q_bthk[:1, :1])
+            self.position.bias(q_bthk[:1, :1], first_b1, first_b1)
+            self.position.values(weights_bhts, first_b1, first_b1)
+        return dataclasses.replace(
+            scoring,
+            position=self.position.clone(parent=None, name=None),
+            query_positions_bt=positions_bt,
+            key_positions_bs=key_positions_bs,
+            params=self.position.variables.get("params", {}),
+        )
+
+    @property
+    def _linear(self) -> functools.partial:
+        return functools.partial(Linear, use_bias=self.use_bias, dtype=self.dtype)
+
+
+class MultiHeadAttention(Attention, kw_only=True):  # type: ignore[call-arg]
+    """softmax(Q K^T / sqrt(k) + bias, masked) V in each of h heads, joined by an output projection.
+
+    MultiHead(x) = sum_h head_h W_h^O, head_h = Attention(x W_h^Q, x W_h^K, x W_h^V): writing the sum over
+    heads is the same as concatenating them. With fewer `num_kv_heads`, groups of query heads share keys and
+    values (Ainslie et al. 2023); 1 is multi-query attention (Shazeer 2019). `qk_norm` normalises queries and
+    keys by RMSNorm (Henry et al. 2020; Dehghani et al. 2023, section 2). `lora_rank`, `lora_alpha`: LoRA of
+    queries and values (see `Linear`).
+    Source: Vaswani et al. 2017, section 3.2.
+    """
+
+    num_heads: int
+    head_dim: int
+    num_kv_heads: int
+    qk_norm: bool = False
+    lora_rank: int = 0
+    lora_alpha: float = 16.0
+
+    heads_of_width: ClassVar[bool] = True
+
+    def setup(self) -> None:
+        """The projections of the inputs; the output's follows from the input's width."""
+        lora = {"lora_rank": self.lora_rank, "lora_alpha": self.lora_alpha}
+        self.query = self._linear((self.num_heads, self.head_dim), ("embed", "heads", "head_dim"), **lora)
+        shared = (self.num_kv_heads, self.head_dim), ("embed", "kv_heads", "head_dim")
+        self.key, self.value = self._linear(*shared), self._linear(*shared, **lora)
+        if self.qk_norm:
+            self.query_norm, self.key_norm = RMSNorm(), RMSNorm()
+
+    def queries(self, x_btd: jax.Array, positions_bt: jax.Array) -> jax.Array:
+        """(b, t, d) -> (b, t, h, k)."""
+        q_bthk = self.query(x_btd)
+        return self.position.rotate(self.query_norm(q_bthk) if self.qk_norm else q_bthk, positions_bt)
+
+    def keys_values(self, x_bsd: jax.Array, positions_bs: jax.Array) -> KVCache:
+        """Keys and values of the g heads."""
+        key_bsgk, value_bsgk = self.key(x_bsd), self.value(x_bsd)
+        key_bsgk = self.position.rotate(self.key_norm(key_bsgk) if self.qk_norm else key_bsgk, positions_bs)
+        key_bsgk = nn.with_logical_constraint(key_bsgk, ("batch", "length", "kv_heads", "head_dim"))
+        value_bsgk = nn.with_logical_constraint(value_bsgk, ("batch", "length", "kv_heads", "head_dim"))
+        return KVCache(key_bsgk.swapaxes(1, 2), value_bsgk.swapaxes(1, 2))
+
+    @property
+    def cache_widths(self) -> tuple[int, int, int]:
+        """g heads of keys and values."""
+        return self.num_kv_heads, self.head_dim, self.head_dim
+
+    @property
+    def rotary_width(self) -> int:
+        """All of a head."""
+        return self.head_dim
+
+    @property
+    def scale(self) -> float:
+        """1 / sqrt(k)."""
+        return self.head_dim**-0.5

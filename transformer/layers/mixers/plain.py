@@ -1,0 +1,43 @@
+"""Self-attention in its simplest form, without any parameters."""
+
+import jax
+
+from transformer.layers.cache import KVCache
+from transformer.layers.mixers.attention import Attention
+
+
+class PlainAttention(Attention, kw_only=True):  # type: ignore[call-arg]
+    """y_i = sum_j softmax_j(x_i . x_j / sqrt(d)) x_j: each token a mean of those it resembles.
+
+    One head as wide as x, without projections.
+    """
+
+    d_model: int
+
+    def queries(self, x_btd: jax.Array, positions_bt: jax.Array) -> jax.Array:
+        """(b, t, d) -> (b, t, 1, d)."""
+        return self.position.rotate(x_btd[:, :, None], positions_bt)
+
+    def keys_values(self, x_bsd: jax.Array, positions_bs: jax.Array) -> KVCache:
+        """The tokens themselves."""
+        key_bs1d = self.position.rotate(x_bsd[:, :, None], positions_bs)
+        return KVCache(key_bs1d.swapaxes(1, 2), x_bsd[:, None])
+
+    def join(self, out_bthk: jax.Array, width: int) -> jax.Array:
+        """(b, t, 1, d) -> (b, t, d)."""
+        return out_bthk[:, :, 0]
+
+    @property
+    def cache_widths(self) -> tuple[int, int, int]:
+        """One head of d_model."""
+        return 1, self.d_model, self.d_model
+
+    @property
+    def rotary_width(self) -> int:
+        """All of d_model."""
+        return self.d_model
+
+    @property
+    def scale(self) -> float:
+        """1 / sqrt(d)."""
+        return self.d_model**-0.5

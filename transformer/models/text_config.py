@@ -1,0 +1,30 @@
+"""The keys that models of text have beside those of their blocks: how tokens are embedded."""
+
+from dataclasses import dataclass
+
+from transformer.config import NonnegativeFloat, Positive
+from transformer.errors import UserError
+from transformer.layers.positions import POSITIONS
+from transformer.models.stack_config import StackConfig
+
+
+@dataclass(frozen=True)
+class TextConfig(StackConfig):
+    """The shape of a stack of blocks over embedded tokens."""
+
+    scale_embeddings: bool = False  # multiply embeddings by sqrt(d_model) (Vaswani et al. 2017)
+    embedding_rms: NonnegativeFloat = 0.0  # initial root mean square of embeddings, positions; 0: by fan-in
+    position_rms: NonnegativeFloat = 0.0  # the same of learned and sinusoidal positions; 0: of embeddings
+    vocab_multiple: Positive = 128  # pad the vocabulary to a multiple, for the hardware and the mesh
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.position_rms and not POSITIONS[self.position].has("embed"):
+            having = " or ".join(repr(name) for name, kind in POSITIONS.items() if kind.has("embed"))
+            given = f"position_rms: {self.position_rms} with position {self.position!r}"
+            raise UserError(f"{given}; expected 0, or {having}")
+
+    @property
+    def added_rms(self) -> float:
+        """What `position_rms` says, or `embedding_rms`."""
+        return self.position_rms or self.embedding_rms

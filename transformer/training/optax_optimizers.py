@@ -1,0 +1,160 @@
+"""Optimizers of optax: found by name, built with a schedule and masked weight decay."""
+
+import difflib
+import functools
+import inspect
+import types
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+import optax.contrib
+
+from transformer.errors import UserError
+from transformer.training.schedules import Schedule
+from transformer.training.state import Params
+
+MASKS = ("mask", "weight_decay_mask")
+DIMENSIONS = "muon_weight_dimension_numbers"
+
+
+def build(
+    name: str,
+    arguments: Mapping[str, Any],
+    schedule: Schedule,
+    weight_decay: float,
+    decayed: Any,
+) -> optax.GradientTransformation:
+    """An optimizer with weight decay of what is True in the tree `decayed`, or in what it makes of the
+    parameters where it is a function; of everything where it is None."""
+    factory = find_optimizer(name)
+    parameters = inspect.signature(factory).parameters
+    mask, arguments = mask_name(parameters), dict(arguments)
+    if mask is not None:
+        arguments |= {"weight_decay": weight_decay, mask: decayed}
+    elif "weight_decay" in parameters:
+        arguments.setdefault("weight_decay", weight_decay)
+    if DIMENSIONS in parameters:
+        arguments[DIMENSIONS] = matrix_dimensions
+    optimizer = factory(learning_rate=schedule, **arguments)
+    if weight_decay > 0 and "weight_decay" not in parameters:
+        decay = optax.add_decayed_weights(lambda count: -weight_decay * schedule(count), decayed)
+        optimizer = optax.chain(optimizer, decay)
+    return optimizer
+
+
+def own_average(opt_state: optax.OptState, params: Params) -> Params:
+    """The parameters to evaluate with under a schedule-free optimizer, x = (y - (1 - b1) z) / b1, where y are
+    those that gradients are taken at and z the fast ones.
+
+    Source: Defazio et al. 2024, "The road less scheduled", equations 1 to 3.
+    """
+
+    def is_state(node: Any) -> bool:
+        return hasattr(node, "weight_sum")
+
+    (found,) = filter(is_state, jax.tree.leaves(opt_state, is_leaf=is_state))
+    return optax.contrib.schedule_free_eval_params(found, params)
+
+
+def is_schedule_free(name: str) -> bool:
+    """Whether the optimizer of optax keeps an average of its own."""
+    return name.rpartition(".")[2].startswith("schedule_free")
+
+
+def find_optimizer(name: str, key: str = "name") -> Callable[..., optax.GradientTransformation]:
+    """The function optax has under `name` ("adamw", "contrib.muon"); a `UserError` where it has none, which
+    `key` gave."""
+    found: Any = optax
+    for part in name.split("."):
+        found = getattr(found, part, None)
+    if not _is_optimizer(found):
+        raise UserError(f"{key}: optax has no optimizer {name!r}; {_valid_names(name)}")
+    return found
+
+
+def _valid_names(name: str) -> str:
+    """The optimizers with names like this one, or all of them."""
+    families = {"": optax, "contrib.": optax.contrib}
+    names = [
+        prefix + each
+        for prefix, family in families.items()
+        for each, value in sorted(vars(family).items())
+        if not each.startswith("_") and _is_optimizer(value)
+    ]
+    near = difflib.get_close_matches(name, names) or [each for each in names if name in each]
+    return f"did you mean {' or '.join(near)}?" if near else f"it has {', '.join(names)}"
+
+
+def matrix_dimensions(params: Params) -> Params:
+    """Which axes of a parameter are its matrix's rows and columns, for Muon; None where Adam is to update.
+
+    The kernels of `blocks` (`encoder_blocks`, `decoder_blocks`) are (n, rows, columns), with the layers n
+    left as a batch of matrices: rows (d), columns (h, k) for query, key and value; rows (h, k), columns (d)
+    for the attention's output.
+    Embeddings, the unembedding and vectors are Adam's, as in https://kellerjordan.github.io/posts/muon.
+    """
+
+    def dimensions(path: tuple, leaf: Any) -> optax.contrib.MuonDimensionNumbers | None:
+        if not is_block_matrix(path):
+            return None
+        last = leaf.ndim - 1
+        if last == 3 and _keys(path)[-2] == "output":
+            return optax.contrib.MuonDimensionNumbers((1, 2), (3,))
+        return optax.contrib.MuonDimensionNumbers((1,), tuple(range(2, last + 1)))
+
+    return jax.tree_util.tree_map_with_path(dimensions, params)
+
+
+def check_arguments(name: str, arguments: Mapping[str, Any], key: str = "arguments") -> None:
+    """Refuses arguments that the optimizer does not take, or with which it cannot be traced."""
+    parameters = inspect.signature(find_optimizer(name)).parameters
+    mask = mask_name(parameters)
+    ours = {"learning_rate", mask, DIMENSIONS} | ({"weight_decay"} if mask else set())
+    valid = [each for each in parameters if each not in ours]
+    for each in arguments:
+        if each not in valid:
+            raise UserError(f"{key}.{each}: {name} takes only {', '.join(valid)} here")
+    blocks = {"up": {"kernel": jnp.zeros((1, 2, 2))}, "norm": {"scale": jnp.zeros((1, 2))}}
+
+    def update(params: Params) -> Params:
+        optimizer = build(name, arguments, lambda count: jnp.float32(1), 0.0, decayed=None)
+        return optimizer.update(params, optimizer.init(params), params)[0]
+
+    try:
+        jax.eval_shape(update, {"blocks": blocks, "table": jnp.zeros((2, 2))})
+    except Exception as error:
+        reason = (str(error) or type(error).__name__).strip().splitlines()[0]
+        raise UserError(f"{key}: {name} cannot be used with {dict(arguments)}: {reason}") from error
+
+
+def is_matrix(path: tuple) -> bool:
+    """Whether a parameter is a matrix that tokens are multiplied by."""
+    return _keys(path)[-1] == "kernel"
+
+
+def is_block_matrix(path: tuple) -> bool:
+    """Whether it is one of stacked blocks."""
+    return is_matrix(path) and any(key.endswith("blocks") for key in _keys(path))
+
+
+def _keys(path: tuple) -> list[str]:
+    return [str(entry.key) for entry in path if isinstance(entry, jax.tree_util.DictKey)]
+
+
+def mask_name(parameters: Mapping[str, Any]) -> str | None:
+    """The parameter of an optimizer that says what its weight decay is of; None where it has none."""
+    if "weight_decay" not in parameters:
+        return None
+    return next((name for name in MASKS if name in parameters), None)
+
+
+def _is_optimizer(found: Any) -> bool:
+    if not isinstance(found, (types.FunctionType, functools.partial)):
+        return False
+    if getattr(found, "__name__", "").startswith(("_", "scale_by_")):
+        return False
+    parameters = inspect.signature(found).parameters
+    return "learning_rate" in parameters and "base_optimizer" not in parameters

@@ -1,0 +1,300 @@
+"""Rules by parameter name: factors of the learning rate, weight decay, what is frozen, other optimizers.
+
+A parameter's path is "encoder/trunk/blocks/3/attention/query/kernel": stacked layers are one array, whose
+layers are numbered after "blocks", from the lowest one of the stack. Where layers are of kinds with other
+parameters it is "blocks/3/window/attention/query/kernel", of layer 3, whose kind is "window". For each
+setting the first rule counts that matches and gives it.
+"""
+
+import dataclasses
+import difflib
+import inspect
+import itertools
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from transformer.errors import UserError
+from transformer.training.optax_optimizers import build, find_optimizer, is_block_matrix
+from transformer.training.schedules import Schedule
+from transformer.training.state import Params
+
+BELOW = r"(^|/)(cls|embedding|embedding_norm|position|source_embedding|source_position|token_types)(/|$)"
+"""What lies below the first block."""
+
+MATRIX = r"(^|/)kernel$"
+LAYER_MATRIX = r"blocks/\d+/(.*/)?kernel$"
+SHOWN = 6
+"""How many paths an error lists."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Rule:
+    """Settings of the parameters in whose path the regular expression `match` is found; None: not given."""
+
+    match: str  # regular expression, found anywhere in a parameter's path
+    learning_rate: float | None = None  # factor of the learning rate
+    weight_decay: float | None = None  # decoupled weight decay, in place of optimizer.weight_decay
+    frozen: bool | None = None  # whether the parameters stay as they are
+    optimizer: str | None = None  # another optimizer of optax by its name there
+    arguments: Mapping[str, Any] = dataclasses.field(default_factory=dict, hash=False)  # of that optimizer
+
+    def __post_init__(self) -> None:
+        try:
+            re.compile(self.match)
+        except re.error as error:
+            raise UserError(f"match: {self.match!r} is no regular expression: {error}") from None
+        if self.learning_rate is not None and not self.learning_rate > 0:
+            raise UserError(f"learning_rate: {self.learning_rate}; expected a factor above 0, or frozen")
+        if self.weight_decay is not None and not self.weight_decay >= 0:
+            raise UserError(f"weight_decay: {self.weight_decay} is negative; expected 0 or more")
+        if self.arguments and self.optimizer is None:
+            raise UserError(f"arguments: {dict(self.arguments)} of no optimizer; name it, or leave them out")
+        if all(getattr(self, key) is None for key in SETTINGS):
+            raise UserError(f"match: {self.match!r} has no setting; expected one of {', '.join(SETTINGS)}")
+
+
+SETTINGS = ("learning_rate", "weight_decay", "frozen", "optimizer")
+
+
+@dataclasses.dataclass(frozen=True)
+class Treatment:
+    """The settings of one parameter; where its layers differ, `learning_rate` and `frozen` are (n, 1, ...).
+
+    `rule` is the one that names another optimizer.
+    """
+
+    learning_rate: float | np.ndarray
+    weight_decay: float
+    frozen: bool | np.ndarray
+    rule: Rule | None
+
+    def cut(self, leaf: jax.Array) -> jax.Array:
+        """The layers of a stacked parameter that are not frozen."""
+        return leaf if isinstance(self.frozen, bool) else leaf[np.flatnonzero(~self.frozen)]
+
+    def restore(self, update: jax.Array, param: jax.Array) -> jax.Array:
+        """The inverse of `cut`, with 0 for the frozen layers."""
+        if isinstance(self.frozen, bool):
+            return update
+        return jnp.zeros(param.shape, update.dtype).at[np.flatnonzero(~self.frozen)].set(update)
+
+
+def by_rules(config: Any, schedule: Schedule, layers: Sequence[str] = ()) -> optax.GradientTransformation:
+    """The optimizer of an `OptimizerConfig` with rules, or short forms of them; `layers` as for `treat`.
+
+    It keeps no state of what is frozen, neither of whole parameters nor of single stacked blocks, which it
+    never sees.
+    """
+
+    def init(params: Params) -> optax.OptState:
+        treatments = treat(params, config, layers)
+        optimizer = _combined(treatments, config, schedule)
+        return optimizer.init(jax.tree.map(Treatment.cut, treatments, params))
+
+    def update(updates: Params, state: optax.OptState, params: Params) -> tuple[Params, optax.OptState]:
+        treatments = treat(params, config, layers)
+        optimizer = _combined(treatments, config, schedule)
+        trained, of = (jax.tree.map(Treatment.cut, treatments, tree) for tree in (updates, params))
+        found, state = optimizer.update(trained, state, of)
+        scaled = jax.tree.map(lambda t, u, p: t.restore(u, p) * t.learning_rate, treatments, found, params)
+        return scaled, state
+
+    return optax.GradientTransformation(init, update)
+
+
+def _combined(treatments: Params, config: Any, schedule: Schedule) -> optax.GradientTransformation:
+    """The optimizer of each group of parameters that have the same one and the same weight decay.
+
+    Parameters without weight decay are in the main optimizer's group, whose mask leaves them out. What Muon
+    leaves to Adam it does not decay: where a rule does, it is in a group of its own.
+    """
+    decayed = jax.tree.map(lambda each: each.weight_decay > 0, treatments)
+    main = build(config.name, config.arguments, schedule, config.weight_decay, decayed)
+    if not config.has_rules:
+        return main
+    groups: dict[tuple[Rule | None, float], str] = {}
+
+    def label(path: tuple, each: Treatment) -> str:
+        if each.frozen is True:
+            return "frozen"
+        can_decay = is_block_matrix(path) or not config.is_muon
+        as_usual = each.weight_decay == 0 or (each.weight_decay == config.weight_decay and can_decay)
+        if each.rule is None and as_usual:
+            return "trained"
+        return groups.setdefault((each.rule, each.weight_decay), f"group_{len(groups)}")
+
+    labels = jax.tree_util.tree_map_with_path(label, treatments)
+    optimizers = {"trained": main, "frozen": optax.set_to_zero()}
+    for (rule, decay), group in groups.items():
+        name, arguments = (rule.optimizer or "", rule.arguments) if rule else (config.name, config.arguments)
+        takes = inspect.signature(find_optimizer(name)).parameters
+        # All of the group decays, also what Muon leaves to Adam.
+        own = {key: decay for key in ("weight_decay", "adam_weight_decay") if key in takes}
+        optimizers[group] = build(name, {**arguments, **own}, schedule, decay, decayed)
+    return optax.partition(optimizers, labels)
+
+
+def treat(params: Params, config: Any, layers: Sequence[str] = ()) -> Params:
+    """The tree of `params` with a `Treatment` in place of each array; `config` is an `OptimizerConfig`.
+
+    `layers` are the names of the kinds of layers, in the order that repeats over the depth (`model.layers`):
+    of a stack whose kinds have other parameters, each kind's arrays hold the layers of that kind.
+
+    Raises:
+      UserError: layers of one array are to have different optimizers or weight decays.
+    """
+    rules = [*config.rules, *_short_forms(params, config, layers)]
+    leaves, structure = jax.tree_util.tree_flatten_with_path(params)
+    treatments = []
+    for (path, leaf), names in zip(leaves, _numbered(params, layers), strict=True):
+        found = [_settle(rules, name) for name in names]
+        alike = all(each == found[0] for each in found)
+        treatments.append(found[0] if alike else _stacked(found, path, leaf.ndim))
+    return jax.tree.unflatten(structure, treatments)
+
+
+def _stacked(layers: list[Treatment], path: tuple, ndim: int) -> Treatment:
+    """The treatment of an array whose layers are treated differently."""
+    trained = [each for each in layers if not each.frozen] or layers
+    first = trained[0]
+    if any((each.weight_decay, each.rule) != (first.weight_decay, first.rule) for each in trained):
+        what = "optimizers or weight decays"
+        raise UserError(f"config.optimizer.rules: layers of {_joined(path)}, one array, have other {what}")
+    frozen, rates = (
+        np.reshape([getattr(each, key) for each in layers], (-1, *[1] * (ndim - 1)))
+        for key in ("frozen", "learning_rate")
+    )
+    partly = frozen if frozen.any() and not frozen.all() else bool(frozen.all())
+    return Treatment(rates.astype(np.float32), first.weight_decay, partly, first.rule)
+
+
+def hold(params: Params, config: Any, layers: Sequence[str] = ()) -> Params:
+    """`params` without a gradient where they are frozen: what it costs to train grows with what is trained,
+    and what is frozen counts in no norm."""
+
+    def held(treatment: Treatment, param: jax.Array) -> jax.Array:
+        if isinstance(treatment.frozen, bool):
+            return jax.lax.stop_gradient(param) if treatment.frozen else param
+        return jnp.where(treatment.frozen, jax.lax.stop_gradient(param), param)
+
+    return jax.tree.map(held, treat(params, config, layers), params)
+
+
+def check_rules(params: Params, config: Any, layers: Sequence[str] = ()) -> None:
+    """Refuses rules and short forms of them that match nothing."""
+    paths = [name for names in _numbered(params, layers) for name in names]
+    names = sorted({name for path in paths for name in path.split("/") if not name.isdecimal()})
+    for i, rule in enumerate(config.rules):
+        if not any(re.search(rule.match, path) for path in paths):
+            raise UserError(
+                f"config.optimizer.rules[{i}].match: {rule.match!r} matches no parameter; there are "
+                f"{', '.join(paths[:SHOWN])} and {max(0, len(paths) - SHOWN)} more"
+            )
+    for only in _prefixes(config):
+        if not any(name.startswith(only) for name in names):
+            near = difflib.get_close_matches(only, names, n=1)
+            hint = f"did you mean {near[0]!r}?" if near else f"names there: {', '.join(names)}"
+            raise UserError(f"config.optimizer.train_only: no parameter's name begins with {only!r}; {hint}")
+    depth = max(_stacks(params, layers).values(), default=0)
+    if config.frozen_layers > depth:
+        raise UserError(
+            f"config.optimizer.frozen_layers: {config.frozen_layers}; the model has {depth} blocks"
+        )
+
+
+def _settle(rules: list[Rule], path: str) -> Treatment:
+    matching = [rule for rule in rules if re.search(rule.match, path)]
+
+    def first(key: str, default: Any) -> Any:
+        return next((value for rule in matching if (value := getattr(rule, key)) is not None), default)
+
+    other = next((rule for rule in matching if rule.optimizer is not None), None)
+    return Treatment(first("learning_rate", 1.0), first("weight_decay", 0.0), first("frozen", False), other)
+
+
+def _short_forms(params: Params, config: Any, layers: Sequence[str]) -> Iterator[Rule]:
+    """The rules that other keys of the optimizer stand for.
+
+    The lowest `frozen_layers` blocks, and with any of them what lies below, are frozen; so is, with
+    `train_only`, all in whose path no name begins so. `layer_decay` d gives block i of n the factor
+    d^(n - 1 - i), what lies below the blocks d^n, and what lies above them 1 (Clark et al. 2020, ELECTRA,
+    appendix A; Howard and Ruder 2018), times adam_learning_rate / learning_rate for what Muon leaves to Adam.
+    `weight_decay` is that of matrices; under Muon, of those that it does not leave to Adam.
+    """
+    for i in range(config.frozen_layers):
+        yield Rule(f"blocks/{i}/", frozen=True)
+    if config.frozen_layers:
+        yield Rule(BELOW, frozen=True)
+    if only := _prefixes(config):
+        yield Rule(f"(^|/)({'|'.join(map(re.escape, only))})", frozen=False)
+        yield Rule("", frozen=True)
+    if config.layer_decay < 1 or config.adam_learning_rate:
+        yield from _rates(_stacks(params, layers), config)
+    yield Rule(LAYER_MATRIX if config.is_muon else MATRIX, weight_decay=config.weight_decay)
+
+
+def _rates(stacks: dict[str, int], config: Any) -> Iterator[Rule]:
+    adam = config.adam_learning_rate / config.learning_rate if config.adam_learning_rate else 1.0
+    for stack, n in stacks.items():
+        for i in range(n):
+            layer, factor = rf"^{re.escape(stack)}/{i}/", config.layer_decay ** (n - 1 - i)
+            yield Rule(f"{layer}(.*/)?kernel$", learning_rate=factor)
+            yield Rule(layer, learning_rate=adam * factor)
+    yield Rule(BELOW, learning_rate=adam * config.layer_decay ** max(stacks.values(), default=0))
+    yield Rule("", learning_rate=adam)
+
+
+def _prefixes(config: Any) -> tuple[str, ...]:
+    return tuple(name.strip() for name in config.train_only.split(",") if name.strip())
+
+
+def _depths(params: Params, layers: Sequence[str]) -> dict[tuple[str, str], list[int]]:
+    """The path of each stack of blocks and a name in it -> the layers, counted from below, of the arrays
+    under that name. Under a kind of layers these are the layers of that kind (see `Stack`)."""
+    found: dict[str, dict[str, int]] = {}
+    for path, leaf in jax.tree_util.tree_leaves_with_path(params):
+        stack, name, _ = _split(path)
+        if stack:
+            found.setdefault(stack, {})[name] = leaf.shape[0]
+    depths = {}
+    for stack, counts in found.items():
+        of_kinds = set(counts) == set(layers)
+        for name, count in counts.items():
+            kinds = itertools.cycle(layers if of_kinds else [name])
+            of_name = (i for i, kind in enumerate(kinds) if kind == name)
+            depths[stack, name] = [*itertools.islice(of_name, count)]
+    return depths
+
+
+def _stacks(params: Params, layers: Sequence[str]) -> dict[str, int]:
+    """The path of each stack of blocks -> how many it has."""
+    stacks: dict[str, int] = {}
+    for (stack, _), depths in _depths(params, layers).items():
+        stacks[stack] = max(stacks.get(stack, 0), depths[-1] + 1)
+    return stacks
+
+
+def _numbered(params: Params, layers: Sequence[str]) -> list[list[str]]:
+    """The paths of each array that rules match: one, or one for each of stacked blocks."""
+    depths, paths = _depths(params, layers), []
+    for path, _ in jax.tree_util.tree_leaves_with_path(params):
+        stack, name, rest = _split(path)
+        paths.append([f"{stack}/{i}/{rest}" for i in depths[stack, name]] if stack else [rest])
+    return paths
+
+
+def _split(path: tuple) -> tuple[str, str, str]:
+    """ "encoder/blocks/norm/scale" -> ("encoder/blocks", "norm", "norm/scale"); the first two are "" outside
+    of any stack."""
+    before, blocks, after = _joined(path).partition("blocks/")
+    return (before + "blocks", after.split("/")[0], after) if blocks else ("", "", before)
+
+
+def _joined(path: tuple) -> str:
+    return "/".join(str(entry.key) for entry in path if isinstance(entry, jax.tree_util.DictKey))

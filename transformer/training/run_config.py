@@ -1,0 +1,109 @@
+"""The config of a run: the keys that every run has, whatever its objective."""
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+from transformer.config import Bound, Bounded, Nonnegative, NonnegativeFloat, Positive
+from transformer.errors import UserError
+from transformer.training.optimizer import OptimizerConfig
+from transformer.training.parallel import ParallelConfig
+from transformer.training.writers import names_of
+
+Seed = Annotated[int, Bound("a number from 0 to 2^32 - 1", 0, 2**32 - 1)]
+
+
+@dataclass(frozen=True)
+class TrainConfig(Bounded):
+    """How long to train, and what to do on the way."""
+
+    steps: Positive = 1000  # number of updates
+    batch_size: Positive = 16  # sequences per step, over all devices and microbatches
+    evaluate_every: Nonnegative = 0  # steps between evaluations; 0: only at the end
+    evaluate_batches: Nonnegative = 0  # validation batches of each; 0: all
+    checkpoint_every: Nonnegative = 0  # steps between checkpoints; 0: only at the end, and when stopped
+    checkpoint_minutes: NonnegativeFloat = 10.0  # and after so many minutes without one; 0: not by time
+    keep_last: Positive = 1  # checkpoints to keep, the newest
+    average_last: Positive = 1  # evaluate and predict with the mean of so many checkpoints' parameters
+    keep_best: str = ""  # keep also the best by this metric, smaller is better ("-name": larger); "": none
+    log_every: Positive = 10  # steps between logged values
+    sample_every: Nonnegative = 0  # steps between samples; 0: only at the end
+    max_skipped: Nonnegative = 20  # consecutive steps with a non-finite gradient before giving up; 0: never
+    profile_from: Positive = 10  # step after which the profiler starts
+    profile_steps: Nonnegative = 0  # steps to profile; 0: off
+    writers: str = "jsonl,tensorboard"  # keys of WRITERS with commas between; "": values are not kept
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        names_of(self.writers)
+        if self.average_last > self.keep_last:
+            raise UserError(
+                f"average_last: {self.average_last}; only keep_last {self.keep_last} checkpoints are there"
+            )
+        if self.average_last > 1 and self.keep_best:
+            raise UserError(f"average_last: {self.average_last} together with keep_best; choose one of them")
+        if self.keep_best and self.checkpoint_every % (self.evaluate_every or self.steps):
+            raise UserError(
+                f"keep_best: a checkpoint needs an evaluation at its step: checkpoint_every "
+                f"{self.checkpoint_every} is not a multiple of evaluate_every {self.evaluate_every}"
+            )
+
+    def idle(self) -> dict[str, str]:
+        """See `transformer.config.refuse_idle`."""
+        return {} if self.profile_steps else {"profile_from": "with profile_steps 0"}
+
+
+TAKEN = ("train", "eval", "generate", "answer")
+"""Beginnings of names under which a run measures something else."""
+
+
+@dataclass(frozen=True)
+class EvaluateConfig(Bounded):
+    """What evaluations measure, and how."""
+
+    batch_size: Nonnegative = 0  # rows evaluated at once, over all devices; 0: train.batch_size
+    also: str = ""  # further evaluators, keys of EVALUATORS with commas between
+    sets: Mapping[str, str] = dataclasses.field(
+        default_factory=dict
+    )  # further sources, by name: sets.wiki=text:GLOB
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name, source in self.sets.items():
+            if not name.isidentifier() or name in TAKEN:
+                expected = f"a name of letters, digits and _, and none of {', '.join(TAKEN)}"
+                raise UserError(f"sets: {name!r} names a set; expected {expected}")
+            if not isinstance(source, str) or not source:
+                raise UserError(f"sets.{name}: {source!r}; expected a source, as data.source is given")
+
+    @property
+    def others(self) -> list[str]:
+        """The names of the evaluators that `also` lists."""
+        return [name.strip() for name in self.also.split(",") if name.strip()]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunConfig(Bounded):
+    """The keys that every run has, whatever its experiment."""
+
+    experiment: str  # the objective, a key of EXPERIMENTS
+    seed: Seed = 0  # of initialisation, dropout, data order and augmentation
+    initialize_from: str = ""  # warm start: folder of a run whose parameters and tokenizer to take; "": none
+    initialize_strict: bool = True  # only heads may be missing there
+    initialize_std: NonnegativeFloat = 0.0  # truncated-normal initialisation of matrices; 0: by layer
+    optimizer: OptimizerConfig
+    train: TrainConfig
+    evaluate: EvaluateConfig
+    parallel: ParallelConfig
+
+    def idle(self) -> dict[str, str]:
+        """See `transformer.config.refuse_idle`."""
+        return {} if self.initialize_from else {"initialize_strict": "with initialize_from ''"}
+
+
+def check_row_length(config: Any) -> None:
+    """Refuses rows that are longer than the model's longest sequence."""
+    length, most = config.data.sequence_length, config.model.max_length
+    if length > most:
+        raise UserError(f"data.sequence_length: {length} is longer than model.max_length {most}")
