@@ -16,9 +16,9 @@ from tests.models import test_encoder_decoder as transformers
 from tests.models import test_recurrent_encoder_decoder as recurrent
 from tests.parameters import random_params
 from transformer.decoding.beam import BeamConfig, _largest, beam_search, translate
-from transformer.decoding.sampling import generate
+from transformer.decoding.generation import generate
 from transformer.errors import UserError
-from transformer.models.decoder_stepper import DecoderStepper
+from transformer.models.decoder import DecoderStepper
 
 EOS = 0
 PENALTIES = [0.0, 0.6, 1.0, 2.5, -0.7]
@@ -62,7 +62,7 @@ def everything(model, root, limit, penalty):
     return sorted(found, reverse=True)
 
 
-def plain_search(model, root, limit, penalty, beam):
+def plain_search(model, root, limit, penalty, beam, tolerance=1e-5):
     """A beam search that goes on to the limit whatever it has found; nothing where rounding would decide."""
     live, finished, gap = [(0.0, [])], [], np.inf
     for length in range(1, limit + 1):
@@ -86,26 +86,26 @@ def plain_search(model, root, limit, penalty, beam):
             break
     finished.sort(reverse=True)
     gap = min([gap, *(better[0] - worse[0] for better, worse in itertools.pairwise(finished))])
-    return finished[:beam] if gap > 1e-5 else None
+    return finished[:beam] if gap > tolerance else None
 
 
 def padded(tokens, n):
     return tokens + [EOS] * (n - len(tokens))
 
 
-def check(results, expected, n):
+def check(results, expected, n, tolerance=1e-5):
     """One row's results are the first of the expected (score, tokens), and nothing where there are no more.
 
     Of equal scores, which a chain has where the same steps come in another order, any may be first.
     """
     tokens, lengths, scores = map(np.asarray, results)
     best = [score for score, _ in expected[: len(scores)]]
-    np.testing.assert_allclose(scores, best + [-np.inf] * (len(scores) - len(best)), rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(scores, best + [-np.inf] * (len(scores) - len(best)), rtol=tolerance, atol=tolerance)
     known = {tuple(padded(text, n)): (score, text) for score, text in expected}
     assert len({tuple(row) for row in tokens[: len(best)]}) == len(best)
     for row, length, score in zip(tokens, lengths, scores, strict=True):
         expected_score, text = known[tuple(row)] if score > -np.inf else (-np.inf, [])
-        np.testing.assert_allclose(score, expected_score, rtol=1e-5, atol=1e-5)
+        np.testing.assert_allclose(score, expected_score, rtol=tolerance, atol=tolerance)
         assert length == len(text) - (text[-1:] == [EOS])
 
 
@@ -350,6 +350,10 @@ def writer(request):
 FEW, DEPTH = 4, 4
 """How many tokens there are, and how many a text has at the most."""
 
+OF_MODELS = 2e-4
+"""How far scores of float32 models may be from those of the full pass: logits of about 10, summed in another
+order, differ by 3e-5 from one machine to another."""
+
 
 def every_text(texts, log_p, limit, penalty):
     """All that may be written, and their scores, best first."""
@@ -369,7 +373,7 @@ def test_a_beam_that_holds_everything_finds_the_best_of_all_that_a_model_can_wri
     for penalty in [*PENALTIES, 10.0]:
         results = beam_search(stepper, *sources, limits_b=limits, length_penalty=penalty, **options)
         for limit, of_source, row in zip(limits, log_p, rows_of(results), strict=True):
-            check(row, every_text(texts, of_source, limit, penalty), DEPTH)
+            check(row, every_text(texts, of_source, limit, penalty), DEPTH, OF_MODELS)
 
 
 @pytest.mark.parametrize("beam", [1, 3])
@@ -383,9 +387,9 @@ def test_a_narrow_beam_finds_what_a_plain_search_of_the_model_finds(writer, beam
     for penalty in PENALTIES:
         options = {"beam_size": beam, "max_new_tokens": DEPTH, "length_penalty": penalty, "eos_id": EOS}
         for row, found in enumerate(rows_of(beam_search(stepper, *sources, **options))):
-            expected = plain_search(functools.partial(given, row), 0, DEPTH, penalty, beam)
+            expected = plain_search(functools.partial(given, row), 0, DEPTH, penalty, beam, OF_MODELS)
             if expected is not None:
-                check(found, expected, DEPTH)
+                check(found, expected, DEPTH, OF_MODELS)
 
 
 @pytest.mark.parametrize("vocabulary", [64 * 5, 64 * 9 + 17])
