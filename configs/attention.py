@@ -1,4 +1,4 @@
-"""Kinds of attention, trained alike: multi-head attention with rotary positions, and a preset for each other.
+"""Kinds of attention under the same training: multi-head attention with RoPE, and a preset for each other.
 
     python launch.py --config=configs/attention.py
     python launch.py --config=configs/attention.py:window
@@ -14,7 +14,7 @@ from configs import base, lm
 
 
 def get_config(preset: str = "") -> ConfigDict:
-    """The run, one of the `KINDS`, or the `tiny` version of one, which takes seconds and learns nothing."""
+    """The run, one of `KINDS`, or `tiny`, for smoke tests; presets combine, `window,tiny`."""
     config = base.defaults("language_modeling")
     config.model.d_model = 128
     config.model.d_ff = 512
@@ -29,7 +29,7 @@ def get_config(preset: str = "") -> ConfigDict:
 KINDS: dict[str, dict] = {
     # Multi-query attention: one key/value head.
     "multi_query": {"model": {"num_kv_heads": 1}},
-    # Multi-head latent attention (MLA): keys and values of all heads from one short vector per token.
+    # Multi-head latent attention (MLA): keys and values of all heads from one latent vector per token.
     "latent": {"model": {"mixer": "latent"}},
     # Self-attention without projections.
     "plain": {"model": {"mixer": "plain", "position": "none"}},
@@ -37,7 +37,7 @@ KINDS: dict[str, dict] = {
     "bounded": {"model": {"qk_norm": True, "soft_cap": 20.0, "sinks": True}},
     # A sliding window: the 64 nearest keys.
     "window": {"model": {"pattern": "window", "pattern_size": 64}},
-    # A dilated window: 32 keys, every fourth.
+    # A dilated window: 32 keys, every fourth one.
     "dilated": {"model": {"pattern": "window", "pattern_size": 32, "pattern_extra": 4}},
     # Sliding-window layers with rotary positions; every other layer full, without positions.
     "local_and_full": {
@@ -50,10 +50,10 @@ KINDS: dict[str, dict] = {
     },
     # A window of 64 keys and 4 global tokens.
     "global_and_window": {"model": {"pattern": "global", "pattern_size": 64, "pattern_extra": 4}},
-    # The strided pattern of the Sparse Transformer: the last 32 keys, and every 32nd before.
+    # The strided pattern of the Sparse Transformer: the last 32 keys, and every 32nd before them.
     "strided": {"model": {"pattern": "strided", "pattern_size": 32}},
-    # The fixed pattern of the Sparse Transformer: blocks of 32 keys, the last 4 attended to by all.
+    # The fixed pattern of the Sparse Transformer: blocks of 32 keys, whose last 4 are summary keys for all.
     "fixed": {"model": {"pattern": "fixed", "pattern_size": 32, "pattern_extra": 4}},
-    # Blocks of 32 keys that attend to their neighbours, the first, and a random one (BigBird).
+    # BigBird: blocks of 32 tokens attend to their neighbours, the first block, and a random one.
     "blocks": {"model": {"pattern": "blocks", "pattern_size": 32}},
 }

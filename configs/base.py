@@ -1,7 +1,7 @@
-"""What a config file starts from: all keys of an experiment, with the defaults of its config dataclasses.
+"""The start of every config file: all keys of an experiment with the defaults of its config dataclasses.
 
-The meaning of each key stands beside its default, in the dataclass: `python launch.py --config=FILE --help`
-lists them. A config file changes what differs, `config.model.d_model = 192`; so does a flag,
+The dataclasses state the meaning of each key beside its default; `python launch.py --config=FILE --help`
+lists them. A config file sets the keys that differ, `config.model.d_model = 192`; so does a flag,
 `--config.model.d_model=192`. Lengths are in tokens, `batch_size` in sequences over all devices.
 """
 
@@ -32,8 +32,8 @@ def _unlock_empty_groups(config: ConfigDict) -> None:
 
 
 def choose(config: ConfigDict, preset: str, presets: dict[str, dict]) -> ConfigDict:
-    """`config` with the changes of the preset that was named after the colon of `--config=file:preset`, or of
-    several, one after the other: `file:window,tiny`.
+    """`config` with the changes of the presets named after the colon of `--config=file:preset`, in order:
+    `file:window,tiny`.
 
     Raises:
       ValueError: there is no such preset.
@@ -62,4 +62,4 @@ TINY_PAIRS = {
     "train": {"steps": 2, "batch_size": 8, "evaluate_every": 0, "evaluate_batches": 1, "checkpoint_every": 0},
     "generate": {"max_new_tokens": 8, "examples": 5},
 }
-"""What makes any encoder-decoder's run take seconds and learn nothing."""
+"""Keys for smoke tests of any encoder-decoder: seconds of training on generated data."""

@@ -1,16 +1,16 @@
-"""Fine-tuning of a pre-trained encoder to classify texts; the model and the tokenizer are the other run's.
+"""Fine-tuning of a pre-trained encoder for text classification, with that run's model and tokenizer.
 
     python launch.py --config=configs/bert.py
     python launch.py --config=configs/finetune_classification.py --config.initialize_from=runs/bert
 
-Only the head and a low-rank correction of the queries and values (LoRA), with 0.8 % of the parameters:
---config.model.lora_rank=8 --config.optimizer.train_only=lora,head. Without `initialize_from` it trains
-the same classifier from the beginning.
+To train only the head and LoRA of the query and value projections, 0.8 % of the parameters, add
+--config.model.lora_rank=8 --config.optimizer.train_only=lora,head. Without `initialize_from` the same
+classifier is trained from scratch.
 
-Cost: 8 min 49 s on 2 cores of an AMD EPYC (AVX-512), 2026-11-22, the second command, with tests of other
-things beside it for a minute; 3.0 GB of memory.
-Result: 92.9 % of 295 validation functions, macro F1 0.888 (87.8 % at a rate of 3e-4 in 600 steps). A smaller
-model from the beginning, configs/classification.py, reaches 93.9 %.
+Cost: 8 min 49 s on 2 cores of an AMD EPYC (AVX-512), 2026-11-22, the second command, with other work on them
+for a minute; 3.0 GB of memory.
+Result: 92.9 % of 295 validation functions, macro F1 0.888 (87.8 % at a learning rate of 3e-4 in 600 steps). A
+smaller model from scratch, configs/classification.py, reaches 93.9 %.
 """
 
 from ml_collections import ConfigDict
@@ -19,7 +19,7 @@ from configs import base, classification
 
 
 def get_config(preset: str = "") -> ConfigDict:
-    """The run, or its `tiny` version, which takes seconds and learns nothing."""
+    """The run, or its `tiny` version for smoke tests."""
     config = base.defaults("classification")
     config.model.norm = "layer"
     config.model.max_length = 512

@@ -1,4 +1,4 @@
-"""A language model with a context of 16,384 tokens: attention a block at a time, logits a part at a time.
+"""A language model with a context of 16,384 tokens: blockwise attention, rematerialisation, logits in chunks.
 
     python launch.py --config=configs/lm_long.py
 
@@ -13,7 +13,7 @@ from configs import base, lm
 
 
 def get_config(preset: str = "") -> ConfigDict:
-    """The run, or its `tiny` version, which takes seconds and learns nothing."""
+    """The run, or its `tiny` version for smoke tests."""
     config = base.defaults("language_modeling")
     config.model.d_model = 192
     config.model.d_ff = 768

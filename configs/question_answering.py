@@ -1,5 +1,6 @@
-"""Answers in words, text to text: a question and the text that has the answer are the source, the answer is
-the target; by default of functions of Python's standard library ("Which exception does f raise?").
+"""Generative question answering, text to text: the source is a question and a text that has the answer, the
+target is the answer. By default about functions of Python's standard library ("Which exception does f
+raise?").
 
     python launch.py --config=configs/question_answering.py
     python launch.py --config=configs/question_answering.py --workdir=runs/mine \\
@@ -15,7 +16,7 @@ from configs import base, summarization
 
 
 def get_config(preset: str = "") -> ConfigDict:
-    """The run, or its `tiny` version, which takes seconds and learns nothing."""
+    """The run, or its `tiny` version for smoke tests."""
     config = summarization.get_config()
     config.data.source = "function_questions"
     config.data.source_field = "question,context"

@@ -1,5 +1,5 @@
-"""Summaries by an encoder-decoder Transformer; by default of functions of Python's standard library, whose
-summary is the first line of their docstring.
+"""Summarisation with an encoder-decoder Transformer. By default the sources are functions of Python's
+standard library, and the summaries the first lines of their docstrings.
 
     python launch.py --config=configs/summarization.py
     python launch.py --config=configs/summarization.py --workdir=runs/mine \\
@@ -16,7 +16,7 @@ from configs import base
 
 
 def get_config(preset: str = "") -> ConfigDict:
-    """The run, or its `tiny` version, which takes seconds and learns nothing."""
+    """The run, or its `tiny` version for smoke tests."""
     config = base.defaults("sequence_to_sequence")
     config.model.d_model = 192
     config.model.num_layers = 3

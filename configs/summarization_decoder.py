@@ -1,5 +1,5 @@
-"""Summaries by a decoder alone: text, separator and summary are one training sequence; the text and the
-separator prime what is written. The data are those of configs/summarization.py.
+"""Summarisation with a decoder only: text, separator and summary are one training sequence; text and
+separator are the prompt. The data are those of configs/summarization.py.
 
     python launch.py --config=configs/summarization_decoder.py
 
@@ -13,7 +13,7 @@ from configs import base
 
 
 def get_config(preset: str = "") -> ConfigDict:
-    """The run, or its `tiny` version, which takes seconds and learns nothing."""
+    """The run, or its `tiny` version for smoke tests."""
     config = base.defaults("text_to_text")
     config.model.d_model = 192
     config.model.d_ff = 512

@@ -1,5 +1,5 @@
-"""A language model that remembers: segments of text one after another, each seeing what the layers kept of
-the segments before (Transformer-XL), of the standard library's source text or of your own.
+"""Transformer-XL: a language model that reads segments of text in order and attends to the cached keys and
+values of earlier segments, on the source of Python's standard library or your own text.
 
     python launch.py --config=configs/transformer_xl.py
 
@@ -13,7 +13,7 @@ from configs import base, lm
 
 
 def get_config(preset: str = "") -> ConfigDict:
-    """The run, or its `tiny` version, which takes seconds and learns nothing."""
+    """The run, or its `tiny` version for smoke tests."""
     config = base.defaults("transformer_xl")
     config.model.d_model = 192
     config.model.d_ff = 768
@@ -37,4 +37,4 @@ TINY = lm.TINY | {
         "evaluation_memory": 16,
     }
 }
-"""What makes it take seconds and learn nothing."""
+"""Keys for smoke tests."""

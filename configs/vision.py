@@ -1,15 +1,15 @@
-"""Images as arrays of patches, the Vision Transformer: handwritten digits, or images of your own.
+"""Image classification with a Vision Transformer: handwritten digits, or your own images.
 
     python launch.py --config=configs/vision.py
 
-Cost: 114 seconds of one core's time (2 cores of an AMD EPYC (AVX2), 2026-11-21); other processes left it a
-sixth of a core, so that it took 11 minutes.
-Result: 98.26 % of the 172 validation digits, by which its keys were chosen, and 97.98 % of the 198 of the
-test split, looked at once before, for a shorter run (1,200 steps, batch 64) that had 96.97 % of them:
+Cost: 114 seconds of processor time (2 cores of an AMD EPYC (AVX2), 2026-11-21). With a sixth of a core,
+beside other processes, it took 11 minutes.
+Result: 98.26 % of the 172 validation digits, on which the keys were chosen, and 97.98 % of the 198 test
+digits (measured once before, for a shorter run of 1,200 steps with batch 64: 96.97 %):
 
     python launch.py --workdir=runs/vision --mode=evaluate --split=test
 
-MNIST and CIFAR-10 (`data.source=tfds:cifar10`) were not tried: they have to be downloaded.
+MNIST and CIFAR-10 (`data.source=tfds:cifar10`) were not tried: they need a download.
 """
 
 from ml_collections import ConfigDict
@@ -21,11 +21,11 @@ TINY = {
     "optimizer": {"warmup_steps": 1, "decay_steps": 1},
     "train": {"steps": 2, "batch_size": 8, "evaluate_every": 0, "evaluate_batches": 1},
 }
-"""What makes a run take seconds and learn nothing."""
+"""Keys for smoke tests."""
 
 
 def get_config(preset: str = "") -> ConfigDict:
-    """The run, or its `tiny` version, which takes seconds and learns nothing."""
+    """The run, or its `tiny` version for smoke tests."""
     config = base.defaults("vision")
     config.model.d_model = 64
     config.model.d_ff = 256

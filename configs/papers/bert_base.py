@@ -2,9 +2,9 @@
 
     python launch.py --config=configs/papers/bert_base.py
 
-The paper's data are Wikipedia and BooksCorpus, which is no longer given out; its tokens are 30,522 of
-WordPiece, of which a `tokenizer.json` can be named in data.tokenizer. Of its 1,000,000 steps of 256 sequences
-the paper takes nine tenths with 128 tokens and the last with 512, and this takes all with 512.
+Differences: the paper also trains on BooksCorpus, which is no longer distributed. It has a WordPiece
+vocabulary of 30,522 tokens, whose `tokenizer.json` can be named in data.tokenizer. Of its 1,000,000 steps of
+256 sequences, nine tenths have 128 tokens and the last tenth 512; here all have 512.
 
 Cost: not measured here; the paper took 4 days on 16 TPU chips.
 Result: not measured here.
@@ -17,11 +17,11 @@ from configs import base, bert
 TINY = bert.TINY | {
     "data": {"source": "stdlib", "tokenizer": "bytes", "vocab_size": 4096, "sequence_length": 64}
 }
-"""What makes it take seconds and learn nothing, of text that is there."""
+"""Keys for smoke tests, on data that need no download."""
 
 
 def get_config(preset: str = "") -> ConfigDict:
-    """The run, or its `tiny` version, which takes seconds and learns nothing."""
+    """The run, or its `tiny` version for smoke tests."""
     config = base.defaults("masked_lm")
     config.initialize_std = 0.02
     config.model.d_model = 768

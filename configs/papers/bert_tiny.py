@@ -13,7 +13,7 @@ from configs.papers import bert_base
 
 
 def get_config(preset: str = "") -> ConfigDict:
-    """The run, or its `tiny` version, which takes seconds and learns nothing."""
+    """The run, or its `tiny` version for smoke tests."""
     config = bert_base.get_config()
     config.model.d_model = 128
     config.model.num_layers = 2

@@ -2,12 +2,12 @@
 
     python launch.py --config=configs/papers/vaswani_base.py
 
-The paper's text says where dropout acts: on sublayers and on the sums of embeddings and positions (section
-5.4); the authors' program drops attention weights at the same rate, and so does this. 37000 tokens of a
-shared byte-pair vocabulary, about 25000 source and as many target tokens a batch (section 5.1).
+Dropout acts on the outputs of sublayers and on the sums of embeddings and positions (section 5.4), and as in
+the authors' code on the attention weights. A shared byte-pair vocabulary of 37,000 tokens; about 25,000
+source and as many target tokens per batch (section 5.1).
 
 Cost: not measured here; the paper took 12 hours on 8 NVIDIA P100.
-Result: not measured here; the paper reports 27.3 BLEU on newstest2014, of five averaged checkpoints.
+Result: not measured here; the paper reports 27.3 BLEU on newstest2014 with five averaged checkpoints.
 """
 
 from ml_collections import ConfigDict
@@ -16,7 +16,7 @@ from configs import base
 
 
 def get_config(preset: str = "") -> ConfigDict:
-    """The run, or its `tiny` version, which takes seconds and learns nothing."""
+    """The run, or its `tiny` version for smoke tests."""
     config = base.defaults("sequence_to_sequence")
     config.model.d_model = 512
     config.model.num_layers = 6

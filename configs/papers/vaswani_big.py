@@ -2,8 +2,8 @@
 
     python launch.py --config=configs/papers/vaswani_big.py
 
-What differs from the base model is in table 3: width, heads, dropout, three times the steps; and 20
-checkpoints are averaged (section 6.1).
+Differences from the base model: width, heads, dropout and three times the steps (table 3), and 20 averaged
+checkpoints (section 6.1).
 
 Cost: not measured here; the paper took 3.5 days on 8 NVIDIA P100.
 Result: not measured here; the paper reports 28.4 BLEU on newstest2014.
@@ -16,7 +16,7 @@ from configs.papers import vaswani_base
 
 
 def get_config(preset: str = "") -> ConfigDict:
-    """The run, or its `tiny` version, which takes seconds and learns nothing."""
+    """The run, or its `tiny` version for smoke tests."""
     config = vaswani_base.get_config()
     config.model.d_model = 1024
     config.model.num_heads = 16

@@ -100,7 +100,9 @@ def check(results, expected, n, tolerance=1e-5):
     """
     tokens, lengths, scores = map(np.asarray, results)
     best = [score for score, _ in expected[: len(scores)]]
-    np.testing.assert_allclose(scores, best + [-np.inf] * (len(scores) - len(best)), rtol=tolerance, atol=tolerance)
+    np.testing.assert_allclose(
+        scores, best + [-np.inf] * (len(scores) - len(best)), rtol=tolerance, atol=tolerance
+    )
     known = {tuple(padded(text, n)): (score, text) for score, text in expected}
     assert len({tuple(row) for row in tokens[: len(best)]}) == len(best)
     for row, length, score in zip(tokens, lengths, scores, strict=True):

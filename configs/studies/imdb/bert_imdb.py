@@ -1,14 +1,14 @@
-"""Further pre-training on film reviews alone of what `bert_reviews.py` has learned of reviews and articles;
-`finetune_imdb.py` goes on from it. A row holds most reviews whole, and half of its tokens are masked, so
-that what a word is has to be told from more than its neighbours.
+"""Further pre-training of the encoder of `bert_reviews.py`, on film reviews only; `finetune_imdb.py`
+fine-tunes it. Rows are long enough for most whole reviews. Half of the tokens are masked, so that a
+prediction needs more than the neighbouring words.
 Source: Howard and Ruder 2018 (ULMFiT), section 3.2; Gururangan et al. 2020.
 
     python launch.py --config=configs/studies/imdb/bert_reviews.py
     python launch.py --config=configs/studies/imdb/bert_imdb.py --config.initialize_from=runs/bert_reviews
 
 Cost: 8 min 15 s on 2 cores of an AMD EPYC (AVX-512), 2026-11-22, the second command.
-Result: loss 4.080 on held-out reviews, of whose tokens half are masked. What it is good for is in
-`finetune_imdb.py`.
+Result: loss 4.080 on held-out reviews with half of the tokens masked. `finetune_imdb.py` has the gain in
+classification.
 """
 
 from ml_collections import ConfigDict
@@ -18,7 +18,7 @@ from configs.studies.imdb import bert_reviews
 
 
 def get_config(preset: str = "") -> ConfigDict:
-    """The run, or its `tiny` version, which takes seconds and learns nothing."""
+    """The run, or its `tiny` version for smoke tests."""
     config = base.defaults("masked_lm")
     config.model.norm = "layer"
     config.data.source = "text:data/reviews/imdb.txt"

@@ -1,6 +1,6 @@
-"""Pre-training of a small BERT, by masked tokens alone, on film reviews and articles, for what `imdb.py`
-classifies. The texts are one a line, made by the first commands: the reviews of IMDB's (`imdb.py`) and the
-sentences of SST-2's training files (`sst2.py`) without their labels, and the paragraphs of WikiText-2.
+"""Pre-training of a small BERT, masked language modelling only, on film reviews and articles, for the task of
+`imdb.py`. The first commands make files with one text per line: the reviews of IMDB's training file
+(`imdb.py`) and the sentences of SST-2's (`sst2.py`) without labels, and the paragraphs of WikiText-2.
 
     mkdir -p data/reviews
     tail -n +2 data/imdb/train.tsv | cut -f4 > data/reviews/imdb.txt
@@ -9,8 +9,8 @@ sentences of SST-2's training files (`sst2.py`) without their labels, and the pa
     python launch.py --config=configs/studies/imdb/bert_reviews.py
 
 Cost: 51 min on 2 cores of an AMD EPYC (AVX-512), 2026-11-22, with other work on them for a part of the time.
-Result: loss 3.114 on held-out texts (perplexity 22.5), of which a quarter is masked. `bert_imdb.py` and
-`finetune_imdb.py` go on from it.
+Result: loss 3.114 on held-out texts (perplexity 22.5) with a quarter of the tokens masked. `bert_imdb.py`
+continues from it.
 """
 
 from ml_collections import ConfigDict
@@ -19,7 +19,7 @@ from configs import base, bert
 
 
 def get_config(preset: str = "") -> ConfigDict:
-    """The run, or its `tiny` version, which takes seconds and learns nothing."""
+    """The run, or its `tiny` version for smoke tests."""
     config = base.defaults("masked_lm")
     config.model.norm = "layer"
     config.data.source = "text:data/reviews/*.txt"
@@ -46,4 +46,4 @@ TINY = bert.TINY | {
         "sequence_length": 64,
     }
 }
-"""What makes it take seconds and learn nothing, of text that is there."""
+"""Keys for smoke tests, on data that need no download."""

@@ -1,17 +1,18 @@
-"""Sentiment of whole film reviews (IMDB), with a small encoder from scratch.
+"""Sentiment classification of film reviews (IMDB) with a small encoder from scratch.
 
-The data are tab-separated files with a header, `text` and `label` among its columns: put them into data/imdb,
-or name others in data.source; or take TFDS's, with a network once: --config.data.source=tfds:imdb_reviews. Of
-the training reviews a twentieth is held out for validation and another one for --split=test; the test file is
-measured once, by --mode=evaluate --config.data.validation_source=tsv:data/imdb/test.tsv.
+The data are tab-separated files with a header that has the columns `text` and `label`. Put them into
+data/imdb, or name others in data.source. TFDS has them too, with a network:
+--config.data.source=tfds:imdb_reviews. A twentieth of the training reviews is held out for validation and
+another one for --split=test. The test file is measured once, by --mode=evaluate
+--config.data.validation_source=tsv:data/imdb/test.tsv.
 
     python launch.py --config=configs/studies/imdb/imdb.py
 
 Cost: 10 min on one core of an AMD EPYC (AVX2), with other work on the machine, 2026-11-21; 1.2 GB of memory.
-Result: 83.2 % of 1,563 test reviews, after 2,803 training reviews (every 8th of the original's; 83.1 % of 172
-for validation); 81.9 % with the same seed on 2 cores with AVX-512, 2026-11-22, in 66 s. A bag of words
-reaches 87.2 % of them after all 3,126 (python -m benchmarks.bag_of_words). The file was divided by whole
-records then; by the texts alone, as now, 2,837 reviews are to train on and 146 for validation.
+Result: 83.2 % of 1,563 test reviews, trained on 2,803 reviews (every 8th of the original set; 83.1 % of 172
+validation reviews); 81.9 % with the same seed on 2 cores with AVX-512, 2026-11-22, in 66 s. A bag of words
+reaches 87.2 % trained on all 3,126 (python -m benchmarks.bag_of_words). The file was then split by a hash of
+whole records; it is now split by a hash of the texts, into 2,837 training and 146 validation reviews.
 """
 
 from ml_collections import ConfigDict
@@ -21,7 +22,7 @@ from configs.studies.sst2 import sst2
 
 
 def get_config(preset: str = "") -> ConfigDict:
-    """The run, or its `tiny` version, which takes seconds and learns nothing."""
+    """The run, or its `tiny` version for smoke tests."""
     config = base.defaults("classification")
     config.model.d_model = 128
     config.model.num_layers = 1

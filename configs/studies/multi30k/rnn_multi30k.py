@@ -1,11 +1,11 @@
-"""English captions into German (Multi30k) with GRUs and additive attention, beside the Transformer of
-translation_multi30k.py, whose data it takes. --config.model.attention=none is the form without.
+"""Translation of English captions into German (Multi30k) with GRUs and additive attention, on the data of
+translation_multi30k.py. --config.model.attention=none trains without attention.
 
     python launch.py --config=configs/studies/multi30k/rnn_multi30k.py
 
 Cost: 33 min without attention and 68 min with additive attention, on one core of an AMD EPYC (AVX2), with
-other work on the machine, 2026-11-21; 1.7 GB of memory. Target tokens are as many as the Transformer's.
-Result: on test_2016_flickr, of beams of 5, 31.9 BLEU with additive attention and 13.9 without; the
+other work on the machine, 2026-11-21; 1.7 GB of memory. It reads as many target tokens as the Transformer.
+Result: on test_2016_flickr, with 5 beams, 31.9 BLEU with additive attention and 13.9 without; the
 Transformer reaches 39.4 (nrefs:1|case:mixed|eff:no|tok:13a|smooth:exp|version:2.6.0). By length:
 docs/benchmarks.md.
 """
@@ -16,7 +16,7 @@ from configs import base, rnn_translation
 
 
 def get_config(preset: str = "") -> ConfigDict:
-    """The run, or its `tiny` version, which takes seconds and learns nothing."""
+    """The run, or its `tiny` version for smoke tests."""
     config = base.defaults("recurrent_sequence_to_sequence")
     config.model.dropout = 0.3
     config.data.source = "aligned:data/multi30k/train.en.gz,data/multi30k/train.de.gz"

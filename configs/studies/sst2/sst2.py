@@ -1,14 +1,15 @@
-"""Sentiment of sentences and phrases of film reviews (SST-2), with a small encoder from scratch.
+"""Sentiment classification of sentences and phrases of film reviews (SST-2) with a small encoder from
+scratch.
 
-The data are tab-separated files with a header, `sentence` and `label`, as GLUE has them: put them into
-data/sst2, or name others in data.source and data.validation_source; or take TFDS's, with a network once:
+The data are tab-separated files with a header, `sentence` and `label`, as in GLUE. Put them into data/sst2,
+or name others in data.source and data.validation_source. TFDS has them too, with a network:
 --config.data.source=tfds:glue/sst2 --config.data.validation_source=.
 
     python launch.py --config=configs/studies/sst2/sst2.py
 
 Cost: 9 min on one core of an AMD EPYC (AVX2), with other work on the machine, 2026-11-21; 1.1 GB of memory.
-Result: 80.6 % of the 872 sentences of a dev file that no training phrase is a part of (436 of each label). A
-bag of words reaches 82.7 % of them (python -m benchmarks.bag_of_words with the same files).
+Result: 80.6 % of the 872 sentences of a dev file (436 of each label), of which no training phrase is a part.
+A bag of words reaches 82.7 % (python -m benchmarks.bag_of_words with the same files).
 """
 
 from ml_collections import ConfigDict
@@ -17,7 +18,7 @@ from configs import base, classification
 
 
 def get_config(preset: str = "") -> ConfigDict:
-    """The run, or its `tiny` version, which takes seconds and learns nothing."""
+    """The run, or its `tiny` version for smoke tests."""
     config = base.defaults("classification")
     config.model.d_model = 128
     config.model.num_layers = 2
@@ -50,4 +51,4 @@ TINY = classification.TINY | {
         "sequence_length": 64,
     },
 }
-"""What makes it take seconds and learn nothing, of text that is there."""
+"""Keys for smoke tests, on data that need no download."""
