@@ -1,4 +1,4 @@
-"""Objectives, one file each, by the name of the key `experiment`."""
+"""Objectives, one file each, by the value of the key `experiment`."""
 
 import importlib
 from typing import Any
@@ -17,14 +17,14 @@ EXPERIMENTS = {
     "span_extraction": "experiments.span_extraction:SpanExtraction",
     "vision": "experiments.vision:Vision",
 }
-"""Name -> module and class; a module is imported when a run asks for it, and not before."""
+"""Name -> module and class; a module is imported only when a run needs it."""
 
 
 def find_experiment(name: str | None) -> Any:
     """The class of an experiment.
 
     Raises:
-      UserError: there is none of that name.
+      UserError: unknown name.
     """
     if name not in EXPERIMENTS:
         raise UserError(f"config.experiment: {name!r} is no experiment; {suggest(name, EXPERIMENTS)}")

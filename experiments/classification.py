@@ -1,4 +1,4 @@
-"""Text classification: one label for each text, or for each pair of texts."""
+"""Text classification: one label per text, or per pair of texts."""
 
 import functools
 import itertools
@@ -33,12 +33,12 @@ from transformer.visualization.attention import draw_attention
 from transformer.visualization.classification import draw_classification
 
 AT_ONCE = 32
-"""Texts that are classified together by `predict`."""
+"""Batch size of `predict`."""
 
 
 @dataclass(frozen=True)
 class ClassificationConfig(RunConfig):
-    """A whole run: one group of keys for each part."""
+    """The config of a run: one group of keys for each part."""
 
     model: ClassifierConfig
     data: LabelledDataConfig
@@ -50,7 +50,7 @@ class ClassificationConfig(RunConfig):
 
 
 class Classification(Experiment):
-    """An encoder with a classifier on top, trained on texts that share rows."""
+    """An encoder with a classification head, trained on texts packed into rows."""
 
     Config = ClassificationConfig
     heads = ("head", "pooler")
@@ -61,19 +61,20 @@ class Classification(Experiment):
         tokenizer: Tokenizer | None = None,
         labels: Sequence[str] | None = None,
     ) -> None:
-        """`tokenizer` and `labels` are the run folder's; without them they are made of the training data."""
+        """`tokenizer` and `labels` are those of the run folder; by default the training data determine
+        them."""
         self.config = config
         self.data = LabelledData(config.data, tokenizer, labels)
         self.model = TextClassifier(config.model, self.data.special_tokens.vocab_size, len(self.data.labels))
         self.label_loss = LabelLoss(config.loss, self.data)
 
     def init(self, rng: jax.Array) -> Any:
-        """The model's parameters, boxed with their logical axes."""
+        """The initial parameters, boxed with their logical axes."""
         one = jnp.ones((1, 1), jnp.int32)
         return self.model.init(rng, one, one, 1)["params"]
 
     def logits(self, params: Params, batch: Batch, rng: jax.Array, train: bool) -> jax.Array:
-        """(b, k, c): k texts a row."""
+        """(b, k, c), for k texts per row."""
         return self.model.apply(
             {"params": params},
             batch["tokens"],
@@ -86,37 +87,36 @@ class Classification(Experiment):
         )
 
     def loss(self, params: Params, batch: Batch, rng: jax.Array, train: bool) -> dict[str, Sum]:
-        """`loss`, -log p(label) in nats, smoothed in training only, and `accuracy`."""
+        """`loss`, -log p(label) in nats, with label smoothing in training only, and `accuracy`."""
         return self.label_loss.terms(self.logits(params, batch, rng, train), batch, train)
 
     def weigh(self, batch: Batch) -> dict[str, jax.Array]:
-        """The number of examples, each counted as the loss counts it."""
+        """The sum of the examples' weights in the loss."""
         return self.label_loss.weigh(batch)
 
     def evaluators(self, put: Put, split: str = "validation") -> dict[str, Evaluator]:
         """Loss, accuracy, F1 and calibration error of a split."""
         evaluator = classification_evaluator(self, split, put)
         if split == "validation":
-            self._validation = evaluator  # for pictures and the closing lines
+            self._validation = evaluator  # for plots and the closing lines
         return {"eval": evaluator, **named_evaluators(self, put, split)}
 
     def flops_per_token(self, params: Params) -> float:
-        """6 N: attention over texts that share a row is little beside it (see `training.throughput`)."""
+        """6 N; attention within short texts is neglected (see `training.throughput`)."""
         return train_flops_per_token(matmul_parameters(params), 0, 0, 0)
 
     def predict(
         self, params: Params, texts: Iterable[str], seed: int = 0, first: int = 0
     ) -> Iterator[list[str]]:
-        """For each text one line: its label, and all labels with their probabilities. Of a text that is too
-        long the beginning counts. Nothing is random in it: `seed` changes nothing."""
-
+        """For each text one line: its label, and all labels with their probabilities. Texts that are too long
+        are truncated. The result is deterministic: `seed` is ignored."""
         framed = map(self.data.encoder_input, texts)
         while batch := list(itertools.islice(framed, AT_ONCE)):
             yield from ranked_labels(self._read(params, batch), self.data.labels)
 
     def attention(self, params: Params, text: str, layer: int = -1) -> AttentionMap:
-        """The attention weights (h, t, t) of a layer (from 0, or back from -1) over a text as `predict` takes
-        it, and its tokens, twice; without what does not fit into a row."""
+        """The attention weights (h, t, t) of a layer (-1: the last) over a text in the format of `predict`,
+        truncated to a row, and the names of its query and key tokens."""
         return encoder_attention(self.model, params, self.data.encoder_input(text), self.data, layer)
 
     def predictions(self, params: Params, split: str) -> Iterator[str]:
@@ -124,8 +124,8 @@ class Classification(Experiment):
         return prediction_table(self.examples(params, split), self.data.reads, self.data.labels)
 
     def examples(self, params: Params, split: str) -> Iterator[tuple[list[str], int, np.ndarray]]:
-        """Every text that is measured of a split, or both of a pair, in their order, with the number of its
-        label, and its logits (c,)."""
+        """(texts, label, logits (c,)) of every example of a split that is evaluated, in order; `texts` are
+        one text, or the two of a pair, and `label` is an index."""
         rows, sources = self.data.rows(split), self.data.sources(split)
         length = self.config.data.sequence_length
         kept = iter(rows.kept.tolist())
@@ -149,7 +149,7 @@ class Classification(Experiment):
         return jax.jit(logits)
 
     def hooks(self, folder: RunFolder) -> list[Hook]:
-        """Pictures of what the last evaluation found, and attention maps of a text."""
+        """Plots of the last evaluation, and attention maps of a validation text."""
 
         def attend(params: Params) -> AttentionMap | None:
             if not self.config.model.has_attention:
@@ -170,8 +170,8 @@ class Classification(Experiment):
         ]
 
     def opening_lines(self) -> list[str]:
-        """How often each label occurs, how the texts fill their rows, and what was done with those that do
-        not fit."""
+        """The frequency of each label, the share of padding, and how many texts were truncated or left
+        out."""
         rows: Any = self.train_data().rows  # type: ignore[attr-defined]
         counts = self.data.label_counts("train")
         shares = zip(self.data.labels, counts / counts.sum(), strict=True)
@@ -182,7 +182,7 @@ class Classification(Experiment):
         lines = [f"{len(rows.kept):,} training texts in {filled}: {listed}{more}", *remarks(self.data.labels)]
         if rows.cut:
             most = self.config.data.sequence_length
-            lines.append(f"{rows.cut:,} texts are longer than {most} tokens: their ends are cut off")
+            lines.append(f"{rows.cut:,} texts are longer than {most} tokens: they are truncated")
         if rows.skipped:
             lines.append(f"{rows.skipped:,} texts are left out: they are empty or too long")
         return lines
@@ -193,5 +193,5 @@ class Classification(Experiment):
         return [f"--prompt={first.splitlines()[0][:80]}"]
 
     def closing_lines(self, measured: dict[str, float]) -> list[str]:
-        """The accuracy beside that of always predicting the commonest label."""
+        """The accuracy, and that of always predicting the most frequent label."""
         return [self._validation.accuracy_line()]

@@ -1,4 +1,4 @@
-"""Further evaluators: what a run measures besides its own, where the key `evaluate.also` names it."""
+"""Optional evaluators, which the key `evaluate.also` adds to those of an experiment."""
 
 import gzip
 import lzma
@@ -18,10 +18,10 @@ from transformer.training.metrics import Sum
 
 
 class Compressors:
-    """Bits per byte of two compressors on the text of a split, to compare a model of text with."""
+    """Bits per byte of gzip and xz on the text of a split, as baselines for a language model."""
 
     def __init__(self, experiment: Any, put: Put, split: str) -> None:
-        """The experiment's data have `text`."""
+        """The experiment's data need a method `text`."""
         if not hasattr(experiment.data, "text"):
             raise UserError(f"evaluate.also: compressors: {experiment.config.experiment} has no plain text")
         self._experiment, self._split = experiment, split
@@ -31,7 +31,7 @@ class Compressors:
         return ["gzip", "xz"]
 
     def __call__(self, params: Params) -> dict[str, float]:
-        """{"gzip": ..., "xz": ...}, each at its best."""
+        """{"gzip": ..., "xz": ...}, at the highest compression level."""
         text = "".join(self._experiment.data.text(self._split)).encode()
         sizes = {
             "gzip": len(gzip.compress(text, 9)),
@@ -41,13 +41,13 @@ class Compressors:
 
 
 class Positions:
-    """The loss by the position of a target in its document: whether a model uses its context.
+    """The loss by the position of a target in its document, which shows whether a model uses its context.
 
-    `from_0`, `from_1`, `from_3`, `from_7` ... in nats, each of the targets from there to before the next.
+    `from_0`, `from_1`, `from_3`, `from_7` ... in nats per target: `from_3` is the mean over positions 3 to 6.
     """
 
     def __init__(self, experiment: Any, put: Put, split: str) -> None:
-        """The experiment's losses are of tokens that have `positions`, and no memory of earlier rows."""
+        """The experiment's batches need `positions` of each target, and no carry from batch to batch."""
         loader = experiment.loader(split)
         first = next(iter(loader.iterate(0)))
         shapes = [np.shape(first.get(name)) for name in ("positions", "weights")]
@@ -61,7 +61,7 @@ class Positions:
                 part = {**batch, "weights": weights_bt * factor_bt}
                 return experiment.loss(params, part, jax.random.key(0), False)["loss"].total
 
-            # The total is linear in the weights: its gradient is what each target costs.
+            # The total is linear in the weights, so its gradient is the loss of each target.
             cost_bt = jax.grad(total)(jnp.ones(weights_bt.shape))
             place_bt = jnp.floor(jnp.log2(positions_bt + 1.0) + 1e-4).astype(jnp.int32)
             return {
@@ -74,7 +74,7 @@ class Positions:
         self._measure = LikelihoodEvaluator(jax.jit(step), loader, put, batches, perplexity=False)
 
     def names(self, params: Params) -> list[str]:
-        """The names of the results, of which those of no target will be missing."""
+        """The names of the results; a call omits those without a target."""
         return self._measure.names(params)
 
     def __call__(self, params: Params) -> dict[str, float]:
@@ -86,14 +86,14 @@ EVALUATORS: dict[str, Callable[[Any, Put, str], Evaluator]] = {
     "compressors": Compressors,
     "positions": Positions,
 }
-"""By the name under which results are logged, called with the experiment, `put` and the split."""
+"""Prefix of the logged results -> constructor, called with the experiment, `put` and the split."""
 
 
 def named_evaluators(experiment: Any, put: Put, split: str) -> dict[str, Evaluator]:
-    """Those that `evaluate.also` names.
+    """The evaluators that `evaluate.also` names.
 
     Raises:
-      UserError: there is none of that name.
+      UserError: unknown name.
     """
     for name in experiment.config.evaluate.others:
         if name not in EVALUATORS:

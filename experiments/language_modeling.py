@@ -1,4 +1,4 @@
-"""Causal language modelling: predict each token from those before it."""
+"""Causal language modelling: predict each token from the tokens before it."""
 
 import functools
 import gzip
@@ -35,7 +35,7 @@ from transformer.visualization.attention import draw_attention
 
 @dataclass(frozen=True)
 class LanguageModelingConfig(RunConfig):
-    """A whole run: one group of keys for each part."""
+    """The config of a run: one group of keys for each part."""
 
     model: DecoderConfig
     data: TextDataConfig
@@ -53,27 +53,28 @@ class LanguageModeling(Experiment):
     Config: type[LanguageModelingConfig] = LanguageModelingConfig
     continues = True
     counts_from_a_beginning = True
-    """Whether there are places in a text that no row of the training data has."""
+    """Whether positions count from the start of a text, so that long texts have positions not seen in
+    training."""
 
     def __init__(self, config: LanguageModelingConfig, tokenizer: Tokenizer | None = None) -> None:
-        """`tokenizer` is the run folder's; without one the data's own is made from the training text."""
+        """`tokenizer` is that of the run folder; by default one is trained on the training text."""
         self.config = config
         self.data = TextData(config.data, tokenizer=tokenizer)
         self.model = config.model.build(self.data.tokenizer.vocab_size)
         self._draft: tuple[DecoderStepper, int] | None = None
 
     def init(self, rng: jax.Array) -> Any:
-        """The model's parameters, boxed with their logical axes."""
+        """The initial parameters, boxed with their logical axes."""
         return self.model.init(rng, jnp.zeros((1, 1), jnp.int32))["params"]
 
     def loss(self, params: Params, batch: Batch, rng: jax.Array, train: bool) -> dict[str, Sum]:
-        """`loss`, nats per target token (smoothed in training only); `bits_per_byte` of them; `z_loss`."""
+        """`loss`, nats per target token (label smoothing in training only); `bits_per_byte`; `z_loss`."""
         x_btd, sown = self.hidden(params, batch, train=train, rngs={"dropout": rng}, mutable="terms")
         unembed = functools.partial(self.model.apply, {"params": params}, method="unembed")
         return token_losses(unembed, x_btd, batch, self.config.loss, self.model.vocab_size, train, sown)
 
     def hidden(self, params: Params, batch: Batch, **options: Any) -> Any:
-        """The last layer's states (b, t, d), which `unembed` turns into logits of the batch's `targets`."""
+        """The last layer's states (b, t, d); `unembed` maps them to logits of the batch's `targets`."""
         return self.model.apply(
             {"params": params},
             batch["tokens"],
@@ -94,11 +95,11 @@ class LanguageModeling(Experiment):
 
     @property
     def attended(self) -> int:
-        """How many tokens attention goes over."""
+        """The number of tokens that attention covers."""
         return self.config.data.sequence_length
 
     def flops_per_token(self, params: Params) -> float:
-        """6 N plus the attention's part (see `transformer.training.throughput`)."""
+        """6 N plus attention's part (see `transformer.training.throughput`)."""
         c = self.config.model
         width = c.num_heads * c.key_width
         return train_flops_per_token(matmul_parameters(params), c.num_layers, width, self.attended)
@@ -127,8 +128,8 @@ class LanguageModeling(Experiment):
         return DecoderStepper.of(self.model, params)
 
     def states(self, params: Params, text: str) -> tuple[list[tuple[int, int]], np.ndarray]:
-        """The span (start, end) of each token of a text, and the last layer's states (t, d); both without
-        what exceeds `model.max_length`."""
+        """The span (start, end) of each token of a text, truncated to `model.max_length`, and the last
+        layer's states (t, d)."""
         bos, most = self.data.tokenizer.bos_id, self.config.model.max_length
         hidden = functools.partial(self._hidden, params)
         return states_of(hidden, self.data.tokenizer, text, before=[bos], most=most)
@@ -143,21 +144,21 @@ class LanguageModeling(Experiment):
     def predict(
         self, params: Params, texts: Iterable[str], seed: int = 0, first: int = 0
     ) -> Iterator[list[str]]:
-        """For each text its continuations, `sample.num_samples` of them, without the text itself."""
+        """For each text `sample.num_samples` continuations, without the text itself."""
         return self._generator(params).generate(self._prompts(texts, first), jax.random.key(seed), first)
 
     def stream(self, params: Params, text: str, seed: int = 0) -> Iterator[str] | None:
-        """The one continuation of a text, in pieces; None where there are several."""
+        """The only continuation of a text, in pieces; None with several samples."""
         if self.config.sample.num_samples > 1:
             return None
         (prompt,) = self._prompts([text])
         return self._generator(params).stream(prompt, jax.random.key(seed))
 
     def use_draft(self, draft: Any, params: Params, draft_tokens: int = 4) -> None:
-        """Lets a smaller language model propose what `predict` and `stream` write (speculative decoding).
+        """Makes `predict` and `stream` decode speculatively with a smaller language model.
 
         Raises:
-          UserError: it is no language model, has another tokenizer, or reads fewer tokens at once.
+          UserError: it is no language model, or has another tokenizer or a smaller `model.max_length`.
         """
         if not isinstance(draft, LanguageModeling):
             raise UserError(f"--draft: it is a run of {draft.config.experiment}; expected a language model")
@@ -178,7 +179,7 @@ class LanguageModeling(Experiment):
         return TextGenerator(pair or stepper, tokenizer, self.config.sample, window, continues=True)
 
     def _prompts(self, texts: Iterable[str], first: int = 0) -> Iterator[list[int]]:
-        """The tokens of texts, each the beginning of a document."""
+        """The tokens of each text after the start token."""
         tokenizer, c = self.data.tokenizer, self.config
         for number, text in enumerate(texts, first + 1):
             tokens = [tokenizer.bos_id, *tokenizer.encode(text)]
@@ -188,7 +189,7 @@ class LanguageModeling(Experiment):
             yield tokens
 
     def _note_length(self, number: int, prompt: int, length: int) -> None:
-        """Says what the model cannot read of a text of `length` tokens, or was not trained for."""
+        """Prints a note if `length` tokens exceed the context of the model or of its training."""
         c = self.config
         most, new, trained = c.model.max_length, c.sample.max_new_tokens, c.data.sequence_length
         if prompt > most:
@@ -211,8 +212,8 @@ class LanguageModeling(Experiment):
             )
 
     def attention(self, params: Params, text: str, layer: int = -1) -> AttentionMap:
-        """The attention weights (h, t, t) of a layer (from 0, or back from -1) over a text, and its tokens,
-        twice: the start token and the text's, as many as the model reads."""
+        """The attention weights (h, t, t) of a layer (-1: the last) over the start token and a text,
+        truncated to `model.max_length`, and the names of query and key tokens."""
         tokenizer = self.data.tokenizer
         tokens = [tokenizer.bos_id, *tokenizer.encode(text)][: self.config.model.max_length]
         names = token_names(tokenizer, tokens, {tokenizer.bos_id: "start"})
@@ -224,13 +225,13 @@ class LanguageModeling(Experiment):
         return self.config.model.max_length
 
     def score(self, params: Params, pairs: Iterable[tuple[str, str]]) -> Iterator[Score]:
-        """log p(continuation | text) of each pair, read as one text; of one that is too long the beginning is
-        left out, and its tokens counted in `unread`. Raises as `score_pairs` does."""
+        """log p(continuation | text) of each pair. The start of a text that is too long is dropped and
+        counted in `unread`. Raises as `score_pairs`."""
         return score_pairs(self, params, pairs)
 
     def row(self, text: str, continuation: str) -> Row:
-        """The beginning, the text and its continuation, as one text. Of more tokens than the model reads
-        the text's first are left out."""
+        """The start token, the text and its continuation; the first tokens of a text that is too long are
+        dropped."""
         tokenizer, most = self.data.tokenizer, self.longest
         tokens, own = continued(tokenizer, text, continuation)
         if (count := len(tokens) - own) > most:
@@ -243,7 +244,7 @@ class LanguageModeling(Experiment):
         return [f"--prompt={self.config.sample.prompt}", "--num_samples=3"]
 
     def closing_lines(self, measured: dict[str, float]) -> list[str]:
-        """The model's bits per byte, where it has any, beside those of two compressors on the same text."""
+        """The model's bits per byte, if measured, and those of gzip and xz on the same text."""
         if "eval/bits_per_byte" not in measured:
             return []
         text = "".join(self.data.text("validation")).encode()

@@ -29,12 +29,12 @@ from transformer.visualization.attention import draw_attention
 
 MASK = "[MASK]"
 LIKELIEST = 5
-"""How many guesses are shown for each mask."""
+"""How many predictions are shown for each mask."""
 
 
 @dataclass(frozen=True)
 class MaskedConfig(RunConfig):
-    """A whole run: one group of keys for each part."""
+    """The config of a run: one group of keys for each part."""
 
     model: EncoderConfig
     data: MaskedDataConfig
@@ -48,20 +48,20 @@ class MaskedConfig(RunConfig):
 
 
 class MaskedLanguageModeling(Experiment):
-    """An encoder with BERT's two losses, each with its own denominator: masked tokens, and pairs of texts."""
+    """An encoder with BERT's two losses, means over masked tokens and over pairs of texts."""
 
     Config = MaskedConfig
     heads = ("transform", "transform_norm", "output_bias", "pooler", "next")
 
     def __init__(self, config: MaskedConfig, tokenizer: Tokenizer | None = None) -> None:
-        """`tokenizer` is the run folder's; without one the data's own is made from the training text."""
+        """`tokenizer` is that of the run folder; by default one is trained on the training text."""
         self.config = config
         self.data = MaskedData(config.data, tokenizer)
         special_tokens = self.data.special_tokens
         self.model = MaskedLanguageModel(config.model, special_tokens.vocab_size, config.data.next_sentence)
 
     def init(self, rng: jax.Array) -> Any:
-        """The model's parameters, boxed with their logical axes."""
+        """The initial parameters, boxed with their logical axes."""
         one = jnp.zeros((1, 1), jnp.int32)
         return self.model.init(rng, one, one)["params"]
 
@@ -95,20 +95,20 @@ class MaskedLanguageModeling(Experiment):
         return terms
 
     def weigh(self, batch: Batch) -> dict[str, jax.Array]:
-        """The number of masked tokens, and that of pairs."""
+        """The number of masked tokens, and the number of pairs of texts."""
         weights = token_weights(batch["guessed"], self.config.loss)
         if self.config.data.next_sentence:
             weights["next_loss"] = jnp.sum(batch["weights"])
         return weights
 
     def evaluators(self, put: Put, split: str = "validation") -> dict[str, Evaluator]:
-        """The likelihood of a split. Rows are sorted by length: where not all are measured, they are a random
-        part."""
+        """The likelihood of a split, or of a random part of its rows if `train.evaluate_batches` limits it
+        (in order, rows are sorted by length)."""
         loader = self.loader(split, shuffle=self.config.train.evaluate_batches > 0)
         return {"eval": likelihood_evaluator(self, loader, put), **named_evaluators(self, put, split)}
 
     def flops_per_token(self, params: Params) -> float:
-        """6 N plus the attention's part, with the vocabulary's matrix only where tokens are guessed."""
+        """6 N plus attention's part, where only masked tokens are multiplied with the output embedding."""
         c = self.config.model
         vocabulary = params["encoder"]["embedding"]["table"].size * (1 - self.config.data.masked_share)
         matrices = matmul_parameters(params) - int(vocabulary)
@@ -116,7 +116,7 @@ class MaskedLanguageModeling(Experiment):
         return train_flops_per_token(matrices, c.num_layers, width, length)
 
     def hooks(self, folder: RunFolder) -> list[Hook]:
-        """Guesses for a line of the validation text in which a word is masked, and its attention maps."""
+        """Predictions for a validation line with a masked word, and its attention maps."""
 
         def sample(params: Params) -> str:
             return "\n".join([self._masked_line, *next(self.predict(params, [self._masked_line]))])
@@ -133,13 +133,13 @@ class MaskedLanguageModeling(Experiment):
         ]
 
     def problem(self, text: str) -> str:
-        """There is nothing to guess."""
+        """Why a text cannot be answered: it has no mask."""
         return "" if MASK in text else f"has no {MASK}: which word is to be guessed?"
 
     def predict(
         self, params: Params, texts: Iterable[str], seed: int = 0, first: int = 0
     ) -> Iterator[list[str]]:
-        """For each `[MASK]` of a text one line: the likeliest tokens with their probabilities, tabs between.
+        """For each `[MASK]` of a text one line: the likeliest tokens with their probabilities, tab-separated.
 
         Raises:
           UserError: a text without `[MASK]`, or one that is too long.
@@ -176,14 +176,14 @@ class MaskedLanguageModeling(Experiment):
             ]
 
     def attention(self, params: Params, text: str, layer: int = -1) -> AttentionMap:
-        """The attention weights (h, t, t) of a layer (from 0, or back from -1) over `[CLS] text [SEP]`, and
-        its tokens, twice, every `[MASK]` one; without what does not fit into a row."""
+        """The attention weights (h, t, t) of a layer (-1: the last) over `[CLS] text [SEP]`, truncated to a
+        row, and the names of its query and key tokens."""
         tokens = self.masked_tokens(text)[: self.config.data.sequence_length]
         return encoder_attention(self.model, params, (tokens, np.zeros_like(tokens)), self.data, layer)
 
     def states(self, params: Params, text: str) -> tuple[list[tuple[int, int]], np.ndarray]:
-        """The span (start, end) of each token of a text, and the last layer's states (t, d); both without
-        what does not fit into a row."""
+        """The span (start, end) of each token of a text, truncated to a row, and the last layer's states
+        (t, d)."""
         special_tokens, most = self.data.special_tokens, self.config.data.sequence_length
         hidden = functools.partial(self._hidden, params)
         tokenizer = self.data.tokenizer
@@ -199,15 +199,15 @@ class MaskedLanguageModeling(Experiment):
         return jax.jit(hidden)
 
     def _shown(self, token: int) -> str:
-        """A token as text; what is white space, or no whole character, by the tokenizer's name."""
+        """The text of a token, or its name in the tokenizer if it is white space or part of a character."""
         text = self.data.tokenizer.decode([token]).strip()
         readable = text and text.isprintable() and "\ufffd" not in text
         return text if readable else self.data.tokenizer.name(token)
 
     def masked_tokens(self, text: str) -> np.ndarray:
-        """`[CLS] text [SEP]` as tokens, with every `[MASK]` in the text as one."""
+        """`[CLS] text [SEP]` as tokens, each `[MASK]` in the text one token."""
         tokenizer, special_tokens = self.data.tokenizer, self.data.special_tokens
-        spaced = len(tokenizer.encode(" a")) == 1  # a space belongs to the token of the word behind it
+        spaced = len(tokenizer.encode(" a")) == 1  # a space belongs to the token of the word after it
         parts = text.split(MASK)
         ids = [special_tokens.cls]
         for number, part in enumerate(parts):
@@ -219,7 +219,7 @@ class MaskedLanguageModeling(Experiment):
 
     @property
     def _masked_line(self) -> str:
-        """A line of the validation text of five words or more, its middle word masked."""
+        """A line of the validation text with at least five words, the middle one masked."""
         for text in self.data.text("validation"):
             for line in text.splitlines():
                 words = line.split()
@@ -229,18 +229,18 @@ class MaskedLanguageModeling(Experiment):
         return MASK
 
     def opening_lines(self) -> list[str]:
-        """How the texts fill their rows."""
+        """The number of texts and rows, and the share of padding."""
         rows: Any = self.train_data().rows  # type: ignore[attr-defined]
         what = "pairs of texts" if self.config.data.next_sentence else "texts"
         return [f"{len(rows.kept):,} {what} in {len(rows):,} rows, {rows.padding:.1%} of them padding"]
 
     def example_flags(self) -> list[str]:
-        """A line of the validation text with a word masked."""
+        """A validation line with a masked word."""
         return [f"--prompt={self._masked_line}"]
 
     def closing_lines(self, measured: dict[str, float]) -> list[str]:
-        """What was guessed of the validation text."""
+        """The results on the validation text."""
         lines = [f"perplexity of masked tokens {measured['eval/perplexity']:.2f}"]
         if "eval/next_accuracy" in measured:
-            lines.append(f"next sentence told from another in {measured['eval/next_accuracy']:.1%} of pairs")
+            lines.append(f"next-sentence accuracy {measured['eval/next_accuracy']:.1%}")
         return lines

@@ -1,4 +1,4 @@
-"""Text to text with a recurrent encoder-decoder: only the model differs from a Transformer's."""
+"""Text to text with a recurrent encoder-decoder."""
 
 import sys
 from dataclasses import dataclass
@@ -12,17 +12,17 @@ from transformer.training.throughput import pair_flops_per_token
 
 @dataclass(frozen=True)
 class RecurrentSequenceToSequenceConfig(SequenceToSequenceConfig):
-    """A whole run: one group of keys for each part."""
+    """The config of a run: one group of keys for each part."""
 
     model: RecurrentConfig  # type: ignore[assignment]
 
     def __post_init__(self) -> None:
-        """Without positions every length is possible."""
+        """Skips the checks of lengths: a model without positions reads any length."""
         RunConfig.__post_init__(self)
 
 
 class RecurrentPairs(SequenceToSequence):
-    """A recurrent encoder-decoder on packed pairs, with the data, loss and search of the Transformer's."""
+    """`SequenceToSequence` with a recurrent model; data, loss and decoding are the same."""
 
     Config = RecurrentSequenceToSequenceConfig
 
@@ -32,7 +32,7 @@ class RecurrentPairs(SequenceToSequence):
         return sys.maxsize
 
     def flops_per_token(self, params: Params) -> float:
-        """Those of both sides for each token of the target; only the alignment attends."""
+        """FLOPs of encoder and decoder per target token; only the decoder's alignment is attention."""
         c, data = self.config.model, self.config.data
         layers = 0, 0, int(c.attention != "none")
         return pair_flops_per_token(params, layers, c.d_model, data.source_length, data.target_length)

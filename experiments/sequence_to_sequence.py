@@ -37,12 +37,12 @@ from transformer.training.token_losses import LossConfig, token_losses, token_we
 from transformer.visualization.attention import draw_attention
 
 SHOWN = 5
-"""How many pairs of the validation split the samples show."""
+"""The number of validation pairs in the samples."""
 
 
 @dataclass(frozen=True)
 class SequenceToSequenceConfig(RunConfig):
-    """A whole run: one group of keys for each part."""
+    """The config of a run: one group of keys for each part."""
 
     model: EncoderDecoderConfig
     data: PairDataConfig
@@ -67,29 +67,29 @@ class SequenceToSequence(Experiment):
     Config: type = SequenceToSequenceConfig
 
     def __init__(self, config: SequenceToSequenceConfig, tokenizer: Tokenizer | None = None) -> None:
-        """`tokenizer` is the run folder's; without one the data's own is made from the training text."""
+        """`tokenizer` is that of the run folder; by default one is trained on the training text."""
         self.config = config
         self.data = PairData(config.data, tokenizer, self.packing(config))
         self.model: Any = config.model.build(self.data.tokenizer.vocab_size)
 
     @staticmethod
     def packing(config: Any) -> Callable[..., PackedPairs]:
-        """How pairs are made into rows."""
+        """The class that packs pairs into rows."""
         return PackedPairs
 
     def init(self, rng: jax.Array) -> Any:
-        """The model's parameters, boxed with their logical axes."""
+        """The initial parameters, boxed with their logical axes."""
         one = jnp.zeros((1, 1), jnp.int32)
         return self.model.init(rng, one, one)["params"]
 
     def loss(self, params: Params, batch: Batch, rng: jax.Array, train: bool) -> dict[str, Sum]:
-        """`loss`, nats per target token (smoothed in training only); `bits_per_byte` of them; `z_loss`."""
+        """`loss`, nats per target token (label smoothing in training only); `bits_per_byte`; `z_loss`."""
         x_btd, sown = self.hidden(params, batch, train=train, rngs={"dropout": rng}, mutable="terms")
         unembed = functools.partial(self.model.apply, {"params": params}, method="unembed")
         return token_losses(unembed, x_btd, batch, self.config.loss, self.model.vocab_size, train, sown)
 
     def hidden(self, params: Params, batch: Batch, **options: Any) -> Any:
-        """The decoder's last states (b, t, d), which `unembed` turns into logits of the batch's `targets`."""
+        """The decoder's last states (b, t, d); `unembed` maps them to logits of the batch's `targets`."""
         return self.model.apply(
             {"params": params},
             batch["source"],
@@ -108,17 +108,17 @@ class SequenceToSequence(Experiment):
 
     @property
     def tokens_per_example(self) -> int:
-        """The length of a row of targets."""
+        """The length of a target row."""
         return self.config.data.target_length
 
     def flops_per_token(self, params: Params) -> float:
-        """Those of both sides for each token of the target (see `training.throughput`)."""
+        """FLOPs of encoder and decoder per target token (see `training.throughput`)."""
         c, data = self.config.model, self.config.data
         layers, width = (c.encoder_layers, c.num_layers, c.num_layers), c.num_heads * c.key_width
         return pair_flops_per_token(params, layers, width, data.source_length, data.target_length)
 
     def evaluators(self, put: Put, split: str = "validation") -> dict[str, Evaluator]:
-        """Of a split the likelihood, and the metrics of what is written for its sources."""
+        """The likelihood of a split, and the metrics of generated targets."""
         likelihood = likelihood_evaluator(self, self.loader(split), put)
         found: dict[str, Evaluator] = {"eval": likelihood, **named_evaluators(self, put, split)}
         if metrics := self._metrics():
@@ -128,8 +128,8 @@ class SequenceToSequence(Experiment):
         return found
 
     def hooks(self, folder: RunFolder) -> list[Hook]:
-        """Some sources of the validation split with what is wanted and what is written, and the attention
-        maps of the first one's translation."""
+        """Sources, references and generated targets of some validation pairs, and the attention maps of the
+        first one's translation."""
         pairs = list(itertools.islice(self.data.texts("validation"), SHOWN))
         sources = [source for source, _ in pairs]
 
@@ -148,12 +148,12 @@ class SequenceToSequence(Experiment):
         ]
 
     def prompt(self, source: str) -> list[int]:
-        """The tokens from which the model writes."""
+        """The tokens of a source."""
         return self.data.encode_source(source)
 
     @property
     def longest_prompt(self) -> int:
-        """Its greatest length."""
+        """The most tokens of a source that are read."""
         return self.config.data.source_length
 
     @property
@@ -162,21 +162,21 @@ class SequenceToSequence(Experiment):
         return self.config.model.max_length
 
     def score(self, params: Params, pairs: Iterable[tuple[str, str]]) -> Iterator[Score]:
-        """log p(target | source) of each pair, the target's end among its tokens. Raises as `score_pairs`
-        does."""
+        """log p(target | source) of each pair, including the end-of-sequence token. Raises as
+        `score_pairs`."""
         return score_pairs(self, params, pairs)
 
     def row(self, text: str, continuation: str) -> Row:
-        """A source, and the whole target: the beginning, its tokens and the end."""
+        """The source, and the target with start and end-of-sequence tokens."""
         prompt, target = self.prompt(text), self.target(continuation, self.longest)
         read = shorten(prompt, self.longest_prompt)
         return Row([self.data.tokenizer.bos_id, *target], 1, read, len(prompt) - len(read))
 
     def target(self, text: str, most: int) -> list[int]:
-        """The tokens that the model is to write, the end among them.
+        """The tokens of a target and the end-of-sequence token.
 
         Raises:
-          UserError: there are none but the end, or more than `most`.
+          UserError: the target is empty, or longer than `most` tokens.
         """
         ids = [*self.data.tokenizer.encode(text), self.data.tokenizer.eos_id]
         if len(ids) == 1:
@@ -190,7 +190,7 @@ class SequenceToSequence(Experiment):
         return self.model.stepper(params, self.data.tokenizer.bos_id)
 
     def problem(self, text: str) -> str:
-        """That it is too long to be read whole, where such are refused."""
+        """Why a source cannot be answered: it is too long, with `data.too_long` "refuse"."""
         c = self.config.data
         if c.too_long != "refuse" or (length := len(self.data.encode_source(text))) <= c.source_length:
             return ""
@@ -200,23 +200,23 @@ class SequenceToSequence(Experiment):
     def predict(
         self, params: Params, texts: Iterable[str], seed: int = 0, first: int = 0
     ) -> Iterator[list[str]]:
-        """For each source its `generate.n_best` best targets, the best first; with `generate.with_scores`
-        each after its score and a tab. With `generate.temperature` above 0, `generate.num_samples` targets
-        drawn at random, others with another seed."""
+        """For each source the `generate.n_best` best targets by beam search, best first; with
+        `generate.with_scores` each after its score and a tab. With `generate.temperature` above 0,
+        `generate.num_samples` sampled targets."""
         scored = self.config.generate.with_scores
         for found in self._written(params, self._noting(texts, first), seed, first):
             yield [f"{score:.4f}\t{text}" if scored else text for score, text in found]
 
     def stream(self, params: Params, text: str, seed: int = 0) -> Iterator[str] | None:
-        """The one target that is drawn at random, in pieces; None with several, or with beam search."""
+        """The only sampled target, in pieces; None with several samples or with beam search."""
         if not self.config.generate.temperature or self.config.generate.num_samples > 1:
             return None
         (prompt,) = self._shortened(self._noting([text]))
         return self._generator(params).stream(prompt, jax.random.key(seed))
 
     def attention(self, params: Params, source: str) -> AttentionMap | None:
-        """The cross-attention weights (h, t, s) of the last layer while the best target is written, its
-        tokens and the source's; None for a model without attention."""
+        """The cross-attention weights (h, t, s) of the last layer for the best target, and the names of
+        target and source tokens; None for a model without attention."""
         tokenizer = self.data.tokenizer
         read = shorten(self.data.encode_source(source), self.config.data.source_length)
         ids, _ = next(iter(self._translate(params, [source])))[0]
@@ -229,15 +229,15 @@ class SequenceToSequence(Experiment):
         return np.asarray(weights_hts), wrote, saw
 
     def opening_lines(self) -> list[str]:
-        """How the training pairs fill their rows, and what was done with those that do not fit."""
+        """The number of pairs, the share of padding, and how many pairs were truncated or left out."""
         rows: Any = self.train_data().rows  # type: ignore[attr-defined]
         c = self.config.data
         lines = [f"{rows.pairs:,} training pairs in {len(rows):,} rows, {rows.padding:.1%} of them padding"]
         if rows.cut:
             most = f"{c.source_length} source or {c.target_length} target tokens"
-            lines.append(f"{rows.cut:,} pairs are longer than {most}: their ends are cut off")
+            lines.append(f"{rows.cut:,} pairs are longer than {most}: they are truncated")
         if rows.skipped:
-            lines.append(f"{rows.skipped:,} pairs are left out: a side of theirs is empty or too long")
+            lines.append(f"{rows.skipped:,} pairs are left out: one side is empty or too long")
         return lines
 
     def example_flags(self) -> list[str]:
@@ -245,7 +245,7 @@ class SequenceToSequence(Experiment):
         return [f"--prompt={next(self.data.texts('validation'))[0]}"]
 
     def closing_lines(self, measured: dict[str, float]) -> list[str]:
-        """The measured quality of what the model writes."""
+        """The metrics of generated targets, and their signatures."""
         scores = {name: value for name, value in measured.items() if name.startswith("generate/")}
         if not scores:
             return []
@@ -275,8 +275,8 @@ class SequenceToSequence(Experiment):
         return (shorten(self.prompt(text), self.longest_prompt) for text in texts)
 
     def _noting(self, texts: Iterable[str], before: int = 0) -> Iterator[str]:
-        """The texts as they are, of which those that are too long to be read whole are refused, or counted
-        and said at the end."""
+        """The texts unchanged. Raises on a text that is too long, or counts such texts and prints a note at
+        the end, by `data.too_long`."""
         c, long, first = self.config.data, 0, 0
         for number, text in enumerate(texts, before + 1):
             if problem := self.problem(text):
@@ -294,14 +294,14 @@ class SequenceToSequence(Experiment):
         return make_metrics(c.metric, MetricOptions(c.bleu_tokenizer))
 
     def _examples(self, split: str) -> tuple[list[str], list[list[str]]]:
-        """The sources of a split that are measured, and what may be written from each."""
+        """The sources of a split that are evaluated, and the references of each."""
         found = list(itertools.islice(self.data.examples(split), self.config.generate.examples or None))
         return [source for source, _ in found], [references for _, references in found]
 
     def _written(
         self, params: Params, texts: Iterable[str], seed: int = 0, first: int = 0
     ) -> Iterator[list[tuple[float, str]]]:
-        """Targets of each source with their scores, which those that are drawn at random do not have."""
+        """(score, target) pairs of each source; the score of sampled targets is NaN."""
         c = self.config.generate
         if c.temperature:
             drawn = self._generator(params).generate(self._shortened(texts), jax.random.key(seed), first)

@@ -1,4 +1,4 @@
-"""Extractive question answering: which piece of a text answers a question."""
+"""Extractive question answering: the span of a text that answers a question."""
 
 import itertools
 from collections.abc import Iterable, Iterator
@@ -32,25 +32,25 @@ from transformer.training.run_config import RunConfig, check_row_length
 from transformer.training.throughput import matmul_parameters, train_flops_per_token
 
 AT_ONCE = 32
-"""Windows that are read together by `predict`."""
+"""Batch size of `predict`, in windows."""
 
 SHOWN = 5
-"""How many questions of the validation split the samples show."""
+"""The number of validation questions in the samples."""
 
 
 @dataclass(frozen=True)
 class AnswerConfig(Bounded):
-    """How a piece is chosen, and how many are measured."""
+    """How answers are chosen and evaluated."""
 
     max_tokens: Positive = 30  # longest answer
     n_best: Positive = 1  # answers that predict writes per question, the best ones
-    allow_none: bool = False  # answers may be empty, where every window says so (SQuAD 2.0)
+    allow_none: bool = False  # allow the empty answer (SQuAD 2.0)
     examples: Nonnegative = 500  # validation questions answered for exact match and F1; 0: all
 
 
 @dataclass(frozen=True)
 class SpanExtractionConfig(RunConfig):
-    """A whole run: one group of keys for each part."""
+    """The config of a run: one group of keys for each part."""
 
     model: EncoderConfig
     data: SpanDataConfig
@@ -64,25 +64,26 @@ class SpanExtractionConfig(RunConfig):
 
 
 class SpanExtraction(Experiment):
-    """An encoder that points at an answer's first and last token (Devlin et al. 2019, section 4.2)."""
+    """An encoder that predicts the first and the last token of the answer (Devlin et al. 2019, section
+    4.2)."""
 
     Config = SpanExtractionConfig
     heads = ("head",)
 
     def __init__(self, config: SpanExtractionConfig, tokenizer: Tokenizer | None = None) -> None:
-        """`tokenizer` is the run folder's; without one the data's own is made from the training text."""
+        """`tokenizer` is that of the run folder; by default one is trained on the training text."""
         self.config = config
         self.data = SpanData(config.data, tokenizer)
         self.model = SpanPicker(config.model, self.data.special_tokens.vocab_size)
         self._logits = jax.jit(self._windows)
 
     def init(self, rng: jax.Array) -> Any:
-        """The model's parameters, boxed with their logical axes."""
+        """The initial parameters, boxed with their logical axes."""
         return self.model.init(rng, jnp.zeros((1, 1), jnp.int32))["params"]
 
     def loss(self, params: Params, batch: Batch, rng: jax.Array, train: bool) -> dict[str, Sum]:
-        """`loss`, the mean of -log p(start) and -log p(end) in nats, and `accuracy`, the share of windows of
-        which both are right."""
+        """`loss`, the mean of -log p(start) and -log p(end) in nats, and `accuracy`, the share of windows
+        with both correct."""
         logits_bt2 = self.model.apply(
             {"params": params},
             batch["tokens"],
@@ -103,13 +104,12 @@ class SpanExtraction(Experiment):
         return {"loss": jnp.sum(batch["weights"])}
 
     def flops_per_token(self, params: Params) -> float:
-        """6 N: attention over windows that share a row is little beside it (see `training.throughput`)."""
+        """6 N; attention within short windows is neglected (see `training.throughput`)."""
         return train_flops_per_token(matmul_parameters(params), 0, 0, 0)
 
     def evaluators(self, put: Put, split: str = "validation") -> dict[str, Evaluator]:
-        """Of a split the loss of its windows, and exact match and F1 of the answers to its first
-        `answer.examples` questions. Rows are sorted by length: where not all are measured, they are a random
-        part."""
+        """The loss of a split's windows (a random part if `train.evaluate_batches` limits it; in order, rows
+        are sorted by length), and exact match and F1 on its first `answer.examples` questions."""
         questions = list(itertools.islice(self.data.questions(split), self.config.answer.examples or None))
         references: Any = [each.references for each in questions]
         if split == "validation":
@@ -129,7 +129,7 @@ class SpanExtraction(Experiment):
         }
 
     def hooks(self, folder: RunFolder) -> list[Hook]:
-        """Some questions of the validation split with what is wanted and what is found."""
+        """Some validation questions with references and predicted answers."""
         questions = list(itertools.islice(self.data.questions("validation"), SHOWN))
 
         def sample(params: Params) -> str:
@@ -142,7 +142,7 @@ class SpanExtraction(Experiment):
         return [Samples(self.config.train.sample_every, sample, folder.samples)]
 
     def problem(self, text: str) -> str:
-        """There is no text, or no question."""
+        """Why a line cannot be answered: it has no question or no text."""
         try:
             self.data.parse(text)
         except UserError as error:
@@ -152,12 +152,12 @@ class SpanExtraction(Experiment):
     def predict(
         self, params: Params, texts: Iterable[str], seed: int = 0, first: int = 0
     ) -> Iterator[list[str]]:
-        """For each QUESTION, tab, CONTEXT in one line its `answer.n_best` best answers, each with a tab and
-        its probability among all pieces of the context (and no answer, with `answer.allow_none`). In a line
-        \\n is a line break and \\\\ a backslash. Nothing is random in it: `seed` changes nothing.
+        """For each line of QUESTION, tab and CONTEXT the `answer.n_best` best answers, each with a tab and
+        its probability among all spans of the context (and the empty answer, with `answer.allow_none`). In a
+        line \\n is a line break and \\\\ a backslash. The result is deterministic: `seed` is ignored.
 
         Raises:
-          UserError: a line without a tab, or with nothing before it or behind it.
+          UserError: a line without a tab, or with nothing before or after it.
         """
 
         def readings() -> Iterator[QuestionWindows]:
@@ -171,8 +171,8 @@ class SpanExtraction(Experiment):
             yield [f"{_text(reading, span)}\t{span.probability:.4f}" for span in spans]
 
     def attention(self, params: Params, text: str, layer: int = -1) -> AttentionMap:
-        """The attention weights (h, t, t) of a layer (from 0, or back from -1) over the first window of
-        QUESTION, tab, CONTEXT, and its tokens, twice."""
+        """The attention weights (h, t, t) of a layer (-1: the last) over the first window of a line of
+        QUESTION, tab and CONTEXT, and the names of its query and key tokens."""
         framed = self.data.read(*self.data.parse(text)).inputs[0]
         return encoder_attention(self.model, params, framed, self.data, layer)
 
@@ -188,19 +188,19 @@ class SpanExtraction(Experiment):
                 before = reading.before
                 windows = [(first, each[before : before + last - first]) for first, last, each in found]
                 scores_cm = scores_of_spans(windows, len(reading.characters_c2), c.max_tokens)
-                # A window says "not here" by pointing at [CLS]; there is no answer where all of them do.
+                # A window without the answer points at [CLS]; the empty answer needs all windows to do so.
                 nothing = min(each[0].sum() for _, _, each in found) if c.allow_none else -np.inf
                 yield reading, best_spans(scores_cm, c.n_best, nothing)
 
     def opening_lines(self) -> list[str]:
-        """How the questions and their contexts fill the rows, and what was left out or cut."""
+        """The number of questions and windows, the share of padding, and what was truncated or left out."""
         rows: Any = self.train_data().rows  # type: ignore[attr-defined]
         windows = f"{len(rows.kept):,} windows, {rows.answered:.1%} of them with the answer"
         filled = f"{len(rows):,} rows, {rows.padding:.1%} of them padding"
         lines = [f"{len(rows.cache):,} training questions in {windows}, in {filled}"]
         if rows.cut:
             most = self.config.data.question_length
-            lines.append(f"{rows.cut:,} questions are longer than {most} tokens: their ends are cut off")
+            lines.append(f"{rows.cut:,} questions are longer than {most} tokens: they are truncated")
         for what, count in rows.cache.skipped.items():
             if count:
                 lines.append(f"{count:,} questions are left out: {what}")
@@ -212,7 +212,7 @@ class SpanExtraction(Experiment):
         return [f"--prompt={escape(first.question)}\t{escape(first.context)}"]
 
     def closing_lines(self, measured: dict[str, float]) -> list[str]:
-        """How many answers are right."""
+        """Exact match and F1 on the validation questions."""
         match, f1 = measured["answer/exact_match"], measured["answer/f1"]
         asked = f"{self._measured:,} questions of the validation split"
         return [f"on {asked}: exact match {match:.1f}%, F1 {f1:.1f}%"]

@@ -1,4 +1,5 @@
-"""Text to text with a decoder alone: the source and its end are the prompt, the target is the completion."""
+"""Text to text with a decoder only: the source and a separator are the prompt, the target is the
+completion."""
 
 import functools
 from collections.abc import Callable
@@ -23,14 +24,14 @@ from transformer.training.throughput import matmul_parameters, train_flops_per_t
 
 @dataclass(frozen=True)
 class JoinedDataConfig(PairDataConfig):
-    """Pairs joined to one sequence each."""
+    """Data of pairs that are joined to one sequence each."""
 
     loss_on: Literal["target", "all"] = "target"  # tokens that the loss counts
 
 
 @dataclass(frozen=True)
 class TextToTextConfig(SequenceToSequenceConfig):
-    """A whole run: one group of keys for each part."""
+    """The config of a run: one group of keys for each part."""
 
     model: DecoderConfig  # type: ignore[assignment]
     data: JoinedDataConfig
@@ -57,15 +58,15 @@ class TextToText(SequenceToSequence):
 
     @staticmethod
     def packing(config: Any) -> Callable[..., PackedPairs]:
-        """Source and target as one sequence."""
+        """Packs source and target as one sequence."""
         return functools.partial(JoinedPairs, loss_on=config.data.loss_on)
 
     def init(self, rng: jax.Array) -> Any:
-        """The model's parameters, boxed with their logical axes."""
+        """The initial parameters, boxed with their logical axes."""
         return self.model.init(rng, jnp.zeros((1, 1), jnp.int32))["params"]
 
     def hidden(self, params: Params, batch: Batch, **options: Any) -> Any:
-        """The last layer's states (b, t, d), which `unembed` turns into logits of the batch's `targets`."""
+        """The last layer's states (b, t, d); `unembed` maps them to logits of the batch's `targets`."""
         return self.model.apply(
             {"params": params},
             batch["tokens"],
@@ -81,22 +82,22 @@ class TextToText(SequenceToSequence):
         return self.config.data.source_length + self.config.data.target_length
 
     def flops_per_token(self, params: Params) -> float:
-        """6 N plus the attention's part (see `transformer.training.throughput`)."""
+        """6 N plus attention's part (see `transformer.training.throughput`)."""
         c = self.config.model
         width = c.num_heads * c.key_width
         return train_flops_per_token(matmul_parameters(params), c.num_layers, width, self.tokens_per_example)
 
     def prompt(self, source: str) -> list[int]:
-        """The beginning, the source and its end."""
+        """The start token, the source and its end-of-sequence token."""
         return [self.data.tokenizer.bos_id, *self.data.encode_source(source)]
 
     @property
     def longest_prompt(self) -> int:
-        """The source's greatest length and the beginning."""
+        """The most source tokens that are read, plus the start token."""
         return 1 + self.config.data.source_length
 
     def row(self, text: str, continuation: str) -> Row:
-        """The beginning, the source and its end, the target and its end, as one sequence."""
+        """The prompt and the target with its end-of-sequence token, as one sequence."""
         prompt = self.prompt(text)
         read = shorten(prompt, self.longest_prompt)
         target = self.target(continuation, self.longest + 1 - len(read))
@@ -107,8 +108,8 @@ class TextToText(SequenceToSequence):
         return DecoderStepper.of(self.model, params)
 
     def attention(self, params: Params, source: str, layer: int = -1) -> AttentionMap:
-        """The attention weights (h, t, s) of a layer (from 0, or back from -1) while the best target is
-        written, its t tokens, and the s tokens read by then, the source's and the target's own."""
+        """The attention weights (h, t, s) of a layer (-1: the last) for the t tokens of the best target over
+        the s tokens of prompt and target, and the names of both."""
         tokenizer = self.data.tokenizer
         read = shorten(self.prompt(source), self.longest_prompt)
         ids, _ = next(iter(self._translate(params, [source])))[0]

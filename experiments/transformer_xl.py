@@ -1,4 +1,4 @@
-"""Language modelling with recurrence over segments: Transformer-XL."""
+"""Language modelling with segment-level recurrence (Transformer-XL)."""
 
 import functools
 from collections.abc import Callable
@@ -22,31 +22,32 @@ from transformer.training.token_losses import token_losses
 
 @dataclass(frozen=True)
 class SegmentRecurrenceConfig(LanguageModelingConfig):
-    """A language model's run, of a model with memory."""
+    """The config of a language modelling run with memory."""
 
     model: TransformerXLConfig
 
 
 class SegmentRecurrence(LanguageModeling):
-    """A decoder that reads streams of text, a segment a step; its memory is part of the training state."""
+    """A decoder that reads streams of text, one segment per step; its memory is part of the training
+    state."""
 
     Config = SegmentRecurrenceConfig
     counts_from_a_beginning = False
 
     @property
     def attended(self) -> int:
-        """The memory and the segment."""
+        """The length of memory and segment."""
         return self.config.model.memory_length + self.config.data.sequence_length
 
     def initial_carry(self) -> Memory:
-        """An empty memory for each row of a batch."""
+        """An empty memory for each row of a training batch."""
         c = self.config
         return Memory.empty(c.model, c.train.batch_size, c.model.memory_length)
 
     def loss_and_carry(
         self, params: Params, batch: Batch, carry: Memory, rng: jax.Array, train: bool
     ) -> tuple[dict[str, Sum], Memory]:
-        """The terms of `loss` for tokens that also attend to the memory, and the memory after them."""
+        """The terms of `loss`, with attention over the memory `carry`, and the new memory."""
         variables = {"params": params}
         (x_btd, carry), sown = self.model.apply(
             variables,
@@ -63,7 +64,7 @@ class SegmentRecurrence(LanguageModeling):
         return token_losses(unembed, x_btd, batch, self.config.loss, vocab_size, train, sown), carry
 
     def loader(self, split: str, **order: bool) -> DataLoader:
-        """Streams of a split, side by side, in the order of the text whatever is asked for."""
+        """Parallel streams of a split, each in the order of the text; `shuffle` is ignored."""
         size = self.batch_size(**order)
         rows = self.data.rows(split)
         self.note_uncounted(rows)
@@ -77,13 +78,13 @@ class SegmentRecurrence(LanguageModeling):
         )
 
     def evaluators(self, put: Put, split: str = "validation") -> dict[str, Evaluator]:
-        """The likelihood of a split, read in streams with a memory of `evaluation_memory`."""
+        """The likelihood of a split, read in streams with a memory of `model.evaluation_memory` tokens."""
         batches = self.config.train.evaluate_batches
         likelihood = LikelihoodEvaluator(self._evaluation_step(), self.loader(split), put, batches)
         return {"eval": likelihood, **named_evaluators(self, put, split)}
 
     def _evaluation_step(self) -> Callable[[Params, Batch], Any]:
-        """(params, batch) -> the terms, and those of each row, after the batches before."""
+        """(params, batch) -> the terms, in total and per row; the memory is carried from batch to batch."""
         c = self.config
         length = c.model.evaluation_memory or c.model.memory_length
         carry: Any = Memory.empty(c.model, self.batch_size(), length)
@@ -97,7 +98,7 @@ class SegmentRecurrence(LanguageModeling):
         compiled = jax.jit(in_parts(one, c.parallel.microbatches))
 
         def step(params: Params, batch: Batch) -> tuple[dict[str, Sum], Rows]:
-            nonlocal carry  # the first batch of a pass does not continue the last one of the pass before
+            nonlocal carry  # the first batch of a pass has `continues` 0, which clears it
             terms, rows, carry = compiled(params, batch, carry)
             return terms, rows
 

@@ -34,12 +34,12 @@ from transformer.training.throughput import matmul_parameters, train_flops_per_t
 from transformer.visualization.classification import draw_classification
 
 AT_ONCE = 32
-"""Images that are classified together by `predict`."""
+"""Batch size of `predict`."""
 
 
 @dataclass(frozen=True)
 class VisionRunConfig(RunConfig):
-    """A whole run: one group of keys for each part."""
+    """The config of a run: one group of keys for each part."""
 
     model: VisionConfig
     data: ImageDataConfig
@@ -54,13 +54,13 @@ class VisionRunConfig(RunConfig):
 
 
 class Vision(Experiment):
-    """A Vision Transformer, trained on images that are changed a little each time."""
+    """A Vision Transformer, trained on augmented images (flips and shifts)."""
 
     Config = VisionRunConfig
     heads = ("head",)
 
     def __init__(self, config: VisionRunConfig, labels: Sequence[str] | None = None) -> None:
-        """`labels` are the run folder's; without them they are those of the training data."""
+        """`labels` are those of the run folder; by default those of the training data."""
         self.config = config
         self.data = ImageData(config.data, labels)
         self.model = VisionTransformer(config.model, len(self.data.labels))
@@ -68,7 +68,7 @@ class Vision(Experiment):
         self._sample = Path()
 
     def init(self, rng: jax.Array) -> Any:
-        """The model's parameters, boxed with their logical axes."""
+        """The initial parameters, boxed with their logical axes."""
         size, channels = self.config.data.image_size, self.config.data.channels
         return self.model.init(rng, jnp.zeros((1, size, size, channels), jnp.uint8))["params"]
 
@@ -77,40 +77,40 @@ class Vision(Experiment):
         return self.model.apply({"params": params}, batch["images"], train, rngs={"dropout": rng})
 
     def loss(self, params: Params, batch: Batch, rng: jax.Array, train: bool) -> dict[str, Sum]:
-        """`loss`, -log p(label) in nats, smoothed in training only, and `accuracy`."""
+        """`loss`, -log p(label) in nats, with label smoothing in training only, and `accuracy`."""
         return self.label_loss.terms(self.logits(params, batch, rng, train), batch, train)
 
     def weigh(self, batch: Batch) -> dict[str, jax.Array]:
-        """The number of examples, each counted as the loss counts it."""
+        """The sum of the examples' weights in the loss."""
         return self.label_loss.weigh(batch)
 
     def evaluators(self, put: Put, split: str = "validation") -> dict[str, Evaluator]:
         """Loss, accuracy, F1 and calibration error of a split."""
         evaluator = classification_evaluator(self, split, put)
         if split == "validation":
-            self._validation = evaluator  # for pictures and the closing lines
+            self._validation = evaluator  # for plots and the closing lines
         return {"eval": evaluator, **named_evaluators(self, put, split)}
 
     @property
     def tokens_per_example(self) -> int:
-        """The patches of an image, and the class token where there is one."""
+        """The number of patches of an image, plus one for a class token."""
         return self.config.model.length(self.config.data.image_size)
 
     def flops_per_token(self, params: Params) -> float:
-        """6 N + 12 n (h k) t, of one patch."""
+        """6 N + 12 n (h k) t for one patch."""
         c = self.config.model
         width, length = c.num_heads * c.key_width, self.tokens_per_example
         return train_flops_per_token(matmul_parameters(params), c.num_layers, width, length)
 
     def problem(self, text: str) -> str:
-        """There is no such file."""
+        """Why an image cannot be read: it is not a file."""
         return "" if Path(text).is_file() else f"names {text!r}, which is no file"
 
     def predict(
         self, params: Params, texts: Iterable[str], seed: int = 0, first: int = 0
     ) -> Iterator[list[str]]:
-        """For each path of an image one line: its label, and all labels with their probabilities. Nothing is
-        random in it: `seed` changes nothing."""
+        """For each path of an image one line: its label, and all labels with their probabilities. The result
+        is deterministic: `seed` is ignored."""
         images = map(self.data.read, texts)
         while batch := list(itertools.islice(images, AT_ONCE)):
             yield from ranked_labels(self._read(params, batch), self.data.labels)
@@ -120,8 +120,7 @@ class Vision(Experiment):
         return prediction_table(self.examples(params, split), ["image"], self.data.labels)
 
     def examples(self, params: Params, split: str) -> Iterator[tuple[list[str], int, np.ndarray]]:
-        """Every image of a split in their order, by its file or number, with the number of its label, and its
-        logits (c,)."""
+        """([file or number], label, logits (c,)) of every image of a split, in order; `label` is an index."""
         rows, places = self.data.rows(split), self.data.places(split)
         numbers = iter(range(len(rows)))
         while some := list(itertools.islice(numbers, AT_ONCE)):
@@ -139,8 +138,8 @@ class Vision(Experiment):
         return jax.jit(lambda params, images_bhwc: self.model.apply({"params": params}, images_bhwc))
 
     def hooks(self, folder: RunFolder) -> list[Hook]:
-        """Pictures of what the last evaluation found, and at the end an image to try,
-        samples/<its label>.png."""
+        """Plots of the last evaluation, and at the end an image to try `predict` on, samples/<its
+        label>.png."""
         first = self.data.rows("validation").batch(np.array([0]))
         self._sample = folder.samples / f"{self.data.labels[first['labels'][0]]}.png"
         c = self.config.train
@@ -155,12 +154,12 @@ class Vision(Experiment):
         return [confusion, SampleImage(first["images"][0], self._sample)]
 
     def opening_lines(self) -> list[str]:
-        """How many images there are, of how many patches, and how often the commonest label occurs."""
+        """The number of images and of patches, and the most frequent label."""
         counts, size = self.data.label_counts("train"), self.config.data.image_size
         common = f"{self.data.labels[counts.argmax()]!r} {counts.max() / counts.sum():.1%}"
         return [
             f"{counts.sum():,} training images of {size} x {size}, {self.tokens_per_example} patches each; "
-            f"{len(counts)} labels, the commonest {common}",
+            f"{len(counts)} labels, most frequent {common}",
             *remarks(self.data.labels),
         ]
 
@@ -169,18 +168,18 @@ class Vision(Experiment):
         return [f"--prompt={self._sample}"]
 
     def closing_lines(self, measured: dict[str, float]) -> list[str]:
-        """The accuracy beside that of always predicting the commonest label."""
+        """The accuracy, and that of always predicting the most frequent label."""
         return [self._validation.accuracy_line()]
 
 
 class SampleImage(Hook):
-    """Writes an image (h, w, c) to a file after the last step, so that there is one to try."""
+    """Writes an image (h, w, c) to a file after the last step, to try `predict` on."""
 
     def __init__(self, image_hwc: np.ndarray, path: Path):
         super().__init__()
         self.image, self.path = image_hwc, path
 
     def __call__(self, step: int, state: State, metrics: Mapping[str, float]) -> None:
-        """Writes on the first process."""
+        """Writes the image on the first process."""
         if jax.process_index() == 0:
             save_pixels(self.image, self.path)

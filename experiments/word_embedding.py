@@ -1,4 +1,4 @@
-"""Word vectors by skip-grams with negative sampling (word2vec)."""
+"""Word vectors by skip-gram with negative sampling (word2vec)."""
 
 import math
 from collections.abc import Iterable, Iterator
@@ -23,12 +23,12 @@ from transformer.training.negative_sampling import NegativeSamplingConfig, negat
 from transformer.training.run_config import RunConfig
 
 SHOWN = slice(200, 3000, 400)
-"""Of the words from the commonest down, those whose neighbours are written as samples."""
+"""Ranks by frequency of the words whose nearest neighbours are written as samples."""
 
 
 @dataclass(frozen=True)
 class WordEmbeddingConfig(RunConfig):
-    """A whole run: one group of keys for each part."""
+    """The config of a run: one group of keys for each part."""
 
     model: SkipGramConfig
     data: SkipGramDataConfig
@@ -36,42 +36,42 @@ class WordEmbeddingConfig(RunConfig):
 
 
 class WordEmbedding(Experiment):
-    """Two tables trained on windows of words, with the loss of `transformer.training.negative_sampling`."""
+    """Word and context embeddings with the loss of `transformer.training.negative_sampling`."""
 
     Config = WordEmbeddingConfig
 
     def __init__(self, config: WordEmbeddingConfig, tokenizer: Tokenizer | None = None) -> None:
-        """`tokenizer` is the run folder's; without one the data's own is made from the training text."""
+        """`tokenizer` is that of the run folder; by default one is made from the training text."""
         self.config = config
         self.data = SkipGramData(config.data, tokenizer=tokenizer)
         self.model: Any = SkipGram(config.model, self.data.tokenizer.vocab_size)
 
     def init(self, rng: jax.Array) -> Any:
-        """The model's parameters, boxed with their logical axes."""
+        """The initial parameters, boxed with their logical axes."""
         one = jnp.zeros((1, 1), jnp.int32)
         return self.model.init(rng, one, one)["params"]
 
     def loss(self, params: Params, batch: Batch, rng: jax.Array, train: bool) -> dict[str, Sum]:
-        """`loss`, nats per pair of words; nothing is random in it, for noise is part of the batch."""
+        """`loss`, nats per pair of words; the negative samples are part of the batch."""
         near_bts, noise_btk = self.model.apply({"params": params}, batch["tokens"], batch["noise"])
         pairs_bts = pairs(batch["segments"], batch["reach"])
         return {"loss": negative_sampling(near_bts, noise_btk, pairs_bts, self.config.loss.negatives)}
 
     def weigh(self, batch: Batch) -> dict[str, jax.Array]:
-        """The number of pairs."""
+        """The number of (word, context) pairs."""
         return {"loss": jnp.sum(pairs(batch["segments"], batch["reach"]), dtype=jnp.float32)}
 
     def evaluators(self, put: Put, split: str = "validation") -> dict[str, Evaluator]:
-        """The loss of a split, of which exp is no perplexity."""
+        """The loss of a split, without perplexity: the loss is no log-likelihood of words."""
         likelihood = likelihood_evaluator(self, self.loader(split), put, perplexity=False)
         return {"eval": likelihood, **named_evaluators(self, put, split)}
 
     def flops_per_token(self, params: Params) -> float:
-        """6 d for each word of its row and of noise that a word is compared with."""
+        """6 d per word of the row and per negative sample: each is multiplied with every word."""
         return 6.0 * self.config.model.d_model * (self.config.data.sequence_length + self.config.data.noise)
 
     def hooks(self, folder: RunFolder) -> list[Hook]:
-        """Neighbours of some words, now and then."""
+        """Samples: the nearest neighbours of some words."""
 
         def sample(params: Params) -> str:
             words = self._shown()
@@ -83,8 +83,8 @@ class WordEmbedding(Experiment):
     def predict(
         self, params: Params, texts: Iterable[str], seed: int = 0, first: int = 0
     ) -> Iterator[list[str]]:
-        """For each word the nearest ones with their cosines, in one line; for a text of several words, those
-        nearest to the mean of its words; an empty line where no word is known. `seed` changes nothing."""
+        """One line for each text: the words nearest to the mean of its words, with their cosines; empty if no
+        word is known. `seed` is ignored."""
         vectors = word_vectors(params, self.data.tokenizer)
         for text in texts:
             words = [word for word in text.split() if word in vectors]
@@ -93,23 +93,23 @@ class WordEmbedding(Experiment):
             yield [", ".join(f"{word} {cosine:.2f}" for word, cosine in nearest)]
 
     def opening_lines(self) -> list[str]:
-        """How many words there are, and how many of them are kept."""
+        """The number of words, and the share that subsampling keeps."""
         counts_v = self.data.counts()
         kept = float(counts_v @ SkipGrams(counts_v, self.config.data, 0).keep_v)
         return [
             f"{counts_v.sum():,} words of training text, {np.count_nonzero(counts_v):,} different ones; "
-            f"{kept / counts_v.sum():.0%} of them are kept each time"
+            f"{kept / counts_v.sum():.0%} of them are kept on average"
         ]
 
     def example_flags(self) -> list[str]:
-        """A word to find the neighbours of."""
+        """A word whose neighbours are asked for."""
         return [f"--prompt={self._shown()[0]}"]
 
     def closing_lines(self, measured: dict[str, float]) -> list[str]:
-        """The loss beside that of vectors that tell nothing apart."""
+        """The loss, and the loss with all scores 0."""
         nothing = (1 + self.config.loss.negatives) * math.log(2)
-        loss = measured.get("eval/loss", math.nan)  # of text that has no pair there is none
-        return [f"validation loss {loss:.3f} nats a pair; with all scores 0: {nothing:.3f}"]
+        loss = measured.get("eval/loss", math.nan)  # missing if the validation text has no pair
+        return [f"validation loss {loss:.3f} nats per pair; with all scores 0: {nothing:.3f}"]
 
     def _shown(self) -> list[str]:
         words = [*self.data.tokenizer.words()]
