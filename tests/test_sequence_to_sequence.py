@@ -93,7 +93,7 @@ ERRORS = {
     "--config.data.source_length=500": "config.data.source_length: 500 is longer than model.max_length 96",
     "--config.data.too_long=refuse --config.data.target_length=12": "data.too_long: pair 1 has",
     "--config.generate.n_best=9": "config.generate.n_best: 9; expected 1 to beam_size 4",
-    "--config.generate.metric=bleu,rogue": "config.generate.metric: .bleu,rogue.; expected of bleu, chrf",
+    "--config.generate.metric=bleu,rogue": "config.generate.metric: .bleu,rogue.; expected bleu, chrf",
     "--config.generate.batch_size=0": "config.generate.batch_size: 0; expected at least 1",
     "--config.generate.bleu_tokenizer=ja-mecab": "generate.bleu_tokenizer: ja-mecab: ",
     "--config.train.average_last=3": "config.train.average_last: 3; only keep_last 1",

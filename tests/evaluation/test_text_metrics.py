@@ -139,7 +139,7 @@ def test_an_evaluator_scores_what_is_generated_and_says_how(rng):
     assert found == {name: pytest.approx(score) for each in expected for name, score in each.items()}
     texts[4] = texts[7] = " "
     evaluator("parameters")
-    assert evaluator.describe()["measured"] == "9 of 1,200 pairs; for 2 of them nothing is written"
+    assert evaluator.describe()["measured"] == "9 of 1,200 pairs; the generated text of 2 is empty"
     texts[4] = texts[7] = "something"
     evaluator("parameters")
     said = evaluator.describe()
@@ -158,10 +158,10 @@ def test_where_nothing_is_written_there_is_no_score():
     found = evaluator("parameters")
     assert set(found) == {"bleu", "chrf"} and all(math.isnan(score) for score in found.values())
     said = evaluator.describe()
-    assert said == {"measured": "2 of 2; for 2 of them nothing is written"}
+    assert said == {"measured": "2 of 2; the generated text of 2 is empty"}
     empty = GenerationEvaluator(
         lambda params, sources: ["", ""], range(2), [[""], ["e"]], [SquadMetric()], str, True
     )
     assert empty("parameters")["exact_match"] == 50
-    with pytest.raises(UserError, match="nothing to write from"):
+    with pytest.raises(UserError, match="the split has 0 pairs"):
         GenerationEvaluator(lambda params, sources: [], [], [], metrics, str)

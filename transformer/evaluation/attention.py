@@ -1,4 +1,4 @@
-"""Self-attention weights of a trained model, with the names of its tokens: for notebooks and pictures."""
+"""Self-attention weights of a trained model and the names of its tokens, for notebooks and plots."""
 
 import functools
 from collections.abc import Callable, Iterable
@@ -14,10 +14,10 @@ from transformer.errors import UserError
 from transformer.training.experiment import Params
 
 PADDED = 64
-"""Sequence lengths are padded to a multiple of it, so that few programs are compiled."""
+"""Sequences are padded to a multiple of this length, so that few shapes are compiled."""
 
 SHOWN = 16
-"""The most tokens of a text that a picture shows."""
+"""The most tokens that a plot shows."""
 
 AttentionMap = tuple[np.ndarray, list[str], list[str]]
 """Attention weights (h, t, s), the names of the t query tokens and of the s key tokens."""
@@ -42,8 +42,8 @@ def attention_weights(
     read: Callable[..., Any] = read_decoder,
     layer: int = -1,
 ) -> np.ndarray:
-    """The weights (h, t, t) of self-attention over a sequence of t tokens in a layer, counted from 0 or back
-    from -1; `types` are an encoder's token types.
+    """The self-attention weights (h, t, t) of a layer (-1: the last) over t tokens; `types` are an encoder's
+    token types.
 
     Raises:
       UserError: there is no such layer.
@@ -63,7 +63,7 @@ def attention_weights(
 def _attention_weights(
     params: Params, *inputs: Any, model: nn.Module, read: Callable[..., Any], layer: int
 ) -> jax.Array:
-    # Attention sows its weights only where they are asked for, and then computes them without a kernel.
+    # With "intermediates" mutable, attention sows its weights, and computes them without a fused kernel.
     _, sown = model.apply(
         {"params": params}, method=lambda bound: read(bound, *inputs), mutable="intermediates"
     )
@@ -82,9 +82,8 @@ def _attention_weights(
 def encoder_attention(
     model: Any, params: Params, framed: tuple[ArrayLike, ArrayLike], data: Any, layer: int = -1
 ) -> AttentionMap:
-    """The weights (h, t, t) of an encoder's layer over a framed text, (tokens, types), and its tokens, twice;
-    `data` has the
-    `tokenizer` and the `special_tokens`."""
+    """The weights (h, t, t) of an encoder's layer over `framed`, (tokens, types), and the names of query and
+    key tokens; `data` has `tokenizer` and `special_tokens`."""
     tokens, types = framed
     tokens_of = data.special_tokens
     special = {tokens_of.cls: "[CLS]", tokens_of.sep: "[SEP]", getattr(tokens_of, "mask", -1): "[MASK]"}
@@ -93,11 +92,11 @@ def encoder_attention(
 
 
 def token_names(tokenizer: Tokenizer, tokens: Iterable[int], special: dict[int, str]) -> list[str]:
-    """A label for each token: its text, or its name where it has none."""
+    """A label for each token: its text, or its name if it has no text."""
     return [special.get(i) or tokenizer.decode([i]) or tokenizer.name(i) or "·" for i in tokens]
 
 
 def first_tokens(found: AttentionMap) -> AttentionMap:
-    """The weights between the first `SHOWN` tokens alone, for a picture."""
+    """The weights between the first `SHOWN` tokens, for a plot."""
     weights_hts, queries, keys = found
     return weights_hts[:, :SHOWN, :SHOWN], queries[:SHOWN], keys[:SHOWN]

@@ -16,9 +16,9 @@ def bleu(hypotheses: Sequence[str], references: Sequence[str], tokenizer: str = 
 def bleu_by_length(
     hypotheses: Sequence[str], references: Sequence[str], source_lengths: Sequence[int], edges: Sequence[int]
 ) -> list[tuple[int, int, int, float]]:
-    """(low, high, count, BLEU) of the pairs whose source length is in [low, high), for neighbouring `edges`.
+    """(low, high, count, BLEU) of the pairs with source length in [low, high), for consecutive `edges`.
 
-    Ranges without a pair are left out.
+    Ranges without a pair are omitted.
     """
     ranges = []
     for low, high in itertools.pairwise(edges):

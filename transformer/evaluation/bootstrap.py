@@ -5,14 +5,14 @@ from collections.abc import Sequence
 import numpy as np
 
 RESAMPLES = 1000
-"""How often an interval draws its examples anew."""
+"""The number of bootstrap samples."""
 
 AT_ONCE = 1 << 24
-"""Numbers that are drawn at once, which bounds the memory."""
+"""Random numbers drawn at once, to bound the memory."""
 
 
 def resampled(statistics_nk: np.ndarray, seed: int = 0) -> np.ndarray:
-    """(RESAMPLES, k): the sums of the statistics of n examples, drawn from the n with replacement.
+    """(RESAMPLES, k): sums of the statistics (n, k) over n examples drawn with replacement.
 
     Source: Efron 1979, "Bootstrap methods: another look at the jackknife".
     """
@@ -27,12 +27,12 @@ def resampled(statistics_nk: np.ndarray, seed: int = 0) -> np.ndarray:
 
 
 def interval(values: Sequence[float] | np.ndarray) -> tuple[float, float]:
-    """The ends of the middle 95 % of what was found of each sample."""
+    """The ends of the 95 % percentile interval of bootstrap values."""
     low, high = np.nanpercentile(values, [2.5, 97.5])
     return float(low), float(high)
 
 
 def said(ends: tuple[float, float], of: str) -> str:
-    """An interval in words; `of` says what was drawn, "1,000 pairs"."""
+    """An interval in words; `of` says what was resampled, "1,000 pairs"."""
     low, high = (f"{end:.4g}" for end in ends)
     return f"95 % interval {low} to {high} (bootstrap over {of})"

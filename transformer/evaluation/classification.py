@@ -16,15 +16,15 @@ from transformer.training.metrics import Sum
 from transformer.training.step import in_parts
 
 BINS = 15
-"""Of confidence, between 0 and 1, for the calibration error."""
+"""Equal bins of confidence in [0, 1] for the calibration error."""
 
 
 def tally(logits: jax.Array, labels: jax.Array, weights: jax.Array) -> dict[str, Sum]:
-    """What is counted of a batch, logits (..., c) against labels (...) of weight 0 or 1: sums that merge.
+    """The statistics of a batch, from logits (..., c) and labels (...) of weight 0 or 1, as sums.
 
     `loss`: -log p(label), in nats; `accuracy`; `confusion`: (c, c), the count of each (label, prediction);
-    `calibration`: (3, BINS), of the predictions of each bin of confidence their count, the sum of their
-    confidences and the number of right ones.
+    `calibration`: (3, BINS), for each bin of confidence the number of predictions, the sum of their
+    confidences and the number of correct ones.
     """
     classes = logits.shape[-1]
     log_p = jax.nn.log_softmax(logits.astype(jnp.float32)).reshape(-1, classes)
@@ -57,9 +57,8 @@ def calibration_error(calibration_3n: np.ndarray) -> float:
 class ClassificationEvaluator:
     """Loss, accuracy, macro F1 and calibration error over one pass of `loader`.
 
-    `step` is the compiled (params, batch) -> what `tally` counts. `last` keeps the matrices of the last
-    pass for pictures: {"confusion": ..., "calibration": ...}; `describe` says how many it was, and has the
-    confusion matrix as text.
+    `step` is the compiled (params, batch) -> the sums of `tally`. `last` keeps the matrices of the last pass
+    for plots, {"confusion": ..., "calibration": ...}.
     """
 
     def __init__(
@@ -70,8 +69,8 @@ class ClassificationEvaluator:
         batches: int = 0,
         labels: Sequence[str] = (),
     ) -> None:
-        """`put` brings a batch onto the devices, and `batches` limits the pass (0: all). `labels` are the
-        classes' names."""
+        """`put` puts a batch onto the devices, and `batches` limits the pass (0: all). `labels` are the names
+        of the classes."""
         self._step, self._loader, self._put, self._batches = step, loader, put, batches
         self._labels = labels
         self.last: dict[str, np.ndarray] = {}
@@ -92,11 +91,11 @@ class ClassificationEvaluator:
         }
 
     def drawn(self, params: Params) -> tuple | None:
-        """Confusion matrix, calibration and labels of the last pass, for a picture; None before the first."""
+        """Confusion matrix, calibration and labels of the last pass, for a plot; None before the first."""
         return (self.last["confusion"], self.last["calibration"], self._labels) if self.last else None
 
     def accuracy_line(self) -> str:
-        """The accuracy of the last pass beside that of always predicting the commonest label."""
+        """The accuracy of the last pass, and that of always predicting the most frequent label."""
         confusion_cc = self.last["confusion"]
         counts_c, n = confusion_cc.sum(axis=1), max(int(confusion_cc.sum()), 1)
         commonest = int(counts_c.argmax())
@@ -105,15 +104,15 @@ class ClassificationEvaluator:
         return f"validation accuracy {right:.2%} of {n:,}, macro F1 {f1:.4f}; {always}"
 
     def describe(self) -> dict[str, str]:
-        """How many examples were measured, and of accuracy and F1 the interval that a bootstrap over them
-        gives; and the confusion matrix as lines of text."""
+        """The number of evaluated examples, bootstrap intervals of accuracy and F1, and the confusion matrix
+        as text."""
         confusion_cc = self.last["confusion"]
         n = int(confusion_cc.sum())
         rows = getattr(self._loader, "rows", ())
         total = len(getattr(rows, "kept", rows))  # several examples may share a row
         found = {"measured": f"{n:,} of {max(n, total):,} examples"}
         if n > 1:
-            # To draw examples anew is to draw anew in which cell of the matrix each is.
+            # Resampling examples is the same as resampling the cells of the matrix that they are in.
             rng, cells = np.random.default_rng(0), np.flatnonzero(confusion_cc)
             share = confusion_cc.reshape(-1)[cells] / n
             drawn = {"accuracy": np.zeros(RESAMPLES), "f1": np.zeros(RESAMPLES)}
@@ -128,8 +127,8 @@ class ClassificationEvaluator:
 
 
 def classification_evaluator(experiment: Any, split: str, put: Put) -> ClassificationEvaluator:
-    """Measures an experiment that has `logits(params, batch, rng, train)` and `data.labels` on a split. Rows
-    are sorted, by length or label: where not all are measured, they are a random part."""
+    """The evaluator of a split for an experiment with `logits(params, batch, rng, train)` and `data.labels`.
+    Rows are sorted by length or label, so they are shuffled if `train.evaluate_batches` limits them."""
     c = experiment.config
 
     def step(params: Params, batch: Batch) -> dict[str, Sum]:
@@ -142,8 +141,8 @@ def classification_evaluator(experiment: Any, split: str, put: Put) -> Classific
 
 
 def ranked_labels(logits_nc: np.ndarray, labels: Sequence[str]) -> list[list[str]]:
-    """One line for each row of logits: the label, then every label with its probability, likeliest first,
-    tabs between."""
+    """One line for each row of logits, tab-separated: the label, then every label with its probability,
+    likeliest first."""
     lines = []
     for p_c in _softmax(logits_nc):
         order = np.argsort(-p_c, kind="stable")
@@ -154,9 +153,9 @@ def ranked_labels(logits_nc: np.ndarray, labels: Sequence[str]) -> list[list[str
 def prediction_table(
     examples: Iterable[tuple[list[str], int, np.ndarray]], columns: Sequence[str], labels: Sequence[str]
 ) -> Iterator[str]:
-    """A table with a header and tabs between, a line for each example (texts, label, logits): its texts,
-    under `columns`, its label, the predicted one, and the probability of each. In texts a line break is \\n,
-    a tab \\t, a backslash \\\\."""
+    """The lines of a tab-separated table: a header, then for each example (texts, label, logits) its texts,
+    named by `columns`, its label, the predicted label, and the probability of each label. In texts a line
+    break is \\n, a tab \\t and a backslash \\\\."""
     names = [escape(label) for label in labels]
     yield "\t".join([*columns, "label", "predicted", *(f"p({name})" for name in names)])
     for texts, label, logits_c in examples:

@@ -5,27 +5,27 @@ from collections.abc import Sequence
 import numpy as np
 
 WIDE = 12
-"""The most classes whose confusion matrix is a table of text; of more the commonest confusions are listed."""
+"""The most classes whose confusion matrix is printed; of more, the most frequent confusions are listed."""
 
 
 def f1_scores(confusion_cc: np.ndarray) -> np.ndarray:
-    """For each class F1 = 2 TP / (2 TP + FP + FN), of a matrix of counts (label, prediction); 0 for a class
-    that neither occurs nor is predicted."""
+    """F1 = 2 TP / (2 TP + FP + FN) of each class, from counts (label, prediction); 0 for a class that neither
+    occurs nor is predicted."""
     hits = np.diag(confusion_cc)
     both = confusion_cc.sum(axis=0) + confusion_cc.sum(axis=1)
     return np.divide(2 * hits, both, out=np.zeros(len(hits)), where=both > 0)
 
 
 def macro_f1(confusion_cc: np.ndarray) -> float:
-    """The mean of `f1_scores` over the classes that occur or are predicted (scikit-learn's `f1_score` with
-    average="macro"); 0 where none does."""
+    """The mean of `f1_scores` over the classes that occur or are predicted, 0 if there are none
+    (scikit-learn's `f1_score` with average="macro")."""
     present = (confusion_cc.sum(axis=0) + confusion_cc.sum(axis=1)) > 0
     return float(f1_scores(confusion_cc)[present].mean()) if present.any() else 0.0
 
 
 def confusion_lines(confusion_cc: np.ndarray, labels: Sequence[str]) -> list[str]:
-    """A matrix of counts (label, prediction) as a table with each label's recall, precision and F1; of more
-    than `WIDE` labels those that are most often taken for another."""
+    """A matrix of counts (label, prediction) as a table with recall, precision and F1 of each label; for more
+    than `WIDE` labels, a list of the most frequent confusions."""
     names = [label if len(label) <= 20 else label[:19] + "…" for label in labels]
     if len(names) > WIDE:
         wrong_cc = confusion_cc - np.diag(np.diag(confusion_cc))

@@ -1,4 +1,4 @@
-"""A model's word vectors: similarities, nearest neighbours, analogies; and its contextual ones."""
+"""Word vectors of a model: similarities, nearest neighbours, analogies; and contextual token vectors."""
 
 import difflib
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -14,20 +14,20 @@ from transformer.data.tokenizers import Tokenizer
 from transformer.errors import UserError
 
 Questions = Mapping[str, Sequence[tuple[str, str, str, str]]]
-"""By section: (a, b, c, d), "a is to b as c is to d"."""
+"""Section -> questions (a, b, c, d): "a is to b as c is to d"."""
 
 AT_ONCE = 256
-"""Questions whose similarities to all words are held at once."""
+"""Questions whose similarities to all words are in memory at once."""
 
 
 PAD_TO = 64
-"""Texts whose states are asked for are padded to a multiple of so many tokens, so that few lengths are
-compiled."""
+"""Texts are padded to a multiple of this length, so that few shapes are compiled."""
 
 
 @dataclass(frozen=True)
 class Answers:
-    """Of a section's questions, how many have all four words in the vocabulary, and the right answer."""
+    """The number of questions in a section, of those with all words in the vocabulary, and of correct
+    answers."""
 
     questions: int
     covered: int
@@ -40,22 +40,22 @@ class Answers:
 
     @property
     def accuracy(self) -> float:
-        """right / covered; NaN where nothing is covered."""
+        """right / covered; NaN if nothing is covered."""
         return self.right / self.covered if self.covered else float("nan")
 
 
 class WordVectors:
-    """Words and their vectors (v, d), compared by cosine.
+    """Words and their vectors (v, d), compared by cosine similarity.
 
-    `units` (v, d) are the vectors divided by their lengths (a vector of zeros stays one), float32. A word may
-    be given in any form that `normalize` makes into one of `words`. All methods raise a `UserError` for a
-    word that is not there, which names the nearest that are.
+    `units` (v, d), float32, are the vectors divided by their lengths (zeros stay zeros). `normalize` is
+    applied to every word that is looked up. All methods raise a `UserError` for an unknown word, with similar
+    words.
     """
 
     def __init__(
         self, words: Sequence[str], vectors_vd: np.ndarray, normalize: Callable[[str], str] = str
     ) -> None:
-        """Row i of `vectors_vd` is the vector of `words[i]`; ValueError where they do not fit."""
+        """Row i of `vectors_vd` is the vector of `words[i]`; raises ValueError on a mismatch."""
         vectors_vd = np.asarray(vectors_vd, np.float32)
         self.words = list(words)
         self._places = {word: place for place, word in enumerate(self.words)}
@@ -72,15 +72,15 @@ class WordVectors:
         return self.units[self._place(word)]
 
     def similarity(self, words: Sequence[str]) -> np.ndarray:
-        """cos(w_i, w_j) of all pairs of n words, (n, n)."""
+        """cos(w_i, w_j) of all pairs of n words: (n, n)."""
         units_nd = np.stack([self[word] for word in words])
         return units_nd @ units_nd.T
 
     def nearest(
         self, target: str | np.ndarray, count: int = 10, exclude: Iterable[str] = ()
     ) -> list[tuple[str, float]]:
-        """The `count` words nearest to a word, which is not among them, or to a vector (d,), the nearest
-        first, with their cosines."""
+        """The `count` words nearest to another word or to a vector (d,), nearest first, with their
+        cosines."""
         itself = [target] if isinstance(target, str) else []
         vector_d = self[target] if isinstance(target, str) else np.asarray(target, np.float32)
         cosine_v = self.units @ unit(vector_d)
@@ -90,7 +90,7 @@ class WordVectors:
         return [(self.words[place], float(cosine_v[place])) for place in best]
 
     def analogy(self, a: str, b: str, c: str, count: int = 10) -> list[tuple[str, float]]:
-        """The words nearest to a - b + c of unit vectors, without a, b and c themselves: king - man + woman.
+        """The words nearest to a - b + c (of unit vectors), without a, b and c: king - man + woman.
 
         Source: Mikolov et al. 2013c, "Linguistic Regularities in Continuous Space Word Representations",
         section 4.
@@ -98,8 +98,8 @@ class WordVectors:
         return self.nearest(self[a] - self[b] + self[c], count, exclude=(a, b, c))
 
     def evaluate(self, questions: Questions) -> dict[str, Answers]:
-        """For each section how many of its questions are answered rightly: d is the word of all others that
-        is nearest to b - a + c. A question with a word that is not there is counted, and not asked."""
+        """The counts of each section. A question is correct if d is the nearest word to b - a + c except a, b
+        and c; questions with an unknown word are not covered."""
         found = {}
         for section, asked in questions.items():
             known = np.array(
@@ -124,17 +124,17 @@ class WordVectors:
 
 
 def unit(vectors: np.ndarray) -> np.ndarray:
-    """x / |x| over the last axis; 0 where x is."""
+    """x / |x| over the last axis; zeros stay zeros."""
     length = np.linalg.norm(vectors, axis=-1, keepdims=True)
     return vectors / np.where(length > 0, length, 1)
 
 
 def read_questions(path: str | Path) -> dict[str, list[tuple[str, str, str, str]]]:
-    """Reads analogies in the form of word2vec's `questions-words.txt`: after a line ": section" lines of four
-    words "a b c d".
+    """Reads analogies in the format of word2vec's `questions-words.txt`: lines ": section", each followed by
+    lines of four words, "a b c d".
 
     Raises:
-      UserError: no such file, or a line of another form.
+      UserError: no such file, or a line in another format.
     """
     try:
         lines = Path(path).read_text(encoding="utf-8").splitlines()
@@ -156,10 +156,10 @@ def read_questions(path: str | Path) -> dict[str, list[tuple[str, str, str, str]
 
 
 def word_vectors(params: Any, tokenizer: Tokenizer) -> WordVectors:
-    """The input embeddings of the words, and pieces of words, that are one token of the model each.
+    """The input embeddings of all words and subwords that are single tokens.
 
     Raises:
-      ValueError: the model has no table of embeddings.
+      ValueError: the model has no embedding table.
     """
     leaves = jax.tree_util.tree_leaves_with_path(params)
     tables = [leaf for path, leaf in leaves if [key.key for key in path][-2:] == ["embedding", "table"]]
@@ -178,11 +178,11 @@ def states_of(
     after: Sequence[int] = (),
     most: int,
 ) -> tuple[list[tuple[int, int]], np.ndarray]:
-    """A text's contextual vectors: for each token the (first, last) characters it stands for, and the state
-    (d,) that `hidden`, which maps tokens and segments (1, t) to states (1, t, d), has there: (n, d) in all.
+    """Contextual vectors of a text: the character span (start, end) of each of its n tokens, and the states
+    (n, d) by `hidden`, which maps tokens and segments (1, t) to states (1, t, d).
 
-    The model reads the tokens `before`, the text and the tokens `after`; the text is cut so that they are no
-    more than `most` together.
+    The model reads the tokens `before`, the text and the tokens `after`. The text is truncated so that these
+    are at most `most` tokens.
     """
     ids, spans = tokenizer.encode_with_spans(text)
     kept = min(len(ids), most - len(before) - len(after))
@@ -195,7 +195,7 @@ def states_of(
 
 
 def _whole(table_vd: Any) -> np.ndarray:
-    """An array that may lie in parts on the devices of several processes, which all ask for it."""
+    """A table that may be sharded over the devices of several processes; all of them must call this."""
     if isinstance(table_vd, jax.Array) and not table_vd.is_fully_addressable:
         everywhere = NamedSharding(table_vd.sharding.mesh, PartitionSpec())  # type: ignore[attr-defined]
         table_vd = jax.jit(lambda x: x, out_shardings=everywhere)(table_vd)

@@ -8,14 +8,14 @@ from transformer.evaluation.text_metric import MetricOptions, TextMetric
 
 
 class ExactMatch(TextMetric):
-    """{"exact_match"}: the percentage of texts that are one of their references, white space at the ends and
-    its amount elsewhere left out."""
+    """{"exact_match"}: the percentage of texts equal to one of their references, up to the amount of white
+    space."""
 
     def __init__(self, options: MetricOptions | None = None) -> None:
-        """There is nothing to choose."""
+        """No options."""
 
     def statistics(self, texts: Sequence[str], references: Sequence[Sequence[str]]) -> np.ndarray:
-        """(n, 1): 1 where a text is right."""
+        """(n, 1): 1 for a match, else 0."""
         pairs = zip(texts, references, strict=True)
         found = [text.split() in [each.split() for each in given] for text, given in pairs]
         return np.array(found, np.float64)[:, None]
@@ -25,5 +25,5 @@ class ExactMatch(TextMetric):
         return {"exact_match": 100 * float(total_k[0]) / max(count, 1)}
 
     def signature(self, references: Sequence[Sequence[str]]) -> str:
-        """In the form of sacreBLEU's."""
+        """In the format of sacreBLEU."""
         return "case:mixed|space:any"

@@ -19,13 +19,13 @@ from transformer.training.experiment import Params
 
 @dataclass(frozen=True)
 class GenerateConfig(DecodingConfig, BeamConfig):
-    """How targets are written, and what is measured of them."""
+    """How targets are decoded and evaluated."""
 
     max_new_tokens: Positive = 128  # longest target
     temperature: NonnegativeFloat = 0.0  # 0: beam search; above: sampling, with the keys top_k to stop
-    with_scores: bool = False  # write each target's score and a tab before it
+    with_scores: bool = False  # write the score and a tab before each target
     batch_size: Positive = 16  # sources decoded at once
-    metric: str = "bleu"  # with commas between: bleu, chrf, chrf++, rouge, exact_match; or none
+    metric: str = "bleu"  # comma-separated: bleu, chrf, chrf++, rouge, exact_match; or none
     # tokenization of BLEU, as sacreBLEU names it
     bleu_tokenizer: Literal["13a", "intl", "char", "zh", "ja-mecab", "ko-mecab", "none"] = "13a"
     examples: Nonnegative = 200  # validation pairs decoded for the metrics; 0: all
@@ -44,8 +44,8 @@ class GenerateConfig(DecodingConfig, BeamConfig):
 class GenerationEvaluator:
     """The scores by `metrics` of `generate(params, sources)` against the references of each source.
 
-    `describe` says of the last call how many of how many it measured, in the words of `measured()`, and of
-    each score its 95 % interval and the metric's signature.
+    For the last call, `describe` returns the number of texts by `measured()`, and for each score a 95 %
+    interval and the metric's signature.
     """
 
     def __init__(
@@ -57,13 +57,13 @@ class GenerationEvaluator:
         measured: Callable[[], str],
         may_be_empty: bool = False,
     ) -> None:
-        """`may_be_empty` is whether to write nothing may be right.
+        """`may_be_empty` says whether an empty text may be correct.
 
         Raises:
           UserError: there is no source.
         """
         if not sources:
-            raise UserError("evaluation: there is nothing to write from; expected at least 1 pair")
+            raise UserError("evaluation: the split has 0 pairs; expected at least 1")
         self._may_be_empty = may_be_empty
         self._generate, self._metrics = generate, metrics
         self._sources, self._references = sources, list(references)
@@ -76,7 +76,7 @@ class GenerationEvaluator:
         return [name for metric in self._metrics for name in metric.measure(["a"], [["a"]])]
 
     def __call__(self, params: Params) -> dict[str, float]:
-        """{"bleu": ...}: whatever the metrics measure; NaN where nothing at all was written."""
+        """{"bleu": ...}: the scores of all metrics; NaN if every generated text is empty."""
         texts, count = self._generate(params, self._sources), len(self._sources)
         self._silent = sum(not text.strip() for text in texts)
         if self._silent == count and not self._may_be_empty:
@@ -92,7 +92,7 @@ class GenerationEvaluator:
         """{"measured": "200 of 1,000 pairs", "bleu": "95 % interval 27.5 to 30.3 ...; its signature"}."""
         found = {"measured": self._measured()}
         if self._silent:
-            found["measured"] += f"; for {self._silent:,} of them nothing is written"
+            found["measured"] += f"; the generated text of {self._silent:,} is empty"
         if not self._statistics:
             return found
         for metric, statistics_nk in zip(self._metrics, self._statistics, strict=True):

@@ -1,4 +1,4 @@
-"""Likelihood of held-out data, from the same loss that training reports."""
+"""Likelihood of held-out data, by the loss of training."""
 
 import dataclasses
 import itertools
@@ -16,20 +16,20 @@ from transformer.training.metrics import Sum, merge
 from transformer.training.step import in_parts, make_eval_step
 
 WEIGHTS = ("weights", "guessed", "bytes")
-"""Arrays of a batch that say how much each of its places counts: terms are linear in them."""
+"""Arrays of a batch with the weight of each position; all terms are linear in them."""
 
 Rows = dict[str, jax.Array]
-"""Name of a term -> (b, 2): what each row of a batch adds to its total and to its weight."""
+"""Name of a term -> (b, 2): the total and the weight of each row of a batch."""
 
 
 @dataclasses.dataclass
 class LikelihoodEvaluator:
-    """The mean of every term over one pass of `loader`, and perplexity = exp(nats per target), which is the
-    term `nll`, or where there is none, `loss`; without `perplexity` the terms alone.
+    """The mean of every term over one pass of `loader`, and if `perplexity` exp of the term `nll`, or of
+    `loss` if there is no `nll`.
 
-    `step` is the compiled (params, batch) -> {name: Sum}, or (that, `Rows`), as `by_row` makes it; `put`
-    brings a batch onto the devices, and `batches` limits the pass (0: all). Totals and weights of all batches
-    are added before any is divided, so that the result is the whole set's however ragged the batches are.
+    `step` is the compiled (params, batch) -> {name: Sum}, or ({name: Sum}, `Rows`) as `by_row` returns it.
+    `put` puts a batch onto the devices, and `batches` limits the pass (0: all). Totals and weights are summed
+    over all batches before they are divided, so the result does not depend on how the data are batched.
     """
 
     step: Callable[[Params, Batch], Any]
@@ -42,14 +42,14 @@ class LikelihoodEvaluator:
         self._rows: dict[str, np.ndarray] = {}
 
     def names(self, params: Params) -> list[str]:
-        """The names of the results; `params` may be abstract, and nothing is computed."""
+        """The names of the results, by `jax.eval_shape`; `params` may be abstract."""
         batch = next(iter(self.loader.iterate(0)), None)
         found = jax.eval_shape(self.step, params, self.put(batch)) if batch else {}
         terms = found[0] if isinstance(found, tuple) else found
         return [*self._with_perplexity(dict.fromkeys(terms, 0.0))]
 
     def __call__(self, params: Params) -> dict[str, float]:
-        """{"loss": nats, "perplexity": ..., ...}: one name for each term of the loss.
+        """{"loss": nats, "perplexity": ..., ...}: one entry for each term.
 
         Raises:
           UserError: the loader has no batch.
@@ -64,7 +64,7 @@ class LikelihoodEvaluator:
         return self._with_perplexity({name: float(term.mean) for name, term in merged.items()})
 
     def describe(self) -> dict[str, str]:
-        """How many rows were measured, and of each result the interval that a bootstrap over them gives."""
+        """The number of evaluated rows, and a bootstrap interval of each result."""
         counted = [rows_n2[:, 1] > 0 for rows_n2 in self._rows.values()]
         kept_n = np.any(counted, axis=0) if counted else np.zeros(0, bool)
         n = int(kept_n.sum())
@@ -86,7 +86,7 @@ class LikelihoodEvaluator:
 
     def _with_perplexity(self, results: dict[str, Any]) -> dict[str, Any]:
         if self.perplexity and "loss" in results:
-            with np.errstate(over="ignore"):  # a loss that diverged has infinite perplexity
+            with np.errstate(over="ignore"):  # a diverged loss has infinite perplexity
                 perplexity = np.exp(results["nll" if "nll" in results else "loss"])
             results["perplexity"] = float(perplexity) if np.ndim(perplexity) == 0 else perplexity
         return results
@@ -95,14 +95,14 @@ class LikelihoodEvaluator:
 def likelihood_evaluator(
     experiment: Experiment, loader: Batches, put: Put, perplexity: bool = True
 ) -> LikelihoodEvaluator:
-    """Measures the terms of an experiment's loss, in as many microbatches as training computes it."""
+    """The evaluator of an experiment's loss, in as many microbatches as in training."""
     c = experiment.config
     step = in_parts(by_row(make_eval_step(experiment)), c.parallel.microbatches)
     return LikelihoodEvaluator(jax.jit(step), loader, put, c.train.evaluate_batches, perplexity)
 
 
 def by_row(step: Callable[[Params, Batch], dict[str, Sum]]) -> Callable[[Params, Batch], Any]:
-    """(params, batch) -> the terms, and what each row adds to them (see `split_by_row`)."""
+    """(params, batch) -> the terms, in total and per row (see `split_by_row`)."""
 
     def measure(params: Params, batch: Batch) -> tuple[dict[str, Sum], Rows]:
         terms, rows, _ = split_by_row(lambda part: (step(params, part), None), batch)
@@ -114,11 +114,11 @@ def by_row(step: Callable[[Params, Batch], dict[str, Sum]]) -> Callable[[Params,
 def split_by_row(
     measure: Callable[[Batch], tuple[dict[str, Sum], Any]], batch: Batch
 ) -> tuple[dict[str, Sum], Rows, Any]:
-    """What `measure` gives of a batch, and what each row adds to its terms.
+    """The terms by `measure`, in total and per row, and its second result.
 
-    Totals and weights are linear in the batch's `WEIGHTS`, so that a row's part is the derivative by a factor
-    that its weights are multiplied by; nothing of the model is differentiated. Terms that have no weights
-    in the batch have no rows.
+    Totals and weights are linear in the batch's `WEIGHTS`, so the part of a row is the derivative by a factor
+    of its weights. The backward pass does not go through the model. Terms without weights in the batch have
+    no rows.
     """
     weights = {name: jnp.asarray(batch[name], jnp.float32) for name in WEIGHTS if name in batch}
     if not weights:
@@ -145,7 +145,7 @@ def split_by_row(
 def passed(
     step: Callable[[Params, Batch], Any], params: Params, loader: Batches, put: Put, batches: int
 ) -> Iterator[Any]:
-    """What `step` finds of every batch of a pass (of the first `batches`, where that is not 0), on the host.
+    """The results of `step` for every batch of a pass (only the first `batches` unless 0), on the host.
 
     Raises:
       UserError: the loader has no batch.
@@ -154,7 +154,7 @@ def passed(
     for batch in itertools.islice(loader.iterate(0), batches or None):
         found = step(params, put(batch))
         if waiting is not None:
-            yield _read(waiting)  # one batch late, so that the devices work on this one meanwhile
+            yield _read(waiting)  # one batch late, so that the device never waits for the host
         waiting = found
     if waiting is None:
         raise UserError("evaluation: the data has 0 batches; expected at least 1")
@@ -164,17 +164,17 @@ def passed(
 def total(
     step: Callable[[Params, Batch], dict[str, Sum]], params: Params, loader: Batches, put: Put, batches: int
 ) -> dict[str, Sum]:
-    """The terms of all batches that `passed` gives, added up."""
+    """The sum of the terms over all batches of `passed`."""
     return merge(passed(step, params, loader, put, batches))
 
 
 def _everywhere(rows: jax.Array) -> jax.Array:
-    """The whole array on every device of the mesh that is set, so that every process can read it."""
+    """Replicates an array over the current mesh, so that every process can read it."""
     if jax.sharding.get_abstract_mesh().empty:
         return rows
     return jax.lax.with_sharding_constraint(rows, jax.sharding.PartitionSpec())
 
 
 def _read(terms: Any) -> Any:
-    """In float64: counts stay exact where float32 would stop at 2^24."""
+    """Host arrays in float64: sums of counts stay exact beyond 2^24."""
     return jax.tree.map(lambda value: np.asarray(value, np.float64), jax.device_get(terms))

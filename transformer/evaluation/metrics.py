@@ -1,4 +1,4 @@
-"""The metrics of generated texts, by the names of the key `generate.metric`."""
+"""The metrics of generated texts, by the values of the key `generate.metric`."""
 
 from collections.abc import Callable
 
@@ -15,27 +15,27 @@ METRICS: dict[str, Callable[[MetricOptions], TextMetric]] = {
     "rouge": Rouge,
     "exact_match": ExactMatch,
 }
-"""By the names that `generate.metric` has with commas between; "none" is none."""
+"""Name -> constructor. `generate.metric` lists names separated by commas, or is "none"."""
 
 NONE = "none"
 
 
 def metric_names(listed: str) -> list[str]:
-    """The members of `METRICS` that are listed, with commas between.
+    """The members of `METRICS` in a comma-separated list.
 
     Raises:
-      UserError: a name that is none of them, or stands there twice.
+      UserError: an unknown or repeated name.
     """
     names = [name.strip() for name in listed.split(",")]
     if names == [NONE]:
         return []
     for name in names:
         if name not in METRICS or names.count(name) > 1:
-            expected = f"{', '.join(METRICS)}, several with commas between, or {NONE}"
-            raise UserError(f"metric: {listed!r}; expected of {expected}")
+            expected = f"{', '.join(METRICS)}, several separated by commas, or {NONE}"
+            raise UserError(f"metric: {listed!r}; expected {expected}")
     return names
 
 
 def make_metrics(listed: str, options: MetricOptions) -> list[TextMetric]:
-    """Those metrics; raises as `metric_names` does."""
+    """The metrics in a comma-separated list; raises as `metric_names`."""
     return [METRICS[name](options) for name in metric_names(listed)]

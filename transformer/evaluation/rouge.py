@@ -15,21 +15,21 @@ ABBREVIATIONS = (
     "a.m al approx apr aug ave co corp dec dept dr e.g est etc feb fig gen gov i.e inc jan jr jul jun lt ltd "
     "mr mrs ms nov oct p.m ph.d prof rep rev sen sept sr st u.k u.n u.s vs"
 )
-"""Words whose full stop is their own, and need not end a sentence."""
+"""Abbreviations, whose full stop need not end a sentence."""
 
 
 class Rouge(TextMetric):
-    """{"rouge1", "rouge2", "rougeL", "rougeLsum"}: 100 times the mean F1 of the words that a text and its
-    reference share, of the pairs of neighbouring words, of the longest common subsequence, and of the union
-    of those of each sentence. Words are lower-cased and stemmed.
+    """{"rouge1", "rouge2", "rougeL", "rougeLsum"}: 100 times the mean F1 of unigrams, bigrams, the longest
+    common subsequence, and the union of the longest common subsequences of sentences. Words are lower-cased
+    and stemmed.
 
-    Where a text has several references the best one counts, for each score by itself. Sentences end at line
-    breaks and where Punkt (Kiss and Strunk 2006) finds an end, knowing `ABBREVIATIONS` and nothing else.
+    With several references, each score is the best over them. Sentences end at line breaks and where Punkt
+    (Kiss and Strunk 2006) with `ABBREVIATIONS` finds an end.
     Source: Lin 2004, "ROUGE: a package for automatic evaluation of summaries", as computed by `rouge_score`.
     """
 
     def __init__(self, options: MetricOptions | None = None) -> None:
-        """There is nothing to choose."""
+        """No options."""
 
     def statistics(self, texts: Sequence[str], references: Sequence[Sequence[str]]) -> np.ndarray:
         """(n, 4): the F1 of each text."""
@@ -40,11 +40,11 @@ class Rouge(TextMetric):
         return np.array([[each[kind].fmeasure for kind in KINDS] for each in best]).reshape(-1, len(KINDS))
 
     def scores(self, total_k: np.ndarray, count: int) -> dict[str, float]:
-        """In [0, 100]; of no text 0."""
+        """In [0, 100]; 0 without texts."""
         return {kind: 100 * float(total) / max(count, 1) for kind, total in zip(KINDS, total_k, strict=True)}
 
     def signature(self, references: Sequence[Sequence[str]]) -> str:
-        """In the form of sacreBLEU's."""
+        """In the format of sacreBLEU."""
         counts = {len(given) for given in references}
         version = metadata.version("rouge-score")
         return (
@@ -54,13 +54,13 @@ class Rouge(TextMetric):
 
     @functools.cached_property
     def _scorer(self) -> Any:
-        from rouge_score.rouge_scorer import RougeScorer  # takes a second: not where nothing is scored
+        from rouge_score.rouge_scorer import RougeScorer  # imported late: the import takes a second
 
         return RougeScorer(list(KINDS), use_stemmer=True)
 
 
 def sentences(text: str) -> str:
-    """The sentences of a text, one a line."""
+    """The sentences of a text, one per line."""
     return "\n".join(part for line in text.splitlines() for part in _punkt().tokenize(line))
 
 

@@ -16,7 +16,7 @@ class Sacre(TextMetric):
     name: str
 
     def __init__(self, options: MetricOptions) -> None:
-        """Raises a `UserError` where sacreBLEU lacks what the options ask for."""
+        """Raises a `UserError` if sacreBLEU does not support the options."""
         self._metric = self._make(options)
 
     @abstractmethod
@@ -24,18 +24,18 @@ class Sacre(TextMetric):
         """The metric of sacreBLEU."""
 
     def statistics(self, texts: Sequence[str], references: Sequence[Sequence[str]]) -> np.ndarray:
-        """sacreBLEU's own of each text: matches and lengths."""
+        """The statistics of sacreBLEU for each text: n-gram matches and lengths."""
         most = max(map(len, references))
         streams = [[given[i] if i < len(given) else None for given in references] for i in range(most)]
         found = self._metric._extract_corpus_statistics(list(texts), streams)
         return np.array(found, np.float64)
 
     def scores(self, total_k: np.ndarray, count: int) -> dict[str, float]:
-        """The one score, in [0, 100]."""
+        """The score, in [0, 100]."""
         return {self.name: float(self._metric._compute_score_from_stats(total_k.tolist()).score)}
 
     def signature(self, references: Sequence[Sequence[str]]) -> str:
-        """sacreBLEU's."""
+        """The signature of sacreBLEU."""
         counts = {len(given) for given in references}
         self._metric.num_refs = counts.pop() if len(counts) == 1 else -1
         return str(self._metric.get_signature())
@@ -44,9 +44,9 @@ class Sacre(TextMetric):
 class Bleu(Sacre):
     """BLEU = 100 BP exp(sum_{n=1}^{4} log p_n / 4).
 
-    p_n is the share of the texts' n-grams that their references have too (of several references the most),
-    BP = min(1, exp(1 - r / c)) the penalty for being shorter, c words, than the nearest references, r. Texts
-    are given as they are to be read, and split into words by `bleu_tokenizer`; case counts.
+    p_n is the clipped n-gram precision (counts clipped to the maximum over the references), and
+    BP = min(1, exp(1 - r / c)) the brevity penalty for c words against r words of the references closest in
+    length. Texts are detokenised; `bleu_tokenizer` splits them into words; case matters.
     Source: Papineni et al. 2002; Post 2018, "A call for clarity in reporting BLEU scores".
     """
 
@@ -63,8 +63,8 @@ class Bleu(Sacre):
 
 
 class Chrf(Sacre):
-    """chrF2 = 100 (1 + 2^2) P R / (2^2 P + R), the means of precision and recall of runs of one to six
-    characters, white space left out; of several references the best one of each text.
+    """chrF2 = 100 (1 + 2^2) P R / (2^2 P + R), with P and R the mean precision and recall of character
+    n-grams, n = 1 to 6, without white space; with several references, the best one of each text.
 
     Source: Popović 2015, "chrF: character n-gram F-score for automatic MT evaluation".
     """
@@ -78,7 +78,7 @@ class Chrf(Sacre):
 
 
 class ChrfWords(Chrf):
-    """chrF++: chrF with words and pairs of words besides.
+    """chrF++: chrF with word unigrams and bigrams.
 
     Source: Popović 2017, "chrF++: words helping character n-grams".
     """

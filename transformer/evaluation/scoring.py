@@ -16,13 +16,12 @@ from transformer.training.experiment import Batch, Params
 from transformer.training.token_losses import chunked, token_loss
 
 BATCH_SIZE, CHUNK = 16, 128
-"""Rows that are read together, and tokens of each whose logits are held at once."""
+"""Rows per batch, and tokens of a row whose logits are in memory at once."""
 
 
 class Score(NamedTuple):
-    """log p(continuation | text) in nats, over how many tokens, and whether each of them is the likeliest
-    after those before it, so that greedy decoding would write the continuation. `unread` tokens of the text
-    did not fit into the model."""
+    """log p(continuation | text) in nats, the number of tokens of the continuation, and whether greedy
+    decoding would produce it. `unread` tokens of the text did not fit into the model's context."""
 
     log_likelihood: float
     tokens: int
@@ -31,8 +30,8 @@ class Score(NamedTuple):
 
 
 class Row(NamedTuple):
-    """What a decoder reads and is to write, `tokens`, of which those from `start` on are counted; what an
-    encoder reads, where there is one; and how many tokens of the text are left out."""
+    """A sequence to score: the decoder's `tokens`, scored from index `start` on; the encoder's `source`
+    tokens; and the number of tokens that were dropped."""
 
     tokens: Sequence[int]
     start: int
@@ -41,12 +40,12 @@ class Row(NamedTuple):
 
 
 def continued(tokenizer: Tokenizer, text: str, continuation: str) -> tuple[list[int], int]:
-    """The tokens of both as one text, and how many of them are the text's.
+    """The tokens of text + continuation, and how many of them belong to the text.
 
-    Where the text's own tokens do not begin the whole's, for a token goes over the border, white space at the
-    end of the text counts as the continuation's: GPT-2's tokenizer, say, joins a space to the word behind it.
-    Where a token still goes over the border, as many are the text's as it has alone, but never the last. (As
-    lm-evaluation-harness has it, which moves white space always; Gao et al. 2021.)
+    If a token spans the boundary, white space at the end of the text is counted as part of the continuation:
+    GPT-2's tokenizer, for example, joins a space to the word after it. If a token still spans the boundary,
+    the text has as many tokens as it has alone, but never the last one. (lm-evaluation-harness does the same,
+    but always moves white space; Gao et al. 2021.)
 
     Raises:
       UserError: the continuation adds no token.
@@ -62,11 +61,10 @@ def continued(tokenizer: Tokenizer, text: str, continuation: str) -> tuple[list[
 
 
 def score_pairs(experiment: Any, params: Params, pairs: Iterable[tuple[str, str]]) -> Iterator[Score]:
-    """For each (text, continuation) log p(continuation | text) in nats, its number of tokens, and whether
-    greedy decoding would give it (as lm-evaluation-harness does; Gao et al. 2021).
+    """The `Score` of each (text, continuation), as in lm-evaluation-harness (Gao et al. 2021).
 
-    `experiment.row(text, continuation)` makes the tokens of a pair, or raises a `UserError`; see
-    `score_rows` for what else the experiment has.
+    `experiment.row(text, continuation)` gives the `Row` of a pair, or raises a `UserError`; `score_rows` says
+    what else the experiment needs.
 
     Raises:
       UserError: a continuation without a token, or longer than the model's longest sequence.
@@ -83,8 +81,8 @@ def score_pairs(experiment: Any, params: Params, pairs: Iterable[tuple[str, str]
 
 
 def score_rows(experiment: Any, params: Params, rows: Iterable[Row]) -> Iterator[Score]:
-    """The score of each row, by `experiment.hidden(params, batch)`, which gives what its model's `unembed`
-    turns into logits; the decoder reads at most `experiment.longest` tokens."""
+    """The score of each row, with the states of `experiment.hidden(params, batch)` and the model's `unembed`;
+    the decoder reads at most `experiment.longest` tokens."""
     likelihood = functools.partial(_likelihood, experiment, params)
     return scores(likelihood, rows, batch_size=BATCH_SIZE, room=experiment.longest)
 
@@ -110,12 +108,12 @@ def scores(
     batch_size: int,
     room: int,
 ) -> Iterator[Score]:
-    """The score of each row, in turn.
+    """The score of each row, in order.
 
-    Rows are taken 16 batches at a time, sorted by length, and padded to few different shapes, of no more than
-    `room` tokens. `likelihood` gives for a batch log p of the tokens `targets` at `places`, (b, m) float32,
-    and whether each is the likeliest. A batch has arrays as in training, `tokens`, `segments`, `positions`
-    and `source`, `source_segments`, `source_positions`; segment 0 is padding.
+    Rows are sorted by length within windows of 16 batches and padded to few shapes of at most `room` tokens.
+    `likelihood(batch)` gives log p of the tokens `targets` at `places`, (b, m) float32, and whether each is
+    the likeliest token. A batch has the arrays of training: `tokens`, `segments`, `positions` and `source`,
+    `source_segments`, `source_positions`; segment 0 is padding.
     """
     remaining = iter(rows)
     while window := list(itertools.islice(remaining, 16 * batch_size)):

@@ -1,4 +1,4 @@
-"""SQuAD's scores of answers: exact match and F1 of words."""
+"""SQuAD's metrics of answers: exact match and F1 of words."""
 
 import re
 import string
@@ -11,7 +11,7 @@ from transformer.evaluation.text_metric import TextMetric
 
 
 def normalize(answer: str) -> str:
-    """Lower case, without punctuation (ASCII), the articles a, an and the, and white space beyond one space.
+    """An answer in lower case, without ASCII punctuation, articles (a, an, the) and repeated white space.
 
     Source: Rajpurkar et al. 2016, section 6.1, and the official evaluation script.
     """
@@ -20,13 +20,13 @@ def normalize(answer: str) -> str:
 
 
 def exact_match(answer: str, reference: str) -> float:
-    """1 where both are the same when normalised, else 0."""
+    """1 if both are equal after `normalize`, else 0."""
     return float(normalize(answer) == normalize(reference))
 
 
 def f1(answer: str, reference: str) -> float:
-    """2 P R / (P + R) of the words of both, each counted as often as it occurs in both; where one of them
-    has no words (an impossible question, say) 1 if the other has none either, else 0, as in SQuAD 2.0."""
+    """2 P R / (P + R) of the bags of words after `normalize`; if one is empty (no answer), 1 if both are,
+    else 0, as in SQuAD 2.0."""
     found, wanted = normalize(answer).split(), normalize(reference).split()
     if not found or not wanted:
         return float(found == wanted)
@@ -35,10 +35,10 @@ def f1(answer: str, reference: str) -> float:
 
 
 class SquadMetric(TextMetric):
-    """{"exact_match", "f1"} in percent: each answer's best over its references, the mean of all."""
+    """{"exact_match", "f1"} in percent: the mean over answers of the best score over the references."""
 
     def statistics(self, texts: Sequence[str], references: Sequence[Sequence[str]]) -> np.ndarray:
-        """(n, 2): both of each answer."""
+        """(n, 2): exact match and F1 of each answer."""
         return np.array(
             [
                 [max(score(answer, each) for each in wanted) for score in (exact_match, f1)]
@@ -52,5 +52,5 @@ class SquadMetric(TextMetric):
         return {"exact_match": match, "f1": words}
 
     def signature(self, references: Sequence[Sequence[str]]) -> str:
-        """As the official script does it."""
+        """The normalisation, which is that of the official script."""
         return "normalised as SQuAD 2.0 does"

@@ -11,25 +11,26 @@ from transformer.evaluation.bootstrap import interval, resampled
 
 @dataclass(frozen=True)
 class MetricOptions:
-    """What the members of `METRICS` may be told."""
+    """Options of the members of `METRICS`."""
 
     bleu_tokenizer: str = "13a"
 
 
 class TextMetric(ABC):
-    """Scores of texts against references, from numbers of each text that are added up over all of them."""
+    """A corpus metric of texts against references, computed from statistics that are summed over the
+    texts."""
 
     @abstractmethod
     def statistics(self, texts: Sequence[str], references: Sequence[Sequence[str]]) -> np.ndarray:
-        """(n, k) float64, k numbers of each of n texts, which has one reference or more."""
+        """(n, k) float64: k statistics of each of n texts; a text has one or more references."""
 
     @abstractmethod
     def scores(self, total_k: np.ndarray, count: int) -> dict[str, float]:
-        """The scores of `count` texts, most of them from 0 to 100, from the sum of their statistics."""
+        """The scores of `count` texts from the sum of their statistics, usually in [0, 100]."""
 
     @abstractmethod
     def signature(self, references: Sequence[Sequence[str]]) -> str:
-        """How the scores are counted, to be reported beside them."""
+        """How the scores are computed, to be reported with them."""
 
     def measure(self, texts: Sequence[str], references: Sequence[Sequence[str]]) -> dict[str, float]:
         """The scores of all the texts."""
@@ -37,7 +38,7 @@ class TextMetric(ABC):
 
 
 def intervals(metric: TextMetric, statistics_nk: np.ndarray, seed: int = 0) -> dict[str, tuple[float, float]]:
-    """Of each score the ends of the middle 95 % of what other samples of as many texts would have given.
+    """The 95 % bootstrap interval of each score.
 
     Source: Koehn 2004, "Statistical significance tests for machine translation evaluation", section 3.
     """

@@ -1,1 +1,1 @@
-"""Pictures of a run."""
+"""Plots of a run."""

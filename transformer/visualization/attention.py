@@ -9,30 +9,31 @@ import numpy as np
 from transformer.visualization.report import MUTED, TRAIN
 
 HEADS = 8
-"""How many heads are drawn each by itself."""
+"""The number of heads that are drawn individually."""
 
 CELL, SHORTEST, LONGEST = 0.36, 1.6, 14.0
-"""Inches: the side of a cell of the mean's map, and between what the sides of that map are kept."""
+"""Inches: the side of a cell of the large map, and the limits of the sides of that map."""
 
 COLORS = ("#ffffff", "#dbe6f4", "#8fb0da", TRAIN, "#173a6b")
-"""From weight 0 to the largest there is."""
+"""The colour map, from weight 0 to the largest weight."""
 
 VISIBLE = str.maketrans({" ": "␣", "\n": "⏎", "\t": "⇥"})
-"""White space in a token must be seen."""
+"""Makes white space in tokens visible."""
 
 
 def draw_attention(
     weights_hts: np.ndarray, target_tokens: Sequence[str], source_tokens: Sequence[str], path: Path
 ) -> None:
-    """Draws attention weights (h, t, s) as a PNG: a row for each target token, a column for each source's.
+    """Draws attention weights (h, t, s) as a PNG: a row for each target token, a column for each source
+    token.
 
-    The large map is the mean over all heads; the first `HEADS` heads, where there are several, stand beside
-    it. All share one scale of colours, from 0 to the largest weight drawn.
+    The large map is the mean over all heads; the first `HEADS` heads are drawn beside it. All maps share one
+    colour scale, from 0 to the largest weight drawn.
 
     Raises:
-      ValueError: there are not as many tokens as the weights have rows and columns.
+      ValueError: the numbers of tokens do not match the weights.
     """
-    from matplotlib.backends.backend_agg import FigureCanvasAgg  # takes a second: not where nothing is drawn
+    from matplotlib.backends.backend_agg import FigureCanvasAgg  # imported late: the import takes a second
     from matplotlib.colors import LinearSegmentedColormap
     from matplotlib.figure import Figure
 
@@ -97,5 +98,5 @@ def _label(axes: Any, target_tokens: Sequence[str], source_tokens: Sequence[str]
 
 
 def _visible(token: str) -> str:
-    """White space as signs, and a dot for what no font has: half of a character, say."""
+    """A token with visible white space, and a dot for unprintable characters, such as a part of one."""
     return "".join(c if c.isprintable() else "·" for c in token.translate(VISIBLE))

@@ -1,4 +1,4 @@
-"""Pictures of a classifier: confusion matrix and reliability diagram."""
+"""Plots of a classifier: confusion matrix and reliability diagram."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,18 +9,18 @@ from transformer.visualization.attention import COLORS
 from transformer.visualization.report import MUTED, TRAIN
 
 MOST_WRITTEN = 20
-"""Classes up to which every cell has its count written in it."""
+"""The most classes whose cells are labelled with their counts."""
 
 
 def draw_classification(
     confusion_cc: np.ndarray, calibration_3n: np.ndarray, labels: Sequence[str], path: Path
 ) -> None:
-    """Draws a PNG: on the left counts (label, prediction), coloured by the share of the label's row; on the
-    right, for each bin of confidence, the share of right predictions, with its count as the bar's strength.
+    """Draws a PNG: on the left the confusion matrix (label, prediction), coloured by the share of its row; on
+    the right the accuracy in each bin of confidence, where stronger bars have more predictions.
 
-    `calibration_3n` has each bin's count, sum of confidences and number of right predictions.
+    `calibration_3n` has the count, the sum of confidences and the number of correct predictions of each bin.
     """
-    from matplotlib.backends.backend_agg import FigureCanvasAgg  # takes a second: not where nothing is drawn
+    from matplotlib.backends.backend_agg import FigureCanvasAgg  # imported late: the import takes a second
     from matplotlib.colors import LinearSegmentedColormap
     from matplotlib.figure import Figure
 
@@ -53,7 +53,7 @@ def draw_classification(
         bar.set_alpha(alpha)
     right.plot([0, 1], [0, 1], "--", color=MUTED, linewidth=1)
     error = np.abs(hits - confidence).sum() / max(counts.sum(), 1)
-    right.set(xlim=(0, 1), ylim=(0, 1), xlabel="confidence", ylabel="share that is right")
+    right.set(xlim=(0, 1), ylim=(0, 1), xlabel="confidence", ylabel="accuracy")
     right.set_title(f"calibration error {error:.3f}", loc="left", fontsize=10, color=MUTED)
     for axes in (left, right):
         axes.tick_params(length=0, labelsize=9)

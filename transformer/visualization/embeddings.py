@@ -1,4 +1,4 @@
-"""A map of embeddings: their two principal components, each point with its label."""
+"""A map of embeddings: a labelled scatter plot of their first two principal components."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,19 +9,19 @@ import numpy as np
 from transformer.visualization.report import GRID, MUTED, TRAIN
 
 DISTANCES = (5, 16, 28, 42, 60, 80)
-"""Pixels between a point and its label, along both axes; the nearest free place is taken."""
+"""Pixels between a point and its label, along both axes; the nearest free position is taken."""
 
 FAINT = "#b6bcc6"
-"""Of a label that covers another."""
+"""The colour of a label that overlaps another."""
 
 RADIUS = 5
-"""Pixels around a point that no label covers."""
+"""Pixels around a point that labels keep free."""
 
 
 def project(vectors_nd: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """(n, d) vectors -> their coordinates (n, 2) along the two directions in which they vary most, and the
-    share (2,) of the whole variance that each direction has: principal components, from the singular values
-    of the centred vectors. The coordinate that is farthest from 0 is positive in each.
+    """The first two principal components (n, 2) of vectors (n, d), by an SVD of the centred vectors, and the
+    share (2,) of the variance that each explains. Signs are such that the coordinate of largest magnitude is
+    positive.
 
     Raises:
       ValueError: fewer than three vectors, or of fewer than two dimensions.
@@ -36,9 +36,9 @@ def project(vectors_nd: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def arrange(points_n2: np.ndarray, sizes_n2: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Places labels of (width, height) at points, all in pixels: the lower left corner (n, 2) of each, and
-    whether (n,) it covers neither a point nor a label before it. Each takes the nearest free place among four
-    corners at six distances, or the nearest of all where none is free."""
+    """Places labels of (width, height) at points, all in pixels: returns the lower left corner (n, 2) of each
+    label, and whether (n,) it overlaps no point and no earlier label. Each label takes the nearest free
+    position among four corners at six distances, or the nearest position if none is free."""
     boxes = [np.concatenate([points_n2 - RADIUS, points_n2 + RADIUS], axis=1)]
     corners, free = np.zeros_like(points_n2), np.zeros(len(points_n2), bool)
     for i, (point, size) in enumerate(zip(points_n2, sizes_n2, strict=True)):
@@ -58,13 +58,12 @@ def arrange(points_n2: np.ndarray, sizes_n2: np.ndarray) -> tuple[np.ndarray, np
 
 
 def draw_map(vectors_nd: np.ndarray, labels: Sequence[str], path: Path) -> None:
-    """Draws `project` of vectors (n, d), with a label for each: beside its point, or at the end of a line
-    from there, where it covers neither points nor other labels; in pale grey where there is no such place.
+    """Draws `project` of vectors (n, d) with labels, placed by `arrange`; labels that overlap are pale grey.
 
     Raises:
-      ValueError: there are not as many labels as vectors, or the vectors span no plane.
+      ValueError: the numbers of labels and vectors differ, or the vectors do not span a plane.
     """
-    from matplotlib.backends.backend_agg import FigureCanvasAgg  # takes a second: not where nothing is drawn
+    from matplotlib.backends.backend_agg import FigureCanvasAgg  # imported late: the import takes a second
     from matplotlib.figure import Figure
     from matplotlib.font_manager import FontProperties
 
@@ -86,7 +85,7 @@ def draw_map(vectors_nd: np.ndarray, labels: Sequence[str], path: Path) -> None:
     axes.set_axisbelow(True)
     for line in axes.spines.values():
         line.set_visible(False)
-    figure.draw_without_rendering()  # fixes where the points are
+    figure.draw_without_rendering()  # determines the positions of the points
     points_n2 = axes.transData.transform(places_n2)
     font = FontProperties(size=9)
     sizes = [renderer.get_text_width_height_descent(label, font, False)[:2] for label in labels]

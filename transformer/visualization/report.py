@@ -1,4 +1,4 @@
-"""The report of a run: its curves in a picture, and its last values in a table."""
+"""The report of a run: a plot of its curves and a table of its last values."""
 
 import json
 import math
@@ -12,10 +12,10 @@ from transformer.errors import UserError
 from transformer.run_folder import RunFolder
 
 Series = dict[str, tuple[np.ndarray, np.ndarray]]
-"""Name of a value -> the steps at which it was measured, ascending, and what it was."""
+"""Name of a metric -> its steps, ascending, and its values."""
 
 TRAIN, EVAL, MUTED, GRID = "#3b6fb6", "#d95f30", "#6b7280", "#e5e7eb"
-"""A blue and an orange that differ in lightness too, so that they stay apart in print and for every eye."""
+"""The blue and the orange also differ in lightness, for print and colour-blind readers."""
 
 PANELS = {
     "Loss": ("train/loss", "eval/loss"),
@@ -23,7 +23,7 @@ PANELS = {
     "Gradient norm": ("train/gradient_norm",),
     "Tokens per second": ("train/tokens_per_second",),
 }
-"""Title -> the values drawn, those of training first."""
+"""Title -> the metrics drawn, training first."""
 
 
 def _lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
@@ -52,8 +52,8 @@ def write_report(folder: RunFolder) -> Path:
 
 
 def last_values(path: Path) -> dict[str, float]:
-    """The last value of each name in a `metrics.jsonl`, NaN where it was no number; raises as `read_metrics`
-    does."""
+    """The last value of each metric in a `metrics.jsonl`, NaN if it was not finite; raises as
+    `read_metrics`."""
     found: dict[str, float] = {}
     for _, values in _lines(path):
         found |= {name: math.nan if value is None else float(value) for name, value in values.items()}
@@ -61,10 +61,10 @@ def last_values(path: Path) -> dict[str, float]:
 
 
 def read_metrics(path: Path) -> Series:
-    """Every value of a `metrics.jsonl`; what was not a number is left out.
+    """Every value of a `metrics.jsonl`, without non-finite ones.
 
     Raises:
-      UserError: there is no such file, or nothing in it, or a line is not of this form.
+      UserError: the file does not exist, is empty, or has a line in another format.
     """
     points: dict[str, list[tuple[int, float]]] = {}
     for step, values in _lines(path):
@@ -79,8 +79,8 @@ def read_metrics(path: Path) -> Series:
 
 
 def draw(series: Series, path: Path) -> None:
-    """Draws the panels that have values, each value as measured and, where it jitters, its running mean."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg  # takes a second: not where nothing is drawn
+    """Draws the panels that have values; noisy curves also with a running mean."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg  # imported late: the import takes a second
     from matplotlib.figure import Figure
 
     panels = {title: there for title, names in PANELS.items() if (there := [n for n in names if n in series])}
@@ -98,7 +98,7 @@ def draw(series: Series, path: Path) -> None:
 
 
 def describe(series: Series, name: str) -> str:
-    """The page in Markdown: the picture, and the last and the least value of everything measured."""
+    """The report in Markdown: the plot, and the last and the least value of each metric."""
     lines = [
         f"# {name}",
         "",
@@ -114,7 +114,7 @@ def describe(series: Series, name: str) -> str:
 
 
 def smooth(values: np.ndarray, window: int) -> np.ndarray:
-    """The mean of each value and its `window // 2` neighbours on either side, as far as there are any."""
+    """The running mean over `window // 2` neighbours on either side, truncated at the ends."""
     sums = np.concatenate([[0.0], np.cumsum(values)])
     places = np.arange(len(values))
     first = np.maximum(places - window // 2, 0)
