@@ -1,11 +1,11 @@
-"""Attention alone, forward and backward, by length: one row, 6 heads of 64, float32, causal.
+"""The speed of attention, forward and backward, by length: batch 1, 6 heads of 64, float32, causal.
 
     python -m benchmarks.attention [--peer] [--cases 512 4096 ...] [--repeats 5]
 
 "ours" is the blockwise kernel and "ours_window" the same with a window of 256 keys; "plain_jax" and
-"plain_window" are `jax.nn.dot_product_attention`, which keeps all weights, and are left out where that takes
+"plain_window" are `jax.nn.dot_product_attention`, which stores all weights, and are skipped where that takes
 more than 8 GB; `--peer` adds PyTorch's `scaled_dot_product_attention` (`pip install torch`). "Temporary MB"
-is the compiler's account. Who has another result or gradient than the others, on the same inputs, is refused.
+is from XLA's memory analysis. An implementation whose output or gradients differ ends the benchmark.
 """
 
 import statistics
@@ -19,17 +19,17 @@ HEADS, WIDTH, WINDOW = 6, 64, 256
 LENGTHS = ("512", "1024", "2048", "4096", "8192")
 MOST_GB = 8.0
 PROBES = 64
-"""Elements of the result and of each gradient that contestants are compared by."""
+"""Elements of the output and of each gradient that are compared."""
 
 
 def inputs(length: int) -> list[np.ndarray]:
-    """Queries, keys, values and the gradient of the result: (1, length, heads, width) each."""
+    """Queries, keys, values and the gradient of the output: (1, length, heads, width) each."""
     rng = np.random.default_rng(0)
     return [rng.normal(size=(1, length, HEADS, WIDTH)).astype(np.float32) for _ in range(4)]
 
 
 def probe(arrays) -> list[float]:
-    """A few elements of each array, the same ones for every contestant."""
+    """A few elements of each array, the same for every implementation."""
     places = np.random.default_rng(1).integers(0, np.asarray(arrays[0]).size, PROBES)
     return [float(x) for array in arrays for x in np.asarray(array).reshape(-1)[places]]
 
@@ -101,7 +101,7 @@ CONTESTANTS = {
     "plain_window": plain_window,
 }
 ANSWERS: dict[tuple[str, bool], list[float]] = {}
-"""What the first contestant found, of each length, without and with the window."""
+"""The probes of the first implementation, for each length, without and with the window."""
 
 
 def work(name: str, case: str) -> None:

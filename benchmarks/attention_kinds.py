@@ -1,10 +1,10 @@
-"""What each kind of attention, and each position encoding, makes of the same training.
+"""Kinds of attention and position encodings under the same training.
 
     python -m benchmarks.attention_kinds [--folder=runs/attention] [--only=window,alibi]
 
 Trains configs/attention.py, each of its presets, and multi-head attention with every position encoding, one
-after another to the end, and prints their bits per byte of validation text, tokens/s (median of logged
-values), and the most memory that the process had. A run that is in the folder already is not trained again.
+after another. Prints bits per byte of validation text, tokens/s (median of the logged values) and peak memory
+of the process. Runs that are already in the folder are not trained again.
 """
 
 import argparse
@@ -23,7 +23,7 @@ POSITIONS = ("none", "sinusoidal", "learned", "alibi", "t5", "shaw", "transforme
 
 
 def runs() -> dict[str, list[str]]:
-    """By the name of a row: the flags of its run."""
+    """Name of a row -> flags of its run."""
     kinds = {name: [f"--config={CONFIG}:{name}"] for name in attention.KINDS}
     positions = {
         f"multi_head, {name}": [f"--config={CONFIG}", f"--config.model.position={name}"] for name in POSITIONS
@@ -32,7 +32,7 @@ def runs() -> dict[str, list[str]]:
 
 
 def measure(flags: list[str], workdir: Path) -> dict[str, str]:
-    """Trains, unless that was done, and reads what the run left."""
+    """Trains unless the run exists, and reads its metrics."""
     kept = workdir / "memory_gb"
     if not kept.exists():
         command = [sys.executable, "launch.py", *flags, f"--workdir={workdir}"]
@@ -52,12 +52,12 @@ def measure(flags: list[str], workdir: Path) -> dict[str, str]:
 
 
 def main() -> None:
-    """Flags, runs, one table."""
+    """Parses flags, trains all runs, prints the table."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--folder", type=Path, default=Path("runs/attention"))
-    parser.add_argument("--only", default="", help="names of rows, with commas between; all")
+    parser.add_argument("--only", default="", help="comma-separated names of rows (all)")
     flags = parser.parse_args()
     asked = [name for name in flags.only.split(",") if name]
     rows: list[dict[str, object]] = []

@@ -1,9 +1,9 @@
-"""What a classifier is to be compared with: logistic regression on counts of words and pairs of words.
+"""A baseline for text classifiers: logistic regression on word unigrams and bigrams.
 
     python -m benchmarks.bag_of_words --source=tsv:train.tsv --validation_source=tsv:dev.tsv
 
-Words and pairs of neighbouring words weighted by tf-idf (sublinear), as scikit-learn counts them; the inverse
-regularisation is chosen by 5-fold cross-validation on the training texts alone.
+Unigrams and bigrams with sublinear tf-idf weights of scikit-learn. The regularisation is chosen by 5-fold
+cross-validation on the training texts.
 """
 
 import argparse

@@ -1,9 +1,9 @@
-"""BLEU by the length of the source, for several trained runs: why attention came.
+"""BLEU by the length of the source for several trained runs.
 
     python -m benchmarks.bleu_by_length runs/transformer runs/additive runs/none \\
         --source=aligned:test.en,test.de --picture=docs/bleu_by_length.png
 
-Every run translates the same pairs with its own beam search; lengths are in words of the source.
+Every run translates the same pairs with its own decoding config; lengths are in words of the source.
 """
 
 import argparse
@@ -56,7 +56,7 @@ def main() -> None:
 
 
 def draw(curves: dict[str, list[tuple[int, int, int, float]]], path: Path) -> None:
-    """A line a run, a point a range of lengths."""
+    """Draws one line per run, with one point per range of lengths."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(7, 4), layout="constrained")

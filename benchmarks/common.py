@@ -1,7 +1,7 @@
-"""What the benchmarks share: model shapes, the machine's ceiling, and runs that alternate.
+"""Shared code of the benchmarks: model shapes, the peak rate of the machine, and alternating runs.
 
-Each contestant lives in a process of its own, so that one library's threads do not disturb the other's
-measurement; the processes work in turns, one measured call each.
+Each implementation ("contestant") runs in its own process, so that the threads of one library do not disturb
+the measurement of another. The processes take turns, one measured call each.
 """
 
 import argparse
@@ -24,7 +24,7 @@ from transformer.process import MALLOC
 
 @dataclass(frozen=True)
 class Shape:
-    """A decoder-only language model and its training batch."""
+    """The sizes of a decoder-only language model and its training batch."""
 
     num_layers: int
     d_model: int
@@ -39,7 +39,7 @@ class Shape:
         return self.batch * self.length
 
     def batch_of_tokens(self) -> np.ndarray:
-        """The same random tokens for every contestant: (batch, length + 1)."""
+        """Random tokens (batch, length + 1), the same for every contestant."""
         return (
             np.random.default_rng(0)
             .integers(0, self.vocab_size, (self.batch, self.length + 1))
@@ -47,7 +47,7 @@ class Shape:
         )
 
     def training_flops(self) -> float:
-        """FLOPs of a training step: 6 per matrix parameter and token, and the attention's products."""
+        """FLOPs of a training step: 6 per matrix parameter and token, plus the products of attention."""
         matrices = 12 * self.num_layers * self.d_model**2 + self.vocab_size * self.d_model
         return self.tokens * (6 * matrices + 12 * self.num_layers * self.d_model * self.length)
 
@@ -64,7 +64,7 @@ class Contestant:
     def __init__(self, module: str, *arguments: str, **environment: str) -> None:
         """Starts `python -m module --worker ...` and waits until it has warmed up."""
         command = [sys.executable, "-m", module, "--worker", *arguments]
-        environment = MALLOC | os.environ | environment  # as launch.py does; for the peers too
+        environment = MALLOC | os.environ | environment  # as in launch.py, for the peers too
         self._process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
         )
@@ -72,21 +72,21 @@ class Contestant:
         self.report = json.loads(self._read())
 
     def measure(self) -> None:
-        """One call."""
+        """Measures one call."""
         assert self._process.stdin is not None
         self._process.stdin.write("\n")
         self._process.stdin.flush()
         self.seconds.append(float(self._read()))
 
     def processor_seconds(self) -> tuple[float, float]:
-        """What the process has used of all processors until now, for itself and in the system (Linux)."""
+        """User and system time of the process so far, over all processors (Linux)."""
         with open(f"/proc/{self._process.pid}/stat") as stat:
             fields = stat.read().rpartition(")")[2].split()
         own, system = (int(each) / os.sysconf("SC_CLK_TCK") for each in fields[11:13])
         return own, system
 
     def resident_gb(self) -> float:
-        """The memory that the process has now (Linux)."""
+        """The resident memory of the process (Linux)."""
         with open(f"/proc/{self._process.pid}/statm") as statm:
             return int(statm.read().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 2**30
 
@@ -105,7 +105,8 @@ class Contestant:
 
 
 def serve(call: Callable[[], object], **report: object) -> None:
-    """The worker's side: `call` must return only when its work is done."""
+    """The worker's side: reports, then measures `call` for each line read; `call` must block until it is
+    done."""
     call()
     report["memory_gb"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
     print(json.dumps(report), flush=True)
@@ -116,7 +117,7 @@ def serve(call: Callable[[], object], **report: object) -> None:
 
 
 def alternate(contestants: dict[str, Contestant], repeats: int) -> None:
-    """Measures each in turn; the pauses let another library's spinning threads fall asleep."""
+    """Measures each in turn; the pauses let spinning threads of the other libraries go to sleep."""
     for _ in range(repeats):
         for contestant in contestants.values():
             contestant.measure()
@@ -132,11 +133,11 @@ def contest(
     row: Callable[[str, str, Contestant, Contestant, float], dict[str, object]],
     measure: Callable[[str], float] = lambda case: 0.0,
 ) -> None:
-    """The program of a benchmark: flags, turns, one table.
+    """The main program of a benchmark: parses flags, alternates the contestants, prints a table.
 
-    `work(name, case)` is what a contestant's own process does; `row(case, name, contestant, first, limit)` a
-    row of the table, with `limit` what `measure(case)` found of the machine. Contestants named "ours" and
-    "plain..." are always there, others with `--peer`.
+    `work(name, case)` runs in the process of a contestant; `row(case, name, contestant, first, limit)`
+    returns a row of the table, where `limit` is `measure(case)`, a peak rate of the machine. Contestants
+    named "ours" and "plain..." always run, others with `--peer`.
     """
     parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--worker", nargs=2, help=argparse.SUPPRESS)
@@ -161,7 +162,7 @@ def contest(
 
 
 def ratio(ours: Contestant, other: Contestant) -> float:
-    """How many times faster `ours` is: the median over the pairs of calls that followed one another."""
+    """How many times faster `ours` is: the median ratio over pairs of consecutive calls."""
     return statistics.median(b / a for a, b in zip(ours.seconds, other.seconds, strict=True))
 
 
@@ -182,7 +183,7 @@ def ceiling(dtype: str, size: int = 2048, repeats: int = 7) -> float:
 
 
 def machine() -> str:
-    """One line on where the figures come from."""
+    """One line on the machine and the versions."""
     import jax
 
     model = platform.processor() or platform.machine()
@@ -198,7 +199,7 @@ def machine() -> str:
 
 
 def gigabytes(size: float) -> str:
-    """A size, or nothing where it is not known."""
+    """A size in GB; "-" if it is unknown."""
     return "-" if math.isnan(size) else f"{size:.2f}"
 
 

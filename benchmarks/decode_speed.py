@@ -1,10 +1,10 @@
-"""Greedy decoding speed here, as a table: tokens/s, share of the machine's ceiling, memory, compiling.
+"""The speed of greedy decoding: tokens/s, share of the machine's peak, memory, compile time.
 
     python -m benchmarks.decode_speed [--peer] [--cases S1 S16 M1] [--repeats 5]
 
-A prompt of 32 tokens and 224 new ones, in float32, never stopping early. `--peer` adds `generate` of Hugging
-Face transformers on PyTorch (`pip install torch transformers`) with its dynamic cache, from the same weights:
-the share of tokens that come out equal is shown.
+A prompt of 32 tokens and 224 new ones, float32, without early stopping. `--peer` adds `generate` of Hugging
+Face transformers on PyTorch (`pip install torch transformers`) with its dynamic cache and the same weights;
+the table has the share of equal tokens.
 
 The ceiling of a step is the longer of two times measured on this machine: reading all weights once, by
 matrix-vector products of the same total size, and multiplying at the rate of large matrix products.
@@ -23,9 +23,9 @@ CASES = {"S1": ("S", 1), "S16": ("S", 16), "M1": ("M", 1)}
 
 
 def weights(shape: Shape) -> dict[str, np.ndarray]:
-    """Random parameters by their paths here, block parameters stacked, the same in every process.
+    """Random parameters by path, block parameters stacked, the same in every process.
 
-    Several times larger than a model's first weights: its greedy continuation would be one token repeated.
+    They are several times larger than initial weights, whose greedy continuation would repeat one token.
     """
     n, d, f, h = shape.num_layers, shape.d_model, 4 * shape.d_model, shape.num_heads
     sizes = {
@@ -119,7 +119,7 @@ def transformers(shape: Shape, batch: int):
 
 
 def _gpt2(ours: dict[str, np.ndarray], shape: Shape) -> dict:
-    """The same parameters under the peer's names, one layer at a time, with q, k, v side by side."""
+    """The same parameters by the names of GPT-2, one layer at a time, with q, k, v concatenated."""
     import torch
 
     d = shape.d_model
@@ -147,7 +147,7 @@ def _gpt2(ours: dict[str, np.ndarray], shape: Shape) -> dict:
 
 
 def step_floor(shape: Shape, batch: int) -> float:
-    """Seconds below which no decoding step of this shape can go here (see the module's docstring)."""
+    """A lower bound of the seconds of a decoding step on this machine (see the module's docstring)."""
     import jax
     import jax.numpy as jnp
 

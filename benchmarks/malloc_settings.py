@@ -1,9 +1,9 @@
-"""What memory malloc keeps between steps, and what time that saves: a training step under several settings.
+"""Time and memory of a training step under several settings of malloc.
 
     python -m benchmarks.malloc_settings [--cases S-float32 M-float32 translation] [--repeats 3]
 
-Each setting has a process of its own, one after another, since two of size M do not fit everywhere. Time is
-that of all processors, the system's beside the program's own, which other work on the machine changes little.
+The settings run one after another in their own processes, since two of size M may not fit into memory. Time
+is processor time, user and system, on which other work on the machine has little influence.
 """
 
 import argparse
@@ -23,7 +23,7 @@ def _kept(mmap: int, trim: int) -> str:
 
 CASES = {case: ("benchmarks.train_speed", case) for case in train_speed.CASES}
 CASES["translation"] = ("benchmarks.translation_speed", "train")
-"""By the name of a row: the benchmark whose training step is measured, and its case."""
+"""Name of a row -> the benchmark whose training step is measured, and its case."""
 
 SETTINGS = {
     "launch.py's": MALLOC["GLIBC_TUNABLES"],
@@ -35,11 +35,11 @@ SETTINGS = {
     "kept if below 256 MB": _kept(2**28, 2**40),
     "kept if below 64 MB": _kept(2**26, 2**40),
 }
-"""By the name of a row: GLIBC_TUNABLES."""
+"""Name of a row -> GLIBC_TUNABLES."""
 
 
 def main() -> None:
-    """Flags, runs, one table."""
+    """Parses flags, measures, prints the table."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

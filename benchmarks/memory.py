@@ -1,11 +1,11 @@
-"""What a training step holds in memory, and how long it takes: what saves memory, and at what price.
+"""Memory and time of a training step under options that save memory.
 
     python -m benchmarks.memory [--cases float32 remat-full ...] [--repeats 2] [--length 2048]
 
-One language model (6 layers, d_model 384, 6 heads, vocabulary 8192, one row a batch) under the library's own
-training step; each row of the table changes one thing of the first, or the two it names. "Step GB" is the
-compiler's account of the step: its arguments (parameters and Adam's two moments), its results, and room for
-all that is alive in between. A CPU's own memory is the host's, so there `offload` saves nothing.
+One language model (6 layers, d_model 384, 6 heads, vocabulary 8192, batch 1) under the library's training
+step. Each row of the table makes the changes it names to the first row. "Step GB" is from XLA's memory
+analysis: arguments (parameters and Adam's two moments), results and temporary buffers. On a CPU device memory
+is host memory, so `offload` saves nothing.
 """
 
 import argparse
@@ -30,11 +30,11 @@ CASES: dict[str, dict[str, Any]] = {
     "no-scan": {"scan_layers": False},
     "no-scan-remat-full": {"scan_layers": False, "remat": "full"},
 }
-"""Changes of: float32, blockwise attention, a scan over the layers, the logits of all tokens at once."""
+"""Changes to the first row: float32, blockwise attention, a scan over layers, logits in one chunk."""
 
 
 def step_of(shape: Shape, *, chunk_size: int = 0, **changes: Any):
-    """A training step's compiled program, and a call that runs it on its own state."""
+    """A compiled training step, and a function that runs it on a state of its own."""
     import jax
     import jax.numpy as jnp
     import optax
@@ -84,7 +84,7 @@ def work(case: str, length: int) -> None:
     sizes = program.memory_analysis()
     temp = sizes.temp_size_in_bytes
     whole = temp + sizes.argument_size_in_bytes + sizes.output_size_in_bytes - sizes.alias_size_in_bytes
-    done = [call()]  # the call that `serve` begins with
+    done = [call()]  # `serve` begins with this call
     report = {"temp_gb": temp / 2**30, "step_gb": whole / 2**30, "loss": done[0]}
     common.serve(lambda: done.pop() if done else call(), **report)
 
@@ -118,7 +118,7 @@ def main() -> None:
     rows = []
     first = None
     for case in flags.cases:
-        # One process after another: at this length two would not fit beside each other everywhere.
+        # One process after another: two may not fit into memory.
         contestant = Contestant("benchmarks.memory", case, "--length", str(flags.length))
         common.alternate({case: contestant}, flags.repeats)
         contestant.close()

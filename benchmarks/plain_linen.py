@@ -1,4 +1,4 @@
-"""The model one writes first: GPT-2 from flax's own parts, with `jax.nn.dot_product_attention`."""
+"""A baseline: GPT-2 of flax's own modules, with `jax.nn.dot_product_attention`."""
 
 import jax
 import jax.numpy as jnp

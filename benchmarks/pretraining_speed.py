@@ -1,10 +1,10 @@
-"""Speed of a pre-training step of BERT's shape here: masked tokens and next sentences, in tokens/s.
+"""The speed of BERT pre-training with both losses, in tokens/s.
 
     python -m benchmarks.pretraining_speed [--peer] [--cases base-float32 base-bfloat16] [--repeats 5]
 
 12 layers, d_model 768, 12 heads, vocabulary 30522, 8 rows of 128 tokens, 15 % of them masked, dropout 0.1,
 AdamW. `--peer` adds `BertForPreTraining` of Hugging Face transformers on PyTorch in eager mode (`pip install
-torch transformers`), which forms the logits of all tokens; here those of masked ones alone are formed.
+torch transformers`), which computes the logits of all tokens; ours computes those of masked tokens only.
 """
 
 import dataclasses
@@ -25,7 +25,7 @@ WARM_UP = 3
 
 
 def batch() -> dict[str, np.ndarray]:
-    """The same random pairs of texts for every contestant, with the same tokens masked."""
+    """Random pairs of texts with masked tokens, the same for every contestant."""
     rng = np.random.default_rng(0)
     tokens = rng.integers(1000, VOCAB, (BATCH, LENGTH)).astype(np.int32)
     places = np.sort(np.stack([rng.permutation(LENGTH)[:MASKED] for _ in range(BATCH)])).astype(np.int32)
@@ -67,7 +67,7 @@ def ours(dtype: str):
         loss = LossConfig()
 
     class Objective(MaskedLanguageModeling):
-        """The experiment's own loss, without its data."""
+        """The loss of the experiment, without its data."""
 
         def __init__(self) -> None:
             self.config = Config()  # type: ignore[assignment]
@@ -145,7 +145,7 @@ def work(name: str, case: str) -> None:
 
 
 def flops() -> float:
-    """FLOPs of a step, of whoever forms the logits of masked tokens alone."""
+    """FLOPs of a step that computes the logits of masked tokens only."""
     blocks = 12 * LAYERS * D**2 * LENGTH + 2 * LAYERS * D * LENGTH**2
     return 6 * BATCH * (blocks + (VOCAB * D + D**2) * MASKED)
 

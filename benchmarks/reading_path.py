@@ -1,14 +1,14 @@
-"""How much code there is to read between a command's flags and what it does, as a table of files.
+"""The code that a small training run and a completion call, as a table of files with lines of code.
 
     python -m benchmarks.reading_path [--config=configs/lm.py:tiny] [--whole] [--functions]
 
-Runs a training in this process, and a completion with the trained model, under `sys.setprofile`, and counts
-the lines of all functions of this repository that were called: their code lines, without blank ones, comments
-and docstrings, and without functions within them that were not called. The training is followed from the
-flags to its first gradient: until the train step, which JAX traces, has returned once; with `--whole` to its
-end, with evaluations, checkpoints, samples, pictures and the report. The completion is followed from the
-flags to the text. The caches of prepared data are empty at first, so that the figures do not depend on
-earlier runs. What runs when a module is imported (definitions, tables) is not counted, nor config files.
+Trains in this process, completes a prompt with the trained model, both under `sys.setprofile`, and counts the
+lines of all functions of this repository that were called, without blank lines, comments, docstrings and
+inner functions that were not called. The training is followed from the flags to its first gradient, that is
+until the train step has been traced once; with `--whole` to its end, with evaluations, checkpoints, samples,
+plots and the report. The completion is followed from the flags to the text. Caches of prepared data start
+empty, so that the figures do not depend on earlier runs. Code that runs on import (definitions, tables) and
+config files are not counted.
 """
 
 import argparse
@@ -27,12 +27,12 @@ from types import CodeType, FrameType
 ROOT = Path(__file__).resolve().parent.parent
 FOLDERS = ("commands", "experiments", "transformer")
 STEP = ("transformer/training/step.py", "make_train_step.<locals>.train_step")
-"""The function whose first return is a training's first gradient."""
+"""The function whose first return is the first gradient."""
 
 
 def traced(commands: list[list[str]], whole: bool) -> set[CodeType]:
-    """The functions of this repository that the commands call, in any thread that they start; of a training
-    those up to the first gradient, unless `whole`."""
+    """The functions of this repository that the commands call, in any thread; in training only up to the
+    first gradient, unless `whole`."""
     import jax
 
     import launch
@@ -55,7 +55,7 @@ def traced(commands: list[list[str]], whole: bool) -> set[CodeType]:
     try:
         for arguments in commands:
             following = True
-            jax.clear_caches()  # what an earlier command compiled is traced again
+            jax.clear_caches()  # trace again what an earlier command compiled
             if launch.main(arguments):
                 raise SystemExit(f"the command failed: {' '.join(arguments)}")
     finally:
@@ -65,9 +65,9 @@ def traced(commands: list[list[str]], whole: bool) -> set[CodeType]:
 
 
 def is_own(code: CodeType) -> bool:
-    """Whether it is a function of a file to be read, and not the body of a module or class."""
+    """Whether this is the code of a function of the repository, not the body of a module or class."""
     path = Path(code.co_filename)
-    if not path.is_relative_to(ROOT) or not code.co_flags & 0x2:  # CO_NEWLOCALS: functions alone have it
+    if not path.is_relative_to(ROOT) or not code.co_flags & 0x2:  # CO_NEWLOCALS: set for functions only
         return False
     first = path.relative_to(ROOT).parts[0]
     return first in FOLDERS or first == "launch.py"
@@ -75,8 +75,8 @@ def is_own(code: CodeType) -> bool:
 
 @functools.cache
 def code_lines(path: str) -> tuple[frozenset[int], dict[int, tuple[int, int]]]:
-    """The numbers of a file's lines that hold code, and of each function, by the line that its code object
-    begins at (a decorator's where there is one), the first and last line."""
+    """The line numbers of a file that hold code, and for each function {first line of its code object, which
+    may be a decorator's: (first line, last line)}."""
     source = Path(path).read_text()
     tree = ast.parse(source)
     skipped = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT}
@@ -120,7 +120,7 @@ def count(codes: set[CodeType]) -> tuple[Counter[str], Counter[tuple[str, str]]]
 
 
 def main() -> None:
-    """Flags, the commands, the table."""
+    """Parses flags, runs the commands, prints the table."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -129,7 +129,7 @@ def main() -> None:
     parser.add_argument("--functions", action="store_true", help="a row for each function too")
     flags = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        os.environ["XDG_CACHE_HOME"] = f"{folder}/cache"  # data are prepared anew
+        os.environ["XDG_CACHE_HOME"] = f"{folder}/cache"  # prepare the data again
         workdir = f"--workdir={folder}/run"
         commands = [[f"--config={flags.config}", workdir]]
         commands += [[workdir, "--mode=predict", "--prompt=def f", f"--output={folder}/out.txt"]]

@@ -1,11 +1,11 @@
-"""Evaluation with a memory of what was read, beside reading the whole context anew for every token.
+"""Evaluation of a Transformer-XL with memory, compared with recomputing the context of every token.
 
     python -m benchmarks.recurrence [--memory 512] [--segment 128] [--repeats 5]
 
 A Transformer-XL (6 layers, d_model 384, 6 heads, vocabulary 256, float32, random parameters). With memory, a
-segment of tokens sees itself and `memory` tokens before it, of which each layer kept keys and values.
-Without, each token needs a pass of its own over `memory` + `segment` / 2 tokens, as many as are seen there on
-the mean (Dai et al. 2019, section 3.2 and table 9).
+segment attends to itself and to cached keys and values of the `memory` tokens before it. Without memory, each
+token needs its own forward pass over `memory` + `segment` / 2 tokens, the mean context above (Dai et al.
+2019, section 3.2 and table 9).
 """
 
 import argparse
@@ -22,7 +22,7 @@ from transformer.models.transformer_xl import Memory, TransformerXLConfig
 
 
 def main() -> None:
-    """Both, in turns, and the table."""
+    """Measures both in turns and prints the table."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -51,7 +51,7 @@ def main() -> None:
         return model.apply(variables, x_btd, method="unembed"), memory
 
     @jax.jit
-    def anew(tokens_bt: jax.Array) -> jax.Array:
+    def recomputed(tokens_bt: jax.Array) -> jax.Array:
         x_btd = model.apply(variables, tokens_bt, method="hidden")
         return model.apply(variables, x_btd[:, -1:], method="unembed")
 
@@ -60,7 +60,7 @@ def main() -> None:
         _, memory = with_memory(tokens[:, start : start + flags.segment], memory)
     calls = {
         "memory": (lambda: with_memory(tokens[:, -flags.segment :], memory)[0], flags.segment),
-        "anew": (lambda: anew(tokens[:, :context]), 1),
+        "recomputed": (lambda: recomputed(tokens[:, :context]), 1),
     }
     seconds: dict[str, list[float]] = {name: [] for name in calls}
     for turn in range(flags.repeats + 1):
@@ -72,9 +72,9 @@ def main() -> None:
     middle = {name: statistics.median(values) for name, values in seconds.items()}
     rows: list[dict[str, object]] = [
         {
-            "each token's context": name,
+            "context of each token": name,
             "tokens/s": f"{1 / value:,.1f}",
-            "times as fast": f"{middle['anew'] / value:,.0f}",
+            "times as fast": f"{middle['recomputed'] / value:,.0f}",
         }
         for name, value in middle.items()
     ]

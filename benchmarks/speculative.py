@@ -1,10 +1,10 @@
-"""How much faster a target writes with a draft's proposals, as a table of tokens/s, of two trained runs.
+"""The speed of speculative decoding with two trained runs, target and draft, in tokens/s.
 
     python -m benchmarks.speculative TARGET DRAFT [--prompt "def "] [--new 128] [--draft_tokens 2 4 6]
 
-Batch 1, greedy and at temperature 0.8. After a call of each that compiles it, decoding alone and with a draft
-take turns in one process; the best rates are shown, and the median of the turns' ratios. Greedy outputs are
-compared token for token. Kept is the mean share of `draft_tokens` that a round adds to its one sure token.
+Batch 1, greedy and at temperature 0.8. After one call each to compile, decoding without and with the draft
+model alternate in one process. The table has the best rates and the median of the ratios. Greedy outputs are
+compared token by token. "kept" is the mean share of the `draft_tokens` proposals that a round accepts.
 """
 
 import argparse
@@ -32,7 +32,7 @@ def measure(target: str, draft: str, prompt: str, new: int, draft_tokens: list[i
     print("| temperature | draft tokens | tokens/s alone | with draft | faster | passes | kept | same |")
     print("| --- | --- | --- | --- | --- | --- | --- | --- |")
     for temperature in (0.0, 0.8):
-        options = {"max_new_tokens": new, "temperature": temperature}  # the end is a token like any other
+        options = {"max_new_tokens": new, "temperature": temperature}  # no end-of-sequence token
         for n in draft_tokens:
             alone, drafted, passes, same = [], [], [], []
             for seed in range(-1, repeats):
@@ -61,8 +61,8 @@ def measure(target: str, draft: str, prompt: str, new: int, draft_tokens: list[i
 def main() -> None:
     """Reads the flags."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("target", help="the folder of the run that writes")
-    parser.add_argument("draft", help="the folder of the run that proposes")
+    parser.add_argument("target", help="the run folder of the target model")
+    parser.add_argument("draft", help="the run folder of the draft model")
     parser.add_argument("--prompt", default="def ")
     parser.add_argument("--new", type=int, default=128)
     parser.add_argument("--draft_tokens", type=int, nargs="+", default=[2, 4, 6])

@@ -1,10 +1,10 @@
-"""Training speed here, as a table: tokens/s, share of the matrix-product ceiling, memory, compiling.
+"""The speed of training: tokens/s, share of the peak rate of matrix products, memory, compile time.
 
     python -m benchmarks.train_speed [--peer] [--cases S-float32 M-bfloat16 ...] [--repeats 5]
 
-`--peer` adds Hugging Face transformers on PyTorch (`pip install torch transformers`), the same shape, batch
-and optimizer in eager mode. All contestants train on the same tokens, and a run whose loss does not start
-near log(vocabulary) and fall is refused.
+`--peer` adds Hugging Face transformers on PyTorch (`pip install torch transformers`) in eager mode, with the
+same shape, batch and optimizer. All contestants train on the same tokens. A loss that does not start near
+log(vocabulary) and fall ends the benchmark.
 """
 
 import math
@@ -60,7 +60,7 @@ def plain_linen(shape: Shape, dtype: str):
 
 
 def _train(shape: Shape, init, logits):
-    """The library's own step and state around any function to logits: the contest is between models."""
+    """The library's training step and state around a function that computes logits."""
     import jax
     import jax.numpy as jnp
     import optax

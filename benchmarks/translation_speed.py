@@ -1,11 +1,11 @@
-"""Speed of an encoder-decoder here: training in target tokens/s, beam search in sentences/s.
+"""The speed of an encoder-decoder: training in target tokens/s, beam search in sentences/s.
 
     python -m benchmarks.translation_speed [--peer] [--cases train beam1 beam16] [--repeats 5]
 
 6 + 6 layers, d_model 512, 8 heads, d_ff 2048, vocabulary 8000, source and target of 64 tokens, float32;
-training with 16 pairs a batch, beam search with 4 beams for 1 and for 16 sources. `--peer` adds Marian's
-model of Hugging Face transformers on PyTorch (`pip install torch transformers`) with the same weights: both
-losses and the share of written tokens that come out equal are shown. No hypothesis ever ends early.
+training with 16 pairs per batch, beam search with 4 beams for 1 and for 16 sources. `--peer` adds the Marian
+model of Hugging Face transformers on PyTorch (`pip install torch transformers`) with the same weights; the
+table has both losses and the share of equal tokens. No hypothesis ends early.
 """
 
 import statistics
@@ -22,7 +22,7 @@ WARM_UP = 3
 
 
 def weights() -> dict[str, np.ndarray]:
-    """Random parameters by their paths here, block parameters stacked, the same in every process."""
+    """Random parameters by path, block parameters stacked, the same in every process."""
     n, d, f, h, k = LAYERS, D, FF, HEADS, D // HEADS
     sizes: dict[str, tuple[int, ...]] = {"embedding/table": (VOCAB, d)}
     for stack, kinds in (("encoder", ["attention"]), ("decoder", ["attention", "cross_attention"])):
@@ -172,7 +172,7 @@ def transformers(case: str):
 
 
 def _marian(ours: dict[str, np.ndarray]) -> dict:
-    """The same parameters under the peer's names; its positions are made to lie as in the paper."""
+    """The same parameters by Marian's names; its sinusoidal positions are interleaved as in the paper."""
     import torch
 
     angles = np.arange(2 * LENGTH)[:, None] * 10000.0 ** (-np.arange(0, D, 2) / D)
