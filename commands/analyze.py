@@ -1,4 +1,4 @@
-"""Looks into the embeddings of words: cosines, nearest neighbours, analogies, a word in its contexts, a map.
+"""Analyses word embeddings: cosines, nearest neighbours, analogies, contextual vectors of a word, a map.
 
 python launch.py --workdir=runs/word_embedding --mode=analyze --words=king,queen,river --neighbours=river
 """
@@ -21,29 +21,29 @@ if TYPE_CHECKING:
     from transformer.training.experiment import Params
 
 MAPPED, LETTERS = 150, 4
-"""A map for which no words are named has so many of the vocabulary's first ones with so many letters."""
+"""Without --words a map shows the first `MAPPED` words of the vocabulary with at least `LETTERS` letters."""
 
 ENDINGS = (".png", ".svg", ".pdf")
 
 QUESTIONS = ("words", "neighbours", "analogy", "analogies", "contexts", "map")
-"""Flags of which one is given at least."""
+"""Flags of which at least one is required."""
 
 
 def add_flags(parser: Any) -> None:
     """The flags of this command."""
     add = parser.add_argument
-    add("--words", type=text, help="words, with commas between, to compare with one another")
-    add("--neighbours", type=text, help="words whose nearest others to list")
-    add("--analogy", type=text, help="three words a,b,c: what is nearest to a - b + c?")
-    add("--analogies", help="a file of questions, in the form of word2vec's questions-words.txt")
-    what = "sentences, or a file of them, in which each of --words is compared with itself"
+    add("--words", type=text, help="comma-separated words to compare with each other")
+    add("--neighbours", type=text, help="comma-separated words whose nearest neighbours to list")
+    add("--analogy", type=text, help="three words a,b,c: list the words nearest to a - b + c")
+    add("--analogies", help="a file of analogies in the format of word2vec's questions-words.txt")
+    what = "sentences, or a file of sentences: compare the occurrences of each of --words in them"
     add("--contexts", type=text, help=what)
-    add("--map", help=f"a picture to draw of them, {', '.join(ENDINGS)}")
+    add("--map", help=f"a file for a map of the embeddings, {', '.join(ENDINGS)}")
     add_step(parser)
 
 
 def run(flags: argparse.Namespace, overrides: "Overrides") -> int:
-    """Prints what the run's embeddings say."""
+    """Prints the analyses that the flags ask for."""
     check(flags)
     from commands.opening import load
 
@@ -54,7 +54,7 @@ def run(flags: argparse.Namespace, overrides: "Overrides") -> int:
 
 
 def check(flags: argparse.Namespace) -> None:
-    """Refuses what needs no model to be seen as wrong."""
+    """Checks the flags before a model is loaded."""
     if all(vars(flags)[name] is None for name in QUESTIONS):
         listed = ", ".join(f"--{name}" for name in QUESTIONS)
         raise UserError(f"--mode=analyze: nothing is asked; give at least one of {listed}")
@@ -67,7 +67,7 @@ def check(flags: argparse.Namespace) -> None:
         raise UserError(f"--analogy: {flags.analogy!r}; expected three words a,b,c for a - b + c")
     for name in ("words", "neighbours"):
         if (given := vars(flags)[name]) is not None and not _split(given):
-            raise UserError(f"--{name}: {given!r}; expected words with commas between")
+            raise UserError(f"--{name}: {given!r}; expected comma-separated words")
     if flags.map is not None:
         if not flags.map.endswith(ENDINGS):
             raise UserError(f"--map: {flags.map!r}; expected a name that ends with {', '.join(ENDINGS)}")
@@ -76,20 +76,20 @@ def check(flags: argparse.Namespace) -> None:
 
 
 def analyze(experiment: Any, params: "Params", flags: argparse.Namespace) -> Iterator[str]:
-    """The answers, in lines.
+    """The lines to print.
 
     Raises:
-      UserError: a word that is not there, a file that cannot be read, a run that has no such vectors.
+      UserError: an unknown word, an unreadable file, or a run without such vectors.
     """
     from transformer.evaluation.embeddings import read_questions, word_vectors
     from transformer.visualization.embeddings import draw_map
 
     tokenizer = vars(experiment.data).get("tokenizer")
     if tokenizer is None:
-        raise UserError(f"--mode=analyze: a run of {experiment.config.experiment} has no embeddings of words")
+        raise UserError(f"--mode=analyze: a run of {experiment.config.experiment} has no word embeddings")
     vectors, words = word_vectors(params, tokenizer), _split(flags.words)
     drawn: dict[str, np.ndarray] = {}
-    states: dict[str, np.ndarray] = {}  # which are not to be compared with the others
+    states: dict[str, np.ndarray] = {}  # contextual vectors, not comparable with embeddings
     if flags.contexts is not None:
         for word in words:
             yield from _contexts(experiment, params, word, flags.contexts, states)
@@ -123,17 +123,17 @@ def analyze(experiment: Any, params: "Params", flags: argparse.Namespace) -> Ite
 
 
 def occurrences(experiment: Any, params: "Params", word: str, contexts: str) -> list[tuple[str, np.ndarray]]:
-    """Each occurrence of a word in sentences (a file of them, or text): the sentence with the word in
-    brackets, and the word's contextual vector (d,), the mean over its tokens.
+    """For each occurrence of a word in sentences (a file or text): the sentence with the word in brackets,
+    and the word's contextual vector (d,), the mean over its tokens.
 
     Raises:
-      UserError: fewer than two occurrences, or a run whose vectors depend on no context.
+      UserError: fewer than two occurrences, or a model without contextual vectors.
     """
     from transformer.training.experiment import Contextual
 
     if not isinstance(experiment, Contextual):
         name = experiment.config.experiment
-        raise UserError(f"--contexts: a run of {name} has no vectors that depend on a context")
+        raise UserError(f"--contexts: a run of {name} has no contextual vectors")
     is_file = "\n" not in contexts and len(contexts) < 255 and Path(contexts).is_file()
     try:
         whole = Path(contexts).read_text(encoding="utf-8") if is_file else contexts
@@ -184,7 +184,7 @@ def _scores(sections: dict[str, "Answers"]) -> Iterator[str]:
         counts = f"{each.right:5}  {each.covered:5}  {each.accuracy:8.1%}"
         yield f"{name:{width}}  {counts}  {each.covered / each.questions:8.1%} of {each.questions}"
     missing = total.questions - total.covered
-    yield f"{missing:,} of {total.questions:,} questions have a word that is not in the vocabulary: not asked"
+    yield f"{missing:,} of {total.questions:,} questions have a word that is not in the vocabulary: skipped"
 
 
 def _table(names: Sequence[str], cosines_nn: np.ndarray) -> Iterator[str]:
@@ -205,7 +205,7 @@ def _split(text: str | None) -> list[str]:
 
 @contextmanager
 def _naming(flag: str) -> Iterator[None]:
-    """Errors inside begin with the flag that they are about."""
+    """Prefixes errors with the name of a flag."""
     try:
         yield
     except UserError as error:

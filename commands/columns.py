@@ -1,4 +1,4 @@
-"""Whether a file that is given as texts, one a line, is a table."""
+"""Detects tables among input files that should have one text per line."""
 
 import sys
 from collections.abc import Iterable
@@ -7,11 +7,12 @@ from typing import Any
 from transformer.errors import UserError
 
 LOOKED_AT = 1000
-"""Lines of a file by which it is judged whether they are columns of a table."""
+"""The number of lines that are inspected."""
 
 
 def look_for_columns(source: str, lines: Iterable[str], data: Any) -> None:
-    """Refuses a table given as texts one a line, of which all columns would be read as the text."""
+    """Raises if the lines look like rows of a table, whose columns would all be read as text; prints a note
+    if only some do."""
     first = [line.split("\t") for _, line in zip(range(LOOKED_AT), lines, strict=False)]
     rows = [columns for columns in first if any(columns)]
     if not rows:
@@ -38,8 +39,8 @@ def look_for_columns(source: str, lines: Iterable[str], data: Any) -> None:
                 )
     elif len(counts) == 1 and counts != {1}:
         raise UserError(
-            f"--input: {source}: every line has {counts.pop()} columns; expected sources alone, one a line; "
-            f"of a table {table} reads them"
+            f"--input: {source}: every line has {counts.pop()} columns; expected one source per line; "
+            f"{table} reads a table"
         )
     if many := sum(len(columns) > expected for columns in rows):
         print(

@@ -1,4 +1,4 @@
-"""Prints a whole config, one key a line; lines of keys that differ from the default end with what that is.
+"""Prints a whole config, one key per line, with the default of each key that differs from it.
 
 python launch.py --mode=config --config=configs/lm.py --config.model.num_layers=4
 python launch.py --mode=config --workdir=runs/lm
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from transformer.config import Key
 
 WIDTH = 36
-"""Characters of a line before its comment."""
+"""The column of comments."""
 
 
 def add_flags(parser: Any) -> None:
@@ -35,11 +35,11 @@ def run(flags: argparse.Namespace, overrides: "Overrides") -> int:
 
 
 def explain(config_file: str, overrides: "Overrides") -> None:
-    """Prints all keys of a config file's run with their defaults, values where they differ, and meanings."""
+    """Prints all keys of a config file with defaults, differing values and meanings."""
     from commands.opening import check_config, read_config
 
     config = check_config(read_config(config_file), overrides)
-    print(f"\nkeys of {config_file}: default (value here, where it differs)  # meaning")
+    print(f"\nkeys of {config_file}: default (value here, if it differs)  # meaning")
     for key, value in _keys(config):
         shown = f"  --config.{key.name}={key.default!r}" + (f" ({value!r})" if value != key.default else "")
         bound = f" [{key.bound}]" if key.bound else ""
@@ -47,7 +47,7 @@ def explain(config_file: str, overrides: "Overrides") -> None:
 
 
 def _keys(config: Any) -> Iterator[tuple["Key", Any]]:
-    """Each key of a config, and its value as JSON has it."""
+    """Each key of a config, and its value as in JSON."""
     from transformer.config import describe_keys, to_values
 
     values = to_values(config)

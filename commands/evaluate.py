@@ -1,4 +1,4 @@
-"""Measures a trained model, says what was measured, and keeps it with the run.
+"""Evaluates a trained model, and stores the results with the run.
 
 python launch.py --workdir=runs/lm --mode=evaluate --split=test
 """
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from transformer.training.run import Run
 
 LIMITS = ("train.evaluate_batches", "generate.examples", "answer.examples")
-"""Keys that limit what is measured while a model trains. Here all is measured, unless they are given."""
+"""Keys that limit evaluation during training. Here they are 0, no limit, unless given as flags."""
 
 
 def add_flags(parser: Any) -> None:
@@ -34,9 +34,9 @@ def add_flags(parser: Any) -> None:
         "--split",
         choices=["train", "validation", "test"],
         default="validation",
-        help="which one (validation)",
+        help="the split to evaluate (validation)",
     )
-    add("--input", help="other data: a file, or KIND:WHERE as the key data.source has it")
+    add("--input", help="other data: a file, or KIND:WHERE as in the key data.source")
     add("--output", help="a file for a classifier's predictions")
     add_step(parser)
 
@@ -63,9 +63,9 @@ def evaluate(
     target: str | None = None,
     step: "Step | None" = None,
 ) -> None:
-    """Measures all of a split, or of `source` (a file, or KIND:WHERE as a config names it), with every
-    evaluator of the run. Prints what was measured and one name and value a line, each with what the evaluator
-    says of it, and keeps the same in evaluation.json. A classifier writes what it predicts to `target`."""
+    """Evaluates a whole split, or `source` (a file, or KIND:WHERE as in a config), with every evaluator of
+    the run. Prints one result per line with the evaluator's description, and stores the same in
+    evaluation.json. A classifier writes its predictions to `target`."""
     import jax
 
     from commands.opening import chosen, named, reopen_run
@@ -74,7 +74,7 @@ def evaluate(
     from transformer.training.hooks import described
 
     folder, given = named(workdir), list(overrides)
-    _read(folder.evaluation)  # what is wrong with it is said before anything is measured
+    _read(folder.evaluation)  # raises on a damaged file before anything is evaluated
     keys, there = {key for key, _ in given}, flatten(folder.read_config())
     for key, _ in given:
         if key.startswith("sample."):
@@ -138,7 +138,7 @@ def _checkpoint(run: "Run", step: "Step", steps: list[int]) -> str:
 
 
 def _keep(folder: "Workdir", what: Mapping[str, Any], found: Mapping[str, Any]) -> None:
-    """Writes an evaluation into evaluation.json, in place of an earlier one of the same."""
+    """Adds an evaluation to evaluation.json, or replaces an earlier one of the same checkpoint and data."""
     path = folder.evaluation
     entry = {**what, "date": datetime.datetime.now().astimezone().isoformat(timespec="seconds"), **found}
     with locked(data_folder() / "evaluations" / digest(str(path.absolute()))):

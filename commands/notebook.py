@@ -1,4 +1,4 @@
-"""Training and loading from a notebook, with the settings that `launch.py` makes."""
+"""Training and loading from a notebook, with the process settings of `launch.py`."""
 
 import functools
 import os
@@ -15,7 +15,7 @@ from transformer.training.run import Run
 
 @functools.cache
 def settle() -> None:
-    """Keeps compiled programs, and malloc's memory: once, and best before JAX has computed anything."""
+    """Sets the compilation cache and malloc, once; call it before JAX computes anything."""
     process.keep_programs()
     process.keep_memory()
 
@@ -23,14 +23,15 @@ def settle() -> None:
 def train(
     config: Mapping[str, Any] | str, workdir: str | os.PathLike, hooks: Sequence[Hook] = ()
 ) -> tuple[Run, Params]:
-    """Trains in a folder, or goes on there, as `launch.py` does; gives the run and its parameters as `load`.
+    """Trains in a folder, or resumes there, as `launch.py` does; returns the run and its parameters as
+    `load`.
 
-    `config` is a `ConfigDict`, as `get_config` of a config file gives it, with keys changed, or a file's
-    name. `hooks` are callbacks of your own (CONTRIBUTING.md has one). Interrupting the kernel saves; the same
-    call goes on.
+    `config` is a `ConfigDict` from `get_config` of a config file, possibly with changed keys, or a file name.
+    `hooks` are your own callbacks (see CONTRIBUTING.md). Interrupting the kernel saves a checkpoint; the same
+    call resumes.
 
     Raises:
-      UserError: as one line at a terminal.
+      UserError: where `launch.py` prints an error.
     """
     settle()
     command.train(os.fspath(workdir), config=config, hooks=hooks)
@@ -38,10 +39,10 @@ def train(
 
 
 def load(workdir: str | os.PathLike) -> tuple[Run, Params]:
-    """The run that a folder holds, and its trained parameters; `run.experiment` has the model.
+    """The run in a folder and its trained parameters; `run.experiment` has the model.
 
     Raises:
-      UserError: it holds none, or one that has no checkpoint yet.
+      UserError: the folder has no run, or the run has no checkpoint.
     """
     settle()
     return opening.load(workdir)

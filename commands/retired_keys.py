@@ -1,16 +1,16 @@
-"""Keys in folders of earlier runs that have gone, or have other names now."""
+"""Keys of earlier versions in configs of old runs."""
 
 from typing import Any
 
 RETIRED = {"evaluate_on", "attention", "full_every", "full_position"}
-"""Names of keys, in any group, by which a config is known that may need `with_present_keys`."""
+"""Names of keys, in any group, of configs that may need `with_present_keys`."""
 
 
 def with_present_keys(values: dict[str, Any]) -> dict[str, Any]:
-    """The values of an earlier run's config by the keys there are now.
+    """The config of an old run with its keys replaced by present ones.
 
-    Nothing reads `data.evaluate_on` any more. A Transformer's `model.attention` is its `mixer`; `full_every`
-    and `full_position` are `layers` of two kinds.
+    `data.evaluate_on` is dropped. `model.attention` of a Transformer is now `mixer`; `full_every` and
+    `full_position` are now `layers` of two kinds.
     """
     values = {key: dict(group) if isinstance(group, dict) else group for key, group in values.items()}
     if isinstance(values.get("data"), dict):

@@ -1,4 +1,4 @@
-"""Scores continuations: their log-likelihood, number of tokens, and whether greedy decoding gives them.
+"""Scores continuations: log-likelihood, number of tokens, and whether greedy decoding would produce them.
 
 python launch.py --workdir=runs/lm --mode=score --input=pairs.tsv
 """
@@ -24,14 +24,13 @@ def add_flags(parser: Any) -> None:
 
 
 def run(flags: argparse.Namespace, overrides: "Overrides") -> int:
-    """For --prompt, or each line of --input, which are TEXT, a tab, CONTINUATION, writes the continuation's
-    log-likelihood."""
+    """Writes a line of scores for --prompt, or each line of --input: TEXT, a tab, CONTINUATION."""
     from commands.opening import load
     from commands.texts import check_files, texts_of, writing
 
     check_files(flags.prompt, flags.input, flags.output)
     texts = texts_of(flags.prompt, flags.input)
-    texts = itertools.chain([next(texts)], texts)  # an empty file is no reason to load a model
+    texts = itertools.chain([next(texts)], texts)  # raises on an empty file before a model is loaded
     run, params = load(flags.workdir, overrides, flags.step)
     with run.placed(), writing(flags.output) as out:
         for line in score_lines(run.experiment, params, texts):
@@ -40,11 +39,11 @@ def run(flags: argparse.Namespace, overrides: "Overrides") -> int:
 
 
 def score_lines(experiment: Any, params: "Params", lines: Iterable[str]) -> Iterator[str]:
-    """For each line TEXT, a tab, CONTINUATION (with \\n, \\r, \\t and \\\\ as in `escape`) one line: the
-    log-likelihood, the number of tokens and true or false for greedy, tabs between.
+    """For each line TEXT, a tab, CONTINUATION (with the escapes of `escape`: \\n, \\r, \\t, \\\\) one line,
+    tab-separated: the log-likelihood, the number of tokens, and true or false for greedy.
 
     Raises:
-      UserError: a run whose model gives texts no likelihood; a line of another form.
+      UserError: an experiment without likelihoods, or a line in another format.
     """
     from transformer.data.line_escapes import unescape
     from transformer.training.experiment import Scorer
@@ -68,4 +67,4 @@ def score_lines(experiment: Any, params: "Params", lines: Iterable[str]) -> Iter
         cut += each.unread > 0
         yield f"{each.log_likelihood:.6f}\t{each.tokens}\t{str(each.greedy).lower()}"
     if cut:
-        print(f"{cut} texts are longer than the model reads: a part of each is left out", file=sys.stderr)
+        print(f"{cut} texts are longer than the model's context: they are truncated", file=sys.stderr)

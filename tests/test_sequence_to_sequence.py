@@ -68,7 +68,7 @@ def test_the_test_split_and_a_file_of_pairs_are_measured_whole(files, trained, t
     assert [each["source"] for each in kept] == [both, f"tsv:{tmp_path}/more.tsv", both]
     (tmp_path / "in.txt").write_text("number 1\tZahl 1\nnumber 2\tZahl 2\n")
     assert launch.main([f"--workdir={trained}", "--mode=predict", f"--input={tmp_path}/in.txt"]) == 2
-    assert "every line has 2 columns; expected sources alone, one a line" in capfd.readouterr().err
+    assert "every line has 2 columns; expected one source per line" in capfd.readouterr().err
 
 
 def test_the_mean_of_the_last_checkpoints(files, tmp_path):

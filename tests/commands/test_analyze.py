@@ -194,7 +194,7 @@ def test_a_map_shows_what_is_asked_for_or_the_first_words(capfd, bpe, words, tmp
 WRONG = {
     "": "--mode=analyze: nothing is asked; give at least one of --words, --neighbours, --analogy, --analog",
     "--words=alpha": "--words: 'alpha' alone; give several, or --neighbours=alpha",
-    "--words=,": "--words: ','; expected words with commas between",
+    "--words=,": "--words: ','; expected comma-separated words",
     "--words=alpha,alpa": "--words: 'alpa' is not one of the ",
     "--neighbours=alpa": "of the vocabulary; did you mean 'alpha'",
     "--analogy=alpha,beta": "--analogy: 'alpha,beta'; expected three words a,b,c for a - b + c",

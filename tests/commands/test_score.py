@@ -151,7 +151,7 @@ def test_the_command_writes_a_line_for_each(capfd, tmp_path, trained):
     mode = [f"--workdir={trained}", "--mode=score"]
     assert launch.main([*mode, f"--input={tmp_path}/pairs.tsv", f"--output={tmp_path}/scores.tsv"]) == 0
     out, error = capfd.readouterr()
-    assert out == "" and "1 texts are longer than the model reads" in error
+    assert out == "" and "1 texts are longer than the model's context" in error
     lines = [line.split("\t") for line in (tmp_path / "scores.tsv").read_text().splitlines()]
     run, params = opening.load(trained)
     expected = run.experiment.score(params, [("alpha", " beta"), ("\n\t", "gamma"), ("a" * 3000, "b")])
