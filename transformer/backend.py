@@ -1,4 +1,4 @@
-"""What JAX will compute on, told before it is loaded, for settings that are read even earlier."""
+"""Which backend JAX will use, determined before JAX is imported."""
 
 import importlib.util
 import os
@@ -10,7 +10,7 @@ ACCELERATORS = {
     ("accel[0-9]*", "vfio/[0-9]*"): ("libtpu",),
     ("kfd",): ("jax_rocm60_plugin", "jax_rocm7_plugin"),
 }
-"""Device files below /dev, and packages of which JAX needs one to use them: NVIDIA's, Google's, AMD's."""
+"""Device files below /dev -> packages of which JAX needs one to use them, for NVIDIA, Google and AMD."""
 
 
 def will_be_cpu(
@@ -18,8 +18,8 @@ def will_be_cpu(
     devices: Path = Path("/dev"),
     installed: Callable[[str], object] = importlib.util.find_spec,
 ) -> bool:
-    """Whether JAX will compute on CPUs: because JAX_PLATFORMS says so, or because of no kind of accelerator
-    both a device file and the package are there."""
+    """Whether JAX will compute on CPUs: JAX_PLATFORMS says so, or no accelerator has both a device file and a
+    package."""
     platforms = environment.get("JAX_PLATFORMS") or environment.get("JAX_PLATFORM_NAME")
     if platforms:
         return platforms.split(",")[0].strip() == "cpu"

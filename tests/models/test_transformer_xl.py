@@ -94,7 +94,7 @@ def test_rows_that_do_not_continue_forget(rng):
     ("changes", "message"),
     [
         ({"memory_length": 0}, "memory_length: 0; expected at least 1"),
-        ({"position": "learned"}, "position: 'learned' counts from a beginning"),
+        ({"position": "learned"}, "position: 'learned' is an absolute encoding"),
         ({"remat": "full"}, "remat: 'full'"),
         ({"attention_dropout": 0.1}, r"attention_dropout: 0\.1"),
     ],

@@ -1,1 +1,1 @@
-"""Decoding: from a model that takes one token at a time to text."""
+"""Decoding: sampling, beam search and speculative decoding behind the `Stepper` protocol."""

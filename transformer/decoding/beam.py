@@ -1,4 +1,4 @@
-"""Beam search: one jitted loop for any model behind the `Stepper` protocol."""
+"""Beam search for any model behind the `Stepper` protocol."""
 
 import functools
 import itertools
@@ -19,10 +19,10 @@ from transformer.errors import UserError
 
 @dataclass(frozen=True)
 class BeamConfig(Bounded):
-    """How the likeliest text is searched."""
+    """Beam search."""
 
     beam_size: Positive = 4  # hypotheses kept; 1: greedy
-    # alpha: scores are log p / ((5 + length) / 6)^alpha; 0: none; below 0 the shorter is favoured
+    # alpha: scores are log p / ((5 + length) / 6)^alpha; 0: none; below 0 favours shorter targets
     length_penalty: Annotated[float, Bound("-10 to 10", -10, 10)] = 0.6
     max_new_tokens: Positive = 128  # longest target
     extra_tokens: Nonnegative = 0  # tokens a target may have beyond its source (Vaswani et al.: 50); 0: any
@@ -56,10 +56,10 @@ def beam_search(
     (b, n) float32, -inf where the row has no more continuations. Row i's have at most `limits_b[i]` tokens
     (None: `max_new_tokens`; at least 1); one that reaches that limit without `eos_id` is scored as it is.
 
-    Of the 2 `beam_size` likeliest ways to go on, those that end take nothing from the `beam_size` that live
-    on, and count where they are among the first `beam_size`. A row stops when no live one can overtake its
-    worst kept one, whatever may follow; the loop stops with the last row. With `beam_size` 1 it stops at the
-    first that ends, and this is greedy decoding.
+    In each step the 2 `beam_size` likeliest extensions are considered: the best `beam_size` that do not end
+    stay live, and those that end are kept if they are among the first `beam_size`. A row stops when no live
+    hypothesis can still exceed its worst kept one; the loop stops with the last row. With `beam_size` 1 a row
+    stops at its first end, which is greedy decoding.
     Source: Wu et al. 2016 (GNMT), section 7, equation 14, without its coverage penalty.
     """
     batch, kept = tokens_bt.shape[0], beam_size if n_best is None else n_best
@@ -70,14 +70,15 @@ def beam_search(
         return scores_bk / ((5.0 + length) / 6.0) ** length_penalty
 
     def grow(index, live: Hypotheses, best: Hypotheses, logits_bkv: jax.Array):
-        """Chooses the token at `index`: what lives on, the best that ended, and whose child each is."""
+        """Chooses the token at `index`: the live hypotheses, the best finished ones, and the parent of
+        each."""
         scores_bm, parents_bm, choices_bm = _likeliest(live.scores_bk, logits_bkv, 2 * beam_size)
         tokens_bmn = _take(live.tokens_bkn, parents_bm).at[:, :, index].set(choices_bm)
         length = index + 1
         final_bm = (choices_bm == eos_id) | (length >= limit_b1)
         counts_bm = final_bm & (jnp.arange(scores_bm.shape[1]) < beam_size)
         finished = Hypotheses(jnp.where(counts_bm, normalized(scores_bm, length), -jnp.inf), tokens_bmn)
-        # Those kept before come first, and stay where others only come up to them.
+        # Earlier finished hypotheses come first, so they win ties.
         pool = jax.tree.map(lambda *each: jnp.concatenate(each, axis=1), best, finished)
         _, places_bk = jax.lax.top_k(pool.scores_bk, kept)
         best = _take(pool, places_bk)
@@ -85,12 +86,12 @@ def beam_search(
         going_on = Hypotheses(jnp.where(final_bm, -jnp.inf, scores_bm), tokens_bmn)
         _, places_bk = jax.lax.top_k(going_on.scores_bk, beam_size)
         live, parents_bk = _take((going_on, parents_bm), places_bk)
-        # Log-probabilities only fall, so the best score to hope for is today's at the kindest length: of
-        # those still possible the longest or the shortest, as the penalty's sign may be.
+        # Log-probabilities only fall, so the best possible score is the present one with the most favourable
+        # length: the longest or the shortest still possible, depending on the sign of the penalty.
         longest_b1 = jnp.maximum(limit_b1, length + 1)
         hope_bk = jnp.maximum(normalized(live.scores_bk, length + 1), normalized(live.scores_bk, longest_b1))
         open_b1 = jnp.any(hope_bk > best.scores_bk[:, -1:], axis=1, keepdims=True)
-        if beam_size == 1:  # what lives on beside a text that ended would be the second best
+        if beam_size == 1:  # any live hypothesis beside a finished one is the second best
             open_b1 &= ~counts_bm[:, :1]
         return Hypotheses(jnp.where(open_b1, live.scores_bk, -jnp.inf), live.tokens_bkn), best, parents_bk
 
@@ -107,7 +108,7 @@ def beam_search(
         return index + 1, *grow(index, live, best, logits_bkv), cache
 
     logits_bv, cache = stepper.prefill(tokens_bt, lengths_b, max_new_tokens)
-    # At first a row has one hypothesis, the empty one, and others that are no more than room.
+    # A row starts with one hypothesis, the empty one; the others are placeholders with score -inf.
     first_k = jnp.where(jnp.arange(beam_size) == 0, 0.0, -jnp.inf)
     first_bk = jnp.broadcast_to(first_k, (batch, beam_size))
     live = Hypotheses(first_bk, jnp.full((batch, beam_size, max_new_tokens), eos_id, jnp.int32))
@@ -121,7 +122,7 @@ def beam_search(
 
 @struct.dataclass
 class Hypotheses:
-    """k continuations of each row; a score of -inf marks a place that is empty."""
+    """k continuations of each row; a score of -inf marks an empty slot."""
 
     scores_bk: jax.Array
     tokens_bkn: jax.Array
@@ -134,11 +135,11 @@ def _take(tree: Any, places_bk: jax.Array) -> Any:
 
 
 def _likeliest(scores_bk: jax.Array, logits_bkv: jax.Array, m: int) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """The m likeliest of all hypotheses with one more token, fewer where there are not so many: their scores
-    (b, m), best first, whose children they are, and that token."""
+    """The (at most) m likeliest extensions of all hypotheses by one token: scores (b, m), best first, parents
+    and tokens."""
     batch, _, vocabulary = logits_bkv.shape
     values_bkc, choices_bkc = _largest(logits_bkv, min(m, vocabulary))
-    # What has no probability keeps none: -inf - -inf would be NaN.
+    # -inf - -inf would be NaN.
     total_bk1 = jax.nn.logsumexp(logits_bkv, axis=-1, keepdims=True)
     values_bkc = jnp.where(values_bkc > -jnp.inf, values_bkc - total_bk1, -jnp.inf)
     scores_bf = (scores_bk[..., None] + values_bkc).reshape(batch, -1)
@@ -148,15 +149,15 @@ def _likeliest(scores_bk: jax.Array, logits_bkv: jax.Array, m: int) -> tuple[jax
 
 
 def _largest(x_bkv: jax.Array, n: int, width: int = 64) -> tuple[jax.Array, jax.Array]:
-    """`jax.lax.top_k`, on a CPU three times as fast for a large vocabulary: the n largest lie within the n
-    blocks with the largest maxima, and only those are searched."""
+    """`jax.lax.top_k`, three times as fast on a CPU for a large vocabulary: the n largest values are in the n
+    blocks with the largest maxima, and only these are searched."""
     blocks = -(-x_bkv.shape[-1] // width)
     if blocks <= n:
         return jax.lax.top_k(x_bkv, n)
     padding = ((0, 0), (0, 0), (0, blocks * width - x_bkv.shape[-1]))
     x_bkow = jnp.pad(x_bkv, padding, constant_values=-jnp.inf).reshape(*x_bkv.shape[:2], blocks, width)
     _, blocks_bkn = jax.lax.top_k(jnp.max(x_bkow, axis=-1), n)
-    blocks_bkn = jnp.sort(blocks_bkn, axis=-1)  # so that of equal values, as there, the first one wins
+    blocks_bkn = jnp.sort(blocks_bkn, axis=-1)  # so that the first of equal values wins, as in `top_k`
     near_bkf = jnp.take_along_axis(x_bkow, blocks_bkn[..., None], axis=2).reshape(*x_bkv.shape[:2], -1)
     values_bkn, places_bkn = jax.lax.top_k(near_bkf, n)
     return values_bkn, jnp.take_along_axis(
@@ -173,11 +174,12 @@ def translate(
     max_source_length: int,
     batch_size: int = 16,
 ) -> Iterator[list[tuple[list[int], float]]]:
-    """For each source, in turn, its `config.n_best` best translations without the end, and their scores.
+    """For each source, in order, its `config.n_best` best translations without the end token, and their
+    scores.
 
-    A source ends with `eos_id`; of one with more than `max_source_length` tokens the first are read, and the
-    end. Sources are taken 16 batches at a time, sorted by length, so that those of one batch, of
-    `batch_size` rows padded to few different shapes, are about equally long.
+    A source ends with `eos_id`; longer ones are shortened to `max_source_length` tokens including the end.
+    Sources are sorted by length within windows of 16 batches, so that the `batch_size` rows of a batch,
+    padded to few shapes, have similar lengths.
     """
     remaining = iter(sources)
     while window := list(itertools.islice(remaining, 16 * batch_size)):
@@ -209,5 +211,5 @@ def translate(
 
 
 def shorten(source: Sequence[int], longest: int) -> list[int]:
-    """The first tokens of a source that is longer than `longest`, and its last, which is its end."""
+    """The source, or if it is longer than `longest` its first tokens and its last, the end token."""
     return [*source] if len(source) <= longest else [*source[: longest - 1], source[-1]]

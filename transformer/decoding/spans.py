@@ -1,4 +1,4 @@
-"""The best pieces of a text, from the scores of where a piece begins and where it ends."""
+"""The best spans of a text by the scores of their starts and ends."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ import numpy as np
 
 @dataclass(frozen=True)
 class Span:
-    """The tokens `first` to `last` of a text, both included, with their probability; -1 and -1: nothing."""
+    """The tokens `first` to `last` (inclusive) of a text, and their probability; -1 and -1: no answer."""
 
     first: int
     last: int
@@ -16,11 +16,11 @@ class Span:
 
 
 def scores_of_spans(windows: Iterable[tuple[int, np.ndarray]], length: int, longest: int) -> np.ndarray:
-    """(length, longest) scores: at (i, m) start logit of i + end logit of i + m, of the tokens i ... i + m.
+    """(length, longest) scores: at (i, m) the start logit of i plus the end logit of i + m, for the span of
+    tokens i ... i + m.
 
-    A window is the number of its first token and the logits (w, 2) of its tokens; a span that several windows
-    hold has its highest score of them (Devlin et al. 2019, section 4.2 and the released code), one that none
-    holds -inf.
+    A window is the index of its first token and the logits (w, 2) of its tokens. A span in several windows
+    has its highest score (Devlin et al. 2019, section 4.2 and the released code), a span in none -inf.
     """
     found_cm = np.full((length, longest), -np.inf)
     for first, logits_w2 in windows:
@@ -32,9 +32,9 @@ def scores_of_spans(windows: Iterable[tuple[int, np.ndarray]], length: int, long
 
 
 def best_spans(scores_cm: np.ndarray, n: int, nothing: float = -np.inf) -> list[Span]:
-    """The n spans of the highest scores, or as many as there are, the best first.
+    """The (at most) n spans with the highest scores, best first.
 
-    p(span) = exp(score) / sum over all spans of exp(score), with "nothing" among them where it has a score.
+    p(span) = exp(score) / sum over all spans of exp(score), including "no answer" with the score `nothing`.
     """
     scores = np.append(scores_cm.ravel(), nothing)
     weights = np.exp(scores - scores.max())

@@ -1,1 +1,1 @@
-"""The parts of a Transformer: small, pure Linen modules that know no model, no data and no config."""
+"""Layers of Transformers: small, pure Linen modules, independent of models, data and configs."""

@@ -1,4 +1,4 @@
-"""Single-headed attention of recurrent decoders: each state looks for what it needs in the source."""
+"""Single-head attention of recurrent decoders over the states of the source."""
 
 import functools
 import math
@@ -11,11 +11,11 @@ from transformer.layers.kernels.reference import masked_softmax
 from transformer.layers.linear import Linear
 
 CHUNK = 1 << 25
-"""How many hidden units of additive scores, b t s d, are held at once."""
+"""The most hidden units (b t s d) of additive scores in memory at once."""
 
 
 Remembered = tuple[jax.Array, ...]
-"""What an alignment keeps of a source, made once for all queries: (b, s, d) each."""
+"""Arrays (b, s, d) that an alignment computes once per source for all queries."""
 
 
 class DotAlignment(nn.Module):
@@ -25,7 +25,7 @@ class DotAlignment(nn.Module):
     dtype: str = "float32"
 
     def remember(self, h_bsd: jax.Array) -> Remembered:
-        """The states."""
+        """(h,): the states themselves."""
         return (h_bsd,)
 
     def __call__(self, q_btd: jax.Array, remembered: Remembered, allowed_bts: jax.Array) -> jax.Array:
@@ -50,7 +50,7 @@ class AdditiveAlignment(nn.Module):
         self.score: jax.Array = self.param("score", init, (self.width,), jnp.float32)
 
     def remember(self, h_bsd: jax.Array) -> Remembered:
-        """The states, and U h, which is the same for every query."""
+        """(h, U h)."""
         return h_bsd, self.key(h_bsd)
 
     def __call__(self, q_btd: jax.Array, remembered: Remembered, allowed_bts: jax.Array) -> jax.Array:
@@ -68,8 +68,8 @@ ALIGNMENTS: dict[str, type[DotAlignment] | type[AdditiveAlignment]] = {
 def additive(q_btd: jax.Array, k_bsd: jax.Array, v_d: jax.Array, chunk: int = CHUNK) -> jax.Array:
     """sum_d v_d tanh(q_td + k_sd), float32 (b, t, s).
 
-    No more than about `chunk` hidden units are held at once, in the forward and in the backward pass, which
-    computes them anew: queries are taken some at a time.
+    Queries are processed in chunks, so that at most about `chunk` hidden units are in memory at once; the
+    backward pass recomputes them.
     """
 
     @jax.checkpoint

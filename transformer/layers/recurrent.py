@@ -1,4 +1,4 @@
-"""Recurrent layers over packed rows: gated cells, and one loop over time for all of them."""
+"""Recurrent layers over packed rows: gated cells, and a loop over time that they share."""
 
 import functools
 from typing import Any, Literal, Protocol
@@ -10,12 +10,12 @@ from flax import linen as nn
 from transformer.layers.linear import Linear, contract
 
 CellState = tuple[jax.Array, ...]
-"""What a cell remembers, in float32: first h, which is also its output, then what else it keeps."""
+"""The state of a cell, in float32: h, which is also its output, then further arrays."""
 
 
 class Cell(Protocol):
-    """A recurrence without its parameters: x (..., g, d) is what the input, u what the last h says to each
-    of the g gates of d units."""
+    """A recurrence without parameters: x (..., g, d) is the input's and u the last state's contribution to
+    the g gates of d units."""
 
     gates: int
     parts: int
@@ -23,19 +23,19 @@ class Cell(Protocol):
 
     @staticmethod
     def advance(state: CellState, x: jax.Array, u: jax.Array) -> CellState:
-        """The state after one more input."""
+        """The next state."""
         ...
 
     @staticmethod
     def begin(v: jax.Array) -> CellState:
-        """The state that a vector (..., d) stands for."""
+        """The initial state from a vector (..., d)."""
         ...
 
 
 class GRU:
     """r = sigmoid(x_r + u_r), z = sigmoid(x_z + u_z), n = tanh(x_n + r u_n), h' = (1 - z) n + z h.
 
-    The reset gate multiplies after the product with h, so that one product serves all three gates.
+    The reset gate is applied after the product with h, so that one matrix product computes all three gates.
     Source: Cho et al. 2014, section 2.3; this order: version 1 of the paper, and cuDNN.
     """
 
@@ -83,8 +83,8 @@ CELLS: dict[str, type[Cell]] = {"gru": GRU, "lstm": LSTM}
 
 
 class Feedback(nn.Module):
-    """The kernel U (d, g, d) and the bias c (g, d) of U h + c; each gate's U starts orthogonal (Saxe et al.
-    2014). They are whole on every device: the loop would gather parts at every step."""
+    """The kernel U (d, g, d) and the bias c (g, d) of U h + c; each gate's U is initialised orthogonal (Saxe
+    et al. 2014). They are replicated: sharded ones would be gathered in every step of the loop."""
 
     cell: Literal["gru", "lstm"]
     width: int
@@ -112,9 +112,9 @@ class Feedback(nn.Module):
 class RNNLayer(nn.Module):
     """h_t = cell(h_{t-1}, W x_t + b, U h_{t-1} + c), over the segments of packed rows.
 
-    W x + b is one product for all steps; only U h is left to the loop. With `reverse` the loop runs from
-    right to left. Products are of type `dtype`, states and gates float32. The two biases are as in cuDNN's
-    parameters; only the GRU's n gate needs both.
+    W x + b is one product for all steps; only U h is computed in the loop. With `reverse` the loop runs from
+    right to left. Products are of type `dtype`, states and gates are float32. There are two biases as in
+    cuDNN; only the n gate of the GRU needs both.
     """
 
     cell: Literal["gru", "lstm"]
@@ -133,11 +133,11 @@ class RNNLayer(nn.Module):
     ) -> jax.Array:
         """(b, t, any) -> h (b, t, d), of type `dtype`.
 
-        Where `starts_bt` is set the state is first replaced by `CELLS[cell].begin` of `begin_btd` (None:
-        by zeros); where `valid_bt` is not it stays what it was.
+        Where `starts_bt` is True the state is reset to `CELLS[cell].begin` of `begin_btd` (None: to zeros);
+        where `valid_bt` is False it is kept unchanged.
         """
         kind = CELLS[self.cell]
-        # Time first, so that a step of the loop reads rows that lie side by side.
+        # Time first, so that a step of the loop reads contiguous memory.
         x_tbgd = self.input(x_btd.swapaxes(0, 1))
         begin = None if begin_btd is None else kind.begin(begin_btd.swapaxes(0, 1).astype(jnp.float32))
         flags = starts_bt.T, valid_bt.T
@@ -145,13 +145,13 @@ class RNNLayer(nn.Module):
         return h_tbd.swapaxes(0, 1).astype(self.dtype)
 
     def step(self, x: jax.Array, state: CellState) -> CellState:
-        """The state after one input (..., any), of states (..., d)."""
+        """The state (..., d) after one input (..., any)."""
         u = _recur(state, self.recurrent(), self.dtype)
         return CELLS[self.cell].advance(state, self.input(x).astype(jnp.float32), u)
 
 
 def boundaries(segments_bt: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Where segments of packed rows begin, where they end, and where they are (segment 0 is padding)."""
+    """Three masks (b, t): first tokens of segments, last tokens, and tokens (segment 0 is padding)."""
     valid_bt = segments_bt > 0
     differs = segments_bt[:, 1:] != segments_bt[:, :-1]
     starts_bt = valid_bt & jnp.pad(differs, ((0, 0), (1, 0)), constant_values=True)
@@ -174,8 +174,8 @@ def _scan(kind: type[Cell], reverse: bool, dtype: str, x_tbgd, u, begin, flags) 
 
 
 def _scan_forward(kind, reverse, dtype, x_tbgd, u, begin, flags):
-    # Autodiff would keep every gate, and add to the kernel's gradient at every step. Here the backward pass
-    # keeps the states alone and has, like the forward pass, only one product in its loop.
+    # Autodiff would store every gate, and accumulate the kernel's gradient in every step. This custom VJP
+    # stores only the states, and its backward loop has one matrix product per step, like the forward loop.
     zeros = (jnp.zeros((x_tbgd.shape[1], x_tbgd.shape[3]), jnp.float32),) * kind.parts
 
     def step(state, inputs):

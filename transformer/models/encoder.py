@@ -1,4 +1,4 @@
-"""The Transformer encoder: every place of a sequence sees the whole of it."""
+"""The Transformer encoder: bidirectional attention over a sequence."""
 
 from dataclasses import dataclass
 
@@ -15,17 +15,17 @@ from transformer.models.text_config import TextConfig
 
 @dataclass(frozen=True)
 class EncoderConfig(TextConfig):
-    """The shape of an encoder of text."""
+    """The config of a text encoder."""
 
     num_token_types: Positive = 2  # token type (segment) embeddings, for pairs of texts; 1: none
     embedding_norm: bool = False  # normalise the sum of embeddings before the first block, as BERT does
 
 
 class Encoder(nn.Module):
-    """Norm(Block_n(... Block_1(Dropout(Norm(x + positions))))), both norms where the config has them.
+    """Norm(Block_n(... Block_1(Dropout(Norm(x + positions))))); both norms depend on the config.
 
-    The text's encoder and the image's share it. Source: Vaswani et al. 2017 (the encoder), Devlin et al.
-    2019 (`embedding_norm`, the norm before the first block).
+    Text and image encoders share it. Source: Vaswani et al. 2017; Devlin et al. 2019 for `embedding_norm`,
+    the norm before the first block.
     """
 
     config: StackConfig
@@ -35,7 +35,7 @@ class Encoder(nn.Module):
     def __call__(
         self, x_btd: jax.Array, segments_bt: jax.Array | None, positions_bt: jax.Array, train: bool = False
     ) -> jax.Array:
-        """(b, t, d) -> (b, t, d); places see one another where their segments are equal (None: all)."""
+        """(b, t, d) -> (b, t, d); positions attend to each other within a segment (None: to all)."""
         c = self.config
         x_btd = c.positions(name="position").embed(x_btd, positions_bt)
         if self.embedding_norm:
@@ -53,15 +53,15 @@ class Encoder(nn.Module):
 class TextEncoder(nn.Module):
     """Encoder(token + type + position), one vector for each token of the text.
 
-    Types tell the first text of a pair from the second (Devlin et al. 2019, section 3); with
-    `num_token_types` 1 there are none.
+    Types distinguish the two texts of a pair (Devlin et al. 2019, section 3); `num_token_types` 1 disables
+    them.
     """
 
     config: EncoderConfig
     vocab_size: int
 
     def setup(self) -> None:
-        """The tables of tokens and types, and the blocks."""
+        """The embeddings of tokens and types, and the blocks."""
         c = self.config
         width = {"scale": c.scale_embeddings, "dtype": c.dtype, "rms": c.embedding_rms}
         self.embedding = Embedding(self.vocab_size, c.d_model, c.vocab_multiple, **width)
@@ -78,8 +78,8 @@ class TextEncoder(nn.Module):
         types_bt: jax.Array | None = None,
         train: bool = False,
     ) -> jax.Array:
-        """(b, t) tokens -> (b, t, d). Segments keep texts that share a row apart (None: a row is one text
-        without padding), positions count within each, types are 0 or 1 (None: all 0)."""
+        """(b, t) tokens -> (b, t, d). Segments separate the texts of a packed row (None: one text without
+        padding), positions count within each, and types are 0 or 1 (None: all 0)."""
         if positions_bt is None:
             positions_bt = jnp.broadcast_to(jnp.arange(tokens_bt.shape[1]), tokens_bt.shape)
         x_btd = self.embedding(tokens_bt)
@@ -88,5 +88,5 @@ class TextEncoder(nn.Module):
         return self.trunk(x_btd, segments_bt, positions_bt, train)
 
     def attend(self, x_btd: jax.Array) -> jax.Array:
-        """(..., d) -> float32 logits (..., v), tied to the embedding."""
+        """(..., d) -> float32 logits (..., v), with the tied embedding."""
         return self.embedding.attend(x_btd)

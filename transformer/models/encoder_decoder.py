@@ -1,4 +1,4 @@
-"""The encoder-decoder Transformer: one sequence read as a whole, another written from it."""
+"""The encoder-decoder Transformer."""
 
 import dataclasses
 from dataclasses import dataclass
@@ -19,37 +19,37 @@ from transformer.models.decoder import DecoderConfig, extend_cache
 
 @dataclass(frozen=True)
 class EncoderDecoderConfig(DecoderConfig):
-    """The shape of an encoder-decoder."""
+    """The config of an encoder-decoder."""
 
-    num_encoder_layers: Nonnegative = 0  # blocks of the encoder; 0: num_layers, which are the decoder's
+    num_encoder_layers: Nonnegative = 0  # blocks of the encoder; 0: num_layers, those of the decoder
     share_embeddings: bool = True  # one embedding for source and target
 
     @property
     def encoder_layers(self) -> int:
-        """The number of the encoder's blocks."""
+        """The number of encoder blocks."""
         return self.num_encoder_layers or self.num_layers
 
     @property
     def encoder_stack(self) -> Stack:
-        """The blocks over sources."""
+        """The encoder blocks."""
         return self.stack(self.encoder_layers)
 
     @property
     def decoder_stack(self) -> Stack:
-        """The blocks over targets, which attend to the sources too."""
+        """The decoder blocks, with cross-attention."""
         return self.stack(cross=True, causal=True)
 
     def build(self, vocab_size: int) -> nn.Module:
-        """The model for so many tokens, source and target together."""
+        """The model with a joint vocabulary of `vocab_size` tokens."""
         return EncoderDecoder(self, vocab_size)
 
 
 class EncoderDecoder(nn.Module):
     """p(y_t | y_<t, x) = softmax(Unembed(Decoder(y_<t, Encoder(x)))).
 
-    Every position of the source sees all of it; every position of the target sees those before it and, by
-    cross-attention in each block, the encoder's last output. With `share_embeddings` and `tie_embeddings`
-    one matrix embeds the source and the target and projects to the vocabulary (section 3.4).
+    Source positions attend to the whole source. Target positions attend to earlier target positions and, by
+    cross-attention in each block, to the encoder's output. With `share_embeddings` and `tie_embeddings` one
+    matrix embeds source and target and projects to the vocabulary (section 3.4).
     Source: Vaswani et al. 2017.
     """
 
@@ -57,7 +57,7 @@ class EncoderDecoder(nn.Module):
     vocab_size: int
 
     def setup(self) -> None:
-        """The two stacks of blocks, and what is around them."""
+        """The embeddings, the two stacks of blocks and the norms."""
         c = self.config
         table = self.vocab_size, c.d_model, c.vocab_multiple, c.scale_embeddings, c.dtype, c.embedding_rms
         self.embedding = Embedding(*table)
@@ -77,7 +77,7 @@ class EncoderDecoder(nn.Module):
         self.decoder_blocks: Any = self.param("decoder_blocks", decoder, x_btd, memory=x_btd, **example)
 
     def __call__(self, source_bs: jax.Array, tokens_bt: jax.Array, **inputs: Any) -> jax.Array:
-        """Float32 logits (b, t, v) of each target token's successor; `inputs` as for `hidden`."""
+        """Float32 logits (b, t, v) of the next target tokens; `inputs` as for `hidden`."""
         return self.unembed(self.hidden(source_bs, tokens_bt, **inputs))
 
     def hidden(
@@ -91,10 +91,10 @@ class EncoderDecoder(nn.Module):
         positions_bt: jax.Array | None = None,
         train: bool = False,
     ) -> jax.Array:
-        """Sources (b, s) and targets so far (b, t) -> (b, t, d), what `unembed` turns into logits.
+        """Sources (b, s) and target prefixes (b, t) -> (b, t, d), the input of `unembed`.
 
-        Segments keep pairs that share a row apart: a target sees the source of its own number; positions
-        count within each. Without them a row is one pair without padding.
+        Segments separate the pairs of a packed row: a target attends to the source with its own segment
+        number; positions count within each segment. Without segments a row is one pair without padding.
         """
         memory_bsd = self.encode(source_bs, source_segments_bs, source_positions_bs, train)
         if positions_bt is None:
@@ -141,26 +141,27 @@ class EncoderDecoder(nn.Module):
         return self._placed(self.embedding_dropout(x_btd, deterministic=not train))
 
     def normalize(self, x_btd: jax.Array) -> jax.Array:
-        """The final normalisation, which the post-norm form does without."""
+        """The final normalisation; the identity with post-norm."""
         return x_btd if self.config.norm_placement == "post" else self.final_norm(x_btd)
 
     def unembed(self, x_btd: jax.Array) -> jax.Array:
-        """(b, t, d) -> float32 logits (b, t, v), v rounded up to `vocab_multiple`."""
+        """(b, t, d) -> float32 logits (b, t, v), with v padded to a multiple of `vocab_multiple`."""
         logits_btv = self.embedding.attend(x_btd) if self.config.tie_embeddings else self.unembedding(x_btd)
         return nn.with_logical_constraint(logits_btv, ("batch", "length", "vocab"))
 
     def logits(self, x_btd: jax.Array) -> jax.Array:
-        """What the decoder's last block gives, (b, t, d) -> float32 logits (b, t, v) of the real tokens."""
+        """Outputs of the last decoder block (b, t, d) -> float32 logits (b, t, v) without vocabulary
+        padding."""
         return self.unembed(self.normalize(x_btd))[..., : self.vocab_size]
 
     def attention_map(self, params: Any, source_bs: jax.Array, tokens_bt: jax.Array) -> jax.Array:
-        """The cross-attention weights (h, t, s) of the last block, for the first row."""
+        """The cross-attention weights (h, t, s) of the last block for the first row."""
         _, sown = self.apply({"params": params}, source_bs, tokens_bt, mutable="intermediates")
         (weights_bhts,) = sown["intermediates"]["decoder"][0][-1]["cross_attention"]["weights"]
         return weights_bhts[0]
 
     def stepper(self, params: Any, bos_id: int) -> "EncoderDecoderStepper":
-        """The model as decoding sees it; every target begins with `bos_id`."""
+        """The model behind the `Stepper` protocol; every target starts with `bos_id`."""
         layers = self.config.decoder_stack.unstack(params["decoder_blocks"])
         return EncoderDecoderStepper(params, layers, self, bos_id)
 
@@ -170,9 +171,9 @@ class EncoderDecoder(nn.Module):
 
 @struct.dataclass
 class EncoderDecoderCache:
-    """What a batch of targets has read so far, and what their sources are remembered as.
+    """The KV cache of a batch of targets, and the cached keys and values of their sources.
 
-    Rows that continue the same source share its memory: with r rows a source, rows i r ... i r + r - 1.
+    Rows of the same source share its cache: with r rows per source, rows i r ... i r + r - 1.
     """
 
     targets: Cache
@@ -182,8 +183,10 @@ class EncoderDecoderCache:
 
 @struct.dataclass
 class EncoderDecoderStepper:
-    """An encoder-decoder and its parameters behind the `Stepper` protocol; `layers` has the decoder's blocks
-    apart, so that no loop takes them apart again. Made by `EncoderDecoder.stepper`."""
+    """An encoder-decoder and its parameters behind the `Stepper` protocol, made by `EncoderDecoder.stepper`.
+
+    `layers` are the decoder's blocks unstacked, so that the decoding loop need not slice them in every step.
+    """
 
     params: Any
     layers: list[Any]
@@ -192,13 +195,13 @@ class EncoderDecoderStepper:
 
     @property
     def vocab_size(self) -> int:
-        """The number of real tokens."""
+        """The size of the vocabulary without padding."""
         return self.model.vocab_size
 
     def prefill(
         self, source_bs: jax.Array, lengths_b: jax.Array, room: int, rewound: int = 0
     ) -> tuple[jax.Array, EncoderDecoderCache]:
-        """Encodes right-padded sources; the logits are those of each target's first token."""
+        """Encodes right-padded sources; returns the logits of the first target tokens and the cache."""
         stack, batch = self.model.config.decoder_stack, source_bs.shape[0]
         valid_bs = jnp.arange(source_bs.shape[1]) < jnp.asarray(lengths_b)[:, None]
         memory_bsd = self._apply("encode", source_bs, valid_bs.astype(jnp.int32))
@@ -222,7 +225,7 @@ class EncoderDecoderStepper:
         self, tokens_bn: jax.Array, cache: EncoderDecoderCache
     ) -> tuple[jax.Array, EncoderDecoderCache]:
         """Appends n tokens to each row's target, in one pass."""
-        # A source lies before its target: a cache, as kernels see it.
+        # Kernels see a source as a cache: all its positions precede the target.
         places_m1 = jnp.full_like(cache.valid_ms[:, :1], cache.valid_ms.shape[1], jnp.int32)
         x_bnd, targets = extend_cache(
             self.model,
@@ -238,15 +241,15 @@ class EncoderDecoderStepper:
         return self._apply("logits", x_bnd), dataclasses.replace(cache, targets=targets)
 
     def rewind(self, cache: EncoderDecoderCache, n: jax.Array | int) -> EncoderDecoderCache:
-        """The targets without the last n tokens of each."""
+        """Removes the last n tokens of each target."""
         return dataclasses.replace(cache, targets=cache.targets.rewind(n))
 
     def repeat(self, cache: EncoderDecoderCache, n: int) -> EncoderDecoderCache:
-        """n copies of each target, side by side, which share their source."""
+        """n adjacent copies of each target, which share their source."""
         return dataclasses.replace(cache, targets=cache.targets.repeat(n))
 
     def reorder(self, cache: EncoderDecoderCache, rows_b: jax.Array) -> EncoderDecoderCache:
-        """The targets in another order, each with the source that its place has."""
+        """Reorders the targets; the sources stay in place."""
         return dataclasses.replace(cache, targets=cache.targets.take(rows_b))
 
     def _apply(self, method: str, *inputs: Any) -> jax.Array:

@@ -1,4 +1,4 @@
-"""An encoder trained to guess masked tokens, and whether one text follows another."""
+"""An encoder with heads for masked language modelling and next-sentence prediction (BERT)."""
 
 from typing import Any
 
@@ -13,7 +13,7 @@ from transformer.models.encoder import EncoderConfig, TextEncoder
 
 
 class MaskedLanguageModel(nn.Module):
-    """p(token at a masked place) = softmax(E Norm(gelu(x W + b)) + c) with E the embedding's own table, and
+    """p(masked token) = softmax(E Norm(gelu(x W + b)) + c) with E the token embedding, and
     p(second text follows the first) = softmax(tanh(x_[CLS] W + b) V + d).
 
     Source: Devlin et al. 2019 (BERT), section 3.1 and the released code.
@@ -37,8 +37,8 @@ class MaskedLanguageModel(nn.Module):
             self.next = ClassifierHead(2, dtype=c.dtype)
 
     def __call__(self, tokens_bt: jax.Array, places_bm: jax.Array, k: int = 1, **inputs: Any) -> tuple:
-        """Float32 logits (b, m, v) of the tokens at `places_bm`, and of the next sentence (b, k, 2) of the k
-        texts a row, or None; `inputs` as for `TextEncoder`."""
+        """Float32 logits (b, m, v) of the tokens at `places_bm`, and next-sentence logits (b, k, 2) of the k
+        pairs per row, or None; `inputs` as for `TextEncoder`."""
         x_btd = self.encode(tokens_bt, **inputs)
         segments_bt = inputs.get("segments_bt", jnp.ones_like(tokens_bt))
         follows = self.follows(x_btd, segments_bt, k) if self.next_sentence else None
@@ -49,8 +49,7 @@ class MaskedLanguageModel(nn.Module):
         return self.encoder(tokens_bt, **inputs)
 
     def guess(self, x_btd: jax.Array, places_bm: jax.Array) -> jax.Array:
-        """(b, t, d), (b, m) -> (b, m, d), what `unembed` turns into logits: only of these places, for the
-        logits of all others would be thrown away."""
+        """(b, t, d), (b, m) -> (b, m, d), the input of `unembed`, only at the masked positions."""
         x_bmd = jnp.take_along_axis(x_btd, places_bm[..., None], axis=1)
         return self.transform_norm(jax.nn.gelu(self.transform(x_bmd)))
 
@@ -59,5 +58,5 @@ class MaskedLanguageModel(nn.Module):
         return mask_padding(self.encoder.attend(x_bmd) + self.output_bias, self.vocab_size)
 
     def follows(self, x_btd: jax.Array, segments_bt: jax.Array, k: int) -> jax.Array:
-        """(b, t, d) -> float32 logits (b, k, 2): whether in each pair of texts the second follows."""
+        """(b, t, d) -> float32 next-sentence logits (b, k, 2) of each pair of texts."""
         return self.next(self.pooler(pool("cls", x_btd, segments_bt, k)))

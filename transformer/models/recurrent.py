@@ -1,4 +1,4 @@
-"""The recurrent encoder-decoder, with attention or without: translation before the Transformer."""
+"""The recurrent encoder-decoder, with or without attention."""
 
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -18,7 +18,7 @@ from transformer.layers.recurrent import CELLS, CellState, RNNLayer, boundaries
 
 @dataclass(frozen=True)
 class RecurrentConfig(Bounded):
-    """The shape of a recurrent encoder-decoder."""
+    """The config of a recurrent encoder-decoder."""
 
     d_model: Positive = 256  # width of embeddings and states; half for each direction of the encoder
     num_layers: Positive = 2  # layers of the decoder
@@ -39,17 +39,17 @@ class RecurrentConfig(Bounded):
 
     @property
     def encoder_layers(self) -> int:
-        """The number of the encoder's layers."""
+        """The number of encoder layers."""
         return self.num_encoder_layers or self.num_layers
 
     def build(self, vocab_size: int) -> "RecurrentEncoderDecoder":
-        """The model for so many tokens, source and target together."""
+        """The model with a joint vocabulary of `vocab_size` tokens."""
         return RecurrentEncoderDecoder(self, vocab_size)
 
 
 @struct.dataclass
 class EncodedSource:
-    """What sources, one a row, are known as: by what the attention keeps of them, and by their summaries."""
+    """Encoded sources, one per row: the arrays of the attention and the summaries."""
 
     remembered: Remembered
     valid_bs: jax.Array
@@ -59,17 +59,17 @@ class EncodedSource:
 class RecurrentEncoderDecoder(nn.Module):
     """h = RNN(x), s_t = RNN(y_t, s_{t-1}), out_t = tanh(W [context(s_t, h); s_t]), logits_t = Unembed(out_t).
 
-    A source's summary is the last state of the encoder's last layer (with `bidirectional`: of each
-    direction where it ends, the last token and the first, side by side). Every layer of the decoder begins
-    at its own projection of it. Without attention the summary is all that is known of the source, and every
-    step reads it beside its token (Cho et al. 2014, section 2.2); out_t is then s_t itself.
+    The summary of a source is the final state of the encoder's last layer (with `bidirectional` the
+    concatenated final states of both directions). Each decoder layer is initialised with its own projection
+    of the summary. Without attention, every step also reads the summary beside its token (Cho et al. 2014,
+    section 2.2), and out_t is s_t itself.
 
-    Attention looks from the state after reading y_t, and what it finds does not go back into the recurrence
-    (Luong et al. 2015, sections 3 and 3.1, without input feeding; Bahdanau et al. 2015 feed it back): so in
-    training all states come first, and one batched product then serves them all.
+    Attention queries with the state after y_t, and its result is not fed back into the recurrence (Luong et
+    al. 2015, sections 3 and 3.1, without input feeding; Bahdanau et al. 2015 do feed it back). So in training
+    all states are computed first, and attention is one batched product.
 
-    Embeddings come out with unit variance (`scale` of `Embedding`). Dropout acts on what goes from layer
-    to layer, never on a state (Zaremba et al. 2014). Positions need no encoding and are ignored.
+    Embeddings have unit variance (`scale` of `Embedding`). Dropout acts between layers, never on a state
+    (Zaremba et al. 2014). Positions are ignored.
     Source: Sutskever et al. 2014; Bahdanau et al. 2015; Luong et al. 2015.
     """
 
@@ -77,7 +77,7 @@ class RecurrentEncoderDecoder(nn.Module):
     vocab_size: int
 
     def setup(self) -> None:
-        """The layers of both sides, the bridge between them, and the attention."""
+        """The layers of encoder and decoder, the projections of the summary, and the attention."""
         c = self.config
         table = self.vocab_size, c.d_model, c.vocab_multiple, True, c.dtype
         self.embedding = Embedding(*table)
@@ -96,7 +96,7 @@ class RecurrentEncoderDecoder(nn.Module):
         self.dropout = nn.Dropout(c.dropout)
 
     def __call__(self, source_bs: jax.Array, tokens_bt: jax.Array, **inputs: Any) -> jax.Array:
-        """Float32 logits (b, t, v) of each target token's successor; `inputs` as for `hidden`."""
+        """Float32 logits (b, t, v) of the next target tokens; `inputs` as for `hidden`."""
         return self.unembed(self.hidden(source_bs, tokens_bt, **inputs))
 
     def hidden(
@@ -110,10 +110,10 @@ class RecurrentEncoderDecoder(nn.Module):
         positions_bt: jax.Array | None = None,
         train: bool = False,
     ) -> jax.Array:
-        """Sources (b, s) and targets so far (b, t) -> (b, t, d), what `unembed` turns into logits.
+        """Sources (b, s) and target prefixes (b, t) -> (b, t, d), the input of `unembed`.
 
-        Segments keep pairs that share a row apart: a target sees the source of its own number; 0 is padding.
-        Without them a row is one pair without padding.
+        Segments separate the pairs of a packed row: a target reads the source with its own segment number; 0
+        is padding. Without segments a row is one pair without padding.
         """
         if segments_bt is None or source_segments_bs is None:
             segments_bt, source_segments_bs = jnp.ones_like(tokens_bt), jnp.ones_like(source_bs)
@@ -128,7 +128,7 @@ class RecurrentEncoderDecoder(nn.Module):
         return self._drop(self.attend(x_btd, self.remember(h_bsd), allowed_bts), train)
 
     def encode(self, source_bs: jax.Array, segments_bs: jax.Array, train: bool = False) -> jax.Array:
-        """(b, s) tokens -> (b, s, d), the states of the last layer, of both directions side by side."""
+        """(b, s) tokens -> (b, s, d), the states of the last layer, both directions concatenated."""
         starts_bs, ends_bs, valid_bs = boundaries(segments_bs)
         x_bsd = self._drop(self._placed(self.source_embedding(source_bs)), train)
         for i, layer in enumerate(self.encoder):
@@ -139,12 +139,12 @@ class RecurrentEncoderDecoder(nn.Module):
         return x_bsd
 
     def summarize(self, h_bsd: jax.Array, segments_bs: jax.Array, segments_bt: jax.Array) -> jax.Array:
-        """The summary of the source that has each target's number, (b, t, d); zeros where there is none."""
+        """(b, t, d): for each target position the summary of the source with its segment number, or zeros."""
         starts_bs, ends_bs, _ = boundaries(segments_bs)
         same_bts = segments_bt[:, :, None] == segments_bs[:, None]
 
         def pick(h_bsd: jax.Array, where_bs: jax.Array) -> jax.Array:
-            # A product with one 1 a row: its gradient is a product too, not a scatter in any order.
+            # A product with a one-hot matrix: its gradient is a product too, unlike a scatter deterministic.
             return jnp.einsum("bts,bsd->btd", (same_bts & where_bs[:, None]).astype(h_bsd.dtype), h_bsd)
 
         if not self.config.bidirectional:
@@ -153,30 +153,30 @@ class RecurrentEncoderDecoder(nn.Module):
         return jnp.concatenate([pick(rightward_bsd, ends_bs), pick(leftward_bsd, starts_bs)], axis=-1)
 
     def embed(self, tokens_bt: jax.Array, summary_btd: jax.Array, train: bool = False) -> jax.Array:
-        """What the decoder's first layer reads: (b, t, d), without attention (b, t, 2 d)."""
+        """The input of the decoder's first layer: (b, t, d), without attention (b, t, 2 d)."""
         x_btd = self._drop(self._placed(self.embedding(tokens_bt)), train)
         return jnp.concatenate([x_btd, summary_btd], axis=-1) if self.config.attention == "none" else x_btd
 
     def remember(self, h_bsd: jax.Array) -> Remembered:
-        """What the attention keeps of the source; nothing without attention."""
+        """The arrays that attention computes once per source; () without attention."""
         return () if self.config.attention == "none" else self.attention.remember(h_bsd)
 
     def attend(self, s_btd: jax.Array, remembered: Remembered, allowed_bts: jax.Array) -> jax.Array:
-        """tanh(W [context; s]) (Luong et al. 2015, equation 5); without attention s itself."""
+        """tanh(W [context; s]) (Luong et al. 2015, equation 5), or s without attention."""
         if self.config.attention == "none":
             return s_btd
         context_btd = self.attention(s_btd, remembered, allowed_bts)
         return jnp.tanh(self.combine(jnp.concatenate([context_btd, s_btd], axis=-1)))
 
     def unembed(self, x_btd: jax.Array) -> jax.Array:
-        """(b, t, d) -> float32 logits (b, t, v), v rounded up to `vocab_multiple`."""
+        """(b, t, d) -> float32 logits (b, t, v), with v padded to a multiple of `vocab_multiple`."""
         logits_btv = self.embedding.attend(x_btd) if self.config.tie_embeddings else self.unembedding(x_btd)
         return nn.with_logical_constraint(logits_btv, ("batch", "length", "vocab"))
 
     def prefill(
         self, source_bs: jax.Array, lengths_b: jax.Array
     ) -> tuple[tuple[CellState, ...], EncodedSource]:
-        """The decoder's first states, and what it will want to know of right-padded sources."""
+        """The decoder's initial states and the encoded sources, from right-padded sources."""
         valid_bs = jnp.arange(source_bs.shape[1]) < jnp.asarray(lengths_b)[:, None]
         segments_bs = valid_bs.astype(jnp.int32)
         h_bsd = self.encode(source_bs, segments_bs)
@@ -188,8 +188,8 @@ class RecurrentEncoderDecoder(nn.Module):
     def extend(
         self, tokens_b: jax.Array, states: tuple[CellState, ...], memory: EncodedSource
     ) -> tuple[jax.Array, tuple[CellState, ...]]:
-        """One more token a row: logits (b, v) and the new states. Rows of one source, which lie side by
-        side, are to its memory what the steps of one target are in training."""
+        """Appends one token per row: logits (b, v) and the new states. Adjacent rows of the same source query
+        its memory like the time steps of one target."""
         rows = memory.summary_b1d.shape[0]
         tokens_bt = tokens_b.reshape(rows, -1)
         summary_btd = jnp.broadcast_to(memory.summary_b1d, (*tokens_bt.shape, self.config.d_model))
@@ -203,7 +203,7 @@ class RecurrentEncoderDecoder(nn.Module):
         return jax.tree.map(lambda x: x.reshape(-1, x.shape[-1]), (self.unembed(out_btd), extended))
 
     def attention_map(self, params: Any, source_bs: jax.Array, tokens_bt: jax.Array) -> jax.Array | None:
-        """The attention's weights (1, t, s) for the first row; None without attention."""
+        """The attention weights (1, t, s) for the first row; None without attention."""
         if self.config.attention == "none":
             return None
         _, sown = self.apply({"params": params}, source_bs, tokens_bt, mutable="intermediates")
@@ -211,7 +211,7 @@ class RecurrentEncoderDecoder(nn.Module):
         return weights_bhts[0]
 
     def stepper(self, params: Any, bos_id: int) -> "RecurrentStepper":
-        """The model as decoding sees it; every target begins with `bos_id`."""
+        """The model behind the `Stepper` protocol; every target starts with `bos_id`."""
         return RecurrentStepper(params, self, bos_id)
 
     def _drop(self, x_btd: jax.Array, train: bool) -> jax.Array:
@@ -223,9 +223,9 @@ class RecurrentEncoderDecoder(nn.Module):
 
 @struct.dataclass
 class RecurrentCache:
-    """The decoder's states, for each layer those of b rows, and the m sources that they translate.
+    """The decoder's states of b rows for each layer, and their encoded sources.
 
-    Rows of the same source share its memory: with r rows a source, rows i r ... i r + r - 1.
+    Rows of the same source share its memory: with r rows per source, rows i r ... i r + r - 1.
     """
 
     states: tuple[CellState, ...]
@@ -234,7 +234,7 @@ class RecurrentCache:
 
 @struct.dataclass
 class RecurrentStepper:
-    """A recurrent encoder-decoder and its parameters behind the `Stepper` protocol. Made by
+    """A recurrent encoder-decoder and its parameters behind the `Stepper` protocol, made by
     `RecurrentEncoderDecoder.stepper`."""
 
     params: Any
@@ -243,14 +243,14 @@ class RecurrentStepper:
 
     @property
     def vocab_size(self) -> int:
-        """The number of real tokens."""
+        """The size of the vocabulary without padding."""
         return self.model.vocab_size
 
     def prefill(
         self, source_bs: jax.Array, lengths_b: jax.Array, room: int
     ) -> tuple[jax.Array, RecurrentCache]:
-        """Encodes right-padded sources; the logits are those of each target's first token. States do not
-        grow, so that there is always room."""
+        """Encodes right-padded sources; returns the logits of the first target tokens and the cache. `room`
+        is ignored: states do not grow."""
         cache = RecurrentCache(*self._apply("prefill", source_bs, lengths_b))
         return self.step(jnp.full(source_bs.shape[0], self.bos_id, jnp.int32), cache)
 
@@ -260,13 +260,13 @@ class RecurrentStepper:
         return logits_bv[:, : self.vocab_size], RecurrentCache(states, cache.memory)
 
     def repeat(self, cache: RecurrentCache, n: int) -> RecurrentCache:
-        """n copies of each target, side by side, which share their source."""
+        """n adjacent copies of each target, which share their source."""
         return RecurrentCache(
             jax.tree.map(lambda part: jnp.repeat(part, n, axis=0), cache.states), cache.memory
         )
 
     def reorder(self, cache: RecurrentCache, rows_b: jax.Array) -> RecurrentCache:
-        """The targets in another order, each with the source that its place has."""
+        """Reorders the targets; the sources stay in place."""
         return RecurrentCache(jax.tree.map(lambda part: part[rows_b], cache.states), cache.memory)
 
     def _apply(self, method: str, *inputs: Any) -> Any:

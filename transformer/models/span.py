@@ -1,4 +1,4 @@
-"""An encoder that points at the piece of a text which answers a question."""
+"""An encoder with a head for extractive question answering."""
 
 from typing import Any
 
@@ -11,7 +11,7 @@ from transformer.models.encoder import EncoderConfig, TextEncoder
 
 
 class SpanPicker(nn.Module):
-    """p(start), p(end) = softmax over places of TextEncoder(text) W + b, W (d, 2).
+    """p(start), p(end) = softmax over positions of TextEncoder(text) W + b, with W (d, 2).
 
     Source: Devlin et al. 2019 (BERT), section 4.2.
     """
@@ -20,21 +20,20 @@ class SpanPicker(nn.Module):
     vocab_size: int
 
     def setup(self) -> None:
-        """The encoder, and the two vectors that places are compared with."""
+        """The encoder and the head."""
         self.encoder = TextEncoder(self.config, self.vocab_size)
         self.head = ClassifierHead(2, dtype=self.config.dtype)
 
     def __call__(self, tokens_bt: jax.Array, *, train: bool = False, **inputs: Any) -> jax.Array:
-        """(b, t) tokens -> float32 logits (b, t, 2) of an answer's start and end; `inputs` as for
-        `TextEncoder`."""
+        """(b, t) tokens -> float32 logits (b, t, 2) of start and end; `inputs` as for `TextEncoder`."""
         return self.head(self.encoder(tokens_bt, train=train, **inputs), train)
 
 
 def place_log_probs(
     logits_bt2: jax.Array, segments_bt: jax.Array, choices_bt: jax.Array, k: int
 ) -> jax.Array:
-    """(b, k, t, 2): for each of a row's texts, the segments 1 ... k, log p of its answer's start, and of its
-    end, at each place, by a softmax over those of its places that `choices_bt` allows."""
+    """(b, k, t, 2): log p(start) and log p(end) at each position, for each of the segments 1 ... k of a row;
+    the softmax is over the segment's positions where `choices_bt` is True."""
     numbers_k1 = jnp.arange(1, k + 1)[:, None]
     possible_bkt = (segments_bt[:, None] == numbers_k1) & choices_bt[:, None]
     return jax.nn.log_softmax(jnp.where(possible_bkt[..., None], logits_bt2[:, None], -1e9), axis=2)

@@ -1,4 +1,4 @@
-"""A decoder that remembers the keys and values of the segments it read before."""
+"""Transformer-XL: a decoder that caches the keys and values of earlier segments."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -17,31 +17,31 @@ from transformer.layers.positions import POSITIONS, Rope
 from transformer.models.decoder import Decoder, DecoderConfig
 
 RELATIVE = tuple(name for name, kind in POSITIONS.items() if not kind.has("embed"))
-"""Encodings of distances, which need no beginning that positions are counted from."""
+"""Relative position encodings, which do not count from the start of a text."""
 
 
 @dataclass(frozen=True)
 class TransformerXLConfig(DecoderConfig):
-    """The shape of a decoder with memory."""
+    """The config of a decoder with memory."""
 
     position: str = "transformer_xl"
-    memory_length: Positive = 256  # tokens of earlier segments that are attended to
-    evaluation_memory: Nonnegative = 0  # the same in evaluation; 0: as many
+    memory_length: Positive = 256  # tokens of earlier segments to attend to
+    evaluation_memory: Nonnegative = 0  # memory_length in evaluation; 0: the same
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.position not in RELATIVE:
             expected = ", ".join(map(repr, RELATIVE))
             raise UserError(
-                f"position: {self.position!r} counts from a beginning; expected one of {expected}"
+                f"position: {self.position!r} is an absolute encoding; expected one of {expected}"
             )
         for key in ("attention_dropout", "scan_layers", "lora_rank"):
             if getattr(self, key):
-                raise UserError(f"{key}: {getattr(self, key)}; a model with memory does without it")
+                raise UserError(f"{key}: {getattr(self, key)}; a model with memory does not support it")
         for mixer in self.stack(causal=True).mixers:
             if not isinstance(mixer, Attention):
                 raise UserError(
-                    "mixer: a recurrent one has no keys and values; a model with memory needs them"
+                    "mixer: a recurrent mixer has no keys and values; a model with memory needs them"
                 )
             rotated = isinstance(mixer.position, Rope)
             if rotated and (not isinstance(mixer, MultiHeadAttention) or mixer.position.scaling != "none"):
@@ -50,18 +50,18 @@ class TransformerXLConfig(DecoderConfig):
                     f"{self.mixer!r} and {self.position_scaling!r}"
                 )
         if self.remat != "none":
-            raise UserError(f"remat: {self.remat!r}; a model with memory does without it, so 'none'")
+            raise UserError(f"remat: {self.remat!r}; a model with memory supports only 'none'")
 
     def build(self, vocab_size: int) -> nn.Module:
-        """The model for so many tokens."""
+        """The model with a vocabulary of `vocab_size` tokens."""
         return TransformerXL(self, vocab_size)
 
 
 @struct.dataclass
 class Memory:
-    """What each layer kept of the last m tokens of each row, the newest last, and whose they were.
+    """The keys and values of each layer for the last m tokens of each row, newest last.
 
-    `segments_bm` has the number of each token's document; 0: there is no such token.
+    `segments_bm` has the document number of each token; 0: no token.
     """
 
     layers: tuple[KVCache, ...]
@@ -69,21 +69,21 @@ class Memory:
 
     @classmethod
     def empty(cls, config: DecoderConfig, batch: int, length: int) -> "Memory":
-        """Nothing read yet."""
+        """A memory without tokens."""
         mixers = config.stack(causal=True).mixers
         layers = tuple(mixer.empty_cache(batch, length) for mixer in mixers)
         return cls(layers, jnp.zeros((batch, length), jnp.int32))
 
     def continued(self, continues_b: jax.Array) -> "Memory":
-        """The same, forgotten in the rows that do not continue it."""
+        """The memory, cleared in the rows where `continues_b` is 0."""
         return self.replace(segments_bm=self.segments_bm * continues_b[:, None])  # type: ignore[attr-defined]
 
 
 class TransformerXL(Decoder):
     """A decoder over segments: h_n = Block_n over the keys and values of [SG(memory_n), h_(n-1)].
 
-    No gradient goes into the memory (SG), whose reach still grows with every layer. It is what decoding keeps
-    of a prompt, and read by the same code; the original keeps the layers' inputs and projects them anew.
+    The memory has a stop-gradient (SG); the context still grows with every layer. The memory is a KV cache as
+    in decoding; the original stores the inputs of the layers and projects them again.
     Source: Dai et al. 2019, section 3.2.
     """
 
@@ -92,9 +92,9 @@ class TransformerXL(Decoder):
     def recur(
         self, tokens_bt: jax.Array, memory: Memory, *, segments_bt: jax.Array, train: bool = False
     ) -> tuple[jax.Array, Memory]:
-        """(b, t) tokens -> (b, t, d), what `unembed` turns into logits, and the memory of the last m tokens.
+        """(b, t) tokens -> (b, t, d), the input of `unembed`, and the memory of the last m tokens.
 
-        Tokens see those before them of their own document, in the memory too.
+        Tokens attend to earlier tokens of their own document, including those in the memory.
         """
         c, (b, t), m = self.config, tokens_bt.shape, memory.segments_bm.shape[1]
         segments_bs = jnp.concatenate([memory.segments_bm, segments_bt], axis=1)
@@ -118,7 +118,7 @@ class TransformerXL(Decoder):
             key_bgmk, value_bgmk = jax.lax.stop_gradient(
                 (layer.key_bgsk[:, :, t:], layer.value_bgsk[:, :, t:])
             )
-            # In the next segment they stand t places earlier, to which keys that were turned are turned back.
+            # In the next segment these tokens are t positions earlier, so rotary keys are rotated back by t.
             back_b1 = jnp.full((1, 1), -t)
             key_bmgk = mixer.position.rotate(key_bgmk.swapaxes(1, 2), back_b1)
             return KVCache(key_bmgk.swapaxes(1, 2), value_bgmk)

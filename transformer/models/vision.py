@@ -1,4 +1,4 @@
-"""The Vision Transformer: an image as a row of patches, and an encoder of text's blocks over them."""
+"""The Vision Transformer: a Transformer encoder over the patches of an image."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -17,21 +17,21 @@ from transformer.models.stack_config import StackConfig
 
 @dataclass(frozen=True)
 class VisionConfig(StackConfig):
-    """The shape of a classifier of images."""
+    """The config of an image classifier."""
 
     position: str = "learned"
-    max_length: Positive = 256  # most patches of an image, [CLS] included
-    patch_size: Positive = 2  # pixels of a patch's side
-    pooling: Literal["mean", "cls", "max"] = "mean"  # over patches; cls: a token before them
+    max_length: Positive = 256  # most patches per image, [CLS] included
+    patch_size: Positive = 2  # side of a patch, in pixels
+    pooling: Literal["mean", "cls", "max"] = "mean"  # over patches; cls: a class token before them
     head_dropout: Rate = 0.0  # dropout rate before the classification head
     pixel_mean: float = 127.5  # subtracted from every pixel (0 to 255)
     pixel_scale: PositiveFloat = 127.5  # then pixels are divided by this
 
     def length(self, image_size: int) -> int:
-        """The number of places that an image of so many pixels a side takes, that of `[CLS]` among them.
+        """The sequence length of a square image of `image_size` pixels, including `[CLS]`.
 
         Raises:
-          UserError: it is not a whole number of patches, or more places than `max_length`.
+          UserError: the patch size does not divide the image size, or the sequence exceeds `max_length`.
         """
         if image_size % self.patch_size:
             raise UserError(f"patch_size: {self.patch_size} does not divide data.image_size {image_size}")
@@ -42,12 +42,12 @@ class VisionConfig(StackConfig):
 
 
 def patches(x_bhwc: jax.Array, size: int) -> jax.Array:
-    """(b, h, w, c) -> (b, n, size size c): the n = (h / size)(w / size) patches of each image, row by row:
+    """(b, h, w, c) -> (b, n, size size c), the n = (h / size)(w / size) patches of each image, row by row:
 
     patch[i (w / size) + j, (u size + v) c + k] = x[i size + u, j size + v, k].
 
-    A linear map of it is a convolution with stride and width `size`. Source: Dosovitskiy et al. 2021,
-    section 3.1.
+    A linear map of the patches is a convolution with kernel size and stride `size`. Source: Dosovitskiy et
+    al. 2021, section 3.1.
     """
     b, h, w, c = x_bhwc.shape
     x = x_bhwc.reshape(b, h // size, size, w // size, size, c).swapaxes(2, 3)
@@ -57,9 +57,9 @@ def patches(x_bhwc: jax.Array, size: int) -> jax.Array:
 class VisionTransformer(nn.Module):
     """p(class | image) = softmax(Head(Pool(Encoder([CLS]; patches W + b)))).
 
-    Pixels are first (pixel - pixel_mean) / pixel_scale. There is a trained `[CLS]` before the patches where
-    `pooling` takes it; else the patches' mean or maximum is classified, which does as well (Zhai et al. 2022,
-    "Scaling vision transformers", section 3). Source: Dosovitskiy et al. 2021, equations 1 to 4.
+    Pixels are normalised to (pixel - pixel_mean) / pixel_scale. With `pooling` "cls" a learned `[CLS]`
+    precedes the patches; otherwise the mean or maximum over patches is classified, which works as well (Zhai
+    et al. 2022, "Scaling vision transformers", section 3). Source: Dosovitskiy et al. 2021, equations 1 to 4.
     """
 
     config: VisionConfig

@@ -1,4 +1,4 @@
-"""Word vectors: two tables, one for a word and one for what stands around it."""
+"""Word vectors: the skip-gram model, with one table for words and one for context words."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -13,7 +13,7 @@ from transformer.layers.embedding import Embedding
 
 @dataclass(frozen=True)
 class SkipGramConfig(Bounded):
-    """The shape of the tables."""
+    """The config of a skip-gram model."""
 
     d_model: Positive = 128  # width of a word vector
     dtype: Literal["float32", "bfloat16"] = "float32"  # of the computation; parameters are float32
@@ -21,9 +21,9 @@ class SkipGramConfig(Bounded):
 
 
 class SkipGram(nn.Module):
-    """score(c, o) = u_o . v_c: how well word o goes with word c in the middle.
+    """score(c, o) = u_o . v_c of centre word c and context word o.
 
-    v are the rows of `embedding`, which are the word vectors, and u those of `context`.
+    v are the rows of `embedding`, the word vectors, and u those of `context`.
 
     Source: Mikolov et al. 2013b, "Distributed Representations of Words and Phrases", section 2.
     """
@@ -32,14 +32,14 @@ class SkipGram(nn.Module):
     vocab_size: int
 
     def setup(self) -> None:
-        """The tables."""
+        """The two tables."""
         c = self.config
         self.embedding = Embedding(self.vocab_size, c.d_model, c.vocab_multiple, dtype=c.dtype)
         self.context = Embedding(self.vocab_size, c.d_model, c.vocab_multiple, dtype=c.dtype)
 
     def __call__(self, tokens_bt: jax.Array, noise_bk: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """Words (b, t) and noise words (b, k) -> float32 scores of each word of a row, as the middle, with
-        each word of the row (b, t, s), and with the row's noise (b, t, k)."""
+        """Words (b, t) and negative samples (b, k) -> float32 scores of each word of a row, as the centre
+        word, with each word of the row (b, t, s), and with the row's negative samples (b, t, k)."""
         v_btd = self.embedding(tokens_bt)
         u_bsd, u_bkd = self.context(tokens_bt), self.context(noise_bk)
         return _scores(v_btd, u_bsd), _scores(v_btd, u_bkd)

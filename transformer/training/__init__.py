@@ -1,1 +1,1 @@
-"""The step, the loop and what they carry: for any experiment."""
+"""Training: step, loop, state, optimizers and checkpoints, for any experiment."""

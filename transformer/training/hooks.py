@@ -1,4 +1,4 @@
-"""Hooks, the callbacks of the training loop: evaluation, samples, pictures, profiling."""
+"""Hooks, the callbacks of the training loop: evaluation, samples, plots, profiling."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
@@ -14,54 +14,54 @@ from transformer.training.writers import names_of, open_events
 
 
 class Hook(ABC):
-    """Called by the loop every `every` steps and after the last one (0: only then).
+    """A callback, called every `every` steps and after the last one (0: only then).
 
-    `hook(step, state, metrics)` sees the state after `step` and what is known of that very step so far, by
-    name; it may return further values, which are logged. It must not keep arrays of `state`, whose memory
-    the next step takes over. In a run of several processes every process calls every hook.
+    `hook(step, state, metrics)` gets the state after `step` and the metrics of that step; values that it
+    returns are logged with them. It must not keep arrays of `state`: the next step donates their memory. With
+    several processes every process calls every hook.
     """
 
     def __init__(self, every: int = 0):
         self.every = every
 
     def due(self, step: int, last: bool) -> bool:
-        """Whether to be called after `step`; the device is waited for before any call."""
+        """Whether the hook is called after `step`; the loop waits for the device before any call."""
         return last or is_due(self.every, step)
 
     @abstractmethod
     def __call__(self, step: int, state: State, metrics: Mapping[str, float]) -> Mapping[str, float] | None:
-        """Looks at the state after `step`."""
+        """Runs after `step`."""
 
     def close(self) -> None:  # noqa: B027
-        """Called once when training ends, however it ends."""
+        """Called once when training ends, even by an error."""
 
 
 class Evaluator(Protocol):
-    """Measures parameters: `{"loss": 1.2, "perplexity": 3.3, ...}`, names without a prefix.
+    """Evaluates parameters: `{"loss": 1.2, "perplexity": 3.3, ...}`, names without a prefix.
 
-    One that has more to say (how many examples it measured, a metric's signature, an interval) has a method
-    `describe() -> dict[str, str]` besides, which is read after the call: see `described`. One that knows the
-    names of its results before has `names(params)`: see `measures`.
+    Optional methods: `describe() -> dict[str, str]` gives details of the last call (the number of examples, a
+    metric's signature, an interval; see `described`), and `names(params)` the names of the results in advance
+    (see `measures`).
     """
 
     def __call__(self, params: Params) -> dict[str, float]:
-        """Goes through the whole of its data."""
+        """Evaluates on all of its data."""
         ...
 
 
 @dataclass
 class Evaluate(Hook):
-    """Measures the parameters (their moving average where there is one) with every evaluator."""
+    """Evaluates the parameters (their moving average if the run keeps one) with every evaluator."""
 
     every: int
     evaluators: Mapping[str, Evaluator]
 
     def __call__(self, step: int, state: State, metrics: Mapping[str, float]) -> dict[str, float]:
-        """What `measure` finds of the state."""
+        """The results of `measure`."""
         return self.measure(state.eval_params)
 
     def measure(self, params: Params) -> dict[str, float]:
-        """The evaluators' results, by names like "eval/loss"."""
+        """The results of all evaluators, by names like "eval/loss"."""
         return {
             f"{prefix}/{name}": value
             for prefix, evaluator in self.evaluators.items()
@@ -70,15 +70,15 @@ class Evaluate(Hook):
 
 
 def measures(evaluators: Mapping[str, Evaluator], params: Params) -> dict[str, list[str] | None]:
-    """By prefix the names of what each evaluator measures, before it does; None where it cannot say. `params`
-    may be abstract."""
+    """Prefix -> names of the results of each evaluator before a call, None if it has no `names`. `params` may
+    be abstract."""
     tell = {prefix: getattr(evaluator, "names", None) for prefix, evaluator in evaluators.items()}
     return {prefix: names(params) if names else None for prefix, names in tell.items()}
 
 
 def described(evaluator: Evaluator) -> dict[str, str]:
-    """What an evaluator has to say of its last call: by the name of a result what belongs to that one (a
-    signature, an interval), and under "measured" how much it saw; nothing where it says nothing."""
+    """Details of an evaluator's last call: a text for each result (a signature, an interval), and under
+    "measured" the number of examples; empty if it has no `describe`."""
     describe = getattr(evaluator, "describe", None)
     return describe() if describe else {}
 
@@ -92,7 +92,7 @@ class Samples(Hook):
     directory: Path
 
     def __call__(self, step: int, state: State, metrics: Mapping[str, float]) -> None:
-        """Samples on every process, and writes on the first."""
+        """Samples on every process, writes on the first."""
         text = self.sample(state.eval_params)
         if jax.process_index() == 0:
             self.directory.mkdir(parents=True, exist_ok=True)
@@ -101,10 +101,10 @@ class Samples(Hook):
 
 @dataclass
 class Pictures(Hook):
-    """Draws `directory`/<step>.png, and shows it in TensorBoard where that is written.
+    """Draws `directory`/<step>.png, and adds it to TensorBoard if the run writes that.
 
-    `values(params)`, called on every process, gives what `draw` takes before the path of the file, or None
-    where there is nothing to draw.
+    `values(params)`, called on every process, returns the arguments of `draw` before the path, or None to
+    draw nothing.
     """
 
     every: int
@@ -115,7 +115,7 @@ class Pictures(Hook):
     writers: str  # the run's `train.writers`
 
     def __call__(self, step: int, state: State, metrics: Mapping[str, float]) -> None:
-        """Computes on every process, and draws on the first."""
+        """Computes on every process, draws on the first."""
         found = self.values(state.eval_params)
         if found is None or jax.process_index() != 0:
             return
@@ -138,7 +138,7 @@ class Profile(Hook):
         self._running = False
 
     def due(self, step: int, last: bool) -> bool:
-        """At the two ends of the recording."""
+        """At the start and the end of the recording."""
         return jax.process_index() == 0 and (step == self.first or (self._running and step == self.after))
 
     def __call__(self, step: int, state: State, metrics: Mapping[str, float]) -> None:
@@ -150,12 +150,12 @@ class Profile(Hook):
             self.close()
 
     def close(self) -> None:
-        """Ends the recording, also where the run ends before it."""
+        """Ends the recording if the run ends before it."""
         if self._running:
             self._running = False
             trace.stop(self.directory)
 
 
 def is_due(every: int, step: int) -> bool:
-    """Whether `step` is one of every `every` steps; none is where that is 0."""
+    """Whether `every` divides `step`; False if `every` is 0."""
     return every > 0 and step % every == 0

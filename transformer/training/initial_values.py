@@ -1,4 +1,4 @@
-"""Initial parameters of one distribution, whatever each layer would draw."""
+"""Initial parameters from one distribution, instead of the initialisers of the layers."""
 
 import zlib
 
@@ -8,13 +8,13 @@ import jax.numpy as jnp
 from transformer.training.experiment import Params
 
 DRAWN = ("kernel", "table")
-"""Names of the parameters that are drawn at random: biases are 0, and the scales of norms are 1."""
+"""Names of the random parameters; biases are 0 and scales of norms 1."""
 
 
 def redraw(params: Params, rng: jax.Array, std: float) -> Params:
-    """`params`, boxed or not, with every kernel and table drawn anew: `std` times a normal variate that is
-    drawn again where it is beyond 2, as in the code released with BERT (Devlin et al. 2019), whose `std` is
-    0.02. Its standard deviation is 0.88 times `std`. Corrections of low rank stay as they are."""
+    """`params`, boxed or not, with every kernel and table drawn from `std` times a normal distribution
+    truncated at 2, as in the released code of BERT (Devlin et al. 2019, `std` 0.02). The standard deviation
+    is 0.88 `std`. LoRA parameters are unchanged."""
 
     def draw(path: tuple, leaf: jax.Array) -> jax.Array:
         names = [str(entry.key) for entry in path if isinstance(entry, jax.tree_util.DictKey)]

@@ -1,4 +1,4 @@
-"""Beginning with the parameters of another run: which are taken over, which are new, and which are left."""
+"""Warm starts: which parameters of another run are taken, which are new, and which are left out."""
 
 import json
 import os
@@ -16,23 +16,21 @@ from transformer.training.checkpoint import Checkpoints, Step, arrays, split_ste
 from transformer.training.experiment import Params
 
 ADAPTERS = ("lora_down", "lora_up")
-"""Parameters that begin as nothing (see `transformer.layers.linear`): any run may be without them."""
+"""LoRA parameters, initially without effect (see `transformer.layers.linear`); a checkpoint may lack them."""
 
 LABELLED = "head"
-"""The part of a path whose parameters belong to the labels, one output each in their order: with other labels
-they are of no use."""
+"""The part of a path of parameters with one output per label, which fit only the same labels."""
 
 SHOWN = 8
-"""How many paths an error lists."""
+"""The most paths that an error lists."""
 
 
 @dataclass(frozen=True)
 class TakeOver:
-    """The parameters of another run's checkpoint (the one that is named; else the best, or the last where it
-    keeps no best) beside those of a model, by their paths.
+    """The parameters to take from another run's checkpoint: the named one, or the best, or the last.
 
-    `taken` are in both, `new` in the model alone or not to be had from there (`why` says for what reasons),
-    `left` in the checkpoint alone.
+    By their paths, `taken` are in checkpoint and model, `new` only in the model or unusable (`why` has the
+    reasons), `left` only in the checkpoint.
     """
 
     folder: Path
@@ -50,10 +48,10 @@ class TakeOver:
         may_be_new: tuple[str, ...] | None,
         labels: Sequence[str] | None = None,
     ) -> "TakeOver":
-        """Compares the parameters of a run, "runs/bert" or "runs/bert@200", with `abstract`, the model's;
-        nothing is read yet.
+        """Compares the parameters of a run, "runs/bert" or "runs/bert@200", with the model's, `abstract`,
+        without reading arrays.
 
-        A head is taken if the run there has the same `labels` in the same order, and new otherwise.
+        A head is taken if that run has the same `labels` in the same order, otherwise it is new.
 
         Raises:
           UserError: the folder has no checkpoint; the model has an array that the checkpoint lacks, or has in
@@ -108,7 +106,7 @@ class TakeOver:
         return cls(folder, step, taken, new, left, (*(why if relabelled else ()), *shapes.values()))
 
     def table(self) -> list[str]:
-        """One line for each group of parameters: what became of it; and why some are new."""
+        """One line for each group of parameters, taken, new or left, and the reasons for new ones."""
         groups = [
             line
             for what, paths in (("taken", self.taken), ("new", self.new), ("left", self.left))
@@ -117,7 +115,7 @@ class TakeOver:
         return [*groups, *(f"  {reason}" for reason in self.why)]
 
     def apply(self, params: Params) -> Params:
-        """`params`, where they were taken those of the checkpoint, onto the same devices."""
+        """`params` with the taken ones from the checkpoint, with the same sharding."""
         flat = traverse_util.flatten_dict(params, sep="/")
         wanted = {
             path: jax.ShapeDtypeStruct(flat[path].shape, flat[path].dtype, sharding=flat[path].sharding)
@@ -138,7 +136,7 @@ def _checkpoints(folder: Path) -> Checkpoints:
 
 
 def _which(checkpoints: Checkpoints) -> Step:
-    """The best checkpoint, where one was kept by what it measured, or the last."""
+    """The best checkpoint if the run keeps one, else the latest."""
     return "best" if checkpoints.keep_best else "latest"
 
 
@@ -147,7 +145,7 @@ def _read(path: Path) -> Any:
 
 
 def _among(path: str, names: tuple[str, ...] | None) -> bool:
-    """Whether a part of the path is one of the names (None: any is)."""
+    """Whether a part of the path is among the names (None: always)."""
     return names is None or not {*names}.isdisjoint(path.split("/"))
 
 

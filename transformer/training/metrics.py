@@ -8,7 +8,7 @@ __all__ = ["Sum", "merge"]
 
 
 def merge(parts: Iterable[Mapping[str, Sum]]) -> dict[str, Sum]:
-    """Adds dictionaries of `Sum`s name by name; a name missing from some parts counts where it is."""
+    """Adds dictionaries of `Sum`s by name; names may be missing in some of them."""
     merged: dict[str, Sum] = {}
     for part in parts:
         for name, value in part.items():

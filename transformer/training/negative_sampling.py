@@ -11,9 +11,9 @@ from transformer.training.metrics import Sum
 
 @dataclass(frozen=True)
 class NegativeSamplingConfig(Bounded):
-    """How much noise counts."""
+    """The negative-sampling loss."""
 
-    negatives: PositiveFloat = 5.0  # weight of the noise term, negative samples per pair (Mikolov's k)
+    negatives: PositiveFloat = 5.0  # weight of the negative term, negative samples per pair (Mikolov's k)
 
 
 def negative_sampling(
@@ -21,9 +21,9 @@ def negative_sampling(
 ) -> Sum:
     """-log s(near) - negatives E[log s(-noise)] of each pair, in nats; s is the logistic function.
 
-    `near_bts` are the scores of word t with word s, of which `pairs_bts` says whether it is in t's window;
-    `noise_btk` those of word t with words of noise, whose mean is the expectation. Where each pair draws its
-    own k = `negatives` words (Mikolov et al. 2013b, equation 4), the sum over them has the same expectation.
+    `near_bts` are the scores of word t with word s; `pairs_bts` says which s are in t's window. `noise_btk`
+    are the scores of word t with the negative samples, whose mean estimates the expectation. Drawing k =
+    `negatives` samples for each pair and summing (Mikolov et al. 2013b, equation 4) has the same expectation.
     """
     attraction = Sum.of(jax.nn.softplus(-near_bts), pairs_bts)
     repulsion = Sum.of(jnp.mean(jax.nn.softplus(noise_btk), axis=-1), jnp.sum(pairs_bts, axis=-1))
@@ -31,8 +31,8 @@ def negative_sampling(
 
 
 def pairs(segments_bt: jax.Array, reach_bt: jax.Array) -> jax.Array:
-    """(b, t, s), whether word s is in the window of word t: another place at most `reach` away, in the same
-    segment, which is not 0."""
+    """(b, t, s): whether word s is in the window of word t, that is at most `reach` positions away, not t
+    itself, and in the same segment other than 0."""
     place_t = jnp.arange(segments_bt.shape[1])
     distance_ts = jnp.abs(place_t[:, None] - place_t)
     same_bts = (segments_bt[:, :, None] == segments_bt[:, None, :]) & (segments_bt[:, :, None] > 0)

@@ -1,9 +1,9 @@
-"""Rules by parameter name: factors of the learning rate, weight decay, what is frozen, other optimizers.
+"""Rules by parameter path: learning-rate factors, weight decay, freezing, other optimizers.
 
-A parameter's path is "encoder/trunk/blocks/3/attention/query/kernel": stacked layers are one array, whose
-layers are numbered after "blocks", from the lowest one of the stack. Where layers are of kinds with other
-parameters it is "blocks/3/window/attention/query/kernel", of layer 3, whose kind is "window". For each
-setting the first rule counts that matches and gives it.
+A parameter's path is "encoder/trunk/blocks/3/attention/query/kernel": stacked layers are one array, and rules
+match each layer by its number from below. If layers are of kinds with different parameters the path is
+"blocks/3/window/attention/query/kernel", for layer 3 of kind "window". For each setting the first rule that
+matches and sets it applies.
 """
 
 import dataclasses
@@ -25,23 +25,23 @@ from transformer.training.schedules import Schedule
 from transformer.training.state import Params
 
 BELOW = r"(^|/)(cls|embedding|embedding_norm|position|source_embedding|source_position|token_types)(/|$)"
-"""What lies below the first block."""
+"""Parameters below the first block."""
 
 MATRIX = r"(^|/)kernel$"
 LAYER_MATRIX = r"blocks/\d+/(.*/)?kernel$"
 SHOWN = 6
-"""How many paths an error lists."""
+"""The most paths that an error lists."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Rule:
-    """Settings of the parameters in whose path the regular expression `match` is found; None: not given."""
+    """Settings of the parameters whose path contains the regular expression `match`; None: not set."""
 
     match: str  # regular expression, found anywhere in a parameter's path
     learning_rate: float | None = None  # factor of the learning rate
     weight_decay: float | None = None  # decoupled weight decay, in place of optimizer.weight_decay
-    frozen: bool | None = None  # whether the parameters stay as they are
-    optimizer: str | None = None  # another optimizer of optax by its name there
+    frozen: bool | None = None  # whether the parameters are not trained
+    optimizer: str | None = None  # another optimizer, by its name in optax
     arguments: Mapping[str, Any] = dataclasses.field(default_factory=dict, hash=False)  # of that optimizer
 
     def __post_init__(self) -> None:
@@ -64,9 +64,10 @@ SETTINGS = ("learning_rate", "weight_decay", "frozen", "optimizer")
 
 @dataclasses.dataclass(frozen=True)
 class Treatment:
-    """The settings of one parameter; where its layers differ, `learning_rate` and `frozen` are (n, 1, ...).
+    """The settings of one parameter; if its stacked layers differ, `learning_rate` and `frozen` are (n, 1,
+    ...).
 
-    `rule` is the one that names another optimizer.
+    `rule` is the rule that names another optimizer, if any.
     """
 
     learning_rate: float | np.ndarray
@@ -88,8 +89,8 @@ class Treatment:
 def by_rules(config: Any, schedule: Schedule, layers: Sequence[str] = ()) -> optax.GradientTransformation:
     """The optimizer of an `OptimizerConfig` with rules, or short forms of them; `layers` as for `treat`.
 
-    It keeps no state of what is frozen, neither of whole parameters nor of single stacked blocks, which it
-    never sees.
+    Frozen parameters, and frozen layers of stacked parameters, are cut out before it, so they have no
+    optimizer state.
     """
 
     def init(params: Params) -> optax.OptState:
@@ -109,10 +110,10 @@ def by_rules(config: Any, schedule: Schedule, layers: Sequence[str] = ()) -> opt
 
 
 def _combined(treatments: Params, config: Any, schedule: Schedule) -> optax.GradientTransformation:
-    """The optimizer of each group of parameters that have the same one and the same weight decay.
+    """One optimizer for each group of parameters with the same optimizer and weight decay.
 
-    Parameters without weight decay are in the main optimizer's group, whose mask leaves them out. What Muon
-    leaves to Adam it does not decay: where a rule does, it is in a group of its own.
+    Parameters without weight decay are in the main optimizer's group, whose mask excludes them. Muon does not
+    decay the parameters that it leaves to Adam; those with weight decay by a rule form a group of their own.
     """
     decayed = jax.tree.map(lambda each: each.weight_decay > 0, treatments)
     main = build(config.name, config.arguments, schedule, config.weight_decay, decayed)
@@ -143,11 +144,11 @@ def _combined(treatments: Params, config: Any, schedule: Schedule) -> optax.Grad
 def treat(params: Params, config: Any, layers: Sequence[str] = ()) -> Params:
     """The tree of `params` with a `Treatment` in place of each array; `config` is an `OptimizerConfig`.
 
-    `layers` are the names of the kinds of layers, in the order that repeats over the depth (`model.layers`):
-    of a stack whose kinds have other parameters, each kind's arrays hold the layers of that kind.
+    `layers` are the kinds of layers in the order that repeats over the depth (`model.layers`): if they have
+    different parameters, the arrays of a kind stack the layers of that kind.
 
     Raises:
-      UserError: layers of one array are to have different optimizers or weight decays.
+      UserError: layers of one array would have different optimizers or weight decays.
     """
     rules = [*config.rules, *_short_forms(params, config, layers)]
     leaves, structure = jax.tree_util.tree_flatten_with_path(params)
@@ -160,7 +161,7 @@ def treat(params: Params, config: Any, layers: Sequence[str] = ()) -> Params:
 
 
 def _stacked(layers: list[Treatment], path: tuple, ndim: int) -> Treatment:
-    """The treatment of an array whose layers are treated differently."""
+    """The treatment of a stacked array from those of its layers."""
     trained = [each for each in layers if not each.frozen] or layers
     first = trained[0]
     if any((each.weight_decay, each.rule) != (first.weight_decay, first.rule) for each in trained):
@@ -175,8 +176,8 @@ def _stacked(layers: list[Treatment], path: tuple, ndim: int) -> Treatment:
 
 
 def hold(params: Params, config: Any, layers: Sequence[str] = ()) -> Params:
-    """`params` without a gradient where they are frozen: what it costs to train grows with what is trained,
-    and what is frozen counts in no norm."""
+    """`params` with a stop-gradient on frozen ones, which saves their gradients and keeps them out of the
+    gradient norm."""
 
     def held(treatment: Treatment, param: jax.Array) -> jax.Array:
         if isinstance(treatment.frozen, bool):
@@ -187,7 +188,7 @@ def hold(params: Params, config: Any, layers: Sequence[str] = ()) -> Params:
 
 
 def check_rules(params: Params, config: Any, layers: Sequence[str] = ()) -> None:
-    """Refuses rules and short forms of them that match nothing."""
+    """Raises `UserError` if a rule, or a key that stands for rules, matches no parameter."""
     paths = [name for names in _numbered(params, layers) for name in names]
     names = sorted({name for path in paths for name in path.split("/") if not name.isdecimal()})
     for i, rule in enumerate(config.rules):
@@ -221,11 +222,11 @@ def _settle(rules: list[Rule], path: str) -> Treatment:
 def _short_forms(params: Params, config: Any, layers: Sequence[str]) -> Iterator[Rule]:
     """The rules that other keys of the optimizer stand for.
 
-    The lowest `frozen_layers` blocks, and with any of them what lies below, are frozen; so is, with
-    `train_only`, all in whose path no name begins so. `layer_decay` d gives block i of n the factor
-    d^(n - 1 - i), what lies below the blocks d^n, and what lies above them 1 (Clark et al. 2020, ELECTRA,
-    appendix A; Howard and Ruder 2018), times adam_learning_rate / learning_rate for what Muon leaves to Adam.
-    `weight_decay` is that of matrices; under Muon, of those that it does not leave to Adam.
+    `frozen_layers` freezes the lowest blocks and everything below them; `train_only` freezes all parameters
+    whose path has no name with one of its prefixes. `layer_decay` d multiplies the learning rate of block i
+    of n by d^(n - 1 - i), below the blocks by d^n and above them by 1 (Clark et al. 2020, ELECTRA, appendix
+    A; Howard and Ruder 2018), times adam_learning_rate / learning_rate for parameters that Muon leaves to
+    Adam. `weight_decay` applies to matrices; under Muon, to those that it does not leave to Adam.
     """
     for i in range(config.frozen_layers):
         yield Rule(f"blocks/{i}/", frozen=True)
@@ -255,8 +256,8 @@ def _prefixes(config: Any) -> tuple[str, ...]:
 
 
 def _depths(params: Params, layers: Sequence[str]) -> dict[tuple[str, str], list[int]]:
-    """The path of each stack of blocks and a name in it -> the layers, counted from below, of the arrays
-    under that name. Under a kind of layers these are the layers of that kind (see `Stack`)."""
+    """(path of a stack of blocks, name in it) -> the layers, counted from below, of the arrays under that
+    name; under a kind of layers, the layers of that kind (see `Stack`)."""
     found: dict[str, dict[str, int]] = {}
     for path, leaf in jax.tree_util.tree_leaves_with_path(params):
         stack, name, _ = _split(path)
@@ -273,7 +274,7 @@ def _depths(params: Params, layers: Sequence[str]) -> dict[tuple[str, str], list
 
 
 def _stacks(params: Params, layers: Sequence[str]) -> dict[str, int]:
-    """The path of each stack of blocks -> how many it has."""
+    """Path of a stack of blocks -> number of blocks."""
     stacks: dict[str, int] = {}
     for (stack, _), depths in _depths(params, layers).items():
         stacks[stack] = max(stacks.get(stack, 0), depths[-1] + 1)
@@ -281,7 +282,7 @@ def _stacks(params: Params, layers: Sequence[str]) -> dict[str, int]:
 
 
 def _numbered(params: Params, layers: Sequence[str]) -> list[list[str]]:
-    """The paths of each array that rules match: one, or one for each of stacked blocks."""
+    """The paths of each array that rules match: one path, or one for each stacked block."""
     depths, paths = _depths(params, layers), []
     for path, _ in jax.tree_util.tree_leaves_with_path(params):
         stack, name, rest = _split(path)
@@ -291,7 +292,7 @@ def _numbered(params: Params, layers: Sequence[str]) -> list[list[str]]:
 
 def _split(path: tuple) -> tuple[str, str, str]:
     """ "encoder/blocks/norm/scale" -> ("encoder/blocks", "norm", "norm/scale"); the first two are "" outside
-    of any stack."""
+    a stack."""
     before, blocks, after = _joined(path).partition("blocks/")
     return (before + "blocks", after.split("/")[0], after) if blocks else ("", "", before)
 

@@ -1,4 +1,4 @@
-"""A profiler's trace, made readable: kernels by the modules they compute, and no waiting threads."""
+"""Profiler traces with kernels named by their modules, and without waiting threads."""
 
 import gzip
 import json
@@ -11,18 +11,18 @@ from typing import Any
 import jax
 
 WAITING = ("ThreadpoolListener::", "end: ", "Wait for ", "ThunkExecutor::", "PythonRefManager::")
-"""How events begin that say only that a thread waits, or that another event has ended."""
+"""Prefixes of events that only say that a thread waits or that another event has ended."""
 
 
 def start(directory: Path) -> None:
-    """Begins to record, without every call in Python, which would be most of the trace and slow it down."""
+    """Starts the profiler without Python calls, which would slow it down and fill the trace."""
     options = jax.profiler.ProfileOptions()
     options.python_tracer_level = 0
     jax.profiler.start_trace(str(directory), profiler_options=options)
 
 
 def stop(directory: Path) -> None:
-    """Ends the recording, and makes the newest trace in the folder readable."""
+    """Stops the profiler, and rewrites the newest trace in the folder."""
     jax.profiler.stop_trace()
     traces = sorted(directory.rglob("*.trace.json.gz"), key=lambda path: path.stat().st_mtime)
     if traces:
@@ -30,9 +30,9 @@ def stop(directory: Path) -> None:
 
 
 def rewrite(path: Path) -> None:
-    """Names the kernels of a `*.trace.json.gz` by their modules, as the program beside it (`*.xplane.pb`)
-    says, "block_0/attention/query dot_general (fusion.7)"; leaves out the waiting, and threads that do only
-    that."""
+    """Renames the kernels of a `*.trace.json.gz` by their modules, "block_0/attention/query dot_general
+    (fusion.7)", from the program in the `*.xplane.pb` beside it; removes waiting events, and threads with no
+    other."""
     program = path.with_name(path.name.replace(".trace.json.gz", ".xplane.pb"))
     with gzip.open(path, "rt", encoding="utf-8") as file:
         trace: dict[str, Any] = json.load(file)
@@ -59,7 +59,7 @@ def rewrite(path: Path) -> None:
 
 
 def readable(name: str) -> str:
-    """What an operation is, from the path that JAX gives it.
+    """A readable name of an operation from its path in JAX.
 
     "jit(train_step)/transpose(jvp(Decoder.hidden))/block_0/Block/attention/query/dot_general" is "backward
     Decoder.hidden/block_0/attention/query dot_general".
@@ -75,11 +75,11 @@ def readable(name: str) -> str:
 
 
 def module_names(xspace: bytes, wanted: set[str]) -> dict[tuple[str, str], str]:
-    """(program, operation) -> the path that JAX gave the operation, of programs in a `*.xplane.pb`, where
-    all of the process are and not only those that ran; of two of one name, the one compiled last counts.
+    """(program, operation) -> path of the operation in JAX, for the programs in a `*.xplane.pb`. The file has
+    all programs of the process; of two with the same name, the one compiled last is used.
 
-    The numbers are the fields that lead from one message to the next: XSpace, XPlane, XEventMetadata, XStat,
-    HloProto, HloModuleProto, HloComputationProto, HloInstructionProto.
+    The numbers are protobuf fields that lead from one message to the next: XSpace, XPlane, XEventMetadata,
+    XStat, HloProto, HloModuleProto, HloComputationProto, HloInstructionProto.
     """
     latest: dict[str, tuple[int, bytes]] = {}
     for metadata in _inside(xspace, 1, 4, 2):
@@ -95,12 +95,12 @@ def module_names(xspace: bytes, wanted: set[str]) -> dict[tuple[str, str], str]:
 
 
 def _text(message: bytes, *fields: int) -> bytes:
-    """The first content of a field of a field ... of a message; nothing where it has none."""
+    """The first content of a nested field of a message; b"" if there is none."""
     return next(_inside(message, *fields), b"")
 
 
 def _inside(message: bytes, *fields: int) -> Iterator[bytes]:
-    """The contents of a field of a field ... of a message in the form of protocol buffers."""
+    """The contents of a nested field of a protobuf message."""
     if not fields:
         yield message
         return
@@ -110,7 +110,7 @@ def _inside(message: bytes, *fields: int) -> Iterator[bytes]:
 
 
 def _fields(message: bytes) -> Iterator[tuple[int, bytes]]:
-    """Number and content of each field that has one of any length: a text, or another message."""
+    """Number and content of each length-delimited field: a string or another message."""
     place = 0
     while place < len(message):
         key, place = _integer(message, place)

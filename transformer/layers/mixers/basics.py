@@ -1,8 +1,7 @@
-"""Attention from scratch, one function a step: what `Attention` does all at once.
+"""Attention from scratch, step by step, up to the multi-head attention of `Attention`.
 
-For reading, and for `notebooks/attention_from_scratch.ipynb`, which goes through them. Each function sees one
-sequence, without a batch axis (`jax.vmap` adds it), and takes its weights as arrays. Masks are True where a
-query may look.
+`notebooks/attention_from_scratch.ipynb` explains these functions. Each takes one sequence without a batch
+axis (`jax.vmap` adds one) and its weights as arrays. Masks are True where a query may attend.
 """
 
 import math
@@ -17,7 +16,8 @@ from transformer.layers.masks import Mask
 
 
 def self_attention(x_td: jax.Array, *, causal: bool = False) -> jax.Array:
-    """y_t = sum_s softmax_s(x_t . x_s) x_s: no parameters, each vector becomes a mean of those it resembles.
+    """y_t = sum_s softmax_s(x_t . x_s) x_s, without parameters: a mean of the vectors, weighted by
+    similarity.
 
     (t, d) -> (t, d); with `causal` the sum and the softmax go over s <= t only.
     Source: Vaswani et al. 2017, section 3.2.1, with Q = K = V = x and neither projections nor scaling.
@@ -32,7 +32,7 @@ def projected_self_attention(
 ) -> jax.Array:
     """y_t = sum_s softmax_s(q_t . k_s) v_s, with q = x W^Q, k = x W^K, v = x W^V.
 
-    What a vector looks for, how it is found and what it says are now three things. (t, d) -> (t, k).
+    (t, d) -> (t, k).
     Source: Vaswani et al. 2017, section 3.2.2, one head, without scaling.
     """
     q_tk, k_sk, v_sk = x_td @ query_dk, x_td @ key_dk, x_td @ value_dk
@@ -41,7 +41,7 @@ def projected_self_attention(
 
 
 def scaled_scores(q_tk: jax.Array, k_sk: jax.Array) -> jax.Array:
-    """Q K^T / sqrt(k): where entries of q and k have variance 1, so have these, whatever the width k.
+    """Q K^T / sqrt(k): if the entries of q and k have variance 1, so have the scores, for any width k.
 
     (t, k) and (s, k) -> (t, s). Source: Vaswani et al. 2017, section 3.2.1, footnote 4.
     """
@@ -49,21 +49,21 @@ def scaled_scores(q_tk: jax.Array, k_sk: jax.Array) -> jax.Array:
 
 
 def softmax_slope(scores_ts: jax.Array) -> jax.Array:
-    """1 - sum_s a_s^2 with a = softmax(scores): how far a softmax still yields when its scores are pushed.
+    """1 - sum_s a_s^2 with a = softmax(scores): the size of the gradient of the softmax.
 
-    It is the sum of the singular values of the Jacobian d a / d scores = diag(a) - a a^T, which is symmetric
-    with no negative eigenvalue, so that they add up to its trace. 1 - 1/s for equal weights, 0 for a
-    saturated softmax; multiplying the scores by more than 1 never raises it. (..., s) -> (...).
+    It is the nuclear norm of the Jacobian d a / d scores = diag(a) - a a^T, which is symmetric and positive
+    semidefinite, so the norm is its trace. 1 - 1/s for equal weights, 0 for a saturated softmax; multiplying
+    the scores by more than 1 never increases it. (..., s) -> (...).
     """
     return 1 - jnp.sum(jax.nn.softmax(scores_ts) ** 2, axis=-1)
 
 
 def look_up(q_tk: jax.Array, k_sk: jax.Array, v_sd: jax.Array, temperature: float) -> jax.Array:
-    """sum_s softmax_s(q_t . k_s / temperature) v_s: a dictionary that answers with a mean of its values.
+    """sum_s softmax_s(q_t . k_s / temperature) v_s: a soft dictionary look-up.
 
-    As the temperature falls to 0 the answer becomes the value of the key nearest to the query by dot product;
-    as it grows, the mean of all values. At sqrt(k) it is the attention of Transformers.
-    Any number t of queries (t, k) over any number s of keys (s, k) and values (s, d) -> (t, d).
+    As the temperature goes to 0, the result is the value of the key with the largest dot product; as it
+    grows, the mean of all values. At sqrt(k) this is the attention of Transformers. Queries (t, k), keys (s,
+    k) and values (s, d) -> (t, d).
 
     Raises:
       UserError: the temperature is not positive.
@@ -76,7 +76,7 @@ def look_up(q_tk: jax.Array, k_sk: jax.Array, v_sd: jax.Array, temperature: floa
 def scaled_dot_product_attention(
     q_tk: jax.Array, k_sk: jax.Array, v_sk: jax.Array, allowed_ts: jax.Array
 ) -> jax.Array:
-    """softmax(Q K^T / sqrt(k), -inf where not allowed) V; zeros for a query that may look at nothing.
+    """softmax(Q K^T / sqrt(k), -inf where not allowed) V; zeros for a query that may attend to no key.
 
     (t, k), (s, k), (s, k) and a mask that broadcasts to (t, s) -> (t, k).
     Source: Vaswani et al. 2017, equation 1 and section 3.2.3.
@@ -114,9 +114,9 @@ def join_by_concatenation(heads_htk: jax.Array, output_hkd: jax.Array) -> jax.Ar
 
 
 def join_by_sum(heads_htk: jax.Array, output_hkd: jax.Array) -> jax.Array:
-    """sum_h head_h W_h^O, where W_h^O are the rows of W^O that meet head h: the same. (h, t, k) -> (t, d).
+    """sum_h head_h W_h^O, with W_h^O the rows of W^O for head h: equal to `join_by_concatenation`.
 
-    Source: Elhage et al. 2021, "A mathematical framework for transformer circuits", on heads that add up.
+    (h, t, k) -> (t, d). Source: Elhage et al. 2021, "A mathematical framework for transformer circuits".
     """
     return jnp.sum(jnp.stack([head @ kernel for head, kernel in zip(heads_htk, output_hkd, strict=True)]), 0)
 
@@ -129,7 +129,7 @@ def additive_attention(
     score_f: jax.Array,
     allowed_ts: jax.Array,
 ) -> jax.Array:
-    """sum_s softmax_s(v . tanh(q_t W^Q + m_s W^K)) m_s: a small network compares what a product compared.
+    """sum_s softmax_s(v . tanh(q_t W^Q + m_s W^K)) m_s: scores by a network with one hidden layer.
 
     (t, d) and (s, d) -> (t, d); `allowed_ts` as above. Source: Bahdanau et al. 2015, section 3.1.
     """

@@ -1,4 +1,4 @@
-"""Multi-head latent attention: all heads' keys and values from one short vector a token."""
+"""Multi-head latent attention (MLA): keys and values of all heads from one latent vector per token."""
 
 import jax
 import jax.numpy as jnp
@@ -10,13 +10,13 @@ from transformer.layers.normalization import RMSNorm
 
 
 class LatentAttention(Attention, kw_only=True):  # type: ignore[call-arg]
-    """Of a token x only the latent c = RMSNorm(W^D x) and the rotary key r = rotate(W^R x) are cached:
+    """Only the latent c = RMSNorm(W^D x) and the rotary key r = rotate(W^R x) of a token x are cached:
 
-    score_h = (q_h . (W_h^UK c) + rotate(p_h) . r) / sqrt(k + k / 2), value_h = W_h^UV c, of queries q, p.
+    score_h = (q_h . (W_h^UK c) + rotate(p_h) . r) / sqrt(k + k / 2), value_h = W_h^UV c, with queries q, p.
 
-    As q . (W c) = (W^T q) . c, the heads share c itself as a key and as a value, which makes this multi-query
-    attention over latents: keys and values of the heads' width are never computed, and the cache has
-    `latent_dim` (0: 2 k) + k / 2 numbers a token.
+    Since q . (W c) = (W^T q) . c, all heads use c itself as key and value. This is multi-query attention over
+    latents: keys and values of the heads are never computed, and the cache has `latent_dim` (0: 2 k) + k / 2
+    numbers per token.
     Source: DeepSeek-AI 2024 (DeepSeek-V2), section 2.1, with its equations 9 to 19; queries uncompressed.
     """
 
@@ -25,7 +25,7 @@ class LatentAttention(Attention, kw_only=True):  # type: ignore[call-arg]
     latent_dim: int = 0
 
     def setup(self) -> None:
-        """The projections of the inputs, and the two of latents to heads."""
+        """The projections of the inputs, and the two from latents to heads."""
         h, k, c = self.num_heads, self.head_dim, self.latent_width
         self.query = self._linear((h, k), ("embed", "heads", "head_dim"))
         self.rotary_query = self._linear((h, k // 2), ("embed", "heads", "head_dim"))
@@ -35,20 +35,20 @@ class LatentAttention(Attention, kw_only=True):  # type: ignore[call-arg]
         self.key_up, self.value_up = _HeadKernel((c, h, k)), _HeadKernel((c, h, k))
 
     def queries(self, x_btd: jax.Array, positions_bt: jax.Array) -> jax.Array:
-        """(b, t, d) -> (b, t, h, c + k / 2): queries of latents, then of rotary keys."""
+        """(b, t, d) -> (b, t, h, c + k / 2): queries for latents, then for rotary keys."""
         of_latents = self._per_head("bthk,chk->bthc", self.query(x_btd), self.key_up())
         rotary_bthk = self.position.rotate(self.rotary_query(x_btd), positions_bt)
         return jnp.concatenate([of_latents, rotary_bthk], axis=-1)
 
     def keys_values(self, x_bsd: jax.Array, positions_bs: jax.Array) -> KVCache:
-        """Each token's latent and rotary key."""
+        """The latent and the rotary key of each token."""
         rotary_bsk = self.position.rotate(self.rotary_key(x_bsd)[:, :, None], positions_bs)[:, :, 0]
         key_bsk = jnp.concatenate([self.latent_norm(self.latent(x_bsd)), rotary_bsk], axis=-1)
         key_bsk = nn.with_logical_constraint(key_bsk, ("batch", "length", "head_dim"))
         return KVCache(key_bsk[:, None], key_bsk[:, None, :, :0])
 
     def read(self, cache: KVCache) -> tuple[jax.Array, jax.Array]:
-        """The latents are the values too."""
+        """Keys and values from the cache; the values are the latents."""
         key_bs1k = cache.key_bgsk.swapaxes(1, 2)
         return key_bs1k, key_bs1k[..., : self.latent_width]
 
@@ -63,17 +63,17 @@ class LatentAttention(Attention, kw_only=True):  # type: ignore[call-arg]
 
     @property
     def cache_widths(self) -> tuple[int, int, int]:
-        """One key for all heads, and no value beside it."""
+        """One key for all heads, and no separate value."""
         return 1, self.latent_width + self.head_dim // 2, 0
 
     @property
     def rotary_width(self) -> int:
-        """That of the rotary keys."""
+        """The width of the rotary keys."""
         return self.head_dim // 2
 
     @property
     def scale(self) -> float:
-        """1 / sqrt(k + k / 2), the width of the keys that are never computed."""
+        """1 / sqrt(k + k / 2), by the width of the keys before absorption."""
         return (self.head_dim + self.head_dim // 2) ** -0.5
 
     def _per_head(self, form: str, x: jax.Array, kernel: jax.Array) -> jax.Array:
@@ -82,7 +82,7 @@ class LatentAttention(Attention, kw_only=True):  # type: ignore[call-arg]
 
 
 class _HeadKernel(nn.Module):
-    """The matrix (c, k) of each head, as a parameter that goes by the name of those of `Linear`."""
+    """A matrix (c, k) for each head, with the parameter name of `Linear`."""
 
     shape: tuple[int, int, int]
 

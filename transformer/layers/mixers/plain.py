@@ -1,4 +1,4 @@
-"""Self-attention in its simplest form, without any parameters."""
+"""Self-attention without parameters."""
 
 import jax
 
@@ -7,10 +7,7 @@ from transformer.layers.mixers.attention import Attention
 
 
 class PlainAttention(Attention, kw_only=True):  # type: ignore[call-arg]
-    """y_i = sum_j softmax_j(x_i . x_j / sqrt(d)) x_j: each token a mean of those it resembles.
-
-    One head as wide as x, without projections.
-    """
+    """y_i = sum_j softmax_j(x_i . x_j / sqrt(d)) x_j: one head of width d, without projections."""
 
     d_model: int
 
@@ -19,7 +16,7 @@ class PlainAttention(Attention, kw_only=True):  # type: ignore[call-arg]
         return self.position.rotate(x_btd[:, :, None], positions_bt)
 
     def keys_values(self, x_bsd: jax.Array, positions_bs: jax.Array) -> KVCache:
-        """The tokens themselves."""
+        """The inputs themselves."""
         key_bs1d = self.position.rotate(x_bsd[:, :, None], positions_bs)
         return KVCache(key_bs1d.swapaxes(1, 2), x_bsd[:, None])
 
@@ -29,7 +26,7 @@ class PlainAttention(Attention, kw_only=True):  # type: ignore[call-arg]
 
     @property
     def cache_widths(self) -> tuple[int, int, int]:
-        """One head of d_model."""
+        """One head of width d_model."""
         return 1, self.d_model, self.d_model
 
     @property

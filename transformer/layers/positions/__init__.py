@@ -1,7 +1,6 @@
-"""Position encodings, by the name a config gives: each one file with the hooks that it needs.
+"""Position encodings by the value of `model.position`, one file each.
 
-"none" is an encoding too (NoPE, Kazemnejad et al. 2023): where queries see only what precedes them, a
-decoder can learn to tell positions apart by how much there is to see.
+"none" is NoPE (Kazemnejad et al. 2023): a causal decoder can learn positions from the number of visible keys.
 """
 
 from transformer.layers.positions.alibi import Alibi

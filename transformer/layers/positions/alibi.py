@@ -1,4 +1,4 @@
-"""Linear biases: each head looks less at what is further away, and each at its own pace."""
+"""Attention with linear biases (ALiBi): scores fall with the distance, with another slope in each head."""
 
 import jax
 import jax.numpy as jnp
@@ -9,7 +9,7 @@ from transformer.layers.positions.base import Position
 def slopes(num_heads: int) -> list[float]:
     """2^(-8 i / h) for i = 1 ... h, if h is a power of two.
 
-    Otherwise those of the next lower power of two n, and then every other one of 2 n.
+    Otherwise the slopes of the next lower power of two n, then every other slope of 2 n.
     Source: Press et al. 2022 (ALiBi), section 3, and for other h the authors' code.
     """
     lower = 1 << (num_heads.bit_length() - 1)
@@ -18,7 +18,7 @@ def slopes(num_heads: int) -> list[float]:
 
 
 class Alibi(Position):
-    """score_ts - slope_h |t - s|, the same before and after the query; nothing is learned.
+    """score_ts - slope_h |t - s|, symmetric around the query; no parameters.
 
     Source: Press et al. 2022, "Train short, test long", section 3; there keys only precede the query.
     """

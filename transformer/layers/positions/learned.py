@@ -9,7 +9,7 @@ from transformer.layers.positions.base import Position
 
 
 class Learned(Position):
-    """x + c table[pos], one trained row for each of `max_length` positions, c = rms / 0.02 or 1.
+    """x + c table[pos] with a learned table of `max_length` rows; c = rms / 0.02, or 1 if rms is 0.
 
     Source: Gehring et al. 2017 (convolutional sequence to sequence), section 3.1; used by BERT and GPT-2.
     """
@@ -19,7 +19,7 @@ class Learned(Position):
 
     @nn.compact
     def embed(self, x_btd: jax.Array, positions_bt: jax.Array) -> jax.Array:
-        """Adds the table's rows; positions must be below `max_length`."""
+        """Adds the rows of the table; positions must be below `max_length`."""
         init = nn.with_logical_partitioning(nn.initializers.normal(TABLE_STD), ("positions", "embed"))
         table = self.param("table", init, (self.max_length, x_btd.shape[-1]), jnp.float32)
         scale = self.rms / TABLE_STD if self.rms else 1.0

@@ -1,4 +1,4 @@
-"""Relative positions through a sinusoid of the distance, with learned biases in the place of the query."""
+"""Relative positions of Transformer-XL: a sinusoid of the distance, and learned biases of the queries."""
 
 import math
 from typing import ClassVar
@@ -12,17 +12,18 @@ from transformer.layers.positions.sinusoidal import sinusoid
 
 
 class RelativeSinusoidal(Position):
-    """((q_i + u) . k_j + (q_i + v) . W_r R_{i-j}) / sqrt(k), R the sinusoid of the distance, h k wide.
+    """((q_i + u) . k_j + (q_i + v) . W_r R_{i-j}) / sqrt(k), where R is the sinusoid of the distance, h k
+    wide.
 
-    u, v (h, k) and W_r (h k, h, k) are learned, in each layer. Source: Dai et al. 2019, section 3.3.
+    u, v (h, k) and W_r (h k, h, k) are learned in each layer. Source: Dai et al. 2019, section 3.3.
 
-    No R_{i-j} is ever made. With (A_f, B_f) the products of q_i + v and the two rows of W_r that belong to
-    frequency w_f, the second term is sum_f A_f sin((i - j) w_f) + B_f cos((i - j) w_f), and this is
+    R_{i-j} is never computed. With (A_f, B_f) the products of q_i + v and the two rows of W_r for frequency
+    w_f, the second term is sum_f A_f sin((i - j) w_f) + B_f cos((i - j) w_f), which equals
 
     sum_f (B_f sin(i w_f) - A_f cos(i w_f)) sin(j w_f) + (A_f sin(i w_f) + B_f cos(i w_f)) cos(j w_f):
 
-    features of the query times R_j. So one matrix product, h times the work of q . k, serves whatever
-    positions there are, in any order.
+    features of the query times R_j. So one matrix product, with h times the work of q . k, handles positions
+    in any order.
     """
 
     base: float = 10000.0

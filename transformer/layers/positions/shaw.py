@@ -1,4 +1,4 @@
-"""Learned vectors of the distance, added to keys and to values."""
+"""Relative positions of Shaw et al.: learned vectors of the distance, added to keys and values."""
 
 import math
 from typing import ClassVar
@@ -13,9 +13,10 @@ from transformer.layers.positions.base import Position
 class Shaw(Position):
     """score_ts + q_t . a^K_c / sqrt(k) and out_t + sum_s weight_ts a^V_c with c = clip(s - t, -r, r),
 
-    r = `max_distance`: two tables (2 r + 1, k), which the heads of a layer share. `head_dim` must be set.
-    Source: Shaw et al. 2018, section 3. No (t, s, k) array is made (their section 3.3): queries meet every
-    row once and each key picks its product; weights are summed by distance before they meet the rows.
+    r = `max_distance`, from two tables (2 r + 1, k) that the heads of a layer share. `head_dim` must be set.
+    Source: Shaw et al. 2018, section 3. No (t, s, k) array is computed (their section 3.3): queries are
+    multiplied with every row once and gathered by distance; weights are summed by distance before they are
+    multiplied with the rows.
     """
 
     head_dim: int = 0
@@ -37,7 +38,7 @@ class Shaw(Position):
         """(b, t, h, k) float32."""
         table = self._table("value", self.head_dim)
         sums_shape = jax.ShapeDtypeStruct((*weights_bhts.shape[:3], table.shape[0]), jnp.float32)
-        # To sum by distance is the transpose of picking by distance.
+        # Summing by distance is the transpose of gathering by distance.
         sum_by_distance = jax.linear_transpose(
             lambda x: self._pick(x, query_positions_bt, key_positions_bs), sums_shape
         )

@@ -7,7 +7,7 @@ from transformer.layers.positions.base import Position
 
 
 def sinusoid(positions_bt: jax.Array, width: int, base: float = 10000.0) -> jax.Array:
-    """The table's rows for the given positions, (b, t, width) float32:
+    """Sinusoidal encodings of positions, (b, t, width) float32:
 
     PE(pos, 2i) = sin(pos / base^(2i / width)),  PE(pos, 2i + 1) = cos(pos / base^(2i / width));
 
@@ -20,13 +20,13 @@ def sinusoid(positions_bt: jax.Array, width: int, base: float = 10000.0) -> jax.
 
 
 class Sinusoidal(Position):
-    """x + c PE(pos), fixed and unlearned (see `sinusoid`), whose root mean square is sqrt(1/2); c = rms or 1,
-    so that to embeddings of rms 1 it is as in Vaswani et al. 2017, section 3.5."""
+    """x + c PE(pos), without parameters (see `sinusoid`); PE has RMS sqrt(1/2), and c = rms, or 1 if rms is
+    0, as in Vaswani et al. 2017, section 3.5."""
 
     base: float = 10000.0
     rms: float = 0.0
 
     def embed(self, x_btd: jax.Array, positions_bt: jax.Array) -> jax.Array:
-        """Adds the table's rows."""
+        """Adds the encodings."""
         table_btd = sinusoid(positions_bt, x_btd.shape[-1], self.base) * (self.rms or 1.0)
         return x_btd + table_btd.astype(x_btd.dtype)

@@ -1,4 +1,4 @@
-"""Relative positions in buckets, each with a learned bias for each head."""
+"""Relative position biases of T5: a learned bias for each head and bucket of distances."""
 
 import jax
 import jax.numpy as jnp
@@ -11,11 +11,11 @@ from transformer.layers.positions.base import Position
 def bucket_starts(num_buckets: int, max_distance: int) -> list[int]:
     """The smallest distance in each of n buckets: 0, 1, ... e - 1, then e (max_distance / e)^(i / (n - e)),
 
-    rounded up, with e = n // 2 and i = 0 ... n - e - 1: one distance to a bucket, then ever more. It is found
-    with integers, because a rounded logarithm may put the first distance of a bucket into the one before.
+    rounded up, with e = n // 2 and i = 0 ... n - e - 1: one distance per bucket, then logarithmically more.
+    The starts are computed with integers: a rounded logarithm may be off by one at the edges.
 
     Raises:
-      UserError: no distances for the wider buckets.
+      UserError: too few buckets, or `max_distance` too small.
     """
     exact = num_buckets // 2
     wide = num_buckets - exact
@@ -32,10 +32,10 @@ def bucket_starts(num_buckets: int, max_distance: int) -> list[int]:
 class T5(Position):
     """score_ts + table[bucket(s - t), h] with a learned table (num_buckets, heads).
 
-    Half of the buckets are for keys after the query, none if `causal`, when those count as distance 0. The
-    last bucket of a side holds all distances from `max_distance` on, and some before it.
-    Source: Raffel et al. 2020 (T5), section 2.1, and the authors' code for the bounds; there one table serves
-    all layers, here each layer has its own.
+    Half of the buckets are for keys after the query. With `causal` there are none for them, and such keys
+    have distance 0. The last bucket of a side has all distances from `max_distance` on, and some below it.
+    Source: Raffel et al. 2020 (T5), section 2.1, and the authors' code for the bounds; T5 shares one table
+    between all layers, here each layer has its own.
     """
 
     causal: bool = False
@@ -53,7 +53,7 @@ class T5(Position):
         return jnp.moveaxis(table.T[:, bucket_bts], 0, 1)
 
     def bucket(self, offset: jax.Array) -> jax.Array:
-        """The row of the table for key position - query position, elementwise."""
+        """The bucket of each offset, key position - query position."""
         side = self.num_buckets if self.causal else self.num_buckets // 2
         starts = jnp.array(bucket_starts(side, self.max_distance)[1:])
         distance = jnp.maximum(-offset, 0) if self.causal else jnp.abs(offset)

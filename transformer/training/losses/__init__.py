@@ -1,8 +1,7 @@
-"""Losses of a target token as functions of its log-probability, by the key `loss.name`.
+"""Losses of a target token as functions of its log-probability, by the value of `loss.name`.
 
-A loss maps float32 log-probabilities of any shape to losses of that shape; further arguments have defaults,
-and `loss.arguments` sets them. `transformer.training.token_losses` does label smoothing, z-loss and chunks
-for all of them.
+A loss maps float32 log-probabilities of any shape to losses of the same shape; `loss.arguments` sets its
+further arguments. `transformer.training.token_losses` implements label smoothing, z-loss and chunks for all.
 """
 
 import operator

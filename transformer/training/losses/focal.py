@@ -15,6 +15,6 @@ def focal(log_p: jax.Array, gamma: float = 2.0) -> jax.Array:
     """
     if not gamma >= 0:
         raise UserError(f"gamma: {gamma}; expected an exponent of at least 0")
-    # 1 - p without cancellation, and never 0 or less, where the power's gradient is not finite.
+    # 1 - p without cancellation, and kept above 0, where the gradient of the power is not finite.
     missing = jnp.maximum(-jnp.expm1(log_p), jnp.finfo(log_p.dtype).tiny)
     return -(missing**gamma) * log_p
