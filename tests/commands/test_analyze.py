@@ -204,7 +204,7 @@ WRONG = {
     "--map=map.gif": "--map: 'map.gif'; expected a name that ends with .png, .svg, .pdf",
     "--map=nowhere/map.png": "--map: there is no folder 'nowhere'",
     "--words=alpha,beta --map=map.png": "--map: 2 vectors; expected at least 3",
-    "--words=beta --contexts=beta": "--contexts: a run of word_embedding has no vectors that depend on",
+    "--words=beta --contexts=beta": "--contexts: a run of word_embedding has no contextual vectors",
     "--neighbors=alpha": "--neighbors=alpha: no such flag; did you mean '--neighbours'?",
     "--prompt=alpha --words=a,b": "--prompt: only --mode=predict and --mode=score take it",
 }

@@ -151,7 +151,7 @@ def test_encoder_decoders_and_memory_have_kinds_too(rng):
         np.testing.assert_allclose(logits, full[:, i], atol=2e-4)
     windows = WINDOWS | {"layers": ("window", "full")}
     assert [mixer.reach for mixer in TransformerXLConfig(**windows).stack().mixers] == [3, None] * 2
-    with pytest.raises(UserError, match=r"^layer_kinds\.average\.mixer: a recurrent one"):
+    with pytest.raises(UserError, match=r"^layer_kinds\.average\.mixer: a recurrent mixer"):
         TransformerXLConfig(**TREES)
 
 
