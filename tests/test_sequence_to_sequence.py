@@ -157,8 +157,7 @@ def test_an_evaluation_says_what_it_measured_and_how(trained, files, tmp_path):
     assert found.keys() == {"chrf", "rouge1", "rouge2", "rougeL", "rougeLsum", "bleu"}
     said = evaluator.describe()
     assert said["measured"] == (
-        "6 of 9 pairs; 1 more left out: a side of theirs is empty; "
-        "1 with a source of more than 14 tokens: the rest is not read"
+        "6 of 9 pairs; 1 more left out: one side is empty; 1 sources truncated to 14 tokens"
     )
     assert "nrefs:2" in said["bleu"] and "tok:char" in said["bleu"] and "nrefs:2" in said["chrf"]
     assert all("95 % interval" in said[name] for name in found)

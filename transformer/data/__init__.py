@@ -1,1 +1,1 @@
-"""From files to batches: sources, tokenizers, packing, loading; NumPy only."""
+"""Data from files to batches: sources, tokenizers, packing, loading; NumPy only."""

@@ -1,4 +1,4 @@
-"""What the data of a run are, wherever they lie: by name the content, to be compared when the run goes on."""
+"""Digests of the data of a run, independent of their location, to compare when the run is resumed."""
 
 import hashlib
 import json
@@ -16,10 +16,10 @@ SHOWN = 4
 
 
 def contents_of(files: Sequence[Path], folder: Path) -> dict[str, list]:
-    """Name -> [bytes, digest of all of them] of each file, names as seen from the folder that all are in.
+    """Name -> [size, digest] of each file, with names relative to the common folder.
 
-    Files are read once: `folder`, of prepared data, keeps what was found until size or time of one changes.
-    So a file that was touched or copied elsewhere is the same, and one with other bytes is not.
+    Digests are cached in `folder`, of prepared data, until the size or time of a file changes. A file that
+    was touched or copied has the same digest.
     """
     stats = [(str(file), (stat := file.stat()).st_size, stat.st_mtime_ns) for file in files]
 
@@ -37,8 +37,8 @@ def contents_of(files: Sequence[Path], folder: Path) -> dict[str, list]:
 
 
 def changes(before: Mapping[str, Mapping[str, Any]], now: Mapping[str, Mapping[str, Any]]) -> str:
-    """What makes the contents of some sources, key -> name -> content, other than they were, in one line;
-    nothing where they are the same. A single file may have another name."""
+    """The differences between the contents of sources, key -> name -> content, in one line; "" if there are
+    none. A source of a single file may be renamed."""
     found = []
     for key in {**before, **now}:
         old, new = before.get(key, {}), now.get(key, {})

@@ -1,4 +1,4 @@
-"""Packs encoder inputs, `[CLS] text [SEP]`: several texts in one row, each with its label."""
+"""Packing of encoder inputs, `[CLS] text [SEP]`, with labels: several texts per row."""
 
 from abc import abstractmethod
 from collections.abc import Sequence
@@ -12,15 +12,15 @@ from transformer.errors import UserError
 
 
 class EncoderRows:
-    """Rows of texts, each put into the first open row that has room for it.
+    """Packed rows of texts, by first fit.
 
     Text i of a row (i = 1, 2, ...) has segment i; 0 is padding. A row is a dictionary of arrays, (t,):
 
     - `tokens`: int32, `[CLS] text [SEP]`, or for pairs `[CLS] first [SEP] second [SEP]`;
     - `segments`, `positions`: int32; `types`: int32, 1 in the second text and its `[SEP]`, else 0;
 
-    and of arrays (k,), with k the most texts that any row has: `labels`, int32, and `weights`, float32, 1
-    where there is a text. Texts are taken in an order of their own, the same always. A subclass has `texts`.
+    and of arrays (k,), with k the largest number of texts in a row: `labels`, int32, and `weights`, float32,
+    1 where there is a text. The order of texts is fixed. A subclass implements `texts`.
     """
 
     def __init__(
@@ -31,8 +31,8 @@ class EncoderRows:
         special_tokens: SpecialTokens,
         length: int,
     ) -> None:
-        """The input lengths (special tokens included) and the labels of all texts, the numbers of those to
-        take, and the tokens of a row; a text longer than that is cut."""
+        """`lengths_n` (with special tokens) and `labels_n` are those of all texts, `kept` the indices of
+        texts to pack, `length` the tokens per row, to which longer texts are truncated."""
         self.labels, self.kept, self.special_tokens, self.sequence_length = (
             labels_n,
             kept,
@@ -40,7 +40,7 @@ class EncoderRows:
             length,
         )
         self._lengths_n = np.minimum(lengths_n, length)
-        whole = self._lengths_n[kept] == length  # which fill a row each
+        whole = self._lengths_n[kept] == length  # each fills a row of its own
         self._rows = [*kept[whole, None], *pack(self._lengths_n[:, None], kept[~whole], [length])]
         self.most = max(map(len, self._rows))
 
@@ -49,7 +49,8 @@ class EncoderRows:
         """The tokens of a text, or of both texts of a pair, without special tokens."""
 
     def read(self, index: int, epoch: int) -> tuple[Sequence[np.ndarray], int]:
-        """What `texts` has of a text, and its label; a subclass may have others in each epoch, not longer."""
+        """The `texts` of an index, and the label; a subclass may vary them by epoch, but not make them
+        longer."""
         return self.texts(index), int(self.labels[index])
 
     def __len__(self) -> int:
@@ -57,12 +58,12 @@ class EncoderRows:
 
     @property
     def padding(self) -> float:
-        """The share of all rows' tokens that is padding."""
+        """The share of padding among all tokens."""
         return 1 - self._lengths_n[self.kept].sum() / (len(self) * self.sequence_length)
 
     def batch(self, rows: np.ndarray, epochs: np.ndarray | None = None) -> dict[str, np.ndarray]:
-        """The rows of the given numbers, stacked, as they are in these epochs (in the first one); number -1
-        is a row of padding."""
+        """The rows with these indices, stacked, as in these epochs (None: the first); index -1 is a row of
+        padding."""
         b, t = len(rows), self.sequence_length
         batch = {
             name: np.zeros((b, t), np.int32) for name in ("tokens", "segments", "positions", "types")
@@ -85,13 +86,13 @@ class EncoderRows:
 
 
 class PackedTexts(EncoderRows):
-    """The documents of one cache as texts, or of two as pairs.
+    """The documents of one cache as texts, or of two caches as pairs.
 
-    One that is empty is left out; one that is longer than a row is cut at its end (of a pair the longer text
-    first), left out, or refused, as `too_long` says. `skipped` and `cut` count them.
+    Empty texts are left out. Texts longer than a row are truncated (of a pair the longer text first), left
+    out or an error, by `too_long`. `skipped` and `cut` count them.
 
     Raises:
-      UserError: a text that is too long, where those are refused; no text at all.
+      UserError: a text that is too long, with `too_long` "refuse"; no text is left.
     """
 
     def __init__(
@@ -102,9 +103,9 @@ class PackedTexts(EncoderRows):
         sequence_length: int,
         too_long: str = "cut",
     ) -> None:
-        """The caches hold the first and, for pairs, the second texts; `labels` (n,) one number for each."""
+        """`caches` has the first and, for pairs, the second texts; `labels` (n,) their label indices."""
         self.caches = caches
-        # A document is `[bos] + tokens + [eos]`; here the text has 1 + its number of texts special tokens.
+        # A cached document is `[bos] + tokens + [eos]`; an input has 1 + len(caches) special tokens.
         lengths_nc = np.stack([np.diff(cache.offsets) - 2 for cache in caches], axis=1)
         total_n = lengths_nc.sum(axis=1) + 1 + len(caches)
         empty_n = (lengths_nc < 1).any(axis=1)
@@ -112,7 +113,7 @@ class PackedTexts(EncoderRows):
         if too_long == "refuse" and long_n.any():
             first = int(np.flatnonzero(long_n)[0])
             raise UserError(
-                f"text {first + 1} has {total_n[first]} tokens, its markers among them; "
+                f"text {first + 1} has {total_n[first]} tokens with special tokens; "
                 f"data.sequence_length is {sequence_length}"
             )
         left_out_n = empty_n | long_n if too_long == "skip" else empty_n

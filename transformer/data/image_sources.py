@@ -1,6 +1,6 @@
-"""Where images come from: a family of `Images`, each chosen by what stands before the colon of its name.
+"""Sources of images, by the part of `data.source` before the colon.
 
-Pillow, scikit-learn and TFDS take a while to import, so they are imported where they are used.
+Pillow, scikit-learn and TFDS are slow to import, so they are imported where they are used.
 """
 
 import warnings
@@ -18,17 +18,17 @@ from transformer.data.sources.tfds import TfdsText
 from transformer.errors import UserError
 
 SUFFIXES = (".png", ".jpg", ".jpeg")
-"""Of the files that `folder:` takes for images; others are passed over."""
+"""Suffixes of image files in `folder:`; other files are ignored."""
 
 Record = tuple[bytes, Any, str]
-"""What tells an image from all others (copies have the same), Pillow's image, and the name of its class."""
+"""(content, image, class): bytes that are equal for duplicates, a Pillow image, and the name of its class."""
 
 
 class Images(ABC):
-    """Images with the names of their classes, by number.
+    """Images and the names of their classes, by index.
 
-    `identity` changes whenever one does, and is known without reading them; `name` is for messages; `divided`
-    says whether they are one split of their set, or all that it has. `content` is as a `Source` has it.
+    `identity` changes when an image does, and is computed without reading them; `name` is for messages;
+    `divided` says whether this is one split of a data set, not all of it. `content` is as in `Source`.
     """
 
     identity: str
@@ -37,7 +37,7 @@ class Images(ABC):
 
     @property
     def content(self) -> dict[str, Any]:
-        """By name what all the images are."""
+        """Name -> identity of all the images."""
         return {self.name: self.identity}
 
     @abstractmethod
@@ -47,7 +47,7 @@ class Images(ABC):
     def __getitem__(self, index: int) -> Record: ...
 
     def place(self, index: int) -> str:
-        """Where an image is."""
+        """The location of an image, for messages."""
         return f"{self.name}: image {index + 1}"
 
 
@@ -83,7 +83,7 @@ class Digits(Images):
 
 
 class ImageFolder(Images):
-    """`folder:PATH`, each sub-folder of which is a class and has its images as PNG or JPEG files.
+    """`folder:PATH`: each sub-folder is a class, with its images as PNG or JPEG files.
 
     Raises:
       UserError: no such folder, no sub-folder, one without images, or (when read) a file that is no image.
@@ -112,11 +112,11 @@ class ImageFolder(Images):
 
     @property
     def content(self) -> dict[str, Any]:
-        """Every file with its size and a digest, whatever folder they are in."""
+        """Every file with its size and digest, independent of the folder."""
         return contents_of(self.files, self._folder)
 
     def place(self, index: int) -> str:
-        """Its file."""
+        """The file of an image."""
         return str(self.files[index])
 
     def __len__(self) -> int:
@@ -128,10 +128,10 @@ class ImageFolder(Images):
 
 
 class TfdsImages(Images):
-    """One split of any TFDS data set with an image and a class, `tfds:mnist` say, as `TfdsText` divides it.
+    """`tfds:NAME`: one split of a TFDS data set with an image and a class; splits as in `TfdsText`.
 
     Raises:
-      UserError: no such data set, split or field, or what its preparation needs is not there.
+      UserError: no such data set, split or field, or the data set cannot be prepared.
     """
 
     divided = True
@@ -162,8 +162,8 @@ IMAGES: dict[str, Callable[[str, str, Options, str], Images]] = {
     "folder": ImageFolder,
     "tfds": TfdsImages,
 }
-"""By what stands before the colon: called with what stands behind it, the split, the options (whose `field`
-is where the image is), and the field that the class is in."""
+"""Kind -> constructor, called with the part after the colon, the split, the options (with the image's
+`field`) and the field of the class."""
 
 
 def open_image(file: str | Path | BinaryIO) -> Any:
@@ -188,8 +188,8 @@ def open_image(file: str | Path | BinaryIO) -> Any:
 
 
 def as_pixels(image: Any, size: int, channels: int) -> np.ndarray:
-    """(size, size, channels) uint8 of Pillow's image: its middle square, scaled; grey with 1 channel, red,
-    green, blue with 3. Of 16-bit shades the upper 8 bits are kept; what is transparent is white."""
+    """The central square of a Pillow image, scaled, as (size, size, channels) uint8: grey with 1 channel, RGB
+    with 3. 16-bit values keep their upper 8 bits; transparent pixels become white."""
     from PIL import Image
 
     if image.mode.startswith("I"):
@@ -208,7 +208,7 @@ def as_pixels(image: Any, size: int, channels: int) -> np.ndarray:
 
 
 def save_pixels(pixels_hwc: np.ndarray, path: Path) -> None:
-    """Writes what `as_pixels` gives to a PNG file, which gives the same again."""
+    """Writes pixels to a PNG file, from which `as_pixels` reads the same pixels."""
     from PIL import Image
 
     path.parent.mkdir(parents=True, exist_ok=True)

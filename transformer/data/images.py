@@ -20,12 +20,12 @@ from transformer.data.token_cache import BAR
 from transformer.errors import UserError
 
 SHARES = {"train": (0.0, 0.8), "validation": (0.8, 0.9), "test": (0.9, 1.0)}
-"""The share of a set without splits of its own that each split takes: sets of images are often so small that
-one in twenty would measure little."""
+"""The share of each split in a data set without splits; image data sets are often small, so validation and
+test get a tenth each."""
 
 MANY = 200
-"""From this number on images are divided by hash alone, so that each stays where it is when others come;
-fewer are put in the order of their hashes and divided by position, which gives each split its share."""
+"""From this number on, images are split by hash, so that an image stays in its split when others are added;
+fewer are sorted by hash and split by position, so that each split has its share."""
 
 
 @dataclass(frozen=True)
@@ -36,10 +36,10 @@ class ImageDataConfig(Bounded):
     validation_source: str = ""  # another source to validate on; "": a split of `source`
     image_field: str = "image"  # field of the image, in tfds
     label_field: str = "label"  # field of the class, in tfds
-    image_size: Positive = 8  # pixels of a side, to which the middle square of each image is scaled
+    image_size: Positive = 8  # side in pixels to which the central square of each image is scaled
     channels: Literal[1, 3] = 1  # 1: grey; 3: red, green and blue
-    shift: int = 0  # augmentation: random translation by up to so many pixels
-    flip: bool = False  # augmentation: random mirroring, left to right
+    shift: int = 0  # augmentation: largest random translation, in pixels
+    flip: bool = False  # augmentation: random horizontal flip
     cache_dir: str = ""  # folder of prepared images; "": the user's cache
     workers: Nonnegative = 1  # threads that prepare batches ahead; 0: none
 
@@ -54,19 +54,19 @@ class ImageDataConfig(Bounded):
 
 
 class ImageRows:
-    """Images at random access, each a row of its own: `images` (b, h, w, c) uint8, `labels` (b,) int32, and
-    `weights` (b,) float32, 0 where the row is padding."""
+    """Images at random access, one per row: `images` (b, h, w, c) uint8, `labels` (b,) int32, and `weights`
+    (b,) float32, 0 for rows of padding."""
 
     def __init__(self, images_nhwc: np.ndarray, labels_r: np.ndarray, kept: np.ndarray) -> None:
-        """`kept` are the numbers of those that are rows, among all `images_nhwc`, mapped into memory; the
-        labels are those of the rows."""
+        """`kept` are the indices of the rows among all `images_nhwc`, a memory map; `labels_r` are the labels
+        of the rows."""
         self._images, self._labels, self._kept = images_nhwc, labels_r, kept
 
     def __len__(self) -> int:
         return len(self._kept)
 
     def batch(self, rows: np.ndarray) -> HostBatch:
-        """The rows of the given numbers, stacked; number -1 is a row of padding."""
+        """The rows with these indices, stacked; index -1 is a row of padding."""
         real = rows >= 0
         found = np.maximum(rows, 0)
         return {
@@ -78,17 +78,17 @@ class ImageRows:
 
 
 class ImageData:
-    """The images of a config, each prepared once: scaled, and kept in the data folder as one array.
+    """The images of a config, scaled once and cached in the data folder as one array.
 
     Raises:
-      UserError: the source is missing, unreadable or empty, or its labels are of no use.
+      UserError: the source is missing, unreadable or empty, or its labels are unusable.
     """
 
     kinds: Mapping[str, Any] = IMAGES
     lines = ""
 
     def __init__(self, config: ImageDataConfig, labels: Sequence[str] | None = None) -> None:
-        """`labels`, a run folder's own, go before what the data say; nothing is read with them."""
+        """`labels` are those of the run folder; by default the training data determine them."""
         self.config = config
         self.folder = data_folder(config.cache_dir)
         self.labels = list(labels or find_labels(_names(*self._prepared("train")), "source"))
@@ -98,7 +98,7 @@ class ImageData:
         return {"labels": self.labels}
 
     def rows(self, split: str) -> ImageRows:
-        """The images of a split, prepared first where that was never done.
+        """The images of a split, prepared on first use.
 
         Raises:
           UserError: a label that the training data do not have.
@@ -109,8 +109,8 @@ class ImageData:
         return ImageRows(np.load(folder / "images.npy", mmap_mode="r"), numbers, kept)
 
     def loader(self, split: str, batch_size: int, *, seed: int = 0, **options: Any) -> DataLoader:
-        """Batches of a split; `options` are those of `DataLoader`. Images to train on, without end, are
-        changed at random as the config says, each time anew."""
+        """Batches of a split; `options` are those of `DataLoader`. Training batches (`repeat`) are
+        augmented."""
         c = self.config
         changed = options.get("repeat") and (c.shift or c.flip)
         transform = Augmentation(seed, c.shift, c.flip) if changed else None
@@ -119,19 +119,19 @@ class ImageData:
         )
 
     def places(self, split: str) -> list[str]:
-        """Where the images of a split are: their files, or numbers in the source."""
+        """The locations of the images of a split: files, or indices in the source."""
         source, (_, kept) = self._open(split), self._prepared(split)
         return [source.place(int(index)) for index in kept]
 
     def label_counts(self, split: str) -> np.ndarray:
-        """How many images of a split have each label, (c,)."""
+        """The number of images of each label in a split, (c,)."""
         return count_labels(_names(*self._prepared(split)), self.labels)
 
     def inputs(self, split: str) -> Iterator[str]:
         """The paths of the images of a split.
 
         Raises:
-          UserError: they are in no files of their own.
+          UserError: the source is not a folder of files.
         """
         kind, _, argument = self.location(split).partition(":")
         if kind != "folder":
@@ -142,15 +142,15 @@ class ImageData:
         yield from map(str, ImageFolder(argument, split, options, self.config.label_field).files)
 
     def read(self, path: str) -> np.ndarray:
-        """(h, w, c) uint8: the image in a file, as the model sees those of the source."""
+        """(h, w, c) uint8: the image in a file, prepared like those of the source."""
         return as_pixels(open_image(path), self.config.image_size, self.config.channels)
 
     def location(self, split: str) -> str:
-        """The source that a split is of."""
+        """The source of a split."""
         return part_of(split)[1] or getattr(self.config, key_of(self.config, split))
 
     def contents(self) -> dict[str, dict[str, Any]]:
-        """What a run reads while it trains, by the key of the config that says where it is."""
+        """The content of the data of a run, by the key of the config that names them."""
         return contents_by_key(lambda split: [self._open(split)], self.config)
 
     def _open(self, split: str) -> Images:
@@ -164,14 +164,14 @@ class ImageData:
             return IMAGES[kind](argument, part, Options(self.folder, field=c.image_field), c.label_field)
 
     def division(self) -> list[str]:
-        """What images that come without splits are used for, in a line."""
+        """A line on how images without splits are split."""
         if self.config.validation_source or self._open("train").divided:
             return []
         shares_n = np.load(self._prepared("train")[0] / "shares.npy")
         return divided_line([len(divide(shares_n, split)) for split in SHARES])
 
     def _prepared(self, split: str) -> tuple[Path, np.ndarray]:
-        """The folder with the prepared images of the source, and the numbers of those of the split."""
+        """The folder of prepared images of the source, and the indices of those in the split."""
         c, (part, other) = self.config, part_of(split)
         source = self._open(split)
         with naming(key_of(c, split)):
@@ -203,18 +203,19 @@ class ImageData:
 
 
 class Augmentation:
-    """Moves each image by up to `shift` pixels either way, its edge repeated where nothing is left, and with
-    `flip` mirrors every other one left to right.
+    """Random translation of each image by up to `shift` pixels, with edge padding, and with `flip` a
+    horizontal flip with probability 1/2.
 
-    What happens to an image is drawn from (seed, place) alone: the same on any number of hosts, and after
-    resuming. Source: Krizhevsky et al. 2012, section 4.1; He et al. 2016, section 4.2.
+    Random numbers depend only on (seed, place), so they are the same for any number of hosts and after
+    resuming.
+    Source: Krizhevsky et al. 2012, section 4.1; He et al. 2016, section 4.2.
     """
 
     def __init__(self, seed: int, shift: int, flip: bool) -> None:
         self.seed, self.shift, self.flip = seed, shift, flip
 
     def __call__(self, batch: HostBatch, places: np.ndarray) -> HostBatch:
-        """The batch with other `images`."""
+        """The batch with augmented `images`."""
         images_bhwc = batch["images"]
         drawn_b3 = np.array([np.random.default_rng([self.seed, int(place)]).random(3) for place in places])
         moves_b2 = (drawn_b3[:, :2] * (2 * self.shift + 1)).astype(int) - self.shift
@@ -228,7 +229,7 @@ class Augmentation:
 
 
 def divide(shares_n: np.ndarray, split: str) -> np.ndarray:
-    """The numbers of the images that belong to a split, by the hash of each, a number in [0, 1)."""
+    """The indices of the images in a split, by their hashes in [0, 1)."""
     low, high = SHARES[split]
     if len(shares_n) < MANY:
         order = np.argsort(shares_n, kind="stable")
@@ -237,6 +238,6 @@ def divide(shares_n: np.ndarray, split: str) -> np.ndarray:
 
 
 def _names(folder: Path, kept: np.ndarray) -> list[str]:
-    """The names of the labels of the images of these numbers."""
+    """The labels of the images with these indices."""
     names = json.loads((folder / "labels.json").read_text(encoding="utf-8"))
     return [names[index] for index in kept]

@@ -1,4 +1,4 @@
-"""Texts with labels, or pairs of texts with labels: from a config's `data` group to batches."""
+"""Labelled texts, or labelled pairs of texts: from a config's `data` group to batches."""
 
 import json
 from collections.abc import Iterator, Sequence
@@ -22,18 +22,18 @@ from transformer.errors import UserError
 
 @dataclass(frozen=True)
 class LabelledDataConfig(CorpusConfig):
-    """Texts with labels, packed into rows."""
+    """Labelled texts, packed into rows."""
 
     source: str = "snippets"  # snippets, csv:GLOB, tsv:GLOB, jsonl:GLOB or tfds:NAME
     text_field: str = "text"  # column or field of the text
-    second_field: str = ""  # for pairs of texts, that of the second
-    label_field: str = "label"  # that of the label, a name or a number
-    sequence_length: Annotated[int, Bound("at least 4, markers and text", 4)] = 256  # tokens a row
+    second_field: str = ""  # column or field of the second text, for pairs
+    label_field: str = "label"  # column or field of the label, a name or a number
+    sequence_length: Annotated[int, Bound("at least 4, special tokens and text", 4)] = 256  # tokens per row
     too_long: Literal["cut", "skip", "refuse"] = "cut"  # texts longer than a row (counted)
 
 
 class LabelledData(Corpus):
-    """The labelled texts of a config; raises as `Corpus` does, and where the labels are of no use."""
+    """The labelled texts of a config; raises as `Corpus`, and if the labels are unusable."""
 
     config: LabelledDataConfig
     lines = "tsv"
@@ -44,7 +44,8 @@ class LabelledData(Corpus):
         tokenizer: Tokenizer | None = None,
         labels: Sequence[str] | None = None,
     ) -> None:
-        """`tokenizer` and `labels`, a run folder's own, go before what the data say."""
+        """`tokenizer` and `labels` are those of the run folder; by default the training data determine
+        them."""
         super().__init__(config, tokenizer)
         self.special_tokens = SpecialTokens.of(self.tokenizer)
         self.labels = list(labels or self._find_labels())
@@ -54,21 +55,21 @@ class LabelledData(Corpus):
         return super().kept() | {"labels": self.labels}
 
     def fields(self, split: str) -> tuple[str, ...]:
-        """Those of the texts and of the label."""
+        """The fields of the texts and the label."""
         c = self.config
         return tuple(field for field in (c.text_field, c.second_field, c.label_field) if field)
 
     def sources(self, split: str) -> Sequence[Source]:
-        """The texts of a split; for pairs the first ones, and then the second ones in the same order."""
+        """The source of a split's texts; for pairs, the sources of the first and the second texts."""
         return [self.open(split, field) for field in self.reads]
 
     @property
     def reads(self) -> Sequence[str]:
-        """The field of the text, or those of both."""
+        """The field of the text, or of both texts."""
         return [name for name in (self.config.text_field, self.config.second_field) if name]
 
     def rows(self, split: str) -> PackedTexts:
-        """The packed rows of a split, tokenised first where that was never done.
+        """The packed rows of a split, tokenised on first use.
 
         Raises:
           UserError: a label that the training data do not have.
@@ -82,18 +83,18 @@ class LabelledData(Corpus):
             )
 
     def texts(self, split: str) -> Iterator[tuple[tuple[str, ...], str]]:
-        """The texts of a split as they are, with the names of their labels."""
+        """The texts of a split with the names of their labels."""
         sources, names = self.sources(split), self._labels_of(split)
         for index, name in enumerate(names):
             yield tuple(source.text(index) for source in sources), name
 
     def label_counts(self, split: str) -> np.ndarray:
-        """How many records of a split have each label, (c,)."""
+        """The number of records of each label in a split, (c,)."""
         return count_labels(self._labels_of(split), self.labels)
 
     def encoder_input(self, text: str) -> tuple[np.ndarray, np.ndarray]:
-        """The tokens that a model reads of a text (or two, with a tab between them), cut to a row's length,
-        and the type of each: 0, or 1 in the second text."""
+        """The input tokens of a text (or two, separated by a tab), truncated to a row, and their types: 0, or
+        1 in the second text."""
         parts = text.split("\t", 1) if self.config.second_field else [text]
         ids = [np.array(self.tokenizer.encode(part), np.int32) for part in parts]
         return self.special_tokens.build_input(ids, self.config.sequence_length)
@@ -106,7 +107,7 @@ class LabelledData(Corpus):
         return self.open(split, self.config.label_field, numbers=True)
 
     def _labels_of(self, split: str) -> list[str]:
-        """The label of each record; read once, and kept beside the tokens."""
+        """The label of each record; read once and cached."""
         source = self._label_source(split)
         if not len(source):
             raise UserError(f"{source.name}: no records; give more, or data.validation_source")

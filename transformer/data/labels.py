@@ -1,4 +1,4 @@
-"""Names of labels, and the numbers that a model knows them by."""
+"""Names of labels and their indices."""
 
 import math
 import unicodedata
@@ -10,18 +10,19 @@ import numpy as np
 from transformer.errors import UserError
 
 MANY = 20
-"""Up to so many labels are listed, and may be as rare as they are; more of which each occurs less than twice
-on average are no classes: one that occurs once cannot be both learned and measured."""
+"""The most labels that are listed. More labels than this that occur less than twice on average are refused:
+they are probably not classes."""
 
 
 def find_labels(names: Sequence[str], key: str, place: Callable[[int], str] = str) -> list[str]:
-    """The labels that occur in training data, in the order of the model's outputs: as numbers where all are.
+    """The distinct labels of the training data in the order of the model's outputs, numerical if all are
+    numbers.
 
-    `place` says where the i-th name is, from 1.
+    `place` gives the location of the i-th name, from 1.
 
     Raises:
-      UserError: there are fewer than two, a record has none, or they are no classes: more than `MANY` that
-        are rare, or that are numbers and not whole; the error begins with `key`.
+      UserError: fewer than two labels, a record without one, or labels that are no classes: more than `MANY`
+        that are rare, or fractional numbers; the message begins with `key`.
     """
     found = set(names)
     if "" in found:
@@ -41,7 +42,7 @@ def find_labels(names: Sequence[str], key: str, place: Callable[[int], str] = st
 
 
 def remarks(labels: Sequence[str]) -> list[str]:
-    """What is worth a second look: labels that are nearly the same, and many that are numbers."""
+    """Warnings about suspicious labels: nearly equal ones, and many numbers."""
     alike: dict[str, list[str]] = {}
     for label in labels:
         alike.setdefault(" ".join(unicodedata.normalize("NFKC", label).casefold().split()), []).append(label)
@@ -56,10 +57,11 @@ def remarks(labels: Sequence[str]) -> list[str]:
 
 
 def number_labels(names: Sequence[str], labels: Sequence[str], place: Callable[[int], str]) -> np.ndarray:
-    """The number of each name among the labels, (n,) int32; `place` says where the i-th name is, from 1.
+    """The index of each name among the labels, (n,) int32; `place` gives the location of the i-th name, from
+    1.
 
     Raises:
-      UserError: one is not among them.
+      UserError: an unknown label.
     """
     numbers = {label: number for number, label in enumerate(labels)}
     for index, name in enumerate(names, 1):
@@ -70,13 +72,13 @@ def number_labels(names: Sequence[str], labels: Sequence[str], place: Callable[[
 
 
 def count_labels(names: Sequence[str], labels: Sequence[str]) -> np.ndarray:
-    """How often each label occurs, (c,)."""
+    """The number of occurrences of each label, (c,)."""
     counts = Counter(names)
     return np.array([counts[label] for label in labels])
 
 
 def shown(labels: Sequence[str], most: int) -> str:
-    """The labels in one line, the first `most` where there are more."""
+    """The first `most` labels in one line."""
     more = f" and {len(labels) - most:,} more" if len(labels) > most else ""
     return ", ".join(map(repr, labels[:most])) + more
 

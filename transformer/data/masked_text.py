@@ -1,4 +1,4 @@
-"""Text for an encoder to be trained on without labels: from a config's `data` group to batches."""
+"""Text for masked language modelling: from a config's `data` group to batches."""
 
 import functools
 from collections.abc import Sequence
@@ -23,19 +23,19 @@ Share = Annotated[float, Bound("a share between 0 and 1", 0, 1, without=(0, 1))]
 
 @dataclass(frozen=True)
 class MaskedDataConfig(TextDataConfig):
-    """Documents of text with tokens to guess."""
+    """Documents of text with masked tokens."""
 
     sequence_length: Annotated[int, Bound("at least 8: markers and text", 8)] = 128
     next_sentence: bool = True  # rows of two texts, half of them consecutive: next-sentence prediction
-    masking: Literal["token", "word", "span"] = "token"  # what is masked at once; span: up to ten words
+    masking: Literal["token", "word", "span"] = "token"  # unit of masking; span: up to ten words
     masked_share: Share = 0.15  # share of tokens to predict
 
 
 class Chunks(EncoderRows):
-    """Documents, those that are longer than a row cut into chunks of its length."""
+    """Documents, split into chunks if they are longer than a row."""
 
     def __init__(self, cache: TokenCache, special_tokens: SpecialTokens, length: int) -> None:
-        """`length` is the row's."""
+        """`length` is the length of a row."""
         self.cache = cache
         self._spans_n2 = _cut(cache, length - 2)
         sizes_n = np.diff(self._spans_n2)[:, 0]
@@ -44,28 +44,28 @@ class Chunks(EncoderRows):
         )
 
     def texts(self, index: int) -> Sequence[np.ndarray]:
-        """The chunk's tokens."""
+        """The tokens of a chunk."""
         start, end = self._spans_n2[index]
         return [self.cache.tokens[start:end]]
 
 
 class MaskedData(TextData):
-    """The text of a config in rows to guess in; raises as `Corpus` does."""
+    """The text of a config in rows with masked tokens; raises as `Corpus`."""
 
     config: MaskedDataConfig
 
     def __init__(self, config: MaskedDataConfig, tokenizer: Tokenizer | None = None) -> None:
-        """`tokenizer`, a run folder's own, goes before what the config says."""
+        """`tokenizer` is that of the run folder; by default that of the config."""
         super().__init__(config, tokenizer)
         self.special_tokens = SpecialTokens.of(self.tokenizer)
 
     @functools.cached_property
     def words(self) -> WordBoundaries:
-        """Which tokens begin words."""
+        """The tokens that begin words."""
         return WordBoundaries(self.tokenizer, self.special_tokens)
 
     def rows(self, split: str, seed: int = 0) -> EncoderRows:  # type: ignore[override]
-        """The packed rows of a split, tokenised first where that was never done; `seed` draws the pairs."""
+        """The packed rows of a split, tokenised on first use; `seed` draws the sentence pairs."""
         cache = TokenCache.of(self.source(split), self.tokenizer, self.folder)
         length = self.config.sequence_length
         if self.config.next_sentence:
@@ -74,7 +74,7 @@ class MaskedData(TextData):
         return Chunks(cache, self.special_tokens, length)
 
     def loader(self, split: str, batch_size: int, *, seed: int = 0, **options) -> DataLoader:
-        """Batches of a split, with other pairs in each epoch, and other tokens to guess each time a row is
+        """Batches of a split, with new sentence pairs in each epoch and new masks each time a row is
         drawn."""
         c = self.config
         masking = Masking(self.words, self.special_tokens, c.masking, c.masked_share, seed)
@@ -83,10 +83,10 @@ class MaskedData(TextData):
 
 
 def _cut(cache: TokenCache, most: int, least: int = 1) -> np.ndarray:
-    """The text of documents as spans (n, 2) of at most `most` tokens; shorter ones than `least` are left out.
+    """Documents as spans (n, 2) of at most `most` tokens, without spans shorter than `least`.
 
     Raises:
-      UserError: none is left.
+      UserError: no span is left.
     """
     starts, ends = cache.offsets[:-1] + 1, cache.offsets[1:] - 1  # without `[bos]` and `[eos]`
     counts = -(-(ends - starts) // most)

@@ -1,4 +1,4 @@
-"""Masked language modelling: which tokens are to be guessed, and what stands in their place."""
+"""Masking for masked language modelling."""
 
 import json
 from dataclasses import dataclass
@@ -9,22 +9,22 @@ from transformer.data.special_tokens import SpecialTokens
 from transformer.data.tokenizers import Tokenizer
 
 BLANKS = {"Ġ", "Ċ", "ĉ", "č", "▁"}
-"""The characters by which tokenizers write a space, the ends of lines and a tab at a token's beginning."""
+"""Characters by which tokenizers write a space, line breaks and a tab at the beginning of a token."""
 
 MASKED, RANDOM = 0.8, 0.1
-"""Of the chosen tokens, the share that becomes `[MASK]` and the share that becomes any token; the others
-stay (Devlin et al. 2019, section 3.1)."""
+"""The shares of the chosen tokens that become `[MASK]` and a random token; the others are unchanged (Devlin
+et al. 2019, section 3.1)."""
 
 MEAN_SPAN, LONGEST_SPAN = 0.2, 10
-"""The rate of the geometric distribution of spans' lengths in words, and their cut (Joshi et al. 2020,
-SpanBERT, section 3.1)."""
+"""The parameter p of the geometric distribution of span lengths in words, and the longest span (Joshi et al.
+2020, SpanBERT, section 3.1)."""
 
 
 class WordBoundaries:
-    """Tables of which of a tokenizer's tokens begin words: tokens are often parts of words."""
+    """Tables of which tokens of a tokenizer begin a word."""
 
     def __init__(self, tokenizer: Tokenizer, special_tokens: SpecialTokens) -> None:
-        """`ordinary` has the ids of all tokens that stand for text."""
+        """`ordinary` will have the ids of all tokens of text, without special ones."""
         names = [tokenizer.name(i) for i in range(tokenizer.vocab_size)]
         special = {tokenizer.eos_id, special_tokens.cls, special_tokens.sep, special_tokens.mask}
         self.ordinary = np.array([i for i, name in enumerate(names) if name and i not in special], np.int32)
@@ -39,23 +39,25 @@ class WordBoundaries:
             self._open_v[i] = _is_letter(name[-1], of_bytes)
 
     def begins(self, tokens_t: np.ndarray) -> np.ndarray:
-        """Whether each token begins a word (t,): it does unless it continues the letters before it."""
+        """Whether each token begins a word, (t,): every token that does not continue the letters before
+        it."""
         before_t = np.append(False, self._open_v[tokens_t[:-1]])
         return ~(self._continues_v[tokens_t] | (self._joins_v[tokens_t] & before_t))
 
 
 @dataclass(frozen=True)
 class Masking:
-    """Chooses about `share` of a row's tokens to be guessed, anew whenever the row is drawn.
+    """Chooses about `share` of the tokens of a row to predict, each time the row is drawn.
 
-    `kind` says what is chosen at once: a `token`, a whole `word`, or a `span` of words, whose tokens all
-    become `[MASK]`, or all any token, or all stay (Joshi et al. 2020, section 3.1). Special tokens and
-    padding never are. It is a `DataLoader`'s transform and a function of the seed and the place in the run
-    alone, so that any number of hosts choose the same. To a batch of `EncoderRows` it adds, for the m tokens
-    that may be chosen in a row:
+    `kind` is the unit: a `token`, a whole `word`, or a `span` of words, whose tokens all become `[MASK]`, all
+    become random tokens, or are all unchanged (Joshi et al. 2020, section 3.1). Special tokens and padding
+    are never chosen. This is a transform of a `DataLoader` and depends only on the seed and the place of the
+    row in the run, so any number of hosts choose the same. It adds to a batch of `EncoderRows`, for at most m
+    tokens per row:
 
-    - `places` (b, m): where they stand; `targets` (b, m): which tokens they are; 0 where there are fewer;
-    - `guessed` (b, m): float32, 1 where there is one.
+    - `places` (b, m): the positions of the chosen tokens; `targets` (b, m): the original tokens; padded with
+    0;
+    - `guessed` (b, m): float32, 1 for a chosen token, 0 for padding.
     """
 
     words: WordBoundaries
@@ -88,8 +90,7 @@ class Masking:
     def _choose(
         self, tokens_t: np.ndarray, segments_t: np.ndarray, rng: np.random.Generator
     ) -> tuple[np.ndarray, np.ndarray]:
-        """The places to be guessed in one row, in order, and a number for each: those that share one have the
-        same fate."""
+        """The chosen positions of one row, in order, and the number of the unit of each."""
         special = np.isin(
             tokens_t, (self.special_tokens.cls, self.special_tokens.sep, self.special_tokens.mask)
         )
@@ -117,11 +118,11 @@ class Masking:
                 span_of[here] = np.where(span_of[here] < 0, number, span_of[here])
                 left -= more
         taken = span_of >= 0
-        if not taken.any():  # a row all of whose words are longer than the budget has one token guessed
+        if not taken.any():  # every word is longer than the budget: choose one token
             return rng.permutation(free)[:1], np.zeros(1, int)
         return free[taken], span_of[taken] if self.kind == "span" else np.arange(taken.sum())
 
 
 def _is_letter(character: str, of_bytes: bool) -> bool:
-    """Every byte past ASCII is a part of some character, which counts as a letter."""
+    """Whether a character counts as a letter; every non-ASCII byte does."""
     return character not in BLANKS and (character.isalnum() or (of_bytes and not character.isascii()))

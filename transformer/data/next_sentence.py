@@ -1,4 +1,4 @@
-"""Pairs of texts for an encoder to say whether the second follows the first in its document."""
+"""Pairs of texts for next-sentence prediction."""
 
 import functools
 from collections.abc import Sequence
@@ -12,25 +12,25 @@ from transformer.data.token_cache import TokenCache
 from transformer.errors import UserError
 
 GROUP = 32
-"""Pairs at least among which second texts are exchanged, those of one length where there are as many."""
+"""The least number of pairs among which second texts are exchanged, if possible all of one length."""
 
 
 class NextSentencePairs(EncoderRows):
-    """Chunks of documents, each divided at a word into two texts; half of them have another's second text.
+    """Chunks of documents, each divided at a word boundary into two texts; half of them get the second text
+    of another chunk.
 
-    The label is 1 where the second text follows the first, and 0 where it is the second text of a chunk of
-    another document (Devlin et al. 2019, section 3.1, "next sentence prediction"). Second texts are exchanged
-    among chunks that stand alike in their documents (at the beginning, the end, both, or inside) and whose
-    second texts are of one length. So the label cannot be told from either text alone, nor from lengths, nor
-    from where the texts begin and end. Where fewer than `GROUP` are of one length, those of neighbouring
-    lengths are all cut to less than the shortest. Where one document has more than half of such chunks, some
-    labels 0 are of the same document.
+    The label is 1 if the second text follows the first, and 0 if it is from a chunk of another document
+    (Devlin et al. 2019, section 3.1, "next sentence prediction"). Second texts are exchanged among chunks
+    with the same position in their documents (beginning, end, both or inside) and second texts of the same
+    length. So the label cannot be predicted from one text, from lengths, or from document boundaries. If
+    fewer than `GROUP` second texts have one length, similar lengths form a group and are truncated to less
+    than the shortest. If a document has more than half of a group, some pairs with label 0 are from the same
+    document.
 
-    Which pairs follow, and what the others are given, is a function of (seed, epoch); the rows that they
-    share are the same in all epochs.
+    Labels and exchanges are a function of (seed, epoch); the packing is the same in all epochs.
 
     Raises:
-      UserError: there is one document only, or fewer than two chunks that can be divided.
+      UserError: there is only one document, or fewer than two chunks can be divided.
     """
 
     def __init__(
@@ -42,8 +42,8 @@ class NextSentencePairs(EncoderRows):
         chunks_n2: np.ndarray,
         seed: int,
     ) -> None:
-        """`length` is the row's; a chunk is tokens chunks_n2[i, 0] to before chunks_n2[i, 1] of the cache, of
-        one document, and at most `length` - 3."""
+        """`length` is the length of a row; chunk i is tokens chunks_n2[i, 0]:chunks_n2[i, 1] of the cache,
+        within one document and at most `length` - 3 tokens."""
         self.cache, self._seed = cache, seed
         documents = np.flatnonzero(np.diff(cache.offsets) > 2)
         if len(documents) < 2:
@@ -51,13 +51,13 @@ class NextSentencePairs(EncoderRows):
                 "data.next_sentence: the text is one document; data.document=paragraph divides it, and "
                 "data.next_sentence=false does without"
             )
-        begins = np.flatnonzero(words.begins(cache.tokens))  # where words do, in all documents
+        begins = np.flatnonzero(words.begins(cache.tokens))  # starts of words, in all documents
         starts_n, ends_n = chunks_n2.T
-        # Of the words that begin inside a chunk, one is where it is divided.
+        # A chunk is divided at one of the words that begin inside it.
         lowest_n, highest_n = np.searchsorted(begins, [starts_n + 1, ends_n])
         possible = highest_n > lowest_n
         if possible.sum() < 2:
-            raise UserError("data.next_sentence: no two texts have two words to divide between")
+            raise UserError("data.next_sentence: fewer than two texts have two words")
         starts_n, ends_n, lowest_n, highest_n = (
             each[possible] for each in (starts_n, ends_n, lowest_n, highest_n)
         )
@@ -72,7 +72,8 @@ class NextSentencePairs(EncoderRows):
         self._most_g = _commonest(own_n[self._order], self._starts_g)
         least_g = np.minimum.reduceat(sizes_n[self._order], self._starts_g)
         most_g = np.maximum.reduceat(sizes_n[self._order], self._starts_g)
-        # None is whole where not all are: a whole one would be known by its end, and by its pair's length.
+        # In a group of several lengths all second texts are truncated: an untruncated one could be told from
+        # its end and from the length of the pair.
         cut_g = np.where(least_g < most_g, np.maximum(least_g - 1, 1), most_g)
         sizes_n[self._order] = np.repeat(cut_g, self._sizes_g)
         self.firsts_n2 = np.stack([starts_n, middles_n], axis=1)
@@ -81,11 +82,11 @@ class NextSentencePairs(EncoderRows):
         super().__init__(lengths_n, np.ones(n, np.int32), np.arange(n), special_tokens, length)
 
     def batch_of_epochs(self, rows: np.ndarray, epochs: np.ndarray) -> dict[str, np.ndarray]:
-        """The rows of the given numbers as they are in these epochs, stacked; number -1 is padding."""
+        """The rows with these indices in these epochs, stacked; index -1 is a row of padding."""
         return self.batch(rows, epochs)
 
     def texts(self, index: int) -> Sequence[np.ndarray]:
-        """The tokens of both texts of a chunk as it stands."""
+        """The tokens of both texts of a chunk, without exchange."""
         spans = self.firsts_n2[index], self.seconds_n2[index]
         return [self.cache.tokens[start:end] for start, end in spans]
 
@@ -95,13 +96,13 @@ class NextSentencePairs(EncoderRows):
         spans = self.firsts_n2[index], self.seconds_n2[giver_n[index]]
         return [self.cache.tokens[start:end] for start, end in spans], int(follows_n[index])
 
-    @functools.lru_cache(2)  # noqa: B019 (a row of one epoch may be asked for beside those of the next)
+    @functools.lru_cache(2)  # noqa: B019 (a batch may have rows of two epochs)
     def pairs(self, epoch: int) -> tuple[np.ndarray, np.ndarray]:
-        """Of each pair in an epoch (n,) whose second text it has, and the label."""
+        """For each pair in an epoch, the index (n,) of the pair whose second text it gets, and the label."""
         rng = np.random.default_rng([self._seed, epoch])
         follows_n = rng.random(len(self._order)) < 0.5
-        # In a group, which is sorted by documents, each pair is given what the one so many places further
-        # has: from `most` places on it is of another document.
+        # Groups are sorted by document: a shift by at least the size of the largest document gives a second
+        # text of another document.
         least_g = np.where(2 * self._most_g <= self._sizes_g, self._most_g, 1)
         distance_g = rng.integers(least_g, self._sizes_g - least_g + 1)
         distance_n, sizes_n = np.repeat(distance_g, self._sizes_g), np.repeat(self._sizes_g, self._sizes_g)
@@ -114,12 +115,13 @@ class NextSentencePairs(EncoderRows):
 
 
 def _groups(place_n: np.ndarray, lengths_n: np.ndarray, own_n: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """An order of the pairs (n,) in which groups stand together, each by documents, and where groups begin.
+    """An order of the pairs (n,) by group and within groups by document, and the starts of the groups.
 
-    A group is of one place in the document and of one length, or of neighbouring ones where there are fewer
-    than `GROUP` pairs of it.
+    The pairs of a group have the same position in their documents and the same length, or similar lengths if
+    there are fewer than `GROUP` of one length.
     """
-    # Lengths go up and down in turn, so that neighbours are alike where one place ends and another begins.
+    # Lengths alternate between ascending and descending, so that they are similar at the border of two
+    # positions.
     signed_n = np.where(place_n % 2, -lengths_n, lengths_n)
     order = np.lexsort((signed_n, place_n))
     new = (np.diff(place_n[order], prepend=-1) != 0) | (np.diff(signed_n[order], prepend=-1) != 0)
@@ -131,14 +133,14 @@ def _groups(place_n: np.ndarray, lengths_n: np.ndarray, own_n: np.ndarray) -> tu
         if end - starts[-1] >= GROUP:
             starts.append(end)
         elif last and len(starts) > 1 and place_n[order[starts[-1] - 1]] == place_n[order[end - 1]]:
-            starts[-1] = end  # too few are left of this place: they join those before
+            starts[-1] = end  # too few are left of this position: they join the group before
     starts_g = np.array(starts[:-1] if len(order) - starts[-1] < GROUP and len(starts) > 1 else starts)
     group_n = np.searchsorted(starts_g, np.arange(len(order)), side="right")
     return order[np.lexsort((own_n[order], group_n))], starts_g
 
 
 def _commonest(own_n: np.ndarray, starts_g: np.ndarray) -> np.ndarray:
-    """How many pairs of each group the commonest document of it has (g,); `own_n` is sorted in each group."""
+    """The number of pairs of the largest document in each group, (g,); `own_n` is sorted within groups."""
     group_n = np.searchsorted(starts_g, np.arange(len(own_n)), side="right")
     new = (np.diff(own_n, prepend=-1) != 0) | (np.diff(group_n, prepend=-1) != 0)
     counts = np.diff(np.append(np.flatnonzero(new), len(own_n)))

@@ -1,4 +1,4 @@
-"""Packing pairs: several sources in one row and their targets in another, so that little is padding."""
+"""Packing of pairs: several sources in one row, and their targets in another."""
 
 from collections.abc import Sequence
 
@@ -8,28 +8,27 @@ from transformer.data.token_cache import TokenCache
 from transformer.errors import UserError
 
 OPEN = 64
-"""Rows being filled at once: more leave less padding, and take longer to choose among."""
+"""The number of open rows in first-fit packing: more rows mean less padding and slower packing."""
 
 
 class PackedPairs:
-    """Rows of pairs, each put into the first open row where its source and its target both have room.
+    """Packed rows of pairs, by first fit of source and target.
 
     Pair k of a row (k = 1, 2, ...) has segment k on both sides; 0 is padding. A row is a dictionary of
     arrays, (s,) for the source and (t,) for the target:
 
-    - `source`, `source_segments`, `source_positions`: int32, the source's tokens and its end;
-    - `tokens`: int32, the target that is read: the beginning, then all its tokens;
-    - `targets`: int32, the target that is to be written: all its tokens, then the end;
+    - `source`, `source_segments`, `source_positions`: int32, the source tokens and `[eos]`;
+    - `tokens`: int32, the decoder input: `[bos]` and the target tokens;
+    - `targets`: int32, the decoder output: the target tokens and `[eos]`;
     - `weights`: float32, 1 where there is a target; `segments`, `positions`: int32;
-    - `bytes`: int32, the UTF-8 bytes of text that each target token stands for.
+    - `bytes`: int32, the number of UTF-8 bytes of each target token.
 
-    Pairs are taken in an order of their own, the same always. One that has an empty side is left out; one
-    that is longer than a row is cut, left out, or refused, as `too_long` says. `skipped` and `cut` count
-    them. A source that is cut keeps its end, for the model to know that there is no more to read; a target
-    that is cut has none, lest the model learn to stop there.
+    The order of pairs is fixed. Pairs with an empty side are left out. Pairs longer than a row are truncated,
+    left out or an error, by `too_long`. `skipped` and `cut` count them. A truncated source keeps its `[eos]`;
+    a truncated target has none, so that the model does not learn to stop there.
 
     Raises:
-      UserError: a pair that is too long, where those are refused; no pair at all.
+      UserError: a pair that is too long, with `too_long` "refuse"; no pair is left.
     """
 
     def __init__(
@@ -40,11 +39,11 @@ class PackedPairs:
         target_length: int,
         too_long: str = "cut",
     ) -> None:
-        """The two caches hold the sides of the same pairs in the same order."""
+        """The two caches have the sides of the same pairs in the same order."""
         self.sources, self.targets = sources, targets
         self.source_length, self.target_length = source_length, target_length
         most = np.array([source_length, target_length])
-        # Of `[bos] + tokens + [eos]` a side has all but the first, or all but the last.
+        # A side is `[bos] + tokens + [eos]` without the first or without the last token.
         lengths_n2 = np.stack([np.diff(sources.offsets), np.diff(targets.offsets)], axis=1) - 1
         empty_n = (lengths_n2 < 2).any(axis=1)
         long_n = (lengths_n2 > most).any(axis=1) & ~empty_n
@@ -68,7 +67,7 @@ class PackedPairs:
 
     @property
     def padding(self) -> float:
-        """The share of all rows' tokens that is padding."""
+        """The share of padding among all tokens."""
         kept = np.concatenate(self._rows)
         return 1 - self._lengths_n2[kept].sum() / (len(self) * (self.source_length + self.target_length))
 
@@ -76,7 +75,7 @@ class PackedPairs:
         return pack(self._lengths_n2, pairs, [self.source_length, self.target_length])
 
     def batch(self, rows: np.ndarray) -> dict[str, np.ndarray]:
-        """The rows of the given numbers, stacked; number -1 is a row of padding."""
+        """The rows with these indices, stacked; index -1 is a row of padding."""
         b, s, t = len(rows), self.source_length, self.target_length
         names = {"source": s, "source_segments": s, "source_positions": s}
         names |= {"tokens": t, "targets": t, "segments": t, "positions": t, "bytes": t}
@@ -100,11 +99,11 @@ class PackedPairs:
 
 
 class JoinedPairs(PackedPairs):
-    """Rows of pairs for a decoder alone: `[bos] + source + [eos] + target + [eos]` is one sequence.
+    """Packed rows of pairs for a decoder: `[bos] + source + [eos] + target + [eos]` is one sequence.
 
-    The end of the source tells the model to begin with the target. Rows are those of `PackedRows`, of
-    `source_length + target_length` tokens, with one segment for each pair; only the targets and their ends
-    have weight, or with `loss_on` "all" everything has but the end of a source that is cut.
+    Rows are as in `PackedRows`, of `source_length + target_length` tokens, with one segment per pair. Only
+    the targets and their `[eos]` have weight 1; with `loss_on` "all" all tokens have but the `[eos]` of a
+    truncated source.
     """
 
     def __init__(self, *arguments, loss_on: str = "target") -> None:
@@ -117,7 +116,7 @@ class JoinedPairs(PackedPairs):
         return pack(both_n1, pairs, [self.source_length + self.target_length])
 
     def batch(self, rows: np.ndarray) -> dict[str, np.ndarray]:
-        """The rows of the given numbers, stacked; number -1 is a row of padding."""
+        """The rows with these indices, stacked; index -1 is a row of padding."""
         shape = len(rows), self.source_length + self.target_length
         names = ("tokens", "targets", "segments", "positions", "bytes")
         batch = {name: np.zeros(shape, np.int32) for name in names} | {"weights": np.zeros(shape, np.float32)}
@@ -142,7 +141,7 @@ class JoinedPairs(PackedPairs):
 
 
 def pack(lengths_n2: np.ndarray, pairs: np.ndarray, most: Sequence[int]) -> list[np.ndarray]:
-    """Divides pairs into rows that hold at most `most` on each side: first fit among `OPEN` open rows."""
+    """Packs pairs into rows of at most `most` tokens on each side: first fit among `OPEN` open rows."""
     order = np.random.default_rng(0).permutation(pairs)
     room_o2 = np.zeros((OPEN, len(most)), np.int64)
     open_rows: list[list[int]] = [[] for _ in range(OPEN)]
@@ -151,7 +150,7 @@ def pack(lengths_n2: np.ndarray, pairs: np.ndarray, most: Sequence[int]) -> list
         fits = (room_o2 >= length).all(axis=1)
         place = int(fits.argmax())
         if not fits[place]:
-            place = int(room_o2.sum(axis=1).argmin())  # the fullest is done
+            place = int(room_o2.sum(axis=1).argmin())  # close the fullest row
             rows.append(open_rows[place])
             room_o2[place], open_rows[place] = most, []
         room_o2[place] -= length
@@ -160,5 +159,5 @@ def pack(lengths_n2: np.ndarray, pairs: np.ndarray, most: Sequence[int]) -> list
 
 
 def _ended(tokens: np.ndarray, length: int) -> np.ndarray:
-    """The first tokens of a text that ends with its end, the end among them."""
+    """A text truncated to `length` tokens, its last token (the end token) kept."""
     return tokens if len(tokens) == length else np.append(tokens[: length - 1], tokens[-1])

@@ -1,4 +1,4 @@
-"""Questions to be answered by a piece of a text: from a config's `data` group to batches."""
+"""Extractive question answering: from a config's `data` group to batches."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -25,10 +25,10 @@ class SpanDataConfig(CorpusConfig):
     question_field: str = "question"  # field of the question
     context_field: str = "context"  # field of the text that has the answer
     answers_field: str = "answers"  # field of {"text": [...], "answer_start": [...]}, in characters
-    sequence_length: Positive = 256  # tokens a row, and most of a window with its question
-    question_length: Positive = 48  # tokens of a question; longer ones are cut, and counted
-    stride: int = 128  # tokens between the windows in which a longer text is read
-    misplaced: Literal["refuse", "skip"] = "refuse"  # of an answer that is not at its answer_start
+    sequence_length: Positive = 256  # tokens per row; longest question and window together
+    question_length: Positive = 48  # tokens of a question; longer ones are truncated (counted)
+    stride: int = 128  # tokens between the starts of the windows of a long text
+    misplaced: Literal["refuse", "skip"] = "refuse"  # answers that are not at their answer_start
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -36,29 +36,29 @@ class SpanDataConfig(CorpusConfig):
         if not 1 <= self.stride <= room:
             raise UserError(
                 f"stride: {self.stride}; expected 1 to {room}, what sequence_length {self.sequence_length} "
-                f"leaves beside question_length {self.question_length} and three markers"
+                f"leaves beside question_length {self.question_length} and three special tokens"
             )
 
     @property
     def fields(self) -> Fields:
-        """Where the parts of a record are."""
+        """The field names of a record."""
         return Fields(self.question_field, self.context_field, self.answers_field)
 
 
 def windows(length: int, room: int, stride: int) -> list[tuple[int, int]]:
-    """From which token to before which a text is read at once: every `stride` tokens a window of `room`, up
-    to the first that reaches the end (Devlin et al. 2019, the released code, `doc_stride`)."""
+    """The windows (start, end) of a text: `room` tokens every `stride` tokens, up to the first window that
+    reaches the end (Devlin et al. 2019, the released code, `doc_stride`)."""
     last = -(-max(length - room, 0) // stride)
     return [(n * stride, min(n * stride + room, length)) for n in range(last + 1)]
 
 
 class SpanRows(EncoderRows):
-    """Rows of `[CLS] question [SEP] window of its context [SEP]`, several in each.
+    """Packed rows of `[CLS] question [SEP] window of the context [SEP]`.
 
-    To the arrays of `EncoderRows` come `choices`, bool (t,): the places that an answer may begin or end at,
-    which are the tokens of the window, and `[CLS]` for "not here"; and instead of `labels` `places`, int32
-    (k, 2): the columns where the answer of each text begins and ends. Of several answers it is the first that
-    the window has whole; of a window that has none both are `[CLS]`. `answered` is the share of the others.
+    The arrays are those of `EncoderRows`, `choices`, bool (t,), the positions where an answer may start or
+    end (the tokens of the window, and `[CLS]` for no answer), and instead of `labels` `places`, int32 (k, 2),
+    the start and end of the answer in each text: the first answer that is entirely in the window, or `[CLS]`
+    twice if there is none. `answered` is the share of windows with an answer.
     """
 
     def __init__(
@@ -69,7 +69,8 @@ class SpanRows(EncoderRows):
         question_length: int,
         stride: int,
     ) -> None:
-        """`length` is a row's, `question_length` what is left of a longer question; `cut` counts those."""
+        """`length` is the length of a row; questions are truncated to `question_length`, which `cut`
+        counts."""
         self.cache, self._question_length = cache, question_length
         self.cut = int((cache.questions.sizes > question_length).sum())
         asked_n = np.minimum(cache.questions.sizes, question_length)
@@ -85,15 +86,15 @@ class SpanRows(EncoderRows):
         super().__init__(lengths_w, every, every, special_tokens, length)
 
     def texts(self, index: int) -> Sequence[np.ndarray]:
-        """The question's tokens, and the window's."""
+        """The tokens of the question and of the window."""
         i, first, last = self._windows_w5[index, :3]
         context = self.cache.contexts[self.cache.context_of[i]]
         return [self.cache.questions[i][: self._question_length], context[first:last]]
 
     def batch(self, rows: np.ndarray, epochs: np.ndarray | None = None) -> dict[str, np.ndarray]:
-        """The rows of the given numbers, stacked; number -1 is a row of padding."""
+        """The rows with these indices, stacked; index -1 is a row of padding."""
         batch = super().batch(rows, epochs)
-        window_bk = batch.pop("labels")  # a window's label is its number
+        window_bk = batch.pop("labels")  # the label of a window is its index
         segments_bt = batch["segments"]
         numbers_k1 = np.arange(1, window_bk.shape[1] + 1)[:, None]
         starts_bk = np.argmax(segments_bt[:, None] == numbers_k1, axis=2)
@@ -106,7 +107,7 @@ class SpanRows(EncoderRows):
 
 
 def _target(answers_a2: np.ndarray, first: int, last: int, before: int) -> tuple[int, int]:
-    """The places of the first answer that the window has whole, counted from `[CLS]`; 0, 0 without one."""
+    """The position from `[CLS]` of the first answer that is entirely in the window; 0, 0 if there is none."""
     for start, end in answers_a2:
         if first <= start and end < last:
             return int(start - first + before), int(end - first + before)
@@ -115,10 +116,10 @@ def _target(answers_a2: np.ndarray, first: int, last: int, before: int) -> tuple
 
 @dataclass(frozen=True)
 class QuestionWindows:
-    """A question with its context as a model reads it, window by window.
+    """A question and its context as model inputs, window by window.
 
-    Window i is inputs[i], tokens and types, in which the context's tokens from windows[i][0] to before
-    windows[i][1] begin at place `before`; `characters_c2` says where each of the context's tokens stands.
+    Window i is inputs[i], tokens and types, in which the context tokens windows[i][0]:windows[i][1] start at
+    position `before`; `characters_c2` has the character span of each context token.
     """
 
     context: str
@@ -128,54 +129,54 @@ class QuestionWindows:
     inputs: list[tuple[np.ndarray, np.ndarray]]
 
     def text(self, first: int, last: int) -> str:
-        """What stands in the context from one token to another, both included."""
+        """The text of the context from token `first` to `last`, inclusive."""
         return self.context[self.characters_c2[first, 0] : self.characters_c2[last, 1]].strip()
 
 
 class SpanData(Corpus):
-    """The questions of a config; raises as `Corpus` and `Question.read` do."""
+    """The questions of a config; raises as `Corpus` and `Question.read`."""
 
     config: SpanDataConfig
 
     def __init__(self, config: SpanDataConfig, tokenizer: Tokenizer | None = None) -> None:
-        """`tokenizer`, a run folder's own, goes before what the config says."""
+        """`tokenizer` is that of the run folder; by default that of the config."""
         super().__init__(config, tokenizer)
         self.special_tokens = SpecialTokens.of(self.tokenizer)
 
     def sources(self, split: str) -> Sequence[Source]:
-        """The questions of a split, and then their contexts in the same order."""
+        """The sources of the questions and of the contexts of a split."""
         return [self.open(split, field) for field in (self.config.question_field, self.config.context_field)]
 
     @property
     def reads(self) -> Sequence[str]:
-        """The context's field: questions on one context stay together."""
+        """The field of the context: questions on one context stay in one split."""
         return [self.config.context_field]
 
     def rows(self, split: str) -> SpanRows:
-        """The packed windows of a split, tokenised first where that was never done."""
+        """The packed windows of a split, tokenised on first use."""
         c = self.config
         source = self.open(split, c.context_field)
         cache = QuestionCache.of(source, c.fields, self.tokenizer, self.folder, c.misplaced == "skip")
         return SpanRows(cache, self.special_tokens, c.sequence_length, c.question_length, c.stride)
 
     def questions(self, split: str) -> Iterator[Question]:
-        """The questions of a split as they are."""
+        """The questions of a split."""
         source = self.open(split, self.config.context_field)
         found = read_all(source, self.config.fields, self.config.misplaced == "skip")
         return (question for question in found if question is not None)
 
     def inputs(self, split: str) -> Iterator[str]:
-        """Each question, a tab and its context, as `parse` reads them."""
+        """Each question and its context as a line for `parse`."""
         c = self.config
         questions, contexts = (self.open(split, field) for field in (c.question_field, c.context_field))
         for index in range(len(contexts)):
             yield f"{escape(questions.text(index))}\t{escape(contexts.text(index))}"
 
     def read(self, question: str, context: str) -> QuestionWindows:
-        """What a model reads of a question and a context of any length.
+        """The model inputs for a question and a context of any length.
 
         Raises:
-          UserError: one of them has no token.
+          UserError: the question or the context has no token.
         """
         c = self.config
         asked = np.array(self.tokenizer.encode(question)[: c.question_length], np.int32)
@@ -191,8 +192,7 @@ class SpanData(Corpus):
         return QuestionWindows(context, np.array(characters, np.int32), len(asked) + 2, spans, inputs)
 
     def parse(self, line: str) -> tuple[str, str]:
-        """A question and its context from one line, QUESTION, a tab, CONTEXT, in which \\n, \\r, \\t and \\\\
-        are a line break, a carriage return, a tab and a backslash.
+        """A question and its context from a line of QUESTION, tab and CONTEXT with the escapes of `escape`.
 
         Raises:
           UserError: there is no tab.

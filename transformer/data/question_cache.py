@@ -1,4 +1,4 @@
-"""Questions whose answers are pieces of a given text: records in SQuAD's form, and them as tokens."""
+"""Extractive questions: records in the format of SQuAD, and a cache of their tokens."""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,12 +19,12 @@ FORMAT = 1
 
 
 class MisplacedAnswer(UserError):
-    """An answer that the context does not have where it should."""
+    """An answer that is not at its position in the context."""
 
 
 @dataclass(frozen=True)
 class Fields:
-    """Where the parts of a record are."""
+    """The field names of a record."""
 
     question: str
     context: str
@@ -33,8 +33,8 @@ class Fields:
 
 @dataclass(frozen=True)
 class Question:
-    """A question, the text to answer it from, and where in it each of its answers stands, from one character
-    to another; a question without answers has none in the text."""
+    """A question, its context, and the character span of each answer in the context; without answers the
+    question is impossible to answer."""
 
     question: str
     context: str
@@ -42,17 +42,17 @@ class Question:
 
     @property
     def references(self) -> list[str]:
-        """The answers as text; a question that has none is to be answered by nothing."""
+        """The answers as text; the empty string for an impossible question."""
         return [self.context[first:last] for first, last in self.answers] or [""]
 
     @classmethod
     def read(cls, record: Mapping[str, Any], fields: Fields, place: str) -> "Question":
-        """Checks a record, {question, context, answers: {"text": [...], "answer_start": [...]}}; `place`
-        says where it is from.
+        """Parses a record, {question, context, answers: {"text": [...], "answer_start": [...]}}; `place` is
+        its location, for messages.
 
         Raises:
-          UserError: a part is missing or of another type.
-          MisplacedAnswer: the context has something else where an answer should be.
+          UserError: a field is missing or of another type.
+          MisplacedAnswer: the context has another text at `answer_start`.
         """
         for field in (fields.question, fields.context):
             if not isinstance(record.get(field), str):
@@ -79,8 +79,8 @@ class Question:
 
 
 def token_spans(characters_c2: np.ndarray, answers: Sequence[tuple[int, int]]) -> np.ndarray:
-    """Characters (a, 2), from one to before another, -> tokens (a, 2), the first and the last one that has
-    any of them; answers that no token has are left out. `characters_c2` says what each token stands for."""
+    """Character spans (a, 2) of answers -> their first and last tokens (a, 2), without answers that have no
+    token; `characters_c2` has the character span of each token."""
     starts_c, ends_c = np.maximum.accumulate(characters_c2, axis=0).T
     spans = [
         (np.searchsorted(ends_c, first, side="right"), np.searchsorted(starts_c, last, side="left") - 1)
@@ -90,10 +90,10 @@ def token_spans(characters_c2: np.ndarray, answers: Sequence[tuple[int, int]]) -
 
 
 class Ragged:
-    """Arrays of any lengths, end to end in a file, mapped into memory."""
+    """Arrays of different lengths, concatenated in a memory-mapped file."""
 
     def __init__(self, folder: Path, name: str) -> None:
-        """Opens what `write` wrote."""
+        """Opens the files of `write`."""
         self.values = np.load(folder / f"{name}.npy", mmap_mode="r")
         self.offsets = np.load(folder / f"{name}.offsets.npy")
         self.sizes = np.diff(self.offsets)
@@ -106,18 +106,18 @@ class Ragged:
 
     @staticmethod
     def write(folder: Path, name: str, arrays: Sequence[np.ndarray]) -> None:
-        """Writes at least one array."""
+        """Writes one or more arrays."""
         np.save(folder / f"{name}.npy", np.concatenate(arrays))
         np.save(folder / f"{name}.offsets.npy", np.cumsum([0, *map(len, arrays)]))
 
 
 class QuestionCache:
-    """The questions of one source under one tokenizer, made once.
+    """The tokenised questions of one source, cached on disk.
 
-    `questions[i]` and `contexts[context_of[i]]` are tokens, `answers[i]` (a, 2) the first and the last token
-    of each answer; a context that several questions share is kept once. `skipped` counts what was left out:
-    "misplaced", where answers are not where they should be, and "empty", where a question, a context or
-    all its answers have no token.
+    `questions[i]` and `contexts[context_of[i]]` are tokens, `answers[i]` (a, 2) the first and last token of
+    each answer; a context of several questions is stored once. `skipped` counts questions that were left out:
+    "misplaced" (an answer is not at its position) and "empty" (the question, the context or all answers have
+    no token).
     """
 
     def __init__(self, folder: Path) -> None:
@@ -135,11 +135,10 @@ class QuestionCache:
     def of(
         cls, source: Source, fields: Fields, tokenizer: Tokenizer, data_folder: Path, skip: bool
     ) -> "QuestionCache":
-        """Opens the cache of these, which is made where there is none; with `skip` a question whose answer is
-        misplaced is left out.
+        """Opens the cache, or makes it; with `skip` questions with misplaced answers are left out.
 
         Raises:
-          UserError: a record is not of the form, or none is left.
+          UserError: a record in another format, or no question is left.
         """
         key = digest(FORMAT, source.identity, vars(fields), tokenizer.identity, skip)
         return cls(
@@ -150,7 +149,7 @@ class QuestionCache:
 
 
 def read_all(source: Source, fields: Fields, skip: bool) -> Iterator[Question | None]:
-    """The questions of a source in order; with `skip` None for each whose answer is misplaced."""
+    """The questions of a source in order; with `skip`, None for a misplaced answer."""
     for index in range(len(source)):
         try:
             yield Question.read(source[index], fields, source.place(index))
@@ -167,7 +166,7 @@ def _write(source: Source, fields: Fields, tokenizer: Tokenizer, skip: bool, fol
     contexts: list[np.ndarray] = []
     answers: list[np.ndarray] = []
     context_of: list[int] = []
-    known: dict[str, tuple[int, np.ndarray]] = {}  # of each context its number and its tokens' characters
+    known: dict[str, tuple[int, np.ndarray]] = {}  # context -> index, character spans
     skipped = {"misplaced": 0, "empty": 0}
     bar = tqdm(read_all(source, fields, skip), f"tokenising {source.name}", len(source), **BAR)
     for each in bar:

@@ -1,4 +1,4 @@
-"""Words with what stands around them, and noise: what word vectors are trained on."""
+"""Data for skip-gram word vectors: words, context windows and negative samples."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -12,32 +12,35 @@ from transformer.data.token_cache import TokenCache
 from transformer.errors import UserError
 
 AT_ONCE = 1 << 24
-"""Tokens that are counted at once."""
+"""Tokens that are counted at once, to bound the memory."""
 
 
 @dataclass(frozen=True)
 class SkipGramDataConfig(TextDataConfig):
-    """Documents of text as words in windows."""
+    """Documents of words, with context windows and negative samples."""
 
     tokenizer: str = "words"
-    window: Positive = 5  # farthest context word; each word draws 1, 2, ... or this far
+    window: Positive = 5  # largest context window; each word draws a size from 1 to this
     subsample: NonnegativeFloat = 1e-4  # words of frequency f > this are kept by sqrt(this / f); 0: all
-    noise: Positive = 64  # negative samples of each row, drawn from count^0.75, shared by its words
+    noise: Positive = 64  # negative samples per row, drawn from count^0.75, shared by its words
 
 
 class SkipGrams:
-    """Makes packed rows (b, t) into words, windows and noise, all drawn anew for each place in the order.
+    """Turns packed rows (b, t) into words, windows and negative samples, drawn for each place in the data
+    order.
 
-    A word of frequency f is kept with probability min(1, sqrt(subsample / f)); those kept move up to the
-    front of their row, so that windows widen. A word's window reaches 1, 2, ... or `window` kept words to
-    either side, each equally likely, but not beyond its document or its row. A row's `noise` words come from
-    the distribution count^0.75. Ends of documents and unknown words are never kept, nor ever noise.
+    A word of frequency f is kept with probability min(1, sqrt(subsample / f)). Kept words are moved to the
+    front of their row, so that windows cover more text. The window of a word has 1, 2, ... or `window` kept
+    words on either side, with equal probability, within its document and row. The `noise` negative samples of
+    a row are drawn from the distribution count^0.75. Ends of documents and unknown words are never kept or
+    drawn.
 
     Source: Mikolov et al. 2013b, sections 2.2 and 2.3; the random reach is that of their word2vec.c.
     """
 
     def __init__(self, counts_v: np.ndarray, config: SkipGramDataConfig, seed: int) -> None:
-        """`counts_v` says how often each word occurs in training; 0 for what is no word."""
+        """`counts_v` has the number of occurrences of each word in training; 0 for tokens that are not
+        words."""
         frequency_v = counts_v / counts_v.sum()
         ratio_v = np.divide(config.subsample, frequency_v, out=np.zeros(len(counts_v)), where=counts_v > 0)
         self.keep_v = np.minimum(1.0, np.sqrt(ratio_v)) if config.subsample else (counts_v > 0) * 1.0
@@ -46,8 +49,8 @@ class SkipGrams:
         self._config, self._seed = config, seed
 
     def __call__(self, batch: Mapping[str, np.ndarray], places: np.ndarray) -> dict[str, np.ndarray]:
-        """`tokens` (b, t) and their `segments`, 0 behind the last one kept; the `reach` (b, t) of their
-        windows; `noise` (b, k). All int32, and a function of the seed, the row and its place alone."""
+        """`tokens` (b, t) and their `segments`, 0 after the last kept word; the `reach` (b, t) of their
+        windows; `noise` (b, k). All are int32, and functions of the seed, the row and its place."""
         t = batch["tokens"].shape[1]
         size = 2 * t + self._config.noise
         drawn = np.stack([np.random.default_rng([self._seed, place]).random(size) for place in places])
@@ -64,7 +67,7 @@ class SkipGrams:
 
 
 class SkipGramData(TextData):
-    """The documents of a config; raises as `Corpus` does."""
+    """The documents of a config; raises as `Corpus`."""
 
     config: SkipGramDataConfig
 
@@ -74,8 +77,8 @@ class SkipGramData(TextData):
         return super().loader(split, batch_size, seed=seed, transform=transform, **options)
 
     def counts(self) -> np.ndarray:
-        """How often each token (v,) occurs in the training split; 0 for the end of documents and for what
-        stands for unknown words.
+        """The number of occurrences of each token (v,) in the training split; 0 for the end of documents and
+        the unknown word.
 
         Raises:
           UserError: there is no other token.

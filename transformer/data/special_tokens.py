@@ -1,4 +1,4 @@
-"""The special tokens of an encoder: `[CLS] text [SEP]`, and `[MASK]` for what is to be predicted."""
+"""The special tokens of an encoder, `[CLS]`, `[SEP]` and `[MASK]`."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,8 +10,8 @@ from transformer.data.tokenizers import Tokenizer
 
 @dataclass(frozen=True)
 class SpecialTokens:
-    """Ids of `[CLS]`, `[SEP]` and `[MASK]`: the tokenizer's own where it has them, or the first ids past its
-    vocabulary. `vocab_size` counts both (Devlin et al. 2019, section 3.1)."""
+    """Ids of `[CLS]`, `[SEP]` and `[MASK]`: those of the tokenizer, or the first ids after its vocabulary.
+    `vocab_size` includes them (Devlin et al. 2019, section 3.1)."""
 
     cls: int
     sep: int
@@ -20,7 +20,7 @@ class SpecialTokens:
 
     @classmethod
     def of(cls, tokenizer: Tokenizer) -> "SpecialTokens":
-        """The special tokens of a tokenizer; the same for every run that has it."""
+        """The special tokens for a tokenizer, the same in every run."""
         ids, size = [], tokenizer.vocab_size
         for name in ("[CLS]", "[SEP]", "[MASK]"):
             found = tokenizer.find(name)
@@ -33,8 +33,8 @@ class SpecialTokens:
         return {self.cls: "[CLS]", self.sep: "[SEP]", self.mask: "[MASK]"}.get(token, "")
 
     def build_input(self, texts: Sequence[np.ndarray], length: int) -> tuple[np.ndarray, np.ndarray]:
-        """`[CLS] text [SEP]`, or with two texts `[CLS] first [SEP] second [SEP]`, of at most `length` tokens,
-        for which the longer text is cut first; and the type of each token: 1 in the second text, else 0."""
+        """`[CLS] text [SEP]`, or with two texts `[CLS] first [SEP] second [SEP]`, truncated to `length`
+        tokens, the longer text first; and the type of each token: 1 in the second text, else 0."""
         room = length - 1 - len(texts)
         sizes = [len(text) for text in texts]
         if len(texts) == 1:

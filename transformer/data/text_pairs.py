@@ -1,4 +1,4 @@
-"""Pairs of texts, a source and what is to be written from it: from a config's `data` group to batches."""
+"""Pairs of texts, source and target: from a config's `data` group to batches."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -15,9 +15,9 @@ from transformer.errors import UserError
 
 
 class Side(Source):
-    """The texts of one field or of several fields of the same records, each of those on lines of its own.
+    """The texts of one field, or of several fields of the same records joined by line breaks.
 
-    White space alone is no text, here for training and evaluation alike.
+    A text of only white space counts as empty.
     """
 
     def __init__(self, parts: Sequence[Source]) -> None:
@@ -34,15 +34,15 @@ class Side(Source):
 
     @property
     def content(self) -> dict[str, Any]:
-        """That of all fields."""
+        """The content of all fields."""
         return {name: content for part in self._parts for name, content in part.content.items()}
 
     def place(self, index: int) -> str:
-        """Where the first field's record stands."""
+        """The location of the record in the first field's source."""
         return self._parts[0].place(index)
 
     def alternatives(self, index: int) -> list[str]:
-        """Those of a single field that has text; several fields together have one text."""
+        """The non-empty alternatives of a single field; several fields have one joined text."""
         several = len(self._parts) == 1 and self.text(index)
         return self._parts[0].alternatives(index) if several else [self.text(index)]
 
@@ -56,15 +56,15 @@ class PairDataConfig(CorpusConfig):
 
     source: str = "written_forms"  # or tsv:GLOB, aligned:SOURCE,TARGET (two files), jsonl:GLOB, tfds:NAME
     source_field: str = "source"  # column, field or language of the source; several: question,context
-    target_field: str = "target"  # the same of the target; of a list in jsonl the first is trained on
-    reference_fields: str = ""  # further references for the metrics; all of a list count anyway
-    source_length: Length = 128  # tokens of sources a row
-    target_length: Length = 128  # tokens of targets a row
+    target_field: str = "target"  # that of the target; of a list in jsonl the first is trained on
+    reference_fields: str = ""  # further references for the metrics, besides all of a list
+    source_length: Length = 128  # source tokens per row
+    target_length: Length = 128  # target tokens per row
     too_long: Literal["cut", "skip", "refuse"] = "cut"  # pairs longer than a row (counted)
 
 
 class PairData(Corpus):
-    """The pairs of a config, whose sides share one tokenizer; raises as `Corpus` does."""
+    """The pairs of a config, whose sides share a tokenizer; raises as `Corpus`."""
 
     config: PairDataConfig
     lines = "tsv"
@@ -75,32 +75,32 @@ class PairData(Corpus):
         tokenizer: Tokenizer | None = None,
         packing: Callable[..., PackedPairs] = PackedPairs,
     ) -> None:
-        """`tokenizer`, a run folder's own, goes before what the config says; `packing` makes the rows."""
+        """`tokenizer` is that of the run folder, by default that of the config; `packing` makes the rows."""
         super().__init__(config, tokenizer)
         self._packing = packing
 
     def fields(self, split: str) -> tuple[str, ...]:
-        """Those of both sides, and of further references where the split is to have any."""
+        """The fields of source and target, and of further references in splits that are evaluated."""
         c = self.config
         return *c.source_field.split(","), *c.target_field.split(","), *self._further(split)
 
     def sources(self, split: str) -> Sequence[Source]:
-        """The texts of a split to read from, and those to write, in the same order."""
+        """The sources and the targets of a split, in the same order."""
         sides = [self._side(split, fields) for fields in (self.config.source_field, self.config.target_field)]
         with naming(self.key(split)):
             first, second = map(len, sides)
             if first != second:
                 found = f"{first:,} sources and {second:,} targets"
-                raise UserError(f"{sides[0].name} has {found}; expected as many of each")
+                raise UserError(f"{sides[0].name} has {found}; expected equal numbers")
         return sides
 
     @property
     def reads(self) -> Sequence[str]:
-        """The source's fields."""
+        """The fields of the source."""
         return self.config.source_field.split(",")
 
     def rows(self, split: str) -> Any:
-        """The packed rows of a split, tokenised first where that was never done."""
+        """The packed rows of a split, tokenised on first use."""
         c = self.config
         sources, targets = (TokenCache.of(side, self.tokenizer, self.folder) for side in self.sources(split))
         with naming("too_long"):
@@ -109,12 +109,12 @@ class PairData(Corpus):
         return counted(rows, [sources, targets] if of_both else [targets], split)
 
     def texts(self, split: str) -> Iterator[tuple[str, str]]:
-        """The pairs of a split as they are, without those that `rows` leaves out."""
+        """The pairs of a split, without those that `rows` leaves out."""
         return ((source, references[0]) for source, references in self.examples(split))
 
     def examples(self, split: str) -> Iterator[tuple[str, list[str]]]:
-        """The same, with all that may be written from each source: its target first, then the further texts
-        of its list, and those of `reference_fields`."""
+        """The sources of `texts` with all references: the target, further texts of its list, and those of
+        `reference_fields`."""
         sources, targets = self.sources(split)
         further = [self._side(split, field) for field in self._further(split)]
         for index in range(len(sources)):
@@ -124,14 +124,14 @@ class PairData(Corpus):
                 yield source, [text for text in found if text.strip()]
 
     def counted(self, split: str, sources: Sequence[str]) -> str:
-        """How many of how many pairs these sources are, and what of the split is not read or left out."""
+        """The number of evaluated pairs, and how many are left out or truncated."""
         c, total = self.config, sum(1 for _ in self.examples(split))
         said = [f"{len(sources):,} of {total:,} pairs"]
         if left_out := len(self.sources(split)[0]) - total:
             why = "is empty or too long" if c.too_long == "skip" else "is empty"
-            said.append(f"{left_out:,} more left out: a side of theirs {why}")
+            said.append(f"{left_out:,} more left out: one side {why}")
         if cut := sum(len(self.encode_source(source)) > c.source_length for source in sources):
-            said.append(f"{cut:,} with a source of more than {c.source_length} tokens: the rest is not read")
+            said.append(f"{cut:,} sources truncated to {c.source_length} tokens")
         return "; ".join(said)
 
     def inputs(self, split: str) -> Iterator[str]:
@@ -140,14 +140,14 @@ class PairData(Corpus):
         return (side.text(index) for index in range(len(side)))
 
     def encode_source(self, text: str) -> list[int]:
-        """The tokens that a model reads of a source, its end among them."""
+        """The tokens of a source and the end token."""
         return [*self.tokenizer.encode(text), self.tokenizer.eos_id]
 
     def _side(self, split: str, fields: str) -> Source:
         return Side([self.open(split, field, lists=True) for field in fields.split(",")])
 
     def _further(self, split: str) -> list[str]:
-        """The fields of further references, which a source that is only trained on need not have."""
+        """The fields of further references; training data need not have them."""
         c = self.config
         trained = c.validation_source and self.key(split) == "source"
         return c.reference_fields.split(",") if c.reference_fields and not trained else []

@@ -1,4 +1,4 @@
-"""Tables as spreadsheets write them: comma-separated values, quoted where they hold commas or lines."""
+"""Comma-separated values."""
 
 import csv
 import functools
@@ -11,9 +11,10 @@ from transformer.errors import UserError
 
 
 class CommaSeparated(Files):
-    """`csv:GLOB`, whose first line names the columns; a quoted value may hold commas, quotes ("") and lines.
+    """`csv:GLOB`, whose first line names the columns; quoted values may have commas, quotes ("") and line
+    breaks.
 
-    Divided into splits as lines are. The whole table is held in memory.
+    Splits are as in `LineFiles`. The whole table is in memory.
 
     Raises:
       UserError: no such file, no such column, or (when read) a row with more or fewer values than columns,

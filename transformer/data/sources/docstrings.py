@@ -1,5 +1,4 @@
-"""The embedded corpus of texts with summaries: functions of the Python standard library, and what the first
-line of their docstring says of them."""
+"""Functions of the Python standard library with summaries, the first lines of their docstrings."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,12 +8,12 @@ from transformer.data.sources.stdlib import in_split
 from transformer.data.sources.stdlib_functions import StdlibFunctions, functions
 
 SHORTEST = 10
-"""Characters of a summary; shorter ones say nothing."""
+"""The least number of characters of a summary."""
 
 
 class Docstrings(StdlibFunctions):
-    """`docstrings`: {"source": a function without its docstring, "target": the docstring's first line,
-    "name": the function's, "path": its module's}; a hash of the module's path says in which split it is."""
+    """`docstrings`: {"source": a function without its docstring, "target": the first line of the docstring,
+    "name": of the function, "path": of the module}, split by a hash of the module's path."""
 
     KIND, VERSION = "docstrings", 1
     FIELDS = ("source", "target", "name", "path")

@@ -1,4 +1,4 @@
-"""The user's own files: plain text, and what other formats are read with."""
+"""Files of the user: plain text, and the base class of other formats."""
 
 import bisect
 import functools
@@ -23,8 +23,8 @@ from transformer.data.sources.base import MANY, PIECE, SPLITS, Options, Source, 
 from transformer.errors import UserError
 
 DOCUMENTS = {"file": None, "line": re.compile(rb"\n"), "paragraph": re.compile(rb"\n(?:[ \t\r]*\n)+")}
-"""What one document of plain text is, by what ends it. Documents include their ends: joined, they are the
-file again, so that no byte goes uncounted."""
+"""Kinds of documents of plain text, by their delimiters. Documents include the delimiter, so that every byte
+of the file is counted."""
 
 
 class Files(Source):
@@ -35,7 +35,7 @@ class Files(Source):
     def __init__(
         self, kind: str, pattern: str, split: str, options: Options, patterns: Sequence[str] = ()
     ) -> None:
-        """`patterns` are the parts of `pattern`, where it has several."""
+        """`patterns` are the parts of `pattern`, if it has several."""
         self.name = f"{kind}:{pattern} ({split})"
         self.field = options.field
         self._split = split
@@ -48,7 +48,7 @@ class Files(Source):
 
     @property
     def content(self) -> dict[str, Any]:
-        """Every file with its size and a digest, whatever folder they are in."""
+        """Every file with its size and digest, independent of the folder."""
         return contents_of(self._files, self._options.folder)
 
     def _open(self, file: int) -> mmap.mmap:
@@ -67,7 +67,7 @@ class Files(Source):
         return (_unpacked(path, self._options.folder) if path.suffix == ".gz" else path).stat().st_size
 
     def _begin(self, file: int) -> int:
-        """Where the text of a file begins: after the byte-order mark, where an editor has put one."""
+        """The position where the text of a file begins: after a byte-order mark, if there is one."""
         return len(BOM_UTF8) if self._sizes[file] and self._map(file)[: len(BOM_UTF8)] == BOM_UTF8 else 0
 
     def _decode(self, file: int, start: int, end: int) -> str:
@@ -86,8 +86,8 @@ class Files(Source):
 class TextFiles(Files):
     """Plain UTF-8 text, `text:GLOB`, whose documents are files, lines or paragraphs.
 
-    With `MANY` files or more, a hash of each file's name says in which split it is; fewer are joined in
-    the order of their names and divided by position, 90/5/5, at ends of lines.
+    `MANY` files or more are split by a hash of their names; fewer are concatenated in the order of their
+    names and split by position, 90/5/5, at ends of lines.
 
     Raises:
       UserError: no such file, no text in it, or (when read) text that is not UTF-8.
@@ -106,7 +106,7 @@ class TextFiles(Files):
         return {self.field: self._decode(file, start, end), "file": str(self._files[file])}
 
     def pieces(self, index: int) -> Iterator[str]:
-        """The text of one document in pieces, so that a file larger than memory can be one."""
+        """The text of one document in pieces; a document may be larger than memory."""
         file, start, end = self._range(index)
         while start < end:
             cut = _boundary(self._map(file), start + PIECE, end)
@@ -121,7 +121,7 @@ class TextFiles(Files):
 
     @functools.cached_property
     def _ends(self) -> np.ndarray:
-        """Where documents end, part by part: the only thing held in memory of each."""
+        """The ends of documents, part by part; nothing else of a document is in memory."""
         pattern = DOCUMENTS[self._options.document]
         ends = array("q")
         self._firsts = []  # the first document of each part
@@ -135,7 +135,7 @@ class TextFiles(Files):
 
     @functools.cached_property
     def _parts(self) -> list[tuple[int, int, int]]:
-        """The (file, start, end) that belong to the split, without empty ones."""
+        """The non-empty parts (file, start, end) of the split."""
         parts = [(file, 0, size) for file, size in enumerate(self._sizes)]
         if self._options.divide and len(parts) >= MANY:
             common = os.path.commonpath(self._files)
@@ -151,7 +151,7 @@ class TextFiles(Files):
         return [part for part in parts if part[1] < part[2]]
 
     def _at(self, portion: float) -> tuple[int, int]:
-        """The file and the position in it where this portion of all bytes ends, at the end of a line."""
+        """The file and the position in it where this portion of all bytes ends, at the next end of a line."""
         position = int(portion * sum(self._sizes))
         for file, size in enumerate(self._sizes):
             if position < size:
@@ -175,7 +175,7 @@ def _find(kind: str, pattern: str) -> list[Path]:
 
 
 def _boundary(data: mmap.mmap, position: int, end: int) -> int:
-    """The end of the line that `position` is in, or of the character where lines are endless."""
+    """The end of the line at `position`, or of the character if the line is too long."""
     if position >= end:
         return end
     newline = data.find(b"\n", position, min(end, position + PIECE))

@@ -1,5 +1,4 @@
-"""The embedded corpus of questions: what may be asked of a function of the Python standard library, and where
-in its text the answer stands."""
+"""Extractive questions about functions of the Python standard library."""
 
 import ast
 import random
@@ -11,21 +10,21 @@ from transformer.data.sources.base import SPLITS, falls_in
 from transformer.data.sources.stdlib_functions import StdlibFunctions, functions
 
 LONGEST_CONTEXT = 1500
-"""Characters of a function; of longer ones nothing is asked."""
+"""The most characters of a function that questions are asked about."""
 
 LONGEST_ANSWER = 60
-"""Characters of an answer."""
+"""The most characters of an answer."""
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
 class FunctionQuestions(StdlibFunctions):
     """`function_questions`: {"question": "Which exception does f raise?", "context": a function without its
-    docstring, "answers": {"text": [...], "answer_start": [...]}, as in SQuAD, "answer": their text, "path":
-    its module's}.
+    docstring, "answers": {"text": [...], "answer_start": [...]} as in SQuAD, "answer": their text, "path": of
+    its module}.
 
-    Of each kind of question a function has one at most, and only one to which all its answers are the same
-    text. A hash of the function says in which split it is, so that copies stay together.
+    A function has at most one question of each kind, and only questions whose answers are all the same text.
+    Splits are by a hash of the function, so that duplicates stay in one split.
     """
 
     KIND, VERSION = "function_questions", 2
@@ -33,7 +32,7 @@ class FunctionQuestions(StdlibFunctions):
 
     @classmethod
     def read(cls, name: str, path: Path) -> Iterator[tuple[str, tuple[Any, ...]]]:
-        """The questions to all functions of a module."""
+        """The questions about all functions of a module."""
         for _, _, text in functions(path):
             if len(text) <= LONGEST_CONTEXT:
                 split = next(split for split in SPLITS if falls_in(split, text.encode()))
@@ -42,7 +41,7 @@ class FunctionQuestions(StdlibFunctions):
 
 
 def ask(text: str) -> list[tuple[str, dict[str, list]]]:
-    """The questions to a function, given as `ast.unparse` writes it, with their answers."""
+    """The questions about a function, in the format of `ast.unparse`, with their answers."""
     (function,) = ast.parse(text).body
     assert isinstance(function, Function)
     lines = text.split("\n")
@@ -51,7 +50,7 @@ def ask(text: str) -> list[tuple[str, dict[str, list]]]:
         starts.append(starts[-1] + len(line) + 1)
 
     def span(node: ast.expr) -> tuple[int, int]:
-        """From one character to another; where the syntax tree counts, it counts bytes of a line."""
+        """The character span of a node, whose offsets in the syntax tree are in bytes."""
         ends = ((node.lineno, node.col_offset), (node.end_lineno or 0, node.end_col_offset or 0))
         first, last = (starts[n - 1] + len(lines[n - 1].encode()[:byte].decode()) for n, byte in ends)
         return first, last
@@ -74,7 +73,7 @@ def ask(text: str) -> list[tuple[str, dict[str, list]]]:
 
 
 def _questions(function: Function, text_of: Any) -> Iterator[tuple[str, str, ast.expr]]:
-    """The kind of each question, the question, and the expression that answers it."""
+    """(kind, question, expression that answers it) for each question."""
     name, arguments = function.name, function.args
     places = [*arguments.posonlyargs, *arguments.args]
     defaults = zip(reversed(places), reversed(arguments.defaults), strict=False)
@@ -98,7 +97,7 @@ def _questions(function: Function, text_of: Any) -> Iterator[tuple[str, str, ast
 
 
 def _own(node: ast.AST) -> Iterator[ast.AST]:
-    """What is inside a function, without what is inside functions and classes in it."""
+    """The nodes inside a function, without those of nested functions and classes."""
     for child in ast.iter_child_nodes(node):
         yield child
         if not isinstance(child, Function | ast.Lambda | ast.ClassDef):

@@ -1,4 +1,4 @@
-"""The user's own records, one a line: JSON, columns, and two files side by side."""
+"""Files of the user with one record per line: JSON lines, tab-separated columns, two aligned files."""
 
 import functools
 import json
@@ -17,9 +17,9 @@ from transformer.errors import UserError
 
 
 class LineFiles(Files):
-    """One record a line; empty lines are none.
+    """One record per line, without empty lines.
 
-    They are divided by what they hold in `Options.key`, or by the whole line (see `belong`).
+    Records are split by their fields `Options.key`, or by the whole line (see `belong`).
     """
 
     def __len__(self) -> int:
@@ -46,7 +46,7 @@ class LineFiles(Files):
         )
 
     def _key(self, at: Sequence[int]) -> bytes:
-        """What decides to which split the line belongs."""
+        """The key by which a line is assigned to a split."""
         file, start, end = at
         if not self._options.key:
             return self._map(file)[start:end].strip()
@@ -57,7 +57,7 @@ class LineFiles(Files):
         """The record of a line."""
 
     def _first(self, file: int) -> int:
-        """Where the first record of a file begins."""
+        """The position of the first record of a file."""
         return self._begin(file)
 
     def _field(self, record: dict[str, Any], file: int, start: int) -> str:
@@ -70,7 +70,7 @@ class LineFiles(Files):
 
 
 class JsonLines(LineFiles):
-    """One JSON object a line, `jsonl:GLOB`, with the text under a field.
+    """`jsonl:GLOB`: one JSON object per line.
 
     Raises:
       UserError: no such file, nothing in it, or (when read) a line that is not a JSON object with text there.
@@ -110,21 +110,21 @@ class JsonLines(LineFiles):
 
 
 def _listed(value: Any) -> list[str] | None:
-    """The texts of a list of texts that are more than white space; None where the value is something else."""
+    """The texts of a list that are not only white space; None if the value is not a list of texts."""
     if not isinstance(value, list) or not all(isinstance(each, str) for each in value):
         return None
     return [each for each in value if each.strip()]
 
 
 class Columns(LineFiles):
-    """One record a line, `tsv:GLOB`, its columns separated by tabs and unquoted.
+    """`tsv:GLOB`: one record per line, with tab-separated, unquoted columns.
 
-    A first line that names every field asked for is a header. Without one the columns are called source,
-    target, and from there on 3, 4 ... Of several files some may lack a header where that moves no field.
+    A first line that names every field in use is a header. Without a header the columns are named source,
+    target, 3, 4 ... Of several files some may lack a header if that does not change the column of a field.
 
     Raises:
-      UserError: no such file, nothing in it, or (when read) a first line that names only some of the fields,
-        or a line without that column.
+      UserError: no such file, an empty file, or (when read) a first line that names only some of the fields,
+        or a line without the column.
     """
 
     def __init__(self, pattern: str, split: str, options: Options) -> None:
@@ -150,7 +150,7 @@ class Columns(LineFiles):
 
     @functools.cached_property
     def _headers(self) -> list[tuple[str, ...]]:
-        """The names of each file's columns, none where it has no header."""
+        """The column names of each file, () without a header."""
         headers = [self._header(file) if size else () for file, size in enumerate(self._sizes)]
         first = next((file for file, names in enumerate(headers) if names), None)
         if first is not None:
@@ -180,7 +180,7 @@ class Columns(LineFiles):
         return names
 
     def _second(self, file: int) -> int:
-        """Where the second line of a file begins."""
+        """The position of the second line of a file."""
         return self._map(file).find(b"\n") + 1 or self._sizes[file]
 
     def _first(self, file: int) -> int:
@@ -188,7 +188,7 @@ class Columns(LineFiles):
 
 
 def _unnamed(count: int) -> tuple[str, ...]:
-    """What so many columns are called without a header."""
+    """The names of columns without a header."""
     return ("source", "target", *map(str, range(3, count + 1)))
 
 
@@ -197,14 +197,14 @@ def _at(name: str, names: Sequence[str]) -> int | None:
 
 
 def _bare(name: str) -> str:
-    """A column's name without what programs put around it."""
+    """The name of a column without quotes, spaces and byte-order mark."""
     return name.strip(' "\ufeff').casefold()
 
 
 class Aligned(Files):
-    """Two text files, `aligned:SOURCE,TARGET`, line i of one belonging to line i of the other.
+    """`aligned:SOURCE,TARGET`: two text files, where line i of one is the translation of line i of the other.
 
-    Records are {"source": line, "target": line}, empty lines among them, and divided by position, 90/5/5.
+    Records are {"source": line, "target": line}, including empty lines, split by position, 90/5/5.
 
     Raises:
       UserError: not two files, unequal numbers of lines, or (when read) text that is not UTF-8.

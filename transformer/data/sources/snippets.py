@@ -1,4 +1,4 @@
-"""The embedded corpus of texts with labels: functions of the Python standard library, and their packages."""
+"""Functions of the Python standard library, labelled with their packages."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -8,13 +8,12 @@ from transformer.data.sources.stdlib_functions import StdlibFunctions, functions
 
 PACKAGES = ("asyncio", "email", "encodings", "idlelib", "importlib", "multiprocessing", "tkinter", "unittest")
 SHORTEST = 80
-"""Characters of a function; shorter ones are alike everywhere."""
+"""The least number of characters of a function; shorter ones are too similar."""
 
 
 class Snippets(StdlibFunctions):
-    """`snippets`: {"text": a function without its docstring, "label": the package that it is of, "path": its
-    module's}; a hash of the text says in which split it is, so that functions that are copies stay together.
-    """
+    """`snippets`: {"text": a function without its docstring, "label": its package, "path": of its module},
+    split by a hash of the text, so that duplicates stay in one split."""
 
     KIND, VERSION = "snippets", 1
     FIELDS = ("text", "label", "path")

@@ -1,4 +1,4 @@
-"""Questions about paragraphs in SQuAD's own files."""
+"""Questions in the files of SQuAD."""
 
 import functools
 import json
@@ -12,13 +12,13 @@ FORM = "data > paragraphs > context and qas > question and answers > text and an
 
 
 class SquadFiles(Files):
-    """`squad:GLOB`: files of SQuAD 1.1 or 2.0, one record a question, {"question", "context", "answers":
+    """`squad:GLOB`: files of SQuAD 1.1 or 2.0, one record per question, {"question", "context", "answers":
     {"text": [...], "answer_start": [...]}, "id"}; an impossible question has no answers.
 
-    Questions on one context stay together, or those that are alike in `Options.split_by` (see `belong`).
+    Questions with the same context, or the same fields `Options.split_by`, stay in one split (see `belong`).
 
     Raises:
-      UserError: no such file, or (when read) one that is not JSON of that form.
+      UserError: no such file, or (when read) a file in another format.
     """
 
     def __init__(self, pattern: str, split: str, options: Options) -> None:
@@ -51,7 +51,7 @@ class SquadFiles(Files):
         return [(file, record) for file, records in paragraphs for record in records]
 
     def _read(self, file: int) -> list[list[dict[str, Any]]]:
-        """The questions of each paragraph that has any."""
+        """The questions of each paragraph with questions."""
         try:
             articles = json.loads(self._decode(file, 0, self._sizes[file]))["data"]
             paragraphs = [paragraph for article in articles for paragraph in article["paragraphs"]]

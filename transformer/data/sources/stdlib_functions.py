@@ -1,4 +1,4 @@
-"""What the embedded data sets share whose records are functions of the Python standard library."""
+"""The base class of data sets made from functions of the Python standard library."""
 
 import ast
 import functools
@@ -14,14 +14,14 @@ from transformer.data.sources.stdlib import fingerprint, library_files
 from transformer.errors import UserError
 
 LONGEST = 4000
-"""Characters of a function; longer ones are left out."""
+"""The most characters of a function; longer ones are left out."""
 
 
 class StdlibFunctions(Source):
-    """Records with the fields `FIELDS`, made once of all modules and kept in the data folder.
+    """Records with the fields `FIELDS`, made once from all modules and cached in the data folder.
 
     Raises:
-      UserError: there is an argument, where none is known, or another field.
+      UserError: an argument, or an unknown field.
     """
 
     KIND: str
@@ -42,7 +42,7 @@ class StdlibFunctions(Source):
     @classmethod
     @abstractmethod
     def read(cls, name: str, path: Path) -> Iterator[tuple[str, tuple[Any, ...]]]:
-        """The records of a module, each after its split."""
+        """(split, record) for each record of a module."""
 
     def __len__(self) -> int:
         return len(self._records)
@@ -57,7 +57,7 @@ class StdlibFunctions(Source):
 
     @classmethod
     def _write(cls, folder: Path) -> None:
-        """All splits at once: reading the library is most of the work."""
+        """Writes all splits at once: parsing the library takes most of the time."""
         found: dict[str, list[tuple[Any, ...]]] = {split: [] for split in SPLITS}
         for name, path in library_files().items():
             for split, record in cls.read(name, path):
@@ -67,10 +67,10 @@ class StdlibFunctions(Source):
 
 
 def functions(path: Path) -> Iterator[tuple[ast.FunctionDef | ast.AsyncFunctionDef, str, str]]:
-    """Each function of a module, its docstring, and its text without it."""
+    """Each function of a module, its docstring, and its text without the docstring."""
     try:
         tree = ast.parse(path.read_bytes())
-    except (SyntaxError, ValueError):  # a few files are there to fail
+    except (SyntaxError, ValueError):  # some test files do not parse
         return
     for node in ast.walk(tree):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
