@@ -60,36 +60,37 @@ def main(argv: list[str]) -> int:
 def parse(argv: list[str]) -> tuple[argparse.Namespace, list[tuple[str, str]]]:
     """The flags, and the keys to change with their values as text: [("model.num_layers", "6")]."""
     plain, overrides = split_overrides(argv)
-    parser = Parser(
-        usage="python launch.py [--mode=NAME] [--FLAG=VALUE ...] [--config.KEY=VALUE ...]",
-        formatter_class=functools.partial(
-            argparse.RawDescriptionHelpFormatter, max_help_position=32, width=110
-        ),
-        allow_abbrev=False,
-        add_help=False,
-    )
+    parser = Parser(allow_abbrev=False, add_help=False)
     add_common_flags(parser)
     mode = parser.parse_known_args(plain)[0].mode
-    command = find_command(mode)
-    command.add_flags(parser.add_argument_group(f"flags of --mode={mode}"))
+    find_command(mode).add_flags(parser.add_argument_group(f"flags of --mode={mode}"))
     flags, unknown = parser.parse_known_args(plain)
     if unknown:
         raise UserError(why_unknown(unknown[0]))
     if flags.help:
         explain(parser, flags, overrides)
         raise SystemExit(0)
-    if not flags.workdir and not flags.config:
-        what = "--config: which one? configs/lm.py, say" if mode == "train" else "--workdir: which run?"
-        raise UserError(f"{what} (--mode={mode})")
-    path, _, preset = flags.config.partition(":")
-    flags.workdir = flags.workdir or str(Path("runs", "-".join(filter(None, [Path(path).stem, preset]))))
+    flags.workdir = flags.workdir or default_workdir(flags)
     return flags, overrides
+
+
+def default_workdir(flags: argparse.Namespace) -> str:
+    """The folder of a run of --config where none is named: "runs/lm-tiny" of "configs/lm.py:tiny"."""
+    if not flags.config:
+        train = flags.mode == "train"
+        what = "--config: which one? configs/lm.py, say" if train else "--workdir: which run?"
+        raise UserError(f"{what} (--mode={flags.mode})")
+    path, _, preset = flags.config.partition(":")
+    return str(Path("runs", "-".join(filter(None, [Path(path).stem, preset]))))
 
 
 def explain(
     parser: argparse.ArgumentParser, flags: argparse.Namespace, overrides: list[tuple[str, str]]
 ) -> None:
     """Prints the flags of a command, and the keys of a config where one is given."""
+    parser.usage = "python launch.py [--mode=NAME] [--FLAG=VALUE ...] [--config.KEY=VALUE ...]"
+    plain = argparse.RawDescriptionHelpFormatter
+    parser.formatter_class = functools.partial(plain, max_help_position=32, width=110)
     parser.description = __doc__ if flags.mode == "train" else find_command(flags.mode).__doc__
     parser.print_help()
     if flags.config:

@@ -41,7 +41,7 @@ def step_of(shape: Shape, *, chunk_size: int = 0, **changes: Any):
     from flax import linen as nn
 
     from transformer.models.decoder import Decoder, DecoderConfig
-    from transformer.training.state import State
+    from transformer.training.checkpoint import State
     from transformer.training.step import make_train_step
     from transformer.training.token_losses import LossConfig, token_losses
 

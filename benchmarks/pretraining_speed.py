@@ -53,7 +53,7 @@ def ours(dtype: str):
     from experiments.masked_lm import MaskedLanguageModeling
     from transformer.models.encoder import EncoderConfig
     from transformer.models.masked_lm import MaskedLanguageModel
-    from transformer.training.state import State
+    from transformer.training.checkpoint import State
     from transformer.training.step import make_train_step
     from transformer.training.token_losses import LossConfig
 

@@ -66,8 +66,8 @@ def _train(shape: Shape, init, logits):
     import optax
     from flax import linen as nn
 
+    from transformer.training.checkpoint import State
     from transformer.training.metrics import Sum
-    from transformer.training.state import State
     from transformer.training.step import make_train_step
     from transformer.training.token_losses import token_loss
 

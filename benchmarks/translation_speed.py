@@ -57,7 +57,7 @@ def ours(case: str):
 
     from transformer.decoding.beam import beam_search
     from transformer.models.encoder_decoder import EncoderDecoderConfig
-    from transformer.training.state import State
+    from transformer.training.checkpoint import State
     from transformer.training.step import make_train_step
     from transformer.training.token_losses import LossConfig, token_losses
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from commands.retired_keys import RETIRED, with_present_keys
 from experiments import EXPERIMENTS, find_experiment
-from transformer.config import to_values, with_defaults
+from transformer.config import idle_keys, to_values, with_defaults
 from transformer.data.content_digests import changes
 from transformer.data.disk_cache import digest
 from transformer.data.tokenizers import Tokenizer
@@ -81,8 +81,7 @@ class Workdir(RunFolder):
           UserError: the folder is none of a run.
         """
         if not self.config.is_file():
-            no_run = "has no config.json: it is not the folder of a run"
-            raise UserError(f"--workdir: {self.path} {no_run if self.path.is_dir() else 'does not exist'}")
+            raise UserError(f"--workdir: {self.path} {self._no_run()}")
         values = _read_json(self.config)
         if not isinstance(values, dict):
             raise UserError(f"{self.config}: expected the groups of a config, as JSON has them")
@@ -90,6 +89,10 @@ class Workdir(RunFolder):
             values = with_present_keys(values)
         known = values.get("experiment") in EXPERIMENTS
         return with_defaults(find_experiment(values["experiment"]).Config, values) if known else values
+
+    def _no_run(self) -> str:
+        no_config = "has no config.json: it is not the folder of a run"
+        return no_config if self.path.is_dir() else "does not exist"
 
     def check(self, config: Any) -> None:
         """Makes sure that what is there is an empty folder, or one of a run with this config.
@@ -109,13 +112,21 @@ class Workdir(RunFolder):
         if not self.begun:
             return
         here, there = flatten(to_values(config)), flatten(self.read_config())
+        if any(here.get(key) != there.get(key) for key in here | there):
+            self._check_differences(config, here, there)
+
+    def _check_differences(self, config: Any, here: dict[str, Any], there: dict[str, Any]) -> None:
         keys = [key for key in here | there if here.get(key) != there.get(key) and not _is_free(key)]
         if self.data.exists():  # by which the data are compared, wherever they are now
             keys = [key for key in keys if key not in LOCATIONS or _kind(here[key]) != _kind(there[key])]
-        if keys:
-            shown = {
-                key: [repr(each[key]) if key in each else "none" for each in (there, here)] for key in keys
-            }
+        # What is idle in one of the two is so in both, unless a key differs by which it is.
+        idle = {key for key, *_ in idle_keys(config)}
+        shown = {
+            key: [repr(each[key]) if key in each else "none" for each in (there, here)]
+            for key in keys
+            if key not in idle
+        }
+        if shown:
             listed = ", ".join(f"{key} {before} (here {now})" for key, (before, now) in shown.items())
             raise UserError(
                 f"--workdir: {self.path} belongs to another config: {listed}; choose another folder"
@@ -248,19 +259,21 @@ def exclusive(path: Path) -> Iterator[None]:
         yield
 
 
-@contextlib.contextmanager
-def together() -> Iterator[None]:
+def together() -> contextlib.AbstractContextManager[None]:
     """What is refused on the first process is refused on all, so that none waits for one that has left."""
+    return _of_several() if jax.process_count() > 1 else contextlib.nullcontext()
+
+
+@contextlib.contextmanager
+def _of_several() -> Iterator[None]:
     refused = ""
     try:
         yield
     except UserError as error:
         refused = str(error)
-    if jax.process_count() > 1:
-        said = _from_first(refused)
-        refused = refused or said
-    if refused:
-        raise UserError(refused)
+    said = _from_first(refused)
+    if refused or said:
+        raise UserError(refused or said)
 
 
 def _from_first(text: str) -> str:
@@ -282,11 +295,7 @@ def _locked(path: Path) -> Iterator[None]:
         raise UserError(f"--workdir: {path.parent} cannot be written ({error.strerror})") from None
     with file:
         if not _take(file, path):
-            file.seek(0)
-            raise UserError(
-                f"--workdir: {path.parent} is in training by {file.read() or 'another process'}; "
-                "stop it, or choose another folder"
-            )
+            raise UserError(_in_training(file, path))
         file.truncate(0)
         file.write(f"process {os.getpid()} on {socket.gethostname()}")
         file.flush()
@@ -294,6 +303,12 @@ def _locked(path: Path) -> Iterator[None]:
             yield
         finally:
             path.unlink(missing_ok=True)
+
+
+def _in_training(file: TextIO, path: Path) -> str:
+    file.seek(0)
+    holder = file.read() or "another process"
+    return f"--workdir: {path.parent} is in training by {holder}; stop it, or choose another folder"
 
 
 def _take(file: TextIO, path: Path) -> bool:

@@ -24,12 +24,12 @@ from transformer.evaluation.classification import (
 )
 from transformer.models.vision import VisionConfig, VisionTransformer
 from transformer.run_folder import RunFolder
+from transformer.training.checkpoint import State
 from transformer.training.experiment import Batch, Experiment, Params, Put
 from transformer.training.hooks import Evaluator, Hook, Pictures
 from transformer.training.label_losses import LabelLoss, LabelLossConfig
 from transformer.training.metrics import Sum
 from transformer.training.run_config import RunConfig
-from transformer.training.state import State
 from transformer.training.throughput import matmul_parameters, train_flops_per_token
 from transformer.visualization.classification import draw_classification
 

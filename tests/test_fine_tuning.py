@@ -13,9 +13,8 @@ from commands import opening
 from commands.workdir import Workdir
 from transformer.errors import UserError
 from transformer.training import parallel
-from transformer.training.checkpoint import Checkpoints
+from transformer.training.checkpoint import Checkpoints, State
 from transformer.training.initialize import TakeOver
-from transformer.training.state import State
 
 pytestmark = pytest.mark.usefixtures("in_root")
 

@@ -19,7 +19,7 @@ import textwrap
 import tokenize
 import types
 import typing
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Annotated, Any, TypeVar
 
 from transformer.errors import UserError, suggest
@@ -106,17 +106,22 @@ def from_values(cls: type[T], values: Mapping[str, Any], path: str = "config") -
     """
     values, hints = with_defaults(cls, values), typing.get_type_hints(cls)
     names = [field.name for field in dataclasses.fields(cls)]  # type: ignore[arg-type]
-    for key in values:
-        if key not in names:
-            raise UserError(f"{path}.{key}: unknown key; {suggest(key, names, 'valid keys: ')}")
-    for name in names:
-        if name not in values:
-            raise UserError(f"{path}.{name}: missing key; expected {_describe(hints[name])}")
+    if values.keys() != set(names):
+        raise UserError(f"{path}.{_wrong_key(values, names, hints)}")
     converted = {name: _convert(hints[name], values[name], f"{path}.{name}") for name in names}
     try:
         return cls(**converted)
     except UserError as error:
         raise UserError(f"{path}.{error}") from None
+
+
+def _wrong_key(values: Mapping[str, Any], names: Sequence[str], hints: Mapping[str, Any]) -> str:
+    """The first key that is not among `names`, or else the first of these that is missing."""
+    for key in values:
+        if key not in names:
+            return f"{key}: unknown key; {suggest(key, names, 'valid keys: ')}"
+    missing = next(name for name in names if name not in values)
+    return f"{missing}: missing key; expected {_describe(hints[missing])}"
 
 
 def with_defaults(cls: Any, values: Mapping[str, Any]) -> dict[str, Any]:
@@ -142,21 +147,30 @@ def to_values(config: Any) -> Any:
     return [to_values(value) for value in config] if isinstance(config, (tuple, list)) else config
 
 
-def refuse_idle(config: Any, path: str = "config") -> None:
-    """Refuses keys that nothing reads because of what other keys say, where they are not left at their
-    default. A config class says which these are by a method `idle`, {key: "with ..."}.
+def refuse_idle(config: Any) -> None:
+    """Refuses idle keys that are not left at their default (see `idle_keys`).
 
     Raises:
       UserError: there is one.
+    """
+    for key, value, default, why in idle_keys(config, "config."):
+        if why and value != default:
+            raise UserError(f"{key}: {value!r} does nothing {why}; leave it at {default!r}")
+
+
+def idle_keys(config: Any, path: str = "") -> Iterator[tuple[str, Any, Any, str]]:
+    """The keys that nothing reads because of what other keys say: (path, value, default, why).
+
+    A config class says which these are by a method `idle`, {key: "with ..."}. Where the reason is "" the key
+    may have any value, as one that configs set whatever the others say.
     """
     reasons = config.idle() if hasattr(config, "idle") else {}
     for field in dataclasses.fields(config):
         value = getattr(config, field.name)
         if dataclasses.is_dataclass(value):
-            refuse_idle(value, f"{path}.{field.name}")
-        elif field.name in reasons and value != field.default:
-            why = f"{value!r} does nothing {reasons[field.name]}"
-            raise UserError(f"{path}.{field.name}: {why}; leave it at {field.default!r}")
+            yield from idle_keys(value, f"{path}{field.name}.")
+        elif field.name in reasons:
+            yield f"{path}{field.name}", value, field.default, reasons[field.name]
 
 
 @dataclasses.dataclass(frozen=True)

@@ -4,7 +4,6 @@ import ctypes
 import os
 import sys
 import warnings
-from collections.abc import Mapping
 from pathlib import Path
 
 from transformer.backend import will_be_cpu
@@ -21,27 +20,24 @@ M_TRIM_THRESHOLD, M_MMAP_MAX, M_ARENA_MAX = -1, -4, -8
 
 
 def keep_programs() -> None:
-    """Keeps compiled programs in `~/.cache/transformer/xla`, also where JAX is loaded already, unless the
-    environment or JAX's own config says where."""
+    """Keeps compiled programs in `~/.cache/transformer/xla`, unless the environment says where; where JAX is
+    loaded already, `keep_programs_of_loaded_jax` does."""
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "transformer", "xla")
-    settings = {
-        "JAX_COMPILATION_CACHE_DIR": str(cache),
-        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0.1",  # 1 would skip most of a CPU's
-    }
-    new = {name: value for name, value in settings.items() if name not in os.environ}
-    if "jax" in sys.modules:
-        _configure_loaded_jax(new)
-    else:
-        os.environ |= new
+    os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(cache))
+    os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.1")  # 1 would skip most of a CPU's
 
 
-def _configure_loaded_jax(settings: Mapping[str, str]) -> None:
+def keep_programs_of_loaded_jax() -> None:
+    """As `keep_programs`, in a process that has read the environment already, unless JAX's own config says
+    where."""
+    keep_programs()
     import jax
     from jax.experimental.compilation_cache import compilation_cache
 
     if jax.config.jax_compilation_cache_dir is None:  # type: ignore[attr-defined]
-        for name, value in settings.items():
-            jax.config.update(name.lower(), float(value) if name.endswith("SECS") else value)
+        least = float(os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"])
+        jax.config.update("jax_compilation_cache_dir", os.environ["JAX_COMPILATION_CACHE_DIR"])
+        jax.config.update("jax_persistent_cache_min_compile_time_secs", least)
         compilation_cache.reset_cache()  # which may have found already that there was none
 
 

@@ -15,7 +15,7 @@ from transformer.layers.normalization import NORMS
 from transformer.layers.positions import POSITIONS
 from transformer.models.decoder import Decoder, DecoderConfig, DecoderStepper
 from transformer.training import parallel
-from transformer.training.state import State
+from transformer.training.checkpoint import State
 
 CONFIG = DecoderConfig(d_model=16, num_layers=2, num_heads=4, d_ff=24, use_bias=True, max_length=32)
 VOCAB = 23

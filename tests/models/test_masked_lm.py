@@ -13,7 +13,7 @@ from tests.models.test_classifier import row_of
 from tests.parameters import random_params
 from transformer.models.encoder import EncoderConfig
 from transformer.models.masked_lm import MaskedLanguageModel
-from transformer.training.state import State
+from transformer.training.checkpoint import State
 from transformer.training.step import make_train_step
 from transformer.training.token_losses import LossConfig
 

@@ -20,7 +20,7 @@ from transformer.layers import kernels
 from transformer.layers.feed_forward import FEED_FORWARDS, FeedForward
 from transformer.models.decoder import Decoder, DecoderConfig
 from transformer.sums import Sum, named_terms
-from transformer.training.state import State
+from transformer.training.checkpoint import State
 from transformer.training.step import make_train_step
 
 CONFIG = DecoderConfig(d_model=16, num_layers=3, num_heads=2, d_ff=24, max_length=16)

@@ -13,8 +13,7 @@ import pytest
 from tests.training.toy import Loader, assert_same, setup
 from transformer.errors import UserError
 from transformer.training import parallel
-from transformer.training.checkpoint import Checkpoints, compare
-from transformer.training.state import State
+from transformer.training.checkpoint import Checkpoints, State, compare
 
 
 @functools.cache
@@ -127,7 +126,7 @@ def test_a_half_written_checkpoint_is_ignored_and_swept_away(tmp_path):
     program = f"""
         import os, jax.numpy as jnp
         from transformer.training.checkpoint import Checkpoints
-        from transformer.training.state import State
+        from transformer.training.checkpoint import State
         state = State(jnp.int32(1), {{"w": jnp.ones((2000, 2000))}}, (), None, jnp.int32(0))
         checkpoints = Checkpoints({str(tmp_path)!r}, keep_last=5)
         checkpoints.save(1, state)

@@ -22,8 +22,8 @@ from transformer.training import loop, parallel
 from transformer.training.checkpoint import Checkpoints
 from transformer.training.hooks import Evaluate, Hook, Profile
 from transformer.training.loop import train
+from transformer.training.metrics import Meter
 from transformer.training.run_config import TrainConfig
-from transformer.training.throughput import Meter
 from transformer.training.writers import MetricsFile, make_writers
 
 SHAPE = (2, 2, 1)
@@ -94,8 +94,7 @@ def run(
         learning_rate=lambda count: 0.1 * count,
         max_skipped=config.max_skipped,
         skipped=int(state.skipped),
-        flops_per_token=10.0,
-        peak_flops=1e6,
+        peak_rate=lambda: 1e6 / 10,
     )
     put = functools.partial(parallel.put_batch, sharding=parallel.batch_sharding(mesh))
     with parallel.placed(mesh, parallel.RULES["default"]):

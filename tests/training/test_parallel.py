@@ -11,8 +11,8 @@ from jax.sharding import PartitionSpec as P
 
 from transformer.errors import UserError
 from transformer.training import parallel
+from transformer.training.checkpoint import State
 from transformer.training.optimizer import OptimizerConfig, make_optimizer
-from transformer.training.state import State
 
 RULES = parallel.RULES["default"]
 

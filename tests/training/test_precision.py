@@ -11,8 +11,8 @@ import pytest
 from flax import linen as nn
 
 from transformer.models.decoder import DecoderConfig
+from transformer.training.checkpoint import State
 from transformer.training.metrics import Sum
-from transformer.training.state import State
 from transformer.training.step import make_train_step
 from transformer.training.token_losses import token_loss
 

@@ -7,10 +7,10 @@ from flax import linen as nn
 
 from transformer.models.decoder import Decoder, DecoderConfig
 from transformer.training import parallel
+from transformer.training.checkpoint import State
 from transformer.training.metrics import Sum
 from transformer.training.optax_optimizers import own_average
 from transformer.training.optimizer import OptimizerConfig, make_optimizer
-from transformer.training.state import State
 from transformer.training.step import make_eval_step, make_train_step, split_rows
 from transformer.training.token_losses import token_loss
 

@@ -14,8 +14,8 @@ from tests import runs
 from transformer.errors import UserError
 from transformer.layers.embedding import PADDED_LOGIT
 from transformer.sums import Sum
+from transformer.training.checkpoint import State
 from transformer.training.losses import LOSSES
-from transformer.training.state import State
 from transformer.training.step import make_train_step
 from transformer.training.token_losses import LossConfig, chunked, token_loss, token_losses, token_weights
 

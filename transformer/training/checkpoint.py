@@ -1,4 +1,4 @@
-"""Checkpoints of the whole training state, written in the background and read onto any mesh."""
+"""The training state, and its checkpoints: written in the background and read onto any mesh."""
 
 import importlib
 import math
@@ -9,14 +9,51 @@ from types import ModuleType
 from typing import Any
 
 import jax
+import jax.numpy as jnp
+import optax
 from absl import logging
+from flax import struct
 
 from transformer.errors import UserError
-from transformer.training.experiment import Params
-from transformer.training.state import State
+
+Params = Any
+"""A tree of arrays: the `params` collection of a Linen model, unboxed."""
 
 Step = int | str
 """Which checkpoint: a step, "latest" or "best"."""
+
+
+@struct.dataclass
+class State:
+    """One value: the step to take next, parameters, optimizer state, and counts.
+
+    `ema` are the averaged parameters to evaluate with (an exponential moving average, or what the optimizer
+    makes of them), or None where they are those that are trained; `skipped` counts
+    the steps whose gradient was not finite; `carry` is what a model with memory remembers of the batch
+    before, arrays whose leading axis is the batch's, or None. Everything random is a function of the seed and
+    `step`.
+    """
+
+    step: jax.Array
+    params: Params
+    opt_state: Any
+    ema: Params | None
+    skipped: jax.Array
+    carry: Any = None
+
+    @classmethod
+    def create(
+        cls, params: Params, optimizer: optax.GradientTransformation, ema: bool, carry: Any = None
+    ) -> "State":
+        """The state before the first step."""
+        step, skipped = jnp.zeros((), jnp.int32), jnp.zeros((), jnp.int32)  # two buffers: both are donated
+        average = jax.tree.map(jnp.copy, params) if ema else None
+        return cls(step, params, optimizer.init(params), average, skipped, carry)
+
+    @property
+    def eval_params(self) -> Params:
+        """The parameters to evaluate and predict with: the average where there is one."""
+        return self.params if self.ema is None else self.ema
 
 
 def trained_steps(directory: str | os.PathLike) -> int:
@@ -52,27 +89,22 @@ class Checkpoints:
     ):
         self.directory = os.path.abspath(directory)
         self.keep_best = keep_best
-        self._orbax = _load_orbax()
-        policies = self._orbax.checkpoint_managers
+        if not write and not os.path.isdir(self.directory):
+            raise UserError(f"{self.directory}: there are no checkpoints")
+        orbax = self._orbax = _load_orbax()
+        policies = orbax.checkpoint_managers
         kept = [policies.LatestN(keep_last)]
         if keep_best:
-            kept.append(
-                policies.BestN(get_metric_fn=self._merit, n=1, keep_checkpoints_without_metrics=False)
-            )
-        if write:
-            os.makedirs(self.directory, exist_ok=True)
-        elif not os.path.isdir(self.directory):
-            raise UserError(f"{self.directory}: there are no checkpoints")
-        self._manager = self._orbax.CheckpointManager(
-            self.directory,
-            item_handlers=self._orbax.PyTreeCheckpointHandler(),
-            options=self._orbax.CheckpointManagerOptions(
-                preservation_policy=policies.AnyPreservationPolicy(kept),
-                best_fn=self._merit if keep_best else None,  # without one orbax writes no metrics
-                cleanup_tmp_directories=write,
-                create=write,
-            ),
+            best = policies.BestN(get_metric_fn=self._merit, n=1, keep_checkpoints_without_metrics=False)
+            kept.append(best)
+        options = orbax.CheckpointManagerOptions(
+            preservation_policy=policies.AnyPreservationPolicy(kept),
+            best_fn=self._merit if keep_best else None,  # without one orbax writes no metrics
+            cleanup_tmp_directories=write,
+            create=write,
         )
+        handler = orbax.PyTreeCheckpointHandler()
+        self._manager = orbax.CheckpointManager(self.directory, item_handlers=handler, options=options)
 
     def steps(self) -> list[int]:
         """The steps that can be restored, in ascending order."""

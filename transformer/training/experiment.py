@@ -12,9 +12,9 @@ from flax import linen as nn
 from tqdm import tqdm
 
 from transformer.run_folder import RunFolder
+from transformer.training.checkpoint import Params
 from transformer.training.hooks import Evaluator, Hook
 from transformer.training.metrics import Sum
-from transformer.training.state import Params
 
 Batch = Mapping[str, Any]
 """A batch in the step: named arrays whose leading axis is the batch."""

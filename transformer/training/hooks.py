@@ -9,7 +9,7 @@ from typing import Protocol
 import jax
 
 from transformer.training import trace
-from transformer.training.state import Params, State
+from transformer.training.checkpoint import Params, State
 from transformer.training.writers import names_of, open_events
 
 

@@ -1,6 +1,7 @@
 """The training loop, for any experiment: evaluate, save, next batch, step; and what stops it."""
 
 import contextlib
+import dataclasses
 import signal
 import threading
 import time
@@ -11,13 +12,11 @@ from types import FrameType
 import jax
 import numpy as np
 
-from transformer.training.checkpoint import Checkpoints
+from transformer.training.checkpoint import Checkpoints, State
 from transformer.training.experiment import Batch, Batches
 from transformer.training.hooks import Hook, is_due
-from transformer.training.metrics import Sum
+from transformer.training.metrics import Meter, Sum
 from transformer.training.run_config import TrainConfig
-from transformer.training.state import State
-from transformer.training.throughput import Meter
 from transformer.training.writers import Progress, Writer
 
 AGREE_EVERY = 10
@@ -50,65 +49,17 @@ def train(
     process's rows onto the devices; `train_step` is compiled, with its state donated.
     """
     step = int(state.step)
-    first = step + 1
-    reason = "finished"
-    unread: dict[str, Sum] | None = None
     with contextlib.ExitStack() as stack:
         stop = stack.enter_context(StopRequest())
         if checkpoints is not None:
             stack.callback(checkpoints.wait)
-        # Checkpoints of which a mean is to be taken are those of chosen steps alone.
-        minutes = config.checkpoint_minutes
-        clock = SaveClock(minutes if config.average_last == 1 else 0)
         progress = Progress(step, config.steps)
         closing: list[Writer | Hook | Progress] = [*writers, *hooks, progress]
         for part in closing:
             stack.callback(part.close)
-
-        def read(metrics: Mapping[str, Sum], log: bool) -> dict[str, float]:
-            meter.read(step, metrics)
-            values = meter.window() if log else {}
-            progress.update(step, meter.latest)
-            return values
-
-        def write(values: Mapping[str, float]) -> None:
-            for writer in writers:
-                if values:
-                    writer.write(step, values)
-
-        def call(
-            due: Sequence[Hook], values: Mapping[str, float], kept: bool = False
-        ) -> tuple[dict[str, float], bool]:
-            """What the hooks measure, and whether all of them came to an end: a signal leaves them, unless
-            all is kept already."""
-            measured: dict[str, float] = {}
-            try:
-                with contextlib.nullcontext() if kept else stop.raising():
-                    for hook in due:
-                        measured |= hook(step, state, {**values, **measured}) or {}
-            except Stopped:
-                return {}, False
-            if measured:
-                progress.line(step, measured)
-            if left is not None and jax.process_index() == 0:
-                left.unlink(missing_ok=True)
-            return measured, True
-
-        def keep(due: Sequence[Hook], values: Mapping[str, float]) -> None:
-            """All that a signal must not cost: it is there when this returns."""
-            write(values)
-            if left is not None and due and jax.process_index() == 0:
-                left.write_text(str(step))
-            if checkpoints is not None:
-                checkpoints.save(step, state)
-                checkpoints.wait()
-
-        if left is not None and left.exists() and left.read_text() == str(step):
-            measured, done = call([hook for hook in hooks if hook.due(step, step == config.steps)], {})
-            if not done:
-                progress.say(f"{stop.received}: leaving before the evaluation of step {step} is done")
-                return state, stop.received
-            write(measured)
+        between = Between(config, meter, hooks, writers, progress, checkpoints, left, stop)
+        if between.is_left(step) and (name := between.make_up_for(step, state)):
+            return state, name
         batches = loader.iterate(step)
         try:
             while step < config.steps:
@@ -116,44 +67,124 @@ def train(
                     batch = put(next(batches))
                 with jax.profiler.StepTraceAnnotation("train", step_num=step + 1):
                     state, metrics = train_step(state, batch)
-                if unread is not None:
-                    write(read(unread, is_due(config.log_every, step)))
-                step, unread = step + 1, metrics
-                name = stop.agreed(step)
-                last = step == config.steps
-                ending = last or name is not None
-                due = [hook for hook in hooks if hook.due(step, last)]
-                save = ending or is_due(config.checkpoint_every, step) or clock.agreed(step)
-                if not (due or save or step == first):
-                    continue
-                values = read(unread, is_due(config.log_every, step) or save)
-                unread = None
-                with meter.pause():
-                    if name is not None:
-                        keep(due, values)
-                    measured, done = call(due, values, kept=name is not None)
-                    if not done:
-                        keep(due, values)
-                        name, last = stop.received, False
-                    elif save and checkpoints is not None:
-                        checkpoints.save(step, state, measured)
-                        clock.restart()
-                if done:
-                    write({**values, **measured})
-                if name is not None and not last:
-                    reason = name
-                    progress.say(f"{name}: saved step {step} and leaving")
-                    break
+                step += 1
+                if name := between.after(step, state, metrics):
+                    return state, name
         except Exception:
-            alone = jax.process_count() == 1
-            if checkpoints is not None and alone and _is_whole(state) and int(state.step):
-                checkpoints.save(int(state.step), state)
+            between.rescue(state)
             raise
-    return state, reason
+    return state, "finished"
 
 
-def _is_whole(state: State) -> bool:
-    return not any(leaf.is_deleted() for leaf in jax.tree.leaves(state))
+@dataclasses.dataclass
+class Between:
+    """What `train` does between two steps: metrics are read and written, hooks called, states saved."""
+
+    config: TrainConfig
+    meter: Meter
+    hooks: Sequence[Hook]
+    writers: Sequence[Writer]
+    progress: Progress
+    checkpoints: Checkpoints | None
+    left: Path | None
+    stop: "StopRequest"
+
+    def __post_init__(self) -> None:
+        # Checkpoints of which a mean is to be taken are those of chosen steps alone.
+        self.clock = SaveClock(self.config.checkpoint_minutes if self.config.average_last == 1 else 0)
+        self.unread: tuple[int, dict[str, Sum]] | None = None
+        self.compiled = False  # known when the first step is read, which is therefore waited for
+
+    def after(self, step: int, state: State, metrics: dict[str, Sum]) -> str:
+        """Does what is due after `step`, which is still under way; the name of the signal that ends training
+        here, or ""."""
+        self.write(step - 1, self.read())
+        self.unread = step, metrics
+        name, last = self.stop.agreed(step), step == self.config.steps
+        due = [hook for hook in self.hooks if hook.due(step, last)]
+        save = bool(name) or last or is_due(self.config.checkpoint_every, step) or self.clock.agreed(step)
+        if self.compiled and not (due or save):
+            return ""
+        self.compiled = True
+        values = self.read(log=save)
+        with self.meter.pause():
+            if name:
+                self.keep(step, state, due, values)
+            measured = self.call(step, state, due, values, kept=bool(name))
+            if measured is None:
+                self.keep(step, state, due, values)
+                return self.leave(step, self.stop.received)
+            if save and self.checkpoints is not None:
+                self.checkpoints.save(step, state, measured)
+                self.clock.restart()
+        self.write(step, {**values, **measured})
+        return self.leave(step, name) if name and not last else ""
+
+    def read(self, log: bool = False) -> dict[str, float]:
+        """Waits for the last step, unless it is read already; its values, where they are to be logged."""
+        if self.unread is None:
+            return {}
+        (step, metrics), self.unread = self.unread, None
+        self.meter.read(step, metrics)
+        values = self.meter.window() if log or is_due(self.config.log_every, step) else {}
+        self.progress.update(step, self.meter.latest)
+        return values
+
+    def write(self, step: int, values: Mapping[str, float]) -> None:
+        """Hands the values to every writer."""
+        for writer in self.writers if values else ():
+            writer.write(step, values)
+
+    def call(
+        self, step: int, state: State, due: Sequence[Hook], values: Mapping[str, float], kept: bool = False
+    ) -> dict[str, float] | None:
+        """What the hooks measure; None where a signal came, which leaves them, unless all is kept already."""
+        measured: dict[str, float] = {}
+        try:
+            with contextlib.nullcontext() if kept else self.stop.raising():
+                for hook in due:
+                    measured |= hook(step, state, {**values, **measured}) or {}
+        except Stopped:
+            return None
+        if measured:
+            self.progress.line(step, measured)
+        if self.left is not None and jax.process_index() == 0:
+            self.left.unlink(missing_ok=True)
+        return measured
+
+    def keep(self, step: int, state: State, due: Sequence[Hook], values: Mapping[str, float]) -> None:
+        """All that a signal must not cost: it is there when this returns."""
+        self.write(step, values)
+        if self.left is not None and due and jax.process_index() == 0:
+            self.left.write_text(str(step))
+        if self.checkpoints is not None:
+            self.checkpoints.save(step, state)
+            self.checkpoints.wait()
+
+    def leave(self, step: int, name: str) -> str:
+        """Says that a signal ends training, and which."""
+        self.progress.say(f"{name}: saved step {step} and leaving")
+        return name
+
+    def is_left(self, step: int) -> bool:
+        """Whether a signal has ended training before the hooks of `step` were done."""
+        return self.left is not None and self.left.exists() and self.left.read_text() == str(step)
+
+    def make_up_for(self, step: int, state: State) -> str:
+        """Calls the hooks of `step`; the name of the signal by which they are left again, or ""."""
+        due = [hook for hook in self.hooks if hook.due(step, step == self.config.steps)]
+        measured = self.call(step, state, due, {})
+        if measured is None:
+            self.progress.say(f"{self.stop.received}: leaving before the evaluation of step {step} is done")
+            return self.stop.received
+        self.write(step, measured)
+        return ""
+
+    def rescue(self, state: State) -> None:
+        """Saves the state, where it is whole, before an error ends training."""
+        whole = not any(leaf.is_deleted() for leaf in jax.tree.leaves(state))
+        if self.checkpoints is not None and jax.process_count() == 1 and whole and int(state.step):
+            self.checkpoints.save(int(state.step), state)
 
 
 class Stopped(BaseException):
@@ -195,8 +226,8 @@ class StopRequest:
         self._raising = False
         self._before: dict[int, object] = {}
 
-    def agreed(self, step: int) -> str | None:
-        """The name of the signal by which to stop after `step`, the same on all processes.
+    def agreed(self, step: int) -> str:
+        """The name of the signal by which to stop after `step`, the same on all processes; "" for none.
 
         A single process stops at the next step. Several ask one another every `AGREE_EVERY` steps, so that
         they stop at the same step and none is left waiting in a collective; this waits for the device.
@@ -204,11 +235,11 @@ class StopRequest:
         received = self._received
         if jax.process_count() > 1:
             if step % AGREE_EVERY:
-                return None
+                return ""
             from jax.experimental import multihost_utils
 
             received = int(np.max(multihost_utils.process_allgather(np.int32(received))))
-        return signal.Signals(received).name if received else None
+        return signal.Signals(received).name if received else ""
 
     @contextlib.contextmanager
     def raising(self) -> Iterator[None]:

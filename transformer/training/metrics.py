@@ -1,10 +1,17 @@
-"""Metrics are `Sum`s by name (see `transformer/sums.py`)."""
+"""Metrics are `Sum`s by name (see `transformer/sums.py`), and a meter makes values to be logged of them."""
 
-from collections.abc import Iterable, Mapping
+import contextlib
+import dataclasses
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
+import jax
+
+from transformer.errors import UserError
 from transformer.sums import Sum
+from transformer.training.schedules import Schedule
 
-__all__ = ["Sum", "merge"]
+__all__ = ["Meter", "Sum", "merge"]
 
 
 def merge(parts: Iterable[Mapping[str, Sum]]) -> dict[str, Sum]:
@@ -14,3 +21,100 @@ def merge(parts: Iterable[Mapping[str, Sum]]) -> dict[str, Sum]:
         for name, value in part.items():
             merged[name] = merged[name] + value if name in merged else value
     return merged
+
+
+@dataclasses.dataclass(kw_only=True)
+class Meter:
+    """Turns the metrics of steps into the values of a window, `{"train/loss": ...}`.
+
+    Time counts from the end of one step to the end of another, without what `pause` encloses (evaluation,
+    saving) and without the first step, which is compiled: its own time, from `started`
+    (`time.perf_counter()`), is `train/seconds_to_first_step`. `train/input_wait` is the share of the time
+    in which the host waited for a batch. Skipped steps are counted, and left out of every mean.
+
+    `train/mfu` = tokens/s / `peak_rate()`, the tokens/s at which the devices would do the model's FLOPs and
+    nothing else; where that is None there is none.
+    """
+
+    tokens_per_step: int  # of the global batch
+    learning_rate: Schedule  # by the count of updates made
+    max_skipped: int  # how many steps in a row may be skipped (0: any number)
+    skipped: int = 0  # steps skipped so far, before this run as the restored state says
+    started: float = dataclasses.field(default_factory=time.perf_counter)
+    peak_rate: Callable[[], float | None]  # peak FLOP/s of all devices / the model's FLOPs per token
+
+    def __post_init__(self) -> None:
+        self.latest: dict[str, float] = {}
+        self._in_a_row = self._step = self._steps = 0
+        self._once: dict[str, float] = {}
+        self._first = True
+        self._sums: dict[str, Sum] = {}
+        self._reset(self.started)
+
+    @contextlib.contextmanager
+    def waiting(self) -> Iterator[None]:
+        """Around what waits for the next batch."""
+        start = time.perf_counter()
+        yield
+        self._waited += time.perf_counter() - start
+
+    @contextlib.contextmanager
+    def pause(self) -> Iterator[None]:
+        """Around what is not training."""
+        start = time.perf_counter()
+        yield
+        self._paused += time.perf_counter() - start
+
+    def read(self, step: int, metrics: Mapping[str, Sum]) -> None:
+        """Waits for the end of `step` and takes its metrics.
+
+        Raises:
+          UserError: too many steps in a row had a gradient that is not finite.
+        """
+        host = jax.tree.map(float, jax.device_get(dict(metrics)))
+        now = time.perf_counter()
+        self._step = step
+        if self._first:
+            self._first = False
+            self._once["train/seconds_to_first_step"] = now - self.started
+            self._reset(now)
+        else:
+            self._steps += 1
+        self._end = now
+        if host.pop("skipped_steps", Sum(0.0, 1.0)).total:
+            self.skipped += 1
+            self._in_a_row += 1
+            if self._in_a_row == self.max_skipped:
+                raise UserError(
+                    f"train.max_skipped: the gradient was not finite in {self._in_a_row} steps in a row, "
+                    f"up to step {step}; a lower optimizer.learning_rate or a longer warm-up may keep it so"
+                )
+            return
+        self._in_a_row = 0
+        self._sums = merge([self._sums, host])
+        self.latest |= {f"train/{name}": float(value.mean) for name, value in host.items()}
+
+    def window(self) -> dict[str, float]:
+        """The values since the last call, up to the last step read."""
+        values = {f"train/{name}": float(value.mean) for name, value in self._sums.items()}
+        updates = max(0, self._step - 1 - self.skipped)
+        values["train/learning_rate"] = float(self.learning_rate(updates))
+        values["train/skipped_steps"] = self.skipped
+        elapsed = self._end - self._start - self._paused
+        if self._steps and elapsed > 0:
+            rate = self._steps * self.tokens_per_step / elapsed
+            values["train/tokens_per_second"] = rate
+            values["train/seconds_per_step"] = elapsed / self._steps
+            values["train/input_wait"] = min(1.0, self._waited / elapsed)
+            if peak_rate := self.peak_rate():
+                values["train/mfu"] = rate / peak_rate
+        values |= self._once
+        self.latest |= values
+        self._once, self._sums = {}, {}
+        self._reset(self._end)
+        return values
+
+    def _reset(self, now: float) -> None:
+        self._start = self._end = now
+        self._paused = self._waited = 0.0
+        self._steps = 0

@@ -13,8 +13,8 @@ import optax
 import optax.contrib
 
 from transformer.errors import UserError
+from transformer.training.checkpoint import Params
 from transformer.training.schedules import Schedule
-from transformer.training.state import Params
 
 MASKS = ("mask", "weight_decay_mask")
 DIMENSIONS = "muon_weight_dimension_numbers"
@@ -110,13 +110,8 @@ def matrix_dimensions(params: Params) -> Params:
 
 def check_arguments(name: str, arguments: Mapping[str, Any], key: str = "arguments") -> None:
     """Refuses arguments that the optimizer does not take, or with which it cannot be traced."""
-    parameters = inspect.signature(find_optimizer(name)).parameters
-    mask = mask_name(parameters)
-    ours = {"learning_rate", mask, DIMENSIONS} | ({"weight_decay"} if mask else set())
-    valid = [each for each in parameters if each not in ours]
-    for each in arguments:
-        if each not in valid:
-            raise UserError(f"{key}.{each}: {name} takes only {', '.join(valid)} here")
+    if arguments:
+        _check_names(name, arguments, key)
     blocks = {"up": {"kernel": jnp.zeros((1, 2, 2))}, "norm": {"scale": jnp.zeros((1, 2))}}
 
     def update(params: Params) -> Params:
@@ -128,6 +123,16 @@ def check_arguments(name: str, arguments: Mapping[str, Any], key: str = "argumen
     except Exception as error:
         reason = (str(error) or type(error).__name__).strip().splitlines()[0]
         raise UserError(f"{key}: {name} cannot be used with {dict(arguments)}: {reason}") from error
+
+
+def _check_names(name: str, arguments: Mapping[str, Any], key: str) -> None:
+    parameters = inspect.signature(find_optimizer(name)).parameters
+    mask = mask_name(parameters)
+    ours = {"learning_rate", mask, DIMENSIONS} | ({"weight_decay"} if mask else set())
+    valid = [each for each in parameters if each not in ours]
+    for each in arguments:
+        if each not in valid:
+            raise UserError(f"{key}.{each}: {name} takes only {', '.join(valid)} here")
 
 
 def is_matrix(path: tuple) -> bool:

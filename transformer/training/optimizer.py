@@ -19,6 +19,7 @@ from transformer.config import (
     Rate,
 )
 from transformer.errors import UserError
+from transformer.training.checkpoint import Params
 from transformer.training.optax_optimizers import (
     DIMENSIONS,
     build,
@@ -31,7 +32,6 @@ from transformer.training.optax_optimizers import (
 )
 from transformer.training.rules import Rule, by_rules
 from transformer.training.schedules import SCHEDULES, Schedule, extended
-from transformer.training.state import Params
 
 ADAM_RATE = "adam_learning_rate"
 
@@ -73,11 +73,8 @@ class OptimizerConfig(Bounded):
         parameters = inspect.signature(find_optimizer(self.name)).parameters
         if self.schedule == "wsd" and self.decay_steps == 0:
             raise UserError("decay_steps: 0 steps of decay; the wsd schedule needs at least 1")
-        if self.weight_decay > 0 and "weight_decay" in parameters and mask_name(parameters) is None:
-            raise UserError(
-                f"weight_decay: {self.weight_decay} cannot leave out biases and norms: {self.name} takes "
-                f"no mask. Give it in optimizer.arguments for all parameters, and 0 here"
-            )
+        if self.weight_decay > 0:
+            self._check_weight_decay(parameters)
         if self.adam_learning_rate:
             self._check_adam_rate()
         if self.averages_itself:
@@ -92,6 +89,11 @@ class OptimizerConfig(Bounded):
         return is_schedule_free(self.name)
 
     @property
+    def decays(self) -> bool:
+        """Whether the schedule ends with a decay."""
+        return self.schedule in ("cosine", "wsd")
+
+    @property
     def is_muon(self) -> bool:
         """Whether the optimizer updates the matrices of blocks, and leaves the rest to Adam."""
         return DIMENSIONS in inspect.signature(find_optimizer(self.name)).parameters
@@ -102,9 +104,17 @@ class OptimizerConfig(Bounded):
         return bool(self.rules or self.frozen_layers or self.train_only) or self.layer_decay < 1
 
     def idle(self) -> dict[str, str]:
-        """See `transformer.config.refuse_idle`."""
-        decays = self.schedule in ("cosine", "wsd")
-        return {} if decays else {"decay_steps": f"with schedule {self.schedule!r}"}
+        """See `transformer.config.idle_keys`."""
+        return (
+            {} if self.decays else {"decay_steps": f"with schedule {self.schedule!r}", "final_fraction": ""}
+        )
+
+    def _check_weight_decay(self, parameters: Mapping[str, Any]) -> None:
+        if "weight_decay" in parameters and mask_name(parameters) is None:
+            raise UserError(
+                f"weight_decay: {self.weight_decay} cannot leave out biases and norms: {self.name} takes "
+                f"no mask. Give it in optimizer.arguments for all parameters, and 0 here"
+            )
 
     def _check_rule(self, key: str, rule: Rule) -> None:
         if rule.optimizer is None:
@@ -154,28 +164,7 @@ def make_optimizer(
     Raises:
       UserError: a schedule longer than the run.
     """
-    changing = config.warmup_steps + config.decay_steps
-    if config.schedule in ("cosine", "wsd") and changing > steps:
-        raise UserError(
-            f"optimizer.warmup_steps: {config.warmup_steps} and decay_steps {config.decay_steps} "
-            f"do not fit the {config.schedule} schedule into train.steps {steps}"
-        )
-
-    form = functools.partial(
-        SCHEDULES[config.schedule],
-        warmup_steps=config.warmup_steps,
-        decay_steps=config.decay_steps,
-        final_fraction=config.final_fraction,
-    )
-    planned = [*(before for _, before in lengths), steps]
-    shapes: list[Schedule] = [functools.partial(form, steps=length) for length in planned]
-    shape = shapes[0]
-    for (at, _), after in zip(lengths, shapes[1:], strict=True):
-        shape = extended(shape, after, at, config.warmup_steps)
-
-    def schedule(count: Any) -> Any:
-        return config.learning_rate * shape(count)
-
+    schedule = make_schedule(config, steps, lengths)
     if config.has_rules or config.adam_learning_rate:
         return by_rules(config, schedule, layers), schedule
     decays = is_block_matrix if config.is_muon else is_matrix
@@ -184,6 +173,23 @@ def make_optimizer(
         return jax.tree_util.tree_map_with_path(lambda path, _: decays(path), params)
 
     return build(config.name, config.arguments, schedule, config.weight_decay, decayed), schedule
+
+
+def make_schedule(config: OptimizerConfig, steps: int, lengths: Sequence[tuple[int, int]] = ()) -> Schedule:
+    """The learning rate of `make_optimizer`."""
+    if config.decays and config.warmup_steps + config.decay_steps > steps:
+        raise UserError(
+            f"optimizer.warmup_steps: {config.warmup_steps} and decay_steps {config.decay_steps} "
+            f"do not fit the {config.schedule} schedule into train.steps {steps}"
+        )
+    planned = [*(before for _, before in lengths), steps]
+    shapes = [
+        functools.partial(SCHEDULES[config.schedule], config=config, steps=length) for length in planned
+    ]
+    shape: Schedule = shapes[0]
+    for (at, _), after in zip(lengths, shapes[1:], strict=True):
+        shape = extended(shape, after, at, config.warmup_steps)
+    return lambda count: config.learning_rate * shape(count)
 
 
 def check_adapters(params: Params, config: OptimizerConfig) -> None:

@@ -110,13 +110,20 @@ def state_shardings(state: Any, mesh: Mesh, rules: Rules) -> Any:
     Raises:
       UserError: a dimension that its mesh axes do not divide.
     """
+    whole = NamedSharding(mesh, PartitionSpec())
+    if mesh.size == 1:
+        return jax.tree.map(lambda _: whole, unboxed(state))
+    return _cut(state, mesh, rules, whole)
+
+
+def _cut(state: Any, mesh: Mesh, rules: Rules, whole: NamedSharding) -> Any:
+    """`state_shardings` over several devices."""
     leaves, _ = jax.tree_util.tree_flatten_with_path(state.params, is_leaf=_is_boxed)
     parameters = {
         _names(path): (leaf.value.shape, _sharding(leaf, _names(path), mesh, rules))
         for path, leaf in leaves
         if _is_boxed(leaf)
     }
-    whole = NamedSharding(mesh, PartitionSpec())
 
     def sharding(path: tuple, leaf: Any) -> NamedSharding:
         names = _names(path)

@@ -20,9 +20,9 @@ import numpy as np
 import optax
 
 from transformer.errors import UserError
+from transformer.training.checkpoint import Params
 from transformer.training.optax_optimizers import build, find_optimizer, is_block_matrix
 from transformer.training.schedules import Schedule
-from transformer.training.state import Params
 
 BELOW = r"(^|/)(cls|embedding|embedding_norm|position|source_embedding|source_position|token_types)(/|$)"
 """Parameters below the first block."""

@@ -14,19 +14,19 @@ import numpy as np
 from transformer.errors import UserError
 from transformer.run_folder import RunFolder
 from transformer.training import parallel
-from transformer.training.checkpoint import Checkpoints, Step, trained_steps
+from transformer.training.checkpoint import Checkpoints, State, Step, trained_steps
 from transformer.training.experiment import Batches, Experiment, Params, Put
 from transformer.training.hooks import Evaluate, Evaluator, Hook, Profile, measures
 from transformer.training.initial_values import redraw
 from transformer.training.initialize import TakeOver
 from transformer.training.loop import train
+from transformer.training.metrics import Meter
 from transformer.training.optax_optimizers import own_average
 from transformer.training.optimizer import check_adapters, make_optimizer
 from transformer.training.rules import check_rules, hold
 from transformer.training.run_config import RunConfig
-from transformer.training.state import State
-from transformer.training.step import make_train_step
-from transformer.training.throughput import Meter, peak_flops
+from transformer.training.step import TrainStep, make_train_step
+from transformer.training.throughput import peak_flops
 from transformer.training.writers import Latest, make_writers, names_of
 
 
@@ -57,12 +57,10 @@ class Run:
         )
         self.mesh = parallel.make_mesh(config.parallel.mesh, devices)
         self.rules = parallel.RULES[config.parallel.rules]
-        parallel.check_processes(self.mesh.devices)
-        sizes = {
-            "train.batch_size": config.train.batch_size,
-            "evaluate.batch_size": config.evaluate.batch_size,
-        }
-        for key, size in sizes.items():
+        if self.mesh.size > 1:
+            parallel.check_processes(self.mesh.devices)
+        for key, group in (("train", config.train), ("evaluate", config.evaluate)):
+            key, size = f"{key}.batch_size", group.batch_size
             parallel.check_batch_size(key, size, self.mesh, config.parallel.microbatches)
         self.latest = Latest()
         self.put: Put = functools.partial(parallel.put_batch, sharding=parallel.batch_sharding(self.mesh))
@@ -172,42 +170,40 @@ class Run:
     def train(self, started: float | None = None) -> tuple[State, str]:
         """Trains to the end, from the latest checkpoint where there is one; the last state, and why it is
         the last. `started` (`time.perf_counter()`) is when the program began."""
-        c = self.config
-        started = time.perf_counter() if started is None else started
+        c, started = self.config.train, time.perf_counter() if started is None else started
         with self.placed(), self.checkpoints(write=True) as checkpoints:
-            if trained_steps(checkpoints.directory):
-                state = checkpoints.restore(self.abstract)
-            else:
-                create = jax.jit(lambda: parallel.unboxed(self.create()), out_shardings=self.shardings)
-                state = create()
-                if self.take_over is not None:
-                    state = self._warm_started(state, self.take_over)
-            held = functools.partial(hold, config=c.optimizer, layers=self.layers)
-            step = make_train_step(
-                self.experiment,
-                self.optimizer,
-                seed=c.seed,
-                microbatches=c.parallel.microbatches,
-                clip_norm=c.optimizer.clip_norm,
-                ema_decay=c.optimizer.ema_decay,
-                own_average=own_average if c.optimizer.averages_itself else None,
-                hold=held if c.optimizer.has_rules else None,
-            )
+            begun = trained_steps(checkpoints.directory)
+            state = checkpoints.restore(self.abstract) if begun else self._first_state()
             return train(
                 state,
-                jax.jit(step, donate_argnums=0, out_shardings=(self.shardings, None)),
+                jax.jit(self._step(), donate_argnums=0, out_shardings=(self.shardings, None)),
                 self.loader,
-                c.train,
+                c,
                 put=self.put,
                 meter=self._meter(int(state.skipped), started),
                 hooks=self.hooks,
-                writers=[
-                    *make_writers(self.folder, int(state.step), names_of(c.train.writers)),
-                    self.latest,
-                ],
+                writers=[*make_writers(self.folder, int(state.step), names_of(c.writers)), self.latest],
                 checkpoints=checkpoints,
                 left=self.folder.unmeasured,
             )
+
+    def _step(self) -> TrainStep:
+        c = self.config.optimizer
+        held = functools.partial(hold, config=c, layers=self.layers)
+        return make_train_step(
+            self.experiment,
+            self.optimizer,
+            seed=self.config.seed,
+            microbatches=self.config.parallel.microbatches,
+            clip_norm=c.clip_norm,
+            ema_decay=c.ema_decay,
+            own_average=own_average if c.averages_itself else None,
+            hold=held if c.has_rules else None,
+        )
+
+    def _first_state(self) -> State:
+        state = jax.jit(lambda: parallel.unboxed(self.create()), out_shardings=self.shardings)()
+        return state if self.take_over is None else self._warm_started(state, self.take_over)
 
     def _warm_started(self, state: State, take_over: TakeOver) -> State:
         """The first state with another run's parameters."""
@@ -257,6 +253,9 @@ class Run:
             max_skipped=self.config.train.max_skipped,
             skipped=skipped,
             started=started,
-            flops_per_token=self.experiment.flops_per_token(self.abstract.params),
-            peak_flops=peak_flops([*self.mesh.devices.flat], self.experiment.config.model.dtype),
+            peak_rate=functools.cache(self._peak_rate),
         )
+
+    def _peak_rate(self) -> float | None:
+        peak = peak_flops([*self.mesh.devices.flat], self.experiment.config.model.dtype)
+        return peak / self.experiment.flops_per_token(self.abstract.params) if peak else None

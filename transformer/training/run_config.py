@@ -37,20 +37,28 @@ class TrainConfig(Bounded):
     def __post_init__(self) -> None:
         super().__post_init__()
         names_of(self.writers)
+        if self.average_last > 1:
+            self._check_average()
+        if self.keep_best:
+            self._check_best()
+
+    def _check_average(self) -> None:
         if self.average_last > self.keep_last:
             raise UserError(
                 f"average_last: {self.average_last}; only keep_last {self.keep_last} checkpoints are there"
             )
-        if self.average_last > 1 and self.keep_best:
+        if self.keep_best:
             raise UserError(f"average_last: {self.average_last} together with keep_best; choose one of them")
-        if self.keep_best and self.checkpoint_every % (self.evaluate_every or self.steps):
+
+    def _check_best(self) -> None:
+        if self.checkpoint_every % (self.evaluate_every or self.steps):
             raise UserError(
                 f"keep_best: a checkpoint needs an evaluation at its step: checkpoint_every "
                 f"{self.checkpoint_every} is not a multiple of evaluate_every {self.evaluate_every}"
             )
 
     def idle(self) -> dict[str, str]:
-        """See `transformer.config.refuse_idle`."""
+        """See `transformer.config.idle_keys`."""
         return {} if self.profile_steps else {"profile_from": "with profile_steps 0"}
 
 
@@ -71,16 +79,20 @@ class EvaluateConfig(Bounded):
     def __post_init__(self) -> None:
         super().__post_init__()
         for name, source in self.sets.items():
-            if not name.isidentifier() or name in TAKEN:
-                expected = f"a name of letters, digits and _, and none of {', '.join(TAKEN)}"
-                raise UserError(f"sets: {name!r} names a set; expected {expected}")
-            if not isinstance(source, str) or not source:
-                raise UserError(f"sets.{name}: {source!r}; expected a source, as data.source is given")
+            _check_set(name, source)
 
     @property
     def others(self) -> list[str]:
         """The names of the evaluators that `also` lists."""
         return [name.strip() for name in self.also.split(",") if name.strip()]
+
+
+def _check_set(name: str, source: object) -> None:
+    if not name.isidentifier() or name in TAKEN:
+        expected = f"a name of letters, digits and _, and none of {', '.join(TAKEN)}"
+        raise UserError(f"sets: {name!r} names a set; expected {expected}")
+    if not isinstance(source, str) or not source:
+        raise UserError(f"sets.{name}: {source!r}; expected a source, as data.source is given")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,7 +110,7 @@ class RunConfig(Bounded):
     parallel: ParallelConfig
 
     def idle(self) -> dict[str, str]:
-        """See `transformer.config.refuse_idle`."""
+        """See `transformer.config.idle_keys`."""
         return {} if self.initialize_from else {"initialize_strict": "with initialize_from ''"}
 
 

@@ -23,42 +23,44 @@ def warm_up(count, warmup_steps: int):
     return _numpy(count).minimum(1.0, (count + 1) / max(1, warmup_steps))
 
 
-def constant(count, *, warmup_steps: int, decay_steps: int, final_fraction: float, steps: int):
+def constant(count, config, steps: int):
     """The warm-up, and the peak from then on."""
-    return warm_up(count, warmup_steps)
+    return warm_up(count, config.warmup_steps)
 
 
-def inverse_sqrt(count, *, warmup_steps: int, decay_steps: int, final_fraction: float, steps: int):
+def inverse_sqrt(count, config, steps: int):
     """min(u / W, sqrt(W / u)) with W = warmup_steps: the original Transformer's schedule.
 
     The paper's rate d_model^-0.5 min(u^-0.5, u W^-1.5) is this one with a peak of (d_model W)^-0.5.
     Source: Vaswani et al. 2017, section 5.3.
     """
-    warmup_steps = max(1, warmup_steps)
+    warmup_steps = max(1, config.warmup_steps)
     xp = _numpy(count)
     return xp.minimum((count + 1) / warmup_steps, xp.sqrt(warmup_steps / (count + 1)))
 
 
-def cosine(count, *, warmup_steps: int, decay_steps: int, final_fraction: float, steps: int):
+def cosine(count, config, steps: int):
     """The warm-up, then half a cosine wave to `final_fraction` of the peak.
 
     The wave lasts `decay_steps` updates, or up to the run's last one where that is 0.
     Source: Loshchilov and Hutter 2017, "SGDR", equation 5, without restarts.
     """
-    length = decay_steps or max(1, steps - warmup_steps)
+    warmup_steps, final = config.warmup_steps, config.final_fraction
+    length = config.decay_steps or max(1, steps - warmup_steps)
     xp = _numpy(count)
     progress = xp.clip((count + 1 - warmup_steps) / length, 0.0, 1.0)
     wave = 0.5 * (1 + xp.cos(np.pi * progress))
-    return warm_up(count, warmup_steps) * (final_fraction + (1 - final_fraction) * wave)
+    return warm_up(count, warmup_steps) * (final + (1 - final) * wave)
 
 
-def wsd(count, *, warmup_steps: int, decay_steps: int, final_fraction: float, steps: int):
+def wsd(count, config, steps: int):
     """Warm-up, stable, decay: a straight line to `final_fraction` over the run's last `decay_steps`.
 
     Source: Hu et al. 2024, "MiniCPM", section 4; the line as in Hägele et al. 2024, section 3.
     """
-    progress = _numpy(count).clip((count + 1 - (steps - decay_steps)) / decay_steps, 0.0, 1.0)
-    return warm_up(count, warmup_steps) * (1 - (1 - final_fraction) * progress)
+    stable = steps - config.decay_steps
+    progress = _numpy(count).clip((count + 1 - stable) / config.decay_steps, 0.0, 1.0)
+    return warm_up(count, config.warmup_steps) * (1 - (1 - config.final_fraction) * progress)
 
 
 def extended(before: Schedule, after: Schedule, at: int, warmup_steps: int) -> Schedule:
@@ -80,5 +82,5 @@ def extended(before: Schedule, after: Schedule, at: int, warmup_steps: int) -> S
 
 
 SCHEDULES = {"constant": constant, "cosine": cosine, "inverse_sqrt": inverse_sqrt, "wsd": wsd}
-"""By the name of `optimizer.schedule`: (count, *, warmup_steps, decay_steps, final_fraction, steps) ->
-the rate as a fraction of `optimizer.learning_rate`."""
+"""By the name of `optimizer.schedule`: (count, an `OptimizerConfig`, steps of the run) -> the rate as a
+fraction of `optimizer.learning_rate`."""

@@ -8,9 +8,9 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from transformer.training.checkpoint import State
 from transformer.training.experiment import Batch, Experiment, Params
 from transformer.training.metrics import Sum
-from transformer.training.state import State
 
 TrainStep = Callable[[State, Batch], tuple[State, dict[str, Sum]]]
 EvalStep = Callable[[Params, Batch], dict[str, Sum]]
@@ -51,27 +51,15 @@ def make_train_step(
             else:
                 terms, carry = experiment.loss_and_carry(params, part, carry, part_rng, True)
             # A batch in which a term has no example at all has no such loss, rather than 0 / 0.
-            return sum(terms[name].total / jnp.maximum(weight, 1e-9) for name, weight in weights.items()), (
-                terms,
-                carry,
-            )
+            total = sum(terms[name].total / jnp.maximum(weight, 1e-9) for name, weight in weights.items())
+            return total, (terms, carry)
 
         gradient = jax.grad(objective, has_aux=True)
-
-        def add(total: Params, inputs: tuple[jax.Array, Batch, Any]) -> tuple[Params, Any]:
-            index, part, carry = inputs
-            part_gradients, found = gradient(state.params, part, carry, jax.random.fold_in(rng, index))
-            return jax.tree.map(jnp.add, total, part_gradients), found
-
         if microbatches == 1:
             inputs = batch, state.carry, jax.random.fold_in(rng, 0)
             gradients, (metrics, carry) = gradient(state.params, *inputs)
         else:
-            zeros = jax.tree.map(jnp.zeros_like, state.params)
-            parts = split_rows((dict(batch), state.carry), microbatches)
-            gradients, (terms, carries) = jax.lax.scan(add, zeros, (jnp.arange(microbatches), *parts))
-            metrics = jax.tree.map(lambda x: jnp.sum(x, axis=0), terms)
-            carry = join_rows(carries)
+            gradients, metrics, carry = accumulated(gradient, state, batch, rng, microbatches)
 
         norm = optax.tree.norm(gradients)
         finite = jnp.isfinite(norm)
@@ -97,6 +85,22 @@ def make_train_step(
         return State(state.step + 1, params, opt_state, ema, skipped, carry), metrics
 
     return train_step
+
+
+def accumulated(
+    gradient: Callable[..., Any], state: State, batch: Batch, rng: jax.Array, microbatches: int
+) -> tuple[Params, dict[str, Sum], Any]:
+    """The gradient, the terms and the carry of a batch, computed a microbatch after another."""
+
+    def add(total: Params, inputs: tuple[jax.Array, Batch, Any]) -> tuple[Params, Any]:
+        index, part, carry = inputs
+        part_gradients, found = gradient(state.params, part, carry, jax.random.fold_in(rng, index))
+        return jax.tree.map(jnp.add, total, part_gradients), found
+
+    zeros = jax.tree.map(jnp.zeros_like, state.params)
+    parts = split_rows((dict(batch), state.carry), microbatches)
+    gradients, (terms, carries) = jax.lax.scan(add, zeros, (jnp.arange(microbatches), *parts))
+    return gradients, jax.tree.map(lambda x: jnp.sum(x, axis=0), terms), join_rows(carries)
 
 
 def debiased(ema: Params, params: Params, decay: float, update: jax.Array) -> Params:

@@ -152,11 +152,15 @@ def token_loss(
     nll_bt = log_z_bt - jnp.sum(jnp.where(is_target_btv, logits_btv, 0.0), axis=-1)
     loss_bt = loss(-nll_bt)
     if label_smoothing:
-        real_v = jnp.arange(logits_btv.shape[-1]) < vocab_size
-        every_btv = loss(logits_btv - log_z_bt[..., None])
-        mean_bt = jnp.sum(jnp.where(real_v, every_btv, 0.0), axis=-1) / vocab_size
+        mean_bt = mean_loss(logits_btv - log_z_bt[..., None], vocab_size, loss)
         loss_bt = (1 - label_smoothing) * loss_bt + label_smoothing * mean_bt
     return nll_bt, loss_bt, log_z_bt
+
+
+def mean_loss(log_p_btv: jax.Array, vocab_size: int, loss: Loss) -> jax.Array:
+    """The mean loss (b, t) of all tokens of the vocabulary, whatever the target is."""
+    real_v = jnp.arange(log_p_btv.shape[-1]) < vocab_size
+    return jnp.sum(jnp.where(real_v, loss(log_p_btv), 0.0), axis=-1) / vocab_size
 
 
 def chunked(
