@@ -197,9 +197,8 @@ def reopen_run(workdir: str | os.PathLike, overrides: Overrides = ()) -> Run:
     values = folder.read_config()
     if not folder.begun:
         raise UserError(f"--workdir: {folder.path} has no checkpoints yet; train first")
-    for key, _ in overrides:
-        if key.startswith(OVER) and key not in STILL:
-            raise UserError(f"--config.{key}: it is for training, and changes nothing of a trained model")
+    if over := [key for key, _ in overrides if key.startswith(OVER) and key not in STILL]:
+        raise UserError(f"--config.{over[0]}: it is for training, and changes nothing of a trained model")
     return open_run(folder, check_config(values, overrides))
 
 

@@ -12,9 +12,10 @@ from typing import Any, TextIO
 import jax
 import numpy as np
 
+from commands.differences import differences
 from commands.retired_keys import RETIRED, with_present_keys
 from experiments import EXPERIMENTS, find_experiment
-from transformer.config import idle_keys, to_values, with_defaults
+from transformer.config import to_values, with_defaults
 from transformer.data.content_digests import changes
 from transformer.data.disk_cache import digest
 from transformer.data.tokenizers import Tokenizer
@@ -27,31 +28,8 @@ try:
 except ImportError:  # no POSIX system: nothing to lock with
     fcntl = None  # type: ignore[assignment]
 
-FREE = (
-    "train.",
-    "evaluate.",
-    "parallel.",
-    "sample.",
-    "generate.",
-    "answer.",
-    "data.cache_dir",
-    "data.workers",
-    "loss.chunk_size",
-    "model.kernel",
-    "model.scan_layers",
-    "model.remat",
-)
-"""Keys, or beginnings of keys, with which a run may be resumed otherwise than it began: how long and how
-often, where and in which pieces things are computed. What is computed stays the same."""
-
-FIXED = ("train.batch_size",)
-"""Keys among `FREE` that may not change after all."""
-
 LONGEST = 1024
 """Bytes of an error that the first process tells the others."""
-
-LOCATIONS = ("data.source", "data.validation_source")
-"""Keys that say where the data are; what they are is compared by itself."""
 
 
 class Workdir(RunFolder):
@@ -112,22 +90,7 @@ class Workdir(RunFolder):
         if not self.begun:
             return
         here, there = flatten(to_values(config)), flatten(self.read_config())
-        if any(here.get(key) != there.get(key) for key in here | there):
-            self._check_differences(config, here, there)
-
-    def _check_differences(self, config: Any, here: dict[str, Any], there: dict[str, Any]) -> None:
-        keys = [key for key in here | there if here.get(key) != there.get(key) and not _is_free(key)]
-        if self.data.exists():  # by which the data are compared, wherever they are now
-            keys = [key for key in keys if key not in LOCATIONS or _kind(here[key]) != _kind(there[key])]
-        # What is idle in one of the two is so in both, unless a key differs by which it is.
-        idle = {key for key, *_ in idle_keys(config)}
-        shown = {
-            key: [repr(each[key]) if key in each else "none" for each in (there, here)]
-            for key in keys
-            if key not in idle
-        }
-        if shown:
-            listed = ", ".join(f"{key} {before} (here {now})" for key, (before, now) in shown.items())
+        if here != there and (listed := differences(config, here, there, self.data.exists())):
             raise UserError(
                 f"--workdir: {self.path} belongs to another config: {listed}; choose another folder"
             )
@@ -136,11 +99,9 @@ class Workdir(RunFolder):
         """What the run learned from its data before it trained, by name: what `write` was given. Nothing,
         where it has not begun."""
         kept: dict[str, Any] = {}
-        if not self.begun:
-            return kept
-        if self.tokenizer.exists():
+        if self.begun and self.tokenizer.exists():
             kept["tokenizer"] = Tokenizer.load(self.tokenizer)
-        if self.labels.exists():
+        if self.begun and self.labels.exists():
             kept["labels"] = json.loads(self.labels.read_text(encoding="utf-8"))
         return kept
 
@@ -234,14 +195,6 @@ def describe(data: Any) -> dict[str, Any]:
     if "labels" in kept:
         described["labels"] = digest(list(kept["labels"]))
     return described
-
-
-def _is_free(key: str) -> bool:
-    return key.startswith(FREE) and key not in FIXED
-
-
-def _kind(source: str) -> str:
-    return source.partition(":")[0]
 
 
 @contextlib.contextmanager

@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 import pytest
 
-from transformer.config import Key, describe_keys, from_values, refuse_idle, to_values
+from transformer.config import Key, describe_keys, from_values, idle_keys, refuse_idle, to_values
 from transformer.errors import UserError
 
 
@@ -158,19 +158,22 @@ def test_a_key_that_does_nothing_is_refused_where_it_is_not_left_alone():
     class Decay:
         kind: str = "none"
         steps: int = 3
+        final: int = 0
 
         def idle(self):
-            return {} if self.kind == "line" else {"steps": f"with kind {self.kind!r}"}
+            return {} if self.kind == "line" else {"steps": f"with kind {self.kind!r}", "final": ""}
 
     @dataclasses.dataclass(frozen=True)
     class Whole:
         decay: Decay
 
-    for fine in (Decay(), Decay("line", 7), Decay("line", 3)):
+    for fine in (Decay(), Decay("line", 7), Decay("line", 3), Decay(final=1)):
         refuse_idle(Whole(fine))
     with pytest.raises(UserError) as error:
         refuse_idle(Whole(Decay("none", 7)))
     assert str(error.value) == "config.decay.steps: 7 does nothing with kind 'none'; leave it at 3"
+    assert [key for key, *_ in idle_keys(Whole(Decay()))] == ["decay.steps", "decay.final"]
+    assert [*idle_keys(Whole(Decay("line")))] == []
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])

@@ -10,8 +10,9 @@ import pytest
 
 import launch
 from commands import opening
+from commands.differences import FIXED, FREE
 from commands.opening import read_config
-from commands.workdir import FIXED, FREE, flatten
+from commands.workdir import flatten
 from configs import attention, base
 from experiments import EXPERIMENTS, find_experiment
 from tests import runs

@@ -192,6 +192,29 @@ def test_a_folder_from_before_some_keys_existed_is_the_run_it_was(capfd, tmp_pat
         assert str(written) in fails(capfd, [f"--workdir={folder}"])
 
 
+def test_a_key_that_does_nothing_may_have_been_another_in_a_folder_from_before(capfd, tmp_path, source):
+    """Its default may have changed since; of a key that did something that is refused."""
+    folder = tmp_path / "run"
+    options = ["--config.optimizer.schedule=constant", "--config.optimizer.decay_steps=0"]
+    same = runs.tiny(source, folder, *options)
+    assert launch.main(same) == 0
+    written = folder / "config.json"
+    older = json.loads(written.read_text())
+    older["optimizer"] |= {"final_fraction": 0.5, "decay_steps": 1}
+    older["data"]["vocab_size"] += 1  # which the bytes are whatever is said
+    written.write_text(json.dumps(older))
+    assert launch.main([*same, "--config.train.steps=3"]) == 0
+    assert json.loads(written.read_text())["optimizer"]["final_fraction"] == 0
+    older["optimizer"]["schedule"] = "cosine"
+    written.write_text(json.dumps(older))
+    line = fails(capfd, [*same, "--config.train.steps=3"])
+    assert line.endswith(
+        "belongs to another config: optimizer.schedule 'cosine' (here 'constant'); choose another folder"
+    )
+    cosine = [*same, "--config.optimizer.schedule=cosine", "--config.train.steps=3"]
+    assert "optimizer.decay_steps 1 (here 0), optimizer.final_fraction 0.5 (here 0.0)" in fails(capfd, cosine)
+
+
 def test_a_folder_of_something_else_is_left_alone(capfd, tmp_path, source):
     (tmp_path / "tokenizer.json").write_text("{}")
     line = fails(capfd, runs.tiny(source, tmp_path))
