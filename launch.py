@@ -146,8 +146,8 @@ def why_unknown(argument: str) -> str:
 def prepare(flags: argparse.Namespace) -> None:
     """What must be set before JAX is loaded, unless the environment says otherwise; and the meeting of
     processes, where there are several."""
-    process.keep_programs()
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # XLA's warnings
+    for name, value in process.ENVIRONMENT.items():
+        os.environ.setdefault(name, value)
     logging.set_verbosity(logging.ERROR)  # what TFDS and orbax do, line by line
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(encoding="utf-8", errors="surrogateescape")

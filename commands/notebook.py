@@ -16,7 +16,7 @@ from transformer.training.run import Run
 @functools.cache
 def settle() -> None:
     """Sets the compilation cache and malloc, once; call it before JAX computes anything."""
-    process.keep_programs_of_loaded_jax()
+    process.keep_programs()
     process.keep_memory()
 
 

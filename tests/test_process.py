@@ -47,7 +47,7 @@ def test_a_notebook_keeps_programs_and_memory(tmp_path):
         import jax
         from transformer import process
         before = faults()
-        process.keep_programs_of_loaded_jax()
+        process.keep_programs()
         least = "jax_persistent_cache_min_compile_time_secs"
         found = jax.config.jax_compilation_cache_dir, getattr(jax.config, least)
         print(process.keep_memory(), before, faults(), *found)
@@ -67,7 +67,7 @@ def test_what_the_environment_says_stays_and_what_comes_too_late_is_said(tmp_pat
         import jax
         from transformer import process
         jax.numpy.ones(3).sum().block_until_ready()
-        process.keep_programs_of_loaded_jax()
+        process.keep_programs()
         print(process.keep_memory(), jax.config.jax_compilation_cache_dir)
     """
     out, error = printed(code, tmp_path, JAX_COMPILATION_CACHE_DIR=str(tmp_path / "mine"))

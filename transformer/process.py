@@ -8,6 +8,15 @@ from pathlib import Path
 
 from transformer.backend import will_be_cpu
 
+CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "transformer")
+
+ENVIRONMENT = {
+    "JAX_COMPILATION_CACHE_DIR": str(CACHE / "xla"),
+    "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0.1",  # 1 would skip most of a CPU's
+    "TF_CPP_MIN_LOG_LEVEL": "2",  # XLA's warnings
+}
+"""What JAX reads of the environment as it is loaded, where that does not say otherwise."""
+
 MALLOC = {
     "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1:glibc.malloc.arena_max=1"
     ":glibc.malloc.mmap_threshold=1099511627776:glibc.malloc.trim_threshold=1099511627776"
@@ -20,23 +29,15 @@ M_TRIM_THRESHOLD, M_MMAP_MAX, M_ARENA_MAX = -1, -4, -8
 
 
 def keep_programs() -> None:
-    """Keeps compiled programs in `~/.cache/transformer/xla`, unless the environment says where; where JAX is
-    loaded already, `keep_programs_of_loaded_jax` does."""
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "transformer", "xla")
-    os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(cache))
-    os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.1")  # 1 would skip most of a CPU's
-
-
-def keep_programs_of_loaded_jax() -> None:
-    """As `keep_programs`, in a process that has read the environment already, unless JAX's own config says
-    where."""
-    keep_programs()
+    """Lets a JAX that has read the environment already keep compiled programs as `ENVIRONMENT` says, unless
+    its own config or the environment says where."""
     import jax
     from jax.experimental.compilation_cache import compilation_cache
 
     if jax.config.jax_compilation_cache_dir is None:  # type: ignore[attr-defined]
-        least = float(os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"])
-        jax.config.update("jax_compilation_cache_dir", os.environ["JAX_COMPILATION_CACHE_DIR"])
+        settings = ENVIRONMENT | os.environ
+        least = float(settings["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"])
+        jax.config.update("jax_compilation_cache_dir", settings["JAX_COMPILATION_CACHE_DIR"])
         jax.config.update("jax_persistent_cache_min_compile_time_secs", least)
         compilation_cache.reset_cache()  # which may have found already that there was none
 

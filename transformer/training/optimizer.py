@@ -73,8 +73,8 @@ class OptimizerConfig(Bounded):
         parameters = inspect.signature(find_optimizer(self.name)).parameters
         if self.schedule == "wsd" and self.decay_steps == 0:
             raise UserError("decay_steps: 0 steps of decay; the wsd schedule needs at least 1")
-        if self.weight_decay > 0:
-            self._check_weight_decay(parameters)
+        if self.weight_decay > 0 and "weight_decay" in parameters and mask_name(parameters) is None:
+            raise UserError(self._unmasked())
         if self.adam_learning_rate:
             self._check_adam_rate()
         if self.averages_itself:
@@ -109,12 +109,11 @@ class OptimizerConfig(Bounded):
             {} if self.decays else {"decay_steps": f"with schedule {self.schedule!r}", "final_fraction": ""}
         )
 
-    def _check_weight_decay(self, parameters: Mapping[str, Any]) -> None:
-        if "weight_decay" in parameters and mask_name(parameters) is None:
-            raise UserError(
-                f"weight_decay: {self.weight_decay} cannot leave out biases and norms: {self.name} takes "
-                f"no mask. Give it in optimizer.arguments for all parameters, and 0 here"
-            )
+    def _unmasked(self) -> str:
+        return (
+            f"weight_decay: {self.weight_decay} cannot leave out biases and norms: {self.name} takes "
+            f"no mask. Give it in optimizer.arguments for all parameters, and 0 here"
+        )
 
     def _check_rule(self, key: str, rule: Rule) -> None:
         if rule.optimizer is None:
