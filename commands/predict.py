@@ -7,8 +7,7 @@ python launch.py --workdir=runs/lm --mode=predict --input=texts.txt --output=ans
 import argparse
 import itertools
 import sys
-from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from commands import add_step, add_texts, text
@@ -16,8 +15,8 @@ from transformer.errors import UserError
 
 if TYPE_CHECKING:
     from commands.opening import Overrides
-    from commands.texts import Answers, Input
-    from transformer.training.experiment import Params
+    from transformer.training.checkpoint import Step
+    from transformer.training.run import Run
 
 DECODING = ("temperature", "top_k", "top_p", "min_p", "num_samples", "max_new_tokens")
 """Keys of the run's group `sample` or `generate` that are flags too."""
@@ -54,76 +53,80 @@ def run(flags: argparse.Namespace, overrides: "Overrides") -> int:
     """
     if not 0 <= flags.seed < 1 << 32:
         raise UserError(f"--seed: {flags.seed}; expected a number from 0 to 2^32 - 1")
-    import jax
+    from commands.opening import named, reopen_run
+    from commands.texts import check_files
 
-    from commands.opening import chosen, named, reopen_run
-    from commands.texts import check_files, open_input, writing
-
-    prompt, source, target = flags.prompt, flags.input, flags.output
-    check_files(prompt, source, target)
+    check_files(flags.prompt, flags.input, flags.output)
     if decoding := {name: value for name in (*DECODING, "stop") if (value := vars(flags)[name]) is not None}:
         overrides = [*overrides, *decoding_keys(named(flags.workdir).read_config(), decoding)]
     run = reopen_run(flags.workdir, overrides)
-    experiment: Any = run.experiment
-    given = open_input(source, experiment) if prompt is None else None
-    step = chosen(run, flags.workdir, flags.step)
-    checkpoints = [run.folder.checkpoints / str(each) for each in run.which(step)]
-    alone, at_terminal = jax.process_count() == 1, not target and sys.stdout.isatty()
-    of = answers_of(flags, overrides, checkpoints, given.digest) if given and given.digest and alone else None
     if flags.draft:
-        add_draft(experiment, flags.draft, flags.draft_tokens)
-    with writing(target, of) as out, run.placed():
-        params = run.restore_params(step)
-        if given is None:
-            answer_prompt(experiment, params, prompt, flags.seed, out, in_pieces=at_terminal and alone)
-        else:
-            # At a terminal each text is answered before the next one is read.
-            one_by_one = not source and sys.stdin.isatty()
-            answer_lines(experiment, params, given, flags.seed, out, one_by_one, bar=not at_terminal)
+        add_draft(run.experiment, flags.draft, flags.draft_tokens)
+    if flags.prompt is None:
+        answer_input(run, flags, overrides)
+    else:
+        answer_prompt(run, flags)
     return 0
 
 
-def answer_prompt(
-    experiment: Any, params: "Params", prompt: str, seed: int, out: "Answers", in_pieces: bool
-) -> None:
-    """Writes the answers to one text, behind the text where they continue it. With `in_pieces`, where there
-    is one answer only, it is printed as it comes."""
-    before = prompt if getattr(experiment, "continues", False) else ""
-    if in_pieces and hasattr(experiment, "stream"):
-        pieces = experiment.stream(params, prompt, seed)
+def answer_prompt(run: "Run", flags: argparse.Namespace) -> None:
+    """Writes the answers to --prompt, behind the text where they continue it; at a terminal an only answer is
+    printed as it comes."""
+    import jax
+
+    from commands.opening import chosen
+    from commands.texts import writing
+
+    experiment: Any = run.experiment
+    before = flags.prompt if getattr(experiment, "continues", False) else ""
+    at_terminal = not flags.output and sys.stdout.isatty() and jax.process_count() == 1
+    in_pieces = at_terminal and hasattr(experiment, "stream")
+    with writing(flags.output) as out, run.placed():
+        params = run.restore_params(chosen(run, flags.workdir, flags.step))
+        pieces = experiment.stream(params, flags.prompt, flags.seed) if in_pieces else None
         if pieces is not None:
             print_pieces(itertools.chain([before], pieces, ["\n"]))
             return
-    for answers in experiment.predict(params, [prompt], seed):
-        out.write([before + answer for answer in answers])
+        for answers in experiment.predict(params, [flags.prompt], flags.seed):
+            out.write([before + answer for answer in answers])
 
 
-def answer_lines(
-    experiment: Any, params: "Params", given: "Input", seed: int, out: "Answers", one_by_one: bool, bar: bool
-) -> None:
-    """Writes the answers to each text of the input, one a line, behind the texts that `out` has answered."""
+def answer_input(run: "Run", flags: argparse.Namespace, overrides: "Overrides") -> None:
+    """Writes the answers to each text of --input, one a line, behind those that an interrupted command has
+    answered."""
     import jax
     from tqdm import tqdm
 
-    from commands.texts import one_line
+    from commands.opening import chosen
+    from commands.texts import one_line, open_input, writing
     from transformer.data.token_cache import BAR
 
-    first = out.done
-    texts = itertools.islice(given.texts(), first, None)
-    no_bar = not bar or jax.process_index() != 0 or given.count is None
-    with tqdm(
-        total=given.count, initial=first, desc="answering", unit=" texts", disable=no_bar, **BAR
-    ) as progress:
-        for index, batch in enumerate(([each] for each in texts) if one_by_one else [texts]):
-            for answers in experiment.predict(params, batch, seed + index, first):
-                out.write([one_line(answer) for answer in answers])
-                progress.update()
+    experiment: Any = run.experiment
+    given = open_input(flags.input, experiment)
+    step = chosen(run, flags.workdir, flags.step)
+    alone = jax.process_count() == 1
+    of = answers_of(run, flags, step, overrides, given.digest) if given.digest and alone else None
+    at_terminal = not flags.output and sys.stdout.isatty()
+    no_bar = at_terminal or jax.process_index() != 0 or given.count is None
+    with writing(flags.output, of) as out, run.placed():
+        params, first = run.restore_params(step), out.done
+        texts = itertools.islice(given.texts(), first, None)
+        # At a terminal each text is answered before the next one is read.
+        batches = ([text] for text in texts) if not flags.input and sys.stdin.isatty() else [texts]
+        with tqdm(
+            total=given.count, initial=first, desc="answering", unit=" texts", disable=no_bar, **BAR
+        ) as progress:
+            for index, batch in enumerate(batches):
+                for answers in experiment.predict(params, batch, flags.seed + index, first):
+                    out.write([one_line(answer) for answer in answers])
+                    progress.update()
 
 
 def answers_of(
-    flags: argparse.Namespace, overrides: "Overrides", checkpoints: Sequence[Path], digest: str
+    run: "Run", flags: argparse.Namespace, step: "Step", overrides: "Overrides", digest: str
 ) -> dict[str, Any]:
     """What the answers are of, by which an interrupted command is known again."""
+    checkpoints = [run.folder.checkpoints / str(each) for each in run.which(step)]
     parameters = [[str(path.absolute()), path.stat().st_mtime_ns] for path in checkpoints]
     of = {"checkpoints": parameters, "input": digest, "seed": flags.seed, "keys": sorted(overrides)}
     return of | ({"draft": [flags.draft, flags.draft_tokens]} if flags.draft else {})

@@ -67,7 +67,7 @@ def test_a_token_may_stand_for_much_text(tmp_path):
     assert cache.num_bytes.tolist() == [0, 1, 1001, 1000]
     cache, made = cache_of([f"a{spaces}"] * 3, "bpe", tmp_path)  # which has long tokens for them
     assert cache.num_bytes.sum() == 3003
-    assert cache.num_bytes.max() == made._byte_sizes.max()
+    assert cache.num_bytes.max() == token_cache.byte_sizes(made).max()
 
 
 def test_large_vocabularies(tmp_path):

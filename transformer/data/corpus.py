@@ -17,6 +17,7 @@ from transformer.data.loader import DataLoader, Rows
 from transformer.data.sources import SOURCES, Source, open_source
 from transformer.data.sources.base import SPLITS, part_of
 from transformer.data.token_cache import BAR, TokenCache
+from transformer.data.tokenizer_kinds import TokenizerKind
 from transformer.data.tokenizers import TOKENIZERS, Tokenizer
 from transformer.errors import UserError
 
@@ -172,8 +173,7 @@ class Corpus(ABC):
         kind = self.config.source.partition(":")[0]
         if self.config.validation_source or kind not in FILES:
             return []
-        counts = [self._count(split) for split in SPLITS] if kind != "text" else None
-        return divided_line(counts)
+        return divided_line([self._count(split) for split in SPLITS] if kind != "text" else None)
 
     def _count(self, split: str) -> int:
         """The records of a split, counted once: files have to be read for it."""
@@ -186,17 +186,21 @@ class Corpus(ABC):
         return int((folder / "records").read_text())
 
     def _make_tokenizer(self) -> Tokenizer:
-        name, size = self.config.tokenizer, self.config.vocab_size
-        kind = TOKENIZERS.get(name)
+        kind = TOKENIZERS.get(self.config.tokenizer)
         if kind is None:
-            if not Path(name).expanduser().is_file():
-                kinds = ", ".join(TOKENIZERS)
-                raise UserError(f"data.tokenizer: {name!r} is no file; expected one, or one of {kinds}")
-            with naming("tokenizer"):
-                return Tokenizer.load(name)
-        if not kind.learns:
-            return Tokenizer.train(name)
-        sources = self.sources("train")
+            return self._read_tokenizer()
+        return self._learn_tokenizer(kind) if kind.learns else Tokenizer(kind.train((), 0))
+
+    def _read_tokenizer(self) -> Tokenizer:
+        name = self.config.tokenizer
+        if not Path(name).expanduser().is_file():
+            kinds = ", ".join(TOKENIZERS)
+            raise UserError(f"data.tokenizer: {name!r} is no file; expected one, or one of {kinds}")
+        with naming("tokenizer"):
+            return Tokenizer.load(name)
+
+    def _learn_tokenizer(self, kind: TokenizerKind) -> Tokenizer:
+        name, size, sources = self.config.tokenizer, self.config.vocab_size, self.sources("train")
         key = digest([source.identity for source in sources], name, size if kind.least_size else 0)
 
         def build(new: Path) -> None:

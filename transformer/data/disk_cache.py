@@ -39,15 +39,13 @@ def build_once(path: Path, build: Callable[[Path], None]) -> Path:
     if path.exists():
         return path
     with locked(path):
-        if not path.exists():
-            for left_by_a_killed_process in path.parent.glob(f"{path.name}.new*"):
-                shutil.rmtree(left_by_a_killed_process, ignore_errors=True)
-            new = Path(tempfile.mkdtemp(prefix=f"{path.name}.new", dir=path.parent))
-            try:
-                build(new)
+        name = f"{path.name}.new"
+        for left_by_a_killed_process in path.parent.glob(f"{name}*"):
+            shutil.rmtree(left_by_a_killed_process, ignore_errors=True)
+        with tempfile.TemporaryDirectory(prefix=name, dir=path.parent, ignore_cleanup_errors=True) as new:
+            if not path.exists():
+                build(Path(new))
                 os.rename(new, path)
-            finally:
-                shutil.rmtree(new, ignore_errors=True)
     return path
 
 

@@ -1,5 +1,7 @@
 """Batches as a pure function of (seed, step), made ahead of time in the background."""
 
+import contextlib
+import dataclasses
 import functools
 import sys
 from collections.abc import Callable, Iterator
@@ -37,6 +39,7 @@ Transform = Callable[[HostBatch, np.ndarray], HostBatch]
 so far in the whole run, so that a generator seeded with (seed, place) draws the same on any host count."""
 
 
+@dataclasses.dataclass(frozen=True, eq=False)
 class DataLoader:
     """Batch s holds rows s b ... s b + b - 1 of the order that the seed gives.
 
@@ -49,28 +52,22 @@ class DataLoader:
       UserError: the processes cannot share a batch equally.
     """
 
-    def __init__(
-        self,
-        rows: Rows,
-        batch_size: int,
-        *,
-        seed: int = 0,
-        shuffle: bool = False,
-        repeat: bool = False,
-        process_index: int = 0,
-        process_count: int = 1,
-        prefetch: int = 4,
-        workers: int = 1,
-        transform: Transform | None = None,
-    ) -> None:
-        """`batch_size` counts the rows of all processes; `iterate` keeps `prefetch` batches ready, made
-        by `workers` threads; 0: each is made when it is asked for. `transform` changes each batch."""
-        if batch_size % process_count:
-            raise UserError(f"train.batch_size: {batch_size} is no multiple of the {process_count} processes")
-        self.rows, self.batch_size, self.repeat = rows, batch_size, repeat
-        self._seed, self._shuffle = seed, shuffle
-        self._mine = np.arange(batch_size).reshape(process_count, -1)[process_index]
-        self._prefetch, self._workers, self._transform = prefetch, workers, transform
+    rows: Rows
+    batch_size: int  # rows of all processes
+    _: dataclasses.KW_ONLY
+    seed: int = 0
+    shuffle: bool = False
+    repeat: bool = False
+    process_index: int = 0
+    process_count: int = 1
+    prefetch: int = 4  # batches that `iterate` keeps ready
+    workers: int = 1  # threads that make them; 0: each is made when it is asked for
+    transform: Transform | None = None  # changes each batch
+
+    def __post_init__(self) -> None:
+        size, count = self.batch_size, self.process_count
+        if size % count:
+            raise UserError(f"train.batch_size: {size} is no multiple of the {count} processes")
 
     def __len__(self) -> int:
         return -(-len(self.rows) // self.batch_size)
@@ -83,32 +80,30 @@ class DataLoader:
         """
         if not 0 <= step < (sys.maxsize if self.repeat else len(self)):
             raise IndexError(f"batch {step} of {len(self)}")
-        places = step * self.batch_size + self._mine
+        own = self.batch_size // self.process_count
+        places = step * self.batch_size + self.process_index * own + np.arange(own)
         rows = np.array([self._row(int(place)) for place in places])
         if isinstance(self.rows, EpochRows):
             batch = self.rows.batch_of_epochs(rows, places // len(self.rows))
         else:
             batch = self.rows.batch(rows)
-        return self._transform(batch, places) if self._transform else batch
+        return self.transform(batch, places) if self.transform else batch
 
     def iterate(self, start: int = 0) -> Iterator[HostBatch]:
         """`batch_at(start), ...`, made in the background; an error there is raised here."""
         stop = sys.maxsize // 2 if self.repeat else len(self)
         batches = grain.MapDataset.range(start, max(start, stop)).map(self.batch_at)
-        options = grain.ReadOptions(num_threads=self._workers, prefetch_buffer_size=self._prefetch)
-        iterator = iter(batches.to_iter_dataset(options))
-        try:
+        options = grain.ReadOptions(num_threads=self.workers, prefetch_buffer_size=self.prefetch)
+        with contextlib.closing(iter(batches.to_iter_dataset(options))) as iterator:
             yield from iterator
-        finally:
-            iterator.close()
 
     def _row(self, place: int) -> int:
         epoch, index = divmod(place, len(self.rows))
         if epoch and not self.repeat:
             return -1
-        if not self._shuffle:
+        if not self.shuffle:
             return index
-        seed = _epoch_seed(self._seed, epoch)
+        seed = _epoch_seed(self.seed, epoch)
         return grain.experimental.index_shuffle(index, max_index=len(self.rows) - 1, seed=seed, rounds=4)
 
 

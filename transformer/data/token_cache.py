@@ -1,16 +1,21 @@
 """Tokenised documents in memory-mapped files: made once, read by any number of processes."""
 
+import functools
 import itertools
-from collections.abc import Iterator
+import json
+import operator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
+import tokenizers
+from tokenizers import pre_tokenizers
 from tqdm import tqdm
 
 from transformer.data.disk_cache import build_once, digest
 from transformer.data.sources import Source
-from transformer.data.tokenizers import Tokenizer
+from transformer.data.tokenizers import Tokenizer, byte_tokens
 from transformer.errors import UserError
 
 FORMAT = 2
@@ -19,6 +24,14 @@ BATCH = 4 << 20
 
 BAR: dict[str, Any] = {"delay": 2, "leave": False, "dynamic_ncols": True}
 """Progress is shown of what takes longer than two seconds, and while it takes."""
+
+Encoded = tuple[np.ndarray, np.ndarray, bool]
+"""Of a text the ids of its tokens (m,), the number of its UTF-8 bytes that each stands for (m,), and whether
+the text is lost: the tokens give back another one."""
+
+Encode = Callable[[Sequence[str]], Iterator[Encoded]]
+"""Encodes texts, in parallel. A token counts the bytes from where the tokens before it end to where it ends
+itself, so that they add up to the text's bytes, less what the tokenizer drops at its end."""
 
 
 class TokenCache:
@@ -34,12 +47,9 @@ class TokenCache:
     def __init__(self, folder: Path) -> None:
         """Opens a complete cache."""
         self.folder = folder
-        self.tokens, self.num_bytes, self.offsets = (
-            np.memmap(file, file.suffix[1:], "r")
-            for name in ("tokens", "num_bytes", "offsets")
-            for file in folder.glob(f"{name}.*")
-        )
-        self.lost = np.fromfile(folder / "lost.int64", np.int64)
+        arrays = {file.stem: np.memmap(file, file.suffix[1:], "r") for file in folder.glob("*.*int*")}
+        self.tokens, self.num_bytes = arrays["tokens"], arrays["num_bytes"]
+        self.offsets, self.lost = arrays["offsets"], arrays["lost"]
 
     def document(self, index: int) -> np.ndarray:
         """The tokens of a document, with its beginning and its end."""
@@ -57,73 +67,130 @@ class TokenCache:
           UserError: the source has no text, or text that cannot be read.
         """
         key = digest(FORMAT, source.identity, tokenizer.identity)
-        return cls(build_once(data_folder / "tokens" / key, lambda new: _write(source, tokenizer, new)))
+        return cls(build_once(data_folder / "tokens" / key, functools.partial(_write, source, tokenizer)))
 
 
 def _write(source: Source, tokenizer: Tokenizer, folder: Path) -> None:
     if not len(source):
         raise UserError(f"{source.name}: no text; give more, or data.validation_source")
+    encode, count_type = encoder(tokenizer)
     token_type = np.dtype(np.uint16 if tokenizer.vocab_size <= 1 << 16 else np.uint32)
-    count_type = tokenizer.count_type
-    bar = tqdm(desc=f"tokenising {source.name}", unit="B", unit_scale=True, **BAR)
+    length = lost_documents = lost_bytes = 0
     with (
-        bar,
-        open(folder / f"tokens.{token_type}", "wb") as tokens_file,
-        open(folder / f"num_bytes.{count_type}", "wb") as bytes_file,
-        open(folder / "offsets.int64", "wb") as offsets_file,
+        tqdm(desc=f"tokenising {source.name}", unit="B", unit_scale=True, **BAR) as bar,
+        open(folder / f"tokens.{token_type}", "wb") as tokens,
+        open(folder / f"num_bytes.{count_type}", "wb") as num_bytes,
+        open(folder / "offsets.int64", "wb") as offsets,
     ):
-        documents, lost, lost_bytes = 0, set(), 0
-        written = np.zeros(1, np.int64)
-        written.tofile(offsets_file)
-        # The bytes that the tokens of a document begun before left, and whether it ended.
-        left, ended = 0, True
-        for texts, last in _batches(source):
-            first, ended = np.append(ended, last[:-1]), last[-1]
-            coded = tokenizer.encode_counting(texts)
-            ids = np.concatenate([ids for ids, _ in coded])
-            counts = np.concatenate([counts for _, counts in coded])
-            lengths = np.array([len(ids) for ids, _ in coded])
-            sizes = np.array([len(text) if text.isascii() else len(text.encode()) for text in texts])
-
-            gone = ~tokenizer.gives_back(texts, [ids for ids, _ in coded])
-            lost |= set((documents + np.cumsum(first))[gone].tolist())
-            lost_bytes += int(sizes[gone].sum())
-            documents += int(first.sum())
-
-            ends = np.cumsum(lengths + first + last)
-            eos = ends[last] - 1
-            is_text = np.ones(ends[-1], bool)
-            is_text[eos] = is_text[(ends - lengths - last)[first] - 1] = False
-            tokens = np.full(ends[-1], tokenizer.eos_id, token_type)
-            tokens[is_text] = ids
-
-            counted = np.append(0, np.cumsum(counts, dtype=np.int64))[np.cumsum(lengths)]
-            uncounted = left + np.cumsum(sizes) - counted  # up to the end of each piece
-            num_bytes = np.zeros(ends[-1], count_type)
-            num_bytes[is_text] = counts
-            num_bytes[eos] = np.diff(uncounted[last], prepend=0)
-            left = uncounted[-1] - (uncounted[last][-1] if last.any() else 0)
-
-            tokens.tofile(tokens_file)
-            num_bytes.tofile(bytes_file)
-            (written + ends[last]).tofile(offsets_file)
-            written += ends[-1]
-            bar.update(int(sizes.sum()))
-        np.array([len(lost), lost_bytes], np.int64).tofile(folder / "lost.int64")
+        _append(offsets, 0, np.int64)
+        for _, pieces in itertools.groupby(_encoded(source, encode), key=operator.itemgetter(0)):
+            _append(tokens, tokenizer.bos_id, token_type)
+            _append(num_bytes, 0, count_type)
+            left = lost = 0
+            for _, size, ids, counts, is_lost in pieces:
+                _append(tokens, ids, token_type)
+                _append(num_bytes, counts, count_type)
+                length += len(ids)
+                left += size - int(counts.sum())
+                lost += size if is_lost else 0
+                bar.update(size)
+            _append(tokens, tokenizer.eos_id, token_type)
+            _append(num_bytes, left, count_type)
+            length += 2
+            _append(offsets, length, np.int64)
+            lost_documents += lost > 0
+            lost_bytes += lost
+    np.array([lost_documents, lost_bytes]).tofile(folder / "lost.int64")
 
 
-def _batches(source: Source) -> Iterator[tuple[list[str], np.ndarray]]:
-    """Pieces of documents, some `BATCH` at a time, and whether each is the last of its document."""
-    pieces = ((index, piece) for index in range(len(source)) for piece in source.pieces(index))
-    texts: list[str] = []
-    last: list[bool] = []
-    size = 0
-    for (index, text), (following, _) in itertools.pairwise(itertools.chain(pieces, [(-1, "")])):
-        texts.append(text)
-        last.append(index != following)
-        size += len(text) + 1
-        if size >= BATCH:
-            yield texts, np.array(last)
-            texts, last, size = [], [], 0
-    if texts:
-        yield texts, np.array(last)
+def _append(file: BinaryIO, values: np.ndarray | int, dtype: Any) -> None:
+    file.write(np.asarray(values, dtype).tobytes())
+
+
+def _encoded(source: Source, encode: Encode) -> Iterator[tuple[int, int, np.ndarray, np.ndarray, bool]]:
+    """The pieces of all documents: the document's number, the piece's bytes, and what `encode` gives."""
+    for batch in _batches(source):
+        for (index, text), encoded in zip(batch, encode([text for _, text in batch]), strict=True):
+            yield index, len(text.encode()), *encoded
+
+
+def _batches(source: Source) -> Iterator[list[tuple[int, str]]]:
+    """Pieces of documents, each after the document's number, some `BATCH` characters at a time."""
+    batch, size = [], 0
+    for index in range(len(source)):
+        for text in source.pieces(index):
+            batch.append((index, text))
+            size += len(text) + 1
+            if size >= BATCH:
+                yield batch
+                batch, size = [], 0
+    yield batch
+
+
+def encoder(tokenizer: Tokenizer) -> tuple[Encode, np.dtype]:
+    """How texts are encoded with the bytes of their tokens, and a type for the bytes that one token, or the
+    rest of a text that its tokens leave, may count."""
+    if tokenizer.identity == Tokenizer(byte_tokens()).identity:
+        return encode_bytes, np.dtype(np.uint8)
+    sizes = byte_sizes(tokenizer)
+    if sizes is None:
+        return functools.partial(encode_by_offsets, tokenizer.backend), np.dtype(np.uint32)
+    count_type = np.dtype(np.uint8 if sizes.max() < 256 else np.uint32)
+    return functools.partial(encode_by_sizes, tokenizer.backend, sizes), count_type
+
+
+def encode_bytes(texts: Sequence[str]) -> Iterator[Encoded]:
+    """Of the tokenizer whose tokens are bytes."""
+    for text in texts:
+        ids = np.frombuffer(text.encode(), np.uint8)
+        yield ids, np.ones_like(ids), False
+
+
+def encode_by_sizes(
+    backend: tokenizers.Tokenizer, sizes: np.ndarray, texts: Sequence[str]
+) -> Iterator[Encoded]:
+    """Of a byte-level tokenizer, each of whose tokens is so many bytes wherever it stands."""
+    for encoding in backend.encode_batch_fast(list(texts), add_special_tokens=False):
+        ids = np.array(encoding.ids, np.int64)
+        yield ids, sizes[ids], False
+
+
+def encode_by_offsets(backend: tokenizers.Tokenizer, texts: Sequence[str]) -> Iterator[Encoded]:
+    """Of any tokenizer, by what it says where tokens stand. One that folds case, drops spaces or has a token
+    for all it does not know often gives another text back."""
+    encodings = backend.encode_batch(list(texts), add_special_tokens=False)
+    decoded = backend.decode_batch([encoding.ids for encoding in encodings])
+    for text, encoding, found in zip(texts, encodings, decoded, strict=True):
+        ends = np.array(encoding.offsets, np.int64).reshape(-1, 2)[:, 1]
+        # Tokens that share a character all end with it: the first of them counts its bytes.
+        ends = _bytes_before(text)[np.maximum.accumulate(ends)]
+        yield np.array(encoding.ids, np.int64), np.diff(ends, prepend=0), text != found
+
+
+def byte_sizes(tokenizer: Tokenizer) -> np.ndarray | None:
+    """The bytes of each token, where it keeps every byte of a text and each token is a run of them."""
+    parts = json.loads(tokenizer.content)
+    model, before = parts["model"], parts["pre_tokenizer"] or {}
+    known = (
+        parts["normalizer"] is None
+        and {"type": "ByteLevel", "add_prefix_space": False}.items() <= before.items()
+        and all(token["special"] for token in parts["added_tokens"])
+        and model["type"] == "BPE"
+        and set(pre_tokenizers.ByteLevel.alphabet()) <= model["vocab"].keys()
+        and not (model["continuing_subword_prefix"] or model["end_of_word_suffix"])
+    )
+    if not known:
+        return None
+    sizes = np.zeros(tokenizer.vocab_size, np.int64)
+    for token, i in model["vocab"].items():
+        sizes[i] = len(token)  # the alphabet has one character for each byte
+    return sizes
+
+
+def _bytes_before(text: str) -> np.ndarray:
+    """At i the UTF-8 bytes of the first i characters."""
+    if text.isascii():
+        return np.arange(len(text) + 1)
+    points = np.frombuffer(text.encode("utf-32-le"), np.uint32)
+    widths = 1 + (points > 0x7F) + (points > 0x7FF) + (points > 0xFFFF)
+    return np.concatenate([[0], np.cumsum(widths)])

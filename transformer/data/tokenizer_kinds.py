@@ -1,4 +1,4 @@
-"""The kinds of tokenizers that can be trained here, each by its name in `data.tokenizer`."""
+"""The kinds of tokenizers that learn from a training text."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -25,20 +25,6 @@ class TokenizerKind:
     learns: bool = True
     least_size: int = 0
     needs: str = ""
-
-
-def _symbol(byte: int) -> str:
-    """The character by which byte-level tokenizers write a byte: itself where that is visible."""
-    shown = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    return chr(byte) if byte in shown else chr(0x100 + byte - sum(other < byte for other in shown))
-
-
-def train_bytes(texts: Iterable[str], vocab_size: int) -> tokenizers.Tokenizer:
-    """Id b is byte b."""
-    backend = tokenizers.Tokenizer(models.BPE(vocab={_symbol(byte): byte for byte in range(256)}, merges=[]))
-    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    backend.decoder = decoders.ByteLevel()
-    return backend
 
 
 def train_characters(texts: Iterable[str], vocab_size: int) -> tokenizers.Tokenizer:

@@ -2,14 +2,12 @@
 
 import functools
 import itertools
-import json
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
-import numpy as np
 import tokenizers
-from tokenizers import pre_tokenizers
+from tokenizers import decoders, models, pre_tokenizers
 
 from transformer.data.disk_cache import digest
 from transformer.data.tokenizer_kinds import (
@@ -17,7 +15,6 @@ from transformer.data.tokenizer_kinds import (
     UNKNOWN,
     TokenizerKind,
     train_bpe,
-    train_bytes,
     train_characters,
     train_words,
 )
@@ -27,8 +24,22 @@ ENDS = (END, "<|end_of_text|>", "</s>", "<eos>", "[SEP]")
 """What other tokenizers call the token that ends a text, the preferred name first."""
 
 
+def _symbol(byte: int) -> str:
+    """The character by which byte-level tokenizers write a byte: itself where that is visible."""
+    shown = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    return chr(byte) if byte in shown else chr(0x100 + byte - sum(other < byte for other in shown))
+
+
+def byte_tokens(texts: Iterable[str] = (), vocab_size: int = 0) -> tokenizers.Tokenizer:
+    """Id b is byte b, whatever the text."""
+    backend = tokenizers.Tokenizer(models.BPE(vocab={_symbol(byte): byte for byte in range(256)}, merges=[]))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    backend.decoder = decoders.ByteLevel()
+    return backend
+
+
 TOKENIZERS = {
-    "bytes": TokenizerKind(train_bytes, learns=False),
+    "bytes": TokenizerKind(byte_tokens, learns=False),
     "characters": TokenizerKind(train_characters),
     "bpe": TokenizerKind(train_bpe, least_size=257, needs="every byte"),
     "words": TokenizerKind(train_words, least_size=3, needs="a word, all others"),
@@ -44,14 +55,15 @@ class Tokenizer:
     """
 
     def __init__(self, backend: tokenizers.Tokenizer) -> None:
-        """Takes over a tokenizer of the library, and adds `<|endoftext|>` where it has no such token."""
+        """Takes over a tokenizer of the library, `backend`, and adds `<|endoftext|>` where it has no such
+        token."""
         vocabulary = backend.get_vocab()
         name = next((end for end in ENDS if end in vocabulary), END)
         backend.add_special_tokens([name])
         backend.no_truncation()
         backend.no_padding()
         backend.encode_special_tokens = True  # that is, as plain text
-        self._backend = backend
+        self.backend = backend
         self.eos_id: int = backend.get_vocab()[name]
         self.bos_id = self.pad_id = self.eos_id
 
@@ -89,7 +101,7 @@ class Tokenizer:
     @property
     def content(self) -> str:
         """The text of `tokenizer.json`."""
-        return self._backend.to_str(pretty=True)
+        return self.backend.to_str(pretty=True)
 
     @property
     def identity(self) -> str:
@@ -99,29 +111,29 @@ class Tokenizer:
     @functools.cached_property
     def vocab_size(self) -> int:
         """Number of tokens, the special ones included: ids are below it."""
-        return max(self._backend.get_vocab().values()) + 1
+        return max(self.backend.get_vocab().values()) + 1
 
     def find(self, token: str) -> int | None:
         """The id of a token by its exact name in the vocabulary; None where there is none."""
-        return self._backend.token_to_id(token)
+        return self.backend.token_to_id(token)
 
     def name(self, token: int) -> str:
         """What the vocabulary calls a token; nothing where the id is nobody's."""
-        return self._backend.id_to_token(token) or ""
+        return self.backend.id_to_token(token) or ""
 
     @property
     def unknown_id(self) -> int | None:
         """The id of whatever the vocabulary does not have; None where it has everything."""
-        name = getattr(self._backend.model, "unk_token", None)
-        return None if name is None else self._backend.token_to_id(name)
+        name = getattr(self.backend.model, "unk_token", None)
+        return None if name is None else self.backend.token_to_id(name)
 
     def encode(self, text: str) -> list[int]:
         """The ids of a text, without any special token."""
-        return self._backend.encode(text, add_special_tokens=False).ids
+        return self.backend.encode(text, add_special_tokens=False).ids
 
     def encode_with_spans(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
         """The ids of a text, and from which character to which each of them stands in it."""
-        encoding = self._backend.encode(text, add_special_tokens=False)
+        encoding = self.backend.encode(text, add_special_tokens=False)
         return encoding.ids, encoding.offsets
 
     def words(self) -> dict[str, int]:
@@ -131,7 +143,7 @@ class Tokenizer:
         words = sorted(shown - {"", UNKNOWN})
         found: dict[str, int] = {}
         for texts in ([f" {word}" for word in words], words):
-            encodings = self._backend.encode_batch_fast(texts, add_special_tokens=False)
+            encodings = self.backend.encode_batch_fast(texts, add_special_tokens=False)
             for word, encoding in zip(words, encodings, strict=True):
                 if len(encoding.ids) == 1 and encoding.ids[0] != self.unknown_id:
                     found.setdefault(word, encoding.ids[0])
@@ -139,12 +151,12 @@ class Tokenizer:
 
     def normalize(self, text: str) -> str:
         """The text as it is read, in lower case, say, without white space around it."""
-        normalizer = self._backend.normalizer
+        normalizer = self.backend.normalizer
         return (normalizer.normalize_str(text) if normalizer else text).strip()
 
     def decode(self, ids: Iterable[int]) -> str:
         """The text of ids, without special tokens; bytes that are not UTF-8 become U+FFFD."""
-        return self._backend.decode([int(i) for i in ids])
+        return self.backend.decode([int(i) for i in ids])
 
     def decode_after(self, before: Sequence[int], ids: Sequence[int]) -> str:
         """What `ids` add to the text of the ids `before`: some decoders look at the token before."""
@@ -165,79 +177,3 @@ class Tokenizer:
                 shown, held = held, []
         if held:
             yield self.decode_after(shown, held)
-
-    def encode_counting(self, texts: Sequence[str]) -> list[tuple[np.ndarray, np.ndarray]]:
-        """For each text its ids (m,) and the number of its UTF-8 bytes that each id stands for (m,).
-
-        A token counts the bytes from where the tokens before it end to where it ends itself, so that they add
-        up to the text's bytes, less what the tokenizer drops at its end. The texts are encoded in parallel.
-        """
-        if self._is_bytes:
-            return [_as_bytes(text) for text in texts]
-        sizes = self._byte_sizes
-        if sizes is None:
-            encodings = self._backend.encode_batch(list(texts), add_special_tokens=False)
-            return [_by_offsets(text, encoding) for text, encoding in zip(texts, encodings, strict=True)]
-        # Every token of a byte-level tokenizer is so many bytes wherever it stands: no offsets are needed.
-        encodings = self._backend.encode_batch_fast(list(texts), add_special_tokens=False)
-        ids = [np.array(encoding.ids, np.int64) for encoding in encodings]
-        return [(i, sizes[i]) for i in ids]
-
-    def gives_back(self, texts: Sequence[str], ids: Sequence[Iterable[int]]) -> np.ndarray:
-        """Whether `decode` of each one's ids is the text, (n,) bool: of a tokenizer that folds case, drops
-        spaces or has a token for all it does not know it often is not."""
-        if self._is_bytes or self._byte_sizes is not None:
-            return np.ones(len(texts), bool)
-        decoded = self._backend.decode_batch([list(map(int, each)) for each in ids])
-        return np.array([text == found for text, found in zip(texts, decoded, strict=True)], bool)
-
-    @property
-    def count_type(self) -> np.dtype:
-        """The type for the bytes that one token, or the rest of a text that its tokens leave, may count."""
-        sizes = self._byte_sizes
-        return np.dtype(np.uint8 if sizes is not None and sizes.max() < 256 else np.uint32)
-
-    @functools.cached_property
-    def _is_bytes(self) -> bool:
-        return self.content == type(self).train("bytes").content
-
-    @functools.cached_property
-    def _byte_sizes(self) -> np.ndarray | None:
-        """The bytes of each token, where it keeps every byte of a text and each token is a run of them."""
-        parts = json.loads(self.content)
-        model, before = parts["model"], parts["pre_tokenizer"] or {}
-        known = (
-            parts["normalizer"] is None
-            and {"type": "ByteLevel", "add_prefix_space": False}.items() <= before.items()
-            and all(token["special"] for token in parts["added_tokens"])
-            and model["type"] == "BPE"
-            and set(pre_tokenizers.ByteLevel.alphabet()) <= model["vocab"].keys()
-            and not (model["continuing_subword_prefix"] or model["end_of_word_suffix"])
-        )
-        if not known:
-            return None
-        sizes = np.zeros(self.vocab_size, np.int64)
-        for token, i in model["vocab"].items():
-            sizes[i] = len(token)  # the alphabet has one character for each byte
-        return sizes
-
-
-def _as_bytes(text: str) -> tuple[np.ndarray, np.ndarray]:
-    ids = np.frombuffer(text.encode(), np.uint8)
-    return ids, np.ones_like(ids)
-
-
-def _by_offsets(text: str, encoding: tokenizers.Encoding) -> tuple[np.ndarray, np.ndarray]:
-    ends = np.array(encoding.offsets, np.int64).reshape(-1, 2)[:, 1]
-    # Tokens that share a character all end with it: the first of them counts its bytes.
-    ends = _bytes_before(text)[np.maximum.accumulate(ends)]
-    return np.array(encoding.ids, np.int64), np.diff(ends, prepend=0)
-
-
-def _bytes_before(text: str) -> np.ndarray:
-    """At i the UTF-8 bytes of the first i characters."""
-    if text.isascii():
-        return np.arange(len(text) + 1)
-    points = np.frombuffer(text.encode("utf-32-le"), np.uint32)
-    widths = 1 + (points > 0x7F) + (points > 0x7FF) + (points > 0xFFFF)
-    return np.concatenate([[0], np.cumsum(widths)])

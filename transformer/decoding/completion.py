@@ -44,12 +44,19 @@ class ContextWindow:
     length: int
     rolling: bool = False
 
+    def room(self, read: int, wanted: int) -> int:
+        """How many of `wanted` new tokens can be drawn after so many that are read: a rolling window's last
+        one is not read any more."""
+        return min(wanted, self.length + 1 - read) if self.rolling else wanted
+
 
 @dataclass
 class Completion:
-    """A prompt, its new tokens so far, and how many it may have."""
+    """A prompt, its new tokens so far, and how many it may have; `number` is (prompt, sample), which its
+    random numbers depend on."""
 
     prompt: Sequence[int]
+    number: tuple[int, int]
     limit: int
     new: list[int] = dataclasses.field(default_factory=list)
     ended: bool = False
@@ -108,16 +115,16 @@ class TextGenerator:
         Prompts, numbered from `first`, are taken `batch_size` rows at a time, padded to few different shapes;
         sample j of prompt i is drawn with `fold_in(fold_in(rng, i), j)`, whatever it shares a batch with.
         """
-        samples, stops = self.config.num_samples, bool(self.config.stop)
-        rows = ((i, j, prompt) for i, prompt in enumerate(prompts, first) for j in range(samples))
+        samples = self.config.num_samples
+        rows = (
+            self._begun(prompt, (i, j)) for i, prompt in enumerate(prompts, first) for j in range(samples)
+        )
+        at_once = STOP_CHECK_EVERY if self.config.stop else self.config.max_new_tokens
         done: list[Completion] = []
-        while batch := list(itertools.islice(rows, self.batch_size)):
-            numbers_b2 = np.array([row[:2] for row in batch], np.uint32)
-            texts = [self._begun(prompt) for _, _, prompt in batch]
-            at_once = STOP_CHECK_EVERY if stops else self.config.max_new_tokens
-            for _ in self.decode_batch(texts, numbers_b2, rng, at_once, self.batch_size):
-                for text in texts if stops else ():
-                    text.ended = text.ended or self.has_stopped(text)
+        while texts := list(itertools.islice(rows, self.batch_size)):
+            for _ in self.decode_batch(texts, rng, at_once, self.batch_size):
+                if self.config.stop:
+                    self._end_stopped(texts)
             done += texts
             while len(done) >= samples:
                 yield done[:samples]
@@ -125,8 +132,8 @@ class TextGenerator:
 
     def stream_tokens(self, prompt: Sequence[int], rng: jax.Array) -> Iterator[int]:
         """The tokens of the first completion of a single prompt, each as soon as it is drawn."""
-        text, shown = self._begun(prompt), 0
-        for _ in self.decode_batch([text], np.zeros((1, 2), np.uint32), rng, at_once=1, batch_size=1):
+        text, shown = self._begun(prompt, (0, 0)), 0
+        for _ in self.decode_batch([text], rng, at_once=1, batch_size=1):
             yield from text.new[shown:]
             shown = len(text.new)
 
@@ -135,58 +142,58 @@ class TextGenerator:
         return ends(self._decode(text), self.config.stop)
 
     def decode_batch(
-        self,
-        texts: Sequence[Completion],
-        numbers_b2: np.ndarray,
-        rng: jax.Array,
-        at_once: int,
-        batch_size: int,
+        self, texts: Sequence[Completion], rng: jax.Array, at_once: int, batch_size: int
     ) -> Iterator[None]:
         """Goes on with all texts until each has ended, and comes back after every `at_once` tokens (a pair:
         or some more); whoever waits may set `ended` meanwhile. What a text is given depends on itself and its
-        numbers alone."""
-        window, room = self.window, self.config.max_new_tokens
-        if window.rolling:
-            room = min(room, window.length)
-        options = self.config.options | {"eos_id": window.eos_id}
-        advance = speculative.advance if isinstance(self.stepper, SpeculativePair) else generation.advance
-        while live := [i for i, text in enumerate(texts) if not text.ended]:
-            # Rows beyond the last are copies of it, and end with it.
-            rows = generation.fill(live, batch_size)
-            group = [texts[i] for i in rows]
-            views = [text.view(window) for text in group]
-            limits = [text.limit - len(text.new) for text in group]
-            if window.rolling:  # the last token that fits is drawn, and not read
-                limits = [
-                    min(n, window.length + 1 - len(view)) for n, view in zip(limits, views, strict=True)
-                ]
-            rngs_b = _row_rngs(rng, *numbers_b2[rows].T)
-            state = generation.begin(
-                self.stepper,
-                *generation.pad(views, window.length, window.eos_id),
-                rngs_b,
-                room=room,
-                limits_b=np.array(limits, np.int32),
-                positions_b=np.array([len(text.prompt) + len(text.new) for text in group], np.int32),
-                **options,
-            )
-            new_bn, index = np.asarray(state.token_b)[:, None], 0
-            while True:
-                count = int(state.index) - index
-                for i, limit, row_n in zip(live, limits, new_bn, strict=False):
-                    texts[i].take(row_n[: min(count, max(0, limit - index))].tolist(), window.eos_id)
-                index += count
-                yield
-                ended_b = np.array([text.ended for text in group])
-                if np.all(ended_b | np.asarray(state.done_b)):
-                    break
-                state = dataclasses.replace(state, done_b=jnp.asarray(ended_b) | state.done_b)
-                new_bn, state = advance(self.stepper, state, rngs_b, n=min(at_once, room - 1), **options)
-                new_bn = np.asarray(new_bn)
+        number alone."""
+        while live := [text for text in texts if not text.ended]:
+            yield from self._decode_window(live, rng, at_once, batch_size)
 
-    def _begun(self, prompt: Sequence[int]) -> Completion:
+    def _decode_window(
+        self, texts: list[Completion], rng: jax.Array, at_once: int, batch_size: int
+    ) -> Iterator[None]:
+        """The same until each text has ended or fills its window."""
+        window, room = self.window, self.window.room(1, self.config.max_new_tokens)
+        options = self.config.options | {"eos_id": window.eos_id}
+        group = generation.fill(texts, batch_size)  # rows beyond the last are copies of it, and end with it
+        rngs_b = _row_rngs(rng, *np.array([text.number for text in group], np.uint32).T)
+        views = [text.view(window) for text in group]
+        wanted = [text.limit - len(text.new) for text in group]
+        limits = [window.room(len(view), n) for view, n in zip(views, wanted, strict=True)]
+        state = generation.begin(
+            self.stepper,
+            *generation.pad(views, window.length, window.eos_id),
+            rngs_b,
+            room=room,
+            limits_b=np.array(limits, np.int32),
+            positions_b=np.array([len(text.prompt) + len(text.new) for text in group], np.int32),
+            **options,
+        )
+        advance = speculative.advance if isinstance(self.stepper, SpeculativePair) else generation.advance
+        new_bn, index = np.asarray(state.token_b)[:, None], 0
+        while True:
+            count = int(state.index) - index
+            for text, limit, new_n in zip(texts, limits, new_bn, strict=False):
+                text.take(new_n[: min(count, max(0, limit - index))].tolist(), window.eos_id)
+            index += count
+            yield
+            ended_b = np.array([text.ended for text in group])
+            if np.all(ended_b | np.asarray(state.done_b)):
+                return
+            state = dataclasses.replace(state, done_b=jnp.asarray(ended_b) | state.done_b)
+            new_bn, state = advance(self.stepper, state, rngs_b, n=min(at_once, room - 1), **options)
+            new_bn = np.asarray(new_bn)
+
+    def _begun(self, prompt: Sequence[int], number: tuple[int, int]) -> Completion:
         limit = self.config.max_new_tokens
-        return Completion(prompt, min(limit, len(prompt) + self.extra_tokens) if self.extra_tokens else limit)
+        if self.extra_tokens:
+            limit = min(limit, len(prompt) + self.extra_tokens)
+        return Completion(prompt, number, limit)
+
+    def _end_stopped(self, texts: Iterable[Completion]) -> None:
+        for text in texts:
+            text.ended = text.ended or self.has_stopped(text)
 
     def _decode(self, text: Completion) -> str:
         return self.tokenizer.decode_after(text.prompt if self.continues else (), text.new)

@@ -118,8 +118,8 @@ def generate(
     many come before that end, (b,) int32. The loop stops when every row has ended.
 
     `rngs_b` holds one key a row. The token at index i of a row is drawn with `fold_in(key, i)`, so that it
-    depends neither on the rest of the batch nor on padding, and a continuation may be continued. Only
-    `max_new_tokens` is static: a change of `options`, which are those of `draw`, does not compile anew.
+    depends neither on the rest of the batch nor on padding, and a continuation may be continued. Another
+    value of one of `options`, which are those of `draw`, does not compile anew.
     """
     options |= {"eos_id": eos_id}
     limits_b = jnp.full(tokens_bt.shape[0], max_new_tokens)

@@ -10,6 +10,9 @@ import jax.numpy as jnp
 from transformer.config import Bounded, Fraction, Nonnegative, NonnegativeFloat, Positive, PositiveFraction
 from transformer.errors import UserError
 
+NO_FILTER = {"top_k": 0, "top_p": 1.0, "min_p": 0.0}
+"""The values at which a filter keeps every token."""
+
 
 @dataclass(frozen=True)
 class DecodingConfig(Bounded):
@@ -30,8 +33,9 @@ class DecodingConfig(Bounded):
 
     @property
     def options(self) -> dict[str, Any]:
-        """The arguments of `draw`."""
-        return {name: getattr(self, name) for name in ("temperature", "top_k", "top_p", "min_p")}
+        """The arguments of `draw`: the temperature, and the filters that are asked for."""
+        values = {name: getattr(self, name) for name in ("temperature", *NO_FILTER)}
+        return {name: value for name, value in values.items() if value != NO_FILTER.get(name)}
 
 
 @dataclass(frozen=True)
@@ -44,56 +48,46 @@ class SamplingConfig(DecodingConfig):
 
 
 def draw(
-    logits_bv: jax.Array,
-    rngs_b: jax.Array,
-    *,
-    temperature: jax.Array | float = 1.0,
-    top_k: jax.Array | int = 0,
-    top_p: jax.Array | float = 1.0,
-    min_p: jax.Array | float = 0.0,
+    logits_bv: jax.Array, rngs_b: jax.Array, *, temperature: jax.Array | float = 1.0, **filters: Any
 ) -> jax.Array:
     """One token for each row, (b,) int32: argmax(logits) at temperature 0, otherwise drawn from
 
-    softmax(MinP(TopP(TopK(logits / temperature)))), all in float32; `top_k` 0, `top_p` 1 and `min_p` 0 keep
-    every token.
+    softmax(MinP(TopP(TopK(logits / temperature)))), all in float32, with those of the `filters` `top_k`,
+    `top_p` and `min_p` that are given.
     """
 
-    def greedy(logits_bv: jax.Array) -> jax.Array:
+    def greedy() -> jax.Array:
         return jnp.argmax(logits_bv, axis=-1).astype(jnp.int32)
 
-    def sample(logits_bv: jax.Array) -> jax.Array:
-        return pick(_softmax(logits_bv, temperature, top_k, top_p, min_p), rngs_b)
+    def sample() -> jax.Array:
+        return pick(_softmax(logits_bv, temperature, **filters), rngs_b)
 
-    return jax.lax.cond(jnp.greater(temperature, 0), sample, greedy, logits_bv)
+    return jax.lax.cond(jnp.greater(temperature, 0), sample, greedy)
 
 
-def probabilities(
-    logits_bv: jax.Array,
-    *,
-    temperature: jax.Array | float = 1.0,
-    top_k: jax.Array | int = 0,
-    top_p: jax.Array | float = 1.0,
-    min_p: jax.Array | float = 0.0,
-) -> jax.Array:
+def probabilities(logits_bv: jax.Array, *, temperature: jax.Array | float = 1.0, **filters: Any) -> jax.Array:
     """How probably `draw` takes each token, (b, v) float32: at temperature 0, surely the likeliest."""
 
-    def greedy(logits_bv: jax.Array) -> jax.Array:
+    def greedy() -> jax.Array:
         return jax.nn.one_hot(jnp.argmax(logits_bv, axis=-1), logits_bv.shape[-1])
 
-    def sample(logits_bv: jax.Array) -> jax.Array:
-        return _softmax(logits_bv, temperature, top_k, top_p, min_p)
+    def sample() -> jax.Array:
+        return _softmax(logits_bv, temperature, **filters)
 
-    return jax.lax.cond(jnp.greater(temperature, 0), sample, greedy, logits_bv)
+    return jax.lax.cond(jnp.greater(temperature, 0), sample, greedy)
 
 
-def _softmax(logits_bv: jax.Array, temperature, top_k, top_p, min_p) -> jax.Array:
+def _softmax(logits_bv: jax.Array, temperature, top_k=None, top_p=None, min_p=None) -> jax.Array:
     logits_bv = logits_bv.astype(jnp.float32)
     # From the largest down, so that a temperature near 0 leaves that one instead of infinities.
     logits_bv = (logits_bv - jnp.max(logits_bv, axis=-1, keepdims=True)) / temperature
-    k_given, p_given = jnp.greater(top_k, 0), jnp.less(top_p, 1)
-    logits_bv = jax.lax.cond(k_given, lambda x: keep_top_k(x, top_k), lambda x: x, logits_bv)
-    logits_bv = jax.lax.cond(p_given, lambda x: keep_top_p(x, top_p), lambda x: x, logits_bv)
-    return jax.nn.softmax(keep_min_p(logits_bv, min_p), axis=-1)
+    if top_k is not None:
+        logits_bv = keep_top_k(logits_bv, top_k)
+    if top_p is not None:
+        logits_bv = keep_top_p(logits_bv, top_p)
+    if min_p is not None:
+        logits_bv = keep_min_p(logits_bv, min_p)
+    return jax.nn.softmax(logits_bv, axis=-1)
 
 
 def pick(probabilities_bv: jax.Array, rngs_b: jax.Array) -> jax.Array:

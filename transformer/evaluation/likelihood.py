@@ -37,9 +37,7 @@ class LikelihoodEvaluator:
     put: Put = lambda batch: batch
     batches: int = 0
     perplexity: bool = True
-
-    def __post_init__(self) -> None:
-        self._rows: dict[str, np.ndarray] = {}
+    _rows: dict[str, np.ndarray] = dataclasses.field(default_factory=dict, init=False)
 
     def names(self, params: Params) -> list[str]:
         """The names of the results, by `jax.eval_shape`; `params` may be abstract."""

@@ -1,16 +1,15 @@
 """The embedded corpus: the Python standard library's own source text, real and there wherever Python is."""
 
 import functools
+import hashlib
 import os
 import platform
 import sysconfig
-from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from transformer.data.disk_cache import digest
 from transformer.data.sources.base import SPLITS, Options, Source, falls_in
-from transformer.data.sources.tfds import prepared
 from transformer.errors import UserError
 
 LEFT_OUT = {"test", "tests", "idle_test", "lib2to3", "site-packages", "dist-packages", "ensurepip", "_vendor"}
@@ -43,8 +42,17 @@ def in_split(name: str, split: str) -> bool:
     return falls_in(split, f"python/{name}".encode())
 
 
+def text_of(path: Path) -> str | None:
+    """The text of a module; None of the few that declare another encoding than UTF-8."""
+    try:
+        return path.read_bytes().decode()
+    except UnicodeDecodeError:
+        return None
+
+
 class StandardLibrary(Source):
-    """`stdlib`: one document a file, with its `path`; prepared by TFDS as `python_standard_library`.
+    """`stdlib`: one document a file, with its `path`, in the order of a hash of split and path, which is the
+    order that TFDS gives to examples with these keys.
 
     Raises:
       UserError: there is an argument, where none is known, or another field than text or path.
@@ -57,56 +65,20 @@ class StandardLibrary(Source):
             raise UserError(f"stdlib: no field {options.field!r}; fields there: text, path")
         if not library_files():
             raise UserError(f"stdlib: this Python came without source text in {sysconfig.get_path('stdlib')}")
-        self.name = f"stdlib ({split})"
-        self.field = options.field
-        self._split = split
-        self._folder = options.folder / "tfds"
+        self.name, self.field, self._split = f"stdlib ({split})", options.field, split
         self.identity = f"stdlib {fingerprint()} {split} {self.field}"
 
     def __len__(self) -> int:
         return len(self._records)
 
     def __getitem__(self, index: int) -> dict[str, Any]:
-        return {key: value.decode() for key, value in self._records[index].items()}
+        return self._records[index]
 
     @functools.cached_property
-    def _records(self) -> Sequence[dict[str, bytes]]:
-        make = functools.partial(
-            tfds_builder(), config=fingerprint(), data_dir=self._folder, file_format="array_record"
+    def _records(self) -> list[dict[str, str]]:
+        names = [name for name in library_files() if in_split(name, self._split)]
+        names.sort(
+            key=lambda name: hashlib.md5(f"{self._split}{name}".encode(), usedforsecurity=False).digest()
         )
-        return prepared(make, show=False).as_data_source(split=self._split)
-
-
-@functools.cache
-def tfds_builder() -> type:
-    """The TFDS builder of the corpus; TFDS takes a while to import, so it is imported where it is used."""
-    import tensorflow_datasets as tfds
-
-    class PythonStandardLibrary(tfds.core.GeneratorBasedBuilder):
-        """The standard library's modules as `{"text", "path"}`; the running Python is the configuration."""
-
-        VERSION = tfds.core.Version("1.0.0")
-        BUILDER_CONFIGS = [tfds.core.BuilderConfig(name=fingerprint())]  # noqa: RUF012
-
-        def _info(self) -> tfds.core.DatasetInfo:
-            features = {"text": tfds.features.Text(), "path": tfds.features.Text()}
-            return tfds.core.DatasetInfo(
-                builder=self,
-                description="Source text of the Python standard library, without its tests.",
-                features=tfds.features.FeaturesDict(features),
-                homepage="https://docs.python.org/3/library/",
-            )
-
-        def _split_generators(self, dl_manager: tfds.download.DownloadManager) -> dict:
-            return {split: self._generate_examples(split) for split in SPLITS}
-
-        def _generate_examples(self, split: str) -> Iterator[tuple[str, dict[str, str]]]:
-            for name, path in library_files().items():
-                if in_split(name, split):
-                    try:
-                        text = path.read_bytes().decode()
-                    except UnicodeDecodeError:  # a few modules declare another encoding
-                        continue
-                    yield name, {"text": text, "path": name}
-
-    return PythonStandardLibrary
+        texts = {name: text_of(library_files()[name]) for name in names}
+        return [{"text": text, "path": name} for name, text in texts.items() if text is not None]

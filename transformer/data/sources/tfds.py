@@ -48,13 +48,13 @@ class TfdsText(Source):
 
     @functools.cached_property
     def _records(self) -> Sequence[dict[str, Any]]:
-        builder = prepared(self._make)
+        builder = _prepared(self._make)
         return builder.as_data_source(split=_slice(self.name, self._split, builder.info.splits))
 
 
-def prepared(make: Callable[[], Any], show: bool = True) -> Any:
+def _prepared(make: Callable[[], Any]) -> Any:
     """The builder that `make` makes, with its data downloaded and prepared if they never were, by one process
-    at a time. With `show`, TFDS says on standard error how far it is.
+    at a time; TFDS says on standard error how far it is.
 
     Raises:
       UserError: the data set's own preparation needs a package or a network that is not there.
@@ -62,7 +62,7 @@ def prepared(make: Callable[[], Any], show: bool = True) -> Any:
     builder = make()
     if builder.data_path.exists():  # where TFDS puts it when it is complete
         return builder
-    with locked(Path(builder.data_path)), quiet(show):
+    with locked(Path(builder.data_path)), _quiet(show=True):
         builder = make()  # a builder looks only once, when it is made, for what another process prepared
         try:
             builder.download_and_prepare()
@@ -76,7 +76,7 @@ def prepared(make: Callable[[], Any], show: bool = True) -> Any:
 def _builder(argument: str, folder: Path) -> Any:
     import tensorflow_datasets as tfds
 
-    with quiet(show=False):
+    with _quiet(show=False):
         try:
             return tfds.builder(argument, data_dir=folder, file_format="array_record")
         except tfds.core.registered.DatasetNotFoundError:
@@ -137,7 +137,7 @@ def _plain(value: Any) -> Any:
 
 
 @contextlib.contextmanager
-def quiet(show: bool) -> Iterator[None]:
+def _quiet(show: bool) -> Iterator[None]:
     """Keeps what TFDS prints out of standard output, where a program's answers go; logs errors only."""
     logger = logging.getLogger("absl")
     level = logger.level
