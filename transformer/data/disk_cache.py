@@ -58,11 +58,8 @@ def locked(path: Path) -> Iterator[None]:
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        lock = FileLock(f"{path}.lock")
-        lock.acquire()
+        lock = FileLock(f"{path}.lock").acquire()
     except OSError as error:
         raise UserError(f"data.cache_dir: {path.parent} cannot be written ({error.strerror})") from None
-    try:
+    with lock:
         yield
-    finally:
-        lock.release()
