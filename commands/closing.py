@@ -1,4 +1,4 @@
-"""What is said when a training has ended: the last evaluation in proportion, and what to do next."""
+"""The summary at the end of training: the last evaluation beside a baseline, and commands to run next."""
 
 import math
 import shlex
@@ -12,8 +12,8 @@ from transformer.visualization.report import last_values, write_report
 
 
 def closing(run: Run, folder: Workdir) -> Iterator[str]:
-    """The last lines of a training, whose report is written here. The run is finished whatever fails of it: a
-    line says what cannot be told."""
+    """Writes the report, and yields the lines of the summary. A part that fails is replaced by a line that
+    says why; the run is finished in any case."""
     config: Any = run.config
     experiment: Any = run.experiment
     logged = "jsonl" in names_of(config.train.writers)
@@ -36,7 +36,7 @@ def closing(run: Run, folder: Workdir) -> Iterator[str]:
 
 
 def command(folder: Workdir, *arguments: str) -> str:
-    """A command on the run's folder, as a shell takes it."""
+    """A shell command on the run's folder."""
     return shlex.join(["python", "launch.py", f"--workdir={folder.path}", *arguments])
 
 

@@ -8,12 +8,12 @@ import pytest
 
 from tests import runs, seeds
 
-HASTE = (
+FAST_COMPILATION = (
     "--xla_backend_extra_options=xla_cpu_disable_new_fusion_emitters --xla_cpu_parallel_codegen_split_count=1"
 )
-"""Tests compile many programs and run each of them once: in haste, in a quarter of the time. A flag that XLA
-does not know ends the process, so that every jaxlib of requirements.txt must know these; extra options
-that it does not know it ignores."""
+"""XLA flags that compile four times as fast: tests compile many programs and run each of them once. An
+unknown flag ends the process, so every jaxlib of requirements.txt must know these; unknown extra options are
+ignored."""
 
 CORE = (
     "tests/data/test_packing.py",
@@ -25,7 +25,7 @@ CORE = (
     "tests/training/test_checkpoint.py",
     "tests/training/test_step.py",
 )
-"""Marked `core`: what CI runs under a second Python too."""
+"""Tests marked `core`, which CI also runs under a second Python."""
 
 OPTIMIZED = (
     "tests/data/test_packing.py",
@@ -41,16 +41,16 @@ OPTIMIZED = (
     "tests/training/test_step.py::test_microbatches_change_nothing[4]",
     "tests/training/test_step.py::test_the_gradient",
 )
-"""Marked `optimized`: what CI runs again as users run, in two minutes; compiled four times as long."""
+"""Tests marked `optimized`, which CI runs again with full compilation, as users run; two minutes."""
 
 
 def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginManager) -> None:
     pluginmanager.register(seeds)
-    parser.addoption("--optimized", action="store_true", help="compile as users do, not in haste")
+    parser.addoption("--optimized", action="store_true", help="compile with all optimisations, as users do")
     parser.addoption(
         "--peers",
         action="store_true",
-        help="fail where a test is left out because a package is not installed",
+        help="fail if a test is skipped because a package is not installed",
     )
 
 
@@ -60,10 +60,10 @@ def pytest_configure(config: pytest.Config) -> None:
     if not config.option.optimized:
         jax.config.update("jax_disable_most_optimizations", True)
         os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "true"  # for the processes that tests start
-        os.environ["XLA_FLAGS"] = f"{HASTE} {os.environ.get('XLA_FLAGS', '')}"
+        os.environ["XLA_FLAGS"] = f"{FAST_COMPILATION} {os.environ.get('XLA_FLAGS', '')}"
 
 
-@pytest.hookimpl(tryfirst=True)  # before what is not asked for is left out
+@pytest.hookimpl(tryfirst=True)  # before tests are deselected by their marks
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         for name, chosen in {"core": CORE, "optimized": OPTIMIZED}.items():
@@ -72,7 +72,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """With `--peers`, a skip for want of a package is a failure."""
+    """With `--peers`, a test that was skipped because of a missing package fails the session."""
     reporter = session.config.pluginmanager.get_plugin("terminalreporter")
     if session.config.option.peers and reporter:
         skips = [report.longrepr[2] for report in reporter.stats.get("skipped", ())]
@@ -83,6 +83,6 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 
 @pytest.fixture(scope="module")
 def in_root(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """In the repository's folder, for the tests of whole programs (see `tests.runs`)."""
+    """Runs tests of whole programs in the repository's folder (see `tests.runs`)."""
     with runs.in_root(tmp_path_factory):
         yield

@@ -1,4 +1,4 @@
-"""Random parameters for tests: there at once, for nothing is compiled, and none of them zero or one."""
+"""Random parameters for tests, made without compilation; none of them is zero or one."""
 
 from typing import Any
 
@@ -11,7 +11,7 @@ from flax import linen as nn
 def random_params(
     rng: np.random.Generator, module: nn.Module, *inputs: Any, scale: float = 0.5, **named: Any
 ) -> Any:
-    """What `module.init` would give for the inputs, normally distributed."""
+    """Parameters with the shapes of `module.init` for the inputs, normally distributed."""
     made = jax.eval_shape(lambda: module.init(jax.random.key(0), *inputs, **named))
     shapes = nn.meta.unbox(made)["params"]
     return jax.tree.map(lambda p: jnp.asarray(rng.normal(size=p.shape, scale=scale), p.dtype), shapes)

@@ -21,8 +21,8 @@ ROOT = Path(__file__).parent.parent
 
 @contextlib.contextmanager
 def in_root(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """In the repository's folder, with data and compiled programs kept apart from the user's; both are shared
-    by all tests of a session that ask for it, in this process, beside it, and in those that it starts."""
+    """Changes to the repository's folder, with caches of data and compiled programs apart from the user's,
+    shared by all tests of a session and the processes that they start."""
     shared = tmp_path_factory.getbasetemp()
     shared = shared.parent if "PYTEST_XDIST_WORKER" in os.environ else shared
     programs = shared / "programs"
@@ -42,7 +42,7 @@ def in_root(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 
 def write_corpus(folder: Path, documents: int = 60) -> str:
-    """Files of random words, and the name of the source that they are."""
+    """Writes files of random words; returns their `data.source`."""
     words = ["alpha", "beta", "gamma", "delta", "épsilon", "\n", "zeta;", "(eta)"]
     folder.mkdir(parents=True, exist_ok=True)
     for number in range(documents):
@@ -57,7 +57,7 @@ def tiny(source: str, workdir: Path, *more: str) -> list[str]:
 
 
 def train(source: str, workdir: Path, *options: str, hooks: Sequence[Hook] = ()) -> str:
-    """Trains what `tiny` describes with callbacks, in this process; why it ended."""
+    """Trains the run of `tiny` with callbacks in this process; returns why it ended."""
     given = [f"--config.data.source={source}", *options]
     overrides = [(key, value) for key, _, value in (text[9:].partition("=") for text in given)]
     return command.train(str(workdir), overrides, "configs/lm.py:tiny", hooks=hooks)

@@ -1,11 +1,11 @@
-"""Where the random inputs of tests come from: the test's name, unless `pytest --seed` says otherwise.
+"""Seeds of the random inputs of tests: by default the test's name.
 
-    pytest                  every test draws the same inputs, whoever runs it, alone or among others
-    pytest --seed=random    other inputs; the last line says how to draw them again
-    pytest --seed=123       those of a run that said 123
+    pytest                  a test always draws the same inputs, run alone or with others
+    pytest --seed=random    other inputs; the last line says how to repeat them
+    pytest --seed=123       the inputs of a run that printed 123
 
-It holds for the fixture `rng`, for `random` and `np.random` (in a test and in each fixture), and
-for hypothesis.
+This holds for the fixture `rng`, for `random` and `np.random` (in a test and in each fixture), and for
+hypothesis.
 """
 
 import hashlib
@@ -36,7 +36,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--seed",
         type=seed_option,
         default="name",
-        help="what random inputs follow from besides the test's name: a number, or 'random' for a new one",
+        help="seed of random inputs besides the test's name: a number, or 'random' for a new one",
     )
 
 
@@ -51,7 +51,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_configure_node(node: Any) -> None:
-    """The workers of xdist read the command line again, and would each draw another seed."""
+    """Gives the seed to the workers of xdist, which would each draw their own."""
     node.workerinput["seed"] = node.config.option.seed
 
 
@@ -65,14 +65,14 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
 
 
 def seed_of(node: Any, *more: str) -> int:
-    """32 bits, that of a test, a module or whatever else a fixture belongs to."""
+    """A 32-bit seed for a test, a module or another scope of a fixture."""
     text = "\0".join((node.config.option.seed, node.nodeid, *more))
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=4).digest())
 
 
 @pytest.fixture
 def rng(request: pytest.FixtureRequest) -> np.random.Generator:
-    """Random inputs, the test's own; another test, or the same with other parameters, has others."""
+    """A random generator, seeded by the test's name and parameters."""
     return np.random.default_rng(seed_of(request.node))
 
 
@@ -83,7 +83,7 @@ def _seed_globals(seed: int) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_fixture_setup(fixturedef: Any, request: Any) -> Iterator[None]:
-    """What a module's fixture draws does not depend on the test that asked for it first."""
+    """Seeds each fixture, so that the inputs of a module's fixture do not depend on the first test."""
     before = random.getstate(), np.random.get_state()
     _seed_globals(seed_of(request.node, fixturedef.argname, str(getattr(request, "param_index", 0))))
     try:

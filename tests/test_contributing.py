@@ -150,7 +150,7 @@ def test_recipes_are_as_short_as_promised():
     assert lines["experiments/confidence_penalty.py"] <= 80
 
 
-def test_recipes_are_in_the_style_of_the_house(extended):
+def test_recipes_pass_ruff(extended):
     for command in (["check"], ["format", "--diff"]):
         ruff = [sys.executable, "-m", "ruff", *command, *FILES]
         done = subprocess.run(ruff, cwd=extended, capture_output=True, text=True)

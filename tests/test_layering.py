@@ -1,4 +1,4 @@
-"""Who may import whom: knowledge flows one way."""
+"""Which package may import which."""
 
 import ast
 import sys

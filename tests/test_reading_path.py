@@ -1,4 +1,5 @@
-"""What there is to read between the flags, a gradient and a text: no more than it was, and as README says."""
+"""The amount of code between the flags and a gradient or a completion does not grow, and the README is
+right."""
 
 import os
 import re

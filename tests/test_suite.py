@@ -1,4 +1,4 @@
-"""The lists of tests that CI runs again."""
+"""The lists of tests in `tests/conftest.py`, which CI runs again."""
 
 import pytest
 

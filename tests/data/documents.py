@@ -1,4 +1,4 @@
-"""Texts of this test's own making as a source, and their rows made by hand."""
+"""A source of given texts, and an independent implementation of its packed rows."""
 
 from pathlib import Path
 
@@ -27,7 +27,8 @@ class Texts(Source):
 
 
 def tokenizer(kind: str, texts=(TEXT,)) -> Tokenizer:
-    """One of ours, or one made like those of other projects: with a normaliser, losing white space."""
+    """A tokenizer of this library, or one like those of other projects: with a normaliser, losing white
+    space."""
     if kind in ("bytes", "characters", "bpe", "words"):
         return Tokenizer.train(kind, texts, 300)
     import tokenizers

@@ -1,5 +1,5 @@
-"""Steppers with nothing to learn: a Markov chain, whose logits are a table's rows, and a tree, which has a
-row for every history."""
+"""Steppers without parameters: a Markov chain, whose logits are rows of a table, and a tree, with a row for
+every history."""
 
 import jax
 import jax.numpy as jnp
@@ -11,7 +11,7 @@ from flax import struct
 class Chain:
     """The next token depends on the last one and, with `stride`, on how many there are.
 
-    `counter` counts the calls of `step` and `extend` that really ran, through a callback.
+    `counter` counts the calls of `step` and `extend` that are executed, by a callback.
     """
 
     table_nv: jax.Array
@@ -101,7 +101,7 @@ def chain(rng: np.random.Generator, vocabulary: int, scale: float = 2.0, counter
 
 
 def cycle(vocabulary: int, counter=None) -> Chain:
-    """Token i is followed by i + 1, almost surely."""
+    """Token i is followed by i + 1 with a probability of almost 1."""
     table = 50.0 * np.roll(np.eye(vocabulary, dtype=np.float32), 1, axis=1)
     return Chain(jnp.asarray(table), counter)
 

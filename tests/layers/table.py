@@ -1,4 +1,4 @@
-"""A position encoding for tests, with a parameter of its own for everything."""
+"""A position encoding for tests, with a free parameter for every pair of positions."""
 
 import jax.numpy as jnp
 from flax import linen as nn
@@ -7,7 +7,7 @@ from transformer.layers.positions import Position
 
 
 class Table(Position):
-    """A bias of its own for every two positions, and values for every key's: the simplest parameters."""
+    """A learned bias for every pair of positions, and learned values for every key position."""
 
     heads: int = 1
     width: int = 8

@@ -159,7 +159,7 @@ def test_concatenated_and_summed_heads(rng, cross):
 
 
 @pytest.mark.parametrize("causal", [False, True])
-def test_the_last_rung_is_the_attention_of_the_house(rng, causal):
+def test_the_last_step_equals_the_library_s_attention(rng, causal):
     x = jnp.asarray(rng.normal(size=(2, T, D)), jnp.float32)
     fields = {"num_heads": H, "head_dim": K, "num_kv_heads": H, "use_bias": False}
     module = MultiHeadAttention(position=Position(), **fields)

@@ -1,4 +1,4 @@
-"""A stand-in experiment: a linear model, with everything the loop asks for and nothing else."""
+"""A minimal experiment for the training loop: a linear model."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -42,7 +42,7 @@ class Toy:
 
 
 class Loader:
-    """Rows drawn from (seed, step); `poison` names the steps whose targets are not a number."""
+    """Rows drawn from (seed, step); the targets of the steps in `poison` are NaN."""
 
     def __init__(self, rows: int = 8, poison: tuple[int, ...] = ()):
         self.rows, self.poison, self.asked = rows, poison, []

@@ -1,6 +1,7 @@
-"""The embedded corpus of pairs: numbers, dates and times as people write them, and in one form each.
+"""Generated pairs for inverse text normalisation: numbers, dates and times in many forms, and a standard
+form.
 
-Generated, none of it copied: record i of a split is a function of the split and i alone.
+Record i of a split is a function of the split and i.
 """
 
 import datetime
@@ -22,10 +23,10 @@ SCALES = ((10**6, "million"), (10**3, "thousand"), (10**2, "hundred"))
 class InverseTextNormalization(Source):
     """`written_forms`: {"source": "half past three in the afternoon", "target": "15:30"} and the like.
 
-    A target's hash says in which split it is, so that no answer of validation or test was ever seen.
+    Splits are by a hash of the target, so that no validation or test target occurs in training.
 
     Raises:
-      UserError: there is an argument, where none is known, or another field than source or target.
+      UserError: an argument, or a field other than source and target.
     """
 
     def __init__(self, argument: str, split: str, options: Options) -> None:
