@@ -43,7 +43,7 @@ class AnswerConfig(Bounded):
     """How answers are chosen and evaluated."""
 
     max_tokens: Positive = 30  # longest answer
-    n_best: Positive = 1  # answers that predict writes per question, the best ones
+    n_best: Positive = 1  # number of best answers per question in predict
     allow_none: bool = False  # allow the empty answer (SQuAD 2.0)
     examples: Nonnegative = 500  # validation questions answered for exact match and F1; 0: all
 

@@ -26,7 +26,7 @@ from transformer.training.throughput import matmul_parameters, train_flops_per_t
 class JoinedDataConfig(PairDataConfig):
     """Data of pairs that are joined to one sequence each."""
 
-    loss_on: Literal["target", "all"] = "target"  # tokens that the loss counts
+    loss_on: Literal["target", "all"] = "target"  # tokens that the loss is computed on
 
 
 @dataclass(frozen=True)

@@ -32,8 +32,8 @@ class CorpusConfig(Bounded):
     source: str  # see SOURCES in transformer/data/sources: text:GLOB, jsonl:GLOB, tfds:NAME ...
     validation_source: str = ""  # another source to validate on; "": a split of `source`
     tokenizer: str = "bpe"  # bytes, characters, bpe or words (of the training text), or a tokenizer.json
-    vocab_size: int = 4096  # tokens that bpe learns, the 256 bytes among them, or most words
-    split_by: str = ""  # records that agree in these fields go to one split; "": the fields that are read
+    vocab_size: int = 4096  # vocabulary size of bpe, with the 256 bytes; most words of words
+    split_by: str = ""  # records equal in these fields go to one split; "": the fields that are read
     cache_dir: str = ""  # folder of prepared and tokenised data; "": the user's cache
     workers: Nonnegative = 1  # threads that prepare batches ahead; 0: none
 

@@ -29,7 +29,7 @@ class LabelledDataConfig(CorpusConfig):
     second_field: str = ""  # column or field of the second text, for pairs
     label_field: str = "label"  # column or field of the label, a name or a number
     sequence_length: Annotated[int, Bound("at least 4, special tokens and text", 4)] = 256  # tokens per row
-    too_long: Literal["cut", "skip", "refuse"] = "cut"  # texts longer than a row (counted)
+    too_long: Literal["cut", "skip", "refuse"] = "cut"  # texts longer than a row: truncate, leave out, error
 
 
 class LabelledData(Corpus):

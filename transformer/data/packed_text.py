@@ -99,8 +99,8 @@ class TextDataConfig(CorpusConfig):
 
     source: str = "stdlib"  # stdlib (Python's own source text), text:GLOB, jsonl:GLOB or tfds:NAME
     text_field: str = "text"  # field of the text, in jsonl and tfds
-    document: Literal["file", "line", "paragraph"] = "file"  # what one document of text: is
-    sequence_length: Positive = 256  # tokens a row
+    document: Literal["file", "line", "paragraph"] = "file"  # one document of text:GLOB
+    sequence_length: Positive = 256  # tokens per row
 
 
 class TextData(Corpus):

@@ -21,14 +21,14 @@ from transformer.errors import UserError
 class SpanDataConfig(CorpusConfig):
     """Questions, contexts and answers."""
 
-    source: str = "function_questions"  # or squad:GLOB (SQuAD's files), jsonl:GLOB, tfds:squad
+    source: str = "function_questions"  # or squad:GLOB (files of SQuAD), jsonl:GLOB, tfds:squad
     question_field: str = "question"  # field of the question
     context_field: str = "context"  # field of the text that has the answer
     answers_field: str = "answers"  # field of {"text": [...], "answer_start": [...]}, in characters
     sequence_length: Positive = 256  # tokens per row; longest question and window together
     question_length: Positive = 48  # tokens of a question; longer ones are truncated (counted)
     stride: int = 128  # tokens between the starts of the windows of a long text
-    misplaced: Literal["refuse", "skip"] = "refuse"  # answers that are not at their answer_start
+    misplaced: Literal["refuse", "skip"] = "refuse"  # if an answer is not at its answer_start
 
     def __post_init__(self) -> None:
         super().__post_init__()

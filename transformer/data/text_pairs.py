@@ -60,7 +60,7 @@ class PairDataConfig(CorpusConfig):
     reference_fields: str = ""  # further references for the metrics, besides all of a list
     source_length: Length = 128  # source tokens per row
     target_length: Length = 128  # target tokens per row
-    too_long: Literal["cut", "skip", "refuse"] = "cut"  # pairs longer than a row (counted)
+    too_long: Literal["cut", "skip", "refuse"] = "cut"  # pairs longer than a row: truncate, leave out, error
 
 
 class PairData(Corpus):

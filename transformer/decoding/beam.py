@@ -26,7 +26,7 @@ class BeamConfig(Bounded):
     length_penalty: Annotated[float, Bound("-10 to 10", -10, 10)] = 0.6
     max_new_tokens: Positive = 128  # longest target
     extra_tokens: Nonnegative = 0  # tokens a target may have beyond its source (Vaswani et al.: 50); 0: any
-    n_best: Positive = 1  # targets written per source, the best ones
+    n_best: Positive = 1  # number of best targets per source
 
     def __post_init__(self) -> None:
         super().__post_init__()

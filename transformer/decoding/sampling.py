@@ -19,9 +19,9 @@ class DecodingConfig(Bounded):
     """How tokens are drawn, and what ends a text."""
 
     max_new_tokens: Positive = 64  # longest completion
-    temperature: NonnegativeFloat = 1.0  # 0: greedy
+    temperature: NonnegativeFloat = 1.0  # sampling temperature; 0: greedy
     top_k: Nonnegative = 0  # sample from the k likeliest tokens; 0: all
-    top_p: PositiveFraction = 1.0  # sample from the likeliest tokens that hold this probability mass; 1: all
+    top_p: PositiveFraction = 1.0  # sample from the likeliest tokens with this probability mass; 1: all
     min_p: Fraction = 0.0  # sample from tokens with this fraction of the highest probability; 0: all
     num_samples: Positive = 1  # samples per prompt
     stop: tuple[str, ...] = ()  # stop strings; the completion ends before the first

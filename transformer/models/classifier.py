@@ -50,7 +50,7 @@ def pool(kind: str, x_btd: jax.Array, segments_bt: jax.Array, k: int) -> jax.Arr
 class ClassifierConfig(EncoderConfig):
     """The config of a text classifier."""
 
-    pooling: Literal["mean", "cls", "max"] = "mean"  # over tokens; cls: the first token
+    pooling: Literal["mean", "cls", "max"] = "mean"  # pooling over tokens; cls: the first token
     head_dropout: Rate = 0.0  # dropout rate before the classification head
 
 

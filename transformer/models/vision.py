@@ -22,7 +22,7 @@ class VisionConfig(StackConfig):
     position: str = "learned"
     max_length: Positive = 256  # most patches per image, [CLS] included
     patch_size: Positive = 2  # side of a patch, in pixels
-    pooling: Literal["mean", "cls", "max"] = "mean"  # over patches; cls: a class token before them
+    pooling: Literal["mean", "cls", "max"] = "mean"  # pooling over patches; cls: a class token before them
     head_dropout: Rate = 0.0  # dropout rate before the classification head
     pixel_mean: float = 127.5  # subtracted from every pixel (0 to 255)
     pixel_scale: PositiveFloat = 127.5  # then pixels are divided by this

@@ -52,21 +52,21 @@ class OptimizerConfig(Bounded):
       UserError: an unknown optimizer, schedule or argument, or a value out of range.
     """
 
-    name: str = "contrib.muon"  # any optimizer of optax by its name there: adamw, sgd, lion, contrib.muon ...
-    learning_rate: NonnegativeFloat = 0.02  # the schedule's peak: 0.02 for Muon, about 1e-3 for AdamW
-    adam_learning_rate: NonnegativeFloat = 0.0  # peak for parameters that Muon leaves to Adam; 0: the same
-    schedule: Annotated[str, OneOf(SCHEDULES)] = "cosine"  # wsd: warmup-stable-decay
+    name: str = "contrib.muon"  # an optimizer of optax: adamw, sgd, lion, contrib.muon ...
+    learning_rate: NonnegativeFloat = 0.02  # peak learning rate: 0.02 for Muon, about 1e-3 for AdamW
+    adam_learning_rate: NonnegativeFloat = 0.0  # peak of parameters that Muon leaves to Adam; 0: the same
+    schedule: Annotated[str, OneOf(SCHEDULES)] = "cosine"  # learning-rate schedule; wsd: warmup-stable-decay
     warmup_steps: Nonnegative = 100  # steps of linear warm-up
     decay_steps: Nonnegative = 0  # steps of the decay of wsd and cosine; 0: cosine decays to the last step
     final_fraction: Fraction = 0.0  # final learning rate of cosine and wsd, as a fraction of the peak
-    weight_decay: NonnegativeFloat = 0.1  # decoupled, of matrices only
+    weight_decay: NonnegativeFloat = 0.1  # decoupled weight decay, of matrices only
     clip_norm: NonnegativeFloat = 1.0  # gradient clipping by global norm; 0: off
     ema_decay: Rate = 0.0  # decay of an exponential moving average of parameters, to evaluate with; 0: off
     layer_decay: PositiveFraction = 1.0  # factor of the learning rate for every block further from the output
     frozen_layers: Nonnegative = 0  # lowest blocks that are frozen, with the embeddings below them
-    train_only: str = ""  # train only parameters whose names begin so: head,pooler or lora,head; "": all
-    rules: tuple[Rule, ...] = ()  # by parameter name: [{"match": "embedding", "weight_decay": 0.1}]
-    arguments: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # further ones of the optimizer
+    train_only: str = ""  # name prefixes of the trained parameters: head,pooler or lora,head; "": all
+    rules: tuple[Rule, ...] = ()  # by parameter path: [{"match": "embedding", "weight_decay": 0.1}]
+    arguments: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # arguments of the optimizer
 
     def __post_init__(self) -> None:
         super().__post_init__()

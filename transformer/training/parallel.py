@@ -49,7 +49,7 @@ Size = Annotated[int, Bound("1 or more devices, or -1 for what is left", -1, wit
 class MeshConfig(Bounded):
     """Devices along each mesh axis; one of them may be -1 and takes what is left."""
 
-    data: Size = -1  # data parallelism: devices that replicate parameters; -1: all that are left
+    data: Size = -1  # data parallelism: devices that replicate parameters; -1: all remaining
     fsdp: Size = 1  # devices that shard parameters and batch
     tensor: Size = 1  # tensor parallelism: devices that shard heads, hidden units, vocabulary
     context: Size = 1  # context parallelism: devices that shard each sequence
@@ -69,8 +69,8 @@ class ParallelConfig(Bounded):
     after the other, and whose gradients are added up; `rules` a key of `RULES`."""
 
     mesh: MeshConfig
-    microbatches: Positive = 1  # gradient accumulation: parts of a batch, one after the other
-    rules: Annotated[str, OneOf(RULES)] = "default"  # logical axis -> mesh axis
+    microbatches: Positive = 1  # gradient accumulation: number of parts of a batch
+    rules: Annotated[str, OneOf(RULES)] = "default"  # table of logical axes -> mesh axes
 
 
 def make_mesh(config: MeshConfig, devices: Sequence[jax.Device] | None = None) -> Mesh:

@@ -21,18 +21,18 @@ class TrainConfig(Bounded):
     steps: Positive = 1000  # number of updates
     batch_size: Positive = 16  # sequences per step, over all devices and microbatches
     evaluate_every: Nonnegative = 0  # steps between evaluations; 0: only at the end
-    evaluate_batches: Nonnegative = 0  # validation batches of each; 0: all
+    evaluate_batches: Nonnegative = 0  # batches per evaluation; 0: all
     checkpoint_every: Nonnegative = 0  # steps between checkpoints; 0: only at the end, and when stopped
-    checkpoint_minutes: NonnegativeFloat = 10.0  # and after so many minutes without one; 0: not by time
-    keep_last: Positive = 1  # checkpoints to keep, the newest
-    average_last: Positive = 1  # evaluate and predict with the mean of so many checkpoints' parameters
-    keep_best: str = ""  # keep also the best by this metric, smaller is better ("-name": larger); "": none
+    checkpoint_minutes: NonnegativeFloat = 10.0  # save also after this many minutes without one; 0: off
+    keep_last: Positive = 1  # number of latest checkpoints to keep
+    average_last: Positive = 1  # evaluate and predict with the mean of this many latest checkpoints
+    keep_best: str = ""  # also keep the best by this metric, smaller is better ("-name": larger); "": none
     log_every: Positive = 10  # steps between logged values
     sample_every: Nonnegative = 0  # steps between samples; 0: only at the end
     max_skipped: Nonnegative = 20  # consecutive steps with a non-finite gradient before giving up; 0: never
     profile_from: Positive = 10  # step after which the profiler starts
     profile_steps: Nonnegative = 0  # steps to profile; 0: off
-    writers: str = "jsonl,tensorboard"  # keys of WRITERS with commas between; "": values are not kept
+    writers: str = "jsonl,tensorboard"  # comma-separated keys of WRITERS; "": none
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -71,10 +71,10 @@ class EvaluateConfig(Bounded):
     """What evaluations measure, and how."""
 
     batch_size: Nonnegative = 0  # rows evaluated at once, over all devices; 0: train.batch_size
-    also: str = ""  # further evaluators, keys of EVALUATORS with commas between
+    also: str = ""  # further evaluators, comma-separated keys of EVALUATORS
     sets: Mapping[str, str] = dataclasses.field(
         default_factory=dict
-    )  # further sources, by name: sets.wiki=text:GLOB
+    )  # further data sets by name: sets.wiki=text:GLOB
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -100,10 +100,10 @@ class RunConfig(Bounded):
     """The keys that every run has, whatever its experiment."""
 
     experiment: str  # the objective, a key of EXPERIMENTS
-    seed: Seed = 0  # of initialisation, dropout, data order and augmentation
+    seed: Seed = 0  # seed of initialisation, dropout, data order and augmentation
     initialize_from: str = ""  # warm start: folder of a run whose parameters and tokenizer to take; "": none
-    initialize_strict: bool = True  # only heads may be missing there
-    initialize_std: NonnegativeFloat = 0.0  # truncated-normal initialisation of matrices; 0: by layer
+    initialize_strict: bool = True  # error if that run lacks parameters other than heads
+    initialize_std: NonnegativeFloat = 0.0  # std of truncated-normal initialisation of matrices; 0: by layer
     optimizer: OptimizerConfig
     train: TrainConfig
     evaluate: EvaluateConfig

@@ -31,10 +31,10 @@ class LossConfig(Bounded):
     """
 
     name: Annotated[str, OneOf(LOSSES)] = "cross_entropy"  # the loss of each token
-    label_smoothing: Rate = 0.0  # share of the target's mass that is spread over the vocabulary
+    label_smoothing: Rate = 0.0  # share of the target probability that is spread over the vocabulary
     z_loss: NonnegativeFloat = 0.0  # coefficient of (log Z)^2, which keeps logits from drifting; 0: off
-    chunk_size: Nonnegative = 0  # positions whose logits are in memory at once; 0: all
-    arguments: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # further ones of the loss
+    chunk_size: Nonnegative = 0  # tokens whose logits are in memory at once; 0: all
+    arguments: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # further arguments of the loss
     # coefficients of the terms that the model's layers return, by their names; others are only reported
     model_terms: Mapping[str, float] = dataclasses.field(default_factory=dict)
 
