@@ -53,20 +53,20 @@ def read_config(argument: ConfigSource, overrides: Overrides = ()) -> dict[str, 
     Raises:
       UserError: there is no such file or preset, or the file fails.
     """
-    if not isinstance(argument, str):
-        values = {key: _plain(value) for key, value in argument.items()}
-        override(values, overrides)
-        return values
+    values = _run_file(argument) if isinstance(argument, str) else _plain(argument)
+    override(values, overrides)
+    return values
+
+
+def _run_file(argument: str) -> dict[str, Any]:
     name, _, preset = argument.partition(":")
     path = name if Path(name).is_file() else str(ROOT / name)
     if not Path(path).is_file():
         raise UserError(f"--config: there is no file {name!r}; configs/lm.py is one to begin with")
     try:
-        values = runpy.run_path(path)["get_config"](*([preset] if preset else [])).to_dict()
+        return runpy.run_path(path)["get_config"](*([preset] if preset else [])).to_dict()
     except Exception as error:
         raise UserError(_why_it_failed(path, error)) from None
-    override(values, overrides)
-    return values
 
 
 def _why_it_failed(path: str, error: Exception) -> str:

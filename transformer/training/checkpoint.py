@@ -159,13 +159,12 @@ class Checkpoints:
         steps = self.steps()
         if not steps:
             raise UserError(f"{self.directory}: there are no checkpoints")
-        if step == "latest":
-            return steps[-1]
         if step == "best":
             return self._best(steps)
-        if step not in steps:
+        found = steps[-1] if step == "latest" else int(step)
+        if found not in steps:
             raise UserError(f"{self.directory}: no checkpoint of step {step}; there are {_some(steps)}")
-        return int(step)
+        return found
 
     def _best(self, steps: list[int]) -> int:
         """Where no checkpoint was measured (the run was stopped before), the latest is the best."""

@@ -133,10 +133,12 @@ class Run:
     def take_over(self) -> TakeOver | None:
         """What a new run begins with of another's parameters; None for one that begins with nothing, or that
         has begun already."""
+        begun = trained_steps(self.folder.checkpoints)
+        return self._plan_take_over() if self.config.initialize_from and not begun else None
+
+    def _plan_take_over(self) -> TakeOver:
         c = self.config
         may_be_new = self.experiment.heads if c.initialize_strict else None
-        if not c.initialize_from or trained_steps(self.folder.checkpoints):
-            return None
         labels = self.experiment.data.kept().get("labels")
         return TakeOver.plan(c.initialize_from, self.abstract.params, may_be_new, labels)
 
