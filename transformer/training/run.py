@@ -30,32 +30,29 @@ from transformer.training.throughput import peak_flops
 from transformer.training.writers import Latest, make_writers, names_of
 
 
+@dataclasses.dataclass(eq=False)
 class Run:
     """An experiment under a config, on the devices there are, with `workdir` as its folder.
 
     Everything that makes or reads the training state is here, so that training, evaluation and prediction
-    agree on what a checkpoint holds and on where its arrays lie.
+    agree on what a checkpoint holds and on where its arrays lie. Nothing is computed or written when it is
+    made, but an impossible mesh, batch or schedule is refused.
     """
 
-    def __init__(
-        self,
-        experiment: Experiment,
-        config: RunConfig,
-        workdir: str | os.PathLike,
-        lengths: Sequence[tuple[int, int]] = (),
-        hooks: Sequence[Hook] = (),
-        devices: Sequence[jax.Device] | None = None,
-    ) -> None:
-        """Nothing is computed or written yet, but an impossible mesh, batch or schedule is refused.
-        `lengths` says where `train.steps` was changed (see `make_optimizer`); `hooks` are callbacks to call
-        after the run's own; `devices` those to run on, which may be described and not there (None: all)."""
-        self.experiment, self.config, self.folder = experiment, config, RunFolder(workdir)
-        self.lengths, self.extra_hooks = (*lengths,), (*hooks,)
-        self.layers: tuple[str, ...] = getattr(experiment.config.model, "layers", ())
+    experiment: Experiment
+    config: RunConfig
+    workdir: str | os.PathLike
+    lengths: Sequence[tuple[int, int]] = ()  # where `train.steps` was changed (see `make_optimizer`)
+    extra_hooks: Sequence[Hook] = ()  # callbacks to call after the run's own
+    devices: Sequence[jax.Device] | None = None  # those to run on, described or there; None: all
+
+    def __post_init__(self) -> None:
+        config, self.folder = self.config, RunFolder(self.workdir)
+        self.layers: tuple[str, ...] = getattr(self.experiment.config.model, "layers", ())
         self.optimizer, self.schedule = make_optimizer(
-            config.optimizer, config.train.steps, lengths, self.layers
+            config.optimizer, config.train.steps, self.lengths, self.layers
         )
-        self.mesh = parallel.make_mesh(config.parallel.mesh, devices)
+        self.mesh = parallel.make_mesh(config.parallel.mesh, self.devices)
         self.rules = parallel.RULES[config.parallel.rules]
         if self.mesh.size > 1:
             parallel.check_processes(self.mesh.devices)
