@@ -203,7 +203,7 @@ def test_too_little_for_a_split(opened, tmp_path):
     [
         ("texts:a", {}, f"'texts:a': no such source; expected {', '.join(SOURCES)}"),
         ("stdlib", {"split": "dev"}, "no split 'dev'; splits there: train, validation, test"),
-        ("stdlib", {"document": "page"}, "document 'page'; expected one of file, line, paragraph"),
+        ("text:a", {"document": "page"}, "document 'page'; expected one of file, line, paragraph"),
         ("stdlib", {"field": "body"}, "no field 'body'; fields there: text, path"),
         ("stdlib:x", {}, "stdlib takes no argument"),
         ("tfds:imdb_reviews", {"field": "body"}, "no field 'body'; fields there: text, label"),

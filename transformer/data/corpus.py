@@ -2,7 +2,7 @@
 
 import itertools
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -86,7 +86,40 @@ def counted(rows: Any, caches: Sequence[TokenCache], split: str) -> Any:
     return Uncounted(rows, caches, split) if any(cache.lost[0] for cache in caches) else rows
 
 
-class Corpus(ABC):
+class SplitData(ABC):
+    """The splits of a config's `source` and `validation_source`.
+
+    A split is "train", "validation" or "test", or one of another source than the config's, "test of SOURCE".
+    """
+
+    config: Any
+
+    @abstractmethod
+    def sources(self, split: str) -> Sequence[Any]:
+        """All that a split is read from, each with its `content`."""
+
+    def key(self, split: str) -> str:
+        """The key of the config that says where a split is from; "" for a split of another source."""
+        name, other = part_of(split)
+        if other:
+            return ""
+        return "validation_source" if name != "train" and self.config.validation_source else "source"
+
+    def location(self, split: str) -> str:
+        """The source that a split is of."""
+        return part_of(split)[1] or getattr(self.config, self.key(split))
+
+    def contents(self) -> dict[str, dict[str, Any]]:
+        """What a run reads while it trains, by the key of the config that says where it is: by name what it
+        consists of, as JSON has it."""
+        found: dict[str, dict[str, Any]] = {}
+        for split in ("train", "validation"):
+            for source in self.sources(split):
+                found.setdefault(self.key(split), {}).update(source.content)
+        return found
+
+
+class Corpus(SplitData):
     """Tokenizer, rows and loaders of a config, each made when asked for and kept in the data folder.
 
     `kinds` are the sources there are, `lines` the one of them that a file of examples, one a line, is.
@@ -95,7 +128,6 @@ class Corpus(ABC):
       UserError: the source or the tokenizer is missing, unreadable or empty.
     """
 
-    config: Any
     kinds: Mapping[str, Any] = SOURCES
     lines: str = ""
 
@@ -133,19 +165,6 @@ class Corpus(ABC):
     def loader(self, split: str, batch_size: int, **options) -> DataLoader:
         """Batches of a split; `options` are those of `DataLoader`."""
         return DataLoader(self.rows(split), batch_size, workers=self.config.workers, **options)
-
-    def key(self, split: str) -> str:
-        """The key of the config that says where a split is from; "" for a split of another source."""
-        return key_of(self.config, split)
-
-    def location(self, split: str) -> str:
-        """The source that a split is of."""
-        return part_of(split)[1] or getattr(self.config, self.key(split))
-
-    def contents(self) -> dict[str, dict[str, Any]]:
-        """What a run reads while it trains, by the key of the config that says where it is: by name what it
-        consists of, as JSON has it."""
-        return contents_by_key(self.sources, self.config)
 
     def fields(self, split: str) -> tuple[str, ...]:
         """Every field that is read of a split's records, where they are several."""
@@ -209,23 +228,6 @@ class Corpus(ABC):
             Tokenizer.train(name, bar, size).save(new / "tokenizer.json")
 
         return Tokenizer.load(build_once(self.folder / "tokenizers" / key, build) / "tokenizer.json")
-
-
-def key_of(config: Any, split: str) -> str:
-    """The key of a `data` group that says where a split is from; "" for a split of another source."""
-    name, other = part_of(split)
-    if other:
-        return ""
-    return "validation_source" if name != "train" and config.validation_source else "source"
-
-
-def contents_by_key(open_split: Callable[[str], Sequence[Any]], config: Any) -> dict[str, dict[str, Any]]:
-    """Key of a `data` group -> the `content` of all that it stands for in training and validation."""
-    found: dict[str, dict[str, Any]] = {}
-    for split in ("train", "validation"):
-        for source in open_split(split):
-            found.setdefault(key_of(config, split), {}).update(source.content)
-    return found
 
 
 def divided_line(counts: Sequence[int] | None) -> list[str]:

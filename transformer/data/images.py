@@ -10,7 +10,7 @@ import numpy as np
 from tqdm import tqdm
 
 from transformer.config import Bounded, Nonnegative, Positive
-from transformer.data.corpus import contents_by_key, divided_line, key_of, naming
+from transformer.data.corpus import SplitData, divided_line, naming
 from transformer.data.disk_cache import build_once, data_folder, digest
 from transformer.data.image_sources import IMAGES, ImageFolder, Images, as_pixels, open_image
 from transformer.data.labels import count_labels, find_labels, number_labels
@@ -77,7 +77,7 @@ class ImageRows:
         }
 
 
-class ImageData:
+class ImageData(SplitData):
     """The images of a config, scaled once and cached in the data folder as one array.
 
     Raises:
@@ -104,7 +104,7 @@ class ImageData:
           UserError: a label that the training data do not have.
         """
         folder, kept = self._prepared(split)
-        with naming(key_of(self.config, split)):
+        with naming(self.key(split)):
             numbers = number_labels(_names(folder, kept), self.labels, lambda i: f"image {i} of {split}")
         return ImageRows(np.load(folder / "images.npy", mmap_mode="r"), numbers, kept)
 
@@ -145,13 +145,9 @@ class ImageData:
         """(h, w, c) uint8: the image in a file, prepared like those of the source."""
         return as_pixels(open_image(path), self.config.image_size, self.config.channels)
 
-    def location(self, split: str) -> str:
-        """The source of a split."""
-        return part_of(split)[1] or getattr(self.config, key_of(self.config, split))
-
-    def contents(self) -> dict[str, dict[str, Any]]:
-        """The content of the data of a run, by the key of the config that names them."""
-        return contents_by_key(lambda split: [self._open(split)], self.config)
+    def sources(self, split: str) -> Sequence[Images]:
+        """The images of a split, alone."""
+        return [self._open(split)]
 
     def _open(self, split: str) -> Images:
         c, (part, other) = self.config, part_of(split)
@@ -160,7 +156,7 @@ class ImageData:
             raise UserError(
                 f"{other!r}: no source of images; expected {', '.join(IMAGES)}, then :PATH or :NAME"
             )
-        with naming(key_of(c, split)):
+        with naming(self.key(split)):
             return IMAGES[kind](argument, part, Options(self.folder, field=c.image_field), c.label_field)
 
     def division(self) -> list[str]:
@@ -174,7 +170,7 @@ class ImageData:
         """The folder of prepared images of the source, and the indices of those in the split."""
         c, (part, other) = self.config, part_of(split)
         source = self._open(split)
-        with naming(key_of(c, split)):
+        with naming(self.key(split)):
             name = digest(source.identity, c.image_size, c.channels)
             folder = build_once(self.folder / "images" / name, lambda new: self._prepare(source, new))
             whole = source.divided or bool(c.validation_source) or bool(other)

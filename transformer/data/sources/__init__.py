@@ -8,7 +8,7 @@ from transformer.data.disk_cache import data_folder
 from transformer.data.sources.base import SPLITS, Options, Source
 from transformer.data.sources.csv_files import CommaSeparated
 from transformer.data.sources.docstrings import Docstrings
-from transformer.data.sources.files import DOCUMENTS, TextFiles
+from transformer.data.sources.files import TextFiles
 from transformer.data.sources.function_questions import FunctionQuestions
 from transformer.data.sources.inverse_text_normalization import InverseTextNormalization
 from transformer.data.sources.line_files import Aligned, Columns, JsonLines
@@ -58,7 +58,7 @@ def open_source(name: str, split: str, *, cache_dir: str | Path = "", **options:
     `lists`, in JSON, a list of texts, `alternatives` of each other, of which the first is read.
 
     Raises:
-      UserError: unknown source, split or document; missing, unreadable or empty files; an unknown field;
+      UserError: unknown source or split; missing, unreadable or empty files; an unknown field;
         `split_by` for a source that is divided by something else.
     """
     kind, _, argument = name.partition(":")
@@ -67,8 +67,6 @@ def open_source(name: str, split: str, *, cache_dir: str | Path = "", **options:
     if split not in SPLITS:
         raise UserError(f"{name}: no split {split!r}; splits there: {', '.join(SPLITS)}")
     given = Options(data_folder(str(cache_dir)), **options)
-    if given.document not in DOCUMENTS:
-        raise UserError(f"{name}: document {given.document!r}; expected one of {', '.join(DOCUMENTS)}")
     by = DIVIDED_BY.get(kind)
     if by and given.divide and [*given.split_by] not in ([], [by]):
         raise UserError(f"{name}: it is divided by {by}; leave data.split_by empty")

@@ -90,12 +90,16 @@ class TextFiles(Files):
     names and split by position, 90/5/5, at ends of lines.
 
     Raises:
-      UserError: no such file, no text in it, or (when read) text that is not UTF-8.
+      UserError: an unknown kind of document; no such file, no text in it, or (when read) text that is not
+        UTF-8.
     """
 
     BY_KEY = False
 
     def __init__(self, pattern: str, split: str, options: Options) -> None:
+        if options.document not in DOCUMENTS:
+            expected = ", ".join(DOCUMENTS)
+            raise UserError(f"text:{pattern}: document {options.document!r}; expected one of {expected}")
         super().__init__("text", pattern, split, options)
 
     def __len__(self) -> int:

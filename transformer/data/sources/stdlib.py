@@ -1,5 +1,6 @@
 """The embedded corpus: the Python standard library's own source text, real and there wherever Python is."""
 
+import contextlib
 import functools
 import hashlib
 import os
@@ -42,14 +43,6 @@ def in_split(name: str, split: str) -> bool:
     return falls_in(split, f"python/{name}".encode())
 
 
-def text_of(path: Path) -> str | None:
-    """The text of a module; None of the few that declare another encoding than UTF-8."""
-    try:
-        return path.read_bytes().decode()
-    except UnicodeDecodeError:
-        return None
-
-
 class StandardLibrary(Source):
     """`stdlib`: one document a file, with its `path`, in the order of a hash of split and path, which is the
     order that TFDS gives to examples with these keys.
@@ -76,9 +69,12 @@ class StandardLibrary(Source):
 
     @functools.cached_property
     def _records(self) -> list[dict[str, str]]:
-        names = [name for name in library_files() if in_split(name, self._split)]
-        names.sort(
-            key=lambda name: hashlib.md5(f"{self._split}{name}".encode(), usedforsecurity=False).digest()
-        )
-        texts = {name: text_of(library_files()[name]) for name in names}
-        return [{"text": text, "path": name} for name, text in texts.items() if text is not None]
+        files = {name: path for name, path in library_files().items() if in_split(name, self._split)}
+        records = []
+        for name in sorted(files, key=self._hash):
+            with contextlib.suppress(UnicodeDecodeError):  # a few modules declare another encoding
+                records.append({"text": files[name].read_bytes().decode(), "path": name})
+        return records
+
+    def _hash(self, name: str) -> bytes:
+        return hashlib.md5(f"{self._split}{name}".encode(), usedforsecurity=False).digest()
