@@ -42,26 +42,23 @@ class PackedRows:
         t, total = self.sequence_length, len(self.cache.tokens)
         first_b1 = np.where(rows < 0, total, rows * t)[:, None]
         place_bt = first_b1 + np.arange(t + 1)
-        real_bt = place_bt < total
+        inputs_bt = place_bt[:, 1:] < total  # the last token of all has no successor: it is padding
         place_bt = np.minimum(place_bt, total - 1)
         tokens_bt = self.cache.tokens[place_bt].astype(np.int32)
         offsets = self.cache.offsets
         document_bt = np.searchsorted(offsets, place_bt, side="right") - 1
-        # The last token of all has no successor: as an input it is padding.
-        inputs_bt = real_bt[:, 1:]
         counted_bt = inputs_bt & (document_bt[:, 1:] == document_bt[:, :-1])
         document_bt = document_bt[:, :-1]
         start_bt = np.maximum(offsets[document_bt], first_b1)
         integers = {
-            "tokens": (tokens_bt[:, :-1], inputs_bt),
-            "targets": (tokens_bt[:, 1:], inputs_bt),
-            "segments": (document_bt - document_bt[:, :1] + 1, inputs_bt),
-            "positions": (place_bt[:, :-1] - start_bt, inputs_bt),
-            "bytes": (self.cache.num_bytes[place_bt[:, 1:]], counted_bt),
+            "tokens": tokens_bt[:, :-1] * inputs_bt,
+            "targets": tokens_bt[:, 1:] * inputs_bt,
+            "segments": (document_bt - document_bt[:, :1] + 1) * inputs_bt,
+            "positions": (place_bt[:, :-1] - start_bt) * inputs_bt,
+            "bytes": self.cache.num_bytes[place_bt[:, 1:]] * counted_bt,
         }
-        return {
-            name: np.where(where, values, 0).astype(np.int32) for name, (values, where) in integers.items()
-        } | {"weights": counted_bt.astype(np.float32)}
+        batch = {name: values.astype(np.int32) for name, values in integers.items()}
+        return batch | {"weights": counted_bt.astype(np.float32)}
 
 
 class StreamRows:
