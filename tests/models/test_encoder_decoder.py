@@ -75,17 +75,14 @@ def test_incremental_equals_full_with_ragged_sources(rng, config):
     @jax.jit
     def both(params):
         stepper = model.stepper(params, bos)
-        logits, cache = stepper.prefill(source, lengths, 6)
-        stepped = [logits]
-        for i in range(5):
-            logits, cache = stepper.step(targets[:, i], cache)
-            stepped.append(logits)
+        first, cache = stepper.prefill(source, lengths, 6)
+        _, others = jax.lax.scan(lambda cache, new_b: stepper.step(new_b, cache)[::-1], cache, targets.T)
         full = []
         inputs = jnp.concatenate([jnp.full((3, 1), bos), targets], axis=1)
         for row, length in enumerate(lengths):
             one = slice(row, row + 1)
             full.append(model.apply({"params": params}, source[one, :length], inputs[one])[0])
-        return jnp.stack(stepped, axis=1), jnp.stack(full)[..., :VOCAB]
+        return jnp.stack([first, *others], axis=1), jnp.stack(full)[..., :VOCAB]
 
     stepped, full = both(params)
     np.testing.assert_allclose(stepped, full, atol=2e-5)
