@@ -155,6 +155,13 @@ class Stack:
         layers = {kind: [i for i in range(self.num_layers) if self.kinds[i % m] == kind] for kind in kinds}
         return {kind: stacked(block, rngs_n[jnp.array(layers[kind])]) for kind, block in kinds.items()}
 
+    def declare(self, owner: nn.Module, name: str, *args: Any, **inputs: Any) -> Any:
+        """The stack's parameters under `name` of its module: those that it has, else drawn by `init`."""
+        # `param` would trace `init`, and with it all blocks, in every call, only to compare shapes.
+        if owner.has_variable("params", name):
+            return owner.get_variable("params", name)
+        return owner.param(name, self.init, *args, **inputs)
+
     def unstack(self, params: Any) -> list[Any]:
         """One tree per layer, in order."""
         if set(params) != set(self.kinds):

@@ -71,7 +71,7 @@ class Decoder(nn.Module):
             positions_bt = jnp.broadcast_to(jnp.arange(tokens_bt.shape[1]), tokens_bt.shape)
         stack = c.stack(causal=True)
         example = {"mask": Mask(causal=True), "positions_bt": positions_bt[:1, :1]}
-        params = self.param("blocks", stack.init, jnp.zeros((1, 1, c.d_model), c.dtype), **example)
+        params = stack.declare(self, "blocks", jnp.zeros((1, 1, c.d_model), c.dtype), **example)
         x_btd = stack.run(
             self,
             "blocks",
