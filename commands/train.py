@@ -105,19 +105,13 @@ class Lasting:
         self._stream = stream
 
     def write(self, text: str) -> int:
-        """Writes, or drops."""
+        """Writes without buffering, so that later no flush can fail; or drops."""
         try:
-            return self._stream.write(text)
-        except OSError:
-            silence(self._stream)
-            return len(text)
-
-    def flush(self) -> None:
-        """Hands on what is buffered, or drops it."""
-        try:
+            self._stream.write(text)
             self._stream.flush()
         except OSError:
             silence(self._stream)
+        return len(text)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)
@@ -136,8 +130,4 @@ def lasting() -> Iterator[None]:
     out: Any = Lasting(sys.stdout)
     error: Any = Lasting(sys.stderr)
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(error):
-        try:
-            yield
-        finally:
-            out.flush()
-            error.flush()
+        yield
