@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import jax
 import pytest
+from matplotlib.figure import Figure
 
 from tests import runs, seeds
 
@@ -91,4 +92,12 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 def in_root(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Runs tests of whole programs in the repository's folder (see `tests.runs`)."""
     with runs.in_root(tmp_path_factory):
+        yield
+
+
+@pytest.fixture(scope="module")
+def drawn(in_root: None) -> Iterator[None]:
+    """With `in_root`: pictures are drawn, not left blank."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Figure, "savefig", runs.SAVE)
         yield

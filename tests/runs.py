@@ -1,6 +1,7 @@
 """Small runs for the tests of whole programs: a corpus, and launch.py inside this process or outside."""
 
 import contextlib
+import io
 import os
 import random
 import re
@@ -12,6 +13,8 @@ from pathlib import Path
 import jax
 import pytest
 from jax.experimental.compilation_cache import compilation_cache
+from matplotlib.figure import Figure
+from PIL import Image
 
 from commands import train as command
 from transformer.training.hooks import Hook
@@ -30,6 +33,7 @@ def in_root(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     before = {name: getattr(jax.config, name) for name in settings}
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(ROOT)
+        patch.setattr(Figure, "savefig", save_blank)
         patch.setenv("XDG_CACHE_HOME", str(shared / "cache"))
         for name, value in settings.items():
             patch.setenv(name.upper(), str(value))
@@ -39,6 +43,20 @@ def in_root(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     for name, value in before.items():
         jax.config.update(name, value)
     compilation_cache.reset_cache()
+
+
+SAVE = Figure.savefig
+"""What draws in earnest."""
+
+
+def save_blank(figure: Figure, path: str | Path, **options: object) -> None:
+    """A PNG of one white pixel in place of a figure; other formats are drawn."""
+    if Path(path).suffix != ".png":
+        return SAVE(figure, path, **options)
+    pixel = io.BytesIO()
+    Image.new("RGB", (1, 1), "white").save(pixel, "PNG")
+    Path(path).write_bytes(pixel.getvalue())
+    return None
 
 
 def write_corpus(folder: Path, documents: int = 60) -> str:

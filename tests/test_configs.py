@@ -28,7 +28,7 @@ CONFIGS = sorted(
     path.relative_to(FOLDER).as_posix() for path in FOLDER.rglob("*.py") if path.name != "base.py"
 )
 
-pytestmark = pytest.mark.usefixtures("in_root")
+pytestmark = pytest.mark.usefixtures("in_root", "drawn")
 
 
 def values_of(name: str) -> dict:

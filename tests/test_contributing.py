@@ -32,8 +32,11 @@ ADDITIONS = {
 COMMANDS = [shlex.split(code) for kind, code in BLOCKS if kind == "bash"]
 
 RUN_ALL = """
-import json, sys
+import gc, json, sys
+from matplotlib.figure import Figure
 import launch
+gc.set_threshold(100_000, 20, 50)
+Figure.savefig = lambda *arguments, **options: None
 for command in json.loads(sys.argv[1]):
     print(command, flush=True)
     assert launch.main(command) == 0, command
@@ -82,7 +85,7 @@ def extended(tmp_path_factory):
         "JAX_DISABLE_MOST_OPTIMIZATIONS": "true",
     }
     arguments = [sys.executable, "-c", RUN_ALL, json.dumps(commands)]
-    done = subprocess.run(arguments, cwd=copy, env=environment, capture_output=True, text=True, timeout=300)
+    done = subprocess.run(arguments, cwd=copy, env=environment, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stdout + done.stderr
     (copy / "said.txt").write_text(done.stdout, encoding="utf-8")
     return copy

@@ -13,7 +13,7 @@ from PIL import Image
 import launch
 from commands import opening
 
-pytestmark = pytest.mark.usefixtures("in_root")
+pytestmark = pytest.mark.usefixtures("in_root", "drawn")
 
 
 def write(folder: Path, classes=("blue", "red"), count=20) -> Path:

@@ -10,7 +10,7 @@ from commands.opening import load
 from tests import runs
 from transformer.evaluation.embeddings import word_vectors
 
-pytestmark = pytest.mark.usefixtures("in_root")
+pytestmark = pytest.mark.usefixtures("in_root", "drawn")
 
 
 @pytest.fixture(scope="module")
