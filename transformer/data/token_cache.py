@@ -4,7 +4,7 @@ import functools
 import itertools
 import json
 import operator
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -29,9 +29,9 @@ Encoded = tuple[np.ndarray, np.ndarray, bool]
 """Of a text the ids of its tokens (m,), the number of its UTF-8 bytes that each stands for (m,), and whether
 the text is lost: the tokens give back another one."""
 
-Encode = Callable[[Sequence[str]], Iterator[Encoded]]
-"""Encodes texts, in parallel. A token counts the bytes from where the tokens before it end to where it ends
-itself, so that they add up to the text's bytes, less what the tokenizer drops at its end."""
+Encode = Callable[[Iterable[str]], Iterator[Encoded]]
+"""Encodes texts as they come, several in parallel. A token counts the bytes from where the tokens before it
+end to where it ends itself: together they are the text's bytes, less what the tokenizer drops at its end."""
 
 
 class TokenCache:
@@ -109,22 +109,10 @@ def _append(file: BinaryIO, values: np.ndarray | int, dtype: Any) -> None:
 
 def _encoded(source: Source, encode: Encode) -> Iterator[tuple[int, int, np.ndarray, np.ndarray, bool]]:
     """The pieces of all documents: the document's number, the piece's bytes, and what `encode` gives."""
-    for batch in _batches(source):
-        for (index, text), encoded in zip(batch, encode([text for _, text in batch]), strict=True):
-            yield index, len(text.encode()), *encoded
-
-
-def _batches(source: Source) -> Iterator[list[tuple[int, str]]]:
-    """Pieces of documents, each after the document's number, some `BATCH` characters at a time."""
-    batch, size = [], 0
-    for index in range(len(source)):
-        for text in source.pieces(index):
-            batch.append((index, text))
-            size += len(text) + 1
-            if size >= BATCH:
-                yield batch
-                batch, size = [], 0
-    yield batch
+    all_pieces = ((index, text) for index in range(len(source)) for text in source.pieces(index))
+    pieces, ahead = itertools.tee(all_pieces)
+    for (index, text), encoded in zip(pieces, encode(text for _, text in ahead), strict=True):
+        yield index, len(text.encode()), *encoded
 
 
 def encoder(tokenizer: Tokenizer) -> tuple[Encode, np.dtype]:
@@ -139,7 +127,7 @@ def encoder(tokenizer: Tokenizer) -> tuple[Encode, np.dtype]:
     return functools.partial(encode_by_sizes, tokenizer.backend, sizes), count_type
 
 
-def encode_bytes(texts: Sequence[str]) -> Iterator[Encoded]:
+def encode_bytes(texts: Iterable[str]) -> Iterator[Encoded]:
     """Of the tokenizer whose tokens are bytes."""
     for text in texts:
         ids = np.frombuffer(text.encode(), np.uint8)
@@ -147,24 +135,38 @@ def encode_bytes(texts: Sequence[str]) -> Iterator[Encoded]:
 
 
 def encode_by_sizes(
-    backend: tokenizers.Tokenizer, sizes: np.ndarray, texts: Sequence[str]
+    backend: tokenizers.Tokenizer, sizes: np.ndarray, texts: Iterable[str]
 ) -> Iterator[Encoded]:
     """Of a byte-level tokenizer, each of whose tokens is so many bytes wherever it stands."""
-    for encoding in backend.encode_batch_fast(list(texts), add_special_tokens=False):
-        ids = np.array(encoding.ids, np.int64)
-        yield ids, sizes[ids], False
+    for batch in _batches(texts):
+        for encoding in backend.encode_batch_fast(batch, add_special_tokens=False):
+            ids = np.array(encoding.ids, np.int64)
+            yield ids, sizes[ids], False
 
 
-def encode_by_offsets(backend: tokenizers.Tokenizer, texts: Sequence[str]) -> Iterator[Encoded]:
+def encode_by_offsets(backend: tokenizers.Tokenizer, texts: Iterable[str]) -> Iterator[Encoded]:
     """Of any tokenizer, by what it says where tokens stand. One that folds case, drops spaces or has a token
     for all it does not know often gives another text back."""
-    encodings = backend.encode_batch(list(texts), add_special_tokens=False)
-    decoded = backend.decode_batch([encoding.ids for encoding in encodings])
-    for text, encoding, found in zip(texts, encodings, decoded, strict=True):
-        ends = np.array(encoding.offsets, np.int64).reshape(-1, 2)[:, 1]
-        # Tokens that share a character all end with it: the first of them counts its bytes.
-        ends = _bytes_before(text)[np.maximum.accumulate(ends)]
-        yield np.array(encoding.ids, np.int64), np.diff(ends, prepend=0), text != found
+    for batch in _batches(texts):
+        encodings = backend.encode_batch(batch, add_special_tokens=False)
+        decoded = backend.decode_batch([encoding.ids for encoding in encodings])
+        for text, encoding, found in zip(batch, encodings, decoded, strict=True):
+            ends = np.array(encoding.offsets, np.int64).reshape(-1, 2)[:, 1]
+            # Tokens that share a character all end with it: the first of them counts its bytes.
+            ends = _bytes_before(text)[np.maximum.accumulate(ends)]
+            yield np.array(encoding.ids, np.int64), np.diff(ends, prepend=0), text != found
+
+
+def _batches(texts: Iterable[str]) -> Iterator[list[str]]:
+    """The texts, some `BATCH` characters at a time."""
+    batch, size = [], 0
+    for text in texts:
+        batch.append(text)
+        size += len(text) + 1
+        if size >= BATCH:
+            yield batch
+            batch, size = [], 0
+    yield batch
 
 
 def byte_sizes(tokenizer: Tokenizer) -> np.ndarray | None:
