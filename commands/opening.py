@@ -22,7 +22,8 @@ from transformer.training.hooks import Hook
 from transformer.training.run import Run
 
 DROPOUTS = ("dropout", "embedding_dropout", "attention_dropout")
-OWN = (*DROPOUTS, "dtype", "kernel", "scan_layers", "remat", "lora_rank", "lora_alpha")
+ADAPTERS = ("lora_rank", "lora_alpha", "lora_layers")
+OWN = (*DROPOUTS, "dtype", "kernel", "scan_layers", "remat", *ADAPTERS)
 """Keys of a model that say how it is trained and computed, and not what it is."""
 
 OVER = ("train.", "optimizer.", "initialize_")

@@ -4,8 +4,9 @@
     python launch.py --config=configs/finetune_classification.py --config.initialize_from=runs/bert
 
 To train only the head and LoRA of the query and value projections, 0.8 % of the parameters, add
---config.model.lora_rank=8 --config.optimizer.train_only=lora,head. Without `initialize_from` the same
-classifier is trained from scratch.
+--config.model.lora_rank=8 --config.optimizer.train_only=lora,head, and to choose other linear layers of the
+blocks --config.model.lora_layers='attention/|feed_forward/'. Without `initialize_from` the same classifier is
+trained from scratch.
 
 Cost: 8 min 49 s on 2 cores of an AMD EPYC (AVX-512), 2026-11-22, the second command, with other work on them
 for a minute; 3.0 GB of memory.

@@ -210,7 +210,7 @@ def test_labels_are_a_part_of_the_head(labelled, tmp_path, names, same, strict):
 
 def test_what_adapters_have_learned_is_not_left_in_silence(labelled, tmp_path):
     rows = [(f"text {i}", ("no", "yes")[i % 2]) for i in range(30)]
-    with pytest.raises(UserError, match=r"has learned .*lora_down.*; model.lora_rank=2 takes them, init"):
+    with pytest.raises(UserError, match=r"has learned .*lora_down.*; model.lora_rank=2 takes them where"):
         _ = begun(tmp_path, labelled, rows)
     with pytest.raises(UserError, match=r"has other shapes: .*lora_down"):
         _ = begun(tmp_path, labelled, rows, ("model.lora_rank", "3"), LORA[1])

@@ -18,9 +18,6 @@ class Linear(nn.Module):
     The kernel's shape is (*contracted axes, *features) and `names` are the logical names of its axes, the
     trailing ones also the bias's. Both are float32 and used in `dtype`. The kernel is drawn from a normal
     distribution of variance `init_scale` / fan-in, the bias is zero.
-
-    With `lora_rank` r > 0 there is a second path of that rank, y += (lora_alpha / r) x . down . up, which
-    begins as zero: to tune it alone is to tune the kernel by a matrix of rank r (Hu et al. 2022, LoRA).
     """
 
     features: tuple[int, ...]
@@ -29,8 +26,6 @@ class Linear(nn.Module):
     use_bias: bool = True
     dtype: str = "float32"
     init_scale: float = 1.0
-    lora_rank: int = 0
-    lora_alpha: float = 16.0
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
@@ -48,15 +43,7 @@ class Linear(nn.Module):
             zeros = nn.with_logical_partitioning(nn.initializers.zeros, self.names[self.axis :])
             bias: Any = self.param("bias", zeros, self.features, jnp.float32)
             y = y + bias.astype(y.dtype)
-        if self.lora_rank:
-            y = y + self._low_rank(x) * jnp.asarray(self.lora_alpha / self.lora_rank, y.dtype)
         return y
-
-    def _low_rank(self, x: jax.Array) -> jax.Array:
-        inside, outside = (*self.names[: self.axis], None), (None, *self.names[self.axis :])
-        plain = functools.partial(Linear, use_bias=False, dtype=self.dtype)
-        down = plain((self.lora_rank,), names=inside, axis=self.axis, name="lora_down")
-        return plain(self.features, names=outside, init_scale=0.0, name="lora_up")(down(x))
 
 
 def contract(

@@ -39,6 +39,11 @@ class EncoderDecoderConfig(DecoderConfig):
         """The decoder blocks, with cross-attention."""
         return self.stack(cross=True, causal=True)
 
+    @property
+    def stacks(self) -> tuple[Stack, ...]:
+        """That over sources, and that over targets."""
+        return self.encoder_stack, self.decoder_stack
+
     def build(self, vocab_size: int) -> nn.Module:
         """The model with a joint vocabulary of `vocab_size` tokens."""
         return EncoderDecoder(self, vocab_size)

@@ -34,7 +34,6 @@ MIXER_FIELDS = {
     "sinks": "sinks",
     "pattern": "pattern",
     "attention_dropout": "dropout",
-    "lora_rank": "lora_rank",
 }
 """Keys that not every mixer has, by default off, and the mixers' fields."""
 
@@ -91,8 +90,6 @@ class StackConfig(Bounded):
     kernel: Annotated[str, OneOf(("auto", *KERNELS))] = "auto"  # of attention; auto: the fastest one here
     scan_layers: bool = False  # compile one block and scan over layers: compiles sooner, runs slower on CPU
     remat: Annotated[str, OneOf(REMAT)] = "none"  # rematerialisation: what the backward pass computes again
-    lora_rank: Nonnegative = 0  # LoRA rank of query and value projections; 0: no LoRA
-    lora_alpha: float = 16.0  # the LoRA term is multiplied by lora_alpha / lora_rank
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -188,8 +185,6 @@ class StackConfig(Bounded):
             found |= dict.fromkeys(("pattern_size", "pattern_extra"), "with pattern 'full'")
         if not self.use_bias:
             found["attention_bias"] = "with use_bias False"
-        if not self.lora_rank:
-            found["lora_alpha"] = "with lora_rank 0"
         if "base" not in POSITIONS[self.position].__dataclass_fields__:
             found["position_base"] = f"with position {self.position!r}"
         return found

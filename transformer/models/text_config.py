@@ -5,11 +5,11 @@ from dataclasses import dataclass
 from transformer.config import NonnegativeFloat, Positive
 from transformer.errors import UserError
 from transformer.layers.positions import POSITIONS
-from transformer.models.stack_config import StackConfig
+from transformer.models.lora import LoraConfig
 
 
 @dataclass(frozen=True)
-class TextConfig(StackConfig):
+class TextConfig(LoraConfig):
     """The shape of a stack of blocks over embedded tokens."""
 
     scale_embeddings: bool = False  # multiply embeddings by sqrt(d_model) (Vaswani et al. 2017)

@@ -35,7 +35,7 @@ class TransformerXLConfig(DecoderConfig):
             raise UserError(
                 f"position: {self.position!r} is an absolute encoding; expected one of {expected}"
             )
-        for key in ("attention_dropout", "scan_layers", "lora_rank"):
+        for key in ("attention_dropout", "scan_layers"):
             if getattr(self, key):
                 raise UserError(f"{key}: {getattr(self, key)}; a model with memory does not support it")
         for mixer in self.stack(causal=True).mixers:

@@ -12,11 +12,11 @@ from transformer.errors import UserError
 from transformer.layers.linear import Linear
 from transformer.models.classifier import ClassifierHead, pool
 from transformer.models.encoder import Encoder
-from transformer.models.stack_config import StackConfig
+from transformer.models.lora import LoraConfig
 
 
 @dataclass(frozen=True)
-class VisionConfig(StackConfig):
+class VisionConfig(LoraConfig):
     """The config of an image classifier."""
 
     position: str = "learned"

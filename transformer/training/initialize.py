@@ -16,7 +16,7 @@ from transformer.training.checkpoint import Checkpoints, Step, arrays, split_ste
 from transformer.training.experiment import Params
 
 ADAPTERS = ("lora_down", "lora_up")
-"""LoRA parameters, initially without effect (see `transformer.layers.linear`); a checkpoint may lack them."""
+"""LoRA parameters, initially without effect (see `transformer.models.lora`); a checkpoint may lack them."""
 
 LABELLED = "head"
 """The part of a path of parameters with one output per label, which fit only the same labels."""
@@ -100,7 +100,8 @@ class TakeOver:
             ranks = {there[path][0][-1] for path in adapters if ADAPTERS[0] in path.split("/")}
             raise UserError(
                 f"initialize_from: {folder} has learned {_some(adapters)}, which would be lost; "
-                f"model.lora_rank={max(ranks, default=0)} takes them, initialize_strict=false leaves them"
+                f"model.lora_rank={max(ranks, default=0)} takes them where model.lora_layers says so, "
+                "initialize_strict=false leaves them"
             )
         why = [f"{LABELLED} is new: its labels are {_named(theirs)} there and {_named(labels)} here"]
         return cls(folder, step, taken, new, left, (*(why if relabelled else ()), *shapes.values()))

@@ -101,7 +101,7 @@ def matrix_dimensions(params: Params) -> Params:
         if not is_block_matrix(path):
             return None
         last = leaf.ndim - 1
-        if last == 3 and _keys(path)[-2] == "output":
+        if last == 3 and "output" in _keys(path):  # or its `lora_down`
             return optax.contrib.MuonDimensionNumbers((1, 2), (3,))
         return optax.contrib.MuonDimensionNumbers((1,), tuple(range(2, last + 1)))
 

@@ -156,8 +156,7 @@ class MultiHeadAttention(Attention, kw_only=True):  # type: ignore[call-arg]
     MultiHead(x) = sum_h head_h W_h^O, head_h = Attention(x W_h^Q, x W_h^K, x W_h^V): writing the sum over
     heads is the same as concatenating them. With fewer `num_kv_heads`, groups of query heads share keys and
     values (Ainslie et al. 2023); 1 is multi-query attention (Shazeer 2019). `qk_norm` normalises queries and
-    keys by RMSNorm (Henry et al. 2020; Dehghani et al. 2023, section 2). `lora_rank`, `lora_alpha`: LoRA of
-    queries and values (see `Linear`).
+    keys by RMSNorm (Henry et al. 2020; Dehghani et al. 2023, section 2).
     Source: Vaswani et al. 2017, section 3.2.
     """
 
@@ -165,17 +164,14 @@ class MultiHeadAttention(Attention, kw_only=True):  # type: ignore[call-arg]
     head_dim: int
     num_kv_heads: int
     qk_norm: bool = False
-    lora_rank: int = 0
-    lora_alpha: float = 16.0
 
     heads_of_width: ClassVar[bool] = True
 
     def setup(self) -> None:
         """The projections of the inputs; the output's follows from the input's width."""
-        lora = {"lora_rank": self.lora_rank, "lora_alpha": self.lora_alpha}
-        self.query = self._linear((self.num_heads, self.head_dim), ("embed", "heads", "head_dim"), **lora)
+        self.query = self._linear((self.num_heads, self.head_dim), ("embed", "heads", "head_dim"))
         shared = (self.num_kv_heads, self.head_dim), ("embed", "kv_heads", "head_dim")
-        self.key, self.value = self._linear(*shared), self._linear(*shared, **lora)
+        self.key, self.value = self._linear(*shared), self._linear(*shared)
         if self.qk_norm:
             self.query_norm, self.key_norm = RMSNorm(), RMSNorm()
 

@@ -1,0 +1,129 @@
+"""LoRA: beside chosen linear maps of the blocks a path of low rank, which is trained in their stead."""
+
+import dataclasses
+import functools
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import linen as nn
+
+from transformer.config import Nonnegative
+from transformer.errors import UserError
+from transformer.layers.linear import Linear
+from transformer.layers.masks import Mask
+from transformer.layers.stack import Block, Stack
+from transformer.models.stack_config import StackConfig
+
+
+@dataclass(frozen=True)
+class LoraConfig(StackConfig):
+    """The shape of a stack of blocks, with adapters or without."""
+
+    lora_rank: Nonnegative = 0  # LoRA rank of the linear maps that lora_layers names; 0: no LoRA
+    lora_alpha: float = 16.0  # the LoRA term is multiplied by lora_alpha / lora_rank
+    # regular expression, found in the paths of maps in a block: attention/query, feed_forward/up
+    lora_layers: str = "/(query|value)$"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        try:
+            re.compile(self.lora_layers)
+        except re.error as error:
+            raise UserError(f"lora_layers: {self.lora_layers!r} is no regular expression: {error}") from None
+
+    def stack(self, num_layers: int = 0, *, cross: bool = False, causal: bool = False) -> Stack:
+        """See `StackConfig`; the blocks have the adapters."""
+        stack = super().stack(num_layers, cross=cross, causal=causal)
+        return adapted(stack, self.lora_rank, self.lora_alpha, self.lora_layers) if self.lora_rank else stack
+
+    @property
+    def stacks(self) -> tuple[Stack, ...]:
+        """Those of the model."""
+        return (self.stack(),)
+
+    def idle(self) -> dict[str, str]:
+        """See `transformer.config.refuse_idle`: adapters of nothing are idle too."""
+        if not self.lora_rank:
+            return super().idle() | dict.fromkeys(("lora_alpha", "lora_layers"), "with lora_rank 0")
+        names = dataclasses.replace(self, lora_rank=0).linears()
+        if any(re.search(self.lora_layers, name) for name in names):
+            return super().idle()
+        why = f"with lora_layers {self.lora_layers!r}, which is in none of {', '.join(names)}"
+        return super().idle() | {"lora_rank": why}
+
+    def linears(self) -> list[str]:
+        """The paths of the linear maps in a block of the model: attention/query and so on."""
+        found = set()
+
+        def note(function: Callable, args: Any, kwargs: Any, context: Any) -> Any:
+            if isinstance(context.module, Linear):
+                found.add("/".join(context.module.path))
+            return function(*args, **kwargs)
+
+        x_btd = jax.ShapeDtypeStruct((1, 1, self.d_model), self.dtype)
+        rng, positions_bt = jax.eval_shape(jax.random.key, 0), jax.ShapeDtypeStruct((1, 1), jnp.int32)
+        with nn.intercept_methods(note):
+            for stack in self.stacks:
+                jax.eval_shape(stack.init, rng, x_btd, memory=x_btd, mask=Mask(), positions_bt=positions_bt)
+        return sorted(found)
+
+
+@dataclass(frozen=True)
+class Adapters:
+    """For `nn.intercept_methods`: adds (alpha / r) x . down . up to what a `Linear` of x gives, where the
+    expression `layers` is found in its path in the block.
+
+    The path begins as zero: to train it alone is to train the kernel's change as a matrix of rank r. Its two
+    parameters are called `lora_down` and `lora_up`, within the linear map.
+    Source: Hu et al. 2022 (LoRA), section 4.1.
+    """
+
+    rank: int
+    alpha: float
+    layers: str
+
+    def __call__(self, function: Callable, args: Any, kwargs: Any, context: Any) -> Any:
+        """What the method `function` of a module gives, and what is added to it."""
+        y, module = function(*args, **kwargs), context.module
+        if not isinstance(module, Linear) or context.method_name != "__call__":
+            return y
+        # What is made here is a linear map too.
+        if isinstance(module.parent, Linear) or not re.search(self.layers, "/".join(module.path)):
+            return y
+        inside, outside = module.names[: module.axis], module.names[module.axis :]
+        linear = functools.partial(Linear, use_bias=False, dtype=module.dtype)
+        down = linear((self.rank,), names=(*inside, None), axis=module.axis, name="lora_down")
+        up = linear(module.features, names=(None, *outside), init_scale=0.0, name="lora_up")
+        return y + up(down(*args, **kwargs)) * jnp.asarray(self.alpha / self.rank, y.dtype)
+
+
+class AdaptedBlock(Block):
+    """A block with adapters, whichever of its methods is applied."""
+
+    adapters: Adapters | None = None
+
+    @nn.nowrap
+    def init(self, *args: Any, **kwargs: Any) -> Any:
+        """See `nn.Module`."""
+        with nn.intercept_methods(self.adapters):
+            return super().init(*args, **kwargs)
+
+    @nn.nowrap
+    def apply(self, *args: Any, **kwargs: Any) -> Any:
+        """See `nn.Module`."""
+        with nn.intercept_methods(self.adapters):
+            return super().apply(*args, **kwargs)
+
+
+def adapted(stack: Stack, rank: int, alpha: float, layers: str) -> Stack:
+    """The stack with adapters of this rank in its blocks, where the expression `layers` says."""
+
+    def adapt(block: Block) -> Block:
+        fields = {field.name: getattr(block, field.name) for field in dataclasses.fields(Block)}
+        return AdaptedBlock(**fields, adapters=Adapters(rank, alpha, layers))
+
+    return dataclasses.replace(stack, blocks=tuple(map(adapt, stack.blocks)))
