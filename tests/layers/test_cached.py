@@ -9,9 +9,8 @@ from tests.layers.table import Table
 from transformer.layers.cache import Cache, KVCache
 from transformer.layers.kernels import choose
 from transformer.layers.kernels.cached import cached
-from transformer.layers.kernels.reference import reference
+from transformer.layers.kernels.reference import Scoring, reference
 from transformer.layers.masks import Mask
-from transformer.layers.scores import Scoring
 
 
 def extras(rng, h, k, indices, s):

@@ -14,9 +14,9 @@ from tests.layers.table import Table
 from transformer.errors import UserError
 from transformer.layers import kernels
 from transformer.layers.kernels import choose
+from transformer.layers.kernels.reference import Scoring
 from transformer.layers.masks import Mask
 from transformer.layers.patterns import Blocks, Fixed, Global, Strided, Window
-from transformer.layers.scores import Scoring
 
 KERNELS = {name: kernels.KERNELS[name].attend for name in ("reference", "unrolled", "blockwise")}
 """Those that run anywhere; the others have tests of their own."""

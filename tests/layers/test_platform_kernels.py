@@ -16,16 +16,16 @@ from tests.layers.test_kernels import segments
 from transformer.errors import UserError
 from transformer.layers import devices
 from transformer.layers.kernels import choose, cudnn, reference, splash, unrolled
+from transformer.layers.kernels.reference import Scoring
 from transformer.layers.masks import Mask
 from transformer.layers.patterns import Strided, Window
 from transformer.layers.positions import Alibi
-from transformer.layers.scores import Scoring
 
 on_gpu = pytest.mark.skipif(jax.default_backend() != "gpu", reason="needs a GPU")
 
 
 def pretend(monkeypatch, name):
-    for module in ("devices", "kernels.cudnn", "kernels.splash"):
+    for module in ("devices", "kernels", "kernels.cudnn", "kernels.splash"):
         module = importlib.import_module(f"transformer.layers.{module}")
         monkeypatch.setattr(module, "platform", lambda: name)
 

@@ -17,9 +17,9 @@ from tests.layers.table import Table
 from tests.layers.test_kernels import segments
 from transformer.errors import UserError
 from transformer.layers.kernels import KERNELS, blockwise, choose, reference, ring
+from transformer.layers.kernels.reference import Scoring
 from transformer.layers.masks import Mask
 from transformer.layers.patterns import Window
-from transformer.layers.scores import Scoring
 from transformer.models.decoder import Decoder, DecoderConfig
 from transformer.training import parallel
 

@@ -4,7 +4,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from transformer.errors import UserError
 from transformer.layers.positions import Rope
 from transformer.layers.positions.rope import SCALINGS
 
@@ -102,15 +101,3 @@ def test_yarn_stretches_the_scores_by_its_temperature(rng):
     # The trained length is the longest one over the factor, unless it is given.
     given = Rope(scaling="yarn", scaling_factor=4.0, max_length=7, original_length=128)
     np.testing.assert_array_equal(given.rotate(x, jnp.array([[0, 7, 300]])), y)
-
-
-@pytest.mark.parametrize(
-    ("fields", "message"),
-    [
-        ({"scaling": "twice"}, "scaling: 'twice'; expected one of 'none', 'linear', 'ntk', 'yarn'"),
-        ({"scaling": "ntk", "scaling_factor": 0.5}, "scaling_factor: 0.5; expected at least 1"),
-    ],
-)
-def test_rope_refuses_scalings_that_are_none(fields, message):
-    with pytest.raises(UserError, match=f"^{message}$"):
-        Rope(**fields).rotate(jnp.ones((1, 1, 1, 4)), jnp.zeros((1, 1), int))

@@ -74,7 +74,7 @@ def without_adapters(model):
 
 
 def adapters(params):
-    """The paths of the maps that have them."""
+    """The paths of the layers that have them."""
     paths = [keystr(path, simple=True, separator="/") for path, _ in tree_leaves_with_path(params)]
     return sorted(path.removesuffix("/lora_up/kernel") for path in paths if path.endswith("lora_up/kernel"))
 
@@ -118,7 +118,7 @@ def test_adapters_are_a_change_of_the_kernels_that_begins_as_none(rng, name):
         ("vision", ["trunk/blocks/feed_forward/down", "trunk/blocks/feed_forward/up"]),
     ],
 )
-def test_an_expression_says_which_maps_have_them(rng, name, expected):
+def test_an_expression_says_which_layers_have_them(rng, name, expected):
     model, inputs = MODELS[name]
     assert adapters(random_params(rng, model, *inputs)) == expected
 
@@ -199,7 +199,7 @@ def test_the_first_step_of_training_them_alone_moves_them_alone(rng):
         ({"lora_layers": "("}, r"^config.model.lora_layers: '\(' is no regular expression: missing \)"),
         (
             {"lora_rank": 2, "lora_layers": "valeu"},
-            r"^config.model.lora_rank: 2 does nothing with lora_layers 'valeu', which is in none of "
+            r"^config.model.lora_rank: 2 does nothing with lora_layers 'valeu', which is found in none of "
             r"attention/key, attention/output, attention/query, attention/value, feed_forward/down, "
             r"feed_forward/up; leave it at 0$",
         ),

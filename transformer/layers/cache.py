@@ -48,15 +48,17 @@ class KVCache:
 
         return jax.tree.map(put, self, new)
 
-    def indices(self, filled: jax.Array | int) -> jax.Array:
-        """Which of `filled` tokens each slot of a rolling cache holds, (s,); below 0: none yet."""
-        return _held(self.slots, filled)
+    def held_after(self, start: jax.Array | int, t: int, reach: int | None) -> jax.Array:
+        """Which token each slot of a rolling cache holds, (s,), once t of them are written from `start` on;
+        below 0: none yet.
 
-    def check_rolling(self, t: int, reach: int | None) -> None:
-        """Refuses more tokens at once than leave each of them the keys it reaches back to."""
+        Raises:
+          UserError: t are more at once than leave each of them the keys it reaches back to.
+        """
         most = self.slots - (reach or self.slots) + 1
         if t > most:
             raise UserError(f"{t} tokens at once; a ring of {self.slots} slots takes {most} of this pattern")
+        return _held(self.slots, start + t)
 
     def hold(self, slots: int, kept: int, filled: int) -> "KVCache":
         """The same with room for `slots`, or where `kept` are fewer a rolling cache of the last ones."""
@@ -126,9 +128,8 @@ class Cache:
         return dataclasses.replace(self, layers=layers, slots=slots)
 
     def own(self, start: jax.Array | int) -> "Cache":
-        """The same with slots from `start` on, about to be written, of each row's own."""
-        if self.ancestors_mrs is None:
-            return self
+        """The same with slots from `start` on, about to be written, each row's own in the table."""
+        assert self.ancestors_mrs is not None
         _, r, s = self.ancestors_mrs.shape
         own_mrs = jnp.where(jnp.arange(s) < start, self.ancestors_mrs, jnp.arange(r)[:, None])
         return dataclasses.replace(self, ancestors_mrs=own_mrs)

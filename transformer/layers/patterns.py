@@ -150,12 +150,12 @@ def _positive(pattern: object) -> None:
             raise UserError(f"{field.name}: {getattr(pattern, field.name)}; expected at least 1")
 
 
-PATTERNS: dict[str, Callable[[int, int], Pattern | None]] = {
-    "full": lambda size, extra: None,
+PATTERNS: dict[str, Callable[[int, int], Pattern] | None] = {
+    "full": None,
     "window": Window,
     "strided": lambda size, extra: Strided(size),
     "fixed": Fixed,
     "global": Global,
     "blocks": Blocks,
 }
-"""By the name a config gives, of its `pattern_size` and `pattern_extra`."""
+"""By the name a config gives, of its `pattern_size` and `pattern_extra`; of the full one there is none."""

@@ -8,7 +8,7 @@ function of the same parameters and random numbers, and checkpoints do not know 
 import dataclasses
 import functools
 import operator
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
 import jax
@@ -43,6 +43,9 @@ REMAT: dict[str, Callable | None] = {
 of all matrix products; only of those with weights, which have no batch axis; the outputs of attention
 kernels; or the products with weights, in the host's memory
 (Chen et al. 2016, "Training deep nets with sublinear memory cost")."""
+
+Runners = Sequence[Callable[[jax.Array, Any, jax.Array | None], tuple[jax.Array, Any]]]
+"""For each kind of block, (b, t, d), parameters and random numbers -> (b, t, d), and what it sowed."""
 
 COLLECTIONS = ("intermediates", "terms")
 """What blocks may sow: intermediates to look at, and `Sum`s for the objective."""
@@ -140,17 +143,20 @@ class Stack:
 
     def init(self, rng: jax.Array, *args: Any, **inputs: Any) -> Any:
         """The parameters, drawn; `args` and `inputs` as for a block."""
-        rngs_n, m = jax.random.split(rng, self.num_layers), len(self.kinds)
+        rngs_n = jax.random.split(rng, self.num_layers)
 
         def stacked(block: Block, rngs_n: jax.Array) -> Any:
             params_n = jax.vmap(lambda rng: block.init(rng, *args, **inputs)["params"])(rngs_n)
             return nn.meta.add_axis(params_n, 0, {nn.PARTITION_NAME: "layers"})
 
-        kinds = dict(zip(self.kinds, self.blocks, strict=True))
-        if len(kinds) > 1:
-            trees = [jax.eval_shape(functools.partial(stacked, block), rngs_n) for block in kinds.values()]
-            alike = all(jax.tree.flatten(tree) == jax.tree.flatten(trees[0]) for tree in trees)
-        if len(kinds) == 1 or alike:
+        if len(set(self.kinds)) == 1:
+            return stacked(self.blocks[0], rngs_n)
+        return self._init_kinds(stacked, rngs_n)
+
+    def _init_kinds(self, stacked: Callable[[Block, jax.Array], Any], rngs_n: jax.Array) -> Any:
+        kinds, m = dict(zip(self.kinds, self.blocks, strict=True)), len(self.kinds)
+        trees = [jax.eval_shape(functools.partial(stacked, block), rngs_n) for block in kinds.values()]
+        if all(jax.tree.flatten(tree) == jax.tree.flatten(trees[0]) for tree in trees):
             return stacked(self.blocks[0], rngs_n)
         layers = {kind: [i for i in range(self.num_layers) if self.kinds[i % m] == kind] for kind in kinds}
         return {kind: stacked(block, rngs_n[jnp.array(layers[kind])]) for kind, block in kinds.items()}
@@ -184,53 +190,49 @@ class Stack:
         `owner`, the module that the stack is of, gives every layer its own random numbers. What blocks sow is
         sown there under `name`, a list with an entry per layer, in the collections that are asked for.
         """
-        m, asked = len(self.blocks), []
-        if not owner.is_initializing():
-            asked = [name for name in COLLECTIONS if owner.is_mutable_collection(name)]
-        rngs_n = (
-            jax.random.split(owner.make_rng("dropout"), self.num_layers) if train and self.drops else None
-        )
+        asked = [each for each in COLLECTIONS if owner.is_mutable_collection(each)]
+        asked = [] if owner.is_initializing() else asked
+        dropping = train and self.drops
+        rngs_n = jax.random.split(owner.make_rng("dropout"), self.num_layers) if dropping else None
 
-        def runner(block: Block) -> Callable:
-            def run_block(x_btd: jax.Array, params: Any, rng: jax.Array | None) -> tuple[jax.Array, Any]:
-                rngs = {} if rng is None else {"dropout": rng}
-                variables, options = {"params": params}, {"rngs": rngs, "mutable": asked, "train": train}
-                (x_btd, _), sown = block.apply(variables, x_btd, **options, **inputs)
-                return x_btd, sown
-
-            return rematerialised(run_block, self.remat, prevent_cse=not self.scan)
-
-        def run_layers(x_btd: jax.Array, layers: Iterable[tuple[Any, Any]]) -> tuple[jax.Array, list[Any]]:
-            sown = []
-            for i, (params, rng) in enumerate(layers):
-                with jax.named_scope(f"block_{i}"):  # the name of its kernels in a profiler's trace
-                    x_btd, found = runners[i % m](x_btd, params, rng)
-                sown.append(found)
+        def run_block(block: Block, x_btd: jax.Array, params: Any, rng: jax.Array | None) -> tuple:
+            options = {"rngs": {} if rng is None else {"dropout": rng}, "mutable": asked, "train": train}
+            (x_btd, _), sown = block.apply({"params": params}, x_btd, **options, **inputs)
             return x_btd, sown
 
-        def run_round(x_btd: jax.Array, layers: tuple[Any, Any]) -> tuple[jax.Array, list[Any]]:
-            return run_layers(x_btd, dataclasses.replace(self, num_layers=m).per_layer(*layers))
-
-        runners = [runner(block) for block in self.blocks]
-        if self.scan:
-            if m == 1:  # without a reshape, for which XLA would keep a copy of each layer's parameters
-                layers, body = (params, rngs_n), lambda x_btd, layer: runners[0](x_btd, *layer)
-                x_btd, found = jax.lax.scan(body, x_btd, layers)
-                stacked = [found]
-            else:
-                rounds = self.num_layers // m
-                layers = jax.tree.map(lambda x: x.reshape(rounds, -1, *x.shape[1:]), (params, rngs_n))
-                x_btd, stacked = jax.lax.scan(run_round, x_btd, layers)
-            sown = [jax.tree.map(operator.itemgetter(i // m), stacked[i % m]) for i in range(self.num_layers)]
-        else:
-            x_btd, sown = run_layers(x_btd, self.per_layer(params, rngs_n))
+        runners: Runners = [functools.partial(run_block, block) for block in self.blocks]
+        if self.remat != "none":
+            runners = [rematerialised(run, self.remat, prevent_cse=not self.scan) for run in runners]
+        over_layers = self._scanned if self.scan else self._in_turn
+        x_btd, sown = over_layers(runners, x_btd, params, rngs_n)
         for collection in asked:
             owner.sow(collection, name, [found.get(collection, {}) for found in sown])
         return x_btd
 
-    def per_layer(self, params: Any, rngs_n: jax.Array | None) -> Iterable[tuple[Any, Any]]:
-        """The parameters and random numbers of each layer."""
-        return zip(self.unstack(params), [None] * self.num_layers if rngs_n is None else rngs_n, strict=True)
+    def _in_turn(
+        self, runners: Runners, x_btd: jax.Array, params: Any, rngs_n: jax.Array | None
+    ) -> tuple[jax.Array, list[Any]]:
+        sown, rngs = [], [None] * self.num_layers if rngs_n is None else rngs_n
+        for i, layer in enumerate(zip(self.unstack(params), rngs, strict=True)):
+            with jax.named_scope(f"block_{i}"):  # the name of its kernels in a profiler's trace
+                x_btd, found = runners[i % len(runners)](x_btd, *layer)
+            sown.append(found)
+        return x_btd, sown
+
+    def _scanned(
+        self, runners: Runners, x_btd: jax.Array, params: Any, rngs_n: jax.Array | None
+    ) -> tuple[jax.Array, list[Any]]:
+        m, layers = len(runners), (params, rngs_n)
+        if m == 1:  # without a reshape, for which XLA would keep a copy of each layer's parameters
+            x_btd, found = jax.lax.scan(lambda x_btd, layer: runners[0](x_btd, *layer), x_btd, layers)
+            stacked = [found]
+        else:
+            rounds, one = self.num_layers // m, dataclasses.replace(self, num_layers=m)
+            layers = jax.tree.map(lambda x: x.reshape(rounds, -1, *x.shape[1:]), layers)
+            run_round = functools.partial(one._in_turn, runners)
+            x_btd, stacked = jax.lax.scan(lambda x_btd, layers: run_round(x_btd, *layers), x_btd, layers)
+        sown = [jax.tree.map(operator.itemgetter(i // m), stacked[i % m]) for i in range(self.num_layers)]
+        return x_btd, sown
 
     def extend(
         self,
@@ -271,8 +273,6 @@ def rematerialised(run: Callable, remat: str, *, prevent_cse: bool) -> Callable:
     Raises:
       UserError: this platform has no memory to offload to.
     """
-    if REMAT[remat] is None:
-        return run
     if remat == "offload" and platform() not in OFFLOADING:
         expected = ", ".join(repr(name) for name in REMAT if name != "offload")
         raise UserError(f"remat: 'offload', but {platform()} has no {HOST}; expected one of {expected}")

@@ -103,56 +103,60 @@ class Decoder(nn.Module):
         return self.unembed(self.normalize(x_btd))[..., : self.vocab_size]
 
 
-def extend_cache(
-    model: nn.Module,
-    stack: Stack,
-    params: Any,
-    layers: list[Any],
-    tokens_bt: jax.Array,
-    cache: Cache,
-    start: jax.Array | int,
-    **inputs: Any,
-) -> tuple[jax.Array, Cache]:
-    """Appends tokens to a cache, in its slots from `start` on: (b, t) -> (b, t, d), before the final
-    normalisation, and the cache; `layers` are the stack's parameters, unstacked, `inputs` as for
-    `Stack.extend`."""
-    cache = cache.own(start)
-    slots_t = start + jnp.arange(tokens_bt.shape[1])
-    positions_bt = jnp.maximum(slots_t - cache.offsets_b[:, None], 0)
-    key_positions_bs = cache.positions_bs
-    # From slot 0 on, queries stand where the keys do, which is what the kernels of training ask for.
-    from_0 = isinstance(start, int) and start == 0
-    x_btd, extended = stack.extend(
-        layers,
-        model.apply({"params": params}, tokens_bt, positions_bt, method="embed"),
-        cache.layers,
-        mask=Mask(
+@struct.dataclass
+class StackStepper:
+    """What the steppers of all models with a KV cache share (see `transformer.decoding.stepper`).
+
+    `layers` has the parameters of the decoder's blocks, one tree per block, taken apart once, outside every
+    loop; `params` has everything else.
+    """
+
+    params: Any
+    layers: list[Any]
+    model: Any = struct.field(pytree_node=False)
+
+    @property
+    def vocab_size(self) -> int:
+        """The number of real tokens."""
+        return self.model.vocab_size
+
+    @property
+    def stack(self) -> Stack:
+        """The decoder's blocks."""
+        return self.model.config.stack(causal=True)
+
+    def read(
+        self, tokens_bt: jax.Array, cache: Cache, start: jax.Array | int, **inputs: Any
+    ) -> tuple[jax.Array, Cache]:
+        """Appends tokens to a cache, in its slots from `start` on: (b, t) -> (b, t, d), before the final
+        normalisation, and the cache; `inputs` as for `Stack.extend`."""
+        if cache.ancestors_mrs is not None:
+            cache = cache.own(start)
+        slots_t, key_positions_bs = start + jnp.arange(tokens_bt.shape[1]), cache.positions_bs
+        positions_bt = jnp.maximum(slots_t - cache.offsets_b[:, None], 0)
+        # From slot 0 on, queries stand where the keys do, which is what the kernels of training ask for.
+        from_0 = isinstance(start, int) and start == 0
+        mask = Mask(
             query_indices_bt=None if from_0 else jnp.broadcast_to(slots_t, positions_bt.shape),
             key_valid_bs=key_positions_bs >= 0,
             ancestors_mrs=cache.ancestors_mrs,
             origins_b=cache.offsets_b,
             causal=True,
-        ),
-        positions_bt=positions_bt,
-        start=start,
-        key_positions_bs=key_positions_bs,
-        **inputs,
-    )
-    filled_b = cache.filled_b + tokens_bt.shape[1]
-    return x_btd, dataclasses.replace(cache, layers=extended, filled_b=filled_b)
+        )
+        x_btd = self.apply("embed", tokens_bt, positions_bt)
+        places: Any = {"positions_bt": positions_bt, "start": start, "key_positions_bs": key_positions_bs}
+        x_btd, layers = self.stack.extend(self.layers, x_btd, cache.layers, mask=mask, **places, **inputs)
+        filled_b = cache.filled_b + tokens_bt.shape[1]
+        return x_btd, dataclasses.replace(cache, layers=layers, filled_b=filled_b)
+
+    def apply(self, method: str, *inputs: Any) -> jax.Array:
+        """What a method of the model gives."""
+        return self.model.apply({"params": self.params}, *inputs, method=method)
 
 
 @struct.dataclass
-class DecoderStepper:
-    """A decoder and its parameters behind the `Stepper` protocol (see `transformer.decoding.stepper`).
-
-    Build it with `of`, which takes the stacked block parameters apart once, outside every loop:
-    `layers` has one tree per block, `params` everything else.
-    """
-
-    params: Any
-    layers: list[Any]
-    model: Decoder = struct.field(pytree_node=False)
+class DecoderStepper(StackStepper):
+    """A decoder behind the `Stepper` protocol; made by `of`."""
 
     @classmethod
     def of(cls, model: Decoder, params: Any) -> "DecoderStepper":
@@ -160,24 +164,18 @@ class DecoderStepper:
         others = {name: value for name, value in params.items() if name != "blocks"}
         return cls(others, model.config.stack(causal=True).unstack(params["blocks"]), model)
 
-    @property
-    def vocab_size(self) -> int:
-        """The number of real tokens."""
-        return self.model.vocab_size
-
     def prefill(
         self, tokens_bt: jax.Array, lengths_b: jax.Array, room: int, rewound: int = 0
     ) -> tuple[jax.Array, Cache]:
         """Reads right-padded prompts; the logits are those after each row's last token."""
-        (rows, width), stack = tokens_bt.shape, self.model.config.stack(causal=True)
+        (rows, width), mixers = tokens_bt.shape, self.stack.mixers
         # The padding moves to the left, so that every row ends at the same slot.
         offsets_b = width - lengths_b
         tokens_bt = jax.vmap(jnp.roll)(tokens_bt, offsets_b)
-        empty = tuple(mixer.empty_cache(rows, width) for mixer in stack.mixers)
-        cache = Cache(empty, offsets_b, jnp.zeros_like(offsets_b), width)
-        x_btd, cache = extend_cache(self.model, stack, self.params, self.layers, tokens_bt, cache, 0)
-        cache = cache.grow(width + room, [mixer.reach for mixer in stack.mixers], rewound)
-        return self._logits(x_btd[:, -1:])[:, 0], cache
+        empty = tuple(mixer.empty_cache(rows, width) for mixer in mixers)
+        x_btd, cache = self.read(tokens_bt, Cache(empty, offsets_b, jnp.zeros_like(offsets_b), width), 0)
+        cache = cache.grow(width + room, [mixer.reach for mixer in mixers], rewound)
+        return self.apply("logits", x_btd[:, -1:])[:, 0], cache
 
     def step(self, tokens_b: jax.Array, cache: Cache) -> tuple[jax.Array, Cache]:
         """Appends one token to each row."""
@@ -186,9 +184,8 @@ class DecoderStepper:
 
     def extend(self, tokens_bn: jax.Array, cache: Cache) -> tuple[jax.Array, Cache]:
         """Appends n tokens to each row, in one pass."""
-        stack, start = self.model.config.stack(causal=True), cache.filled_b[0]
-        x_bnd, cache = extend_cache(self.model, stack, self.params, self.layers, tokens_bn, cache, start)
-        return self._logits(x_bnd), cache
+        x_bnd, cache = self.read(tokens_bn, cache, cache.filled_b[0])
+        return self.apply("logits", x_bnd), cache
 
     def rewind(self, cache: Cache, n: jax.Array | int) -> Cache:
         """The cache without each row's last n tokens."""
@@ -201,6 +198,3 @@ class DecoderStepper:
     def reorder(self, cache: Cache, rows_b: jax.Array) -> Cache:
         """The rows in another order, or some of them several times."""
         return cache.take(rows_b)
-
-    def _logits(self, x_btd: jax.Array) -> jax.Array:
-        return self.model.apply({"params": self.params}, x_btd, method="logits")

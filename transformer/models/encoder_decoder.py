@@ -14,7 +14,7 @@ from transformer.layers.cache import Cache, KVCache
 from transformer.layers.embedding import Embedding, Unembedding
 from transformer.layers.masks import Mask
 from transformer.layers.stack import Stack
-from transformer.models.decoder import DecoderConfig, extend_cache
+from transformer.models.decoder import DecoderConfig, StackStepper
 
 
 @dataclass(frozen=True)
@@ -188,29 +188,23 @@ class EncoderDecoderCache:
 
 
 @struct.dataclass
-class EncoderDecoderStepper:
-    """An encoder-decoder and its parameters behind the `Stepper` protocol, made by `EncoderDecoder.stepper`.
+class EncoderDecoderStepper(StackStepper):
+    """An encoder-decoder behind the `Stepper` protocol, made by `EncoderDecoder.stepper`."""
 
-    `layers` are the decoder's blocks unstacked, so that the decoding loop need not slice them in every step.
-    """
-
-    params: Any
-    layers: list[Any]
-    model: EncoderDecoder = struct.field(pytree_node=False)
     bos_id: int = struct.field(pytree_node=False)
 
     @property
-    def vocab_size(self) -> int:
-        """The size of the vocabulary without padding."""
-        return self.model.vocab_size
+    def stack(self) -> Stack:
+        """The decoder's blocks."""
+        return self.model.config.decoder_stack
 
     def prefill(
         self, source_bs: jax.Array, lengths_b: jax.Array, room: int, rewound: int = 0
     ) -> tuple[jax.Array, EncoderDecoderCache]:
         """Encodes right-padded sources; returns the logits of the first target tokens and the cache."""
-        stack, batch = self.model.config.decoder_stack, source_bs.shape[0]
+        stack, batch = self.stack, source_bs.shape[0]
         valid_bs = jnp.arange(source_bs.shape[1]) < jnp.asarray(lengths_b)[:, None]
-        memory_bsd = self._apply("encode", source_bs, valid_bs.astype(jnp.int32))
+        memory_bsd = self.apply("encode", source_bs, valid_bs.astype(jnp.int32))
         memories = tuple(
             stack.block(i).apply({"params": params}, memory_bsd, method="keys_values")
             for i, params in enumerate(self.layers)
@@ -233,18 +227,14 @@ class EncoderDecoderStepper:
         """Appends n tokens to each row's target, in one pass."""
         # Kernels see a source as a cache: all its positions precede the target.
         places_m1 = jnp.full_like(cache.valid_ms[:, :1], cache.valid_ms.shape[1], jnp.int32)
-        x_bnd, targets = extend_cache(
-            self.model,
-            self.model.config.decoder_stack,
-            self.params,
-            self.layers,
+        x_bnd, targets = self.read(
             tokens_bn,
             cache.targets,
             cache.targets.filled_b[0],
             memories=cache.memories,
             memory_mask=Mask(query_indices_bt=places_m1, key_valid_bs=cache.valid_ms),
         )
-        return self._apply("logits", x_bnd), dataclasses.replace(cache, targets=targets)
+        return self.apply("logits", x_bnd), dataclasses.replace(cache, targets=targets)
 
     def rewind(self, cache: EncoderDecoderCache, n: jax.Array | int) -> EncoderDecoderCache:
         """Removes the last n tokens of each target."""
@@ -257,6 +247,3 @@ class EncoderDecoderStepper:
     def reorder(self, cache: EncoderDecoderCache, rows_b: jax.Array) -> EncoderDecoderCache:
         """Reorders the targets; the sources stay in place."""
         return dataclasses.replace(cache, targets=cache.targets.take(rows_b))
-
-    def _apply(self, method: str, *inputs: Any) -> jax.Array:
-        return self.model.apply({"params": self.params}, *inputs, method=method)

@@ -1,4 +1,4 @@
-"""LoRA: beside chosen linear maps of the blocks a path of low rank, which is trained in their stead."""
+"""LoRA: low-rank adapters of chosen linear layers of the blocks, which are trained in their stead."""
 
 import dataclasses
 import functools
@@ -23,9 +23,9 @@ from transformer.models.stack_config import StackConfig
 class LoraConfig(StackConfig):
     """The shape of a stack of blocks, with adapters or without."""
 
-    lora_rank: Nonnegative = 0  # LoRA rank of the linear maps that lora_layers names; 0: no LoRA
+    lora_rank: Nonnegative = 0  # LoRA rank of the linear layers that lora_layers names; 0: no LoRA
     lora_alpha: float = 16.0  # the LoRA term is multiplied by lora_alpha / lora_rank
-    # regular expression, found in the paths of maps in a block: attention/query, feed_forward/up
+    # regular expression, searched in the paths of a block's linear layers: attention/query, feed_forward/up
     lora_layers: str = "/(query|value)$"
 
     def __post_init__(self) -> None:
@@ -36,27 +36,27 @@ class LoraConfig(StackConfig):
             raise UserError(f"lora_layers: {self.lora_layers!r} is no regular expression: {error}") from None
 
     def stack(self, num_layers: int = 0, *, cross: bool = False, causal: bool = False) -> Stack:
-        """See `StackConfig`; the blocks have the adapters."""
+        """See `StackConfig.stack`; the blocks have adapters where there is a `lora_rank`."""
         stack = super().stack(num_layers, cross=cross, causal=causal)
         return adapted(stack, self.lora_rank, self.lora_alpha, self.lora_layers) if self.lora_rank else stack
 
     @property
     def stacks(self) -> tuple[Stack, ...]:
-        """Those of the model."""
+        """All stacks of the model."""
         return (self.stack(),)
 
     def idle(self) -> dict[str, str]:
-        """See `transformer.config.refuse_idle`: adapters of nothing are idle too."""
+        """See `transformer.config.refuse_idle`: and a rank of adapters that no layer has."""
         if not self.lora_rank:
             return super().idle() | dict.fromkeys(("lora_alpha", "lora_layers"), "with lora_rank 0")
         names = dataclasses.replace(self, lora_rank=0).linears()
         if any(re.search(self.lora_layers, name) for name in names):
             return super().idle()
-        why = f"with lora_layers {self.lora_layers!r}, which is in none of {', '.join(names)}"
+        why = f"with lora_layers {self.lora_layers!r}, which is found in none of {', '.join(names)}"
         return super().idle() | {"lora_rank": why}
 
     def linears(self) -> list[str]:
-        """The paths of the linear maps in a block of the model: attention/query and so on."""
+        """The paths of the linear layers in the blocks of the model: attention/query and so on."""
         found = set()
 
         def note(function: Callable, args: Any, kwargs: Any, context: Any) -> Any:
@@ -74,11 +74,11 @@ class LoraConfig(StackConfig):
 
 @dataclass(frozen=True)
 class Adapters:
-    """For `nn.intercept_methods`: adds (alpha / r) x . down . up to what a `Linear` of x gives, where the
-    expression `layers` is found in its path in the block.
+    """For `nn.intercept_methods`: adds (alpha / rank) x . down . up to the output of each `Linear` of a block,
+    x its input, in whose path the regular expression `layers` is found.
 
-    The path begins as zero: to train it alone is to train the kernel's change as a matrix of rank r. Its two
-    parameters are called `lora_down` and `lora_up`, within the linear map.
+    `up` begins as zero. To train these two kernels alone is to train a change of the layer's kernel that has
+    this rank. Their names are `lora_down` and `lora_up`, below that of the layer.
     Source: Hu et al. 2022 (LoRA), section 4.1.
     """
 
@@ -87,11 +87,11 @@ class Adapters:
     layers: str
 
     def __call__(self, function: Callable, args: Any, kwargs: Any, context: Any) -> Any:
-        """What the method `function` of a module gives, and what is added to it."""
+        """Calls `function`, a method of a module, and adds to what it returns."""
         y, module = function(*args, **kwargs), context.module
         if not isinstance(module, Linear) or context.method_name != "__call__":
             return y
-        # What is made here is a linear map too.
+        # The adapters are linear layers too, below others.
         if isinstance(module.parent, Linear) or not re.search(self.layers, "/".join(module.path)):
             return y
         inside, outside = module.names[: module.axis], module.names[module.axis :]
@@ -102,7 +102,7 @@ class Adapters:
 
 
 class AdaptedBlock(Block):
-    """A block with adapters, whichever of its methods is applied."""
+    """A block whose linear layers have adapters, in all of its methods."""
 
     adapters: Adapters | None = None
 
@@ -120,7 +120,7 @@ class AdaptedBlock(Block):
 
 
 def adapted(stack: Stack, rank: int, alpha: float, layers: str) -> Stack:
-    """The stack with adapters of this rank in its blocks, where the expression `layers` says."""
+    """The same stack with adapters in its blocks; see `Adapters`."""
 
     def adapt(block: Block) -> Block:
         fields = {field.name: getattr(block, field.name) for field in dataclasses.fields(Block)}

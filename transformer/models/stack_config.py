@@ -21,31 +21,31 @@ from transformer.layers.feed_forward import FEED_FORWARDS
 from transformer.layers.kernels import KERNELS
 from transformer.layers.mixers import MIXERS, Attention, Mixer
 from transformer.layers.normalization import NORMS
-from transformer.layers.patterns import PATTERNS
+from transformer.layers.patterns import PATTERNS, Pattern
 from transformer.layers.positions import POSITIONS, Position
 from transformer.layers.positions.rope import SCALINGS
 from transformer.layers.stack import REMAT, Block, Stack
 
-MIXER_FIELDS = {
-    "num_kv_heads": "num_kv_heads",
-    "qk_norm": "qk_norm",
-    "latent_dim": "latent_dim",
-    "soft_cap": "soft_cap",
-    "sinks": "sinks",
-    "pattern": "pattern",
-    "attention_dropout": "dropout",
+OPTIONAL = {
+    "num_kv_heads": ("mixer", "num_kv_heads"),
+    "qk_norm": ("mixer", "qk_norm"),
+    "latent_dim": ("mixer", "latent_dim"),
+    "soft_cap": ("mixer", "soft_cap"),
+    "sinks": ("mixer", "sinks"),
+    "pattern": ("mixer", "pattern"),
+    "attention_dropout": ("mixer", "dropout"),
+    "position_scaling": ("position", "scaling"),
+    "position_distance": ("position", "max_distance"),
 }
-"""Keys that not every mixer has, by default off, and the mixers' fields."""
+"""Keys, by default off, that not every mixer or position encoding has: the family, and its members' field."""
 
-POSITION_FIELDS = {"position_scaling": "scaling", "position_distance": "max_distance"}
-"""Keys that not every position encoding has, by default off, and the encodings' fields."""
+FAMILIES: dict[str, Mapping[str, Any]] = {"mixer": MIXERS, "position": POSITIONS}
 
-PER_LAYER = (
-    *("mixer", "num_heads", "num_kv_heads", "head_dim", "latent_dim", "qk_norm", "soft_cap", "sinks"),
-    *("pattern", "pattern_size", "pattern_extra", "attention_dropout", "kernel", "feed_forward", "d_ff"),
-    *("position", "position_base", "position_scaling", "position_factor", "position_distance", "dropout"),
+OF_ALL_LAYERS = (
+    *("d_model", "num_layers", "layers", "layer_kinds", "scan_layers", "remat", "dtype", "max_length"),
+    *("norm", "norm_placement", "norm_epsilon", "use_bias", "attention_bias", "embedding_dropout"),
 )
-"""Keys that `layer_kinds` may override."""
+"""Keys that `layer_kinds` may not override."""
 
 
 @dataclass(frozen=True)
@@ -104,26 +104,30 @@ class StackConfig(Bounded):
                 f"position_factor: {self.position_factor} with position_scaling {self.position_scaling!r}; "
                 "expected 1 without scaling, and more than 1 with it"
             )
-        for key, (family, having) in self._without(self.mixer, self.position).items():
-            if getattr(self, key) != self.__dataclass_fields__[key].default:
-                value = f"{key}: {getattr(self, key)!r} with {family} {getattr(self, family)!r}"
-                raise UserError(f"{value}; only {', '.join(map(repr, having))} has it")
-        self._check_layers()
-        self._check_mixer()
-
-    def _check_mixer(self) -> None:
+        for key in OPTIONAL:
+            if self._lacks(key) and getattr(self, key) != self.__dataclass_fields__[key].default:
+                raise UserError(self._who_has(key))
+        if self.layers or self.layer_kinds:
+            self._check_layers()
         mixer, position = MIXERS[self.mixer], POSITIONS[self.position]
         if position.of_head_width and not getattr(mixer, "heads_of_width", True):
             having = [name for name, kind in MIXERS.items() if getattr(kind, "heads_of_width", False)]
             expected = ", ".join(map(repr, having))
             raise UserError(f"position: {self.position!r} with mixer {self.mixer!r}; only {expected} has it")
-        try:
-            width = self._mixer(causal=False, output_scale=1.0).rotary_width
-        except UserError as error:
-            sizes = f"pattern_size: {self.pattern_size} and pattern_extra: {self.pattern_extra}"
-            raise UserError(f"{sizes} with pattern {self.pattern!r}: {error}") from error
+        width = self._mixer(causal=False, output_scale=1.0).rotary_width
         if position.has("rotate") and width % 2:
             raise UserError(f"head_dim: {width} is odd; {self.position} turns pairs, so it must be even")
+
+    def _lacks(self, key: str) -> bool:
+        """Whether the mixer or position encoding has no such key of `OPTIONAL`."""
+        family, field = OPTIONAL[key]
+        return field not in FAMILIES[family][getattr(self, family)].__dataclass_fields__
+
+    def _who_has(self, key: str) -> str:
+        family, field = OPTIONAL[key]
+        having = [name for name, kind in FAMILIES[family].items() if field in kind.__dataclass_fields__]
+        value = f"{key}: {getattr(self, key)!r} with {family} {getattr(self, family)!r}"
+        return f"{value}; only {', '.join(map(repr, having))} has it"
 
     def _check_layers(self) -> None:
         for name in self.layers:
@@ -133,7 +137,7 @@ class StackConfig(Bounded):
         for name in self.layer_kinds:
             if name not in self.layers:
                 raise UserError(f"layer_kinds.{name}: no layer is of this kind; name it in layers")
-        if self.scan_layers and self.layers and self.num_layers % len(self.layers):
+        if self.scan_layers and self.num_layers % len(self.layers):
             raise UserError(
                 f"num_layers: {self.num_layers} is not divisible by the {len(self.layers)} of layers, which "
                 "scan_layers needs"
@@ -144,7 +148,7 @@ class StackConfig(Bounded):
                     f"layer_kinds.{name}.position: {kind.position!r} is added to embeddings, before all "
                     f"layers; set position"
                 )
-            for key in self.layer_kinds.get(name, ()):
+            for key in self.layer_kinds[name]:
                 if key in kind._idle():
                     value = self.layer_kinds[name][key]
                     raise UserError(f"layer_kinds.{name}.{key}: {value!r} does nothing {kind._idle()[key]}")
@@ -152,27 +156,27 @@ class StackConfig(Bounded):
     @functools.cached_property
     def kinds(self) -> dict[str, "StackConfig"]:
         """The kinds of layers by name, each as the config of a stack of nothing else; {"": this} without."""
-        if not self.layers:
-            return {"": self}
+        return {name: self._kind(name) for name in dict.fromkeys(self.layers)} or {"": self}
+
+    def _kind(self, name: str) -> "StackConfig":
+        given, path = self.layer_kinds[name], f"layer_kinds.{name}"
+        if not isinstance(given, Mapping):
+            raise UserError(f"{path}: {given!r}; expected a group of keys")
+        per_layer = [field.name for field in dataclasses.fields(StackConfig)]
+        per_layer = [key for key in per_layer if key not in OF_ALL_LAYERS]
+        for key in given:
+            if key not in per_layer:
+                raise UserError(f"{path}.{key}: not a key of one layer; {suggest(key, per_layer)}")
         own = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
-        kinds = {}
-        for name in dict.fromkeys(self.layers):
-            given = self.layer_kinds[name]
-            path = f"layer_kinds.{name}"
-            if not isinstance(given, Mapping):
-                raise UserError(f"{path}: {given!r}; expected a group of keys")
-            for key in given:
-                if key not in PER_LAYER:
-                    raise UserError(f"{path}.{key}: not a key of one layer; {suggest(key, PER_LAYER)}")
-            values = own | {"layers": (), "layer_kinds": {}} | dict(given)
-            if values["mixer"] in MIXERS and values["position"] in POSITIONS:
-                # Of the model's keys a kind leaves those that its mixer or position encoding does not have.
-                for key in self._without(values["mixer"], values["position"]).keys() - given.keys():
-                    values[key] = self.__dataclass_fields__[key].default
-                if values["position_scaling"] == "none" and "position_factor" not in given:
-                    values["position_factor"] = 1.0
-            kinds[name] = from_values(type(self), values, path)
-        return kinds
+        values = own | {"layers": (), "layer_kinds": {}} | dict(given)
+        # Of the model's keys a kind leaves those that its mixer or position encoding does not have.
+        for key, (family, field) in OPTIONAL.items():
+            member = FAMILIES[family].get(values[family])
+            if key not in given and member is not None and field not in member.__dataclass_fields__:
+                values[key] = self.__dataclass_fields__[key].default
+        if values["position_scaling"] == "none" and "position_factor" not in given:
+            values["position_factor"] = 1.0
+        return from_values(type(self), values, path)
 
     def idle(self) -> dict[str, str]:
         """See `transformer.config.refuse_idle`: keys that no kind of layer reads."""
@@ -188,21 +192,6 @@ class StackConfig(Bounded):
         if "base" not in POSITIONS[self.position].__dataclass_fields__:
             found["position_base"] = f"with position {self.position!r}"
         return found
-
-    @staticmethod
-    def _without(mixer: str, position: str) -> dict[str, tuple[str, list[str]]]:
-        """The keys that a mixer or a position encoding does not have: their family, and who has them."""
-        without = {}
-        families: tuple[tuple[str, str, Mapping[str, Any], dict[str, str]], ...] = (
-            ("mixer", mixer, MIXERS, MIXER_FIELDS),
-            ("position", position, POSITIONS, POSITION_FIELDS),
-        )
-        for family, name, members, keys in families:
-            for key, field in keys.items():
-                having = [other for other, kind in members.items() if field in kind.__dataclass_fields__]
-                if name not in having:
-                    without[key] = family, having
-        return without
 
     @property
     def key_width(self) -> int:
@@ -230,19 +219,9 @@ class StackConfig(Bounded):
         # scale (Radford et al. 2019).
         terms = (3 if cross else 2) * num_layers
         scale = 1.0 if self.norm_placement == "post" else 1.0 / terms
-        cross_attention: Any = None
-        if cross:
-            kind = self.mixer if issubclass(MIXERS[self.mixer], Attention) else "multi_head"
-            of_memory = {
-                "position": POSITIONS["none"](parent=None),
-                "pattern": None,
-                "name": None,
-                "parent": None,
-            }
-            cross_attention = self._mixer(causal=causal, output_scale=scale, kind=kind).clone(**of_memory)
         return Block(
             mixer=self._mixer(causal=causal, output_scale=scale),
-            cross_attention=cross_attention,
+            cross_attention=self._cross_attention(causal, scale) if cross else None,
             feed_forward=FEED_FORWARDS[self.feed_forward](
                 d_ff=self.d_ff, use_bias=self.use_bias, dtype=self.dtype, output_scale=scale, parent=None
             ),
@@ -252,6 +231,11 @@ class StackConfig(Bounded):
             parent=None,
         )
 
+    def _cross_attention(self, causal: bool, output_scale: float) -> Any:
+        kind = self.mixer if issubclass(MIXERS[self.mixer], Attention) else "multi_head"
+        mixer = self._mixer(causal=causal, output_scale=output_scale, kind=kind)
+        return mixer.clone(position=POSITIONS["none"](parent=None), pattern=None, name=None, parent=None)
+
     def _mixer(self, *, causal: bool, output_scale: float, kind: str = "") -> Mixer:
         """The mixer of these keys, of which it takes those that are its fields."""
         values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
@@ -260,11 +244,19 @@ class StackConfig(Bounded):
             "num_kv_heads": self.num_kv_heads or self.num_heads,
             "dropout": self.attention_dropout,
             "use_bias": self.use_bias and self.attention_bias,
-            "pattern": PATTERNS[self.pattern](self.pattern_size, self.pattern_extra),
+            "pattern": None if self.pattern == "full" else self._pattern(),
             "position": self.positions(causal, parent=None),
             "output_scale": output_scale,
         }
         return _build(MIXERS[kind or self.mixer], values, parent=None, name="attention")
+
+    def _pattern(self) -> Pattern:
+        make: Any = PATTERNS[self.pattern]
+        try:
+            return make(self.pattern_size, self.pattern_extra)
+        except UserError as error:
+            sizes = f"pattern_size: {self.pattern_size} and pattern_extra: {self.pattern_extra}"
+            raise UserError(f"{sizes} with pattern {self.pattern!r}: {error}") from error
 
     @property
     def added_rms(self) -> float:

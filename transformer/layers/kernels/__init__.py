@@ -5,16 +5,16 @@ from collections.abc import Callable
 import jax
 
 from transformer.errors import UserError
+from transformer.layers.devices import platform, sharded_over
 from transformer.layers.kernels.base import Kernel
 from transformer.layers.kernels.blockwise import BLOCKWISE, blockwise
 from transformer.layers.kernels.cached import cached
 from transformer.layers.kernels.cudnn import CUDNN, cudnn
-from transformer.layers.kernels.reference import REFERENCE, reference
+from transformer.layers.kernels.reference import REFERENCE, Scoring, reference
 from transformer.layers.kernels.ring import RING, ring
 from transformer.layers.kernels.splash import SPLASH, splash
 from transformer.layers.kernels.unrolled import UNROLLED, unrolled
 from transformer.layers.masks import Mask
-from transformer.layers.scores import Scoring
 
 KERNELS: dict[str, Kernel] = {
     "ring": RING,
@@ -24,7 +24,13 @@ KERNELS: dict[str, Kernel] = {
     "blockwise": BLOCKWISE,
     "reference": REFERENCE,
 }
-"""By the name that `model.kernel` gives, in the order in which "auto" tries them."""
+"""By the name that `model.kernel` gives."""
+
+FUSED = {"nvidia": ("cudnn",), "tpu": ("splash",)}
+"""What "auto" tries first on a platform."""
+
+LONG = 1024
+"""Queries from which on "auto" does not keep the weights of all."""
 
 __all__ = [
     "KERNELS",
@@ -57,19 +63,24 @@ def choose(
     the keys where not given.
 
     Raises:
-      UserError: an unknown kernel, or one that cannot serve, named with the reason.
+      UserError: a kernel that cannot serve, named with the reason.
     """
-    if kind != "auto" and kind not in KERNELS:
-        raise UserError(f"kernel: {kind!r}; expected 'auto' or one of {', '.join(map(repr, KERNELS))}")
     if mask.query_indices_bt is not None and kind != "reference":
         return cached
     if q_bthk.shape[1] == k_bsgk.shape[1] == 1:
         return reference  # what models are made from, and not every kernel takes
     v_bsgk = k_bsgk if v_bsgk is None else v_bsgk
     inputs = q_bthk, k_bsgk, v_bsgk, mask, scoring or Scoring(), dropout_rate
-    if kind == "auto":
-        kernels = KERNELS.values()
-        return next(x.attend for x in kernels if x.suits(*inputs) and not x.serves(*inputs))
-    if refusal := KERNELS[kind].serves(*inputs):
-        raise UserError(f"kernel: {kind!r} cannot serve here: {refusal}; use 'auto' or 'blockwise'")
-    return KERNELS[kind].attend
+    for name in preferred(q_bthk.shape[1], mask) if kind == "auto" else (kind,):
+        refusal = KERNELS[name].serves(*inputs)
+        if not refusal:
+            return KERNELS[name].attend
+    raise UserError(f"kernel: {kind!r} cannot serve here: {refusal}; use 'auto' or 'blockwise'")
+
+
+def preferred(t: int, mask: Mask) -> tuple[str, ...]:
+    """What "auto" tries for so many queries, in this order: the last one serves everywhere."""
+    first = ("ring",) if sharded_over("length")[1] > 1 else FUSED.get(platform(), ())
+    # A pattern leaves blocks out, which only a kernel that looks at blocks can.
+    in_blocks = t >= LONG or (mask.pattern is not None and t > 1)
+    return (*first, "blockwise" if in_blocks else "unrolled", "reference")

@@ -11,9 +11,8 @@ class Kernel:
     """`attend(q, k, v, mask=, scoring=, dropout_rate=, dropout_rng=)` gives what `reference` gives.
 
     `serves(q, k, v, mask, scoring, dropout_rate)` says why it cannot serve; "" where it can, which then
-    depends on the mesh's devices too. `suits`, of the same, says where "auto" prefers it to those after it.
+    depends on the mesh's devices too.
     """
 
     attend: Callable[..., jax.Array]
     serves: Callable[..., str] = lambda *_: ""
-    suits: Callable[..., bool] = lambda *_: True

@@ -8,16 +8,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from transformer.layers.kernels.base import Kernel
-from transformer.layers.kernels.reference import drop, saved, weighted_values
+from transformer.layers.kernels.reference import Scoring, drop, saved, weighted_values
 from transformer.layers.masks import Mask
 from transformer.layers.patterns import Pattern
-from transformer.layers.scores import Scoring
 
 BLOCK = 128
 """Queries, and keys, of a block: fewer skip more of a sparse mask, more keep the matrix products large."""
-
-LONG = 1024
-"""Queries from which on "auto" does not keep the weights of all."""
 
 
 def blockwise(
@@ -54,12 +50,6 @@ def serves(q_bthk: jax.Array, k_bsgk: jax.Array, v_bsgk: jax.Array, mask: Mask, 
     if mask.origins_b is not None and mask.pattern is not None and not mask.pattern.relative:
         return "which blocks its pattern sees is not known before the rows are"
     return ""
-
-
-def is_long(q_bthk: jax.Array, k_bsgk: jax.Array, v_bsgk: jax.Array, mask: Mask, *_) -> bool:
-    """Whether "auto" keeps no weights: from `LONG` queries on, and where a pattern leaves blocks out."""
-    t = q_bthk.shape[1]
-    return t >= LONG or (mask.pattern is not None and t > 1)
 
 
 def cut(length: int) -> tuple[int, int]:
@@ -237,4 +227,4 @@ def finite(x: jax.Array) -> jax.Array:
 
 _attend.defvjp(_attend_forward, _attend_backward)
 
-BLOCKWISE = Kernel(blockwise, serves, is_long)
+BLOCKWISE = Kernel(blockwise, serves)

@@ -4,9 +4,8 @@ import jax
 import jax.numpy as jnp
 from jax.experimental.xla_metadata import set_xla_metadata
 
-from transformer.layers.kernels.reference import masked_softmax
+from transformer.layers.kernels.reference import Scoring, masked_softmax
 from transformer.layers.masks import Mask
-from transformer.layers.scores import Scoring
 
 
 def cached(

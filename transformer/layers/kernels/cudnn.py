@@ -5,10 +5,9 @@ import jax.numpy as jnp
 
 from transformer.layers.devices import platform, sharded_over
 from transformer.layers.kernels.base import Kernel
-from transformer.layers.kernels.reference import saved
+from transformer.layers.kernels.reference import Scoring, saved
 from transformer.layers.masks import Mask
 from transformer.layers.patterns import Window
-from transformer.layers.scores import Scoring
 
 MOST = 2**28
 """Entries of what is added to the scores where a mask or a position needs it as an array: 1/2 GiB."""
@@ -85,4 +84,4 @@ def serves(q_bthk, k_bsgk, v_bsgk, mask: Mask, scoring: Scoring, dropout_rate: f
     return "it has no dropout of weights" if dropout_rate else ""
 
 
-CUDNN = Kernel(cudnn, serves, lambda *_: platform() == "nvidia" and sharded_over("length")[1] == 1)
+CUDNN = Kernel(cudnn, serves)

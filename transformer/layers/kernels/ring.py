@@ -13,9 +13,8 @@ from transformer.layers.devices import sharded_over
 from transformer.layers.kernels.base import Kernel
 from transformer.layers.kernels.blockwise import backward, blockwise, cut, finite, forward
 from transformer.layers.kernels.blockwise import serves as refusal_of_blockwise
-from transformer.layers.kernels.reference import saved
+from transformer.layers.kernels.reference import Scoring, saved
 from transformer.layers.masks import Mask
-from transformer.layers.scores import Scoring
 
 Pairs = list[tuple[Any, Any]]
 """Of a block of queries and one of keys, which it may see."""
@@ -272,4 +271,4 @@ def _lengthen(x_rbt: jax.Array, length: int) -> jax.Array:
     return jnp.pad(x_rbt, [(0, 0), (0, 0), (0, length - x_rbt.shape[2])] + [(0, 0)] * (x_rbt.ndim - 3))
 
 
-RING = Kernel(ring, serves, lambda *_: sharded_over("length")[1] > 1)
+RING = Kernel(ring, serves)

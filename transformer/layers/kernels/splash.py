@@ -11,10 +11,9 @@ from jax.sharding import PartitionSpec
 
 from transformer.layers.devices import platform, sharded_over
 from transformer.layers.kernels.base import Kernel
-from transformer.layers.kernels.reference import SAVED
+from transformer.layers.kernels.reference import SAVED, Scoring
 from transformer.layers.masks import Mask
 from transformer.layers.patterns import Window
-from transformer.layers.scores import Scoring
 
 BLOCKS = (512, 256, 128)
 """Queries, and keys, of a block: the first that divides the lengths."""
@@ -114,4 +113,4 @@ def _sizes(t: int, s: int) -> kernels.BlockSizes:
     return kernels.BlockSizes(**sizes)
 
 
-SPLASH = Kernel(splash, serves, lambda *_: platform() == "tpu" and sharded_over("length")[1] == 1)
+SPLASH = Kernel(splash, serves)

@@ -11,13 +11,13 @@ from flax import linen as nn
 
 from transformer.layers.cache import KVCache
 from transformer.layers.kernels import choose, reference
+from transformer.layers.kernels.reference import Scoring
 from transformer.layers.linear import Linear
 from transformer.layers.masks import Mask
 from transformer.layers.mixers.base import Mixer
 from transformer.layers.normalization import RMSNorm
 from transformer.layers.patterns import Pattern
 from transformer.layers.positions import Position
-from transformer.layers.scores import Scoring
 
 
 class Attention(Mixer, kw_only=True):  # type: ignore[call-arg]
@@ -68,24 +68,24 @@ class Attention(Mixer, kw_only=True):  # type: ignore[call-arg]
         mask = dataclasses.replace(mask, pattern=self.pattern)
         if cache is not None and cache.wraps:
             # A rolling cache holds the last tokens in another order: the mask's keys are put in that order.
-            cache.check_rolling(x_btd.shape[1], self.reach)
-            indices_s = cache.indices(start + x_btd.shape[1])
+            indices_s = cache.held_after(start, x_btd.shape[1], self.reach)
             mask, key_positions_bs = mask.pick(indices_s), key_positions_bs[:, indices_s]
-        inputs: dict[str, Any] = {
-            "mask": mask,
-            "scoring": self._scoring(q_bthk, positions_bt, key_positions_bs),
-        }
+        scoring = self._scoring(q_bthk, positions_bt, key_positions_bs)
+        inputs: dict[str, Any] = {"mask": mask, "scoring": scoring}
         if train and self.dropout > 0:
             inputs |= {"dropout_rate": self.dropout, "dropout_rng": self.make_rng("dropout")}
-        if self.is_mutable_collection("intermediates") and not self.is_initializing():
-            # Only the reference keeps weights; no other collection changes the kernel.
-            out_bthk, weights_bhts = reference(q_bthk, key_bsgk, value_bsgk, return_weights=True, **inputs)
-            self.sow("intermediates", "weights", weights_bhts)
-        else:
+        attend = self._attend_and_sow
+        if self.is_initializing() or not self.is_mutable_collection("intermediates"):
             attend = choose(self.kernel, q_bthk, key_bsgk, value_bsgk, **inputs)
-            with jax.named_scope(attend.__name__):
-                out_bthk = attend(q_bthk, key_bsgk, value_bsgk, **inputs)
+        with jax.named_scope(attend.__name__):
+            out_bthk = attend(q_bthk, key_bsgk, value_bsgk, **inputs)
         return self.join(out_bthk, x_btd.shape[-1]), cache
+
+    def _attend_and_sow(self, *inputs: jax.Array, **options: Any) -> jax.Array:
+        # Only the reference keeps weights; no other collection changes the kernel.
+        out_bthk, weights_bhts = reference(*inputs, return_weights=True, **options)
+        self.sow("intermediates", "weights", weights_bhts)
+        return out_bthk
 
     @abstractmethod
     def queries(self, x_btd: jax.Array, positions_bt: jax.Array) -> jax.Array:
@@ -129,8 +129,13 @@ class Attention(Mixer, kw_only=True):  # type: ignore[call-arg]
             init = nn.with_logical_partitioning(nn.initializers.zeros, ("heads",))
             sinks_h = self.param("sinks", init, q_bthk.shape[2:3], jnp.float32)
         scoring = Scoring(sinks_h=sinks_h, soft_cap=self.soft_cap, scale=self.scale)
-        if not any(self.position.has(hook) for hook in ("query_bias", "bias", "values")):
-            return scoring
+        if any(self.position.has(hook) for hook in ("query_bias", "bias", "values")):
+            return self._with_position(scoring, q_bthk, positions_bt, key_positions_bs)
+        return scoring
+
+    def _with_position(
+        self, scoring: Scoring, q_bthk: jax.Array, positions_bt: jax.Array, key_positions_bs: jax.Array
+    ) -> Scoring:
         if self.is_initializing():
             # Kernels call the hooks outside of this module, so their parameters must exist before.
             first_b1, weights_bhts = positions_bt[:1, :1], jnp.zeros((1, q_bthk.shape[2], 1, 1))

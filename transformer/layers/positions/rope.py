@@ -6,7 +6,6 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
-from transformer.errors import UserError
 from transformer.layers.positions.base import Position
 
 
@@ -63,8 +62,8 @@ class Rope(Position):
     Source: Su et al. 2021 (RoFormer), section 3.2; pairs taken half a head apart, as practice does.
 
     `scaling`, a key of `SCALINGS`, slows the turning down, so that texts `scaling_factor` times as long as
-    those the model was trained on show it no angles that it never saw. `original_length`, for yarn, is what
-    it was trained on (0: `max_length` / `scaling_factor`).
+    those the model was trained on show it no angles that it never saw; it is at least 1. `original_length`,
+    for yarn, is what it was trained on (0: `max_length` / `scaling_factor`).
     """
 
     base: float = 10000.0
@@ -74,16 +73,7 @@ class Rope(Position):
     original_length: int = 0
 
     def rotate(self, x_bthk: jax.Array, positions_bt: jax.Array) -> jax.Array:
-        """Rotates in float32; the head width must be even.
-
-        Raises:
-          UserError: an unknown scaling, or a factor below 1.
-        """
-        if self.scaling not in SCALINGS:
-            known = ", ".join(map(repr, SCALINGS))
-            raise UserError(f"scaling: {self.scaling!r}; expected one of {known}")
-        if self.scaling_factor < 1:
-            raise UserError(f"scaling_factor: {self.scaling_factor}; expected at least 1")
+        """Rotates in float32; the head width must be even."""
         half = x_bthk.shape[-1] // 2
         length = self.original_length or self.max_length / self.scaling_factor
         frequency, stretch = SCALINGS[self.scaling](half, self.base, self.scaling_factor, length)
