@@ -105,10 +105,10 @@ class Decoder(nn.Module):
 
 @struct.dataclass
 class StackStepper:
-    """What the steppers of all models with a KV cache share (see `transformer.decoding.stepper`).
+    """Base class of the steppers of models with a KV cache (see `transformer.decoding.stepper`).
 
-    `layers` has the parameters of the decoder's blocks, one tree per block, taken apart once, outside every
-    loop; `params` has everything else.
+    `layers` are the parameters of the decoder's blocks unstacked, one tree per block, so that the decoding
+    loop need not slice them in every step; `params` has all others.
     """
 
     params: Any
@@ -150,7 +150,7 @@ class StackStepper:
         return x_btd, dataclasses.replace(cache, layers=layers, filled_b=filled_b)
 
     def apply(self, method: str, *inputs: Any) -> jax.Array:
-        """What a method of the model gives."""
+        """Calls a method of the model."""
         return self.model.apply({"params": self.params}, *inputs, method=method)
 
 

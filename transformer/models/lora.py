@@ -74,8 +74,8 @@ class LoraConfig(StackConfig):
 
 @dataclass(frozen=True)
 class Adapters:
-    """For `nn.intercept_methods`: adds (alpha / rank) x . down . up to the output of each `Linear` of a block,
-    x its input, in whose path the regular expression `layers` is found.
+    """Interceptor of methods that adds (alpha / rank) x . down . up to the output of each `Linear` of a block
+    in whose path the regular expression `layers` is found, x being its input.
 
     `up` begins as zero. To train these two kernels alone is to train a change of the layer's kernel that has
     this rank. Their names are `lora_down` and `lora_up`, below that of the layer.
