@@ -20,7 +20,7 @@ PROGRAM = """
     import sys, time
     import jax
     jax.config.update("jax_num_cpu_devices", 2)
-    MINUTES = 1e-9, 1e9  # the first one's clock decides: else one would wait for the other in a save
+    MINUTES = 1e-9, 1e9  # a clock that is late decides for both: else one would wait for the other in a save
     process, port, workdir, steps = int(sys.argv[1]), sys.argv[2], sys.argv[3], int(sys.argv[4])
     jax.distributed.initialize(f"localhost:{port}", 2, process, heartbeat_timeout_seconds=10)
     from tests.training import test_loop

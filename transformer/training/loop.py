@@ -90,8 +90,7 @@ class Between:
     stop: "StopRequest"
 
     def __post_init__(self) -> None:
-        # Checkpoints of which a mean is to be taken are those of chosen steps alone.
-        self.clock = SaveClock(self.config.checkpoint_minutes if self.config.average_last == 1 else 0)
+        self.saved = time.monotonic()
         self.unread: tuple[int, dict[str, Sum]] | None = None
         self.compiled = False  # known when the first step is read, which is therefore waited for
 
@@ -102,7 +101,7 @@ class Between:
         self.unread = step, metrics
         name, last = self.stop.agreed(step), step == self.config.steps
         due = [hook for hook in self.hooks if hook.due(step, last)]
-        save = bool(name) or last or is_due(self.config.checkpoint_every, step) or self.clock.agreed(step)
+        save = bool(name) or last or is_due(self.config.checkpoint_every, step) or self.is_late(step)
         if self.compiled and not (due or save):
             return ""
         self.compiled = True
@@ -116,9 +115,16 @@ class Between:
                 return self.leave(step, self.stop.received)
             if save and self.checkpoints is not None:
                 self.checkpoints.save(step, state, measured)
-                self.clock.restart()
+                self.saved = time.monotonic()
         self.write(step, {**values, **measured})
         return self.leave(step, name) if name and not last else ""
+
+    def is_late(self, step: int) -> bool:
+        """Whether `checkpoint_minutes` have passed since the last save. Checkpoints of which a mean is to be
+        taken are those of chosen steps alone."""
+        if not self.config.checkpoint_minutes or self.config.average_last > 1:
+            return False
+        return bool(agreed(time.monotonic() - self.saved >= 60 * self.config.checkpoint_minutes, step))
 
     def read(self, log: bool = False) -> dict[str, float]:
         """Waits for the last step, unless it is read already; its values, where they are to be logged."""
@@ -187,34 +193,21 @@ class Between:
             self.checkpoints.save(int(state.step), state)
 
 
+def agreed(value: int, step: int) -> int:
+    """The largest value that any process gives after `step`: stopping and saving are collective, and none may
+    be left waiting in them. Several processes ask one another every `AGREE_EVERY` steps, for this waits for
+    the device; between these they agree on 0."""
+    if jax.process_count() == 1:
+        return value
+    if step % AGREE_EVERY:
+        return 0
+    from jax.experimental import multihost_utils
+
+    return int(np.max(multihost_utils.process_allgather(np.int32(value))))
+
+
 class Stopped(BaseException):
     """The first signal came where what is being done need not be finished."""
-
-
-class SaveClock:
-    """Says when `minutes` have passed since the last save (0: never)."""
-
-    def __init__(self, minutes: float) -> None:
-        self._seconds = 60 * minutes
-        self.restart()
-
-    def restart(self) -> None:
-        """Counts from now on."""
-        self._since = time.monotonic()
-
-    def agreed(self, step: int) -> bool:
-        """Whether to save after `step`, the same on all processes: several ask the first one's clock every
-        `AGREE_EVERY` steps, for saving is collective; this waits for the device."""
-        if not self._seconds:
-            return False
-        late = time.monotonic() - self._since >= self._seconds
-        if jax.process_count() > 1:
-            if step % AGREE_EVERY:
-                return False
-            from jax.experimental import multihost_utils
-
-            late = bool(multihost_utils.broadcast_one_to_all(np.int32(late)))
-        return late
 
 
 class StopRequest:
@@ -227,18 +220,8 @@ class StopRequest:
         self._before: dict[int, object] = {}
 
     def agreed(self, step: int) -> str:
-        """The name of the signal by which to stop after `step`, the same on all processes; "" for none.
-
-        A single process stops at the next step. Several ask one another every `AGREE_EVERY` steps, so that
-        they stop at the same step and none is left waiting in a collective; this waits for the device.
-        """
-        received = self._received
-        if jax.process_count() > 1:
-            if step % AGREE_EVERY:
-                return ""
-            from jax.experimental import multihost_utils
-
-            received = int(np.max(multihost_utils.process_allgather(np.int32(received))))
+        """The name of the signal by which to stop after `step`, the same on all processes, or ""."""
+        received = agreed(self._received, step)
         return signal.Signals(received).name if received else ""
 
     @contextlib.contextmanager
