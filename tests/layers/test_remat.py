@@ -1,5 +1,4 @@
 import dataclasses
-import functools
 import math
 import types
 
@@ -35,8 +34,7 @@ def loss_of(rng, **changes):
         rngs = {"dropout": jax.random.key(1)}
         return jnp.sum(jnp.sin(Owner().apply({}, params_n, x_btd, rngs=rngs)))
 
-    init = functools.partial(stack.init, jax.random.key(0), **inputs)
-    return loss, nn.meta.unbox(jax.jit(init)(x_btd[:1])), x_btd
+    return loss, nn.meta.unbox(jax.jit(stack.init)(jax.random.key(0), x_btd)), x_btd
 
 
 def kept(rng, remat):

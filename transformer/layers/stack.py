@@ -141,12 +141,13 @@ class Stack:
     remat: str = "none"
     drops: bool = False
 
-    def init(self, rng: jax.Array, *args: Any, **inputs: Any) -> Any:
-        """The parameters, drawn; `args` and `inputs` as for a block."""
-        rngs_n = jax.random.split(rng, self.num_layers)
+    def init(self, rng: jax.Array, x_btd: jax.Array) -> Any:
+        """The parameters, drawn; of x only the width and the type matter."""
+        rngs_n, x_11d = jax.random.split(rng, self.num_layers), jnp.zeros_like(x_btd[:1, :1])
+        inputs = {"memory": x_11d, "mask": Mask(), "positions_bt": jnp.zeros((1, 1), jnp.int32)}
 
         def stacked(block: Block, rngs_n: jax.Array) -> Any:
-            params_n = jax.vmap(lambda rng: block.init(rng, *args, **inputs)["params"])(rngs_n)
+            params_n = jax.vmap(lambda rng: block.init(rng, x_11d, **inputs)["params"])(rngs_n)
             return nn.meta.add_axis(params_n, 0, {nn.PARTITION_NAME: "layers"})
 
         if len(set(self.kinds)) == 1:
@@ -161,12 +162,12 @@ class Stack:
         layers = {kind: [i for i in range(self.num_layers) if self.kinds[i % m] == kind] for kind in kinds}
         return {kind: stacked(block, rngs_n[jnp.array(layers[kind])]) for kind, block in kinds.items()}
 
-    def declare(self, owner: nn.Module, name: str, *args: Any, **inputs: Any) -> Any:
+    def declare(self, owner: nn.Module, name: str, x_btd: jax.Array) -> Any:
         """The stack's parameters under `name` of its module: those that it has, else drawn by `init`."""
         # `param` would trace `init`, and with it all blocks, in every call, only to compare shapes.
         if owner.has_variable("params", name):
             return owner.get_variable("params", name)
-        return owner.param(name, self.init, *args, **inputs)
+        return owner.param(name, self.init, x_btd)
 
     def unstack(self, params: Any) -> list[Any]:
         """One tree per layer, in order."""

@@ -66,21 +66,12 @@ class Decoder(nn.Module):
 
         `segments_bt` keeps packed documents apart, `positions_bt` counts within them (0, 1, ... when None).
         """
-        c = self.config
         if positions_bt is None:
             positions_bt = jnp.broadcast_to(jnp.arange(tokens_bt.shape[1]), tokens_bt.shape)
-        stack = c.stack(causal=True)
-        example = {"mask": Mask(causal=True), "positions_bt": positions_bt[:1, :1]}
-        params = stack.declare(self, "blocks", jnp.zeros((1, 1, c.d_model), c.dtype), **example)
-        x_btd = stack.run(
-            self,
-            "blocks",
-            params,
-            self.embed(tokens_bt, positions_bt, train),
-            mask=Mask(segments_bt, segments_bt, causal=True),
-            positions_bt=positions_bt,
-            train=train,
-        )
+        x_btd, stack = self.embed(tokens_bt, positions_bt, train), self.config.stack(causal=True)
+        params = stack.declare(self, "blocks", x_btd)
+        mask = Mask(segments_bt, segments_bt, causal=True)
+        x_btd = stack.run(self, "blocks", params, x_btd, mask=mask, positions_bt=positions_bt, train=train)
         return self.normalize(x_btd)
 
     def embed(self, tokens_bt: jax.Array, positions_bt: jax.Array, train: bool = False) -> jax.Array:

@@ -43,8 +43,7 @@ class Encoder(nn.Module):
         x_btd = nn.Dropout(c.embedding_dropout)(x_btd, deterministic=not train)
         x_btd = nn.with_logical_constraint(x_btd, ("batch", "length", "activation_embed"))
         stack = c.stack()
-        example = {"mask": Mask(), "positions_bt": jnp.zeros((1, 1), jnp.int32)}
-        params = stack.declare(self, "blocks", jnp.zeros((1, 1, c.d_model), c.dtype), **example)
+        params = stack.declare(self, "blocks", x_btd)
         mask = Mask(segments_bt, segments_bt)
         x_btd = stack.run(self, "blocks", params, x_btd, mask=mask, positions_bt=positions_bt, train=train)
         return x_btd if c.norm_placement == "post" else c.normalization(name="final_norm")(x_btd)

@@ -76,11 +76,8 @@ class EncoderDecoder(nn.Module):
         if not c.tie_embeddings:
             self.unembedding = Unembedding(self.vocab_size, c.vocab_multiple, c.dtype)
         x_btd = jnp.zeros((1, 1, c.d_model), c.dtype)
-        example = {"mask": Mask(), "positions_bt": jnp.zeros((1, 1), jnp.int32)}
-        self.encoder_blocks: Any = c.encoder_stack.declare(self, "encoder_blocks", x_btd, **example)
-        self.decoder_blocks: Any = c.decoder_stack.declare(
-            self, "decoder_blocks", x_btd, memory=x_btd, **example
-        )
+        self.encoder_blocks: Any = c.encoder_stack.declare(self, "encoder_blocks", x_btd)
+        self.decoder_blocks: Any = c.decoder_stack.declare(self, "decoder_blocks", x_btd)
 
     def __call__(self, source_bs: jax.Array, tokens_bt: jax.Array, **inputs: Any) -> jax.Array:
         """Float32 logits (b, t, v) of the next target tokens; `inputs` as for `hidden`."""

@@ -14,7 +14,6 @@ from flax import linen as nn
 from transformer.config import Nonnegative
 from transformer.errors import UserError
 from transformer.layers.linear import Linear
-from transformer.layers.masks import Mask
 from transformer.layers.stack import Block, Stack
 from transformer.models.stack_config import StackConfig
 
@@ -49,11 +48,13 @@ class LoraConfig(StackConfig):
         """See `transformer.config.refuse_idle`: and a rank of adapters that no layer has."""
         if not self.lora_rank:
             return super().idle() | dict.fromkeys(("lora_alpha", "lora_layers"), "with lora_rank 0")
+        return super().idle() | self._unmatched()
+
+    def _unmatched(self) -> dict[str, str]:
         names = dataclasses.replace(self, lora_rank=0).linears()
-        if any(re.search(self.lora_layers, name) for name in names):
-            return super().idle()
         why = f"with lora_layers {self.lora_layers!r}, which is found in none of {', '.join(names)}"
-        return super().idle() | {"lora_rank": why}
+        found = any(re.search(self.lora_layers, name) for name in names)
+        return {} if found else {"lora_rank": why}
 
     def linears(self) -> list[str]:
         """The paths of the linear layers in the blocks of the model: attention/query and so on."""
@@ -65,10 +66,9 @@ class LoraConfig(StackConfig):
             return function(*args, **kwargs)
 
         x_btd = jax.ShapeDtypeStruct((1, 1, self.d_model), self.dtype)
-        rng, positions_bt = jax.eval_shape(jax.random.key, 0), jax.ShapeDtypeStruct((1, 1), jnp.int32)
         with nn.intercept_methods(note):
             for stack in self.stacks:
-                jax.eval_shape(stack.init, rng, x_btd, memory=x_btd, mask=Mask(), positions_bt=positions_bt)
+                jax.eval_shape(stack.init, jax.eval_shape(jax.random.key, 0), x_btd)
         return sorted(found)
 
 

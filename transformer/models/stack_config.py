@@ -111,12 +111,15 @@ class StackConfig(Bounded):
             self._check_layers()
         mixer, position = MIXERS[self.mixer], POSITIONS[self.position]
         if position.of_head_width and not getattr(mixer, "heads_of_width", True):
-            having = [name for name, kind in MIXERS.items() if getattr(kind, "heads_of_width", False)]
-            expected = ", ".join(map(repr, having))
-            raise UserError(f"position: {self.position!r} with mixer {self.mixer!r}; only {expected} has it")
+            raise UserError(self._who_has_heads_of_width())
         width = self._mixer(causal=False, output_scale=1.0).rotary_width
         if position.has("rotate") and width % 2:
             raise UserError(f"head_dim: {width} is odd; {self.position} turns pairs, so it must be even")
+
+    def _who_has_heads_of_width(self) -> str:
+        having = [name for name, kind in MIXERS.items() if getattr(kind, "heads_of_width", False)]
+        only = ", ".join(map(repr, having))
+        return f"position: {self.position!r} with mixer {self.mixer!r}; only {only} has it"
 
     def _lacks(self, key: str) -> bool:
         """Whether the mixer or position encoding has no such key of `OPTIONAL`."""
