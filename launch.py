@@ -1,19 +1,19 @@
-"""Trains, evaluates and uses a model: flags -> a command of `commands/`.
+"""Trains, evaluates and uses a model.
 
 Train (the same command again resumes):  python launch.py --config=configs/lm.py
-Measure on the validation data:          python launch.py --workdir=runs/lm --mode=evaluate
+Evaluate on the validation data:         python launch.py --workdir=runs/lm --mode=evaluate
 Complete a prompt, or lines of a file:   python launch.py --workdir=runs/lm --mode=predict --prompt="def fib("
-Likelihood of TEXT<tab>CONTINUATION:      python launch.py --workdir=runs/lm --mode=score --input=pairs.tsv
-Look into the embeddings of words:       python launch.py --workdir=runs/lm --mode=analyze --neighbours=return
+Likelihood of TEXT<tab>CONTINUATION:     python launch.py --workdir=runs/lm --mode=score --input=pairs.tsv
+Analyse word embeddings:                 python launch.py --workdir=runs/lm --mode=analyze --neighbours=return
 Print a whole config, changes marked:    python launch.py --workdir=runs/lm --mode=config
 
-Any key of the config can be changed: --config.model.num_layers=6. `--mode=NAME --help` has the flags of a
+Any key of the config can be set: --config.model.num_layers=6. `--mode=NAME --help` lists the flags of a
 command, `--config=FILE --help` the keys of a config with their defaults and meanings.
 """
 
 import time
 
-STARTED = time.perf_counter()  # before anything is imported: the time to the first step counts from here
+STARTED = time.perf_counter()  # before the imports, for the time to the first step
 
 import argparse  # noqa: E402
 import functools  # noqa: E402
@@ -30,16 +30,16 @@ from transformer.errors import UserError, suggest  # noqa: E402
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser whose errors are one line."""
+    """A parser with one-line errors."""
 
     def error(self, message: str) -> None:  # type: ignore[override]
-        """Raises, instead of printing the usage and leaving."""
+        """Raises `UserError` instead of printing the usage and exiting."""
         raise UserError(message.removeprefix("argument "))
 
 
 def main(argv: list[str]) -> int:
-    """Runs one command. The exit code is 0; 2 where the user's input was at fault; and where a signal ended
-    it 128 and the signal's number, as shells have it: 130 for SIGINT, 143 for SIGTERM."""
+    """Runs one command. Returns the exit code: 0; 2 after a mistake of the user; 128 + the number of a signal
+    that ended it, 130 for SIGINT and 143 for SIGTERM."""
     try:
         flags, overrides = parse(argv)
         prepare(flags)
@@ -49,7 +49,7 @@ def main(argv: list[str]) -> int:
     except UserError as error:
         print("error:", *str(error).split("\n"), file=sys.stderr)
         return 2
-    except BrokenPipeError:  # whoever reads our output has had enough; nothing is left to flush at exit
+    except BrokenPipeError:  # the reader of the output has left; discard what is buffered
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except KeyboardInterrupt:
@@ -58,7 +58,7 @@ def main(argv: list[str]) -> int:
 
 
 def parse(argv: list[str]) -> tuple[argparse.Namespace, list[tuple[str, str]]]:
-    """The flags, and the keys to change with their values as text: [("model.num_layers", "6")]."""
+    """The flags, and the config keys to set with their values as text: [("model.num_layers", "6")]."""
     plain, overrides = split_overrides(argv)
     parser = Parser(allow_abbrev=False, add_help=False)
     add_common_flags(parser)
@@ -75,7 +75,7 @@ def parse(argv: list[str]) -> tuple[argparse.Namespace, list[tuple[str, str]]]:
 
 
 def default_workdir(flags: argparse.Namespace) -> str:
-    """The folder of a run of --config where none is named: "runs/lm-tiny" of "configs/lm.py:tiny"."""
+    """The default folder of a run: "runs/lm-tiny" for "configs/lm.py:tiny"."""
     if not flags.config:
         train = flags.mode == "train"
         what = "--config: which one? configs/lm.py, say" if train else "--workdir: which run?"
@@ -87,7 +87,7 @@ def default_workdir(flags: argparse.Namespace) -> str:
 def explain(
     parser: argparse.ArgumentParser, flags: argparse.Namespace, overrides: list[tuple[str, str]]
 ) -> None:
-    """Prints the flags of a command, and the keys of a config where one is given."""
+    """Prints the flags of a command, and the keys of a config if one is given."""
     parser.usage = "python launch.py [--mode=NAME] [--FLAG=VALUE ...] [--config.KEY=VALUE ...]"
     plain = argparse.RawDescriptionHelpFormatter
     parser.formatter_class = functools.partial(plain, max_help_position=32, width=110)
@@ -99,14 +99,14 @@ def explain(
 
 
 def add_common_flags(parser: argparse.ArgumentParser) -> None:
-    """The flags of every command."""
+    """Adds the flags of every command."""
     add = parser.add_argument
-    add("--help", "-h", action="store_true", help="this; with --config=FILE the keys of that config too")
+    add("--help", "-h", action="store_true", help="this help; with --config=FILE the keys of that config too")
     add("--mode", default="train", choices=[*COMMANDS], help="the command (train)")
     add("--workdir", default="", help="the run's folder (training: runs/<name of the config>)")
-    add("--coordinator", help="host:port of the first of several processes; a cluster's are found without")
-    add("--num_processes", type=int, help="how many there are")
-    add("--process_id", type=int, help="which of them this is, from 0")
+    add("--coordinator", help="host:port of the first process; not needed on clusters that JAX knows")
+    add("--num_processes", type=int, help="the number of processes")
+    add("--process_id", type=int, help="the number of this process, from 0")
     parser.set_defaults(config="", started=STARTED)
 
 
@@ -129,7 +129,7 @@ def split_overrides(argv: list[str]) -> tuple[list[str], list[tuple[str, str]]]:
 
 
 def why_unknown(argument: str) -> str:
-    """What is wrong with a flag that the command does not have: others have it, or it is misspelt."""
+    """Why a command does not have a flag: it belongs to other commands, or is misspelt."""
     takers: dict[str, list[str]] = {}
     for mode in COMMANDS:
         parser = Parser(add_help=False)
@@ -144,11 +144,11 @@ def why_unknown(argument: str) -> str:
 
 
 def prepare(flags: argparse.Namespace) -> None:
-    """What must be set before JAX is loaded, unless the environment says otherwise; and the meeting of
-    processes, where there are several."""
+    """Sets what must be set before JAX is imported, unless the environment does, and connects the processes
+    if there are several."""
     for name, value in process.ENVIRONMENT.items():
         os.environ.setdefault(name, value)
-    logging.set_verbosity(logging.ERROR)  # what TFDS and orbax do, line by line
+    logging.set_verbosity(logging.ERROR)  # hides the logs of TFDS and orbax
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(encoding="utf-8", errors="surrogateescape")
     counts = (os.environ.get(name, "1") for name in ("SLURM_STEP_NUM_TASKS", "OMPI_COMM_WORLD_SIZE"))
@@ -158,7 +158,7 @@ def prepare(flags: argparse.Namespace) -> None:
 
 
 def meet(flags: argparse.Namespace) -> None:
-    """Lets JAX find the other processes of the run."""
+    """Connects to the other processes of the run."""
     import jax
 
     try:

@@ -1,7 +1,8 @@
-"""What can be done with a run: one file for each command, and the folder and config files that they share.
+"""The commands of `launch.py`, one file each, and the code for run folders and config files that they share.
 
-The module of a command has a docstring, which is its help, `add_flags(parser)`, and `run(flags, overrides)`,
-which returns the exit code. It imports JAX inside its functions: flags are checked without waiting for that.
+The module of a command has a docstring (the help text), `add_flags(parser)`, and `run(flags, overrides)`,
+which returns the exit code. It imports JAX inside its functions, so that flags are checked without waiting
+for it.
 """
 
 import argparse
@@ -17,7 +18,7 @@ COMMANDS = {
     "analyze": "commands.analyze",
     "config": "commands.config",
 }
-"""The value of --mode -> module; a module is imported when it is asked for, and not before."""
+"""Value of --mode -> module; a module is imported only when it is needed."""
 
 
 def find_command(mode: str) -> Any:
@@ -26,7 +27,7 @@ def find_command(mode: str) -> Any:
 
 
 def text(value: str) -> str:
-    """The type of flags whose values are text; those of files may be any bytes, as file names may."""
+    """The type of text flags: raises if the value is not UTF-8. (File names may be any bytes.)"""
     try:
         value.encode()
     except UnicodeEncodeError:
@@ -42,12 +43,12 @@ def add_step(parser: argparse.ArgumentParser) -> None:
             return int(value) if value.isdecimal() else value
         raise argparse.ArgumentTypeError(f"{value!r}; expected a number, best or latest")
 
-    what = "which checkpoint: a step, best or latest (the best, where it is kept)"
+    what = "the checkpoint: a step, best or latest (best if the run keeps one)"
     parser.add_argument("--step", type=step, help=what)
 
 
 def add_texts(parser: argparse.ArgumentParser, prompt: str) -> None:
-    """Adds --prompt, --input and --output: texts to read, and where to write what is said of them."""
+    """Adds --prompt, --input and --output."""
     parser.add_argument("--prompt", type=text, help=prompt)
-    parser.add_argument("--input", help="a file of such texts, one a line (standard input)")
+    parser.add_argument("--input", help="a file of such texts, one per line (standard input)")
     parser.add_argument("--output", help="a file for the answers (standard output)")

@@ -1,4 +1,4 @@
-"""What a config may have otherwise than the folder of the run that it goes on with."""
+"""The differences between a config and that of the run that it resumes."""
 
 from typing import Any
 
@@ -18,22 +18,22 @@ FREE = (
     "model.scan_layers",
     "model.remat",
 )
-"""Keys, or beginnings of keys, with which a run may be resumed otherwise than it began: how long and how
-often, where and in which pieces things are computed. What is computed stays the same."""
+"""Prefixes of keys that may change when a run is resumed: they do not change what is computed, but how long,
+how often, on which devices and in which parts."""
 
 FIXED = ("train.batch_size",)
-"""Keys among `FREE` that may not change after all."""
+"""Exceptions from `FREE`, which may not change."""
 
 LOCATIONS = ("data.source", "data.validation_source")
-"""Keys that say where the data are; what they are is compared by itself."""
+"""Keys that name the location of the data; their content is compared separately."""
 
 
 def differences(config: Any, here: dict[str, Any], there: dict[str, Any], data_known: bool) -> str:
-    """The keys in which a config, whose values are `here`, is not that of the folder, `there`, in one line;
-    "" where it may go on. With `data_known` the data are compared by themselves, wherever they are now.
+    """The keys in which a config, with the values `here`, conflicts with the folder's config, `there`, in one
+    line; "" if the run may be resumed. With `data_known` the locations of the data may differ.
 
-    Idle keys may differ: their defaults may have changed since. What is idle in one of two configs is so in
-    both, or else a key differs that makes it so.
+    Keys without effect (see `transformer.config.idle_keys`) may differ: their defaults may have changed. A
+    key without effect in only one of two configs implies that another key differs.
     """
     idle = {key for key, *_ in idle_keys(config)}
     keys = [key for key in here | there if here.get(key) != there.get(key)]

@@ -1,4 +1,4 @@
-"""Opens runs: config file, or a folder's config -> values -> checked config -> experiment -> `Run`."""
+"""Opens runs: a config file or a folder's config -> values -> checked config -> experiment -> `Run`."""
 
 import ast
 import json
@@ -24,7 +24,7 @@ from transformer.training.run import Run
 DROPOUTS = ("dropout", "embedding_dropout", "attention_dropout")
 ADAPTERS = ("lora_rank", "lora_alpha", "lora_layers")
 OWN = (*DROPOUTS, "dtype", "kernel", "scan_layers", "remat", *ADAPTERS)
-"""Keys of a model that say how it is trained and computed, and not what it is."""
+"""Keys of `model` that concern training and computation, not the architecture."""
 
 OVER = ("train.", "optimizer.", "initialize_")
 STILL = (
@@ -34,25 +34,25 @@ STILL = (
     "train.batch_size",
     "train.keep_best",
 )
-"""Beginnings of keys that are for training alone, and those among them that say how a trained model is
-measured or chosen."""
+"""Prefixes of keys that concern training only, and exceptions that concern evaluation or the choice of a
+checkpoint."""
 
 ROOT = Path(__file__).resolve().parent.parent
-"""Where config files are looked for that are not in the current folder."""
+"""The folder in which config files are searched besides the current folder."""
 
 Overrides = Iterable[tuple[str, str]]
-"""Keys of the config and what to set them to, as text: ("model.num_layers", "4")."""
+"""Config keys and their values as text: ("model.num_layers", "4")."""
 
 ConfigSource = str | Mapping[str, Any]
-"""A config file, "file.py" or "file.py:preset", or the values themselves: a `ConfigDict`, say."""
+"""A config file, "file.py" or "file.py:preset", or the values, such as a `ConfigDict`."""
 
 
 def read_config(argument: ConfigSource, overrides: Overrides = ()) -> dict[str, Any]:
-    """The values of a config, plain and nested, not yet checked. A file that is not in the current folder is
-    looked for beside `launch.py`.
+    """The values of a config as nested dictionaries, not yet checked. A file is searched in the current
+    folder, then beside `launch.py`.
 
     Raises:
-      UserError: there is no such file or preset, or the file fails.
+      UserError: no such file or preset, or the file fails.
     """
     values = _run_file(argument) if isinstance(argument, str) else _plain(argument)
     override(values, overrides)
@@ -63,7 +63,7 @@ def _run_file(argument: str) -> dict[str, Any]:
     name, _, preset = argument.partition(":")
     path = name if Path(name).is_file() else str(ROOT / name)
     if not Path(path).is_file():
-        raise UserError(f"--config: there is no file {name!r}; configs/lm.py is one to begin with")
+        raise UserError(f"--config: there is no file {name!r}; configs/lm.py is an example")
     try:
         return runpy.run_path(path)["get_config"](*([preset] if preset else [])).to_dict()
     except Exception as error:
@@ -71,9 +71,9 @@ def _run_file(argument: str) -> dict[str, Any]:
 
 
 def _why_it_failed(path: str, error: Exception) -> str:
-    """An error in a config file, in one line, with the last line of the file that was run."""
+    """An error in a config file, in one line, with its line number."""
     said = " ".join(str(error).split())
-    # Of an unknown key ml_collections lists all others, with their values, before the one that was meant.
+    # For an unknown key ml_collections lists all others with their values before its suggestion.
     said = re.sub(r" and cannot be added .*(Did you mean)", r". \1", said)
     if isinstance(error, ValueError):
         return f"{path}: {said}"
@@ -85,9 +85,8 @@ def _why_it_failed(path: str, error: Exception) -> str:
 
 
 def override(values: dict[str, Any], overrides: Iterable[tuple[str, str]]) -> None:
-    """Sets each key, "model.num_layers", to the value that its text means where it stands: a text stays a
-    text, of a list a single text or group is one, and anything else is read as Python or JSON writes it.
-    Unknown keys are for `from_values` to report."""
+    """Sets each key, "model.num_layers", to its parsed value: text for a text key, a list for a list key
+    (also from a single item), otherwise a Python or JSON literal. `from_values` reports unknown keys."""
     for key, text in overrides:
         *groups, name = key.split(".")
         group = values
@@ -118,19 +117,19 @@ def _parse(text: str, default: Any) -> Any:
 
 
 def _plain(value: Any) -> Any:
-    """A copy, of a `ConfigDict` too, whose groups are dictionaries."""
+    """A copy of a mapping or `ConfigDict` as nested dictionaries."""
     return {key: _plain(each) for key, each in value.items()} if hasattr(value, "items") else value
 
 
 def check_config(values: dict[str, Any], overrides: Overrides = ()) -> Any:
-    """The frozen config of the experiment that the key `experiment` names, every key of it checked."""
+    """The checked, frozen config of the experiment that the key `experiment` names."""
     override(values, overrides)
     return from_values(find_experiment(values.get("experiment")).Config, values)
 
 
 def inherit(values: dict[str, Any], folder: Workdir) -> dict[str, Any]:
-    """The values, with the model's own from the run that `initialize_from` names, or from the folder's once
-    it has begun: a pre-trained model is what it is, and need not be described again."""
+    """The values, with the architecture of the run that `initialize_from` names, or of the folder's own run
+    once it has begun, so that a config need not repeat it."""
     source = folder if folder.begun else named(values["initialize_from"])
     if isinstance(values.get("model"), dict):
         theirs = source.read_config().get("model", {})
@@ -143,18 +142,18 @@ def inherit(values: dict[str, Any], folder: Workdir) -> dict[str, Any]:
 def open_to_train(
     folder: Workdir, overrides: Overrides, config: ConfigSource, accept_data: bool, hooks: Sequence[Hook]
 ) -> Run:
-    """The run of a config, or else of the folder's own, to be trained in the folder. It is checked as far as
-    it can be before anything of it is written.
+    """The run of a config, by default the folder's own, to train in the folder. Nothing is written before all
+    checks have passed.
 
     Raises:
-      UserError: an impossible config; a folder of another run, of other data (unless `accept_data`), or that
-        has trained longer than the config says.
+      UserError: an impossible config; a folder with another run, with other data (unless `accept_data`), or
+        that has trained for more steps than the config says.
     """
     values = read_config(config) if config else folder.read_config()
     override(values, overrides)
     if values.get("initialize_from"):
         values = inherit(values, folder)
-    frozen = check_config(values, overrides)  # which win over what is inherited too
+    frozen = check_config(values, overrides)  # overrides win over inherited keys
     if folder.path.exists():
         folder.check(frozen)
     steps, trained = frozen.train.steps, folder.trained_steps()
@@ -173,7 +172,7 @@ def open_to_train(
 def open_run(
     folder: Workdir, config: Any, hooks: Sequence[Hook] = (), lengths: Sequence[tuple[int, int]] = ()
 ) -> Run:
-    """The run of a config, with the folder's tokenizer and labels where it has them, or else with the
+    """The run of a config, with the folder's tokenizer and labels if it has them, otherwise with the
     tokenizer of the run that `initialize_from` names; `hooks` and `lengths` are those of `Run`."""
     kept = folder.read_kept()
     if config.initialize_from and "tokenizer" not in kept:
@@ -184,31 +183,31 @@ def open_run(
 
 
 def named(run: str | os.PathLike) -> Workdir:
-    """The folder of "runs/lm", or of "runs/lm@200", which names a checkpoint of it."""
+    """The folder in "runs/lm", or in "runs/lm@200", which names a checkpoint."""
     return Workdir(split_step(run)[0])
 
 
 def reopen_run(workdir: str | os.PathLike, overrides: Overrides = ()) -> Run:
-    """The run that a folder holds.
+    """The run in a folder.
 
     Raises:
-      UserError: it holds none, or one that has no checkpoint yet; a key that cannot matter any more.
+      UserError: no run, no checkpoint, or an override of a key that concerns training only.
     """
     folder = named(workdir)
     values = folder.read_config()
     if not folder.begun:
         raise UserError(f"--workdir: {folder.path} has no checkpoints yet; train first")
     if over := [key for key, _ in overrides if key.startswith(OVER) and key not in STILL]:
-        raise UserError(f"--config.{over[0]}: it is for training, and changes nothing of a trained model")
+        raise UserError(f"--config.{over[0]}: it concerns training, and does not change a trained model")
     return open_run(folder, check_config(values, overrides))
 
 
 def chosen(run: Run, workdir: str | os.PathLike, step: Step | None = None) -> Step:
-    """Which checkpoint is meant: `step`, or the one that `workdir` names, "runs/lm@200"; where none is, the
-    best one, where the run keeps it, or the latest.
+    """The checkpoint to use: `step`, or the one in `workdir`, "runs/lm@200", or the best one if the run keeps
+    it, or the latest.
 
     Raises:
-      UserError: both name one, and not the same.
+      UserError: `step` and `workdir` name different ones.
     """
     other = split_step(workdir)[1]
     if step is not None and other not in (None, step):
@@ -220,7 +219,7 @@ def chosen(run: Run, workdir: str | os.PathLike, step: Step | None = None) -> St
 def load(
     workdir: str | os.PathLike, overrides: Overrides = (), step: Step | None = None
 ) -> tuple[Run, Params]:
-    """The run that a folder holds, and its trained parameters: those of `step`, as `chosen` says. In a
-    notebook, `run.experiment` has the model. Raises as `reopen_run` does."""
+    """The run in a folder and its trained parameters of the checkpoint by `chosen`. Raises as
+    `reopen_run`."""
     run = reopen_run(workdir, overrides)
     return run, run.restore_params(chosen(run, workdir, step))

@@ -1,4 +1,4 @@
-"""Answers texts with a trained model: completes a prompt, or the lines of a file.
+"""Predicts with a trained model: completes a prompt, or answers the lines of a file.
 
 python launch.py --workdir=runs/lm --mode=predict --prompt="def fib(" --temperature=0.5
 python launch.py --workdir=runs/lm --mode=predict --input=texts.txt --output=answers.txt
@@ -19,37 +19,36 @@ if TYPE_CHECKING:
     from transformer.training.run import Run
 
 DECODING = ("temperature", "top_k", "top_p", "min_p", "num_samples", "max_new_tokens")
-"""Keys of the run's group `sample` or `generate` that are flags too."""
+"""Keys of the config group `sample` or `generate` that are also flags."""
 
 
 def add_flags(parser: Any) -> None:
     """The flags of this command."""
     add_texts(parser, "a text to complete, or to answer")
     add_step(parser)
-    parser.add_argument("--seed", type=int, default=0, help="another one gives other samples (0)")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the samples (0)")
     for name in DECODING:
         parser.add_argument(
-            f"--{name}", type=text, help=f"instead of the run's sample.{name} or generate.{name}"
+            f"--{name}", type=text, help=f"overrides sample.{name} or generate.{name} of the run"
         )
-    what = "the folder of a smaller language model with the same tokenizer, which proposes tokens"
+    what = "run folder of a smaller language model with the same tokenizer, for speculative decoding"
     parser.add_argument("--draft", help=what)
-    what = "with --draft: the target reads so many proposals at once, and one more is checked (4)"
+    what = "with --draft: the number of proposed tokens that the model reads in a pass (4)"
     parser.add_argument("--draft_tokens", type=int, default=4, help=what)
-    what = r"end before this text; \n is a line break, and it may be given again"
+    what = r"stop string, before which an answer ends; \n is a line break; may be repeated"
     parser.add_argument("--stop", type=text, action="append", help=what)
 
 
 def run(flags: argparse.Namespace, overrides: "Overrides") -> int:
-    """Completes --prompt; or, without one, answers each line of the file --input (standard input), or each
-    record of a source KIND:WHERE, with one line for each sample. Writes to the file --output (standard
-    output), and where that was interrupted, goes on behind what is there.
+    """Answers --prompt, or each line of the file --input (standard input), or each record of a source
+    KIND:WHERE, with one line per sample. Writes to the file --output (standard output), and continues an
+    interrupted output.
 
-    --draft is the folder of a smaller language model with the same tokenizer, which proposes the tokens
-    (speculative decoding): what is written is the same at temperature 0, and has the same distribution at any
-    other.
+    --draft is the run folder of a smaller language model with the same tokenizer, for speculative decoding:
+    the output is the same at temperature 0, and has the same distribution at any other.
 
-    A prompt's only answer appears at a terminal as it is written. In lines a line break of the answer is
-    written \\n, and a backslash \\\\, so that they stay lines.
+    At a terminal the only answer to a prompt is streamed. In output lines a line break is written \\n and a
+    backslash \\\\.
     """
     if not 0 <= flags.seed < 1 << 32:
         raise UserError(f"--seed: {flags.seed}; expected a number from 0 to 2^32 - 1")
@@ -70,8 +69,8 @@ def run(flags: argparse.Namespace, overrides: "Overrides") -> int:
 
 
 def answer_prompt(run: "Run", flags: argparse.Namespace) -> None:
-    """Writes the answers to --prompt, behind the text where they continue it; at a terminal an only answer is
-    printed as it comes."""
+    """Writes the answers to --prompt, after the prompt if they continue it; at a terminal a single answer is
+    streamed."""
     import jax
 
     from commands.opening import chosen
@@ -92,8 +91,7 @@ def answer_prompt(run: "Run", flags: argparse.Namespace) -> None:
 
 
 def answer_input(run: "Run", flags: argparse.Namespace, overrides: "Overrides") -> None:
-    """Writes the answers to each text of --input, one a line, behind those that an interrupted command has
-    answered."""
+    """Writes the answers to the texts of --input, one per line, after those of an interrupted command."""
     import jax
     from tqdm import tqdm
 
@@ -111,7 +109,7 @@ def answer_input(run: "Run", flags: argparse.Namespace, overrides: "Overrides") 
     with writing(flags.output, of) as out, run.placed():
         params, first = run.restore_params(step), out.done
         texts = itertools.islice(given.texts(), first, None)
-        # At a terminal each text is answered before the next one is read.
+        # From a keyboard each text is answered before the next one is read.
         batches = ([text] for text in texts) if not flags.input and sys.stdin.isatty() else [texts]
         with tqdm(
             total=given.count, initial=first, desc="answering", unit=" texts", disable=no_bar, **BAR
@@ -125,7 +123,7 @@ def answer_input(run: "Run", flags: argparse.Namespace, overrides: "Overrides") 
 def answers_of(
     run: "Run", flags: argparse.Namespace, step: "Step", overrides: "Overrides", digest: str
 ) -> dict[str, Any]:
-    """What the answers are of, by which an interrupted command is known again."""
+    """Identifies input, model and flags, so that an interrupted command can be continued."""
     checkpoints = [run.folder.checkpoints / str(each) for each in run.which(step)]
     parameters = [[str(path.absolute()), path.stat().st_mtime_ns] for path in checkpoints]
     of = {"checkpoints": parameters, "input": digest, "seed": flags.seed, "keys": sorted(overrides)}
@@ -133,16 +131,16 @@ def answers_of(
 
 
 def print_pieces(pieces: Iterable[str]) -> None:
-    """Each as soon as it is there."""
+    """Prints pieces as they arrive."""
     for piece in pieces:
         print(piece, end="", flush=True)
 
 
 def add_draft(experiment: Any, draft: str, draft_tokens: int) -> None:
-    """Lets the model of the folder `draft` propose the experiment's tokens.
+    """Uses the model in the folder `draft` for speculative decoding.
 
     Raises:
-      UserError: one of the two is no language model, or the draft does not fit (`use_draft`).
+      UserError: one of the two is no language model, or the draft model does not fit (`use_draft`).
     """
     from commands.opening import load
 
@@ -157,11 +155,11 @@ def add_draft(experiment: Any, draft: str, draft_tokens: int) -> None:
 
 
 def decoding_keys(values: dict[str, Any], flags: Mapping[str, str | list[str]]) -> list[tuple[str, str]]:
-    """The keys that flags of decoding, {"temperature": "0.5"}, mean in a run with these values: those of its
-    group `sample`, or `generate`. In a text that stops, backslashes are as answers are written.
+    """The config keys for decoding flags, {"temperature": "0.5"}, in the run's group `sample` or `generate`.
+    Stop strings have the escapes of output lines.
 
     Raises:
-      UserError: the run writes no text, or its decoding has no such key.
+      UserError: the run generates no text, or its decoding has no such key.
     """
     from transformer.data.line_escapes import unescape
 

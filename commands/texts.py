@@ -1,4 +1,4 @@
-"""Texts in and answers out: what `--input` names, and the file that an interrupted command goes on with."""
+"""Input texts and output files of commands, which can be continued after an interruption."""
 
 import contextlib
 import hashlib
@@ -18,17 +18,17 @@ from commands.columns import look_for_columns
 from transformer.errors import UserError
 
 KINDS = {".jsonl": "jsonl", ".csv": "csv", ".tsv": "tsv"}
-"""What a file is by the end of its name, where a config could have it so."""
+"""Suffix of a file -> kind of source."""
 
 NOTED_EVERY = 1.0
-"""Seconds after which it is noted how far the answers go: what a killed program has to answer again."""
+"""Seconds between notes of the progress: a killed program repeats at most the answers of this time."""
 
 
 @dataclass(frozen=True)
 class Input:
-    """Texts to be read from the first on, as often as is asked for.
+    """Input texts, which can be iterated repeatedly.
 
-    `count` and `digest`, of all of them, are None where they come as they are read (from a pipe, say).
+    `count` and `digest` are those of all texts, or None if the texts are streamed, as from a pipe.
     """
 
     texts: Callable[[], Iterator[str]]
@@ -37,16 +37,16 @@ class Input:
 
 
 def is_source(text: str, data: Any) -> bool:
-    """Whether it names a source, "tsv:my.tsv", and no file."""
+    """Whether the text names a source, "tsv:my.tsv", and not a file."""
     kind, colon, _ = text.partition(":")
     return kind in data.kinds and (bool(colon) or not Path(text).exists())
 
 
 def as_source(text: str, data: Any) -> str:
-    """The source that a file is, or the one that is named.
+    """The source of a file, by its suffix, or the named source.
 
     Raises:
-      UserError: there is no such file, or it is unknown what it is a file of.
+      UserError: no such file, or an unknown suffix.
     """
     if is_source(text, data):
         return text
@@ -56,25 +56,25 @@ def as_source(text: str, data: Any) -> str:
     suffixes = [suffix for suffix in path.suffixes if suffix != ".gz"]
     kind = KINDS.get(suffixes[-1] if suffixes else "", data.lines)
     if kind not in data.kinds:
-        raise UserError(f"--input: {text}: in which form? expected KIND:{text}, of {kinds}")
+        raise UserError(f"--input: {text}: unknown format; expected KIND:{text} with a kind of {kinds}")
     return f"{kind}:{text}"
 
 
 def check_files(prompt: str | None, source: str | None, target: str | None) -> None:
-    """Refuses two inputs, and an output that is the file to be read.
+    """Checks the flags.
 
     Raises:
-      UserError: that is so.
+      UserError: there are two inputs, or the output is the input.
     """
     if prompt is not None and source is not None:
-        raise UserError("--input: there is a --prompt already; give one of them")
+        raise UserError("--input: --prompt is given too; give one of them")
     both = source and target and Path(target).exists() and Path(source).exists()
     if both and Path(str(source)).samefile(str(target)):
         raise UserError(f"--output: {target} is the input too")
 
 
 def texts_of(prompt: str | None, source: str | None) -> Iterator[str]:
-    """The prompt alone, or the lines of a file or of standard input as they come; there is one at least."""
+    """The prompt, or the lines of a file or of standard input as they are read; at least one."""
     if prompt is not None:
         yield prompt
         return
@@ -83,14 +83,14 @@ def texts_of(prompt: str | None, source: str | None) -> Iterator[str]:
         empty = False
         yield line
     if empty:
-        raise UserError(f"--input: {source or 'standard input'} is empty; expected one text a line")
+        raise UserError(f"--input: {source or 'standard input'} is empty; expected one text per line")
 
 
 def open_input(source: str | None, experiment: Any) -> Input:
-    """The texts to be answered; a file, or a source, is read through and looked at before anything else.
+    """The input texts; a file or a source is read and checked as a whole first.
 
     Raises:
-      UserError: it is missing, empty or no text, or plainly not what the run answers.
+      UserError: it is missing, empty, not text, or not valid input of the experiment.
     """
     if source is None or _special(source):
         return Input(lambda: texts_of(None, source))
@@ -108,15 +108,15 @@ def open_input(source: str | None, experiment: Any) -> Input:
 
 
 def lines(source: str | None) -> Iterator[str]:
-    """The lines of a file, or of standard input, without their ends; a byte that is not UTF-8 is an error of
-    its line."""
+    """The lines of a file or of standard input; raises an error with the line number if a line is not
+    UTF-8."""
     name = source or "standard input"
     if source and not Path(source).exists():
         raise UserError(f"--input: there is no file {source!r}")
     if source and Path(source).is_dir():
         raise UserError(f"--input: {source} is a folder; expected a file")
     if not source and sys.stdin.isatty():
-        print("Reading one text a line from the keyboard; Ctrl-D ends.", file=sys.stderr)
+        print("Reading one text per line from the keyboard; Ctrl-D ends.", file=sys.stderr)
     try:
         with open(source or 0, encoding="utf-8", errors="surrogateescape", closefd=bool(source)) as stream:
             for number, line in enumerate(stream, 1):
@@ -130,52 +130,52 @@ def lines(source: str | None) -> Iterator[str]:
 
 
 def _special(source: str) -> bool:
-    """Whether it is a pipe, say, which can be read once only."""
+    """Whether the file is a pipe or similar, which can be read only once."""
     path = Path(source)
     return path.exists() and not path.is_file() and not path.is_dir()
 
 
 def _counted(texts: Callable[[], Iterator[str]], name: str) -> Input:
-    """What `texts` gives, of which there is one at least."""
+    """The non-empty input `texts`, with count and digest."""
     found, count = hashlib.blake2b(digest_size=16), 0
     for text in texts():
         found.update(text.encode() + b"\n")
         count += 1
     if not count:
-        raise UserError(f"--input: {name} is empty; expected one text a line")
+        raise UserError(f"--input: {name} is empty; expected one text per line")
     return Input(texts, count, found.hexdigest())
 
 
 class Answers:
-    """A stream of answers, and how many texts have theirs."""
+    """A stream of answers, and the number of answered texts."""
 
     def __init__(self, stream: TextIO) -> None:
         self.stream, self.done = stream, 0
 
     def write(self, answers: Sequence[str]) -> None:
-        """The lines of one text."""
+        """Writes the answers to one text, a line each."""
         self.stream.write("".join(answer + "\n" for answer in answers))
         self.stream.flush()
         self.done += 1
 
 
 class ResumableAnswers(Answers):
-    """Answers in a file, with a note beside it of how far they go and what they are `of`."""
+    """Answers in a file, with a note beside it of their progress and their input, `of`."""
 
     def __init__(self, stream: TextIO, note: Path, of: Mapping[str, Any], done: int) -> None:
-        """Goes on behind the answers to the first `done` texts."""
+        """Continues after the answers to the first `done` texts."""
         self.stream, self.done, self._note, self._of = stream, done, note, of
         self._noted = time.monotonic()
 
     def write(self, answers: Sequence[str]) -> None:
-        """The lines of one text."""
+        """Writes the answers to one text, a line each."""
         self.stream.write("".join(answer + "\n" for answer in answers))
         self.done += 1
         if time.monotonic() - self._noted > NOTED_EVERY:
             self.note()
 
     def note(self) -> None:
-        """Writes down how far the answers go, which are on the disk by then."""
+        """Flushes the answers to the disk, then notes their number."""
         self.stream.flush()
         said = {"of": self._of, "texts": self.done, "bytes": os.fstat(self.stream.fileno()).st_size}
         part = self._note.with_name(self._note.name + ".new")
@@ -185,22 +185,22 @@ class ResumableAnswers(Answers):
 
 
 def writing(target: str | None, of: Mapping[str, Any] | None = None) -> AbstractContextManager[Answers]:
-    """Answers to standard output, or to a file that appears when all are written; on all processes but the
-    first one nothing is written.
+    """Answers to standard output, or to a file that appears when all are written; only the first process
+    writes.
 
-    Until then they are in TARGET.part. With `of`, which says what they answer and how, an interrupted
-    command leaves that there, with a note, TARGET.part.json, of how far it goes; the same command goes on
-    behind them (`done` counts them).
+    Until then they are in TARGET.part. With `of`, which identifies the input and the model, an interrupted
+    command leaves this file and a note of its progress, TARGET.part.json; the same command continues it
+    (`done` counts the answered texts).
 
     Raises:
-      UserError: there is a TARGET.part of something else.
+      UserError: TARGET.part exists and has answers to another input.
     """
     if jax.process_index() != 0:
         target = os.devnull
     if not target:
         return contextlib.nullcontext(Answers(sys.stdout))
     path = Path(target)
-    if path.exists() and not path.is_file():  # a pipe, say, or /dev/null
+    if path.exists() and not path.is_file():  # a pipe or /dev/null
         return _to_special(path)
     return _to_file(path) if of is None else _resuming(path, of)
 
@@ -253,7 +253,7 @@ def _resuming(path: Path, of: Mapping[str, Any]) -> Iterator[Answers]:
 
 
 def _left(part: Path, note: Path, of: Mapping[str, Any]) -> tuple[int, int]:
-    """How many texts an interrupted command has answered in `part`, and its size up to there."""
+    """The number of texts that an interrupted command has answered in `part`, and the size up to there."""
     try:
         said = json.loads(note.read_text())
         same, done, size = said["of"] == json.loads(json.dumps(of)), int(said["texts"]), int(said["bytes"])
@@ -278,5 +278,5 @@ def _open(path: Path, mode: str, target: Path) -> TextIO:
 
 
 def one_line(text: str) -> str:
-    """The text in a line: a line break is written \\\\n, and a backslash \\\\\\\\."""
+    """The text with line breaks as \\\\n and backslashes as \\\\\\\\."""
     return text.replace("\\", "\\\\").replace("\r", "\\r").replace("\n", "\\n")

@@ -1,4 +1,4 @@
-"""Trains a run, or goes on with it where its folder has checkpoints.
+"""Trains a run, or resumes it if its folder has checkpoints.
 
 python launch.py --config=configs/lm.py [--workdir=runs/mine] [--config.model.num_layers=4]
 """
@@ -24,11 +24,11 @@ def add_flags(parser: Any) -> None:
     parser.add_argument(
         "--config", help="a config file, configs/lm.py, or a preset of it, configs/lm.py:tiny"
     )
-    parser.add_argument("--accept_data", action="store_true", help="go on with data that have changed")
+    parser.add_argument("--accept_data", action="store_true", help="resume with data that have changed")
 
 
 def run(flags: argparse.Namespace, overrides: "Overrides") -> int:
-    """Trains; the exit code."""
+    """Trains; returns the exit code."""
     reason = train(flags.workdir, overrides, flags.config, flags.started, flags.accept_data)
     return 0 if reason == "finished" else 128 + signal.Signals[reason]
 
@@ -41,12 +41,12 @@ def train(
     accept_data: bool = False,
     hooks: Sequence["Hook"] = (),
 ) -> str:
-    """Trains from the beginning, or from the latest checkpoint in the folder, and says what there is now.
-    Returns why training ended: "finished", or the name of a signal.
+    """Trains from scratch or from the latest checkpoint in the folder, and prints a summary. Returns why
+    training ended: "finished", or the name of a signal.
 
-    `config` is a config file, or what its `get_config` gives; without it the folder's own config goes on.
-    Data that have changed since the run began are refused, unless `accept_data`. `hooks` are called after the
-    run's own. Whoever reads what is said may leave: training goes on.
+    `config` is a config file or the result of its `get_config`; the default is the folder's own config. Data
+    that have changed since the run began are an error, unless `accept_data`. `hooks` are called after the
+    run's own. Training goes on if the reader of the output exits.
     """
     import jax
 
@@ -57,7 +57,7 @@ def train(
 
     if split_step(workdir)[1] is not None:
         raise UserError(
-            f"--workdir: {workdir} names a checkpoint; begin another run with it: initialize_from"
+            f"--workdir: {workdir} names a checkpoint; to start another run from it, use initialize_from"
         )
     folder = Workdir(workdir)
     with lasting(), contextlib.ExitStack() as stack:
@@ -65,7 +65,7 @@ def train(
         if known:
             stack.enter_context(exclusive(folder.lock))
         run = open_to_train(folder, overrides, config, accept_data, hooks)
-        if not known:  # until here nothing is written, a lock neither
+        if not known:  # nothing is written before this, not even a lock
             stack.enter_context(exclusive(folder.lock))
             with together():
                 if jax.process_index() == 0 and folder.config.is_file():
@@ -76,7 +76,7 @@ def train(
             print(*_opening_lines(run, folder.trained_steps()), sep="\n", flush=True)
         _, reason = run.train(started)
         if first:
-            lines = closing(run, folder) if reason == "finished" else [f"Go on with: {command(folder)}"]
+            lines = closing(run, folder) if reason == "finished" else [f"Resume with: {command(folder)}"]
             for line in lines:
                 print(line)
         return reason
@@ -99,7 +99,7 @@ def _opening_lines(run: "Run", trained: int) -> Iterator[str]:
 
 
 class Lasting:
-    """A stream that goes on when its reader has left: what is written from then on is dropped."""
+    """A stream that drops its output when its reader has exited."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
@@ -118,7 +118,7 @@ class Lasting:
 
 
 def silence(stream: TextIO) -> None:
-    """Lets what is still buffered, and all that follows, go nowhere: no error is left for the exit."""
+    """Redirects a stream to the null device, so that buffered output raises no error at exit."""
     null = os.open(os.devnull, os.O_WRONLY)
     os.dup2(null, stream.fileno())
     os.close(null)
@@ -126,7 +126,7 @@ def silence(stream: TextIO) -> None:
 
 @contextlib.contextmanager
 def lasting() -> Iterator[None]:
-    """Inside, no reader of standard output or error that leaves (`| head -1`) stops anything."""
+    """A context in which output goes on without error after its reader has exited (`| head -1`)."""
     out: Any = Lasting(sys.stdout)
     error: Any = Lasting(sys.stderr)
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(error):

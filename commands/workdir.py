@@ -1,4 +1,4 @@
-"""The folder of a run: everything that it needs to resume, evaluate and predict."""
+"""The folder of a run, with everything to resume, evaluate and predict."""
 
 import contextlib
 import json
@@ -25,20 +25,20 @@ from transformer.training.checkpoint import trained_steps
 
 try:
     import fcntl
-except ImportError:  # no POSIX system: nothing to lock with
+except ImportError:  # not a POSIX system: no locks
     fcntl = None  # type: ignore[assignment]
 
 LONGEST = 1024
-"""Bytes of an error that the first process tells the others."""
+"""The most bytes of an error that the first process sends to the others."""
 
 
 class Workdir(RunFolder):
-    """A run's folder, read, written and checked."""
+    """A run's folder: reading, writing and checks."""
 
-    lock = Inside("lock")  # what a training holds, and no other may (see `exclusive`)
+    lock = Inside("lock")  # held while training (see `exclusive`)
 
     def __init__(self, path: str | os.PathLike) -> None:
-        """A folder of this system, and no checkpoint in it."""
+        """`path` is a local folder, without the name of a checkpoint."""
         if re.match(r"\w[\w.+-]*://", str(path)):
             raise UserError(
                 f"--workdir: {path} is on another system; expected a folder of this one, or mounted"
@@ -47,16 +47,14 @@ class Workdir(RunFolder):
 
     @property
     def begun(self) -> bool:
-        """Whether there is something to go on with: a complete checkpoint. What else an attempt has left that
-        ended before its first one is written anew."""
+        """Whether there is a complete checkpoint. Without one, all other files are overwritten."""
         return self.trained_steps() > 0
 
     def read_config(self) -> dict[str, Any]:
-        """The values of the run's config, which are checked again when they are frozen; a key that is newer
-        than the folder has its default.
+        """The unchecked values of the run's config; keys that are newer than the folder have their defaults.
 
         Raises:
-          UserError: the folder is none of a run.
+          UserError: it is not the folder of a run.
         """
         if not self.config.is_file():
             raise UserError(f"--workdir: {self.path} {self._no_run()}")
@@ -73,10 +71,10 @@ class Workdir(RunFolder):
         return no_config if self.path.is_dir() else "does not exist"
 
     def check(self, config: Any) -> None:
-        """Makes sure that what is there is an empty folder, or one of a run with this config.
+        """Checks that the folder is empty or missing, or has a run that may be resumed with this config.
 
         Raises:
-          UserError: it belongs to another run.
+          UserError: it has another run or other files.
         """
         if not self.path.is_dir():
             raise UserError(f"--workdir: {self.path} is a file")
@@ -96,8 +94,7 @@ class Workdir(RunFolder):
             )
 
     def read_kept(self) -> dict[str, Any]:
-        """What the run learned from its data before it trained, by name: what `write` was given. Nothing,
-        where it has not begun."""
+        """Tokenizer and labels as stored by `write`, by name; {} if the run has not begun."""
         kept: dict[str, Any] = {}
         if self.begun and self.tokenizer.exists():
             kept["tokenizer"] = Tokenizer.load(self.tokenizer)
@@ -106,8 +103,8 @@ class Workdir(RunFolder):
         return kept
 
     def check_data(self, data: Any) -> None:
-        """Makes sure that a run that has begun goes on with the data it began with. A run that kept no such
-        thing goes on with any.
+        """Checks that a run that has begun is resumed with the same data. Old runs that did not store their
+        content are not checked.
 
         Raises:
           UserError: a file, another source or the tokenizer has changed.
@@ -130,9 +127,8 @@ class Workdir(RunFolder):
             )
 
     def read_lengths(self, steps: int) -> list[tuple[int, int]]:
-        """Where `train.steps` was changed, for a run that has begun and now goes on to `steps`: (at, before),
-        ... with the step up to which the run was to have `before` steps. What was changed twice between the
-        same two steps of training was changed once."""
+        """The changes of `train.steps` in a run that is resumed with `steps`, as (at, before): until step
+        `at` the run was to have `before` steps. Several changes at the same step count as one."""
         known = _read_json(self.lengths) if self.lengths.exists() else []
         trained = self.trained_steps()
         before = self.read_config()["train"]["steps"]
@@ -143,13 +139,13 @@ class Workdir(RunFolder):
         return [(at, length) for at, length in known]
 
     def write(self, config: Any, data: Any) -> None:
-        """Keeps the whole config and what is known of the data, and the tokenizer and labels where there are
-        any, unless the run has begun with them; a reader sees old ones or new ones, never parts."""
+        """Stores the config and the content of the data, and unless the run has begun tokenizer and labels.
+        Files are replaced atomically."""
         begun, kept = self.begun, data.kept()
         self.path.mkdir(parents=True, exist_ok=True)
         lengths = self.read_lengths(config.train.steps) if begun else []
         if lengths or self.lengths.exists():
-            _write_json(self.lengths, lengths)  # before the config, by which it is known
+            _write_json(self.lengths, lengths)  # before the config, from which changes are detected
         if "tokenizer" in kept and not (begun and self.tokenizer.exists()):
             kept["tokenizer"].save(self.tokenizer)
         if "labels" in kept and not (begun and self.labels.exists()):
@@ -158,7 +154,7 @@ class Workdir(RunFolder):
         _write_json(self.config, to_values(config), indent=2)
 
     def trained_steps(self) -> int:
-        """The step of the latest checkpoint; 0 where there is none."""
+        """The step of the latest checkpoint, or 0."""
         return trained_steps(self.checkpoints)
 
 
@@ -187,7 +183,7 @@ def flatten(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def describe(data: Any) -> dict[str, Any]:
-    """What is kept of the data of an experiment, to be compared when the run goes on."""
+    """What a run stores of its data, to compare when it is resumed."""
     kept = data.kept()
     described = {"sources": data.contents()}
     if "tokenizer" in kept:
@@ -199,8 +195,8 @@ def describe(data: Any) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def exclusive(path: Path) -> Iterator[None]:
-    """Holds the lock file `path`, which names its holder and is there only as long; the system frees it when
-    the process ends, however that is. In a run of several processes the first one holds it for all.
+    """Holds the lock file `path`, which names its holder and is removed at the end; the system frees the lock
+    if the process dies. With several processes the first one holds it for all.
 
     Raises:
       UserError: another process holds it, or the folder cannot be written.
@@ -213,7 +209,7 @@ def exclusive(path: Path) -> Iterator[None]:
 
 
 def together() -> contextlib.AbstractContextManager[None]:
-    """What is refused on the first process is refused on all, so that none waits for one that has left."""
+    """Raises errors of the first process on all processes, so that none waits for one that has exited."""
     return _of_several() if jax.process_count() > 1 else contextlib.nullcontext()
 
 
@@ -230,7 +226,7 @@ def _of_several() -> Iterator[None]:
 
 
 def _from_first(text: str) -> str:
-    """The text that the first process gives here, where every process is to call this."""
+    """Broadcasts a text from the first process; every process must call this."""
     from jax.experimental import multihost_utils
 
     told = np.zeros(LONGEST, np.uint8)
@@ -265,8 +261,8 @@ def _in_training(file: TextIO, path: Path) -> str:
 
 
 def _take(file: TextIO, path: Path) -> bool:
-    """Locks an open file, unless another process holds it, or held it until it took the file of that name
-    away between our opening and locking it."""
+    """Locks an open file. Returns False if another process holds it, or has removed it between opening and
+    locking."""
     if fcntl is None:
         return True
     try:
@@ -274,5 +270,5 @@ def _take(file: TextIO, path: Path) -> bool:
         return os.path.samestat(os.fstat(file.fileno()), path.stat())
     except (BlockingIOError, FileNotFoundError):
         return False
-    except OSError:  # a file system without locks: what it cannot do is not asked of it
+    except OSError:  # a file system without locks: go on without
         return True

@@ -314,7 +314,7 @@ def test_what_is_wrong_with_predict_is_one_line(capfd, tmp_path, trained):
         line = fails(capfd, [*run, "--prompt=x", f"--{name}={value}"])
         assert line.startswith(f"config.sample.{name}: ")
     assert fails(capfd, [*run, "--prompt=x", "--stop="]) == (
-        "config.sample.stop: ''; expected texts of at least one character"
+        "config.sample.stop: ''; expected strings of at least one character"
     )
 
 
@@ -408,7 +408,7 @@ def test_a_question_from_the_keyboard_is_answered_before_the_next(trained):
     ours, theirs = os.openpty()
     process = runs.start([f"--workdir={trained}", "--mode=predict", "--max_new_tokens=1"], stdin=theirs)
     try:
-        assert "one text a line" in process.stderr.readline()
+        assert "one text per line" in process.stderr.readline()
         for _ in range(2):
             os.write(ours, b"alpha\n")
             assert process.stdout.readline().endswith("\n")

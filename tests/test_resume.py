@@ -111,7 +111,7 @@ def test_a_signal_saves_and_the_same_command_goes_on(capfd, tmp_path, source, st
     folder = tmp_path / "run"
     assert runs.train(source, folder, *OPTIONS, hooks=[Send(2, number)]) == number.name
     out = capfd.readouterr().out
-    assert f"Go on with: python launch.py --workdir={folder}" in out
+    assert f"Resume with: python launch.py --workdir={folder}" in out
     saved = max(int(path.name) for path in (folder / "checkpoints").iterdir() if path.name.isdecimal())
     assert 2 <= saved <= 3
     assert launch.main([f"--workdir={folder}"]) == 0  # as it said

@@ -1,12 +1,12 @@
-"""Config dataclasses from nested mappings and back, the bounds of their keys, and what their keys mean.
+"""Config dataclasses: conversion from and to nested mappings, bounds and meanings of keys.
 
 A config class is a frozen dataclass whose fields are keys; a field that is itself a config class is a group
-of keys. A line has a key, its bound, its default and its meaning:
+of keys. Each line has a key, its bound, its default and its meaning:
 
     d_model: Positive = 256  # width of the residual stream
 
-The bound is the annotation's, `Annotated[int, Bound("at least 1", 1)]` in this case, and is checked by the
-base class, `Bounded`, also where a config is built without `from_values`.
+The bound is part of the type, here `Annotated[int, Bound("at least 1", 1)]`, and is checked by the base class
+`Bounded`.
 """
 
 import ast
@@ -29,7 +29,7 @@ T = TypeVar("T")
 
 @dataclasses.dataclass(frozen=True)
 class Bound:
-    """Finite numbers from `least` to `most`, but for those in `without`; `expected` says it in words."""
+    """Finite numbers from `least` to `most` except those in `without`; `expected` describes them in words."""
 
     expected: str
     least: float = -math.inf
@@ -43,7 +43,7 @@ class Bound:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class OneOf:
-    """Names of a family's members: `names` is its dictionary."""
+    """The keys of a dictionary, `names`."""
 
     names: Collection[str]
 
@@ -67,9 +67,9 @@ PositiveFraction = Annotated[float, Bound("a fraction in (0, 1]", 0, 1, without=
 
 
 class Bounded:
-    """Base class of config classes: refuses values that the bounds on fields exclude.
+    """Base class of config classes, which checks the bounds of fields.
 
-    A class that checks combinations of keys does so in its own `__post_init__`, after this one.
+    Subclasses check combinations of keys in their own `__post_init__`, after calling this one.
 
     Raises:
       UserError: a value out of bounds.
@@ -84,8 +84,7 @@ class Bounded:
 
 @functools.cache
 def bounds_of(cls: type) -> dict[str, Bound | OneOf]:
-    """The bounds of a config class by field. A class that changes the default of a field of its base class
-    need not repeat the bound."""
+    """Field -> bound of a config class. A subclass that changes the default of a field inherits its bound."""
     bounds: dict[str, Bound | OneOf] = {}
     for base in reversed(cls.__mro__):
         for name, hint in typing.get_type_hints(base, include_extras=True).items():
@@ -95,14 +94,13 @@ def bounds_of(cls: type) -> dict[str, Bound | OneOf]:
 
 
 def from_values(cls: type[T], values: Mapping[str, Any], path: str = "config") -> T:
-    """Builds the config class `cls` from nested mappings, with every key and type checked.
+    """Builds the config class `cls` from nested mappings, checking every key and type.
 
-    A key that is not given takes its default. A config class checks bounds and combinations as it is built
-    and raises `UserError`, whose message gets the group's path before it.
+    Missing keys take their defaults. Errors of the config classes are prefixed with the path of the group.
 
     Raises:
-      UserError: an unknown key, a missing one that has no default, a value of the wrong type, or an
-        impossible combination.
+      UserError: an unknown key, a missing key without a default, a value of the wrong type or out of bounds,
+        or an impossible combination.
     """
     values, hints = with_defaults(cls, values), typing.get_type_hints(cls)
     names = [field.name for field in dataclasses.fields(cls)]  # type: ignore[arg-type]
@@ -116,7 +114,7 @@ def from_values(cls: type[T], values: Mapping[str, Any], path: str = "config") -
 
 
 def _wrong_key(values: Mapping[str, Any], names: Sequence[str], hints: Mapping[str, Any]) -> str:
-    """The first key that is not among `names`, or else the first of these that is missing."""
+    """An error on the first unknown key, or on the first missing one."""
     for key in values:
         if key not in names:
             return f"{key}: unknown key; {suggest(key, names, 'valid keys: ')}"
@@ -125,8 +123,8 @@ def _wrong_key(values: Mapping[str, Any], names: Sequence[str], hints: Mapping[s
 
 
 def with_defaults(cls: Any, values: Mapping[str, Any]) -> dict[str, Any]:
-    """`values` with the default of each key of `cls` that they lack, group by group: a run folder is older
-    than the newest keys. A key without a default stays missing."""
+    """`values` with the defaults of missing keys of `cls`, group by group (old run folders lack new keys).
+    Keys without a default stay missing."""
     hints, filled = typing.get_type_hints(cls), dict(values)
     for field in dataclasses.fields(cls):
         name, default = field.name, _default(field)
@@ -139,7 +137,7 @@ def with_defaults(cls: Any, values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def to_values(config: Any) -> Any:
-    """The inverse of `from_values`: nested dictionaries and lists, as JSON has them."""
+    """The inverse of `from_values`: nested dictionaries and lists, as in JSON."""
     if dataclasses.is_dataclass(config):
         return {field.name: to_values(getattr(config, field.name)) for field in dataclasses.fields(config)}
     if isinstance(config, Mapping):
@@ -148,10 +146,10 @@ def to_values(config: Any) -> Any:
 
 
 def refuse_idle(config: Any) -> None:
-    """Refuses idle keys that are not left at their default (see `idle_keys`).
+    """Checks that keys without effect have their defaults (see `idle_keys`).
 
     Raises:
-      UserError: there is one.
+      UserError: a key without effect was changed.
     """
     for key, value, default, why in idle_keys(config, "config."):
         if why and value != default:
@@ -159,10 +157,10 @@ def refuse_idle(config: Any) -> None:
 
 
 def idle_keys(config: Any, path: str = "") -> Iterator[tuple[str, Any, Any, str]]:
-    """The keys that nothing reads because of what other keys say: (path, value, default, why).
+    """The keys that have no effect with the values of other keys: (path, value, default, why).
 
-    A config class says which these are by a method `idle`, {key: "with ..."}. Where the reason is "" the key
-    may have any value, as one that configs set whatever the others say.
+    A config class names them by a method `idle`, {key: "with ..."}. With the reason "" a key may have any
+    value.
     """
     reasons = config.idle() if hasattr(config, "idle") else {}
     for field in dataclasses.fields(config):
@@ -177,7 +175,7 @@ def idle_keys(config: Any, path: str = "") -> Iterator[tuple[str, Any, Any, str]
 class Key:
     """A key of a config class: "model.d_model", "int", 256, "width of the residual stream", "at least 1".
 
-    The default is as JSON has it, and None where the key has none; the bound of a key without one is "".
+    The default is as in JSON, or None if there is none; the bound is "" if there is none.
     """
 
     name: str
@@ -189,9 +187,9 @@ class Key:
 
 @functools.cache
 def describe_keys(cls: Any) -> tuple[Key, ...]:
-    """All keys of a config class in their order, those of groups by their path, with default and meaning.
+    """All keys of a config class in order, with the paths of groups, defaults and meanings.
 
-    A class that changes the default of a field of its base class need not repeat the meaning.
+    A subclass that changes the default of a field inherits its meaning.
     """
     hints, bounds, keys = typing.get_type_hints(cls), bounds_of(cls), []
     meanings = {}
@@ -212,7 +210,7 @@ def describe_keys(cls: Any) -> tuple[Key, ...]:
 
 
 def _comments(cls: type) -> dict[str, str]:
-    """The comment on each field in a class's source: at the end of its line, or else on the line above."""
+    """The comment on each field in the source of a class, at the end of its line or on the line above."""
     source = textwrap.dedent(inspect.getsource(cls))
     tokens = tokenize.generate_tokens(io.StringIO(source).readline)
     comment_at = {token.start[0]: token.string for token in tokens if token.type == tokenize.COMMENT}

@@ -1,4 +1,4 @@
-"""The names of what a run keeps in its folder."""
+"""The names of the files in a run's folder."""
 
 import os
 from pathlib import Path
@@ -6,7 +6,7 @@ from typing import Any
 
 
 class Inside:
-    """The path of a name in a folder: an attribute of `RunFolder`."""
+    """An attribute of `RunFolder`: the path of a file in the folder."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -16,20 +16,20 @@ class Inside:
 
 
 class RunFolder:
-    """The paths in a run's folder; nothing is read, and they need not exist."""
+    """The paths in a run's folder, which need not exist."""
 
     config = Inside("config.json")
     tokenizer = Inside("tokenizer.json")
     labels = Inside("labels.json")
-    data = Inside("data.json")  # what the data were, to compare them when the run goes on
+    data = Inside("data.json")  # content of the data, to compare when the run is resumed
     lengths = Inside("lengths.json")  # earlier values of train.steps
     checkpoints = Inside("checkpoints")
-    unmeasured = Inside("unmeasured")  # a stopped training's sums of metrics not yet written
+    unmeasured = Inside("unmeasured")  # sums of metrics that a stopped training had not yet written
     metrics = Inside("metrics.jsonl")
     events = Inside("events")
     samples = Inside("samples")
-    attention = Inside("attention")  # pictures of attention weights
-    classes = Inside("classes")  # pictures of confusion and calibration
+    attention = Inside("attention")  # attention maps
+    classes = Inside("classes")  # plots of confusion and calibration
     profile = Inside("profile")
     report = Inside("report.md")
     curves = Inside("report.png")

@@ -1,4 +1,4 @@
-"""`Sum`: the only type of a loss, a metric and an evaluation result."""
+"""`Sum`: the type of every loss, metric and evaluation result."""
 
 from typing import Any
 
@@ -9,10 +9,10 @@ from flax import struct
 
 @struct.dataclass
 class Sum:
-    """A total with its weight (a token count, say): `+` merges exactly, `.mean` finishes.
+    """A total and its weight, such as a number of tokens: `+` merges, `.mean` divides.
 
-    mean = (sum_i w_i x_i) / (sum_i w_i). Because both parts are kept, merging microbatches, hosts and
-    evaluation batches of any size gives the value of the whole: nothing is ever a mean of means.
+    mean = (sum_i w_i x_i) / (sum_i w_i). Merging microbatches, hosts and evaluation batches of any size gives
+    exactly the value of the whole: there is never a mean of means.
     """
 
     total: jax.Array | float
@@ -23,23 +23,23 @@ class Sum:
 
     @property
     def mean(self) -> jax.Array | float:
-        """total / weight; NaN where the weight is zero, since an empty mean has no value."""
+        """total / weight; NaN if the weight is 0."""
         return self.total / self.weight if not _is_zero(self.weight) else float("nan")
 
     @classmethod
     def of(cls, values: jax.Array, weights: jax.Array | None = None) -> "Sum":
-        """The weighted sum of `values` in float32, each counting once where no weights are given."""
+        """The weighted sum of `values` in float32; the default weights are 1."""
         values = jnp.asarray(values, jnp.float32)
         weights = jnp.ones_like(values) if weights is None else jnp.asarray(weights, jnp.float32)
         return cls(jnp.sum(values * weights), jnp.sum(jnp.broadcast_to(weights, values.shape)))
 
 
 def named_terms(sown: Any) -> dict[str, Sum]:
-    """By name the `Sum`s that modules sowed by `self.sow("terms", "balance", Sum.of(x))`, from what
-    `model.apply(..., mutable=["terms"])` returns beside the output.
+    """Name -> `Sum` of the terms that modules sowed by `self.sow("terms", "balance", Sum.of(x))`, from the
+    second result of `model.apply(..., mutable=["terms"])`.
 
-    Those of one name are added up, over layers too; `balance/i` is layer i's alone. They have gradients, and
-    are the same whether layers are scanned, unrolled or rematerialised; asking for them changes no kernel.
+    Terms of the same name are added, over layers too; `balance/i` is that of layer i. They have gradients,
+    and are the same for scanned, unrolled and rematerialised layers; sowing them does not change the kernels.
     """
     terms: dict[str, Sum] = {}
     for path, found in jax.tree_util.tree_leaves_with_path(sown, is_leaf=lambda x: isinstance(x, Sum)):

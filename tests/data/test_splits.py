@@ -116,7 +116,7 @@ def test_a_key_says_by_what_a_file_is_divided(tmp_path, rng, kind, count):
     identities = {by["train"][1], both["train"][1], opened("train")[1], opened("train", reads=["text"])[1]}
     assert len(identities) == 4
     with pytest.raises(
-        UserError, match=r"a.*: no field 'grp' to divide by; fields there: text, label, group$"
+        UserError, match=r"a.*: no field 'grp' to split by; fields there: text, label, group$"
     ):
         opened("train", split_by=["grp"])
     # What is not divided is not divided by anything.
@@ -127,6 +127,6 @@ def test_a_key_says_by_what_a_file_is_divided(tmp_path, rng, kind, count):
 def test_where_a_key_would_do_nothing_it_is_refused(tmp_path):
     (tmp_path / "a.txt").write_text("some text\n" * 30)
     for source, by in ((f"text:{tmp_path}/a.txt", "its files or the place"), ("snippets", "text")):
-        with pytest.raises(UserError, match=rf"it is divided by {by}.*; leave data.split_by empty$"):
+        with pytest.raises(UserError, match=rf"it is split by {by}.*; leave data.split_by empty$"):
             open_source(source, "train", cache_dir=tmp_path, split_by=["id"])
     assert open_source("snippets", "train", cache_dir=tmp_path, split_by=["text"])

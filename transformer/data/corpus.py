@@ -1,4 +1,4 @@
-"""What the data of any run have: sources, a tokenizer, and batches of rows."""
+"""The base class of the data of a run: sources, tokenizer, and batches of rows."""
 
 import itertools
 from abc import ABC, abstractmethod
@@ -22,7 +22,7 @@ from transformer.data.tokenizers import TOKENIZERS, Tokenizer
 from transformer.errors import UserError
 
 FILES = ("text", "jsonl", "tsv", "csv", "aligned", "squad")
-"""Sources that are files of the user's, without splits of their own."""
+"""Sources that are files of the user, without splits."""
 
 
 @dataclass(frozen=True)
@@ -56,11 +56,11 @@ class CorpusConfig(Bounded):
 
 
 class Uncounted:
-    """Rows without the `bytes` that their tokens stand for, and `why`: where tokens do not give a text back,
-    bits for them are not bits for its bytes."""
+    """Rows without `bytes`, and `why`: if a tokenizer does not reproduce the text, bits per byte are not
+    defined."""
 
     def __init__(self, rows: Any, caches: Sequence[TokenCache], split: str) -> None:
-        """The rows of the caches' texts, which are of that split."""
+        """`rows` are those of the texts in `caches`, of this split."""
         self._rows = rows
         lost, lost_bytes = np.sum([cache.lost for cache in caches], axis=0)
         total = sum(len(cache.offsets) - 1 for cache in caches)
@@ -77,12 +77,12 @@ class Uncounted:
         return len(self._rows)
 
     def batch(self, rows: np.ndarray) -> dict[str, np.ndarray]:
-        """The rows of the given numbers, stacked; number -1 is a row of padding."""
+        """The rows with these indices, stacked; index -1 is a row of padding."""
         return {name: values for name, values in self._rows.batch(rows).items() if name != "bytes"}
 
 
 def counted(rows: Any, caches: Sequence[TokenCache], split: str) -> Any:
-    """The rows of the caches' texts, `Uncounted` where something of these is lost."""
+    """The rows of the texts in `caches`, or `Uncounted` if tokenization loses something of the texts."""
     return Uncounted(rows, caches, split) if any(cache.lost[0] for cache in caches) else rows
 
 
@@ -99,19 +99,18 @@ class SplitData(ABC):
         """All that a split is read from, each with its `content`."""
 
     def key(self, split: str) -> str:
-        """The key of the config that says where a split is from; "" for a split of another source."""
+        """The config key that names the source of a split; "" for a split of another source."""
         name, other = part_of(split)
         if other:
             return ""
         return "validation_source" if name != "train" and self.config.validation_source else "source"
 
     def location(self, split: str) -> str:
-        """The source that a split is of."""
+        """The source of a split."""
         return part_of(split)[1] or getattr(self.config, self.key(split))
 
     def contents(self) -> dict[str, dict[str, Any]]:
-        """What a run reads while it trains, by the key of the config that says where it is: by name what it
-        consists of, as JSON has it."""
+        """Config key -> name -> content of the data that training reads, as in JSON."""
         found: dict[str, dict[str, Any]] = {}
         for split in ("train", "validation"):
             for source in self.sources(split):
@@ -120,9 +119,9 @@ class SplitData(ABC):
 
 
 class Corpus(SplitData):
-    """Tokenizer, rows and loaders of a config, each made when asked for and kept in the data folder.
+    """Tokenizer, rows and loaders of a config, made on first use and cached in the data folder.
 
-    `kinds` are the sources there are, `lines` the one of them that a file of examples, one a line, is.
+    `kinds` are the supported sources, `lines` the one for a file with one example per line.
 
     Raises:
       UserError: the source or the tokenizer is missing, unreadable or empty.
@@ -132,27 +131,27 @@ class Corpus(SplitData):
     lines: str = ""
 
     def __init__(self, config: Any, tokenizer: Tokenizer | None = None) -> None:
-        """`tokenizer`, a run folder's own, goes before what the config says."""
+        """`tokenizer` is that of the run folder; by default that of the config."""
         self.config = config
         self.folder = data_folder(config.cache_dir)
         self.tokenizer = tokenizer or self._make_tokenizer()
 
     def kept(self) -> dict[str, Any]:
-        """What the folder of a run keeps of its data, by the names that `__init__` takes it under."""
+        """What a run folder stores of the data, by the names of the arguments of `__init__`."""
         return {"tokenizer": self.tokenizer}
 
     @abstractmethod
     def sources(self, split: str) -> Sequence[Source]:
-        """All the text of a split; a tokenizer learns from the training split's."""
+        """All sources of text of a split; the tokenizer is trained on those of the training split."""
 
     @property
     @abstractmethod
     def reads(self) -> Sequence[str]:
-        """The fields that a model reads of a record: those alike in them are never in two splits."""
+        """The fields of a record that a model reads; records equal in them are in one split."""
 
     def inputs(self, split: str) -> Iterator[str]:
-        """What a model is to answer of each record of a split, without what it is to find; several texts
-        have a tab between."""
+        """The model's input for each record of a split, without the target; several texts are separated by a
+        tab."""
         sources = [self.open(split, field, fields=self.reads) for field in self.reads]
         for index in range(len(sources[0])):
             first, *others = (source.text(index) for source in sources)
@@ -160,20 +159,20 @@ class Corpus(SplitData):
 
     @abstractmethod
     def rows(self, split: str) -> Rows:
-        """The rows of a split, tokenised first where that was never done."""
+        """The rows of a split, tokenised on first use."""
 
     def loader(self, split: str, batch_size: int, **options) -> DataLoader:
         """Batches of a split; `options` are those of `DataLoader`."""
         return DataLoader(self.rows(split), batch_size, workers=self.config.workers, **options)
 
     def fields(self, split: str) -> tuple[str, ...]:
-        """Every field that is read of a split's records, where they are several."""
+        """All fields that are read of a split's records, if there are several."""
         return ()
 
     def open(self, split: str, field: str, **options: Any) -> Source:
-        """One field of a split's records; `options` are those of `open_source`. With `validation_source` all
-        of `source` is for training, and validation and test are that one's. "test of SOURCE" is the test
-        split of another source, or the whole of one that comes without splits."""
+        """The source of one field of a split's records; `options` are those of `open_source`. With
+        `validation_source` all of `source` is training data, and validation and test are from the other.
+        "test of SOURCE" is the test split of another source, or all of a source without splits."""
         c, (name, other) = self.config, part_of(split)
         with naming(self.key(split)):
             return open_source(
@@ -188,14 +187,14 @@ class Corpus(SplitData):
             )
 
     def division(self) -> list[str]:
-        """What a file that comes without splits is used for, in a line; nothing of other sources."""
+        """A line on how a source without splits is split; [] for other sources."""
         kind = self.config.source.partition(":")[0]
         if self.config.validation_source or kind not in FILES:
             return []
         return divided_line([self._count(split) for split in SPLITS] if kind != "text" else None)
 
     def _count(self, split: str) -> int:
-        """The records of a split, counted once: files have to be read for it."""
+        """The number of records of a split, cached because files must be read to count."""
         source = self.sources(split)[0]
 
         def build(new: Path) -> None:
@@ -231,7 +230,7 @@ class Corpus(SplitData):
 
 
 def divided_line(counts: Sequence[int] | None) -> list[str]:
-    """What the records of each split are for, as many as `counts` says; without, shares of the text."""
+    """A line on the size of each split: numbers of records, or without `counts` shares of the text."""
     if counts is None:
         train, validation, test = (f"{high - low:.0%}" for low, high in SPLITS.values())
     else:
@@ -245,7 +244,7 @@ def divided_line(counts: Sequence[int] | None) -> list[str]:
 
 @contextmanager
 def naming(key: str) -> Iterator[None]:
-    """Errors inside begin with the key of the config that they are about, where there is one."""
+    """Prefixes errors with the key of the config."""
     try:
         yield
     except UserError as error:

@@ -1,4 +1,4 @@
-"""Where prepared data is kept, and how it is made once however many processes want it at once."""
+"""The cache of prepared data on disk, safe for concurrent processes."""
 
 import hashlib
 import json
@@ -24,14 +24,14 @@ def data_folder(cache_dir: str = "") -> Path:
 
 
 def digest(*parts: Any) -> str:
-    """A short name that differs whenever the parts (anything JSON can hold) differ."""
+    """A short hash of the parts, which can be anything that JSON can represent."""
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:20]
 
 
 def build_once(path: Path, build: Callable[[Path], None]) -> Path:
-    """Makes the folder `path` by calling `build(new)` on an empty folder, unless it is there already.
+    """Makes the folder `path` by calling `build(new)` on an empty folder, unless it exists.
 
-    It appears whole or not at all, since it is renamed into place; a second process waits for the first.
+    The folder is renamed into place when it is complete; other processes wait.
 
     Raises:
       UserError: the folder cannot be written.
@@ -51,7 +51,8 @@ def build_once(path: Path, build: Callable[[Path], None]) -> Path:
 
 @contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """Holds the lock beside `path`, whose folder is made; the system frees it if the holder dies.
+    """Holds a lock file beside `path`, in a folder that is made if needed; the system frees it if the process
+    dies.
 
     Raises:
       UserError: the folder cannot be written.

@@ -1,4 +1,4 @@
-"""Batches as a pure function of (seed, step), made ahead of time in the background."""
+"""Batches as a pure function of (seed, step), prefetched in background threads."""
 
 import contextlib
 import dataclasses
@@ -15,45 +15,45 @@ from transformer.errors import UserError
 
 
 class Rows(Protocol):
-    """Examples at random access, many at once."""
+    """Random access to batches of examples."""
 
     def __len__(self) -> int: ...
 
     def batch(self, rows: np.ndarray) -> "HostBatch":
-        """The examples of the given numbers, stacked; number -1 is padding, of weight 0."""
+        """The examples with these indices, stacked; index -1 is padding, with weight 0."""
         ...
 
 
 @runtime_checkable
 class EpochRows(Protocol):
-    """Rows whose examples differ from epoch to epoch."""
+    """Rows whose examples depend on the epoch."""
 
     def batch_of_epochs(self, rows: np.ndarray, epochs: np.ndarray) -> "HostBatch":
-        """The examples of the given numbers as they are in these epochs, counted from 0."""
+        """The examples with these indices in these epochs, counted from 0."""
         ...
 
 
 HostBatch = dict[str, np.ndarray]
 Transform = Callable[[HostBatch, np.ndarray], HostBatch]
-"""What is drawn anew whenever an example is: (batch, places) -> batch. `places` (b,) count the examples drawn
-so far in the whole run, so that a generator seeded with (seed, place) draws the same on any host count."""
+"""A random transformation of a batch, (batch, places) -> batch. `places` (b,) are the indices of the examples
+in the data order of the run, so that a generator seeded with (seed, place) draws the same for any number of
+hosts."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class DataLoader:
-    """Batch s holds rows s b ... s b + b - 1 of the order that the seed gives.
+    """Batch s has rows s b ... s b + b - 1 of an order that depends only on the seed.
 
-    Whoever asks, and whenever, it is the same. With `shuffle`, epoch e is the permutation that (seed, e)
-    gives; with `repeat`, epochs follow one another without end, even within a batch. Without, the last batch
-    is filled up with padding, so that all have one shape and every row is served once. Process p of n gets
-    the p-th of n equal parts of each batch, so that any number of processes together see the same batches.
+    With `shuffle`, epoch e is a permutation by (seed, e); with `repeat`, epochs follow one another without
+    end, also within a batch. Without `repeat` the last batch is padded, so that all batches have the same
+    shape and every row occurs once. Process p of n gets the p-th of n equal parts of each batch.
 
     Raises:
-      UserError: the processes cannot share a batch equally.
+      UserError: the number of processes does not divide the batch size.
     """
 
     rows: Rows
-    batch_size: int  # rows of all processes
+    batch_size: int  # rows over all processes
     _: dataclasses.KW_ONLY
     seed: int = 0
     shuffle: bool = False
@@ -90,7 +90,8 @@ class DataLoader:
         return self.transform(batch, places) if self.transform else batch
 
     def iterate(self, start: int = 0) -> Iterator[HostBatch]:
-        """`batch_at(start), ...`, made in the background; an error there is raised here."""
+        """`batch_at(start)`, `batch_at(start + 1)`, ..., prefetched; errors of the threads are raised
+        here."""
         stop = sys.maxsize // 2 if self.repeat else len(self)
         batches = grain.MapDataset.range(start, max(start, stop)).map(self.batch_at)
         options = grain.ReadOptions(num_threads=self.workers, prefetch_buffer_size=self.prefetch)

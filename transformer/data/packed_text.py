@@ -1,4 +1,4 @@
-"""Documents of text, packed into rows of one length at random access."""
+"""Documents of text, packed into rows of one length, with random access."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -13,16 +13,16 @@ from transformer.data.token_cache import TokenCache
 
 
 class PackedRows:
-    """Rows of `sequence_length` inputs with their successors as targets.
+    """Rows of `sequence_length` input tokens, with the next tokens as targets.
 
-    Row r holds tokens r t ... r t + t - 1 of all documents laid end to end, and as targets those one further:
-    every token but the first of all is a target in exactly one row. A row is a dictionary of arrays (t,):
+    Row r has tokens r t ... r t + t - 1 of the concatenated documents, and the targets are shifted by one:
+    every token but the very first is a target in exactly one row. A row is a dictionary of arrays (t,):
 
-    - `tokens`, `targets`: int32, 0 where there is none;
+    - `tokens`, `targets`: int32, 0 for padding;
     - `weights`: float32, 1, or 0 where the target starts another document or is padding;
     - `segments`: int32, 1, 2, ... for the documents of the row, 0 for padding;
-    - `positions`: int32, 0, 1, ... from the start of each document, or of the row for one begun before it;
-    - `bytes`: int32, the UTF-8 bytes of text that the target stands for.
+    - `positions`: int32, 0, 1, ... from the start of each document, or of the row for a continued one;
+    - `bytes`: int32, the number of UTF-8 bytes of the target.
     """
 
     def __init__(self, cache: TokenCache, sequence_length: int) -> None:
@@ -38,11 +38,11 @@ class PackedRows:
         return {name: values[0] for name, values in self.batch(np.array([row % len(self)])).items()}
 
     def batch(self, rows: np.ndarray) -> dict[str, np.ndarray]:
-        """The rows of the given numbers, stacked, (b, t); number -1 is a row of padding."""
+        """The rows with these indices, stacked, (b, t); index -1 is a row of padding."""
         t, total = self.sequence_length, len(self.cache.tokens)
         first_b1 = np.where(rows < 0, total, rows * t)[:, None]
         place_bt = first_b1 + np.arange(t + 1)
-        inputs_bt = place_bt[:, 1:] < total  # the last token of all has no successor: it is padding
+        inputs_bt = place_bt[:, 1:] < total  # the very last token has no target: it is padding
         place_bt = np.minimum(place_bt, total - 1)
         tokens_bt = self.cache.tokens[place_bt].astype(np.int32)
         offsets = self.cache.offsets
@@ -62,11 +62,11 @@ class PackedRows:
 
 
 class StreamRows:
-    """All rows, cut into `streams` equal parts to be read side by side: with n of them, the numbers s n ...
-    s n + n - 1 are the s-th rows of all, so that a loader's batch s continues its batch s - 1.
+    """The rows in n = `streams` equal parts that are read in parallel: indices s n ... s n + n - 1 are the
+    s-th rows of all parts, so batch s of a loader continues batch s - 1.
 
-    A row is as `PackedRows` has it, but `segments` number the documents of the whole corpus, 1, 2, ..., and
-    `continues` (b,) is 1 except for the first row of a stream.
+    Rows are those of `PackedRows`, but `segments` number the documents of the whole corpus, 1, 2, ..., and
+    `continues` (b,) is 0 for the first row of a stream, otherwise 1.
     """
 
     def __init__(self, rows: PackedRows, streams: int) -> None:
@@ -78,8 +78,8 @@ class StreamRows:
         return self._streams * self._each
 
     def batch(self, numbers: np.ndarray) -> dict[str, np.ndarray]:
-        """The rows of the given numbers, stacked; number -1 is a row of padding, and so is what the last
-        streams lack."""
+        """The rows with these indices, stacked; index -1 is a row of padding, as are missing rows of the last
+        streams."""
         place, stream = np.divmod(numbers, self._streams)
         row = stream * self._each + place
         row = np.where((numbers < 0) | (row >= len(self._rows)), -1, row)
@@ -101,7 +101,7 @@ class TextDataConfig(CorpusConfig):
 
 
 class TextData(Corpus):
-    """The documents of a config; raises as `Corpus` does."""
+    """The documents of a config; raises as `Corpus`."""
 
     config: TextDataConfig
     lines = "text"
@@ -111,19 +111,19 @@ class TextData(Corpus):
         return self.open(split, self.config.text_field, document=self.config.document)
 
     def sources(self, split: str) -> Sequence[Source]:
-        """The documents of a split, alone."""
+        """The documents of a split as the only source."""
         return [self.source(split)]
 
     @property
     def reads(self) -> Sequence[str]:
-        """The text's field."""
+        """The field of the text."""
         return [self.config.text_field]
 
     def rows(self, split: str) -> Any:
-        """The packed rows of a split, tokenised first where that was never done."""
+        """The packed rows of a split, tokenised on first use."""
         cache = TokenCache.of(self.source(split), self.tokenizer, self.folder)
         return counted(PackedRows(cache, self.config.sequence_length), [cache], split)
 
     def text(self, split: str) -> Iterator[str]:
-        """The text of a split, in pieces: what general compressors are to be compared on."""
+        """The text of a split in pieces, for comparison with compressors."""
         return self.source(split).texts()

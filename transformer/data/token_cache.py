@@ -1,4 +1,4 @@
-"""Tokenised documents in memory-mapped files: made once, read by any number of processes."""
+"""Tokenised documents in memory-mapped files, made once and shared by all processes."""
 
 import functools
 import itertools
@@ -20,14 +20,14 @@ from transformer.errors import UserError
 
 FORMAT = 2
 BATCH = 4 << 20
-"""Characters tokenised at once: what bounds the memory, whatever the size of the corpus."""
+"""Characters that are tokenised at once, to bound the memory."""
 
 BAR: dict[str, Any] = {"delay": 2, "leave": False, "dynamic_ncols": True}
-"""Progress is shown of what takes longer than two seconds, and while it takes."""
+"""Options of progress bars: shown after two seconds, removed at the end."""
 
 Encoded = tuple[np.ndarray, np.ndarray, bool]
-"""Of a text the ids of its tokens (m,), the number of its UTF-8 bytes that each stands for (m,), and whether
-the text is lost: the tokens give back another one."""
+"""A tokenised text: ids (m,), the number of UTF-8 bytes of each token (m,), and whether decoding gives
+another text."""
 
 Encode = Callable[[Iterable[str]], Iterator[Encoded]]
 """Encodes texts as they come, several in parallel. A token counts the bytes from where the tokens before it
@@ -35,13 +35,12 @@ end to where it ends itself: together they are the text's bytes, less what the t
 
 
 class TokenCache:
-    """The documents of one source under one tokenizer, end to end, each as `[bos] + tokens + [eos]`.
+    """The concatenated documents of one source under one tokenizer, each as `[bos] + tokens + [eos]`.
 
-    Document i is tokens[offsets[i] : offsets[i + 1]]; `num_bytes` holds the UTF-8 bytes that each token
-    stands for, which over a document add up to its size exactly: its eos counts what the tokens leave.
-    All three are read-only views of files, so that opening them takes no time and no memory. `lost` has the
-    number of documents that the tokens do not give back as they were, and the bytes of the pieces of them of
-    which that is so.
+    Document i is tokens[offsets[i] : offsets[i + 1]]. `num_bytes` has the number of UTF-8 bytes of each
+    token; the sum over a document is exactly its size, because its eos counts what the tokens leave. All
+    three are read-only memory maps. `lost` has the number of documents that decoding does not reproduce, and
+    the bytes of their pieces for which that is so.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -52,16 +51,16 @@ class TokenCache:
         self.offsets, self.lost = arrays["offsets"], arrays["lost"]
 
     def document(self, index: int) -> np.ndarray:
-        """The tokens of a document, with its beginning and its end."""
+        """The tokens of a document, with bos and eos."""
         return self.tokens[self.offsets[index] : self.offsets[index + 1]]
 
     def document_bytes(self, index: int) -> np.ndarray:
-        """The bytes that they stand for."""
+        """The number of bytes of each of these tokens."""
         return self.num_bytes[self.offsets[index] : self.offsets[index + 1]]
 
     @classmethod
     def of(cls, source: Source, tokenizer: Tokenizer, data_folder: Path) -> "TokenCache":
-        """Opens the cache of `source` and `tokenizer`, which is made where there is none of exactly these.
+        """Opens the cache of `source` and `tokenizer`, or makes it.
 
         Raises:
           UserError: the source has no text, or text that cannot be read.
@@ -108,7 +107,8 @@ def _append(file: BinaryIO, values: np.ndarray | int, dtype: Any) -> None:
 
 
 def _encoded(source: Source, encode: Encode) -> Iterator[tuple[int, int, np.ndarray, np.ndarray, bool]]:
-    """The pieces of all documents: the document's number, the piece's bytes, and what `encode` gives."""
+    """For each piece of each document: the document's index, the piece's bytes, and the result of
+    `encode`."""
     all_pieces = ((index, text) for index in range(len(source)) for text in source.pieces(index))
     pieces, ahead = itertools.tee(all_pieces)
     for (index, text), encoded in zip(pieces, encode(text for _, text in ahead), strict=True):
@@ -116,8 +116,7 @@ def _encoded(source: Source, encode: Encode) -> Iterator[tuple[int, int, np.ndar
 
 
 def encoder(tokenizer: Tokenizer) -> tuple[Encode, np.dtype]:
-    """How texts are encoded with the bytes of their tokens, and a type for the bytes that one token, or the
-    rest of a text that its tokens leave, may count."""
+    """The function that encodes texts and counts bytes, and a NumPy type for the bytes of one token."""
     if tokenizer.identity == Tokenizer(byte_tokens()).identity:
         return encode_bytes, np.dtype(np.uint8)
     sizes = byte_sizes(tokenizer)
@@ -128,7 +127,7 @@ def encoder(tokenizer: Tokenizer) -> tuple[Encode, np.dtype]:
 
 
 def encode_bytes(texts: Iterable[str]) -> Iterator[Encoded]:
-    """Of the tokenizer whose tokens are bytes."""
+    """For the tokenizer whose tokens are bytes."""
     for text in texts:
         ids = np.frombuffer(text.encode(), np.uint8)
         yield ids, np.ones_like(ids), False
@@ -137,7 +136,7 @@ def encode_bytes(texts: Iterable[str]) -> Iterator[Encoded]:
 def encode_by_sizes(
     backend: tokenizers.Tokenizer, sizes: np.ndarray, texts: Iterable[str]
 ) -> Iterator[Encoded]:
-    """Of a byte-level tokenizer, each of whose tokens is so many bytes wherever it stands."""
+    """For a byte-level tokenizer, whose tokens have fixed `sizes` in bytes."""
     for batch in _batches(texts):
         for encoding in backend.encode_batch_fast(batch, add_special_tokens=False):
             ids = np.array(encoding.ids, np.int64)
@@ -145,8 +144,8 @@ def encode_by_sizes(
 
 
 def encode_by_offsets(backend: tokenizers.Tokenizer, texts: Iterable[str]) -> Iterator[Encoded]:
-    """Of any tokenizer, by what it says where tokens stand. One that folds case, drops spaces or has a token
-    for all it does not know often gives another text back."""
+    """For any tokenizer, by the character offsets of its tokens. Tokenizers that fold case, drop spaces or
+    have an unknown token often decode to another text."""
     for batch in _batches(texts):
         encodings = backend.encode_batch(batch, add_special_tokens=False)
         decoded = backend.decode_batch([encoding.ids for encoding in encodings])
@@ -170,7 +169,7 @@ def _batches(texts: Iterable[str]) -> Iterator[list[str]]:
 
 
 def byte_sizes(tokenizer: Tokenizer) -> np.ndarray | None:
-    """The bytes of each token, where it keeps every byte of a text and each token is a run of them."""
+    """The number of bytes of each token of a lossless byte-level tokenizer; None for any other."""
     parts = json.loads(tokenizer.content)
     model, before = parts["model"], parts["pre_tokenizer"] or {}
     known = (
@@ -190,7 +189,7 @@ def byte_sizes(tokenizer: Tokenizer) -> np.ndarray | None:
 
 
 def _bytes_before(text: str) -> np.ndarray:
-    """At i the UTF-8 bytes of the first i characters."""
+    """At i the number of UTF-8 bytes of the first i characters."""
     if text.isascii():
         return np.arange(len(text) + 1)
     points = np.frombuffer(text.encode("utf-32-le"), np.uint32)

@@ -1,4 +1,4 @@
-"""Text to integers and back: bytes, characters, byte-level BPE, words, or any other `tokenizer.json`."""
+"""Tokenizers: bytes, characters, byte-level BPE, words, or any other `tokenizer.json`."""
 
 import functools
 import itertools
@@ -21,17 +21,17 @@ from transformer.data.tokenizer_kinds import (
 from transformer.errors import UserError
 
 ENDS = (END, "<|end_of_text|>", "</s>", "<eos>", "[SEP]")
-"""What other tokenizers call the token that ends a text, the preferred name first."""
+"""Names of the end-of-text token in other tokenizers, in order of preference."""
 
 
 def _symbol(byte: int) -> str:
-    """The character by which byte-level tokenizers write a byte: itself where that is visible."""
+    """The character for a byte in byte-level tokenizers: itself if it is printable."""
     shown = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     return chr(byte) if byte in shown else chr(0x100 + byte - sum(other < byte for other in shown))
 
 
 def byte_tokens(texts: Iterable[str] = (), vocab_size: int = 0) -> tokenizers.Tokenizer:
-    """Id b is byte b, whatever the text."""
+    """Id b is byte b; there is nothing to train."""
     backend = tokenizers.Tokenizer(models.BPE(vocab={_symbol(byte): byte for byte in range(256)}, merges=[]))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     backend.decoder = decoders.ByteLevel()
@@ -44,32 +44,31 @@ TOKENIZERS = {
     "bpe": TokenizerKind(train_bpe, least_size=257, needs="every byte"),
     "words": TokenizerKind(train_words, least_size=3, needs="a word, all others"),
 }
-"""By the name that `data.tokenizer` has; any other value there is a file, `tokenizer.json`."""
+"""Value of `data.tokenizer` -> how to make it; any other value is the path of a `tokenizer.json`."""
 
 
 class Tokenizer:
     """A `tokenizer.json` with one special token, `eos_id` (= `bos_id` = `pad_id`), around every document.
 
-    What looks like a special token in a text is plain text: it is encoded letter by letter, so no text can
-    end a document early or start another; only the program itself puts `eos_id` anywhere.
+    The text of a special token is encoded as plain text, so that no document can contain `eos_id`.
     """
 
     def __init__(self, backend: tokenizers.Tokenizer) -> None:
-        """Takes over a tokenizer of the library, `backend`, and adds `<|endoftext|>` where it has no such
+        """Wraps a tokenizer of the `tokenizers` library; adds `<|endoftext|>` if it has no end-of-text
         token."""
         vocabulary = backend.get_vocab()
         name = next((end for end in ENDS if end in vocabulary), END)
         backend.add_special_tokens([name])
         backend.no_truncation()
         backend.no_padding()
-        backend.encode_special_tokens = True  # that is, as plain text
+        backend.encode_special_tokens = True  # encode them as plain text
         self.backend = backend
         self.eos_id: int = backend.get_vocab()[name]
         self.bos_id = self.pad_id = self.eos_id
 
     @classmethod
     def train(cls, kind: str, texts: Iterable[str] = (), vocab_size: int = 0) -> "Tokenizer":
-        """Makes a tokenizer of one of the kinds of `TOKENIZERS` from a training text, given in pieces.
+        """Trains a tokenizer of one of the kinds of `TOKENIZERS` on text given in pieces.
 
         Raises:
           UserError: an unknown kind.
@@ -80,10 +79,10 @@ class Tokenizer:
 
     @classmethod
     def load(cls, path: str | os.PathLike) -> "Tokenizer":
-        """Reads a `tokenizer.json`, ours or another's.
+        """Reads a `tokenizer.json` of this or another library.
 
         Raises:
-          UserError: there is no such file, or it is something else.
+          UserError: no such file, or another format.
         """
         try:
             return cls(tokenizers.Tokenizer.from_str(Path(path).expanduser().read_text(encoding="utf-8")))
@@ -93,7 +92,7 @@ class Tokenizer:
             raise UserError(f"{path}: not a tokenizer.json ({str(error).splitlines()[0]})") from None
 
     def save(self, path: str | os.PathLike) -> None:
-        """Writes `tokenizer.json`, whole or not at all."""
+        """Writes `tokenizer.json` atomically."""
         part = Path(f"{path}.{os.getpid()}.part")
         part.write_text(self.content, encoding="utf-8")
         os.replace(part, path)
@@ -105,40 +104,40 @@ class Tokenizer:
 
     @property
     def identity(self) -> str:
-        """Differs between tokenizers that encode differently."""
+        """A digest that differs between tokenizers that encode differently."""
         return digest(self.content)
 
     @functools.cached_property
     def vocab_size(self) -> int:
-        """Number of tokens, the special ones included: ids are below it."""
+        """The number of tokens, including special ones; ids are below it."""
         return max(self.backend.get_vocab().values()) + 1
 
     def find(self, token: str) -> int | None:
-        """The id of a token by its exact name in the vocabulary; None where there is none."""
+        """The id of a token by its exact name in the vocabulary, or None."""
         return self.backend.token_to_id(token)
 
     def name(self, token: int) -> str:
-        """What the vocabulary calls a token; nothing where the id is nobody's."""
+        """The name of a token in the vocabulary; "" for an unused id."""
         return self.backend.id_to_token(token) or ""
 
     @property
     def unknown_id(self) -> int | None:
-        """The id of whatever the vocabulary does not have; None where it has everything."""
+        """The id of the unknown token, or None if there is none."""
         name = getattr(self.backend.model, "unk_token", None)
         return None if name is None else self.backend.token_to_id(name)
 
     def encode(self, text: str) -> list[int]:
-        """The ids of a text, without any special token."""
+        """The ids of a text, without special tokens."""
         return self.backend.encode(text, add_special_tokens=False).ids
 
     def encode_with_spans(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
-        """The ids of a text, and from which character to which each of them stands in it."""
+        """The ids of a text, and the character span (start, end) of each."""
         encoding = self.backend.encode(text, add_special_tokens=False)
         return encoding.ids, encoding.offsets
 
     def words(self) -> dict[str, int]:
-        """The words, and pieces of words, that are one token each, with its id: the one that stands for the
-        word after a space, as inside a text, or else the one at a text's beginning."""
+        """Words and subwords that are single tokens -> ids: preferably of the token after a space, as inside
+        a text, otherwise of that at the beginning of a text."""
         shown = {self.normalize(self.decode([i])) for i in range(self.vocab_size)}
         words = sorted(shown - {"", UNKNOWN})
         found: dict[str, int] = {}
@@ -150,7 +149,7 @@ class Tokenizer:
         return dict(sorted(found.items(), key=lambda item: item[1]))
 
     def normalize(self, text: str) -> str:
-        """The text as it is read, in lower case, say, without white space around it."""
+        """The text after the tokenizer's normalisation (such as lower case), stripped."""
         normalizer = self.backend.normalizer
         return (normalizer.normalize_str(text) if normalizer else text).strip()
 
@@ -159,14 +158,13 @@ class Tokenizer:
         return self.backend.decode([int(i) for i in ids])
 
     def decode_after(self, before: Sequence[int], ids: Sequence[int]) -> str:
-        """What `ids` add to the text of the ids `before`: some decoders look at the token before."""
+        """The text that `ids` add to that of the ids `before`, on which it may depend in some tokenizers."""
         text, known = self.decode([*before, *ids]), self.decode(before)
         same = itertools.takewhile(lambda pair: pair[0] == pair[1], zip(text, known, strict=False))
         return text[len(known) if text.startswith(known) else len(list(same)) :]
 
     def stream(self, ids: Iterable[int], before: Sequence[int] = ()) -> Iterator[str]:
-        """The text of ids as they arrive, after those `before`: joined, it is `decode_after`, and no
-        character comes in halves."""
+        """`decode_after` in pieces as the ids arrive, without partial characters."""
         shown: list[int] = list(before)
         held: list[int] = []
         for i in ids:

@@ -1,4 +1,4 @@
-"""From prompts to what a model writes after them: batches of few shapes, rolling windows, stop strings."""
+"""Completion of prompts: batches of few shapes, rolling context windows, stop strings."""
 
 import dataclasses
 import itertools
@@ -16,28 +16,28 @@ from transformer.decoding.speculative import SpeculativePair
 from transformer.decoding.stepper import Stepper
 
 STOP_CHECK_EVERY = 16
-"""Tokens drawn between two checks whether a text has ended."""
+"""Tokens that are drawn between two checks for stop strings."""
 
 
 class Detokenizer(Protocol):
-    """What makes text of tokens that follow others."""
+    """Decodes tokens that follow others."""
 
     def decode_after(self, before: Sequence[int], ids: Sequence[int]) -> str:
-        """The text of the ids, as they continue that of `before`."""
+        """The text that `ids` add to that of `before`."""
         ...
 
     def stream(self, ids: Iterable[int], before: Sequence[int] = ()) -> Iterator[str]:
-        """The same in pieces, as the ids come."""
+        """`decode_after` in pieces, as the ids arrive."""
         ...
 
 
 @dataclass(frozen=True)
 class ContextWindow:
-    """The end token, and how many tokens a model reads at once.
+    """The end token, and the number of tokens in the context of a model.
 
-    A `rolling` window of `length` tokens holds a prompt and its completion together: of a longer prompt the
-    last `length` tokens are read, and whenever the window is full, the newer half of it is read again, as if
-    a text began with it, and the older one is dropped. Otherwise `length` is for the prompt alone.
+    A `rolling` window of `length` tokens holds prompt and completion: the last `length` tokens of a longer
+    prompt are read, and when the window is full its older half is dropped and the newer half is read again as
+    a new prompt. Otherwise `length` is for the prompt only.
     """
 
     eos_id: int
@@ -45,15 +45,15 @@ class ContextWindow:
     rolling: bool = False
 
     def room(self, read: int, wanted: int) -> int:
-        """How many of `wanted` new tokens can be drawn after so many that are read: a rolling window's last
-        one is not read any more."""
+        """How many of `wanted` new tokens can be drawn after `read` tokens; the last token in a rolling
+        window is never read."""
         return min(wanted, self.length + 1 - read) if self.rolling else wanted
 
 
 @dataclass
 class Completion:
-    """A prompt, its new tokens so far, and how many it may have; `number` is (prompt, sample), which its
-    random numbers depend on."""
+    """A prompt, its new tokens so far, and their limit; `number` is (prompt, sample), which seeds its random
+    numbers."""
 
     prompt: Sequence[int]
     number: tuple[int, int]
@@ -62,7 +62,7 @@ class Completion:
     ended: bool = False
 
     def take(self, tokens: Iterable[int], eos_id: int) -> None:
-        """Adds tokens up to the end."""
+        """Appends tokens up to the end token or the limit."""
         for token in tokens:
             self.ended = self.ended or token == eos_id
             if self.ended:
@@ -71,7 +71,7 @@ class Completion:
             self.ended = len(self.new) == self.limit
 
     def view(self, window: ContextWindow) -> list[int]:
-        """What the model reads of it: all, or what a rolling window keeps."""
+        """The tokens that the model reads: all, or those in the rolling window."""
         tokens = [*self.prompt, *self.new]
         if not window.rolling:
             return tokens
@@ -80,11 +80,11 @@ class Completion:
 
 @dataclass(frozen=True)
 class TextGenerator:
-    """Samples texts, which end before the first of `config.stop`.
+    """Samples texts, which end before the first stop string of `config.stop`.
 
-    With `continues` a text is decoded as what follows its prompt, since a tokenizer may decode the beginning
-    of a text otherwise than the inside of one. With `extra_tokens` a text has at most so many tokens more
-    than its prompt.
+    With `continues` a text is decoded as the continuation of its prompt: tokenizers may decode the beginning
+    of a text in another way. With `extra_tokens` a text may have at most this many tokens more than its
+    prompt.
     """
 
     stepper: Stepper | SpeculativePair
@@ -98,22 +98,22 @@ class TextGenerator:
     def generate(
         self, prompts: Iterable[Sequence[int]], rng: jax.Array, first: int = 0
     ) -> Iterator[list[str]]:
-        """For each prompt, of tokens, `config.num_samples` texts; `first` is the first one's number."""
+        """`config.num_samples` texts for each tokenised prompt; `first` is the number of the first prompt."""
         for group in self.complete(prompts, rng, first):
             yield [cut(self._decode(text), self.config.stop) for text in group]
 
     def stream(self, prompt: Sequence[int], rng: jax.Array) -> Iterator[str]:
-        """The first text that `generate` gives for a single prompt, in pieces, as it is sampled."""
+        """The first text of `generate` for a single prompt, in pieces as it is sampled."""
         before = prompt if self.continues else ()
         return until_stop(self.tokenizer.stream(self.stream_tokens(prompt, rng), before), self.config.stop)
 
     def complete(
         self, prompts: Iterable[Sequence[int]], rng: jax.Array, first: int = 0
     ) -> Iterator[list[Completion]]:
-        """For each prompt, of at least one token, `config.num_samples` completions.
+        """`config.num_samples` completions for each prompt of at least one token.
 
-        Prompts, numbered from `first`, are taken `batch_size` rows at a time, padded to few different shapes;
-        sample j of prompt i is drawn with `fold_in(fold_in(rng, i), j)`, whatever it shares a batch with.
+        Prompts are numbered from `first` and decoded in batches of `batch_size` rows, padded to few shapes.
+        Sample j of prompt i is drawn with `fold_in(fold_in(rng, i), j)`, independent of the batch.
         """
         samples = self.config.num_samples
         rows = (
@@ -131,32 +131,32 @@ class TextGenerator:
                 done = done[samples:]
 
     def stream_tokens(self, prompt: Sequence[int], rng: jax.Array) -> Iterator[int]:
-        """The tokens of the first completion of a single prompt, each as soon as it is drawn."""
+        """The tokens of the first completion of a single prompt, as they are drawn."""
         text, shown = self._begun(prompt, (0, 0)), 0
         for _ in self.decode_batch([text], rng, at_once=1, batch_size=1):
             yield from text.new[shown:]
             shown = len(text.new)
 
     def has_stopped(self, text: Completion) -> bool:
-        """Whether no further token changes the text before its stop string."""
+        """Whether the text has a stop string, and no further token can change the text before it."""
         return ends(self._decode(text), self.config.stop)
 
     def decode_batch(
         self, texts: Sequence[Completion], rng: jax.Array, at_once: int, batch_size: int
     ) -> Iterator[None]:
-        """Goes on with all texts until each has ended, and comes back after every `at_once` tokens (a pair:
-        or some more); whoever waits may set `ended` meanwhile. What a text is given depends on itself and its
-        number alone."""
+        """Decodes all texts until each has ended, and yields after every `at_once` tokens (a speculative
+        pair: or a few more); the caller may then set `ended`. The tokens of a text depend only on it and its
+        number."""
         while live := [text for text in texts if not text.ended]:
             yield from self._decode_window(live, rng, at_once, batch_size)
 
     def _decode_window(
         self, texts: list[Completion], rng: jax.Array, at_once: int, batch_size: int
     ) -> Iterator[None]:
-        """The same until each text has ended or fills its window."""
+        """`decode_batch` until each text has ended or fills its window."""
         window, room = self.window, self.window.room(1, self.config.max_new_tokens)
         options = self.config.options | {"eos_id": window.eos_id}
-        group = generation.fill(texts, batch_size)  # rows beyond the last are copies of it, and end with it
+        group = generation.fill(texts, batch_size)  # padding rows are copies of the last one
         rngs_b = _row_rngs(rng, *np.array([text.number for text in group], np.uint32).T)
         views = [text.view(window) for text in group]
         wanted = [text.limit - len(text.new) for text in group]
@@ -206,19 +206,19 @@ def _row_rngs(rng: jax.Array, prompt_b: jax.Array, sample_b: jax.Array) -> jax.A
 
 
 def cut(text: str, stops: Sequence[str]) -> str:
-    """The text before the first place where one of `stops` stands."""
+    """The text before the first occurrence of a stop string."""
     return text[: min((place for stop in stops if (place := text.find(stop)) >= 0), default=len(text))]
 
 
 def ends(text: str, stops: Sequence[str]) -> bool:
-    """Whether `cut` of the text is that of every longer text that begins with it."""
+    """Whether `cut` of every longer text with this beginning is `cut` of the text."""
     return len(cut(text, stops)) < len(text) and len(cut(text, stops)) <= _open(text, stops)
 
 
 def until_stop(pieces: Iterable[str], stops: Sequence[str]) -> Iterator[str]:
-    """`cut` of the pieces joined, piece by piece: what may be the beginning of a stop waits for what follows.
+    """`cut` of the joined pieces, in pieces: text that may be the beginning of a stop string is held back.
 
-    Nothing is taken from `pieces` once the end is certain.
+    `pieces` is not read further once the end is certain.
     """
     waiting = ""
     for piece in pieces:
@@ -234,7 +234,7 @@ def until_stop(pieces: Iterable[str], stops: Sequence[str]) -> Iterator[str]:
 
 
 def _open(text: str, stops: Sequence[str]) -> int:
-    """The first place from which the rest of the text is the beginning of a stop, and not a whole one."""
+    """The first index from which the rest of the text is a proper prefix of a stop string."""
     longest = max(map(len, stops), default=1) - 1
     places = range(max(0, len(text) - longest), len(text))
     return next(

@@ -1,6 +1,6 @@
-"""The decoding loop: one jitted loop of one token a pass, for any model behind the `Stepper` protocol.
+"""The decoding loop, jitted, one token per step, for any model behind the `Stepper` protocol.
 
-What it reads are prompts of any length as arrays of few shapes, so that few programs are compiled.
+Prompts of any length are padded to few shapes, so that few programs are compiled.
 """
 
 import dataclasses
@@ -21,11 +21,11 @@ T = TypeVar("T")
 
 @struct.dataclass
 class DecodeState:
-    """A batch in the middle of decoding.
+    """The state of a batch during decoding.
 
     `token_b` are the last tokens, which the model has not read yet; `done_b` says which rows have ended;
-    `index` counts the tokens drawn so far, equally for all rows, `limits_b` how many each row may have;
-    `positions_b` is the place of each row's first new token in its text, which seeds its random numbers.
+    `index` is the number of tokens drawn so far, the same for all rows, and `limits_b` the limit of each row;
+    `positions_b` is the index of each row's first new token in its text, which seeds its random numbers.
     """
 
     token_b: jax.Array
@@ -36,7 +36,7 @@ class DecodeState:
     cache: Any
 
     def keys(self, rngs_b: jax.Array, offset: jax.Array | int = 0) -> jax.Array:
-        """One key a row for token `index + offset`: a function of the row's key and the place in its text."""
+        """One random key per row for token `index + offset`, by the row's key and the index in its text."""
         return jax.vmap(jax.random.fold_in)(rngs_b, self.positions_b + self.index + offset)
 
 
@@ -53,9 +53,9 @@ def begin(
     eos_id: jax.Array | int,
     **options: Any,
 ) -> DecodeState:
-    """Reads right-padded prompts and draws each one's first new token.
+    """Reads right-padded prompts and draws the first new token of each.
 
-    Row i will have at most `limits_b[i]` new tokens, 1 to `room`. Its first token is drawn with
+    Row i gets at most `limits_b[i]` new tokens, 1 to `room`. Its first token is drawn with
     `fold_in(rngs_b[i], positions_b[i])`, the next one with `positions_b[i] + 1`, and so on. `options` are
     those of `draw`.
     """
@@ -75,7 +75,7 @@ def advance(
     eos_id: jax.Array | int,
     **options: Any,
 ) -> tuple[jax.Array, DecodeState]:
-    """The next n tokens of each row, (b, n) int32, `eos_id` where it has ended, and the state after them.
+    """The next n tokens of each row, (b, n) int32, `eos_id` after its end, and the state after them.
 
     The loop stops when every row has ended.
     """
@@ -114,12 +114,11 @@ def generate(
 ) -> tuple[jax.Array, jax.Array]:
     """Continues each row of right-padded prompts until `eos_id` or for `max_new_tokens`.
 
-    Returns the new tokens, (b, max_new_tokens) int32, filled with `eos_id` from a row's end on, and how
-    many come before that end, (b,) int32. The loop stops when every row has ended.
+    Returns the new tokens, (b, max_new_tokens) int32, filled with `eos_id` from the end of a row on, and the
+    number of tokens before that end, (b,) int32. The loop stops when every row has ended.
 
-    `rngs_b` holds one key a row. The token at index i of a row is drawn with `fold_in(key, i)`, so that it
-    depends neither on the rest of the batch nor on padding, and a continuation may be continued. Another
-    value of one of `options`, which are those of `draw`, does not compile anew.
+    `rngs_b` has one key per row. The token at index i of a row is drawn with `fold_in(key, i)`, independent
+    of the batch and of padding. `options` are those of `draw`; other values of them do not recompile.
     """
     options |= {"eos_id": eos_id}
     limits_b = jnp.full(tokens_bt.shape[0], max_new_tokens)
@@ -131,13 +130,13 @@ def generate(
 
 
 def until_end(new_bn: jax.Array, eos_id: jax.Array | int) -> tuple[jax.Array, jax.Array]:
-    """The tokens with `eos_id` from each row's first one on, and how many come before it (b,)."""
+    """The tokens, with `eos_id` from the first one of each row on, and the number before it (b,)."""
     before_end_bn = jnp.cumprod(new_bn != eos_id, axis=1)
     return jnp.where(before_end_bn, new_bn, eos_id), jnp.sum(before_end_bn, axis=1)
 
 
 def bucket(n: int, least: int = 1) -> int:
-    """The next power of two, so that sizes that vary compile only so many programs."""
+    """The next power of two, so that few sizes are compiled."""
     return max(least, 1 << (int(n) - 1).bit_length())
 
 
@@ -158,9 +157,8 @@ def pad(rows: Sequence[Sequence[int]], room: int, fill_id: int) -> tuple[np.ndar
 def pad_encoder_inputs(
     inputs: Sequence[tuple[Sequence[int], Sequence[int]]], batch_size: int, room: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Texts as an encoder reads them, tokens and their types, as arrays of few shapes: tokens, types and
-    segments, which are 1 where there is a text and 0 where there is padding, all (b, t) int32. There are as
-    many rows as `fill` makes of them."""
+    """Encoder inputs, (tokens, types) each, padded to few shapes: tokens, types and segments (1 for text, 0
+    for padding), all (b, t) int32, with the number of rows of `fill`."""
     filled = fill(list(inputs), batch_size)
     tokens_bt, lengths_b = pad([tokens for tokens, _ in filled], room, 0)
     types_bt, _ = pad([types for _, types in filled], room, 0)

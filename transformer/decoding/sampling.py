@@ -1,4 +1,4 @@
-"""From logits to a token: greedy, or sampled after top-k, top-p and min-p filters."""
+"""Drawing a token from logits: greedy, or sampled after top-k, top-p and min-p filters."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ NO_FILTER = {"top_k": 0, "top_p": 1.0, "min_p": 0.0}
 
 @dataclass(frozen=True)
 class DecodingConfig(Bounded):
-    """How tokens are drawn, and what ends a text."""
+    """Sampling of tokens, and the end of a text."""
 
     max_new_tokens: Positive = 64  # longest completion
     temperature: NonnegativeFloat = 1.0  # sampling temperature; 0: greedy
@@ -29,18 +29,18 @@ class DecodingConfig(Bounded):
     def __post_init__(self) -> None:
         super().__post_init__()
         if "" in self.stop:
-            raise UserError("stop: ''; expected texts of at least one character")
+            raise UserError("stop: ''; expected strings of at least one character")
 
     @property
     def options(self) -> dict[str, Any]:
-        """The arguments of `draw`: the temperature, and the filters that are asked for."""
+        """The arguments of `draw`: the temperature, and the filters that are on."""
         values = {name: getattr(self, name) for name in ("temperature", *NO_FILTER)}
         return {name: value for name, value in values.items() if value != NO_FILTER.get(name)}
 
 
 @dataclass(frozen=True)
 class SamplingConfig(DecodingConfig):
-    """How a text is completed."""
+    """Completion of prompts."""
 
     prompt: str = "def "  # prompt of the samples during and after training
     temperature: NonnegativeFloat = 0.8
@@ -66,7 +66,7 @@ def draw(
 
 
 def probabilities(logits_bv: jax.Array, *, temperature: jax.Array | float = 1.0, **filters: Any) -> jax.Array:
-    """How probably `draw` takes each token, (b, v) float32: at temperature 0, surely the likeliest."""
+    """The probability of each token in `draw`, (b, v) float32; one-hot at temperature 0."""
 
     def greedy() -> jax.Array:
         return jax.nn.one_hot(jnp.argmax(logits_bv, axis=-1), logits_bv.shape[-1])
@@ -79,7 +79,7 @@ def probabilities(logits_bv: jax.Array, *, temperature: jax.Array | float = 1.0,
 
 def _softmax(logits_bv: jax.Array, temperature, top_k=None, top_p=None, min_p=None) -> jax.Array:
     logits_bv = logits_bv.astype(jnp.float32)
-    # From the largest down, so that a temperature near 0 leaves that one instead of infinities.
+    # Subtract the maximum before the division, so that a temperature near 0 gives no infinities.
     logits_bv = (logits_bv - jnp.max(logits_bv, axis=-1, keepdims=True)) / temperature
     if top_k is not None:
         logits_bv = keep_top_k(logits_bv, top_k)
@@ -94,9 +94,9 @@ def pick(probabilities_bv: jax.Array, rngs_b: jax.Array) -> jax.Array:
     """One draw for each row, (b,) int32: the smallest token up to which the probabilities, which need not
     sum to 1, sum to more than a uniform number times their total.
 
-    The sums of a bisection are all over the whole row, in one order, so that they grow exactly where a
-    probability is not zero: a token that was filtered out is never drawn. One random number a row, where
-    the Gumbel trick takes one for each token of the vocabulary.
+    All sums of the bisection run over the whole row in the same order, so they increase exactly at tokens
+    with a probability above 0: a token that was filtered out is never drawn. This takes one random number per
+    row, the Gumbel trick one per token of the vocabulary.
     """
     rows, vocabulary = probabilities_bv.shape
     tokens_v = jnp.arange(vocabulary)
@@ -113,7 +113,7 @@ def pick(probabilities_bv: jax.Array, rngs_b: jax.Array) -> jax.Array:
 def keep_top_k(logits_bv: jax.Array, k: jax.Array | int) -> jax.Array:
     """Keeps a token when fewer than `k` tokens are more probable; the others' logits become -inf.
 
-    Equal logits stand or fall together, so that a tie at the edge keeps more than `k` tokens.
+    Equal logits are kept or dropped together, so a tie at the edge keeps more than `k` tokens.
     `k` below 1 keeps all. (b, v) float32 -> (b, v). Source: Fan et al. 2018, section 5.4.
     """
     return _keep_top(logits_bv, jnp.ones_like(logits_bv), jnp.where(k < 1, jnp.inf, k))
@@ -123,8 +123,8 @@ def keep_top_p(logits_bv: jax.Array, p: jax.Array | float) -> jax.Array:
     """Keeps a token when the tokens more probable than it have a total probability below `p`; the others'
     logits become -inf.
 
-    The kept are the smallest set of most probable tokens that has a total of at least `p`, together with
-    whatever ties with its last. `p` of 1 or more keeps all. (b, v) float32 -> (b, v).
+    These are the smallest set of most probable tokens with a total of at least `p`, and all ties with its
+    last one. `p` of 1 or more keeps all. (b, v) float32 -> (b, v).
     Source: Holtzman et al. 2020, section 3.1.
     """
     return _keep_top(logits_bv, jax.nn.softmax(logits_bv, axis=-1), jnp.where(p >= 1, jnp.inf, p))
@@ -134,7 +134,7 @@ def keep_min_p(logits_bv: jax.Array, p: jax.Array | float) -> jax.Array:
     """Keeps a token when its probability is at least `p` times that of the most probable one; the others'
     logits become -inf. `p` of 0 keeps all. (b, v) float32 -> (b, v).
 
-    Of softmax(x) that ratio is exp(x - max x): there is nothing to sum.
+    The ratio is exp(x - max x), without a sum.
     Source: Nguyen et al. 2024, section 3.
     """
     below_bv = logits_bv - jnp.max(logits_bv, axis=-1, keepdims=True) < jnp.log(p)
@@ -144,10 +144,10 @@ def keep_min_p(logits_bv: jax.Array, p: jax.Array | float) -> jax.Array:
 def bisect(
     holds: Callable[[jax.Array], jax.Array], low_b: jax.Array, high_b: jax.Array, halvings: int
 ) -> jax.Array:
-    """The smallest integer from `low_b` to `high_b` at which `holds`, by bisection, for each row.
+    """The smallest integer in [`low_b`, `high_b`] for which `holds` is true, by bisection, for each row.
 
-    `holds` maps (b,) int32 to (b,) bool, must not turn false again as its argument grows, and is taken to
-    be true at `high_b`; 2^`halvings` must be at least the number of candidates.
+    `holds` maps (b,) int32 to (b,) bool, must be monotone, and is assumed to be true at `high_b`;
+    2^`halvings` must be at least the number of candidates.
     """
 
     def halve(_: int, bounds: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
@@ -162,12 +162,12 @@ def bisect(
 def _keep_top(logits_bv: jax.Array, weights_bv: jax.Array, limit: jax.Array) -> jax.Array:
     """Keeps x where the weights of all larger logits sum to less than `limit`.
 
-    That sum falls as x rises, so the kept logits are those from a threshold up, and a float's bits, read as
-    an integer, are in the floats' order: 32 halvings find it exactly. Each is one pass over the row; a sort
-    of a large vocabulary would cost more than a whole step of a small model.
+    That sum decreases in x, so the kept logits are those above a threshold. The bits of floats, read as
+    integers, have the order of the floats, so 32 bisection steps find the threshold exactly. Each is one pass
+    over the row; sorting a large vocabulary would take longer than a whole step of a small model.
     """
     bits_bv = jax.lax.bitcast_convert_type(logits_bv, jnp.int32)
-    # Negative floats count downwards: flipped, they too are in order.
+    # The bits of negative floats are in reverse order, so they are flipped.
     order_bv = jnp.where(bits_bv < 0, bits_bv ^ jnp.iinfo(jnp.int32).max, bits_bv)
 
     def few_above(threshold_b: jax.Array) -> jax.Array:

@@ -1,4 +1,4 @@
-"""Speculative decoding: a small draft model proposes tokens, the target checks several in one pass."""
+"""Speculative decoding: a small draft model proposes tokens, the target model checks several in one pass."""
 
 import dataclasses
 import functools
@@ -16,15 +16,15 @@ from transformer.errors import UserError
 
 @struct.dataclass
 class SpeculativePair:
-    """A target with a draft that proposes its tokens, `draft_tokens` + 1 of them in each round."""
+    """A target and a draft model, which proposes `draft_tokens` + 1 tokens in each round."""
 
     target: Extender
     draft: Extender
     draft_tokens: int = struct.field(pytree_node=False, default=4)
 
     def prefill(self, tokens_bt: jax.Array, lengths_b: jax.Array, room: int) -> tuple[jax.Array, Any]:
-        """As `Stepper.prefill`, for both models: the target's logits; the cache is those of the two, and the
-        target's passes so far, ().
+        """As `Stepper.prefill` for both models: the target's logits, and a cache of both caches and the
+        number of the target's passes so far, ().
 
         Raises:
           UserError: the two have different vocabularies, or `draft_tokens` is below 1.
@@ -36,7 +36,7 @@ class SpeculativePair:
             raise UserError(
                 f"vocab_size: the draft's {draft.vocab_size}; expected the target's {target.vocab_size}"
             )
-        # A round that begins with one token to go reads that many more.
+        # A round with one token left still reads `draft_tokens` more.
         logits_bv, target_cache = target.prefill(tokens_bt, lengths_b, room + rewound, rewound)
         _, draft_cache = draft.prefill(tokens_bt, lengths_b, room + rewound, rewound)
         return logits_bv, (target_cache, draft_cache, jnp.int32(0))
@@ -54,14 +54,15 @@ def advance(
 ) -> tuple[jax.Array, DecodeState]:
     """At least the next n tokens of each row, unless all have ended, and the state after them.
 
-    The tokens are (b, n + `draft_tokens`) int32, of which as many count as the state's `index` has grown by.
+    The tokens are (b, n + `draft_tokens`) int32; the valid ones are as many as the state's `index` has grown
+    by.
 
-    In each round the draft draws tokens d_1 ... d_m, m = `draft_tokens` + 1, one after another, and the
-    target reads all but the last in one pass. With p_i and q_i the target's and the draft's distributions of
-    the i-th, after `temperature`, `top_k`, `top_p` and `min_p`, d_i is accepted with probability
-    min(1, p_i(d_i) / q_i(d_i)), otherwise replaced by a draw from max(p_i - q_i, 0), normalised: so it is
-    distributed as p_i. What follows a replacement is dropped. A round ends at the first replacement in any
-    row, which says nothing of the tokens after it.
+    In each round the draft model draws tokens d_1 ... d_m, m = `draft_tokens` + 1, one after another, and the
+    target reads all but the last in one pass. With p_i and q_i the distributions of the i-th token by target
+    and draft, after `temperature`, `top_k`, `top_p` and `min_p`, d_i is accepted with probability min(1,
+    p_i(d_i) / q_i(d_i)), and otherwise replaced by a draw from max(p_i - q_i, 0), normalised, so that it is
+    distributed as p_i. Tokens after a replacement are dropped. A round ends at the first replacement in any
+    row, which does not depend on the tokens after it.
 
     Source: Leviathan et al. 2023, section 2.3; Chen et al. 2023, algorithm 2.
     """
@@ -70,8 +71,8 @@ def advance(
     offsets_m = jnp.arange(m)
 
     def propose(state: DecodeState) -> tuple[jax.Array, jax.Array, jax.Array]:
-        """m more tokens after the last one, the draft's probabilities of all, and its cache with all but the
-        last, which it need not have read."""
+        """m more tokens, the draft's distribution of each, and its cache without the last one, which it has
+        not read."""
 
         def one(carry, offset: jax.Array):
             token_b, cache = carry
@@ -92,12 +93,12 @@ def advance(
 
         keys_bm = jax.vmap(lambda offset: state.keys(rngs_b, offset), out_axes=1)(offsets_m)
         accepted_bm = _accepted(p_bmv, q_bmv, proposed_bm, keys_bm)
-        # What comes after a row's end or limit holds no other row up.
+        # Proposals after a row's end or limit count as accepted, so that they do not end the round.
         is_end_bm = proposed_bm == eos_id
         ended_bm = state.done_b[:, None] | (jnp.cumsum(is_end_bm, axis=1) - is_end_bm > 0)
         accepted_bm |= ended_bm | (state.index + offsets_m >= state.limits_b[:, None])
         count_b = jnp.sum(jnp.cumprod(accepted_bm, axis=1), axis=1)
-        last = jnp.minimum(jnp.min(count_b), pair.draft_tokens)  # the place of this round's last token
+        last = jnp.minimum(jnp.min(count_b), pair.draft_tokens)  # index of the last token of this round
         replaced_b = _replacement(p_bmv[:, last], q_bmv[:, last], state.keys(rngs_b, last))
         token_b = jnp.where(count_b > last, proposed_bm[:, last], replaced_b)
 

@@ -1,4 +1,4 @@
-"""The training state, and its checkpoints: written in the background and read onto any mesh."""
+"""The training state and its checkpoints, written in the background and restored onto any mesh."""
 
 import importlib
 import math
@@ -20,7 +20,7 @@ Params = Any
 """A tree of arrays: the `params` collection of a Linen model, unboxed."""
 
 Step = int | str
-"""Which checkpoint: a step, "latest" or "best"."""
+"""A checkpoint: a step, "latest" or "best"."""
 
 
 @struct.dataclass
@@ -74,14 +74,14 @@ def split_step(run: str | os.PathLike) -> tuple[Path, Step | None]:
 
 
 class Checkpoints:
-    """The checkpoints of one run: `directory`/<step>, of which some are kept.
+    """The checkpoints of one run in `directory`/<step>.
 
-    Kept are the last `keep_last`, and the best one by the metric `keep_best` ("eval/loss"; smaller is
-    better, or larger with a minus in front: "-eval/bleu"; "": none) among those saved with that metric. A
-    checkpoint appears under its name when it is complete: what a killed process leaves half-written is
-    never listed, and is swept away before the next save. Readers of a run that is still being written give
-    `write=False`. Close it, or use it as a context manager: an interpreter that simply ends drops what is
-    still being written. Saving and restoring are collective: every process calls them.
+    The last `keep_last` are kept, and the best one by the metric `keep_best` ("eval/loss"; smaller is better,
+    or larger with a minus in front: "-eval/bleu"; "": none) among those saved with this metric. A checkpoint
+    is renamed into place when it is complete; incomplete ones are never listed, and deleted before the next
+    save. Readers of a run that is being trained pass `write=False`. Close it, or use it as a context manager:
+    otherwise an unfinished save is lost at exit. Saving and restoring are collective: every process must call
+    them.
     """
 
     def __init__(
@@ -99,7 +99,7 @@ class Checkpoints:
             kept.append(best)
         options = orbax.CheckpointManagerOptions(
             preservation_policy=policies.AnyPreservationPolicy(kept),
-            best_fn=self._merit if keep_best else None,  # without one orbax writes no metrics
+            best_fn=self._merit if keep_best else None,  # without it orbax writes no metrics
             cleanup_tmp_directories=write,
             create=write,
         )
@@ -107,14 +107,14 @@ class Checkpoints:
         self._manager = orbax.CheckpointManager(self.directory, item_handlers=handler, options=options)
 
     def steps(self) -> list[int]:
-        """The steps that can be restored, in ascending order."""
+        """The steps of the complete checkpoints, in ascending order."""
         return sorted(self._manager.all_steps())
 
     def save(self, step: int, state: State, metrics: Mapping[str, float] | None = None) -> None:
-        """Copies the state to the host and returns; writing it out goes on in the background.
+        """Copies the state to the host and returns; writing continues in the background.
 
-        `metrics` are those measured at this very step; a step that is there already is left as it is, and one
-        whose metric is no number is never the best.
+        `metrics` are those measured at this step. An existing step is left unchanged, and a step with a
+        metric that is NaN is never the best.
 
         Raises:
           UserError: `keep_best` names none of the metrics.
@@ -129,33 +129,33 @@ class Checkpoints:
         self._manager.save(step, args=self._orbax.args.PyTreeSave(state), metrics=measured)
 
     def restore(self, abstract: State, step: Step = "latest") -> State:
-        """The state, onto the shardings that the `jax.ShapeDtypeStruct`s of `abstract` carry.
+        """The state with the shardings of the `jax.ShapeDtypeStruct`s in `abstract`.
 
         Raises:
-          UserError: no such checkpoint, or one whose arrays are not exactly those of `abstract`.
+          UserError: no such checkpoint, or its arrays are not exactly those of `abstract`.
         """
         return self._read(self.find(step), abstract, partial=False)
 
     def restore_params(self, abstract: Params, step: Step = "latest") -> Params:
-        """The parameters to evaluate and predict with (their moving average where the run keeps one), and
-        nothing else: the optimizer's state is not read. Raises as `restore` does."""
+        """The parameters for evaluation and prediction (their moving average if the run keeps one); the
+        optimizer state is not read. Raises as `restore`."""
         found = self.find(step)
         name = self._params_name(found)
         return self._read(found, {name: abstract}, partial=True)[name]
 
     def stored_params(self, step: Step = "latest") -> dict[str, tuple]:
-        """Path -> (shape, type) of a checkpoint's parameters, as `restore_params` has them."""
+        """Path -> (shape, type) of the parameters that `restore_params` reads."""
         found = self.find(step)
         return arrays(self._stored(found)[self._params_name(found)])
 
     def restore_some(self, abstract: Params, step: Step = "latest") -> Params:
-        """As `restore_params` from a checkpoint that may hold more than `abstract`."""
+        """`restore_params` from a checkpoint that may have more parameters than `abstract`."""
         found = self.find(step)
         name = self._params_name(found)
         return self._restore(found, {name: abstract}, partial=True)[name]
 
     def find(self, step: Step) -> int:
-        """The number of the checkpoint that `step` means; a `UserError` where there is none."""
+        """The step of a checkpoint; raises `UserError` if there is none."""
         steps = self.steps()
         if not steps:
             raise UserError(f"{self.directory}: there are no checkpoints")
@@ -167,7 +167,8 @@ class Checkpoints:
         return found
 
     def _best(self, steps: list[int]) -> int:
-        """Where no checkpoint was measured (the run was stopped before), the latest is the best."""
+        """The best step; the latest if no checkpoint has metrics (the run was stopped before an
+        evaluation)."""
         if not self.keep_best:
             raise UserError(f"{self.directory}: no checkpoint was saved with train.keep_best")
         measured = {each: self._manager.metrics(each) for each in steps}
@@ -175,11 +176,11 @@ class Checkpoints:
         return max(candidates, key=lambda each: self._merit(measured[each]), default=steps[-1])
 
     def wait(self) -> None:
-        """Returns when nothing is being written any more; raises what went wrong in the background."""
+        """Waits for unfinished saves; raises their errors."""
         self._manager.wait_until_finished()
 
     def close(self) -> None:
-        """Waits, and frees the background threads."""
+        """Waits for unfinished saves, and frees the threads."""
         self._manager.close()
 
     def __enter__(self) -> "Checkpoints":
@@ -216,8 +217,8 @@ class Checkpoints:
 
 
 def compare(stored: Mapping[str, tuple], wanted: Mapping[str, tuple]) -> str:
-    """What keeps the arrays `stored` from being the arrays `wanted`, path -> (shape, dtype), in one line;
-    nothing where they are the same."""
+    """The differences between the arrays `stored` and `wanted`, path -> (shape, dtype), in one line; "" if
+    there are none."""
     missing = [path for path in wanted if path not in stored]
     extra = [path for path in stored if path not in wanted]
     differing = [
@@ -230,7 +231,7 @@ def compare(stored: Mapping[str, tuple], wanted: Mapping[str, tuple]) -> str:
 
 
 def arrays(tree: Any) -> dict[str, tuple]:
-    """Path -> (shape, type) of every array of a tree."""
+    """Path -> (shape, type) of every array in a tree."""
     leaves = jax.tree_util.tree_flatten_with_path(tree, is_leaf=lambda leaf: hasattr(leaf, "shape"))[0]
     return {
         jax.tree_util.keystr(path, simple=True, separator="/"): (tuple(leaf.shape), str(leaf.dtype))
@@ -249,6 +250,6 @@ def _some(items: list, limit: int = 6) -> str:
 
 
 def _load_orbax() -> ModuleType:
-    """Orbax, imported when the first run needs it (0.4 s), and without its line of log per action."""
+    """Orbax, imported on first use (0.4 s), with its logging reduced."""
     logging.set_verbosity(logging.ERROR)
     return importlib.import_module("orbax.checkpoint")

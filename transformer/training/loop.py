@@ -1,4 +1,4 @@
-"""The training loop, for any experiment: evaluate, save, next batch, step; and what stops it."""
+"""The training loop for any experiment: evaluate, save, next batch, step; and stopping on signals."""
 
 import contextlib
 import dataclasses
@@ -20,7 +20,7 @@ from transformer.training.run_config import TrainConfig
 from transformer.training.writers import Progress, Writer
 
 AGREE_EVERY = 10
-"""Steps after which several processes ask one another whether to stop or to save."""
+"""Steps between two agreements of several processes on stopping or saving."""
 
 
 def train(
@@ -36,17 +36,17 @@ def train(
     checkpoints: Checkpoints | None = None,
     left: Path | None = None,
 ) -> tuple[State, str]:
-    """Trains from `state.step` to `config.steps`; the last state, and why it is the last: "finished", or
-    the name of the signal that stopped it.
+    """Trains from `state.step` to `config.steps`; returns the last state and why training ended: "finished",
+    or the name of a signal.
 
-    After a step come, in this order, the hooks that are due, a checkpoint if one is due, and the next
-    batch. The metrics of a step are read when the next one is under way, so that the device never waits for
-    the host, except where a hook or a checkpoint needs the state anyway. SIGINT or SIGTERM end training
-    after the current step: with a checkpoint, and only then with the hooks that are due; in the midst of a
-    hook, which is then left: `left` is a file that holds the step until its hooks are done, which they are
-    first of all when the run goes on. Where anything fails between two steps, the state is saved before the
-    error goes on (in a run of one process: several cannot be sure to fail together). `put` brings this
-    process's rows onto the devices; `train_step` is compiled, with its state donated.
+    After a step come, in this order, the hooks that are due, a checkpoint if one is due, and the next batch.
+    The metrics of a step are read after the next step has been dispatched, so that the device does not wait
+    for the host, except before hooks and checkpoints. SIGINT or SIGTERM ends training after the current step:
+    it saves a checkpoint first, then calls the hooks that are due. A signal during a hook interrupts it: the
+    file `left` has the step until its hooks are done, and a resumed run calls them first. If an error occurs
+    between two steps, the state is saved before the error is raised again (only with one process: several may
+    not fail together). `put` puts this process's rows onto the devices; `train_step` is compiled and donates
+    its state.
     """
     step = int(state.step)
     with contextlib.ExitStack() as stack:
@@ -78,7 +78,7 @@ def train(
 
 @dataclasses.dataclass
 class Between:
-    """What `train` does between two steps: metrics are read and written, hooks called, states saved."""
+    """The work of `train` between two steps: reading and writing metrics, calling hooks, saving states."""
 
     config: TrainConfig
     meter: Meter
@@ -92,11 +92,11 @@ class Between:
     def __post_init__(self) -> None:
         self.saved = time.monotonic()
         self.unread: tuple[int, dict[str, Sum]] | None = None
-        self.compiled = False  # known when the first step is read, which is therefore waited for
+        self.compiled = False  # True after the first step, which is waited for
 
     def after(self, step: int, state: State, metrics: dict[str, Sum]) -> str:
-        """Does what is due after `step`, which is still under way; the name of the signal that ends training
-        here, or ""."""
+        """Does what is due after `step`, which may still be running; returns the name of the signal that ends
+        training here, or ""."""
         self.write(step - 1, self.read())
         self.unread = step, metrics
         name, last = self.stop.agreed(step), step == self.config.steps
@@ -120,14 +120,14 @@ class Between:
         return self.leave(step, name) if name and not last else ""
 
     def is_late(self, step: int) -> bool:
-        """Whether `checkpoint_minutes` have passed since the last save. Checkpoints of which a mean is to be
-        taken are those of chosen steps alone."""
+        """Whether `checkpoint_minutes` have passed since the last save. Checkpoints to average are saved by
+        steps only."""
         if not self.config.checkpoint_minutes or self.config.average_last > 1:
             return False
         return bool(agreed(time.monotonic() - self.saved >= 60 * self.config.checkpoint_minutes, step))
 
     def read(self, log: bool = False) -> dict[str, float]:
-        """Waits for the last step, unless it is read already; its values, where they are to be logged."""
+        """Waits for the last step unless it has been read; returns its values if they are to be logged."""
         if self.unread is None:
             return {}
         (step, metrics), self.unread = self.unread, None
@@ -137,14 +137,14 @@ class Between:
         return values
 
     def write(self, step: int, values: Mapping[str, float]) -> None:
-        """Hands the values to every writer."""
+        """Passes the values to every writer."""
         for writer in self.writers if values else ():
             writer.write(step, values)
 
     def call(
         self, step: int, state: State, due: Sequence[Hook], values: Mapping[str, float], kept: bool = False
     ) -> dict[str, float] | None:
-        """What the hooks measure; None where a signal came, which leaves them, unless all is kept already."""
+        """The values of the hooks; None if a signal interrupted them (not if the state is already saved)."""
         measured: dict[str, float] = {}
         try:
             with contextlib.nullcontext() if kept else self.stop.raising():
@@ -159,7 +159,7 @@ class Between:
         return measured
 
     def keep(self, step: int, state: State, due: Sequence[Hook], values: Mapping[str, float]) -> None:
-        """All that a signal must not cost: it is there when this returns."""
+        """Saves everything that a signal must not lose, and waits until it is written."""
         self.write(step, values)
         if self.left is not None and due and jax.process_index() == 0:
             self.left.write_text(str(step))
@@ -168,16 +168,16 @@ class Between:
             self.checkpoints.wait()
 
     def leave(self, step: int, name: str) -> str:
-        """Says that a signal ends training, and which."""
+        """Prints that a signal ends training."""
         self.progress.say(f"{name}: saved step {step} and leaving")
         return name
 
     def is_left(self, step: int) -> bool:
-        """Whether a signal has ended training before the hooks of `step` were done."""
+        """Whether a signal interrupted the hooks of `step`."""
         return self.left is not None and self.left.exists() and self.left.read_text() == str(step)
 
     def make_up_for(self, step: int, state: State) -> str:
-        """Calls the hooks of `step`; the name of the signal by which they are left again, or ""."""
+        """Calls the hooks of `step`; returns the name of the signal that interrupted them again, or ""."""
         due = [hook for hook in self.hooks if hook.due(step, step == self.config.steps)]
         measured = self.call(step, state, due, {})
         if measured is None:
@@ -187,7 +187,7 @@ class Between:
         return ""
 
     def rescue(self, state: State) -> None:
-        """Saves the state, where it is whole, before an error ends training."""
+        """Saves the state before an error ends training, unless its arrays were donated."""
         whole = not any(leaf.is_deleted() for leaf in jax.tree.leaves(state))
         if self.checkpoints is not None and jax.process_count() == 1 and whole and int(state.step):
             self.checkpoints.save(int(state.step), state)
@@ -207,12 +207,12 @@ def agreed(value: int, step: int) -> int:
 
 
 class Stopped(BaseException):
-    """The first signal came where what is being done need not be finished."""
+    """Raised by the first signal during work that need not be finished."""
 
 
 class StopRequest:
-    """A context in which the first SIGINT or SIGTERM is only noted. After it a SIGINT interrupts at once; a
-    SIGTERM does not, for schedulers send it twice."""
+    """A context in which the first SIGINT or SIGTERM is only recorded. A second SIGINT interrupts at once; a
+    second SIGTERM does not, because schedulers send it twice."""
 
     def __init__(self) -> None:
         self._received = 0
@@ -226,8 +226,9 @@ class StopRequest:
 
     @contextlib.contextmanager
     def raising(self) -> Iterator[None]:
-        """Around what may take long and need not be finished: in a single process the first signal, also one
-        that came before, is raised as `Stopped`. Several finish it, so that none is left in a collective."""
+        """A context for long work that need not be finished: in a single process the first signal, also an
+        earlier one, raises `Stopped`. Several processes finish the work, so that none waits in a
+        collective."""
         self._raising = jax.process_count() == 1
         try:
             if self._raising and self._received:
@@ -238,7 +239,7 @@ class StopRequest:
 
     @property
     def received(self) -> str:
-        """The name of the signal that this process got first."""
+        """The name of the first signal that this process received."""
         return signal.Signals(self._received).name
 
     def __enter__(self) -> "StopRequest":

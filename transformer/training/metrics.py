@@ -1,4 +1,4 @@
-"""Metrics are `Sum`s by name (see `transformer/sums.py`), and a meter makes values to be logged of them."""
+"""Metrics, `Sum`s by name (see `transformer/sums.py`), and a meter that turns them into logged values."""
 
 import contextlib
 import dataclasses
@@ -25,21 +25,20 @@ def merge(parts: Iterable[Mapping[str, Sum]]) -> dict[str, Sum]:
 
 @dataclasses.dataclass(kw_only=True)
 class Meter:
-    """Turns the metrics of steps into the values of a window, `{"train/loss": ...}`.
+    """Turns the metrics of steps into logged values of a window of steps, `{"train/loss": ...}`.
 
-    Time counts from the end of one step to the end of another, without what `pause` encloses (evaluation,
-    saving) and without the first step, which is compiled: its own time, from `started`
-    (`time.perf_counter()`), is `train/seconds_to_first_step`. `train/input_wait` is the share of the time
-    in which the host waited for a batch. Skipped steps are counted, and left out of every mean.
+    Time is measured from the end of one step to the end of another, without `pause` contexts (evaluation,
+    saving) and without the first step, which compiles: `train/seconds_to_first_step` is its time from
+    `started` (by `time.perf_counter()`). `train/input_wait` is the share of time in which the host waited for
+    a batch. Skipped steps are counted, and left out of all means.
 
-    `train/mfu` = tokens/s / `peak_rate()`, the tokens/s at which the devices would do the model's FLOPs and
-    nothing else; where that is None there is none.
+    `train/mfu` = tokens/s / `peak_rate()`, the tokens/s at the devices' peak FLOP/s; omitted if that is None.
     """
 
     tokens_per_step: int  # of the global batch
-    learning_rate: Schedule  # by the count of updates made
-    max_skipped: int  # how many steps in a row may be skipped (0: any number)
-    skipped: int = 0  # steps skipped so far, before this run as the restored state says
+    learning_rate: Schedule  # of the number of updates made
+    max_skipped: int  # most consecutive skipped steps; 0: no limit
+    skipped: int = 0  # steps skipped so far, by the restored state
     started: float = dataclasses.field(default_factory=time.perf_counter)
     peak_rate: Callable[[], float | None]  # peak FLOP/s of all devices / the model's FLOPs per token
 
@@ -53,23 +52,23 @@ class Meter:
 
     @contextlib.contextmanager
     def waiting(self) -> Iterator[None]:
-        """Around what waits for the next batch."""
+        """A context for waiting for the next batch."""
         start = time.perf_counter()
         yield
         self._waited += time.perf_counter() - start
 
     @contextlib.contextmanager
     def pause(self) -> Iterator[None]:
-        """Around what is not training."""
+        """A context for work that is not training."""
         start = time.perf_counter()
         yield
         self._paused += time.perf_counter() - start
 
     def read(self, step: int, metrics: Mapping[str, Sum]) -> None:
-        """Waits for the end of `step` and takes its metrics.
+        """Waits for the end of `step` and reads its metrics.
 
         Raises:
-          UserError: too many steps in a row had a gradient that is not finite.
+          UserError: too many consecutive steps had a non-finite gradient.
         """
         host = jax.tree.map(float, jax.device_get(dict(metrics)))
         now = time.perf_counter()
@@ -95,7 +94,7 @@ class Meter:
         self.latest |= {f"train/{name}": float(value.mean) for name, value in host.items()}
 
     def window(self) -> dict[str, float]:
-        """The values since the last call, up to the last step read."""
+        """The values of the steps since the last call."""
         values = {f"train/{name}": float(value.mean) for name, value in self._sums.items()}
         updates = max(0, self._step - 1 - self.skipped)
         values["train/learning_rate"] = float(self.learning_rate(updates))

@@ -27,8 +27,8 @@ def build(
     weight_decay: float,
     decayed: Any,
 ) -> optax.GradientTransformation:
-    """An optimizer with weight decay of what is True in the tree `decayed`, or in what it makes of the
-    parameters where it is a function; of everything where it is None."""
+    """An optimizer with weight decay where the tree `decayed`, or the result of the function `decayed` on the
+    parameters, is True; None: everywhere."""
     factory = find_optimizer(name)
     parameters = inspect.signature(factory).parameters
     mask, arguments = mask_name(parameters), dict(arguments)
@@ -46,8 +46,8 @@ def build(
 
 
 def own_average(opt_state: optax.OptState, params: Params) -> Params:
-    """The parameters to evaluate with under a schedule-free optimizer, x = (y - (1 - b1) z) / b1, where y are
-    those that gradients are taken at and z the fast ones.
+    """The averaged parameters of a schedule-free optimizer, x = (y - (1 - b1) z) / b1, where gradients are
+    taken at y and z are the fast parameters.
 
     Source: Defazio et al. 2024, "The road less scheduled", equations 1 to 3.
     """
@@ -60,13 +60,13 @@ def own_average(opt_state: optax.OptState, params: Params) -> Params:
 
 
 def is_schedule_free(name: str) -> bool:
-    """Whether the optimizer of optax keeps an average of its own."""
+    """Whether the optimizer is schedule-free, and so keeps its own average."""
     return name.rpartition(".")[2].startswith("schedule_free")
 
 
 def find_optimizer(name: str, key: str = "name") -> Callable[..., optax.GradientTransformation]:
-    """The function optax has under `name` ("adamw", "contrib.muon"); a `UserError` where it has none, which
-    `key` gave."""
+    """The optimizer of optax by `name` ("adamw", "contrib.muon"); raises `UserError` about `key` if there is
+    none."""
     found: Any = optax
     for part in name.split("."):
         found = getattr(found, part, None)
@@ -76,7 +76,7 @@ def find_optimizer(name: str, key: str = "name") -> Callable[..., optax.Gradient
 
 
 def _valid_names(name: str) -> str:
-    """The optimizers with names like this one, or all of them."""
+    """The end of an error: optimizers with similar names, or all of them."""
     families = {"": optax, "contrib.": optax.contrib}
     names = [
         prefix + each
@@ -89,7 +89,8 @@ def _valid_names(name: str) -> str:
 
 
 def matrix_dimensions(params: Params) -> Params:
-    """Which axes of a parameter are its matrix's rows and columns, for Muon; None where Adam is to update.
+    """The axes of each parameter that are rows and columns of a matrix, for Muon; None for parameters of
+    Adam.
 
     The kernels of `blocks` (`encoder_blocks`, `decoder_blocks`) are (n, rows, columns), with the layers n
     left as a batch of matrices: rows (d), columns (h, k) for query, key and value; rows (h, k), columns (d)
@@ -109,7 +110,7 @@ def matrix_dimensions(params: Params) -> Params:
 
 
 def check_arguments(name: str, arguments: Mapping[str, Any], key: str = "arguments") -> None:
-    """Refuses arguments that the optimizer does not take, or with which it cannot be traced."""
+    """Raises if the optimizer does not take the arguments, or cannot be traced with them."""
     if arguments:
         _check_names(name, arguments, key)
     blocks = {"up": {"kernel": jnp.zeros((1, 2, 2))}, "norm": {"scale": jnp.zeros((1, 2))}}
@@ -141,7 +142,7 @@ def is_matrix(path: tuple) -> bool:
 
 
 def is_block_matrix(path: tuple) -> bool:
-    """Whether it is one of stacked blocks."""
+    """Whether a parameter is a matrix of stacked blocks."""
     return is_matrix(path) and any(key.endswith("blocks") for key in _keys(path))
 
 
@@ -150,7 +151,7 @@ def _keys(path: tuple) -> list[str]:
 
 
 def mask_name(parameters: Mapping[str, Any]) -> str | None:
-    """The parameter of an optimizer that says what its weight decay is of; None where it has none."""
+    """The name of an optimizer's parameter for the mask of weight decay, or None."""
     if "weight_decay" not in parameters:
         return None
     return next((name for name in MASKS if name in parameters), None)

@@ -1,4 +1,4 @@
-"""Optimizers by optax's own names, with schedules and rules by parameter name."""
+"""Optimizers by their names in optax, with schedules and rules by parameter path."""
 
 import dataclasses
 import functools
@@ -38,14 +38,14 @@ ADAM_RATE = "adam_learning_rate"
 
 @dataclasses.dataclass(frozen=True)
 class OptimizerConfig(Bounded):
-    """How parameters are updated.
+    """The optimizer, its schedule and rules.
 
-    Weight decay is decoupled, p <- p - rate(u) weight_decay p, of kernels only unless `rules` say otherwise.
-    An optimizer that takes both `weight_decay` and a mask applies it itself (Muon to its matrices only, not
-    to what it leaves to Adam); to one that takes neither (adam, sgd, adafactor ...) it is added after the
-    optimizer's own update; one whose decay cannot be masked takes it in `arguments`, and is refused here.
+    Weight decay is decoupled, p <- p - rate(u) weight_decay p, and applies to kernels only unless `rules` say
+    otherwise. An optimizer that takes both `weight_decay` and a mask applies it itself (Muon to its matrices
+    only, not to the parameters of Adam); for one that takes neither (adam, sgd, adafactor ...) it is added
+    after the update. One with unmasked decay must get it in `arguments`; here it is an error.
 
-    `rules` are read in order (see `transformer.training.rules`); behind them come those that `frozen_layers`,
+    `rules` apply in order (see `transformer.training.rules`), before those that `frozen_layers`,
     `train_only`, `layer_decay`, `adam_learning_rate` and `weight_decay` stand for.
 
     Raises:
@@ -85,7 +85,7 @@ class OptimizerConfig(Bounded):
 
     @property
     def averages_itself(self) -> bool:
-        """Whether the parameters to evaluate with come from the optimizer (see `own_average`)."""
+        """Whether the optimizer averages the parameters itself (see `own_average`)."""
         return is_schedule_free(self.name)
 
     @property
@@ -95,12 +95,12 @@ class OptimizerConfig(Bounded):
 
     @property
     def is_muon(self) -> bool:
-        """Whether the optimizer updates the matrices of blocks, and leaves the rest to Adam."""
+        """Whether the optimizer is Muon, which updates the matrices of blocks and leaves the rest to Adam."""
         return DIMENSIONS in inspect.signature(find_optimizer(self.name)).parameters
 
     @property
     def has_rules(self) -> bool:
-        """Whether there are other rules than those of weight decay and of Adam's rate."""
+        """Whether there are rules besides those for weight decay and Adam's learning rate."""
         return bool(self.rules or self.frozen_layers or self.train_only) or self.layer_decay < 1
 
     def idle(self) -> dict[str, str]:
@@ -153,12 +153,12 @@ def make_optimizer(
     lengths: Sequence[tuple[int, int]] = (),
     layers: Sequence[str] = (),
 ) -> tuple[optax.GradientTransformation, Schedule]:
-    """The optimizer of a run of `steps` updates, and its learning rate by the count of updates made.
+    """The optimizer of a run of `steps` updates, and its learning rate as a function of the number of updates
+    made.
 
-    `lengths` says where that number was changed: up to update `at` it was `steps`, for each (at, steps) of
-    it, and the rate goes on from there as `schedules.extended` says. `layers` are the model's kinds of layers
-    (see `rules.treat`). Clipping by `clip_norm` and averages of the parameters are not in the optimizer: the
-    train step has the gradient norm anyway and does both.
+    `lengths` are earlier values of `steps`, as (at, steps): until update `at` the run was to have `steps`
+    updates, and the learning rate continues from there by `schedules.extended`. `layers` are the model's
+    kinds of layers (see `rules.treat`). The train step does gradient clipping and parameter averages.
 
     Raises:
       UserError: a schedule longer than the run.
@@ -192,7 +192,7 @@ def make_schedule(config: OptimizerConfig, steps: int, lengths: Sequence[tuple[i
 
 
 def check_adapters(params: Params, config: OptimizerConfig) -> None:
-    """Refuses low-rank adapters beside which all that they correct would be trained too."""
+    """Raises if LoRA is trained together with the full parameters."""
     freezes = config.train_only or any(rule.frozen for rule in config.rules)
     paths = [jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_leaves_with_path(params)]
     if any("lora" in path for path in paths) and not freezes:

@@ -1,9 +1,8 @@
-"""Where arrays live: a named mesh of devices, and one table from logical axis names to mesh axes.
+"""Sharding: a named mesh of devices, and a table from logical axis names to mesh axes.
 
-The mesh has four axes. `data` holds whole copies of the parameters and parts of the batch; `fsdp` parts of
-both (Rajbhandari et al. 2020, "ZeRO", stage 3); `context` parts of each sequence (Liu et al. 2023, "Ring
-Attention"); `tensor` parts of heads, hidden units and vocabulary (Shoeybi et al. 2019, "Megatron-LM").
-Nothing else in the codebase names a mesh axis.
+The mesh has four axes. `data` shards the batch and replicates parameters; `fsdp` shards both (Rajbhandari et
+al. 2020, "ZeRO", stage 3); `context` shards sequences (Liu et al. 2023, "Ring Attention"); `tensor` shards
+heads, hidden units and vocabulary (Shoeybi et al. 2019, "Megatron-LM"). No other file names a mesh axis.
 """
 
 import contextlib
@@ -34,20 +33,20 @@ RULES: dict[str, Rules] = {
         ("embed", "fsdp"),
     ),
 }
-"""By the name of `parallel.rules`: logical axis -> mesh axes, in order of precedence; an axis without a
-rule is whole on every device. A mesh axis serves one dimension of an array at most, so that an activation,
-whose batch takes `fsdp`, keeps its width whole, while a parameter's `embed` is cut."""
+"""Value of `parallel.rules` -> rules, logical axis -> mesh axes, in order of precedence; axes without a rule
+are replicated. A mesh axis shards at most one dimension of an array: `fsdp` shards the batch of an
+activation, so its width is not sharded, while `embed` of a parameter is."""
 
 
 AXES = ("data", "fsdp", "context", "tensor")
-"""From those whose devices talk least to those whose devices talk most, and should be neighbours."""
+"""Mesh axes in the order of increasing communication; devices of the last one should be neighbours."""
 
 Size = Annotated[int, Bound("1 or more devices, or -1 for what is left", -1, without=(0,))]
 
 
 @dataclasses.dataclass(frozen=True)
 class MeshConfig(Bounded):
-    """Devices along each mesh axis; one of them may be -1 and takes what is left."""
+    """Devices along each mesh axis; one may be -1, for all remaining devices."""
 
     data: Size = -1  # data parallelism: devices that replicate parameters; -1: all remaining
     fsdp: Size = 1  # devices that shard parameters and batch
@@ -59,14 +58,13 @@ class MeshConfig(Bounded):
         left = [axis for axis in AXES if getattr(self, axis) == -1]
         if len(left) > 1:
             raise UserError(
-                f"{left[1]}: -1, but {left[0]} is -1 too, and only one axis can take what is left"
+                f"{left[1]}: -1, but {left[0]} is -1 too; only one axis can take the remaining devices"
             )
 
 
 @dataclasses.dataclass(frozen=True)
 class ParallelConfig(Bounded):
-    """How a run is spread over devices: `microbatches` is the number of parts that a batch is cut into, one
-    after the other, and whose gradients are added up; `rules` a key of `RULES`."""
+    """Devices and microbatches of a run."""
 
     mesh: MeshConfig
     microbatches: Positive = 1  # gradient accumulation: number of parts of a batch
@@ -74,25 +72,25 @@ class ParallelConfig(Bounded):
 
 
 def make_mesh(config: MeshConfig, devices: Sequence[jax.Device] | None = None) -> Mesh:
-    """The mesh over `devices` (all of all processes, where not given).
+    """The mesh over `devices` (default: all devices of all processes).
 
     Raises:
-      UserError: sizes whose product is not the number of devices.
+      UserError: the product of the sizes is not the number of devices.
     """
     devices = jax.devices() if devices is None else devices
     sizes = {axis: getattr(config, axis) for axis in AXES}
     given = math.prod(size for size in sizes.values() if size != -1)
     if len(devices) % given or (-1 not in sizes.values() and given != len(devices)):
         described = " x ".join(f"{axis} {size}" for axis, size in sizes.items())
-        raise UserError(f"parallel.mesh: {described} does not divide the {len(devices)} devices there are")
+        raise UserError(f"parallel.mesh: {described} does not divide the {len(devices)} devices")
     shape = tuple(len(devices) // given if size == -1 else size for size in sizes.values())
     return jax.make_mesh(shape, tuple(sizes), axis_types=(AxisType.Auto,) * len(sizes), devices=devices)
 
 
 @contextlib.contextmanager
 def placed(mesh: Mesh, rules: Rules) -> Iterator[None]:
-    """Inside, and only inside, tracing obeys the logical constraints of layers: flax wants both the rules
-    and a mesh set by `jax.set_mesh`, and without either one ignores every constraint silently."""
+    """The context in which flax applies the logical constraints of layers: it needs both the rules and a mesh
+    by `jax.set_mesh`, and silently ignores all constraints without them."""
     with jax.set_mesh(mesh), nn.logical_axis_rules(rules):
         yield
 
@@ -100,15 +98,14 @@ def placed(mesh: Mesh, rules: Rules) -> Iterator[None]:
 def state_shardings(state: Any, mesh: Mesh, rules: Rules) -> Any:
     """The sharding of every array of a training state, as a tree like the unboxed state.
 
-    `state` is abstract (from `jax.eval_shape`) and its `params` are boxed with logical axis names. Any
-    other array whose path ends in a parameter's path and whose shape is that parameter's lies like the
-    parameter: so the optimizer's moments and the moving average are cut exactly as what they belong to,
-    whether the optimizer was given boxed parameters or plain ones, or only some of stacked blocks. Everything
-    else (counts, factored moments) is whole on every device, but for the arrays of `carry`, which are boxed
-    themselves.
+    `state` is abstract (from `jax.eval_shape`), and its `params` are boxed with logical axis names. Any other
+    array whose path ends with a parameter's path, and which has its shape, is sharded like the parameter. So
+    optimizer moments and the moving average are sharded like their parameters, also if the optimizer has only
+    some of the stacked blocks. All other arrays (counts, factored moments) are replicated, except those of
+    `carry`, which are boxed themselves.
 
     Raises:
-      UserError: a dimension that its mesh axes do not divide.
+      UserError: mesh axes do not divide a dimension.
     """
     whole = NamedSharding(mesh, PartitionSpec())
     if mesh.size == 1:
@@ -141,28 +138,28 @@ def _cut(state: Any, mesh: Mesh, rules: Rules, whole: NamedSharding) -> Any:
 
 
 def unboxed(tree: Any) -> Any:
-    """The tree without its boxes, for abstract arrays too (on which `nn.unbox` fails inside a mesh)."""
+    """The tree without boxes, also for abstract arrays (on which `nn.unbox` fails inside a mesh)."""
     return jax.tree.map(lambda leaf: leaf.value if _is_boxed(leaf) else leaf, tree, is_leaf=_is_boxed)
 
 
 def by_rows(array: jax.Array) -> nn.LogicallyPartitioned:
-    """An array whose leading axis is the batch, boxed so that it lies where the rows of a batch do."""
+    """An array with a leading batch axis, boxed to be sharded like a batch."""
     return nn.LogicallyPartitioned(array, ("batch", *[None] * (array.ndim - 1)))
 
 
 def with_shardings(abstract: Any, shardings: Any) -> Any:
-    """`jax.ShapeDtypeStruct`s that carry their sharding: what checkpoints are restored into."""
+    """`jax.ShapeDtypeStruct`s with shardings, for restoring checkpoints."""
     return jax.tree.map(lambda leaf, each: leaf.update(sharding=each), unboxed(abstract), shardings)
 
 
 def batch_sharding(mesh: Mesh) -> NamedSharding:
-    """Rows of a batch, spread over the axes `data` and `fsdp`, and their tokens over `context`."""
+    """The sharding of a batch: rows over `data` and `fsdp`, tokens over `context`."""
     return NamedSharding(mesh, PartitionSpec(("data", "fsdp"), "context"))
 
 
 def put_batch(batch: Mapping[str, np.ndarray], sharding: NamedSharding) -> dict[str, jax.Array]:
-    """The global batch on the devices, from the rows that this process has; what is no sequence, or none
-    that can be cut, is whole beyond its rows."""
+    """The global batch on the devices, from the rows of this process; arrays without a divisible sequence
+    axis are sharded by rows only."""
     context = sharding.mesh.shape["context"]
 
     def put(rows: np.ndarray) -> jax.Array:
@@ -174,7 +171,7 @@ def put_batch(batch: Mapping[str, np.ndarray], sharding: NamedSharding) -> dict[
 
 
 def check_batch_size(key: str, batch_size: int, mesh: Mesh, microbatches: int) -> None:
-    """Raises a `UserError` where the batch cannot be cut into equal parts for devices and microbatches."""
+    """Raises `UserError` if devices times microbatches do not divide the batch size."""
     devices = mesh.shape["data"] * mesh.shape["fsdp"]
     if batch_size % (devices * microbatches):
         raise UserError(
@@ -184,8 +181,8 @@ def check_batch_size(key: str, batch_size: int, mesh: Mesh, microbatches: int) -
 
 
 def check_processes(devices: np.ndarray) -> None:
-    """Raises a `UserError` where devices (data, fsdp, context, tensor) of several processes are to hold the
-    same rows of a batch: each process reads rows of its own."""
+    """Raises `UserError` if devices (data, fsdp, context, tensor) of several processes would need the same
+    rows of a batch: each process reads its own rows."""
     context, tensor = devices.shape[2:]
     for row, holders in enumerate(devices.reshape(-1, context * tensor)):
         processes = {device.process_index for device in holders}
@@ -212,7 +209,7 @@ def _sharding(boxed: Any, names: tuple[str, ...], mesh: Mesh, rules: Rules) -> N
 
 
 def _is_part(shape: tuple[int, ...], whole: tuple[int, ...], sharding: NamedSharding) -> bool:
-    """Whether an array has some of the rows of another, whose rows are whole on every device."""
+    """Whether an array has some of the rows of another one whose rows are not sharded."""
     spec = (*sharding.spec, None)
     return len(whole) > 1 and shape[1:] == whole[1:] and len(shape) > 1 and spec[0] is None
 

@@ -1,4 +1,4 @@
-"""One run of one experiment: its state on the mesh, its folder, its parts put together."""
+"""A run of an experiment: the sharded state, the run folder, and all parts put together."""
 
 import contextlib
 import dataclasses
@@ -32,19 +32,19 @@ from transformer.training.writers import Latest, make_writers, names_of
 
 @dataclasses.dataclass(eq=False)
 class Run:
-    """An experiment under a config, on the devices there are, with `workdir` as its folder.
+    """An experiment under a config on the available devices, with `workdir` as its folder.
 
     Everything that makes or reads the training state is here, so that training, evaluation and prediction
-    agree on what a checkpoint holds and on where its arrays lie. Nothing is computed or written when it is
-    made, but an impossible mesh, batch or schedule is refused.
+    agree on the content of checkpoints and the sharding of arrays. The constructor computes and writes
+    nothing, but raises `UserError` for an impossible mesh, batch size or schedule.
     """
 
     experiment: Experiment
     config: RunConfig
     workdir: str | os.PathLike
     lengths: Sequence[tuple[int, int]] = ()  # where `train.steps` was changed (see `make_optimizer`)
-    extra_hooks: Sequence[Hook] = ()  # callbacks to call after the run's own
-    devices: Sequence[jax.Device] | None = None  # those to run on, described or there; None: all
+    extra_hooks: Sequence[Hook] = ()  # called after the run's own
+    devices: Sequence[jax.Device] | None = None  # None: all; may be descriptions of devices
 
     def __post_init__(self) -> None:
         config, self.folder = self.config, RunFolder(self.workdir)
@@ -63,17 +63,17 @@ class Run:
         self.put: Put = functools.partial(parallel.put_batch, sharding=parallel.batch_sharding(self.mesh))
 
     def placed(self) -> contextlib.AbstractContextManager[None]:
-        """The context in which this run's functions are traced and called."""
+        """The context (mesh and sharding rules) for tracing and calling this run's functions."""
         return parallel.placed(self.mesh, self.rules)
 
     @functools.cached_property
     def loader(self) -> Batches:
-        """The batches to train on; what is wrong with the data is found here."""
+        """The training batches; errors of the data are raised here."""
         return self.experiment.train_data()
 
     @functools.cached_property
     def hooks(self) -> list[Hook]:
-        """What is done between steps; what is wrong with the validation data is found here."""
+        """The hooks of training; errors of the validation data are raised here."""
         c = self.config.train
         hooks: list[Hook] = [Evaluate(c.evaluate_every, self.validation)]
         if c.profile_steps:
@@ -82,11 +82,11 @@ class Run:
 
     @functools.cached_property
     def validation(self) -> dict[str, Evaluator]:
-        """What training measures: made once, since experiments draw what their own have found."""
+        """The evaluators of training, made once: experiments plot the results of their own."""
         return self.evaluators()
 
     def create(self) -> Any:
-        """The state before the first step, its parameters boxed with their logical axes."""
+        """The initial state, with parameters boxed with their logical axes."""
         rng, std = jax.random.key(self.config.seed), self.config.initialize_std
         params = self.experiment.init(rng)
         if std:
@@ -97,7 +97,7 @@ class Run:
 
     @functools.cached_property
     def abstract(self) -> State:
-        """Shapes, types and shardings of the whole state, without any array."""
+        """The state as `jax.ShapeDtypeStruct`s with shardings."""
         with self.placed():
             boxed = jax.eval_shape(self.create)
             return parallel.with_shardings(boxed, parallel.state_shardings(boxed, self.mesh, self.rules))
@@ -108,7 +108,7 @@ class Run:
         return jax.tree.map(lambda leaf: leaf.sharding, self.abstract)
 
     def prepare(self) -> None:
-        """Opens the data and derives all shapes, so that what is wrong is said before anything is written."""
+        """Opens the data and derives all shapes, so that errors are raised before anything is written."""
         _ = self.loader, self.hooks, self.abstract, self.take_over
         check_adapters(self.abstract.params, self.config.optimizer)
         if self.config.optimizer.has_rules:
@@ -117,7 +117,7 @@ class Run:
             self._check_best(self.config.train.keep_best.removeprefix("-"))
 
     def _check_best(self, name: str) -> None:
-        """Refuses to keep the best by what is not measured."""
+        """Raises if `train.keep_best` names a metric that is not measured."""
         with self.placed():
             found = measures(self.validation, self.abstract.params)
         known = [f"{prefix}/{each}" for prefix, names in found.items() for each in names or ()]
@@ -128,8 +128,8 @@ class Run:
 
     @functools.cached_property
     def take_over(self) -> TakeOver | None:
-        """What a new run begins with of another's parameters; None for one that begins with nothing, or that
-        has begun already."""
+        """The warm start of a new run from another run's parameters; None without one, or if the run has
+        begun."""
         begun = trained_steps(self.folder.checkpoints)
         return self._plan_take_over() if self.config.initialize_from and not begun else None
 
@@ -140,35 +140,34 @@ class Run:
         return TakeOver.plan(c.initialize_from, self.abstract.params, may_be_new, labels)
 
     def checkpoints(self, write: bool) -> Checkpoints:
-        """The folder's checkpoints."""
+        """The checkpoints in the folder."""
         c = self.config.train
         return Checkpoints(self.folder.checkpoints, keep_last=c.keep_last, keep_best=c.keep_best, write=write)
 
     def which(self, step: Step = "latest") -> list[int]:
-        """The steps of the checkpoints that `restore_params` takes the mean of; raises as it does."""
+        """The steps of the checkpoints that `restore_params` averages; raises as `restore_params`."""
         with self.checkpoints(write=False) as checkpoints:
             last = checkpoints.find(step)
             return checkpoints.steps()[-self.config.train.average_last :] if step == "latest" else [last]
 
     def restore_params(self, step: Step = "latest") -> Params:
-        """The parameters of a checkpoint to evaluate and predict with; the rest of it is not read. In place
-        of the latest, where the config says so, the mean of the last `train.average_last` ones'
-        (Vaswani et al. 2017, section 6.1)."""
+        """The parameters of a checkpoint for evaluation and prediction. For "latest", the mean of the last
+        `train.average_last` checkpoints (Vaswani et al. 2017, section 6.1)."""
         steps = self.which(step)
         with self.checkpoints(write=False) as checkpoints:
             params = checkpoints.restore_params(self.abstract.params, steps[0])
             return self._mean(params, checkpoints, steps) if len(steps) > 1 else params
 
     def _mean(self, params: Params, checkpoints: Checkpoints, steps: list[int]) -> Params:
-        """Of the parameters of all of `steps`, of which `params` are the first ones'."""
+        """The mean of the parameters at `steps`; `params` are those of the first one."""
         for step in steps[1:]:
             more = checkpoints.restore_params(self.abstract.params, step)
             params = jax.tree.map(jax.numpy.add, params, more)
         return jax.tree.map(lambda leaf: leaf / len(steps), params)
 
     def train(self, started: float | None = None) -> tuple[State, str]:
-        """Trains to the end, from the latest checkpoint where there is one; the last state, and why it is
-        the last. `started` (`time.perf_counter()`) is when the program began."""
+        """Trains to the end, resuming from the latest checkpoint; returns the last state and why training
+        ended. `started` is the start of the program by `time.perf_counter()`."""
         c, started = self.config.train, time.perf_counter() if started is None else started
         with self.placed(), self.checkpoints(write=True) as checkpoints:
             begun = trained_steps(checkpoints.directory)
@@ -205,17 +204,17 @@ class Run:
         return state if self.take_over is None else self._warm_started(state, self.take_over)
 
     def _warm_started(self, state: State, take_over: TakeOver) -> State:
-        """The first state with another run's parameters."""
+        """The initial state with another run's parameters."""
         params = take_over.apply(state.params)
         average = jax.tree.map(jax.numpy.copy, params) if state.ema is not None else None
-        # Some optimizers begin with the parameters themselves.
+        # Some optimizers have the parameters in their initial state.
         begin = jax.jit(self.optimizer.init, out_shardings=self.shardings.opt_state)
         return dataclasses.replace(state, params=params, ema=average, opt_state=begin(params))
 
     def evaluators(self, split: str = "validation") -> dict[str, Evaluator]:
-        """The experiment's of a split, by "eval" and other prefixes of names; and of each further set of
-        `evaluate.sets` the same, as "wiki" instead of "eval" and "wiki/generate" instead of "generate". Of
-        another source, "test of SOURCE", nothing else is measured."""
+        """The experiment's evaluators of a split, by prefixes like "eval", and those of each set in
+        `evaluate.sets`, with "wiki" instead of "eval" and "wiki/generate" instead of "generate". For a split
+        of another source, "test of SOURCE", there are no further sets."""
         found = dict(self.experiment.evaluators(self.put, split))
         if self.config.evaluate.sets and split.isidentifier():
             found |= self._of_sets(split)
@@ -233,13 +232,13 @@ class Run:
         return found
 
     def evaluate(self, params: Params, split: str = "validation") -> dict[str, float]:
-        """What the evaluators of a split measure, by names like "eval/loss"."""
+        """The results of all evaluators of a split, by names like "eval/loss"."""
         with self.placed():
             return Evaluate(0, self.evaluators(split)).measure(params)
 
     def rewarming(self, steps: int) -> str:
-        """What a longer run of `steps` would do to the learning rate after the last step of this one, where
-        that is to raise it."""
+        """A note if extending the run to `steps` raises the learning rate after the present last step, else
+        ""."""
         now = self.config.train.steps
         _, longer = make_optimizer(self.config.optimizer, steps, [*self.lengths, (now, now)])
         last, top = float(self.schedule(now - 1)), float(np.max(longer(np.arange(now, steps))))

@@ -1,4 +1,4 @@
-"""The config of a run: the keys that every run has, whatever its objective."""
+"""The keys of a config that every run has."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -16,7 +16,7 @@ Seed = Annotated[int, Bound("a number from 0 to 2^32 - 1", 0, 2**32 - 1)]
 
 @dataclass(frozen=True)
 class TrainConfig(Bounded):
-    """How long to train, and what to do on the way."""
+    """The length of training, and intervals of evaluation, checkpoints and logging."""
 
     steps: Positive = 1000  # number of updates
     batch_size: Positive = 16  # sequences per step, over all devices and microbatches
@@ -63,12 +63,12 @@ class TrainConfig(Bounded):
 
 
 TAKEN = ("train", "eval", "generate", "answer")
-"""Beginnings of names under which a run measures something else."""
+"""Prefixes of metrics that are taken, and cannot name a set."""
 
 
 @dataclass(frozen=True)
 class EvaluateConfig(Bounded):
-    """What evaluations measure, and how."""
+    """Evaluation during training and by --mode=evaluate."""
 
     batch_size: Nonnegative = 0  # rows evaluated at once, over all devices; 0: train.batch_size
     also: str = ""  # further evaluators, comma-separated keys of EVALUATORS
@@ -83,7 +83,7 @@ class EvaluateConfig(Bounded):
 
     @property
     def others(self) -> list[str]:
-        """The names of the evaluators that `also` lists."""
+        """The names in `also`."""
         return [name.strip() for name in self.also.split(",") if name.strip()]
 
 
@@ -97,7 +97,7 @@ def _check_set(name: str, source: object) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class RunConfig(Bounded):
-    """The keys that every run has, whatever its experiment."""
+    """The keys that every run has."""
 
     experiment: str  # the objective, a key of EXPERIMENTS
     seed: Seed = 0  # seed of initialisation, dropout, data order and augmentation
@@ -115,7 +115,7 @@ class RunConfig(Bounded):
 
 
 def check_row_length(config: Any) -> None:
-    """Refuses rows that are longer than the model's longest sequence."""
+    """Raises if `data.sequence_length` exceeds `model.max_length`."""
     length, most = config.data.sequence_length, config.model.max_length
     if length > most:
         raise UserError(f"data.sequence_length: {length} is longer than model.max_length {most}")

@@ -1,4 +1,4 @@
-"""Learning rate as a function of the update, written as factors of its peak."""
+"""Learning-rate schedules, as factors of the peak learning rate."""
 
 from collections.abc import Callable
 from types import ModuleType
@@ -9,8 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 
 Schedule = Callable[[Any], Any]
-"""From the number of updates already made (the optimizer's own count) to the rate of the next one. For an
-int the answer is computed on the host, where the logger asks for it without waiting for the device."""
+"""Number of updates made (the optimizer's count) -> learning rate of the next one. For an int it is computed
+on the host, so that logging does not wait for the device."""
 
 
 def _numpy(count: Any) -> ModuleType:
@@ -18,13 +18,13 @@ def _numpy(count: Any) -> ModuleType:
 
 
 def warm_up(count, warmup_steps: int):
-    """min(1, u / warmup_steps), where u = count + 1 numbers the updates from one: no update is lost to a
-    rate of zero, and the peak is reached at update `warmup_steps`."""
+    """min(1, u / warmup_steps), where u = count + 1 numbers the updates from one: no update has a rate of 0,
+    and the peak is reached at update `warmup_steps`."""
     return _numpy(count).minimum(1.0, (count + 1) / max(1, warmup_steps))
 
 
 def constant(count, config, steps: int):
-    """The warm-up, and the peak from then on."""
+    """Warm-up, then constant."""
     return warm_up(count, config.warmup_steps)
 
 
@@ -40,9 +40,9 @@ def inverse_sqrt(count, config, steps: int):
 
 
 def cosine(count, config, steps: int):
-    """The warm-up, then half a cosine wave to `final_fraction` of the peak.
+    """Warm-up, then half a cosine wave to `final_fraction` of the peak.
 
-    The wave lasts `decay_steps` updates, or up to the run's last one where that is 0.
+    The wave lasts `decay_steps` updates, or to the last update of the run if that is 0.
     Source: Loshchilov and Hutter 2017, "SGDR", equation 5, without restarts.
     """
     warmup_steps, final = config.warmup_steps, config.final_fraction
@@ -54,9 +54,9 @@ def cosine(count, config, steps: int):
 
 
 def wsd(count, config, steps: int):
-    """Warm-up, stable, decay: a straight line to `final_fraction` over the run's last `decay_steps`.
+    """Warm-up, stable, decay: linear to `final_fraction` over the last `decay_steps` of the run.
 
-    Source: Hu et al. 2024, "MiniCPM", section 4; the line as in Hägele et al. 2024, section 3.
+    Source: Hu et al. 2024, "MiniCPM", section 4; linear decay as in Hägele et al. 2024, section 3.
     """
     stable = steps - config.decay_steps
     progress = _numpy(count).clip((count + 1 - stable) / config.decay_steps, 0.0, 1.0)
@@ -64,12 +64,12 @@ def wsd(count, config, steps: int):
 
 
 def extended(before: Schedule, after: Schedule, at: int, warmup_steps: int) -> Schedule:
-    """The schedule of a run whose length was changed when `at` updates were made: never a step upwards.
+    """The schedule of a run whose length was changed after `at` updates, without a jump upwards.
 
     rate(u) = before(u) up to update `at`, then min(after(u), before(at) + (u - at) / warmup_steps), with
-    updates numbered from one: from where it was the rate rises as it did in the warm-up, until it meets the
-    schedule of the new length. Where that never lies higher (constant, inverse_sqrt, a decay of fixed length,
-    a run made shorter) it is followed at once. Without a warm-up the rate rises in one step.
+    updates numbered from one: the rate rises with the slope of the warm-up until it meets the schedule of the
+    new length. If that is never higher (constant, inverse_sqrt, a decay of fixed length, a shortened run) it
+    applies at once. Without a warm-up the rate rises in one step.
     """
     start = float(before(at - 1))
 
@@ -82,5 +82,5 @@ def extended(before: Schedule, after: Schedule, at: int, warmup_steps: int) -> S
 
 
 SCHEDULES = {"constant": constant, "cosine": cosine, "inverse_sqrt": inverse_sqrt, "wsd": wsd}
-"""By the name of `optimizer.schedule`: (count, an `OptimizerConfig`, steps of the run) -> the rate as a
-fraction of `optimizer.learning_rate`."""
+"""Value of `optimizer.schedule` -> function (count, `OptimizerConfig`, steps of the run) -> fraction of
+`optimizer.learning_rate`."""

@@ -27,16 +27,15 @@ def make_train_step(
     own_average: Callable[[Any, Params], Params] | None = None,
     hold: Callable[[Params], Params] | None = None,
 ) -> TrainStep:
-    """(state, batch) -> (state, metrics): one update from a whole batch, exact however it is cut up.
+    """(state, batch) -> (state, metrics): one update, exact for any number of microbatches.
 
-    The objective is sum_terms total / weight, with each term's weight taken over the *whole* batch before
-    anything else; the gradients of its parts then simply add up over microbatches, whatever the number of
-    terms and however ragged their weights. The gradient is scaled down to `clip_norm` where it is longer
-    (Pascanu et al. 2013, section 3.2; 0: never). Where its norm is not finite the old parameters, optimizer
-    state and average are kept, and `skipped` counts one; the step moves on, and with it the data.
-    `state.ema`, where there is one, follows the parameters as `debiased` says, or is what
-    `own_average(opt_state, params)` makes of the optimizer's own. `hold(params)` stops the gradient of
-    what is frozen (see `rules.hold`), so that it counts in no norm.
+    The objective is sum_terms total / weight, with the weight of each term over the *whole* batch, computed
+    first. So gradients add up over microbatches for any number of terms and any weights. Gradients are
+    clipped to the global norm `clip_norm` (Pascanu et al. 2013, section 3.2; 0: never). If the norm is not
+    finite, parameters, optimizer state and average are kept and `skipped` is incremented; step and data
+    advance. `state.ema`, if the run keeps one, is updated by `debiased`, or is `own_average(opt_state,
+    params)` of the optimizer. `hold(params)` stops the gradients of frozen parameters (see `rules.hold`),
+    which are not part of the norm.
     """
 
     def train_step(state: State, batch: Batch) -> tuple[State, dict[str, Sum]]:
@@ -50,7 +49,7 @@ def make_train_step(
                 terms = experiment.loss(params, part, part_rng, True)
             else:
                 terms, carry = experiment.loss_and_carry(params, part, carry, part_rng, True)
-            # A batch in which a term has no example at all has no such loss, rather than 0 / 0.
+            # A term without examples in the batch contributes 0 instead of 0 / 0.
             total = sum(terms[name].total / jnp.maximum(weight, 1e-9) for name, weight in weights.items())
             return total, (terms, carry)
 
@@ -90,7 +89,7 @@ def make_train_step(
 def accumulated(
     gradient: Callable[..., Any], state: State, batch: Batch, rng: jax.Array, microbatches: int
 ) -> tuple[Params, dict[str, Sum], Any]:
-    """The gradient, the terms and the carry of a batch, computed a microbatch after another."""
+    """The gradient, the terms and the carry of a batch, accumulated over microbatches."""
 
     def add(total: Params, inputs: tuple[jax.Array, Batch, Any]) -> tuple[Params, Any]:
         index, part, carry = inputs
@@ -104,14 +103,15 @@ def accumulated(
 
 
 def debiased(ema: Params, params: Params, decay: float, update: jax.Array) -> Params:
-    """The moving average of the parameters after updates 1 ... u, without that of the initial ones:
+    """The bias-corrected exponential moving average of the parameters after updates 1 ... u:
 
     ema_u = sum_i d^(u - i) (1 - d) p_i / (1 - d^u) = ema_(u-1) + (1 - d) / (1 - d^u) (p_u - ema_(u-1)),
 
-    as Adam corrects its moments (Kingma and Ba 2015, section 3). After one update it is the parameters.
+    corrected as the moments of Adam (Kingma and Ba 2015, section 3). After one update it equals the
+    parameters.
     """
     log = float(np.log(decay)) if decay else -np.inf
-    weight = (1 - decay) / -jnp.expm1(update * log)  # 1 - d^u would lose its digits for d near 1
+    weight = (1 - decay) / -jnp.expm1(update * log)  # 1 - d^u would lose precision for d near 1
     return jax.tree.map(lambda mean, new: mean + weight * (new - mean), ema, params)
 
 
@@ -125,11 +125,11 @@ def make_eval_step(experiment: Experiment) -> EvalStep:
 
 
 def in_parts(step: Callable[..., Any], parts: int) -> Callable[..., Any]:
-    """What `step` does, (params, batch, ...) -> {name: Sum} or ({name: Sum}, ...), a part of the rows after
-    another, in the memory that one part needs.
+    """`step`, (params, batch, ...) -> {name: Sum} or ({name: Sum}, ...), applied to `parts` of the rows in
+    turn, to save memory.
 
-    All that is given besides `params` has a leading axis of rows, and all that is found besides `Sum`s; those
-    are added up, and so are what they would be of all rows at once.
+    All arguments but `params`, and all results but `Sum`s, have a leading axis of rows. `Sum`s are added, so
+    they are the same as for all rows at once.
     """
     if parts == 1:
         return step
@@ -144,8 +144,8 @@ def in_parts(step: Callable[..., Any], parts: int) -> Callable[..., Any]:
 
 
 def split_rows(batch: Any, parts: int) -> Any:
-    """(b, ...) -> (parts, b / parts, ...): each part takes every parts-th row, so that rows that lie on one
-    device stay there when the batch is sharded over devices."""
+    """(b, ...) -> (parts, b / parts, ...): each part takes every parts-th row, so that the rows of a sharded
+    batch stay on their devices."""
     return jax.tree.map(lambda x: x.reshape(x.shape[0] // parts, parts, *x.shape[1:]).swapaxes(0, 1), batch)
 
 

@@ -1,4 +1,4 @@
-"""What utilisation is counted by: model FLOPs per token, peak FLOP/s of known devices."""
+"""Model FLOPs per token and peak FLOP/s of devices, for model FLOPs utilisation (MFU)."""
 
 import math
 import re
@@ -28,12 +28,12 @@ PEAK_FLOPS: dict[str, tuple[float, float]] = {
     "TPU v6 lite": (918e12, 918e12),  # v6e
     "TPU v6e": (918e12, 918e12),
 }
-"""Beginning of `device_kind` -> peak FLOP/s of one device in (bfloat16, float32); the longest one counts."""
+"""Prefix of `device_kind` -> peak FLOP/s of one device in (bfloat16, float32); the longest prefix applies."""
 
 
 def peak_flops(devices: Sequence[jax.Device], dtype: str) -> float | None:
-    """Peak FLOP/s of all `devices` together for products in `dtype`; None where it is not known (CPUs, say).
-    The devices are of one kind, and may be described and not there."""
+    """Peak FLOP/s of all `devices`, which are of one kind, for products in `dtype`; None if unknown, as for
+    CPUs."""
     device_kind = devices[0].device_kind
     known = [name for name in PEAK_FLOPS if device_kind.startswith(name)]
     if not known:
@@ -43,12 +43,12 @@ def peak_flops(devices: Sequence[jax.Device], dtype: str) -> float | None:
 
 
 READS = re.compile(r"encoder|attention/key/|.*cross_attention/(key|value|latent|rotary_key)/")
-"""How the names of an encoder-decoder's parameters begin that the tokens of a source are multiplied by."""
+"""Matches the names of an encoder-decoder's parameters that source tokens are multiplied with."""
 
 
 def matmul_parameters(params: Params) -> int:
-    """Number of parameters that tokens are multiplied by: the kernels, and the embedding table where it is
-    the output matrix too (there is no `unembedding`); looking a row up costs nothing."""
+    """The number of parameters that tokens are multiplied with: the kernels, and the embedding table if it is
+    tied to the output (there is no `unembedding`); the look-up costs nothing."""
     sizes = _sizes(params)
     kernels = sum(size for name, size in sizes.items() if name.endswith("kernel"))
     tied = not any(name.startswith("unembedding/") for name in sizes)
@@ -56,11 +56,11 @@ def matmul_parameters(params: Params) -> int:
 
 
 def train_flops_per_token(parameters: int, num_layers: int, attention_width: int, length: int) -> float:
-    """6 N + 12 n (h k) t: FLOPs that one trained token needs, forward and backward.
+    """6 N + 12 n (h k) t: FLOPs of training on one token, forward and backward.
 
-    N `matmul_parameters`, n layers, h k = heads x head width, t tokens of context. What is recomputed is not
-    counted, nor is it deducted that half of a causal attention matrix is masked: the convention of Chowdhery
-    et al. 2022, "PaLM", appendix B, by which published utilisations are comparable.
+    N `matmul_parameters`, n layers, h k = heads x head width, t tokens of context. Rematerialisation is not
+    counted, and the masked half of causal attention is not deducted, by the convention of Chowdhery et al.
+    2022, "PaLM", appendix B.
     """
     return 6.0 * parameters + 12.0 * num_layers * attention_width * length
 
@@ -68,12 +68,12 @@ def train_flops_per_token(parameters: int, num_layers: int, attention_width: int
 def pair_flops_per_token(
     params: Params, layers: tuple[int, int, int], width: int, source_length: int, target_length: int
 ) -> float:
-    """6 (N_t + N_s s / t) + 12 h k (n_t t + n_s s^2 / t + n_c s): FLOPs of an encoder-decoder for one trained
-    token of a target, in a row of t, whose share of a row of s tokens of sources is s / t.
+    """6 (N_t + N_s s / t) + 12 h k (n_t t + n_s s^2 / t + n_c s): FLOPs of training an encoder-decoder on one
+    target token, in rows of t target and s source tokens.
 
-    N_s is the number of parameters that a source's tokens are multiplied by (`READS`), N_t that of all
-    others; `layers`, n_s n_t n_c, are those in which sources attend to themselves, targets to themselves,
-    and targets to sources; `width` is h k. What is counted of attention is as in `train_flops_per_token`.
+    N_s is the number of parameters that source tokens are multiplied with (`READS`), N_t that of all others;
+    `layers`, n_s n_t n_c, are the layers of source self-attention, target self-attention and cross-attention;
+    `width` is h k. Attention is counted as in `train_flops_per_token`.
     """
     read = sum(size for name, size in _sizes(params).items() if name.endswith("kernel") and READS.match(name))
     shares = source_length / target_length

@@ -1,4 +1,4 @@
-"""Losses over a vocabulary: any of `LOSSES` with its options, whole or in chunks."""
+"""Losses over a vocabulary: the members of `LOSSES` with label smoothing, z-loss and chunks."""
 
 import dataclasses
 import functools
@@ -19,12 +19,12 @@ from transformer.training.experiment import Batch
 from transformer.training.losses import LOSSES
 
 Loss = Callable[[jax.Array], jax.Array]
-"""From log-probabilities of targets to what each costs."""
+"""Log-probabilities of targets -> losses."""
 
 
 @dataclass(frozen=True)
 class LossConfig(Bounded):
-    """How the next-token loss is formed.
+    """The loss of each target token.
 
     Raises:
       UserError: an unknown loss or argument, or a value out of range.
@@ -35,7 +35,7 @@ class LossConfig(Bounded):
     z_loss: NonnegativeFloat = 0.0  # coefficient of (log Z)^2, which keeps logits from drifting; 0: off
     chunk_size: Nonnegative = 0  # tokens whose logits are in memory at once; 0: all
     arguments: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # further arguments of the loss
-    # coefficients of the terms that the model's layers return, by their names; others are only reported
+    # coefficients of the terms that layers sow, by name; others are only reported
     model_terms: Mapping[str, float] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -60,7 +60,7 @@ class LossConfig(Bounded):
 
     @property
     def loss(self) -> Loss:
-        """The loss named, with its arguments."""
+        """The loss `name` with its arguments."""
         return functools.partial(LOSSES[self.name], **self.arguments)
 
 
@@ -73,12 +73,11 @@ def token_losses(
     train: bool,
     sown: Any = None,
 ) -> dict[str, Sum]:
-    """The terms of predicting `batch["targets"]` from the model's last layer, each counted `weights` times.
+    """The terms of predicting `batch["targets"]` from the states of the last layer, weighted by `weights`.
 
-    `loss`, of each target token, smoothed in training only; `nll`, nats per target token, where the loss is
-    something else; `bits_per_byte` of the targets' text, where the batch has its `bytes`; `z_loss`, where the
-    config asks for it; in training also `model_terms(sown, ...)`. `unembed` turns (b, t, d) into logits
-    (b, t, v).
+    `loss` per target token, with label smoothing in training only; `nll`, nats per target token, if the loss
+    is not cross-entropy; `bits_per_byte`, if the batch has `bytes`; `z_loss`, if it is on; in training also
+    `model_terms(sown, ...)`. `unembed` maps (b, t, d) to logits (b, t, v).
     """
 
     def head(x_btd: jax.Array, targets_bt: jax.Array) -> tuple[jax.Array, ...]:
@@ -104,19 +103,19 @@ def token_losses(
 
 
 def token_weights(weights_bt: jax.Array, config: LossConfig) -> dict[str, jax.Array]:
-    """Those terms of `token_losses` that are optimised, with their weights: the number of target tokens, and
-    for the model's terms the number of rows."""
+    """The optimised terms of `token_losses` with their weights: the number of target tokens, or for terms of
+    the model the number of rows."""
     weight, rows = jnp.sum(weights_bt), jnp.float32(len(weights_bt))
     z_loss = {"z_loss": weight} if config.z_loss else {}
     return {"loss": weight} | z_loss | dict.fromkeys(config.model_terms, rows)
 
 
 def model_terms(sown: Any, rows: int, coefficients: Mapping[str, float]) -> dict[str, Sum]:
-    """The terms that the model's layers sowed (see `named_terms`), for a batch of so many rows.
+    """The terms that the model's layers sowed (see `named_terms`), for a batch of `rows` rows.
 
-    Those with a coefficient are scaled by it and optimised. Their weight over the whole batch is not known
-    before all microbatches are computed, so the mean of each microbatch counts by its number of rows, which
-    gives the mean of the whole batch where a layer's weight is proportional to the rows.
+    Terms with a coefficient are multiplied by it and optimised. Their weight over the whole batch is not
+    known before all microbatches are computed, so the mean of a microbatch is weighted by its number of rows.
+    This is the mean of the whole batch if a layer's weight is proportional to the rows.
 
     Raises:
       UserError: a coefficient of a term that no layer sows.
@@ -138,16 +137,16 @@ def token_loss(
     loss: Loss = operator.neg,
     label_smoothing: float = 0.0,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Per token, in float32: the negative log-likelihood, the loss, and log Z.
+    """The negative log-likelihood, the loss, and log Z of each token, in float32.
 
-    nll = log Z - logit_target, log Z = log sum_v exp(logit_v);
-    loss = (1 - a) f(log p_target) + a mean_v f(log p_v), f the `loss` and a = `label_smoothing`: its mean
-    under a target that keeps 1 - a of its mass and spreads a over all `vocab_size` tokens (Szegedy et al.
-    2016, section 7). Logits past `vocab_size` pad the vocabulary; they must be hugely negative.
+    nll = log Z - logit_target, log Z = log sum_v exp(logit_v); loss = (1 - a) f(log p_target) + a mean_v
+    f(log p_v), with f the `loss` and a = `label_smoothing`, which is spread over all `vocab_size` tokens
+    (Szegedy et al. 2016, section 7). Logits from `vocab_size` on are padding and must be large negative
+    numbers.
     """
     logits_btv = logits_btv.astype(jnp.float32)
     log_z_bt = jax.nn.logsumexp(logits_btv, axis=-1)
-    # A comparison and a sum fuse with the logits' other readers; a gather's gradient would be a scatter.
+    # A comparison and a sum fuse with other uses of the logits; the gradient of a gather would be a scatter.
     is_target_btv = jnp.arange(logits_btv.shape[-1]) == targets_bt[..., None]
     nll_bt = log_z_bt - jnp.sum(jnp.where(is_target_btv, logits_btv, 0.0), axis=-1)
     loss_bt = loss(-nll_bt)
@@ -158,7 +157,7 @@ def token_loss(
 
 
 def mean_loss(log_p_btv: jax.Array, vocab_size: int, loss: Loss) -> jax.Array:
-    """The mean loss (b, t) of all tokens of the vocabulary, whatever the target is."""
+    """The mean loss (b, t) over all tokens of the vocabulary."""
     real_v = jnp.arange(log_p_btv.shape[-1]) < vocab_size
     return jnp.sum(jnp.where(real_v, loss(log_p_btv), 0.0), axis=-1) / vocab_size
 
@@ -169,10 +168,11 @@ def chunked(
     targets_bt: jax.Array,
     chunk_size: int,
 ) -> tuple[jax.Array, ...]:
-    """f(x_btd, targets_bt), computed `chunk_size` positions of time at a time and recomputed backward.
+    """f(x_btd, targets_bt), computed in chunks of `chunk_size` positions and rematerialised in the backward
+    pass.
 
-    For an f that goes through the logits, so that never more than b * chunk_size rows of them exist.
-    0 means all at once. A last chunk that is not full is padded, and the padding's results cut off.
+    If f computes logits, at most b * chunk_size rows of them are in memory. 0: one chunk. The last chunk is
+    padded, and the results of the padding are dropped.
     """
     batch, t = targets_bt.shape
     if not chunk_size or chunk_size >= t:

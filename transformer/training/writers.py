@@ -1,6 +1,6 @@
-"""Where the numbers of a run go: a bar on the terminal, lines of JSON, TensorBoard events.
+"""Writers of a run's metrics: progress bar, JSON lines, TensorBoard events.
 
-Every value has one name everywhere ("train/loss", "eval/bits_per_byte"). Only process 0 writes and draws.
+A metric has the same name everywhere ("train/loss", "eval/bits_per_byte"). Only process 0 writes.
 """
 
 import json
@@ -20,10 +20,10 @@ from transformer.run_folder import RunFolder
 
 
 class Writer(Protocol):
-    """Takes the values of one step; steps come in ascending order, and values of the same step add up."""
+    """Writes the values of steps in ascending order; several calls for the same step are merged."""
 
     def write(self, step: int, values: Mapping[str, float]) -> None:
-        """Takes the values, by name."""
+        """Writes values by name."""
         ...
 
     def close(self) -> None:
@@ -32,8 +32,8 @@ class Writer(Protocol):
 
 
 class MetricsFile:
-    """`metrics.jsonl`, one JSON object a line: `{"step": 100, "train/loss": 1.5, ...}`; a value that is no
-    number is null."""
+    """`metrics.jsonl`, one JSON object per line: `{"step": 100, "train/loss": 1.5, ...}`; non-finite values
+    are null."""
 
     def __init__(self, folder: RunFolder, step: int):
         folder.metrics.parent.mkdir(parents=True, exist_ok=True)
@@ -41,8 +41,7 @@ class MetricsFile:
         self._file = folder.metrics.open("a")
 
     def write(self, step: int, values: Mapping[str, float]) -> None:
-        """Appends a line and hands it to the operating system at once; what the last line says of the same
-        step becomes part of it."""
+        """Appends a line and flushes it; values of the same step are merged into the last line."""
         line: dict[str, float | None] = {"step": step}
         if _step_of(self._last) == step:
             line = json.loads(self._last)
@@ -58,8 +57,7 @@ class MetricsFile:
 
 
 def open_events(directory: Path, **options: Any) -> Any:
-    """A `SummaryWriter` of tensorboardX. Where PyTorch is installed tensorboardX would import that too, which
-    takes seconds and serves nothing here."""
+    """A `SummaryWriter` of tensorboardX, kept from importing PyTorch, which would take seconds."""
     hidden = "torch" not in sys.modules
     if hidden:
         sys.modules["torch"] = None  # type: ignore[assignment]
@@ -72,15 +70,15 @@ def open_events(directory: Path, **options: Any) -> Any:
 
 
 class TensorBoard:
-    """`events/`, the values as TensorBoard events, written by tensorboardX: TensorFlow is not needed. The
-    file is opened with the first values."""
+    """`events/`, TensorBoard events, written by tensorboardX without TensorFlow. The file is opened with the
+    first values."""
 
     def __init__(self, folder: RunFolder, step: int):
         self._directory, self._step = folder.events, step
         self._writer: Any = None
 
     def write(self, step: int, values: Mapping[str, float]) -> None:
-        """Adds one scalar per value."""
+        """Writes one scalar per value."""
         if self._writer is None:
             later = self._step + 1 if self._directory.is_dir() else None
             self._writer = open_events(self._directory, purge_step=later)
@@ -88,21 +86,21 @@ class TensorBoard:
             self._writer.add_scalar(name, value, step)
 
     def close(self) -> None:
-        """Writes out what is buffered."""
+        """Flushes and closes the file."""
         if self._writer is not None:
             self._writer.close()
 
 
 WRITERS: dict[str, Callable[[RunFolder, int], Writer]] = {"jsonl": MetricsFile, "tensorboard": TensorBoard}
-"""What makes a writer of a run's folder, which continues from a step: what an earlier, killed run had written
-of later steps is dropped, so that no step appears twice."""
+"""Name -> constructor, called with the run folder and the step to continue from; lines of later steps, which
+a killed run has left, are dropped."""
 
 
 def names_of(writers: str) -> list[str]:
-    """The names in a list with commas between.
+    """The names in a comma-separated list.
 
     Raises:
-      UserError: one that is no key of `WRITERS`.
+      UserError: a name that is no key of `WRITERS`.
     """
     names = [name.strip() for name in writers.split(",") if name.strip()]
     for name in names:
@@ -112,29 +110,29 @@ def names_of(writers: str) -> list[str]:
 
 
 def make_writers(folder: RunFolder, step: int, names: Iterable[str] = tuple(WRITERS)) -> list[Writer]:
-    """The writers of a run folder by their names, from `step` on. None on any process but the first."""
+    """The writers of a run folder by names, from `step` on; [] on all processes but the first."""
     return [WRITERS[name](folder, step) for name in names] if jax.process_index() == 0 else []
 
 
 class Latest:
-    """Keeps the last value of each name, for what is said when training ends."""
+    """Keeps the last value of each name, for the summary at the end."""
 
     def __init__(self) -> None:
         self.values: dict[str, float] = {}
 
     def write(self, step: int, values: Mapping[str, float]) -> None:
-        """Takes them over."""
+        """Updates the values."""
         self.values |= values
 
     def close(self) -> None:
-        """Nothing: they stay."""
+        """Does nothing."""
 
 
 class Progress:
-    """One bar: steps, loss, tokens/s, model FLOP/s utilisation where it is known, and the time left."""
+    """A progress bar: steps, loss, tokens/s, MFU if known, and the remaining time."""
 
     def __init__(self, step: int, steps: int):
-        # Some containers give terminals of size 0 x 0, on which tqdm draws nothing at all.
+        # Some containers have terminals of size 0 x 0, on which tqdm draws nothing.
         known = shutil.get_terminal_size((0, 0)).columns > 0
         self._bar = tqdm(
             initial=step,
@@ -143,13 +141,13 @@ class Progress:
             dynamic_ncols=known,
             ncols=None if known else 100,
             nrows=None if known else 20,
-            mininterval=0.2 if sys.stderr.isatty() else 30.0,  # a log file gets a line of it twice a minute
+            mininterval=0.2 if sys.stderr.isatty() else 30.0,  # two lines per minute in a log file
             bar_format="{n_fmt}/{total_fmt} steps |{bar:20}| {postfix[0]}{remaining} left",
             postfix=[""],
         )
 
     def update(self, step: int, values: Mapping[str, float]) -> None:
-        """Shows that `step` is done, with the latest values known."""
+        """Advances the bar to `step`, with the latest values."""
         shown = [
             text.format(values[name])
             for name, text in {
@@ -163,7 +161,7 @@ class Progress:
         self._bar.update(step - self._bar.n)
 
     def line(self, step: int, values: Mapping[str, float]) -> None:
-        """Prints the values in one line above the bar."""
+        """Prints the values on a line above the bar."""
         self.say(f"step {step}: " + ", ".join(f"{name} {value:.4g}" for name, value in values.items()))
 
     def say(self, text: str) -> None:
@@ -172,12 +170,12 @@ class Progress:
             self._bar.write(text)
 
     def close(self) -> None:
-        """Leaves the bar as it stands."""
+        """Closes the bar and leaves it on the screen."""
         self._bar.close()
 
 
 def _cut_after(step: int, path: Path) -> str:
-    """Drops the lines of later steps; the last line that is left, "" where none is."""
+    """Drops the lines of later steps; returns the last remaining line or ""."""
     kept = [line + "\n" for line in path.read_text().splitlines() if 0 <= _step_of(line) <= step]
     rewritten = path.with_suffix(".tmp")
     rewritten.write_text("".join(kept))
@@ -189,4 +187,4 @@ def _step_of(line: str) -> int:
     try:
         return int(json.loads(line)["step"])
     except (ValueError, KeyError, TypeError):
-        return -1  # the line that a killed process did not finish
+        return -1  # an incomplete line of a killed process

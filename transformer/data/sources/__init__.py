@@ -1,4 +1,4 @@
-"""Where text comes from: a family of `Source`s, each chosen by what stands before the colon of its name."""
+"""Sources of text, by the part of `data.source` before the colon."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -32,7 +32,7 @@ SOURCES: dict[str, Callable[[str, str, Options], Source]] = {
     "function_questions": FunctionQuestions,
     "squad": SquadFiles,
 }
-"""By what stands before the colon: called with what stands behind it, the split and the options."""
+"""Kind -> constructor, called with the part after the colon, the split and the options."""
 
 DIVIDED_BY = {
     "text": "its files or the place in them",
@@ -43,23 +43,23 @@ DIVIDED_BY = {
     "written_forms": "target",
     "function_questions": "context",
 }
-"""What sources are divided by that cannot be divided otherwise: a field, or something else."""
+"""How sources are split for which `split_by` is not supported."""
 
 
 def open_source(name: str, split: str, *, cache_dir: str | Path = "", **options: Any) -> Source:
     """The records of one split ("train", "validation", "test") of `stdlib`, `text:/path/*.txt`,
     `jsonl:/path.jsonl` (also .gz), `tfds:name`, or another of `SOURCES`; `options` are those of `Options`.
 
-    `field` is where the text is in a record, and `fields` are all that several sources read of the same
-    records: a table has a header where it names all of them. `document` is what one record of plain text is
-    ("file", "line", "paragraph"). Files come without splits: `divide` divides them 90/5/5, else every split
-    is the whole. Records that are alike in the fields `split_by`, or without any in those that `reads` names,
-    come into the same split. With `numbers` a field may also hold a number, which is read as its text; with
-    `lists`, in JSON, a list of texts, `alternatives` of each other, of which the first is read.
+    `field` is the field of the text, and `fields` all fields that several sources read of the same records: a
+    table has a header if its first line names all of them. `document` is the unit of plain text ("file",
+    "line", "paragraph"). Files have no splits: with `divide` they are split 90/5/5, otherwise every split is
+    the whole. Records equal in the fields `split_by` (default: `reads`) are in one split. With `numbers` a
+    field may be a number, which is read as text; with `lists` it may be a JSON list of alternative texts, of
+    which the first is read.
 
     Raises:
       UserError: unknown source or split; missing, unreadable or empty files; an unknown field;
-        `split_by` for a source that is divided by something else.
+        `split_by` for a source that does not support it.
     """
     kind, _, argument = name.partition(":")
     if kind not in SOURCES:
@@ -69,5 +69,5 @@ def open_source(name: str, split: str, *, cache_dir: str | Path = "", **options:
     given = Options(data_folder(str(cache_dir)), **options)
     by = DIVIDED_BY.get(kind)
     if by and given.divide and [*given.split_by] not in ([], [by]):
-        raise UserError(f"{name}: it is divided by {by}; leave data.split_by empty")
+        raise UserError(f"{name}: it is split by {by}; leave data.split_by empty")
     return SOURCES[kind](argument, split, given)

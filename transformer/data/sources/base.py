@@ -1,4 +1,4 @@
-"""What a data set is: records by number, and a name that changes whenever they do."""
+"""The base class of data sets, `Source`, and how records are split."""
 
 import hashlib
 import json
@@ -13,30 +13,29 @@ import numpy as np
 from transformer.errors import UserError
 
 SPLITS = {"train": (0.0, 0.90), "validation": (0.90, 0.95), "test": (0.95, 1.0)}
-"""The share of a data set that each split takes, where the set comes without splits of its own."""
+"""The interval in [0, 1) of each split, for data sets without splits."""
 
 MANY = 200
-"""From this number on, records are divided by hash, so that each stays where it is when others come; fewer
-would divide unevenly."""
+"""From this number on, records are split by hash, so that a record stays in its split when others are added;
+fewer would be split unevenly."""
 
 OF = " of "
-"""Between a split and a source, where another source than the config's is meant: "test of tsv:/my.tsv"."""
+"""The separator of a split and another source than that of the config: "test of tsv:/my.tsv"."""
 
 PIECE = 1 << 20
-"""Text is handed out in pieces that end with the first line from here on (in characters; in bytes, where it
-comes from a file), or at twice this where no line ends before."""
+"""Text is read in pieces that end with the first line end after this length (in characters, or bytes of a
+file), or at twice this length if there is none."""
 
 
 @dataclass(frozen=True)
 class Options:
-    """What a source may want to know besides its own argument: where the text is in a record (`field`), what
-    one document of plain text is, whether a set without splits is to be divided into them (or every split is
-    the whole), whether a number there is taken as its text, all the fields that are read of the same records
-    by several sources (`fields`; (): the one alone), whether the text may be a list of texts, of which the
-    first counts (`lists`), and the folder for what has to be prepared.
+    """Options of a source: the `folder` of prepared data; the `field` of the text; the unit of a `document`
+    of plain text; whether to `divide` data without splits (otherwise every split is the whole); whether
+    `numbers` are read as text; all `fields` that several sources read of the same records ((): only `field`);
+    whether the text may be in `lists` of alternatives, of which the first is read.
 
-    Records that are alike in the fields `split_by` come into the same split; where there are none, in those
-    that `reads` names, what a model is to read of a record; and without both, in all."""
+    Records equal in the fields `split_by`, or without these in `reads` (the fields that a model reads), or
+    without both in all fields, are in one split."""
 
     folder: Path
     field: str = "text"
@@ -50,19 +49,19 @@ class Options:
 
     @property
     def asked(self) -> Sequence[str]:
-        """Every field that is read of a record, by this source or by others of the same file."""
+        """All fields that are read of a record, by this source or by others of the same file."""
         return self.fields or (self.field,)
 
     @property
     def key(self) -> Sequence[str]:
-        """The fields by which records are divided; none: all."""
+        """The fields by which records are split; (): all."""
         return self.split_by or self.reads
 
 
 class Source(ABC):
-    """Records (`{"text": ..., ...}`) by number. `content` is what a run keeps, to find out when it goes on
-    whether they are the same, wherever they lie. `identity` changes whenever a record does, and is known
-    without reading them; `name` is for messages; `field` is where the text is."""
+    """Records (`{"text": ..., ...}`) by index. `identity` changes when a record does, and is computed without
+    reading them; `name` is for messages; `field` is the field of the text. `content` identifies the records
+    independent of their location; a run stores it, to compare when it is resumed."""
 
     identity: str
     name: str
@@ -76,15 +75,15 @@ class Source(ABC):
 
     @property
     def content(self) -> dict[str, Any]:
-        """Name -> what the records are made of, as JSON has it (see `transformer.data.content_digests`)."""
+        """Name -> content of the records, as in JSON (see `transformer.data.content_digests`)."""
         return {self.name: self.identity}
 
     def place(self, index: int) -> str:
-        """Where a record stands, for messages."""
+        """The location of a record, for messages."""
         return f"{self.name}: record {index + 1}"
 
     def pieces(self, index: int) -> Iterator[str]:
-        """The text of one record in order, at least one piece, long texts cut at ends of lines."""
+        """The text of one record in one or more pieces, split at ends of lines."""
         text = self[index][self.field]
         start = 0
         while len(text) - start > PIECE:
@@ -99,14 +98,14 @@ class Source(ABC):
         return "".join(self.pieces(index))
 
     def alternatives(self, index: int) -> list[str]:
-        """The text of one record, and others that might stand in its place."""
+        """The text of one record, and alternatives to it."""
         return [self.text(index)]
 
     def texts(self) -> Iterator[str]:
-        """All the text in order, in pieces; memory does not grow with it.
+        """All the text in order, in pieces, with bounded memory.
 
         Raises:
-          UserError: there is none.
+          UserError: there is no text.
         """
         if not len(self):
             raise UserError(f"{self.name}: no text; give data.validation_source, or more text")
@@ -115,28 +114,28 @@ class Source(ABC):
 
 
 def part_of(split: str) -> tuple[str, str]:
-    """The split and the source that "test of tsv:/my.tsv" names; "" for the source where a split alone is
-    named, and the config's own is meant."""
+    """The split and the source in "test of tsv:/my.tsv"; the source is "" if only a split of the config's
+    source is named."""
     name, _, source = split.partition(OF)
     return name, source
 
 
 def share(key: bytes) -> float:
-    """A number in [0, 1) that depends on the key alone: in which split's part it falls decides."""
+    """A hash of the key in [0, 1), which decides the split."""
     return int.from_bytes(hashlib.blake2b(key, digest_size=6).digest()) / 2**48
 
 
 def falls_in(split: str, key: bytes) -> bool:
-    """Whether the record that `key` stands for belongs to the split."""
+    """Whether the record with this key is in the split."""
     low, high = SPLITS[split]
     return low <= share(key) < high
 
 
 def belong(split: str, keys: Iterable[bytes]) -> np.ndarray:
-    """Which of the records (n,) belong to the split, by the key of each; those of one key stay together.
+    """Which records (n,) are in the split, by their keys; records with the same key are in one split.
 
-    With `MANY` records or more the hash of the key decides. Fewer are divided by position, as if those of one
-    key followed the first of them.
+    `MANY` records or more are split by a hash of the key. Fewer are split by position, as if those with the
+    same key followed the first of them.
     """
     low, high = SPLITS[split]
     shares_n = np.fromiter(map(share, keys), float)
@@ -154,14 +153,14 @@ def belong(split: str, keys: Iterable[bytes]) -> np.ndarray:
 
 
 def key_of(record: Mapping[str, Any], names: Sequence[str], place: str) -> bytes:
-    """What a record has in these fields; `place` says where it is from.
+    """The key of a record by these fields; `place` is its location, for messages.
 
     Raises:
-      UserError: it lacks one of them.
+      UserError: a field is missing.
     """
     for name in names:
         if name not in record:
-            raise UserError(f"{place}: no field {name!r} to divide by; fields there: {', '.join(record)}")
+            raise UserError(f"{place}: no field {name!r} to split by; fields there: {', '.join(record)}")
     values = (record[name] for name in names)
     texts = (value if isinstance(value, str) else json.dumps(value, sort_keys=True) for value in values)
     return "\0".join(text.strip() for text in texts).encode("utf-8", "surrogatepass")

@@ -1,4 +1,4 @@
-"""The embedded corpus: the Python standard library's own source text, real and there wherever Python is."""
+"""The default corpus: the source of the Python standard library, which comes with every Python."""
 
 import contextlib
 import functools
@@ -14,41 +14,41 @@ from transformer.data.sources.base import SPLITS, Options, Source, falls_in
 from transformer.errors import UserError
 
 LEFT_OUT = {"test", "tests", "idle_test", "lib2to3", "site-packages", "dist-packages", "ensurepip", "_vendor"}
-"""Folders of tests, of what is installed beside the library or vendored into it."""
+"""Folders that are left out: tests, installed and vendored packages."""
 
 
 @functools.cache
 def library_files() -> dict[str, Path]:
-    """By the path inside the library, every module that is the same on every machine of this Python."""
+    """Path inside the library -> file, for modules that are the same on every machine with this Python."""
     root = Path(sysconfig.get_path("stdlib"))
     files = {}
     for folder, inside, names in os.walk(root):
         inside[:] = sorted(set(inside) - LEFT_OUT)
         for path in (Path(folder, name) for name in sorted(names) if name.endswith(".py")):
             files[path.relative_to(root).as_posix()] = path
-    # These are written when Python is built, with the paths and the compiler of that machine.
+    # These are written when Python is built, with paths and the compiler of that machine.
     built = ("_sysconfigdata", "config-")
     return {name: path for name, path in files.items() if not name.startswith(built)}
 
 
 @functools.cache
 def fingerprint() -> str:
-    """Names the version of Python and the selection made of its files; a patched library has another."""
+    """An identifier of the Python version and the selected files, different for a patched library."""
     sizes = {name: path.stat().st_size for name, path in library_files().items()}
     return f"python-{platform.python_version()}-{digest(sizes, SPLITS)[:8]}"
 
 
 def in_split(name: str, split: str) -> bool:
-    """Whether the file is in the split: a hash of its name alone decides, on every machine alike."""
+    """Whether the file is in the split, by a hash of its name."""
     return falls_in(split, f"python/{name}".encode())
 
 
 class StandardLibrary(Source):
-    """`stdlib`: one document a file, with its `path`, in the order of a hash of split and path, which is the
-    order that TFDS gives to examples with these keys.
+    """`stdlib`: one document per file, with its `path`, in the order of a hash of split and path (the order
+    of TFDS for examples with these keys).
 
     Raises:
-      UserError: there is an argument, where none is known, or another field than text or path.
+      UserError: an argument, or a field other than text and path.
     """
 
     def __init__(self, argument: str, split: str, options: Options) -> None:

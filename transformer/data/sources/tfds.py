@@ -1,6 +1,6 @@
-"""Any text builder of TensorFlow Datasets, prepared and read as array_record, without TensorFlow.
+"""Text data sets of TensorFlow Datasets, prepared and read as array_record, without TensorFlow.
 
-TFDS takes up to a second to import, so it is imported where it is used.
+TFDS is slow to import, so it is imported where it is used.
 """
 
 import contextlib
@@ -21,10 +21,10 @@ from transformer.errors import UserError
 class TfdsText(Source):
     """One split of a TFDS data set, `tfds:NAME`, `tfds:NAME/CONFIG` or `tfds:NAME:VERSION`.
 
-    A set that lacks a validation or a test split gives the last 5 % of its training split for each.
+    A missing validation or test split is replaced by 5 % from the end of the training split.
 
     Raises:
-      UserError: no such data set, split or field, or what its preparation needs is not there.
+      UserError: no such data set, split or field, or the data set cannot be prepared.
     """
 
     def __init__(self, argument: str, split: str, options: Options) -> None:
@@ -53,11 +53,11 @@ class TfdsText(Source):
 
 
 def _prepared(make: Callable[[], Any]) -> Any:
-    """The builder that `make` makes, with its data downloaded and prepared if they never were, by one process
-    at a time; TFDS says on standard error how far it is.
+    """The builder by `make`, with its data downloaded and prepared on first use, by one process at a time;
+    TFDS shows its progress on standard error.
 
     Raises:
-      UserError: the data set's own preparation needs a package or a network that is not there.
+      UserError: the preparation needs a missing package or a network.
     """
     builder = make()
     if builder.data_path.exists():  # where TFDS puts it when it is complete
