@@ -196,27 +196,27 @@ def test_the_first_step_of_training_them_alone_moves_them_alone(rng):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"lora_layers": "("}, r"^config.model.lora_layers: '\(' is no regular expression: missing \)"),
+        ({"lora_layers": "("}, r"^config.lora_layers: '\(' is no regular expression: missing \)"),
         (
             {"lora_rank": 2, "lora_layers": "valeu"},
-            r"^config.model.lora_rank: 2 does nothing with lora_layers 'valeu', which is found in none of "
+            r"^config.lora_rank: 2 does nothing with lora_layers 'valeu', which is found in none of "
             r"attention/key, attention/output, attention/query, attention/value, feed_forward/down, "
             r"feed_forward/up; leave it at 0$",
         ),
         (
             {"lora_layers": "key"},
-            r"^config.model.lora_layers: 'key' does nothing with lora_rank 0; leave it at",
+            r"^config.lora_layers: 'key' does nothing with lora_rank 0; leave it at",
         ),
-        ({"lora_alpha": 8.0}, r"^config.model.lora_alpha: 8.0 does nothing with lora_rank 0; leave it at 16"),
-        ({"lora_rank": 2, "mixer": "plain"}, r"^config.model.lora_rank: 2 does nothing with lora_layers"),
-        ({"lora_rank": 2, "lora_layers": "cross"}, r"^config.model.lora_rank: 2 does nothing"),
+        ({"lora_alpha": 8.0}, r"^config.lora_alpha: 8.0 does nothing with lora_rank 0; leave it at 16"),
+        ({"lora_rank": 2, "mixer": "plain"}, r"^config.lora_rank: 2 does nothing with lora_layers"),
+        ({"lora_rank": 2, "lora_layers": "cross"}, r"^config.lora_rank: 2 does nothing"),
     ],
 )
 def test_adapters_of_nothing_are_refused(changes, message):
     with pytest.raises(UserError, match=message):
-        refuse_idle(from_values(DecoderConfig, changes, "config.model"), "config.model")
+        refuse_idle(from_values(DecoderConfig, changes))
 
 
 def test_those_of_one_side_are_adapters_of_something():
     changes = SMALL | {"lora_layers": "cross_attention/key"}
-    refuse_idle(from_values(EncoderDecoderConfig, changes, "config.model"), "config.model")
+    refuse_idle(from_values(EncoderDecoderConfig, changes))

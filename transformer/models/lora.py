@@ -45,7 +45,7 @@ class LoraConfig(StackConfig):
         return (self.stack(),)
 
     def idle(self) -> dict[str, str]:
-        """See `transformer.config.refuse_idle`: and a rank of adapters that no layer has."""
+        """See `transformer.config.idle_keys`: and a rank of adapters that no layer has."""
         if not self.lora_rank:
             return super().idle() | dict.fromkeys(("lora_alpha", "lora_layers"), "with lora_rank 0")
         return super().idle() | self._unmatched()

@@ -182,7 +182,7 @@ class StackConfig(Bounded):
         return from_values(type(self), values, path)
 
     def idle(self) -> dict[str, str]:
-        """See `transformer.config.refuse_idle`: keys that no kind of layer reads."""
+        """See `transformer.config.idle_keys`: keys that no kind of layer reads."""
         first, *others = (kind._idle() for kind in self.kinds.values())
         return {key: why for key, why in first.items() if all(key in other for other in others)}
 
