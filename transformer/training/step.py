@@ -1,5 +1,6 @@
 """The training step and the evaluation step, for any experiment."""
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -74,14 +75,12 @@ def make_train_step(
         elif ema is not None:
             ema = debiased(ema, params, ema_decay, state.step + 1 - state.skipped)
 
-        kept = (state.params, state.opt_state, state.ema, state.carry)
-        params, opt_state, ema, carry = jax.tree.map(
-            lambda new, old: jnp.where(finite, new, old), (params, opt_state, ema, carry), kept
-        )
+        new = dataclasses.replace(state, params=params, opt_state=opt_state, ema=ema, carry=carry)
+        new = jax.tree.map(lambda new, old: jnp.where(finite, new, old), new, state)
         metrics["gradient_norm"] = Sum.of(norm)
         metrics["skipped_steps"] = Sum.of(1.0 - finite)
         skipped = state.skipped + (1 - finite.astype(jnp.int32))
-        return State(state.step + 1, params, opt_state, ema, skipped, carry), metrics
+        return dataclasses.replace(new, step=state.step + 1, skipped=skipped), metrics
 
     return train_step
 
