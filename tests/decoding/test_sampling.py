@@ -107,6 +107,13 @@ def test_frequencies_are_those_of_the_filtered_distribution(rng, options):
     assert (np.abs(counts - n * p) <= 6 * np.sqrt(n * p * (1 - p)) + 1e-6).all()
 
 
+def test_a_filter_that_keeps_all_is_none():
+    assert DecodingConfig(top_k=0, top_p=1.0, min_p=0.0).options == {"temperature": 1.0}
+    assert DecodingConfig(temperature=0.0, top_k=3).options == {"temperature": 0.0, "top_k": 3}
+    rows = jax.random.normal(jax.random.key(0), (64, 30))
+    np.testing.assert_array_equal(draw(rows, keys(1, 64), **OFF), draw(rows, keys(1, 64)))
+
+
 @pytest.mark.parametrize("temperature", [1e-2, 1e-30, 1e-38])
 def test_a_temperature_near_zero_is_greedy(rng, temperature):
     logits = jnp.asarray(rng.permuted(np.tile(np.arange(30), (64, 1)), axis=1), jnp.float32)

@@ -74,6 +74,7 @@ def _write(source: Source, tokenizer: Tokenizer, folder: Path) -> None:
         raise UserError(f"{source.name}: no text; give more, or data.validation_source")
     encode, count_type = encoder(tokenizer)
     token_type = np.dtype(np.uint16 if tokenizer.vocab_size <= 1 << 16 else np.uint32)
+    end, no_bytes = np.array(tokenizer.eos_id, token_type).tobytes(), bytes(count_type.itemsize)
     length = lost_documents = lost_bytes = 0
     with (
         tqdm(desc=f"tokenising {source.name}", unit="B", unit_scale=True, **BAR) as bar,
@@ -83,8 +84,8 @@ def _write(source: Source, tokenizer: Tokenizer, folder: Path) -> None:
     ):
         _append(offsets, 0, np.int64)
         for _, pieces in itertools.groupby(_encoded(source, encode), key=operator.itemgetter(0)):
-            _append(tokens, tokenizer.bos_id, token_type)
-            _append(num_bytes, 0, count_type)
+            tokens.write(end)
+            num_bytes.write(no_bytes)
             left = lost = 0
             for _, size, ids, counts, is_lost in pieces:
                 _append(tokens, ids, token_type)
@@ -93,7 +94,7 @@ def _write(source: Source, tokenizer: Tokenizer, folder: Path) -> None:
                 left += size - int(counts.sum())
                 lost += size if is_lost else 0
                 bar.update(size)
-            _append(tokens, tokenizer.eos_id, token_type)
+            tokens.write(end)
             _append(num_bytes, left, count_type)
             length += 2
             _append(offsets, length, np.int64)
