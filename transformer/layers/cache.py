@@ -1,4 +1,4 @@
-"""The explicit cache of incremental decoding: keys and values, or the states of recurrent layers."""
+"""The explicit cache of incremental decoding: keys and values, or states of recurrent layers."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -13,10 +13,10 @@ from transformer.errors import UserError
 
 @struct.dataclass
 class KVCache:
-    """Keys and values of one attention layer, in slots that the whole batch fills together.
+    """Keys and values of one attention layer, in slots that all rows of the batch fill in the same step.
 
-    Head-major, so that a step's two products read each head's slots side by side. One that `wraps` is a
-    rolling cache: of n slots, token j lies in slot j mod n, until token j + n overwrites it.
+    Head-major, so that the two products of a step read contiguous memory for each head. With `wraps` it is a
+    rolling cache: of n slots, token j is in slot j mod n until token j + n overwrites it.
     """
 
     key_bgsk: jax.Array
@@ -25,18 +25,18 @@ class KVCache:
 
     @classmethod
     def empty(cls, rows: int, slots: int, widths: tuple[int, int, int], dtype) -> "KVCache":
-        """Nothing written yet, of heads, key width and value width `widths`."""
+        """An empty cache; `widths` are the number of heads, key width and value width."""
         heads, key, value = widths
         key_bgsk, value_bgsk = (jnp.zeros((rows, heads, slots, width), dtype) for width in (key, value))
         return cls(key_bgsk, value_bgsk)
 
     @property
     def slots(self) -> int:
-        """How many tokens it has room for."""
+        """The number of slots."""
         return self.key_bgsk.shape[2]
 
     def write(self, new: "KVCache", start: jax.Array | int) -> "KVCache":
-        """The cache with the new keys and values in its slots from `start` on."""
+        """The cache with new keys and values in the slots from `start` on."""
         new, each = dataclasses.replace(new, wraps=self.wraps), start + jnp.arange(new.slots)
 
         def put(old_bgsk: jax.Array, new_bgsk: jax.Array) -> jax.Array:
@@ -49,11 +49,11 @@ class KVCache:
         return jax.tree.map(put, self, new)
 
     def held_after(self, start: jax.Array | int, t: int, reach: int | None) -> jax.Array:
-        """Which token each slot of a rolling cache holds, (s,), once t of them are written from `start` on;
-        below 0: none yet.
+        """The index of the token in each slot of a rolling cache, (s,), after writing t tokens from `start`
+        on; below 0: none.
 
         Raises:
-          UserError: t are more at once than leave each of them the keys it reaches back to.
+          UserError: the t tokens would overwrite keys that some of them attend to.
         """
         most = self.slots - (reach or self.slots) + 1
         if t > most:
@@ -61,7 +61,7 @@ class KVCache:
         return _held(self.slots, start + t)
 
     def hold(self, slots: int, kept: int, filled: int) -> "KVCache":
-        """The same with room for `slots`, or where `kept` are fewer a rolling cache of the last ones."""
+        """The cache with `slots` slots, or if `kept` is smaller a rolling cache of the last `kept` tokens."""
         size = min(kept, slots)
 
         def fit(x_bgsk: jax.Array) -> jax.Array:
@@ -79,16 +79,17 @@ def _held(ring: int, filled: jax.Array | int) -> jax.Array:
 
 @struct.dataclass
 class Cache:
-    """What a batch of rows has read so far: a cache per layer, and which slots are whose.
+    """The cache of a batch: one cache per layer, and the assignment of slots to tokens.
 
-    A layer's cache is a `KVCache`, or a state: any other pytree of arrays whose leading axis is the batch.
+    A layer's cache is a `KVCache`, or a state: any other pytree of arrays with a leading batch axis.
 
-    Row i's token j lies in slot `offsets_b[i] + j`. Rows of different lengths start at different slots and
-    end at the same one, so that a new token of every row is one write in place, in slot `filled_b[i]`,
-    which is equal for all i. There are `slots`, of which a layer may keep the last in a ring.
+    Token j of row i is in slot `offsets_b[i] + j`. Rows of different lengths start at different slots and end
+    at the same one, so that the new tokens of all rows are one write in place, in slot `filled_b[i]`, equal
+    for all i. There are `slots`, of which a layer may keep only the last ones in a rolling cache.
 
-    Of a prompt that `repeat` made r rows of, these change places without being moved: what the i-th of prompt
-    m's has read in slot j lies in the `ancestors_mrs[m, i, j]`-th. Without that table each row has its own.
+    If `repeat` made r rows of a prompt (beams), reordering them does not move keys: the token in slot j of
+    the i-th row of prompt m is stored in its `ancestors_mrs[m, i, j]`-th row. Without that table each row has
+    its own tokens.
     """
 
     layers: tuple[Any, ...]
@@ -99,22 +100,22 @@ class Cache:
 
     @property
     def lengths_b(self) -> jax.Array:
-        """How many tokens each row holds."""
+        """The number of tokens in each row."""
         return self.filled_b - self.offsets_b
 
     @property
     def positions_bs(self) -> jax.Array:
-        """The position in its row that each slot stands for, below 0 before the row's first."""
+        """The position of the token in each slot; below 0 before the first token of the row."""
         return jnp.arange(self.slots) - self.offsets_b[:, None]
 
     def grow(self, slots: int, reaches: Sequence[int | None], rewound: int = 0) -> "Cache":
         """A full cache with empty slots added, up to `slots`.
 
-        Layer i, whose queries attend no further back than `reaches[i]` keys (None: all), keeps that many, and
-        those that would be missing once the last `rewound` tokens are taken back. States do not grow.
+        If the queries of layer i attend to at most the last `reaches[i]` keys (None: all), the layer keeps
+        only these, and those needed after `rewind` by `rewound` tokens. States do not grow.
 
         Raises:
-          UserError: tokens are to be taken back from a state.
+          UserError: `rewound` is not 0 and there is a state.
         """
 
         def grown(layer: Any, reach: int | None) -> Any:
@@ -128,23 +129,24 @@ class Cache:
         return dataclasses.replace(self, layers=layers, slots=slots)
 
     def own(self, start: jax.Array | int) -> "Cache":
-        """The same with slots from `start` on, about to be written, each row's own in the table."""
+        """The cache for writing from slot `start` on: from there each row has its own tokens."""
         assert self.ancestors_mrs is not None
         _, r, s = self.ancestors_mrs.shape
         own_mrs = jnp.where(jnp.arange(s) < start, self.ancestors_mrs, jnp.arange(r)[:, None])
         return dataclasses.replace(self, ancestors_mrs=own_mrs)
 
     def rewind(self, n: jax.Array | int) -> "Cache":
-        """The same without each row's last n tokens, whose slots the next ones overwrite."""
+        """The cache without the last n tokens of each row."""
         return dataclasses.replace(self, filled_b=self.filled_b - n)
 
     def take(self, rows_b: jax.Array) -> "Cache":
-        """The cache of other rows, which have the same prompts if `repeat` made them: beams change places."""
+        """The cache of other rows; rows made by `repeat` must stay with their prompt (reordering of
+        beams)."""
         if self.ancestors_mrs is None:
             return jax.tree.map(lambda leaf: leaf[rows_b], self)
         m, r, _ = self.ancestors_mrs.shape
         ancestors_mrs = jnp.take_along_axis(self.ancestors_mrs, rows_b.reshape(m, r, 1) % r, axis=1)
-        # Keys and values stay where they are; states, which no table finds, are moved.
+        # Keys and values stay in place, by the table; states are moved.
         layers = tuple(
             layer if isinstance(layer, KVCache) else jax.tree.map(lambda leaf: leaf[rows_b], layer)
             for layer in self.layers
@@ -152,7 +154,7 @@ class Cache:
         return dataclasses.replace(self, layers=layers, ancestors_mrs=ancestors_mrs)
 
     def repeat(self, n: int) -> "Cache":
-        """n copies of each row, side by side."""
+        """The cache with n adjacent copies of each row."""
         (b, s), old_mrs = self.positions_bs.shape, self.ancestors_mrs
         old_mrs = jnp.zeros((b, 1, s), jnp.int32) if old_mrs is None else old_mrs
         copies_r1 = jnp.tile(jnp.arange(n), old_mrs.shape[1])[:, None]

@@ -1,4 +1,4 @@
-"""Token embeddings, and the projection from the model's width back to the vocabulary."""
+"""Token embeddings, and the projection to the vocabulary."""
 
 import jax
 import jax.numpy as jnp
@@ -7,19 +7,19 @@ from flax import linen as nn
 from transformer.layers.linear import contract
 
 PADDED_LOGIT = -1e9
-"""The logit of the entries that only round the vocabulary up: exp of it is 0, yet 0 times it is finite."""
+"""The logit of vocabulary padding: its exp is 0, but 0 times it is finite."""
 
 TABLE_STD = 0.02
-"""The standard deviation that tables of vectors are drawn with, for tokens and for positions."""
+"""The standard deviation of initial embeddings of tokens and positions."""
 
 
 class Embedding(nn.Module):
-    """A table of one d-vector per token, of `vocab_size` rows rounded up to a multiple of `multiple`.
+    """A table of one d-vector per token, with `vocab_size` rows padded to a multiple of `multiple`.
 
-    `__call__` looks tokens up, times sqrt(d) where `scale` is set (Vaswani et al. 2017, section 3.4, whose
-    table is then drawn with variance 1/d so that its rows come out with unit variance); with `rms` times what
-    brings the table, as it is drawn, to that root mean square. `attend` gives the logits x . table_v, tied to
-    the same array and never scaled.
+    `__call__` looks tokens up. With `scale` embeddings are multiplied by sqrt(d) (Vaswani et al. 2017,
+    section 3.4), and the table is initialised with variance 1/d, so that embeddings have unit variance. With
+    `rms` they are scaled to have this root mean square initially. `attend` returns the logits x . table_v,
+    tied to the unscaled table.
     """
 
     vocab_size: int
@@ -43,7 +43,7 @@ class Embedding(nn.Module):
         return x_btd * jnp.asarray(self.d_model**0.5, x_btd.dtype) if self.scale else x_btd
 
     def attend(self, x_btd: jax.Array) -> jax.Array:
-        """(b, t, d) -> float32 logits (b, t, v), v padded; the padding holds `PADDED_LOGIT`."""
+        """(b, t, d) -> float32 logits (b, t, v), with padded v; the logits of padding are `PADDED_LOGIT`."""
         logits_btv = contract(x_btd, self.table.T, dtype=self.dtype, out_dtype=jnp.float32)
         return mask_padding(logits_btv, self.vocab_size)
 
@@ -73,12 +73,12 @@ class Unembedding(nn.Module):
 
 
 def padded_size(vocab_size: int, multiple: int) -> int:
-    """The vocabulary rounded up, so that a mesh axis divides it and matrix units are filled."""
+    """The vocabulary size rounded up to a multiple, for sharding and matrix units."""
     return -(-vocab_size // multiple) * multiple
 
 
 def mask_padding(logits_btv: jax.Array, vocab_size: int) -> jax.Array:
-    """Sets the logits past `vocab_size` to `PADDED_LOGIT`."""
+    """Sets the logits from `vocab_size` on to `PADDED_LOGIT`."""
     if logits_btv.shape[-1] == vocab_size:
         return logits_btv
     real_v = jnp.arange(logits_btv.shape[-1]) < vocab_size

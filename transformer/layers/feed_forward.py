@@ -39,7 +39,7 @@ class FeedForward(nn.Module):
         return down(hidden_btf)
 
 
-# The backward pass computes GELU again from its input: it would else keep several arrays of the hidden width.
+# Rematerialised: otherwise GELU's backward pass would store several arrays of the hidden width.
 _gelu = jax.checkpoint(jax.nn.gelu)
 
 FEED_FORWARDS: dict[str, Callable[..., nn.Module]] = {
@@ -48,5 +48,4 @@ FEED_FORWARDS: dict[str, Callable[..., nn.Module]] = {
     "swiglu": functools.partial(FeedForward, activation=jax.nn.silu, gated=True),
     "geglu": functools.partial(FeedForward, activation=_gelu, gated=True),
 }
-"""By the name that `model.feed_forward` gives, what makes a module of `d_ff`, `use_bias`, `dtype` and
-`output_scale`."""
+"""Value of `model.feed_forward` -> constructor with `d_ff`, `use_bias`, `dtype` and `output_scale`."""

@@ -1,4 +1,4 @@
-"""Linear maps over any number of axes, accumulated in float32 whatever the type they compute in."""
+"""Linear maps over any number of axes, with float32 accumulation."""
 
 import functools
 import math
@@ -15,9 +15,9 @@ from transformer.layers.devices import is_single_cpu
 class Linear(nn.Module):
     """y = x . kernel + bias, contracting the last `axis` axes of x with the first of the kernel.
 
-    The kernel's shape is (*contracted axes, *features) and `names` are the logical names of its axes, the
-    trailing ones also the bias's. Both are float32 and used in `dtype`. The kernel is drawn from a normal
-    distribution of variance `init_scale` / fan-in, the bias is zero.
+    The kernel's shape is (*contracted axes, *features), and `names` are the logical names of its axes; the
+    bias has the trailing ones. Both are stored in float32 and used in `dtype`. The kernel is initialised from
+    a normal distribution of variance `init_scale` / fan-in, the bias with zeros.
     """
 
     features: tuple[int, ...]
@@ -54,11 +54,11 @@ def contract(
     out_dtype: jax.typing.DTypeLike | None = None,
     axis: int = 1,
 ) -> jax.Array:
-    """sum over the last `axis` axes of x and the first of the kernel of x * kernel.
+    """The product of x and the kernel, summed over the last `axis` axes of x and the first of the kernel.
 
-    Both are rounded to `dtype`, their products are summed in float32, and the sum is rounded to `out_dtype`
+    Both are rounded to `dtype`, products are accumulated in float32, and the result is rounded to `out_dtype`
     (None: `dtype`). The same holds for the two products of the backward pass, except that the kernel's
-    gradient keeps the kernel's own type. (..., *contracted) . (*contracted, *features) -> (..., *features).
+    gradient has the kernel's own type. (..., *contracted) . (*contracted, *features) -> (..., *features).
     """
     return _contract(x, kernel, jnp.dtype(dtype), jnp.dtype(out_dtype or dtype), axis)
 

@@ -1,4 +1,4 @@
-"""`Mask` describes who may attend to whom; only the reference path materialises it."""
+"""`Mask` describes which keys a query may attend to; only the reference kernel materialises it."""
 
 import dataclasses
 
@@ -12,20 +12,20 @@ from transformer.layers.patterns import Pattern
 
 @struct.dataclass
 class Mask:
-    """Which keys each query may see, as data that a kernel can read before it multiplies anything.
+    """An attention mask in a form that kernels can inspect without materialising it.
 
-    A query at index i of its row sees the key at index j when every given condition holds:
+    A query at index i of its row may attend to the key at index j if all given conditions hold:
 
     - `causal`: j <= i;
-    - `pattern`, of `PATTERNS`: it says so of i and j;
-    - segments: `query_segments[i] == key_segments[j]` (documents packed into one row stay apart);
-    - `key_valid[j]`: the key is real, not padding or an unfilled slot of a cache.
+    - `pattern`, one of `PATTERNS`, is True for i and j;
+    - segments: `query_segments[i] == key_segments[j]` (packed documents do not attend to each other);
+    - `key_valid[j]`: the key is not padding or an empty slot of a cache.
 
-    `origins` (b) says where each row begins on both axes (None: at 0), for patterns that count from there.
-    `query_indices` (b, t) says where the queries stand on the key axis; None means 0, 1, ... t - 1.
-    `key_indices` (b, s) likewise where the keys do, which a ring holds in another order.
-    With `ancestors` (m, r, s) each r rows in turn share their keys and values: of the r at index j, row i of
-    them sees only that of row `ancestors[i, j]`, which kernels read beside the dense mask.
+    `origins` (b) are the indices where the rows begin on both axes (None: 0), for patterns that depend on
+    them. `query_indices` (b, t) are the indices of the queries on the key axis; None: 0, 1, ... t - 1.
+    `key_indices` (b, s) are those of the keys, which are in another order in a rolling cache. With
+    `ancestors` (m, r, s) groups of r rows share their keys and values: at index j, row i of a group attends
+    only to the key of row `ancestors[i, j]`; kernels apply it in addition to the dense mask.
     """
 
     query_segments_bt: jax.Array | None = None
@@ -43,7 +43,7 @@ class Mask:
             raise UserError("segments: give both query_segments_bt and key_segments_bs, or neither")
 
     def pick(self, indices_s: jax.Array) -> "Mask":
-        """The same for the keys at these indices alone; those below 0 are not seen."""
+        """The mask for the keys at these indices only; indices below 0 are masked."""
 
         def of(x: jax.Array | None) -> jax.Array | None:
             return x if x is None or x.shape[-1] == 1 else x[..., jnp.maximum(indices_s, 0)]
@@ -58,11 +58,11 @@ class Mask:
         )
 
     def dense(self, t: int, s: int) -> jax.Array:
-        """The whole mask, True where attention is allowed: broadcastable to (b, 1, t, s)."""
+        """The materialised mask, True where attention is allowed, broadcastable to (b, 1, t, s)."""
         return self.block(0, t, 0, s)
 
     def block(self, t0: jax.Array | int, t: int, s0: jax.Array | int, s: int) -> jax.Array:
-        """The part for t queries from t0 on and s keys from s0 on: broadcastable to (b, 1, t, s)."""
+        """The part for t queries from t0 on and s keys from s0 on, broadcastable to (b, 1, t, s)."""
 
         def queries(x_bt: jax.Array) -> jax.Array:
             return _cut(x_bt, t0, t)[:, :, None]
@@ -88,7 +88,7 @@ class Mask:
         return allowed[:, None]
 
     def pad(self, t: int, s: int, whole_t: int, whole_s: int) -> "Mask":
-        """The same for t queries and s keys lengthened to `whole_t` and `whole_s`, which no one sees."""
+        """The mask for t queries and s keys padded to `whole_t` and `whole_s`; padding is masked."""
         added = whole_s - s
         valid_bs = jnp.ones((1, s), bool) if self.key_valid_bs is None and added else self.key_valid_bs
         return dataclasses.replace(

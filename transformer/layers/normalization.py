@@ -45,7 +45,8 @@ class RMSNorm(nn.Module):
 
 @functools.partial(jax.checkpoint, static_argnums=(1, 2))
 def _standardize(x_btd: jax.Array, epsilon: float, centred: bool) -> jax.Array:
-    """In float32. The backward pass computes it anew: it would else keep several arrays of x's size."""
+    """Computed in float32, and rematerialised: otherwise the backward pass would store several arrays of x's
+    size."""
     x = x_btd.astype(jnp.float32)
     if centred:
         x = x - jnp.mean(x, axis=-1, keepdims=True)

@@ -1,4 +1,4 @@
-"""Sparse patterns: which keys a query may see, by nothing but where the two stand."""
+"""Sparse attention patterns, functions of the indices of query and key."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, fields
@@ -7,21 +7,21 @@ from typing import Any, ClassVar, Protocol
 from transformer.errors import UserError
 
 Indices = Any
-"""An array of indices, of JAX or of NumPy."""
+"""An array of indices, a JAX or NumPy array."""
 
 
 class Pattern(Protocol):
-    """True where a query at index i may see the key at index j, of arrays that broadcast.
+    """True where a query at index i may attend to the key at index j; the arrays broadcast.
 
-    It is a value that can be hashed, and works on NumPy's arrays too: kernels ask it, before anything is
-    compiled, which blocks need no work at all. `relative` says that i - j is all that it looks at.
+    A pattern is hashable and also works on NumPy arrays: kernels find the blocks to skip before compilation.
+    `relative` says that it depends only on i - j.
     """
 
     relative: ClassVar[bool]
 
     @property
     def reach(self) -> int | None:
-        """How many keys back, its own the first, a query sees; None: there is no end to it."""
+        """The number of last keys, including its own, that a causal query may attend to; None: unbounded."""
         return None
 
     def __call__(self, i: Indices, j: Indices) -> Indices:
@@ -31,10 +31,10 @@ class Pattern(Protocol):
 
 @dataclass(frozen=True)
 class Window(Pattern):
-    """The `size` nearest keys on either side, itself the first of them: |i - j| < size.
+    """A window of `size` keys on either side, including the query's own: |i - j| < size.
 
-    With `dilation` n every n-th key is seen, of a window n times as wide. `size` keys back are exactly what a
-    causal mask leaves of it. Source: Beltagy et al. 2020 (Longformer), section 3.1.
+    With `dilation` n it has every n-th key of a window n times as wide. With a causal mask these are the last
+    `size` keys. Source: Beltagy et al. 2020 (Longformer), section 3.1.
     """
 
     relative: ClassVar[bool] = True
@@ -46,11 +46,11 @@ class Window(Pattern):
 
     @property
     def reach(self) -> int:
-        """To the last key of the window."""
+        """The width of the window to one side."""
         return (self.size - 1) * self.dilation + 1
 
     def __call__(self, i: Indices, j: Indices) -> Indices:
-        """Near, and a multiple of `dilation` away."""
+        """Within the window, at a multiple of `dilation`."""
         return (abs(i - j) < self.size * self.dilation) & ((i - j) % self.dilation == 0)
 
 
@@ -58,7 +58,7 @@ class Window(Pattern):
 class Strided(Pattern):
     """The last `stride` keys, and every stride-th before them: |i - j| < stride or (i - j) mod stride = 0.
 
-    Source: Child et al. 2019 (Sparse Transformer), section 4.2, both heads' sets in one.
+    Source: Child et al. 2019 (Sparse Transformer), section 4.2, the union of both heads' sets.
     """
 
     relative: ClassVar[bool] = True
@@ -68,7 +68,7 @@ class Strided(Pattern):
         _positive(self)
 
     def __call__(self, i: Indices, j: Indices) -> Indices:
-        """Near, or in the same column of rows of `stride`."""
+        """Within the last `stride` keys, or at a multiple of `stride`."""
         return (abs(i - j) < self.stride) | ((i - j) % self.stride == 0)
 
 
@@ -91,13 +91,13 @@ class Fixed(Pattern):
             )
 
     def __call__(self, i: Indices, j: Indices) -> Indices:
-        """In the same block, or among those that sum up a block."""
+        """In the same block, or a summary key."""
         return (i // self.stride == j // self.stride) | (j % self.stride >= self.stride - self.summary)
 
 
 @dataclass(frozen=True)
 class Global(Pattern):
-    """A window, and the first `tokens` of the row, which see and are seen by all.
+    """A window, and the first `tokens` tokens of the row, which attend to all and to which all attend.
 
     Source: Beltagy et al. 2020 (Longformer), section 3.1; under a causal mask the window with attention sinks
     of Xiao et al. 2024 (StreamingLLM), section 3.2.
@@ -111,13 +111,14 @@ class Global(Pattern):
         _positive(self)
 
     def __call__(self, i: Indices, j: Indices) -> Indices:
-        """Near, or one of the two among the first."""
+        """Within the window, or query or key is global."""
         return (abs(i - j) < self.size) | (j < self.tokens) | (i < self.tokens)
 
 
 @dataclass(frozen=True)
 class Blocks(Pattern):
-    """Of blocks of `size` each sees itself, its neighbours, the first, and `drawn` others, drawn by `seed`.
+    """Blocks of `size` tokens attend to themselves, neighbouring blocks, the first one, and `drawn` random
+    ones.
 
     Source: Zaheer et al. 2020 (Big Bird), section 2, blocks as in its appendix D.
     """
@@ -132,7 +133,7 @@ class Blocks(Pattern):
             raise UserError(f"blocks of size {self.size}, drawn {self.drawn}; expected at least 1 and 0")
 
     def __call__(self, i: Indices, j: Indices) -> Indices:
-        """In blocks that see one another."""
+        """Whether the blocks of query and key are connected."""
         a, b = i // self.size, j // self.size
         seen = (abs(a - b) <= 1) | (b == 0) | (a == 0)
         for n in range(self.drawn):
@@ -140,7 +141,7 @@ class Blocks(Pattern):
         return seen
 
     def _drawn(self, a: Indices, n: int) -> Indices:
-        # A multiplicative hash rather than a generator: it is the same function of arrays of either library.
+        # A multiplicative hash instead of a generator: the same function for JAX and NumPy arrays.
         return ((a * 40503 + self.seed * 9973 + n * 7919) % 65521) % (abs(a) + 1)
 
 
@@ -158,4 +159,4 @@ PATTERNS: dict[str, Callable[[int, int], Pattern] | None] = {
     "global": Global,
     "blocks": Blocks,
 }
-"""By the name a config gives, of its `pattern_size` and `pattern_extra`; of the full one there is none."""
+"""Value of `model.pattern` -> constructor, called with `pattern_size` and `pattern_extra`."""

@@ -1,4 +1,4 @@
-"""Ways to compute attention: the same function of the same inputs, at different costs."""
+"""Attention kernels: implementations of the same function with different costs."""
 
 from collections.abc import Callable
 
@@ -57,18 +57,18 @@ def choose(
     dropout_rate: float = 0.0,
     dropout_rng: jax.Array | None = None,
 ) -> Callable[..., jax.Array]:
-    """The kernel named `kind`, or for "auto" the fastest one that serves these inputs where they are.
+    """The kernel named `kind`, or for "auto" the fastest one that supports these inputs on this platform.
 
-    Queries that stand anywhere but at 0, 1, ... read a cache, which has a kernel of its own. Values are as
-    the keys where not given.
+    If the query indices are not 0, 1, ..., there is a cache, which has its own kernel. `v_bsgk` defaults to
+    the keys.
 
     Raises:
-      UserError: a kernel that cannot serve, named with the reason.
+      UserError: the kernel does not support the inputs, with the reason.
     """
     if mask.query_indices_bt is not None and kind != "reference":
         return cached
     if q_bthk.shape[1] == k_bsgk.shape[1] == 1:
-        return reference  # what models are made from, and not every kernel takes
+        return reference  # initialisation of models, with a length that not every kernel supports
     v_bsgk = k_bsgk if v_bsgk is None else v_bsgk
     inputs = q_bthk, k_bsgk, v_bsgk, mask, scoring or Scoring(), dropout_rate
     for name in preferred(q_bthk.shape[1], mask) if kind == "auto" else (kind,):

@@ -1,4 +1,4 @@
-"""What a kernel is: a way to compute attention, and when it can."""
+"""`Kernel`: an implementation of attention, and the inputs that it supports."""
 
 import dataclasses
 from collections.abc import Callable

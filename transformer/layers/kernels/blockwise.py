@@ -1,4 +1,4 @@
-"""Attention a block at a time, forward and backward, in memory linear in the length (on any platform)."""
+"""Blockwise (flash) attention with memory linear in the length, in plain JAX for any platform."""
 
 import functools
 from typing import Any
@@ -13,7 +13,8 @@ from transformer.layers.masks import Mask
 from transformer.layers.patterns import Pattern
 
 BLOCK = 128
-"""Queries, and keys, of a block: fewer skip more of a sparse mask, more keep the matrix products large."""
+"""Queries and keys per block: small blocks skip more of a sparse mask, large ones have larger matrix
+products."""
 
 
 def blockwise(
@@ -26,12 +27,12 @@ def blockwise(
     dropout_rate: float = 0.0,
     dropout_rng: jax.Array | None = None,
 ) -> jax.Array:
-    """The reference's result, in blocks of queries that go over the blocks of keys which they may see.
+    """The same as `reference`, with a loop over blocks of keys for each block of queries.
 
-    The softmax is computed on the way: with the greatest score m so far, the sum l of exp(score - m) and the
-    sum o of exp(score - m) v, a new block changes m to m' and multiplies l and o by exp(m - m'); in the end
-    the output is o / l. Only m + log l of each query is kept for the backward pass, which computes each block
-    of weights anew. Blocks that the mask excludes by place alone are skipped in both passes.
+    The softmax is computed online: with the maximum score m so far, the sum l of exp(score - m) and the sum o
+    of exp(score - m) v, a new block changes m to m' and multiplies l and o by exp(m - m'); at the end the
+    output is o / l. Only m + log l of each query is stored for the backward pass, which recomputes the
+    weights of each block. Blocks that causality or the pattern mask entirely are skipped in both passes.
 
     Source: Milakov & Gimelshein 2018 (online softmax); Rabe & Staats 2021; Dao et al. 2022 (FlashAttention).
     """
@@ -46,14 +47,14 @@ def blockwise(
 
 
 def serves(q_bthk: jax.Array, k_bsgk: jax.Array, v_bsgk: jax.Array, mask: Mask, *_) -> str:
-    """Why `blockwise` cannot serve; nothing where it can."""
+    """Why `blockwise` does not support these inputs; "" if it does."""
     if mask.origins_b is not None and mask.pattern is not None and not mask.pattern.relative:
         return "which blocks its pattern sees is not known before the rows are"
     return ""
 
 
 def cut(length: int) -> tuple[int, int]:
-    """The size of a block, and the length in whole blocks."""
+    """The block size, and the length padded to whole blocks."""
     size = min(BLOCK, length)
     return size, -(-length // size) * size
 
@@ -64,7 +65,8 @@ def _lengthen(x_bhtk: jax.Array, length: int) -> jax.Array:
 
 @functools.lru_cache(maxsize=64)
 def _visible(causal: bool, pattern: Pattern | None, t: int, s: int, sizes: tuple[int, int]) -> Any:
-    """For each block of queries, in a row, the blocks of keys it may see any of, and how many they are."""
+    """For each block of queries, the indices of the blocks of keys that are not entirely masked, and their
+    number."""
     rows = []
     for t0 in range(0, t, sizes[0]):
         i, j = np.arange(t0, t0 + sizes[0])[:, None], np.arange(s)[None]
@@ -84,7 +86,7 @@ def _attend(q_bhtk, k_bgsk, v_bgsk, learned, given, sizes, rate) -> jax.Array:
 
 
 class _Blocks:
-    """The parts of one call that both passes compute, for a block of queries and one of keys."""
+    """The computations for a block of queries and a block of keys that both passes share."""
 
     def __init__(self, k_bgsk, v_bgsk, given, sizes, rate, t) -> None:
         self.k_bgsk, self.v_bgsk, self.sizes, self.rate = k_bgsk, v_bgsk, sizes, rate
@@ -93,7 +95,7 @@ class _Blocks:
         self.numbers = np.arange(len(self.counts))
 
     def of(self, x_bhtk: jax.Array) -> jax.Array:
-        """Queries, or what belongs to them, in blocks: (b, h, t, k) -> (blocks, b, h, t / blocks, k)."""
+        """Splits arrays of queries into blocks: (b, h, t, k) -> (blocks, b, h, t / blocks, k)."""
         b, h, _, k = x_bhtk.shape
         return x_bhtk.reshape(b, h, -1, self.sizes[0], k).transpose(2, 0, 1, 3, 4)
 
@@ -115,7 +117,7 @@ class _Blocks:
         return self._scoring(learned, i, j).scores(q_bhtk, k_bgsk)
 
     def masked(self, scores, i, j) -> jax.Array:
-        """-inf where the mask forbids."""
+        """The scores with -inf where they are masked."""
         (t, s), allowed = self.sizes, self.mask.block
         return jnp.where(allowed(i * t, t, j * s, s), scores, -jnp.inf)
 
@@ -130,10 +132,10 @@ class _Blocks:
 
 
 def forward(q_bhtk, k_bgsk, v_bgsk, learned, given, sizes, rate) -> tuple[jax.Array, jax.Array]:
-    """Outputs (b, h, t, k), and their norms log sum_s exp(score) (b, h, t, 1), of whole blocks, in float32.
+    """Outputs (b, h, t, k) and log-sum-exps of the scores (b, h, t, 1), for whole blocks, in float32.
 
-    `learned` are the parameters of the position and the sinks, `given` the mask, the rest of the scoring and
-    the key of the dropout. The norm of a query that sees nothing is -inf, and its output 0.
+    `learned` are the parameters of the position encoding and the sinks, `given` the mask, the rest of the
+    scoring and the dropout key. A query without keys has the log-sum-exp -inf and the output 0.
     """
     blocks = _Blocks(k_bgsk, v_bgsk, given, sizes, rate, q_bhtk.shape[2])
     sinks_h = learned[1]
@@ -165,12 +167,13 @@ def forward(q_bhtk, k_bgsk, v_bgsk, learned, given, sizes, rate) -> tuple[jax.Ar
 
 
 def backward(sizes, rate, residuals, dout_bhtk):
-    """The gradients, in float32, of q, k, v and `learned`: what `forward` was given, outputs and (finite)
-    norms are the `residuals`. They may be those of more keys than these, whose share it then is."""
+    """The float32 gradients of q, k, v and `learned`. The `residuals` are the inputs of `forward`, its
+    outputs and (finite) log-sum-exps. The latter two may be those of more keys; then this is the share of
+    these keys."""
     q_bhtk, k_bgsk, v_bgsk, learned, given, out_bhtk, norm_bht1 = residuals
     blocks = _Blocks(k_bgsk, v_bgsk, given, sizes, rate, q_bhtk.shape[2])
     dout_bhtk = dout_bhtk.astype(jnp.float32)
-    # sum_s w dw of each query, which is also that of its output with its gradient.
+    # sum_s w dw of each query, which equals the product of its output and its gradient.
     mean_bht1 = jnp.sum(dout_bhtk * out_bhtk.astype(jnp.float32), axis=-1, keepdims=True)
 
     def row(carry, inputs):
@@ -221,7 +224,7 @@ def _add_at(total_bgsk: jax.Array, part_bgsk: jax.Array, at: jax.Array) -> jax.A
 
 
 def finite(x: jax.Array) -> jax.Array:
-    """The same with 0 for what is infinite, which may then be subtracted from -inf."""
+    """x with infinities replaced by 0, so that it can be subtracted from -inf."""
     return jnp.where(jnp.isfinite(x), x, 0.0)
 
 

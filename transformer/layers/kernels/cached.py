@@ -1,4 +1,4 @@
-"""Attention of a few new queries over a cache."""
+"""Attention of new queries over a KV cache."""
 
 import jax
 import jax.numpy as jnp
@@ -16,14 +16,14 @@ def cached(
     mask: Mask,
     scoring: Scoring | None = None,
 ) -> jax.Array:
-    """The reference's result; to be fast the keys and values should be views of head-major arrays.
+    """The same as `reference`; for speed the keys and values should be views of head-major arrays.
 
-    XLA on CPU would fuse the write into the cache with its readers, once for each, and copy the whole cache
-    for all but the last. So the reading is a function of its own, which may not be inlined. The keys come
-    first in their product, and what follows may not turn it round: second, they would be transposed.
+    XLA on CPU would fuse the write into the cache with each of its reads, and copy the whole cache for all
+    but the last. So attention is a separate function that must not be inlined. The keys are the first operand
+    of their product, also after XLA's optimisations: as the second operand they would be transposed.
 
-    Of r rows that share their keys, each row's queries go to the keys of all, and take up what is theirs:
-    r times the products, but no key is ever moved.
+    If r rows share their keys (beams), the queries of each row are multiplied with the keys of all r rows and
+    the right ones are selected: r times the products, but keys are never moved.
     """
     b, t, h, k = q_bthk.shape
     s, g = k_bsgk.shape[1:3]
@@ -65,14 +65,14 @@ def cached(
 
 
 def _to_all(x_bgqk: jax.Array, r: int) -> jax.Array:
-    """Each of r rows in turn gets the queries of all: (b, g, q, ...) -> (b, g, p = r q, ...)."""
+    """Gives each of r adjacent rows the queries of all of them: (b, g, q, ...) -> (b, g, p = r q, ...)."""
     b, g, q, k = x_bgqk.shape
     x_mgrqk = x_bgqk.reshape(b // r, r, g, q, k).swapaxes(1, 2)
     return jnp.repeat(x_mgrqk, r, axis=0).reshape(b, g, r * q, k)
 
 
 def _from_all(x_bgpk: jax.Array, r: int) -> jax.Array:
-    """What each query found in all of r rows, added up and back in its own: p = r q -> (b, g, q, ...)."""
+    """Sums the results of each query over the r rows, in its own row: p = r q -> (b, g, q, ...)."""
     b, g, p, k = x_bgpk.shape
     x_mgrqk = jnp.sum(x_bgpk.reshape(b // r, r, g, r, p // r, k), axis=1)
     return x_mgrqk.swapaxes(1, 2).reshape(b, g, p // r, k)

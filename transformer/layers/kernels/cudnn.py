@@ -1,4 +1,4 @@
-"""Fused attention of cuDNN, on NVIDIA's GPUs."""
+"""Fused attention of cuDNN, for NVIDIA GPUs."""
 
 import jax
 import jax.numpy as jnp
@@ -10,7 +10,7 @@ from transformer.layers.masks import Mask
 from transformer.layers.patterns import Window
 
 MOST = 2**28
-"""Entries of what is added to the scores where a mask or a position needs it as an array: 1/2 GiB."""
+"""The most entries of a materialised bias of the scores (1/2 GiB)."""
 
 
 def cudnn(
@@ -21,11 +21,11 @@ def cudnn(
     mask: Mask,
     scoring: Scoring | None = None,
 ) -> jax.Array:
-    """The reference's result, by `jax.nn.dot_product_attention`, where `serves` has nothing against it.
+    """The same as `reference`, by `jax.nn.dot_product_attention`, for inputs that `serves` accepts.
 
-    Causal masks and their windows cost no memory and skip what they exclude. Segments, invalid keys and the
-    biases of positions become an array of the queries' type that is added to the scores, quadratic in the
-    length; a bias is as exact as that type.
+    Causal masks and windows take no memory, and masked blocks are skipped. Segments, invalid keys and
+    position biases become a bias array of the queries' type, quadratic in the length, with the precision of
+    that type.
     Source: Dao et al. 2022 (FlashAttention), as NVIDIA built it into cuDNN.
     """
     scoring = scoring or Scoring()
@@ -48,13 +48,13 @@ def cudnn(
         implementation="cudnn",
     )
     if allowed_bhts is not None:
-        # What is excluded by a great negative bias alone shares the weight of a query that sees nothing else.
+        # Keys masked only by a large negative bias would share the weight of a query without allowed keys.
         out_bthk = jnp.where(jnp.any(allowed_bhts, axis=-1).swapaxes(1, 2)[..., None], out_bthk, 0)
     return saved(out_bthk)
 
 
 def serves(q_bthk, k_bsgk, v_bsgk, mask: Mask, scoring: Scoring, dropout_rate: float) -> str:
-    """Why `cudnn` cannot serve; nothing where it can."""
+    """Why `cudnn` does not support these inputs; "" if it does."""
     (b, t, h, k), s = q_bthk.shape, k_bsgk.shape[1]
     biased = scoring.has("bias")
     added = biased or mask.key_segments_bs is not None or mask.key_valid_bs is not None

@@ -1,4 +1,4 @@
-"""Attention as it is written, every weight held in memory: what the other kernels are checked against."""
+"""The reference implementation of attention, with all weights in memory."""
 
 import dataclasses
 import math
@@ -15,11 +15,11 @@ from transformer.layers.masks import Mask
 from transformer.layers.positions import Position
 
 SAVED = "attention_output"
-"""The name of what gradients through attention begin with: what it gave back, at the least."""
+"""The name of the arrays that attention's backward pass needs, at least its output, for rematerialisation."""
 
 
 def saved(x: jax.Array) -> jax.Array:
-    """The same by that name, for rematerialisation to keep."""
+    """Marks an array with the name `SAVED`, for `remat` policies that save it."""
     return checkpoint_name(x, SAVED)
 
 
@@ -110,12 +110,12 @@ def reference(
     dropout_rng: jax.Array | None = None,
     return_weights: bool = False,
 ):
-    """softmax(score(Q, K), masked to -inf) V, the softmax in float32; Q K^T / sqrt(k) are the scores unless
-    `scoring` says otherwise.
+    """softmax(score(Q, K), masked to -inf) V, with the softmax in float32; the scores are Q K^T / sqrt(k)
+    unless `scoring` says otherwise.
 
-    Each of the g key/value heads serves h / g query heads. A query that may see no key at all gets zeros.
-    Dropout acts on the weights. Returns (b, t, h, width of a value), of q's type, and with `return_weights`
-    also the weights (b, h, t, s) before dropout.
+    Each of the g key/value heads is shared by h / g query heads. A query without allowed keys gets zeros.
+    Dropout acts on the weights. Returns (b, t, h, value width) of q's type, and with `return_weights` also
+    the weights (b, h, t, s) before dropout.
     Source: Vaswani et al. 2017, section 3.2.1; grouped heads: Ainslie et al. 2023.
     """
     t, s = q_bthk.shape[1], k_bsgk.shape[1]
@@ -131,12 +131,12 @@ def reference(
 
 
 def masked_softmax(scores: jax.Array, allowed: jax.Array, sinks_h: jax.Array | None = None) -> jax.Array:
-    """exp(scores) / sum exp(scores) over the allowed of the last axis; zeros where none is allowed.
+    """exp(scores) / sum exp(scores) over the allowed keys on the last axis; zeros if none is allowed.
 
     With `sinks_h`, for scores (..., h, t, s), exp(sink) is added to the sum.
 
-    The maximum is taken over allowed scores and replaced by 0 where there is none, so that no infinity is
-    ever subtracted from another: neither values nor gradients turn to NaN.
+    The maximum is taken over allowed scores, and is 0 if there are none, so that infinities are never
+    subtracted and neither values nor gradients are NaN.
     """
     scores = jnp.where(allowed, scores, -jnp.inf)
     top = highest(scores, sinks_h)
@@ -146,14 +146,14 @@ def masked_softmax(scores: jax.Array, allowed: jax.Array, sinks_h: jax.Array | N
 
 
 def highest(scores: jax.Array, sinks_h: jax.Array | None) -> jax.Array:
-    """The greatest score of each query, its sink's among them, or 0 where it may see nothing."""
+    """The maximum score of each query, including its sink, or 0 without allowed keys."""
     top = jnp.max(scores, axis=-1, keepdims=True)
     top = top if sinks_h is None else jnp.maximum(top, sinks_h[:, None, None])
     return jax.lax.stop_gradient(jnp.where(jnp.isfinite(top), top, 0.0))
 
 
 def sum_of(e: jax.Array, top: jax.Array, sinks_h: jax.Array | None) -> jax.Array:
-    """sum e, and the sink's share of it, for e = exp(scores - top)."""
+    """sum e + exp(sink - top), for e = exp(scores - top)."""
     total = jnp.sum(e, axis=-1, keepdims=True)
     return total if sinks_h is None else total + jnp.exp(sinks_h[:, None, None] - top)
 

@@ -1,4 +1,4 @@
-"""Attention over a sequence that is cut over devices: the keys go round, and no device has them all."""
+"""Ring attention over a sequence that is sharded over devices: keys and values are passed around."""
 
 import dataclasses
 import functools
@@ -17,7 +17,7 @@ from transformer.layers.kernels.reference import Scoring, saved
 from transformer.layers.masks import Mask
 
 Pairs = list[tuple[Any, Any]]
-"""Of a block of queries and one of keys, which it may see."""
+"""Indices of (block of queries, block of keys) that are not masked."""
 
 Inputs = tuple[jax.Array, jax.Array, jax.Array, Any, Any]
 
@@ -32,16 +32,16 @@ def ring(
     dropout_rate: float = 0.0,
     dropout_rng: jax.Array | None = None,
 ) -> jax.Array:
-    """The reference's result, on a mesh whose rules cut the logical axis "length" over n > 1 devices.
+    """The same as `reference`, on a mesh whose rules shard the logical axis "length" over n > 1 devices.
 
-    In n rounds each device attends with its queries to the keys and values that it holds at the time, and
-    passes these on to the next device meanwhile. Of two parts with outputs o, o' and log-sum-exps z, z' of
-    their scores, the whole has z'' = log(e^z + e^z') and the output o e^(z - z'') + o' e^(z' - z''). In the
-    backward pass the gradients of keys and values travel with them, n rounds, which take them home.
+    In n rounds each device attends with its queries to the keys and values that it currently has, and passes
+    these on to the next device. Two parts with outputs o, o' and log-sum-exps z, z' of their scores combine
+    to z'' = log(e^z + e^z') and the output o e^(z - z'') + o' e^(z' - z''). In the backward pass the
+    gradients of keys and values are passed around with them, and are back on their device after n rounds.
 
-    Under a causal mask the first devices would have nothing to do in most rounds. So the sequence is cut
-    into 2 n blocks, of which device i takes the i-th and the i-th from the end, and gives them back at the
-    end: then every device multiplies two pairs of blocks in every round. On one device this is `blockwise`.
+    Under a causal mask the first devices would be idle in most rounds. So the sequence is split into 2 n
+    blocks, and device i gets the i-th block from the start and the i-th from the end: then every device
+    computes two pairs of blocks in every round. On one device this is `blockwise`.
 
     Source: Liu et al. 2023 (Ring Attention); the order: Zhu 2023 (zigzag, of ring-flash-attention), after
     Brandon et al. 2023 (Striped Attention).
@@ -65,7 +65,7 @@ def ring(
     )
     way = _Ring(axes, devices, mask.causal)
     of_batch, parts = sharded_over("batch")
-    of_batch = () if b % parts else of_batch  # left to the compiler, the gradients would be gathered
+    of_batch = () if b % parts else of_batch  # otherwise the compiler would gather the gradients
     part = PartitionSpec(of_batch or None, axes)
     local = jax.shard_map(
         functools.partial(way.attend, scoring=rest),
@@ -78,7 +78,7 @@ def ring(
 
 
 def serves(q_bthk, k_bsgk, v_bsgk, mask: Mask, scoring: Scoring, dropout_rate: float) -> str:
-    """Why `ring` cannot serve; nothing where it can."""
+    """Why `ring` does not support these inputs; "" if it does."""
     devices, t, s = sharded_over("length")[1], q_bthk.shape[1], k_bsgk.shape[1]
     if devices == 1:
         return refusal_of_blockwise(q_bthk, k_bsgk, v_bsgk, mask)
@@ -97,15 +97,15 @@ def serves(q_bthk, k_bsgk, v_bsgk, mask: Mask, scoring: Scoring, dropout_rate: f
 
 @dataclasses.dataclass(frozen=True)
 class _Ring:
-    """What one device does. A leading axis of its arrays, r, numbers the blocks that it holds: two under a
-    causal mask, one without."""
+    """The computation on one device. A leading axis r of its arrays is that of its blocks: two under a causal
+    mask, otherwise one."""
 
     axes: tuple[str, ...]
     devices: int
     causal: bool
 
     def attend(self, queries: Any, keys: Any, learned: Any, scoring: Scoring) -> jax.Array:
-        """(b, t / n, ...) of each input, in the order of the sequence -> (b, t / n, h, k)."""
+        """The device's part (b, t / n, ...) of each input -> (b, t / n, h, k)."""
         queries, keys = jax.tree.map(self.take, (queries, keys))
         t, s = queries[0].shape[2], keys[0].shape[2]
         (size_t, whole_t), (size_s, whole_s) = cut(t), cut(s)
@@ -119,7 +119,7 @@ class _Ring:
         return self.give_back(out_rbhtk.swapaxes(2, 3)[:, :, :t])
 
     def take(self, x_bt: jax.Array) -> jax.Array:
-        """This device's stretch of the sequence -> the blocks it works on, (r, b, t / n / r, ...)."""
+        """This device's part of the sequence -> the blocks that it computes, (r, b, t / n / r, ...)."""
         if not self.causal:
             return x_bt[None]
         even, odd = (
@@ -136,48 +136,49 @@ class _Ring:
         return jnp.concatenate([jax.lax.ppermute(x, self.axes, pairs) for x, pairs in halves], axis=1)
 
     def _moves(self, odd: int) -> list[tuple[int, int]]:
-        """Device i has the blocks 2 i and 2 i + 1 and is to have i and 2 n - 1 - i, of which one is even."""
+        """(source, destination) of even or odd blocks: device i has the blocks 2 i and 2 i + 1 and needs i
+        and 2 n - 1 - i, one of which is even."""
         last = 2 * self.devices - 1
         return [(i, min(2 * i + odd, last - 2 * i - odd)) for i in range(self.devices)]
 
     def _turn(self, x_rbt: jax.Array) -> jax.Array:
-        """The even and the odd block, from the first and the last of the two, or the other way round."""
+        """Swaps between the order (first, last) and the order (even, odd) of the device's two blocks."""
         return jnp.where(self.index % 2 == 0, x_rbt, x_rbt[::-1])
 
     @property
     def index(self) -> jax.Array:
-        """The device's place in the ring."""
+        """The index of the device in the ring."""
         return jax.lax.axis_index(self.axes)
 
     def on(self, tree: Any) -> Any:
-        """What the device before this one had."""
+        """The arrays of the previous device."""
         moves = [(i, (i + 1) % self.devices) for i in range(self.devices)]
         return jax.tree.map(lambda x: jax.lax.ppermute(x, self.axes, moves), tree)
 
     @property
     def own(self) -> Pairs:
-        """Pairs of blocks of the same place, which the mask may cut through."""
+        """Pairs of blocks at the same place, which may be partly masked."""
         return [(0, 0), (1, 1)] if self.causal else [(0, 0)]
 
     def others(self, n: jax.Array) -> Pairs:
-        """The pairs, all before the queries, with the keys of the device n before this one.
+        """The pairs, with all keys before the queries, for the keys of the n-th previous device.
 
-        A last block sees all first blocks. Of keys from an earlier device the first block also sees the
-        first; of those from a later device the last block sees the last.
+        A last block attends to all first blocks. In addition, the first block attends to the first block of
+        an earlier device, and the last block to the last block of a later device.
         """
         later = (n > self.index).astype(jnp.int32)
         return [(1, 0), (later, later)] if self.causal else [(0, 0)]
 
 
 class _Part:
-    """Pairs of blocks side by side, as so many rows of `blockwise`."""
+    """Pairs of blocks, stacked along the batch for `blockwise`."""
 
     def __init__(self, queries: Any, given: Any, way: _Ring, sizes: tuple[int, int]) -> None:
         self.queries, self.way, self.sizes = queries, way, sizes
         self.about_queries, _, self.scoring = given
 
     def inputs(self, keys: Any, pairs: Pairs, learned: Any, causal: bool) -> Inputs:
-        """What `forward` takes."""
+        """The inputs of `forward`."""
         at_queries, at_keys = zip(*pairs, strict=True)
         q_bhtk, (query_segments, query_positions) = self.pick((self.queries, self.about_queries), at_queries)
         k_bgsk, v_bgsk, (key_segments, key_valid, key_positions) = self.pick(keys, at_keys)
@@ -187,8 +188,8 @@ class _Part:
         return q_bhtk, k_bgsk, v_bgsk, learned, (mask, scoring, None)
 
     def pick(self, tree: Any, rows: Sequence[Any]) -> Any:
-        """Blocks (r, b, ...) -> those of the rows, one below the other, (b rows, ...): in this order the
-        batch stays cut over devices as it is."""
+        """Blocks (r, b, ...) -> those of `rows` along the batch, (b rows, ...), in an order that keeps the
+        sharding of the batch."""
         return jax.tree.map(lambda x: _joined(jnp.stack([x[row] for row in rows], axis=1)), tree)
 
 

@@ -1,4 +1,4 @@
-"""Fused attention for TPUs, which skips the blocks that a mask excludes."""
+"""Fused attention for TPUs that skips masked blocks."""
 
 from typing import Any
 
@@ -16,7 +16,7 @@ from transformer.layers.masks import Mask
 from transformer.layers.patterns import Window
 
 BLOCKS = (512, 256, 128)
-"""Queries, and keys, of a block: the first that divides the lengths."""
+"""Block sizes of queries and keys; the first that divides the lengths is used."""
 
 
 def splash(
@@ -27,9 +27,9 @@ def splash(
     mask: Mask,
     scoring: Scoring | None = None,
 ) -> jax.Array:
-    """The reference's result, by the Pallas kernel of JAX, where `serves` has nothing against it.
+    """The same as `reference`, by the Pallas kernel of JAX, for inputs that `serves` accepts.
 
-    Of several devices each runs it for its own rows of the batch and its own heads.
+    With several devices each runs it on its rows of the batch and its heads.
     Source: Dao et al. 2022 (FlashAttention); the kernel of JAX, `splash_attention`.
     """
     scoring = scoring or Scoring()
@@ -57,13 +57,13 @@ def splash(
     q_bhtk = scoring.queries(q_bthk.swapaxes(1, 2)) * jnp.asarray(scale, q_bthk.dtype)
     ids = _ids(mask, b, t, s) if marked else None
     out_bhtk = attend(q_bhtk, k_bsgk.swapaxes(1, 2), v_bsgk.swapaxes(1, 2), ids)
-    if marked:  # a query that sees nothing gets anything
+    if marked:  # the output of a query without keys is undefined
         out_bhtk = jnp.where(jnp.any(mask.dense(t, s), axis=-1, keepdims=True), out_bhtk, 0)
     return out_bhtk.swapaxes(1, 2).astype(q_bthk.dtype)
 
 
 def serves(q_bthk, k_bsgk, v_bsgk, mask: Mask, scoring: Scoring, dropout_rate: float) -> str:
-    """Why `splash` cannot serve; nothing where it can."""
+    """Why `splash` does not support these inputs; "" if it does."""
     (b, t, h, k), (s, g) = q_bthk.shape, k_bsgk.shape[1:3]
     rows, columns = sharded_over("batch")[1], sharded_over("heads")[1]
     if platform() != "tpu":
@@ -95,7 +95,7 @@ def _static(mask: Mask, t: int, s: int) -> masks.Mask:
 
 
 def _ids(mask: Mask, b: int, t: int, s: int) -> kernels.SegmentIds:
-    """Numbers that a query and the keys that it may see have in common."""
+    """Segment ids that are equal for a query and the keys that it may attend to."""
 
     def numbers(x_bt: jax.Array | None, length: int) -> jax.Array:
         return jnp.broadcast_to(jnp.zeros((1, 1), jnp.int32) if x_bt is None else x_bt, (b, length))

@@ -1,4 +1,4 @@
-"""Causal attention that multiplies no block of keys which its queries may not see."""
+"""Causal attention in an unrolled loop over blocks of queries, without the masked blocks of keys."""
 
 import jax
 import jax.numpy as jnp
@@ -8,7 +8,7 @@ from transformer.layers.kernels.reference import Scoring, drop, highest, saved, 
 from transformer.layers.masks import Mask
 
 BLOCK = 128
-"""Queries in a block: fewer skip more of the future, more keep the matrix products large."""
+"""Queries per block: small blocks skip more of the future, large ones have larger matrix products."""
 
 
 def unrolled(
@@ -21,15 +21,15 @@ def unrolled(
     dropout_rate: float = 0.0,
     dropout_rng: jax.Array | None = None,
 ) -> jax.Array:
-    """The reference's result, a block of queries at a time over the keys up to its end.
+    """The same as `reference`, for one block of queries after another over the keys up to its end.
 
-    Half of a causal matrix is never computed. The weights of a block are left unnormalised, e = exp(scores -
-    max), and its output is (e V) / sum e: one division a query instead of one a weight. The weights are kept
-    for the backward pass, which is fast for rows of up to some 1000 tokens. For causal masks whose queries
-    stand at 0, 1, ... t - 1 (see `serves`).
+    Half of a causal matrix is never computed. The weights of a block are not normalised, e = exp(scores -
+    max), and its output is (e V) / sum e: one division per query instead of one per weight. The weights are
+    stored for the backward pass, which is fast for rows of up to about 1000 tokens. For causal masks with
+    queries at 0, 1, ... t - 1 (see `serves`).
     """
     t, scoring = q_bthk.shape[1], scoring or Scoring()
-    # Head-major: each product then reads rows that lie side by side.
+    # Head-major, so that each product reads contiguous rows.
     q_bhtk, k_bgsk, v_bgsk = (x.transpose(0, 2, 1, 3) for x in (q_bthk, k_bsgk, v_bsgk))
     blocks = []
     for start in range(0, t, BLOCK):
@@ -47,7 +47,7 @@ def unrolled(
 
 
 def serves(q_bthk: jax.Array, k_bsgk: jax.Array, v_bsgk: jax.Array, mask: Mask, *_) -> str:
-    """Why `unrolled` cannot serve; nothing where it can."""
+    """Why `unrolled` does not support these inputs; "" if it does."""
     if not mask.causal:
         return "the mask is not causal"
     if mask.query_indices_bt is not None or q_bthk.shape[1] != k_bsgk.shape[1]:

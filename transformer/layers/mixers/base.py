@@ -1,4 +1,4 @@
-"""The interface of a mixer: what mixes the tokens of a sequence in a block."""
+"""The base class of mixers, which mix the tokens of a sequence in a block."""
 
 from abc import abstractmethod
 from typing import Any
@@ -10,17 +10,17 @@ from transformer.layers.masks import Mask
 
 
 class Mixer(nn.Module):
-    """Attention of any kind, or a recurrence: (b, t, d) -> (b, t, d), each token from those it may see.
+    """Attention of any kind, or a recurrence: (b, t, d) -> (b, t, d).
 
-    Sequence form, `cache=None`: the whole sequence at once. Step form: t new tokens that follow those which
-    `cache` holds (first `empty_cache`), and the cache with them. Both forms compute the same function. A
-    cache is a `KVCache`, or a state: any pytree of arrays whose leading axis is the batch.
+    Sequence form, `cache=None`: the whole sequence at once. Step form: t new tokens after those in `cache`
+    (initially `empty_cache`); it also returns the new cache. Both forms compute the same function. A cache is
+    a `KVCache`, or a state: any pytree of arrays with a leading batch axis.
 
-    A document begins where `positions_bt` is 0, and a recurrence begins anew there; `mask` says the same for
-    attention. Padding before a prompt has position 0 throughout.
+    A document begins where `positions_bt` is 0; a recurrence resets its state there, and attention uses
+    `mask`. Padding before a prompt has position 0.
 
-    A mixer is built from the keys of `StackConfig` that are its fields. Its module is called `attention` in
-    the parameters, whatever its kind.
+    A mixer is built from the keys of `StackConfig` that are its fields. Its parameters are named `attention`,
+    also for recurrences.
     """
 
     dtype: str = "float32"
@@ -39,20 +39,20 @@ class Mixer(nn.Module):
     ) -> tuple[jax.Array, Any]:
         """(b, t, d) -> (b, t, d), and the cache with the new tokens (None in the sequence form).
 
-        In the step form the tokens fill the cache's slots from `start` on; the key axis of `mask` is that of
-        its slots, which stand at `key_positions_bs`.
+        In the step form the tokens are written to the slots from `start` on; the key axis of `mask` are the
+        slots, with positions `key_positions_bs`.
         """
 
     @abstractmethod
     def empty_cache(self, rows: int, slots: int) -> Any:
-        """The cache of a batch that has read nothing, with room for `slots` tokens."""
+        """An empty cache for a batch, with room for `slots` tokens."""
 
     @property
     def reach(self) -> int | None:
-        """How many keys back a query attends, its own the first; None: all. So many a KV cache keeps."""
+        """The number of last keys that a query may attend to (None: all), which a KV cache must keep."""
         return None
 
     @property
     def rotary_width(self) -> int:
-        """The number of dimensions that rotary positions turn, which must be even."""
+        """The number of dimensions that rotary positions rotate, which must be even."""
         return 0

@@ -7,23 +7,23 @@ from flax import linen as nn
 
 
 class Position(nn.Module):
-    """A position encoding: override the hooks that it needs, most often one.
+    """A position encoding. Subclasses override one or more of the hooks.
 
     With queries q, keys k and values v a layer computes, for each head,
 
     score_ts = (query_bias(rotate(q_t)) . rotate(k_s)) / sqrt(head_dim) + bias_ts,
     out_t = sum_s weight_ts v_s + values_t,
 
-    where `bias` is given rotate(q), and `values` the weights. Both are called for any part of the queries
-    and any part of the keys, at whatever positions, so they see nothing but their arguments and parameters.
+    where `bias` gets rotate(q), and `values` the weights. Both are called on any subset of queries and keys,
+    so they may use only their arguments and parameters.
 
-    An encoding is built from what it has of these fields: `base`, of wavelengths (10000 in the original);
-    `max_length`, of the longest sequence; `head_dim`; `causal`; `max_distance`; `rms`, the root mean square
-    of what `embed` adds at first, to stand beside embeddings of it (0: as it is drawn).
+    A subclass may have these fields: `base`, of the wavelengths (10000 in the original); `max_length`, of the
+    longest sequence; `head_dim`; `causal`; `max_distance`; `rms`, the initial root mean square of what
+    `embed` adds (0: the encoding's own scale).
     """
 
     of_head_width: ClassVar[bool] = False
-    """Whether it learns vectors as wide as a head, which only attention with such heads has."""
+    """Whether it learns vectors of the width of a head, and so needs attention with such heads."""
 
     @classmethod
     def has(cls, hook: str) -> bool:
@@ -35,11 +35,11 @@ class Position(nn.Module):
         return x_btd
 
     def rotate(self, x_bthk: jax.Array, positions_bt: jax.Array) -> jax.Array:
-        """Changes queries and keys alike, in every attention layer."""
+        """Changes queries and keys in every attention layer."""
         return x_bthk
 
     def query_bias(self, q_bthk: jax.Array) -> jax.Array:
-        """Changes the queries that the keys are multiplied with, but not those that `bias` sees."""
+        """Changes the queries in the product with the keys, but not those in `bias`."""
         return q_bthk
 
     def bias(

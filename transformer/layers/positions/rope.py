@@ -1,4 +1,4 @@
-"""Rotary positions: queries and keys turned by an angle that grows with the position."""
+"""Rotary position embeddings (RoPE): queries and keys are rotated by angles proportional to the position."""
 
 import math
 from collections.abc import Callable
@@ -15,12 +15,14 @@ def unscaled(half: int, base: float, factor: float, length: float) -> tuple[jax.
 
 
 def linear(half: int, base: float, factor: float, length: float) -> tuple[jax.Array, float]:
-    """Every frequency divided by the factor, as if positions were. Source: Chen et al. 2023, section 2.3."""
+    """All frequencies divided by the factor (position interpolation). Source: Chen et al. 2023, section
+    2.3."""
     return unscaled(half, base, factor, length)[0] / factor, 1.0
 
 
 def ntk(half: int, base: float, factor: float, length: float) -> tuple[jax.Array, float]:
-    """The base becomes base * factor^(k / (k - 2)): the highest frequency stays, the lowest is divided.
+    """The base becomes base * factor^(k / (k - 2)): the highest frequency is kept, the lowest divided by the
+    factor.
 
     Source: Peng et al. 2023 (YaRN), definition 1, after bloc97's "NTK-aware" scaling.
     """
@@ -28,11 +30,11 @@ def ntk(half: int, base: float, factor: float, length: float) -> tuple[jax.Array
 
 
 def yarn(half: int, base: float, factor: float, length: float) -> tuple[jax.Array, float]:
-    """Divides what turns less than once in the trained length, keeps what turns 32 times or more,
+    """Divides frequencies with less than one rotation in the trained length, and keeps those with 32 or more.
 
-    and blends in between, linearly in the pair's index as the authors' code does. The scores' temperature t
-    makes up for attention spread over more keys: sqrt(1/t) = 0.1 ln(factor) + 1 stretches queries and keys.
-    Source: Peng et al. 2023 (YaRN), sections 3.2 and 3.4.
+    Between them it interpolates linearly in the index of the pair, as in the authors' code. Queries and keys
+    are multiplied by 0.1 ln(factor) + 1, the square root of the inverse temperature of the scores. Source:
+    Peng et al. 2023 (YaRN), sections 3.2 and 3.4.
     """
 
     def pair_with(turns: float) -> float:
@@ -51,19 +53,19 @@ SCALINGS: dict[str, Callable[[int, float, float, float], tuple[jax.Array, float]
     "ntk": ntk,
     "yarn": yarn,
 }
-"""Context extension: from half the head width, the base, the factor and the trained length, the frequencies
-(k/2), and what both queries and keys are multiplied by."""
+"""Context extension: (k/2, base, factor, trained length) -> frequencies (k/2), and a multiplier of queries
+and keys."""
 
 
 class Rope(Position):
-    """Turns each pair (x_i, x_{i + k/2}) of a head by the angle pos * base^(-2i / k):
+    """Rotates each pair (x_i, x_{i + k/2}) of a head by the angle pos * base^(-2i / k):
 
-    (a, b) -> (a cos - b sin, a sin + b cos), so that <q_m, k_n> depends on m - n alone.
-    Source: Su et al. 2021 (RoFormer), section 3.2; pairs taken half a head apart, as practice does.
+    (a, b) -> (a cos - b sin, a sin + b cos), so that <q_m, k_n> depends only on m - n.
+    Source: Su et al. 2021 (RoFormer), section 3.2; the pairs are half a head apart, as is common.
 
-    `scaling`, a key of `SCALINGS`, slows the turning down, so that texts `scaling_factor` times as long as
-    those the model was trained on show it no angles that it never saw; it is at least 1. `original_length`,
-    for yarn, is what it was trained on (0: `max_length` / `scaling_factor`).
+    `scaling`, a key of `SCALINGS`, lowers the frequencies for texts `scaling_factor` (at least 1) times as
+    long as those of training. `original_length`, for yarn, is the trained length (0: `max_length` /
+    `scaling_factor`).
     """
 
     base: float = 10000.0
