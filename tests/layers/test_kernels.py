@@ -232,7 +232,7 @@ def test_dropout_keeps_the_mean_and_drops_its_share(rng, kernel):
 
 def test_what_a_kernel_cannot_serve_is_refused_by_name(rng):
     q, k = jnp.zeros((1, 4, 2, 8)), jnp.zeros((1, 4, 2, 8))
-    with pytest.raises(UserError, match="'unrolled' cannot serve here: the mask is not causal"):
+    with pytest.raises(UserError, match="'unrolled' does not support these inputs: the mask is not causal"):
         choose("unrolled", q, k, mask=Mask())
     with pytest.raises(UserError, match="do not stand where the keys do"):
         choose("unrolled", q, k[:, :2], mask=Mask(causal=True))

@@ -152,7 +152,9 @@ def test_refusals_name_the_reason(rng, monkeypatch, kernel, shape, mask, scoring
     pretend(monkeypatch, {"cudnn": "nvidia", "splash": "tpu"}[kernel])
     q, k, v, _ = draw(rng, **{"dtype": "bfloat16"} | shape)
     options = {"mask": mask, "scoring": scoring, "dropout_rate": rate}
-    with pytest.raises(UserError, match=f"kernel: '{kernel}' cannot serve here: .*{message}.*; use 'auto'"):
+    with pytest.raises(
+        UserError, match=f"kernel: '{kernel}' does not support these inputs: .*{message}.*; use 'auto'"
+    ):
         choose(kernel, q, k, v, **options)
     assert choose("auto", q, k, v, **options) not in (cudnn, splash)
 
@@ -171,7 +173,7 @@ def test_each_platform_has_its_own(rng, monkeypatch):
     q, k, v, _ = draw(rng, t=128, k=64, dtype="bfloat16")
     mask = Mask(causal=True)
     for kind in ("cudnn", "splash"):
-        with pytest.raises(UserError, match=f"'{kind}' cannot serve here: .* and this is cpu"):
+        with pytest.raises(UserError, match=f"'{kind}' does not support these inputs: .* and this is cpu"):
             choose(kind, q, k, v, mask=mask)
     assert choose("auto", q, k, v, mask=mask) is unrolled
     for name, kernel in (("nvidia", cudnn), ("tpu", splash), ("METAL", unrolled)):

@@ -166,7 +166,7 @@ def mean_square(model, params, tokens, packed):
 def test_refusals_name_the_reason(mask, t, rate, message):
     x = jnp.zeros((1, t, 2, 8))
     with around(4):
-        with pytest.raises(UserError, match=f"'ring' cannot serve here: .*{message}"):
+        with pytest.raises(UserError, match=f"'ring' does not support these inputs: .*{message}"):
             choose("ring", x, x, mask=mask, dropout_rate=rate)
         assert choose("auto", x, x, mask=mask, dropout_rate=rate) is not ring
     assert choose("ring", x, x, mask=mask, dropout_rate=rate) is ring  # which is `blockwise` on one device

@@ -1,8 +1,8 @@
-"""Blocks, and stacks of them: one parameter layout, run by a scan or unrolled.
+"""Transformer blocks, and stacks of blocks, scanned or unrolled with the same parameters.
 
-The parameters of all blocks are trees whose leaves have a leading `layers` axis. Running them is plain
-functional code over these trees, so scanned and unrolled stacks, rematerialised or not, are the same
-function of the same parameters and random numbers, and checkpoints do not know the difference.
+The parameters of all blocks are trees whose leaves have a leading `layers` axis. Scanned, unrolled and
+rematerialised stacks are the same function of the same parameters and random numbers, so checkpoints do not
+depend on these options.
 """
 
 import dataclasses
@@ -29,7 +29,7 @@ HOST = "pinned_host"
 """The memory that `offload` moves activations to."""
 
 OFFLOADING = ("cpu", "gpu", "nvidia", "tpu")
-"""Platforms that have it, by `devices.platform`."""
+"""Platforms with this memory, by `devices.platform`."""
 
 REMAT: dict[str, Callable | None] = {
     "none": None,
@@ -39,27 +39,27 @@ REMAT: dict[str, Callable | None] = {
     "attention": policies.save_only_these_names(SAVED),
     "offload": policies.offload_dot_with_no_batch_dims("device", HOST),
 }
-"""What the backward pass keeps of the forward pass: everything; nothing but the blocks' inputs; the results
-of all matrix products; only of those with weights, which have no batch axis; the outputs of attention
-kernels; or the products with weights, in the host's memory
-(Chen et al. 2016, "Training deep nets with sublinear memory cost")."""
+"""What the forward pass saves for the backward pass: everything; only the inputs of blocks; all matrix
+products; only products with weights, which have no batch axis; the outputs of attention kernels; or the
+products with weights, in host memory (Chen et al. 2016, "Training deep nets with sublinear memory cost")."""
 
 Runners = Sequence[Callable[[jax.Array, Any, jax.Array | None], tuple[jax.Array, Any]]]
-"""For each kind of block, (b, t, d), parameters and random numbers -> (b, t, d), and what it sowed."""
+"""For each kind of block, a function of (b, t, d), parameters and random numbers -> (b, t, d), sown
+values."""
 
 COLLECTIONS = ("intermediates", "terms")
-"""What blocks may sow: intermediates to look at, and `Sum`s for the objective."""
+"""Collections that blocks may sow into: intermediates for inspection, and `Sum`s for the loss."""
 
 
 class Block(nn.Module):
-    """Residual sublayers, mixer then feed-forward, each normalised where `placement` says:
+    """A mixer and a feed-forward network as residual sublayers, normalised by `placement`:
 
     post:      x <- Norm(x + Dropout(f(x)))              (Vaswani et al. 2017, section 3.1)
     pre:       x <- x + Dropout(f(Norm(x)))              (Xiong et al. 2020)
     sandwich:  x <- x + Dropout(Norm(f(Norm(x))))        (Ding et al. 2021, CogView, section 2.4)
 
-    `norm` builds a normalisation module from its name. With `cross_attention`, whose position encoding must
-    be none, there is a third sublayer between the two, which attends to another sequence, the memory.
+    `norm` builds a normalisation module from its name. With `cross_attention`, which has no position
+    encoding, a third sublayer between the two attends to another sequence, the memory.
     """
 
     mixer: Mixer
@@ -70,7 +70,7 @@ class Block(nn.Module):
     cross_attention: Attention | None = None
 
     preserve_adopted_names: ClassVar[bool] = True
-    """For flax: the mixer's parameters go by the name that it was built with."""
+    """For flax: the mixer's parameters keep the name that it was built with."""
 
     @nn.compact
     def __call__(
@@ -85,7 +85,7 @@ class Block(nn.Module):
     ) -> tuple[jax.Array, Any]:
         """(b, t, d) -> (b, t, d), and the mixer's new cache; `inputs` as for `Mixer`.
 
-        `memory` is (m, s, d), or its `keys_values`; b / m rows of x in turn share one of its rows.
+        `memory` is (m, s, d), or its `keys_values`; groups of b / m adjacent rows of x share one of its rows.
         """
         y_btd, cache = self.mixer(self._before("attention", x_btd), cache=cache, train=train, **inputs)
         x_btd = self._after("attention", x_btd, y_btd, train)
@@ -113,7 +113,7 @@ class Block(nn.Module):
 
     def _cross(self, x_btd: jax.Array, memory: Any, mask: Mask, train: bool) -> jax.Array:
         memory = memory if isinstance(memory, KVCache) else self.keys_values(memory)
-        # Queries of one memory are independent of one another: those of several rows may be one row's.
+        # Queries are independent of each other, so those of rows with the same memory can be one row.
         x_mtd = x_btd.reshape(memory.key_bgsk.shape[0], -1, x_btd.shape[-1])
         positions_mt = jnp.zeros(x_mtd.shape[:2], jnp.int32)
         assert self.cross_attention is not None
@@ -125,10 +125,10 @@ class Block(nn.Module):
 
 @dataclasses.dataclass(frozen=True)
 class Stack:
-    """`num_layers` blocks, of which layer i is `blocks[i mod m]`, of the kind `kinds[i mod m]`.
+    """`num_layers` blocks; layer i is `blocks[i mod m]`, of the kind `kinds[i mod m]`.
 
-    Where the blocks of all kinds have the same parameters, these are one tree with a leading `layers` axis;
-    otherwise {kind: tree}, each with the layers of that kind.
+    If the blocks of all kinds have parameters of the same shapes, these are one tree with a leading `layers`
+    axis; otherwise {kind: tree}, each with the layers of that kind.
 
     With `scan` one round of m blocks is compiled and scanned over the layers; `remat` is a key of `REMAT`;
     `drops` says whether blocks have dropout.
@@ -142,7 +142,7 @@ class Stack:
     drops: bool = False
 
     def init(self, rng: jax.Array, x_btd: jax.Array) -> Any:
-        """The parameters, drawn; of x only the width and the type matter."""
+        """The initial parameters; only the width and the type of x matter."""
         rngs_n, x_11d = jax.random.split(rng, self.num_layers), jnp.zeros_like(x_btd[:1, :1])
         inputs = {"memory": x_11d, "mask": Mask(), "positions_bt": jnp.zeros((1, 1), jnp.int32)}
 
@@ -163,7 +163,8 @@ class Stack:
         return {kind: stacked(block, rngs_n[jnp.array(layers[kind])]) for kind, block in kinds.items()}
 
     def declare(self, owner: nn.Module, name: str, x_btd: jax.Array) -> Any:
-        """The stack's parameters under `name` of its module: those that it has, else drawn by `init`."""
+        """The stack's parameters under `name` of the module `owner`, which `init` makes if they do not
+        exist."""
         # `param` would trace `init`, and with it all blocks, in every call, only to compare shapes.
         if owner.has_variable("params", name):
             return owner.get_variable("params", name)
@@ -186,10 +187,10 @@ class Stack:
         train: bool = False,
         **inputs: Any,
     ) -> jax.Array:
-        """Applies the blocks in turn, in the sequence form: (b, t, d) -> (b, t, d); `inputs` go to each.
+        """Applies all blocks in the sequence form: (b, t, d) -> (b, t, d); `inputs` are passed to each.
 
-        `owner`, the module that the stack is of, gives every layer its own random numbers. What blocks sow is
-        sown there under `name`, a list with an entry per layer, in the collections that are asked for.
+        `owner`, the module of the stack, provides the random numbers of each layer. Values that blocks sow
+        into mutable collections are sown there under `name`, as a list with an entry per layer.
         """
         asked = [each for each in COLLECTIONS if owner.is_mutable_collection(each)]
         asked = [] if owner.is_initializing() else asked
@@ -215,7 +216,7 @@ class Stack:
     ) -> tuple[jax.Array, list[Any]]:
         sown, rngs = [], [None] * self.num_layers if rngs_n is None else rngs_n
         for i, layer in enumerate(zip(self.unstack(params), rngs, strict=True)):
-            with jax.named_scope(f"block_{i}"):  # the name of its kernels in a profiler's trace
+            with jax.named_scope(f"block_{i}"):  # for profiler traces
                 x_btd, found = runners[i % len(runners)](x_btd, *layer)
             sown.append(found)
         return x_btd, sown
@@ -224,7 +225,7 @@ class Stack:
         self, runners: Runners, x_btd: jax.Array, params: Any, rngs_n: jax.Array | None
     ) -> tuple[jax.Array, list[Any]]:
         m, layers = len(runners), (params, rngs_n)
-        if m == 1:  # without a reshape, for which XLA would keep a copy of each layer's parameters
+        if m == 1:  # avoids a reshape, for which XLA would keep a copy of each layer's parameters
             x_btd, found = jax.lax.scan(lambda x_btd, layer: runners[0](x_btd, *layer), x_btd, layers)
             stacked = [found]
         else:
@@ -244,11 +245,11 @@ class Stack:
         rngs_n: jax.Array | None = None,
         **inputs: Any,
     ) -> tuple[jax.Array, tuple[Any, ...]]:
-        """Applies the blocks to new tokens, in the step form, on top of a cache per layer (and the keys and
-        values of a memory per layer), from the parameters that `unstack` gave.
+        """Applies all blocks to new tokens in the step form, with a cache per layer (and the keys and values
+        of a memory per layer), and the parameters by `unstack`.
 
-        Always unrolled: each layer then updates its own cache in place, and a loop over tokens around it
-        keeps the per-layer parameters out of its body.
+        Always unrolled, so that each layer updates its cache in place, and a loop over tokens does not slice
+        the parameters in its body.
         """
         extended = []
         memories = memories or (None,) * self.num_layers
@@ -259,7 +260,7 @@ class Stack:
         return x_btd, tuple(extended)
 
     def block(self, i: int) -> Block:
-        """That of layer i."""
+        """The block of layer i."""
         return self.blocks[i % len(self.blocks)]
 
     @property
@@ -269,7 +270,7 @@ class Stack:
 
 
 def rematerialised(run: Callable, remat: str, *, prevent_cse: bool) -> Callable:
-    """The same function, whose backward pass keeps what `REMAT` says of `remat`, and computes the rest anew.
+    """The function `run`, whose backward pass saves what `REMAT[remat]` says and recomputes the rest.
 
     Raises:
       UserError: this platform has no memory to offload to.
@@ -281,8 +282,8 @@ def rematerialised(run: Callable, remat: str, *, prevent_cse: bool) -> Callable:
 
 
 def _unstack(params_n: Any) -> list[Any]:
-    # Splitting all at once makes the gradient one concatenation, where indexing layer by layer would add up
-    # as many full-size arrays as there are layers.
+    # One split makes the gradient one concatenation; indexing layer by layer would sum as many full-size
+    # arrays as there are layers.
     leaves, structure = jax.tree.flatten(params_n)
     layers = [[part[0] for part in jax.lax.split(leaf, [1] * leaf.shape[0])] for leaf in leaves]
     return [jax.tree.unflatten(structure, layer) for layer in zip(*layers, strict=True)]

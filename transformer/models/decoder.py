@@ -1,4 +1,4 @@
-"""The decoder-only Transformer: a causal language model, in training and with a KV cache."""
+"""The decoder-only Transformer, for training and for decoding with a KV cache."""
 
 import dataclasses
 from dataclasses import dataclass
@@ -18,12 +18,12 @@ from transformer.models.text_config import TextConfig
 
 @dataclass(frozen=True)
 class DecoderConfig(TextConfig):
-    """The shape of a decoder."""
+    """The config of a decoder."""
 
     tie_embeddings: bool = True  # one matrix for the embedding and the output
 
     def build(self, vocab_size: int) -> nn.Module:
-        """The model for so many tokens."""
+        """The model with a vocabulary of `vocab_size` tokens."""
         return Decoder(self, vocab_size)
 
 
@@ -37,7 +37,7 @@ class Decoder(nn.Module):
     vocab_size: int
 
     def setup(self) -> None:
-        """The parts around the blocks, whose stacked parameters `hidden` makes."""
+        """Embedding, norm and output; `hidden` makes the stacked parameters of the blocks."""
         c = self.config
         self.embedding = Embedding(
             self.vocab_size, c.d_model, c.vocab_multiple, c.scale_embeddings, c.dtype, c.embedding_rms
@@ -50,7 +50,7 @@ class Decoder(nn.Module):
             self.unembedding = Unembedding(self.vocab_size, c.vocab_multiple, c.dtype)
 
     def __call__(self, tokens_bt: jax.Array, **inputs: Any) -> jax.Array:
-        """(b, t) tokens -> float32 logits (b, t, v) of each one's successor; `inputs` as for `hidden`."""
+        """(b, t) tokens -> float32 logits (b, t, v) of the next tokens; `inputs` as for `hidden`."""
         return self.unembed(self.hidden(tokens_bt, **inputs))
 
     @nn.compact
@@ -62,9 +62,9 @@ class Decoder(nn.Module):
         positions_bt: jax.Array | None = None,
         train: bool = False,
     ) -> jax.Array:
-        """(b, t) tokens -> (b, t, d), what `unembed` turns into logits.
+        """(b, t) tokens -> (b, t, d), the input of `unembed`.
 
-        `segments_bt` keeps packed documents apart, `positions_bt` counts within them (0, 1, ... when None).
+        `segments_bt` separates packed documents, `positions_bt` counts within them (None: 0, 1, ...).
         """
         if positions_bt is None:
             positions_bt = jnp.broadcast_to(jnp.arange(tokens_bt.shape[1]), tokens_bt.shape)
@@ -81,16 +81,16 @@ class Decoder(nn.Module):
         return nn.with_logical_constraint(x_btd, ("batch", "length", "activation_embed"))
 
     def normalize(self, x_btd: jax.Array) -> jax.Array:
-        """The final normalisation, which the post-norm form does without."""
+        """The final normalisation; the identity with post-norm."""
         return x_btd if self.config.norm_placement == "post" else self.final_norm(x_btd)
 
     def unembed(self, x_btd: jax.Array) -> jax.Array:
-        """(b, t, d) -> float32 logits (b, t, v), v rounded up to `vocab_multiple`."""
+        """(b, t, d) -> float32 logits (b, t, v), with v padded to a multiple of `vocab_multiple`."""
         logits_btv = self.embedding.attend(x_btd) if self.config.tie_embeddings else self.unembedding(x_btd)
         return nn.with_logical_constraint(logits_btv, ("batch", "length", "vocab"))
 
     def logits(self, x_btd: jax.Array) -> jax.Array:
-        """What the last block gives, (b, t, d) -> float32 logits (b, t, v) of the real tokens."""
+        """Outputs of the last block (b, t, d) -> float32 logits (b, t, v) without vocabulary padding."""
         return self.unembed(self.normalize(x_btd))[..., : self.vocab_size]
 
 
@@ -108,24 +108,24 @@ class StackStepper:
 
     @property
     def vocab_size(self) -> int:
-        """The number of real tokens."""
+        """The size of the vocabulary without padding."""
         return self.model.vocab_size
 
     @property
     def stack(self) -> Stack:
-        """The decoder's blocks."""
+        """The stack of the decoder."""
         return self.model.config.stack(causal=True)
 
     def read(
         self, tokens_bt: jax.Array, cache: Cache, start: jax.Array | int, **inputs: Any
     ) -> tuple[jax.Array, Cache]:
-        """Appends tokens to a cache, in its slots from `start` on: (b, t) -> (b, t, d), before the final
-        normalisation, and the cache; `inputs` as for `Stack.extend`."""
+        """Appends tokens to a cache, in the slots from `start` on: (b, t) -> (b, t, d), before the final
+        normalisation, and the new cache; `inputs` as for `Stack.extend`."""
         if cache.ancestors_mrs is not None:
             cache = cache.own(start)
         slots_t, key_positions_bs = start + jnp.arange(tokens_bt.shape[1]), cache.positions_bs
         positions_bt = jnp.maximum(slots_t - cache.offsets_b[:, None], 0)
-        # From slot 0 on, queries stand where the keys do, which is what the kernels of training ask for.
+        # From slot 0 on, queries and keys have the same indices, so the kernels of training can be used.
         from_0 = isinstance(start, int) and start == 0
         mask = Mask(
             query_indices_bt=None if from_0 else jnp.broadcast_to(slots_t, positions_bt.shape),
@@ -151,16 +151,16 @@ class DecoderStepper(StackStepper):
 
     @classmethod
     def of(cls, model: Decoder, params: Any) -> "DecoderStepper":
-        """From the parameters as they are trained and saved."""
+        """The stepper of a model with its trained parameters."""
         others = {name: value for name, value in params.items() if name != "blocks"}
         return cls(others, model.config.stack(causal=True).unstack(params["blocks"]), model)
 
     def prefill(
         self, tokens_bt: jax.Array, lengths_b: jax.Array, room: int, rewound: int = 0
     ) -> tuple[jax.Array, Cache]:
-        """Reads right-padded prompts; the logits are those after each row's last token."""
+        """Reads right-padded prompts; returns the logits after the last token of each row and the cache."""
         (rows, width), mixers = tokens_bt.shape, self.stack.mixers
-        # The padding moves to the left, so that every row ends at the same slot.
+        # The padding is moved to the left, so that all rows end at the same slot.
         offsets_b = width - lengths_b
         tokens_bt = jax.vmap(jnp.roll)(tokens_bt, offsets_b)
         empty = tuple(mixer.empty_cache(rows, width) for mixer in mixers)
@@ -179,13 +179,13 @@ class DecoderStepper(StackStepper):
         return self.apply("logits", x_bnd), cache
 
     def rewind(self, cache: Cache, n: jax.Array | int) -> Cache:
-        """The cache without each row's last n tokens."""
+        """The cache without the last n tokens of each row."""
         return cache.rewind(n)
 
     def repeat(self, cache: Cache, n: int) -> Cache:
-        """n copies of each row, side by side."""
+        """The cache with n adjacent copies of each row."""
         return cache.repeat(n)
 
     def reorder(self, cache: Cache, rows_b: jax.Array) -> Cache:
-        """The rows in another order, or some of them several times."""
+        """The cache with reordered or repeated rows."""
         return cache.take(rows_b)

@@ -1,4 +1,4 @@
-"""LoRA: low-rank adapters of chosen linear layers of the blocks, which are trained in their stead."""
+"""LoRA: low-rank adapters of selected linear layers of the blocks."""
 
 import dataclasses
 import functools
@@ -20,7 +20,7 @@ from transformer.models.stack_config import StackConfig
 
 @dataclass(frozen=True)
 class LoraConfig(StackConfig):
-    """The shape of a stack of blocks, with adapters or without."""
+    """The config of a stack of blocks with optional LoRA adapters."""
 
     lora_rank: Nonnegative = 0  # LoRA rank of the linear layers that lora_layers names; 0: no LoRA
     lora_alpha: float = 16.0  # the LoRA term is multiplied by lora_alpha / lora_rank
@@ -35,7 +35,7 @@ class LoraConfig(StackConfig):
             raise UserError(f"lora_layers: {self.lora_layers!r} is no regular expression: {error}") from None
 
     def stack(self, num_layers: int = 0, *, cross: bool = False, causal: bool = False) -> Stack:
-        """See `StackConfig.stack`; the blocks have adapters where there is a `lora_rank`."""
+        """See `StackConfig.stack`; with `lora_rank` the blocks have adapters."""
         stack = super().stack(num_layers, cross=cross, causal=causal)
         return adapted(stack, self.lora_rank, self.lora_alpha, self.lora_layers) if self.lora_rank else stack
 
@@ -74,11 +74,11 @@ class LoraConfig(StackConfig):
 
 @dataclass(frozen=True)
 class Adapters:
-    """Interceptor of methods that adds (alpha / rank) x . down . up to the output of each `Linear` of a block
-    in whose path the regular expression `layers` is found, x being its input.
+    """A flax method interceptor that adds (alpha / rank) x . down . up to the output of each `Linear` of a
+    block whose path matches the regular expression `layers`; x is the input of the layer.
 
-    `up` begins as zero. To train these two kernels alone is to train a change of the layer's kernel that has
-    this rank. Their names are `lora_down` and `lora_up`, below that of the layer.
+    `up` is initialised with zeros. The two kernels are a low-rank update of the layer's kernel. Their names
+    are `lora_down` and `lora_up`, below that of the layer.
     Source: Hu et al. 2022 (LoRA), section 4.1.
     """
 
@@ -87,11 +87,11 @@ class Adapters:
     layers: str
 
     def __call__(self, function: Callable, args: Any, kwargs: Any, context: Any) -> Any:
-        """Calls `function`, a method of a module, and adds to what it returns."""
+        """Calls `function`, a method of a module, and adds the output of its adapter."""
         y, module = function(*args, **kwargs), context.module
         if not isinstance(module, Linear) or context.method_name != "__call__":
             return y
-        # The adapters are linear layers too, below others.
+        # The adapters themselves are linear layers too.
         if isinstance(module.parent, Linear) or not re.search(self.layers, "/".join(module.path)):
             return y
         inside, outside = module.names[: module.axis], module.names[module.axis :]
@@ -120,7 +120,7 @@ class AdaptedBlock(Block):
 
 
 def adapted(stack: Stack, rank: int, alpha: float, layers: str) -> Stack:
-    """The same stack with adapters in its blocks; see `Adapters`."""
+    """The stack with adapters in its blocks; see `Adapters`."""
 
     def adapt(block: Block) -> Block:
         fields = {field.name: getattr(block, field.name) for field in dataclasses.fields(Block)}

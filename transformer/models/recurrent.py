@@ -29,7 +29,7 @@ class RecurrentConfig(Bounded):
     dropout: Rate = 0.0  # dropout rate of embeddings and of each layer's output
     tie_embeddings: bool = True  # one matrix for the target embedding and the output
     share_embeddings: bool = True  # one embedding for source and target
-    dtype: Literal["float32", "bfloat16"] = "float32"  # of the computation; parameters are float32
+    dtype: Literal["float32", "bfloat16"] = "float32"  # type of the computation; parameters are float32
     vocab_multiple: Positive = 128  # pad the vocabulary to a multiple, for the hardware and the mesh
 
     def __post_init__(self) -> None:

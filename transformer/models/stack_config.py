@@ -1,4 +1,4 @@
-"""The shape of a stack of blocks, which every Transformer has, whatever goes into it and comes out."""
+"""The config of a stack of blocks, which all Transformers have."""
 
 import dataclasses
 import functools
@@ -37,7 +37,7 @@ OPTIONAL = {
     "position_scaling": ("position", "scaling"),
     "position_distance": ("position", "max_distance"),
 }
-"""Keys, by default off, that not every mixer or position encoding has: the family, and its members' field."""
+"""Optional keys, by default off, of some mixers or position encodings -> (family, name of their field)."""
 
 FAMILIES: dict[str, Mapping[str, Any]] = {"mixer": MIXERS, "position": POSITIONS}
 
@@ -50,7 +50,7 @@ OF_ALL_LAYERS = (
 
 @dataclass(frozen=True)
 class StackConfig(Bounded):
-    """The shape of a stack of blocks."""
+    """The config of a stack of blocks."""
 
     d_model: Positive = 256  # width of the residual stream
     num_layers: Positive = 4  # number of blocks
@@ -58,38 +58,38 @@ class StackConfig(Bounded):
     num_kv_heads: Nonnegative = 0  # key/value heads (grouped-query attention); 0: as many as num_heads
     head_dim: Nonnegative = 0  # width of a head; 0: d_model / num_heads
     d_ff: Positive = 1024  # hidden width of the feed-forward
-    layers: tuple[str, ...] = ()  # kinds of layers, repeated over the depth, of layer_kinds; (): all alike
-    # {kind: {key: value}}, instead of the model's keys: {"full": {"pattern": "full", "position": "none"}}
+    layers: tuple[str, ...] = ()  # kinds of layers, of layer_kinds, repeated over the depth; (): one kind
+    # keys that each kind overrides: {"full": {"pattern": "full", "position": "none"}}
     layer_kinds: Mapping[str, Any] = dataclasses.field(default_factory=dict, hash=False)
-    feed_forward: Annotated[str, OneOf(FEED_FORWARDS)] = "gelu"  # swiglu, geglu: gated, with a third matrix
-    norm: Annotated[str, OneOf(NORMS)] = "rms"  # layer (mean and variance) or rms (root mean square)
-    norm_placement: Literal["pre", "post", "sandwich"] = "pre"  # post: Vaswani et al. 2017; sandwich: both
+    feed_forward: Annotated[str, OneOf(FEED_FORWARDS)] = "gelu"  # swiglu and geglu are gated, with a third matrix
+    norm: Annotated[str, OneOf(NORMS)] = "rms"  # LayerNorm or RMSNorm
+    norm_placement: Literal["pre", "post", "sandwich"] = "pre"  # pre-norm, post-norm (Vaswani et al. 2017) or both
     norm_epsilon: PositiveFloat = 1e-6  # added to the variance
     mixer: Annotated[str, OneOf(MIXERS)] = "multi_head"  # latent: MLA; plain: attention without projections
     # MLA latent width; head_dim/2 rotary dimensions are cached beside it; 0: 2 head_dim
     latent_dim: Nonnegative = 0
     qk_norm: bool = False  # RMSNorm of queries and keys
-    soft_cap: NonnegativeFloat = 0.0  # bound c of attention scores, which become c tanh(score / c); 0: none
+    soft_cap: NonnegativeFloat = 0.0  # cap c of attention scores, c tanh(score / c); 0: none
     sinks: bool = False  # attention sinks: a learned logit per head for attending to nothing
-    pattern: Annotated[str, OneOf(PATTERNS)] = "full"  # which earlier and later tokens a token attends to
+    pattern: Annotated[str, OneOf(PATTERNS)] = "full"  # sparse attention pattern
     pattern_size: int = 256  # window size, stride or block size, in tokens
     # dilation of window, summary keys of fixed, global tokens, random blocks of blocks
     pattern_extra: int = 1
     position: Annotated[str, OneOf(POSITIONS)] = "rope"  # position encoding
-    position_base: PositiveFloat = 10000.0  # of rope and sinusoidal frequencies: longest wavelength / 2 pi
+    position_base: PositiveFloat = 10000.0  # base of rope and sinusoidal positions: longest wavelength / 2 pi
     position_scaling: Annotated[str, OneOf(SCALINGS)] = "none"  # context extension of rope
     position_factor: float = 1.0  # context extension factor; 1 without scaling
-    position_distance: Nonnegative = 0  # largest relative distance told apart by t5 and shaw; 0: 128 and 16
+    position_distance: Nonnegative = 0  # largest distance that t5 and shaw distinguish; 0: 128 and 16
     max_length: Positive = 2048  # longest sequence, prompt and completion together
     use_bias: bool = False  # biases in projections, feed-forward and norms
     attention_bias: bool = True  # with use_bias, biases in the attention projections too
     embedding_dropout: Rate = 0.0  # dropout rate of embeddings plus positions
     attention_dropout: Rate = 0.0  # dropout rate of the attention weights
     dropout: Rate = 0.0  # dropout rate of each sublayer's output
-    dtype: Literal["float32", "bfloat16"] = "float32"  # of the computation; parameters are float32
-    kernel: Annotated[str, OneOf(("auto", *KERNELS))] = "auto"  # of attention; auto: the fastest one here
-    scan_layers: bool = False  # compile one block and scan over layers: compiles sooner, runs slower on CPU
-    remat: Annotated[str, OneOf(REMAT)] = "none"  # rematerialisation: what the backward pass computes again
+    dtype: Literal["float32", "bfloat16"] = "float32"  # type of the computation; parameters are float32
+    kernel: Annotated[str, OneOf(("auto", *KERNELS))] = "auto"  # attention kernel; auto: the fastest one here
+    scan_layers: bool = False  # scan over layers: compiles faster, runs slower on CPU
+    remat: Annotated[str, OneOf(REMAT)] = "none"  # rematerialisation: what the backward pass recomputes
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -114,7 +114,7 @@ class StackConfig(Bounded):
             raise UserError(self._who_has_heads_of_width())
         width = self._mixer(causal=False, output_scale=1.0).rotary_width
         if position.has("rotate") and width % 2:
-            raise UserError(f"head_dim: {width} is odd; {self.position} turns pairs, so it must be even")
+            raise UserError(f"head_dim: {width} is odd; {self.position} rotates pairs, so it must be even")
 
     def _who_has_heads_of_width(self) -> str:
         having = [name for name, kind in MIXERS.items() if getattr(kind, "heads_of_width", False)]
@@ -122,7 +122,7 @@ class StackConfig(Bounded):
         return f"position: {self.position!r} with mixer {self.mixer!r}; only {only} has it"
 
     def _lacks(self, key: str) -> bool:
-        """Whether the mixer or position encoding has no such key of `OPTIONAL`."""
+        """Whether the mixer or position encoding does not have this key of `OPTIONAL`."""
         family, field = OPTIONAL[key]
         return field not in FAMILIES[family][getattr(self, family)].__dataclass_fields__
 
@@ -158,7 +158,7 @@ class StackConfig(Bounded):
 
     @functools.cached_property
     def kinds(self) -> dict[str, "StackConfig"]:
-        """The kinds of layers by name, each as the config of a stack of nothing else; {"": this} without."""
+        """Kind of layers -> config of a stack of only this kind; {"": self} without `layers`."""
         return {name: self._kind(name) for name in dict.fromkeys(self.layers)} or {"": self}
 
     def _kind(self, name: str) -> "StackConfig":
@@ -172,7 +172,7 @@ class StackConfig(Bounded):
                 raise UserError(f"{path}.{key}: not a key of one layer; {suggest(key, per_layer)}")
         own = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         values = own | {"layers": (), "layer_kinds": {}} | dict(given)
-        # Of the model's keys a kind leaves those that its mixer or position encoding does not have.
+        # A kind does not inherit keys that its mixer or position encoding does not have.
         for key, (family, field) in OPTIONAL.items():
             member = FAMILIES[family].get(values[family])
             if key not in given and member is not None and field not in member.__dataclass_fields__:
@@ -198,17 +198,17 @@ class StackConfig(Bounded):
 
     @property
     def key_width(self) -> int:
-        """The width k of one head."""
+        """The width k of a head."""
         return self.head_dim or self.d_model // self.num_heads
 
     @property
     def has_attention(self) -> bool:
-        """Whether any layer attends, and does not only recur."""
+        """Whether any layer has attention, not only recurrence."""
         return any(issubclass(MIXERS[kind.mixer], Attention) for kind in self.kinds.values())
 
     def stack(self, num_layers: int = 0, *, cross: bool = False, causal: bool = False) -> Stack:
-        """The stack of `num_layers` blocks (0: the config's); with cross-attention to another sequence if
-        `cross`; `causal` says that queries attend to the past alone."""
+        """The stack of `num_layers` blocks (0: the config's), with cross-attention to another sequence if
+        `cross`, and only to earlier positions if `causal`."""
         num_layers = num_layers or self.num_layers
         blocks = {name: kind._block(num_layers, cross, causal) for name, kind in self.kinds.items()}
         names = self.layers or ("",)
@@ -217,9 +217,9 @@ class StackConfig(Bounded):
         return Stack(blocks_m, names, num_layers, self.scan_layers, self.remat, drops)
 
     def _block(self, num_layers: int, cross: bool, causal: bool) -> Block:
-        # A stack of n blocks adds 2 n terms (3 n with a third sublayer) to the residual stream; without
-        # post-normalisation the terms' variance is divided by that number, so that the sum starts at one's
-        # scale (Radford et al. 2019).
+        # A stack of n blocks adds 2 n terms (3 n with a third sublayer) to the residual stream. Except with
+        # post-norm the initial variance of each term is divided by that number, so that their sum has the
+        # scale of one term (Radford et al. 2019).
         terms = (3 if cross else 2) * num_layers
         scale = 1.0 if self.norm_placement == "post" else 1.0 / terms
         return Block(
@@ -240,7 +240,7 @@ class StackConfig(Bounded):
         return mixer.clone(position=POSITIONS["none"](parent=None), pattern=None, name=None, parent=None)
 
     def _mixer(self, *, causal: bool, output_scale: float, kind: str = "") -> Mixer:
-        """The mixer of these keys, of which it takes those that are its fields."""
+        """The mixer, built from those keys that are its fields."""
         values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         values |= {
             "head_dim": self.key_width,
@@ -263,7 +263,7 @@ class StackConfig(Bounded):
 
     @property
     def added_rms(self) -> float:
-        """The root mean square of positions added to embeddings; 0: as their tables are drawn."""
+        """The initial root mean square of added positions; 0: the scale of their table."""
         return 0.0
 
     @property
@@ -272,7 +272,7 @@ class StackConfig(Bounded):
         return functools.partial(NORMS[self.norm], epsilon=self.norm_epsilon, use_bias=self.use_bias)
 
     def positions(self, causal: bool = False, **module: Any) -> Position:
-        """The position encoding, for queries of the past alone if `causal`."""
+        """The position encoding, for causal attention if `causal`."""
         values = {
             "base": self.position_base,
             "max_length": self.max_length,
@@ -288,5 +288,5 @@ class StackConfig(Bounded):
 
 
 def _build(kind: Any, values: Mapping[str, Any], **module: Any) -> Any:
-    """A module with those of the values that are its fields."""
+    """A module built from those values that are its fields."""
     return kind(**{key: value for key, value in values.items() if key in kind.__dataclass_fields__}, **module)

@@ -1,4 +1,4 @@
-"""The keys that models of text have beside those of their blocks: how tokens are embedded."""
+"""The config keys for embedding tokens, which all models of text have."""
 
 from dataclasses import dataclass
 
@@ -10,11 +10,11 @@ from transformer.models.lora import LoraConfig
 
 @dataclass(frozen=True)
 class TextConfig(LoraConfig):
-    """The shape of a stack of blocks over embedded tokens."""
+    """The config of a stack of blocks over embedded tokens."""
 
     scale_embeddings: bool = False  # multiply embeddings by sqrt(d_model) (Vaswani et al. 2017)
     embedding_rms: NonnegativeFloat = 0.0  # initial root mean square of embeddings, positions; 0: by fan-in
-    position_rms: NonnegativeFloat = 0.0  # the same of learned and sinusoidal positions; 0: of embeddings
+    position_rms: NonnegativeFloat = 0.0  # initial root mean square of added positions; 0: embedding_rms
     vocab_multiple: Positive = 128  # pad the vocabulary to a multiple, for the hardware and the mesh
 
     def __post_init__(self) -> None:
@@ -26,5 +26,5 @@ class TextConfig(LoraConfig):
 
     @property
     def added_rms(self) -> float:
-        """What `position_rms` says, or `embedding_rms`."""
+        """`position_rms`, or if it is 0 `embedding_rms`."""
         return self.position_rms or self.embedding_rms

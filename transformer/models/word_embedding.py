@@ -16,7 +16,7 @@ class SkipGramConfig(Bounded):
     """The config of a skip-gram model."""
 
     d_model: Positive = 128  # width of a word vector
-    dtype: Literal["float32", "bfloat16"] = "float32"  # of the computation; parameters are float32
+    dtype: Literal["float32", "bfloat16"] = "float32"  # type of the computation; parameters are float32
     vocab_multiple: Positive = 128  # pad the vocabulary to a multiple, for the hardware and the mesh
 
 

@@ -75,7 +75,7 @@ def choose(
         refusal = KERNELS[name].serves(*inputs)
         if not refusal:
             return KERNELS[name].attend
-    raise UserError(f"kernel: {kind!r} cannot serve here: {refusal}; use 'auto' or 'blockwise'")
+    raise UserError(f"kernel: {kind!r} does not support these inputs: {refusal}; use 'auto' or 'blockwise'")
 
 
 def preferred(t: int, mask: Mask) -> tuple[str, ...]:

@@ -8,10 +8,10 @@ import jax
 
 @dataclasses.dataclass(frozen=True)
 class Kernel:
-    """`attend(q, k, v, mask=, scoring=, dropout_rate=, dropout_rng=)` gives what `reference` gives.
+    """`attend(q, k, v, mask=, scoring=, dropout_rate=, dropout_rng=)` computes the same as `reference`.
 
-    `serves(q, k, v, mask, scoring, dropout_rate)` says why it cannot serve; "" where it can, which then
-    depends on the mesh's devices too.
+    `serves(q, k, v, mask, scoring, dropout_rate)` says why it does not support these inputs, or ""; it may
+    depend on the devices of the mesh.
     """
 
     attend: Callable[..., jax.Array]

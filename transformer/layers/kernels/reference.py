@@ -29,12 +29,12 @@ class Scoring:
 
     w_ij = exp score(i, j) / (exp sink + sum_j exp score(i, j)),    out_i = sum_j w_ij v_j + values(w_i).
 
-    - `position`, unbound, with its `params`: its hooks are called with `query_positions_bt` and
-      `key_positions_bs`; None: no bias;
-    - `soft_cap` c keeps scores within (-c, c); 0: does nothing (Gemma Team 2024, Gemma 2, section 2);
-    - `sinks_h`, attention sinks: the score, per head, of a key whose value is zero (Xiao et al. 2024,
-      StreamingLLM, section 3.3, learned); None: none;
-    - `scale`; 0: 1 / sqrt(k), k the width of a key (Vaswani et al. 2017, section 3.2.1).
+    - `position`, an unbound module with `params`: its hooks get `query_positions_bt` and `key_positions_bs`;
+      None: no bias;
+    - `soft_cap` c limits scores to (-c, c); 0: off (Gemma Team 2024, Gemma 2, section 2);
+    - `sinks_h`, attention sinks: learned scores, per head, of a key with the value zero (Xiao et al. 2024,
+      StreamingLLM, section 3.3); None: none;
+    - `scale`; 0: 1 / sqrt(k), with k the width of a key (Vaswani et al. 2017, section 3.2.1).
     """
 
     query_positions_bt: jax.Array | None = None
@@ -46,11 +46,12 @@ class Scoring:
     scale: float = struct.field(pytree_node=False, default=0.0)
 
     def has(self, hook: str) -> bool:
-        """Whether there is a position that overrides a hook of `Position`."""
+        """Whether the position encoding overrides a hook."""
         return self.position is not None and self.position.has(hook)
 
     def scores(self, q_bhtk: jax.Array, k_bgsk: jax.Array) -> jax.Array:
-        """Float32 scores (b, h, t, s), unmasked, of head-major queries and keys, which h / g heads share."""
+        """Unmasked float32 scores (b, h, t, s) of head-major queries and keys; h / g query heads share a key
+        head."""
         b, h, t, k = q_bhtk.shape
         g, s = k_bgsk.shape[1:3]
         q_bgpk = self.queries(q_bhtk).reshape(b, g, (h // g) * t, k)
@@ -58,32 +59,32 @@ class Scoring:
         return self.finish(products.reshape(b, h, t, s), q_bhtk)
 
     def queries(self, q_bhtk: jax.Array) -> jax.Array:
-        """The queries that the keys are multiplied with."""
+        """The queries for the product with the keys."""
         if self.position is None:
             return q_bhtk
         q_bthk = q_bhtk.swapaxes(1, 2)
         return self.position.apply({"params": self.params}, q_bthk, method="query_bias").swapaxes(1, 2)
 
     def finish(self, products_bhts: jax.Array, q_bhtk: jax.Array) -> jax.Array:
-        """The scores that come of the products of queries and keys."""
+        """The scores from the products of queries and keys."""
         scores = products_bhts * (self.scale or 1 / math.sqrt(q_bhtk.shape[-1]))
         bias = self._ask("bias", q_bhtk.swapaxes(1, 2))
         scores = scores if bias is None else scores + bias
         return self.soft_cap * jnp.tanh(scores / self.soft_cap) if self.soft_cap else scores
 
     def values(self, weights_bhts: jax.Array) -> jax.Array | None:
-        """What the position encoding adds to the weighted sums of values, (b, h, t, k), or None."""
+        """The position encoding's addition to the weighted sums of values, (b, h, t, k), or None."""
         added_bthk = self._ask("values", weights_bhts)
         return None if added_bthk is None else added_bthk.swapaxes(1, 2)
 
     def block(self, t0: jax.Array | int, t: int, s0: jax.Array | int, s: int) -> "Scoring":
-        """The same for queries t0 ... t0 + t and keys s0 ... s0 + s alone."""
+        """The scoring of a block: queries t0 ... t0 + t and keys s0 ... s0 + s."""
         return self._at(
             lambda x_bt, axis: jax.lax.dynamic_slice_in_dim(x_bt, (t0, s0)[axis], (t, s)[axis], 1)
         )
 
     def pad(self, t: int, s: int) -> "Scoring":
-        """The same for queries and keys lengthened to t and s, at positions of no meaning."""
+        """The scoring of queries and keys padded to t and s; the positions of padding are arbitrary."""
         return self._at(lambda x_bt, axis: jnp.pad(x_bt, ((0, 0), (0, (t, s)[axis] - x_bt.shape[1]))))
 
     def _at(self, change: Callable[[jax.Array, int], jax.Array]) -> "Scoring":

@@ -1,4 +1,4 @@
-"""Scaled dot-product attention: what its kinds share, and the multi-head kind."""
+"""Scaled dot-product attention: the base class of all kinds, and multi-head attention."""
 
 import dataclasses
 import functools
@@ -21,14 +21,14 @@ from transformer.layers.positions import Position
 
 
 class Attention(Mixer, kw_only=True):  # type: ignore[call-arg]
-    """softmax(scale Q K^T + bias, masked) V: the base class of every kind of attention.
+    """softmax(scale Q K^T + bias, masked) V: the base class of all kinds of attention.
 
-    A kind has its own `queries`, `keys_values` (what is cached), `read` (keys and values of the cache) and
-    `join` (the output projection).
+    Subclasses implement `queries`, `keys_values` (the cached arrays), `read` (keys and values from the cache)
+    and `join` (the output projection).
 
-    `position`: its hooks for attention apply here; `kernel`: a key of `KERNELS`, or "auto"; `pattern`: sparse
-    attention; `soft_cap` and `sinks`: see `Scoring`; `dropout`: of the attention weights; `output_scale`
-    multiplies the variance of the output kernel's initialisation.
+    `position`: the encoding whose attention hooks are called; `kernel`: a key of `KERNELS`, or "auto";
+    `pattern`: sparse attention; `soft_cap` and `sinks`: see `Scoring`; `dropout`: the rate for attention
+    weights; `output_scale` multiplies the variance of the output kernel's initialisation.
     """
 
     position: Position
@@ -41,7 +41,7 @@ class Attention(Mixer, kw_only=True):  # type: ignore[call-arg]
     output_scale: float = 1.0
 
     heads_of_width: ClassVar[bool] = False
-    """Whether queries, keys and values are `head_dim` wide, as positions with vectors of that width need."""
+    """Whether queries, keys and values have the width `head_dim`, which some position encodings need."""
 
     @nn.compact
     def __call__(
@@ -56,7 +56,7 @@ class Attention(Mixer, kw_only=True):  # type: ignore[call-arg]
         key_positions_bs: jax.Array | None = None,
         train: bool = False,
     ) -> tuple[jax.Array, KVCache | None]:
-        """See `Mixer`. With `memory`, the `keys_values` of another sequence, queries attend to that instead
+        """See `Mixer`. With `memory`, the `keys_values` of another sequence, queries attend to it instead
         (cross-attention; Vaswani et al. 2017, section 3.2.3)."""
         q_bthk = self.queries(x_btd, positions_bt)
         q_bthk = nn.with_logical_constraint(q_bthk, ("batch", "length", "heads", "head_dim"))
@@ -67,7 +67,7 @@ class Attention(Mixer, kw_only=True):  # type: ignore[call-arg]
         key_positions_bs = positions_bt if key_positions_bs is None else key_positions_bs
         mask = dataclasses.replace(mask, pattern=self.pattern)
         if cache is not None and cache.wraps:
-            # A rolling cache holds the last tokens in another order: the mask's keys are put in that order.
+            # A rolling cache has the last tokens in another order: the mask's keys are put in that order.
             indices_s = cache.held_after(start, x_btd.shape[1], self.reach)
             mask, key_positions_bs = mask.pick(indices_s), key_positions_bs[:, indices_s]
         scoring = self._scoring(q_bthk, positions_bt, key_positions_bs)
@@ -82,7 +82,7 @@ class Attention(Mixer, kw_only=True):  # type: ignore[call-arg]
         return self.join(out_bthk, x_btd.shape[-1]), cache
 
     def _attend_and_sow(self, *inputs: jax.Array, **options: Any) -> jax.Array:
-        # Only the reference keeps weights; no other collection changes the kernel.
+        # Only the reference kernel returns weights.
         out_bthk, weights_bhts = reference(*inputs, return_weights=True, **options)
         self.sow("intermediates", "weights", weights_bhts)
         return out_bthk
@@ -93,7 +93,7 @@ class Attention(Mixer, kw_only=True):  # type: ignore[call-arg]
 
     @abstractmethod
     def keys_values(self, x_bsd: jax.Array, positions_bs: jax.Array) -> KVCache:
-        """What is cached of a sequence."""
+        """The cached arrays of a sequence."""
 
     def read(self, cache: KVCache) -> tuple[jax.Array, jax.Array]:
         """The keys and values (b, s, g, k) of a cache."""
@@ -105,23 +105,23 @@ class Attention(Mixer, kw_only=True):  # type: ignore[call-arg]
         return self._linear((width,), names, axis=2, init_scale=scale, name="output")(out_bthk)
 
     def empty_cache(self, rows: int, slots: int) -> KVCache:
-        """No keys and values."""
+        """An empty cache of keys and values."""
         return KVCache.empty(rows, slots, self.cache_widths, self.dtype)
 
     @property
     def reach(self) -> int | None:
-        """That of the pattern."""
+        """The reach of the pattern."""
         return None if self.pattern is None else self.pattern.reach
 
     @property
     @abstractmethod
     def cache_widths(self) -> tuple[int, int, int]:
-        """The cache's heads, and the widths of a key and of a value."""
+        """The number of cached heads, and the widths of keys and values."""
 
     @property
     @abstractmethod
     def scale(self) -> float:
-        """What products of queries and keys are multiplied by."""
+        """The factor of the products of queries and keys."""
 
     def _scoring(self, q_bthk: jax.Array, positions_bt: jax.Array, key_positions_bs: jax.Array) -> Scoring:
         sinks_h = None
@@ -137,7 +137,7 @@ class Attention(Mixer, kw_only=True):  # type: ignore[call-arg]
         self, scoring: Scoring, q_bthk: jax.Array, positions_bt: jax.Array, key_positions_bs: jax.Array
     ) -> Scoring:
         if self.is_initializing():
-            # Kernels call the hooks outside of this module, so their parameters must exist before.
+            # Kernels call the hooks outside of this module, so create their parameters here.
             first_b1, weights_bhts = positions_bt[:1, :1], jnp.zeros((1, q_bthk.shape[2], 1, 1))
             self.position.query_bias(q_bthk[:1, :1])
             self.position.bias(q_bthk[:1, :1], first_b1, first_b1)
@@ -156,12 +156,12 @@ class Attention(Mixer, kw_only=True):  # type: ignore[call-arg]
 
 
 class MultiHeadAttention(Attention, kw_only=True):  # type: ignore[call-arg]
-    """softmax(Q K^T / sqrt(k) + bias, masked) V in each of h heads, joined by an output projection.
+    """softmax(Q K^T / sqrt(k) + bias, masked) V in each of h heads, and an output projection.
 
-    MultiHead(x) = sum_h head_h W_h^O, head_h = Attention(x W_h^Q, x W_h^K, x W_h^V): writing the sum over
-    heads is the same as concatenating them. With fewer `num_kv_heads`, groups of query heads share keys and
-    values (Ainslie et al. 2023); 1 is multi-query attention (Shazeer 2019). `qk_norm` normalises queries and
-    keys by RMSNorm (Henry et al. 2020; Dehghani et al. 2023, section 2).
+    MultiHead(x) = sum_h head_h W_h^O, head_h = Attention(x W_h^Q, x W_h^K, x W_h^V): the sum over heads is
+    the same as a projection of their concatenation. With fewer `num_kv_heads`, groups of query heads share
+    keys and values (Ainslie et al. 2023); 1 is multi-query attention (Shazeer 2019). `qk_norm` normalises
+    queries and keys by RMSNorm (Henry et al. 2020; Dehghani et al. 2023, section 2).
     Source: Vaswani et al. 2017, section 3.2.
     """
 
@@ -173,7 +173,7 @@ class MultiHeadAttention(Attention, kw_only=True):  # type: ignore[call-arg]
     heads_of_width: ClassVar[bool] = True
 
     def setup(self) -> None:
-        """The projections of the inputs; the output's follows from the input's width."""
+        """The input projections; the width of the output projection depends on the input."""
         self.query = self._linear((self.num_heads, self.head_dim), ("embed", "heads", "head_dim"))
         shared = (self.num_kv_heads, self.head_dim), ("embed", "kv_heads", "head_dim")
         self.key, self.value = self._linear(*shared), self._linear(*shared)
@@ -186,7 +186,7 @@ class MultiHeadAttention(Attention, kw_only=True):  # type: ignore[call-arg]
         return self.position.rotate(self.query_norm(q_bthk) if self.qk_norm else q_bthk, positions_bt)
 
     def keys_values(self, x_bsd: jax.Array, positions_bs: jax.Array) -> KVCache:
-        """Keys and values of the g heads."""
+        """Keys and values of g heads."""
         key_bsgk, value_bsgk = self.key(x_bsd), self.value(x_bsd)
         key_bsgk = self.position.rotate(self.key_norm(key_bsgk) if self.qk_norm else key_bsgk, positions_bs)
         key_bsgk = nn.with_logical_constraint(key_bsgk, ("batch", "length", "kv_heads", "head_dim"))
@@ -200,7 +200,7 @@ class MultiHeadAttention(Attention, kw_only=True):  # type: ignore[call-arg]
 
     @property
     def rotary_width(self) -> int:
-        """All of a head."""
+        """The width of a head."""
         return self.head_dim
 
     @property
