@@ -195,20 +195,20 @@ class LanguageModeling(Experiment):
         if prompt > most:
             self.note(
                 "prompt",
-                f"text {number}: {prompt:,} tokens are more than model.max_length {most:,}; of such "
-                f"texts the last {most:,} tokens are read",
+                f"text {number}: {prompt:,} tokens are more than model.max_length {most:,}; only the "
+                f"last {most:,} are read",
             )
         elif length > most:
             self.note(
                 "window",
                 f"text {number}: its {prompt:,} tokens and {new:,} new ones are more than "
-                f"model.max_length {most:,}; whenever so many are read, the older half is forgotten",
+                f"model.max_length {most:,}; when the context is full, its older half is dropped",
             )
         if self.counts_from_a_beginning and min(length, most) > trained:
             self.note(
                 "length",
-                f"text {number}: with {new:,} new tokens {min(length, most):,} are read at once; the "
-                f"model was trained on {trained:,} (data.sequence_length), and beyond may write nonsense",
+                f"text {number}: with {new:,} new tokens the context has {min(length, most):,}; the model was "
+                f"trained on {trained:,} (data.sequence_length), and longer texts may be nonsense",
             )
 
     def attention(self, params: Params, text: str, layer: int = -1) -> AttentionMap:

@@ -55,8 +55,8 @@ def test_what_the_model_cannot_see_or_was_not_trained_for_is_said_once(capfd, tm
     assert error == ""  # 6 tokens of the prompt and 9 new ones are read
     _, error = predicted(capfd, model, "--prompt=alpha", "--max_new_tokens=12")
     assert error == (
-        "text 1: with 12 new tokens 17 are read at once; the model was trained on 16 "
-        "(data.sequence_length), and beyond may write nonsense\n"
+        "text 1: with 12 new tokens the context has 17; the model was trained on 16 "
+        "(data.sequence_length), and longer texts may be nonsense\n"
     )
     texts = tmp_path / "texts"
     texts.write_text("\n".join(["a", "alpha", "alpha " * 9, "beta " * 9]))
@@ -64,15 +64,15 @@ def test_what_the_model_cannot_see_or_was_not_trained_for_is_said_once(capfd, tm
     assert out.count("\n") == 8
     said = [line for line in error.splitlines() if "answering" not in line]  # a bar, on a slow machine
     length, window, prompt = filter(str.strip, said)
-    assert length.startswith("text 1: with 20 new tokens 21 are read at once")
+    assert length.startswith("text 1: with 20 new tokens the context has 21")
     assert window.startswith("text 2: its 6 tokens and 20 new ones are more than model.max_length 24;")
-    assert prompt.startswith("text 3: 55 tokens are more than model.max_length 24; of such texts the last 24")
+    assert prompt.startswith("text 3: 55 tokens are more than model.max_length 24; only the last 24 are")
 
 
 def test_a_long_text_is_written_to_its_end(capfd, model):
     out, error = predicted(capfd, model, *PROMPT, "--max_new_tokens=200", "--seed=3")
     tokens = len(out.encode("utf-8", "surrogateescape"))
-    assert "whenever so many are read, the older half is forgotten" in error
+    assert "when the context is full, its older half is dropped" in error
     assert tokens > 30 or "\ufffd" in out
 
 

@@ -132,12 +132,12 @@ def generate_speculative(
     eos_id: jax.Array | int = -1,
     **options,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """What `generate` gives for `target`, whatever `draft` is, in fewer passes of `target`.
+    """Generates with `target` and `draft`, in fewer passes of `target` than `generate`.
 
-    Returns the tokens, (b, max_new_tokens) int32, and lengths, (b,) int32, of `generate`, and the number of
-    `target`'s passes after the prompt's, () int32. At temperature 0 the tokens are those of `generate`, up to
-    ties within rounding; else they have their distribution, and those of a row depend on its key, not on its
-    batch. Raises as `SpeculativePair.prefill` does.
+    Returns tokens, (b, max_new_tokens) int32, and lengths, (b,) int32, as `generate`, and the number of
+    passes of `target` after the prompt, () int32. At temperature 0 the tokens are those of `generate`, up to
+    ties within rounding; otherwise they have the same distribution, and depend on the key of the row, not on
+    its batch. Raises as `SpeculativePair.prefill`.
     """
     pair, new = SpeculativePair(target, draft, draft_tokens), max_new_tokens
     limits_b = jnp.full(tokens_bt.shape[0], new)

@@ -11,7 +11,7 @@ from flax import linen as nn
 class LayerNorm(nn.Module):
     """scale * (x - mean) / sqrt(variance + epsilon) + bias, over the last axis.
 
-    Source: Ba et al. 2016, section 3. Statistics in float32 whatever the type of x, which is kept.
+    Source: Ba et al. 2016, section 3. Statistics are in float32; the result has the type of x.
     """
 
     epsilon: float = 1e-6
@@ -30,7 +30,7 @@ class LayerNorm(nn.Module):
 class RMSNorm(nn.Module):
     """scale * x / sqrt(mean(x^2) + epsilon), over the last axis; it has no bias.
 
-    Source: Zhang and Sennrich 2019, section 4. Statistics in float32 whatever the type of x, which is kept.
+    Source: Zhang and Sennrich 2019, section 4. Statistics are in float32; the result has the type of x.
     """
 
     epsilon: float = 1e-6

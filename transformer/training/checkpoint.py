@@ -52,13 +52,13 @@ class State:
 
     @property
     def eval_params(self) -> Params:
-        """The parameters to evaluate and predict with: the average where there is one."""
+        """The parameters for evaluation and prediction: the moving average if the run keeps one."""
         return self.params if self.ema is None else self.ema
 
 
 def trained_steps(directory: str | os.PathLike) -> int:
-    """The step of the latest complete checkpoint in a run's folder of checkpoints; 0 where there is none:
-    such a run has not begun, whatever else is there."""
+    """The step of the latest complete checkpoint in a run's folder of checkpoints; 0 if there is none, so the
+    run has not begun."""
     found = os.listdir(directory) if os.path.isdir(directory) else ()
     return max((int(name) for name in found if name.isdecimal()), default=0)
 

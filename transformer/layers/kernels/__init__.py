@@ -79,8 +79,8 @@ def choose(
 
 
 def preferred(t: int, mask: Mask) -> tuple[str, ...]:
-    """What "auto" tries for so many queries, in this order: the last one serves everywhere."""
+    """The kernels that "auto" tries for t queries, in order; the last one supports everything."""
     first = ("ring",) if sharded_over("length")[1] > 1 else FUSED.get(platform(), ())
-    # A pattern leaves blocks out, which only a kernel that looks at blocks can.
+    # Only the blockwise kernel skips blocks that a pattern excludes.
     in_blocks = t >= LONG or (mask.pattern is not None and t > 1)
     return (*first, "blockwise" if in_blocks else "unrolled", "reference")
