@@ -207,8 +207,8 @@ class LanguageModeling(Experiment):
         if self.counts_from_a_beginning and min(length, most) > trained:
             self.note(
                 "length",
-                f"text {number}: with {new:,} new tokens the context has {min(length, most):,}; the model was "
-                f"trained on {trained:,} (data.sequence_length), and longer texts may be nonsense",
+                f"text {number}: with {new:,} new tokens the context has {min(length, most):,}; the model "
+                f"was trained on {trained:,} (data.sequence_length), and longer texts may be nonsense",
             )
 
     def attention(self, params: Params, text: str, layer: int = -1) -> AttentionMap:

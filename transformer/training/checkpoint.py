@@ -25,13 +25,12 @@ Step = int | str
 
 @struct.dataclass
 class State:
-    """One value: the step to take next, parameters, optimizer state, and counts.
+    """The training state: the next step, parameters, optimizer state, and counts.
 
-    `ema` are the averaged parameters to evaluate with (an exponential moving average, or what the optimizer
-    makes of them), or None where they are those that are trained; `skipped` counts
-    the steps whose gradient was not finite; `carry` is what a model with memory remembers of the batch
-    before, arrays whose leading axis is the batch's, or None. Everything random is a function of the seed and
-    `step`.
+    `ema` are averaged parameters for evaluation (an exponential moving average, or the optimizer's own
+    average), or None; `skipped` counts the steps with a non-finite gradient; `carry` is the memory of a model
+    that continues from batch to batch, arrays with a leading batch axis, or None. Random numbers are functions
+    of the seed and `step`.
     """
 
     step: jax.Array
