@@ -153,7 +153,7 @@ def generate_speculative(
 def _accepted(p_bmv: jax.Array, q_bmv: jax.Array, tokens_bm: jax.Array, rngs_bm: jax.Array) -> jax.Array:
     """True with probability min(1, p(token) / q(token)), (b, m)."""
     p_bm, q_bm = (jnp.take_along_axis(x, tokens_bm[..., None], axis=-1)[..., 0] for x in (p_bmv, q_bmv))
-    # The key itself drew the token: what else is drawn for its place takes one made from it.
+    # The key itself drew the proposal; other draws for the same index need a derived key.
     uniform = jax.vmap(jax.vmap(lambda rng: jax.random.uniform(jax.random.fold_in(rng, 1))))
     return uniform(rngs_bm) * q_bm < p_bm
 
@@ -161,6 +161,6 @@ def _accepted(p_bmv: jax.Array, q_bmv: jax.Array, tokens_bm: jax.Array, rngs_bm:
 def _replacement(p_bv: jax.Array, q_bv: jax.Array, rngs_b: jax.Array) -> jax.Array:
     """A draw from max(p - q, 0), normalised, (b,) int32."""
     left_bv = jnp.maximum(p_bv - q_bv, 0.0)
-    # Of two distributions that differ by rounding nothing may be left.
+    # If p and q differ only by rounding, max(p - q, 0) may be zero everywhere.
     left_bv = jnp.where(jnp.any(left_bv > 0, axis=-1, keepdims=True), left_bv, p_bv)
     return pick(left_bv, jax.vmap(jax.random.fold_in, in_axes=(0, None))(rngs_b, 2))

@@ -71,9 +71,9 @@ def _contract(
 
 
 def _contract_forward(x, kernel, dtype, out_dtype, axis):
-    # Autodiff would give the backward products the rounding of the forward one's operands: the kernel's
-    # gradient would be summed, or at least delivered, in bfloat16. All three products are of flat matrices:
-    # given more axes than two, XLA on CPU first copies the kernel gradient's operands into another layout.
+    # Autodiff would compute the kernel's gradient in bfloat16, the type of the forward operands. All three
+    # products are of matrices: with more than two axes, XLA on CPU first copies the operands of the kernel's
+    # gradient into another layout.
     low_x, low_kernel = x.astype(dtype), kernel.astype(dtype)
     contracted, features = kernel.shape[:axis], kernel.shape[axis:]
     width = math.prod(contracted)
@@ -107,7 +107,7 @@ def _dot_over_rows(x: jax.Array, dy: jax.Array) -> jax.Array:
 
 @jax.jit
 def _dot_of_rows(a: jax.Array, b: jax.Array) -> jax.Array:
-    # XLA multiplies bfloat16 as such on CPU, twice as fast as float32, only where rows lie one by one.
+    # XLA on CPU has native bfloat16 products, twice as fast as float32, only for row-major operands.
     def by_rows(x: jax.Array) -> jax.Array:
         return with_layout_constraint(x, Layout((0, 1)))
 

@@ -102,7 +102,7 @@ class Mask:
 
 
 def _cut(x_bt: jax.Array, start: jax.Array | int, size: int) -> jax.Array:
-    # One value may stand for a whole row.
+    # Arrays of length 1 broadcast over the row.
     return x_bt if x_bt.shape[1] == 1 else jax.lax.dynamic_slice_in_dim(x_bt, start, size, 1)
 
 

@@ -73,7 +73,7 @@ class StackConfig(Bounded):
     sinks: bool = False  # attention sinks: a learned logit per head for attending to nothing
     pattern: Annotated[str, OneOf(PATTERNS)] = "full"  # sparse attention pattern
     pattern_size: int = 256  # window size, stride or block size, in tokens
-    # dilation of window, summary keys of fixed, global tokens, random blocks of blocks
+    # window: dilation; fixed: summary keys; global: global tokens; blocks: random blocks
     pattern_extra: int = 1
     position: Annotated[str, OneOf(POSITIONS)] = "rope"  # position encoding
     position_base: PositiveFloat = 10000.0  # base of rope and sinusoidal positions: longest wavelength / 2 pi

@@ -29,8 +29,8 @@ class State:
 
     `ema` are averaged parameters for evaluation (an exponential moving average, or the optimizer's own
     average), or None; `skipped` counts the steps with a non-finite gradient; `carry` is the memory of a model
-    that continues from batch to batch, arrays with a leading batch axis, or None. Random numbers are functions
-    of the seed and `step`.
+    that continues from batch to batch, arrays with a leading batch axis, or None. Random numbers are
+    functions of the seed and `step`.
     """
 
     step: jax.Array

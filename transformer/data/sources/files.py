@@ -30,7 +30,7 @@ of the file is counted."""
 class Files(Source):
     """Records that are ranges of bytes in files, plain or packed."""
 
-    BY_KEY = True  # whether `Options.key` divides them
+    BY_KEY = True  # whether records are split by `Options.key`
 
     def __init__(
         self, kind: str, pattern: str, split: str, options: Options, patterns: Sequence[str] = ()
