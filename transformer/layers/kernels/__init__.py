@@ -27,10 +27,10 @@ KERNELS: dict[str, Kernel] = {
 """By the name that `model.kernel` gives."""
 
 FUSED = {"nvidia": ("cudnn",), "tpu": ("splash",)}
-"""What "auto" tries first on a platform."""
+"""Platform -> fused kernels that "auto" tries first."""
 
 LONG = 1024
-"""Queries from which on "auto" does not keep the weights of all."""
+"""The number of queries from which on "auto" uses `blockwise`."""
 
 __all__ = [
     "KERNELS",
