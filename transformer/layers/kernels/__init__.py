@@ -24,7 +24,7 @@ KERNELS: dict[str, Kernel] = {
     "blockwise": BLOCKWISE,
     "reference": REFERENCE,
 }
-"""By the name that `model.kernel` gives."""
+"""Value of `model.kernel` -> kernel."""
 
 FUSED = {"nvidia": ("cudnn",), "tpu": ("splash",)}
 """Platform -> fused kernels that "auto" tries first."""
