@@ -41,7 +41,7 @@ class EncoderDecoderConfig(DecoderConfig):
 
     @property
     def stacks(self) -> tuple[Stack, ...]:
-        """That over sources, and that over targets."""
+        """The encoder stack and the decoder stack."""
         return self.encoder_stack, self.decoder_stack
 
     def build(self, vocab_size: int) -> nn.Module:

@@ -96,7 +96,7 @@ def _builder(argument: str, folder: Path) -> Any:
 
 
 def _slice(name: str, split: str, there: Any) -> str:
-    """What to ask of TFDS for our split."""
+    """The name of the split in TFDS, with a slice if the data set lacks it."""
     missing = [held_out for held_out in ("validation", "test") if held_out not in there]
     if "train" not in there or split not in SPLITS:
         raise UserError(f"{name}: no split 'train'; splits there: {', '.join(there)}")
