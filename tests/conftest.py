@@ -63,7 +63,7 @@ def pytest_configure(config: pytest.Config) -> None:
     # with fewer collections of the garbage that this leaves, the tests take two thirds of it.
     jax.config.update("jax_traceback_in_locations_limit", 0)
     os.environ["JAX_TRACEBACK_IN_LOCATIONS_LIMIT"] = "0"
-    gc.set_threshold(100_000, 20, 50)
+    gc.set_threshold(50_000, 10, 10)
     if not config.option.optimized:
         jax.config.update("jax_disable_most_optimizations", True)
         os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "true"  # for the processes that tests start
