@@ -24,7 +24,7 @@ class LoraConfig(StackConfig):
 
     lora_rank: Nonnegative = 0  # LoRA rank of the linear layers that lora_layers names; 0: no LoRA
     lora_alpha: float = 16.0  # the LoRA term is multiplied by lora_alpha / lora_rank
-    # regular expression, searched in the paths of a block's linear layers: attention/query, feed_forward/up
+    # regular expression for the paths of a block's linear layers: attention/query, feed_forward/up
     lora_layers: str = "/(query|value)$"
 
     def __post_init__(self) -> None:

@@ -61,11 +61,11 @@ class StackConfig(Bounded):
     layers: tuple[str, ...] = ()  # kinds of layers, of layer_kinds, repeated over the depth; (): one kind
     # keys that each kind overrides: {"full": {"pattern": "full", "position": "none"}}
     layer_kinds: Mapping[str, Any] = dataclasses.field(default_factory=dict, hash=False)
-    feed_forward: Annotated[str, OneOf(FEED_FORWARDS)] = "gelu"  # swiglu and geglu are gated (three matrices)
+    feed_forward: Annotated[str, OneOf(FEED_FORWARDS)] = "gelu"  # activation; swiglu and geglu are gated
     norm: Annotated[str, OneOf(NORMS)] = "rms"  # LayerNorm or RMSNorm
     norm_placement: Literal["pre", "post", "sandwich"] = "pre"  # post: Vaswani et al. 2017; sandwich: both
-    norm_epsilon: PositiveFloat = 1e-6  # added to the variance
-    mixer: Annotated[str, OneOf(MIXERS)] = "multi_head"  # latent: MLA; plain: attention without projections
+    norm_epsilon: PositiveFloat = 1e-6  # epsilon added to the variance
+    mixer: Annotated[str, OneOf(MIXERS)] = "multi_head"  # latent: MLA; plain: without projections
     # MLA latent width; head_dim/2 rotary dimensions are cached beside it; 0: 2 head_dim
     latent_dim: Nonnegative = 0
     qk_norm: bool = False  # RMSNorm of queries and keys

@@ -13,8 +13,8 @@ class TextConfig(LoraConfig):
     """The config of a stack of blocks over embedded tokens."""
 
     scale_embeddings: bool = False  # multiply embeddings by sqrt(d_model) (Vaswani et al. 2017)
-    embedding_rms: NonnegativeFloat = 0.0  # initial root mean square of embeddings, positions; 0: by fan-in
-    position_rms: NonnegativeFloat = 0.0  # initial root mean square of added positions; 0: embedding_rms
+    embedding_rms: NonnegativeFloat = 0.0  # initial RMS of embeddings; 0: 0.02, with scale_embeddings 1
+    position_rms: NonnegativeFloat = 0.0  # initial RMS of added positions; 0: embedding_rms
     vocab_multiple: Positive = 128  # pad the vocabulary to a multiple, for the hardware and the mesh
 
     def __post_init__(self) -> None:
