@@ -90,6 +90,8 @@ class Between:
     stop: "StopRequest"
 
     def __post_init__(self) -> None:
+        # Checkpoints of which a mean is to be taken are those of chosen steps alone.
+        self.minutes = self.config.checkpoint_minutes if self.config.average_last == 1 else 0
         self.saved = time.monotonic()
         self.unread: tuple[int, dict[str, Sum]] | None = None
         self.compiled = False  # True after the first step, which is waited for
@@ -120,11 +122,10 @@ class Between:
         return self.leave(step, name) if name and not last else ""
 
     def is_late(self, step: int) -> bool:
-        """Whether `checkpoint_minutes` have passed since the last save. Checkpoints to average are saved by
-        steps only."""
-        if not self.config.checkpoint_minutes or self.config.average_last > 1:
+        """Whether so many minutes have passed since the last save that it is time for one."""
+        if not self.minutes:
             return False
-        return bool(agreed(time.monotonic() - self.saved >= 60 * self.config.checkpoint_minutes, step))
+        return bool(agreed(time.monotonic() - self.saved >= 60 * self.minutes, step))
 
     def read(self, log: bool = False) -> dict[str, float]:
         """Waits for the last step unless it has been read; returns its values if they are to be logged."""
@@ -132,7 +133,7 @@ class Between:
             return {}
         (step, metrics), self.unread = self.unread, None
         self.meter.read(step, metrics)
-        values = self.meter.window() if log or is_due(self.config.log_every, step) else {}
+        values = self.meter.window() if is_due(self.config.log_every, step) or log else {}
         self.progress.update(step, self.meter.latest)
         return values
 
