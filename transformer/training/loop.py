@@ -90,8 +90,8 @@ class Between:
     stop: "StopRequest"
 
     def __post_init__(self) -> None:
-        # Checkpoints of which a mean is to be taken are those of chosen steps alone.
-        self.minutes = self.config.checkpoint_minutes if self.config.average_last == 1 else 0
+        minutes = self.config.checkpoint_minutes
+        self.minutes = minutes if self.config.average_last == 1 else 0  # those to average are saved by steps
         self.saved = time.monotonic()
         self.unread: tuple[int, dict[str, Sum]] | None = None
         self.compiled = False  # True after the first step, which is waited for
