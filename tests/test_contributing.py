@@ -34,9 +34,10 @@ COMMANDS = [shlex.split(code) for kind, code in BLOCKS if kind == "bash"]
 RUN_ALL = """
 import gc, json, sys
 from matplotlib.figure import Figure
+from PIL import Image
 import launch
 gc.set_threshold(100_000, 20, 50)
-Figure.savefig = lambda *arguments, **options: None
+Figure.savefig = lambda figure, path, **options: Image.new("RGB", (8, 8)).save(path)  # read for TensorBoard
 for command in json.loads(sys.argv[1]):
     print(command, flush=True)
     assert launch.main(command) == 0, command
