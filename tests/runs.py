@@ -46,7 +46,7 @@ def in_root(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 
 SAVE = Figure.savefig
-"""What draws in earnest."""
+"""The original `Figure.savefig`, which draws."""
 
 
 def save_blank(figure: Figure, path: str | Path, **options: object) -> None:
