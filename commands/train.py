@@ -50,8 +50,8 @@ def train(
     """
     import jax
 
-    from commands.closing import closing, command
     from commands.opening import open_to_train
+    from commands.summary import command, summary
     from commands.workdir import Workdir, exclusive, together
     from transformer.training.checkpoint import split_step
 
@@ -60,7 +60,7 @@ def train(
             f"--workdir: {workdir} names a checkpoint; to start another run from it, use initialize_from"
         )
     folder = Workdir(workdir)
-    with lasting(), contextlib.ExitStack() as stack:
+    with ignore_closed_pipes(), contextlib.ExitStack() as stack:
         known = folder.config.is_file()
         if known:
             stack.enter_context(exclusive(folder.lock))
@@ -73,16 +73,16 @@ def train(
         first = jax.process_index() == 0
         if first:
             folder.write(run.config, run.experiment.data)  # type: ignore[attr-defined]
-            print(*_opening_lines(run, folder.trained_steps()), sep="\n", flush=True)
+            print(*_first_lines(run, folder.trained_steps()), sep="\n", flush=True)
         _, reason = run.train(started)
         if first:
-            lines = closing(run, folder) if reason == "finished" else [f"Resume with: {command(folder)}"]
+            lines = summary(run, folder) if reason == "finished" else [f"Resume with: {command(folder)}"]
             for line in lines:
                 print(line)
         return reason
 
 
-def _opening_lines(run: "Run", trained: int) -> Iterator[str]:
+def _first_lines(run: "Run", trained: int) -> Iterator[str]:
     import jax
 
     size = sum(leaf.size for leaf in jax.tree.leaves(run.abstract.params))
@@ -90,15 +90,15 @@ def _opening_lines(run: "Run", trained: int) -> Iterator[str]:
     steps = run.config.train.steps
     yield f"{run.folder.path}: {size:,} parameters on {devices}, from step {trained} to {steps}"
     experiment: Any = run.experiment
-    if hasattr(experiment, "opening_lines"):
-        yield from experiment.opening_lines()
+    if hasattr(experiment, "data_lines"):
+        yield from experiment.data_lines()
     yield from experiment.data.division()
-    if run.take_over is not None:
-        yield f"parameters of {run.take_over.folder}, step {run.take_over.step}:"
-        yield from run.take_over.table()
+    if run.warm_start is not None:
+        yield f"parameters of {run.warm_start.folder}, step {run.warm_start.step}:"
+        yield from run.warm_start.table()
 
 
-class Lasting:
+class PipeSafe:
     """A stream that drops its output when its reader has exited."""
 
     def __init__(self, stream: TextIO) -> None:
@@ -125,9 +125,9 @@ def silence(stream: TextIO) -> None:
 
 
 @contextlib.contextmanager
-def lasting() -> Iterator[None]:
+def ignore_closed_pipes() -> Iterator[None]:
     """A context in which output goes on without error after its reader has exited (`| head -1`)."""
-    out: Any = Lasting(sys.stdout)
-    error: Any = Lasting(sys.stderr)
+    out: Any = PipeSafe(sys.stdout)
+    error: Any = PipeSafe(sys.stderr)
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(error):
         yield

@@ -98,7 +98,7 @@ class Classification(Experiment):
         """Loss, accuracy, F1 and calibration error of a split."""
         evaluator = classification_evaluator(self, split, put)
         if split == "validation":
-            self._validation = evaluator  # for plots and the closing lines
+            self._validation = evaluator  # for plots and `result_lines`
         return {"eval": evaluator, **named_evaluators(self, put, split)}
 
     def flops_per_token(self, params: Params) -> float:
@@ -169,7 +169,7 @@ class Classification(Experiment):
             Pictures(c.sample_every, folder.attention, attend, draw_attention, folder.events, c.writers),
         ]
 
-    def opening_lines(self) -> list[str]:
+    def data_lines(self) -> list[str]:
         """The frequency of each label, the share of padding, and how many texts were truncated or left
         out."""
         rows: Any = self.train_data().rows  # type: ignore[attr-defined]
@@ -192,6 +192,6 @@ class Classification(Experiment):
         first = "\t".join(next(self.data.texts("validation"))[0])
         return [f"--prompt={first.splitlines()[0][:80]}"]
 
-    def closing_lines(self, measured: dict[str, float]) -> list[str]:
+    def result_lines(self, measured: dict[str, float]) -> list[str]:
         """The accuracy, and that of always predicting the most frequent label."""
         return [self._validation.accuracy_line()]

@@ -243,7 +243,7 @@ class LanguageModeling(Experiment):
         """Three completions of the configured prompt."""
         return [f"--prompt={self.config.sample.prompt}", "--num_samples=3"]
 
-    def closing_lines(self, measured: dict[str, float]) -> list[str]:
+    def result_lines(self, measured: dict[str, float]) -> list[str]:
         """The model's bits per byte, if measured, and those of gzip and xz on the same text."""
         if "eval/bits_per_byte" not in measured:
             return []

@@ -79,14 +79,14 @@ class MaskedLanguageModeling(Experiment):
             mutable="terms",
             method="encode",
         )
-        x_bmd = self.model.apply(variables, x_btd, batch["places"], method="guess")
+        x_bmd = self.model.apply(variables, x_btd, batch["places"], method="masked_logits")
 
         unembed = functools.partial(self.model.apply, variables, method="unembed")
         masked = {"targets": batch["targets"], "weights": batch["guessed"]}
         terms = token_losses(unembed, x_bmd, masked, self.config.loss, self.model.vocab_size, train, sown)
         if self.config.data.next_sentence:
             k = batch["labels"].shape[1]
-            logits = self.model.apply(variables, x_btd, batch["segments"], k, method="follows")
+            logits = self.model.apply(variables, x_btd, batch["segments"], k, method="next_sentence_logits")
             log_p = jax.nn.log_softmax(logits)
             nll = -jnp.take_along_axis(log_p, batch["labels"][..., None], axis=-1)[..., 0]
             right = jnp.argmax(logits, axis=-1) == batch["labels"]
@@ -228,7 +228,7 @@ class MaskedLanguageModeling(Experiment):
                     return " ".join(words)
         return MASK
 
-    def opening_lines(self) -> list[str]:
+    def data_lines(self) -> list[str]:
         """The number of texts and rows, and the share of padding."""
         rows: Any = self.train_data().rows  # type: ignore[attr-defined]
         what = "pairs of texts" if self.config.data.next_sentence else "texts"
@@ -238,7 +238,7 @@ class MaskedLanguageModeling(Experiment):
         """A validation line with a masked word."""
         return [f"--prompt={self._masked_line}"]
 
-    def closing_lines(self, measured: dict[str, float]) -> list[str]:
+    def result_lines(self, measured: dict[str, float]) -> list[str]:
         """The results on the validation text."""
         lines = [f"perplexity of masked tokens {measured['eval/perplexity']:.2f}"]
         if "eval/next_accuracy" in measured:

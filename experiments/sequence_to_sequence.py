@@ -228,7 +228,7 @@ class SequenceToSequence(Experiment):
         wrote, saw = ([tokenizer.decode([i]) or "end" for i in tokens] for tokens in (written, read))
         return np.asarray(weights_hts), wrote, saw
 
-    def opening_lines(self) -> list[str]:
+    def data_lines(self) -> list[str]:
         """The number of pairs, the share of padding, and how many pairs were truncated or left out."""
         rows: Any = self.train_data().rows  # type: ignore[attr-defined]
         c = self.config.data
@@ -244,7 +244,7 @@ class SequenceToSequence(Experiment):
         """The first source of the validation split."""
         return [f"--prompt={next(self.data.texts('validation'))[0]}"]
 
-    def closing_lines(self, measured: dict[str, float]) -> list[str]:
+    def result_lines(self, measured: dict[str, float]) -> list[str]:
         """The metrics of generated targets, and their signatures."""
         scores = {name: value for name, value in measured.items() if name.startswith("generate/")}
         if not scores:

@@ -23,7 +23,7 @@ from transformer.evaluation.generation import GenerationEvaluator
 from transformer.evaluation.likelihood import likelihood_evaluator
 from transformer.evaluation.squad import SquadMetric
 from transformer.models.encoder import EncoderConfig
-from transformer.models.span import SpanPicker, place_log_probs
+from transformer.models.span import SpanClassifier, place_log_probs
 from transformer.run_folder import RunFolder
 from transformer.training.experiment import Batch, Experiment, Params, Put
 from transformer.training.hooks import Evaluator, Hook, Samples
@@ -74,7 +74,7 @@ class SpanExtraction(Experiment):
         """`tokenizer` is that of the run folder; by default one is trained on the training text."""
         self.config = config
         self.data = SpanData(config.data, tokenizer)
-        self.model = SpanPicker(config.model, self.data.special_tokens.vocab_size)
+        self.model = SpanClassifier(config.model, self.data.special_tokens.vocab_size)
         self._logits = jax.jit(self._windows)
 
     def init(self, rng: jax.Array) -> Any:
@@ -192,7 +192,7 @@ class SpanExtraction(Experiment):
                 nothing = min(each[0].sum() for _, _, each in found) if c.allow_none else -np.inf
                 yield reading, best_spans(scores_cm, c.n_best, nothing)
 
-    def opening_lines(self) -> list[str]:
+    def data_lines(self) -> list[str]:
         """The number of questions and windows, the share of padding, and what was truncated or left out."""
         rows: Any = self.train_data().rows  # type: ignore[attr-defined]
         windows = f"{len(rows.kept):,} windows, {rows.answered:.1%} of them with the answer"
@@ -211,7 +211,7 @@ class SpanExtraction(Experiment):
         first = next(self.data.questions("validation"))
         return [f"--prompt={escape(first.question)}\t{escape(first.context)}"]
 
-    def closing_lines(self, measured: dict[str, float]) -> list[str]:
+    def result_lines(self, measured: dict[str, float]) -> list[str]:
         """Exact match and F1 on the validation questions."""
         match, f1 = measured["answer/exact_match"], measured["answer/f1"]
         asked = f"{self._measured:,} questions of the validation split"

@@ -16,7 +16,7 @@ from transformer.models.transformer_xl import Memory, TransformerXLConfig
 from transformer.training.experiment import Batch, Params, Put
 from transformer.training.hooks import Evaluator
 from transformer.training.metrics import Sum
-from transformer.training.step import in_parts
+from transformer.training.step import in_microbatches
 from transformer.training.token_losses import token_losses
 
 
@@ -95,7 +95,7 @@ class SegmentRecurrence(LanguageModeling):
 
             return split_by_row(measure, batch)
 
-        compiled = jax.jit(in_parts(one, c.parallel.microbatches))
+        compiled = jax.jit(in_microbatches(one, c.parallel.microbatches))
 
         def step(params: Params, batch: Batch) -> tuple[dict[str, Sum], Rows]:
             nonlocal carry  # the first batch of a pass has `continues` 0, which clears it

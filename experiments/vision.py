@@ -88,7 +88,7 @@ class Vision(Experiment):
         """Loss, accuracy, F1 and calibration error of a split."""
         evaluator = classification_evaluator(self, split, put)
         if split == "validation":
-            self._validation = evaluator  # for plots and the closing lines
+            self._validation = evaluator  # for plots and `result_lines`
         return {"eval": evaluator, **named_evaluators(self, put, split)}
 
     @property
@@ -153,7 +153,7 @@ class Vision(Experiment):
         )
         return [confusion, SampleImage(first["images"][0], self._sample)]
 
-    def opening_lines(self) -> list[str]:
+    def data_lines(self) -> list[str]:
         """The number of images and of patches, and the most frequent label."""
         counts, size = self.data.label_counts("train"), self.config.data.image_size
         common = f"{self.data.labels[counts.argmax()]!r} {counts.max() / counts.sum():.1%}"
@@ -167,7 +167,7 @@ class Vision(Experiment):
         """The first image of the validation split."""
         return [f"--prompt={self._sample}"]
 
-    def closing_lines(self, measured: dict[str, float]) -> list[str]:
+    def result_lines(self, measured: dict[str, float]) -> list[str]:
         """The accuracy, and that of always predicting the most frequent label."""
         return [self._validation.accuracy_line()]
 

@@ -92,7 +92,7 @@ class WordEmbedding(Experiment):
             nearest = vectors.nearest(mean_d, exclude=words) if words else []
             yield [", ".join(f"{word} {cosine:.2f}" for word, cosine in nearest)]
 
-    def opening_lines(self) -> list[str]:
+    def data_lines(self) -> list[str]:
         """The number of words, and the share that subsampling keeps."""
         counts_v = self.data.counts()
         kept = float(counts_v @ SkipGrams(counts_v, self.config.data, 0).keep_v)
@@ -105,7 +105,7 @@ class WordEmbedding(Experiment):
         """A word whose neighbours are asked for."""
         return [f"--prompt={self._shown()[0]}"]
 
-    def closing_lines(self, measured: dict[str, float]) -> list[str]:
+    def result_lines(self, measured: dict[str, float]) -> list[str]:
         """The loss, and the loss with all scores 0."""
         nothing = (1 + self.config.loss.negatives) * math.log(2)
         loss = measured.get("eval/loss", math.nan)  # missing if the validation text has no pair

@@ -14,7 +14,7 @@ from commands.workdir import Workdir
 from transformer.errors import UserError
 from transformer.training import parallel
 from transformer.training.checkpoint import Checkpoints, State
-from transformer.training.initialize import TakeOver
+from transformer.training.initialize import WarmStart
 
 pytestmark = pytest.mark.usefixtures("in_root")
 
@@ -173,7 +173,7 @@ def begun(folder, start, rows, *overrides):
     values = opening.read_config("configs/finetune_classification.py:tiny", keys)
     new = Workdir(folder / "run")
     run = opening.open_run(new, opening.check_config(opening.inherit(values, new), keys))
-    return run, run.take_over
+    return run, run.warm_start
 
 
 LORA = (("model.lora_rank", "2"), ("optimizer.train_only", "lora,head"))
@@ -226,8 +226,8 @@ def test_a_head_without_labels_is_not_one_with_labels(data, labelled, tmp_path):
     values = opening.read_config("configs/finetune_question_answering.py:tiny", keys)
     new = Workdir(tmp_path / "run")
     run = opening.open_run(new, opening.check_config(opening.inherit(values, new), keys))
-    assert "head/classes/kernel" in run.take_over.new
-    assert "  head is new: its labels are 'no', 'yes' there and none here" in run.take_over.table()
+    assert "head/classes/kernel" in run.warm_start.new
+    assert "  head is new: its labels are 'no', 'yes' there and none here" in run.warm_start.table()
 
 
 @pytest.mark.parametrize(("keep_best", "expected"), [("-eval/accuracy", 2), ("eval/loss", 1), ("", 3)])
@@ -241,7 +241,7 @@ def test_the_best_checkpoint_is_what_a_run_begins_with(tmp_path, keep_best, expe
             checkpoints.save(step, state, measured)
             checkpoints.wait()
     (tmp_path / "config.json").write_text(json.dumps({"train": {"keep_best": keep_best}}))
-    found = TakeOver.plan(tmp_path, {"w": jax.ShapeDtypeStruct((3,), jnp.float32)}, ())
+    found = WarmStart.plan(tmp_path, {"w": jax.ShapeDtypeStruct((3,), jnp.float32)}, ())
     assert found.step == expected
     np.testing.assert_array_equal(found.apply({"w": jnp.zeros(3)})["w"], np.full(3, expected))
 
@@ -250,4 +250,4 @@ def test_no_run_to_begin_with(data, tmp_path, capfd):
     assert tune(data, tmp_path / "none", tmp_path / "run") == 2
     assert "none does not exist" in capfd.readouterr().err
     with pytest.raises(UserError, match="has no checkpoints"):
-        TakeOver.plan(tmp_path, {}, ())
+        WarmStart.plan(tmp_path, {}, ())

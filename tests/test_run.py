@@ -10,7 +10,7 @@ from commands import opening
 from commands.opening import read_config
 from experiments import find_experiment
 from transformer.errors import UserError
-from transformer.training.rules import treat
+from transformer.training.rules import parameter_settings
 from transformer.training.run import Run
 
 pytestmark = pytest.mark.usefixtures("in_root")
@@ -47,7 +47,7 @@ def test_layers_of_kinds_are_frozen_by_their_depth(tmp_path):
     config = opening.check_config(values)
     run = Run(find_experiment(config.experiment)(config), config, tmp_path)
     run.prepare()
-    frozen = treat(run.abstract.params, config.optimizer, run.layers)["blocks"]
+    frozen = parameter_settings(run.abstract.params, config.optimizer, run.layers)["blocks"]
     assert frozen["wide"]["feed_forward"]["up"]["kernel"].frozen is True  # layers 0 and 2
     assert frozen["narrow"]["feed_forward"]["up"]["kernel"].frozen.ravel().tolist() == [True, False]
     values["optimizer"]["frozen_layers"] = 5

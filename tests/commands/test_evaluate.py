@@ -183,16 +183,16 @@ def test_a_run_begins_with_a_step_of_another(trained, corpus, tmp_path):
     values = opening.read_config("configs/lm.py:tiny", keys)
     config = opening.inherit(values, opening.Workdir(tmp_path / "new"))
     run = opening.open_run(opening.Workdir(tmp_path / "new"), opening.check_config(config))
-    assert (run.take_over.folder, run.take_over.step) == (trained, 1)
+    assert (run.warm_start.folder, run.warm_start.step) == (trained, 1)
     with run.placed():
-        taken = run.take_over.apply(jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), run.abstract.params))
+        taken = run.warm_start.apply(jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), run.abstract.params))
     there = opening.load(f"{trained}@1")[1]
     jax.tree.map(np.testing.assert_array_equal, taken, there)
     other = opening.load(trained)[1]
     assert any(jax.tree.leaves(jax.tree.map(lambda a, b: bool((a != b).any()), there, other)))
     config["initialize_from"] = f"{trained}@9"
     with pytest.raises(UserError, match=r"initialize_from: .*no checkpoint of step 9; there are 1, 2"):
-        _ = opening.open_run(opening.Workdir(tmp_path / "new"), opening.check_config(config)).take_over
+        _ = opening.open_run(opening.Workdir(tmp_path / "new"), opening.check_config(config)).warm_start
 
 
 ERRORS = {

@@ -9,7 +9,7 @@ from transformer.evaluation.classification import (
     BINS,
     ClassificationEvaluator,
     calibration_error,
-    tally,
+    classification_sums,
 )
 from transformer.evaluation.confusion import confusion_lines, f1_scores, macro_f1
 
@@ -60,7 +60,9 @@ def test_scores_of_ragged_batches_are_those_of_the_whole(rng, classes):
     batches = [
         {"logits": a, "labels": b, "weights": c} for a, b, c in zip(logits, labels, weights, strict=True)
     ]
-    step = jax.jit(lambda params, batch: tally(batch["logits"], batch["labels"], batch["weights"]))
+    step = jax.jit(
+        lambda params, batch: classification_sums(batch["logits"], batch["labels"], batch["weights"])
+    )
     evaluator = ClassificationEvaluator(step, Batches(batches), lambda batch: batch)
     found = evaluator(None)
     expected, confusion = counted_by_hand(logits, labels, weights)
@@ -123,9 +125,9 @@ def test_a_confusion_matrix_as_text(rng):
 
 def test_certain_and_right_is_calibrated(rng):
     labels = jnp.asarray(rng.integers(0, 4, 100))
-    sums = tally(100 * jax.nn.one_hot(labels, 4), labels, jnp.ones(100))
+    sums = classification_sums(100 * jax.nn.one_hot(labels, 4), labels, jnp.ones(100))
     assert calibration_error(np.asarray(sums["calibration"].total)) == pytest.approx(0, abs=1e-6)
-    sums = tally(100 * jax.nn.one_hot((labels + 1) % 4, 4), labels, jnp.ones(100))
+    sums = classification_sums(100 * jax.nn.one_hot((labels + 1) % 4, 4), labels, jnp.ones(100))
     assert calibration_error(np.asarray(sums["calibration"].total)) == pytest.approx(1, abs=1e-6)
 
 
@@ -134,7 +136,7 @@ def test_intervals_are_those_of_examples_drawn_again(rng):
     batch = {"logits": logits, "labels": np.arange(300) % 3, "weights": np.ones(300, np.float32)}
 
     def step(params, batch):
-        return tally(batch["logits"], batch["labels"], batch["weights"])
+        return classification_sums(batch["logits"], batch["labels"], batch["weights"])
 
     evaluator = ClassificationEvaluator(step, Batches([batch]), lambda batch: batch)
     found, told = evaluator(None), evaluator.describe()

@@ -5,7 +5,7 @@ import numpy as np
 from tests.models.test_classifier import row_of
 from tests.parameters import random_params
 from transformer.models.encoder import EncoderConfig
-from transformer.models.span import SpanPicker, place_log_probs
+from transformer.models.span import SpanClassifier, place_log_probs
 
 VOCAB = 29
 CONFIG = EncoderConfig(
@@ -14,7 +14,7 @@ CONFIG = EncoderConfig(
 
 
 def make(rng):
-    model = SpanPicker(CONFIG, VOCAB)
+    model = SpanClassifier(CONFIG, VOCAB)
     return model, random_params(rng, model, jnp.zeros((1, 1), jnp.int32))
 
 

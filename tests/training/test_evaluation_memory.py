@@ -13,7 +13,7 @@ from tests import runs
 from transformer.evaluation.likelihood import by_row
 from transformer.models.decoder import Decoder, DecoderConfig
 from transformer.training import step as step_module
-from transformer.training.step import in_parts, make_eval_step
+from transformer.training.step import in_microbatches, make_eval_step
 from transformer.training.token_losses import LossConfig, token_losses
 
 VOCAB, ROWS, LENGTH = 2000, 8, 64
@@ -42,7 +42,7 @@ def test_microbatches_and_chunks_hold_for_evaluation(rng):
     params = nn.meta.unbox(Objective().model.init(jax.random.key(0), tokens[0, :1]))["params"]
 
     def measured(chunk_size=0, microbatches=1):
-        step = in_parts(by_row(make_eval_step(Objective(chunk_size))), microbatches)
+        step = in_microbatches(by_row(make_eval_step(Objective(chunk_size))), microbatches)
         compiled = jax.jit(step).lower(params, batch).compile()
         return compiled(params, batch), compiled.memory_analysis().temp_size_in_bytes
 

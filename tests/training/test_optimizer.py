@@ -10,7 +10,7 @@ import pytest
 from transformer.errors import UserError
 from transformer.training.optax_optimizers import matrix_dimensions
 from transformer.training.optimizer import OptimizerConfig, make_optimizer
-from transformer.training.rules import Rule, treat
+from transformer.training.rules import Rule, parameter_settings
 from transformer.training.schedules import SCHEDULES
 
 CONFIG = dict(
@@ -240,7 +240,7 @@ def test_mask_sees_through_the_names_of_axes():
     from flax import linen as nn
 
     boxed = jax.tree.map(lambda x: nn.LogicallyPartitioned(x, ("embed",)), boxed)
-    treated = nn.unbox(treat(boxed, OptimizerConfig(**{**CONFIG, "weight_decay": 0.5})))
+    treated = nn.unbox(parameter_settings(boxed, OptimizerConfig(**{**CONFIG, "weight_decay": 0.5})))
     assert {name: each.weight_decay for name, each in treated["a"].items()} == {"kernel": 0.5, "scale": 0.0}
 
 

@@ -9,7 +9,7 @@ import pytest
 from tests.training.test_optimizer import CONFIG
 from transformer.errors import UserError
 from transformer.training.optimizer import OptimizerConfig, check_adapters, make_optimizer
-from transformer.training.rules import Rule, check_rules, hold, treat
+from transformer.training.rules import Rule, check_rules, parameter_settings, stop_gradients
 
 N = 3
 
@@ -113,7 +113,9 @@ def test_what_is_frozen_has_no_gradient(rng):
     tree = params(rng)
     for keys, zero in (({"frozen_layers": 2}, 2), ({"layer_decay": 0.5}, 0), ({"frozen_layers": 9}, N)):
         config = OptimizerConfig(**CONFIG | keys)
-        gradients = jax.grad(lambda p, c=config: sum(jnp.sum(x) for x in jax.tree.leaves(hold(p, c))))(tree)
+        gradients = jax.grad(
+            lambda p, c=config: sum(jnp.sum(x) for x in jax.tree.leaves(stop_gradients(p, c)))
+        )(tree)
         for leaf in jax.tree.leaves(gradients["encoder"]["trunk"]["blocks"]):
             np.testing.assert_array_equal(
                 leaf, np.broadcast_to((np.arange(N) >= zero).reshape(-1, *[1] * (leaf.ndim - 1)), leaf.shape)
@@ -143,7 +145,9 @@ def test_layers_of_kinds_are_counted_by_their_depth(rng):
     check_rules(tree, config, KINDS)
     optimizer, _ = make_optimizer(config, 10, layers=KINDS)
     found, _ = optimizer.update(gradients, optimizer.init(tree), tree)
-    held = jax.grad(lambda p: sum(jnp.sum(x) for x in jax.tree.leaves(hold(p, config, KINDS))))(tree)
+    held = jax.grad(lambda p: sum(jnp.sum(x) for x in jax.tree.leaves(stop_gradients(p, config, KINDS))))(
+        tree
+    )
     for name, depths in DEPTHS.items():
         for i, depth in enumerate(depths):
             rate = 0.5 ** (5 - depth) if depth >= 2 else 0.0
@@ -157,14 +161,14 @@ def test_layers_of_kinds_are_counted_by_their_depth(rng):
 
 def test_a_rule_names_a_layer_of_kinds_by_its_depth(rng):
     config = OptimizerConfig(**CONFIG | {"rules": (Rule("blocks/5/", frozen=True),)})
-    found = treat(kinds(rng), config, KINDS)["blocks"]
+    found = parameter_settings(kinds(rng), config, KINDS)["blocks"]
     assert found["window"]["query"]["kernel"].frozen is False
     np.testing.assert_array_equal(np.ravel(found["full"]["query"]["kernel"].frozen), [False, True])
 
 
 def test_kinds_with_the_same_parameters_are_one_stack(rng):
     config = OptimizerConfig(**CONFIG | {"frozen_layers": 2})
-    found = treat(params(rng), config, ("attention", "full"))["encoder"]["trunk"]["blocks"]
+    found = parameter_settings(params(rng), config, ("attention", "full"))["encoder"]["trunk"]["blocks"]
     frozen = found["attention"]["query"]["kernel"].frozen
     np.testing.assert_array_equal(np.ravel(frozen), [True, True, False])
 
@@ -279,7 +283,9 @@ def test_a_list_of_rules_against_each_layer_by_itself(rng, name, case):
     for path, leaf in flat(tree).items():
         np.testing.assert_allclose(leaf, wanted[path], rtol=2e-4, atol=2e-5, err_msg=f"{path} by {given}")
     trained = {"sgd": 0, "adamw": 0}
-    gradients = flat(jax.grad(lambda p: sum(jnp.sum(x) for x in jax.tree.leaves(hold(p, config))))(start))
+    gradients = flat(
+        jax.grad(lambda p: sum(jnp.sum(x) for x in jax.tree.leaves(stop_gradients(p, config))))(start)
+    )
     for path, leaf in flat(start).items():
         for layer, index in layers_of(path, leaf):
             frozen = said(given, layer, "frozen", False)

@@ -13,13 +13,13 @@ from transformer.evaluation.confusion import confusion_lines, macro_f1
 from transformer.evaluation.likelihood import total
 from transformer.training.experiment import Batch, Batches, Params, Put
 from transformer.training.metrics import Sum
-from transformer.training.step import in_parts
+from transformer.training.step import in_microbatches
 
 BINS = 15
 """Equal bins of confidence in [0, 1] for the calibration error."""
 
 
-def tally(logits: jax.Array, labels: jax.Array, weights: jax.Array) -> dict[str, Sum]:
+def classification_sums(logits: jax.Array, labels: jax.Array, weights: jax.Array) -> dict[str, Sum]:
     """The statistics of a batch, from logits (..., c) and labels (...) of weight 0 or 1, as sums.
 
     `loss`: -log p(label), in nats; `accuracy`; `confusion`: (c, c), the count of each (label, prediction);
@@ -57,8 +57,8 @@ def calibration_error(calibration_3n: np.ndarray) -> float:
 class ClassificationEvaluator:
     """Loss, accuracy, macro F1 and calibration error over one pass of `loader`.
 
-    `step` is the compiled (params, batch) -> the sums of `tally`. `last` keeps the matrices of the last pass
-    for plots, {"confusion": ..., "calibration": ...}.
+    `step` is the compiled (params, batch) -> `classification_sums`. `last` keeps the matrices of the last
+    pass for plots, {"confusion": ..., "calibration": ...}.
     """
 
     def __init__(
@@ -133,10 +133,10 @@ def classification_evaluator(experiment: Any, split: str, put: Put) -> Classific
 
     def step(params: Params, batch: Batch) -> dict[str, Sum]:
         logits = experiment.logits(params, batch, jax.random.key(0), False)
-        return tally(logits, batch["labels"], batch["weights"])
+        return classification_sums(logits, batch["labels"], batch["weights"])
 
     loader = experiment.loader(split, shuffle=c.train.evaluate_batches > 0)
-    compiled = jax.jit(in_parts(step, c.parallel.microbatches))
+    compiled = jax.jit(in_microbatches(step, c.parallel.microbatches))
     return ClassificationEvaluator(compiled, loader, put, c.train.evaluate_batches, experiment.data.labels)
 
 

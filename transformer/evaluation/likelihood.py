@@ -13,7 +13,7 @@ from transformer.errors import UserError
 from transformer.evaluation.bootstrap import interval, resampled, said
 from transformer.training.experiment import Batch, Batches, Experiment, Params, Put
 from transformer.training.metrics import Sum, merge
-from transformer.training.step import in_parts, make_eval_step
+from transformer.training.step import in_microbatches, make_eval_step
 
 WEIGHTS = ("weights", "guessed", "bytes")
 """Arrays of a batch with the weight of each position; all terms are linear in them."""
@@ -95,7 +95,7 @@ def likelihood_evaluator(
 ) -> LikelihoodEvaluator:
     """The evaluator of an experiment's loss, in as many microbatches as in training."""
     c = experiment.config
-    step = in_parts(by_row(make_eval_step(experiment)), c.parallel.microbatches)
+    step = in_microbatches(by_row(make_eval_step(experiment)), c.parallel.microbatches)
     return LikelihoodEvaluator(jax.jit(step), loader, put, c.train.evaluate_batches, perplexity)
 
 

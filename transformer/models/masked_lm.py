@@ -41,14 +41,14 @@ class MaskedLanguageModel(nn.Module):
         pairs per row, or None; `inputs` as for `TextEncoder`."""
         x_btd = self.encode(tokens_bt, **inputs)
         segments_bt = inputs.get("segments_bt", jnp.ones_like(tokens_bt))
-        follows = self.follows(x_btd, segments_bt, k) if self.next_sentence else None
-        return self.unembed(self.guess(x_btd, places_bm)), follows
+        follows = self.next_sentence_logits(x_btd, segments_bt, k) if self.next_sentence else None
+        return self.unembed(self.masked_logits(x_btd, places_bm)), follows
 
     def encode(self, tokens_bt: jax.Array, **inputs: Any) -> jax.Array:
         """(b, t) tokens -> (b, t, d); `inputs` as for `TextEncoder`."""
         return self.encoder(tokens_bt, **inputs)
 
-    def guess(self, x_btd: jax.Array, places_bm: jax.Array) -> jax.Array:
+    def masked_logits(self, x_btd: jax.Array, places_bm: jax.Array) -> jax.Array:
         """(b, t, d), (b, m) -> (b, m, d), the input of `unembed`, only at the masked positions."""
         x_bmd = jnp.take_along_axis(x_btd, places_bm[..., None], axis=1)
         return self.transform_norm(jax.nn.gelu(self.transform(x_bmd)))
@@ -57,6 +57,6 @@ class MaskedLanguageModel(nn.Module):
         """(b, m, d) -> float32 logits (b, m, v)."""
         return mask_padding(self.encoder.attend(x_bmd) + self.output_bias, self.vocab_size)
 
-    def follows(self, x_btd: jax.Array, segments_bt: jax.Array, k: int) -> jax.Array:
+    def next_sentence_logits(self, x_btd: jax.Array, segments_bt: jax.Array, k: int) -> jax.Array:
         """(b, t, d) -> float32 next-sentence logits (b, k, 2) of each pair of texts."""
         return self.next(self.pooler(pool("cls", x_btd, segments_bt, k)))

@@ -10,7 +10,7 @@ from transformer.models.classifier import ClassifierHead
 from transformer.models.encoder import EncoderConfig, TextEncoder
 
 
-class SpanPicker(nn.Module):
+class SpanClassifier(nn.Module):
     """p(start), p(end) = softmax over positions of TextEncoder(text) W + b, with W (d, 2).
 
     Source: Devlin et al. 2019 (BERT), section 4.2.

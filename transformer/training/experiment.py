@@ -166,11 +166,11 @@ class Contextual(Protocol):
 class Terminal(Protocol):
     """Lines that an experiment may print before and after training; each method is optional."""
 
-    def opening_lines(self) -> list[str]:
+    def data_lines(self) -> list[str]:
         """Facts about the data, before training."""
         ...
 
-    def closing_lines(self, measured: dict[str, float]) -> list[str]:
+    def result_lines(self, measured: dict[str, float]) -> list[str]:
         """The last evaluation and a baseline, after training."""
         ...
 

@@ -26,7 +26,7 @@ SHOWN = 8
 
 
 @dataclass(frozen=True)
-class TakeOver:
+class WarmStart:
     """The parameters to take from another run's checkpoint: the named one, or the best, or the last.
 
     By their paths, `taken` are in checkpoint and model, `new` only in the model or unusable (`why` has the
@@ -47,7 +47,7 @@ class TakeOver:
         abstract: Params,
         may_be_new: tuple[str, ...] | None,
         labels: Sequence[str] | None = None,
-    ) -> "TakeOver":
+    ) -> "WarmStart":
         """Compares the parameters of a run, "runs/bert" or "runs/bert@200", with the model's, `abstract`,
         without reading arrays.
 

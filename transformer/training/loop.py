@@ -54,8 +54,8 @@ def train(
         if checkpoints is not None:
             stack.callback(checkpoints.wait)
         progress = Progress(step, config.steps)
-        closing: list[Writer | Hook | Progress] = [*writers, *hooks, progress]
-        for part in closing:
+        parts: list[Writer | Hook | Progress] = [*writers, *hooks, progress]
+        for part in parts:
             stack.callback(part.close)
         between = Between(config, meter, hooks, writers, progress, checkpoints, left, stop)
         if between.is_left(step) and (name := between.make_up_for(step, state)):

@@ -158,7 +158,8 @@ def make_optimizer(
 
     `lengths` are earlier values of `steps`, as (at, steps): until update `at` the run was to have `steps`
     updates, and the learning rate continues from there by `schedules.extended`. `layers` are the model's
-    kinds of layers (see `rules.treat`). The train step does gradient clipping and parameter averages.
+    kinds of layers (see `rules.parameter_settings`). The train step does gradient clipping and parameter
+    averages.
 
     Raises:
       UserError: a schedule longer than the run.

@@ -63,7 +63,7 @@ SETTINGS = ("learning_rate", "weight_decay", "frozen", "optimizer")
 
 
 @dataclasses.dataclass(frozen=True)
-class Treatment:
+class ParameterSettings:
     """The settings of one parameter; if its stacked layers differ, `learning_rate` and `frozen` are (n, 1,
     ...).
 
@@ -87,41 +87,42 @@ class Treatment:
 
 
 def by_rules(config: Any, schedule: Schedule, layers: Sequence[str] = ()) -> optax.GradientTransformation:
-    """The optimizer of an `OptimizerConfig` with rules, or short forms of them; `layers` as for `treat`.
+    """The optimizer of an `OptimizerConfig` with rules, or short forms of them; `layers` as for
+    `parameter_settings`.
 
     Frozen parameters, and frozen layers of stacked parameters, are cut out before it, so they have no
     optimizer state.
     """
 
     def init(params: Params) -> optax.OptState:
-        treatments = treat(params, config, layers)
-        optimizer = _combined(treatments, config, schedule)
-        return optimizer.init(jax.tree.map(Treatment.cut, treatments, params))
+        settings = parameter_settings(params, config, layers)
+        optimizer = _combined(settings, config, schedule)
+        return optimizer.init(jax.tree.map(ParameterSettings.cut, settings, params))
 
     def update(updates: Params, state: optax.OptState, params: Params) -> tuple[Params, optax.OptState]:
-        treatments = treat(params, config, layers)
-        optimizer = _combined(treatments, config, schedule)
-        trained, of = (jax.tree.map(Treatment.cut, treatments, tree) for tree in (updates, params))
+        settings = parameter_settings(params, config, layers)
+        optimizer = _combined(settings, config, schedule)
+        trained, of = (jax.tree.map(ParameterSettings.cut, settings, tree) for tree in (updates, params))
         found, state = optimizer.update(trained, state, of)
-        scaled = jax.tree.map(lambda t, u, p: t.restore(u, p) * t.learning_rate, treatments, found, params)
+        scaled = jax.tree.map(lambda t, u, p: t.restore(u, p) * t.learning_rate, settings, found, params)
         return scaled, state
 
     return optax.GradientTransformation(init, update)
 
 
-def _combined(treatments: Params, config: Any, schedule: Schedule) -> optax.GradientTransformation:
+def _combined(settings: Params, config: Any, schedule: Schedule) -> optax.GradientTransformation:
     """One optimizer for each group of parameters with the same optimizer and weight decay.
 
     Parameters without weight decay are in the main optimizer's group, whose mask excludes them. Muon does not
     decay the parameters that it leaves to Adam; those with weight decay by a rule form a group of their own.
     """
-    decayed = jax.tree.map(lambda each: each.weight_decay > 0, treatments)
+    decayed = jax.tree.map(lambda each: each.weight_decay > 0, settings)
     main = build(config.name, config.arguments, schedule, config.weight_decay, decayed)
     if not config.has_rules:
         return main
     groups: dict[tuple[Rule | None, float], str] = {}
 
-    def label(path: tuple, each: Treatment) -> str:
+    def label(path: tuple, each: ParameterSettings) -> str:
         if each.frozen is True:
             return "frozen"
         can_decay = is_block_matrix(path) or not config.is_muon
@@ -130,7 +131,7 @@ def _combined(treatments: Params, config: Any, schedule: Schedule) -> optax.Grad
             return "trained"
         return groups.setdefault((each.rule, each.weight_decay), f"group_{len(groups)}")
 
-    labels = jax.tree_util.tree_map_with_path(label, treatments)
+    labels = jax.tree_util.tree_map_with_path(label, settings)
     optimizers = {"trained": main, "frozen": optax.set_to_zero()}
     for (rule, decay), group in groups.items():
         name, arguments = (rule.optimizer or "", rule.arguments) if rule else (config.name, config.arguments)
@@ -141,8 +142,8 @@ def _combined(treatments: Params, config: Any, schedule: Schedule) -> optax.Grad
     return optax.partition(optimizers, labels)
 
 
-def treat(params: Params, config: Any, layers: Sequence[str] = ()) -> Params:
-    """The tree of `params` with a `Treatment` in place of each array; `config` is an `OptimizerConfig`.
+def parameter_settings(params: Params, config: Any, layers: Sequence[str] = ()) -> Params:
+    """The tree of `params` with `ParameterSettings` in place of each array; `config` is an `OptimizerConfig`.
 
     `layers` are the kinds of layers in the order that repeats over the depth (`model.layers`): if they have
     different parameters, the arrays of a kind stack the layers of that kind.
@@ -152,16 +153,16 @@ def treat(params: Params, config: Any, layers: Sequence[str] = ()) -> Params:
     """
     rules = [*config.rules, *_short_forms(params, config, layers)]
     leaves, structure = jax.tree_util.tree_flatten_with_path(params)
-    treatments = []
+    settings = []
     for (path, leaf), names in zip(leaves, _numbered(params, layers), strict=True):
         found = [_settle(rules, name) for name in names]
         alike = all(each == found[0] for each in found)
-        treatments.append(found[0] if alike else _stacked(found, path, leaf.ndim))
-    return jax.tree.unflatten(structure, treatments)
+        settings.append(found[0] if alike else _stacked(found, path, leaf.ndim))
+    return jax.tree.unflatten(structure, settings)
 
 
-def _stacked(layers: list[Treatment], path: tuple, ndim: int) -> Treatment:
-    """The treatment of a stacked array from those of its layers."""
+def _stacked(layers: list[ParameterSettings], path: tuple, ndim: int) -> ParameterSettings:
+    """The settings of a stacked array from those of its layers."""
     trained = [each for each in layers if not each.frozen] or layers
     first = trained[0]
     if any((each.weight_decay, each.rule) != (first.weight_decay, first.rule) for each in trained):
@@ -172,19 +173,19 @@ def _stacked(layers: list[Treatment], path: tuple, ndim: int) -> Treatment:
         for key in ("frozen", "learning_rate")
     )
     partly = frozen if frozen.any() and not frozen.all() else bool(frozen.all())
-    return Treatment(rates.astype(np.float32), first.weight_decay, partly, first.rule)
+    return ParameterSettings(rates.astype(np.float32), first.weight_decay, partly, first.rule)
 
 
-def hold(params: Params, config: Any, layers: Sequence[str] = ()) -> Params:
+def stop_gradients(params: Params, config: Any, layers: Sequence[str] = ()) -> Params:
     """`params` with a stop-gradient on frozen ones, which saves their gradients and keeps them out of the
     gradient norm."""
 
-    def held(treatment: Treatment, param: jax.Array) -> jax.Array:
-        if isinstance(treatment.frozen, bool):
-            return jax.lax.stop_gradient(param) if treatment.frozen else param
-        return jnp.where(treatment.frozen, jax.lax.stop_gradient(param), param)
+    def held(settings: ParameterSettings, param: jax.Array) -> jax.Array:
+        if isinstance(settings.frozen, bool):
+            return jax.lax.stop_gradient(param) if settings.frozen else param
+        return jnp.where(settings.frozen, jax.lax.stop_gradient(param), param)
 
-    return jax.tree.map(held, treat(params, config, layers), params)
+    return jax.tree.map(held, parameter_settings(params, config, layers), params)
 
 
 def check_rules(params: Params, config: Any, layers: Sequence[str] = ()) -> None:
@@ -209,14 +210,16 @@ def check_rules(params: Params, config: Any, layers: Sequence[str] = ()) -> None
         )
 
 
-def _settle(rules: list[Rule], path: str) -> Treatment:
+def _settle(rules: list[Rule], path: str) -> ParameterSettings:
     matching = [rule for rule in rules if re.search(rule.match, path)]
 
     def first(key: str, default: Any) -> Any:
         return next((value for rule in matching if (value := getattr(rule, key)) is not None), default)
 
     other = next((rule for rule in matching if rule.optimizer is not None), None)
-    return Treatment(first("learning_rate", 1.0), first("weight_decay", 0.0), first("frozen", False), other)
+    return ParameterSettings(
+        first("learning_rate", 1.0), first("weight_decay", 0.0), first("frozen", False), other
+    )
 
 
 def _short_forms(params: Params, config: Any, layers: Sequence[str]) -> Iterator[Rule]:

@@ -18,12 +18,12 @@ from transformer.training.checkpoint import Checkpoints, State, Step, trained_st
 from transformer.training.experiment import Batches, Experiment, Params, Put
 from transformer.training.hooks import Evaluate, Evaluator, Hook, Profile, measures
 from transformer.training.initial_values import redraw
-from transformer.training.initialize import TakeOver
+from transformer.training.initialize import WarmStart
 from transformer.training.loop import train
 from transformer.training.metrics import Meter
 from transformer.training.optax_optimizers import own_average
 from transformer.training.optimizer import check_adapters, make_optimizer
-from transformer.training.rules import check_rules, hold
+from transformer.training.rules import check_rules, stop_gradients
 from transformer.training.run_config import RunConfig
 from transformer.training.step import TrainStep, make_train_step
 from transformer.training.throughput import peak_flops
@@ -109,7 +109,7 @@ class Run:
 
     def prepare(self) -> None:
         """Opens the data and derives all shapes, so that errors are raised before anything is written."""
-        _ = self.loader, self.hooks, self.abstract, self.take_over
+        _ = self.loader, self.hooks, self.abstract, self.warm_start
         check_adapters(self.abstract.params, self.config.optimizer)
         if self.config.optimizer.has_rules:
             check_rules(self.abstract.params, self.config.optimizer, self.layers)
@@ -127,17 +127,17 @@ class Run:
             raise UserError(f"config.train.keep_best: {name!r} is not measured; there are {listed}")
 
     @functools.cached_property
-    def take_over(self) -> TakeOver | None:
+    def warm_start(self) -> WarmStart | None:
         """The warm start of a new run from another run's parameters; None without one, or if the run has
         begun."""
         begun = trained_steps(self.folder.checkpoints)
-        return self._plan_take_over() if self.config.initialize_from and not begun else None
+        return self._plan_warm_start() if self.config.initialize_from and not begun else None
 
-    def _plan_take_over(self) -> TakeOver:
+    def _plan_warm_start(self) -> WarmStart:
         c = self.config
         may_be_new = self.experiment.heads if c.initialize_strict else None
         labels = self.experiment.data.kept().get("labels")
-        return TakeOver.plan(c.initialize_from, self.abstract.params, may_be_new, labels)
+        return WarmStart.plan(c.initialize_from, self.abstract.params, may_be_new, labels)
 
     def checkpoints(self, write: bool) -> Checkpoints:
         """The checkpoints in the folder."""
@@ -187,7 +187,7 @@ class Run:
 
     def _step(self) -> TrainStep:
         c = self.config.optimizer
-        held = functools.partial(hold, config=c, layers=self.layers)
+        held = functools.partial(stop_gradients, config=c, layers=self.layers)
         return make_train_step(
             self.experiment,
             self.optimizer,
@@ -196,16 +196,16 @@ class Run:
             clip_norm=c.clip_norm,
             ema_decay=c.ema_decay,
             own_average=own_average if c.averages_itself else None,
-            hold=held if c.has_rules else None,
+            stop_gradients=held if c.has_rules else None,
         )
 
     def _first_state(self) -> State:
         state = jax.jit(lambda: parallel.unboxed(self.create()), out_shardings=self.shardings)()
-        return state if self.take_over is None else self._warm_started(state, self.take_over)
+        return state if self.warm_start is None else self._warm_started(state, self.warm_start)
 
-    def _warm_started(self, state: State, take_over: TakeOver) -> State:
+    def _warm_started(self, state: State, warm_start: WarmStart) -> State:
         """The initial state with another run's parameters."""
-        params = take_over.apply(state.params)
+        params = warm_start.apply(state.params)
         average = jax.tree.map(jax.numpy.copy, params) if state.ema is not None else None
         # Some optimizers have the parameters in their initial state.
         begin = jax.jit(self.optimizer.init, out_shardings=self.shardings.opt_state)

@@ -26,7 +26,7 @@ def make_train_step(
     clip_norm: float = 0.0,
     ema_decay: float = 0.0,
     own_average: Callable[[Any, Params], Params] | None = None,
-    hold: Callable[[Params], Params] | None = None,
+    stop_gradients: Callable[[Params], Params] | None = None,
 ) -> TrainStep:
     """(state, batch) -> (state, metrics): one update, exact for any number of microbatches.
 
@@ -35,8 +35,8 @@ def make_train_step(
     clipped to the global norm `clip_norm` (Pascanu et al. 2013, section 3.2; 0: never). If the norm is not
     finite, parameters, optimizer state and average are kept and `skipped` is incremented; step and data
     advance. `state.ema`, if the run keeps one, is updated by `debiased`, or is `own_average(opt_state,
-    params)` of the optimizer. `hold(params)` stops the gradients of frozen parameters (see `rules.hold`),
-    which are not part of the norm.
+    params)` of the optimizer. `stop_gradients(params)` stops the gradients of frozen parameters, which
+    are not part of the norm.
     """
 
     def train_step(state: State, batch: Batch) -> tuple[State, dict[str, Sum]]:
@@ -44,8 +44,8 @@ def make_train_step(
         weights = experiment.weigh(batch)
 
         def objective(params: Params, part: Batch, carry: Any, part_rng: jax.Array) -> tuple[Any, Any]:
-            if hold is not None:
-                params = hold(params)
+            if stop_gradients is not None:
+                params = stop_gradients(params)
             if carry is None:
                 terms = experiment.loss(params, part, part_rng, True)
             else:
@@ -123,7 +123,7 @@ def make_eval_step(experiment: Experiment) -> EvalStep:
     return eval_step
 
 
-def in_parts(step: Callable[..., Any], parts: int) -> Callable[..., Any]:
+def in_microbatches(step: Callable[..., Any], parts: int) -> Callable[..., Any]:
     """`step`, (params, batch, ...) -> {name: Sum} or ({name: Sum}, ...), applied to `parts` of the rows in
     turn, to save memory.
 

@@ -11,7 +11,7 @@ from transformer.training.writers import names_of
 from transformer.visualization.report import last_values, write_report
 
 
-def closing(run: Run, folder: Workdir) -> Iterator[str]:
+def summary(run: Run, folder: Workdir) -> Iterator[str]:
     """Writes the report, and yields the lines of the summary. A part that fails is replaced by a line that
     says why; the run is finished in any case."""
     config: Any = run.config
@@ -51,8 +51,8 @@ def _measured(run: Run, folder: Workdir, logged: bool) -> Iterator[str]:
     if lost:
         yield f"the last evaluation gave no number for {', '.join(lost)}: training may have diverged"
     experiment: Any = run.experiment
-    if measured and hasattr(experiment, "closing_lines"):
-        yield from experiment.closing_lines(measured)
+    if measured and hasattr(experiment, "result_lines"):
+        yield from experiment.result_lines(measured)
 
 
 def _sample(folder: Workdir, steps: int) -> Iterator[str]:
