@@ -8,7 +8,7 @@ import sys
 
 from tests import runs
 
-MOST = {"files": 67, "lines": 2_960}
+MOST = {"files": 58, "lines": 2_460}
 """What may not grow; lower it where it has shrunk."""
 
 
