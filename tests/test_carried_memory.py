@@ -40,6 +40,7 @@ def straight(tmp_path_factory, source):
     return run(source, tmp_path_factory.mktemp("straight") / "run")
 
 
+@pytest.mark.thorough
 def test_the_memory_lies_where_the_rows_do_and_is_filled(straight):
     opened, state = straight
     carry = opened.shardings.carry
@@ -47,6 +48,7 @@ def test_the_memory_lies_where_the_rows_do_and_is_filled(straight):
     assert (state.carry.segments_bm > 0).all() and all(np.any(leaf) for leaf in jax.tree.leaves(state.carry))
 
 
+@pytest.mark.thorough
 def test_a_run_in_two_parts_is_the_run_in_one(tmp_path, source, straight):
     run(source, tmp_path / "run", steps=STEPS // 2)
     _, state = run(source, tmp_path / "run")
@@ -54,6 +56,7 @@ def test_a_run_in_two_parts_is_the_run_in_one(tmp_path, source, straight):
         np.testing.assert_array_equal(a, b)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("axes", "microbatches", "dropout"), [
     ({"data": 2, "fsdp": 2, "tensor": 2}, 1, 0.1),
     ({}, 2, 0.0),  # each part of a batch draws numbers of its own

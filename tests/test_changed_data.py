@@ -110,6 +110,7 @@ def test_the_same_data_are_the_same_wherever_and_whenever_they_were_written(capf
     assert launch.main([f"--workdir={there}/run", "--mode=predict", "--prompt=x"]) == 0
 
 
+@pytest.mark.thorough
 def test_other_data_can_be_accepted_and_are_then_those_of_the_run(capfd, there):
     add(there)
     assert more(there, "--accept_data", "--config.parallel.mesh.fsdp=2") == 0  # and on another mesh

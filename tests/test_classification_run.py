@@ -57,6 +57,7 @@ def trained(texts):
     return run
 
 
+@pytest.mark.thorough
 def test_it_learns_to_tell_texts_that_it_has_not_seen(trained):
     last = json.loads((trained / "metrics.jsonl").read_text().splitlines()[-1])
     assert last["eval/accuracy"] > 0.95 and last["eval/f1"] > 0.95 and last["eval/loss"] < 0.3

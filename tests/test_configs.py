@@ -258,6 +258,7 @@ def at_hand(values: dict, tiny: dict, corpus: str) -> dict:
     return values | {"data": data, "train": train, "model": model}
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("config", [*CONFIGS, *(f"attention.py:{kind}" for kind in attention.KINDS)])
 def test_the_train_step_has_its_shapes_at_full_width_and_tiny(tmp_path, corpus, config):
     """Evaluated in shapes, without an array of the model; tiny ones only where no test trains them."""
@@ -284,7 +285,10 @@ def shapes(tree) -> list:
     return [(path, leaf.shape, leaf.dtype) for path, leaf in jax.tree_util.tree_leaves_with_path(tree)]
 
 
-@pytest.mark.parametrize("config", ONE_OF_EACH)
+@pytest.mark.parametrize("config", [
+    pytest.param(name, marks=[] if name in ("lm.py", "vision.py") else pytest.mark.thorough)
+    for name in ONE_OF_EACH
+])  # fmt: skip
 def test_the_tiny_preset_trains_saves_evaluates_and_predicts(monkeypatch, capfd, tmp_path, config):
     """And every key of the experiment is read, by what trains, evaluates or predicts: checking a
     key or keeping it in config.json does not count."""

@@ -101,6 +101,7 @@ def test_the_page_has_the_recipes_it_should_have():
     assert all(command[:2] == ["python", "launch.py"] for command in COMMANDS)
 
 
+@pytest.mark.thorough
 def test_each_recipe_trains(extended):
     config = {}
     names = ("kerple", "moving_average", "by_head", "lion", "mbox", "unigram", "ratio", "poly", "norms")

@@ -49,6 +49,7 @@ def tune(data, pretrained, workdir, *keys):
     return launch.main([config, f"--workdir={workdir}", source, start, *keys])
 
 
+@pytest.mark.thorough
 def test_one_that_was_killed_before_its_first_checkpoint_begins_with_them_again(
     data, pretrained, tmp_path, capfd
 ):
@@ -64,6 +65,7 @@ def test_one_that_was_killed_before_its_first_checkpoint_begins_with_them_again(
     jax.tree.map(np.testing.assert_array_equal, theirs["encoder"], ours["encoder"])
 
 
+@pytest.mark.thorough
 def test_an_optimizer_that_keeps_parameters_begins_with_those_that_were_taken(data, pretrained, tmp_path):
     """A schedule-free one at a rate of 0: its average is what it began with, and what is evaluated."""
     workdir, group = tmp_path / "tuned", "--config.optimizer."
@@ -78,6 +80,7 @@ def test_an_optimizer_that_keeps_parameters_begins_with_those_that_were_taken(da
     )
 
 
+@pytest.mark.thorough
 def test_a_run_begins_with_another_s_parameters_model_and_tokenizer(data, pretrained, tmp_path, capfd):
     workdir = tmp_path / "tuned"
     # With a rate of 0 what was taken over is what the first checkpoint holds.
@@ -106,6 +109,7 @@ def test_a_run_begins_with_another_s_parameters_model_and_tokenizer(data, pretra
     )
 
 
+@pytest.mark.thorough
 def test_lora_leaves_all_else_as_it_was(data, pretrained, tmp_path):
     keys = ["--config.model.lora_rank=2", "--config.optimizer.train_only=lora,head", "--config.train.steps=3"]
     assert tune(data, pretrained, tmp_path / "run", *keys) == 0
@@ -179,6 +183,7 @@ def begun(folder, start, rows, *overrides):
 LORA = (("model.lora_rank", "2"), ("optimizer.train_only", "lora,head"))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("names", "same", "strict"),
     [

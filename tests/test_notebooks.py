@@ -27,6 +27,7 @@ def test_there_is_one():
     assert "attention_from_scratch" in [path.stem for path in NOTEBOOKS]
 
 
+@pytest.mark.thorough
 @pytest.mark.filterwarnings("ignore:FigureCanvasAgg is non-interactive")
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_a_notebook_runs_and_prints_what_it_carries(path, monkeypatch, capsys):

@@ -60,6 +60,7 @@ def test_links_lead_to_files(name):
         assert (folder / link).exists(), link
 
 
+@pytest.mark.thorough
 def test_the_notebook_example_works(monkeypatch, capsys, tmp_path):
     source = runs.write_corpus(tmp_path / "corpus")
     assert launch.main(runs.tiny(source, tmp_path / "run")) == 0

@@ -106,6 +106,7 @@ def assert_same_run(folder, straight):
     assert measurements(folder) == measurements(straight)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_saves_and_the_same_command_goes_on(capfd, tmp_path, source, straight, number):
     folder = tmp_path / "run"
@@ -118,6 +119,7 @@ def test_a_signal_saves_and_the_same_command_goes_on(capfd, tmp_path, source, st
     assert_same_run(folder, straight)
 
 
+@pytest.mark.thorough
 def test_a_killed_run_goes_on_from_its_last_checkpoint(tmp_path, source, straight):
     folder = tmp_path / "run"
     command = [sys.executable, "-c", KILLED, source, str(folder)]
@@ -252,6 +254,7 @@ def test_the_lock_is_free_again_and_gone_whatever_ends_the_training(tmp_path):
         pass
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("streams", ["stdout", "both"])
 def test_training_goes_on_when_the_reader_of_what_it_says_has_left(tmp_path, source, streams):
     folder = tmp_path / "run"
@@ -292,6 +295,7 @@ def test_what_has_no_checkpoint_yet_may_begin_otherwise(capfd, tmp_path, source,
         assert (folder / name).read_text() == (straight / name).read_text()
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("lost", ["metrics", "numbers"])
 def test_a_run_whose_last_lines_fail_is_finished_and_usable(monkeypatch, capfd, tmp_path, source, lost):
     folder = tmp_path / "run"
@@ -322,6 +326,7 @@ def rates(folder):
     return [line["train/learning_rate"] for line in measurements(folder)]
 
 
+@pytest.mark.thorough
 def test_an_extended_run_warms_up_again_and_resumes_bit_for_bit(capfd, tmp_path, source):
     """With an average, microbatches and dropout: stopped twice on the way, and stopped never."""
     keys = ("optimizer.schedule=cosine", "optimizer.decay_steps=0", "optimizer.warmup_steps=3")

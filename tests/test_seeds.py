@@ -57,6 +57,7 @@ def drawn(tmp_path):
     return run
 
 
+@pytest.mark.thorough
 def test_inputs_follow_from_the_name_of_a_test_and_random_ones_can_be_repeated(drawn):
     usual, said = drawn()
     rngs = re.findall(r'"rng": ([\d.e-]+)', "".join(usual))

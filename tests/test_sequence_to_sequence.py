@@ -54,6 +54,7 @@ def test_a_file_is_translated_line_by_line(trained, tmp_path, capfd):
     assert all(best >= second for best, second in zip(scores[::2], scores[1::2], strict=True))
 
 
+@pytest.mark.thorough
 def test_the_test_split_and_a_file_of_pairs_are_measured_whole(files, trained, tmp_path, capfd):
     (tmp_path / "more.tsv").write_text("".join(f"number {i}\tZahl {i}\n" for i in range(7)))
     both = f"aligned:{files}/a.en,{files}/a.de"
@@ -71,6 +72,7 @@ def test_the_test_split_and_a_file_of_pairs_are_measured_whole(files, trained, t
     assert "every line has 2 columns; expected one source per line" in capfd.readouterr().err
 
 
+@pytest.mark.thorough
 def test_the_mean_of_the_last_checkpoints(files, tmp_path):
     import jax
     import numpy as np
@@ -165,6 +167,7 @@ def test_an_evaluation_says_what_it_measured_and_how(trained, files, tmp_path):
     assert lines[0].startswith("on 6 pairs of the validation split: chrf ") and len(lines) == 4
 
 
+@pytest.mark.thorough
 def test_beams_of_any_number_of_sources_are_the_same(trained):
     texts = [f"number {i} of the {'long ' * (i % 4)}lines" for i in range(7)]
     written = []

@@ -45,6 +45,7 @@ def run(data, tmp_path_factory):
     return workdir
 
 
+@pytest.mark.thorough
 def test_it_learns_to_point_and_answers_from_any_window(run, capfd):
     assert launch.main([f"--workdir={run}", "--mode=evaluate"]) == 0
     measured = runs.measured(capfd.readouterr().out)
@@ -87,6 +88,7 @@ def test_answers_are_the_same_alone_and_among_others(run, data):
         assert [line.split("\t")[0] for line in alone] == [line.split("\t")[0] for line in answers]
 
 
+@pytest.mark.thorough
 def test_questions_without_an_answer_may_be_answered_by_nothing(data, tmp_path):
     records = [json.loads(line) for line in data.read_text().splitlines()]
     for record in records[::2]:
@@ -103,6 +105,7 @@ def test_questions_without_an_answer_may_be_answered_by_nothing(data, tmp_path):
     assert found.split("\t")[0].strip(" abc") != ""
 
 
+@pytest.mark.thorough
 def test_it_begins_with_a_pretrained_encoder(data, tmp_path, capfd):
     keys = [f"--config.data.source=text:{data.parent}/a.txt", "--config.data.document=line"]
     assert launch.main(["--config=configs/bert.py:tiny", f"--workdir={tmp_path / 'bert'}", *keys]) == 0

@@ -55,6 +55,7 @@ def fails(capfd, arguments: list[str]) -> str:
     return line.removeprefix("error: ")
 
 
+@pytest.mark.thorough
 def test_a_run_leaves_what_it_needs_and_pictures(trained):
     last = json.loads((trained / "metrics.jsonl").read_text().splitlines()[-1])
     assert {"eval/loss", "eval/accuracy", "eval/f1", "eval/calibration_error"} <= last.keys()
@@ -79,6 +80,7 @@ def test_the_folder_of_a_run_is_enough_to_classify(trained, images, tmp_path, ca
         assert label == max(found, key=lambda name: float(found[name])) == listed[0].split("=")[0]
 
 
+@pytest.mark.thorough
 def test_classes_are_learned_and_the_sample_is_what_the_model_was_asked(trained, capfd):
     """Red is told from blue after a few steps, and a file gives what the pixels in memory give."""
     run, params = opening.load(trained)

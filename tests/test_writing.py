@@ -50,6 +50,7 @@ def refused(capfd, run, *arguments) -> str:
 PROMPT = ["--prompt=alpha", "--temperature=1.5", "--top_p=1", "--max_new_tokens=40"]
 
 
+@pytest.mark.thorough
 def test_what_the_model_cannot_see_or_was_not_trained_for_is_said_once(capfd, tmp_path, model):
     _, error = predicted(capfd, model, "--prompt=alpha", "--max_new_tokens=10")
     assert error == ""  # 6 tokens of the prompt and 9 new ones are read
@@ -76,6 +77,7 @@ def test_a_long_text_is_written_to_its_end(capfd, model):
     assert tokens > 30 or "\ufffd" in out
 
 
+@pytest.mark.thorough
 def test_a_model_with_memory_says_nothing_of_lengths(capfd, monkeypatch, tmp_path):
     run = [f"--workdir={tmp_path / 'run'}", f"--config.data.source={runs.write_corpus(tmp_path / 'corpus')}"]
     assert launch.main(["--config=configs/transformer_xl.py:tiny", *run]) == 0
@@ -87,6 +89,7 @@ def test_a_model_with_memory_says_nothing_of_lengths(capfd, monkeypatch, tmp_pat
     assert predicted(capfd, tmp_path / "run", "--prompt=alpha", "--max_new_tokens=40")[0] == out
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("more", [[], ["--max_new_tokens=60"], ["--temperature=0"], ["--stop=e", "--stop=z"]])
 def test_at_a_terminal_a_text_appears_as_it_is_written(capfd, monkeypatch, model, more):
     whole, _ = predicted(capfd, model, *PROMPT, *more)
@@ -119,6 +122,7 @@ def test_a_text_ends_before_a_stop(capfd, tmp_path, model):
     assert some.splitlines() == cut != every.splitlines()
 
 
+@pytest.mark.thorough
 def test_a_target_is_drawn_where_a_temperature_is_given(capfd, tmp_path, translator):
     texts = tmp_path / "texts"
     texts.write_text("two hundred\nseven\n")
@@ -163,6 +167,7 @@ def test_a_run_that_writes_no_text_refuses_the_flag_by_its_name(capfd, tmp_path,
         assert line.startswith(start)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("kind", ["metaspace", "wordpiece"])
 def test_no_space_is_lost_between_a_prompt_and_its_completion(capfd, monkeypatch, tmp_path, kind):
     """With tokenizers that drop a space at a text's beginning: words, of which a space parts any two."""

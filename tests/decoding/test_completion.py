@@ -146,6 +146,7 @@ def brute_force(one, prompt, config, window, rng, numbers, eos_id):
     return new
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("changes", [
     {"position": "rope"},
     {"position": "learned"},
@@ -170,6 +171,7 @@ def test_rolling_is_reading_the_window_anew_for_every_token(rng, changes):
             assert sample == brute_force(one, prompt, config, 8, key, (i, j), 0)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("config", [transformers.SMALL, recurrent.CONFIG])
 def test_targets_are_drawn_as_the_whole_model_gives_them(rng, config):
     """Of an encoder-decoder and a recurrent one, sources of any length, one token at a time."""

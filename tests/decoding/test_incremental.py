@@ -85,6 +85,7 @@ def test_every_position_norm_and_attention(rng, position, norm, heads):
     check_steps(rng, *make(rng, position=position, norm=norm, num_layers=1, **HEADS[heads]))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("changes", [
     {"norm_placement": "post"},
     {"norm_placement": "sandwich"},
@@ -111,6 +112,7 @@ def test_bfloat16_stays_near(rng):
     check_steps(rng, model, params, atol=0.3)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("position", POSITIONS)
 def test_greedy_generation_recomputed_from_nothing_each_step(rng, position):
     model, params = make(rng, position=position)
@@ -144,6 +146,7 @@ def test_reordering_moves_rows(rng):
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-4), got, expected)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("changes", [
     {"position": "rope", "num_kv_heads": 2},
     {"position": "learned", "norm_placement": "post"},
@@ -215,6 +218,7 @@ def test_a_windowed_layer_keeps_its_window(rng, size, dilation):
         assert [layer.slots for layer in cache.layers] == [min(7 + room, reach + rewound), 7 + room]
 
 
+@pytest.mark.thorough
 def test_more_at_once_than_a_ring_holds_is_refused(rng):
     stepper = DecoderStepper.of(*make(rng, pattern="window", pattern_size=3))
     tokens, lengths = prompts(rng, [3, 7])
@@ -243,6 +247,7 @@ def test_nothing_in_the_padding_is_ever_read(rng):
         np.testing.assert_array_equal(a, b)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("axes,rows", [((4, 1, 2), 4), ((1, 2, 4), 1), ((8, 1, 1), 3)])
 def test_parameters_spread_over_a_mesh_generate_the_same(rng, axes, rows):
     model, params = make(rng)

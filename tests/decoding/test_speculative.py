@@ -125,6 +125,7 @@ def p_value(options, eos_id):
     return float(stats.chi2.sf(statistic, freedom))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "kind,eos_id", [("plain", -1), ("plain", EOS), ("top_k", EOS), ("top_p", -1), ("min_p", EOS)]
 )
@@ -143,6 +144,7 @@ def replace_from_too_many(p_bv, q_bv, rngs_b):
 ACCEPTED, REPLACEMENT = speculative._accepted, speculative._replacement
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("eos_id", [-1, EOS])
 @pytest.mark.parametrize(
     "name,wrong", [("_accepted", keep_too_many), ("_replacement", replace_from_too_many)]
@@ -181,6 +183,7 @@ def test_a_row_does_not_depend_on_its_batch(rng):
         np.testing.assert_array_equal(alone[0], together[i])
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("changes", [
     {"position": "rope"},
     {"position": "learned"},

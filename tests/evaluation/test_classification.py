@@ -131,6 +131,7 @@ def test_certain_and_right_is_calibrated(rng):
     assert calibration_error(np.asarray(sums["calibration"].total)) == pytest.approx(1, abs=1e-6)
 
 
+@pytest.mark.thorough
 def test_intervals_are_those_of_examples_drawn_again(rng):
     logits = rng.normal(size=(300, 3)).astype(np.float32) + np.eye(3, dtype=np.float32)[np.arange(300) % 3]
     batch = {"logits": logits, "labels": np.arange(300) % 3, "weights": np.ones(300, np.float32)}

@@ -26,6 +26,7 @@ def extras(rng, h, k, indices, s):
     )
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("with_extras", [False, True])
 @pytest.mark.parametrize("b,t,h,g", [(1, 1, 4, 4), (3, 1, 4, 2), (2, 3, 6, 1), (1, 2, 4, 2)])
 def test_equals_the_reference(rng, b, t, h, g, with_extras):
@@ -42,6 +43,7 @@ def test_equals_the_reference(rng, b, t, h, g, with_extras):
     np.testing.assert_allclose(got, expected, atol=1e-5)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("with_extras", [False, True])
 @pytest.mark.parametrize("m,r,t,h,g", [(1, 1, 1, 2, 2), (2, 3, 1, 4, 2), (1, 4, 2, 4, 4), (3, 2, 3, 2, 1)])
 def test_rows_that_share_keys_see_those_of_their_ancestors(rng, m, r, t, h, g, with_extras):

@@ -193,6 +193,7 @@ def calls(draw):
     return KERNELS[kernel], rng, mask, t, {"s": s, "h": h, "g": g} | extras
 
 
+@pytest.mark.thorough
 @settings(max_examples=40, deadline=None)
 @given(calls())
 def test_whatever_meets(call):

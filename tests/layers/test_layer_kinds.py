@@ -65,11 +65,13 @@ def make(rng, **changes):
     return model, random_params(rng, model, jnp.zeros((1, 1), jnp.int32))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("kinds", [WINDOWS, TREES])
 def test_decoding_is_the_sequence_form(rng, kinds):
     incremental.check_steps(rng, *make(rng, **kinds))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("kinds", [WINDOWS, TREES])
 @pytest.mark.parametrize("remat", ["none", "full"])
 def test_scanned_and_rematerialised_are_the_same_function(rng, kinds, remat):
@@ -107,6 +109,7 @@ def test_kinds_with_the_same_parameters_share_one_tree(rng):
     assert {"decay", "value", "output"} == params["blocks"]["average"]["attention"].keys()
 
 
+@pytest.mark.thorough
 def test_packed_documents_do_not_see_one_another(rng):
     model, params = make(rng, **TREES)
     tokens = rng.integers(0, 23, (1, 8))
@@ -116,6 +119,7 @@ def test_packed_documents_do_not_see_one_another(rng):
     np.testing.assert_allclose(both[:, 3:], alone, atol=1e-4)
 
 
+@pytest.mark.thorough
 def test_beams_take_their_states_with_them(rng):
     model, params = make(rng, **TREES)
     stepper = incremental.DecoderStepper.of(model, params)
@@ -135,6 +139,7 @@ def test_beams_take_their_states_with_them(rng):
         stepper.prefill(tokens, lengths, 4, rewound=2)
 
 
+@pytest.mark.thorough
 def test_encoder_decoders_and_memory_have_kinds_too(rng):
     config = EncoderDecoderConfig(d_model=16, num_layers=2, num_heads=2, d_ff=24, **TREES)
     model = config.build(23)

@@ -101,6 +101,7 @@ def interpreted(monkeypatch):
     monkeypatch.setattr(splash_attention_kernel, "make_splash_mha", make)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", [*NAMES, "strided"])
 def test_splash_interpreted(rng, interpreted, name):
     mask = Mask(causal=True, pattern=Strided(5)) if name == "strided" else masks(rng, 128)[name]

@@ -44,6 +44,7 @@ def kept(rng, remat):
     return jax.tree.leaves(backward)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("remat", "scan"), [(remat, remat in ("attention", "offload")) for remat in REMAT if remat != "none"]
 )
@@ -55,6 +56,7 @@ def test_every_policy_has_the_gradients_of_none(rng, remat, scan):
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4), found, expected)
 
 
+@pytest.mark.thorough
 def test_each_policy_keeps_what_it_says(rng):
     held = {remat: kept(rng, remat) for remat in REMAT}
     sizes = {remat: sum(leaf.size for leaf in leaves) for remat, leaves in held.items()}
@@ -86,6 +88,7 @@ def test_a_kernel_with_gradients_of_its_own_is_not_run_again(rng):
     assert loops["full"] > loops["attention"]
 
 
+@pytest.mark.thorough
 def test_the_compiled_step_needs_less(rng):
     """Of a scan, as compilers may undo what is done twice in one piece of code (the one for CPUs does)."""
 

@@ -33,6 +33,7 @@ def row_of(texts, width):
     return tuple(jnp.asarray(each, jnp.int32)[None] for each in (tokens, segments, positions))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("pooling", POOLINGS)
 @pytest.mark.parametrize("placement", ["pre", "post"])
 def test_texts_that_share_a_row_are_classified_as_alone(rng, pooling, placement):

@@ -25,7 +25,11 @@ def tokens(rng, b=2, t=8):
     return jnp.asarray(rng.integers(0, VOCAB, (b, t)))
 
 
-@pytest.mark.parametrize("placement", ["pre", "post", "sandwich"])
+@pytest.mark.parametrize("placement", [
+    "pre",
+    pytest.param("post", marks=pytest.mark.thorough),
+    pytest.param("sandwich", marks=pytest.mark.thorough),
+])  # fmt: skip
 @pytest.mark.parametrize("position", POSITIONS)
 def test_future_tokens_carry_zero_gradient(rng, position, placement):
     model, params = make(rng, position=position, norm_placement=placement, tie_embeddings=False)
@@ -61,6 +65,7 @@ def test_packed_documents_equal_separate_ones(rng, position):
     assert np.isfinite(packed).all()
 
 
+@pytest.mark.thorough
 def test_scanned_unrolled_and_rematerialised_are_one_function(rng):
     """Values and gradients, dropout included, agree; the traced program really has, or has not, the loop
     and the rematerialisation."""
@@ -103,6 +108,7 @@ def equations(jaxpr):
                 yield from equations(inner)
 
 
+@pytest.mark.thorough
 def test_rematerialisation_keeps_less(rng):
     """The arrays that the backward pass holds on to, counted."""
     chosen = tokens(rng, 2, 16)

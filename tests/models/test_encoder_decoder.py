@@ -34,6 +34,7 @@ def tokens_of(rng: np.random.Generator, *shape: int) -> np.ndarray:
     return rng.integers(1, VOCAB, shape).astype(np.int32)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("config", VARIANTS)
 def test_packed_pairs_equal_pairs_alone(rng, config):
     model, params = make(config, rng)
@@ -65,6 +66,7 @@ def test_packed_pairs_equal_pairs_alone(rng, config):
     np.testing.assert_allclose(together[0, :12, :VOCAB], np.concatenate(alone), atol=2e-5)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("config", VARIANTS)
 def test_incremental_equals_full_with_ragged_sources(rng, config):
     model, params = make(config, rng)
@@ -108,6 +110,7 @@ def test_rows_that_share_a_source_are_rows_of_their_own(rng):
     np.testing.assert_allclose(*both(params), atol=2e-5)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("config", [SMALL, VARIANTS[3]])
 def test_targets_that_change_places_are_read_as_if_alone(rng, config):
     model, params = make(config, rng)
@@ -133,6 +136,7 @@ def test_targets_that_change_places_are_read_as_if_alone(rng, config):
     np.testing.assert_allclose(*both(params), atol=2e-5)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("config", [SMALL, VARIANTS[-1]])
 def test_speculation_on_targets_changes_nothing(rng, config):
     model, params = make(config, rng)

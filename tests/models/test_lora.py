@@ -79,6 +79,7 @@ def adapters(params):
     return sorted(path.removesuffix("/lora_up/kernel") for path in paths if path.endswith("lora_up/kernel"))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", MODELS)
 def test_adapters_are_a_change_of_the_kernels_that_begins_as_none(rng, name):
     model, inputs = MODELS[name]
@@ -131,6 +132,7 @@ def test_their_axes_have_the_names_of_the_kernel_s():
     assert tuple(output["lora_up"]["kernel"]) == ("layers", None, "embed")
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", DECODERS)
 def test_decoding_with_a_cache_is_the_full_pass(rng, name):
     incremental.check_steps(rng, *incremental.make(rng, lora_rank=3, lora_alpha=6.0, **DECODERS[name]))

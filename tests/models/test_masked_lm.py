@@ -68,6 +68,7 @@ def test_a_masked_place_sees_both_sides(rng):
         assert np.abs(np.asarray(other - same)[..., :VOCAB]).max() > 1e-5
 
 
+@pytest.mark.thorough
 def test_two_losses_of_ragged_microbatches_add_up_exactly(rng, tmp_path):
     """Each with its own denominator over the whole batch, whatever the parts hold."""
     made = data(tmp_path, sequence_length=96)

@@ -19,6 +19,7 @@ def small(monkeypatch, rng):
     monkeypatch.setattr(peer, "weights", lambda: drawn)
 
 
+@pytest.mark.thorough
 def test_both_learn_alike(small):
     (ours, _), (theirs, _) = peer.ours("train"), peer.transformers("train")
     # Adam divides gradients by their size: what is only rounding in one moves parameters in its first steps.

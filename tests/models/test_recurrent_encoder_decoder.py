@@ -43,6 +43,7 @@ def pack(parts, room):
     return row[None], segments[None].astype(np.int32)
 
 
+@pytest.mark.thorough
 @every_variant
 def test_packed_and_padded_pairs_equal_separate_ones(rng, changes):
     model, params = make(rng, **changes)
@@ -63,6 +64,7 @@ def test_packed_and_padded_pairs_equal_separate_ones(rng, changes):
         np.testing.assert_allclose(run([source], [target]), alone, atol=2e-5)
 
 
+@pytest.mark.thorough
 @every_variant
 def test_what_each_output_depends_on(rng, changes, monkeypatch):
     """Through its embeddings an output has a gradient to its own source, all of it, and to the target up to
@@ -117,6 +119,7 @@ def test_attention_weights_are_shown_when_asked_for_and_stay_within_the_pair(rng
     np.testing.assert_allclose(weights_bhts.sum(-1)[:, 0], segments > 0, atol=1e-6)
 
 
+@pytest.mark.thorough
 @every_variant
 def test_steps_equal_the_full_pass_also_with_several_rows_a_source(rng, changes):
     """Ragged sources, two rows of each, that change places on the way."""
@@ -180,6 +183,7 @@ def test_greedy_generation_is_the_likeliest_of_the_full_pass(rng):
     assert (chosen >= full.max(-1) - 1e-4).all()
 
 
+@pytest.mark.thorough
 @every_variant
 def test_every_parameter_has_a_finite_gradient_in_packed_rows(rng, changes):
     model, params = make(rng, **changes, dropout=0.3)

@@ -77,6 +77,7 @@ def step(rng, params, microbatches=1, **changes):
     return jax.jit(run)(state, batch)
 
 
+@pytest.mark.thorough
 def test_every_way_to_run_it_has_the_same_gradient(rng):
     params = random_params(rng, Decoder(balanced(), VOCAB), jnp.zeros((1, 1), jnp.int32))
     seed = int(rng.integers(1 << 30))
@@ -114,6 +115,7 @@ def test_asking_for_terms_changes_no_kernel(rng, monkeypatch):
     assert [kernel.__name__ for kernel in used][-3:] == ["unrolled"] * 3
 
 
+@pytest.mark.thorough
 @pytest.mark.usefixtures("in_root")
 def test_a_run_optimises_and_reports_what_its_layers_return(tmp_path):
     source = runs.write_corpus(tmp_path / "corpus")

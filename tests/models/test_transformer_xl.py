@@ -37,6 +37,7 @@ def in_segments(model, variables, tokens, segments, memory, size):
     return jnp.concatenate(states, axis=1), memory
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("position", RELATIVE)
 @pytest.mark.parametrize("documents", [1, 3])
 def test_segments_with_memory_are_the_whole_text(rng, position, documents):

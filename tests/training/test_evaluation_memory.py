@@ -35,6 +35,7 @@ class Objective:
         return {"loss": jnp.sum(batch["weights"])}
 
 
+@pytest.mark.thorough
 def test_microbatches_and_chunks_hold_for_evaluation(rng):
     tokens = rng.integers(0, VOCAB, (2, ROWS, LENGTH)).astype(np.int32)
     weights = (rng.random((ROWS, LENGTH)) < rng.random((ROWS, 1))).astype(np.float32)
@@ -68,6 +69,7 @@ def classified(folder) -> list[str]:
     return ["--config=configs/classification.py:tiny", f"--config.data.source=csv:{folder}/texts.csv"]
 
 
+@pytest.mark.thorough
 @pytest.mark.usefixtures("in_root")
 @pytest.mark.parametrize("kind", ["lm", "transformer_xl", "classification"])
 def test_every_evaluator_cuts_its_batches(monkeypatch, capsys, tmp_path, kind):

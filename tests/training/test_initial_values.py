@@ -1,6 +1,7 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from flax import linen as nn
 from scipy import stats
 
@@ -16,6 +17,7 @@ def named(params) -> dict[str, np.ndarray]:
     return {jax.tree_util.keystr(path, simple=True, separator="/"): np.asarray(leaf) for path, leaf in leaves}
 
 
+@pytest.mark.thorough
 def test_every_matrix_is_drawn_from_the_truncated_normal_of_bert():
     """Of the paper's config, narrowed: what is random there is 0.02 times a normal within two deviations,
     biases are 0 and norms 1, and no two arrays or layers are the same draws."""

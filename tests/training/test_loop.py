@@ -449,6 +449,7 @@ def lines(workdir):
     return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
+@pytest.mark.thorough
 def test_sigterm_ends_a_process_in_good_order_and_the_next_one_resumes(tmp_path):
     process = launch(tmp_path, 100_000)
     deadline = time.time() + 60

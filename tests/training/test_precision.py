@@ -72,6 +72,7 @@ def trained(texts):
     return found
 
 
+@pytest.mark.thorough
 def test_parameters_and_their_gradients_stay_in_float32(trained):
     _, moved, state = trained["bfloat16"]
     for leaf in jax.tree.leaves((moved, state.params, state.opt_state)):
@@ -92,6 +93,7 @@ def test_gradients_differ_by_roundings(trained):
     assert UNIT / 4 < error < GRADIENT
 
 
+@pytest.mark.thorough
 def test_the_curve_in_bfloat16_is_that_in_float32_within_rounding(trained):
     """A loss log z - l_y changes by at most twice what its logits do, of FORWARD roundings each; steps that
     are off by a part of their length descend so much less, or more, of the way."""

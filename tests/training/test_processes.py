@@ -11,6 +11,7 @@ import time
 
 import jax
 import numpy as np
+import pytest
 
 from tests.training import test_loop
 from tests.training.toy import Loader
@@ -73,6 +74,7 @@ def finish(processes):
     return [out.splitlines() for out, _ in results]
 
 
+@pytest.mark.thorough
 def test_processes_stop_together_and_their_checkpoint_fits_one_process(tmp_path):
     """A signal to one of them ends both at the same step; what follows is the run of a single process."""
     processes = launch(tmp_path, 100_000)

@@ -62,6 +62,7 @@ def assert_close(a, b, atol):
     jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, atol=atol), a, b)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("microbatches", [2, 4, 8])
 def test_microbatches_change_nothing(rng, microbatches):
     optimizer, batch = optax.sgd(1.0), make_batch(rng)
@@ -100,6 +101,7 @@ def test_clipping_bounds_the_step(rng):
     np.testing.assert_allclose(moved, 0.01, rtol=1e-3)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("microbatches", [1, 2])
 @pytest.mark.parametrize("poison", [np.nan, np.inf])
 def test_a_step_that_is_not_finite_is_skipped_and_counted(rng, poison, microbatches):

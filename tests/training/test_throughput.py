@@ -80,6 +80,7 @@ PAIRS = {
 }
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("s", "t"), [(48, 8), (8, 48)], ids=["long_source", "long_target"])
 @pytest.mark.parametrize("name", PAIRS)
 def test_each_side_of_a_pair_is_counted_by_its_own_tokens(name, s, t):
