@@ -71,6 +71,7 @@ def test_what_was_found_is_drawn_and_said_also_where_the_best_is_kept(texts, tmp
     assert [*(workdir / "classes").glob("*.png")]
 
 
+@pytest.mark.thorough
 def test_evaluate_writes_what_it_predicts_of_a_split(trained, tmp_path, capfd):
     capfd.readouterr()
     output = tmp_path / "predictions.tsv"

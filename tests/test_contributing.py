@@ -122,6 +122,7 @@ def test_each_recipe_trains(extended):
     assert 0 < penalty["train/certainty"] < 1 and "eval/bits_per_byte" in penalty
 
 
+@pytest.mark.thorough
 def test_the_command_counts_the_parameters_of_each_module(extended):
     said = (extended / "said.txt").read_text(encoding="utf-8")
     trained = re.search(r"kerple: ([\d,]+) parameters on", said)[1]
@@ -155,6 +156,7 @@ def test_recipes_are_as_short_as_promised():
     assert lines["experiments/confidence_penalty.py"] <= 80
 
 
+@pytest.mark.thorough
 def test_recipes_pass_ruff(extended):
     for command in (["check"], ["format", "--diff"]):
         ruff = [sys.executable, "-m", "ruff", *command, *FILES]

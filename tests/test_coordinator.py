@@ -12,7 +12,7 @@ import launch
 from commands import opening
 from tests import runs
 
-pytestmark = pytest.mark.usefixtures("in_root")
+pytestmark = [pytest.mark.usefixtures("in_root"), pytest.mark.thorough]
 
 STEPS, TOKENS = 4, 8 * 32
 OPTIONS = [
@@ -65,7 +65,6 @@ def metrics(folder):
     return [line["step"] for line in lines], [line[name] for line in lines for name in wanted if name in line]
 
 
-@pytest.mark.thorough
 def test_two_processes_train_stop_and_go_on_as_one_does(folders):
     """Each has half of the rows of every batch. Sums over a batch's tokens are added up in another order, by
     which they may differ by as many units of rounding as there are tokens."""
@@ -90,7 +89,6 @@ def test_only_the_first_process_speaks(folders):
         assert str(two) not in second
 
 
-@pytest.mark.thorough
 def test_only_the_first_process_prints_what_is_measured_and_written(folders):
     two, _, _ = folders
     first, second = together(f"--workdir={two}", "--mode=evaluate")

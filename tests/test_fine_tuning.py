@@ -125,6 +125,7 @@ def test_lora_leaves_all_else_as_it_was(data, pretrained, tmp_path):
     assert moved == 4
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("keys", "message"),
     [
@@ -213,6 +214,7 @@ def test_labels_are_a_part_of_the_head(labelled, tmp_path, names, same, strict):
     jax.tree.map(np.testing.assert_array_equal, begun_with["head"], (theirs if same else fresh)["head"])
 
 
+@pytest.mark.thorough
 def test_what_adapters_have_learned_is_not_left_in_silence(labelled, tmp_path):
     rows = [(f"text {i}", ("no", "yes")[i % 2]) for i in range(30)]
     with pytest.raises(UserError, match=r"has learned .*lora_down.*; model.lora_rank=2 takes them where"):

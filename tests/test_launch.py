@@ -421,6 +421,7 @@ def test_a_question_from_the_keyboard_is_answered_before_the_next(trained):
         os.close(theirs)
 
 
+@pytest.mark.thorough
 def test_bits_per_byte_is_left_out_where_tokens_do_not_give_the_text_back(capfd, tmp_path, source):
     """Words in lower case without their spaces are less than the text: what is dropped costs no bits."""
     keys = ["--config.data.tokenizer=words", "--config.data.vocab_size=50"]

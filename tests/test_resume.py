@@ -154,6 +154,7 @@ def test_the_exit_code_says_that_a_command_was_interrupted(monkeypatch, capfd, t
     assert capfd.readouterr().err.endswith("interrupted\n")
 
 
+@pytest.mark.thorough
 def test_a_signal_in_an_evaluation_leaves_it_and_it_is_made_up_for(
     monkeypatch, capfd, tmp_path, source, straight
 ):

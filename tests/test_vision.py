@@ -63,6 +63,7 @@ def test_a_run_leaves_what_it_needs_and_pictures(trained):
     assert (trained / "classes" / "00000060.png").read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.thorough
 def test_the_folder_of_a_run_is_enough_to_classify(trained, images, tmp_path, capfd):
     paths = [
         images / label / f"{i}.{end}" for label in ("red", "blue") for i, end in ((3, "jpg"), (4, "png"))

@@ -142,6 +142,7 @@ def test_a_target_is_drawn_where_a_temperature_is_given(capfd, tmp_path, transla
         assert short.splitlines() == [line.partition(stop)[0] for line in whole.splitlines()]
 
 
+@pytest.mark.thorough
 def test_flags_that_do_nothing_together_are_refused(capfd, translator):
     run = translator, "--prompt=seven"
     assert refused(capfd, *run, "--num_samples=2") == (

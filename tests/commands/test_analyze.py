@@ -182,6 +182,7 @@ def test_an_encoder_knows_what_follows_a_word_and_a_decoder_what_precedes_it(cap
     assert len(analyze(capfd, masked, "--words=beta", "--contexts=beta. Beta")) == 5
 
 
+@pytest.mark.thorough
 def test_a_map_shows_what_is_asked_for_or_the_first_words(capfd, bpe, words, tmp_path):
     picture = tmp_path / "map.png"
     lines = analyze(capfd, words, "--words=alpha,beta", "--neighbours=alpha", f"--map={picture}")

@@ -150,7 +150,7 @@ def test_what_cannot_be_measured_is_one_line(capfd, trained, tmp_path):
         "--input=/no/such": "--input: there is no file '/no/such'; expected one, or a source: stdlib, text",
         "--input=text:/no/such": "text:/no/such: no such file",
         "--config.train.steps=9": "--config.train.steps: it concerns training, and does not change",
-        "--config.optimizer.name=sgd": "--config.optimizer.name: it is for training",
+        "--config.optimizer.name=sgd": "--config.optimizer.name: it concerns training",
         "--config.sample.top_k=1": "--config.sample.top_k: --mode=evaluate samples nothing",
         "--step=7": "no checkpoint of step 7; there are 1, 2",
         "--step=x": "--step: 'x'; expected a number, best or latest",

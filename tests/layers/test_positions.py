@@ -81,6 +81,7 @@ def test_t5_buckets_against_their_rule(causal, num_buckets, max_distance):
     assert len(set(expected)) == (num_buckets if causal else num_buckets - 1)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("causal", [True, False])
 def test_t5_buckets_as_transformers_has_them(causal):
     torch, t5 = pytest.importorskip("torch"), pytest.importorskip("transformers.models.t5.modeling_t5")

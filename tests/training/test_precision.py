@@ -87,6 +87,7 @@ GRADIENT = np.sqrt(3 * FORWARD) * UNIT
 has the forward pass behind it, and twice as many products on the way back."""
 
 
+@pytest.mark.thorough
 def test_gradients_differ_by_roundings(trained):
     exact, rounded = (trained[dtype][1] for dtype in ("float32", "bfloat16"))
     error = optax.tree.norm(jax.tree.map(np.subtract, rounded, exact)) / optax.tree.norm(exact)

@@ -217,7 +217,12 @@ def alone():
     return batches, curve(batches, (1, 1, 1), jax.devices()[:1])[0]
 
 
-@pytest.mark.parametrize("mesh", [(8, 1, 1), (1, 8, 1), (4, 1, 2), (2, 2, 2)])
+@pytest.mark.parametrize("mesh", [
+    pytest.param((8, 1, 1), marks=pytest.mark.thorough),
+    pytest.param((1, 8, 1), marks=pytest.mark.thorough),
+    pytest.param((4, 1, 2), marks=pytest.mark.thorough),
+    (2, 2, 2),
+])  # fmt: skip
 def test_eight_devices_train_as_one_does(alone, mesh):
     """Data, fully sharded and tensor parallel: the same loss curve, with microbatches too.
 

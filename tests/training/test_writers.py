@@ -31,6 +31,7 @@ def test_an_unknown_one_is_refused():
     assert names_of("") == [] and names_of("tensorboard, jsonl") == ["tensorboard", "jsonl"]
 
 
+@pytest.mark.thorough
 @pytest.mark.usefixtures("in_root")
 def test_a_run_without_any_still_says_what_it_measured_and_may_take_one_up_later(capfd, tmp_path):
     folder, source = tmp_path / "run", runs.write_corpus(tmp_path / "corpus")
@@ -53,6 +54,7 @@ def test_a_run_without_any_still_says_what_it_measured_and_may_take_one_up_later
     assert json.loads(lines[-1])["train/loss"] > 0
 
 
+@pytest.mark.thorough
 @pytest.mark.usefixtures("in_root")
 def test_pictures_are_no_events_where_those_are_left_out(tmp_path):
     arguments = ["--config=configs/translation.py:tiny", f"--workdir={tmp_path}/run"]
