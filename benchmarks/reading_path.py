@@ -61,7 +61,7 @@ def traced(commands: list[list[str]], whole: bool) -> set[CodeType]:
     finally:
         sys.setprofile(None)
         threading.setprofile(None)  # type: ignore[arg-type]
-    return {code for code in seen if is_own(code)}
+    return {code for code in list(seen) if is_own(code)}  # another thread may still be adding its last call
 
 
 def is_own(code: CodeType) -> bool:
