@@ -61,12 +61,15 @@ SHAPES = {
 class Contestant:
     """A process that reports when it is ready, then does one measured call for each line it reads."""
 
-    def __init__(self, module: str, *arguments: str, **environment: str) -> None:
-        """Starts `python -m module --worker ...` and waits until it has warmed up."""
+    def __init__(
+        self, module: str, *arguments: str, malloc: Mapping[str, str] = MALLOC, **environment: str
+    ) -> None:
+        """Starts `python -m module --worker ...` and waits until it has warmed up; `malloc` as launch.py sets
+        it."""
         command = [sys.executable, "-m", module, "--worker", *arguments]
-        environment = MALLOC | os.environ | environment  # as in launch.py, for the peers too
+        variables = {**malloc, **os.environ, **environment}
         self._process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=variables
         )
         self.seconds: list[float] = []
         self.report = json.loads(self._read())
@@ -147,11 +150,14 @@ def contest(
     flags = parser.parse_args()
     if flags.worker:
         return work(*flags.worker)
-    names = [name for name in contestants if flags.peer or name.startswith(("ours", "plain"))]
+    names = [name for name in contestants if flags.peer or not is_peer(name)]
     print(machine(), flush=True)
     rows = []
     for case in flags.cases:
-        there = {name: Contestant(module, name, case) for name in names}
+        # The peers run with their own allocator's defaults, as their users start them.
+        there = {
+            name: Contestant(module, name, case, malloc={} if is_peer(name) else MALLOC) for name in names
+        }
         alternate(there, flags.repeats)
         limit = measure(case)
         for name, contestant in there.items():
@@ -159,6 +165,11 @@ def contest(
             rows.append(row(case, name, contestant, there["ours"], limit))
     print(table(rows))
     return None
+
+
+def is_peer(name: str) -> bool:
+    """Whether a contestant of this name is another library's, with its own defaults."""
+    return not name.startswith(("ours", "plain"))
 
 
 def ratio(ours: Contestant, other: Contestant) -> float:
