@@ -1,11 +1,17 @@
 import math
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from tests.parameters import random_params
+from transformer.errors import UserError
+from transformer.layers.masks import Mask
+from transformer.layers.mixers import MultiHeadAttention
 from transformer.layers.positions import Rope
 from transformer.layers.positions.rope import SCALINGS
+from transformer.models.stack_config import StackConfig
 
 
 def test_rope_scores_depend_on_the_distance_alone(rng):
@@ -54,8 +60,8 @@ def test_linear_scaling_divides_positions(rng):
 @pytest.mark.parametrize("half", [1, 2, 16])
 def test_ntk_scaling_keeps_the_highest_frequency_and_divides_the_lowest(half):
     before, _ = SCALINGS["none"](half, 10000.0, 8.0, 128)
-    after, stretch = SCALINGS["ntk"](half, 10000.0, 8.0, 128)
-    assert stretch == 1 and before[0] == after[0] == 1
+    after, score_factor = SCALINGS["ntk"](half, 10000.0, 8.0, 128)
+    assert score_factor == 1 and before[0] == after[0] == 1
     if half > 1:
         assert float(before[-1] / after[-1]) == pytest.approx(8.0, rel=1e-5)
     assert np.all(np.diff(before / after) > 0)
@@ -64,12 +70,12 @@ def test_ntk_scaling_keeps_the_highest_frequency_and_divides_the_lowest(half):
 def test_yarn_divides_only_what_turns_slowly():
     half, base, factor, length = 32, 10000.0, 16.0, 4096
     before, _ = SCALINGS["none"](half, base, factor, length)
-    after, stretch = SCALINGS["yarn"](half, base, factor, length)
+    after, score_factor = SCALINGS["yarn"](half, base, factor, length)
     turns, ratio = np.asarray(before) * length / (2 * math.pi), np.asarray(before / after)
     np.testing.assert_allclose(ratio[turns >= 32 * base ** (1 / half)], 1, rtol=1e-5)
     np.testing.assert_allclose(ratio[turns <= base ** (-1 / half)], factor, rtol=1e-5)
     assert np.all(np.diff(ratio) >= -1e-4) and len(np.unique(ratio.round(3))) > 10
-    assert stretch == pytest.approx(1 + math.log(factor) / 10)
+    assert score_factor == pytest.approx((1 + math.log(factor) / 10) ** 2)
 
 
 @pytest.mark.parametrize(
@@ -89,15 +95,52 @@ def test_yarn_as_transformers_has_it(width, base, factor, length):
     expected, stretch = utils.ROPE_INIT_FUNCTIONS["yarn"](config, "cpu")
     frequency, ours = SCALINGS["yarn"](width // 2, base, factor, length)
     np.testing.assert_allclose(frequency, expected.numpy(), rtol=1e-5)
-    assert ours == pytest.approx(stretch)
+    assert ours == pytest.approx(stretch**2)  # of queries and of keys
 
 
-def test_yarn_stretches_the_scores_by_its_temperature(rng):
+@pytest.mark.parametrize("scaling", SCALINGS)
+def test_every_scaling_is_a_rotation(rng, scaling):
+    """Lengths stay, and turning back by the position leaves the vector as it was."""
     x = jnp.asarray(rng.normal(size=(1, 3, 2, 64)), jnp.float32)
-    rope = Rope(scaling="yarn", scaling_factor=4.0, max_length=512)
-    y = rope.rotate(x, jnp.array([[0, 7, 300]]))
-    ratio = jnp.linalg.norm(y, axis=-1) / jnp.linalg.norm(x, axis=-1)
-    np.testing.assert_allclose(ratio, 0.1 * math.log(4) + 1, rtol=1e-5)
-    # The trained length is the longest one over the factor, unless it is given.
+    positions = jnp.asarray(rng.integers(0, 500, (1, 3)))
+    rope = Rope(scaling=scaling, scaling_factor=1.0 if scaling == "none" else 4.0, max_length=512)
+    y = rope.rotate(x, positions)
+    np.testing.assert_allclose(jnp.linalg.norm(y, axis=-1), jnp.linalg.norm(x, axis=-1), rtol=1e-5)
+    np.testing.assert_allclose(rope.rotate(y, -positions), x, atol=1e-5)
+
+
+def test_the_trained_length_is_the_longest_over_the_factor_unless_given(rng):
+    x, positions = jnp.asarray(rng.normal(size=(1, 3, 2, 64)), jnp.float32), jnp.array([[0, 7, 300]])
+    derived = Rope(scaling="yarn", scaling_factor=4.0, max_length=512)
     given = Rope(scaling="yarn", scaling_factor=4.0, max_length=7, original_length=128)
-    np.testing.assert_array_equal(given.rotate(x, jnp.array([[0, 7, 300]])), y)
+    np.testing.assert_array_equal(given.rotate(x, positions), derived.rotate(x, positions))
+    config = StackConfig(position_scaling="yarn", position_factor=4.0, position_original_length=99)
+    assert config.positions().original_length == 99
+    with pytest.raises(UserError, match=r"position_original_length: 99 with position 't5'; only 'rope'"):
+        StackConfig(position="t5", position_original_length=99)
+    assert config.idle().keys() == StackConfig().idle().keys() - {"position_original_length"}
+
+
+@pytest.mark.parametrize("num_kv_heads", [4, 2])
+def test_yarn_in_multi_head_attention_stretches_queries_and_keys(rng, num_kv_heads):
+    """Softmax of (s R q) . (s R k) / sqrt(k) with s = 0.1 ln(factor) + 1, in float64."""
+    rope = Rope(scaling="yarn", scaling_factor=8.0, max_length=512)
+    module = MultiHeadAttention(num_heads=4, head_dim=16, num_kv_heads=num_kv_heads, position=rope)
+    x, positions = rng.normal(size=(2, 9, 32)), np.sort(rng.integers(0, 500, (2, 9)))
+    inputs = {"mask": Mask(), "positions_bt": jnp.asarray(positions)}
+    params = random_params(rng, module, x.astype(np.float32), scale=32**-0.5, **inputs)
+    found, _ = module.apply({"params": params}, x.astype(np.float32), **inputs)
+    p = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), params)
+    frequency = np.asarray(SCALINGS["yarn"](8, 10000.0, 8.0, 64)[0], np.float64)
+    turn = (0.1 * math.log(8) + 1) * np.exp(1j * positions[:, :, None, None] * frequency)
+
+    def heads(name):
+        y = np.einsum("btd,dhk->bthk", x, p[name]["kernel"]) + p[name]["bias"]
+        return np.repeat(y, 4 // y.shape[2], axis=2)
+
+    q, k = ((y[..., :8] + 1j * y[..., 8:]) * turn for y in (heads("query"), heads("key")))
+    scores = np.einsum("bthk,bshk->bhts", q, k.conj()).real / 4
+    weights = np.exp(scores - scores.max(-1, keepdims=True))
+    out = np.einsum("bhts,bshk->bthk", weights / weights.sum(-1, keepdims=True), heads("value"))
+    expected = np.einsum("bthk,hkd->btd", out, p["output"]["kernel"]) + p["output"]["bias"]
+    np.testing.assert_allclose(found, expected, atol=5e-5)

@@ -35,6 +35,7 @@ OPTIONAL = {
     "pattern": ("mixer", "pattern"),
     "attention_dropout": ("mixer", "dropout"),
     "position_scaling": ("position", "scaling"),
+    "position_original_length": ("position", "original_length"),
     "position_distance": ("position", "max_distance"),
 }
 """Optional keys, by default off, of some mixers or position encodings -> (family, name of their field)."""
@@ -79,6 +80,7 @@ class StackConfig(Bounded):
     position_base: PositiveFloat = 10000.0  # base of rope and sinusoidal positions: longest wavelength / 2 pi
     position_scaling: Annotated[str, OneOf(SCALINGS)] = "none"  # context extension of rope
     position_factor: float = 1.0  # context extension factor; 1 without scaling
+    position_original_length: Nonnegative = 0  # trained length, for yarn; 0: max_length / position_factor
     position_distance: Nonnegative = 0  # largest distance that t5 and shaw distinguish; 0: 128 and 16
     max_length: Positive = 2048  # longest sequence, prompt and completion together
     use_bias: bool = False  # biases in projections, feed-forward and norms
@@ -192,6 +194,8 @@ class StackConfig(Bounded):
             found |= dict.fromkeys(("pattern_size", "pattern_extra"), "with pattern 'full'")
         if not self.use_bias:
             found["attention_bias"] = "with use_bias False"
+        if self.position_scaling != "yarn":
+            found["position_original_length"] = f"with position_scaling {self.position_scaling!r}"
         if "base" not in POSITIONS[self.position].__dataclass_fields__:
             found["position_base"] = f"with position {self.position!r}"
         return found
@@ -279,6 +283,7 @@ class StackConfig(Bounded):
             "head_dim": self.key_width,
             "scaling": self.position_scaling,
             "scaling_factor": self.position_factor,
+            "original_length": self.position_original_length,
             "causal": causal,
             "rms": self.added_rms,
         }

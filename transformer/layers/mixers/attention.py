@@ -121,14 +121,15 @@ class Attention(Mixer, kw_only=True):  # type: ignore[call-arg]
     @property
     @abstractmethod
     def scale(self) -> float:
-        """The factor of the products of queries and keys."""
+        """The factor of the products of queries and keys, besides that of the position encoding."""
 
     def _scoring(self, q_bthk: jax.Array, positions_bt: jax.Array, key_positions_bs: jax.Array) -> Scoring:
         sinks_h = None
         if self.sinks:
             init = nn.with_logical_partitioning(nn.initializers.zeros, ("heads",))
             sinks_h = self.param("sinks", init, q_bthk.shape[2:3], jnp.float32)
-        scoring = Scoring(sinks_h=sinks_h, soft_cap=self.soft_cap, scale=self.scale)
+        scale = self.scale * self.position.score_factor
+        scoring = Scoring(sinks_h=sinks_h, soft_cap=self.soft_cap, scale=scale)
         if any(self.position.has(hook) for hook in ("query_bias", "bias", "values")):
             return self._with_position(scoring, q_bthk, positions_bt, key_positions_bs)
         return scoring

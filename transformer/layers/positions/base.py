@@ -11,7 +11,7 @@ class Position(nn.Module):
 
     With queries q, keys k and values v a layer computes, for each head,
 
-    score_ts = (query_bias(rotate(q_t)) . rotate(k_s)) / sqrt(head_dim) + bias_ts,
+    score_ts = score_factor (query_bias(rotate(q_t)) . rotate(k_s)) / sqrt(head_dim) + bias_ts,
     out_t = sum_s weight_ts v_s + values_t,
 
     where `bias` gets rotate(q), and `values` the weights. Both are called on any subset of queries and keys,
@@ -37,6 +37,11 @@ class Position(nn.Module):
     def rotate(self, x_bthk: jax.Array, positions_bt: jax.Array) -> jax.Array:
         """Changes queries and keys in every attention layer."""
         return x_bthk
+
+    @property
+    def score_factor(self) -> float:
+        """The factor of the products of queries and keys."""
+        return 1.0
 
     def query_bias(self, q_bthk: jax.Array) -> jax.Array:
         """Changes the queries in the product with the keys, but not those in `bias`."""

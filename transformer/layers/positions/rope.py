@@ -32,9 +32,9 @@ def ntk(half: int, base: float, factor: float, length: float) -> tuple[jax.Array
 def yarn(half: int, base: float, factor: float, length: float) -> tuple[jax.Array, float]:
     """Divides frequencies with less than one rotation in the trained length, and keeps those with 32 or more.
 
-    Between them it interpolates linearly in the index of the pair, as in the authors' code. Queries and keys
-    are multiplied by 0.1 ln(factor) + 1, the square root of the inverse temperature of the scores. Source:
-    Peng et al. 2023 (YaRN), sections 3.2 and 3.4.
+    Between them it interpolates linearly in the index of the pair, as in the authors' code. The scores are
+    multiplied by (0.1 ln(factor) + 1)^2, their inverse temperature. Source: Peng et al. 2023 (YaRN), sections
+    3.2 and 3.4.
     """
 
     def pair_with(turns: float) -> float:
@@ -44,7 +44,7 @@ def yarn(half: int, base: float, factor: float, length: float) -> tuple[jax.Arra
     last = max(min(math.ceil(pair_with(1)), 2 * half - 1), first + 1)
     divided = jnp.clip((jnp.arange(half) - first) / (last - first), 0, 1)
     frequency, _ = unscaled(half, base, factor, length)
-    return frequency * (1 - divided + divided / factor), 0.1 * math.log(factor) + 1
+    return frequency * (1 - divided + divided / factor), (0.1 * math.log(factor) + 1) ** 2
 
 
 SCALINGS: dict[str, Callable[[int, float, float, float], tuple[jax.Array, float]]] = {
@@ -53,14 +53,14 @@ SCALINGS: dict[str, Callable[[int, float, float, float], tuple[jax.Array, float]
     "ntk": ntk,
     "yarn": yarn,
 }
-"""Context extension: (k/2, base, factor, trained length) -> frequencies (k/2), and a multiplier of queries
-and keys."""
+"""Context extension: (k/2, base, factor, trained length) -> frequencies (k/2), and a factor of the scores."""
 
 
 class Rope(Position):
     """Rotates each pair (x_i, x_{i + k/2}) of a head by the angle pos * base^(-2i / k):
 
-    (a, b) -> (a cos - b sin, a sin + b cos), so that <q_m, k_n> depends only on m - n.
+    (a, b) -> (a cos - b sin, a sin + b cos), so that <q_m, k_n> depends only on m - n. It is a rotation with
+    every scaling: rotating by m and then by n is rotating by m + n.
     Source: Su et al. 2021 (RoFormer), section 3.2; the pairs are half a head apart, as is common.
 
     `scaling`, a key of `SCALINGS`, lowers the frequencies for texts `scaling_factor` (at least 1) times as
@@ -77,9 +77,16 @@ class Rope(Position):
     def rotate(self, x_bthk: jax.Array, positions_bt: jax.Array) -> jax.Array:
         """Rotates in float32; the head width must be even."""
         half = x_bthk.shape[-1] // 2
-        length = self.original_length or self.max_length / self.scaling_factor
-        frequency, stretch = SCALINGS[self.scaling](half, self.base, self.scaling_factor, length)
-        angle = positions_bt[:, :, None, None].astype(jnp.float32) * frequency
-        sine, cosine = stretch * jnp.sin(angle), stretch * jnp.cos(angle)
+        angle = positions_bt[:, :, None, None].astype(jnp.float32) * self._scaled(half)[0]
+        sine, cosine = jnp.sin(angle), jnp.cos(angle)
         a, b = x_bthk[..., :half].astype(jnp.float32), x_bthk[..., half:].astype(jnp.float32)
         return jnp.concatenate([a * cosine - b * sine, a * sine + b * cosine], axis=-1).astype(x_bthk.dtype)
+
+    @property
+    def score_factor(self) -> float:
+        """The factor of the scaling, which does not depend on the width."""
+        return self._scaled(1)[1]
+
+    def _scaled(self, half: int) -> tuple[jax.Array, float]:
+        length = self.original_length or self.max_length / self.scaling_factor
+        return SCALINGS[self.scaling](half, self.base, self.scaling_factor, length)
