@@ -49,6 +49,42 @@ def test_segments_with_memory_are_the_whole_text(rng, position, documents):
     np.testing.assert_allclose(got, full, atol=2e-4)
 
 
+def kinds(*each):
+    names = tuple(f"kind_{i}" for i in range(len(each)))
+    return {"layers": names, "layer_kinds": dict(zip(names, each, strict=True))}
+
+
+ROTATED = {
+    "linear": {"position_scaling": "linear", "position_factor": 2.0},
+    "ntk": {"position_scaling": "ntk", "position_factor": 4.0},
+    "yarn": {"position_scaling": "yarn", "position_factor": 4.0, "position_original_length": 64},
+    "latent": {"mixer": "latent"},
+    "latent yarn": {"mixer": "latent", "position_scaling": "yarn", "position_factor": 4.0},
+    "plain": {"mixer": "plain"},
+    "rope, none": kinds({}, {"position": "none"}),
+    "none, rope": kinds({"position": "none"}, {}),
+    "two bases": kinds({"position_base": 3.0}, {"position_base": 500.0}),
+    "scaled, latent": kinds({"position_scaling": "linear", "position_factor": 3.0}, {"mixer": "latent"}),
+    "transformer_xl, rope": kinds({"position": "transformer_xl"}, {}),
+}
+"""Rotary positions of every kind, and layers that differ in them: each turns back its own keys."""
+
+QUICK = ("rope, none", "two bases")
+
+
+@pytest.mark.parametrize(
+    "name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.thorough) for name in ROTATED]
+)
+def test_keys_are_turned_back_by_the_positions_of_their_own_layer(rng, name):
+    changes = {"position": "rope"} | ROTATED[name]
+    config, model, variables = make(rng, **changes)
+    tokens, segments = texts(rng, 12)
+    full = model.apply(variables, tokens, segments_bt=segments, method="hidden")
+    got, memory = in_segments(model, variables, tokens, segments, Memory.empty(config, 2, 12), 4)
+    np.testing.assert_allclose(got, full, atol=2e-4)
+    assert (memory.segments_bm > 0).all()
+
+
 def test_no_more_is_seen_than_is_remembered(rng):
     """With one layer, token i of a segment reaches m + i tokens back, and no further."""
     config, model, variables = make(rng, num_layers=1)

@@ -12,8 +12,8 @@ from transformer.config import Nonnegative, Positive
 from transformer.errors import UserError
 from transformer.layers.cache import KVCache
 from transformer.layers.masks import Mask
-from transformer.layers.mixers import Attention, MultiHeadAttention
-from transformer.layers.positions import POSITIONS, Rope
+from transformer.layers.mixers import Attention
+from transformer.layers.positions import POSITIONS
 from transformer.models.decoder import Decoder, DecoderConfig
 
 RELATIVE = tuple(name for name, kind in POSITIONS.items() if not kind.has("embed"))
@@ -42,12 +42,6 @@ class TransformerXLConfig(DecoderConfig):
             if not isinstance(mixer, Attention):
                 raise UserError(
                     "mixer: a recurrent mixer has no keys and values; a model with memory needs them"
-                )
-            rotated = isinstance(mixer.position, Rope)
-            if rotated and (not isinstance(mixer, MultiHeadAttention) or mixer.position.scaling != "none"):
-                raise UserError(
-                    f"position: 'rope' with memory needs mixer 'multi_head' and position_scaling 'none', not "
-                    f"{self.mixer!r} and {self.position_scaling!r}"
                 )
         if self.remat != "none":
             raise UserError(f"remat: {self.remat!r}; a model with memory supports only 'none'")
@@ -115,12 +109,7 @@ class TransformerXL(Decoder):
         )
 
         def keep(layer: KVCache, mixer: Any) -> KVCache:
-            key_bgmk, value_bgmk = jax.lax.stop_gradient(
-                (layer.key_bgsk[:, :, t:], layer.value_bgsk[:, :, t:])
-            )
-            # In the next segment these tokens are t positions earlier, so rotary keys are rotated back by t.
-            back_b1 = jnp.full((1, 1), -t)
-            key_bmgk = mixer.position.rotate(key_bgmk.swapaxes(1, 2), back_b1)
-            return KVCache(key_bmgk.swapaxes(1, 2), value_bgmk)
+            last = jax.tree.map(lambda x_bgsk: jax.lax.stop_gradient(x_bgsk[:, :, t:]), layer)
+            return mixer.shift(last, -t)  # the positions of these tokens in the next segment
 
         return self.normalize(x_btd), Memory(tuple(map(keep, layers, stack.mixers)), segments_bs[:, t:])

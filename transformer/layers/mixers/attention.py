@@ -99,6 +99,11 @@ class Attention(Mixer, kw_only=True):  # type: ignore[call-arg]
         """The keys and values (b, s, g, k) of a cache."""
         return cache.key_bgsk.swapaxes(1, 2), cache.value_bgsk.swapaxes(1, 2)
 
+    def shift(self, cache: KVCache, by: int) -> KVCache:
+        """The cache of tokens that are `by` positions later."""
+        key_bsgk = self.position.rotate(cache.key_bgsk.swapaxes(1, 2), jnp.full((1, 1), by))
+        return dataclasses.replace(cache, key_bgsk=key_bsgk.swapaxes(1, 2))
+
     def join(self, out_bthk: jax.Array, width: int) -> jax.Array:
         """The heads' outputs (b, t, h, k) -> (b, t, width)."""
         names, scale = ("heads", "head_dim", "embed"), self.output_scale

@@ -1,5 +1,7 @@
 """Multi-head latent attention (MLA): keys and values of all heads from one latent vector per token."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
@@ -51,6 +53,13 @@ class LatentAttention(Attention, kw_only=True):  # type: ignore[call-arg]
         """Keys and values from the cache; the values are the latents."""
         key_bs1k = cache.key_bgsk.swapaxes(1, 2)
         return key_bs1k, key_bs1k[..., : self.latent_width]
+
+    def shift(self, cache: KVCache, by: int) -> KVCache:
+        """The cache of tokens that are `by` positions later; latents have no position."""
+        latent_bsc, rotary_bsk = jnp.split(cache.key_bgsk, [self.latent_width], axis=-1)
+        rotary = super().shift(dataclasses.replace(cache, key_bgsk=rotary_bsk), by)
+        key_bgsk = jnp.concatenate([latent_bsc, rotary.key_bgsk], axis=-1)
+        return dataclasses.replace(cache, key_bgsk=key_bgsk)
 
     def join(self, out_bthk: jax.Array, width: int) -> jax.Array:
         """Weighted sums of latents (b, t, h, c) -> (b, t, width)."""
