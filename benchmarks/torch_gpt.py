@@ -1,5 +1,5 @@
-"""A peer: GPT-2 in PyTorch as people write it by hand, with one projection for q, k and v, fused attention and a
-tied head."""
+"""A peer: GPT-2 in PyTorch as people write it by hand: one projection for q, k and v, fused attention, a tied
+head."""
 
 import torch
 from torch import nn

@@ -3,8 +3,9 @@
     python -m benchmarks.train_speed [--peer] [--cases S-float32 M-bfloat16 ...] [--repeats 5]
 
 `--peer` adds PyTorch (`pip install torch transformers`) with the same shape, batch and optimizer: GPT-2 as
-people write it by hand, eager and with `torch.compile`, and that of Hugging Face transformers. All contestants
-train on the same tokens. A loss that does not start near log(vocabulary) and fall ends the benchmark.
+people write it by hand, eager and with `torch.compile`, and that of Hugging Face transformers. All
+contestants train on the same tokens. A loss that does not start near log(vocabulary) and fall ends the
+benchmark.
 """
 
 import math
