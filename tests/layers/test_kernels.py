@@ -125,6 +125,13 @@ def test_causal_and_windowed(rng, kernel, t, window):
 
 
 @pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize("pattern", [None, Window(5)])
+def test_queries_that_begin_after_keys(rng, kernel, pattern):
+    start, t = int(rng.integers(1, 20)), 13
+    assert_exact(KERNELS[kernel], rng, Mask(causal=True, pattern=pattern, start=start), t, s=start + t)
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
 @pytest.mark.parametrize("h,g,bias_heads", [(4, 4, 1), (4, 1, 0), (6, 3, -1)])
 def test_segments_groups_and_biases(rng, kernel, h, g, bias_heads):
     packed = jnp.asarray(segments(rng, 2, 19))
@@ -178,13 +185,15 @@ def calls(draw):
         st.builds(Blocks, size, st.integers(0, 3), st.integers(0, 99)),
     )
     causal, t, g = draw(st.booleans()), draw(st.integers(1, 32)), draw(st.integers(1, 3))
-    s, h = t if causal else draw(st.integers(1, 32)), g * draw(st.integers(1, 3))
+    start = draw(st.sampled_from([0, draw(st.integers(0, 32 - t))]))
+    s, h = start + t if causal else draw(st.integers(1, 32)), g * draw(st.integers(1, 3))
     kernel = draw(st.sampled_from(sorted(KERNELS if causal else KERNELS.keys() - {"unrolled"})))
     rng = np.random.default_rng(draw(st.integers(0, 2**32)))
     numbers = (segments(rng, 2, t), segments(rng, 2, s)) if draw(st.booleans()) else (None, None)
-    numbers = (numbers[0], numbers[0]) if causal else numbers
+    numbers = (numbers[1][:, start:], numbers[1]) if causal and numbers[0] is not None else numbers
     valid = rng.random((2, s)) < draw(st.floats(0, 1)) if draw(st.booleans()) else None
-    mask = jax.tree.map(jnp.asarray, Mask(*numbers, valid, causal=causal, pattern=draw(patterns)))
+    mask = Mask(*numbers, valid, causal=causal, pattern=draw(patterns), start=start)
+    mask = jax.tree.map(jnp.asarray, mask)
     extras = {
         "bias_heads": draw(st.sampled_from([0, 1, h])),
         "soft_cap": draw(st.sampled_from([0.0, 1.5])),
@@ -235,8 +244,9 @@ def test_what_a_kernel_cannot_serve_is_refused_by_name(rng):
     q, k = jnp.zeros((1, 4, 2, 8)), jnp.zeros((1, 4, 2, 8))
     with pytest.raises(UserError, match="'unrolled' does not support these inputs: the mask is not causal"):
         choose("unrolled", q, k, mask=Mask())
-    with pytest.raises(UserError, match="do not stand where the keys do"):
-        choose("unrolled", q, k[:, :2], mask=Mask(causal=True))
+    turned = Mask(causal=True, key_indices_bs=jnp.zeros((1, 4), jnp.int32))
+    assert choose("unrolled", q, k, mask=turned) is kernels.cached
+    assert choose("unrolled", q, k, mask=Mask(causal=True, start=2)) is KERNELS["unrolled"]
     assert choose("auto", q, k, mask=Mask()) is KERNELS["reference"]
     assert choose("auto", q, k, mask=Mask(causal=True)) is KERNELS["unrolled"]
     assert choose("auto", q, k, mask=Mask(causal=True, pattern=Window(2))) is KERNELS["blockwise"]

@@ -12,7 +12,11 @@ def brute_force(mask: Mask, b: int, t: int, s: int) -> np.ndarray:
     allowed = np.zeros((b, 1, t, s), bool)
     for row in range(b):
         for query in range(t):
-            i = query if mask.query_indices_bt is None else int(mask.query_indices_bt[row, query])
+            i = (
+                mask.start + query
+                if mask.query_indices_bt is None
+                else int(mask.query_indices_bt[row, query])
+            )
             for j in range(s):
                 ok = not mask.causal or j <= i
                 ok &= mask.pattern is None or i - j < mask.pattern.size
@@ -25,12 +29,13 @@ def brute_force(mask: Mask, b: int, t: int, s: int) -> np.ndarray:
 
 
 def random_mask(rng: np.random.Generator, b: int, t: int, s: int) -> Mask:
-    causal = bool(rng.integers(2))
+    causal, static = bool(rng.integers(2)), bool(rng.integers(2))
     return Mask(
         query_segments_bt=jnp.asarray(rng.integers(0, 3, (b, t))),
         key_segments_bs=jnp.asarray(rng.integers(0, 3, (b, s))),
         key_valid_bs=jnp.asarray(rng.integers(0, 2, (b, s)).astype(bool)) if rng.integers(2) else None,
-        query_indices_bt=jnp.asarray(rng.integers(0, s, (b, t))) if rng.integers(2) else None,
+        query_indices_bt=None if static else jnp.asarray(rng.integers(0, s, (b, t))),
+        start=int(rng.integers(s)) if static else 0,
         causal=causal,
         pattern=Window(int(rng.integers(1, s + 1))) if causal and rng.integers(2) else None,
     )
@@ -69,6 +74,8 @@ def test_impossible_masks_and_patterns_are_refused():
     ):
         with pytest.raises(UserError, match="expected at"):
             make()
+    with pytest.raises(UserError, match="positions"):
+        Mask(key_positions_bs=jnp.zeros((1, 2), jnp.int32))
 
 
 @pytest.mark.parametrize("added", [0, 3])
@@ -79,6 +86,16 @@ def test_no_one_sees_what_a_mask_is_lengthened_by(rng, added):
     )
     np.testing.assert_array_equal(longer[:, :, :5, :7], np.broadcast_to(mask.dense(5, 7), (2, 1, 5, 7)))
     assert not longer[..., 7:].any()
+
+
+@pytest.mark.parametrize("pattern", [Fixed(4, 2), Global(2, 3), Blocks(2), Window(2), Strided(3)], ids=repr)
+def test_a_pattern_is_that_of_the_positions_of_a_document(rng, pattern):
+    first, n = int(rng.integers(1, 6)), 9
+    places = jnp.arange(first + n)[None]
+    places = jnp.where(places < first, places, places - first)
+    mask = Mask(query_positions_bt=places, key_positions_bs=places, pattern=pattern)
+    packed = np.asarray(mask.dense(first + n, first + n))[0, 0, first:, first:]
+    np.testing.assert_array_equal(packed, Mask(pattern=pattern).dense(n, n)[0, 0])
 
 
 PATTERN_BY_DEFINITION = {

@@ -1,6 +1,7 @@
 """`Mask` describes which keys a query may attend to; only the reference kernel materialises it."""
 
 import dataclasses
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -17,15 +18,18 @@ class Mask:
     A query at index i of its row may attend to the key at index j if all given conditions hold:
 
     - `causal`: j <= i;
-    - `pattern`, one of `PATTERNS`, is True for i and j;
+    - `pattern`, one of `PATTERNS`, is True for i and j, or for their positions if it counts from the start of
+      the text;
     - segments: `query_segments[i] == key_segments[j]` (packed documents do not attend to each other);
     - `key_valid[j]`: the key is not padding or an empty slot of a cache.
 
-    `origins` (b) are the indices where the rows begin on both axes (None: 0), for patterns that depend on
-    them. `query_indices` (b, t) are the indices of the queries on the key axis; None: 0, 1, ... t - 1.
-    `key_indices` (b, s) are those of the keys, which are in another order in a rolling cache. With
-    `ancestors` (m, r, s) groups of r rows share their keys and values: at index j, row i of a group attends
-    only to the key of row `ancestors[i, j]`; kernels apply it in addition to the dense mask.
+    The indices of the queries on the key axis are `start`, `start` + 1, ...; those that are known only at run
+    time are `query_indices` (b, t). `key_indices` (b, s) are those of the keys (None: 0, 1, ...), which are
+    in another order in a rolling cache. `query_positions` (b, t) and `key_positions` (b, s) count within each
+    document (None: as the indices do); those of padding are arbitrary.
+
+    With `ancestors` (m, r, s) groups of r rows share their keys and values: at index j, row i of a group
+    attends only to the key of row `ancestors[i, j]`; kernels apply it in addition to the dense mask.
     """
 
     query_segments_bt: jax.Array | None = None
@@ -33,14 +37,31 @@ class Mask:
     key_valid_bs: jax.Array | None = None
     query_indices_bt: jax.Array | None = None
     key_indices_bs: jax.Array | None = None
+    query_positions_bt: jax.Array | None = None
+    key_positions_bs: jax.Array | None = None
     ancestors_mrs: jax.Array | None = None
-    origins_b: jax.Array | None = None
+    start: int = struct.field(pytree_node=False, default=0)
     causal: bool = struct.field(pytree_node=False, default=False)
     pattern: Pattern | None = struct.field(pytree_node=False, default=None)
 
     def __post_init__(self) -> None:
         if (self.query_segments_bt is None) != (self.key_segments_bs is None):
             raise UserError("segments: give both query_segments_bt and key_segments_bs, or neither")
+        if (self.query_positions_bt is None) != (self.key_positions_bs is None):
+            raise UserError("positions: give both query_positions_bt and key_positions_bs, or neither")
+
+    @property
+    def is_static(self) -> bool:
+        """Whether the indices of queries and keys are known before the arrays are."""
+        return self.query_indices_bt is None and self.key_indices_bs is None
+
+    @classmethod
+    def self_attention(
+        cls, segments_bt: jax.Array | None, positions_bt: jax.Array | None, *, causal: bool = False
+    ) -> "Mask":
+        """The mask of a sequence that attends to itself; positions None: 0, 1, ..."""
+        places: Any = {"query_positions_bt": positions_bt, "key_positions_bs": positions_bt}
+        return cls(segments_bt, segments_bt, **places, causal=causal)
 
     def pick(self, indices_s: jax.Array) -> "Mask":
         """The mask for the keys at these indices only; indices below 0 are masked."""
@@ -53,6 +74,7 @@ class Mask:
             self,
             key_segments_bs=of(self.key_segments_bs),
             key_valid_bs=there_1s if valid_bs is None else there_1s & valid_bs,
+            key_positions_bs=of(self.key_positions_bs),
             ancestors_mrs=of(self.ancestors_mrs),
             key_indices_bs=indices_s[None],
         )
@@ -73,14 +95,16 @@ class Mask:
         allowed = jnp.ones((1, t, s), bool)
         j = s0 + jnp.arange(s)[None, None] if self.key_indices_bs is None else keys(self.key_indices_bs)
         if self.query_indices_bt is None:
-            i = t0 + jnp.arange(t)[None, :, None]
+            i = self.start + t0 + jnp.arange(t)[None, :, None]
         else:
             i = queries(self.query_indices_bt)
         if self.causal:
             allowed &= j <= i
         if self.pattern is not None:
-            origin = 0 if self.origins_b is None else self.origins_b[:, None, None]
-            allowed &= self.pattern(i - origin, j - origin)
+            places = self.query_positions_bt, self.key_positions_bs
+            if not self.pattern.relative and places[0] is not None and places[1] is not None:
+                i, j = queries(places[0]), keys(places[1])
+            allowed &= self.pattern(i, j)
         if self.query_segments_bt is not None and self.key_segments_bs is not None:
             allowed &= queries(self.query_segments_bt) == keys(self.key_segments_bs)
         if self.key_valid_bs is not None:
@@ -95,8 +119,10 @@ class Mask:
             self,
             query_segments_bt=_lengthened(self.query_segments_bt, whole_t - t),
             query_indices_bt=_lengthened(self.query_indices_bt, whole_t - t),
+            query_positions_bt=_lengthened(self.query_positions_bt, whole_t - t),
             key_segments_bs=_lengthened(self.key_segments_bs, added),
             key_indices_bs=_lengthened(self.key_indices_bs, added),
+            key_positions_bs=_lengthened(self.key_positions_bs, added),
             key_valid_bs=_lengthened(valid_bs, added),
         )
 

@@ -66,11 +66,11 @@ class Decoder(nn.Module):
 
         `segments_bt` separates packed documents, `positions_bt` counts within them (None: 0, 1, ...).
         """
+        mask = Mask.self_attention(segments_bt, positions_bt, causal=True)
         if positions_bt is None:
             positions_bt = jnp.broadcast_to(jnp.arange(tokens_bt.shape[1]), tokens_bt.shape)
         x_btd, stack = self.embed(tokens_bt, positions_bt, train), self.config.stack(causal=True)
         params = stack.declare(self, "blocks", x_btd)
-        mask = Mask(segments_bt, segments_bt, causal=True)
         x_btd = stack.run(self, "blocks", params, x_btd, mask=mask, positions_bt=positions_bt, train=train)
         return self.normalize(x_btd)
 
@@ -125,14 +125,16 @@ class StackStepper:
             cache = cache.own(start)
         slots_t, key_positions_bs = start + jnp.arange(tokens_bt.shape[1]), cache.positions_bs
         positions_bt = jnp.maximum(slots_t - cache.offsets_b[:, None], 0)
-        # From slot 0 on, queries and keys have the same indices, so the kernels of training can be used.
-        from_0 = isinstance(start, int) and start == 0
+        # With indices known before the program runs, the kernels of training can be used.
+        indices_bt = jnp.broadcast_to(slots_t, positions_bt.shape)
+        indices: Any = {"start": start} if isinstance(start, int) else {"query_indices_bt": indices_bt}
         mask = Mask(
-            query_indices_bt=None if from_0 else jnp.broadcast_to(slots_t, positions_bt.shape),
             key_valid_bs=key_positions_bs >= 0,
+            query_positions_bt=positions_bt,
+            key_positions_bs=key_positions_bs,
             ancestors_mrs=cache.ancestors_mrs,
-            origins_b=cache.offsets_b,
             causal=True,
+            **indices,
         )
         x_btd = self.apply("embed", tokens_bt, positions_bt)
         places: Any = {"positions_bt": positions_bt, "start": start, "key_positions_bs": key_positions_bs}

@@ -33,10 +33,17 @@ class Encoder(nn.Module):
 
     @nn.compact
     def __call__(
-        self, x_btd: jax.Array, segments_bt: jax.Array | None, positions_bt: jax.Array, train: bool = False
+        self,
+        x_btd: jax.Array,
+        segments_bt: jax.Array | None = None,
+        positions_bt: jax.Array | None = None,
+        train: bool = False,
     ) -> jax.Array:
-        """(b, t, d) -> (b, t, d); positions attend to each other within a segment (None: to all)."""
-        c = self.config
+        """(b, t, d) -> (b, t, d); positions (None: 0, 1, ...) attend to each other within a segment (None: to
+        all)."""
+        c, mask = self.config, Mask.self_attention(segments_bt, positions_bt)
+        if positions_bt is None:
+            positions_bt = jnp.broadcast_to(jnp.arange(x_btd.shape[1]), x_btd.shape[:2])
         x_btd = c.positions(name="position").embed(x_btd, positions_bt)
         if self.embedding_norm:
             x_btd = c.normalization(name="embedding_norm")(x_btd)
@@ -44,7 +51,6 @@ class Encoder(nn.Module):
         x_btd = nn.with_logical_constraint(x_btd, ("batch", "length", "activation_embed"))
         stack = c.stack()
         params = stack.declare(self, "blocks", x_btd)
-        mask = Mask(segments_bt, segments_bt)
         x_btd = stack.run(self, "blocks", params, x_btd, mask=mask, positions_bt=positions_bt, train=train)
         return x_btd if c.norm_placement == "post" else c.normalization(name="final_norm")(x_btd)
 
@@ -79,8 +85,6 @@ class TextEncoder(nn.Module):
     ) -> jax.Array:
         """(b, t) tokens -> (b, t, d). Segments separate the texts of a packed row (None: one text without
         padding), positions count within each, and types are 0 or 1 (None: all 0)."""
-        if positions_bt is None:
-            positions_bt = jnp.broadcast_to(jnp.arange(tokens_bt.shape[1]), tokens_bt.shape)
         x_btd = self.embedding(tokens_bt)
         if self.config.num_token_types > 1:
             x_btd += self.token_types(jnp.zeros_like(tokens_bt) if types_bt is None else types_bt)

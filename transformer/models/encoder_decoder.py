@@ -100,6 +100,7 @@ class EncoderDecoder(nn.Module):
         number; positions count within each segment. Without segments a row is one pair without padding.
         """
         memory_bsd = self.encode(source_bs, source_segments_bs, source_positions_bs, train)
+        mask = Mask.self_attention(segments_bt, positions_bt, causal=True)
         if positions_bt is None:
             positions_bt = jnp.broadcast_to(jnp.arange(tokens_bt.shape[1]), tokens_bt.shape)
         x_btd = self.config.decoder_stack.run(
@@ -107,7 +108,7 @@ class EncoderDecoder(nn.Module):
             "decoder",
             self.decoder_blocks,
             self.embed(tokens_bt, positions_bt, train),
-            mask=Mask(segments_bt, segments_bt, causal=True),
+            mask=mask,
             memory=memory_bsd,
             memory_mask=Mask(segments_bt, None if segments_bt is None else source_segments_bs),
             positions_bt=positions_bt,
@@ -123,7 +124,7 @@ class EncoderDecoder(nn.Module):
         train: bool = False,
     ) -> jax.Array:
         """(b, s) tokens -> (b, s, d)."""
-        c = self.config
+        c, mask = self.config, Mask.self_attention(segments_bs, positions_bs)
         if positions_bs is None:
             positions_bs = jnp.broadcast_to(jnp.arange(source_bs.shape[1]), source_bs.shape)
         x_bsd = self.source_position.embed(self.source_embedding(source_bs), positions_bs)
@@ -132,7 +133,7 @@ class EncoderDecoder(nn.Module):
             "encoder",
             self.encoder_blocks,
             self._placed(self.embedding_dropout(x_bsd, deterministic=not train)),
-            mask=Mask(segments_bs, segments_bs),
+            mask=mask,
             positions_bt=positions_bs,
             train=train,
         )

@@ -89,7 +89,8 @@ class StackConfig(Bounded):
     attention_dropout: Rate = 0.0  # dropout rate of the attention weights
     dropout: Rate = 0.0  # dropout rate of each sublayer's output
     dtype: Literal["float32", "bfloat16"] = "float32"  # type of the computation; parameters are float32
-    kernel: Annotated[str, OneOf(("auto", *KERNELS))] = "auto"  # attention kernel; auto: the fastest one here
+    # attention kernel, except in decoding steps; auto: the fastest one here
+    kernel: Annotated[str, OneOf(("auto", *KERNELS))] = "auto"
     scan_layers: bool = False  # scan over layers: compiles faster, runs slower on CPU
     remat: Annotated[str, OneOf(REMAT)] = "none"  # rematerialisation: what the backward pass recomputes
 

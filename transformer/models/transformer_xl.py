@@ -13,11 +13,15 @@ from transformer.errors import UserError
 from transformer.layers.cache import KVCache
 from transformer.layers.masks import Mask
 from transformer.layers.mixers import Attention
+from transformer.layers.patterns import PATTERNS
 from transformer.layers.positions import POSITIONS
 from transformer.models.decoder import Decoder, DecoderConfig
 
 RELATIVE = tuple(name for name, kind in POSITIONS.items() if not kind.has("embed"))
 """Relative position encodings, which do not count from the start of a text."""
+
+RELATIVE_PATTERNS = tuple(name for name, make in PATTERNS.items() if make is None or make(1, 1).relative)
+"""Patterns that do not count from the start of a text."""
 
 
 @dataclass(frozen=True)
@@ -35,6 +39,13 @@ class TransformerXLConfig(DecoderConfig):
             raise UserError(
                 f"position: {self.position!r} is an absolute encoding; expected one of {expected}"
             )
+        for name, kind in self.kinds.items():
+            if kind.pattern not in RELATIVE_PATTERNS:
+                key = f"layer_kinds.{name}.pattern" if name else "pattern"
+                expected = ", ".join(map(repr, RELATIVE_PATTERNS))
+                raise UserError(
+                    f"{key}: {kind.pattern!r} counts from the start of a text; expected one of {expected}"
+                )
         for key in ("attention_dropout", "scan_layers"):
             if getattr(self, key):
                 raise UserError(f"{key}: {getattr(self, key)}; a model with memory does not support it")

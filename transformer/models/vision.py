@@ -77,7 +77,6 @@ class VisionTransformer(nn.Module):
             cls_d = self.param("cls", init, (c.d_model,), jnp.float32).astype(x_btd.dtype)
             first_b1d = jnp.broadcast_to(cls_d, (x_btd.shape[0], 1, c.d_model))
             x_btd = jnp.concatenate([first_b1d, x_btd], axis=1)
-        positions_bt = jnp.broadcast_to(jnp.arange(x_btd.shape[1]), x_btd.shape[:2])
-        x_btd = Encoder(c, name="trunk")(x_btd, None, positions_bt, train)
-        x_b1d = pool(c.pooling, x_btd, jnp.ones_like(positions_bt), 1)
+        x_btd = Encoder(c, name="trunk")(x_btd, train=train)
+        x_b1d = pool(c.pooling, x_btd, jnp.ones(x_btd.shape[:2], jnp.int32), 1)
         return ClassifierHead(self.num_classes, c.head_dropout, c.dtype, name="head")(x_b1d, train)[:, 0]

@@ -59,13 +59,13 @@ def choose(
 ) -> Callable[..., jax.Array]:
     """The kernel named `kind`, or for "auto" the fastest one that supports these inputs on this platform.
 
-    If the query indices are not 0, 1, ..., there is a cache, which has its own kernel. `v_bsgk` defaults to
-    the keys.
+    Indices that are known only at run time are those of a decoding step, which always uses `cached`, unless
+    "reference" is named. `v_bsgk` defaults to the keys.
 
     Raises:
       UserError: the kernel does not support the inputs, with the reason.
     """
-    if mask.query_indices_bt is not None and kind != "reference":
+    if not mask.is_static and kind != "reference":
         return cached
     if q_bthk.shape[1] == k_bsgk.shape[1] == 1:
         return reference  # initialisation of models, with a length that not every kernel supports

@@ -48,7 +48,7 @@ def blockwise(
 
 def serves(q_bthk: jax.Array, k_bsgk: jax.Array, v_bsgk: jax.Array, mask: Mask, *_) -> str:
     """Why `blockwise` does not support these inputs; "" if it does."""
-    if mask.origins_b is not None and mask.pattern is not None and not mask.pattern.relative:
+    if mask.query_positions_bt is not None and mask.pattern is not None and not mask.pattern.relative:
         return "which blocks its pattern sees is not known before the rows are"
     return ""
 
@@ -64,12 +64,14 @@ def _lengthen(x_bhtk: jax.Array, length: int) -> jax.Array:
 
 
 @functools.lru_cache(maxsize=64)
-def _visible(causal: bool, pattern: Pattern | None, t: int, s: int, sizes: tuple[int, int]) -> Any:
+def _visible(
+    causal: bool, pattern: Pattern | None, start: int, t: int, s: int, sizes: tuple[int, int]
+) -> Any:
     """For each block of queries, the indices of the blocks of keys that are not entirely masked, and their
     number."""
     rows = []
     for t0 in range(0, t, sizes[0]):
-        i, j = np.arange(t0, t0 + sizes[0])[:, None], np.arange(s)[None]
+        i, j = np.arange(start + t0, start + t0 + sizes[0])[:, None], np.arange(s)[None]
         seen = j <= i if causal else np.ones((sizes[0], s), bool)
         seen = seen if pattern is None else seen & pattern(i, j)
         rows.append(np.flatnonzero(seen.reshape(sizes[0], -1, sizes[1]).any(axis=(0, 2))))
@@ -91,7 +93,8 @@ class _Blocks:
     def __init__(self, k_bgsk, v_bgsk, given, sizes, rate, t) -> None:
         self.k_bgsk, self.v_bgsk, self.sizes, self.rate = k_bgsk, v_bgsk, sizes, rate
         self.mask, self.scoring, self.rng = given
-        self.table, self.counts = _visible(self.mask.causal, self.mask.pattern, t, k_bgsk.shape[2], sizes)
+        static = self.mask.causal, self.mask.pattern, self.mask.start
+        self.table, self.counts = _visible(*static, t, k_bgsk.shape[2], sizes)
         self.numbers = np.arange(len(self.counts))
 
     def of(self, x_bhtk: jax.Array) -> jax.Array:

@@ -69,7 +69,7 @@ def serves(q_bthk, k_bsgk, v_bsgk, mask: Mask, scoring: Scoring, dropout_rate: f
         isinstance(mask.pattern, Window) and mask.pattern.dilation == 1 and mask.causal
     ):
         return f"of patterns it knows the causal window, not {mask.pattern}"
-    if mask.causal and t != s:
+    if mask.start or (mask.causal and t != s):
         return "the queries do not stand where the keys do"
     if added and (t % 2 or s % 2):
         return f"lengths {t} and {s} must be even with a bias, segments or invalid keys"

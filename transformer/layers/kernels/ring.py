@@ -86,7 +86,7 @@ def serves(q_bthk, k_bsgk, v_bsgk, mask: Mask, scoring: Scoring, dropout_rate: f
         return f"it has no patterns, and this one is {mask.pattern}"
     if dropout_rate:
         return "it has no dropout of weights"
-    if mask.causal and t != s:
+    if mask.start or (mask.causal and t != s):
         return "the queries do not stand where the keys do"
     parts = 2 * devices if mask.causal else devices
     for length in (t, s):

@@ -74,7 +74,9 @@ def serves(q_bthk, k_bsgk, v_bsgk, mask: Mask, scoring: Scoring, dropout_rate: f
         return f"lengths {t} and {s} are no multiples of {BLOCKS[-1]}"
     if b % rows or h % columns or g % columns:
         return f"{b} rows, {h} heads or {g} key heads cannot be cut over {rows} x {columns} devices"
-    if mask.pattern is not None and mask.origins_b is not None and not mask.pattern.relative:
+    if mask.start:
+        return "the queries do not stand where the keys do"
+    if mask.pattern is not None and mask.query_positions_bt is not None and not mask.pattern.relative:
         return "which blocks its pattern sees is not known before the rows are"
     if scoring.sinks_h is not None:
         return "it has no sinks"

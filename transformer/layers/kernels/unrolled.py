@@ -25,34 +25,30 @@ def unrolled(
 
     Half of a causal matrix is never computed. The weights of a block are not normalised, e = exp(scores -
     max), and its output is (e V) / sum e: one division per query instead of one per weight. The weights are
-    stored for the backward pass, which is fast for rows of up to about 1000 tokens. For causal masks with
-    queries at 0, 1, ... t - 1 (see `serves`).
+    stored for the backward pass, which is fast for rows of up to about 1000 tokens. Only for causal masks.
     """
-    t, scoring = q_bthk.shape[1], scoring or Scoring()
+    (t, s), scoring = (q_bthk.shape[1], k_bsgk.shape[1]), scoring or Scoring()
     # Head-major, so that each product reads contiguous rows.
     q_bhtk, k_bgsk, v_bgsk = (x.transpose(0, 2, 1, 3) for x in (q_bthk, k_bsgk, v_bsgk))
     blocks = []
     for start in range(0, t, BLOCK):
         end = min(start + BLOCK, t)
-        part = scoring.block(start, end - start, 0, end)
-        scores = part.scores(q_bhtk[:, :, start:end], k_bgsk[:, :, :end])
-        scores = jnp.where(mask.block(start, end - start, 0, end), scores, -jnp.inf)
+        past = min(mask.start + end, s)
+        part = scoring.block(start, end - start, 0, past)
+        scores = part.scores(q_bhtk[:, :, start:end], k_bgsk[:, :, :past])
+        scores = jnp.where(mask.block(start, end - start, 0, past), scores, -jnp.inf)
         top = highest(scores, scoring.sinks_h)
         e = jnp.exp(scores - top)
         total = sum_of(e, top, scoring.sinks_h)
         rng = None if dropout_rng is None else jax.random.fold_in(dropout_rng, start)
-        out = weighted_values(drop(e, dropout_rate, rng), v_bgsk[:, :, :end], part)
+        out = weighted_values(drop(e, dropout_rate, rng), v_bgsk[:, :, :past], part)
         blocks.append((out / jnp.where(total == 0, 1.0, total)).astype(q_bthk.dtype))
     return saved(jnp.concatenate(blocks, axis=2).transpose(0, 2, 1, 3))
 
 
 def serves(q_bthk: jax.Array, k_bsgk: jax.Array, v_bsgk: jax.Array, mask: Mask, *_) -> str:
     """Why `unrolled` does not support these inputs; "" if it does."""
-    if not mask.causal:
-        return "the mask is not causal"
-    if mask.query_indices_bt is not None or q_bthk.shape[1] != k_bsgk.shape[1]:
-        return "the queries do not stand where the keys do"
-    return ""
+    return "" if mask.causal else "the mask is not causal"
 
 
 UNROLLED = Kernel(unrolled, serves)
