@@ -90,6 +90,7 @@ def test_every_position_norm_and_attention(rng, position, norm, heads):
     {"norm_placement": "post"},
     {"norm_placement": "sandwich"},
     {"feed_forward": "swiglu", "tie_embeddings": False, "scale_embeddings": True},
+    {"feed_forward": "none", "norm": "none"},
     {"kernel": "reference"},
     {"kernel": "blockwise"},
     {"mixer": "latent", "position": "rope"},

@@ -3,7 +3,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from transformer.layers.normalization import NORMS, LayerNorm, RMSNorm
+from transformer.layers.normalization import NORMS, LayerNorm, NoNorm, RMSNorm
 
 
 def test_layer_norm_against_float64(rng):
@@ -20,6 +20,13 @@ def test_rms_norm_against_float64(rng):
     expected = scale * x / np.sqrt((x**2).mean(-1, keepdims=True) + 1e-6)
     y = RMSNorm().apply({"params": {"scale": jnp.asarray(scale, jnp.float32)}}, jnp.asarray(x, jnp.float32))
     np.testing.assert_allclose(y, expected, atol=2e-5)
+
+
+def test_no_norm_is_the_identity(rng):
+    x = jnp.asarray(rng.normal(2.0, 5.0, (3, 4, 16)), jnp.bfloat16)
+    y, variables = NoNorm(epsilon=1e-6, use_bias=True).init_with_output(jax.random.key(0), x)
+    np.testing.assert_array_equal(y, x)
+    assert y.dtype == jnp.bfloat16 and not variables
 
 
 @pytest.mark.parametrize("name", NORMS)

@@ -5,8 +5,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import linen as nn
 
 from tests.parameters import random_params
+from transformer.config import refuse_idle
 from transformer.errors import UserError
 from transformer.layers.normalization import NORMS
 from transformer.layers.positions import POSITIONS
@@ -18,7 +20,8 @@ VOCAB = 19
 
 def make(rng, **changes):
     model = Decoder(dataclasses.replace(CONFIG, **changes), VOCAB)
-    return model, random_params(rng, model, jnp.zeros((1, 1), jnp.int32))
+    scale = 0.5 if model.config.norm != "none" else 0.2  # without norms larger ones would grow in each layer
+    return model, random_params(rng, model, jnp.zeros((1, 1), jnp.int32), scale=scale)
 
 
 def tokens(rng, b=2, t=8):
@@ -171,6 +174,62 @@ def test_parameter_names_are_an_interface(rng):
         "unembedding/kernel",
     }
     assert paths == expected
+
+
+BARE = {"norm": "none", "feed_forward": "none"}
+
+
+@pytest.mark.parametrize("changes", [
+    {},
+    {"scan_layers": True, "remat": "full", "num_kv_heads": 1, "position": "learned"},
+])  # fmt: skip
+def test_attention_only_without_norms_is_a_sum_over_layers(rng, changes):
+    """x + sum_n MultiHead_n(x_n) and nothing else (Elhage et al. 2021), in the form of `basics`."""
+    model, params = make(rng, tie_embeddings=False, use_bias=False, **BARE, **{"position": "none"} | changes)
+    assert {*params} - {"position"} == {"embedding", "blocks", "unembedding"}
+    assert {*params["blocks"]} == {"attention"}
+    chosen = tokens(rng)
+    exact = jax.tree.map(np.float64, params)
+    x_btd = exact["embedding"]["table"][chosen]
+    x_btd = x_btd + (exact["position"]["table"][: chosen.shape[1]] if "position" in exact else 0)
+    for i in range(3):
+        layer = {name: value["kernel"][i] for name, value in exact["blocks"]["attention"].items()}
+        q, k, v = (np.einsum("btd,dhk->bhtk", x_btd, layer[name]) for name in ("query", "key", "value"))
+        weights = np.exp(np.where(np.tri(8, dtype=bool), q @ k.swapaxes(-1, -2) / np.sqrt(8), -np.inf))
+        out = weights / weights.sum(-1, keepdims=True) @ v
+        x_btd = x_btd + np.einsum("bhtk,hkd->btd", out, layer["output"])
+    logits = x_btd @ exact["unembedding"]["kernel"]
+    found = model.apply({"params": params}, chosen)
+    np.testing.assert_allclose(found[..., :VOCAB], logits[..., :VOCAB], atol=2e-5)
+
+
+def test_sublayers_share_the_scale_of_their_sum(rng):
+    """The output projections of n blocks of m sublayers have 1 / (n m) of the variance of the others."""
+    for feed_forward, terms in ("gelu", 6), ("none", 3):
+        model = Decoder(dataclasses.replace(CONFIG, d_model=64, feed_forward=feed_forward), VOCAB)
+        params = nn.meta.unbox(model.init(jax.random.key(0), jnp.zeros((1, 1), jnp.int32))["params"])
+        attention = params["blocks"]["attention"]
+        ratio = attention["query"]["kernel"].var() / attention["output"]["kernel"].var()
+        np.testing.assert_allclose(ratio, terms, rtol=0.2)
+
+
+def test_layers_without_parameters_are_refused(rng):
+    with pytest.raises(UserError, match=r"config\.model: a kind of layers has no parameters: none of norm"):
+        make(rng, mixer="plain", **BARE)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "why"),
+    [
+        ("d_ff", 64, "with feed_forward 'none'"),
+        ("norm_placement", "post", "with norm 'none'"),
+        ("norm_epsilon", 1e-3, "with norm 'none'"),
+    ],
+)
+def test_keys_without_effect_are_refused(key, value, why):
+    config = DecoderConfig(**BARE, **{key: value})
+    with pytest.raises(UserError, match=f"config.{key}: {value!r} does nothing {why}"):
+        refuse_idle(config)
 
 
 @pytest.mark.parametrize(

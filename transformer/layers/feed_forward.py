@@ -42,10 +42,12 @@ class FeedForward(nn.Module):
 # Rematerialised: otherwise GELU's backward pass would store several arrays of the hidden width.
 _gelu = jax.checkpoint(jax.nn.gelu)
 
-FEED_FORWARDS: dict[str, Callable[..., nn.Module]] = {
+FEED_FORWARDS: dict[str, Callable[..., nn.Module] | None] = {
+    "none": None,
     "relu": functools.partial(FeedForward, activation=jax.nn.relu),
     "gelu": functools.partial(FeedForward, activation=_gelu),
     "swiglu": functools.partial(FeedForward, activation=jax.nn.silu, gated=True),
     "geglu": functools.partial(FeedForward, activation=_gelu, gated=True),
 }
-"""Value of `model.feed_forward` -> constructor with `d_ff`, `use_bias`, `dtype` and `output_scale`."""
+"""Value of `model.feed_forward` -> constructor with `d_ff`, `use_bias`, `dtype` and `output_scale`; None:
+blocks have no feed-forward sublayer."""

@@ -43,6 +43,17 @@ class RMSNorm(nn.Module):
         return (x * _width_param(self, "scale", nn.initializers.ones, x.shape[-1])).astype(x_btd.dtype)
 
 
+class NoNorm(nn.Module):
+    """x itself, for models without normalisation; `epsilon` and `use_bias` have no effect."""
+
+    epsilon: float = 0.0
+    use_bias: bool = False
+
+    def __call__(self, x_btd: jax.Array) -> jax.Array:
+        """(..., d) -> (..., d)."""
+        return x_btd
+
+
 @functools.partial(jax.checkpoint, static_argnums=(1, 2))
 def _standardize(x_btd: jax.Array, epsilon: float, centred: bool) -> jax.Array:
     """Computed in float32, and rematerialised: otherwise the backward pass would store several arrays of x's
@@ -57,4 +68,4 @@ def _width_param(module: nn.Module, name: str, init: nn.initializers.Initializer
     return module.param(name, nn.with_logical_partitioning(init, ("norm",)), (width,), jnp.float32)
 
 
-NORMS: dict[str, Callable[..., nn.Module]] = {"layer": LayerNorm, "rms": RMSNorm}
+NORMS: dict[str, Callable[..., nn.Module]] = {"layer": LayerNorm, "rms": RMSNorm, "none": NoNorm}

@@ -59,11 +59,12 @@ class Block(nn.Module):
     sandwich:  x <- x + Dropout(Norm(f(Norm(x))))        (Ding et al. 2021, CogView, section 2.4)
 
     `norm` builds a normalisation module from its name. With `cross_attention`, which has no position
-    encoding, a third sublayer between the two attends to another sequence, the memory.
+    encoding, a third sublayer between the two attends to another sequence, the memory. Without `feed_forward`
+    there is only attention (Elhage et al. 2021).
     """
 
     mixer: Mixer
-    feed_forward: nn.Module
+    feed_forward: nn.Module | None
     norm: Callable[..., nn.Module]
     placement: str = "pre"
     dropout: float = 0.0
@@ -92,8 +93,10 @@ class Block(nn.Module):
         if self.cross_attention is not None:
             y_btd = self._cross(self._before("cross_attention", x_btd), memory, memory_mask or Mask(), train)
             x_btd = self._after("cross_attention", x_btd, y_btd, train)
-        y_btd = self.feed_forward(self._before("feed_forward", x_btd))
-        return self._after("feed_forward", x_btd, y_btd, train), cache
+        if self.feed_forward is not None:
+            y_btd = self.feed_forward(self._before("feed_forward", x_btd))
+            x_btd = self._after("feed_forward", x_btd, y_btd, train)
+        return x_btd, cache
 
     def keys_values(self, memory_msd: jax.Array) -> KVCache:
         """The keys and values of another sequence, (m, s, d), for `memory`."""
@@ -147,7 +150,10 @@ class Stack:
         inputs = {"memory": x_11d, "mask": Mask(), "positions_bt": jnp.zeros((1, 1), jnp.int32)}
 
         def stacked(block: Block, rngs_n: jax.Array) -> Any:
-            params_n = jax.vmap(lambda rng: block.init(rng, x_11d, **inputs)["params"])(rngs_n)
+            params_n = jax.vmap(lambda rng: block.init(rng, x_11d, **inputs).get("params"))(rngs_n)
+            if params_n is None:
+                have = "none of norm, feed_forward and mixer has any"
+                raise UserError(f"config.model: a kind of layers has no parameters: {have}")
             return nn.meta.add_axis(params_n, 0, {nn.PARTITION_NAME: "layers"})
 
         if len(set(self.kinds)) == 1:

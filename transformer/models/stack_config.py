@@ -62,8 +62,8 @@ class StackConfig(Bounded):
     layers: tuple[str, ...] = ()  # kinds of layers, of layer_kinds, repeated over the depth; (): one kind
     # keys that each kind overrides: {"full": {"pattern": "full", "position": "none"}}
     layer_kinds: Mapping[str, Any] = dataclasses.field(default_factory=dict, hash=False)
-    feed_forward: Annotated[str, OneOf(FEED_FORWARDS)] = "gelu"  # activation; swiglu and geglu are gated
-    norm: Annotated[str, OneOf(NORMS)] = "rms"  # LayerNorm or RMSNorm
+    feed_forward: Annotated[str, OneOf(FEED_FORWARDS)] = "gelu"  # swiglu and geglu are gated; none: left out
+    norm: Annotated[str, OneOf(NORMS)] = "rms"  # LayerNorm, RMSNorm or none
     norm_placement: Literal["pre", "post", "sandwich"] = "pre"  # post: Vaswani et al. 2017; sandwich: both
     norm_epsilon: PositiveFloat = 1e-6  # epsilon added to the variance
     mixer: Annotated[str, OneOf(MIXERS)] = "multi_head"  # latent: MLA; plain: without projections
@@ -197,6 +197,10 @@ class StackConfig(Bounded):
             found["attention_bias"] = "with use_bias False"
         if self.position_scaling != "yarn":
             found["position_original_length"] = f"with position_scaling {self.position_scaling!r}"
+        if self.feed_forward == "none":
+            found["d_ff"] = "with feed_forward 'none'"
+        if self.norm == "none":
+            found |= {"norm_placement": "with norm 'none'", "norm_epsilon": "with norm 'none'"}
         if "base" not in POSITIONS[self.position].__dataclass_fields__:
             found["position_base"] = f"with position {self.position!r}"
         return found
@@ -222,17 +226,16 @@ class StackConfig(Bounded):
         return Stack(blocks_m, names, num_layers, self.scan_layers, self.remat, drops)
 
     def _block(self, num_layers: int, cross: bool, causal: bool) -> Block:
-        # A stack of n blocks adds 2 n terms (3 n with a third sublayer) to the residual stream. Except with
-        # post-norm the initial variance of each term is divided by that number, so that their sum has the
-        # scale of one term (Radford et al. 2019).
-        terms = (3 if cross else 2) * num_layers
+        # The n blocks of m sublayers add n m terms to the residual stream. Except with post-norm each has an
+        # initial variance divided by n m, so that their sum has the scale of one term (Radford et al. 2019).
+        make = FEED_FORWARDS[self.feed_forward]
+        terms = num_layers * (1 + cross + (make is not None))
         scale = 1.0 if self.norm_placement == "post" else 1.0 / terms
+        shared = {"use_bias": self.use_bias, "dtype": self.dtype, "output_scale": scale, "parent": None}
         return Block(
             mixer=self._mixer(causal=causal, output_scale=scale),
             cross_attention=self._cross_attention(causal, scale) if cross else None,
-            feed_forward=FEED_FORWARDS[self.feed_forward](
-                d_ff=self.d_ff, use_bias=self.use_bias, dtype=self.dtype, output_scale=scale, parent=None
-            ),
+            feed_forward=make and make(d_ff=self.d_ff, **shared),
             norm=self.normalization,
             placement=self.norm_placement,
             dropout=self.dropout,
