@@ -15,9 +15,11 @@ from transformer.data.labelled_text import LabelledData, LabelledDataConfig
 from transformer.data.labels import MANY, remarks
 from transformer.data.tokenizers import Tokenizer
 from transformer.decoding.generation import pad_encoder_inputs
+from transformer.errors import UserError
 from transformer.evaluation.attention import AttentionMap, encoder_attention, first_tokens
 from transformer.evaluation.classification import (
     classification_evaluator,
+    mean_logits,
     prediction_table,
     ranked_labels,
 )
@@ -33,7 +35,14 @@ from transformer.visualization.attention import draw_attention
 from transformer.visualization.classification import draw_classification
 
 AT_ONCE = 32
-"""Batch size of `predict`."""
+"""Batch size of `predict`, in texts and in windows."""
+
+LONG = {
+    "cut": "they are truncated",
+    "skip": "they are truncated",
+    "head_tail": "only their first and their last tokens are read",
+}
+"""Value of `data.too_long` -> what is read of texts longer than a row, except in windows."""
 
 
 @dataclass(frozen=True)
@@ -108,16 +117,41 @@ class Classification(Experiment):
     def predict(
         self, params: Params, texts: Iterable[str], seed: int = 0, first: int = 0
     ) -> Iterator[list[str]]:
-        """For each text one line: its label, and all labels with their probabilities. Texts that are too long
-        are truncated. The result is deterministic: `seed` is ignored."""
-        framed = map(self.data.encoder_input, texts)
-        while batch := list(itertools.islice(framed, AT_ONCE)):
+        """For each text one line: its label, and all labels with their probabilities, the means over its
+        windows if it is read in several. The result is deterministic: `seed` is ignored.
+
+        Raises:
+          UserError: a text that is too long, with `data.too_long` "refuse".
+        """
+        inputs = map(self.data.encoder_inputs, self._noting(texts, first))
+        while batch := list(itertools.islice(inputs, AT_ONCE)):
             yield from ranked_labels(self._read(params, batch), self.data.labels)
+
+    def problem(self, text: str) -> str:
+        """Why a text cannot be answered: it is too long, with `data.too_long` "refuse"."""
+        c = self.config.data
+        if c.too_long != "refuse" or (length := self.data.length(text)) <= c.sequence_length:
+            return ""
+        most = f"data.sequence_length is {c.sequence_length}, and data.too_long refuses"
+        return f"has {length} tokens, special ones among them; {most}"
+
+    def _noting(self, texts: Iterable[str], before: int) -> Iterator[str]:
+        """The texts unchanged. Raises on a text with a `problem`, and prints a note at the end if some are
+        truncated."""
+        c, long = self.config.data, 0
+        for number, text in enumerate(texts, before + 1):
+            if problem := self.problem(text):
+                raise UserError(f"--prompt or --input: text {number} {problem}")
+            long += c.too_long != "windows" and self.data.length(text) > c.sequence_length
+            yield text
+        if long:
+            which = f"{long:,} texts are longer than {c.sequence_length} tokens"
+            self.note("long", f"{which}: {LONG[c.too_long]}")
 
     def attention(self, params: Params, text: str, layer: int = -1) -> AttentionMap:
         """The attention weights (h, t, t) of a layer (-1: the last) over a text in the format of `predict`,
-        truncated to a row, and the names of its query and key tokens."""
-        return encoder_attention(self.model, params, self.data.encoder_input(text), self.data, layer)
+        or its first window, and the names of its query and key tokens."""
+        return encoder_attention(self.model, params, self.data.encoder_inputs(text)[0], self.data, layer)
 
     def predictions(self, params: Params, split: str) -> Iterator[str]:
         """A table of every example of a split, as `prediction_table` makes it."""
@@ -127,19 +161,21 @@ class Classification(Experiment):
         """(texts, label, logits (c,)) of every example of a split that is evaluated, in order; `texts` are
         one text, or the two of a pair, and `label` is an index."""
         rows, sources = self.data.rows(split), self.data.sources(split)
-        length = self.config.data.sequence_length
-        kept = iter(rows.kept.tolist())
-        while batch := list(itertools.islice(kept, AT_ONCE)):
-            found = self._read(
-                params, [self.data.special_tokens.build_input(rows.texts(i), length) for i in batch]
-            )
-            for index, logits_c in zip(batch, found, strict=True):
-                yield [source.text(index) for source in sources], int(rows.labels[index]), logits_c
+        build, numbers = self.data.special_tokens.build_input, iter(rows.numbers.tolist())
+        while batch := list(itertools.islice(numbers, AT_ONCE)):
+            inputs = [[build(rows.excerpt(n, i)) for i in range(rows.windows_n[n])] for n in batch]
+            for number, logits_c in zip(batch, self._read(params, inputs), strict=True):
+                yield [source.text(number) for source in sources], int(rows.label_n[number]), logits_c
 
-    def _read(self, params: Params, frames: list[Any]) -> np.ndarray:
-        """The logits (n, c) of at most `AT_ONCE` texts."""
-        arrays = pad_encoder_inputs(frames, AT_ONCE, self.config.data.sequence_length)
-        return np.asarray(self._logits(params, *arrays))[: len(frames)]
+    def _read(self, params: Params, inputs: list[list[Any]]) -> np.ndarray:
+        """The logits (n, c) of texts, each read in one or several windows."""
+        frames, length = [frame for each in inputs for frame in each], self.config.data.sequence_length
+        found = []
+        for start in range(0, len(frames), AT_ONCE):
+            some = frames[start : start + AT_ONCE]
+            arrays = pad_encoder_inputs(some, AT_ONCE, length)
+            found.append(np.asarray(self._logits(params, *arrays))[: len(some)])
+        return mean_logits(np.concatenate(found), np.array([*map(len, inputs)]))
 
     @functools.cached_property
     def _logits(self) -> Callable[..., jax.Array]:
@@ -179,10 +215,12 @@ class Classification(Experiment):
         commonest = sorted(shares, key=lambda each: -each[1])[:MANY] if len(counts) > MANY else shares
         listed = ", ".join(f"{label} {share:.1%}" for label, share in commonest)
         more = f" and {len(counts) - MANY} more" if len(counts) > MANY else ""
-        lines = [f"{len(rows.kept):,} training texts in {filled}: {listed}{more}", *remarks(self.data.labels)]
-        if rows.cut:
-            most = self.config.data.sequence_length
-            lines.append(f"{rows.cut:,} texts are longer than {most} tokens: they are truncated")
+        texts = f"{len(rows.numbers):,} training texts"
+        lines = [f"{texts} in {filled}: {listed}{more}", *remarks(self.data.labels)]
+        if rows.long:
+            c, windows = self.config.data, rows.windows_n[rows.windows_n > 1].sum()
+            what = LONG.get(c.too_long, f"they are read in {windows:,} windows")
+            lines.append(f"{rows.long:,} texts are longer than {c.sequence_length} tokens: {what}")
         if rows.skipped:
             lines.append(f"{rows.skipped:,} texts are left out: they are empty or too long")
         return lines

@@ -13,6 +13,7 @@ import launch
 from commands import opening
 from commands.opening import read_config
 from experiments import find_experiment
+from tests import runs
 from transformer.training import parallel
 
 pytestmark = pytest.mark.usefixtures("in_root")
@@ -113,7 +114,7 @@ def test_a_text_is_answered_alike_in_any_company(trained):
         together = list(experiment.predict(params, texts * 12))  # more than are read at once
     assert together == alone * 12
     for text, (answer,) in zip(texts, alone, strict=True):
-        tokens, types = experiment.data.encoder_input(text)
+        ((tokens, types),) = experiment.data.encoder_inputs(text)
         assert len(tokens) < experiment.config.data.sequence_length
         one = jnp.ones((1, len(tokens)), jnp.int32)
         inputs = tokens[None], one, types[None]
@@ -125,6 +126,84 @@ def test_a_text_is_answered_alike_in_any_company(trained):
         assert predicted == max(p, key=p.get)
         listed = {each.rpartition("=")[0]: float(each.rpartition("=")[2]) for each in shares}
         assert listed == pytest.approx(p, abs=6e-5)
+
+
+@pytest.fixture(scope="module")
+def windowed(texts):
+    """A run whose rows have room for 6 words of texts of 4 to 13."""
+    keys = {
+        "data.source": f"jsonl:{texts}",
+        "data.tokenizer": "words",
+        "data.sequence_length": "8",
+        "data.too_long": "windows",
+        "data.stride": "4",
+        "optimizer.learning_rate": "0.01",
+        "optimizer.schedule": "constant",
+        "optimizer.decay_steps": "0",
+        "train.steps": "20",
+        "train.evaluate_batches": "0",
+        "parallel.microbatches": "2",
+        "train.batch_size": "16",
+    }
+    arguments = [f"--config.{key}={value}" for key, value in keys.items()]
+    run = texts.parent / "windowed"
+    assert launch.main(["--config=configs/classification.py:tiny", f"--workdir={run}", *arguments]) == 0
+    return run
+
+
+def probabilities(experiment, params, text):
+    """The mean over windows of 6 words that are read one by one."""
+    ids = experiment.data.tokenizer.encode(text)
+    count = 1 + -(-max(len(ids) - 6, 0) // 4)
+    starts = [j * (len(ids) - 6) // max(count - 1, 1) if count > 1 else 0 for j in range(count)]
+    special_tokens, found = experiment.data.special_tokens, []
+    for start in starts:
+        tokens = jnp.array([[special_tokens.cls, *ids[start : start + 6], special_tokens.sep]])
+        found.append(experiment.model.apply({"params": params}, tokens, jnp.ones_like(tokens), 1)[0, 0])
+    return np.mean(jax.nn.softmax(jnp.array(found)), axis=0)
+
+
+@pytest.mark.thorough
+def test_evaluate_and_predict_average_the_windows_of_a_text(windowed, tmp_path, capfd):
+    run, params = opening.load(windowed)
+    experiment, params = run.experiment, jax.device_get(params)
+    output, lines = tmp_path / "table.tsv", tmp_path / "lines.txt"
+    capfd.readouterr()
+    assert launch.main([f"--workdir={windowed}", "--mode=evaluate", f"--output={output}"]) == 0
+    found = runs.measured(out := capfd.readouterr().out)
+    texts = [(text, label) for (text,), label in experiment.data.texts("validation")]
+    rows = experiment.data.rows("validation")
+    assert len(rows.kept) > len(texts) > 20 and f"{len(texts)} of {len(texts)} examples" in out
+    p_nc = np.array([probabilities(experiment, params, text) for text, _ in texts])
+    labels = [experiment.data.labels.index(label) for _, label in texts]
+    assert found["eval/loss"] == pytest.approx(-np.log(p_nc[np.arange(len(texts)), labels]).mean(), rel=1e-4)
+    assert found["eval/accuracy"] == pytest.approx((p_nc.argmax(axis=1) == labels).mean(), abs=1e-5)
+    table = [line.split("\t") for line in output.read_text(encoding="utf-8").splitlines()[1:]]
+    assert [line[1] for line in table] == [label for _, label in texts]
+    np.testing.assert_allclose([[*map(float, line[3:])] for line in table], p_nc, atol=2e-5)
+    # Lines of any length are answered in their order, an empty one too.
+    lines.write_text("\n".join(["", *(" ".join(text.split()) for text, _ in texts), "superb film " * 500]))
+    assert launch.main([f"--workdir={windowed}", "--mode=predict", f"--input={lines}"]) == 0
+    out, err = capfd.readouterr()
+    answers = [line.split("\t") for line in out.splitlines()]
+    assert len(answers) == len(texts) + 2 and "longer" not in err
+    listed = [dict(each.rsplit("=", 1) for each in answer[1:]) for answer in answers[1:-1]]
+    found_nc = [[float(each[label]) for label in experiment.data.labels] for each in listed]
+    np.testing.assert_allclose(found_nc, p_nc, atol=2e-4)
+
+
+@pytest.mark.thorough
+def test_what_is_not_read_of_long_texts_is_said_or_refused(windowed, capfd):
+    command = [f"--workdir={windowed}", "--mode=predict", "--prompt=" + "dull " * 6 + "and superb"]
+    answers = {}
+    for too_long in ("cut", "head_tail", "skip"):
+        keys = [f"--config.data.too_long={too_long}", "--config.data.stride=0"]
+        assert launch.main([*command, *keys]) == 0
+        answers[too_long], err = capfd.readouterr()
+        assert re.search("1 texts are longer than 8 tokens: (they are truncated|only their first)", err)
+    assert answers["cut"] == answers["skip"] != answers["head_tail"]
+    assert launch.main([*command, "--config.data.too_long=refuse"]) == 2
+    assert "text 1 has 10 tokens, special ones among them; data.seq" in capfd.readouterr().err
 
 
 @pytest.mark.parametrize("name", ["classification", "bert"])

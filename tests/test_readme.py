@@ -44,7 +44,9 @@ def test_a_command_names_flags_files_and_keys_that_exist(command):
 
 
 def test_keys_and_files_that_the_page_names_exist():
-    configs = (read_config(f"configs/{name}.py") for name in ("lm", "translation", "vision"))
+    configs = (
+        read_config(f"configs/{name}.py") for name in ("lm", "translation", "vision", "classification")
+    )
     known = {key for config in configs for key in flatten(config)}
     groups = "model|data|loss|optimizer|train|parallel|sample|generate"
     for key in re.findall(rf"`(?:config\.)?((?:{groups})\.\w+)", ALL):

@@ -8,8 +8,6 @@ import pytest
 from transformer.data.labelled_text import LabelledData, LabelledDataConfig
 from transformer.data.labels import remarks
 from transformer.data.loader import DataLoader
-from transformer.data.special_tokens import SpecialTokens
-from transformer.data.tokenizers import Tokenizer
 from transformer.errors import UserError
 
 NAMES = ["bad", "good", "so so"]
@@ -68,30 +66,13 @@ def test_every_text_is_in_one_row_whole_with_its_label(tmp_path, rng, pairs):
     assert [sum(row[-1] == name for row in written) for name in made.labels] == counts.tolist()
 
 
-def test_of_a_pair_the_longer_text_is_cut_first(rng):
-    special_tokens = SpecialTokens.of(Tokenizer.train("bytes"))
-    for _ in range(50):
-        sizes = rng.integers(0, 40, 2)
-        length = int(rng.integers(5, 50))
-        texts = [rng.integers(0, 256, size) for size in sizes]
-        tokens, types = special_tokens.build_input(texts, length)
-        left = [int((types == 0).sum()) - 2, int((types == 1).sum()) - 1]
-        expected = sizes.tolist()
-        while sum(expected) > length - 3:
-            expected[0 if expected[0] > expected[1] else 1] -= 1
-        assert left == expected
-        np.testing.assert_array_equal(tokens[1 : 1 + left[0]], texts[0][: left[0]])
-        np.testing.assert_array_equal(tokens[2 + left[0] : -1], texts[1][: left[1]])
-        assert tokens[0] == special_tokens.cls and tokens[1 + left[0]] == tokens[-1] == special_tokens.sep
-
-
 def test_what_is_too_long_is_cut_left_out_or_refused(tmp_path, rng):
     path = tmp_path / "a.tsv"
     path.write_text("text\tlabel\nshort\tgood\n" + "a" * 100_000 + "\tbad\n\tgood\n   \tbad\n")
     rows = data(path).rows("train")
-    assert (len(rows.kept), rows.cut, rows.skipped) == (3, 1, 1)
+    assert (len(rows.kept), rows.long, rows.skipped) == (3, 1, 1)
     rows = data(path, too_long="skip").rows("train")
-    assert (len(rows.kept), rows.cut, rows.skipped) == (2, 0, 2)
+    assert (len(rows.kept), rows.long, rows.skipped) == (2, 0, 2)
     with pytest.raises(UserError, match=r"^data.too_long: text 2 has 100002 tokens.*sequence_length is 32$"):
         data(path, too_long="refuse").rows("train")
 

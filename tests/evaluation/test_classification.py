@@ -10,6 +10,9 @@ from transformer.evaluation.classification import (
     ClassificationEvaluator,
     calibration_error,
     classification_sums,
+    mean_logits,
+    text_sums,
+    window_sums,
 )
 from transformer.evaluation.confusion import confusion_lines, f1_scores, macro_f1
 
@@ -68,6 +71,64 @@ def test_scores_of_ragged_batches_are_those_of_the_whole(rng, classes):
     expected, confusion = counted_by_hand(logits, labels, weights)
     assert found == pytest.approx(expected, rel=1e-5)
     np.testing.assert_array_equal(evaluator.last["confusion"], confusion)
+
+
+@pytest.mark.parametrize("classes", [2, 5])
+def test_windows_in_any_order_count_as_one_text_by_their_mean_probability(rng, classes):
+    """In a whole pass, in which text 0 has no window, and in half a pass, by the share that is there."""
+    windows_n, label_n = rng.integers(1, 6, 30), rng.integers(0, classes, 30)
+    text_w = rng.permutation(np.repeat(np.arange(1, 30), windows_n[1:]))
+    count = len(text_w) // 8 * 8 + 8
+    logits = 3 * rng.normal(size=(count, classes)).astype(np.float32)
+    texts, weights = np.zeros(count, np.int32), np.zeros(count, np.float32)
+    texts[: len(text_w)], weights[: len(text_w)] = text_w, 1 / windows_n[text_w]
+    batches = [
+        {"logits": a, "texts": b, "weights": c}
+        for a, b, c in zip(
+            logits.reshape(-1, 4, 2, classes), texts.reshape(-1, 4, 2), weights.reshape(-1, 4, 2), strict=True
+        )
+    ]
+    p_wc = np.exp(logits.astype(float))
+    p_wc /= p_wc.sum(axis=1, keepdims=True)
+
+    def step(params, batch):
+        return window_sums(batch["logits"], batch["texts"], batch["weights"], 30)
+
+    for limit in (0, len(batches) // 2):
+        evaluator = ClassificationEvaluator(
+            jax.jit(step),
+            Batches(batches),
+            lambda batch: batch,
+            limit,
+            [*"abcde"[:classes]],
+            lambda found: text_sums(found, label_n, windows_n),
+        )
+        found = evaluator(None)
+        there = np.arange(count) < (8 * limit or count)
+        shares = np.array([(there & (texts == n) & (weights > 0)).sum() / windows_n[n] for n in range(30)])
+        p_nc = np.array([p_wc[there & (texts == n) & (weights > 0)].sum(axis=0) for n in range(30)])
+        p_nc /= np.maximum(p_nc.sum(axis=1, keepdims=True), 1e-30)
+        nll_n = [-np.log(p_c[label]) if p_c.any() else 0 for p_c, label in zip(p_nc, label_n, strict=True)]
+        assert found["loss"] == pytest.approx(np.average(nll_n, weights=shares), rel=1e-5)
+        right_n = p_nc.argmax(axis=1) == label_n
+        assert found["accuracy"] == pytest.approx(np.average(right_n, weights=shares), rel=1e-5)
+        assert evaluator.last["confusion"].sum() == pytest.approx(shares.sum(), rel=1e-5)
+        said = re.search(r"accuracy (\S+)% of (\d+), ", evaluator.accuracy_line())
+        assert float(said[1]) / 100 == pytest.approx(found["accuracy"], abs=2e-4)
+        assert float(said[2]) == pytest.approx(shares.sum(), abs=0.51)
+        assert evaluator.describe()["measured"].startswith(f"{said[2]} of ")
+    assert shares.sum() < 29
+    order = np.argsort(text_w, kind="stable")
+    whole_nc = mean_logits(logits[: len(text_w)][order], windows_n[1:])
+    expected = [np.log(p_wc[: len(text_w)][text_w == n].mean(axis=0)) for n in range(1, 30)]
+    np.testing.assert_allclose(whole_nc, expected, rtol=1e-6, atol=1e-6)
+
+
+def test_a_label_without_any_probability_costs_a_finite_loss():
+    found = window_sums(jnp.array([[[1e4, 0.0]]]), jnp.zeros((1, 1), jnp.int32), jnp.ones((1, 1)), 1)
+    found = jax.tree.map(np.asarray, found)
+    assert 80 < float(text_sums(found, np.array([1]), np.array([1]))["loss"].mean) < 100
+    assert np.isfinite(mean_logits(np.array([[1e4, 0.0]]), np.array([1]))).all()
 
 
 def test_a_class_that_never_occurs_has_no_part_in_anything_infinite():

@@ -4,15 +4,16 @@ import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import numpy as np
 
-from transformer.config import Bound
+from transformer.config import Bound, Nonnegative
 from transformer.data.corpus import Corpus, CorpusConfig, naming
 from transformer.data.disk_cache import build_once, digest
 from transformer.data.encoder_packing import PackedTexts
 from transformer.data.labels import count_labels, find_labels, number_labels
+from transformer.data.long_texts import TooLong, count_excerpts, excerpt
 from transformer.data.sources import Source
 from transformer.data.special_tokens import SpecialTokens
 from transformer.data.token_cache import TokenCache
@@ -29,7 +30,29 @@ class LabelledDataConfig(CorpusConfig):
     second_field: str = ""  # column or field of the second text, for pairs
     label_field: str = "label"  # column or field of the label, a name or a number
     sequence_length: Annotated[int, Bound("at least 4, special tokens and text", 4)] = 256  # tokens per row
-    too_long: Literal["cut", "skip", "refuse"] = "cut"  # texts longer than a row: truncate, leave out, error
+    # texts longer than a row: truncate, keep both ends, read all in windows, leave out, error
+    too_long: TooLong = "cut"
+    stride: Nonnegative = (
+        0  # too_long windows: most tokens from one window to the next; 0: as long as they are
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.too_long == "windows":
+            self._check_windows()
+
+    def _check_windows(self) -> None:
+        room = self.sequence_length - (3 if self.second_field else 2)
+        if self.second_field and room < 2:
+            raise UserError(f"sequence_length: {self.sequence_length}; windows of pairs need at least 5")
+        if self.stride > room:
+            raise UserError(f"stride: {self.stride}; expected 0 to {room}, the tokens of a window")
+
+    def idle(self) -> dict[str, str]:
+        """See `transformer.config.idle_keys`."""
+        return super().idle() | (
+            {} if self.too_long == "windows" else {"stride": f"with too_long {self.too_long!r}"}
+        )
 
 
 class LabelledData(Corpus):
@@ -78,9 +101,8 @@ class LabelledData(Corpus):
             labels = number_labels(self._labels_of(split), self.labels, lambda i: f"record {i} of {split}")
         caches = [TokenCache.of(source, self.tokenizer, self.folder) for source in self.sources(split)]
         with naming("too_long"):
-            return PackedTexts(
-                caches, labels, self.special_tokens, self.config.sequence_length, self.config.too_long
-            )
+            c = self.config
+            return PackedTexts(caches, labels, self.special_tokens, c.sequence_length, c.too_long, c.stride)
 
     def texts(self, split: str) -> Iterator[tuple[tuple[str, ...], str]]:
         """The texts of a split with the names of their labels."""
@@ -92,12 +114,24 @@ class LabelledData(Corpus):
         """The number of records of each label in a split, (c,)."""
         return count_labels(self._labels_of(split), self.labels)
 
-    def encoder_input(self, text: str) -> tuple[np.ndarray, np.ndarray]:
-        """The input tokens of a text (or two, separated by a tab), truncated to a row, and their types: 0, or
-        1 in the second text."""
+    def encoder_inputs(self, text: str) -> list[tuple[np.ndarray, np.ndarray]]:
+        """The input tokens of a text (or two, separated by a tab), in a row or, with `too_long` "windows", in
+        several, and their types: 0, or 1 in the second text. What may not be in the training data, by
+        `too_long`, is truncated."""
+        c, ids = self.config, self.encode(text)
+        how = c.sequence_length - 1 - len(ids), c.too_long, c.stride
+        count = count_excerpts([*map(len, ids)], *how)
+        return [self.special_tokens.build_input(excerpt(ids, *how, number)) for number in range(count)]
+
+    def length(self, text: str) -> int:
+        """The number of tokens of a text (or two, separated by a tab), with special tokens."""
+        ids = self.encode(text)
+        return sum(map(len, ids)) + 1 + len(ids)
+
+    def encode(self, text: str) -> list[np.ndarray]:
+        """The tokens of a text, or of two separated by a tab, without special tokens."""
         parts = text.split("\t", 1) if self.config.second_field else [text]
-        ids = [np.array(self.tokenizer.encode(part), np.int32) for part in parts]
-        return self.special_tokens.build_input(ids, self.config.sequence_length)
+        return [np.array(self.tokenizer.encode(part), np.int32) for part in parts]
 
     def _find_labels(self) -> list[str]:
         source = self._label_source("train")

@@ -185,10 +185,7 @@ class SpanData(Corpus):
             raise UserError(f"{'no question' if not len(asked) else 'no text'} in {question!r}, {context!r}")
         tokens = np.array(ids, np.int32)
         spans = windows(len(ids), c.sequence_length - 3 - len(asked), c.stride)
-        inputs = [
-            self.special_tokens.build_input([asked, tokens[first:last]], c.sequence_length)
-            for first, last in spans
-        ]
+        inputs = [self.special_tokens.build_input([asked, tokens[first:last]]) for first, last in spans]
         return QuestionWindows(context, np.array(characters, np.int32), len(asked) + 2, spans, inputs)
 
     def parse(self, line: str) -> tuple[str, str]:

@@ -32,18 +32,11 @@ class SpecialTokens:
         """The name of a special token; "" for any other token."""
         return {self.cls: "[CLS]", self.sep: "[SEP]", self.mask: "[MASK]"}.get(token, "")
 
-    def build_input(self, texts: Sequence[np.ndarray], length: int) -> tuple[np.ndarray, np.ndarray]:
-        """`[CLS] text [SEP]`, or with two texts `[CLS] first [SEP] second [SEP]`, truncated to `length`
-        tokens, the longer text first; and the type of each token: 1 in the second text, else 0."""
-        room = length - 1 - len(texts)
-        sizes = [len(text) for text in texts]
-        if len(texts) == 1:
-            sizes = [min(sizes[0], room)]
-        elif sum(sizes) > room:
-            first = min(sizes[0], max(room - sizes[1], -(-room // 2)))
-            sizes = [first, min(sizes[1], room - first)]
+    def build_input(self, texts: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+        """`[CLS] text [SEP]`, or with two texts `[CLS] first [SEP] second [SEP]`; and the type of each token:
+        1 in the second text, else 0."""
         tokens = [np.array([self.cls])]
-        for text, size in zip(texts, sizes, strict=True):
-            tokens += [text[:size], np.array([self.sep])]
-        types = np.repeat(np.arange(len(texts)), [size + 1 for size in sizes])
+        for text in texts:
+            tokens += [text, np.array([self.sep])]
+        types = np.repeat(np.arange(len(texts)), [len(text) + 1 for text in texts])
         return np.concatenate(tokens).astype(np.int32), np.append(0, types).astype(np.int32)

@@ -10,7 +10,7 @@ import numpy as np
 from transformer.data.line_escapes import escape
 from transformer.evaluation.bootstrap import RESAMPLES, interval, said
 from transformer.evaluation.confusion import confusion_lines, macro_f1
-from transformer.evaluation.likelihood import total
+from transformer.evaluation.likelihood import everywhere, total
 from transformer.training.experiment import Batch, Batches, Params, Put
 from transformer.training.metrics import Sum
 from transformer.training.step import in_microbatches
@@ -45,6 +45,40 @@ def classification_sums(logits: jax.Array, labels: jax.Array, weights: jax.Array
     }
 
 
+def window_sums(logits: jax.Array, texts: jax.Array, weights: jax.Array, num_texts: int) -> dict[str, Sum]:
+    """For windows of texts, from logits (..., c) and the numbers of their texts (...): `probability`, for
+    each text the sum of its windows' probabilities (n, c), and the number of its windows (n,). Those of
+    weight 0 do not count."""
+    p = jax.nn.softmax(logits.astype(jnp.float32)).reshape(-1, logits.shape[-1])
+    texts, counts = texts.reshape(-1), (weights.reshape(-1) > 0).astype(jnp.float32)
+    p_nc = jnp.zeros((num_texts, p.shape[-1])).at[texts].add(p * counts[:, None])
+    counts_n = jnp.zeros(num_texts).at[texts].add(counts)
+    return {"probability": Sum(everywhere(p_nc), everywhere(counts_n))}
+
+
+def text_sums(found: dict[str, Sum], label_n: np.ndarray, windows_n: np.ndarray) -> dict[str, Sum]:
+    """`classification_sums` of texts by their mean probabilities, from `window_sums` over batches.
+
+    `windows_n` are the numbers of windows of the texts. The weight of a text is the share of its windows that
+    are in the batches: 1, or less if only some batches are evaluated.
+    """
+    p_nc, counts_n = found["probability"].total, found["probability"].weight
+    log_p_nc = log_probabilities(np.asarray(p_nc) / np.maximum(counts_n, 1)[:, None])
+    return classification_sums(jnp.asarray(log_p_nc), jnp.asarray(label_n), jnp.asarray(counts_n / windows_n))
+
+
+def log_probabilities(p: np.ndarray) -> np.ndarray:
+    """log p, finite also where p has underflowed to 0."""
+    return np.log(np.maximum(p, np.finfo(np.float32).tiny))
+
+
+def mean_logits(logits_wc: np.ndarray, counts_n: np.ndarray) -> np.ndarray:
+    """The log of the mean probability (n, c) of n texts, of which the first has the first counts_n[0] of the
+    windows, and so on."""
+    p_wc, starts_n = _softmax(logits_wc.astype(np.float64)), np.cumsum(counts_n) - counts_n
+    return log_probabilities(np.add.reduceat(p_wc, starts_n) / counts_n[:, None])
+
+
 def calibration_error(calibration_3n: np.ndarray) -> float:
     """sum over bins of (share of predictions) |accuracy - mean confidence|.
 
@@ -57,8 +91,9 @@ def calibration_error(calibration_3n: np.ndarray) -> float:
 class ClassificationEvaluator:
     """Loss, accuracy, macro F1 and calibration error over one pass of `loader`.
 
-    `step` is the compiled (params, batch) -> `classification_sums`. `last` keeps the matrices of the last
-    pass for plots, {"confusion": ..., "calibration": ...}.
+    `step` is the compiled (params, batch) -> `classification_sums`, or other sums from which `finish`
+    computes them after the pass. `last` keeps the matrices of the last pass for plots, {"confusion": ...,
+    "calibration": ...}.
     """
 
     def __init__(
@@ -68,11 +103,12 @@ class ClassificationEvaluator:
         put: Put,
         batches: int = 0,
         labels: Sequence[str] = (),
+        finish: Callable[[dict[str, Sum]], dict[str, Sum]] = lambda found: found,
     ) -> None:
         """`put` puts a batch onto the devices, and `batches` limits the pass (0: all). `labels` are the names
         of the classes."""
         self._step, self._loader, self._put, self._batches = step, loader, put, batches
-        self._labels = labels
+        self._labels, self._finish = labels, finish
         self.last: dict[str, np.ndarray] = {}
 
     def names(self, params: Params) -> list[str]:
@@ -81,7 +117,7 @@ class ClassificationEvaluator:
 
     def __call__(self, params: Params) -> dict[str, float]:
         """{"loss": nats, "accuracy": ..., "f1": `macro_f1`, "calibration_error": ...}."""
-        found = total(self._step, params, self._loader, self._put, self._batches)
+        found = self._finish(total(self._step, params, self._loader, self._put, self._batches))
         self.last = {name: np.asarray(found[name].total) for name in ("confusion", "calibration")}
         return {
             "loss": float(found["loss"].mean),
@@ -97,24 +133,24 @@ class ClassificationEvaluator:
     def accuracy_line(self) -> str:
         """The accuracy of the last pass, and that of always predicting the most frequent label."""
         confusion_cc = self.last["confusion"]
-        counts_c, n = confusion_cc.sum(axis=1), max(int(confusion_cc.sum()), 1)
+        counts_c, n = confusion_cc.sum(axis=1), confusion_cc.sum() or 1.0
         commonest = int(counts_c.argmax())
         always = f"always {self._labels[commonest]!r}: {counts_c[commonest] / n:.2%}"
         right, f1 = np.trace(confusion_cc) / n, macro_f1(confusion_cc)
-        return f"validation accuracy {right:.2%} of {n:,}, macro F1 {f1:.4f}; {always}"
+        return f"validation accuracy {right:.2%} of {n:,.0f}, macro F1 {f1:.4f}; {always}"
 
     def describe(self) -> dict[str, str]:
         """The number of evaluated examples, bootstrap intervals of accuracy and F1, and the confusion matrix
         as text."""
         confusion_cc = self.last["confusion"]
-        n = int(confusion_cc.sum())
+        n = round(confusion_cc.sum())  # of texts of which some windows were evaluated, a part counts
         rows = getattr(self._loader, "rows", ())
-        total = len(getattr(rows, "kept", rows))  # several examples may share a row
+        total = len(getattr(rows, "numbers", rows))  # a row may have several texts, a text several rows
         found = {"measured": f"{n:,} of {max(n, total):,} examples"}
         if n > 1:
             # Resampling examples is the same as resampling the cells of the matrix that they are in.
             rng, cells = np.random.default_rng(0), np.flatnonzero(confusion_cc)
-            share = confusion_cc.reshape(-1)[cells] / n
+            share = confusion_cc.reshape(-1)[cells] / confusion_cc.sum()
             drawn = {"accuracy": np.zeros(RESAMPLES), "f1": np.zeros(RESAMPLES)}
             again_cc = np.zeros_like(confusion_cc)
             for sample in range(RESAMPLES):
@@ -128,16 +164,25 @@ class ClassificationEvaluator:
 
 def classification_evaluator(experiment: Any, split: str, put: Put) -> ClassificationEvaluator:
     """The evaluator of a split for an experiment with `logits(params, batch, rng, train)` and `data.labels`.
-    Rows are sorted by length or label, so they are shuffled if `train.evaluate_batches` limits them."""
+    Probabilities are averaged over the windows of a text, if batches have `texts`. Rows are sorted by length
+    or label, so they are shuffled if `train.evaluate_batches` limits them."""
     c = experiment.config
+    loader = experiment.loader(split, shuffle=c.train.evaluate_batches > 0)
 
     def step(params: Params, batch: Batch) -> dict[str, Sum]:
         logits = experiment.logits(params, batch, jax.random.key(0), False)
+        if "texts" in batch:
+            return window_sums(logits, batch["texts"], batch["weights"], len(loader.rows.label_n))
         return classification_sums(logits, batch["labels"], batch["weights"])
 
-    loader = experiment.loader(split, shuffle=c.train.evaluate_batches > 0)
+    def finish(found: dict[str, Sum]) -> dict[str, Sum]:
+        if "probability" not in found:
+            return found
+        return text_sums(found, loader.rows.label_n, loader.rows.windows_n)
+
     compiled = jax.jit(in_microbatches(step, c.parallel.microbatches))
-    return ClassificationEvaluator(compiled, loader, put, c.train.evaluate_batches, experiment.data.labels)
+    labels = experiment.data.labels
+    return ClassificationEvaluator(compiled, loader, put, c.train.evaluate_batches, labels, finish)
 
 
 def ranked_labels(logits_nc: np.ndarray, labels: Sequence[str]) -> list[list[str]]:

@@ -136,7 +136,7 @@ def split_by_row(
     for name, zero in zeros.items():
         (total_b,) = back(zeros | {name: Sum(one, zero.weight)})
         (weight_b,) = back(zeros | {name: Sum(zero.total, one)})
-        rows[name] = _everywhere(jnp.stack([total_b, weight_b], axis=1))
+        rows[name] = everywhere(jnp.stack([total_b, weight_b], axis=1))
     return terms, rows, aux
 
 
@@ -166,7 +166,7 @@ def total(
     return merge(passed(step, params, loader, put, batches))
 
 
-def _everywhere(rows: jax.Array) -> jax.Array:
+def everywhere(rows: jax.Array) -> jax.Array:
     """Replicates an array over the current mesh, so that every process can read it."""
     if jax.sharding.get_abstract_mesh().empty:
         return rows
