@@ -6,9 +6,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import linen as nn
 from jax.sharding import NamedSharding, PartitionSpec
 
-from transformer.layers.linear import contract
+from tests.parameters import random_params
+from transformer.layers.linear import Linear, contract
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -27,6 +29,26 @@ def test_products_are_those_of_rounded_numbers_summed_in_float32(rng, dtype, row
     for ours, exact in zip((y, *back(dy)), (x64 @ kernel64, dy64 @ kernel64.T, x64.T @ dy64), strict=True):
         assert ours.dtype == jnp.float32
         np.testing.assert_allclose(np.asarray(ours).reshape(exact.shape), exact, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("use_bias", [False, True])
+@pytest.mark.parametrize("axis,features", [(1, (4,)), (1, (3, 5)), (2, (6,))])
+def test_a_layer_is_a_product_and_a_bias(rng, axis, features, use_bias):
+    module = Linear(features, names=(None,) * (axis + len(features)), axis=axis, use_bias=use_bias)
+    x = rng.normal(size=(2, 3, 7)).astype(np.float32)
+    params = random_params(rng, module, x)
+    assert params.keys() == ({"kernel", "bias"} if use_bias else {"kernel"})
+    exact = jax.tree.map(np.float64, params)
+    expected = np.tensordot(x, exact["kernel"], axis) + exact.get("bias", 0)
+    np.testing.assert_allclose(module.apply({"params": params}, x), expected, atol=1e-5)
+
+
+def test_initial_kernels_have_their_variance_divided_by_all_inputs_and_biases_are_zero():
+    """So the variance of y is `init_scale` times that of x, whatever its width and its number of axes."""
+    module = Linear((64,), names=(None, None, None), axis=2, init_scale=0.25)
+    params = nn.meta.unbox(module.init(jax.random.key(0), jnp.zeros((1, 8, 32))))["params"]
+    assert float(jnp.std(params["kernel"])) == pytest.approx(0.5 / 16, rel=0.05)
+    np.testing.assert_array_equal(params["bias"], 0)
 
 
 def test_nothing_is_gathered_where_it_is_cut(rng):

@@ -1,0 +1,68 @@
+"""Mutations of `transformer/data`: file -> (tests, {name: (text, replacement)})."""
+
+EDITS = {
+    "transformer/data/packed_text.py": (
+        "tests/data/test_packing.py tests/data/test_stream_rows.py tests/data/test_text.py",
+        {
+            "next_document_predicted": (
+                "counted_bt = inputs_bt & (document_bt[:, 1:] == document_bt[:, :-1])",
+                "counted_bt = inputs_bt",
+            ),
+            "targets_not_shifted": ("tokens_bt[:, 1:] * inputs_bt", "tokens_bt[:, :-1] * inputs_bt"),
+            "positions_of_the_row": (
+                "(place_bt[:, :-1] - start_bt) * inputs_bt",
+                "(place_bt[:, :-1] - first_b1) * inputs_bt",
+            ),
+            "streams_interleaved": (
+                "row = stream * self._each + place",
+                "row = place * self._streams + stream",
+            ),
+            "bytes_of_the_input": (
+                "self.cache.num_bytes[place_bt[:, 1:]]",
+                "self.cache.num_bytes[place_bt[:, :-1]]",
+            ),
+        },
+    ),
+    "transformer/data/pair_packing.py": (
+        "tests/data/test_pair_packing.py",
+        {
+            "targets_not_shifted": ("= target[1 : ends[1] - second + 1]\n", "= target[: ends[1] - second]\n"),
+            "source_in_the_loss": (
+                "counts = (np.arange(s + t) >= s) |",
+                "counts = (np.arange(s + t) >= 0) |",
+            ),
+            "pairs_alike": ('batch["source_segments"][here] = k', 'batch["source_segments"][here] = 1'),
+        },
+    ),
+    "transformer/data/loader.py": (
+        "tests/data/test_loader.py",
+        {
+            "epochs_alike": ("np.random.SeedSequence([seed, epoch])", "np.random.SeedSequence([seed, 0])"),
+            "every_process_the_same": ("self.process_index * own + np.arange(own)", "np.arange(own)"),
+            "rows_twice": ("if epoch and not self.repeat:", "if epoch > 1 and not self.repeat:"),
+        },
+    ),
+    "transformer/data/masking.py": (
+        "tests/data/test_masked_text.py",
+        {
+            "special_tokens_chosen": (
+                "free = np.flatnonzero((segments_t > 0) & ~special)",
+                "free = np.flatnonzero(segments_t > 0)",
+            ),
+            "masks_every_step_alike": ("default_rng([self.seed, places[i]])", "default_rng([self.seed, 0])"),
+            "share_of_masks": ("MASKED, RANDOM = 0.8, 0.1", "MASKED, RANDOM = 0.9, 0.1"),
+            "targets_of_the_masked": (
+                'chosen["targets"][i, :m] = tokens_bt[i, where]',
+                'chosen["targets"][i, :m] = 0',
+            ),
+        },
+    ),
+    "transformer/data/skip_grams.py": (
+        "tests/data/test_skip_grams.py",
+        {
+            "noise_by_frequency": ("counts_v**0.75 / np.sum(counts_v**0.75)", "counts_v / np.sum(counts_v)"),
+            "subsampling_without_root": ("np.minimum(1.0, np.sqrt(ratio_v))", "np.minimum(1.0, ratio_v)"),
+            "reach_from_zero": ("1 + reach_bt * self._config.window", "reach_bt * self._config.window"),
+        },
+    ),
+}

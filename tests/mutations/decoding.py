@@ -1,0 +1,115 @@
+"""Mutations of `transformer/decoding`: file -> (tests, {name: (text, replacement)})."""
+
+EDITS = {
+    "transformer/decoding/sampling.py": (
+        "tests/decoding/test_filters.py tests/decoding/test_sampling.py",
+        {
+            "temperature_multiplied": ("keepdims=True)) / temperature", "keepdims=True)) * temperature"),
+            "top_k_one_more": ("jnp.where(k < 1, jnp.inf, k)", "jnp.where(k < 1, jnp.inf, k + 1)"),
+            "top_p_without_its_last": (
+                "return jnp.sum(jnp.where(above_bv, weights_bv, 0.0), axis=-1) < limit",
+                "return jnp.sum(jnp.where(above_bv, weights_bv, 0.0), axis=-1) <= limit",
+            ),
+            "min_p_of_logits": ("< jnp.log(p)", "< p"),
+            "negative_logits_in_order": (
+                "jnp.where(bits_bv < 0, bits_bv ^ jnp.iinfo(jnp.int32).max, bits_bv)",
+                "bits_bv",
+            ),
+            "filtered_tokens_drawn": ("mass(token_b) > target_b", "mass(token_b) >= target_b"),
+            "filters_not_combined": (
+                "logits_bv = keep_top_p(logits_bv, top_p)",
+                "keep_top_p(logits_bv, top_p)",
+            ),
+            "one_random_number": (
+                "jax.vmap(jax.random.uniform)(rngs_b) * mass(last_b)",
+                "jax.random.uniform(rngs_b[0]) * mass(last_b)",
+            ),
+        },
+    ),
+    "transformer/decoding/beam.py": (
+        "tests/decoding/test_beam.py",
+        {
+            "length_penalty_inverted": ("/ 6.0) ** length_penalty", "/ 6.0) ** -length_penalty"),
+            "end_not_counted": ("length = index + 1\n", "length = index\n"),
+            "too_few_candidates": (
+                "_likeliest(live.scores_bk, logits_bkv, 2 * beam_size)",
+                "_likeliest(live.scores_bk, logits_bkv, beam_size)",
+            ),
+            "ends_beyond_the_beam": ("final_bm & (jnp.arange(scores_bm.shape[1]) < beam_size)", "final_bm"),
+            "ended_stay_live": (
+                "Hypotheses(jnp.where(final_bm, -jnp.inf, scores_bm), tokens_bmn)",
+                "Hypotheses(scores_bm, tokens_bmn)",
+            ),
+            "hope_of_the_next_length_alone": (
+                "jnp.maximum(normalized(live.scores_bk, length + 1), normalized(live.scores_bk, longest_b1))",
+                "normalized(live.scores_bk, length + 1)",
+            ),
+            "caches_not_reordered": (
+                "cache = stepper.reorder(cache, rows_bk.reshape(-1))",
+                "rows_bk.reshape(-1)",
+            ),
+            "all_begin": ("jnp.where(jnp.arange(beam_size) == 0, 0.0, -jnp.inf)", "jnp.zeros(beam_size)"),
+            "limit_ignored": ("| (length >= limit_b1)", "| (length >= max_new_tokens)"),
+            "not_log_probabilities": ("values_bkc - total_bk1", "values_bkc"),
+            "last_block_lost": ("blocks = -(-x_bkv.shape[-1] // width)", "blocks = x_bkv.shape[-1] // width"),
+            "source_without_end": ("[*source[: longest - 1], source[-1]]", "[*source[:longest]]"),
+        },
+    ),
+    "transformer/decoding/speculative.py": (
+        "tests/decoding/test_speculative.py",
+        {
+            "always_accepted": (
+                "return uniform(rngs_bm) * q_bm < p_bm",
+                "return uniform(rngs_bm) * q_bm < 2 * p_bm",
+            ),
+            "replaced_by_the_target": ("left_bv = jnp.maximum(p_bv - q_bv, 0.0)", "left_bv = p_bv"),
+            "key_used_twice": ("jax.random.uniform(jax.random.fold_in(rng, 1))", "jax.random.uniform(rng)"),
+            "draft_not_rewound": ("draft.rewind(draft_cache, back)", "draft_cache"),
+            "target_not_rewound": ("target.rewind(target_cache, back)", "target_cache"),
+            "texts_go_on_after_the_end": (
+                "round_bm = jnp.where(state.done_b[:, None], eos_id, ",
+                "round_bm = jnp.where(state.done_b[:, None] & False, eos_id, ",
+            ),
+        },
+    ),
+    "transformer/decoding/generation.py": (
+        "tests/decoding/test_sampling.py tests/decoding/test_completion.py",
+        {
+            "keys_without_positions": (
+                "rngs_b, self.positions_b + self.index + offset)",
+                "rngs_b, 0 * self.positions_b + self.index + offset)",
+            ),
+            "limits_ignored": ("(token_b == eos_id) | (index >= state.limits_b)", "(token_b == eos_id)"),
+            "tokens_after_the_end": (
+                "token_b = jnp.where(state.done_b, eos_id, token_b)",
+                "token_b = token_b",
+            ),
+            "end_counted": ("jnp.sum(before_end_bn, axis=1)", "jnp.sum(before_end_bn, axis=1) + 1"),
+        },
+    ),
+    "transformer/decoding/completion.py": (
+        "tests/decoding/test_completion.py tests/decoding/test_stops.py",
+        {
+            "window_one_more": ("self.length + 1 - read", "self.length + 2 - read"),
+            "first_half_kept": (
+                "return tokens[-(max(window.length // 2, 1) if self.new else window.length) :]",
+                "return tokens[: max(window.length // 2, 1) if self.new else window.length]",
+            ),
+            "stop_kept": ("return text[: min((place for", "return text[: 1 + min((place for"),
+            "samples_alike": (
+                "jax.vmap(jax.random.fold_in)(fold_in(rng, prompt_b), sample_b)",
+                "jax.vmap(jax.random.fold_in)(fold_in(rng, prompt_b), 0 * sample_b)",
+            ),
+        },
+    ),
+    "transformer/decoding/spans.py": (
+        "tests/decoding/test_best_spans.py",
+        {
+            "ends_alone": ("here, logits_w2[:, :1] + ends_wm, out=here", "here, ends_wm, out=here"),
+            "last_window_wins": (
+                "np.maximum(here, logits_w2[:, :1] + ends_wm, out=here)",
+                "here[:] = logits_w2[:, :1] + ends_wm",
+            ),
+        },
+    ),
+}

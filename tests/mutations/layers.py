@@ -1,0 +1,172 @@
+"""Mutations of `transformer/layers`: file -> (tests, {name: (text, replacement)})."""
+
+EDITS = {
+    "transformer/layers/normalization.py": (
+        "tests/layers/test_normalization.py tests/models/test_decoder.py",
+        {
+            "no_epsilon": ("keepdims=True) + epsilon)", "keepdims=True) + 1e-30)"),
+            "mean_stays": ("x = x - jnp.mean(x, axis=-1, keepdims=True)", "x = x + 0.0"),
+            "rms_centred": (
+                "_standardize(x_btd, self.epsilon, False)",
+                "_standardize(x_btd, self.epsilon, True)",
+            ),
+            "sum_of_squares": ("jnp.mean(jnp.square(x)", "jnp.sum(jnp.square(x)"),
+            "no_bias": ('x = x + _width_param(self, "bias"', 'x = x + 0 * _width_param(self, "bias"'),
+            "half_precision": ("x = x_btd.astype(jnp.float32)\n", "x = x_btd\n"),
+        },
+    ),
+    "transformer/layers/feed_forward.py": (
+        "tests/layers/test_feed_forward.py",
+        {
+            "gate_and_up_swapped": (
+                "self.activation(gate_btf) * up_btf",
+                "self.activation(up_btf) * gate_btf",
+            ),
+            "relu_is_gelu": ("activation=jax.nn.relu", "activation=jax.nn.gelu"),
+            "geglu_is_silu": ("activation=_gelu, gated", "activation=jax.nn.silu, gated"),
+        },
+    ),
+    "transformer/layers/linear.py": (
+        "tests/layers/test_linear.py",
+        {
+            "no_bias": ("y = y + bias.astype(y.dtype)", "y = y + 0 * bias.astype(y.dtype)"),
+            "init_scale_squared": ("math.sqrt(self.init_scale / math", "(self.init_scale / math"),
+            "gradient_of_x_halved": ("dx = _dot(dy, kernel, (1, 1))", "dx = 0.5 * _dot(dy, kernel, (1, 1))"),
+            "result_in_half": (
+                "reshape(*x.shape[: x.ndim - axis], *features).astype(out_dtype)",
+                "reshape(*x.shape[: x.ndim - axis], *features).astype(dtype).astype(out_dtype)",
+            ),
+        },
+    ),
+    "transformer/layers/embedding.py": (
+        "tests/layers/test_embedding.py tests/models/test_decoder.py tests/layers/test_attention_exact.py",
+        {
+            "padding_has_probability": ("PADDED_LOGIT = -1e9", "PADDED_LOGIT = 0.0"),
+            "one_real_token_masked": (
+                "logits_btv.shape[-1]) < vocab_size",
+                "logits_btv.shape[-1]) < vocab_size - 1",
+            ),
+            "scaled_by_d": (
+                "jnp.asarray(self.d_model**0.5, x_btd.dtype)",
+                "jnp.asarray(self.d_model, x_btd.dtype)",
+            ),
+            "initial_deviation": (
+                "return self.d_model**-0.5 if self.scale",
+                "return self.d_model**-1 if self.scale",
+            ),
+        },
+    ),
+    "transformer/layers/recurrent.py": (
+        "tests/layers/test_recurrent.py",
+        {
+            "gru_gates_swapped": ("return ((1 - z) * n + z * h,)", "return (z * n + (1 - z) * h,)"),
+            "gru_reset_ignored": ("+ r * u[..., 2, :])", "+ u[..., 2, :])"),
+            "lstm_forgets_nothing": ("c = jax.nn.sigmoid(f) * c +", "c = c +"),
+            "lstm_output_linear": ("jax.nn.sigmoid(o) * jnp.tanh(c), c", "jax.nn.sigmoid(o) * c, c"),
+            "forget_bias": ("gates, parts, forget = 4, 2, 1.0", "gates, parts, forget = 4, 2, 0.0"),
+            "padding_advances": (
+                "_where(valid, kind.advance(last, x.astype(jnp.float32), _recur(last, u, dtype)), last)",
+                "kind.advance(last, x.astype(jnp.float32), _recur(last, u, dtype))",
+            ),
+            "document_remembers": (
+                "last = _where(start, zeros if first is None else first, state)",
+                "last = state",
+            ),
+            "gradient_crosses_documents": ("return _where(start, zeros, dlast), (dx", "return dlast, (dx"),
+            "last_token_missed": (
+                "((0, 0), (0, 1)), constant_values=True",
+                "((0, 0), (0, 1)), constant_values=False",
+            ),
+            "bias_gradient": ("du.sum((0, 1))", "du.mean((0, 1))"),
+        },
+    ),
+    "transformer/layers/alignment.py": (
+        "tests/layers/test_attention_basics.py tests/models/test_recurrent_encoder_decoder.py",
+        {
+            "no_tanh": (
+                "hidden = jnp.tanh(q_btd[:, :, None] + k_bsd[:, None])",
+                "hidden = q_btd[:, :, None] + k_bsd[:, None]",
+            ),
+            "mask_ignored": (
+                "masked_softmax(scores_bts, allowed_bts)",
+                "masked_softmax(scores_bts, allowed_bts | True)",
+            ),
+            "chunk_of_padding": ("reshape(b, -1, s)[:, :t]", "reshape(b, -1, s)[:, -t:]"),
+        },
+    ),
+    "transformer/layers/mixers/basics.py": (
+        "tests/layers/test_attention_basics.py",
+        {
+            "not_scaled": ("k_sk.T / math.sqrt(q_tk.shape[-1])", "k_sk.T"),
+            "keys_are_values": (
+                "return weights_ts @ v_sk\n\n\ndef scaled_scores",
+                "return weights_ts @ k_sk\n\n\ndef scaled_scores",
+            ),
+            "temperature_inverted": ("k_sk.T / temperature) @ v_sd", "k_sk.T * temperature) @ v_sd"),
+        },
+    ),
+    "transformer/layers/cache.py": (
+        "tests/decoding/test_incremental.py",
+        {
+            "ring_one_off": ("last = filled - 1\n", "last = filled\n"),
+            "positions_from_slot_zero": (
+                "jnp.arange(self.slots) - self.offsets_b[:, None]",
+                "jnp.arange(self.slots) - 0 * self.offsets_b[:, None]",
+            ),
+            "rewind_nothing": ("filled_b=self.filled_b - n)", "filled_b=self.filled_b)"),
+            "rows_not_taken": ("return jax.tree.map(lambda leaf: leaf[rows_b], self)", "return self"),
+            "copies_of_the_first": (
+                "n * jnp.repeat(old_mrs, n, axis=1) + copies_r1",
+                "n * jnp.repeat(old_mrs, n, axis=1)",
+            ),
+            "window_too_small": (
+                "slots if reach is None else reach + rewound",
+                "slots if reach is None else reach + rewound - 1",
+            ),
+            "no_own_tokens": (
+                "jnp.where(jnp.arange(s) < start, self",
+                "jnp.where(jnp.arange(s) <= start, self",
+            ),
+        },
+    ),
+    "transformer/layers/positions/alibi.py": (
+        "tests/layers/test_positions.py",
+        {
+            "slopes_of_sixteen": ("2.0 ** (-4 * i / lower)", "2.0 ** (-8 * i / lower)"),
+            "keys_favoured": ("return -slope_h[:", "return slope_h[:"),
+        },
+    ),
+    "transformer/layers/positions/t5.py": (
+        "tests/layers/test_positions.py",
+        {
+            "exact_one_less": ("exact = num_buckets // 2\n", "exact = num_buckets // 2 - 1\n"),
+            "sides_swapped": ("jnp.where(offset > 0, side, 0)", "jnp.where(offset < 0, side, 0)"),
+            "edge_one_off": ('side="right"', 'side="left"'),
+        },
+    ),
+    "transformer/layers/positions/shaw.py": (
+        "tests/layers/test_positions.py",
+        {
+            "not_scaled": ("products / math.sqrt(table.shape[1])", "products"),
+            "direction_swapped": (
+                "key_positions_bs[:, None, :] - query_positions_bt[:, :, None]",
+                "query_positions_bt[:, :, None] - key_positions_bs[:, None, :]",
+            ),
+            "one_table": ('self._table("value", self.head_dim)', 'self._table("key", self.head_dim)'),
+        },
+    ),
+    "transformer/layers/positions/learned.py": (
+        "tests/layers/test_positions.py tests/layers/test_embedding.py",
+        {
+            "shifted": ("table[positions_bt] * scale", "table[positions_bt - 1] * scale"),
+            "rms_ignored": ("self.rms / TABLE_STD if self.rms else 1.0", "1.0"),
+        },
+    ),
+    "transformer/layers/positions/sinusoidal.py": (
+        "tests/layers/test_positions.py tests/layers/test_embedding.py",
+        {
+            "cosine_first": ("[jnp.sin(angle), jnp.cos(angle)]", "[jnp.cos(angle), jnp.sin(angle)]"),
+            "base_to_one_over_d": ("/ width)\n    angle", "/ (width + 2))\n    angle"),
+        },
+    ),
+}

@@ -1,0 +1,80 @@
+"""Mutations of `transformer/models`: file -> (tests, {name: (text, replacement)})."""
+
+EDITS = {
+    "transformer/models/recurrent.py": (
+        "tests/models/test_recurrent_encoder_decoder.py",
+        {
+            "summary_of_the_start": ("return pick(h_bsd, ends_bs)", "return pick(h_bsd, ends_bs & False)"),
+            "one_direction_twice": (
+                "self.encoder_reverse[i](x_bsd, ends_bs, valid_bs)",
+                "self.encoder[i](x_bsd, ends_bs, valid_bs)",
+            ),
+            "layers_begin_alike": ("begin_btnd[:, :, i]), train)", "begin_btnd[:, :, 0]), train)"),
+            "other_pairs_seen": (
+                "valid_bt[:, :, None] & (segments_bt[:, :, None] == source_segments_bs[:, None])",
+                "valid_bt[:, :, None] & (source_segments_bs[:, None] > 0)",
+            ),
+            "states_not_reordered": ("jax.tree.map(lambda part: part[rows_b], cache.states)", "cache.states"),
+            "no_tanh": ("return jnp.tanh(self.combine(", "return (self.combine("),
+        },
+    ),
+    "transformer/models/classifier.py": (
+        "tests/models/test_classifier.py",
+        {
+            "cls_of_the_first_text": ("return x_td[starts_k]", "return x_td[starts_k * 0]"),
+            "mean_with_padding": (
+                "return (belongs_kt @ x_td.astype(jnp.float32) / counts_k1)",
+                "return (belongs_kt @ x_td.astype(jnp.float32) / x_td.shape[0])",
+            ),
+            "empty_text_is_infinite": ("jnp.where(jnp.isfinite(found_kd), found_kd, 0)", "found_kd"),
+            "no_pooler": ("return jnp.tanh(Linear((width,)", "return (Linear((width,)"),
+        },
+    ),
+    "transformer/models/vision.py": (
+        "tests/models/test_vision_transformer.py",
+        {
+            "columns_first": (".swapaxes(2, 3)\n", ".swapaxes(1, 2).swapaxes(2, 3)\n"),
+            "mean_not_subtracted": ("- c.pixel_mean) / c.pixel_scale", "/ c.pixel_scale)"),
+            "cls_last": ("[first_b1d, x_btd]", "[x_btd, first_b1d]"),
+        },
+    ),
+    "transformer/models/masked_lm.py": (
+        "tests/models/test_masked_lm.py",
+        {
+            "no_output_bias": (
+                "self.encoder.attend(x_bmd) + self.output_bias",
+                "self.encoder.attend(x_bmd) + 0 * self.output_bias",
+            ),
+            "no_transform_norm": (
+                "self.transform_norm(jax.nn.gelu(self.transform(x_bmd)))",
+                "self.transform_norm(self.transform(x_bmd))",
+            ),
+        },
+    ),
+    "transformer/models/lora.py": (
+        "tests/models/test_lora.py",
+        {
+            "alpha_ignored": ("self.alpha / self.rank", "1.0 / self.rank"),
+            "up_not_zero": ("init_scale=0.0", "init_scale=1.0"),
+            "adapters_replace": ("return y + up(down", "return up(down"),
+        },
+    ),
+    "transformer/models/span.py": (
+        "tests/models/test_span.py",
+        {
+            "all_segments_at_once": (
+                "(segments_bt[:, None] == numbers_k1) &",
+                "(segments_bt[:, None] > 0 * numbers_k1) &",
+            )
+        },
+    ),
+    "transformer/models/word_embedding.py": (
+        "tests/models/test_word_embedding.py",
+        {
+            "one_table": (
+                "u_bsd, u_bkd = self.context(tokens_bt), self.context(noise_bk)",
+                "u_bsd, u_bkd = self.embedding(tokens_bt), self.context(noise_bk)",
+            )
+        },
+    ),
+}

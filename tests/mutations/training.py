@@ -1,0 +1,144 @@
+"""Mutations of `transformer/training` and its sums: file -> (tests, {name: (text, replacement)})."""
+
+EDITS = {
+    "transformer/sums.py": (
+        "tests/training/test_step.py tests/training/test_token_losses.py tests/models/test_terms.py",
+        {
+            "weights_of_ones": ("cls(jnp.sum(values * weights)", "cls(jnp.sum(values)"),
+            "first_weight_alone": (
+                "Sum(self.total + other.total, self.weight + other.weight)",
+                "Sum(self.total + other.total, self.weight)",
+            ),
+        },
+    ),
+    "transformer/training/token_losses.py": (
+        "tests/training/test_token_losses.py",
+        {
+            "smoothing_in_evaluation": ("config.label_smoothing if train else 0.0", "config.label_smoothing"),
+            "smoothing_over_padding": ("0.0), axis=-1) / vocab_size", "0.0), axis=-1) / log_p_btv.shape[-1]"),
+            "smoothing_share": ("(1 - label_smoothing) * loss_bt + label", "loss_bt + label"),
+            "z_loss_not_squared": (
+                "config.z_loss * jnp.square(log_z_bt)",
+                "config.z_loss * jnp.abs(log_z_bt)",
+            ),
+            "nats_per_byte": ("Sum(nll.total / math.log(2), Sum", "Sum(nll.total, Sum"),
+            "chunks_out_of_order": (
+                "return tuple(r.swapaxes(0, 1).reshape(batch, -1)[:, :t] for r in results)",
+                "return tuple(r.reshape(batch, -1)[:, :t] for r in results)",
+            ),
+            "model_terms_unweighted": (
+                "Sum(coefficient * rows * terms[name].mean, float(rows))",
+                "Sum(coefficient * terms[name].mean, float(rows))",
+            ),
+        },
+    ),
+    "transformer/training/losses/focal.py": (
+        "tests/training/test_token_losses.py",
+        {
+            "probability_itself": ("-jnp.expm1(log_p)", "jnp.exp(log_p)"),
+            "gradient_not_finite": (", jnp.finfo(log_p.dtype).tiny)", ", 0.0)"),
+        },
+    ),
+    "transformer/training/label_losses.py": (
+        "tests/training/test_label_losses.py",
+        {
+            "smoothing_sums": (
+                "label_smoothing * log_p.mean(axis=-1)",
+                "label_smoothing * log_p.sum(axis=-1)",
+            ),
+            "accuracy_balanced": ('Sum.of(right, batch["weights"])', "Sum.of(right, weights)"),
+            "balanced_by_the_count": ("(len(counts_c) * counts_c)", "len(counts_c) * counts_c"),
+        },
+    ),
+    "transformer/training/negative_sampling.py": (
+        "tests/training/test_negative_sampling.py",
+        {
+            "signs_swapped": ("jax.nn.softplus(-near_bts)", "jax.nn.softplus(near_bts)"),
+            "word_itself": ("(distance_ts > 0) & ", ""),
+            "one_negative": ("negatives * repulsion.total", "repulsion.total"),
+        },
+    ),
+    "transformer/training/step.py": (
+        "tests/training/test_step.py",
+        {
+            "weights_of_the_microbatch": (
+                "weights = experiment.weigh(batch)\n",
+                "weights = {name: 2 * w for name, w in experiment.weigh(batch).items()}\n",
+            ),
+            "same_noise_each_step": (
+                "jax.random.fold_in(jax.random.key(seed), state.step)",
+                "jax.random.fold_in(jax.random.key(seed), 0)",
+            ),
+            "nan_applied": (
+                "lambda new, old: jnp.where(finite, new, old), new, state)",
+                "lambda new, old: new, new, state)",
+            ),
+            "clipping_always": ("scale = jnp.minimum(1.0, clip_norm", "scale = (clip_norm"),
+            "skipped_not_counted": (
+                "skipped = state.skipped + (1 - finite.astype(jnp.int32))",
+                "skipped = state.skipped",
+            ),
+            "average_biased": ("weight = (1 - decay) / -jnp.expm1(update * log)", "weight = 1 - decay"),
+            "average_counts_skipped": ("state.step + 1 - state.skipped)", "state.step + 1)"),
+            "rows_of_parts_joined_wrongly": (
+                "x.swapaxes(0, 1).reshape(-1, *x.shape[2:])",
+                "x.reshape(-1, *x.shape[2:])",
+            ),
+        },
+    ),
+    "transformer/training/schedules.py": (
+        "tests/training/test_optimizer.py",
+        {
+            "warm_up_from_zero": (
+                "minimum(1.0, (count + 1) / max(1, warmup_steps))",
+                "minimum(1.0, count / max(1, warmup_steps))",
+            ),
+            "whole_wave": ("xp.cos(np.pi * progress)", "xp.cos(2 * np.pi * progress)"),
+            "final_fraction_ignored": ("(final + (1 - final) * wave)", "wave"),
+            "decay_from_the_start": ("stable = steps - config.decay_steps", "stable = 0"),
+            "jump_upwards": ("xp.minimum(after(count), risen)", "after(count)"),
+        },
+    ),
+    "transformer/training/metrics.py": (
+        "tests/training/test_loop.py tests/training/test_throughput.py",
+        {
+            "skipped_in_means": (
+                "            return\n        self._in_a_row = 0",
+                "        self._in_a_row = 0",
+            ),
+            "pauses_counted": (
+                "elapsed = self._end - self._start - self._paused",
+                "elapsed = self._end - self._start",
+            ),
+        },
+    ),
+    "transformer/training/checkpoint.py": (
+        "tests/training/test_checkpoint.py",
+        {
+            "raw_parameters": (
+                'return "params" if self._stored(step).get("ema") is None else "ema"',
+                'return "params"',
+            ),
+            "worst_is_best": (
+                "return metrics[name] if name != self.keep_best else -metrics[name]",
+                "return -metrics[name] if name != self.keep_best else metrics[name]",
+            ),
+            "nan_is_best": (
+                "known = name and metrics and math.isfinite(metrics[name])",
+                "known = name and metrics",
+            ),
+            "shapes_not_compared": ("if found != wanted:", "if found.keys() != wanted.keys():"),
+        },
+    ),
+    "transformer/training/parallel.py": (
+        "tests/training/test_parallel.py",
+        {
+            "all_replicated": (
+                "if shape == leaf.shape or _is_part(leaf.shape, shape, owner):",
+                "if shape == leaf.shape and False:",
+            ),
+            "tokens_not_cut": ("axes = 2 if rows.ndim > 1", "axes = 2 if rows.ndim > 9"),
+            "indivisible_accepted": ("        if size % ways:", "        if size < ways:"),
+        },
+    ),
+}
