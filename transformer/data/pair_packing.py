@@ -1,6 +1,8 @@
 """Packing of pairs: several sources in one row, and their targets in another."""
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -9,6 +11,9 @@ from transformer.errors import UserError
 
 OPEN = 64
 """The number of open rows in first-fit packing: more rows mean less padding and slower packing."""
+
+TRIES = 8
+"""The orders in which the pairs of an epoch are packed until they fit into the rows that it has."""
 
 
 class PackedPairs:
@@ -23,9 +28,9 @@ class PackedPairs:
     - `weights`: float32, 1 where there is a target; `segments`, `positions`: int32;
     - `bytes`: int32, the number of UTF-8 bytes of each target token.
 
-    The order of pairs is fixed. Pairs with an empty side are left out. Pairs longer than a row are truncated,
-    left out or an error, by `too_long`. `skipped` and `cut` count them. A truncated source keeps its `[eos]`;
-    a truncated target has none, so that the model does not learn to stop there.
+    The order of pairs depends on the seed. Pairs with an empty side are left out. Pairs longer than a row are
+    truncated, left out or an error, by `too_long`. `skipped` and `cut` count them. A truncated source keeps
+    its `[eos]`; a truncated target has none, so that the model does not learn to stop there.
 
     Raises:
       UserError: a pair that is too long, with `too_long` "refuse"; no pair is left.
@@ -38,8 +43,11 @@ class PackedPairs:
         source_length: int,
         target_length: int,
         too_long: str = "cut",
+        *,
+        seed: int = 0,
     ) -> None:
-        """The two caches have the sides of the same pairs in the same order."""
+        """The two caches have the sides of the same pairs in the same order; `seed` is that of the order in
+        which they are packed."""
         self.sources, self.targets = sources, targets
         self.source_length, self.target_length = source_length, target_length
         most = np.array([source_length, target_length])
@@ -60,7 +68,7 @@ class PackedPairs:
         if not self.pairs:
             raise UserError(f"no pair is left of {len(lengths_n2)}: each is empty or too long")
         self._lengths_n2 = np.minimum(lengths_n2, most)
-        self._rows = self._pack(np.flatnonzero(~left_out_n))
+        self._rows = self._pack(np.flatnonzero(~left_out_n), seed)
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -71,8 +79,8 @@ class PackedPairs:
         kept = np.concatenate(self._rows)
         return 1 - self._lengths_n2[kept].sum() / (len(self) * (self.source_length + self.target_length))
 
-    def _pack(self, pairs: np.ndarray) -> list[np.ndarray]:
-        return pack(self._lengths_n2, pairs, [self.source_length, self.target_length])
+    def _pack(self, pairs: np.ndarray, seed: int) -> list[np.ndarray]:
+        return pack(self._lengths_n2, pairs, [self.source_length, self.target_length], seed)
 
     def batch(self, rows: np.ndarray) -> dict[str, np.ndarray]:
         """The rows with these indices, stacked; index -1 is a row of padding."""
@@ -106,14 +114,14 @@ class JoinedPairs(PackedPairs):
     truncated source.
     """
 
-    def __init__(self, *arguments, loss_on: str = "target") -> None:
-        """Arguments as for `PackedPairs`."""
-        super().__init__(*arguments)
+    def __init__(self, *arguments, loss_on: str = "target", **options) -> None:
+        """Arguments and `options` as for `PackedPairs`."""
+        super().__init__(*arguments, **options)
         self.loss_on = loss_on
 
-    def _pack(self, pairs: np.ndarray) -> list[np.ndarray]:
+    def _pack(self, pairs: np.ndarray, seed: int) -> list[np.ndarray]:
         both_n1 = self._lengths_n2.sum(axis=1, keepdims=True)
-        return pack(both_n1, pairs, [self.source_length + self.target_length])
+        return pack(both_n1, pairs, [self.source_length + self.target_length], seed)
 
     def batch(self, rows: np.ndarray) -> dict[str, np.ndarray]:
         """The rows with these indices, stacked; index -1 is a row of padding."""
@@ -140,9 +148,50 @@ class JoinedPairs(PackedPairs):
         return batch
 
 
-def pack(lengths_n2: np.ndarray, pairs: np.ndarray, most: Sequence[int]) -> list[np.ndarray]:
-    """Packs pairs into rows of at most `most` tokens on each side: first fit among `OPEN` open rows."""
-    order = np.random.default_rng(0).permutation(pairs)
+class RepackedPairs:
+    """The rows of pairs for training: in each epoch they are packed in another order, and with BPE dropout of
+    other segmentations. What is not about an epoch is that of the `first` rows."""
+
+    def __init__(self, first: Any, pack_epoch: Callable[[int, int], Any], *, most: int | None = None) -> None:
+        """`pack_epoch(epoch, seed)` packs the rows of an epoch in an order by the seed. All epochs have
+        `most` rows (None: as many as the first), filled up with rows of padding."""
+        self._first, self._pack_epoch, self._most = first, pack_epoch, most or len(first)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._first, name)
+
+    def __len__(self) -> int:
+        return self._most
+
+    def batch(self, rows: np.ndarray) -> dict[str, np.ndarray]:
+        """The rows with these indices in epoch 0."""
+        return self.batch_of_epochs(rows, np.zeros_like(rows))
+
+    def batch_of_epochs(self, rows: np.ndarray, epochs: np.ndarray) -> dict[str, np.ndarray]:
+        """The rows with these indices in these epochs, stacked; index -1 is a row of padding."""
+        parts, order = [], []
+        for epoch in np.unique(epochs).tolist():
+            packed, own = self.epoch(epoch), np.flatnonzero(epochs == epoch)
+            parts.append(packed.batch(np.where(rows[own] < len(packed), rows[own], -1)))
+            order.append(own)
+        back = np.argsort(np.concatenate(order))
+        return {name: np.concatenate([part[name] for part in parts])[back] for name in parts[0]}
+
+    @functools.lru_cache(2)  # noqa: B019 (a batch may have rows of two epochs)
+    def epoch(self, epoch: int) -> Any:
+        """The rows of an epoch: the first of `TRIES` orders that needs no more rows than there are, or the
+        rows that need no dropout, in the first order."""
+        for seed in range(TRIES * epoch, TRIES * (epoch + 1)):
+            packed = self._pack_epoch(epoch, seed)
+            if len(packed) <= len(self):
+                return packed
+        return self._first
+
+
+def pack(lengths_n2: np.ndarray, pairs: np.ndarray, most: Sequence[int], seed: int = 0) -> list[np.ndarray]:
+    """Packs pairs into rows of at most `most` tokens on each side: first fit among `OPEN` open rows, in a
+    random order by the seed."""
+    order = np.random.default_rng(seed).permutation(pairs)
     room_o2 = np.zeros((OPEN, len(most)), np.int64)
     open_rows: list[list[int]] = [[] for _ in range(OPEN)]
     rows = []

@@ -1,13 +1,16 @@
 """Pairs of texts, source and target: from a config's `data` group to batches."""
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
-from transformer.config import Bound
+from transformer.config import Bound, Rate
+from transformer.data.bpe_dropout import Segmentations
 from transformer.data.corpus import Corpus, CorpusConfig, counted, naming
 from transformer.data.disk_cache import digest
-from transformer.data.pair_packing import JoinedPairs, PackedPairs
+from transformer.data.loader import DataLoader
+from transformer.data.pair_packing import JoinedPairs, PackedPairs, RepackedPairs
 from transformer.data.sources import Source
 from transformer.data.token_cache import TokenCache
 from transformer.data.tokenizers import Tokenizer
@@ -61,6 +64,8 @@ class PairDataConfig(CorpusConfig):
     source_length: Length = 128  # source tokens per row
     target_length: Length = 128  # target tokens per row
     too_long: Literal["cut", "skip", "refuse"] = "cut"  # pairs longer than a row: truncate, leave out, error
+    # BPE dropout: the probability that BPE leaves out a merge in training, anew for each word and epoch
+    bpe_dropout: Rate = 0.0
 
 
 class PairData(Corpus):
@@ -101,12 +106,43 @@ class PairData(Corpus):
 
     def rows(self, split: str) -> Any:
         """The packed rows of a split, tokenised on first use."""
+        return self._packed(split, self._caches(split))
+
+    def loader(self, split: str, batch_size: int, *, repeat: bool = False, **options) -> DataLoader:
+        """As for `Corpus`; rows that repeat are packed anew in every epoch, and drop merges of BPE by
+        `bpe_dropout`."""
+        rows = self._repacked(split) if repeat else self.rows(split)
+        return DataLoader(rows, batch_size, workers=self.config.workers, repeat=repeat, **options)
+
+    def _caches(self, split: str) -> list[TokenCache]:
+        return [TokenCache.of(side, self.tokenizer, self.folder) for side in self.sources(split)]
+
+    def _packed(self, split: str, caches: Sequence[Any], sides: Sequence[Any] = (), seed: int = 0) -> Any:
+        """The rows of a split; `sides` are the tokens of sources and targets, by default `caches`."""
         c = self.config
-        sources, targets = (TokenCache.of(side, self.tokenizer, self.folder) for side in self.sources(split))
         with naming("too_long"):
-            rows = self._packing(sources, targets, c.source_length, c.target_length, c.too_long)
+            rows = self._packing(*sides or caches, c.source_length, c.target_length, c.too_long, seed=seed)
         of_both = isinstance(rows, JoinedPairs) and rows.loss_on == "all"
-        return counted(rows, [sources, targets] if of_both else [targets], split)
+        return counted(rows, caches if of_both else caches[1:], split)
+
+    def _repacked(self, split: str) -> RepackedPairs:
+        caches, rate = self._caches(split), self.config.bpe_dropout
+        first = self._packed(split, caches)
+        if not rate:
+            return RepackedPairs(first, lambda epoch, seed: self._packed(split, caches, seed=seed))
+        with naming("bpe_dropout"):
+            words = [
+                Segmentations.of(each, self.tokenizer, rate, self.folder) for each in self.sources(split)
+            ]
+        most = self.config.source_length + 1, self.config.target_length + 1
+
+        def pack_epoch(epoch: int, seed: int) -> Any:
+            drawn = [side.drawn((epoch, i), most[i]) for i, side in enumerate(words)]
+            return self._packed(split, caches, drawn, seed)
+
+        # Epochs differ little in their number of tokens.
+        rows = math.ceil(1.02 * len(pack_epoch(0, 0)))
+        return RepackedPairs(first, pack_epoch, most=max(rows, len(first)))
 
     def texts(self, split: str) -> Iterator[tuple[str, str]]:
         """The pairs of a split, without those that `rows` leaves out."""
