@@ -110,6 +110,20 @@ def test_a_run_begins_with_another_s_parameters_model_and_tokenizer(data, pretra
 
 
 @pytest.mark.thorough
+def test_case_that_the_pretrained_tokenizer_leaves_out_is_left_out(data, tmp_path, capfd):
+    keys = [f"--config.data.source=text:{data}/a.txt", "--config.data.document=line"]
+    keys += ["--config.data.lowercase=true", f"--workdir={tmp_path}/bert"]
+    assert launch.main(["--config=configs/bert.py:tiny", *keys]) == 0
+    assert tune(data, tmp_path / "bert", tmp_path / "tuned") == 0
+    answers = []
+    for text in ("The GOOD number", "the good number", "the gold number"):
+        capfd.readouterr()
+        assert launch.main([f"--workdir={tmp_path}/tuned", "--mode=predict", f"--prompt={text}"]) == 0
+        answers.append(capfd.readouterr().out)
+    assert answers[0] == answers[1] != answers[2]
+
+
+@pytest.mark.thorough
 def test_lora_leaves_all_else_as_it_was(data, pretrained, tmp_path):
     keys = ["--config.model.lora_rank=2", "--config.optimizer.train_only=lora,head", "--config.train.steps=3"]
     assert tune(data, pretrained, tmp_path / "run", *keys) == 0

@@ -8,7 +8,7 @@ from transformer.data.sources import Source
 from transformer.data.token_cache import TokenCache
 from transformer.data.tokenizers import Tokenizer
 
-TOKENIZERS = ("bytes", "characters", "bpe", "words", "metaspace", "wordpiece")
+TOKENIZERS = ("bytes", "characters", "bpe", "words", "uncased", "metaspace", "wordpiece")
 
 TEXT = "def f(x):\n    return 'naïve café' + \"🙂\" * 3  # ünïcode\n\n\nclass A: pass\n日本語のテキスト\n" * 3
 
@@ -31,6 +31,8 @@ def tokenizer(kind: str, texts=(TEXT,)) -> Tokenizer:
     space."""
     if kind in ("bytes", "characters", "bpe", "words"):
         return Tokenizer.train(kind, texts, 300)
+    if kind == "uncased":
+        return Tokenizer.train("bpe", texts, 300, lowercase=True, strip_accents=True)
     import tokenizers
     from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 

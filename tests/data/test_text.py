@@ -6,7 +6,7 @@ import math
 import numpy as np
 import pytest
 
-from transformer.config import from_values, to_values
+from transformer.config import from_values, refuse_idle, to_values
 from transformer.data import corpus
 from transformer.data.packed_text import TextData, TextDataConfig
 from transformer.data.tokenizers import Tokenizer
@@ -71,6 +71,36 @@ def test_a_tokenizer_is_trained_once_and_again_for_other_text(config, tmp_path, 
     assert TextData(config(vocab_size=280)).tokenizer.vocab_size == 280
     (tmp_path / "a.txt").write_text("other text\n" * 99)
     assert TextData(config()).tokenizer.content != first.content
+
+
+def test_a_tokenizer_that_leaves_out_case_or_accents_is_another_one(config):
+    """Also in the cache; bits per byte are only left out where the text has what it leaves out."""
+    plain, lower, uncased = (
+        TextData(config(**keys))
+        for keys in ({}, {"lowercase": True}, {"lowercase": True, "strip_accents": True})
+    )
+    assert len({each.tokenizer.identity for each in (plain, lower, uncased)}) == 3
+    assert TextData(config(lowercase=True)).tokenizer.content == lower.tokenizer.content
+    for made, read in ((lower, "divided by — é"), (uncased, "divided by — e")):
+        assert made.tokenizer.decode(made.tokenizer.encode("DIVIDED by — É")) == read
+    assert "bytes" in lower.rows("validation").batch(np.array([0]))  # its text has no capital letter
+    rows = uncased.rows("validation")
+    assert "bytes" not in rows.batch(np.array([0])) and "bits_per_byte is left out" in rows.why
+    of_bytes = TextData(config(tokenizer="bytes", lowercase=True)).tokenizer
+    assert of_bytes.encode("AÉ") == [*"aé".encode()]
+
+
+@pytest.mark.parametrize("key", ["lowercase", "strip_accents"])
+def test_case_and_accents_of_a_given_tokenizer_are_its_own(config, key, tmp_path):
+    Tokenizer.train("bytes").save(tmp_path / "tokenizer.json")
+    with pytest.raises(
+        UserError, match=rf"^config.{key}: True does nothing with tokenizer '.*json'; leave it at"
+    ):
+        refuse_idle(config(tokenizer=str(tmp_path / "tokenizer.json"), vocab_size=4096, **{key: True}))
+    refuse_idle(config(**{key: True}))
+    if key == "lowercase":
+        with pytest.raises(UserError, match="with tokenizer 'words', which is always in lower case"):
+            refuse_idle(config(tokenizer="words", lowercase=True))
 
 
 def test_a_given_tokenizer_goes_before_the_config(config, tmp_path):

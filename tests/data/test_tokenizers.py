@@ -1,5 +1,6 @@
 import functools
 import json
+import unicodedata
 
 import numpy as np
 import pytest
@@ -196,6 +197,50 @@ def test_an_unknown_kind():
         UserError, match="'letters': unknown tokenizer; expected a file or one of bytes, char"
     ):
         Tokenizer.train("letters", [])
+
+
+ACCENTED = "Äéİ Σñ한日ABCabc\u0301\u0308,\n"
+
+
+def normalized(text, lowercase, strip_accents):
+    """The text as a tokenizer that changes it reads it, by Python's tables of characters."""
+    if strip_accents:
+        marks = unicodedata.normalize("NFD", text)
+        text = "".join(c for c in marks if unicodedata.category(c)[0] != "M")
+        text = unicodedata.normalize("NFC", text)
+    return "".join(c.lower() for c in text) if lowercase else text
+
+
+@functools.cache
+def changing(kind, lowercase, strip_accents):
+    some = [ACCENTED, "ÄRGER in CAFÉS, naïve cafés, Cafe\u0301s\n" * 9]
+    return Tokenizer.train(kind, some, 300, lowercase=lowercase, strip_accents=strip_accents)
+
+
+@pytest.mark.parametrize("lowercase,strip_accents", [(True, False), (False, True), (True, True)])
+@pytest.mark.parametrize("kind", ["bytes", "characters", "bpe", "words"])
+@settings(max_examples=40, deadline=None)
+@given(text=st.text(alphabet=list(ACCENTED)))
+def test_case_and_accents_are_left_out_where_that_is_asked(kind, lowercase, strip_accents, text):
+    made = changing(kind, lowercase, strip_accents)
+    read = normalized(text, lowercase, strip_accents)
+    assert made.encode(text) == made.encode(read)
+    if kind != "words":
+        assert made.decode(made.encode(text)) == read
+
+
+def test_a_tokenizer_learns_the_text_as_it_reads_it(tmp_path):
+    words = {}
+    for lowercase, strip_accents in ((False, False), (True, False), (False, True), (True, True)):
+        made = changing("bpe", lowercase, strip_accents)
+        words[lowercase, strip_accents] = [word for word in made.words() if len(word) > 3]
+        made.save(tmp_path / "tokenizer.json")
+        assert Tokenizer.load(tmp_path / "tokenizer.json").encode("CAFÉS") == made.encode("CAFÉS")
+    assert {"cafés", "CAFÉS"} <= {*words[False, False]}
+    assert "cafés" in words[True, False] and "CAFES" in words[False, True] and "cafes" in words[True, True]
+    for (lowercase, strip_accents), found in words.items():
+        if lowercase or strip_accents:
+            assert found == [normalized(word, lowercase, strip_accents) for word in found]
 
 
 def test_words_are_the_commonest_ones_in_lower_case():

@@ -33,6 +33,8 @@ class CorpusConfig(Bounded):
     validation_source: str = ""  # another source to validate on; "": a split of `source`
     tokenizer: str = "bpe"  # bytes, characters, bpe or words (of the training text), or a tokenizer.json
     vocab_size: int = 4096  # vocabulary size of bpe, with the 256 bytes; most words of words
+    lowercase: bool = False  # the tokenizer reads all letters as lower-case, and so writes them
+    strip_accents: bool = False  # the tokenizer leaves out accents and other combining marks
     split_by: str = ""  # records equal in these fields go to one split; "": the fields that are read
     cache_dir: str = ""  # folder of prepared and tokenised data; "": the user's cache
     workers: Nonnegative = 1  # threads that prepare batches ahead; 0: none
@@ -51,8 +53,11 @@ class CorpusConfig(Bounded):
 
     def idle(self) -> dict[str, str]:
         """See `transformer.config.refuse_idle`."""
-        kind = TOKENIZERS.get(self.tokenizer)
-        return {} if kind and kind.least_size else {"vocab_size": f"with tokenizer {self.tokenizer!r}"}
+        kind, why = TOKENIZERS.get(self.tokenizer), f"with tokenizer {self.tokenizer!r}"
+        unread = [] if kind and kind.least_size else ["vocab_size"]
+        unread += [] if kind else ["lowercase", "strip_accents"]
+        always = {"lowercase": f"{why}, which is always in lower case"} if self.tokenizer == "words" else {}
+        return dict.fromkeys(unread, why) | always
 
 
 class Uncounted:
@@ -207,7 +212,14 @@ class Corpus(SplitData):
         kind = TOKENIZERS.get(self.config.tokenizer)
         if kind is None:
             return self._read_tokenizer()
-        return self._learn_tokenizer(kind) if kind.learns else Tokenizer(kind.train((), 0))
+        if kind.learns:
+            return self._learn_tokenizer(kind)
+        return Tokenizer.train(self.config.tokenizer, (), 0, **self._normalization)
+
+    @property
+    def _normalization(self) -> dict[str, bool]:
+        c = self.config
+        return {"lowercase": c.lowercase, "strip_accents": c.strip_accents}
 
     def _read_tokenizer(self) -> Tokenizer:
         name = self.config.tokenizer
@@ -219,12 +231,14 @@ class Corpus(SplitData):
 
     def _learn_tokenizer(self, kind: TokenizerKind) -> Tokenizer:
         name, size, sources = self.config.tokenizer, self.config.vocab_size, self.sources("train")
-        key = digest([source.identity for source in sources], name, size if kind.least_size else 0)
+        given, changes = [source.identity for source in sources], self._normalization
+        # The names of those that are on, so that tokenizers cached without any keep their keys.
+        key = digest(given, name, size if kind.least_size else 0, *filter(changes.get, changes))
 
         def build(new: Path) -> None:
             texts = itertools.chain.from_iterable(source.texts() for source in sources)
             bar = tqdm(texts, f"learning {name} from {sources[0].name}", unit=" pieces", **BAR)
-            Tokenizer.train(name, bar, size).save(new / "tokenizer.json")
+            Tokenizer.train(name, bar, size, **changes).save(new / "tokenizer.json")
 
         return Tokenizer.load(build_once(self.folder / "tokenizers" / key, build) / "tokenizer.json")
 

@@ -32,9 +32,7 @@ class LabelledDataConfig(CorpusConfig):
     sequence_length: Annotated[int, Bound("at least 4, special tokens and text", 4)] = 256  # tokens per row
     # texts longer than a row: truncate, keep both ends, read all in windows, leave out, error
     too_long: TooLong = "cut"
-    stride: Nonnegative = (
-        0  # too_long windows: most tokens from one window to the next; 0: as long as they are
-    )
+    stride: Nonnegative = 0  # most tokens between the starts of windows; 0: the length of a window
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -50,9 +48,8 @@ class LabelledDataConfig(CorpusConfig):
 
     def idle(self) -> dict[str, str]:
         """See `transformer.config.idle_keys`."""
-        return super().idle() | (
-            {} if self.too_long == "windows" else {"stride": f"with too_long {self.too_long!r}"}
-        )
+        unread = {} if self.too_long == "windows" else {"stride": f"with too_long {self.too_long!r}"}
+        return super().idle() | unread
 
 
 class LabelledData(Corpus):

@@ -7,13 +7,14 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 import tokenizers
-from tokenizers import decoders, models, pre_tokenizers
+from tokenizers import decoders, models, normalizers, pre_tokenizers
 
 from transformer.data.disk_cache import digest
 from transformer.data.tokenizer_kinds import (
     END,
     UNKNOWN,
     TokenizerKind,
+    text_normalizer,
     train_bpe,
     train_characters,
     train_words,
@@ -67,15 +68,30 @@ class Tokenizer:
         self.bos_id = self.pad_id = self.eos_id
 
     @classmethod
-    def train(cls, kind: str, texts: Iterable[str] = (), vocab_size: int = 0) -> "Tokenizer":
-        """Trains a tokenizer of one of the kinds of `TOKENIZERS` on text given in pieces.
+    def train(
+        cls,
+        kind: str,
+        texts: Iterable[str] = (),
+        vocab_size: int = 0,
+        *,
+        lowercase: bool = False,
+        strip_accents: bool = False,
+    ) -> "Tokenizer":
+        """Trains a tokenizer of one of the kinds of `TOKENIZERS` on text given in pieces; `lowercase` and
+        `strip_accents` are those of `text_normalizer`, and become a part of the tokenizer.
 
         Raises:
           UserError: an unknown kind.
         """
         if kind not in TOKENIZERS:
             raise UserError(f"{kind!r}: unknown tokenizer; expected a file or one of {', '.join(TOKENIZERS)}")
-        return cls(TOKENIZERS[kind].train(texts, vocab_size))
+        normalizer = text_normalizer(lowercase, strip_accents)
+        if normalizer is None:
+            return cls(TOKENIZERS[kind].train(texts, vocab_size))
+        backend = TOKENIZERS[kind].train(map(normalizer.normalize_str, texts), vocab_size)
+        own = [backend.normalizer] if backend.normalizer else []
+        backend.normalizer = normalizers.Sequence([normalizer, *own])
+        return cls(backend)
 
     @classmethod
     def load(cls, path: str | os.PathLike) -> "Tokenizer":
