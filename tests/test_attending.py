@@ -43,6 +43,7 @@ def opened(rng, name, keys):
     return made, jax.tree.map(lambda p: getattr(p, "value", p), boxed, is_leaf=lambda p: hasattr(p, "value"))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("kind", DECODERS)
 def test_a_decoder_looks_back_as_far_as_it_sees(rng, kind):
     """Weights of later tokens and of those beyond a window are 0; rows sum to 1, or with a sink to less."""

@@ -169,6 +169,7 @@ def test_what_does_not_fit_is_listed_and_nothing_is_written(data, pretrained, tm
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.thorough
 def test_what_is_missing_begins_anew_where_that_is_allowed(data, pretrained, tmp_path):
     keys = ["--config.model.embedding_norm=true", "--config.initialize_strict=false"]
     assert tune(data, pretrained, tmp_path / "run", *keys) == 0

@@ -14,6 +14,7 @@ from tests import runs
 PACKAGES = ("commands", "configs", "experiments", "transformer")
 
 
+@pytest.mark.thorough
 def test_the_packages_are_installed_whole_with_their_requirements(tmp_path):
     pytest.importorskip("setuptools")
     pytest.importorskip("pip")

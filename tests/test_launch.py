@@ -259,6 +259,7 @@ def test_a_prompt_is_completed_as_it_is(capfd, trained):
     assert out.startswith("two\nlines") and out.count("two\nlines") == 2 and out.endswith("\n")
 
 
+@pytest.mark.thorough
 def test_the_seed_decides_the_samples(capfd, trained):
     options = ["--prompt=alpha", "--temperature=1.5", "--max_new_tokens=16"]
     first = predicted(capfd, trained, *options, "--seed=1")
@@ -266,6 +267,7 @@ def test_the_seed_decides_the_samples(capfd, trained):
     assert predicted(capfd, trained, *options, "--seed=2") != first
 
 
+@pytest.mark.thorough
 def test_each_line_is_answered_by_one_line_per_sample(capfd, tmp_path, trained):
     texts, answers = tmp_path / "texts", tmp_path / "answers"
     texts.write_text("alpha\n\nbeta gamma\r\nlast", encoding="utf-8")
@@ -385,6 +387,7 @@ def test_processes_that_do_not_meet_are_an_error_in_one_line(capfd, monkeypatch)
     assert fails(capfd, ["--config=configs/lm.py", "--coordinator=localhost:1"]).startswith("--coordinator: ")
 
 
+@pytest.mark.thorough
 def test_a_reader_that_leaves_early_is_no_error(trained):
     arguments = [f"--workdir={trained}", "--mode=predict", "--max_new_tokens=1"]
     read, write = os.pipe()
@@ -404,6 +407,7 @@ def test_help_is_short(capsys):
     assert len(capsys.readouterr().out.splitlines()) < 50
 
 
+@pytest.mark.thorough
 def test_a_question_from_the_keyboard_is_answered_before_the_next(trained):
     ours, theirs = os.openpty()
     process = runs.start([f"--workdir={trained}", "--mode=predict", "--max_new_tokens=1"], stdin=theirs)

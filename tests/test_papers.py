@@ -45,6 +45,7 @@ def test_the_original_transformer(paper, d, f, h):
     assert not any("final_norm" in name or "encoder_norm" in name for name in found)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("paper", "encoder", "whole"), [(bert_base, 109_482_240, 110_106_428), (bert_tiny, 4_385_920, 4_433_468)]
 )

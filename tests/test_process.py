@@ -40,6 +40,7 @@ def printed(code: str, cache, **environment: str) -> tuple[list[str], str]:
     return done.stdout.split(), done.stderr
 
 
+@pytest.mark.thorough
 @pytest.mark.skipif(sys.platform != "linux", reason="glibc's malloc")
 def test_a_notebook_keeps_programs_and_memory(tmp_path):
     """Though JAX is loaded already, and what it compiles is found by the next one."""
@@ -61,6 +62,7 @@ def test_a_notebook_keeps_programs_and_memory(tmp_path):
     assert float(least) == 0.1
 
 
+@pytest.mark.thorough
 @pytest.mark.skipif(sys.platform != "linux", reason="glibc's malloc")
 def test_what_the_environment_says_stays_and_what_comes_too_late_is_said(tmp_path):
     code = """

@@ -271,6 +271,7 @@ def test_training_goes_on_when_the_reader_of_what_it_says_has_left(tmp_path, sou
     assert os.listdir(folder / "checkpoints") == ["30"]
 
 
+@pytest.mark.thorough
 def test_what_has_no_checkpoint_yet_may_begin_otherwise(capfd, tmp_path, source, straight):
     """With other keys, another batch size and another tokenizer; and nothing of the first attempt remains."""
     folder = tmp_path / "run"

@@ -41,6 +41,7 @@ def test_a_run_leaves_scores_samples_and_pictures(trained):
     assert (trained / "attention" / "00000002.png").read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.thorough
 def test_a_file_is_translated_line_by_line(trained, tmp_path, capfd):
     (tmp_path / "in.txt").write_text("number 1\nnumber 2\n\nnumber 4\n")
     command = [f"--workdir={trained}", "--mode=predict", f"--input={tmp_path / 'in.txt'}"]

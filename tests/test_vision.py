@@ -97,6 +97,7 @@ def test_classes_are_learned_and_the_sample_is_what_the_model_was_asked(trained,
     assert [float(found[name]) for name in ("blue", "red")] == pytest.approx(p, abs=1e-4)
 
 
+@pytest.mark.thorough
 def test_the_test_split_is_measured_when_asked_for(images, tmp_path, capfd):
     source = f"folder:{images}"
     assert launch.main(tiny(source, tmp_path / "run")) == 0

@@ -137,6 +137,7 @@ def test_a_beam_that_holds_everything_finds_the_best_of_all(rng, kind, vocabular
             check(row, everything(model, root, depth, penalty), depth)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("beam,n_best", [(1, None), (2, None), (3, 1), (4, 2)])
 def test_stopping_early_never_changes_what_is_found(rng, beam, n_best):
     """With random per-row limits, and with tokens that have no probability at all."""
@@ -215,6 +216,7 @@ def test_the_loop_leaves_when_nothing_better_can_come(starts, steps):
     np.testing.assert_array_equal(found[0, 0, : 10 - starts[0]], [*range(starts[0] + 1, 10), EOS])
 
 
+@pytest.mark.thorough
 def test_the_penalty_holds_the_loop_open_only_as_far_as_length_can_help():
     """One end at 0.4 against a sure text of length 12 at 0.6 x 0.7^12: which limit decides, is computed."""
     table = np.full((3, 3), -np.inf, np.float32)
@@ -475,6 +477,7 @@ def test_translate_takes_sources_as_it_needs_them_and_gives_only_what_there_is()
     assert len(taken) <= 32
 
 
+@pytest.mark.thorough
 def test_translate_compiles_few_shapes(rng):
     model, before = Reader(tree(rng, 5, 3, 4).table_rnv), beam_search._cache_size()
     translated(model, [[1] * n for n in range(1, 60)], max_source_length=64, batch_size=4)

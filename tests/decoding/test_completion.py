@@ -49,6 +49,7 @@ def sampled(model, prompts, config, *, eos_id=0, longest=32, rolling=True, **opt
     return list(complete(model, prompts, jax.random.key(3), config, reading, **options))
 
 
+@pytest.mark.thorough
 def test_each_prompt_is_answered_in_order_whatever_the_batch(rng):
     model = chain(rng, 12)
     texts = [[0, *rng.integers(1, 12, rng.integers(0, 14)).tolist()] for _ in range(11)]
@@ -90,6 +91,7 @@ def test_prompts_are_taken_only_as_they_are_needed():
     assert len(taken) <= 4
 
 
+@pytest.mark.thorough
 def test_few_shapes_are_compiled(rng):
     model, before = chain(rng, 17), begin._cache_size() + advance._cache_size()
     texts = [[1] * (n + 1) for n in range(40)]
@@ -108,6 +110,7 @@ class Watch(Chain):
         return super().prefill(tokens_bt, lengths_b, room)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("window", [1, 2, 5, 8])
 def test_a_window_that_is_full_keeps_its_newer_half(window):
     """Of a prompt the last tokens, and of those that follow, as many as there is room for."""
@@ -238,6 +241,7 @@ def test_so_many_tokens_more_than_were_read():
     assert [len(sample) for (sample,) in answers] == [2, 4, 5]
 
 
+@pytest.mark.thorough
 def test_a_draft_changes_nothing_of_greedy_completions(rng):
     """Through windows that roll, whatever it proposes; a stream with a draft gives what the whole gives."""
     target, window = chain(rng, 12), ContextWindow(0, 8, True)

@@ -80,7 +80,10 @@ EVERY_TWO = [
 """Positions, norms and numbers of heads: every two of them together, and not all three."""
 
 
-@pytest.mark.parametrize("position,norm,heads", EVERY_TWO)
+@pytest.mark.parametrize(
+    "position,norm,heads",
+    [pytest.param(*each, marks=[pytest.mark.thorough] * (i % 8 > 0)) for i, each in enumerate(EVERY_TWO)],
+)
 def test_every_position_norm_and_attention(rng, position, norm, heads):
     check_steps(rng, *make(rng, position=position, norm=norm, num_layers=1, **HEADS[heads]))
 

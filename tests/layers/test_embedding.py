@@ -52,6 +52,7 @@ def test_positions_are_added_at_the_scale_of_embeddings(rng, config, position):
     np.testing.assert_allclose(added / rms(added), plain / rms(plain), atol=1e-5)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("config", [DecoderConfig, EncoderConfig, EncoderDecoderConfig])
 def test_models_hand_the_key_on(rng, config):
     """At twice the rms twice the stream enters, from the same parameters, types of tokens and all."""

@@ -167,6 +167,7 @@ def test_memory_is_read_with_them(rng):
     np.testing.assert_allclose(read(model, params), expected, rtol=1e-3, atol=1e-3)
 
 
+@pytest.mark.thorough
 def test_in_half_precision_they_are_as_close_as_its_rounding(rng):
     model = decoder(dtype="bfloat16", lora_layers=EVERYWHERE)
     params = random_params(rng, model, TOKENS, scale=0.1)
@@ -177,6 +178,7 @@ def test_in_half_precision_they_are_as_close_as_its_rounding(rng):
     np.testing.assert_allclose(got[..., :VOCAB], expected[..., :VOCAB], atol=0.03)
 
 
+@pytest.mark.thorough
 def test_the_first_step_of_training_them_alone_moves_them_alone(rng):
     """The first matrix is drawn and the second zero, so that one of the two has a gradient."""
     model, inputs = MODELS["decoder"]

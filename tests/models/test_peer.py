@@ -26,6 +26,7 @@ def test_both_learn_alike(small):
     np.testing.assert_allclose([ours() for _ in range(3)], [theirs() for _ in range(3)], rtol=5e-5)
 
 
+@pytest.mark.thorough
 def test_both_find_the_same(small):
     (ours, _), (theirs, _) = peer.ours("beam16"), peer.transformers("beam16")
     with jax.default_matmul_precision("highest"):

@@ -209,6 +209,7 @@ def test_every_parameter_has_a_finite_gradient_in_packed_rows(rng, changes):
         assert np.isfinite(leaf).all() and np.abs(leaf).max() > 0, path
 
 
+@pytest.mark.thorough
 def test_dropout_acts_in_training_only(rng):
     model, params = make(rng, dropout=0.5)
     source, tokens = (rng.integers(0, VOCAB, (2, n)).astype(np.int32) for n in (4, 3))

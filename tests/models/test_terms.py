@@ -93,6 +93,7 @@ def test_every_way_to_run_it_has_the_same_gradient(rng):
     assert np.abs(router - params["blocks"]["feed_forward"]["router"]["kernel"]).max() > 1e-4
 
 
+@pytest.mark.thorough
 def test_terms_are_sums_over_layers_and_of_each(rng):
     model = Decoder(balanced(), VOCAB)
     params = random_params(rng, model, jnp.zeros((1, 1), jnp.int32))

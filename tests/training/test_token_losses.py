@@ -273,6 +273,7 @@ def test_an_unknown_loss_or_argument_is_refused(message):
         LossConfig(**WRONG[message])
 
 
+@pytest.mark.thorough
 @pytest.mark.usefixtures("in_root")
 def test_a_run_with_focal_loss_reports_what_it_minimises_and_nats(tmp_path):
     """In bfloat16, with chunks, z-loss and smoothing, which do not show in what is measured in nats."""
