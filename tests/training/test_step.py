@@ -5,7 +5,9 @@ import optax
 import pytest
 from flax import linen as nn
 
+from tests.parameters import random_params
 from transformer.models.decoder import Decoder, DecoderConfig
+from transformer.models.transformer_xl import Memory, TransformerXLConfig
 from transformer.training import parallel
 from transformer.training.checkpoint import State
 from transformer.training.metrics import Sum
@@ -121,6 +123,47 @@ def test_a_step_that_is_not_finite_is_skipped_and_counted(rng, poison, microbatc
     after, metrics = step(skipped, make_batch(rng))
     assert int(after.skipped) == 1 and float(metrics["skipped_steps"].mean) == 0
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(after.params))
+
+
+class Recurrent:
+    """A model with memory, whose loss may be made NaN without its memory being so."""
+
+    model = TransformerXLConfig(d_model=16, num_layers=2, num_heads=2, d_ff=24, memory_length=5).build(VOCAB)
+
+    def initial_carry(self):
+        return Memory.empty(self.model.config, 4, self.model.config.memory_length)
+
+    def loss_and_carry(self, params, batch, carry, rng, train):
+        x_btd, carry = self.model.apply(
+            {"params": params}, batch["tokens"], carry, segments_bt=batch["segments"], method="recur"
+        )
+        return {"loss": Sum.of(jnp.mean(x_btd**3, (1, 2)) * (1 + batch["poison"]))}, carry
+
+    def weigh(self, batch):
+        return {"loss": jnp.float32(4)}
+
+
+@pytest.mark.parametrize("microbatches", [1, pytest.param(2, marks=pytest.mark.thorough)])
+def test_the_memory_of_a_skipped_step_is_of_the_text_that_was_read(rng, microbatches):
+    """Rows whose memory is not finite begin anew; without that they would stay so for ever."""
+    experiment, optimizer = Recurrent(), optax.sgd(0.1)
+    first, second = ({"tokens": rng.integers(1, VOCAB, (4, 3)), "poison": np.zeros(4)} for _ in range(2))
+    first, second = ({**each, "segments": np.ones((4, 3), int)} for each in (first, second))
+    params = random_params(rng, experiment.model, jnp.zeros((1, 1), jnp.int32))
+    state = State.create(params, optimizer, False, experiment.initial_carry())
+    step = jax.jit(make_train_step(experiment, optimizer, seed=0, microbatches=microbatches))
+    state, _ = step(state, first)
+    skipped, _ = step(state, {**second, "poison": np.array([0, np.nan, 0, 0])})
+    assert int(skipped.skipped) == 1
+    assert_close(skipped.params, state.params, 0)
+    assert_close(skipped.carry, step(state, second)[0].carry, 1e-6)
+    second["tokens"][2, 1] = 0
+    broken = state.replace(params=jax.tree.map(jnp.copy, state.params))
+    broken.params["embedding"]["table"] = state.params["embedding"]["table"].at[0].set(jnp.inf)
+    cleared, _ = step(broken, second)
+    rows = jax.tree.map(lambda x: np.abs(np.asarray(x)).reshape(4, -1).max(axis=1), cleared.carry)
+    for each in jax.tree.leaves(rows):
+        assert np.isfinite(each).all() and each[2] == 0 and (np.delete(each, 2) > 0).all()
 
 
 def test_the_moving_average(rng):

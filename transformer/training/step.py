@@ -1,6 +1,7 @@
 """The training step and the evaluation step, for any experiment."""
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -33,8 +34,8 @@ def make_train_step(
     The objective is sum_terms total / weight, with the weight of each term over the *whole* batch, computed
     first. So gradients add up over microbatches for any number of terms and any weights. Gradients are
     clipped to the global norm `clip_norm` (Pascanu et al. 2013, section 3.2; 0: never). If the norm is not
-    finite, parameters, optimizer state and average are kept and `skipped` is incremented; step and data
-    advance. `state.ema`, if the run keeps one, is updated by `debiased`, or is `own_average(opt_state,
+    finite, parameters, optimizer state and average are kept and `skipped` is incremented; step, data and
+    carry advance (see `advanced`). `state.ema`, if the run keeps one, is updated by `debiased`, or is `own_average(opt_state,
     params)` of the optimizer. `stop_gradients(params)` stops the gradients of frozen parameters, which
     are not part of the norm.
     """
@@ -75,12 +76,13 @@ def make_train_step(
         elif ema is not None:
             ema = debiased(ema, params, ema_decay, state.step + 1 - state.skipped)
 
-        new = dataclasses.replace(state, params=params, opt_state=opt_state, ema=ema, carry=carry)
+        new = dataclasses.replace(state, params=params, opt_state=opt_state, ema=ema)
         new = jax.tree.map(lambda new, old: jnp.where(finite, new, old), new, state)
         metrics["gradient_norm"] = Sum.of(norm)
         metrics["skipped_steps"] = Sum.of(1.0 - finite)
         skipped = state.skipped + (1 - finite.astype(jnp.int32))
-        return dataclasses.replace(new, step=state.step + 1, skipped=skipped), metrics
+        carry = None if carry is None else advanced(carry, experiment.initial_carry())
+        return dataclasses.replace(new, step=state.step + 1, skipped=skipped, carry=carry), metrics
 
     return train_step
 
@@ -99,6 +101,21 @@ def accumulated(
     parts = split_rows((dict(batch), state.carry), microbatches)
     gradients, (terms, carries) = jax.lax.scan(add, zeros, (jnp.arange(microbatches), *parts))
     return gradients, jax.tree.map(lambda x: jnp.sum(x, axis=0), terms), join_rows(carries)
+
+
+def advanced(carry: Any, initial: Any) -> Any:
+    """The carry for the next batch: of rows with a value that is not finite the initial one.
+
+    The carry belongs to the text that was read, also if the parameters were not updated: with an older carry
+    the next batch would continue another text.
+    """
+    finite = [jnp.all(jnp.isfinite(x), axis=tuple(range(1, x.ndim))) for x in jax.tree.leaves(carry)]
+    finite_b = functools.reduce(jnp.logical_and, finite)
+
+    def choose(new: jax.Array, first: jax.Array) -> jax.Array:
+        return jnp.where(finite_b.reshape(-1, *[1] * (new.ndim - 1)), new, first)
+
+    return jax.tree.map(choose, carry, initial)
 
 
 def debiased(ema: Params, params: Params, decay: float, update: jax.Array) -> Params:
