@@ -68,3 +68,69 @@ def test_the_temperature_of_yarn_is_that_of_the_whole_score(rng):
     places = inputs["positions_bt"]
     expected = equations(params, x, places, frequency=frequency, temperature=temperature)
     np.testing.assert_allclose(found, expected, atol=5e-5)
+
+
+def both_forms(monkeypatch, run):
+    """What `run` gives over the keys and values of heads, and over latents."""
+    found = []
+    for absorbs in (False, True):
+        monkeypatch.setattr(LatentAttention, "absorbs", lambda *_, absorbs=absorbs: absorbs)
+        found.append(run())
+    return found
+
+
+@pytest.mark.parametrize("memory", [0, 5])
+def test_both_forms_are_the_same_function(rng, monkeypatch, memory):
+    """Outputs and gradients, also over an earlier segment's cache, which has only latents and rotary keys."""
+    module, params, x, inputs = make(rng)
+    x, cotangent = jnp.asarray(x, jnp.float32), jnp.asarray(rng.normal(size=x.shape), jnp.float32)
+
+    def run():
+        def output(params, x):
+            given = inputs
+            if memory:
+                cache = module.empty_cache(2, 9)
+                first = inputs | {"positions_bt": inputs["positions_bt"][:, :memory], "cache": cache}
+                _, cache = module.apply({"params": params}, x[:, :memory], **first)
+                places = jnp.broadcast_to(jnp.arange(memory, 9), (2, 9 - memory))
+                mask = Mask(query_indices_bt=places, causal=True)
+                given = {"mask": mask, "positions_bt": inputs["positions_bt"][:, memory:]}
+                given |= {"cache": cache, "start": memory, "key_positions_bs": inputs["positions_bt"]}
+            return module.apply({"params": params}, x[:, memory:], **given)[0]
+
+        out, back = jax.vjp(output, params, x)
+        return out, back(cotangent[:, memory:])
+
+    over_heads, over_latents = both_forms(monkeypatch, run)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=2e-4), over_heads, over_latents)
+
+
+def test_few_queries_are_absorbed_and_many_are_not():
+    """At the sizes of DeepSeek-V2: training and prefill attend to heads, decoding to latents."""
+    module = LatentAttention(position=Rope(), num_heads=128, head_dim=128, latent_dim=512)
+    for t in (64, 4096):
+        assert not module.absorbs(t, t)
+    for t, s in ((1, 64), (1, 4096), (4, 4096), (64, 4096)):
+        assert module.absorbs(t, s)
+
+
+@pytest.mark.thorough
+def test_a_training_step_has_far_fewer_products_over_heads(rng, monkeypatch):
+    """At the proportions of DeepSeek-V2, an eighth of its size: c = 4 k, d = 40 k, and 64 k tokens.
+
+    Scores and weighted sums alone have 3.4 times the products over latents: 2 c + k / 2 to 2.5 k.
+    """
+    module = LatentAttention(position=Rope(), num_heads=16, head_dim=16, latent_dim=64, kernel="reference")
+    x = jnp.zeros((1, 1024, 640))
+    inputs = {"mask": Mask(causal=True), "positions_bt": jnp.arange(1024)[None]}
+    params = random_params(rng, module, x, **inputs)
+
+    def flops():
+        def loss(params, x):
+            return jnp.sum(module.apply({"params": params}, x, **inputs)[0])
+
+        compiled = jax.jit(jax.grad(loss, (0, 1))).lower(params, x).compile()
+        return compiled.cost_analysis()["flops"]
+
+    over_heads, over_latents = both_forms(monkeypatch, flops)
+    assert over_latents > 2 * over_heads

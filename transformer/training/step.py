@@ -35,9 +35,9 @@ def make_train_step(
     first. So gradients add up over microbatches for any number of terms and any weights. Gradients are
     clipped to the global norm `clip_norm` (Pascanu et al. 2013, section 3.2; 0: never). If the norm is not
     finite, parameters, optimizer state and average are kept and `skipped` is incremented; step, data and
-    carry advance (see `advanced`). `state.ema`, if the run keeps one, is updated by `debiased`, or is `own_average(opt_state,
-    params)` of the optimizer. `stop_gradients(params)` stops the gradients of frozen parameters, which
-    are not part of the norm.
+    carry advance (see `advanced`). `state.ema`, if the run keeps one, is updated by `debiased`, or is
+    `own_average(opt_state, params)` of the optimizer. `stop_gradients(params)` stops the gradients of frozen
+    parameters, which are not part of the norm.
     """
 
     def train_step(state: State, batch: Batch) -> tuple[State, dict[str, Sum]]:

@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 from abc import abstractmethod
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 import jax
@@ -63,7 +64,6 @@ class Attention(Mixer, kw_only=True):  # type: ignore[call-arg]
         seen = self.keys_values(x_btd, positions_bt) if memory is None else memory
         if cache is not None:
             seen = cache = cache.write(seen, start)
-        key_bsgk, value_bsgk = self.read(seen)
         key_positions_bs = positions_bt if key_positions_bs is None else key_positions_bs
         mask = dataclasses.replace(mask, pattern=self.pattern)
         if cache is not None and cache.wraps:
@@ -74,12 +74,15 @@ class Attention(Mixer, kw_only=True):  # type: ignore[call-arg]
         inputs: dict[str, Any] = {"mask": mask, "scoring": scoring}
         if train and self.dropout > 0:
             inputs |= {"dropout_rate": self.dropout, "dropout_rng": self.make_rng("dropout")}
+        out_bthk = self.attend_to(seen, q_bthk, functools.partial(self._attend, **inputs))
+        return self.join(out_bthk, x_btd.shape[-1]), cache
+
+    def _attend(self, q_bthk: jax.Array, k_bsgk: jax.Array, v_bsgk: jax.Array, **options: Any) -> jax.Array:
         attend = self._attend_and_sow
         if self.is_initializing() or not self.is_mutable_collection("intermediates"):
-            attend = choose(self.kernel, q_bthk, key_bsgk, value_bsgk, **inputs)
+            attend = choose(self.kernel, q_bthk, k_bsgk, v_bsgk, **options)
         with jax.named_scope(attend.__name__):
-            out_bthk = attend(q_bthk, key_bsgk, value_bsgk, **inputs)
-        return self.join(out_bthk, x_btd.shape[-1]), cache
+            return attend(q_bthk, k_bsgk, v_bsgk, **options)
 
     def _attend_and_sow(self, *inputs: jax.Array, **options: Any) -> jax.Array:
         # Only the reference kernel returns weights.
@@ -98,6 +101,10 @@ class Attention(Mixer, kw_only=True):  # type: ignore[call-arg]
     def read(self, cache: KVCache) -> tuple[jax.Array, jax.Array]:
         """The keys and values (b, s, g, k) of a cache."""
         return cache.key_bgsk.swapaxes(1, 2), cache.value_bgsk.swapaxes(1, 2)
+
+    def attend_to(self, cache: KVCache, q_bthk: jax.Array, attend: Callable[..., jax.Array]) -> jax.Array:
+        """The outputs of the heads, by a kernel, `attend(queries, keys, values)`."""
+        return attend(q_bthk, *self.read(cache))
 
     def shift(self, cache: KVCache, by: int) -> KVCache:
         """The cache of tokens that are `by` positions later."""

@@ -1,12 +1,14 @@
 """Multi-head latent attention (MLA): keys and values of all heads from one latent vector per token."""
 
 import dataclasses
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
 from transformer.layers.cache import KVCache
+from transformer.layers.linear import contract
 from transformer.layers.mixers.attention import Attention
 from transformer.layers.normalization import RMSNorm
 
@@ -16,9 +18,9 @@ class LatentAttention(Attention, kw_only=True):  # type: ignore[call-arg]
 
     score_h = (q_h . (W_h^UK c) + rotate(p_h) . r) / sqrt(k + k / 2), value_h = W_h^UV c, with queries q, p.
 
-    Since q . (W c) = (W^T q) . c, all heads use c itself as key and value. This is multi-query attention over
-    latents: keys and values of the heads are never computed, and the cache has `latent_dim` (0: 2 k) + k / 2
-    numbers per token.
+    The cache has `latent_dim` (0: 2 k) + k / 2 numbers per token. Long queries, as in training, attend to the
+    keys and values of each head. For few queries, as in decoding, these are never computed: since
+    q . (W c) = (W^T q) . c, all heads use c itself as key and value, multi-query attention over latents.
     Source: DeepSeek-AI 2024 (DeepSeek-V2), section 2.1, with its equations 9 to 19; queries uncompressed.
     """
 
@@ -37,10 +39,9 @@ class LatentAttention(Attention, kw_only=True):  # type: ignore[call-arg]
         self.key_up, self.value_up = _HeadKernel((c, h, k)), _HeadKernel((c, h, k))
 
     def queries(self, x_btd: jax.Array, positions_bt: jax.Array) -> jax.Array:
-        """(b, t, d) -> (b, t, h, c + k / 2): queries for latents, then for rotary keys."""
-        of_latents = self._per_head("bthk,chk->bthc", self.query(x_btd), self.key_up())
+        """(b, t, d) -> (b, t, h, k + k / 2): queries for keys from latents, then for rotary keys."""
         rotary_bthk = self.position.rotate(self.rotary_query(x_btd), positions_bt)
-        return jnp.concatenate([of_latents, rotary_bthk], axis=-1)
+        return jnp.concatenate([self.query(x_btd), rotary_bthk], axis=-1)
 
     def keys_values(self, x_bsd: jax.Array, positions_bs: jax.Array) -> KVCache:
         """The latent and the rotary key of each token."""
@@ -50,9 +51,36 @@ class LatentAttention(Attention, kw_only=True):  # type: ignore[call-arg]
         return KVCache(key_bsk[:, None], key_bsk[:, None, :, :0])
 
     def read(self, cache: KVCache) -> tuple[jax.Array, jax.Array]:
-        """Keys and values from the cache; the values are the latents."""
+        """The keys (b, s, h, k + k / 2) and values (b, s, h, k) of each head."""
+        latent_bsc, rotary_bsk = jnp.split(cache.key_bgsk[:, 0], [self.latent_width], axis=-1)
+        key_bshk, value_bshk = (
+            nn.with_logical_constraint(
+                contract(latent_bsc, up(), dtype=self.dtype), ("batch", "length", "heads", "head_dim")
+            )
+            for up in (self.key_up, self.value_up)
+        )
+        rotary_shape = *key_bshk.shape[:3], rotary_bsk.shape[-1]
+        rotary_bshk = jnp.broadcast_to(rotary_bsk[:, :, None], rotary_shape)
+        return jnp.concatenate([key_bshk, rotary_bshk], axis=-1), value_bshk
+
+    def attend_to(self, cache: KVCache, q_bthk: jax.Array, attend: Callable[..., jax.Array]) -> jax.Array:
+        """Over the keys and values of each head, or over latents if that has fewer products."""
+        if not self.absorbs(q_bthk.shape[1], cache.slots):
+            return super().attend_to(cache, q_bthk, attend)
+        query_bthk, rotary_bthk = jnp.split(q_bthk, [self.head_dim], axis=-1)
+        of_latents = self._per_head("bthk,chk->bthc", query_bthk, self.key_up())
         key_bs1k = cache.key_bgsk.swapaxes(1, 2)
-        return key_bs1k, key_bs1k[..., : self.latent_width]
+        q_bthk = jnp.concatenate([of_latents, rotary_bthk], axis=-1)
+        out_bthc = attend(q_bthk, key_bs1k, key_bs1k[..., : self.latent_width])
+        return self._per_head("bthc,chk->bthk", out_bthc, self.value_up())
+
+    def absorbs(self, t: int, s: int) -> bool:
+        """Whether t queries and s keys have fewer products if W^UK and W^UV are applied to queries and
+        outputs, and not to latents."""
+        c, k = self.latent_width, self.head_dim
+        over_latents = t * 2 * k * c + t * s * (2 * c + k // 2)
+        over_heads = s * 2 * k * c + t * s * (2 * k + k // 2)
+        return over_latents < over_heads
 
     def shift(self, cache: KVCache, by: int) -> KVCache:
         """The cache of tokens that are `by` positions later; latents have no position."""
@@ -60,10 +88,6 @@ class LatentAttention(Attention, kw_only=True):  # type: ignore[call-arg]
         rotary = super().shift(dataclasses.replace(cache, key_bgsk=rotary_bsk), by)
         key_bgsk = jnp.concatenate([latent_bsc, rotary.key_bgsk], axis=-1)
         return dataclasses.replace(cache, key_bgsk=key_bgsk)
-
-    def join(self, out_bthk: jax.Array, width: int) -> jax.Array:
-        """Weighted sums of latents (b, t, h, c) -> (b, t, width)."""
-        return super().join(self._per_head("bthc,chk->bthk", out_bthk, self.value_up()), width)
 
     @property
     def latent_width(self) -> int:
