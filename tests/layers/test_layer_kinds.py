@@ -87,6 +87,38 @@ def test_scanned_and_rematerialised_are_the_same_function(rng, kinds, remat):
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-3), found, expected)
 
 
+@pytest.mark.thorough
+@pytest.mark.parametrize("num_layers", [1, 3, 5])
+@pytest.mark.parametrize("kinds", [WINDOWS, TREES])
+def test_any_number_of_layers_is_scanned(rng, kinds, num_layers):
+    """Also one that is no multiple of the number of `layers`, with dropout and what blocks sow."""
+    model, params = make(rng, **kinds, num_layers=num_layers, dropout=0.2, remat="full")
+    other = Decoder(dataclasses.replace(model.config, scan_layers=True), 23)
+    tokens = rng.integers(0, 23, (2, 9))
+
+    def loss(params, model):
+        options = {"train": True, "rngs": {"dropout": jax.random.key(1)}, "mutable": "intermediates"}
+        logits, sown = model.apply({"params": params}, tokens, **options)
+        return jnp.mean(jnp.sin(logits)), sown["intermediates"]["blocks"][0]
+
+    gradient = jax.jit(jax.value_and_grad(loss, has_aux=True), static_argnums=1)
+    found, expected = gradient(params, other), gradient(params, model)
+    assert len(found[0][1]) == num_layers
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5), found, expected)
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("encoder", [1, 3])
+def test_an_encoder_may_have_another_number_of_layers(rng, encoder):
+    changes = {"num_layers": 4, "num_encoder_layers": encoder, "d_model": 16, "num_heads": 2, "d_ff": 24}
+    config = EncoderDecoderConfig(**changes, **TREES)
+    source, tokens = rng.integers(0, 23, (2, 5)), rng.integers(0, 23, (2, 4))
+    model, scanned = config.build(23), dataclasses.replace(config, scan_layers=True).build(23)
+    params = random_params(rng, model, source, tokens)
+    found, expected = (each.apply({"params": params}, source, tokens) for each in (scanned, model))
+    np.testing.assert_allclose(found, expected, atol=1e-4)
+
+
 def test_layers_are_what_a_loop_over_them_gives(rng):
     """Each layer runs with its own parameters and its own pattern, in order."""
     model, params = make(rng, **TREES)
@@ -175,10 +207,6 @@ def one_kind(**keys):
         (one_kind(pattern_size=3), r"layer_kinds.a.pattern_size: 3 does nothing with pattern 'full'"),
         (one_kind(position="learned"), r"layer_kinds.a.position: 'learned' is added to embeddings"),
         (one_kind(mixer="latent", qk_norm=True), r"layer_kinds.a.qk_norm: True with mixer 'latent'"),
-        (
-            {"layers": ["a", "b", "b"], "layer_kinds": {"a": {}, "b": {}}, "scan_layers": True},
-            r"num_layers: 4 is not divisible by the 3 of layers",
-        ),
         (
             {"mixer": "latent", "qk_norm": True},
             r"qk_norm: True with mixer 'latent'; only 'multi_head' has it",

@@ -28,7 +28,7 @@ def loss_of(rng, **changes):
     class Owner(nn.Module):
         @nn.compact
         def __call__(self, params_n, x_btd):
-            return stack.run(self, "blocks", params_n, x_btd, train=True, **inputs)
+            return stack.run(self, "blocks", params_n, x_btd, train=True, **inputs)[0]
 
     def loss(params_n, x_btd):
         rngs = {"dropout": jax.random.key(1)}

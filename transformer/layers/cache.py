@@ -36,11 +36,13 @@ class KVCache:
         return self.key_bgsk.shape[2]
 
     def write(self, new: "KVCache", start: jax.Array | int) -> "KVCache":
-        """The cache with new keys and values in the slots from `start` on."""
+        """The cache with new keys and values in the slots from `start` on; from its end on it grows."""
         new, each = dataclasses.replace(new, wraps=self.wraps), start + jnp.arange(new.slots)
 
         def put(old_bgsk: jax.Array, new_bgsk: jax.Array) -> jax.Array:
             new_bgsk = new_bgsk.astype(old_bgsk.dtype)
+            if isinstance(start, int) and start == self.slots:
+                return jnp.concatenate([old_bgsk, new_bgsk], axis=2)
             if self.wraps and new.slots > 1:
                 return old_bgsk.at[:, :, each % self.slots].set(new_bgsk)
             first = start % self.slots if self.wraps else start

@@ -1,4 +1,4 @@
-"""Transformer blocks, and stacks of blocks, scanned or unrolled with the same parameters.
+"""Stacks of Transformer blocks, scanned or unrolled with the same parameters.
 
 The parameters of all blocks are trees whose leaves have a leading `layers` axis. Scanned, unrolled and
 rematerialised stacks are the same function of the same parameters and random numbers, so checkpoints do not
@@ -9,7 +9,7 @@ import dataclasses
 import functools
 import operator
 from collections.abc import Callable, Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -17,13 +17,12 @@ from flax import linen as nn
 from jax.ad_checkpoint import checkpoint_policies as policies
 
 from transformer.errors import UserError
+from transformer.layers.block import Block
 from transformer.layers.cache import KVCache
 from transformer.layers.devices import platform
 from transformer.layers.kernels.reference import SAVED
 from transformer.layers.masks import Mask
-from transformer.layers.mixers import Attention, Mixer
-
-PLACEMENTS = ("pre", "post", "sandwich")
+from transformer.layers.mixers import Mixer
 
 HOST = "pinned_host"
 """The memory that `offload` moves activations to."""
@@ -43,87 +42,12 @@ REMAT: dict[str, Callable | None] = {
 products; only products with weights, which have no batch axis; the outputs of attention kernels; or the
 products with weights, in host memory (Chen et al. 2016, "Training deep nets with sublinear memory cost")."""
 
-Runners = Sequence[Callable[[jax.Array, Any, jax.Array | None], tuple[jax.Array, Any]]]
-"""For each kind of block, a function of (b, t, d), parameters and random numbers -> (b, t, d), sown
-values."""
+Runners = Sequence[Callable[[jax.Array, Any, jax.Array | None, Any], tuple[jax.Array, Any]]]
+"""For each kind of block, a function of (b, t, d), parameters, random numbers and a cache -> (b, t, d),
+(sown values, the new cache)."""
 
 COLLECTIONS = ("intermediates", "terms")
 """Collections that blocks may sow into: intermediates for inspection, and `Sum`s for the loss."""
-
-
-class Block(nn.Module):
-    """A mixer and a feed-forward network as residual sublayers, normalised by `placement`:
-
-    post:      x <- Norm(x + Dropout(f(x)))              (Vaswani et al. 2017, section 3.1)
-    pre:       x <- x + Dropout(f(Norm(x)))              (Xiong et al. 2020)
-    sandwich:  x <- x + Dropout(Norm(f(Norm(x))))        (Ding et al. 2021, CogView, section 2.4)
-
-    `norm` builds a normalisation module from its name. With `cross_attention`, which has no position
-    encoding, a third sublayer between the two attends to another sequence, the memory. Without `feed_forward`
-    there is only attention (Elhage et al. 2021).
-    """
-
-    mixer: Mixer
-    feed_forward: nn.Module | None
-    norm: Callable[..., nn.Module]
-    placement: str = "pre"
-    dropout: float = 0.0
-    cross_attention: Attention | None = None
-
-    preserve_adopted_names: ClassVar[bool] = True
-    """For flax: the mixer's parameters keep the name that it was built with."""
-
-    @nn.compact
-    def __call__(
-        self,
-        x_btd: jax.Array,
-        cache: Any = None,
-        memory: jax.Array | KVCache | None = None,
-        *,
-        memory_mask: Mask | None = None,
-        train: bool = False,
-        **inputs: Any,
-    ) -> tuple[jax.Array, Any]:
-        """(b, t, d) -> (b, t, d), and the mixer's new cache; `inputs` as for `Mixer`.
-
-        `memory` is (m, s, d), or its `keys_values`; groups of b / m adjacent rows of x share one of its rows.
-        """
-        y_btd, cache = self.mixer(self._before("attention", x_btd), cache=cache, train=train, **inputs)
-        x_btd = self._after("attention", x_btd, y_btd, train)
-        if self.cross_attention is not None:
-            y_btd = self._cross(self._before("cross_attention", x_btd), memory, memory_mask or Mask(), train)
-            x_btd = self._after("cross_attention", x_btd, y_btd, train)
-        if self.feed_forward is not None:
-            y_btd = self.feed_forward(self._before("feed_forward", x_btd))
-            x_btd = self._after("feed_forward", x_btd, y_btd, train)
-        return x_btd, cache
-
-    def keys_values(self, memory_msd: jax.Array) -> KVCache:
-        """The keys and values of another sequence, (m, s, d), for `memory`."""
-        assert self.cross_attention is not None
-        return self.cross_attention.keys_values(memory_msd, jnp.arange(memory_msd.shape[1])[None])
-
-    def _before(self, name: str, x_btd: jax.Array) -> jax.Array:
-        return x_btd if self.placement == "post" else self.norm(name=f"{name}_norm")(x_btd)
-
-    def _after(self, name: str, x_btd: jax.Array, y_btd: jax.Array, train: bool) -> jax.Array:
-        if self.placement == "sandwich":
-            y_btd = self.norm(name=f"{name}_output_norm")(y_btd)
-        if self.dropout:
-            y_btd = nn.Dropout(self.dropout, name=f"{name}_dropout")(y_btd, deterministic=not train)
-        x_btd = x_btd + y_btd
-        return self.norm(name=f"{name}_norm")(x_btd) if self.placement == "post" else x_btd
-
-    def _cross(self, x_btd: jax.Array, memory: Any, mask: Mask, train: bool) -> jax.Array:
-        memory = memory if isinstance(memory, KVCache) else self.keys_values(memory)
-        # Queries are independent of each other, so those of rows with the same memory can be one row.
-        x_mtd = x_btd.reshape(memory.key_bgsk.shape[0], -1, x_btd.shape[-1])
-        positions_mt = jnp.zeros(x_mtd.shape[:2], jnp.int32)
-        assert self.cross_attention is not None
-        y_mtd, _ = self.cross_attention(
-            x_mtd, mask=mask, positions_bt=positions_mt, memory=memory, train=train
-        )
-        return y_mtd.reshape(x_btd.shape)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -133,7 +57,8 @@ class Stack:
     If the blocks of all kinds have parameters of the same shapes, these are one tree with a leading `layers`
     axis; otherwise {kind: tree}, each with the layers of that kind.
 
-    With `scan` one round of m blocks is compiled and scanned over the layers; `remat` is a key of `REMAT`;
+    With `scan` one round of m blocks is compiled and scanned over the layers, and the layers after the last
+    whole round are unrolled; `remat` is a key of `REMAT`;
     `drops` says whether blocks have dropout.
     """
 
@@ -190,10 +115,16 @@ class Stack:
         params: Any,
         x_btd: jax.Array,
         *,
+        caches: Sequence[Any] = (),
+        keep: Callable[[Mixer, Any], Any] = lambda mixer, cache: cache,
         train: bool = False,
         **inputs: Any,
-    ) -> jax.Array:
-        """Applies all blocks in the sequence form: (b, t, d) -> (b, t, d); `inputs` are passed to each.
+    ) -> tuple[jax.Array, tuple[Any, ...]]:
+        """Applies all blocks to a sequence: (b, t, d) -> (b, t, d); `inputs` are passed to each.
+
+        With `caches` of earlier tokens, one of each layer, the second result is what `keep(mixer, cache)`
+        leaves of each layer's new cache; it is computed within the layer, so that the whole cache may be
+        rematerialised.
 
         `owner`, the module of the stack, provides the random numbers of each layer. Values that blocks sow
         into mutable collections are sown there under `name`, as a list with an entry per layer.
@@ -203,44 +134,80 @@ class Stack:
         dropping = train and self.drops
         rngs_n = jax.random.split(owner.make_rng("dropout"), self.num_layers) if dropping else None
 
-        def run_block(block: Block, x_btd: jax.Array, params: Any, rng: jax.Array | None) -> tuple:
+        def run_block(block: Block, x_btd: jax.Array, params: Any, rng: jax.Array | None, cache: Any) -> Any:
             options = {"rngs": {} if rng is None else {"dropout": rng}, "mutable": asked, "train": train}
-            (x_btd, _), sown = block.apply({"params": params}, x_btd, **options, **inputs)
-            return x_btd, sown
+            (x_btd, cache), sown = block.apply({"params": params}, x_btd, cache, **options, **inputs)
+            return x_btd, (sown, keep(block.mixer, cache))
 
         runners: Runners = [functools.partial(run_block, block) for block in self.blocks]
         if self.remat != "none":
-            runners = [rematerialised(run, self.remat, prevent_cse=not self.scan) for run in runners]
+            in_loop = self.scan and self.num_layers % len(runners) == 0
+            runners = [rematerialised(run, self.remat, prevent_cse=not in_loop) for run in runners]
         over_layers = self._scanned if self.scan else self._in_turn
-        x_btd, sown = over_layers(runners, x_btd, params, rngs_n)
+        x_btd, found = over_layers(runners, x_btd, params, rngs_n, caches or (None,) * self.num_layers)
         for collection in asked:
-            owner.sow(collection, name, [found.get(collection, {}) for found in sown])
-        return x_btd
+            owner.sow(collection, name, [sown.get(collection, {}) for sown, _ in found])
+        return x_btd, tuple(cache for _, cache in found)
 
     def _in_turn(
-        self, runners: Runners, x_btd: jax.Array, params: Any, rngs_n: jax.Array | None
+        self,
+        runners: Runners,
+        x_btd: jax.Array,
+        params: Any,
+        rngs_n: jax.Array | None,
+        caches: Sequence[Any],
     ) -> tuple[jax.Array, list[Any]]:
-        sown, rngs = [], [None] * self.num_layers if rngs_n is None else rngs_n
-        for i, layer in enumerate(zip(self.unstack(params), rngs, strict=True)):
+        found, rngs = [], [None] * self.num_layers if rngs_n is None else rngs_n
+        for i, layer in enumerate(zip(self.unstack(params), rngs, caches, strict=True)):
             with jax.named_scope(f"block_{i}"):  # for profiler traces
-                x_btd, found = runners[i % len(runners)](x_btd, *layer)
-            sown.append(found)
-        return x_btd, sown
+                x_btd, of_layer = runners[i % len(runners)](x_btd, *layer)
+            found.append(of_layer)
+        return x_btd, found
 
     def _scanned(
-        self, runners: Runners, x_btd: jax.Array, params: Any, rngs_n: jax.Array | None
+        self,
+        runners: Runners,
+        x_btd: jax.Array,
+        params: Any,
+        rngs_n: jax.Array | None,
+        caches: Sequence[Any],
     ) -> tuple[jax.Array, list[Any]]:
-        m, layers = len(runners), (params, rngs_n)
+        m = len(runners)
+        rounds, rest = divmod(self.num_layers, m)
+        # The caches of different kinds may have different shapes, so each place in a round has a stack.
+        caches_m = [
+            jax.tree.map(lambda *each: jnp.stack(each), *caches[i : rounds * m : m]) for i in range(m)
+        ]
+        last: Any = None
         if m == 1:  # avoids a reshape, for which XLA would keep a copy of each layer's parameters
-            x_btd, found = jax.lax.scan(lambda x_btd, layer: runners[0](x_btd, *layer), x_btd, layers)
-            stacked = [found]
+            layers = params, rngs_n, caches_m[0]
+            x_btd, of_layers = jax.lax.scan(lambda x_btd, layer: runners[0](x_btd, *layer), x_btd, layers)
+            stacked = [of_layers]
         else:
-            rounds, one = self.num_layers // m, dataclasses.replace(self, num_layers=m)
+            first, last = self._cut(params, rounds)
+            layers = first, None if rngs_n is None else rngs_n[: rounds * m]
             layers = jax.tree.map(lambda x: x.reshape(rounds, -1, *x.shape[1:]), layers)
-            run_round = functools.partial(one._in_turn, runners)
-            x_btd, stacked = jax.lax.scan(lambda x_btd, layers: run_round(x_btd, *layers), x_btd, layers)
-        sown = [jax.tree.map(operator.itemgetter(i // m), stacked[i % m]) for i in range(self.num_layers)]
-        return x_btd, sown
+            run_round = functools.partial(dataclasses.replace(self, num_layers=m)._in_turn, runners)
+            x_btd, stacked = jax.lax.scan(
+                lambda x_btd, layers: run_round(x_btd, *layers), x_btd, (*layers, caches_m)
+            )
+        found = [jax.tree.map(operator.itemgetter(i // m), stacked[i % m]) for i in range(rounds * m)]
+        if rest:
+            rngs_n = None if rngs_n is None else rngs_n[rounds * m :]
+            shorter = dataclasses.replace(self, num_layers=rest)
+            x_btd, of_rest = shorter._in_turn(runners, x_btd, last, rngs_n, caches[rounds * m :])
+            found += of_rest
+        return x_btd, found
+
+    def _cut(self, params: Any, rounds: int) -> tuple[Any, Any]:
+        """The parameters of so many rounds, and of the layers after them."""
+        by_kind = set(params) == set(self.kinds)
+
+        def end(path: Any) -> int:
+            return rounds * (self.kinds.count(path[0].key) if by_kind else len(self.kinds))
+
+        first = jax.tree_util.tree_map_with_path(lambda path, x: x[: end(path)], params)
+        return first, jax.tree_util.tree_map_with_path(lambda path, x: x[end(path) :], params)
 
     def extend(
         self,

@@ -71,7 +71,8 @@ class Decoder(nn.Module):
             positions_bt = jnp.broadcast_to(jnp.arange(tokens_bt.shape[1]), tokens_bt.shape)
         x_btd, stack = self.embed(tokens_bt, positions_bt, train), self.config.stack(causal=True)
         params = stack.declare(self, "blocks", x_btd)
-        x_btd = stack.run(self, "blocks", params, x_btd, mask=mask, positions_bt=positions_bt, train=train)
+        inputs: Any = {"mask": mask, "positions_bt": positions_bt, "train": train}
+        x_btd, _ = stack.run(self, "blocks", params, x_btd, **inputs)
         return self.normalize(x_btd)
 
     def embed(self, tokens_bt: jax.Array, positions_bt: jax.Array, train: bool = False) -> jax.Array:

@@ -1,6 +1,7 @@
 """The Transformer encoder: bidirectional attention over a sequence."""
 
 from dataclasses import dataclass
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -51,7 +52,8 @@ class Encoder(nn.Module):
         x_btd = nn.with_logical_constraint(x_btd, ("batch", "length", "activation_embed"))
         stack = c.stack()
         params = stack.declare(self, "blocks", x_btd)
-        x_btd = stack.run(self, "blocks", params, x_btd, mask=mask, positions_bt=positions_bt, train=train)
+        inputs: Any = {"mask": mask, "positions_bt": positions_bt, "train": train}
+        x_btd, _ = stack.run(self, "blocks", params, x_btd, **inputs)
         return x_btd if c.norm_placement == "post" else c.normalization(name="final_norm")(x_btd)
 
 

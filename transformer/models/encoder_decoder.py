@@ -103,7 +103,7 @@ class EncoderDecoder(nn.Module):
         mask = Mask.self_attention(segments_bt, positions_bt, causal=True)
         if positions_bt is None:
             positions_bt = jnp.broadcast_to(jnp.arange(tokens_bt.shape[1]), tokens_bt.shape)
-        x_btd = self.config.decoder_stack.run(
+        x_btd, _ = self.config.decoder_stack.run(
             self,
             "decoder",
             self.decoder_blocks,
@@ -128,7 +128,7 @@ class EncoderDecoder(nn.Module):
         if positions_bs is None:
             positions_bs = jnp.broadcast_to(jnp.arange(source_bs.shape[1]), source_bs.shape)
         x_bsd = self.source_position.embed(self.source_embedding(source_bs), positions_bs)
-        x_bsd = c.encoder_stack.run(
+        x_bsd, _ = c.encoder_stack.run(
             self,
             "encoder",
             self.encoder_blocks,

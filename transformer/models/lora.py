@@ -13,8 +13,9 @@ from flax import linen as nn
 
 from transformer.config import Nonnegative
 from transformer.errors import UserError
+from transformer.layers.block import Block
 from transformer.layers.linear import Linear
-from transformer.layers.stack import Block, Stack
+from transformer.layers.stack import Stack
 from transformer.models.stack_config import StackConfig
 
 

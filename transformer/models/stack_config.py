@@ -17,6 +17,7 @@ from transformer.config import (
     from_values,
 )
 from transformer.errors import UserError, suggest
+from transformer.layers.block import Block
 from transformer.layers.feed_forward import FEED_FORWARDS
 from transformer.layers.kernels import KERNELS
 from transformer.layers.mixers import MIXERS, Attention, Mixer
@@ -24,7 +25,7 @@ from transformer.layers.normalization import NORMS
 from transformer.layers.patterns import PATTERNS, Pattern
 from transformer.layers.positions import POSITIONS, Position
 from transformer.layers.positions.rope import SCALINGS
-from transformer.layers.stack import REMAT, Block, Stack
+from transformer.layers.stack import REMAT, Stack
 
 OPTIONAL = {
     "num_kv_heads": ("mixer", "num_kv_heads"),
@@ -143,11 +144,6 @@ class StackConfig(Bounded):
         for name in self.layer_kinds:
             if name not in self.layers:
                 raise UserError(f"layer_kinds.{name}: no layer is of this kind; name it in layers")
-        if self.scan_layers and self.num_layers % len(self.layers):
-            raise UserError(
-                f"num_layers: {self.num_layers} is not divisible by the {len(self.layers)} of layers, which "
-                "scan_layers needs"
-            )
         for name, kind in self.kinds.items():
             if POSITIONS[kind.position].has("embed") and kind.position != self.position:
                 raise UserError(
@@ -220,7 +216,7 @@ class StackConfig(Bounded):
         `cross`, and only to earlier positions if `causal`."""
         num_layers = num_layers or self.num_layers
         blocks = {name: kind._block(num_layers, cross, causal) for name, kind in self.kinds.items()}
-        names = self.layers or ("",)
+        names = self.layers[:num_layers] or ("",)
         drops = any(kind.dropout > 0 or kind.attention_dropout > 0 for kind in self.kinds.values())
         blocks_m = tuple(blocks[name] for name in names)
         return Stack(blocks_m, names, num_layers, self.scan_layers, self.remat, drops)

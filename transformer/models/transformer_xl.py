@@ -46,16 +46,11 @@ class TransformerXLConfig(DecoderConfig):
                 raise UserError(
                     f"{key}: {kind.pattern!r} counts from the start of a text; expected one of {expected}"
                 )
-        for key in ("attention_dropout", "scan_layers"):
-            if getattr(self, key):
-                raise UserError(f"{key}: {getattr(self, key)}; a model with memory does not support it")
         for mixer in self.stack(causal=True).mixers:
             if not isinstance(mixer, Attention):
                 raise UserError(
                     "mixer: a recurrent mixer has no keys and values; a model with memory needs them"
                 )
-        if self.remat != "none":
-            raise UserError(f"remat: {self.remat!r}; a model with memory supports only 'none'")
 
     def build(self, vocab_size: int) -> nn.Module:
         """The model with a vocabulary of `vocab_size` tokens."""
@@ -101,26 +96,25 @@ class TransformerXL(Decoder):
 
         Tokens attend to earlier tokens of their own document, including those in the memory.
         """
-        c, (b, t), m = self.config, tokens_bt.shape, memory.segments_bm.shape[1]
+        (b, t), m, stack = tokens_bt.shape, memory.segments_bm.shape[1], self.config.stack(causal=True)
         segments_bs = jnp.concatenate([memory.segments_bm, segments_bt], axis=1)
         places_bs = jnp.broadcast_to(jnp.arange(m + t), (b, m + t))
-        longer: Any = jax.tree.map(lambda x: jnp.pad(x, ((0, 0), (0, 0), (0, t), (0, 0))), memory.layers)
-        dropping = train and c.dropout > 0
-        stack = c.stack(causal=True)
-        x_btd, layers = stack.extend(
-            stack.unstack(self.variables["params"]["blocks"]),
+
+        def last(mixer: Any, cache: KVCache) -> KVCache:
+            cache = jax.tree.map(lambda x_bgsk: jax.lax.stop_gradient(x_bgsk[:, :, t:]), cache)
+            return mixer.shift(cache, -t)  # the positions of these tokens in the next segment
+
+        x_btd, layers = stack.run(
+            self,
+            "blocks",
+            self.variables["params"]["blocks"],
             self.embed(tokens_bt, places_bs[:, m:], train),
-            longer,
-            rngs_n=jax.random.split(self.make_rng("dropout"), c.num_layers) if dropping else None,
-            mask=Mask(segments_bt, segments_bs, segments_bs > 0, places_bs[:, m:], causal=True),
+            caches=memory.layers,
+            keep=last,
+            train=train,
+            mask=Mask(segments_bt, segments_bs, segments_bs > 0, start=m, causal=True),
             positions_bt=places_bs[:, m:],
             start=m,
             key_positions_bs=places_bs,
-            train=train,
         )
-
-        def keep(layer: KVCache, mixer: Any) -> KVCache:
-            last = jax.tree.map(lambda x_bgsk: jax.lax.stop_gradient(x_bgsk[:, :, t:]), layer)
-            return mixer.shift(last, -t)  # the positions of these tokens in the next segment
-
-        return self.normalize(x_btd), Memory(tuple(map(keep, layers, stack.mixers)), segments_bs[:, t:])
+        return self.normalize(x_btd), Memory(layers, segments_bs[:, t:])

@@ -1,0 +1,87 @@
+"""A Transformer block: a mixer and a feed-forward network, with residuals and normalisation."""
+
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+from flax import linen as nn
+
+from transformer.layers.cache import KVCache
+from transformer.layers.masks import Mask
+from transformer.layers.mixers import Attention, Mixer
+
+
+class Block(nn.Module):
+    """A mixer and a feed-forward network as residual sublayers, normalised by `placement`:
+
+    post:      x <- Norm(x + Dropout(f(x)))              (Vaswani et al. 2017, section 3.1)
+    pre:       x <- x + Dropout(f(Norm(x)))              (Xiong et al. 2020)
+    sandwich:  x <- x + Dropout(Norm(f(Norm(x))))        (Ding et al. 2021, CogView, section 2.4)
+
+    `norm` builds a normalisation module from its name. With `cross_attention`, which has no position
+    encoding, a third sublayer between the two attends to another sequence, the memory. Without `feed_forward`
+    there is only attention (Elhage et al. 2021).
+    """
+
+    mixer: Mixer
+    feed_forward: nn.Module | None
+    norm: Callable[..., nn.Module]
+    placement: str = "pre"
+    dropout: float = 0.0
+    cross_attention: Attention | None = None
+
+    preserve_adopted_names: ClassVar[bool] = True
+    """For flax: the mixer's parameters keep the name that it was built with."""
+
+    @nn.compact
+    def __call__(
+        self,
+        x_btd: jax.Array,
+        cache: Any = None,
+        memory: jax.Array | KVCache | None = None,
+        *,
+        memory_mask: Mask | None = None,
+        train: bool = False,
+        **inputs: Any,
+    ) -> tuple[jax.Array, Any]:
+        """(b, t, d) -> (b, t, d), and the mixer's new cache; `inputs` as for `Mixer`.
+
+        `memory` is (m, s, d), or its `keys_values`; groups of b / m adjacent rows of x share one of its rows.
+        """
+        y_btd, cache = self.mixer(self._before("attention", x_btd), cache=cache, train=train, **inputs)
+        x_btd = self._after("attention", x_btd, y_btd, train)
+        if self.cross_attention is not None:
+            y_btd = self._cross(self._before("cross_attention", x_btd), memory, memory_mask or Mask(), train)
+            x_btd = self._after("cross_attention", x_btd, y_btd, train)
+        if self.feed_forward is not None:
+            y_btd = self.feed_forward(self._before("feed_forward", x_btd))
+            x_btd = self._after("feed_forward", x_btd, y_btd, train)
+        return x_btd, cache
+
+    def keys_values(self, memory_msd: jax.Array) -> KVCache:
+        """The keys and values of another sequence, (m, s, d), for `memory`."""
+        assert self.cross_attention is not None
+        return self.cross_attention.keys_values(memory_msd, jnp.arange(memory_msd.shape[1])[None])
+
+    def _before(self, name: str, x_btd: jax.Array) -> jax.Array:
+        return x_btd if self.placement == "post" else self.norm(name=f"{name}_norm")(x_btd)
+
+    def _after(self, name: str, x_btd: jax.Array, y_btd: jax.Array, train: bool) -> jax.Array:
+        if self.placement == "sandwich":
+            y_btd = self.norm(name=f"{name}_output_norm")(y_btd)
+        if self.dropout:
+            y_btd = nn.Dropout(self.dropout, name=f"{name}_dropout")(y_btd, deterministic=not train)
+        x_btd = x_btd + y_btd
+        return self.norm(name=f"{name}_norm")(x_btd) if self.placement == "post" else x_btd
+
+    def _cross(self, x_btd: jax.Array, memory: Any, mask: Mask, train: bool) -> jax.Array:
+        memory = memory if isinstance(memory, KVCache) else self.keys_values(memory)
+        # Queries are independent of each other, so those of rows with the same memory can be one row.
+        x_mtd = x_btd.reshape(memory.key_bgsk.shape[0], -1, x_btd.shape[-1])
+        positions_mt = jnp.zeros(x_mtd.shape[:2], jnp.int32)
+        assert self.cross_attention is not None
+        y_mtd, _ = self.cross_attention(
+            x_mtd, mask=mask, positions_bt=positions_mt, memory=memory, train=train
+        )
+        return y_mtd.reshape(x_btd.shape)
