@@ -160,9 +160,9 @@ def test_the_future_of_the_target_is_not_seen_and_all_of_the_source_is(rng):
         def seen(x_bsd, x_btd):
             def run(model):
                 encoder, decoder = SMALL.encoder_stack, SMALL.decoder_stack
-                memory = encoder.run(model, "encoder", params["encoder_blocks"], x_bsd, **inputs(4, False))
+                memory, _ = encoder.run(model, "encoder", params["encoder_blocks"], x_bsd, **inputs(4, False))
                 blocks = params["decoder_blocks"]
-                x = decoder.run(model, "decoder", blocks, x_btd, memory=memory, **inputs(5, True))
+                x, _ = decoder.run(model, "decoder", blocks, x_btd, memory=memory, **inputs(5, True))
                 return jnp.sum(x[0, 2] ** 2)
 
             return model.apply({"params": params}, method=run)

@@ -20,15 +20,15 @@ class KVCache:
     """
 
     key_bgsk: jax.Array
-    value_bgsk: jax.Array
+    value_bgsk: jax.Array | None  # None: attention reads its values off the keys
     wraps: bool = struct.field(pytree_node=False, default=False)
 
     @classmethod
     def empty(cls, rows: int, slots: int, widths: tuple[int, int, int], dtype) -> "KVCache":
-        """An empty cache; `widths` are the number of heads, key width and value width."""
+        """An empty cache; `widths` are the number of heads, key width and value width (0: None)."""
         heads, key, value = widths
-        key_bgsk, value_bgsk = (jnp.zeros((rows, heads, slots, width), dtype) for width in (key, value))
-        return cls(key_bgsk, value_bgsk)
+        key_bgsk = jnp.zeros((rows, heads, slots, key), dtype)
+        return cls(key_bgsk, jnp.zeros((rows, heads, slots, value), dtype) if value else None)
 
     @property
     def slots(self) -> int:

@@ -185,11 +185,11 @@ class Stack:
             stacked = [of_layers]
         else:
             first, last = self._cut(params, rounds)
-            layers = first, None if rngs_n is None else rngs_n[: rounds * m]
-            layers = jax.tree.map(lambda x: x.reshape(rounds, -1, *x.shape[1:]), layers)
+            first = first, None if rngs_n is None else rngs_n[: rounds * m]
+            first = jax.tree.map(lambda x: x.reshape(rounds, -1, *x.shape[1:]), first)
             run_round = functools.partial(dataclasses.replace(self, num_layers=m)._in_turn, runners)
             x_btd, stacked = jax.lax.scan(
-                lambda x_btd, layers: run_round(x_btd, *layers), x_btd, (*layers, caches_m)
+                lambda x_btd, layers: run_round(x_btd, *layers), x_btd, (*first, caches_m)
             )
         found = [jax.tree.map(operator.itemgetter(i // m), stacked[i % m]) for i in range(rounds * m)]
         if rest:

@@ -100,6 +100,7 @@ class Attention(Mixer, kw_only=True):  # type: ignore[call-arg]
 
     def read(self, cache: KVCache) -> tuple[jax.Array, jax.Array]:
         """The keys and values (b, s, g, k) of a cache."""
+        assert cache.value_bgsk is not None
         return cache.key_bgsk.swapaxes(1, 2), cache.value_bgsk.swapaxes(1, 2)
 
     def attend_to(self, cache: KVCache, q_bthk: jax.Array, attend: Callable[..., jax.Array]) -> jax.Array:

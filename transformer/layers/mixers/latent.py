@@ -48,7 +48,7 @@ class LatentAttention(Attention, kw_only=True):  # type: ignore[call-arg]
         rotary_bsk = self.position.rotate(self.rotary_key(x_bsd)[:, :, None], positions_bs)[:, :, 0]
         key_bsk = jnp.concatenate([self.latent_norm(self.latent(x_bsd)), rotary_bsk], axis=-1)
         key_bsk = nn.with_logical_constraint(key_bsk, ("batch", "length", "head_dim"))
-        return KVCache(key_bsk[:, None], key_bsk[:, None, :, :0])
+        return KVCache(key_bsk[:, None], None)
 
     def read(self, cache: KVCache) -> tuple[jax.Array, jax.Array]:
         """The keys (b, s, h, k + k / 2) and values (b, s, h, k) of each head."""
