@@ -2,20 +2,34 @@
 
     python -m benchmarks.attention [--peer] [--cases 512 4096 ...] [--repeats 5]
 
-"ours" is the blockwise kernel and "ours_window" the same with a window of 256 keys; "plain_jax" and
-"plain_window" are `jax.nn.dot_product_attention`, which stores all weights, and are skipped where that takes
-more than 8 GB; `--peer` adds PyTorch's `scaled_dot_product_attention` (`pip install torch`). "Temporary MB"
+"ours" is the blockwise kernel, "ours_documents" the same for packed documents of 512 tokens, and the other
+"ours_..." for the sparse patterns of `PATTERNS`; "plain_jax" and "plain_window" are
+`jax.nn.dot_product_attention`, which stores all weights, and are skipped where that takes more than 8 GB;
+`--peer` adds PyTorch's `scaled_dot_product_attention` (`pip install torch`). "computed / allowed" is the
+number of pairs of a query and a key that are computed, relative to those that the mask allows. "Temporary MB"
 is from XLA's memory analysis. An implementation whose output or gradients differ ends the benchmark.
 """
 
+import functools
 import statistics
 
 import numpy as np
 
 from benchmarks import common
 from benchmarks.common import Contestant
+from transformer.layers.patterns import Blocks, Fixed, Global, Pattern, Strided, Window
 
-HEADS, WIDTH, WINDOW = 6, 64, 256
+HEADS, WIDTH, WINDOW, DOCUMENT = 6, 64, 256, 512
+PATTERNS: dict[str, Pattern | None] = {
+    "window": Window(WINDOW),
+    "dilated": Window(32, dilation=4),
+    "global": Global(64, tokens=4),
+    "strided": Strided(32),
+    "fixed": Fixed(32, summary=4),
+    "blocks": Blocks(32),
+    "documents": None,
+}
+"""Sparse patterns, and full attention within documents."""
 LENGTHS = ("512", "1024", "2048", "4096", "8192")
 MOST_GB = 8.0
 PROBES = 64
@@ -50,18 +64,36 @@ def _jax(attention, length: int):
     return lambda: jax.block_until_ready(program(*given)), {"temporary_mb": temporary, "probe": found}
 
 
-def ours(length: int, pattern=None):
+def ours(length: int, name: str = ""):
+    import jax.numpy as jnp
+
     from transformer.layers.kernels import blockwise
     from transformer.layers.masks import Mask
 
-    mask = Mask(causal=True, pattern=pattern)
-    return _jax(lambda *qkv: blockwise(*qkv, mask=mask), length)
+    mask, pattern = Mask(causal=True), PATTERNS.get(name)
+    mask = mask.replace(pattern=pattern)
+    allowed = np.tril(np.ones((length, length), bool))
+    if pattern is not None:
+        allowed &= np.asarray(pattern(np.arange(length)[:, None], np.arange(length)[None]))
+    if name == "documents":
+        numbers_1t = np.arange(length)[None] // DOCUMENT
+        mask = mask.replace(
+            query_segments_bt=jnp.asarray(numbers_1t), key_segments_bs=jnp.asarray(numbers_1t)
+        )
+        allowed &= numbers_1t == numbers_1t.T
+    call, report = _jax(lambda *qkv: blockwise(*qkv, mask=mask), length)
+    return call, report | {"computed": _computed(mask, length) / int(allowed.sum())}
 
 
-def ours_window(length: int):
-    from transformer.layers.patterns import Window
+def _computed(mask, length: int) -> int:
+    """The number of pairs of a query and a key that `blockwise` computes."""
+    from transformer.layers.kernels.parts import parts_of
 
-    return ours(length, Window(WINDOW))
+    pairs = 0
+    for part in parts_of(mask, length, length):
+        _, counts = part.table(part.mask(mask, 1), mask)
+        pairs += part.pairs // int(part.blocks.seen.sum()) * int(counts.sum())
+    return pairs
 
 
 def plain_jax(length: int, window=None):
@@ -97,11 +129,11 @@ CONTESTANTS = {
     "ours": ours,
     "plain_jax": plain_jax,
     "torch": torch,
-    "ours_window": ours_window,
     "plain_window": plain_window,
+    **{f"ours_{name}": functools.partial(ours, name=name) for name in PATTERNS},
 }
-ANSWERS: dict[tuple[str, bool], list[float]] = {}
-"""The probes of the first implementation, for each length, without and with the window."""
+ANSWERS: dict[tuple[str, str], list[float]] = {}
+"""The probes of the first implementation, for each length and pattern."""
 
 
 def work(name: str, case: str) -> None:
@@ -118,7 +150,8 @@ def work(name: str, case: str) -> None:
 def row(case: str, name: str, contestant: Contestant, first: Contestant, limit: float) -> dict[str, object]:
     report = contestant.report
     if not (left_out := report["left_out"]):
-        answer = ANSWERS.setdefault((case, name.endswith("window")), report["probe"])
+        kind = name.partition("_")[2]
+        answer = ANSWERS.setdefault((case, kind if kind in PATTERNS else ""), report["probe"])
         if not np.allclose(report["probe"], answer, rtol=1e-3, atol=1e-4):
             raise SystemExit(f"{name} {case}: another result than that of ours")
     return {
@@ -127,6 +160,7 @@ def row(case: str, name: str, contestant: Contestant, first: Contestant, limit: 
         "ms": "-" if left_out else f"{1e3 * statistics.median(contestant.seconds):,.0f}",
         "best": "-" if left_out else f"{1e3 * min(contestant.seconds):,.0f}",
         "ours is faster": "-" if left_out else f"{common.ratio(first, contestant):.2f}x",
+        "computed / allowed": f"{report['computed']:.2f}" if "computed" in report else "-",
         "temporary MB": "-" if np.isnan(report["temporary_mb"]) else f"{report['temporary_mb']:,.0f}",
     }
 

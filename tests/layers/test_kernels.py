@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tests.layers.table import Table
 from transformer.errors import UserError
 from transformer.layers import kernels
-from transformer.layers.kernels import choose
+from transformer.layers.kernels import choose, parts
 from transformer.layers.kernels.reference import Scoring
 from transformer.layers.masks import Mask
 from transformer.layers.patterns import Blocks, Fixed, Global, Strided, Window
@@ -110,9 +110,8 @@ def assert_exact(
 @pytest.fixture(autouse=True, scope="module")
 def small_blocks():
     with pytest.MonkeyPatch.context() as patch:
-        for name in ("unrolled", "blockwise"):  # which are also functions
-            module = importlib.import_module(f"transformer.layers.kernels.{name}")
-            patch.setattr(module, "BLOCK", 8)
+        patch.setattr(importlib.import_module("transformer.layers.kernels.unrolled"), "BLOCK", 8)
+        patch.setattr(parts, "SIZES", (8, 4))
         yield
 
 
@@ -216,6 +215,28 @@ def test_a_sink_takes_the_weight_of_a_query_that_sees_nothing(rng):
         assert_exact(kernel, rng, mask, 17, sinks=True)
 
 
+@pytest.mark.thorough
+@pytest.mark.parametrize("pattern", [None, Strided(3)])
+@pytest.mark.parametrize("kernel", ["unrolled", "blockwise"])
+def test_second_derivatives_in_either_order(rng, kernel, pattern):
+    """The product of the Hessian with a vector, in reverse over reverse and in forward over reverse mode."""
+    draw = lambda: [jnp.asarray(rng.normal(size=(2, 11, 2, 4)), jnp.float32) for _ in range(3)]  # noqa: E731
+    at, along = draw(), draw()
+    packed = jnp.asarray(segments(rng, 2, 11))
+    options = {"mask": Mask(packed, packed, causal=True, pattern=pattern), "scoring": Scoring(soft_cap=3.0)}
+    weights = jnp.asarray(rng.normal(size=(2, 11, 2, 4)), jnp.float32)
+
+    def products(attend):
+        gradient = jax.grad(lambda qkv: jnp.sum(weights * jnp.sin(attend(*qkv, **options))))
+        inner = lambda qkv: sum(jnp.vdot(*each) for each in zip(gradient(qkv), along, strict=True))  # noqa: E731
+        return jax.jit(jax.grad(inner))(at), jax.jit(lambda: jax.jvp(gradient, (at,), (along,))[1])()
+
+    expected = products(KERNELS["reference"])
+    jax.tree.map(
+        lambda x, y: np.testing.assert_allclose(x, y, atol=1e-4), products(KERNELS[kernel]), expected
+    )
+
+
 @pytest.mark.parametrize("kernel", KERNELS)
 def test_half_precision_is_as_exact_as_its_type(rng, kernel):
     assert_exact(KERNELS[kernel], rng, Mask(causal=True), 21, dtype="bfloat16", tolerance=0.06)
@@ -252,3 +273,6 @@ def test_what_a_kernel_cannot_serve_is_refused_by_name(rng):
     assert choose("auto", q, k, mask=Mask(causal=True, pattern=Window(2))) is KERNELS["blockwise"]
     long = jnp.zeros((1, 4096, 2, 8))
     assert choose("auto", long, long, mask=Mask()) is KERNELS["blockwise"]
+    few = jnp.zeros((1, 300, 2, 8))
+    assert choose("auto", few, long, mask=Mask(causal=True, start=3796)) is KERNELS["blockwise"]
+    assert choose("auto", few, few, mask=Mask(causal=True)) is KERNELS["unrolled"]

@@ -16,7 +16,7 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 from tests.layers.table import Table
 from tests.layers.test_kernels import segments
 from transformer.errors import UserError
-from transformer.layers.kernels import KERNELS, blockwise, choose, reference, ring
+from transformer.layers.kernels import KERNELS, blockwise, choose, parts, reference, ring
 from transformer.layers.kernels.reference import Scoring
 from transformer.layers.masks import Mask
 from transformer.layers.patterns import Window
@@ -24,7 +24,6 @@ from transformer.models.decoder import Decoder, DecoderConfig
 from transformer.training import parallel
 
 ring_module = importlib.import_module("transformer.layers.kernels.ring")  # which is also a function
-blockwise_module = importlib.import_module("transformer.layers.kernels.blockwise")
 RULES = (("batch", "data"), ("length", "context"))
 CONFIG = DecoderConfig(
     norm="layer", d_model=16, num_layers=1, num_heads=4, num_kv_heads=2, d_ff=32, vocab_multiple=8
@@ -70,7 +69,7 @@ def test_packed_segments_under_a_causal_mask(rng, devices, data):
 
 def test_blocks_of_the_kernel_inside_the_parts_of_the_ring(rng, monkeypatch):
     """Parts of 5 tokens in blocks of 2: the last block of each is filled up."""
-    monkeypatch.setattr(blockwise_module, "BLOCK", 2)
+    monkeypatch.setattr(parts, "SIZES", (2,))
     assert_like_one_device(rng, 4, Mask(causal=True), 40)
 
 

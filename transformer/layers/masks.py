@@ -55,6 +55,12 @@ class Mask:
         """Whether the indices of queries and keys are known before the arrays are."""
         return self.query_indices_bt is None and self.key_indices_bs is None
 
+    @property
+    def counts_positions(self) -> bool:
+        """Whether the pattern depends on positions that are not the indices."""
+        absolute = self.pattern is not None and not self.pattern.relative
+        return absolute and self.query_positions_bt is not None
+
     @classmethod
     def self_attention(
         cls, segments_bt: jax.Array | None, positions_bt: jax.Array | None, *, causal: bool = False

@@ -1,23 +1,44 @@
-"""Sparse attention patterns, functions of the indices of query and key."""
+"""Sparse attention patterns, functions of the indices of query and key.
+
+A kernel computes a pattern as a sum of disjoint parts. A part is a simpler pattern in a view of the sequence:
+a strided pattern is a window, and full attention among the tokens whose indices have the same residue.
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass, fields
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 from transformer.errors import UserError
+from transformer.layers.views import Ends, FirstKeys, FirstQueries, Residues, Runs, View
 
 Indices = Any
 """An array of indices, a JAX or NumPy array."""
+
+Bounds = tuple[Indices, Indices]
+"""The lowest and the highest index of a block of queries or keys."""
+
+
+class Part(NamedTuple):
+    """The pairs that `pattern` (None: all) and `causal` allow in a view, with the indices of the view."""
+
+    pattern: "Pattern | None"
+    causal: bool
+    view: View = View()
 
 
 class Pattern(Protocol):
     """True where a query at index i may attend to the key at index j; the arrays broadcast.
 
     A pattern is hashable and also works on NumPy arrays: kernels find the blocks to skip before compilation.
-    `relative` says that it depends only on i - j.
+    `relative` says that it depends only on i - j; `grain`, that it consists of blocks of this size.
     """
 
     relative: ClassVar[bool]
+
+    @property
+    def grain(self) -> int:
+        """1: no blocks."""
+        return 1
 
     @property
     def reach(self) -> int | None:
@@ -27,6 +48,15 @@ class Pattern(Protocol):
     def __call__(self, i: Indices, j: Indices) -> Indices:
         """(..., t, 1) and (..., 1, s) indices -> (..., t, s)."""
         ...
+
+    def touches(self, i: Bounds, j: Bounds) -> Indices:
+        """Whether any query with an index within the bounds i may attend to any key with one within j: the
+        test that skips blocks. True also where that is unknown."""
+        return (i[0] == i[0]) | (j[0] == j[0])
+
+    def parts(self, causal: bool) -> tuple[Part, ...]:
+        """Disjoint parts whose union is this pattern."""
+        return (Part(self, causal),)
 
 
 @dataclass(frozen=True)
@@ -53,6 +83,16 @@ class Window(Pattern):
         """Within the window, at a multiple of `dilation`."""
         return (abs(i - j) < self.size * self.dilation) & ((i - j) % self.dilation == 0)
 
+    def touches(self, i: Bounds, j: Bounds) -> Indices:
+        """Whether the bounds are less than a window apart."""
+        return (j[0] - i[1] < self.size * self.dilation) & (i[0] - j[1] < self.size * self.dilation)
+
+    def parts(self, causal: bool) -> tuple[Part, ...]:
+        """A window over the tokens with the same residue."""
+        if self.dilation == 1:
+            return (Part(self, causal),)
+        return (Part(Window(self.size), causal, Residues(self.dilation)),)
+
 
 @dataclass(frozen=True)
 class Strided(Pattern):
@@ -70,6 +110,10 @@ class Strided(Pattern):
     def __call__(self, i: Indices, j: Indices) -> Indices:
         """Within the last `stride` keys, or at a multiple of `stride`."""
         return (abs(i - j) < self.stride) | ((i - j) % self.stride == 0)
+
+    def parts(self, causal: bool) -> tuple[Part, ...]:
+        """The window, and the other tokens with the same residue."""
+        return Part(Window(self.stride), causal), Part(Outside(1), causal, Residues(self.stride))
 
 
 @dataclass(frozen=True)
@@ -94,6 +138,18 @@ class Fixed(Pattern):
         """In the same block, or a summary key."""
         return (i // self.stride == j // self.stride) | (j % self.stride >= self.stride - self.summary)
 
+    def touches(self, i: Bounds, j: Bounds) -> Indices:
+        """Whether the bounds have a block in common, or j a summary key."""
+        n = self.stride
+        same = (i[0] // n <= j[1] // n) & (j[0] // n <= i[1] // n)
+        return same | (j[0] // n * n + n - self.summary <= j[1])
+
+    def parts(self, causal: bool) -> tuple[Part, ...]:
+        """Each block, and the summary keys of the other ones."""
+        others = OtherRuns(self.stride, self.summary, causal)
+        ends = Ends(self.stride, self.summary)
+        return Part(None, causal, Runs(self.stride)), Part(others, False, ends)
+
 
 @dataclass(frozen=True)
 class Global(Pattern):
@@ -113,6 +169,16 @@ class Global(Pattern):
     def __call__(self, i: Indices, j: Indices) -> Indices:
         """Within the window, or query or key is global."""
         return (abs(i - j) < self.size) | (j < self.tokens) | (i < self.tokens)
+
+    def touches(self, i: Bounds, j: Bounds) -> Indices:
+        """Whether the bounds are less than a window apart, or contain a global token."""
+        return Window(self.size).touches(i, j) | (j[0] < self.tokens) | (i[0] < self.tokens)
+
+    def parts(self, causal: bool) -> tuple[Part, ...]:
+        """The window, and outside of it the global keys and, for all other keys, the global queries."""
+        far = Outside(self.size)
+        keys = Part(Window(self.size), causal), Part(far, causal, FirstKeys(self.tokens))
+        return keys if causal else (*keys, Part(far, causal, FirstQueries(self.tokens)))
 
 
 @dataclass(frozen=True)
@@ -140,9 +206,59 @@ class Blocks(Pattern):
             seen = seen | (b == self._drawn(a, n))
         return seen
 
+    @property
+    def grain(self) -> int:
+        """The size of a block."""
+        return self.size
+
+    def touches(self, i: Bounds, j: Bounds) -> Indices:
+        """Whether the blocks at the bounds are connected; unknown for bounds that are further apart."""
+        seen = (i[1] - i[0] >= self.size) | (j[1] - j[0] >= self.size)
+        for a in i:
+            for b in j:
+                seen = seen | self(a, b)
+        return seen
+
     def _drawn(self, a: Indices, n: int) -> Indices:
         # A multiplicative hash instead of a generator: the same function for JAX and NumPy arrays.
         return ((a * 40503 + self.seed * 9973 + n * 7919) % 65521) % (abs(a) + 1)
+
+
+@dataclass(frozen=True)
+class Outside(Pattern):
+    """What a window of `size` leaves out: |i - j| >= size."""
+
+    relative: ClassVar[bool] = True
+    size: int
+
+    def __call__(self, i: Indices, j: Indices) -> Indices:
+        """Not within the window."""
+        return abs(i - j) >= self.size
+
+    def touches(self, i: Bounds, j: Bounds) -> Indices:
+        """Whether the farthest indices are outside."""
+        return (i[1] - j[0] >= self.size) | (j[1] - i[0] >= self.size)
+
+
+@dataclass(frozen=True)
+class OtherRuns(Pattern):
+    """For query i of runs of `size`, and key j of those with only `count` keys each: another run, an earlier
+    one if `causal`."""
+
+    relative: ClassVar[bool] = False
+    size: int
+    count: int
+    causal: bool
+
+    def __call__(self, i: Indices, j: Indices) -> Indices:
+        """Whether the runs differ in the right direction."""
+        a, b = i // self.size, j // self.count
+        return b < a if self.causal else a != b
+
+    def touches(self, i: Bounds, j: Bounds) -> Indices:
+        """Whether the outermost runs differ."""
+        earlier = j[0] // self.count < i[1] // self.size
+        return earlier if self.causal else earlier | (j[1] // self.count > i[0] // self.size)
 
 
 def _positive(pattern: object) -> None:

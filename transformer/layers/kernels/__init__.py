@@ -29,8 +29,8 @@ KERNELS: dict[str, Kernel] = {
 FUSED = {"nvidia": ("cudnn",), "tpu": ("splash",)}
 """Platform -> fused kernels that "auto" tries first."""
 
-LONG = 1024
-"""The number of queries from which on "auto" uses `blockwise`."""
+MANY = 2**20
+"""The number of pairs of a query and a key from which on "auto" uses `blockwise`."""
 
 __all__ = [
     "KERNELS",
@@ -71,16 +71,16 @@ def choose(
         return reference  # initialisation of models, with a length that not every kernel supports
     v_bsgk = k_bsgk if v_bsgk is None else v_bsgk
     inputs = q_bthk, k_bsgk, v_bsgk, mask, scoring or Scoring(), dropout_rate
-    for name in preferred(q_bthk.shape[1], mask) if kind == "auto" else (kind,):
+    for name in preferred(q_bthk.shape[1], k_bsgk.shape[1], mask) if kind == "auto" else (kind,):
         refusal = KERNELS[name].serves(*inputs)
         if not refusal:
             return KERNELS[name].attend
     raise UserError(f"kernel: {kind!r} does not support these inputs: {refusal}; use 'auto' or 'blockwise'")
 
 
-def preferred(t: int, mask: Mask) -> tuple[str, ...]:
-    """The kernels that "auto" tries for t queries, in order; the last one supports everything."""
+def preferred(t: int, s: int, mask: Mask) -> tuple[str, ...]:
+    """The kernels that "auto" tries for t queries and s keys, in order; the last one supports everything."""
     first = ("ring",) if sharded_over("length")[1] > 1 else FUSED.get(platform(), ())
-    # Only the blockwise kernel skips blocks that a pattern excludes.
-    in_blocks = t >= LONG or (mask.pattern is not None and t > 1)
+    # Only the blockwise kernel skips what a pattern excludes.
+    in_blocks = t * s >= MANY or (mask.pattern is not None and t > 1)
     return (*first, "blockwise" if in_blocks else "unrolled", "reference")

@@ -1,20 +1,16 @@
 """Blockwise (flash) attention with memory linear in the length, in plain JAX for any platform."""
 
+import dataclasses
 import functools
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from transformer.layers.kernels.base import Kernel
+from transformer.layers.kernels.parts import Placed, parts_of
 from transformer.layers.kernels.reference import Scoring, drop, saved, weighted_values
 from transformer.layers.masks import Mask
-from transformer.layers.patterns import Pattern
-
-BLOCK = 128
-"""Queries and keys per block: small blocks skip more of a sparse mask, large ones have larger matrix
-products."""
 
 
 def blockwise(
@@ -32,87 +28,158 @@ def blockwise(
     The softmax is computed online: with the maximum score m so far, the sum l of exp(score - m) and the sum o
     of exp(score - m) v, a new block changes m to m' and multiplies l and o by exp(m - m'); at the end the
     output is o / l. Only m + log l of each query is stored for the backward pass, which recomputes the
-    weights of each block. Blocks that causality or the pattern mask entirely are skipped in both passes.
+    weights of each block. Blocks that are masked entirely, by causality, the pattern, segments or invalid
+    keys, are skipped in both passes. A sparse pattern is computed in parts (see `Pattern.parts`).
 
     Source: Milakov & Gimelshein 2018 (online softmax); Rabe & Staats 2021; Dao et al. 2022 (FlashAttention).
     """
-    t, s = q_bthk.shape[1], k_bsgk.shape[1]
     scoring = scoring or Scoring()
-    sizes, whole = zip(cut(t), cut(s), strict=True)
-    learned = scoring.params, scoring.sinks_h
-    given = mask.pad(t, s, *whole), scoring.pad(*whole), dropout_rng
-    q_bhtk = _lengthen(q_bthk.swapaxes(1, 2), whole[0])
-    k_bgsk, v_bgsk = (_lengthen(x.swapaxes(1, 2), whole[1]) for x in (k_bsgk, v_bsgk))
-    return _attend(q_bhtk, k_bgsk, v_bgsk, learned, given, sizes, dropout_rate)[:, :, :t].swapaxes(1, 2)
+    learned, given = (scoring.params, scoring.sinks_h), (mask, scoring, dropout_rng)
+    q_bhtk, k_bgsk, v_bgsk = (x.swapaxes(1, 2) for x in (q_bthk, k_bsgk, v_bsgk))
+    return _attend(q_bhtk, k_bgsk, v_bgsk, learned, given, dropout_rate).swapaxes(1, 2)
 
 
-def serves(q_bthk: jax.Array, k_bsgk: jax.Array, v_bsgk: jax.Array, mask: Mask, *_) -> str:
-    """Why `blockwise` does not support these inputs; "" if it does."""
-    if mask.query_positions_bt is not None and mask.pattern is not None and not mask.pattern.relative:
-        return "which blocks its pattern sees is not known before the rows are"
-    return ""
+@functools.partial(jax.custom_vjp, nondiff_argnums=(5,))
+def _attend(q_bhtk, k_bgsk, v_bgsk, learned, given, rate) -> jax.Array:
+    return forward(rate, q_bhtk, k_bgsk, v_bgsk, learned, given)[0].astype(q_bhtk.dtype)
 
 
-def cut(length: int) -> tuple[int, int]:
-    """The block size, and the length padded to whole blocks."""
-    size = min(BLOCK, length)
-    return size, -(-length // size) * size
+def _attend_forward(q_bhtk, k_bgsk, v_bgsk, learned, given, rate):
+    out_bhtk, norm_bht1 = forward(rate, q_bhtk, k_bgsk, v_bgsk, learned, given)
+    out_bhtk, norm_bht1 = saved(out_bhtk.astype(q_bhtk.dtype)), saved(finite(norm_bht1))
+    return out_bhtk, (q_bhtk, k_bgsk, v_bgsk, learned, given, out_bhtk, norm_bht1)
 
 
-def _lengthen(x_bhtk: jax.Array, length: int) -> jax.Array:
-    return jnp.pad(x_bhtk, ((0, 0), (0, 0), (0, length - x_bhtk.shape[2]), (0, 0)))
+def _attend_backward(rate, residuals, dout_bhtk):
+    grads = backward(rate, residuals, dout_bhtk)
+    return *jax.tree.map(lambda x, y: x.astype(y.dtype), grads, residuals[:4]), None
 
 
-@functools.lru_cache(maxsize=64)
-def _visible(
-    causal: bool, pattern: Pattern | None, start: int, t: int, s: int, sizes: tuple[int, int]
-) -> Any:
-    """For each block of queries, the indices of the blocks of keys that are not entirely masked, and their
-    number."""
-    rows = []
-    for t0 in range(0, t, sizes[0]):
-        i, j = np.arange(start + t0, start + t0 + sizes[0])[:, None], np.arange(s)[None]
-        seen = j <= i if causal else np.ones((sizes[0], s), bool)
-        seen = seen if pattern is None else seen & pattern(i, j)
-        rows.append(np.flatnonzero(seen.reshape(sizes[0], -1, sizes[1]).any(axis=(0, 2))))
-    counts = np.asarray([len(row) for row in rows], np.int32)
-    table = np.zeros((len(rows), max(1, counts.max())), np.int32)
-    for row, blocks in zip(table, rows, strict=True):
-        row[: len(blocks)] = blocks
-    return table, counts
+_attend.defvjp(_attend_forward, _attend_backward)
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(5, 6))
-def _attend(q_bhtk, k_bgsk, v_bgsk, learned, given, sizes, rate) -> jax.Array:
-    return forward(q_bhtk, k_bgsk, v_bgsk, learned, given, sizes, rate)[0].astype(q_bhtk.dtype)
+def _with_derivatives(function: Any) -> Any:
+    """f(*inputs) = function(False, *inputs), whose derivatives are those of function(True, *inputs), in which
+    the numbers of rounds of all loops are constants, as reverse differentiation needs."""
+
+    @functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
+    def computed(rate, *inputs):
+        return function(False, rate, *inputs)
+
+    @computed.defjvp
+    def derivatives(rate, inputs, tangents):
+        return jax.jvp(functools.partial(function, True, rate), inputs, tangents)
+
+    return computed
+
+
+@_with_derivatives
+def forward(bounded, rate, q_bhtk, k_bgsk, v_bgsk, learned, given) -> tuple[jax.Array, jax.Array]:
+    """Outputs (b, h, t, k) and log-sum-exps of the scores (b, h, t, 1), in float32.
+
+    `learned` are the parameters of the position encoding and the sinks, `given` the mask, the rest of the
+    scoring and the dropout key. A query without keys has the log-sum-exp -inf and the output 0.
+    """
+    whole: Any = None
+    for n, part in enumerate(parts_of(given[0], q_bhtk.shape[2], k_bgsk.shape[2])):
+        blocks = _Blocks(part, k_bgsk, v_bgsk, given, n, rate, bounded)
+        learned_here = learned if n == 0 else (learned[0], None)
+        out_bhtk, norm_bht1 = _forward(blocks, part.queries.view(q_bhtk), learned_here)
+        more = part.queries.back(out_bhtk), part.queries.back(norm_bht1, -jnp.inf)
+        whole = more if whole is None else joined(whole, more)
+    return whole
+
+
+def joined(one: Any, other: Any) -> tuple[jax.Array, jax.Array]:
+    """The outputs and log-sum-exps over the keys of two parts."""
+    top = jax.lax.stop_gradient(finite(jnp.maximum(one[1], other[1])))
+    e, more_e = jnp.exp(one[1] - top), jnp.exp(other[1] - top)
+    total = e + more_e
+    return (e * one[0] + more_e * other[0]) / _positive(total), _norm(top, total)
+
+
+def _norm(top: jax.Array, total: jax.Array) -> jax.Array:
+    """log(e^top total), whose derivative is finite also where the total is 0 and this is -inf."""
+    return jnp.where(total == 0, -jnp.inf, finite(top) + jnp.log(_positive(total)))
+
+
+def _positive(total: jax.Array) -> jax.Array:
+    return jnp.where(total == 0, 1.0, total)
+
+
+@_with_derivatives
+def backward(bounded, rate, residuals, dout_bhtk):
+    """The float32 gradients of q, k, v and `learned`. The `residuals` are the inputs of `forward`, its
+    outputs and (finite) log-sum-exps. The latter two may be those of more keys; then this is the share of
+    these keys."""
+    q_bhtk, k_bgsk, v_bgsk, learned, given, out_bhtk, norm_bht1 = residuals
+    dout_bhtk = dout_bhtk.astype(jnp.float32)
+    # sum_s w dw of each query, which equals the product of its output and its gradient.
+    mean_bht1 = jnp.sum(dout_bhtk * out_bhtk.astype(jnp.float32), axis=-1, keepdims=True)
+    inputs = q_bhtk, k_bgsk, v_bgsk, learned
+    grads = jax.tree.map(lambda x: jnp.zeros(x.shape, jnp.float32), inputs)
+    for n, part in enumerate(parts_of(given[0], q_bhtk.shape[2], k_bgsk.shape[2])):
+        blocks = _Blocks(part, k_bgsk, v_bgsk, given, n, rate, bounded)
+        queries = (part.queries.view(x) for x in (q_bhtk, dout_bhtk, mean_bht1, norm_bht1))
+        dq, dk, dv, dlearned = _backward(blocks, learned, *queries)
+        more = part.queries.back(dq), part.keys.back(dk), part.keys.back(dv), dlearned
+        grads = jax.tree.map(jnp.add, grads, more)
+    if learned[1] is not None:
+        sink_bht1 = jnp.exp(learned[1][:, None, None] - norm_bht1)
+        dsinks_h = -jnp.sum(sink_bht1 * mean_bht1, axis=(0, 2, 3))
+        grads = *grads[:3], (grads[3][0], dsinks_h)
+    return grads
 
 
 class _Blocks:
-    """The computations for a block of queries and a block of keys that both passes share."""
+    """The blocks of a part, and the computations for a block of queries and a block of keys that both passes
+    share."""
 
-    def __init__(self, k_bgsk, v_bgsk, given, sizes, rate, t) -> None:
-        self.k_bgsk, self.v_bgsk, self.sizes, self.rate = k_bgsk, v_bgsk, sizes, rate
-        self.mask, self.scoring, self.rng = given
-        static = self.mask.causal, self.mask.pattern, self.mask.start
-        self.table, self.counts = _visible(*static, t, k_bgsk.shape[2], sizes)
-        self.numbers = np.arange(len(self.counts))
+    def __init__(self, part: Placed, k_bgsk, v_bgsk, given, number, rate, bounded) -> None:
+        (mask, scoring, rng), b = given, k_bgsk.shape[0]
+        self.keys = part.keys.view(k_bgsk), part.keys.view(v_bgsk)
+        self.mask, self.scoring = part.mask(mask, b), part.scoring(scoring, b)
+        self.rate, self.bounded, self.sizes = rate, bounded, part.blocks.sizes
+        self.rng = None if rng is None else jax.random.fold_in(rng, number)
+        self.table, self.counts = part.table(self.mask, mask)
 
-    def of(self, x_bhtk: jax.Array) -> jax.Array:
-        """Splits arrays of queries into blocks: (b, h, t, k) -> (blocks, b, h, t / blocks, k)."""
-        b, h, _, k = x_bhtk.shape
-        return x_bhtk.reshape(b, h, -1, self.sizes[0], k).transpose(2, 0, 1, 3, 4)
+    def over(self, row: Any, carry: Any, *queries_bhtk: jax.Array) -> tuple[Any, jax.Array]:
+        """Calls `row(carry, loop, i, *block)` for each block i of the queries, and joins its outputs.
 
-    def joined(self, x_nbhqk: jax.Array) -> jax.Array:
-        """The inverse of `of`."""
-        n, b, h, q, k = x_nbhqk.shape
-        return x_nbhqk.transpose(1, 2, 0, 3, 4).reshape(b, h, n * q, k)
+        `loop(body, carry)` calls `body(j, carry)` for each block j of keys that block i sees.
+        """
 
-    def keys(self, j: jax.Array) -> tuple[jax.Array, jax.Array]:
+        def of(x_bhtk: jax.Array) -> jax.Array:
+            b, h, _, k = x_bhtk.shape
+            return x_bhtk.reshape(b, h, -1, self.sizes[0], k).transpose(2, 0, 1, 3, 4)
+
+        def joined(x_nbhqk: jax.Array) -> jax.Array:
+            n, b, h, q, k = x_nbhqk.shape
+            return x_nbhqk.transpose(1, 2, 0, 3, 4).reshape(b, h, n * q, k)
+
+        def of_row(carry, inputs):
+            i, js, count, *block = inputs
+            return row(carry, functools.partial(self._loop, js, count), i, *block)
+
+        of_row = jax.checkpoint(of_row, prevent_cse=False) if self.bounded else of_row
+        rows = jnp.arange(len(self.counts)), self.table, self.counts, *map(of, queries_bhtk)
+        carry, outputs = jax.lax.scan(of_row, carry, rows)
+        return carry, jax.tree.map(joined, outputs)
+
+    def _loop(self, js, count, body, carry):
+        if not self.bounded:
+            return jax.lax.fori_loop(0, count, lambda n, carry: body(js[n], carry), carry)
+
+        def step(carry, inputs):
+            n, j = inputs
+            return jax.lax.cond(n < count, body, lambda j, carry: carry, j, carry), None
+
+        return jax.lax.scan(step, carry, (jnp.arange(len(js)), js))[0]
+
+    def at(self, j: jax.Array) -> tuple[jax.Array, jax.Array]:
         """The keys and values of block j."""
         size = self.sizes[1]
-        k_bgsk, v_bgsk = (
-            jax.lax.dynamic_slice_in_dim(x, j * size, size, 2) for x in (self.k_bgsk, self.v_bgsk)
-        )
+        k_bgsk, v_bgsk = (jax.lax.dynamic_slice_in_dim(x, j * size, size, 2) for x in self.keys)
         return k_bgsk, v_bgsk
 
     def scores(self, q_bhtk, k_bgsk, learned, i, j) -> jax.Array:
@@ -131,94 +198,56 @@ class _Blocks:
 
     def _scoring(self, learned, i, j) -> Scoring:
         (t, s), (params, sinks_h) = self.sizes, learned
-        return self.scoring.replace(params=params, sinks_h=sinks_h).block(i * t, t, j * s, s)
+        scoring = dataclasses.replace(self.scoring, params=params, sinks_h=sinks_h)
+        return scoring.block(i * t, t, j * s, s)
 
 
-def forward(q_bhtk, k_bgsk, v_bgsk, learned, given, sizes, rate) -> tuple[jax.Array, jax.Array]:
-    """Outputs (b, h, t, k) and log-sum-exps of the scores (b, h, t, 1), for whole blocks, in float32.
+def _forward(blocks: _Blocks, q_bhtk, learned) -> Any:
+    sinks_h, width = learned[1], blocks.keys[1].shape[-1]
 
-    `learned` are the parameters of the position encoding and the sinks, `given` the mask, the rest of the
-    scoring and the dropout key. A query without keys has the log-sum-exp -inf and the output 0.
-    """
-    blocks = _Blocks(k_bgsk, v_bgsk, given, sizes, rate, q_bhtk.shape[2])
-    sinks_h = learned[1]
-
-    def row(_, inputs):
-        i, q_bhqk, js, count = inputs
-
-        def block(n, carry):
+    def row(_, loop, i, q_bhqk):
+        def block(j, carry):
             top, total, out = carry
-            k_bgsk, v_bgsk = blocks.keys(js[n])
-            scores = blocks.masked(blocks.scores(q_bhqk, k_bgsk, learned, i, js[n]), i, js[n])
+            k_bgsk, v_bgsk = blocks.at(j)
+            scores = blocks.masked(blocks.scores(q_bhqk, k_bgsk, learned, i, j), i, j)
             new_top = jnp.maximum(top, jnp.max(scores, axis=-1, keepdims=True))
             e = jnp.exp(scores - finite(new_top))
             decay = jnp.exp(top - finite(new_top))
-            out = decay * out + blocks.weighted(e, v_bgsk, learned, i, js[n])
+            out = decay * out + blocks.weighted(e, v_bgsk, learned, i, j)
             return new_top, decay * total + jnp.sum(e, axis=-1, keepdims=True), out
 
         top = jnp.full((*q_bhqk.shape[:3], 1), -jnp.inf)
         start = top, jnp.zeros_like(top)
         if sinks_h is not None:
             start = top.at[:].set(sinks_h[:, None, None].astype(jnp.float32)), jnp.ones_like(top)
-        out = jnp.zeros((*q_bhqk.shape[:3], v_bgsk.shape[-1]))
-        top, total, out = jax.lax.fori_loop(0, count, block, (*start, out))
-        return None, (out / jnp.where(total == 0, 1.0, total), finite(top) + jnp.log(total))
+        out = jnp.zeros((*q_bhqk.shape[:3], width))
+        top, total, out = loop(block, (*start, out))
+        return None, (out / _positive(total), _norm(top, total))
 
-    rows = blocks.numbers, blocks.of(q_bhtk), blocks.table, blocks.counts
-    _, (out_nbhqk, norm_nbhq1) = jax.lax.scan(row, None, rows)
-    return blocks.joined(out_nbhqk), blocks.joined(norm_nbhq1)
+    return blocks.over(row, None, q_bhtk)[1]
 
 
-def backward(sizes, rate, residuals, dout_bhtk):
-    """The float32 gradients of q, k, v and `learned`. The `residuals` are the inputs of `forward`, its
-    outputs and (finite) log-sum-exps. The latter two may be those of more keys; then this is the share of
-    these keys."""
-    q_bhtk, k_bgsk, v_bgsk, learned, given, out_bhtk, norm_bht1 = residuals
-    blocks = _Blocks(k_bgsk, v_bgsk, given, sizes, rate, q_bhtk.shape[2])
-    dout_bhtk = dout_bhtk.astype(jnp.float32)
-    # sum_s w dw of each query, which equals the product of its output and its gradient.
-    mean_bht1 = jnp.sum(dout_bhtk * out_bhtk.astype(jnp.float32), axis=-1, keepdims=True)
-
-    def row(carry, inputs):
-        i, q_bhqk, dout_bhqk, mean, norm, js, count = inputs
-
-        def block(n, carry):
+def _backward(blocks: _Blocks, learned, q_bhtk, dout_bhtk, mean_bht1, norm_bht1):
+    def row(carry, loop, i, q_bhqk, dout_bhqk, mean, norm):
+        def block(j, carry):
             dq, dk_bgsk, dv_bgsk, dlearned = carry
-            j = js[n]
-            k, v = blocks.keys(j)
+            k, v = blocks.at(j)
             scores, pull_scores = jax.vjp(functools.partial(blocks.scores, i=i, j=j), q_bhqk, k, learned)
             weights = jnp.exp(blocks.masked(scores, i, j) - norm)
             _, pull_out = jax.vjp(functools.partial(blocks.weighted, i=i, j=j), weights, v, learned)
             dweights, dv, dlearned_out = pull_out(dout_bhqk)
             dq_part, dk, dlearned_scores = pull_scores(weights * (dweights - mean))
-            add = functools.partial(_add_at, at=j * sizes[1])
+            add = functools.partial(_add_at, at=j * blocks.sizes[1])
             dlearned = jax.tree.map(lambda *x: sum(x), dlearned, dlearned_out, dlearned_scores)
             return dq + dq_part, add(dk_bgsk, dk), add(dv_bgsk, dv), dlearned
 
-        dq = jnp.zeros(q_bhqk.shape)
-        dq, *carry = jax.lax.fori_loop(0, count, block, (dq, *carry))
+        dq, *carry = loop(block, (jnp.zeros(q_bhqk.shape), *carry))
         return tuple(carry), dq
 
-    like = (k_bgsk, v_bgsk, learned)
+    like = *blocks.keys, learned
     zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, jnp.float32), like)
-    rows = (blocks.numbers, *(blocks.of(x) for x in (q_bhtk, dout_bhtk, mean_bht1, norm_bht1)))
-    grads, dq_nbhqk = jax.lax.scan(row, zeros, (*rows, blocks.table, blocks.counts))
-    dk_bgsk, dv_bgsk, (dparams, dsinks_h) = grads
-    if learned[1] is not None:
-        sink_bht1 = jnp.exp(learned[1][:, None, None] - norm_bht1)
-        dsinks_h = -jnp.sum(sink_bht1 * mean_bht1, axis=(0, 2, 3))
-    return blocks.joined(dq_nbhqk), dk_bgsk, dv_bgsk, (dparams, dsinks_h)
-
-
-def _attend_forward(q_bhtk, k_bgsk, v_bgsk, learned, given, sizes, rate):
-    out_bhtk, norm_bht1 = forward(q_bhtk, k_bgsk, v_bgsk, learned, given, sizes, rate)
-    out_bhtk, norm_bht1 = saved(out_bhtk.astype(q_bhtk.dtype)), saved(finite(norm_bht1))
-    return out_bhtk, (q_bhtk, k_bgsk, v_bgsk, learned, given, out_bhtk, norm_bht1)
-
-
-def _attend_backward(sizes, rate, residuals, dout_bhtk):
-    grads = backward(sizes, rate, residuals, dout_bhtk)
-    return *jax.tree.map(lambda x, y: x.astype(y.dtype), grads, residuals[:4]), None
+    grads, dq_bhtk = blocks.over(row, zeros, q_bhtk, dout_bhtk, mean_bht1, norm_bht1)
+    return dq_bhtk, *grads
 
 
 def _add_at(total_bgsk: jax.Array, part_bgsk: jax.Array, at: jax.Array) -> jax.Array:
@@ -231,6 +260,4 @@ def finite(x: jax.Array) -> jax.Array:
     return jnp.where(jnp.isfinite(x), x, 0.0)
 
 
-_attend.defvjp(_attend_forward, _attend_backward)
-
-BLOCKWISE = Kernel(blockwise, serves)
+BLOCKWISE = Kernel(blockwise)

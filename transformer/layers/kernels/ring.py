@@ -11,8 +11,7 @@ from jax.sharding import PartitionSpec
 
 from transformer.layers.devices import sharded_over
 from transformer.layers.kernels.base import Kernel
-from transformer.layers.kernels.blockwise import backward, blockwise, cut, finite, forward
-from transformer.layers.kernels.blockwise import serves as refusal_of_blockwise
+from transformer.layers.kernels.blockwise import backward, blockwise, finite, forward, joined
 from transformer.layers.kernels.reference import Scoring, saved
 from transformer.layers.masks import Mask
 
@@ -81,7 +80,7 @@ def serves(q_bthk, k_bsgk, v_bsgk, mask: Mask, scoring: Scoring, dropout_rate: f
     """Why `ring` does not support these inputs; "" if it does."""
     devices, t, s = sharded_over("length")[1], q_bthk.shape[1], k_bsgk.shape[1]
     if devices == 1:
-        return refusal_of_blockwise(q_bthk, k_bsgk, v_bsgk, mask)
+        return ""
     if mask.pattern is not None:
         return f"it has no patterns, and this one is {mask.pattern}"
     if dropout_rate:
@@ -106,17 +105,11 @@ class _Ring:
 
     def attend(self, queries: Any, keys: Any, learned: Any, scoring: Scoring) -> jax.Array:
         """The device's part (b, t / n, ...) of each input -> (b, t / n, h, k)."""
-        queries, keys = jax.tree.map(self.take, (queries, keys))
-        t, s = queries[0].shape[2], keys[0].shape[2]
-        (size_t, whole_t), (size_s, whole_s) = cut(t), cut(s)
-        if whole_s > s and keys[3] is None:
-            keys = *keys[:3], jnp.ones(keys[0].shape[:3], bool), keys[4]
-        q_rbhtk, *about_queries = jax.tree.map(functools.partial(_lengthen, length=whole_t), queries)
-        k_rbgsk, v_rbgsk, *about_keys = jax.tree.map(functools.partial(_lengthen, length=whole_s), keys)
-        q_rbhtk, k_rbgsk, v_rbgsk = (x.swapaxes(2, 3) for x in (q_rbhtk, k_rbgsk, v_rbgsk))
-        given = about_queries, about_keys, scoring
-        out_rbhtk = _attend(q_rbhtk, k_rbgsk, v_rbgsk, learned, given, self, (size_t, size_s))
-        return self.give_back(out_rbhtk.swapaxes(2, 3)[:, :, :t])
+        (q_rbthk, *about_queries), keys = jax.tree.map(self.take, (queries, keys))
+        k_rbsgk, v_rbsgk, *about_keys = keys
+        q_rbhtk, k_rbgsk, v_rbgsk = (x.swapaxes(2, 3) for x in (q_rbthk, k_rbsgk, v_rbsgk))
+        out_rbhtk = _attend(q_rbhtk, k_rbgsk, v_rbgsk, learned, (about_queries, about_keys, scoring), self)
+        return self.give_back(out_rbhtk.swapaxes(2, 3))
 
     def take(self, x_bt: jax.Array) -> jax.Array:
         """This device's part of the sequence -> the blocks that it computes, (r, b, t / n / r, ...)."""
@@ -173,8 +166,8 @@ class _Ring:
 class _Part:
     """Pairs of blocks, stacked along the batch for `blockwise`."""
 
-    def __init__(self, queries: Any, given: Any, way: _Ring, sizes: tuple[int, int]) -> None:
-        self.queries, self.way, self.sizes = queries, way, sizes
+    def __init__(self, queries: Any, given: Any, way: _Ring) -> None:
+        self.queries, self.way = queries, way
         self.about_queries, _, self.scoring = given
 
     def inputs(self, keys: Any, pairs: Pairs, learned: Any, causal: bool) -> Inputs:
@@ -201,22 +194,21 @@ def _parts(x_b: jax.Array, pairs: Pairs) -> jax.Array:
     return x_b.reshape(-1, len(pairs), *x_b.shape[1:]).swapaxes(0, 1)
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(5, 6))
-def _attend(q_rbhtk, k_rbgsk, v_rbgsk, learned, given, way, sizes) -> jax.Array:
-    return _forward(q_rbhtk, k_rbgsk, v_rbgsk, learned, given, way, sizes)[0]
+@functools.partial(jax.custom_vjp, nondiff_argnums=(5,))
+def _attend(q_rbhtk, k_rbgsk, v_rbgsk, learned, given, way) -> jax.Array:
+    return _forward(q_rbhtk, k_rbgsk, v_rbgsk, learned, given, way)[0]
 
 
-def _forward(q_rbhtk, k_rbgsk, v_rbgsk, learned, given, way, sizes):
-    part = _Part(q_rbhtk, given, way, sizes)
+def _forward(q_rbhtk, k_rbgsk, v_rbgsk, learned, given, way):
+    part = _Part(q_rbhtk, given, way)
 
     def join(whole, keys, pairs):
         out, norm = whole
-        more = forward(*part.inputs(keys, pairs, (learned[0], None), False), sizes, 0.0)
+        more = forward(0.0, *part.inputs(keys, pairs, (learned[0], None), False))
         more_out, more_norm = (_parts(x, pairs) for x in more)
         for n, (i, _) in enumerate(pairs):
-            new_norm = jnp.logaddexp(norm[i], more_norm[n])
-            old, new = (jnp.exp(x - finite(new_norm)) for x in (norm[i], more_norm[n]))
-            out, norm = out.at[i].set(old * out[i] + new * more_out[n]), norm.at[i].set(new_norm)
+            new_out, new_norm = joined((out[i], norm[i]), (more_out[n], more_norm[n]))
+            out, norm = out.at[i].set(new_out), norm.at[i].set(new_norm)
         return out, norm
 
     def step(n, carry):
@@ -224,7 +216,7 @@ def _forward(q_rbhtk, k_rbgsk, v_rbgsk, learned, given, way, sizes):
         return join(whole, keys, way.others(n)), way.on(keys)
 
     keys = k_rbgsk, v_rbgsk, given[1]
-    own = forward(*part.inputs(keys, way.own, learned, way.causal), sizes, 0.0)
+    own = forward(0.0, *part.inputs(keys, way.own, learned, way.causal))
     whole = tuple(_parts(x, way.own) for x in own)
     if way.causal:
         whole = join(whole, keys, [(1, 0)])
@@ -233,14 +225,14 @@ def _forward(q_rbhtk, k_rbgsk, v_rbgsk, learned, given, way, sizes):
     return out, (q_rbhtk, k_rbgsk, v_rbgsk, learned, given, out, norm)
 
 
-def _backward(way, sizes, residuals, dout_rbhtk):
+def _backward(way, residuals, dout_rbhtk):
     q_rbhtk, k_rbgsk, v_rbgsk, learned, given, out, norm = residuals
-    part = _Part(q_rbhtk, given, way, sizes)
+    part = _Part(q_rbhtk, given, way)
 
     def grads(keys, pairs, learned, causal=False):
         inputs = part.inputs(keys, pairs, learned, causal)
         *results, dout_bhtk = part.pick((out, norm, dout_rbhtk), [i for i, _ in pairs])
-        more = backward(sizes, 0.0, (*inputs, *results), dout_bhtk)
+        more = backward(0.0, (*inputs, *results), dout_bhtk)
         return *(_parts(x, pairs) for x in more[:3]), *more[3]
 
     def add(total, keys, pairs):
@@ -266,10 +258,6 @@ def _backward(way, sizes, residuals, dout_rbhtk):
 
 
 _attend.defvjp(_forward, _backward)
-
-
-def _lengthen(x_rbt: jax.Array, length: int) -> jax.Array:
-    return jnp.pad(x_rbt, [(0, 0), (0, 0), (0, length - x_rbt.shape[2])] + [(0, 0)] * (x_rbt.ndim - 3))
 
 
 RING = Kernel(ring, serves)
