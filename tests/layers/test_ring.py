@@ -19,7 +19,7 @@ from transformer.errors import UserError
 from transformer.layers.kernels import KERNELS, blockwise, choose, parts, reference, ring
 from transformer.layers.kernels.reference import Scoring
 from transformer.layers.masks import Mask
-from transformer.layers.patterns import Window
+from transformer.layers.patterns import Strided, Window
 from transformer.models.decoder import Decoder, DecoderConfig
 from transformer.training import parallel
 
@@ -73,6 +73,21 @@ def test_blocks_of_the_kernel_inside_the_parts_of_the_ring(rng, monkeypatch):
     assert_like_one_device(rng, 4, Mask(causal=True), 40)
 
 
+@pytest.mark.parametrize(
+    "window", [Window(1), Window(4), Window(8), Window(4, dilation=3), Window(99)], ids=repr
+)
+def test_a_window_passes_keys_on_only_as_far_as_it_reaches(rng, window):
+    """Parts of 6 tokens: the first of a part reaches `reach` - 1 tokens back."""
+    packed = jnp.asarray(segments(rng, 2, 24))
+    mask = Mask(packed, packed, causal=True, pattern=window)
+    assert_like_one_device(rng, 4, mask, 24)
+    x = jnp.zeros((1, 24, 2, 8))
+    with around(4):
+        program = str(jax.make_jaxpr(lambda x: ring(x, x, x, mask=Mask(causal=True, pattern=window)))(x))
+    passes = min(3, -(-(window.reach - 1) // 6))
+    assert program.count("ppermute") == 2 * (passes + 1)  # of keys and values; nobody needs the last
+
+
 def test_rows_that_may_see_nothing(rng):
     valid = rng.random((2, 24)) < 0.4
     valid[0] = False
@@ -118,7 +133,7 @@ def test_every_device_multiplies_the_same_under_a_causal_mask(monkeypatch):
     """Each of n devices sees, over all rounds, 2 n + 1 of its own pairs of blocks, and all of them once."""
     n, seen = 4, []
     for device in range(n):
-        way = ring_module._Ring(("context",), n, True)
+        way = ring_module._Ring(("context",), n, True, None, 2)
         monkeypatch.setattr(ring_module._Ring, "index", device)
         blocks = [(i, 2 * n - 1 - i) for i in range(n)]
         pairs = [(device, *pair) for pair in way.own] + [(device, 1, 0)]
@@ -157,7 +172,8 @@ def mean_square(model, params, tokens, packed):
 @pytest.mark.parametrize(
     "mask,t,rate,message",
     [
-        (Mask(causal=True, pattern=Window(3)), 16, 0.0, "no patterns, and this one is Window"),
+        (Mask(pattern=Window(3)), 16, 0.0, "only causal windows, and this one is Window"),
+        (Mask(causal=True, pattern=Strided(3)), 16, 0.0, "only causal windows, and this one is Strided"),
         (Mask(causal=True), 16, 0.1, "no dropout"),
         (Mask(causal=True), 20, 0.0, "20 tokens cannot be cut into 8 equal blocks for 4 devices"),
     ],

@@ -14,6 +14,7 @@ from transformer.layers.kernels.base import Kernel
 from transformer.layers.kernels.blockwise import backward, blockwise, finite, forward, joined
 from transformer.layers.kernels.reference import Scoring, saved
 from transformer.layers.masks import Mask
+from transformer.layers.patterns import Pattern
 
 Pairs = list[tuple[Any, Any]]
 """Indices of (block of queries, block of keys) that are not masked."""
@@ -40,7 +41,8 @@ def ring(
 
     Under a causal mask the first devices would be idle in most rounds. So the sequence is split into 2 n
     blocks, and device i gets the i-th block from the start and the i-th from the end: then every device
-    computes two pairs of blocks in every round. On one device this is `blockwise`.
+    computes two pairs of blocks in every round. A causal window needs no such order: it ends after the rounds
+    with the keys that it reaches. On one device this is `blockwise`.
 
     Source: Liu et al. 2023 (Ring Attention); the order: Zhu 2023 (zigzag, of ring-flash-attention), after
     Brandon et al. 2023 (Striped Attention).
@@ -62,7 +64,7 @@ def ring(
     rest = dataclasses.replace(
         scoring, query_positions_bt=None, key_positions_bs=None, params=None, sinks_h=None
     )
-    way = _Ring(axes, devices, mask.causal)
+    way = _Ring(axes, devices, mask.causal, mask.pattern, t // devices)
     of_batch, parts = sharded_over("batch")
     of_batch = () if b % parts else of_batch  # otherwise the compiler would gather the gradients
     part = PartitionSpec(of_batch or None, axes)
@@ -81,13 +83,13 @@ def serves(q_bthk, k_bsgk, v_bsgk, mask: Mask, scoring: Scoring, dropout_rate: f
     devices, t, s = sharded_over("length")[1], q_bthk.shape[1], k_bsgk.shape[1]
     if devices == 1:
         return ""
-    if mask.pattern is not None:
-        return f"it has no patterns, and this one is {mask.pattern}"
+    if mask.pattern is not None and not (mask.causal and mask.pattern.relative and mask.pattern.reach):
+        return f"of patterns it has only causal windows, and this one is {mask.pattern}"
     if dropout_rate:
         return "it has no dropout of weights"
     if mask.start or (mask.causal and t != s):
         return "the queries do not stand where the keys do"
-    parts = 2 * devices if mask.causal else devices
+    parts = 2 * devices if mask.causal and mask.pattern is None else devices
     for length in (t, s):
         if length % parts:
             return f"{length} tokens cannot be cut into {parts} equal blocks for {devices} devices"
@@ -96,12 +98,33 @@ def serves(q_bthk, k_bsgk, v_bsgk, mask: Mask, scoring: Scoring, dropout_rate: f
 
 @dataclasses.dataclass(frozen=True)
 class _Ring:
-    """The computation on one device. A leading axis r of its arrays is that of its blocks: two under a causal
-    mask, otherwise one."""
+    """The computation on one device, with `length` queries. A leading axis r of its arrays is that of its
+    blocks: two in the zigzag order, otherwise one."""
 
     axes: tuple[str, ...]
     devices: int
     causal: bool
+    pattern: Pattern | None
+    length: int
+
+    @property
+    def zigzag(self) -> bool:
+        """Whether the device has the i-th block from the start and the i-th from the end."""
+        return self.causal and self.pattern is None
+
+    @property
+    def rounds(self) -> int:
+        """The number of rounds until all visible keys have passed."""
+        reach = None if self.pattern is None else self.pattern.reach
+        return min(self.devices, self.devices if reach is None else -(-(reach - 1) // self.length) + 1)
+
+    def further(self, step: Any, carry: Any) -> Any:
+        """The carry after `step(n, carry)` in all rounds n but the first."""
+        if self.pattern is None:
+            return jax.lax.fori_loop(1, self.rounds, step, carry)
+        for n in range(1, self.rounds):  # the masks depend on n
+            carry = step(n, carry)
+        return carry
 
     def attend(self, queries: Any, keys: Any, learned: Any, scoring: Scoring) -> jax.Array:
         """The device's part (b, t / n, ...) of each input -> (b, t / n, h, k)."""
@@ -113,7 +136,7 @@ class _Ring:
 
     def take(self, x_bt: jax.Array) -> jax.Array:
         """This device's part of the sequence -> the blocks that it computes, (r, b, t / n / r, ...)."""
-        if not self.causal:
+        if not self.zigzag:
             return x_bt[None]
         even, odd = (
             jax.lax.ppermute(x, self.axes, self._moves(n)) for n, x in enumerate(jnp.split(x_bt, 2, axis=1))
@@ -122,7 +145,7 @@ class _Ring:
 
     def give_back(self, x_rbt: jax.Array) -> jax.Array:
         """The inverse of `take`."""
-        if not self.causal:
+        if not self.zigzag:
             return x_rbt[0]
         moves = ([(there, here) for here, there in self._moves(n)] for n in range(2))
         halves = zip(self._turn(x_rbt), moves, strict=True)
@@ -143,15 +166,19 @@ class _Ring:
         """The index of the device in the ring."""
         return jax.lax.axis_index(self.axes)
 
-    def on(self, tree: Any) -> Any:
-        """The arrays of the previous device."""
-        moves = [(i, (i + 1) % self.devices) for i in range(self.devices)]
+    def on(self, tree: Any, by: int = 1) -> Any:
+        """The arrays of the previous device, passed on."""
+        moves = [(i, (i + by) % self.devices) for i in range(self.devices)]
         return jax.tree.map(lambda x: jax.lax.ppermute(x, self.axes, moves), tree)
+
+    def home(self, tree: Any) -> Any:
+        """Arrays that were passed on in every round, on the devices where they began."""
+        return tree if self.rounds == self.devices else self.on(tree, -self.rounds)
 
     @property
     def own(self) -> Pairs:
         """Pairs of blocks at the same place, which may be partly masked."""
-        return [(0, 0), (1, 1)] if self.causal else [(0, 0)]
+        return [(0, 0), (1, 1)] if self.zigzag else [(0, 0)]
 
     def others(self, n: jax.Array) -> Pairs:
         """The pairs, with all keys before the queries, for the keys of the n-th previous device.
@@ -160,7 +187,7 @@ class _Ring:
         an earlier device, and the last block to the last block of a later device.
         """
         later = (n > self.index).astype(jnp.int32)
-        return [(1, 0), (later, later)] if self.causal else [(0, 0)]
+        return [(1, 0), (later, later)] if self.zigzag else [(0, 0)]
 
 
 class _Part:
@@ -170,12 +197,20 @@ class _Part:
         self.queries, self.way = queries, way
         self.about_queries, _, self.scoring = given
 
-    def inputs(self, keys: Any, pairs: Pairs, learned: Any, causal: bool) -> Inputs:
-        """The inputs of `forward`."""
+    def inputs(self, keys: Any, pairs: Pairs, learned: Any, n: Any) -> Inputs:
+        """The inputs of `forward` for the keys of the n-th previous device; 0: the own ones."""
+        way = self.way
         at_queries, at_keys = zip(*pairs, strict=True)
         q_bhtk, (query_segments, query_positions) = self.pick((self.queries, self.about_queries), at_queries)
         k_bgsk, v_bgsk, (key_segments, key_valid, key_positions) = self.pick(keys, at_keys)
-        mask = Mask(query_segments, key_segments, key_valid, causal=causal)
+        mask = Mask(query_segments, key_segments, key_valid)
+        if isinstance(n, int) and (n == 0 or way.pattern is not None):
+            static: Any = {"causal": way.causal, "pattern": way.pattern, "start": n * way.length}
+            mask = dataclasses.replace(mask, **static)
+        if way.pattern is not None and n:
+            earlier = jnp.broadcast_to(way.index >= n, k_bgsk.shape[::2])
+            earlier = earlier if key_valid is None else key_valid & earlier
+            mask = dataclasses.replace(mask, key_valid_bs=earlier)
         places = {"query_positions_bt": query_positions, "key_positions_bs": key_positions}
         scoring = dataclasses.replace(self.scoring, **places)
         return q_bhtk, k_bgsk, v_bgsk, learned, (mask, scoring, None)
@@ -202,25 +237,25 @@ def _attend(q_rbhtk, k_rbgsk, v_rbgsk, learned, given, way) -> jax.Array:
 def _forward(q_rbhtk, k_rbgsk, v_rbgsk, learned, given, way):
     part = _Part(q_rbhtk, given, way)
 
-    def join(whole, keys, pairs):
+    def join(whole, keys, pairs, n):
         out, norm = whole
-        more = forward(0.0, *part.inputs(keys, pairs, (learned[0], None), False))
+        more = forward(0.0, *part.inputs(keys, pairs, (learned[0], None), n))
         more_out, more_norm = (_parts(x, pairs) for x in more)
-        for n, (i, _) in enumerate(pairs):
-            new_out, new_norm = joined((out[i], norm[i]), (more_out[n], more_norm[n]))
+        for place, (i, _) in enumerate(pairs):
+            new_out, new_norm = joined((out[i], norm[i]), (more_out[place], more_norm[place]))
             out, norm = out.at[i].set(new_out), norm.at[i].set(new_norm)
         return out, norm
 
     def step(n, carry):
         whole, keys = carry
-        return join(whole, keys, way.others(n)), way.on(keys)
+        return join(whole, keys, way.others(n), n), way.on(keys)
 
     keys = k_rbgsk, v_rbgsk, given[1]
-    own = forward(0.0, *part.inputs(keys, way.own, learned, way.causal))
+    own = forward(0.0, *part.inputs(keys, way.own, learned, 0))
     whole = tuple(_parts(x, way.own) for x in own)
-    if way.causal:
-        whole = join(whole, keys, [(1, 0)])
-    (out, norm), _ = jax.lax.fori_loop(1, way.devices, step, (whole, way.on(keys)))
+    if way.zigzag:
+        whole = join(whole, keys, [(1, 0)], None)
+    (out, norm), _ = way.further(step, (whole, way.on(keys)))
     out, norm = saved(out.astype(q_rbhtk.dtype)), saved(finite(norm))
     return out, (q_rbhtk, k_rbgsk, v_rbgsk, learned, given, out, norm)
 
@@ -229,31 +264,31 @@ def _backward(way, residuals, dout_rbhtk):
     q_rbhtk, k_rbgsk, v_rbgsk, learned, given, out, norm = residuals
     part = _Part(q_rbhtk, given, way)
 
-    def grads(keys, pairs, learned, causal=False):
-        inputs = part.inputs(keys, pairs, learned, causal)
+    def grads(keys, pairs, learned, n):
+        inputs = part.inputs(keys, pairs, learned, n)
         *results, dout_bhtk = part.pick((out, norm, dout_rbhtk), [i for i, _ in pairs])
         more = backward(0.0, (*inputs, *results), dout_bhtk)
         return *(_parts(x, pairs) for x in more[:3]), *more[3]
 
-    def add(total, keys, pairs):
+    def add(total, keys, pairs, n):
         dq, dk, dv, dparams = total
-        *more, more_params, _ = grads(keys, pairs, (learned[0], None))
-        for n, (i, j) in enumerate(pairs):
-            dq = dq.at[i].add(more[0][n])
-            dk, dv = dk.at[j].add(more[1][n]), dv.at[j].add(more[2][n])
+        *more, more_params, _ = grads(keys, pairs, (learned[0], None), n)
+        for place, (i, j) in enumerate(pairs):
+            dq = dq.at[i].add(more[0][place])
+            dk, dv = dk.at[j].add(more[1][place]), dv.at[j].add(more[2][place])
         return dq, dk, dv, jax.tree.map(jnp.add, dparams, more_params)
 
     def step(n, carry):
         total, keys = carry
-        dq, dk, dv, dparams = add(total, keys, way.others(n))
+        dq, dk, dv, dparams = add(total, keys, way.others(n), n)
         return (dq, *way.on((dk, dv)), dparams), way.on(keys)
 
     keys = k_rbgsk, v_rbgsk, given[1]
-    *own, dsinks_h = grads(keys, way.own, learned, way.causal)
-    dq, dk, dv, dparams = add(own, keys, [(1, 0)]) if way.causal else own
+    *own, dsinks_h = grads(keys, way.own, learned, 0)
+    dq, dk, dv, dparams = add(own, keys, [(1, 0)], None) if way.zigzag else own
     start = (dq, *way.on((dk, dv)), dparams), way.on(keys)
-    (dq, dk, dv, dparams), _ = jax.lax.fori_loop(1, way.devices, step, start)
-    found = dq, dk, dv, (dparams, dsinks_h)
+    (dq, dk, dv, dparams), _ = way.further(step, start)
+    found = dq, *way.home((dk, dv)), (dparams, dsinks_h)
     return *jax.tree.map(lambda x, y: x.astype(y.dtype), found, residuals[:4]), None
 
 
