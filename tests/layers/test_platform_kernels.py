@@ -2,6 +2,7 @@
 
 import functools
 import importlib
+import types
 
 import jax
 import jax.numpy as jnp
@@ -30,8 +31,9 @@ def pretend(monkeypatch, name):
         monkeypatch.setattr(module, "platform", lambda: name)
 
 
-def draw(rng, t=8, h=4, g=2, k=8, b=2, dtype="float32"):
-    shapes = (b, t, h, k), (b, t, g, k), (b, t, g, k), (b, t, h, k)
+def draw(rng, t=8, h=4, g=2, k=8, b=2, dtype="float32", s=0, v=0):
+    s, v = s or t, v or k
+    shapes = (b, t, h, k), (b, s, g, k), (b, s, g, v), (b, t, h, v)
     return [jnp.asarray(rng.normal(size=shape), dtype) for shape in shapes]
 
 
@@ -82,6 +84,7 @@ def test_what_cudnn_is_asked_is_the_same_attention(rng, monkeypatch, name):
         Scoring(places, places, {}, position=Alibi(), scale=0.3) if name in ("packed", "window") else None
     )
     assert_like_reference(cudnn, draw(rng), mask, scoring)
+    assert_like_reference(cudnn, draw(rng, k=12, v=8), mask, scoring)
 
 
 @on_gpu
@@ -109,20 +112,46 @@ def test_splash_interpreted(rng, interpreted, name):
     assert_like_reference(splash, draw(rng, t=128, h=2, g=1, k=64), mask, scoring, tolerance=2e-4)
 
 
+@pytest.mark.thorough
+@pytest.mark.parametrize("case", ["packed", "full", "start", "window", "strided", "future", "wide"])
+def test_splash_of_padded_lengths_with_sinks_and_narrower_values(rng, interpreted, case):
+    """Gradients of the sinks too. Keys begin `start` before the queries, as Transformer-XL's memory does."""
+    b, h, t, start = 2, 2, 150, {"start": 90, "window": 90, "strided": 33}.get(case, 0)
+    s = {"future": 300}.get(case, start + t)
+    pattern = {"window": Window(60), "strided": Strided(7)}.get(case)
+    packed = jnp.asarray(segments(rng, b, t)) if case == "packed" else None
+    mask = Mask(packed, packed, causal=case != "full", start=start, pattern=pattern)
+    *inputs, dout = draw(rng, b=b, t=t, s=s, h=h, g=1, k=192 if case == "wide" else 64, v=64)
+    sinks_h = jnp.asarray(rng.normal(size=h), jnp.float32)
+
+    def with_gradients(kernel):
+        def attend(sinks_h, *inputs):
+            return kernel(*inputs, mask=mask, scoring=Scoring(sinks_h=sinks_h, soft_cap=2.0))
+
+        out, back = jax.vjp(attend, sinks_h, *inputs)
+        return out, *back(dout)
+
+    for ours, theirs in zip(with_gradients(splash), with_gradients(reference), strict=True):
+        np.testing.assert_allclose(ours, theirs, atol=2e-4, rtol=2e-4)
+
+
 def test_splash_on_several_devices(rng, interpreted):
     mesh = jax.make_mesh((2, 2), ("data", "tensor"), (AxisType.Auto,) * 2, devices=jax.devices()[:4])
     rules = (("batch", "data"), ("heads", "tensor"), ("kv_heads", "tensor"))
     with jax.set_mesh(mesh), nn.logical_axis_rules(rules):
         mask = masks(rng, 128)["packed"]
-        assert_like_reference(splash, draw(rng, t=128, h=4, g=2, k=64), mask, tolerance=2e-4)
+        scoring = Scoring(sinks_h=jnp.asarray(rng.normal(size=4), jnp.float32))
+        assert_like_reference(splash, draw(rng, t=128, h=4, g=2, k=64), mask, scoring, tolerance=2e-4)
 
 
-def test_splash_is_lowered_for_a_tpu(rng):
+@pytest.mark.parametrize("shape", [{"t": 256, "k": 128}, {"t": 200, "k": 192, "v": 128}])
+def test_splash_is_lowered_for_a_tpu(rng, shape):
     """To the kernel's custom call, without one at hand."""
-    inputs, mask = draw(rng, t=256, k=128, dtype="bfloat16"), Mask(causal=True)
+    inputs, mask = draw(rng, **shape, dtype="bfloat16"), Mask(causal=True)
 
     def loss(*inputs):
-        return jnp.sum(splash(*inputs, mask=mask).astype(jnp.float32))
+        scoring = Scoring(sinks_h=jnp.zeros(4))
+        return jnp.sum(splash(*inputs, mask=mask, scoring=scoring).astype(jnp.float32))
 
     lowered = jax.jit(jax.grad(loss, (0, 1, 2))).trace(*inputs[:3]).lower(lowering_platforms=("tpu",))
     assert lowered.as_text().count("tpu_custom_call") >= 3  # forward, queries, keys and values
@@ -133,6 +162,8 @@ def refusals():
     sinks = Scoring(sinks_h=jnp.zeros(4))
     yield "cudnn", {"dtype": "float32"}, causal, Scoring(), 0.0, "bfloat16 or float16, not in float32"
     yield "cudnn", {"k": 12}, causal, Scoring(), 0.0, "heads are 12 wide"
+    yield "cudnn", {"k": 192}, causal, Scoring(), 0.0, "heads are 192 wide, .* multiples of 8 up to 128"
+    yield "cudnn", {"k": 64, "v": 72}, causal, Scoring(), 0.0, "and values 72; .* values at most as wide"
     yield "cudnn", {}, Mask(causal=True, pattern=Strided(2)), Scoring(), 0.0, "not Strided"
     yield "cudnn", {}, Mask(pattern=Window(2)), Scoring(), 0.0, "causal window, not Window"
     yield "cudnn", {"t": 7}, Mask(key_valid_bs=jnp.ones((2, 7), bool)), Scoring(), 0.0, "7 and 7 must be even"
@@ -142,8 +173,6 @@ def refusals():
     yield "cudnn", {}, causal, Scoring(), 0.1, "it has no dropout"
     tpu = {"t": 128, "k": 64}
     yield "splash", tpu | {"k": 32}, causal, Scoring(), 0.0, "heads are 32 wide"
-    yield "splash", tpu | {"t": 96}, causal, Scoring(), 0.0, "96 and 96 are no multiples of 128"
-    yield "splash", tpu, causal, sinks, 0.0, "it has no sinks"
     yield "splash", tpu, causal, table, 0.0, "not there for the position"
     yield "splash", tpu, causal, Scoring(), 0.1, "it has no dropout"
 
@@ -158,6 +187,23 @@ def test_refusals_name_the_reason(rng, monkeypatch, kernel, shape, mask, scoring
     ):
         choose(kernel, q, k, v, **options)
     assert choose("auto", q, k, v, **options) not in (cudnn, splash)
+
+
+def test_wide_heads_are_for_a_hopper_at_hand(rng, monkeypatch):
+    """JAX asks the devices of this machine, and for others the mesh knows no compute capability."""
+    inputs = draw(rng, t=128, k=192, v=128, dtype="bfloat16")[:3]
+    pretend(monkeypatch, "nvidia")
+
+    def device(kind, capability):
+        return types.SimpleNamespace(platform="gpu", device_kind=kind, compute_capability=capability)
+
+    hopper, blackwell = device("NVIDIA H100 80GB HBM3", "9.0"), device("NVIDIA B200", "10.0")
+    for here, kernel in ((hopper, cudnn), (blackwell, unrolled)):
+        monkeypatch.setattr(jax, "devices", lambda here=here: [here])
+        assert choose("auto", *inputs, mask=Mask(causal=True)) is kernel
+    target = jax.sharding.AbstractDevice(hopper.device_kind, None, "gpu")
+    with jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh((8,), ("data",), abstract_device=target)):
+        assert devices.compute_capability() == 0.0
 
 
 def test_an_array_too_large_for_cudnn_is_refused(monkeypatch):

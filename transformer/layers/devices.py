@@ -1,6 +1,7 @@
 """The devices that a traced program will run on, and the sharding of its arrays."""
 
 import math
+from typing import Any
 
 import jax
 from flax import linen as nn
@@ -9,9 +10,21 @@ from flax import linen as nn
 def platform() -> str:
     """ "cpu", "tpu", "nvidia" or another name in JAX: the platform of the current mesh, whose devices may be
     of another machine, or else of the default devices."""
-    device = jax.sharding.get_abstract_mesh().abstract_device
-    device = jax.devices()[0] if device is None else device
+    device = _target()
     return "nvidia" if device.platform == "gpu" and "NVIDIA" in device.device_kind else device.platform
+
+
+def compute_capability() -> float:
+    """The compute capability of the NVIDIA GPUs of the current mesh, or else of the default devices; 0 if
+    unknown, because there are none of their kind on this machine."""
+    target, here = _target(), jax.devices()[0]
+    known = here.platform == "gpu" and here.device_kind == target.device_kind
+    return float(here.compute_capability) if known else 0.0
+
+
+def _target() -> Any:
+    device = jax.sharding.get_abstract_mesh().abstract_device
+    return jax.devices()[0] if device is None else device
 
 
 def sharded_over(logical: str) -> tuple[tuple[str, ...], int]:

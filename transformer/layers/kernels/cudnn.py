@@ -3,11 +3,15 @@
 import jax
 import jax.numpy as jnp
 
-from transformer.layers.devices import platform, sharded_over
+from transformer.layers.devices import compute_capability, platform, sharded_over
 from transformer.layers.kernels.base import Kernel
 from transformer.layers.kernels.reference import Scoring, saved
 from transformer.layers.masks import Mask
 from transformer.layers.patterns import Window
+
+HOPPER = 9
+"""The compute capability of the GPUs for which the backward pass, too, takes heads up to 256 wide (the
+support matrix of cuDNN 9.18); JAX checks that of the devices at hand."""
 
 MOST = 2**28
 """The most entries of a materialised bias of the scores (1/2 GiB)."""
@@ -25,7 +29,7 @@ def cudnn(
 
     Causal masks and windows take no memory, and masked blocks are skipped. Segments, invalid keys and
     position biases become a bias array of the queries' type, quadratic in the length, with the precision of
-    that type.
+    that type. Values narrower than the keys are padded with zeros, as JAX asks for both of one width.
     Source: Dao et al. 2022 (FlashAttention), as NVIDIA built it into cuDNN.
     """
     scoring = scoring or Scoring()
@@ -39,7 +43,7 @@ def cudnn(
     out_bthk = jax.nn.dot_product_attention(
         scoring.queries(q_bhtk).swapaxes(1, 2),
         k_bsgk,
-        v_bsgk,
+        jnp.pad(v_bsgk, ((0, 0), (0, 0), (0, 0), (0, k_bsgk.shape[-1] - v_bsgk.shape[-1]))),
         bias_bhts,
         allowed_bhts,
         scale=scoring.scale or None,
@@ -50,7 +54,7 @@ def cudnn(
     if allowed_bhts is not None:
         # Keys masked only by a large negative bias would share the weight of a query without allowed keys.
         out_bthk = jnp.where(jnp.any(allowed_bhts, axis=-1).swapaxes(1, 2)[..., None], out_bthk, 0)
-    return saved(out_bthk)
+    return saved(out_bthk[..., : v_bsgk.shape[-1]])
 
 
 def serves(q_bthk, k_bsgk, v_bsgk, mask: Mask, scoring: Scoring, dropout_rate: float) -> str:
@@ -62,9 +66,10 @@ def serves(q_bthk, k_bsgk, v_bsgk, mask: Mask, scoring: Scoring, dropout_rate: f
         return f"it is for NVIDIA's GPUs, and this is {platform()}"
     if q_bthk.dtype not in (jnp.bfloat16, jnp.float16):
         return f"it computes in bfloat16 or float16, not in {q_bthk.dtype}"
-    if k % 8 or k > 128 or v_bsgk.shape[-1] != k:
+    widest = 256 if int(compute_capability()) == HOPPER else 128
+    if k % 8 or k > widest or v_bsgk.shape[-1] > k:
         widths = f"heads are {k} wide, and values {v_bsgk.shape[-1]}"
-        return f"{widths}; it takes multiples of 8 up to 128, both alike"
+        return f"{widths}; it takes multiples of 8 up to {widest}, and values at most as wide"
     if mask.pattern is not None and not (
         isinstance(mask.pattern, Window) and mask.pattern.dilation == 1 and mask.causal
     ):
