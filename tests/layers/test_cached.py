@@ -38,9 +38,18 @@ def test_equals_the_reference(rng, b, t, h, g, with_extras):
     mask = Mask(query_indices_bt=indices, key_valid_bs=valid, causal=True)
     scoring = extras(rng, h, k, indices, s) if with_extras else Scoring()
     assert choose("auto", q, key, mask=mask) is cached and choose("reference", q, key, mask=mask) is reference
-    expected = reference(q, key, value, mask=mask, scoring=scoring)
-    got = jax.jit(lambda *inputs: cached(*inputs, mask=mask, scoring=scoring))(q, key, value)
-    np.testing.assert_allclose(got, expected, atol=1e-5)
+    dout = normal(b, t, h, k)
+
+    def with_gradients(kernel):
+        def attend(q, key, value, scoring):
+            return kernel(q, key, value, mask=mask, scoring=scoring)
+
+        out, back = jax.vjp(attend, q, key, value, scoring)
+        *gradients, of_scoring = back(dout)
+        return out, gradients, of_scoring.params, of_scoring.sinks_h
+
+    got, expected = (jax.jit(with_gradients, static_argnums=0)(kernel) for kernel in (cached, reference))
+    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, atol=1e-5), got, expected)
 
 
 @pytest.mark.thorough

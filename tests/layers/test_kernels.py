@@ -243,6 +243,21 @@ def test_half_precision_is_as_exact_as_its_type(rng, kernel):
 
 
 @pytest.mark.parametrize("kernel", KERNELS)
+def test_all_products_in_half_precision_have_operands_of_that_type(kernel):
+    """Two of the forward pass and four of the backward pass, accumulated in float32."""
+    x = jnp.zeros((1, 24, 2, 8), jnp.bfloat16)
+
+    def loss(*qkv):
+        return jnp.sum(jnp.sin(KERNELS[kernel](*qkv, mask=Mask(causal=True)).astype(jnp.float32)))
+
+    program = jax.jit(jax.grad(loss, argnums=(0, 1, 2))).lower(x, x, x).as_text()
+    types = [line.rpartition(" : ")[2] for line in program.splitlines() if "stablehlo.dot_general" in line]
+    assert len(types) >= 6
+    for of in types:
+        assert of.count("bf16") == 2 and of.endswith("xf32>"), of
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
 def test_dropout_keeps_the_mean_and_drops_its_share(rng, kernel):
     t, rate = 24, 0.3
     q = jnp.zeros((1, t, 1, t))

@@ -58,7 +58,7 @@ def assert_like_one_device(rng, devices, mask, t, s=None, *, data=1, scoring=Non
         got = with_gradients(KERNELS["ring"].attend, *given)
     (_, out), _ = got
     assert len(out.sharding.device_set) == devices * data
-    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, atol=5e-5, rtol=1e-4), got, expected)
+    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, atol=1e-5, rtol=3e-5), got, expected)
 
 
 @pytest.mark.parametrize("devices,data", [(1, 1), (2, 2), (4, 1), (8, 1)])

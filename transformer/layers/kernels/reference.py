@@ -1,6 +1,7 @@
 """The reference implementation of attention, with all weights in memory."""
 
 import dataclasses
+import functools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -55,7 +56,7 @@ class Scoring:
         b, h, t, k = q_bhtk.shape
         g, s = k_bgsk.shape[1:3]
         q_bgpk = self.queries(q_bhtk).reshape(b, g, (h // g) * t, k)
-        products = jnp.einsum("bgpk,bgsk->bgps", q_bgpk, k_bgsk, preferred_element_type=jnp.float32)
+        products = product("bgpk,bgsk->bgps", q_bgpk, k_bgsk)
         return self.finish(products.reshape(b, h, t, s), q_bhtk)
 
     def queries(self, q_bhtk: jax.Array) -> jax.Array:
@@ -163,10 +164,43 @@ def weighted_values(weights_bhts: jax.Array, v_bgsk: jax.Array, scoring: Scoring
     """sum_s weight v + values(weights), in float32: linear in the weights and in v. (b, h, t, k)"""
     b, h, t, s = weights_bhts.shape
     g = v_bgsk.shape[1]
-    weights_bgps = weights_bhts.reshape(b, g, (h // g) * t, s).astype(v_bgsk.dtype)
-    out_bgpk = jnp.einsum("bgps,bgsk->bgpk", weights_bgps, v_bgsk, preferred_element_type=jnp.float32)
+    weights_bgps = weights_bhts.reshape(b, g, (h // g) * t, s)
+    out_bgpk = product("bgps,bgsk->bgpk", weights_bgps, v_bgsk)
     out_bhtk, added = out_bgpk.reshape(b, h, t, v_bgsk.shape[-1]), scoring.values(weights_bhts)
     return out_bhtk if added is None else out_bhtk + added
+
+
+def product(form: str, x: jax.Array, y: jax.Array) -> jax.Array:
+    """The einsum of x and y, in float32, with operands of the type of y.
+
+    So are those of both products of the backward pass: autodiff would multiply the float32 gradient.
+    """
+    if y.dtype == jnp.float32:  # whose products autodiff may differentiate any number of times, in any mode
+        return jnp.einsum(form, x, y)
+    return _low_product(form, x, y)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _low_product(form, x, y):
+    return _low_product_forward(form, x, y)[0]
+
+
+def _low_product_forward(form, x, y):
+    low_x = x.astype(y.dtype)
+    z = jnp.einsum(form, low_x, y, preferred_element_type=jnp.float32)
+    return z, (low_x, y, jnp.zeros(0, x.dtype))
+
+
+def _low_product_backward(form, residuals, dz):
+    x, y, like_x = residuals
+    (of_x, of_y), of_z = form.split("->")[0].split(","), form.split("->")[1]
+    multiply = functools.partial(jnp.einsum, preferred_element_type=jnp.float32)
+    dz = dz.astype(y.dtype)
+    dx, dy = multiply(f"{of_z},{of_y}->{of_x}", dz, y), multiply(f"{of_z},{of_x}->{of_y}", dz, x)
+    return dx.astype(like_x.dtype), dy.astype(y.dtype)
+
+
+_low_product.defvjp(_low_product_forward, _low_product_backward)
 
 
 def _inherited(x_bsgk: jax.Array, ancestors_mrs: jax.Array) -> jax.Array:
