@@ -166,8 +166,9 @@ def test_evaluation_reads_the_usual_segmentations(made):
     assert tokens.tolist() == made.tokenizer.encode(made.tokenizer.decode(tokens))
 
 
-@pytest.mark.parametrize("tokenizer", ["bytes", "characters", "words"])
+@pytest.mark.parametrize("tokenizer", ["bytes", "characters", "words", "bpe"])
 def test_other_tokenizers_are_refused(tmp_path, made, tokenizer):
-    keys = {"tokenizer": tokenizer} | ({"vocab_size": 300} if tokenizer == "words" else {"vocab_size": 4096})
-    with pytest.raises(UserError, match=r"data.bpe_dropout: 0.3 needs tokenizer 'bpe', or the file"):
+    keys = {"tokenizer": tokenizer, "vocab_size": 300 if tokenizer in ("words", "bpe") else 4096}
+    keys |= {"lowercase": True} if tokenizer == "bpe" else {}
+    with pytest.raises(UserError, match=r"data.bpe_dropout: 0.3 needs a byte-level BPE that keeps case"):
         data(tmp_path, **keys).loader("train", 2, repeat=True)

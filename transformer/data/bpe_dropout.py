@@ -49,7 +49,9 @@ class Segmentations:
           UserError: the tokenizer is no byte-level BPE.
         """
         if byte_sizes(tokenizer) is None or not merges(tokenizer):
-            raise UserError(f"{rate} needs tokenizer 'bpe', or the file of a byte-level BPE")
+            raise UserError(
+                f"{rate} needs a byte-level BPE that keeps case and accents: tokenizer 'bpe', or its file"
+            )
         key = digest(FORMAT, DRAWN, LONGEST, source.identity, tokenizer.identity, rate)
         build = functools.partial(_write, source, tokenizer, rate)
         return cls(build_once(data_folder / "segmentations" / key, build), tokenizer)
