@@ -101,6 +101,7 @@ def test_every_position_norm_and_attention(rng, position, norm, heads):
     {"qk_norm": True, "soft_cap": 2.0, "sinks": True},
     {"pattern": "window", "pattern_size": 3, **local_and("full", pattern="full", position="none")},
     {"pattern": "window", "pattern_size": 2, "pattern_extra": 2, "scan_layers": True, **FULL_EVERY_2},
+    {"pattern": "window", "pattern_size": 9},  # more than the prompts have
     {"pattern": "strided", "pattern_size": 3},
     {"pattern": "fixed", "pattern_size": 4},
     {"pattern": "global", "pattern_size": 2, "pattern_extra": 2},

@@ -28,6 +28,7 @@ KINDS = {
     "capped_with_sinks": {"soft_cap": 1.5, "sinks": True, "num_kv_heads": 2},
     "latent": LATENT,
     "latent_default": {"mixer": "latent", "use_bias": True, "position_base": 20.0},
+    "latent_narrow": {"mixer": "latent", "latent_dim": 3, "sinks": True},  # fewer products over latents
     "latent_capped": LATENT | {"soft_cap": 1.5, "sinks": True, "position": "alibi"},
     "plain": {"mixer": "plain"},
     "plain_alibi": {"mixer": "plain", "position": "alibi", "sinks": True, "soft_cap": 2.0},

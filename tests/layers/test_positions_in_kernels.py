@@ -85,17 +85,30 @@ def test_of_packed_rows(rng, kernel, position):
     assert_slopes(rng, lambda p: np.sum(weights * expected(p)), exact, gradient)
 
 
-@pytest.mark.parametrize("kernel,position", pairs("cached"))
-def test_of_steps_over_a_cache(rng, kernel, position):
+OVER_A_CACHE = [{"position": position} for position in POSITIONS if position != "rope"] + [
+    {"mixer": "latent", "latent_dim": 10},
+    {"mixer": "latent", "latent_dim": 4, "position": "alibi", "sinks": True, "soft_cap": 2.0},
+    {"mixer": "plain", "num_kv_heads": 0},
+    {"qk_norm": True, "sinks": True, "soft_cap": 2.0},
+    {"pattern": "window", "pattern_size": 2, "pattern_extra": 2},
+]
+
+
+@pytest.mark.parametrize(
+    "changes", [{}, *(pytest.param(changes, marks=pytest.mark.thorough) for changes in OVER_A_CACHE)]
+)
+def test_of_steps_over_a_cache(rng, changes):
     """Ragged prompts, then one token, then three at once: logits, and their gradients through all steps."""
-    config = DecoderConfig(**SIZES, position=position)
+    if changes.get("mixer"):
+        changes = {"num_kv_heads": 0} | changes
+    config = DecoderConfig(**SIZES | changes)
     model, tokens, lengths = Decoder(config, VOCAB), rng.integers(0, VOCAB, (2, 11)), np.array([7, 4])
     params, weights = random_params(rng, model, tokens), rng.normal(size=(2, 5, VOCAB))
     new = np.stack([row[n : n + 4] for row, n in zip(tokens, lengths, strict=True)])
 
     def logits(params):
         stepper = DecoderStepper.of(model, params)
-        first, cache = stepper.prefill(jnp.asarray(tokens[:, :7]), jnp.asarray(lengths), 4)
+        first, cache = stepper.prefill(jnp.asarray(tokens[:, :7]), jnp.asarray(lengths), room=4, rewound=2)
         second, cache = stepper.step(jnp.asarray(new[:, 0]), cache)
         others, _ = stepper.extend(jnp.asarray(new[:, 1:]), cache)
         return jnp.concatenate([first[:, None], second[:, None], others], axis=1)

@@ -1,8 +1,11 @@
 """Mutations of `transformer/layers`: file -> (tests, {name: (text, replacement)})."""
 
+PADDED = "tests/models/test_decoder.py::test_the_vocabulary_s_padding_has_no_probability"
+AROUND = "tests/layers/test_attention_exact.py::test_around_attention"
+
 EDITS = {
     "transformer/layers/normalization.py": (
-        "tests/layers/test_normalization.py tests/models/test_decoder.py",
+        "tests/layers/test_normalization.py",
         {
             "no_epsilon": ("keepdims=True) + epsilon)", "keepdims=True) + 1e-30)"),
             "mean_stays": ("x = x - jnp.mean(x, axis=-1, keepdims=True)", "x = x + 0.0"),
@@ -39,7 +42,7 @@ EDITS = {
         },
     ),
     "transformer/layers/embedding.py": (
-        "tests/layers/test_embedding.py tests/models/test_decoder.py tests/layers/test_attention_exact.py",
+        f"tests/layers/test_embedding.py {PADDED} {AROUND}",
         {
             "padding_has_probability": ("PADDED_LOGIT = -1e9", "PADDED_LOGIT = 0.0"),
             "one_real_token_masked": (

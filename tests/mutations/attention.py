@@ -1,0 +1,305 @@
+"""Mutations of attention and of what surrounds it: file -> (tests, {name: (text, replacement)})."""
+
+EXACT = "tests/layers/test_attention_exact.py::test_in_a_decoder_of_packed_documents"
+VARIANTS = "tests/decoding/test_incremental.py::test_every_other_variant"
+CASES = (
+    "test_capped_scores_and_sinks",
+    "test_rows_that_may_see_nothing_are_zero_and_so_are_their_gradients",
+    "test_segments_groups_and_biases",
+    "test_patterns",
+    "test_causal_and_windowed",
+)
+KERNELS = " ".join(f"tests/layers/test_kernels.py::{case}" for case in CASES)
+DROPOUT = "tests/layers/test_kernels.py::test_dropout_keeps_the_mean_and_drops_its_share"
+PAIRS = "tests/models/test_models_exact.py::test_an_encoder_decoder"
+SEGMENTS = "tests/models/test_models_exact.py::test_transformer_xl_behind_its_memory"
+PACKED = "tests/models/test_decoder.py::test_packed_documents_equal_separate_ones"
+
+EDITS = {
+    "transformer/layers/masks.py": (
+        f"tests/layers/test_masks.py {VARIANTS}",
+        {
+            "not_itself": ("allowed &= j <= i", "allowed &= j < i"),
+            "one_future_key": ("allowed &= j <= i", "allowed &= j <= i + 1"),
+            "earlier_documents": (
+                "queries(self.query_segments_bt) == keys(self.key_segments_bs)",
+                "queries(self.query_segments_bt) >= keys(self.key_segments_bs)",
+            ),
+            "padding_seen": (
+                "allowed &= keys(self.key_valid_bs)",
+                "allowed &= keys(self.key_valid_bs) | True",
+            ),
+            "start_ignored": ("i = self.start + t0 + jnp", "i = t0 + jnp"),
+            "padding_of_a_kernel_seen": (
+                "jnp.ones((1, s), bool) if self.key_valid_bs is None and added else self.key_valid_bs",
+                "self.key_valid_bs",
+            ),
+            "patterns_by_index": ("i, j = queries(places[0]), keys(places[1])", "i, j = i, j"),
+            "empty_slots_seen": (
+                "of(self.key_valid_bs), indices_s[None] >= 0",
+                "of(self.key_valid_bs), indices_s[None] >= -99",
+            ),
+        },
+    ),
+    "transformer/layers/patterns.py": (
+        "tests/layers/test_masks.py",
+        {
+            "window_one_wider": ("(abs(i - j) < self.size * self", "(abs(i - j) <= self.size * self"),
+            "not_dilated": (" & ((i - j) % self.dilation == 0)", ""),
+            "strides_of_the_row": ("| ((i - j) % self.stride == 0)", "| (j % self.stride == 0)"),
+            "one_summary": (">= self.stride - self.summary)", ">= self.stride - 1)"),
+            "global_queries_blind": ("| (j < self.tokens) | (i < self.tokens)", "| (j < self.tokens)"),
+        },
+    ),
+    "transformer/layers/mixers/attention.py": (
+        EXACT,
+        {
+            "no_key_norm": ("self.key_norm(key_bsgk) if", "0 * self.key_norm(key_bsgk) + key_bsgk if"),
+            "no_query_norm": ("self.query_norm(q_bthk) if", "0 * self.query_norm(q_bthk) + q_bthk if"),
+            "not_scaled": ("return self.head_dim**-0.5", "return 1.0"),
+            "no_sinks": ("Scoring(sinks_h=sinks_h,", "Scoring(sinks_h=None,"),
+            "no_cap": ("soft_cap=self.soft_cap, ", ""),
+            "keys_not_rotated": (
+                "self.key_norm(key_bsgk) if self.qk_norm else key_bsgk, positions_bs)",
+                "self.key_norm(key_bsgk) if self.qk_norm else key_bsgk, 0 * positions_bs)",
+            ),
+            "values_are_keys": (
+                "KVCache(key_bsgk.swapaxes(1, 2), value_bsgk.swapaxes(1, 2))",
+                "KVCache(key_bsgk.swapaxes(1, 2), key_bsgk.swapaxes(1, 2))",
+            ),
+            "no_pattern": ("dataclasses.replace(mask, pattern=self.pattern)", "dataclasses.replace(mask)"),
+            "first_query_bias": (
+                "positions_bt if key_positions_bs is None",
+                "positions_bt * 0 if key_positions_bs is None",
+            ),
+        },
+    ),
+    "transformer/layers/mixers/latent.py": (
+        EXACT,
+        {
+            "no_norm": (
+                "self.latent_norm(self.latent(x_bsd))",
+                "0 * self.latent_norm(self.latent(x_bsd)) + self.latent(x_bsd)",
+            ),
+            "scale_of_multi_head": (
+                "return (self.head_dim + self.head_dim // 2) ** -0.5",
+                "return self.head_dim**-0.5",
+            ),
+            "rotary_queries_not_rotated": (
+                "self.position.rotate(self.rotary_query(x_btd), positions_bt)",
+                "self.rotary_query(x_btd)",
+            ),
+        },
+    ),
+    "transformer/layers/mixers/plain.py": (
+        EXACT,
+        {
+            "not_scaled": ("return self.d_model**-0.5", "return 1.0"),
+            "values_rotated": ("x_bsd[:, None])", "key_bs1d.swapaxes(1, 2))"),
+        },
+    ),
+    "transformer/layers/positions/relative_sinusoidal.py": (
+        f"{EXACT} tests/layers/test_positions.py",
+        {
+            "no_u": ("return q_bthk + self._parameter(", "return q_bthk + 0 * self._parameter("),
+            "no_v": (
+                "q_bthk.astype(jnp.float32) + self._parameter(",
+                "q_bthk.astype(jnp.float32) + 0 * self._parameter(",
+            ),
+            "not_scaled": ("query / math.sqrt(head_dim)", "query"),
+            "direction_swapped": ("b * sine - a * cosine", "a * cosine - b * sine"),
+        },
+    ),
+    "transformer/layers/positions/rope.py": (
+        f"tests/layers/test_rope.py {EXACT}",
+        {
+            "other_direction": (
+                "[a * cosine - b * sine, a * sine + b * cosine]",
+                "[a * cosine + b * sine, b * cosine - a * sine]",
+            ),
+            "frequencies_to_the_root": (
+                "dtype=jnp.float32) / half), 1.0",
+                "dtype=jnp.float32) / (2 * half)), 1.0",
+            ),
+            "linear_multiplies": ("length)[0] / factor, 1.0", "length)[0] * factor, 1.0"),
+            "ntk_power": ("factor ** (half / max(half - 1, 1))", "factor ** (half / max(half, 1))"),
+            "yarn_keeps_all": ("(1 - divided + divided / factor)", "1"),
+            "yarn_edge": (
+                "first = max(math.floor(pair_with(32)), 0)",
+                "first = max(math.floor(pair_with(16)), 0)",
+            ),
+        },
+    ),
+    "transformer/layers/kernels/reference.py": (
+        f"{EXACT} {KERNELS} {DROPOUT}",
+        {
+            "scale_of_width": ("(self.scale or 1 / math.sqrt", "(1 / math.sqrt"),
+            "no_sinks": ("total + jnp.exp(sinks_h[:, None, None] - top)", "total"),
+            "cap_half": ("jnp.tanh(scores / self.soft_cap)", "jnp.tanh(scores / (2 * self.soft_cap))"),
+            "dropout_shrinks": ("weights / (1 - rate), 0.0)", "weights, 0.0)"),
+            "nan_without_keys": ("return e / jnp.where(total == 0, 1.0, total)", "return e / total"),
+            "no_added_values": ("return out_bhtk if added is None else out_bhtk + added", "return out_bhtk"),
+            "no_bias": ("scores if bias is None else scores + bias", "scores"),
+            "little_dropout_is_none": ("rate == 0.0 or rng is None", "rate < 0.5 or rng is None"),
+        },
+    ),
+    "transformer/layers/kernels/unrolled.py": (
+        KERNELS,
+        {
+            "past_one_less": ("past = min(mask.start + end, s)", "past = min(mask.start + end - 1, s)"),
+            "sinks_forgotten": (
+                "total = sum_of(e, top, scoring.sinks_h)",
+                "total = sum_of(e, top, None)",
+            ),
+            "nan_without_keys": ("(out / jnp.where(total == 0, 1.0, total))", "(out / total)"),
+            "positions_of_the_first_block": (
+                "scoring.block(start, end - start, 0, past)",
+                "scoring.block(0, end - start, 0, past)",
+            ),
+        },
+    ),
+    "transformer/layers/kernels/cached.py": (
+        "tests/layers/test_cached.py",
+        {
+            "no_sinks": (
+                "masked_softmax(scores_bhts, allowed, scoring.sinks_h)",
+                "masked_softmax(scores_bhts, allowed)",
+            ),
+            "own_keys_alone": (
+                "own_mars = ancestors_mrs[:, None] ==",
+                "own_mars = 0 * ancestors_mrs[:, None] ==",
+            ),
+            "no_added_values": ("return out_bhtk if added is None else out_bhtk + added", "return out_bhtk"),
+        },
+    ),
+    "transformer/layers/kernels/blockwise.py": (
+        f"{KERNELS} {DROPOUT}",
+        {
+            "old_sums_not_rescaled": ("decay * total + jnp.sum(", "total + jnp.sum("),
+            "old_outputs_not_rescaled": ("out = decay * out + blocks", "out = out + blocks"),
+            "softmax_gradient": (
+                "pull_scores(weights * (dweights - mean))",
+                "pull_scores(weights * dweights)",
+            ),
+            "sink_gradient": ("dsinks_h = -jnp.sum(", "dsinks_h = jnp.sum("),
+            "sinks_in_every_part": ("learned if n == 0 else (learned[0], None)", "learned"),
+            "parts_not_weighed": ("(e * one[0] + more_e * other[0])", "(one[0] + more_e * other[0])"),
+            "nan_without_keys": ("return jnp.where(total == 0, 1.0, total)", "return total"),
+            "backward_drops_others": ("drop(e_bhts, self.rate, rng)", "drop(e_bhts, self.rate / 2, rng)"),
+        },
+    ),
+    "transformer/layers/kernels/parts.py": (
+        f"tests/layers/test_parts.py {KERNELS}",
+        {
+            "missing_keys_seen": ("valid_bs is None and self.keys.missing", "valid_bs is None and False"),
+            "documents_of_the_end_skipped": (
+                "(i[0] <= j[1]) & (j[0] <= i[1])",
+                "(i[0] < j[1]) & (j[0] <= i[1])",
+            ),
+            "rows_mixed": ("there = (places >= 0)", "there = (places >= -1)"),
+        },
+    ),
+    "transformer/layers/views.py": (
+        f"tests/layers/test_parts.py {KERNELS}",
+        {
+            "ends_one_earlier": ("[:, -self.count :]", "[:, -self.count - 1 : -1]"),
+            "residues_from_the_first_query": (
+                "_grid(first * n, start + t, n, start).T",
+                "_grid(start, start + t, n, start).T",
+            ),
+            "other_queries_begin_late": (
+                "np.arange(self.count, s)[None], start - self.count)",
+                "np.arange(self.count, s)[None], start)",
+            ),
+            "runs_of_the_query": ("first = start // self.size * self.size", "first = start"),
+        },
+    ),
+    "transformer/layers/kernels/ring.py": (
+        "tests/layers/test_ring.py",
+        {
+            "later_device": ("later = (n > self.index)", "later = (n >= self.index)"),
+            "blocks_not_turned": ("jnp.where(self.index % 2 == 0, x_rbt, x_rbt[::-1])", "x_rbt"),
+        },
+    ),
+    "transformer/layers/block.py": (
+        f"{PAIRS} tests/models/test_encoder_decoder.py",
+        {
+            "no_residual": ("x_btd = x_btd + y_btd", "x_btd = y_btd"),
+            "other_sources_seen": ("memory, memory_mask or Mask(), train)", "memory, Mask(), train)"),
+        },
+    ),
+    "transformer/layers/stack.py": (
+        f"tests/layers/test_layer_kinds.py {VARIANTS}",
+        {
+            "one_kind_of_layer": ("return self.blocks[i % len(self.blocks)]", "return self.blocks[0]"),
+            "rounds_transposed": (
+                "x.reshape(rounds, -1, *x.shape[1:]), first)",
+                "x.reshape(-1, rounds, *x.shape[1:]).swapaxes(0, 1), first)",
+            ),
+            "layers_of_a_kind_alike": (
+                "iter(_unstack(params_n))",
+                "iter(_unstack(params_n)[:1] * self.num_layers)",
+            ),
+        },
+    ),
+    "transformer/models/decoder.py": (
+        f"tests/decoding/test_incremental.py {PACKED}",
+        {
+            "prompts_not_moved": ("offsets_b = width - lengths_b", "offsets_b = 0 * lengths_b"),
+            "padding_seen": ("key_valid_bs=key_positions_bs >= 0", "key_valid_bs=key_positions_bs >= -99"),
+            "positions_of_slots": (
+                "jnp.maximum(slots_t - cache.offsets_b[:, None], 0)",
+                "slots_t + 0 * cache.offsets_b[:, None]",
+            ),
+            "documents_see_each_other": (
+                "Mask.self_attention(segments_bt, positions_bt, causal=True)",
+                "Mask.self_attention(None, positions_bt, causal=True)",
+            ),
+            "cache_not_filled": (
+                "filled_b = cache.filled_b + tokens_bt.shape[1]",
+                "filled_b = cache.filled_b + 1",
+            ),
+        },
+    ),
+    "transformer/models/encoder.py": (
+        "tests/layers/test_attention_exact.py::test_in_an_encoder_of_packed_texts",
+        {
+            "types_ignored": (
+                "jnp.zeros_like(tokens_bt) if types_bt is None else types_bt",
+                "jnp.zeros_like(tokens_bt)",
+            ),
+            "texts_see_each_other": (
+                "Mask.self_attention(segments_bt, positions_bt)",
+                "Mask.self_attention(None, positions_bt)",
+            ),
+            "causal": ("stack = c.stack()", "stack = c.stack(causal=True)"),
+        },
+    ),
+    "transformer/models/encoder_decoder.py": (
+        f"tests/models/test_encoder_decoder.py {PAIRS}",
+        {
+            "source_causal": (
+                "Mask.self_attention(segments_bs, positions_bs)",
+                "Mask.self_attention(segments_bs, positions_bs, causal=True)",
+            ),
+            "other_sources_seen": (
+                "memory_mask=Mask(segments_bt, None if segments_bt is None else source_segments_bs)",
+                "memory_mask=Mask()",
+            ),
+            "begins_with_zero": ("jnp.full(batch, self.bos_id, jnp.int32)", "jnp.full(batch, 0, jnp.int32)"),
+            "padding_of_sources_seen": (
+                "memory_mask=Mask(query_indices_bt=places_m1, key_valid_bs=cache.valid_ms)",
+                "memory_mask=Mask(query_indices_bt=places_m1)",
+            ),
+            "two_tables": ("self.embedding if c.share_embeddings else", "self.embedding if True else"),
+        },
+    ),
+    "transformer/models/transformer_xl.py": (
+        f"{SEGMENTS} tests/models/test_transformer_xl.py",
+        {
+            "gradient_into_the_memory": ("jax.lax.stop_gradient(", "("),
+            "other_documents_remembered": ("self.segments_bm * continues_b[:, None]", "self.segments_bm"),
+            "positions_not_shifted": ("return mixer.shift(cache, -t)", "return cache"),
+        },
+    ),
+}
