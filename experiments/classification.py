@@ -112,7 +112,7 @@ class Classification(Experiment):
 
     def flops_per_token(self, params: Params) -> float:
         """6 N; attention within short texts is neglected (see `training.throughput`)."""
-        return train_flops_per_token(matmul_parameters(params), 0, 0, 0)
+        return train_flops_per_token(matmul_parameters(params))
 
     def predict(
         self, params: Params, texts: Iterable[str], seed: int = 0, first: int = 0

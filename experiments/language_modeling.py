@@ -22,6 +22,7 @@ from transformer.evaluation.attention import AttentionMap, attention_weights, fi
 from transformer.evaluation.embeddings import states_of
 from transformer.evaluation.likelihood import likelihood_evaluator
 from transformer.evaluation.scoring import Row, Score, continued, score_pairs
+from transformer.layers.products import attention_products
 from transformer.models.decoder import DecoderConfig, DecoderStepper
 from transformer.run_folder import RunFolder
 from transformer.training.experiment import Batch, Experiment, Params, Put
@@ -94,15 +95,15 @@ class LanguageModeling(Experiment):
         return {"eval": likelihood, **named_evaluators(self, put, split)}
 
     @property
-    def attended(self) -> int:
-        """The number of tokens that attention covers."""
-        return self.config.data.sequence_length
+    def remembered(self) -> int:
+        """The number of tokens before those of a row that attention covers."""
+        return 0
 
     def flops_per_token(self, params: Params) -> float:
         """6 N plus attention's part (see `transformer.training.throughput`)."""
-        c = self.config.model
-        width = c.num_heads * c.key_width
-        return train_flops_per_token(matmul_parameters(params), c.num_layers, width, self.attended)
+        stack, length = self.config.model.stack(causal=True), self.config.data.sequence_length
+        products = attention_products(stack, length, start=self.remembered, causal=True)
+        return train_flops_per_token(matmul_parameters(params), products)
 
     def hooks(self, folder: RunFolder) -> list[Hook]:
         """Completions of the configured prompt, and attention maps of the first tokens of the validation

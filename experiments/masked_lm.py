@@ -16,6 +16,7 @@ from transformer.errors import UserError
 from transformer.evaluation.attention import AttentionMap, encoder_attention, first_tokens
 from transformer.evaluation.embeddings import states_of
 from transformer.evaluation.likelihood import likelihood_evaluator
+from transformer.layers.products import attention_products
 from transformer.models.encoder import EncoderConfig
 from transformer.models.masked_lm import MaskedLanguageModel
 from transformer.run_folder import RunFolder
@@ -112,8 +113,8 @@ class MaskedLanguageModeling(Experiment):
         c = self.config.model
         vocabulary = params["encoder"]["embedding"]["table"].size * (1 - self.config.data.masked_share)
         matrices = matmul_parameters(params) - int(vocabulary)
-        width, length = c.num_heads * c.key_width, self.config.data.sequence_length
-        return train_flops_per_token(matrices, c.num_layers, width, length)
+        products = attention_products(c.stack(), self.config.data.sequence_length)
+        return train_flops_per_token(matrices, products)
 
     def hooks(self, folder: RunFolder) -> list[Hook]:
         """Predictions for a validation line with a masked word, and its attention maps."""

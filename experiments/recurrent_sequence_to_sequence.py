@@ -34,5 +34,5 @@ class RecurrentPairs(SequenceToSequence):
     def flops_per_token(self, params: Params) -> float:
         """FLOPs of encoder and decoder per target token; only the decoder's alignment is attention."""
         c, data = self.config.model, self.config.data
-        layers = 0, 0, int(c.attention != "none")
-        return pair_flops_per_token(params, layers, c.d_model, data.source_length, data.target_length)
+        products = 0 if c.attention == "none" else 2 * c.d_model * data.source_length
+        return pair_flops_per_token(params, products, data.source_length, data.target_length)

@@ -26,6 +26,7 @@ from transformer.evaluation.likelihood import likelihood_evaluator
 from transformer.evaluation.metrics import make_metrics, metric_names
 from transformer.evaluation.scoring import Row, Score, score_pairs
 from transformer.evaluation.text_metric import MetricOptions, TextMetric
+from transformer.layers.products import attention_products
 from transformer.models.encoder_decoder import EncoderDecoderConfig
 from transformer.run_folder import RunFolder
 from transformer.training.experiment import Batch, Experiment, Params, Put
@@ -113,9 +114,10 @@ class SequenceToSequence(Experiment):
 
     def flops_per_token(self, params: Params) -> float:
         """FLOPs of encoder and decoder per target token (see `training.throughput`)."""
-        c, data = self.config.model, self.config.data
-        layers, width = (c.encoder_layers, c.num_layers, c.num_layers), c.num_heads * c.key_width
-        return pair_flops_per_token(params, layers, width, data.source_length, data.target_length)
+        c, s, t = self.config.model, self.config.data.source_length, self.config.data.target_length
+        products = attention_products(c.encoder_stack, s) * s / t
+        products += attention_products(c.decoder_stack, t, causal=True, memory=s)
+        return pair_flops_per_token(params, products, s, t)
 
     def evaluators(self, put: Put, split: str = "validation") -> dict[str, Evaluator]:
         """The likelihood of a split, and the metrics of generated targets."""

@@ -16,6 +16,7 @@ from transformer.decoding.beam import shorten
 from transformer.errors import UserError
 from transformer.evaluation.attention import AttentionMap, attention_weights, token_names
 from transformer.evaluation.scoring import Row
+from transformer.layers.products import attention_products
 from transformer.models.decoder import DecoderConfig, DecoderStepper
 from transformer.training.experiment import Batch, Params
 from transformer.training.run_config import RunConfig
@@ -83,9 +84,9 @@ class TextToText(SequenceToSequence):
 
     def flops_per_token(self, params: Params) -> float:
         """6 N plus attention's part (see `transformer.training.throughput`)."""
-        c = self.config.model
-        width = c.num_heads * c.key_width
-        return train_flops_per_token(matmul_parameters(params), c.num_layers, width, self.tokens_per_example)
+        stack = self.config.model.stack(causal=True)
+        products = attention_products(stack, self.tokens_per_example, causal=True)
+        return train_flops_per_token(matmul_parameters(params), products)
 
     def prompt(self, source: str) -> list[int]:
         """The start token, the source and its end-of-sequence token."""

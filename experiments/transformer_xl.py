@@ -35,9 +35,9 @@ class SegmentRecurrence(LanguageModeling):
     counts_from_a_beginning = False
 
     @property
-    def attended(self) -> int:
-        """The length of memory and segment."""
-        return self.config.model.memory_length + self.config.data.sequence_length
+    def remembered(self) -> int:
+        """The length of the memory."""
+        return self.config.model.memory_length
 
     def initial_carry(self) -> Memory:
         """An empty memory for each row of a training batch."""

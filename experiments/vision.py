@@ -22,6 +22,7 @@ from transformer.evaluation.classification import (
     prediction_table,
     ranked_labels,
 )
+from transformer.layers.products import attention_products
 from transformer.models.vision import VisionConfig, VisionTransformer
 from transformer.run_folder import RunFolder
 from transformer.training.checkpoint import State
@@ -97,10 +98,9 @@ class Vision(Experiment):
         return self.config.model.length(self.config.data.image_size)
 
     def flops_per_token(self, params: Params) -> float:
-        """6 N + 12 n (h k) t for one patch."""
-        c = self.config.model
-        width, length = c.num_heads * c.key_width, self.tokens_per_example
-        return train_flops_per_token(matmul_parameters(params), c.num_layers, width, length)
+        """6 N plus attention's part for one patch (see `transformer.training.throughput`)."""
+        products = attention_products(self.config.model.stack(), self.tokens_per_example)
+        return train_flops_per_token(matmul_parameters(params), products)
 
     def problem(self, text: str) -> str:
         """Why an image cannot be read: it is not a file."""

@@ -17,6 +17,7 @@ ALLOWED = {
     "transformer.sums": set(),
     "transformer.layers": {"transformer.layers", "transformer.errors", "transformer.sums"},
     "transformer.layers.kernels": {"transformer.layers", "transformer.errors"},
+    "transformer.layers.products": {"transformer.layers"},
     "transformer.layers.views": set(),
     "transformer.models": {
         "transformer.models",
@@ -72,6 +73,7 @@ LIBRARIES = {
     "transformer.layers": {"jax", "flax"},
     "transformer.layers.kernels": {"jax", "flax", "numpy"},  # plans made before anything is compiled
     "transformer.layers.views": {"numpy"},  # the same
+    "transformer.layers.products": {"numpy"},  # counts, of no arrays
     "transformer.models": {"jax", "flax"},
     "transformer.data": {
         "numpy",

@@ -55,31 +55,26 @@ def matmul_parameters(params: Params) -> int:
     return kernels + (sizes.get("embedding/table", 0) if tied else 0)
 
 
-def train_flops_per_token(parameters: int, num_layers: int, attention_width: int, length: int) -> float:
-    """6 N + 12 n (h k) t: FLOPs of training on one token, forward and backward.
+def train_flops_per_token(parameters: int, products: float = 0.0) -> float:
+    """6 (N + A): FLOPs of training on one token, forward and backward.
 
-    N `matmul_parameters`, n layers, h k = heads x head width, t tokens of context. Rematerialisation is not
-    counted, and the masked half of causal attention is not deducted, by the convention of Chowdhery et al.
-    2022, "PaLM", appendix B.
+    N `matmul_parameters`, A `attention_products` of the token: 2 n (h k) t in n layers of full attention with
+    h heads of width k over t tokens. Rematerialisation is not counted. Source: Chowdhery et al. 2022, "PaLM",
+    appendix B.
     """
-    return 6.0 * parameters + 12.0 * num_layers * attention_width * length
+    return 6.0 * (parameters + products)
 
 
-def pair_flops_per_token(
-    params: Params, layers: tuple[int, int, int], width: int, source_length: int, target_length: int
-) -> float:
-    """6 (N_t + N_s s / t) + 12 h k (n_t t + n_s s^2 / t + n_c s): FLOPs of training an encoder-decoder on one
-    target token, in rows of t target and s source tokens.
+def pair_flops_per_token(params: Params, products: float, source_length: int, target_length: int) -> float:
+    """6 (N_t + N_s s / t + A): FLOPs of training an encoder-decoder on one target token, in rows of t target
+    and s source tokens.
 
-    N_s is the number of parameters that source tokens are multiplied with (`READS`), N_t that of all others;
-    `layers`, n_s n_t n_c, are the layers of source self-attention, target self-attention and cross-attention;
-    `width` is h k. Attention is counted as in `train_flops_per_token`.
+    N_s is the number of parameters that source tokens are multiplied with (`READS`), N_t that of all others,
+    and A the products of attention for a target token, s / t source tokens among them.
     """
     read = sum(size for name, size in _sizes(params).items() if name.endswith("kernel") and READS.match(name))
-    shares = source_length / target_length
-    of_sources, of_targets, across = layers
-    attended = of_targets * target_length + (of_sources * shares + across) * source_length
-    return 6.0 * (matmul_parameters(params) - read + read * shares) + 12.0 * width * attended
+    parameters = matmul_parameters(params) - read + read * source_length / target_length
+    return 6.0 * (parameters + products)
 
 
 def _sizes(params: Params) -> dict[str, int]:

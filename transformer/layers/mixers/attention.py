@@ -213,6 +213,11 @@ class MultiHeadAttention(Attention, kw_only=True):  # type: ignore[call-arg]
         return self.num_kv_heads, self.head_dim, self.head_dim
 
     @property
+    def products_per_pair(self) -> int:
+        """2 h k."""
+        return 2 * self.num_heads * self.head_dim
+
+    @property
     def rotary_width(self) -> int:
         """The width of a head."""
         return self.head_dim

@@ -53,6 +53,11 @@ class Mixer(nn.Module):
         return None
 
     @property
+    def products_per_pair(self) -> int:
+        """The multiplications for each pair of a query and a key: scores and weighted sums of values."""
+        return 0
+
+    @property
     def rotary_width(self) -> int:
         """The number of dimensions that rotary positions rotate, which must be even."""
         return 0

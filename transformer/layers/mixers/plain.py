@@ -30,6 +30,11 @@ class PlainAttention(Attention, kw_only=True):  # type: ignore[call-arg]
         return 1, self.d_model, self.d_model
 
     @property
+    def products_per_pair(self) -> int:
+        """2 d."""
+        return 2 * self.d_model
+
+    @property
     def rotary_width(self) -> int:
         """All of d_model."""
         return self.d_model
