@@ -125,4 +125,8 @@ def test_blocks_see_themselves_their_neighbours_the_first_and_some_drawn():
     blocks = blocks.all(axis=(1, 3))
     for a in range(20):
         assert blocks[a, max(0, a - 1) : a + 2].all() and blocks[a, 0] and blocks[0, a]
-    assert 20 * 3 < blocks[1:].sum() < 20 * 6
+    np.testing.assert_array_equal(blocks, blocks.T)  # encoders see later blocks too
+    np.testing.assert_array_equal(
+        blocks, np.asarray(Mask(pattern=Blocks(2, drawn=2)).dense(60, 60))[0, 0, :40:2, :40:2]
+    )
+    assert 20 * 3 < np.tril(blocks)[1:].sum() < 20 * 5

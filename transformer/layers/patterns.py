@@ -183,9 +183,11 @@ class Global(Pattern):
 
 @dataclass(frozen=True)
 class Blocks(Pattern):
-    """Blocks of `size` tokens attend to themselves, neighbouring blocks, the first one, and `drawn` random
-    ones.
+    """Blocks of `size` tokens attend to themselves, neighbouring blocks, the first one, `drawn` random ones
+    among those before them, and those that drew them: the relation is symmetric, also for encoders.
 
+    The draws are the same for all lengths, heads and layers; the paper's are of all blocks of a length, and
+    differ by head and layer.
     Source: Zaheer et al. 2020 (Big Bird), section 2, blocks as in its appendix D.
     """
 
@@ -203,7 +205,7 @@ class Blocks(Pattern):
         a, b = i // self.size, j // self.size
         seen = (abs(a - b) <= 1) | (b == 0) | (a == 0)
         for n in range(self.drawn):
-            seen = seen | (b == self._drawn(a, n))
+            seen = seen | (b == self._drawn(a, n)) | (a == self._drawn(b, n))
         return seen
 
     @property
