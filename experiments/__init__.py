@@ -16,6 +16,8 @@ EXPERIMENTS = {
     "classification": "experiments.classification:Classification",
     "span_extraction": "experiments.span_extraction:SpanExtraction",
     "vision": "experiments.vision:Vision",
+    "algorithmic": "experiments.algorithmic:Algorithmic",
+    "in_context_regression": "experiments.in_context_regression:InContextRegression",
 }
 """Name -> module and class; a module is imported only when a run needs it."""
 

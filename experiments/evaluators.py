@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from experiments.induction_score import InductionScore
 from transformer.errors import UserError, suggest
 from transformer.evaluation.likelihood import LikelihoodEvaluator
 from transformer.training.experiment import Batch, Params, Put
@@ -85,6 +86,7 @@ class Positions:
 EVALUATORS: dict[str, Callable[[Any, Put, str], Evaluator]] = {
     "compressors": Compressors,
     "positions": Positions,
+    "induction": InductionScore,
 }
 """Prefix of the logged results -> constructor, called with the experiment, `put` and the split."""
 

@@ -202,6 +202,8 @@ ONE_OF_EACH = {
     "classification.py": {"data.tokenizer": "bpe"},
     "finetune_question_answering.py": {"data.tokenizer": "bpe"},
     "vision.py": {},
+    "studies/induction_heads/induction_heads.py": {"optimizer.schedule": "cosine"},
+    "studies/in_context_regression/in_context_regression.py": {},
     "word_embedding.py": {"data.subsample": "0.1"},
 }
 """A config of each experiment, with what else switches something on there."""
@@ -250,7 +252,7 @@ def at_hand(values: dict, tiny: dict, corpus: str) -> dict:
     data = tiny["data"] | {key: value for key, value in values["data"].items() if key.endswith("length")}
     data["stride"] = values["data"].get("stride")
     data = {key: value for key, value in data.items() if key in values["data"]}
-    if data["source"] == "stdlib":
+    if data.get("source") == "stdlib":
         data["source"] = corpus
     train = values["train"] | {"batch_size": -(-values["train"]["batch_size"] // 8) * 8}
     layers = {key: min(2, values["model"].get(key, 0)) for key in ("num_layers", "num_encoder_layers")}

@@ -67,16 +67,21 @@ def _attention_weights(
     _, sown = model.apply(
         {"params": params}, method=lambda bound: read(bound, *inputs), mutable="intermediates"
     )
-    # Recurrent layers have no weights.
-    weights_bhts = [
-        leaf
-        for path, leaf in jax.tree_util.tree_leaves_with_path(sown)
-        if {"attention", "weights"} <= {getattr(entry, "key", None) for entry in path}
-    ]
+    weights_bhts = sown_weights(sown)
     layers = len(weights_bhts)
     if not -layers <= layer < layers:
         raise UserError(f"layer: {layer}; the model has {layers}, counted from 0 (or back from -1)")
     return weights_bhts[layer][0]
+
+
+def sown_weights(sown: Any) -> list[jax.Array]:
+    """The self-attention weights (b, h, t, t) of each layer that has some, from what the blocks sowed:
+    recurrent layers have none."""
+    return [
+        leaf
+        for path, leaf in jax.tree_util.tree_leaves_with_path(sown)
+        if {"attention", "weights"} <= {getattr(entry, "key", None) for entry in path}
+    ]
 
 
 def encoder_attention(

@@ -67,7 +67,7 @@ class StackConfig(Bounded):
     norm: Annotated[str, OneOf(NORMS)] = "rms"  # LayerNorm, RMSNorm or none
     norm_placement: Literal["pre", "post", "sandwich"] = "pre"  # post: Vaswani et al. 2017; sandwich: both
     norm_epsilon: PositiveFloat = 1e-6  # epsilon added to the variance
-    mixer: Annotated[str, OneOf(MIXERS)] = "multi_head"  # latent: MLA; plain: without projections
+    mixer: Annotated[str, OneOf(MIXERS)] = "multi_head"  # latent: MLA; plain: no weights; linear: no softmax
     # MLA latent width; head_dim/2 rotary dimensions are cached beside it; 0: 2 head_dim
     latent_dim: Nonnegative = 0
     qk_norm: bool = False  # RMSNorm of queries and keys

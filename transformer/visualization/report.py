@@ -19,6 +19,8 @@ TRAIN, EVAL, MUTED, GRID = "#3b6fb6", "#d95f30", "#6b7280", "#e5e7eb"
 
 PANELS = {
     "Loss": ("train/loss", "eval/loss"),
+    "Loss of answers": ("train/answer_loss", "eval/answer_loss"),
+    "Accuracy": ("train/accuracy", "eval/accuracy"),
     "Learning rate": ("train/learning_rate",),
     "Gradient norm": ("train/gradient_norm",),
     "Tokens per second": ("train/tokens_per_second",),

@@ -3,12 +3,22 @@
 from transformer.layers.mixers.attention import Attention, MultiHeadAttention
 from transformer.layers.mixers.base import Mixer
 from transformer.layers.mixers.latent import LatentAttention
+from transformer.layers.mixers.linear import LinearAttention
 from transformer.layers.mixers.plain import PlainAttention
 
 MIXERS: dict[str, type[Mixer]] = {
     "multi_head": MultiHeadAttention,
     "latent": LatentAttention,
     "plain": PlainAttention,
+    "linear": LinearAttention,
 }
 
-__all__ = ["MIXERS", "Attention", "LatentAttention", "Mixer", "MultiHeadAttention", "PlainAttention"]
+__all__ = [
+    "MIXERS",
+    "Attention",
+    "LatentAttention",
+    "LinearAttention",
+    "Mixer",
+    "MultiHeadAttention",
+    "PlainAttention",
+]

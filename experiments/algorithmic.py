@@ -1,0 +1,175 @@
+"""Algorithmic tasks: a decoder over integers that a rule generates."""
+
+import dataclasses
+import functools
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from experiments.evaluators import named_evaluators
+from transformer.config import Bounded, Nonnegative, OneOf, Positive
+from transformer.data.loader import DataLoader
+from transformer.data.tasks import TASKS
+from transformer.data.tasks.base import TaskData, make_task
+from transformer.errors import UserError
+from transformer.evaluation.attention import AttentionMap, attention_weights
+from transformer.evaluation.likelihood import likelihood_evaluator
+from transformer.layers.products import attention_products
+from transformer.models.decoder import Decoder, DecoderConfig
+from transformer.run_folder import RunFolder
+from transformer.training.experiment import Batch, Experiment, Params, Put
+from transformer.training.hooks import Evaluator, Hook, Pictures
+from transformer.training.metrics import Sum
+from transformer.training.run_config import RunConfig
+from transformer.training.throughput import matmul_parameters, train_flops_per_token
+from transformer.training.token_losses import LossConfig, token_losses, token_weights
+from transformer.visualization.attention import draw_attention
+
+
+@dataclass(frozen=True)
+class TaskDataConfig(Bounded):
+    """A task, whose rows are generated."""
+
+    source: Annotated[str, OneOf(TASKS)] = "repeats"  # the task
+    arguments: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # arguments of the task
+    evaluated_rows: Positive = 1024  # rows of an endless task that are evaluated
+    workers: Nonnegative = 1  # threads that prepare batches ahead; 0: none
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.task()
+
+    def task(self) -> Any:
+        """The task with its arguments."""
+        return make_task(TASKS[self.source], self.source, self.arguments)
+
+
+@dataclass(frozen=True)
+class AlgorithmicConfig(RunConfig):
+    """The config of a run: one group of keys for each part."""
+
+    model: DecoderConfig
+    data: TaskDataConfig
+    loss: LossConfig
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        length = self.data.task().length
+        if length > self.model.max_length:
+            raise UserError(
+                f"model.max_length: {self.model.max_length}; rows of the task have {length} tokens"
+            )
+
+
+class Algorithmic(Experiment):
+    """A decoder that predicts the next integer; answers, the targets that follow from the rule, are also
+    evaluated apart."""
+
+    Config = AlgorithmicConfig
+
+    def __init__(self, config: AlgorithmicConfig) -> None:
+        self.config = config
+        self.task = config.data.task()
+        self.data = TaskData(config.data, self.task, config.data.source, config.data.arguments)
+        self.model = Decoder(config.model, self.task.vocab_size)
+
+    def init(self, rng: jax.Array) -> Any:
+        """The initial parameters, boxed with their logical axes."""
+        return self.model.init(rng, jnp.zeros((1, 1), jnp.int32))["params"]
+
+    def loss(self, params: Params, batch: Batch, rng: jax.Array, train: bool) -> dict[str, Sum]:
+        """`loss`, nats per predicted token; `answer_loss`, nats per answer; `accuracy`, the share of answers
+        that are most probable."""
+        logits_btv, sown = self.model.apply(
+            {"params": params}, batch["tokens"], train=train, rngs={"dropout": rng}, mutable="terms"
+        )
+        terms = functools.partial(
+            token_losses, lambda logits_btv: logits_btv, logits_btv, vocab_size=self.model.vocab_size
+        )
+        answers = {**batch, "weights": batch["weights"] * batch["answers"]}
+        right_bt = jnp.argmax(logits_btv, axis=-1) == batch["targets"]
+        return {
+            **terms(batch, self.config.loss, train=train, sown=sown),
+            "answer_loss": terms(answers, LossConfig(), train=False)["loss"],
+            "accuracy": Sum.of(right_bt, answers["weights"]),
+        }
+
+    def weigh(self, batch: Batch) -> dict[str, jax.Array]:
+        """The number of target tokens."""
+        return token_weights(batch["weights"], self.config.loss)
+
+    def train_data(self) -> DataLoader:
+        """Shuffled rows of the training split; all of them in each batch need no shuffling."""
+        whole = self.task.size("train") == self.config.train.batch_size
+        return self.loader("train", shuffle=not whole, repeat=True)
+
+    def evaluators(self, put: Put, split: str = "validation") -> dict[str, Evaluator]:
+        """The terms of `loss` over a split."""
+        likelihood = likelihood_evaluator(self, self.loader(split), put, perplexity=False)
+        return {"eval": likelihood, **named_evaluators(self, put, split)}
+
+    def hooks(self, folder: RunFolder) -> list[Hook]:
+        """Attention maps of the last layer over the first row of the validation split."""
+        tokens_t = self.task.batch("validation", np.array([0]))["tokens"][0]
+        names = [str(token) for token in tokens_t]
+
+        def attend(params: Params) -> AttentionMap | None:
+            if not self.config.model.has_attention:
+                return None
+            return attention_weights(self.model, params, tokens_t), names, names
+
+        c = self.config.train
+        return [Pictures(c.sample_every, folder.attention, attend, draw_attention, folder.events, c.writers)]
+
+    @property
+    def tokens_per_example(self) -> int:
+        """The length of a row."""
+        return self.task.length
+
+    def flops_per_token(self, params: Params) -> float:
+        """6 N plus attention's part (see `transformer.training.throughput`)."""
+        products = attention_products(self.config.model.stack(causal=True), self.task.length, causal=True)
+        return train_flops_per_token(matmul_parameters(params), products)
+
+    def problem(self, text: str) -> str:
+        """Why a text is no prompt of the task; "" if it is one."""
+        try:
+            self._prompt(text)
+        except UserError as error:
+            return f"{text!r} {error}"
+        return ""
+
+    def predict(
+        self, params: Params, texts: Iterable[str], seed: int = 0, first: int = 0
+    ) -> Iterator[list[str]]:
+        """For each text of integers the most probable next one. `seed` is ignored."""
+        for text in texts:
+            prompt = self._prompt(text)
+            row_1t = np.zeros((1, self.task.length), np.int32)
+            row_1t[0, : len(prompt)] = prompt
+            logits_1tv = self._logits(params, row_1t)
+            yield [str(int(jnp.argmax(logits_1tv[0, len(prompt) - 1])))]
+
+    def _prompt(self, text: str) -> list[int]:
+        try:
+            numbers = [int(word) for word in text.split()]
+        except ValueError:
+            raise UserError("is not a list of integers") from None
+        return self.task.prompt(numbers)
+
+    @functools.cached_property
+    def _logits(self) -> Callable[..., jax.Array]:
+        return jax.jit(lambda params, tokens_bt: self.model.apply({"params": params}, tokens_bt))
+
+    def example_flags(self) -> list[str]:
+        """A prompt of the task."""
+        return [f"--prompt={self.task.example}"]
+
+    def result_lines(self, measured: dict[str, float]) -> list[str]:
+        """The accuracy of answers, and their loss."""
+        accuracy, loss = measured["eval/accuracy"], measured["eval/answer_loss"]
+        return [f"{accuracy:.1%} of the answers of the validation split are right, {loss:.4f} nats each"]
