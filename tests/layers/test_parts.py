@@ -36,11 +36,10 @@ def covered(mask, t, s):
 @pytest.mark.parametrize("make", [name for name, make in PATTERNS.items() if make])
 @pytest.mark.parametrize("causal", [True, False])
 def test_parts_have_every_pair_of_a_pattern_once(rng, make, causal):
-    for _ in range(3):
+    for start in (0, 0, *rng.integers(1, 20, 2).tolist()):
         size, extra = int(rng.integers(1, 9)), int(rng.integers(1, 4))
         pattern = PATTERNS[make](max(size, extra), extra)
-        start, t = rng.integers(0, 20, 2).tolist()
-        t += 1
+        t = int(rng.integers(1, 20))
         s = start + t if causal else int(rng.integers(1, 40))
         mask = Mask(causal=causal, pattern=pattern, start=start)
         expected = np.asarray(mask.dense(t, s))[0, 0]
@@ -124,6 +123,20 @@ def test_the_visible_blocks_of_packed_rows_have_every_allowed_pair(rng):
             table, counts = part.table(view, mask)
             for row, blocks, count in zip(needed, table, counts, strict=True):
                 assert set(np.flatnonzero(row)) <= set(np.asarray(blocks[:count]).tolist())
+
+
+@pytest.mark.parametrize("pattern", [Global(64, 4), Blocks(32), Fixed(512, 4)], ids=repr)
+def test_positions_of_documents_cost_little_more_than_indices(rng, pattern):
+    """At most twice the allowed pairs for one document, a few times as many for those that begin anywhere."""
+    t = 2048
+    for cuts, most in (([], 2), (np.sort(rng.integers(1, t, 2)), 5)):
+        numbers = 1 + np.searchsorted(cuts, np.arange(t), side="right")[None]
+        places = jnp.asarray(_within(numbers[0])[None])
+        mask = Mask.self_attention(jnp.asarray(numbers), places, causal=True).replace(pattern=pattern)
+        (part,) = parts_of(mask, t, t)
+        _, counts = part.table(part.mask(mask, 1), mask)
+        computed = int(counts.sum()) * np.prod(part.blocks.sizes)
+        assert computed <= most * int(mask.dense(t, t).sum())
 
 
 def _within(numbers):

@@ -166,12 +166,15 @@ def parts_of(mask: Mask, t: int, s: int) -> list[Placed]:
 
 @functools.lru_cache(maxsize=256)
 def _placed(part: Part, start: int, t: int, s: int, counted: bool, sizes: tuple[int, ...]) -> Placed | None:
-    """None without queries or keys. If positions are `counted`, the pattern is not known yet."""
+    """None without queries or keys. If positions are `counted`, the blocks are those of a row that is one
+    document, and which of them are masked by the pattern is not known yet."""
     queries, keys, first = part.view.places(start, t, s)
     u, w = (n if places is None else places.shape[1] for places, n in ((queries, t), (keys, s)))
     if not u or not w:
         return None
-    blocks = _blocks(part._replace(pattern=None) if counted else part, first, u, w, sizes)
+    blocks = _blocks(part, first, u, w, sizes)
+    if counted:
+        blocks = _seen(part._replace(pattern=None), first, u, w, max(blocks.sizes))
     sides = Side(queries, t, blocks.sizes[0]), Side(keys, s, blocks.sizes[1])
     return Placed(part, first, *sides, blocks)
 
