@@ -3,6 +3,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from tests.layers.numpy_attention import linear
+from tests.models import numpy_decoder
 from tests.parameters import random_params
 from transformer.models.classifier import POOLINGS, ClassifierConfig, TextClassifier, pool
 
@@ -53,6 +55,22 @@ def test_texts_that_share_a_row_are_classified_as_alone(rng, pooling, placement)
     # What the padding holds changes nothing, bit by bit.
     other = jnp.where(segments == 0, rng.integers(0, VOCAB, tokens.shape), tokens)
     np.testing.assert_array_equal(apply(other, segments, positions, 4)[0, :3], together[:3])
+
+
+@pytest.mark.parametrize("pooling", POOLINGS)
+def test_the_head_against_float64(rng, pooling):
+    """A linear map of the pooled states, behind BERT's pooler if it is `[CLS]` that is classified."""
+    model, params = make(rng, pooling=pooling, num_layers=1)
+    tokens, segments, positions = row_of([rng.integers(0, VOCAB, n) for n in (5, 3)], 8)
+    exact = numpy_decoder.exact(params)
+    row = tokens[0], 0 * tokens[0], *(np.asarray(each[0]) for each in (segments, positions))
+    x_td = numpy_decoder.encoder(exact["encoder"], model.config, *row)
+    of = {"mean": lambda v: v.mean(axis=0), "max": lambda v: v.max(axis=0), "cls": lambda v: v[0]}
+    pooled = np.stack([of[pooling](x_td[row[2] == k]) for k in (1, 2)])
+    if pooling == "cls":
+        pooled = np.tanh(linear(exact["pooler"]["dense"], pooled))
+    found = model.apply({"params": params}, tokens, segments, 2, positions_bt=positions)[0]
+    np.testing.assert_allclose(found, linear(exact["head"]["classes"], pooled), atol=2e-5)
 
 
 @pytest.mark.parametrize("kind", POOLINGS)

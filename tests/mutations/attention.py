@@ -185,7 +185,7 @@ EDITS = {
             "sinks_in_every_part": ("learned if n == 0 else (learned[0], None)", "learned"),
             "parts_not_weighed": ("(e * one[0] + more_e * other[0])", "(one[0] + more_e * other[0])"),
             "nan_without_keys": ("return jnp.where(total == 0, 1.0, total)", "return total"),
-            "backward_drops_others": ("drop(e_bhts, self.rate, rng)", "drop(e_bhts, self.rate / 2, rng)"),
+            "half_the_dropout": ("drop(e_bhts, self.rate, rng)", "drop(e_bhts, self.rate / 2, rng)"),
         },
     ),
     "transformer/layers/kernels/parts.py": (
