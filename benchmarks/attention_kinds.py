@@ -1,19 +1,23 @@
 """Kinds of attention and position encodings under the same training.
 
-    python -m benchmarks.attention_kinds [--folder=runs/attention] [--only=window,alibi]
+    python -m benchmarks.attention_kinds [--folder=runs/attention] [--only=window,alibi] [--seeds 0 1 2]
 
 Trains configs/attention.py, each of its presets, and multi-head attention with every position encoding, one
-after another. Prints bits per byte of validation text, tokens/s (median of the logged values) and peak memory
-of the process. Runs that are already in the folder are not trained again.
+after another. Prints bits per byte of validation text, the mean over the seeds with its 95 % confidence
+interval (Student's t), tokens/s (median of the logged values) and the memory of a training step by XLA's
+analysis. Runs that are already in the folder are not trained again.
 """
 
 import argparse
 import json
-import os
+import math
 import statistics
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
+
+from scipy import stats
 
 from benchmarks import common
 from configs import attention
@@ -31,24 +35,41 @@ def runs() -> dict[str, list[str]]:
     return {"multi_head": [f"--config={CONFIG}"]} | kinds | positions
 
 
-def measure(flags: list[str], workdir: Path) -> dict[str, str]:
+def measure(flags: list[str], workdir: Path) -> dict[str, float]:
     """Trains unless the run exists, and reads its metrics."""
-    kept = workdir / "memory_gb"
-    if not kept.exists():
+    metrics = workdir / "metrics.jsonl"
+    if not metrics.exists():
         command = [sys.executable, "launch.py", *flags, f"--workdir={workdir}"]
-        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        _, status, usage = os.wait4(process.pid, 0)
-        if status:
-            raise SystemExit(f"{' '.join(command)}: ended with status {status}")
-        kept.write_text(f"{usage.ru_maxrss / 2**20:.2f}")
-    lines = [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
-    speeds = [line["train/tokens_per_second"] for line in lines if "train/tokens_per_second" in line]
-    bits = [line["eval/bits_per_byte"] for line in lines if "eval/bits_per_byte" in line]
+        subprocess.run(command, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    lines = [json.loads(line) for line in metrics.read_text().splitlines()]
+
+    def logged(name: str) -> list[float]:
+        return [line[name] for line in lines if name in line]
+
     return {
-        "bits per byte": f"{bits[-1]:.3f}",
-        "tokens/s": f"{statistics.median(speeds):,.0f}",
-        "memory GB": kept.read_text(),
+        "bits per byte": logged("eval/bits_per_byte")[-1],
+        "tokens/s": statistics.median(logged("train/tokens_per_second")),
+        "step GB": logged("train/step_gb")[-1],
     }
+
+
+def row(name: str, measured: list[dict[str, float]]) -> dict[str, object]:
+    """The row of a kind from its runs, one for each seed."""
+    bits = [each["bits per byte"] for each in measured]
+    mean, n = statistics.mean(bits), len(bits)
+    spread = f" ± {interval(bits):.3f}" if n > 1 else ""
+    return {
+        "attention": name,
+        "bits per byte": f"{mean:.3f}{spread}",
+        "tokens/s": f"{statistics.median(each['tokens/s'] for each in measured):,.0f}",
+        "step GB": f"{measured[0]['step GB']:.2f}",
+    }
+
+
+def interval(values: Sequence[float], level: float = 0.95) -> float:
+    """Half the width of the mean's confidence interval: t s / sqrt(n), by Student's t with n - 1 degrees of
+    freedom."""
+    return stats.t.ppf((1 + level) / 2, len(values) - 1) * statistics.stdev(values) / math.sqrt(len(values))
 
 
 def main() -> None:
@@ -58,14 +79,18 @@ def main() -> None:
     )
     parser.add_argument("--folder", type=Path, default=Path("runs/attention"))
     parser.add_argument("--only", default="", help="comma-separated names of rows (all)")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     flags = parser.parse_args()
     asked = [name for name in flags.only.split(",") if name]
     rows: list[dict[str, object]] = []
     for name, arguments in runs().items():
         if not asked or name.split(", ")[-1] in asked:
-            measured = measure(arguments, flags.folder / name.replace(", ", "_"))
-            rows.append({"attention": name} | measured)
-            print(name, *measured.values(), flush=True)
+            places = {seed: flags.folder / f"{name.replace(', ', '_')}-{seed}" for seed in flags.seeds}
+            measured = [
+                measure([*arguments, f"--config.seed={seed}"], place) for seed, place in places.items()
+            ]
+            rows.append(row(name, measured))
+            print(*rows[-1].values(), sep=", ", flush=True)
     print(common.machine(), common.table(rows), sep="\n\n")
 
 

@@ -81,11 +81,11 @@ def step_of(shape: Shape, *, chunk_size: int = 0, **changes: Any):
 
 def work(case: str, length: int) -> None:
     program, call = step_of(dataclasses.replace(SHAPE, length=length), **CASES[case])
-    sizes = program.memory_analysis()
-    temp = sizes.temp_size_in_bytes
-    whole = temp + sizes.argument_size_in_bytes + sizes.output_size_in_bytes - sizes.alias_size_in_bytes
+    from transformer.training.program import memory_gb
+
+    temp_gb = program.memory_analysis().temp_size_in_bytes / 2**30
     done = [call()]  # `serve` begins with this call
-    report = {"temp_gb": temp / 2**30, "step_gb": whole / 2**30, "loss": done[0]}
+    report = {"temp_gb": temp_gb, "step_gb": memory_gb(program), "loss": done[0]}
     common.serve(lambda: done.pop() if done else call(), **report)
 
 

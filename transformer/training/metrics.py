@@ -29,8 +29,8 @@ class Meter:
 
     Time is measured from the end of one step to the end of another, without `pause` contexts (evaluation,
     saving) and without the first step, which compiles: `train/seconds_to_first_step` is its time from
-    `started` (by `time.perf_counter()`). `train/input_wait` is the share of time in which the host waited for
-    a batch. Skipped steps are counted, and left out of all means.
+    `started` (by `time.perf_counter()`), and `train/step_gb` the memory of a step. `train/input_wait` is the
+    share of time in which the host waited for a batch. Skipped steps are counted, and left out of all means.
 
     `train/mfu` = tokens/s / `peak_rate()`, the tokens/s at the devices' peak FLOP/s; omitted if that is None.
     """
@@ -41,6 +41,7 @@ class Meter:
     skipped: int = 0  # steps skipped so far, by the restored state
     started: float = dataclasses.field(default_factory=time.perf_counter)
     peak_rate: Callable[[], float | None]  # peak FLOP/s of all devices / the model's FLOPs per token
+    step_gb: Callable[[], float | None] = lambda: None  # memory of the compiled step on a device, in GiB
 
     def __post_init__(self) -> None:
         self.latest: dict[str, float] = {}
@@ -76,6 +77,8 @@ class Meter:
         if self._first:
             self._first = False
             self._once["train/seconds_to_first_step"] = now - self.started
+            if (size := self.step_gb()) is not None:
+                self._once["train/step_gb"] = size
             self._reset(now)
         else:
             self._steps += 1

@@ -23,6 +23,7 @@ from transformer.training.loop import train
 from transformer.training.metrics import Meter
 from transformer.training.optax_optimizers import own_average
 from transformer.training.optimizer import check_adapters, make_optimizer
+from transformer.training.program import Program
 from transformer.training.rules import check_rules, stop_gradients
 from transformer.training.run_config import RunConfig
 from transformer.training.step import TrainStep, make_train_step
@@ -172,13 +173,14 @@ class Run:
         with self.placed(), self.checkpoints(write=True) as checkpoints:
             begun = trained_steps(checkpoints.directory)
             state = checkpoints.restore(self.abstract) if begun else self._first_state()
+            step = Program(jax.jit(self._step(), donate_argnums=0, out_shardings=(self.shardings, None)))
             return train(
                 state,
-                jax.jit(self._step(), donate_argnums=0, out_shardings=(self.shardings, None)),
+                step,
                 self.loader,
                 c,
                 put=self.put,
-                meter=self._meter(int(state.skipped), started),
+                meter=self._meter(int(state.skipped), started, step),
                 hooks=self.hooks,
                 writers=[*make_writers(self.folder, int(state.step), names_of(c.writers)), self.latest],
                 checkpoints=checkpoints,
@@ -244,7 +246,7 @@ class Run:
         last, top = float(self.schedule(now - 1)), float(np.max(longer(np.arange(now, steps))))
         return f"the learning rate rises again, from {last:.3g} to {top:.3g}" if top > last else ""
 
-    def _meter(self, skipped: int, started: float) -> Meter:
+    def _meter(self, skipped: int, started: float, step: Program) -> Meter:
         return Meter(
             tokens_per_step=self.config.train.batch_size * self.experiment.tokens_per_example,
             learning_rate=self.schedule,
@@ -252,6 +254,7 @@ class Run:
             skipped=skipped,
             started=started,
             peak_rate=functools.cache(self._peak_rate),
+            step_gb=lambda: step.memory_gb,
         )
 
     def _peak_rate(self) -> float | None:
