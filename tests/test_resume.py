@@ -91,10 +91,12 @@ def last_state(folder):
 
 
 def measurements(folder):
-    """What was logged at each step, without what depends on the clock."""
-    clocks = ("train/tokens_per_second", "train/seconds", "train/input_wait")
+    """What was logged at each step, without what depends on the clock or is logged once per start."""
+    of_a_start = ("train/tokens_per_second", "train/seconds", "train/input_wait", "train/step_gb")
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    return [{name: value for name, value in line.items() if not name.startswith(clocks)} for line in lines]
+    return [
+        {name: value for name, value in line.items() if not name.startswith(of_a_start)} for line in lines
+    ]
 
 
 def assert_same_run(folder, straight):
