@@ -65,4 +65,40 @@ EDITS = {
             "reach_from_zero": ("1 + reach_bt * self._config.window", "reach_bt * self._config.window"),
         },
     ),
+    "transformer/data/long_texts.py": (
+        "tests/data/test_long_texts.py",
+        {
+            "head_of_a_third": ("head = -(-size // 4)", "head = -(-size // 3)"),
+            "tail_from_the_middle": ("text[len(text) - size + head :]", "text[head:size]"),
+            "last_tokens_unread": (
+                "start = number * (len(text) - size) // max(count - 1, 1)",
+                "start = number * (len(text) - size) // count",
+            ),
+            "stride_ignored": ("min(stride or size, size)", "size"),
+            "shorter_text_first": ("max(room - lengths[1], -(-room // 2))", "room - 1"),
+        },
+    ),
+    "transformer/data/encoder_packing.py": (
+        "tests/data/test_long_texts.py tests/data/test_labelled_text.py",
+        {
+            "windows_weigh_one": ("1 / self.windows_n[text_bk]", "1"),
+            "labels_of_windows": ("self.labels[index_bk]", "self.label_n[text_bk - 1]"),
+            "always_the_first_window": ("int(index - self._first_n[number])", "0"),
+        },
+    ),
+    "transformer/data/tokenizer_kinds.py": (
+        "tests/data/test_tokenizers.py",
+        {
+            "accents_kept": ("normalizers.StripAccents(), ", ""),
+            "letters_taken_apart": (", normalizers.NFC()]", "]"),
+            "case_kept": ("[normalizers.Lowercase()] if lowercase", "[] if lowercase"),
+        },
+    ),
+    "transformer/data/tokenizers.py": (
+        "tests/data/test_tokenizers.py",
+        {
+            "learns_the_text_as_it_is": ("map(normalizer.normalize_str, texts)", "texts"),
+            "own_normalizer_lost": ("Sequence([normalizer, *own])", "Sequence([normalizer])"),
+        },
+    ),
 }

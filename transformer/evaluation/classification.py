@@ -63,8 +63,9 @@ def text_sums(found: dict[str, Sum], label_n: np.ndarray, windows_n: np.ndarray)
     are in the batches: 1, or less if only some batches are evaluated.
     """
     p_nc, counts_n = found["probability"].total, found["probability"].weight
-    log_p_nc = log_probabilities(np.asarray(p_nc) / np.maximum(counts_n, 1)[:, None])
-    return classification_sums(jnp.asarray(log_p_nc), jnp.asarray(label_n), jnp.asarray(counts_n / windows_n))
+    logits_nc = log_probabilities(np.asarray(p_nc))  # a softmax of them divides by the number of windows
+    shares_n = np.asarray(counts_n) / windows_n
+    return classification_sums(jnp.asarray(logits_nc), jnp.asarray(label_n), jnp.asarray(shares_n))
 
 
 def log_probabilities(p: np.ndarray) -> np.ndarray:
