@@ -95,7 +95,9 @@ def draw(series: Series, path: Path) -> None:
             _draw_line(axes, name, *series[name])
         _frame(axes, title, np.concatenate([series[name][1] for name in names]))
         if len(names) > 1:
-            axes.legend(frameon=False, loc="upper right", labelcolor="linecolor")
+            # Off the curves, which fall, or rise if they are accuracies.
+            loc: Any = "lower right" if title == "Accuracy" else "upper right"
+            axes.legend(frameon=False, loc=loc, labelcolor="linecolor")
     figure.savefig(path)
 
 
