@@ -56,7 +56,7 @@ def test_the_sequence_form(rng, latent_dim):
     module, params, x, inputs = make(rng, latent_dim=latent_dim)
     found, _ = module.apply({"params": params}, jnp.asarray(x), **inputs)
     expected = equations(params, x, inputs["positions_bt"], frequency=10000.0 ** (-np.arange(4) / 4))
-    np.testing.assert_allclose(found, expected, atol=5e-5)
+    np.testing.assert_allclose(found, expected, atol=1e-5)
 
 
 def test_the_temperature_of_yarn_is_that_of_the_whole_score(rng):
@@ -67,7 +67,7 @@ def test_the_temperature_of_yarn_is_that_of_the_whole_score(rng):
     temperature = (0.1 * math.log(16) + 1) ** 2
     places = inputs["positions_bt"]
     expected = equations(params, x, places, frequency=frequency, temperature=temperature)
-    np.testing.assert_allclose(found, expected, atol=5e-5)
+    np.testing.assert_allclose(found, expected, atol=1e-5)
 
 
 def both_forms(monkeypatch, run):
