@@ -171,6 +171,11 @@ def test_capped_scores_and_sinks(rng, kernel, bias_heads):
     assert_exact(KERNELS[kernel], rng, Mask(causal=True), 19, **extras)
 
 
+@pytest.mark.parametrize("pattern", [Strided(5), Global(3, 2)], ids=repr)
+def test_sinks_are_counted_once_over_the_parts_of_a_pattern(rng, pattern):
+    assert_exact(KERNELS["blockwise"], rng, Mask(causal=True, pattern=pattern), 29, sinks=True)
+
+
 @st.composite
 def calls(draw):
     """A kernel, lengths, heads, a mask, and what is done to scores, all that may meet."""

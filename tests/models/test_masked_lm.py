@@ -9,6 +9,8 @@ from flax import linen as nn
 
 from experiments.masked_lm import MaskedLanguageModeling
 from tests.data.test_masked_text import data
+from tests.layers.numpy_attention import linear
+from tests.models.numpy_decoder import exact, gelu, norm
 from tests.models.test_classifier import row_of
 from tests.parameters import random_params
 from transformer.models.encoder import EncoderConfig
@@ -27,6 +29,18 @@ def make(rng, next_sentence=True):
     model = MaskedLanguageModel(CONFIG, VOCAB, next_sentence)
     one = jnp.zeros((1, 1), jnp.int32)
     return model, random_params(rng, model, one, one)
+
+
+def test_the_logits_against_float64(rng):
+    """E Norm(gelu(x W + b)) + c, of the states at the places."""
+    model, params = make(rng)
+    x, places = rng.normal(size=(2, 7, CONFIG.d_model)), np.array([[1, 5], [0, 6]])
+    bound, p = model.bind({"params": params}), exact(params)
+    found = bound.unembed(bound.masked_logits(jnp.asarray(x, jnp.float32), jnp.asarray(places)))
+    chosen = np.take_along_axis(x, places[..., None], axis=1)
+    states = norm(p, CONFIG, "transform_norm", gelu(linear(p["transform"], chosen)))
+    expected = states @ p["encoder"]["embedding"]["table"].T + p["output_bias"]
+    np.testing.assert_allclose(found[..., :VOCAB], expected[..., :VOCAB], atol=2e-5, rtol=2e-5)
 
 
 def test_only_the_places_asked_for_have_logits_and_packed_equals_alone(rng):

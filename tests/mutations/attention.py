@@ -8,6 +8,7 @@ CASES = (
     "test_segments_groups_and_biases",
     "test_patterns",
     "test_causal_and_windowed",
+    "test_sinks_are_counted_once_over_the_parts_of_a_pattern",
 )
 KERNELS = " ".join(f"tests/layers/test_kernels.py::{case}" for case in CASES)
 DROPOUT = "tests/layers/test_kernels.py::test_dropout_keeps_the_mean_and_drops_its_share"

@@ -45,7 +45,7 @@ EDITS = {
                 "self.encoder.attend(x_bmd) + self.output_bias",
                 "self.encoder.attend(x_bmd) + 0 * self.output_bias",
             ),
-            "no_transform_norm": (
+            "no_gelu": (
                 "self.transform_norm(jax.nn.gelu(self.transform(x_bmd)))",
                 "self.transform_norm(self.transform(x_bmd))",
             ),

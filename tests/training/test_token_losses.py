@@ -39,6 +39,15 @@ def in_float64(logits, targets, vocab, name, arguments, smoothing):
     return (p * BY_DEFINITION[name](log_q, **arguments)).sum(-1)
 
 
+def test_z_loss_is_the_square_of_the_logarithm_of_z(rng):
+    logits, weights = rng.normal(0, 3, (2, 5, 11)), rng.random((2, 5))
+    batch = {"targets": jnp.asarray(rng.integers(0, 11, (2, 5))), "weights": jnp.asarray(weights)}
+    states = jnp.asarray(logits, jnp.float32)
+    term = token_losses(lambda x: x, states, batch, LossConfig(z_loss=0.1), 11, True)["z_loss"]
+    expected = 0.1 * np.sum(weights * special.logsumexp(logits, axis=-1) ** 2)
+    np.testing.assert_allclose([term.total, term.weight], [expected, weights.sum()], rtol=1e-5)
+
+
 @pytest.mark.parametrize(("name", "arguments"), EVERY)
 @pytest.mark.parametrize("smoothing", [0.0, 0.1, 0.9])
 def test_against_the_smoothed_distribution_in_float64(rng, smoothing, name, arguments):
