@@ -79,7 +79,7 @@ def test_at_most_twice_the_allowed_pairs_are_computed(causal, size):
 def test_a_block_that_touches_nothing_has_no_allowed_pair(rng, make):
     """And one that touches has any, except where the bounds are said to leave it open."""
     wrong = skipped = 0
-    for _ in range(300):
+    for _ in range(1000):
         pattern = make(*rng.integers(1, 7, 2).tolist())
         (i, j), (u, w) = rng.integers(0, 30, 2), rng.integers(1, 6, 2)
         touches = bool(pattern.touches((i, i + u - 1), (j, j + w - 1)))
@@ -87,8 +87,8 @@ def test_a_block_that_touches_nothing_has_no_allowed_pair(rng, make):
         assert touches or not allowed
         wrong += touches and not allowed
         skipped += not touches
-    if not isinstance(pattern, Strided):
-        assert skipped > 10 and wrong < 60
+    if not isinstance(pattern, Strided):  # whose parts have the test
+        assert skipped and wrong < (300 if isinstance(pattern, Window | Blocks) else 1)
 
 
 def test_documents_and_padding_are_skipped(rng):

@@ -79,8 +79,8 @@ def test_blocks_of_the_kernel_inside_the_parts_of_the_ring(rng, monkeypatch):
 def test_a_window_passes_keys_on_only_as_far_as_it_reaches(rng, window):
     """Parts of 6 tokens: the first of a part reaches `reach` - 1 tokens back."""
     packed = jnp.asarray(segments(rng, 2, 24))
-    mask = Mask(packed, packed, causal=True, pattern=window)
-    assert_like_one_device(rng, 4, mask, 24)
+    assert_like_one_device(rng, 4, Mask(packed, packed, causal=True, pattern=window), 24)
+    assert_like_one_device(rng, 4, Mask(causal=True, pattern=window), 24)  # no segment hides the last keys
     x = jnp.zeros((1, 24, 2, 8))
     with around(4):
         program = str(jax.make_jaxpr(lambda x: ring(x, x, x, mask=Mask(causal=True, pattern=window)))(x))
