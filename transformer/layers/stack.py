@@ -58,8 +58,7 @@ class Stack:
     axis; otherwise {kind: tree}, each with the layers of that kind.
 
     With `scan` one round of m blocks is compiled and scanned over the layers, and the layers after the last
-    whole round are unrolled; `remat` is a key of `REMAT`;
-    `drops` says whether blocks have dropout.
+    whole round are unrolled; `remat` is a key of `REMAT`; `drops` says whether blocks have dropout.
     """
 
     blocks: tuple[Block, ...]
