@@ -81,7 +81,7 @@ def step_of(shape: Shape, *, chunk_size: int = 0, **changes: Any):
 
 def work(case: str, length: int) -> None:
     program, call = step_of(dataclasses.replace(SHAPE, length=length), **CASES[case])
-    from transformer.training.program import memory_gb
+    from transformer.training.step import memory_gb
 
     temp_gb = program.memory_analysis().temp_size_in_bytes / 2**30
     done = [call()]  # `serve` begins with this call

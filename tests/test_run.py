@@ -32,11 +32,11 @@ def test_a_run_is_laid_out_on_the_devices_it_is_given(tmp_path):
 
 def test_utilisation_is_that_of_the_mesh_and_not_of_this_machine(tmp_path):
     run = make(tmp_path)
-    assert run._meter(0, 0.0).peak_rate() is None  # a CPU's is not known
+    assert run._meter(0, 0.0, lambda: None).peak_rate() is None  # a CPU's is not known
     described = [types.SimpleNamespace(device_kind="TPU v5 lite")] * 64
     flops = run.experiment.flops_per_token(run.abstract.params)
     run.mesh = types.SimpleNamespace(devices=np.array(described).reshape(8, 8))
-    assert run._meter(0, 0.0).peak_rate() == pytest.approx(64 * 197e12 / flops)
+    assert run._meter(0, 0.0, lambda: None).peak_rate() == pytest.approx(64 * 197e12 / flops)
 
 
 def test_layers_of_kinds_are_frozen_by_their_depth(tmp_path):

@@ -3,9 +3,9 @@ import json
 import jax
 import jax.numpy as jnp
 import pytest
-import runs
 
-from transformer.training.program import Program
+from tests import runs
+from transformer.training.step import Program
 
 MIB = 2**20
 

@@ -5,7 +5,7 @@ import dataclasses
 import functools
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -23,10 +23,9 @@ from transformer.training.loop import train
 from transformer.training.metrics import Meter
 from transformer.training.optax_optimizers import own_average
 from transformer.training.optimizer import check_adapters, make_optimizer
-from transformer.training.program import Program
 from transformer.training.rules import check_rules, stop_gradients
 from transformer.training.run_config import RunConfig
-from transformer.training.step import TrainStep, make_train_step
+from transformer.training.step import Program, TrainStep, make_train_step
 from transformer.training.throughput import peak_flops
 from transformer.training.writers import Latest, make_writers, names_of
 
@@ -180,7 +179,7 @@ class Run:
                 self.loader,
                 c,
                 put=self.put,
-                meter=self._meter(int(state.skipped), started, step),
+                meter=self._meter(int(state.skipped), started, lambda: step.memory_gb),
                 hooks=self.hooks,
                 writers=[*make_writers(self.folder, int(state.step), names_of(c.writers)), self.latest],
                 checkpoints=checkpoints,
@@ -246,7 +245,7 @@ class Run:
         last, top = float(self.schedule(now - 1)), float(np.max(longer(np.arange(now, steps))))
         return f"the learning rate rises again, from {last:.3g} to {top:.3g}" if top > last else ""
 
-    def _meter(self, skipped: int, started: float, step: Program) -> Meter:
+    def _meter(self, skipped: int, started: float, step_gb: Callable[[], float | None]) -> Meter:
         return Meter(
             tokens_per_step=self.config.train.batch_size * self.experiment.tokens_per_example,
             learning_rate=self.schedule,
@@ -254,7 +253,7 @@ class Run:
             skipped=skipped,
             started=started,
             peak_rate=functools.cache(self._peak_rate),
-            step_gb=lambda: step.memory_gb,
+            step_gb=step_gb,
         )
 
     def _peak_rate(self) -> float | None:
