@@ -51,6 +51,7 @@ def test_a_whole_batch_has_every_training_pair_in_each_step():
     assert len({tuple(row) for row in first["tokens"]}) == experiment.task.size("train") == 24
 
 
+@pytest.mark.thorough
 def test_every_parameter_decays_where_grokking_asks_for_it(rng):
     experiment = made(GROKKING)
     params = random_params(rng, experiment.model, jnp.zeros((1, 1), jnp.int32))

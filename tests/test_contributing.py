@@ -132,6 +132,7 @@ def test_the_command_counts_the_parameters_of_each_module(extended):
     assert of_modules[2] == trained == f"{sum(int(count.replace(',', '')) for count in counts.values()):,}"
 
 
+@pytest.mark.thorough
 def test_the_hook_is_called_from_a_notebook(monkeypatch, in_root, tmp_path):
     (code,) = [code for kind, code in BLOCKS if kind == "python" and "hooks=" in code]
     source = runs.write_corpus(tmp_path / "corpus")

@@ -192,6 +192,7 @@ def test_a_folder_from_before_some_keys_existed_is_the_run_it_was(capfd, tmp_pat
         assert str(written) in fails(capfd, [f"--workdir={folder}"])
 
 
+@pytest.mark.thorough
 def test_a_key_that_does_nothing_may_have_been_another_in_a_folder_from_before(capfd, tmp_path, source):
     """Its default may have changed since; of a key that did something that is refused."""
     folder = tmp_path / "run"

@@ -136,6 +136,7 @@ def test_a_killed_run_goes_on_from_its_last_checkpoint(tmp_path, source, straigh
     assert_same_run(folder, straight)
 
 
+@pytest.mark.thorough
 def test_a_second_interruption_leaves_at_once(tmp_path, source):
     class Twice(Send):
         def due(self, step, last):
@@ -187,6 +188,7 @@ def test_a_signal_in_an_evaluation_leaves_it_and_it_is_made_up_for(
     assert_same_run(folder, straight)
 
 
+@pytest.mark.thorough
 def test_a_signal_before_the_first_step_ends_saves_the_first_step(monkeypatch, tmp_path, source, straight):
     folder = tmp_path / "run"
     loader = Run.loader.func
@@ -356,6 +358,7 @@ def test_an_extended_run_warms_up_again_and_resumes_bit_for_bit(capfd, tmp_path,
     assert found[7:] == sorted(found[7:], reverse=True) and found[9] == 0
 
 
+@pytest.mark.thorough
 def test_a_finished_run_can_be_extended_but_not_shortened(capfd, tmp_path, source):
     folder = tmp_path / "run"
     arguments = runs.tiny(

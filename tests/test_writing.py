@@ -106,6 +106,7 @@ def test_at_a_terminal_a_text_appears_as_it_is_written(capfd, monkeypatch, model
         assert several.startswith(whole)
 
 
+@pytest.mark.thorough
 def test_a_text_ends_before_a_stop(capfd, tmp_path, model):
     whole, _ = predicted(capfd, model, *PROMPT)
     text = whole.removeprefix("alpha").removesuffix("\n")

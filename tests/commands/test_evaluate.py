@@ -113,6 +113,7 @@ def test_each_split_is_measured_whole_and_kept(capfd, trained):
     ]
 
 
+@pytest.mark.thorough
 def test_the_batch_size_changes_nothing(capfd, trained):
     found = [
         runs.measured(evaluated(capfd, trained, f"--config.evaluate.batch_size={size}")) for size in (0, 32)

@@ -74,6 +74,7 @@ def test_aligned_wants_two_files(tmp_path, argument):
         open_source(name, "train", field="source", cache_dir=tmp_path)
 
 
+@pytest.mark.thorough
 def test_written_forms_share_no_answer_between_splits(tmp_path):
     answers = {}
     for split in SIZES:

@@ -79,6 +79,7 @@ def both_forms(monkeypatch, run):
     return found
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("memory", [0, 5])
 def test_both_forms_are_the_same_function(rng, monkeypatch, memory):
     """Outputs and gradients, also over an earlier segment's cache, which has only latents and rotary keys."""

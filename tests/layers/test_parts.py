@@ -33,6 +33,7 @@ def covered(mask, t, s):
     return found
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("make", [name for name, make in PATTERNS.items() if make])
 @pytest.mark.parametrize("causal", [True, False])
 def test_parts_have_every_pair_of_a_pattern_once(rng, make, causal):
@@ -108,6 +109,7 @@ def test_documents_and_padding_are_skipped(rng):
     np.testing.assert_array_equal(table[:, 0], first)
 
 
+@pytest.mark.thorough
 def test_the_visible_blocks_of_packed_rows_have_every_allowed_pair(rng):
     t = 96
     for pattern in [None, *SHIPPED, Blocks(8), Global(8, 2), Fixed(24, 2)]:

@@ -75,6 +75,7 @@ def test_each_policy_keeps_what_it_says(rng):
     assert away == dict.fromkeys(REMAT, 0) | {"offload": products}
 
 
+@pytest.mark.thorough
 def test_a_kernel_with_gradients_of_its_own_is_not_run_again(rng):
     """What they begin with is kept by name: the outputs, and a number for each query and head."""
     sizes, loops = {}, {}

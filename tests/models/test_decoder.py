@@ -203,6 +203,7 @@ def test_attention_only_without_norms_is_a_sum_over_layers(rng, changes):
     np.testing.assert_allclose(found[..., :VOCAB], logits[..., :VOCAB], atol=2e-5)
 
 
+@pytest.mark.thorough
 def test_sublayers_share_the_scale_of_their_sum(rng):
     """The output projections of n blocks of m sublayers have 1 / (n m) of the variance of the others."""
     for feed_forward, terms in ("gelu", 6), ("none", 3):

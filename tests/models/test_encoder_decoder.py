@@ -90,6 +90,7 @@ def test_incremental_equals_full_with_ragged_sources(rng, config):
     np.testing.assert_allclose(stepped, full, atol=2e-5)
 
 
+@pytest.mark.thorough
 def test_rows_that_share_a_source_are_rows_of_their_own(rng):
     model, params = make(SMALL, rng)
     source, lengths = tokens_of(rng, 2, 5), np.array([5, 3], np.int32)
@@ -197,6 +198,7 @@ def test_tied_embeddings_are_one_array(rng):
     assert params["encoder_blocks"]["attention"]["query"]["kernel"].shape[0] == 1
 
 
+@pytest.mark.thorough
 def test_attention_weights_are_shown_when_asked_for(rng):
     model, params = make(SMALL, rng)
     source, tokens = tokens_of(rng, 2, 4), tokens_of(rng, 2, 3)

@@ -138,6 +138,7 @@ def test_decoding_with_a_cache_is_the_full_pass(rng, name):
     incremental.check_steps(rng, *incremental.make(rng, lora_rank=3, lora_alpha=6.0, **DECODERS[name]))
 
 
+@pytest.mark.thorough
 def test_translations_are_those_of_the_merged_model(rng):
     model, inputs = MODELS["encoder_decoder"]
     params = random_params(rng, model, *inputs)
@@ -151,6 +152,7 @@ def test_translations_are_those_of_the_merged_model(rng):
     )
 
 
+@pytest.mark.thorough
 def test_memory_is_read_with_them(rng):
     model = TransformerXLConfig(**SMALL, memory_length=8).build(VOCAB)
     params = random_params(rng, model, TOKENS)

@@ -35,6 +35,7 @@ def test_other_shapes_are_an_error_and_not_another_program():
         program(jnp.zeros(4))
 
 
+@pytest.mark.thorough
 def test_a_run_says_what_its_step_takes(tmp_path):
     runs.train(runs.write_corpus(tmp_path / "text"), tmp_path / "run")
     lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]

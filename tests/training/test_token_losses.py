@@ -219,6 +219,7 @@ class GuessWithTerms(Guess):
         return token_weights(batch["weights"], self.config)
 
 
+@pytest.mark.thorough
 def test_terms_from_inside_the_model_are_optimised_with_whole_batch_weights(rng):
     """One with a coefficient is part of the objective, whatever the microbatches; others are reported."""
     batch = {
