@@ -141,4 +141,12 @@ EDITS = {
             "indivisible_accepted": ("        if size % ways:", "        if size < ways:"),
         },
     ),
+    "transformer/training/optax_optimizers.py": (
+        "tests/training/test_optax_optimizers.py",
+        {
+            "gates_as_one_matrix": ("((0,), (last,))", "((0,), tuple(range(1, last + 1)))"),
+            "hidden_states_not_matrices": ("(input|recurrent|", "(input|"),
+            "heads_as_matrices": ("(input|recurrent|", "(unembedding|input|recurrent|"),
+        },
+    ),
 }

@@ -3,6 +3,7 @@
 import difflib
 import functools
 import inspect
+import re
 import types
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -18,6 +19,9 @@ from transformer.training.schedules import Schedule
 
 MASKS = ("mask", "weight_decay_mask")
 DIMENSIONS = "muon_weight_dimension_numbers"
+
+HIDDEN_MATRIX = r"(blocks/(.*/)?|(^|/)(input|recurrent|bridge|combine|attention/(query|key))/)kernel$"
+"""Paths of the matrices between embeddings and heads: those of blocks, and those of `models.recurrent`."""
 
 
 def build(
@@ -94,14 +98,17 @@ def matrix_dimensions(params: Params) -> Params:
 
     The kernels of `blocks` (`encoder_blocks`, `decoder_blocks`) are (n, rows, columns), with the layers n
     left as a batch of matrices: rows (d), columns (h, k) for query, key and value; rows (h, k), columns (d)
-    for the attention's output.
-    Embeddings, the unembedding and vectors are Adam's, as in https://kellerjordan.github.io/posts/muon.
+    for the attention's output. Those of recurrent models are (rows, columns), or (rows, g, columns) with a
+    batch of g gates; the projections of the summary to the states of g layers have the same axes.
+    Embeddings, heads and vectors are Adam's, as in https://kellerjordan.github.io/posts/muon.
     """
 
     def dimensions(path: tuple, leaf: Any) -> optax.contrib.MuonDimensionNumbers | None:
-        if not is_block_matrix(path):
+        if not is_hidden_matrix(path):
             return None
         last = leaf.ndim - 1
+        if not any(key.endswith("blocks") for key in _keys(path)):
+            return optax.contrib.MuonDimensionNumbers((0,), (last,))
         if last == 3 and "output" in _keys(path):  # or its `lora_down`
             return optax.contrib.MuonDimensionNumbers((1, 2), (3,))
         return optax.contrib.MuonDimensionNumbers((1,), tuple(range(2, last + 1)))
@@ -141,9 +148,14 @@ def is_matrix(path: tuple) -> bool:
     return _keys(path)[-1] == "kernel"
 
 
-def is_block_matrix(path: tuple) -> bool:
-    """Whether a parameter is a matrix of stacked blocks."""
-    return is_matrix(path) and any(key.endswith("blocks") for key in _keys(path))
+def is_hidden_matrix(path: tuple) -> bool:
+    """Whether a parameter is a `HIDDEN_MATRIX`."""
+    return re.search(HIDDEN_MATRIX, joined(path)) is not None
+
+
+def joined(path: tuple) -> str:
+    """The names of a path: "encoder/blocks/norm/scale"."""
+    return "/".join(_keys(path))
 
 
 def _keys(path: tuple) -> list[str]:

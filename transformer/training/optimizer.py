@@ -25,7 +25,7 @@ from transformer.training.optax_optimizers import (
     build,
     check_arguments,
     find_optimizer,
-    is_block_matrix,
+    is_hidden_matrix,
     is_matrix,
     is_schedule_free,
     mask_name,
@@ -95,7 +95,7 @@ class OptimizerConfig(Bounded):
 
     @property
     def is_muon(self) -> bool:
-        """Whether the optimizer is Muon, which updates the matrices of blocks and leaves the rest to Adam."""
+        """Whether the optimizer is Muon, which updates hidden matrices and leaves the rest to Adam."""
         return DIMENSIONS in inspect.signature(find_optimizer(self.name)).parameters
 
     @property
@@ -167,7 +167,7 @@ def make_optimizer(
     schedule = make_schedule(config, steps, lengths)
     if config.has_rules or config.adam_learning_rate:
         return by_rules(config, schedule, layers), schedule
-    decays = is_block_matrix if config.is_muon else is_matrix
+    decays = is_hidden_matrix if config.is_muon else is_matrix
 
     def decayed(params: Params) -> Params:
         return jax.tree_util.tree_map_with_path(lambda path, _: decays(path), params)

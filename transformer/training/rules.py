@@ -21,14 +21,19 @@ import optax
 
 from transformer.errors import UserError
 from transformer.training.checkpoint import Params
-from transformer.training.optax_optimizers import build, find_optimizer, is_block_matrix
+from transformer.training.optax_optimizers import (
+    HIDDEN_MATRIX,
+    build,
+    find_optimizer,
+    is_hidden_matrix,
+    joined,
+)
 from transformer.training.schedules import Schedule
 
 BELOW = r"(^|/)(cls|embedding|embedding_norm|position|source_embedding|source_position|token_types)(/|$)"
 """Parameters below the first block."""
 
 MATRIX = r"(^|/)kernel$"
-LAYER_MATRIX = r"blocks/\d+/(.*/)?kernel$"
 SHOWN = 6
 """The most paths that an error lists."""
 
@@ -125,7 +130,7 @@ def _combined(settings: Params, config: Any, schedule: Schedule) -> optax.Gradie
     def label(path: tuple, each: ParameterSettings) -> str:
         if each.frozen is True:
             return "frozen"
-        can_decay = is_block_matrix(path) or not config.is_muon
+        can_decay = is_hidden_matrix(path) or not config.is_muon
         as_usual = each.weight_decay == 0 or (each.weight_decay == config.weight_decay and can_decay)
         if each.rule is None and as_usual:
             return "trained"
@@ -167,7 +172,7 @@ def _stacked(layers: list[ParameterSettings], path: tuple, ndim: int) -> Paramet
     first = trained[0]
     if any((each.weight_decay, each.rule) != (first.weight_decay, first.rule) for each in trained):
         what = "optimizers or weight decays"
-        raise UserError(f"config.optimizer.rules: layers of {_joined(path)}, one array, have other {what}")
+        raise UserError(f"config.optimizer.rules: layers of {joined(path)}, one array, have other {what}")
     frozen, rates = (
         np.reshape([getattr(each, key) for each in layers], (-1, *[1] * (ndim - 1)))
         for key in ("frozen", "learning_rate")
@@ -240,7 +245,7 @@ def _short_forms(params: Params, config: Any, layers: Sequence[str]) -> Iterator
         yield Rule("", frozen=True)
     if config.layer_decay < 1 or config.adam_learning_rate:
         yield from _rates(_stacks(params, layers), config)
-    yield Rule(LAYER_MATRIX if config.is_muon else MATRIX, weight_decay=config.weight_decay)
+    yield Rule(HIDDEN_MATRIX if config.is_muon else MATRIX, weight_decay=config.weight_decay)
 
 
 def _rates(stacks: dict[str, int], config: Any) -> Iterator[Rule]:
@@ -250,6 +255,7 @@ def _rates(stacks: dict[str, int], config: Any) -> Iterator[Rule]:
             layer, factor = rf"^{re.escape(stack)}/{i}/", config.layer_decay ** (n - 1 - i)
             yield Rule(f"{layer}(.*/)?kernel$", learning_rate=factor)
             yield Rule(layer, learning_rate=adam * factor)
+    yield Rule(HIDDEN_MATRIX, learning_rate=1.0)  # of recurrent models
     yield Rule(BELOW, learning_rate=adam * config.layer_decay ** max(stacks.values(), default=0))
     yield Rule("", learning_rate=adam)
 
@@ -296,9 +302,5 @@ def _numbered(params: Params, layers: Sequence[str]) -> list[list[str]]:
 def _split(path: tuple) -> tuple[str, str, str]:
     """ "encoder/blocks/norm/scale" -> ("encoder/blocks", "norm", "norm/scale"); the first two are "" outside
     a stack."""
-    before, blocks, after = _joined(path).partition("blocks/")
+    before, blocks, after = joined(path).partition("blocks/")
     return (before + "blocks", after.split("/")[0], after) if blocks else ("", "", before)
-
-
-def _joined(path: tuple) -> str:
-    return "/".join(str(entry.key) for entry in path if isinstance(entry, jax.tree_util.DictKey))
