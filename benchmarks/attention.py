@@ -3,11 +3,12 @@
     python -m benchmarks.attention [--peer] [--cases 512 4096 ...] [--repeats 5]
 
 "ours" is the blockwise kernel, "ours_documents" the same for packed documents of 512 tokens, and the other
-"ours_..." for the sparse patterns of `PATTERNS`; "plain_jax" and "plain_window" are
-`jax.nn.dot_product_attention`, which stores all weights, and are skipped where that takes more than 8 GB;
-`--peer` adds PyTorch's `scaled_dot_product_attention` (`pip install torch`). "computed / allowed" is the
-number of pairs of a query and a key that are computed, relative to those that the mask allows. "Temporary MB"
-is from XLA's memory analysis. An implementation whose output or gradients differ ends the benchmark.
+"ours_..." for the sparse patterns of `PATTERNS`, those of "ours_documents_..." in such documents; "plain_jax"
+and "plain_window" are `jax.nn.dot_product_attention`, which stores all weights, and are skipped where that
+takes more than 8 GB; `--peer` adds PyTorch's `scaled_dot_product_attention` (`pip install torch`).
+"computed / allowed" is the number of pairs of a query and a key that are computed, relative to those that the
+mask allows. "Temporary MB" is from XLA's memory analysis. An implementation whose output or gradients differ
+ends the benchmark.
 """
 
 import functools
@@ -28,8 +29,11 @@ PATTERNS: dict[str, Pattern | None] = {
     "fixed": Fixed(32, summary=4),
     "blocks": Blocks(32),
     "documents": None,
+    "documents_global": Global(64, tokens=4),
+    "documents_fixed": Fixed(32, summary=4),
+    "documents_blocks": Blocks(32),
 }
-"""Sparse patterns, and full attention within documents."""
+"""Sparse patterns, and full attention and those that count from the start of a document within documents."""
 LENGTHS = ("512", "1024", "2048", "4096", "8192")
 MOST_GB = 8.0
 PROBES = 64
@@ -68,29 +72,20 @@ def ours(length: int, name: str = ""):
     import jax.numpy as jnp
 
     from transformer.layers.kernels import blockwise
+    from transformer.layers.kernels.parts import computed_pairs
     from transformer.layers.masks import Mask
 
     pattern = PATTERNS.get(name)
-    document = DOCUMENT if name == "documents" else length
-    numbers_1t = jnp.arange(length)[None] // document if name == "documents" else None
-    mask = Mask.self_attention(numbers_1t, None, causal=True).replace(pattern=pattern)
+    document, places = length, None
+    if name.startswith("documents"):
+        document, places = DOCUMENT, jnp.divmod(jnp.arange(length)[None], DOCUMENT)
+    mask = Mask.self_attention(*(places or (None, None)), causal=True).replace(pattern=pattern)
     allowed = 0
     for i in range(length):  # a row at a time, in little memory
-        j = np.arange(i // document * document, i + 1)
-        allowed += len(j) if pattern is None else int(np.sum(pattern(i, j)))
+        j = np.arange(i % document + 1)
+        allowed += len(j) if pattern is None else int(np.sum(pattern(i % document, j)))
     call, report = _jax(lambda *qkv: blockwise(*qkv, mask=mask), length)
-    return call, report | {"computed": _computed(mask, length) / allowed}
-
-
-def _computed(mask, length: int) -> int:
-    """The number of pairs of a query and a key that `blockwise` computes."""
-    from transformer.layers.kernels.parts import parts_of
-
-    pairs = 0
-    for part in parts_of(mask, length, length):
-        _, counts = part.table(part.mask(mask, 1), mask)
-        pairs += part.pairs // int(part.blocks.seen.sum()) * int(counts.sum())
-    return pairs
+    return call, report | {"computed": computed_pairs(mask, 1, length, length) / allowed}
 
 
 def plain_jax(length: int, window=None):

@@ -72,7 +72,7 @@ LIBRARIES = {
     "transformer.sums": {"jax", "flax"},
     "transformer.layers": {"jax", "flax"},
     "transformer.layers.kernels": {"jax", "flax", "numpy"},  # plans made before anything is compiled
-    "transformer.layers.views": {"numpy"},  # the same
+    "transformer.layers.views": {"jax", "numpy"},  # the same, and those of packed rows in the program
     "transformer.layers.products": {"numpy"},  # counts, of no arrays
     "transformer.models": {"jax", "flax"},
     "transformer.data": {

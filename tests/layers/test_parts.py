@@ -1,15 +1,19 @@
 """The parts of patterns: which pairs of blocks are computed, and how many too many."""
 
+import functools
 import time
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tests.layers.test_kernels import segments
-from transformer.layers.kernels.parts import parts_of
+from tests.layers.test_kernels import assert_exact, segments
+from transformer.layers.kernels import blockwise, parts
+from transformer.layers.kernels.parts import computed_pairs, parts_of
 from transformer.layers.masks import Mask
 from transformer.layers.patterns import PATTERNS, Blocks, Fixed, Global, OtherRuns, Outside, Strided, Window
+from transformer.layers.products import allowed_pairs
 
 SHIPPED = [Window(64), Window(32, 4), Global(64, 4), Strided(32), Fixed(32, 4), Blocks(32)]
 """Those of configs/attention.py."""
@@ -18,19 +22,36 @@ SHIPPED = [Window(64), Window(32, 4), Global(64, 4), Strided(32), Fixed(32, 4), 
 def covered(mask, t, s):
     """How many parts compute each pair of a query and a key of the sequence."""
     found = np.zeros((t, s), int)
-    for part in parts_of(mask, t, s):
-        places = [side.places for side in (part.queries, part.keys)]
-        places = [np.arange(n)[None] if x is None else x for x, n in zip(places, (t, s), strict=True)]
-        allowed = np.asarray(part.mask(mask, 1).dense(part.queries.whole, part.keys.whole))
-        allowed = np.broadcast_to(allowed, (len(places[0]), *allowed.shape[1:]))
-        blocks = np.repeat(np.repeat(part.blocks.seen, part.blocks.sizes[0], 0), part.blocks.sizes[1], 1)
+    for sizes, table, places, allowed in jax.tree.map(np.asarray, views(mask, t, s)):
+        visible = np.zeros([n // size for n, size in zip(allowed.shape[2:], sizes, strict=True)], bool)
+        for row, blocks, count in zip(visible, *table, strict=True):
+            row[blocks[:count]] = True
+        blocks = np.repeat(np.repeat(visible, sizes[0], 0), sizes[1], 1)
         for row, seen in enumerate(allowed[:, 0]):
-            assert not (seen & ~blocks).any()  # no block is skipped that has an allowed pair
             for a, i in enumerate(places[0][row]):
-                js = places[1][row][seen[a, : places[1].shape[1]]]
                 if i >= 0:
-                    np.add.at(found[i], js, 1)
+                    assert not (seen[a] & ~blocks[a]).any()  # no block is skipped that has an allowed pair
+                    np.add.at(found[i], places[1][row][seen[a, : places[1].shape[1]]], 1)
     return found
+
+
+@functools.partial(jax.jit, static_argnums=(1, 2))
+def views(mask, t, s):
+    """Of each part the sizes of blocks, the table of those that are seen, the places and the mask."""
+    found = []
+    for part in parts_of(mask, t, s):
+        view, places = part.mask(mask, 1), [places_of(side) for side in (part.queries, part.keys)]
+        allowed = view.dense(part.queries.whole, part.keys.whole)
+        allowed = jnp.broadcast_to(allowed, (len(places[0]), *allowed.shape[1:]))
+        found.append((part.blocks.sizes, part.table(view, mask), places, allowed))
+    return found
+
+
+def places_of(side):
+    """The indices of the tokens of a view of one row; -1: none."""
+    if side.order is not None:
+        return jnp.where(side.order.there, side.order.indices, -1)
+    return np.arange(side.length)[None] if side.places is None else side.places
 
 
 @pytest.mark.thorough
@@ -59,7 +80,7 @@ def test_at_most_twice_the_allowed_pairs_are_computed(causal, size):
     i, j = np.arange(t)[:, None], np.arange(t)[None]
     for pattern in patterns:
         allowed = np.sum(pattern(i, j) & ((j <= i) | (not causal)))
-        computed = sum(part.pairs for part in parts_of(Mask(causal=causal, pattern=pattern), t, t))
+        computed = computed_pairs(Mask(causal=causal, pattern=pattern), 1, t, t)
         assert allowed <= computed <= 2 * allowed, (pattern, computed / allowed)
 
 
@@ -109,36 +130,60 @@ def test_documents_and_padding_are_skipped(rng):
     np.testing.assert_array_equal(table[:, 0], first)
 
 
+ABSOLUTE = [
+    lambda n, m: Fixed(n, min(n, m)),
+    lambda n, m: Global(n, m),
+    lambda n, m: Blocks(n, m),
+]
+"""Patterns that count from the start of each document, by two sizes."""
+
+
+def packed(numbers, pattern, causal):
+    """The mask of one row with these numbers of documents."""
+    mask = Mask.self_attention(*(jnp.asarray(x)[None] for x in (numbers, _within(numbers))), causal=causal)
+    return mask.replace(pattern=pattern)
+
+
 @pytest.mark.thorough
-def test_the_visible_blocks_of_packed_rows_have_every_allowed_pair(rng):
-    t = 96
-    for pattern in [None, *SHIPPED, Blocks(8), Global(8, 2), Fixed(24, 2)]:
-        numbers = segments(rng, 2, t)
-        places = np.stack([_within(row) for row in numbers])
-        mask = Mask.self_attention(jnp.asarray(numbers), jnp.asarray(places), causal=True)
-        mask = mask.replace(pattern=pattern)
-        for part in parts_of(mask, t, t):
-            view = part.mask(mask, 2)
-            dense = np.asarray(view.dense(part.queries.whole, part.keys.whole)).any(axis=(0, 1))
-            (u, w), (n, m) = part.blocks.sizes, part.blocks.seen.shape
-            needed = dense.reshape(n, u, m, w).any(axis=(1, 3))
-            table, counts = part.table(view, mask)
-            for row, blocks, count in zip(needed, table, counts, strict=True):
-                assert set(np.flatnonzero(row)) <= set(np.asarray(blocks[:count]).tolist())
+@pytest.mark.parametrize("make", ABSOLUTE, ids=["fixed", "global", "blocks"])
+@pytest.mark.parametrize("causal", [True, False])
+def test_parts_of_packed_rows_have_every_pair_once(rng, monkeypatch, make, causal):
+    """Also in rows of many documents that are shorter than a run, and with padding, whose positions are 0."""
+    monkeypatch.setattr(parts, "SIZES", (16, 8))
+    pattern, t = make(*rng.integers(1, 13, 2).tolist()), 70
+    for documents in (2, 3, 4, 5, 6, 40):
+        numbers = 1 + np.searchsorted(np.sort(rng.integers(1, t, documents)), np.arange(t), side="right")
+        mask = packed(numbers, pattern, causal)
+        np.testing.assert_array_equal(covered(mask, t, t), mask.dense(t, t)[0, 0], err_msg=f"{mask}")
+        end = int(rng.integers(1, t))
+        places_1t = jnp.where(jnp.arange(t) < end, mask.query_positions_bt, 0)
+        padded = mask.replace(query_positions_bt=places_1t, key_positions_bs=places_1t)
+        padded = padded.replace(key_valid_bs=jnp.arange(t)[None] < end)
+        expected = np.asarray(padded.dense(t, t))[0, 0, :end]
+        np.testing.assert_array_equal(covered(padded, t, t)[:end], expected, err_msg=f"{padded}")
 
 
-@pytest.mark.parametrize("pattern", [Global(64, 4), Blocks(32), Fixed(512, 4)], ids=repr)
-def test_positions_of_documents_cost_little_more_than_indices(rng, pattern):
-    """At most twice the allowed pairs for one document, a few times as many for those that begin anywhere."""
-    t = 2048
-    for cuts, most in (([], 2), (np.sort(rng.integers(1, t, 2)), 5)):
-        numbers = 1 + np.searchsorted(cuts, np.arange(t), side="right")[None]
-        places = jnp.asarray(_within(numbers[0])[None])
-        mask = Mask.self_attention(jnp.asarray(numbers), places, causal=True).replace(pattern=pattern)
-        (part,) = parts_of(mask, t, t)
-        _, counts = part.table(part.mask(mask, 1), mask)
-        computed = int(counts.sum()) * np.prod(part.blocks.sizes)
-        assert computed <= most * int(mask.dense(t, t).sum())
+@pytest.mark.parametrize("pattern", [Fixed(5, 2), Global(3, 2), Blocks(4, 2)], ids=repr)
+@pytest.mark.parametrize("causal", [True, False])
+def test_packed_rows_are_exact_forward_and_backward(rng, monkeypatch, pattern, causal):
+    """In rows with documents at other places, with a bias and sinks."""
+    monkeypatch.setattr(parts, "SIZES", (8, 4))
+    numbers = segments(rng, 2, 29)
+    places = np.stack([_within(row) for row in numbers])
+    mask = Mask.self_attention(*map(jnp.asarray, (numbers, places)), causal=causal).replace(pattern=pattern)
+    assert_exact(blockwise, rng, mask, 29, bias_heads=4, sinks=True)
+
+
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("pattern", [Fixed(32, 4), Global(64, 4), Blocks(32), Fixed(128, 8)], ids=repr)
+def test_at_most_twice_the_allowed_pairs_of_packed_rows_are_computed(rng, pattern, causal):
+    """Of whole documents it would be up to 10 times as many; where documents begin anywhere it is a little
+    over twice."""
+    t, computed = 4096, jax.jit(computed_pairs, static_argnums=(1, 2, 3))
+    for lengths, most in (([t], 2), ([512] * 8, 2), (rng.integers(300, 900, 20), 2.2)):
+        numbers = np.repeat(np.arange(len(lengths)), lengths)[:t]
+        allowed = sum(allowed_pairs(pattern, int(n), 0, causal) for n in np.bincount(numbers))
+        assert allowed <= computed(packed(numbers, pattern, causal), 1, t, t) <= most * allowed
 
 
 def _within(numbers):

@@ -198,6 +198,14 @@ EDITS = {
                 "(i[0] < j[1]) & (j[0] <= i[1])",
             ),
             "rows_mixed": ("there = (places >= 0)", "there = (places >= -1)"),
+            "gaps_of_keys_seen": (
+                "there_bt if valid_bt is None else",
+                "there_bt | True if valid_bt is None else",
+            ),
+            "first_place_of_gaps": (
+                "same_bt & _taken(there_bp, place_bt, 1)",
+                "_taken(there_bp, place_bt, 1)",
+            ),
         },
     ),
     "transformer/layers/views.py": (
@@ -213,6 +221,8 @@ EDITS = {
                 "np.arange(self.count, s)[None], start)",
             ),
             "runs_of_the_query": ("first = start // self.size * self.size", "first = start"),
+            "padding_in_one_run": ("| (length_bt % size == 0)", ""),
+            "runs_that_do_not_fit": ("number_bt[:, -1:] < runs", "number_bt[:, -1:] < 99 * runs"),
         },
     ),
     "transformer/layers/kernels/ring.py": (

@@ -9,7 +9,7 @@ from dataclasses import dataclass, fields
 from typing import Any, ClassVar, NamedTuple, Protocol
 
 from transformer.errors import UserError
-from transformer.layers.views import Ends, FirstKeys, FirstQueries, Residues, Runs, View
+from transformer.layers.views import Aligned, Ends, FirstKeys, FirstQueries, Residues, Runs, View
 
 Indices = Any
 """An array of indices, a JAX or NumPy array."""
@@ -19,11 +19,15 @@ Bounds = tuple[Indices, Indices]
 
 
 class Part(NamedTuple):
-    """The pairs that `pattern` (None: all) and `causal` allow in a view, with the indices of the view."""
+    """The pairs that `pattern` (None: all) and `causal` allow in a view, with the indices of the view.
+
+    `of_positions` is the pattern of these pairs by their positions; None: the same.
+    """
 
     pattern: "Pattern | None"
     causal: bool
     view: View = View()
+    of_positions: "Pattern | None" = None
 
 
 class Pattern(Protocol):
@@ -140,15 +144,14 @@ class Fixed(Pattern):
 
     def touches(self, i: Bounds, j: Bounds) -> Indices:
         """Whether the bounds have a block in common, or j a summary key."""
-        n = self.stride
-        same = (i[0] // n <= j[1] // n) & (j[0] // n <= i[1] // n)
-        return same | (j[0] // n * n + n - self.summary <= j[1])
+        summary = j[0] // self.stride * self.stride + self.stride - self.summary <= j[1]
+        return SameRun(self.stride).touches(i, j) | summary
 
     def parts(self, causal: bool) -> tuple[Part, ...]:
         """Each block, and the summary keys of the other ones."""
-        others = OtherRuns(self.stride, self.summary, causal)
-        ends = Ends(self.stride, self.summary)
-        return Part(None, causal, Runs(self.stride)), Part(others, False, ends)
+        n, m = self.stride, self.summary
+        own = Part(SameRun(n), causal, Runs(n))
+        return own, Part(OtherRuns(n, m, causal), False, Ends(n, m), OtherRuns(n, n, causal))
 
 
 @dataclass(frozen=True)
@@ -221,6 +224,10 @@ class Blocks(Pattern):
                 seen = seen | self(a, b)
         return seen
 
+    def parts(self, causal: bool) -> tuple[Part, ...]:
+        """All of it, with the blocks of documents in place."""
+        return (Part(self, causal, Aligned(self.size)),)
+
     def _drawn(self, a: Indices, n: int) -> Indices:
         # A multiplicative hash instead of a generator: the same function for JAX and NumPy arrays.
         return ((a * 40503 + self.seed * 9973 + n * 7919) % 65521) % (abs(a) + 1)
@@ -240,6 +247,27 @@ class Outside(Pattern):
     def touches(self, i: Bounds, j: Bounds) -> Indices:
         """Whether the farthest indices are outside."""
         return (i[1] - j[0] >= self.size) | (j[1] - i[0] >= self.size)
+
+
+@dataclass(frozen=True)
+class SameRun(Pattern):
+    """Query and key are in the same run of `size`."""
+
+    relative: ClassVar[bool] = False
+    size: int
+
+    def __call__(self, i: Indices, j: Indices) -> Indices:
+        """Whether the runs are the same."""
+        return i // self.size == j // self.size
+
+    @property
+    def grain(self) -> int:
+        """The size of a run."""
+        return self.size
+
+    def touches(self, i: Bounds, j: Bounds) -> Indices:
+        """Whether the bounds have a run in common."""
+        return (i[0] // self.size <= j[1] // self.size) & (j[0] // self.size <= i[1] // self.size)
 
 
 @dataclass(frozen=True)
