@@ -2,6 +2,7 @@
 
 import functools
 import importlib
+import re
 
 import jax
 import jax.numpy as jnp
@@ -260,6 +261,19 @@ def test_all_products_in_half_precision_have_operands_of_that_type(kernel):
     assert len(types) >= 6
     for of in types:
         assert of.count("bf16") == 2 and of.endswith("xf32>"), of
+
+
+@pytest.mark.parametrize("kernel", ["reference", "unrolled"])
+def test_products_in_half_precision_sum_over_a_last_axis(kernel):
+    """XLA on CPU has fast products of bfloat16 only where they sum over the last axis of the first factor."""
+    x = jnp.zeros((1, 24, 2, 8), jnp.bfloat16)
+
+    def loss(*qkv):
+        return jnp.sum(KERNELS[kernel](*qkv, mask=Mask(causal=True)).astype(jnp.float32) ** 2)
+
+    program = jax.jit(jax.grad(loss, argnums=(0, 1, 2))).lower(x, x, x).as_text()
+    sums = re.findall(r"dot_general .*contracting_dims = \[(\d)\]", program)
+    assert len(sums) >= 6 and set(sums) == {"3"}
 
 
 @pytest.mark.parametrize("kernel", KERNELS)

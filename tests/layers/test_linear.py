@@ -1,7 +1,5 @@
 """The products of linear maps, in half precision too, against float64 NumPy."""
 
-import functools
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -13,15 +11,23 @@ from tests.parameters import random_params
 from transformer.layers.linear import Linear, contract
 
 
+@pytest.mark.parametrize("transposed", [False, True])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize(
     "rows,contracted,features", [((3, 5), (7,), (4,)), ((2, 8), (4, 6), (5, 3)), ((1,), (1,), (1,))]
 )
-def test_products_are_those_of_rounded_numbers_summed_in_float32(rng, dtype, rows, contracted, features):
+def test_products_are_those_of_rounded_numbers_summed_in_float32(
+    rng, dtype, transposed, rows, contracted, features
+):
     rounded = lambda *shape: jnp.asarray(jnp.asarray(rng.normal(size=shape), dtype), jnp.float32)  # noqa: E731
     x, kernel, dy = rounded(*rows, *contracted), rounded(*contracted, *features), rounded(*rows, *features)
     axis = len(contracted)
-    product = functools.partial(contract, dtype=dtype, out_dtype="float32", axis=axis)
+
+    def product(x, kernel):
+        if transposed:
+            kernel = jnp.moveaxis(kernel, range(axis), range(-axis, 0))
+        return contract(x, kernel, dtype=dtype, out_dtype="float32", axis=axis, transposed=transposed)
+
     y, back = jax.vjp(product, x, kernel)
     flat = lambda a, n: np.asarray(a, np.float64).reshape(-1, n)  # noqa: E731
     width, out = int(np.prod(contracted)), int(np.prod(features))
@@ -41,6 +47,16 @@ def test_a_layer_is_a_product_and_a_bias(rng, axis, features, use_bias):
     exact = jax.tree.map(np.float64, params)
     expected = np.tensordot(x, exact["kernel"], axis) + exact.get("bias", 0)
     np.testing.assert_allclose(module.apply({"params": params}, x), expected, atol=1e-5)
+
+
+def test_gradients_of_biases_are_sums_in_float32(rng):
+    """bfloat16 would round sums of thousands of rows to one of 256 steps."""
+    module = Linear((3,), names=(None, None), dtype="bfloat16")
+    x = jnp.asarray(rng.normal(size=(2, 2000, 4)), jnp.bfloat16)
+    dy = jnp.asarray(rng.uniform(size=(2, 2000, 3)), jnp.bfloat16)
+    params = random_params(rng, module, x)
+    grads = jax.vjp(lambda params: module.apply({"params": params}, x), params)[1](dy)[0]
+    np.testing.assert_allclose(grads["bias"], np.sum(np.asarray(dy, np.float64), (0, 1)), rtol=1e-5)
 
 
 def test_initial_kernels_have_their_variance_divided_by_all_inputs_and_biases_are_zero():

@@ -44,7 +44,7 @@ class Embedding(nn.Module):
 
     def attend(self, x_btd: jax.Array) -> jax.Array:
         """(b, t, d) -> float32 logits (b, t, v), with padded v; the logits of padding are `PADDED_LOGIT`."""
-        logits_btv = contract(x_btd, self.table.T, dtype=self.dtype, out_dtype=jnp.float32)
+        logits_btv = contract(x_btd, self.table, dtype=self.dtype, out_dtype=jnp.float32, transposed=True)
         return mask_padding(logits_btv, self.vocab_size)
 
     @property

@@ -12,6 +12,7 @@ from flax import struct
 from jax.ad_checkpoint import checkpoint_name
 
 from transformer.layers.kernels.base import Kernel
+from transformer.layers.linear import by_rows
 from transformer.layers.masks import Mask
 from transformer.layers.positions import Position
 
@@ -187,17 +188,23 @@ def _low_product(form, x, y):
 
 def _low_product_forward(form, x, y):
     low_x = x.astype(y.dtype)
-    z = jnp.einsum(form, low_x, y, preferred_element_type=jnp.float32)
-    return z, (low_x, y, jnp.zeros(0, x.dtype))
+    return _multiply(form, low_x, y), (low_x, y, jnp.zeros(0, x.dtype))
 
 
 def _low_product_backward(form, residuals, dz):
     x, y, like_x = residuals
     (of_x, of_y), of_z = form.split("->")[0].split(","), form.split("->")[1]
-    multiply = functools.partial(jnp.einsum, preferred_element_type=jnp.float32)
     dz = dz.astype(y.dtype)
-    dx, dy = multiply(f"{of_z},{of_y}->{of_x}", dz, y), multiply(f"{of_z},{of_x}->{of_y}", dz, x)
+    dx = _multiply(f"{of_z},{of_y}->{of_x}", dz, y)
+    if of_z.endswith("s"):
+        dy = _multiply(f"bgsp,{of_x}->{of_y}", dz.swapaxes(2, 3), x)
+    else:
+        dy = _multiply(f"bgsp,{of_z}->{of_y}", x.swapaxes(2, 3), dz)
     return dx.astype(like_x.dtype), dy.astype(y.dtype)
+
+
+def _multiply(form, x, y):
+    return jnp.einsum(form, by_rows(x), by_rows(y), preferred_element_type=jnp.float32)
 
 
 _low_product.defvjp(_low_product_forward, _low_product_backward)
