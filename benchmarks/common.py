@@ -5,11 +5,13 @@ the measurement of another. The processes take turns, one measured call each.
 """
 
 import argparse
+import contextlib
 import json
 import math
 import os
 import platform
 import resource
+import signal
 import statistics
 import subprocess
 import sys
@@ -77,8 +79,9 @@ class Contestant:
     def measure(self) -> None:
         """Measures one call."""
         assert self._process.stdin is not None
-        self._process.stdin.write("\n")
-        self._process.stdin.flush()
+        with contextlib.suppress(BrokenPipeError):  # reading says what became of it
+            self._process.stdin.write("\n")
+            self._process.stdin.flush()
         self.seconds.append(float(self._read()))
 
     def processor_seconds(self) -> tuple[float, float]:
@@ -103,7 +106,9 @@ class Contestant:
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
         if not line:
-            raise SystemExit(f"{' '.join(self._process.args)}: ended with code {self._process.wait()}")
+            code = self._process.wait()
+            why = ", perhaps for lack of memory" if code == -signal.SIGKILL else ""
+            raise SystemExit(f"{' '.join(self._process.args)}: ended with code {code}{why}")
         return line
 
 

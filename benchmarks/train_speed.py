@@ -19,6 +19,11 @@ WARM_UP = 3
 
 
 def ours(shape: Shape, dtype: str):
+    return _measured(*our_step(shape, dtype))
+
+
+def our_step(shape: Shape, dtype: str):
+    """The lowered step, its state and its batch."""
     import jax
 
     from transformer.models.decoder import Decoder, DecoderConfig
@@ -44,7 +49,7 @@ def ours(shape: Shape, dtype: str):
             positions_bt=batch["positions"],
         )
 
-    return _train(shape, lambda tokens: model.init(jax.random.key(0), tokens), logits)
+    return _step(shape, lambda tokens: model.init(jax.random.key(0), tokens), logits)
 
 
 def plain_linen(shape: Shape, dtype: str):
@@ -53,15 +58,17 @@ def plain_linen(shape: Shape, dtype: str):
     from benchmarks.plain_linen import PlainDecoder
 
     model = PlainDecoder(shape, dtype)
-    return _train(
+    step = _step(
         shape,
         lambda tokens: model.init(jax.random.key(0), tokens),
         lambda params, batch: model.apply({"params": params}, batch["tokens"]),
     )
+    return _measured(*step)
 
 
-def _train(shape: Shape, init, logits):
-    """The library's training step and state around a function that computes logits."""
+def _step(shape: Shape, init, logits):
+    """The library's training step, lowered, and its state and batch, around a function that computes
+    logits."""
     import jax
     import jax.numpy as jnp
     import optax
@@ -92,12 +99,13 @@ def _train(shape: Shape, init, logits):
     optimizer = optax.adamw(1e-3, weight_decay=0.1)
     params = nn.meta.unbox(jax.jit(init)(batch["tokens"]))["params"]
     state = State.create(params, optimizer, ema=False)
+    step = jax.jit(make_train_step(Objective(), optimizer, seed=0), donate_argnums=0)
+    return step.lower(state, batch), state, batch
+
+
+def _measured(lowered, state, batch):
     start = time.perf_counter()
-    step = (
-        jax.jit(make_train_step(Objective(), optimizer, seed=0), donate_argnums=0)
-        .lower(state, batch)
-        .compile()
-    )
+    step = lowered.compile()
     report = {
         "compile_s": time.perf_counter() - start,
         "program_gb": step.memory_analysis().temp_size_in_bytes / 2**30,
