@@ -152,13 +152,14 @@ def contest(
     parser.add_argument("--peer", action="store_true")
     parser.add_argument("--cases", nargs="+", choices=cases, default=cases)
     parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--only", nargs="+", choices=list(contestants), help='some contestants, "ours" first')
     flags = parser.parse_args()
     if flags.worker:
         return work(*flags.worker)
-    names = [name for name in contestants if flags.peer or not is_peer(name)]
+    names = flags.only or [name for name in contestants if flags.peer or not is_peer(name)]
     print(machine(), flush=True)
-    rows = []
-    for case in flags.cases:
+    for number, case in enumerate(flags.cases):
+        rows = []
         # The peers run with their own allocator's defaults, as their users start them.
         there = {
             name: Contestant(module, name, case, malloc={} if is_peer(name) else MALLOC) for name in names
@@ -168,7 +169,7 @@ def contest(
         for name, contestant in there.items():
             contestant.close()
             rows.append(row(case, name, contestant, there["ours"], limit))
-    print(table(rows))
+        print("\n".join(table(rows).splitlines()[2 if number else 0 :]), flush=True)
     return None
 
 

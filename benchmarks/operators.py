@@ -5,6 +5,7 @@
 Each row is a kind of operation at one place of the model, summed over the layers: milliseconds in a step,
 their share of the profile, the number of operations, the result and, for matrix products, the operands'
 types. Operations run side by side on several cores, so that their sum is more than the time of a step.
+In float32 products over the first axes, of which the profile sees only the start, are not counted.
 `--products` instead prints the rates of single products and sums, in the layouts that a step needs.
 """
 

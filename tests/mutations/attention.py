@@ -192,7 +192,7 @@ EDITS = {
     "transformer/layers/kernels/parts.py": (
         f"tests/layers/test_parts.py {KERNELS}",
         {
-            "missing_keys_seen": ("valid_bs is None and self.keys.missing", "valid_bs is None and False"),
+            "missing_keys_seen": ("if valid_bt is None and missing", "if valid_bt is None and False"),
             "documents_of_the_end_skipped": (
                 "(i[0] <= j[1]) & (j[0] <= i[1])",
                 "(i[0] < j[1]) & (j[0] <= i[1])",

@@ -32,13 +32,14 @@ EDITS = {
     "transformer/layers/linear.py": (
         "tests/layers/test_linear.py",
         {
-            "no_bias": ("y = y + bias.astype(y.dtype)", "y = y + 0 * bias.astype(y.dtype)"),
+            "no_bias": ("(y.astype(jnp.float32) + bias)", "(y.astype(jnp.float32) + 0 * bias)"),
             "init_scale_squared": ("math.sqrt(self.init_scale / math", "(self.init_scale / math"),
-            "gradient_of_x_halved": ("dx = _dot(dy, kernel, (1, 1))", "dx = 0.5 * _dot(dy, kernel, (1, 1))"),
+            "gradient_of_x_halved": ("dx = _dot(dy, kernel,", "dx = 0.5 * _dot(dy, kernel,"),
             "result_in_half": (
-                "reshape(*x.shape[: x.ndim - axis], *features).astype(out_dtype)",
-                "reshape(*x.shape[: x.ndim - axis], *features).astype(dtype).astype(out_dtype)",
+                "return y.astype(out_dtype),",
+                "return y.astype(dtype).astype(out_dtype),",
             ),
+            "flat_on_many_devices": ("if not is_single_cpu():\n        # All", "if False:\n        # All"),
         },
     ),
     "transformer/layers/embedding.py": (

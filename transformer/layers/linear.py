@@ -2,6 +2,7 @@
 
 import functools
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -31,13 +32,9 @@ class Linear(nn.Module):
     def __call__(self, x: jax.Array) -> jax.Array:
         """(..., *contracted axes) -> (..., *features), of type `dtype`."""
         contracted = x.shape[x.ndim - self.axis :]
-        init = nn.initializers.normal(math.sqrt(self.init_scale / math.prod(contracted)))
-        kernel: Any = self.param(
-            "kernel",
-            nn.with_logical_partitioning(init, self.names),
-            (*contracted, *self.features),
-            jnp.float32,
-        )
+        normal = nn.initializers.normal(math.sqrt(self.init_scale / math.prod(contracted)))
+        init = nn.with_logical_partitioning(normal, self.names)
+        kernel: Any = self.param("kernel", init, (*contracted, *self.features), jnp.float32)
         y = contract(x, kernel, axis=self.axis, dtype=self.dtype)
         if self.use_bias:
             zeros = nn.with_logical_partitioning(nn.initializers.zeros, self.names[self.axis :])
@@ -67,52 +64,53 @@ def contract(
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2, 3, 4, 5))
-def _contract(
-    x: jax.Array, kernel: jax.Array, dtype: jnp.dtype, out_dtype: jnp.dtype, axis: int, transposed: bool
-) -> jax.Array:
+def _contract(x, kernel, dtype, out_dtype, axis, transposed):
     return _contract_forward(x, kernel, dtype, out_dtype, axis, transposed)[0]
 
 
 def _contract_forward(x, kernel, dtype, out_dtype, axis, transposed):
-    # Autodiff would compute the kernel's gradient in bfloat16, the type of the forward operands. All three
-    # products are of matrices: with more than two axes, XLA on CPU first copies the operands of the kernel's
-    # gradient into another layout.
+    # Autodiff would compute the kernel's gradient in bfloat16, the type of the forward operands.
     low_x, low_kernel = x.astype(dtype), kernel.astype(dtype)
-    features = kernel.shape[:-axis] if transposed else kernel.shape[axis:]
-    rows, matrix = _matrices(low_x, low_kernel, axis, transposed)
-    y = _dot(rows, matrix, (1, 1 if transposed else 0))
-    y = y.reshape(*x.shape[: x.ndim - axis], *features).astype(out_dtype)
-    empty = jnp.zeros(0, x.dtype), jnp.zeros(0, kernel.dtype)
-    return y, (low_x, low_kernel, *empty)
+    y = _dot(low_x, low_kernel, _axes(x, -axis), _axes(kernel, -axis if transposed else axis))
+    return y.astype(out_dtype), (low_x, low_kernel, jnp.zeros(0, x.dtype), jnp.zeros(0, kernel.dtype))
 
 
 def _contract_backward(dtype, out_dtype, axis, transposed, residuals, dy):
-    low_x, low_kernel, like_x, like_kernel = residuals
-    rows, matrix = _matrices(low_x, low_kernel, axis, transposed)
-    dy = dy.astype(dtype).reshape(len(rows), -1)
-    dx = _dot(dy, matrix, (1, 0 if transposed else 1)).reshape(low_x.shape)
-    dkernel = _dot_over_rows(dy, rows) if transposed else _dot_over_rows(rows, dy)
-    return dx.astype(like_x.dtype), dkernel.reshape(low_kernel.shape).astype(like_kernel.dtype)
+    x, kernel, like_x, like_kernel = residuals
+    dy, features, rows = dy.astype(dtype), kernel.ndim - axis, range(x.ndim - axis)
+    dx = _dot(dy, kernel, _axes(dy, -features), _axes(kernel, features if transposed else -features))
+    dkernel = _dot(dy, x, rows, rows) if transposed else _dot(x, dy, rows, rows)
+    return dx.astype(like_x.dtype), dkernel.astype(like_kernel.dtype)
 
 
 _contract.defvjp(_contract_forward, _contract_backward)
 
 
-def _matrices(x: jax.Array, kernel: jax.Array, axis: int, transposed: bool) -> tuple[jax.Array, jax.Array]:
-    width = math.prod(x.shape[x.ndim - axis :])
-    return x.reshape(-1, width), kernel.reshape((-1, width) if transposed else (width, -1))
+def _axes(x: jax.Array, n: int) -> range:
+    """The first n axes, or the last -n."""
+    return range(n) if n > 0 else range(x.ndim + n, x.ndim)
 
 
-def _dot(a: jax.Array, b: jax.Array, contracted: tuple[int, int]) -> jax.Array:
-    left, right = contracted
-    return jax.lax.dot_general(a, b, (((left,), (right,)), ((), ())), preferred_element_type=jnp.float32)
+def _dot(a: jax.Array, b: jax.Array, over_a: range, over_b: range) -> jax.Array:
+    """The product of a and b in float32, summed over axes that are the first or the last ones of each."""
+    if not is_single_cpu():
+        # All axes stay: one that is divided over devices is gathered before it is flattened with others.
+        return _dot_general(a, b, over_a, over_b)
+    # With more than two axes, XLA on CPU would first copy the operands into another layout.
+    free = [x.shape[i] for x, over in ((a, over_a), (b, over_b)) for i in range(x.ndim) if i not in over]
+    (a, i), (b, j) = _matrix(a, over_a), _matrix(b, over_b)
+    y = _dot_of_rows(a.T, b) if i == j == 0 and _needs_rows(a) else _dot_general(a, b, (i,), (j,))
+    return y.reshape(free)
 
 
-def _dot_over_rows(x: jax.Array, dy: jax.Array) -> jax.Array:
-    """x^T dy."""
-    if _needs_rows(x):
-        return _dot_of_rows(x.T, dy)
-    return _dot(x, dy, (0, 0))
+def _dot_general(a: jax.Array, b: jax.Array, over_a: Sequence[int], over_b: Sequence[int]) -> jax.Array:
+    return jax.lax.dot_general(a, b, ((over_a, over_b), ((), ())), preferred_element_type=jnp.float32)
+
+
+def _matrix(x: jax.Array, over: range) -> tuple[jax.Array, int]:
+    """x as a matrix, and which of its axes holds `over`."""
+    sizes = math.prod(x.shape[i] for i in over), math.prod(x.shape[i] for i in range(x.ndim) if i not in over)
+    return (x.reshape(sizes[::-1]), 1) if over.start else (x.reshape(sizes), 0)
 
 
 def by_rows(x: jax.Array) -> jax.Array:
@@ -132,4 +130,4 @@ def _by_rows(x: jax.Array) -> jax.Array:
 
 @jax.jit
 def _dot_of_rows(a: jax.Array, b: jax.Array) -> jax.Array:
-    return _by_rows(_dot(_by_rows(a), _by_rows(b), (1, 0)))
+    return _by_rows(_dot_general(_by_rows(a), _by_rows(b), (1,), (0,)))
