@@ -145,7 +145,7 @@ def contest(
 
     `work(name, case)` runs in the process of a contestant; `row(case, name, contestant, first, limit)`
     returns a row of the table, where `limit` is `measure(case)`, a peak rate of the machine. Contestants
-    named "ours" and "plain..." always run, others with `--peer`.
+    named "ours" and "plain..." always run, others with `--peer`; `--only` names some.
     """
     parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--worker", nargs=2, help=argparse.SUPPRESS)
