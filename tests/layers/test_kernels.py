@@ -166,6 +166,20 @@ def test_patterns(rng, kernel, pattern, causal):
 
 
 @pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize("h,g,d,bias_heads", [(4, 2, 2, 0), (4, 1, 4, 0), (2, 2, 2, 2)])
+def test_blocks_drawn_for_each_head(rng, kernel, h, g, d, bias_heads):
+    """Also for heads that share their keys, in packed rows, and with a bias, whose blocks are those of any
+    head."""
+    seeds_d = jnp.asarray(rng.integers(0, 99, d))
+    drawn = {"pattern": Blocks(4, 2, each=True), "seeds_d": seeds_d, "heads_per_seed": h // d}
+    assert_exact(KERNELS[kernel], rng, Mask(causal=True, **drawn), 29, h=h, g=g, bias_heads=bias_heads)
+    numbers = segments(rng, 2, 29)
+    places = np.stack([[np.sum(row[:i] == row[i]) for i in range(29)] for row in numbers])
+    packed = Mask.self_attention(*map(jnp.asarray, (numbers, places)), causal=kernel == "unrolled")
+    assert_exact(KERNELS[kernel], rng, packed.replace(**drawn), 29, h=h, g=g, bias_heads=bias_heads)
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
 @pytest.mark.parametrize("bias_heads", [0, 4])
 def test_capped_scores_and_sinks(rng, kernel, bias_heads):
     extras = {"bias_heads": bias_heads, "soft_cap": 1.5, "sinks": True}

@@ -118,6 +118,22 @@ def test_every_pattern_is_tested():
     assert {type(make(4, 2)) for make in PATTERNS.values() if make} == tested
 
 
+def test_each_seed_draws_other_blocks_for_its_heads(rng):
+    seeds, t = rng.integers(0, 500, 3), 40
+    pattern = Blocks(2, drawn=2, each=True)
+    mask = Mask(causal=True, pattern=pattern, seeds_d=jnp.asarray(seeds), heads_per_seed=2)
+    expected = [Mask(causal=True, pattern=Blocks(2, drawn=2, seed=int(n))).dense(t, t)[0, 0] for n in seeds]
+    np.testing.assert_array_equal(mask.dense(t, t)[0], np.repeat(expected, 2, axis=0))
+
+
+def test_consecutive_seeds_draw_independently():
+    """At any distance two of them draw the same of the a + 1 blocks up to block a in 1 of a + 1 cases."""
+    a_n1, seeds = np.arange(8, 60)[:, None], np.arange(128)
+    drawn = Blocks(1, seed=seeds)._drawn(a_n1, 0)
+    same = [np.mean(drawn[:, step:] == drawn[:, :-step]) for step in range(1, 65)]
+    assert max(same) < 0.12 and abs(np.mean(same) - np.mean(1 / (a_n1 + 1))) < 0.01
+
+
 def test_blocks_see_themselves_their_neighbours_the_first_and_some_drawn():
     seen = np.asarray(Mask(pattern=Blocks(2, drawn=2)).dense(40, 40)[0, 0])
     blocks = seen.reshape(20, 2, 20, 2)

@@ -84,6 +84,20 @@ def test_at_most_twice_the_allowed_pairs_are_computed(causal, size):
         assert allowed <= computed <= 2 * allowed, (pattern, computed / allowed)
 
 
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("lengths", [[2048], [512] * 4])
+def test_blocks_of_other_heads_are_not_computed(rng, causal, lengths):
+    """At most twice the pairs that each head may see on average, of which it draws most itself."""
+    t, heads, pattern = 2048, 8, Blocks(32, 4, each=True)
+    mask = Mask(causal=causal, pattern=pattern)
+    if len(lengths) > 1:
+        mask = packed(np.repeat(np.arange(len(lengths)), lengths), pattern, causal)
+    mask = mask.replace(seeds_d=jnp.asarray(rng.integers(0, 999, heads)))
+    computed, dense = jax.jit(lambda mask: (computed_pairs(mask, 1, t, t), mask.dense(t, t)))(mask)
+    assert dense.mean() * t * t <= computed <= 2 * dense.mean() * t * t
+    assert dense.any(axis=1).mean() > 2 * dense.mean() or len(lengths) > 1
+
+
 @pytest.mark.parametrize(
     "make",
     [

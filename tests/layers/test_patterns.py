@@ -7,9 +7,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from tests.decoding.test_incremental import check_steps
 from tests.parameters import random_params
 from transformer.errors import UserError
-from transformer.layers.patterns import PATTERNS
+from transformer.layers.masks import Mask
+from transformer.layers.patterns import PATTERNS, Blocks
 from transformer.models.decoder import Decoder, DecoderConfig, DecoderStepper
 from transformer.models.transformer_xl import TransformerXLConfig
 
@@ -51,6 +53,45 @@ def test_a_packed_document_is_that_document_alone_and_read_into_a_cache(rng, pat
     for i, (n, whole) in enumerate(zip(read, alone, strict=True)):
         got = np.stack([logits_bv[i] for logits_bv in steps])
         np.testing.assert_allclose(got, whole[n - 1 : n + 8], atol=2e-5)
+
+
+DRAWS = {"pattern": "blocks", "pattern_size": 2, "pattern_draws": "each", "num_heads": 4, "num_kv_heads": 2}
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("changes", [{}, {"mixer": "latent", "num_kv_heads": 0}, {"position": "alibi"}])
+def test_each_head_of_each_layer_draws_its_blocks_however_the_model_runs(rng, changes):
+    """The sequence form, scanned layers with a remainder, and decoding with a cache."""
+    kinds = {"layers": ("a", "b"), "layer_kinds": {"a": {}, "b": {"soft_cap": 2.0}}}
+    config = dataclasses.replace(CONFIG, **DRAWS | {"num_layers": 3} | changes)
+    model = Decoder(dataclasses.replace(config, **kinds), 23)
+    params = random_params(rng, model, jnp.zeros((1, 1), jnp.int32))
+    check_steps(rng, model, params)
+    tokens = rng.integers(0, 23, (2, 21))
+    expected = jax.jit(model.apply)({"params": params}, tokens)
+    for other in ({"scan_layers": True}, {"scan_layers": True, "remat": "full"}, {"kernel": "reference"}):
+        apply = jax.jit(Decoder(dataclasses.replace(model.config, **other), 23).apply)
+        np.testing.assert_allclose(apply({"params": params}, tokens), expected, atol=2e-5)
+
+
+def test_a_model_attends_to_the_blocks_that_its_heads_and_layers_draw(rng):
+    model = Decoder(dataclasses.replace(CONFIG, **DRAWS, scan_layers=True), VOCAB)
+    params, t = random_params(rng, model, jnp.zeros((1, 1), jnp.int32)), 30
+    _, sown = model.apply({"params": params}, rng.integers(0, VOCAB, (1, t)), mutable="intermediates")
+    for layer, values in enumerate(sown["intermediates"]["blocks"][0]):
+        (weights_bhts,) = jax.tree.leaves(values)
+        for head, weights_ts in enumerate(weights_bhts[0]):
+            pattern = Blocks(2, seed=2 * layer + head // 2)
+            allowed = Mask(causal=True, pattern=pattern).dense(t, t)[0, 0]
+            np.testing.assert_array_equal(weights_ts > 0, allowed)
+
+
+def test_draws_are_for_patterns_that_draw():
+    with pytest.raises(
+        UserError, match=r"^layer_kinds\.near\.pattern_draws: 'each' does nothing with pattern"
+    ):
+        near = {"pattern": "window", "pattern_draws": "each"}
+        DecoderConfig(layers=("near",), layer_kinds={"near": near})
 
 
 def test_memory_refuses_patterns_that_count_from_the_start_of_a_text():

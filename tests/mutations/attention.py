@@ -14,6 +14,7 @@ KERNELS = " ".join(f"tests/layers/test_kernels.py::{case}" for case in CASES)
 DROPOUT = "tests/layers/test_kernels.py::test_dropout_keeps_the_mean_and_drops_its_share"
 PAIRS = "tests/models/test_models_exact.py::test_an_encoder_decoder"
 SEGMENTS = "tests/models/test_models_exact.py::test_transformer_xl_behind_its_memory"
+DRAWS = "tests/layers/test_patterns.py::test_a_model_attends_to_the_blocks_that_its_heads_and_layers_draw"
 PACKED = "tests/models/test_decoder.py::test_packed_documents_equal_separate_ones"
 
 EDITS = {
@@ -49,12 +50,15 @@ EDITS = {
             "not_dilated": (" & ((i - j) % self.dilation == 0)", ""),
             "strides_of_the_row": ("| ((i - j) % self.stride == 0)", "| (j % self.stride == 0)"),
             "one_summary": (">= self.stride - self.summary)", ">= self.stride - 1)"),
+            "same_distance_for_all_seeds": ("40503 + self.seed * 7919 % 9973", "40503"),
             "global_queries_blind": ("| (j < self.tokens) | (i < self.tokens)", "| (j < self.tokens)"),
         },
     ),
     "transformer/layers/mixers/attention.py": (
-        EXACT,
+        f"{EXACT} {DRAWS}",
         {
+            "same_draws_in_all_layers": ("0 if mask.layer is None else mask.layer", "0"),
+            "same_draws_of_all_heads": ("jnp.arange(n) + n * (", "0 * jnp.arange(n) + n * ("),
             "no_key_norm": ("self.key_norm(key_bsgk) if", "0 * self.key_norm(key_bsgk) + key_bsgk if"),
             "no_query_norm": ("self.query_norm(q_bthk) if", "0 * self.query_norm(q_bthk) + q_bthk if"),
             "not_scaled": ("return self.head_dim**-0.5", "return 1.0"),

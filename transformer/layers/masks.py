@@ -28,6 +28,9 @@ class Mask:
     in another order in a rolling cache. `query_positions` (b, t) and `key_positions` (b, s) count within each
     document (None: as the indices do); those of padding are arbitrary.
 
+    A pattern that draws at random has `seeds` (d,), each for h / d adjacent heads; attention makes them from
+    `layer`, the index of the layer.
+
     With `ancestors` (m, r, s) groups of r rows share their keys and values: at index j, row i of a group
     attends only to the key of row `ancestors[i, j]`; kernels apply it in addition to the dense mask.
     """
@@ -40,6 +43,9 @@ class Mask:
     query_positions_bt: jax.Array | None = None
     key_positions_bs: jax.Array | None = None
     ancestors_mrs: jax.Array | None = None
+    layer: jax.Array | int | None = None
+    seeds_d: jax.Array | None = None
+    heads_per_seed: int = struct.field(pytree_node=False, default=1)
     start: int = struct.field(pytree_node=False, default=0)
     causal: bool = struct.field(pytree_node=False, default=False)
     pattern: Pattern | None = struct.field(pytree_node=False, default=None)
@@ -86,11 +92,22 @@ class Mask:
         )
 
     def dense(self, t: int, s: int) -> jax.Array:
-        """The materialised mask, True where attention is allowed, broadcastable to (b, 1, t, s)."""
+        """The materialised mask, True where attention is allowed, broadcastable to (b, 1, t, s); with seeds
+        to (b, h, t, s)."""
         return self.block(0, t, 0, s)
 
     def block(self, t0: jax.Array | int, t: int, s0: jax.Array | int, s: int) -> jax.Array:
-        """The part for t queries from t0 on and s keys from s0 on, broadcastable to (b, 1, t, s)."""
+        """The part for t queries from t0 on and s keys from s0 on, broadcastable as `dense` is; with seeds s0
+        may be one for each, (d,)."""
+        if self.seeds_d is not None:
+
+            def seeded(seed: jax.Array, s0: jax.Array | int) -> jax.Array:
+                assert self.pattern is not None
+                mask = dataclasses.replace(self, seeds_d=None, pattern=self.pattern.seeded(seed))
+                return mask.block(t0, t, s0, s)[:, 0]
+
+            allowed_bdts = jax.vmap(seeded, (0, 0 if jnp.ndim(s0) else None), 1)(self.seeds_d, s0)
+            return jnp.repeat(allowed_bdts, self.heads_per_seed, axis=1)
 
         def queries(x_bt: jax.Array) -> jax.Array:
             return _cut(x_bt, t0, t)[:, :, None]

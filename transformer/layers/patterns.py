@@ -5,7 +5,7 @@ a strided pattern is a window, and full attention among the tokens whose indices
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any, ClassVar, NamedTuple, Protocol
 
 from transformer.errors import UserError
@@ -34,7 +34,8 @@ class Pattern(Protocol):
     """True where a query at index i may attend to the key at index j; the arrays broadcast.
 
     A pattern is hashable and also works on NumPy arrays: kernels find the blocks to skip before compilation.
-    `relative` says that it depends only on i - j; `grain`, that it consists of blocks of this size.
+    `relative` says that it depends only on i - j; `grain`, that it consists of blocks of this size; `draws`,
+    that it is another one for each seed.
     """
 
     relative: ClassVar[bool]
@@ -43,6 +44,15 @@ class Pattern(Protocol):
     def grain(self) -> int:
         """1: no blocks."""
         return 1
+
+    @property
+    def draws(self) -> bool:
+        """Nothing is drawn."""
+        return False
+
+    def seeded(self, seed: Indices) -> "Pattern":
+        """The pattern for a seed, which may be known only at run time."""
+        return self
 
     @property
     def reach(self) -> int | None:
@@ -189,15 +199,16 @@ class Blocks(Pattern):
     """Blocks of `size` tokens attend to themselves, neighbouring blocks, the first one, `drawn` random ones
     among those before them, and those that drew them: the relation is symmetric, also for encoders.
 
-    The draws are the same for all lengths, heads and layers; the paper's are of all blocks of a length, and
-    differ by head and layer.
+    The draws are the same for all lengths. The same ones are for all heads and layers, or with `each` others
+    for each key/value head of each layer, as in the paper; its draws are of all blocks of a length.
     Source: Zaheer et al. 2020 (Big Bird), section 2, blocks as in its appendix D.
     """
 
     relative: ClassVar[bool] = False
     size: int
     drawn: int = 1
-    seed: int = 0
+    seed: Indices = 0
+    each: bool = False
 
     def __post_init__(self) -> None:
         if self.size < 1 or self.drawn < 0:
@@ -216,6 +227,15 @@ class Blocks(Pattern):
         """The size of a block."""
         return self.size
 
+    @property
+    def draws(self) -> bool:
+        """Whether heads and layers have other blocks."""
+        return self.each and self.drawn > 0
+
+    def seeded(self, seed: Indices) -> Pattern:
+        """These blocks, with others drawn."""
+        return replace(self, seed=seed)
+
     def touches(self, i: Bounds, j: Bounds) -> Indices:
         """Whether the blocks at the bounds are connected; unknown for bounds that are further apart."""
         seen = (i[1] - i[0] >= self.size) | (j[1] - j[0] >= self.size)
@@ -229,8 +249,10 @@ class Blocks(Pattern):
         return (Part(self, causal, Aligned(self.size)),)
 
     def _drawn(self, a: Indices, n: int) -> Indices:
-        # A multiplicative hash instead of a generator: the same function for JAX and NumPy arrays.
-        return ((a * 40503 + self.seed * 9973 + n * 7919) % 65521) % (abs(a) + 1)
+        # A multiplicative hash instead of a generator: the same function for JAX and NumPy arrays. The factor
+        # depends on the seed, or two seeds would draw blocks at the same distance everywhere.
+        factor = 40503 + self.seed * 7919 % 9973
+        return ((a * factor + self.seed * 9973 + n * 7919) % 65521) % (abs(a) + 1)
 
 
 @dataclass(frozen=True)

@@ -42,9 +42,9 @@ REMAT: dict[str, Callable | None] = {
 products; only products with weights, which have no batch axis; the outputs of attention kernels; or the
 products with weights, in host memory (Chen et al. 2016, "Training deep nets with sublinear memory cost")."""
 
-Runners = Sequence[Callable[[jax.Array, Any, jax.Array | None, Any], tuple[jax.Array, Any]]]
-"""For each kind of block, a function of (b, t, d), parameters, random numbers and a cache -> (b, t, d),
-(sown values, the new cache)."""
+Runners = Sequence[Callable[[jax.Array, Any, Any, Any], tuple[jax.Array, Any]]]
+"""For each kind of block, a function of (b, t, d), parameters, (random numbers or None, the layer's index or
+None) and a cache -> (b, t, d), (sown values, the new cache)."""
 
 COLLECTIONS = ("intermediates", "terms")
 """Collections that blocks may sow into: intermediates for inspection, and `Sum`s for the loss."""
@@ -132,10 +132,13 @@ class Stack:
         asked = [] if owner.is_initializing() else asked
         dropping = train and self.drops
         rngs_n = jax.random.split(owner.make_rng("dropout"), self.num_layers) if dropping else None
+        given_n = rngs_n, jnp.arange(self.num_layers) if self.draws else None
 
-        def run_block(block: Block, x_btd: jax.Array, params: Any, rng: jax.Array | None, cache: Any) -> Any:
+        def run_block(block: Block, x_btd: jax.Array, params: Any, given: Any, cache: Any) -> Any:
+            (rng, layer), mask = given, inputs["mask"]
             options = {"rngs": {} if rng is None else {"dropout": rng}, "mutable": asked, "train": train}
-            (x_btd, cache), sown = block.apply({"params": params}, x_btd, cache, **options, **inputs)
+            options |= inputs | {"mask": dataclasses.replace(mask, layer=layer)}
+            (x_btd, cache), sown = block.apply({"params": params}, x_btd, cache, **options)
             return x_btd, (sown, keep(block.mixer, cache))
 
         runners: Runners = [functools.partial(run_block, block) for block in self.blocks]
@@ -143,7 +146,7 @@ class Stack:
             in_loop = self.scan and self.num_layers % len(runners) == 0
             runners = [rematerialised(run, self.remat, prevent_cse=not in_loop) for run in runners]
         over_layers = self._scanned if self.scan else self._in_turn
-        x_btd, found = over_layers(runners, x_btd, params, rngs_n, caches or (None,) * self.num_layers)
+        x_btd, found = over_layers(runners, x_btd, params, given_n, caches or (None,) * self.num_layers)
         for collection in asked:
             owner.sow(collection, name, [sown.get(collection, {}) for sown, _ in found])
         return x_btd, tuple(cache for _, cache in found)
@@ -153,11 +156,11 @@ class Stack:
         runners: Runners,
         x_btd: jax.Array,
         params: Any,
-        rngs_n: jax.Array | None,
+        given_n: Any,
         caches: Sequence[Any],
     ) -> tuple[jax.Array, list[Any]]:
-        found, rngs = [], [None] * self.num_layers if rngs_n is None else rngs_n
-        for i, layer in enumerate(zip(self.unstack(params), rngs, caches, strict=True)):
+        found, given = [], [jax.tree.map(operator.itemgetter(i), given_n) for i in range(self.num_layers)]
+        for i, layer in enumerate(zip(self.unstack(params), given, caches, strict=True)):
             with jax.named_scope(f"block_{i}"):  # for profiler traces
                 x_btd, of_layer = runners[i % len(runners)](x_btd, *layer)
             found.append(of_layer)
@@ -168,7 +171,7 @@ class Stack:
         runners: Runners,
         x_btd: jax.Array,
         params: Any,
-        rngs_n: jax.Array | None,
+        given_n: Any,
         caches: Sequence[Any],
     ) -> tuple[jax.Array, list[Any]]:
         m = len(runners)
@@ -179,12 +182,12 @@ class Stack:
         ]
         last: Any = None
         if m == 1:  # avoids a reshape, for which XLA would keep a copy of each layer's parameters
-            layers = params, rngs_n, caches_m[0]
+            layers = params, given_n, caches_m[0]
             x_btd, of_layers = jax.lax.scan(lambda x_btd, layer: runners[0](x_btd, *layer), x_btd, layers)
             stacked = [of_layers]
         else:
             first, last = self._cut(params, rounds)
-            first = first, None if rngs_n is None else rngs_n[: rounds * m]
+            first = first, jax.tree.map(lambda x: x[: rounds * m], given_n)
             first = jax.tree.map(lambda x: x.reshape(rounds, -1, *x.shape[1:]), first)
             run_round = functools.partial(dataclasses.replace(self, num_layers=m)._in_turn, runners)
             x_btd, stacked = jax.lax.scan(
@@ -192,9 +195,9 @@ class Stack:
             )
         found = [jax.tree.map(operator.itemgetter(i // m), stacked[i % m]) for i in range(rounds * m)]
         if rest:
-            rngs_n = None if rngs_n is None else rngs_n[rounds * m :]
+            given_n = jax.tree.map(lambda x: x[rounds * m :], given_n)
             shorter = dataclasses.replace(self, num_layers=rest)
-            x_btd, of_rest = shorter._in_turn(runners, x_btd, last, rngs_n, caches[rounds * m :])
+            x_btd, of_rest = shorter._in_turn(runners, x_btd, last, given_n, caches[rounds * m :])
             found += of_rest
         return x_btd, found
 
@@ -215,6 +218,8 @@ class Stack:
         caches: Sequence[Any],
         memories: Sequence[KVCache | None] = (),
         rngs_n: jax.Array | None = None,
+        *,
+        mask: Mask,
         **inputs: Any,
     ) -> tuple[jax.Array, tuple[Any, ...]]:
         """Applies all blocks to new tokens in the step form, with a cache per layer (and the keys and values
@@ -227,6 +232,7 @@ class Stack:
         memories = memories or (None,) * self.num_layers
         for i, (params, cache, memory) in enumerate(zip(layers, caches, memories, strict=True)):
             block, rngs = self.block(i), {} if rngs_n is None else {"dropout": rngs_n[i]}
+            inputs["mask"] = dataclasses.replace(mask, layer=i if self.draws else None)
             x_btd, cache = block.apply({"params": params}, x_btd, cache, memory, rngs=rngs, **inputs)
             extended.append(cache)
         return x_btd, tuple(extended)
@@ -234,6 +240,12 @@ class Stack:
     def block(self, i: int) -> Block:
         """The block of layer i."""
         return self.blocks[i % len(self.blocks)]
+
+    @property
+    def draws(self) -> bool:
+        """Whether the pattern of any layer draws what it sees by the index of the layer."""
+        patterns = [getattr(mixer, "pattern", None) for mixer in self.mixers]
+        return any(pattern is not None and pattern.draws for pattern in patterns)
 
     @property
     def mixers(self) -> list[Mixer]:

@@ -22,7 +22,7 @@ from transformer.layers.feed_forward import FEED_FORWARDS
 from transformer.layers.kernels import KERNELS
 from transformer.layers.mixers import MIXERS, Attention, Mixer
 from transformer.layers.normalization import NORMS
-from transformer.layers.patterns import PATTERNS, Pattern
+from transformer.layers.patterns import PATTERNS, Blocks, Pattern
 from transformer.layers.positions import POSITIONS, Position
 from transformer.layers.positions.rope import SCALINGS
 from transformer.layers.stack import REMAT, Stack
@@ -77,6 +77,8 @@ class StackConfig(Bounded):
     pattern_size: int = 256  # window size, stride or block size, in tokens
     # window: dilation; fixed: summary keys; global: global tokens; blocks: random blocks
     pattern_extra: int = 1
+    # random blocks: the same for all heads and layers, or others for each key/value head of each layer
+    pattern_draws: Literal["one", "each"] = "one"
     position: Annotated[str, OneOf(POSITIONS)] = "rope"  # position encoding
     position_base: PositiveFloat = 10000.0  # base of rope and sinusoidal positions: longest wavelength / 2 pi
     position_scaling: Annotated[str, OneOf(SCALINGS)] = "none"  # context extension of rope
@@ -189,6 +191,8 @@ class StackConfig(Bounded):
         found: dict[str, str] = {}
         if self.pattern == "full":
             found |= dict.fromkeys(("pattern_size", "pattern_extra"), "with pattern 'full'")
+        if self.pattern != "blocks":
+            found["pattern_draws"] = f"with pattern {self.pattern!r}"
         if not self.use_bias:
             found["attention_bias"] = "with use_bias False"
         if self.position_scaling != "yarn":
@@ -260,7 +264,9 @@ class StackConfig(Bounded):
     def _pattern(self) -> Pattern:
         make: Any = PATTERNS[self.pattern]
         try:
-            return make(self.pattern_size, self.pattern_extra)
+            pattern = make(self.pattern_size, self.pattern_extra)
+            each = isinstance(pattern, Blocks) and self.pattern_draws == "each"
+            return dataclasses.replace(pattern, each=True) if each else pattern
         except UserError as error:
             sizes = f"pattern_size: {self.pattern_size} and pattern_extra: {self.pattern_extra}"
             raise UserError(f"{sizes} with pattern {self.pattern!r}: {error}") from error

@@ -34,6 +34,8 @@ def blockwise(
     Source: Milakov & Gimelshein 2018 (online softmax); Rabe & Staats 2021; Dao et al. 2022 (FlashAttention).
     """
     scoring = scoring or Scoring()
+    if mask.seeds_d is not None and len(mask.seeds_d) > k_bsgk.shape[2]:  # heads that share keys see others
+        k_bsgk, v_bsgk = (jnp.repeat(x, len(mask.seeds_d) // x.shape[2], axis=2) for x in (k_bsgk, v_bsgk))
     learned, given = (scoring.params, scoring.sinks_h), (mask, scoring, dropout_rng)
     q_bhtk, k_bgsk, v_bgsk = (x.swapaxes(1, 2) for x in (q_bthk, k_bsgk, v_bsgk))
     return _attend(q_bhtk, k_bgsk, v_bgsk, learned, given, dropout_rate).swapaxes(1, 2)
@@ -141,7 +143,8 @@ class _Blocks:
         self.mask, self.scoring = part.mask(mask, b), part.scoring(scoring, b)
         self.rate, self.bounded, self.sizes = rate, bounded, part.blocks.sizes
         self.rng = None if rng is None else jax.random.fold_in(rng, number)
-        self.table, self.counts = part.table(self.mask, mask)
+        # The hooks of a position encoding take the same keys for all heads.
+        self.table, self.counts = part.table(self.mask, mask, by_seed=scoring.position is None)
 
     def over(self, row: Any, carry: Any, *queries_bhtk: jax.Array) -> tuple[Any, jax.Array]:
         """Calls `row(carry, loop, i, *block)` for each block i of the queries, and joins its outputs.
@@ -177,9 +180,9 @@ class _Blocks:
         return jax.lax.scan(step, carry, (jnp.arange(len(js)), js))[0]
 
     def at(self, j: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """The keys and values of block j."""
+        """The keys and values of block j, or of block j[g] of each head g."""
         size = self.sizes[1]
-        k_bgsk, v_bgsk = (jax.lax.dynamic_slice_in_dim(x, j * size, size, 2) for x in self.keys)
+        k_bgsk, v_bgsk = (_cut(x, j * size, size) for x in self.keys)
         return k_bgsk, v_bgsk
 
     def scores(self, q_bhtk, k_bgsk, learned, i, j) -> jax.Array:
@@ -193,7 +196,8 @@ class _Blocks:
 
     def weighted(self, e_bhts, v_bgsk, learned, i, j) -> jax.Array:
         """sum_s e v + values(e), in float32, after dropout: linear in e and in v."""
-        rng = None if self.rng is None else jax.random.fold_in(jax.random.fold_in(self.rng, i), j)
+        rng, j0 = self.rng, jnp.ravel(j)[0]
+        rng = None if rng is None else jax.random.fold_in(jax.random.fold_in(rng, i), j0)
         return weighted_values(drop(e_bhts, self.rate, rng), v_bgsk, self._scoring(learned, i, j))
 
     def _scoring(self, learned, i, j) -> Scoring:
@@ -250,9 +254,20 @@ def _backward(blocks: _Blocks, learned, q_bhtk, dout_bhtk, mean_bht1, norm_bht1)
     return dq_bhtk, *grads
 
 
+def _cut(x_bgsk: jax.Array, at: jax.Array, size: int) -> jax.Array:
+    """The keys from `at` on, or of each head g from at[g] on."""
+    if at.ndim:
+        cut = functools.partial(jax.lax.dynamic_slice_in_dim, slice_size=size, axis=1)
+        return jax.vmap(cut, (1, 0), 1)(x_bgsk, at)
+    return jax.lax.dynamic_slice_in_dim(x_bgsk, at, size, 2)
+
+
 def _add_at(total_bgsk: jax.Array, part_bgsk: jax.Array, at: jax.Array) -> jax.Array:
-    there = jax.lax.dynamic_slice_in_dim(total_bgsk, at, part_bgsk.shape[2], 2)
-    return jax.lax.dynamic_update_slice_in_dim(total_bgsk, there + part_bgsk, at, 2)
+    new_bgsk = _cut(total_bgsk, at, part_bgsk.shape[2]) + part_bgsk
+    if at.ndim:
+        put = functools.partial(jax.lax.dynamic_update_slice_in_dim, axis=1)
+        return jax.vmap(put, (1, 1, 0), 1)(total_bgsk, new_bgsk, at)
+    return jax.lax.dynamic_update_slice_in_dim(total_bgsk, new_bgsk, at, 2)
 
 
 def finite(x: jax.Array) -> jax.Array:

@@ -128,7 +128,7 @@ class Placed(NamedTuple):
         """The mask of the view, for b rows."""
         counted = mask if mask.counts_positions else Mask()
         i_1t, j_1s = None, None
-        if self.queries.order is not None or self.keys.order is not None:
+        if self.queries.order is not None or self.keys.order is not None or mask.seeds_d is not None:
             i_1t, j_1s = (
                 mask.start + jnp.arange(self.queries.length)[None],
                 jnp.arange(self.keys.length)[None],
@@ -141,6 +141,8 @@ class Placed(NamedTuple):
             key_indices_bs=self.keys.row(j_1s, b),
             query_positions_bt=self.queries.row(counted.query_positions_bt, b),
             key_positions_bs=self.keys.row(counted.key_positions_bs, b),
+            seeds_d=mask.seeds_d,
+            heads_per_seed=mask.heads_per_seed,
             start=self.start,
             causal=self.part.causal,
             pattern=self.part.pattern,
@@ -152,12 +154,13 @@ class Placed(NamedTuple):
         keys_bs = self.keys.row(scoring.key_positions_bs, b)
         return dataclasses.replace(scoring, query_positions_bt=queries_bt, key_positions_bs=keys_bs)
 
-    def table(self, mask: Mask, given: Mask) -> tuple[Any, Any]:
+    def table(self, mask: Mask, given: Mask, by_seed: bool = True) -> tuple[Any, Any]:
         """For each block of queries the numbers of its visible blocks of keys, first in a row of (n, m), and
         how many these are, (n,).
 
         Not visible are also those that the segments, invalid keys or positions of the `given` mask exclude in
-        all rows of the view, whose mask is `mask`.
+        all rows of the view, whose mask is `mask`. With several seeds, and if they are told apart `by_seed`,
+        each has its own blocks: (n, m, d), and (n,) for the one with the most.
         """
         sizes, static = self.blocks
         width = max(1, int(static.sum(axis=1).max()))
@@ -169,15 +172,22 @@ class Placed(NamedTuple):
         if mask.query_indices_bt is not None:
             i, j = _pairs(mask.query_indices_bt, mask.key_indices_bs, sizes)
             seen += [j[0] <= i[1]] if given.causal else []
-            seen += [mask.pattern.touches(i, j)] if mask.pattern and mask.pattern.relative else []
+            if mask.pattern is not None and not mask.counts_positions:
+                seen.append(_touching(mask, i, j))
         if mask.query_segments_bt is not None:
             i, j = _pairs(mask.query_segments_bt, mask.key_segments_bs, sizes)
             seen.append((i[0] <= j[1]) & (j[0] <= i[1]))
         if mask.pattern is not None and mask.counts_positions:
-            seen.append(mask.pattern.touches(*_pairs(mask.query_positions_bt, mask.key_positions_bs, sizes)))
+            i, j = _pairs(mask.query_positions_bt, mask.key_positions_bs, sizes)
+            seen.append(_touching(mask, i, j))
         if len(seen) == 1:
             return _first(np, static, width)
-        return _first(jnp, functools.reduce(jnp.logical_and, seen).any(axis=0), width)
+        by_head = [x if x.ndim == 4 else x[:, None] for x in seen]
+        seen_dnm = functools.reduce(jnp.logical_and, by_head).any(axis=0)
+        if len(seen_dnm) == 1 or not by_seed:
+            return _first(jnp, seen_dnm.any(axis=0), width)
+        table_dnm, counts_dn = jax.vmap(lambda seen_nm: _first(jnp, seen_nm, width))(seen_dnm)
+        return table_dnm.transpose(1, 2, 0), counts_dn.max(axis=0)
 
 
 def parts_of(mask: Mask, t: int, s: int) -> list[Placed]:
@@ -221,6 +231,8 @@ def _placed(part: Part, start: int, t: int, s: int, sizes: tuple[int, ...]) -> P
     if not u or not w:
         return None
     blocks = _blocks(part, first, u, w, sizes)
+    if part.pattern is not None and part.pattern.draws:  # by seeds that are known only at run time
+        blocks = _seen(Part(None, part.causal), first, u, w, blocks.sizes)
     sides = Side(queries, t, blocks.sizes[0]), Side(keys, s, blocks.sizes[1])
     return Placed(part, first, *sides, blocks)
 
@@ -276,6 +288,14 @@ def _pairs(queries_bt: Any, keys_bs: Any, sizes: tuple[int, int]) -> tuple[Bound
     """The bounds of the blocks of queries (b, n, 1) and of keys (b, 1, m)."""
     i, j = _bounds(queries_bt, sizes[0]), _bounds(keys_bs, sizes[1])
     return (i[0][:, :, None], i[1][:, :, None]), (j[0][:, None], j[1][:, None])
+
+
+def _touching(mask: Mask, i: Bounds, j: Bounds) -> Any:
+    """Where the pattern touches, (b, n, m); with seeds (b, d, n, m)."""
+    pattern: Any = mask.pattern
+    if mask.seeds_d is None:
+        return pattern.touches(i, j)
+    return jax.vmap(lambda seed: pattern.seeded(seed).touches(i, j), out_axes=1)(mask.seeds_d)
 
 
 def _first(xp: Any, seen: Any, width: int) -> tuple[Any, Any]:

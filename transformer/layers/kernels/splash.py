@@ -83,7 +83,7 @@ def serves(q_bthk, k_bsgk, v_bsgk, mask: Mask, scoring: Scoring, dropout_rate: f
         return f"heads are {k} wide, and values {v_bsgk.shape[-1]}; it takes multiples of 64"
     if b % rows or h % columns or g % columns:
         return f"{b} rows, {h} heads or {g} key heads cannot be cut over {rows} x {columns} devices"
-    if mask.pattern is not None and mask.query_positions_bt is not None and not mask.pattern.relative:
+    if mask.counts_positions or mask.seeds_d is not None:
         return "which blocks its pattern sees is not known before the rows are"
     if scoring.has("bias") or scoring.has("values"):
         return "its scores and weights are not there for the position to add to"

@@ -65,7 +65,7 @@ class Attention(Mixer, kw_only=True):  # type: ignore[call-arg]
         if cache is not None:
             seen = cache = cache.write(seen, start)
         key_positions_bs = positions_bt if key_positions_bs is None else key_positions_bs
-        mask = dataclasses.replace(mask, pattern=self.pattern)
+        mask = self._seeded(dataclasses.replace(mask, pattern=self.pattern), q_bthk.shape[2])
         if cache is not None and cache.wraps:
             # A rolling cache has the last tokens in another order: the mask's keys are put in that order.
             indices_s = cache.held_after(start, x_btd.shape[1], self.reach)
@@ -125,6 +125,18 @@ class Attention(Mixer, kw_only=True):  # type: ignore[call-arg]
     def reach(self) -> int | None:
         """The reach of the pattern."""
         return None if self.pattern is None else self.pattern.reach
+
+    @property
+    def heads_that_draw(self) -> int:
+        """The number of key/value heads, each with other blocks if a pattern draws them."""
+        return self.cache_widths[0]
+
+    def _seeded(self, mask: Mask, heads: int) -> Mask:
+        if self.pattern is None or not self.pattern.draws:
+            return mask
+        n = self.heads_that_draw
+        seeds_d = jnp.arange(n) + n * (0 if mask.layer is None else mask.layer)
+        return dataclasses.replace(mask, seeds_d=seeds_d, heads_per_seed=heads // n)
 
     @property
     @abstractmethod

@@ -100,6 +100,11 @@ class LatentAttention(Attention, kw_only=True):  # type: ignore[call-arg]
         return 1, self.latent_width + self.head_dim // 2, 0
 
     @property
+    def heads_that_draw(self) -> int:
+        """All h: keys and values are those of each head, also where they are never computed."""
+        return self.num_heads
+
+    @property
     def products_per_pair(self) -> int:
         """h (2 k + k / 2), over the keys and values of heads."""
         return self.num_heads * (2 * self.head_dim + self.head_dim // 2)
