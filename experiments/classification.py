@@ -23,6 +23,7 @@ from transformer.evaluation.classification import (
     prediction_table,
     ranked_labels,
 )
+from transformer.layers.devices import on_host
 from transformer.models.classifier import ClassifierConfig, TextClassifier
 from transformer.run_folder import RunFolder
 from transformer.training.experiment import Batch, Experiment, Params, Put
@@ -174,7 +175,7 @@ class Classification(Experiment):
         for start in range(0, len(frames), AT_ONCE):
             some = frames[start : start + AT_ONCE]
             arrays = pad_encoder_inputs(some, AT_ONCE, length)
-            found.append(np.asarray(self._logits(params, *arrays))[: len(some)])
+            found.append(on_host(self._logits(params, *arrays))[: len(some)])
         return mean_logits(np.concatenate(found), np.array([*map(len, inputs)]))
 
     @functools.cached_property

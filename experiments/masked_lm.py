@@ -16,6 +16,7 @@ from transformer.errors import UserError
 from transformer.evaluation.attention import AttentionMap, encoder_attention, first_tokens
 from transformer.evaluation.embeddings import states_of
 from transformer.evaluation.likelihood import likelihood_evaluator
+from transformer.layers.devices import on_host
 from transformer.layers.products import attention_products
 from transformer.models.encoder import EncoderConfig
 from transformer.models.masked_lm import MaskedLanguageModel
@@ -170,7 +171,7 @@ class MaskedLanguageModeling(Experiment):
                 )
             tokens_bt = np.pad(tokens, (0, room - len(tokens)))[None]
             filled = np.pad(places, (0, room - len(places)))[None]
-            p_mk, ids_mk = jax.device_get(guess(params, tokens_bt, len(tokens), filled))
+            p_mk, ids_mk = map(on_host, guess(params, tokens_bt, len(tokens), filled))
             yield [
                 "\t".join(f"{self._shown(int(i))} {p:.4f}" for i, p in zip(ids, ps, strict=True))
                 for ids, ps in zip(ids_mk[: len(places)], p_mk[: len(places)], strict=True)

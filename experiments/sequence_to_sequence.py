@@ -26,6 +26,7 @@ from transformer.evaluation.likelihood import likelihood_evaluator
 from transformer.evaluation.metrics import make_metrics, metric_names
 from transformer.evaluation.scoring import Row, Score, score_pairs
 from transformer.evaluation.text_metric import MetricOptions, TextMetric
+from transformer.layers.devices import on_host
 from transformer.layers.products import attention_products
 from transformer.models.encoder_decoder import EncoderDecoderConfig
 from transformer.run_folder import RunFolder
@@ -228,7 +229,7 @@ class SequenceToSequence(Experiment):
         if weights_hts is None:
             return None
         wrote, saw = ([tokenizer.decode([i]) or "end" for i in tokens] for tokens in (written, read))
-        return np.asarray(weights_hts), wrote, saw
+        return on_host(weights_hts), wrote, saw
 
     def data_lines(self) -> list[str]:
         """The number of pairs, the share of padding, and how many pairs were truncated or left out."""

@@ -22,6 +22,7 @@ from transformer.evaluation.attention import AttentionMap, encoder_attention
 from transformer.evaluation.generation import GenerationEvaluator
 from transformer.evaluation.likelihood import likelihood_evaluator
 from transformer.evaluation.squad import SquadMetric
+from transformer.layers.devices import on_host
 from transformer.models.encoder import EncoderConfig
 from transformer.models.span import SpanClassifier, place_log_probs
 from transformer.run_folder import RunFolder
@@ -224,7 +225,7 @@ class SpanExtraction(Experiment):
     def _read(self, params: Params, frames: list[Any]) -> list[np.ndarray]:
         """The logits (t, 2) of each window."""
         arrays = pad_encoder_inputs(frames, AT_ONCE, self.config.data.sequence_length)
-        return list(np.asarray(self._logits(params, *arrays))[: len(frames)])
+        return list(on_host(self._logits(params, *arrays))[: len(frames)])
 
     def _windows(self, params: Params, tokens_bt: Any, types_bt: Any, segments_bt: Any) -> jax.Array:
         return self.model.apply({"params": params}, tokens_bt, segments_bt=segments_bt, types_bt=types_bt)

@@ -16,6 +16,7 @@ from transformer.models.transformer_xl import Memory, TransformerXLConfig
 from transformer.training.experiment import Batch, Params, Put
 from transformer.training.hooks import Evaluator
 from transformer.training.metrics import Sum
+from transformer.training.parallel import rows_here
 from transformer.training.step import in_microbatches
 from transformer.training.token_losses import token_losses
 
@@ -73,8 +74,7 @@ class SegmentRecurrence(LanguageModeling):
             size,
             workers=self.config.data.workers,
             repeat=order.get("repeat", False),
-            process_index=jax.process_index(),
-            process_count=jax.process_count(),
+            needed=rows_here(size),
         )
 
     def evaluators(self, put: Put, split: str = "validation") -> dict[str, Evaluator]:

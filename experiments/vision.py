@@ -22,6 +22,7 @@ from transformer.evaluation.classification import (
     prediction_table,
     ranked_labels,
 )
+from transformer.layers.devices import on_host
 from transformer.layers.products import attention_products
 from transformer.models.vision import VisionConfig, VisionTransformer
 from transformer.run_folder import RunFolder
@@ -131,7 +132,7 @@ class Vision(Experiment):
 
     def _read(self, params: Params, images: list[Any]) -> np.ndarray:
         """The logits (n, c) of at most `AT_ONCE` images."""
-        return np.asarray(self._logits(params, np.stack(fill(images, AT_ONCE))))[: len(images)]
+        return on_host(self._logits(params, np.stack(fill(images, AT_ONCE))))[: len(images)]
 
     @functools.cached_property
     def _logits(self) -> Callable[..., jax.Array]:

@@ -82,6 +82,15 @@ def test_two_processes_train_stop_and_go_on_as_one_does(folders):
         np.testing.assert_allclose(a, b, atol=rounding * np.abs(b).max())
 
 
+@pytest.mark.parametrize("axis", ["tensor", "context"])
+def test_processes_that_share_the_rows_of_a_batch(tmp_path, source, folders, axis):
+    """An axis over both of them: each reads all rows, and has a part of the model or of each sequence."""
+    over = ["--config.parallel.mesh.data=1", f"--config.parallel.mesh.{axis}=2"]
+    together(*runs.tiny(source, tmp_path / "run", *OPTIONS, *over, f"--config.train.steps={STEPS}"))
+    (_, found), (_, expected) = metrics(tmp_path / "run"), metrics(folders[2])
+    np.testing.assert_allclose(found, expected, rtol=TOKENS * np.finfo(np.float32).eps)
+
+
 def test_only_the_first_process_speaks(folders):
     two, printed, _ = folders
     for number, (first, second) in enumerate(printed):

@@ -122,7 +122,7 @@ def test_what_is_drawn_depends_on_the_place_alone(data, rng, tmp_path):
     made = data(write(tmp_path / "images", rng), channels=3, shift=2, flip=True)
     options = {"seed": 5, "shuffle": True, "repeat": True}
     whole = made.loader("train", 8, **options)
-    parts = [made.loader("train", 8, process_index=p, process_count=4, **options) for p in range(4)]
+    parts = [made.loader("train", 8, needed=rows, **options) for rows in np.split(np.arange(8), 4)]
     for step in (3, 0, 9):
         batch = whole.batch_at(step)
         joined = [part.batch_at(step) for part in parts]

@@ -8,7 +8,6 @@ import pytest
 from tests.data.documents import TEXT, cache_of
 from transformer.data.loader import DataLoader
 from transformer.data.packed_text import PackedRows
-from transformer.errors import UserError
 
 
 class Numbers:
@@ -63,8 +62,8 @@ def test_one_pass_serves_every_row_once_over_any_number_of_processes(count, shuf
     whole = None
     for processes in (1, 2, 4):
         loaders = [
-            DataLoader(Numbers(count), 8, seed=3, shuffle=shuffle, process_index=i, process_count=processes)
-            for i in range(processes)
+            DataLoader(Numbers(count), 8, seed=3, shuffle=shuffle, needed=needed)
+            for needed in np.split(np.arange(8), processes)
         ]
         assert {len(loader) for loader in loaders} == {-(-count // 8)}
         batches = [
@@ -84,10 +83,8 @@ def test_processes_share_the_batches_of_training():
     together = DataLoader(Numbers(37), 8, seed=5, shuffle=True, repeat=True)
     for processes in (2, 4):
         loaders = [
-            DataLoader(
-                Numbers(37), 8, seed=5, shuffle=True, repeat=True, process_index=i, process_count=processes
-            )
-            for i in range(processes)
+            DataLoader(Numbers(37), 8, seed=5, shuffle=True, repeat=True, needed=needed)
+            for needed in np.split(np.arange(8), processes)
         ]
         for step in range(12):
             parts = [loader.batch_at(step)["row"] for loader in loaders]
@@ -150,9 +147,18 @@ def test_an_error_in_the_background_is_raised_here(workers):
     assert threading.active_count() < before + (not workers)
 
 
-def test_processes_that_cannot_share_a_batch():
-    with pytest.raises(UserError, match=r"train\.batch_size: 6 is no multiple of the 4 processes"):
-        DataLoader(Numbers(9), 6, process_count=4)
+def test_a_process_reads_the_rows_that_it_needs_and_no_others():
+    """In any order of the devices, so that it may need rows that are no neighbours, and others need too."""
+    read = []
+
+    class Counted(Numbers):
+        def batch(self, rows):
+            read.extend(rows.tolist())
+            return super().batch(rows)
+
+    needed = np.array([1, 2, 6])
+    found = DataLoader(Counted(40), 8, needed=needed).batch_at(2)["row"]
+    assert read == found.tolist() == [17, 18, 22]
 
 
 def test_the_last_batch_is_filled_with_rows_of_no_weight(tmp_path):

@@ -119,8 +119,8 @@ def test_batches_are_the_same_on_any_number_of_processes_and_new_in_each_epoch(t
     whole = data.loader("train", 8, **order)
     for count, step in itertools.product((2, 4, 8), (0, 3, 50)):
         parts = [
-            data.loader("train", 8, process_index=index, process_count=count, **order).batch_at(step)
-            for index in range(count)
+            data.loader("train", 8, needed=needed, **order).batch_at(step)
+            for needed in np.split(np.arange(8), count)
         ]
         for name, values in whole.batch_at(step).items():
             np.testing.assert_array_equal(np.concatenate([part[name] for part in parts]), values)

@@ -1,5 +1,4 @@
 import re
-import types
 
 import jax
 import jax.numpy as jnp
@@ -36,9 +35,9 @@ def boxed_params(vocab=16, width=8, hidden=32):
 
 
 EXPECTED = {
-    "embedding/table": P("tensor", "fsdp"),
-    "blocks/up/kernel": P(None, "fsdp", "tensor"),
-    "blocks/down/kernel": P(None, "tensor", "fsdp"),
+    "embedding/table": P("tensor", ("fsdp", "context")),
+    "blocks/up/kernel": P(None, ("fsdp", "context"), "tensor"),
+    "blocks/down/kernel": P(None, "tensor", ("fsdp", "context")),
     "blocks/norm/scale": P(None, None),
 }
 
@@ -68,8 +67,8 @@ def toy_state(tx, boxed_moments):
 
 
 def test_one_axis_takes_what_is_left():
-    assert dict(mesh(-1, 2, 2).shape) == {"data": 2, "fsdp": 2, "context": 1, "tensor": 2}
-    assert dict(mesh(1, -1, 1).shape) == {"data": 1, "fsdp": 8, "context": 1, "tensor": 1}
+    assert dict(mesh(-1, 2, 2).shape) == {"slice": 1, "data": 2, "fsdp": 2, "context": 1, "tensor": 2}
+    assert dict(mesh(1, -1, 1).shape) == {"slice": 1, "data": 1, "fsdp": 8, "context": 1, "tensor": 1}
 
 
 @pytest.mark.parametrize("boxed_moments", [False, True])
@@ -123,7 +122,8 @@ def test_the_state_of_some_blocks_lies_like_that_of_all():
     moments = {name: spec for name, spec in found.items() if name.endswith("kernel")}
     assert len(moments) == 4
     for name, spec in moments.items():
-        wanted = P(None, "fsdp", "tensor") if "up/" in name else P(None, "tensor", "fsdp")
+        over = ("fsdp", "context")
+        wanted = P(None, over, "tensor") if "up/" in name else P(None, "tensor", over)
         assert spec == wanted, name
 
 
@@ -241,18 +241,3 @@ def test_indivisible_dimension_names_parameter_and_axis():
     params = {"head": {"kernel": nn.LogicallyPartitioned(jnp.ones((8, 9)), ("embed", "vocab"))}}
     with pytest.raises(UserError, match=r"mesh.tensor: 2 .*dimension 1 \('vocab', 9 wide\).*head/kernel"):
         parallel.state_shardings(state(params, ()), mesh(2, 2, 2), RULES)
-
-
-def test_processes_that_would_share_rows_are_refused():
-    def devices(of_process, *shape):
-        made = [types.SimpleNamespace(process_index=p) for p in of_process]
-        return np.array(made, object).reshape(shape)
-
-    parallel.check_processes(devices([0, 0, 1, 1], 2, 1, 1, 2))
-    parallel.check_processes(devices([0, 0, 1, 1], 1, 4, 1, 1))
-    with pytest.raises(UserError, match=r"^parallel.mesh.tensor: 4 devices, of 2 processes for part 0"):
-        parallel.check_processes(devices([0, 0, 1, 1], 1, 1, 1, 4))
-    with pytest.raises(UserError, match=r"2 devices, of 2 processes"):
-        parallel.check_processes(devices([0, 1, 0, 1], 2, 1, 1, 2))
-    with pytest.raises(UserError, match=r"^parallel.mesh.context x tensor: 4 devices, of 2 processes"):
-        parallel.check_processes(devices([0, 0, 1, 1], 1, 1, 2, 2))

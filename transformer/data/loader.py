@@ -11,8 +11,6 @@ import grain
 import grain.experimental
 import numpy as np
 
-from transformer.errors import UserError
-
 
 class Rows(Protocol):
     """Random access to batches of examples."""
@@ -46,42 +44,33 @@ class DataLoader:
 
     With `shuffle`, epoch e is a permutation by (seed, e); with `repeat`, epochs follow one another without
     end, also within a batch. Without `repeat` the last batch is padded, so that all batches have the same
-    shape and every row occurs once. Process p of n gets the p-th of n equal parts of each batch.
-
-    Raises:
-      UserError: the number of processes does not divide the batch size.
+    shape and every row occurs once. A process that needs only some of the rows of each batch names them.
     """
 
     rows: Rows
-    batch_size: int  # rows over all processes
+    batch_size: int
     _: dataclasses.KW_ONLY
     seed: int = 0
     shuffle: bool = False
     repeat: bool = False
-    process_index: int = 0
-    process_count: int = 1
+    needed: np.ndarray | None = None  # rows of each batch, counted from 0; None: all
     prefetch: int = 4  # batches that `iterate` keeps ready
     workers: int = 1  # threads that make them; 0: each is made when it is asked for
     transform: Transform | None = None  # changes each batch
-
-    def __post_init__(self) -> None:
-        size, count = self.batch_size, self.process_count
-        if size % count:
-            raise UserError(f"train.batch_size: {size} is no multiple of the {count} processes")
 
     def __len__(self) -> int:
         return -(-len(self.rows) // self.batch_size)
 
     def batch_at(self, step: int) -> HostBatch:
-        """This process's rows of batch `step`.
+        """The needed rows of batch `step`.
 
         Raises:
           IndexError: there is no such batch, without `repeat`.
         """
         if not 0 <= step < (sys.maxsize if self.repeat else len(self)):
             raise IndexError(f"batch {step} of {len(self)}")
-        own = self.batch_size // self.process_count
-        places = step * self.batch_size + self.process_index * own + np.arange(own)
+        needed = np.arange(self.batch_size) if self.needed is None else self.needed
+        places = step * self.batch_size + needed
         rows = np.array([self._row(int(place)) for place in places])
         if isinstance(self.rows, EpochRows):
             batch = self.rows.batch_of_epochs(rows, places // len(self.rows))

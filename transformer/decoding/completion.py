@@ -14,6 +14,7 @@ from transformer.decoding import generation, speculative
 from transformer.decoding.sampling import DecodingConfig
 from transformer.decoding.speculative import SpeculativePair
 from transformer.decoding.stepper import Stepper
+from transformer.layers.devices import on_host
 
 STOP_CHECK_EVERY = 16
 """Tokens that are drawn between two checks for stop strings."""
@@ -171,7 +172,7 @@ class TextGenerator:
             **options,
         )
         advance = speculative.advance if isinstance(self.stepper, SpeculativePair) else generation.advance
-        new_bn, index = np.asarray(state.token_b)[:, None], 0
+        new_bn, index = on_host(state.token_b)[:, None], 0
         while True:
             count = int(state.index) - index
             for text, limit, new_n in zip(texts, limits, new_bn, strict=False):
@@ -179,11 +180,11 @@ class TextGenerator:
             index += count
             yield
             ended_b = np.array([text.ended for text in group])
-            if np.all(ended_b | np.asarray(state.done_b)):
+            if np.all(ended_b | on_host(state.done_b)):
                 return
             state = dataclasses.replace(state, done_b=jnp.asarray(ended_b) | state.done_b)
             new_bn, state = advance(self.stepper, state, rngs_b, n=min(at_once, room - 1), **options)
-            new_bn = np.asarray(new_bn)
+            new_bn = on_host(new_bn)
 
     def _begun(self, prompt: Sequence[int], number: tuple[int, int]) -> Completion:
         limit = self.config.max_new_tokens

@@ -11,6 +11,7 @@ from numpy.typing import ArrayLike
 
 from transformer.data.tokenizers import Tokenizer
 from transformer.errors import UserError
+from transformer.layers.devices import on_host
 from transformer.training.experiment import Params
 
 PADDED = 64
@@ -56,7 +57,7 @@ def attention_weights(
 
     arrays = [padded(each) for each in (tokens, np.ones(count), np.zeros(count) if types is None else types)]
     weights_htt = _attention_weights(params, *arrays, model=model, read=read, layer=layer)
-    return np.asarray(weights_htt, np.float32)[:, :count, :count]
+    return on_host(weights_htt).astype(np.float32)[:, :count, :count]
 
 
 @functools.partial(jax.jit, static_argnames=("model", "read", "layer"))

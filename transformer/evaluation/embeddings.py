@@ -8,10 +8,10 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.sharding import NamedSharding, PartitionSpec
 
 from transformer.data.tokenizers import Tokenizer
 from transformer.errors import UserError
+from transformer.layers.devices import on_host
 
 Questions = Mapping[str, Sequence[tuple[str, str, str, str]]]
 """Section -> questions (a, b, c, d): "a is to b as c is to d"."""
@@ -166,7 +166,7 @@ def word_vectors(params: Any, tokenizer: Tokenizer) -> WordVectors:
     if not tables:
         raise ValueError("no parameter is called embedding/table")
     words = tokenizer.words()
-    return WordVectors([*words], _whole(tables[0])[[*words.values()]], tokenizer.normalize)
+    return WordVectors([*words], on_host(tables[0])[[*words.values()]], tokenizer.normalize)
 
 
 def states_of(
@@ -191,12 +191,4 @@ def states_of(
     tokens_t = np.zeros(len(place_t), np.int32)
     tokens_t[: len(tokens)] = tokens
     x_btd = hidden(tokens_t[None], (place_t < len(tokens)).astype(np.int32)[None])
-    return spans[:kept], np.asarray(x_btd[0, len(before) : len(before) + kept], np.float32)
-
-
-def _whole(table_vd: Any) -> np.ndarray:
-    """A table that may be sharded over the devices of several processes; all of them must call this."""
-    if isinstance(table_vd, jax.Array) and not table_vd.is_fully_addressable:
-        everywhere = NamedSharding(table_vd.sharding.mesh, PartitionSpec())  # type: ignore[attr-defined]
-        table_vd = jax.jit(lambda x: x, out_shardings=everywhere)(table_vd)
-    return np.asarray(table_vd)
+    return spans[:kept], on_host(x_btd)[0, len(before) : len(before) + kept].astype(np.float32)

@@ -15,6 +15,7 @@ from transformer.run_folder import RunFolder
 from transformer.training.checkpoint import Params
 from transformer.training.hooks import Evaluator, Hook
 from transformer.training.metrics import Sum
+from transformer.training.parallel import rows_here
 
 Batch = Mapping[str, Any]
 """A batch in the step: named arrays whose leading axis is the batch."""
@@ -31,8 +32,8 @@ class Batches(Protocol):
         ...
 
     def iterate(self, start: int) -> Iterator[dict[str, np.ndarray]]:
-        """This process's rows of the global batches of step `start`, `start + 1`, ..., prefetched in the
-        background; endless if the data repeat, otherwise one pass."""
+        """The rows that this process holds of the batches of step `start`, `start + 1`, ..., prefetched in
+        the background; endless if the data repeat, otherwise one pass."""
         ...
 
 
@@ -95,16 +96,10 @@ class Experiment(ABC):
         return []
 
     def loader(self, split: str, **order: bool) -> Any:
-        """The loader of a split, with the batch size of training (`repeat`) or of evaluation; `order` are
-        `shuffle` and `repeat` of `DataLoader`."""
-        loader = self.data.loader(
-            split,
-            self.batch_size(**order),
-            seed=self.config.seed,
-            process_index=jax.process_index(),
-            process_count=jax.process_count(),
-            **order,
-        )
+        """The loader of a split, with the batch size of training (`repeat`) or of evaluation, that reads the
+        rows of this process; `order` are `shuffle` and `repeat` of `DataLoader`."""
+        size = self.batch_size(**order)
+        loader = self.data.loader(split, size, seed=self.config.seed, needed=rows_here(size), **order)
         self.note_uncounted(getattr(loader, "rows", None))
         return loader
 

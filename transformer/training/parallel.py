@@ -1,8 +1,9 @@
 """Sharding: a named mesh of devices, and a table from logical axis names to mesh axes.
 
-The mesh has four axes. `data` shards the batch and replicates parameters; `fsdp` shards both (Rajbhandari et
-al. 2020, "ZeRO", stage 3); `context` shards sequences (Liu et al. 2023, "Ring Attention"); `tensor` shards
-heads, hidden units and vocabulary (Shoeybi et al. 2019, "Megatron-LM"). No other file names a mesh axis.
+The mesh has five axes. `slice` (slices of TPUs, joined by the data-centre network) and `data` shard the batch
+and replicate parameters; `fsdp` shards both (Rajbhandari et al. 2020, "ZeRO", stage 3); `context` shards
+sequences (Liu et al. 2023, "Ring Attention") and parameters; `tensor` shards heads, hidden units and
+vocabulary (Shoeybi et al. 2019, "Megatron-LM"). No other file names a mesh axis.
 """
 
 import contextlib
@@ -14,6 +15,7 @@ from typing import Annotated, Any
 import jax
 import numpy as np
 from flax import linen as nn
+from jax.experimental import mesh_utils
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from transformer.config import Bound, Bounded, OneOf, Positive
@@ -21,16 +23,19 @@ from transformer.errors import UserError
 
 Rules = Sequence[tuple[str, str | tuple[str, ...] | None]]
 
+ROWS = ("slice", "data", "fsdp")
+"""Mesh axes that shard the rows of a batch."""
+
 RULES: dict[str, Rules] = {
     "default": (
-        ("batch", ("data", "fsdp")),
+        ("batch", ROWS),
         ("length", "context"),
         ("activation_embed", None),
         ("vocab", "tensor"),
         ("mlp", "tensor"),
         ("heads", "tensor"),
         ("kv_heads", "tensor"),
-        ("embed", "fsdp"),
+        ("embed", ("fsdp", "context")),
     ),
 }
 """Value of `parallel.rules` -> rules, logical axis -> mesh axes, in order of precedence; axes without a rule
@@ -38,7 +43,7 @@ are replicated. A mesh axis shards at most one dimension of an array: `fsdp` sha
 activation, so its width is not sharded, while `embed` of a parameter is."""
 
 
-AXES = ("data", "fsdp", "context", "tensor")
+AXES = (*ROWS, "context", "tensor")
 """Mesh axes in the order of increasing communication; devices of the last one should be neighbours."""
 
 Size = Annotated[int, Bound("1 or more devices, or -1 for what is left", -1, without=(0,))]
@@ -52,6 +57,9 @@ class MeshConfig(Bounded):
     fsdp: Size = 1  # devices that shard parameters and batch
     tensor: Size = 1  # tensor parallelism: devices that shard heads, hidden units, vocabulary
     context: Size = 1  # context parallelism: devices that shard each sequence
+    slice: Annotated[int, Bound("1 or more slices, or 0 for all", 0)] = (
+        0  # TPU slices; 0: as many as there are
+    )
 
     def __post_init__(self):
         super().__post_init__()
@@ -72,19 +80,44 @@ class ParallelConfig(Bounded):
 
 
 def make_mesh(config: MeshConfig, devices: Sequence[jax.Device] | None = None) -> Mesh:
-    """The mesh over `devices` (default: all devices of all processes).
+    """The mesh over `devices` (default: all devices of all processes), with neighbours in a slice as
+    neighbours in the mesh where its shape allows that.
 
     Raises:
-      UserError: the product of the sizes is not the number of devices.
+      UserError: the product of the sizes is not the number of devices, or `slice` not the number of slices.
     """
     devices = jax.devices() if devices is None else devices
-    sizes = {axis: getattr(config, axis) for axis in AXES}
+    slices = len({_slice(device) for device in devices})
+    sizes = {axis: getattr(config, axis) for axis in AXES} | {"slice": config.slice or slices}
+    if sizes["slice"] != slices and slices > 1:
+        raise UserError(
+            f"parallel.mesh.slice: {config.slice}; the devices are in {slices} slices, expected 0"
+        )
     given = math.prod(size for size in sizes.values() if size != -1)
     if len(devices) % given or (-1 not in sizes.values() and given != len(devices)):
-        described = " x ".join(f"{axis} {size}" for axis, size in sizes.items())
-        raise UserError(f"parallel.mesh: {described} does not divide the {len(devices)} devices")
+        raise UserError(f"parallel.mesh: {_described(sizes)} does not divide the {len(devices)} devices")
     shape = tuple(len(devices) // given if size == -1 else size for size in sizes.values())
-    return jax.make_mesh(shape, tuple(sizes), axis_types=(AxisType.Auto,) * len(sizes), devices=devices)
+    arranged = _arranged(shape, devices, slices)
+    return Mesh(arranged, tuple(sizes), axis_types=(AxisType.Auto,) * len(sizes))
+
+
+def _arranged(shape: tuple[int, ...], devices: Sequence[jax.Device], slices: int) -> np.ndarray:
+    try:
+        if slices == 1:
+            return mesh_utils.create_device_mesh(shape, devices, allow_split_physical_axes=True)
+        within, across = (1, *shape[1:]), (slices, *[1] * (len(shape) - 1))
+        return mesh_utils.create_hybrid_device_mesh(within, across, devices, allow_split_physical_axes=True)
+    except (AssertionError, NotImplementedError, ValueError):  # it knows no arrangement in this topology
+        in_order = sorted(devices, key=lambda device: (_slice(device), device.id))
+        return np.array(in_order, object).reshape(shape)
+
+
+def _slice(device: jax.Device) -> int:
+    return getattr(device, "slice_index", 0) if device.platform == "tpu" else 0
+
+
+def _described(sizes: Mapping[str, int]) -> str:
+    return " x ".join(f"{axis} {n}" for axis, n in sizes.items() if axis != "slice" or n > 1)
 
 
 @contextlib.contextmanager
@@ -153,45 +186,51 @@ def with_shardings(abstract: Any, shardings: Any) -> Any:
 
 
 def batch_sharding(mesh: Mesh) -> NamedSharding:
-    """The sharding of a batch: rows over `data` and `fsdp`, tokens over `context`."""
-    return NamedSharding(mesh, PartitionSpec(("data", "fsdp"), "context"))
+    """The sharding of a batch: rows over `ROWS`, tokens over `context`."""
+    return NamedSharding(mesh, PartitionSpec(ROWS, "context"))
+
+
+def rows_here(batch_size: int) -> np.ndarray:
+    """The rows of a batch that the devices of this process hold in the current mesh (of `placed`), in order;
+    several processes may hold the same. Without a mesh, all rows."""
+    mesh: Any = jax.sharding.get_mesh()
+    return np.arange(batch_size) if mesh.empty else _rows_held(mesh, batch_size)
+
+
+def _rows_held(mesh: Mesh, rows: int) -> np.ndarray:
+    held = NamedSharding(mesh, PartitionSpec(ROWS)).addressable_devices_indices_map((rows,))
+    return np.unique(np.concatenate([np.arange(rows)[index] for index in held.values() if index is not None]))
 
 
 def put_batch(batch: Mapping[str, np.ndarray], sharding: NamedSharding) -> dict[str, jax.Array]:
-    """The global batch on the devices, from the rows of this process; arrays without a divisible sequence
-    axis are sharded by rows only."""
-    context = sharding.mesh.shape["context"]
+    """The global batch on the devices, from its rows that this process holds (`rows_here`); arrays without a
+    divisible sequence axis are sharded by rows only."""
+    mesh: Any = sharding.mesh
+    parts, context = math.prod(mesh.shape[axis] for axis in ROWS), mesh.shape["context"]
+    held = _rows_held(mesh, parts)
 
     def put(rows: np.ndarray) -> jax.Array:
         axes = 2 if rows.ndim > 1 and rows.shape[1] % context == 0 else 1
-        by_axes = NamedSharding(sharding.mesh, PartitionSpec(*sharding.spec[:axes]))
-        return jax.make_array_from_process_local_data(by_axes, rows)
+        by_axes, size = NamedSharding(mesh, PartitionSpec(*sharding.spec[:axes])), len(rows) // len(held)
+
+        def part(index: Any) -> np.ndarray:
+            first = int(np.searchsorted(held, (index[0].start or 0) // size)) * size
+            return rows[first : first + size][:, *index[1:]]
+
+        return jax.make_array_from_callback((parts * size, *rows.shape[1:]), by_axes, part)
 
     return {name: put(np.asarray(rows)) for name, rows in batch.items()}
 
 
 def check_batch_size(key: str, batch_size: int, mesh: Mesh, microbatches: int) -> None:
     """Raises `UserError` if devices times microbatches do not divide the batch size."""
-    devices = mesh.shape["data"] * mesh.shape["fsdp"]
-    if batch_size % (devices * microbatches):
+    sizes = {axis: mesh.shape[axis] for axis in ROWS}
+    parts = math.prod(sizes.values()) * microbatches
+    if batch_size % parts:
         raise UserError(
-            f"{key}: {batch_size} is not a multiple of {devices * microbatches} = "
-            f"data {mesh.shape['data']} x fsdp {mesh.shape['fsdp']} devices x {microbatches} microbatches"
+            f"{key}: {batch_size} is not a multiple of {parts} = "
+            f"{_described(sizes)} devices x {microbatches} microbatches"
         )
-
-
-def check_processes(devices: np.ndarray) -> None:
-    """Raises `UserError` if devices (data, fsdp, context, tensor) of several processes would need the same
-    rows of a batch: each process reads its own rows."""
-    context, tensor = devices.shape[2:]
-    for row, holders in enumerate(devices.reshape(-1, context * tensor)):
-        processes = {device.process_index for device in holders}
-        if len(processes) > 1:
-            keys = "parallel.mesh.tensor" if context == 1 else "parallel.mesh.context x tensor"
-            raise UserError(
-                f"{keys}: {len(holders)} devices, of {len(processes)} processes for part {row} "
-                "of the batch; it must divide the number of devices that one process has"
-            )
 
 
 def _sharding(boxed: Any, names: tuple[str, ...], mesh: Mesh, rules: Rules) -> NamedSharding:

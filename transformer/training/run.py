@@ -54,8 +54,6 @@ class Run:
         )
         self.mesh = parallel.make_mesh(config.parallel.mesh, self.devices)
         self.rules = parallel.RULES[config.parallel.rules]
-        if self.mesh.size > 1:
-            parallel.check_processes(self.mesh.devices)
         for key, group in (("train", config.train), ("evaluate", config.evaluate)):
             key, size = f"{key}.batch_size", group.batch_size
             parallel.check_batch_size(key, size, self.mesh, config.parallel.microbatches)
@@ -69,7 +67,8 @@ class Run:
     @functools.cached_property
     def loader(self) -> Batches:
         """The training batches; errors of the data are raised here."""
-        return self.experiment.train_data()
+        with self.placed():
+            return self.experiment.train_data()
 
     @functools.cached_property
     def hooks(self) -> list[Hook]:
@@ -216,10 +215,11 @@ class Run:
         """The experiment's evaluators of a split, by prefixes like "eval", and those of each set in
         `evaluate.sets`, with "wiki" instead of "eval" and "wiki/generate" instead of "generate". For a split
         of another source, "test of SOURCE", there are no further sets."""
-        found = dict(self.experiment.evaluators(self.put, split))
-        if self.config.evaluate.sets and split.isidentifier():
-            found |= self._of_sets(split)
-        return found
+        with self.placed():
+            found = dict(self.experiment.evaluators(self.put, split))
+            if self.config.evaluate.sets and split.isidentifier():
+                found |= self._of_sets(split)
+            return found
 
     def _of_sets(self, split: str) -> dict[str, Evaluator]:
         found = {}
