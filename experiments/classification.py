@@ -23,7 +23,7 @@ from transformer.evaluation.classification import (
     prediction_table,
     ranked_labels,
 )
-from transformer.layers.devices import on_host
+from transformer.host import on_host
 from transformer.models.classifier import ClassifierConfig, TextClassifier
 from transformer.run_folder import RunFolder
 from transformer.training.experiment import Batch, Experiment, Params, Put

@@ -16,7 +16,7 @@ from transformer.errors import UserError
 from transformer.evaluation.attention import AttentionMap, encoder_attention, first_tokens
 from transformer.evaluation.embeddings import states_of
 from transformer.evaluation.likelihood import likelihood_evaluator
-from transformer.layers.devices import on_host
+from transformer.host import on_host
 from transformer.layers.products import attention_products
 from transformer.models.encoder import EncoderConfig
 from transformer.models.masked_lm import MaskedLanguageModel

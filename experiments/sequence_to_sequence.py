@@ -26,7 +26,7 @@ from transformer.evaluation.likelihood import likelihood_evaluator
 from transformer.evaluation.metrics import make_metrics, metric_names
 from transformer.evaluation.scoring import Row, Score, score_pairs
 from transformer.evaluation.text_metric import MetricOptions, TextMetric
-from transformer.layers.devices import on_host
+from transformer.host import on_host
 from transformer.layers.products import attention_products
 from transformer.models.encoder_decoder import EncoderDecoderConfig
 from transformer.run_folder import RunFolder

@@ -22,7 +22,7 @@ from transformer.evaluation.attention import AttentionMap, encoder_attention
 from transformer.evaluation.generation import GenerationEvaluator
 from transformer.evaluation.likelihood import likelihood_evaluator
 from transformer.evaluation.squad import SquadMetric
-from transformer.layers.devices import on_host
+from transformer.host import on_host
 from transformer.models.encoder import EncoderConfig
 from transformer.models.span import SpanClassifier, place_log_probs
 from transformer.run_folder import RunFolder

@@ -22,7 +22,7 @@ from transformer.evaluation.classification import (
     prediction_table,
     ranked_labels,
 )
-from transformer.layers.devices import on_host
+from transformer.host import on_host
 from transformer.layers.products import attention_products
 from transformer.models.vision import VisionConfig, VisionTransformer
 from transformer.run_folder import RunFolder

@@ -12,6 +12,7 @@ ALLOWED = {
     "transformer.backend": set(),
     "transformer.process": {"transformer.backend"},
     "transformer.errors": set(),
+    "transformer.host": set(),
     "transformer.run_folder": set(),
     "transformer.config": {"transformer.errors"},
     "transformer.sums": set(),
@@ -38,6 +39,7 @@ ALLOWED = {
         "transformer.decoding",
         "transformer.layers.cache",
         "transformer.config",
+        "transformer.host",
         "transformer.errors",
     },
     "transformer.evaluation": {
@@ -49,6 +51,7 @@ ALLOWED = {
         "transformer.training.step",
         "transformer.training.token_losses",
         "transformer.config",
+        "transformer.host",
         "transformer.errors",
     },
     "transformer.visualization": {

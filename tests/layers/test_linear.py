@@ -1,5 +1,7 @@
 """The products of linear maps, in half precision too, against float64 NumPy."""
 
+import re
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -91,3 +93,17 @@ def test_nothing_is_gathered_where_it_is_cut(rng, x_axes, kernel_axes):
     assert "all-reduce" in program.as_text() and "all-gather" not in program.as_text()
     products = 2 * (2 * 8 * 16 * 32 * 64)
     assert program.cost_analysis()["flops"] < 1.2 * products / 8
+
+
+def test_sums_over_devices_are_of_results_in_their_own_type(rng):
+    """The network carries bfloat16: each device rounds its part of a sum, in the gradient of x too."""
+    mesh = jax.make_mesh((2,), ("tensor",), axis_types=(jax.sharding.AxisType.Auto,))
+    x, kernel = jnp.ones((4, 8), jnp.bfloat16), jnp.ones((8, 6), jnp.float32)
+
+    def types(x, kernel):
+        y, back = jax.vjp(lambda x, kernel: contract(x, kernel, dtype="bfloat16"), x, kernel)
+        return y, back(y)
+
+    with jax.set_mesh(mesh):
+        program = str(jax.make_jaxpr(types)(x, kernel))
+    assert re.findall(r"preferred_element_type=(\w+)", program) == ["bfloat16", "bfloat16", "float32"]

@@ -12,7 +12,9 @@ from tests.layers.test_kernels import assert_exact, segments
 from transformer.layers.kernels import blockwise, parts
 from transformer.layers.kernels.parts import computed_pairs, parts_of
 from transformer.layers.masks import Mask
-from transformer.layers.patterns import PATTERNS, Blocks, Fixed, Global, OtherRuns, Outside, Strided, Window
+from transformer.layers.patterns import PATTERNS, Blocks, Fixed, Global, Strided, Window
+from transformer.layers.patterns.fixed import OtherRuns
+from transformer.layers.patterns.window import Outside
 from transformer.layers.products import allowed_pairs
 
 SHIPPED = [Window(64), Window(32, 4), Global(64, 4), Strided(32), Fixed(32, 4), Blocks(32)]

@@ -43,15 +43,35 @@ EDITS = {
             ),
         },
     ),
-    "transformer/layers/patterns.py": (
+    "transformer/layers/patterns/window.py": (
         "tests/layers/test_masks.py",
         {
             "window_one_wider": ("(abs(i - j) < self.size * self", "(abs(i - j) <= self.size * self"),
             "not_dilated": (" & ((i - j) % self.dilation == 0)", ""),
+        },
+    ),
+    "transformer/layers/patterns/strided.py": (
+        "tests/layers/test_masks.py",
+        {
             "strides_of_the_row": ("| ((i - j) % self.stride == 0)", "| (j % self.stride == 0)"),
+        },
+    ),
+    "transformer/layers/patterns/fixed.py": (
+        "tests/layers/test_masks.py",
+        {
             "one_summary": (">= self.stride - self.summary)", ">= self.stride - 1)"),
+        },
+    ),
+    "transformer/layers/patterns/global_tokens.py": (
+        "tests/layers/test_masks.py",
+        {
+            "queries_blind": ("| (j < self.tokens) | (i < self.tokens)", "| (j < self.tokens)"),
+        },
+    ),
+    "transformer/layers/patterns/blocks.py": (
+        "tests/layers/test_masks.py",
+        {
             "same_distance_for_all_seeds": ("40503 + self.seed * 7919 % 9973", "40503"),
-            "global_queries_blind": ("| (j < self.tokens) | (i < self.tokens)", "| (j < self.tokens)"),
         },
     ),
     "transformer/layers/mixers/attention.py": (

@@ -34,10 +34,14 @@ EDITS = {
         {
             "no_bias": ("(y.astype(jnp.float32) + bias)", "(y.astype(jnp.float32) + 0 * bias)"),
             "init_scale_squared": ("math.sqrt(self.init_scale / math", "(self.init_scale / math"),
-            "gradient_of_x_halved": ("dx = _dot(dy, kernel,", "dx = 0.5 * _dot(dy, kernel,"),
+            "gradient_of_x_halved": ("return _dot(dy, kernel,", "return 0.5 * _dot(dy, kernel,"),
             "result_in_half": (
-                "return y.astype(out_dtype),",
-                "return y.astype(dtype).astype(out_dtype),",
+                "return y.reshape(free).astype(dtype)",
+                "return y.reshape(free).astype(a.dtype).astype(dtype)",
+            ),
+            "float32_over_the_network": (
+                "_dot_general(a, b, over_a, over_b, dtype)",
+                "_dot_general(a, b, over_a, over_b).astype(dtype)",
             ),
             "flat_on_many_devices": ("if not is_single_cpu():\n        # All", "if False:\n        # All"),
         },

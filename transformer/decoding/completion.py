@@ -14,7 +14,7 @@ from transformer.decoding import generation, speculative
 from transformer.decoding.sampling import DecodingConfig
 from transformer.decoding.speculative import SpeculativePair
 from transformer.decoding.stepper import Stepper
-from transformer.layers.devices import on_host
+from transformer.host import on_host
 
 STOP_CHECK_EVERY = 16
 """Tokens that are drawn between two checks for stop strings."""

@@ -11,7 +11,7 @@ from numpy.typing import ArrayLike
 
 from transformer.data.tokenizers import Tokenizer
 from transformer.errors import UserError
-from transformer.layers.devices import on_host
+from transformer.host import on_host
 from transformer.training.experiment import Params
 
 PADDED = 64

@@ -11,7 +11,7 @@ import numpy as np
 
 from transformer.data.tokenizers import Tokenizer
 from transformer.errors import UserError
-from transformer.layers.devices import on_host
+from transformer.host import on_host
 
 Questions = Mapping[str, Sequence[tuple[str, str, str, str]]]
 """Section -> questions (a, b, c, d): "a is to b as c is to d"."""

@@ -56,9 +56,10 @@ def contract(
     """The product of x and the kernel, summed over the last `axis` axes of x and the first of the kernel, or
     the last of a `transposed` kernel.
 
-    Both are rounded to `dtype`, products are accumulated in float32, and the result is rounded to `out_dtype`
-    (None: `dtype`). The same holds for the two products of the backward pass, except that the kernel's
-    gradient has the kernel's own type. (..., *contracted) . (*contracted, *features) -> (..., *features).
+    Both are rounded to `dtype`, each device accumulates products in float32, and its part of the sum is
+    rounded to `out_dtype` (None: `dtype`). The same holds for the two products of the backward pass, except
+    that the kernel's gradient has the kernel's own type. (..., *contracted) . (*contracted, *features) ->
+    (..., *features).
     """
     return _contract(x, kernel, jnp.dtype(dtype), jnp.dtype(out_dtype or dtype), axis, transposed)
 
@@ -71,16 +72,16 @@ def _contract(x, kernel, dtype, out_dtype, axis, transposed):
 def _contract_forward(x, kernel, dtype, out_dtype, axis, transposed):
     # Autodiff would compute the kernel's gradient in bfloat16, the type of the forward operands.
     low_x, low_kernel = x.astype(dtype), kernel.astype(dtype)
-    y = _dot(low_x, low_kernel, _axes(x, -axis), _axes(kernel, -axis if transposed else axis))
-    return y.astype(out_dtype), (low_x, low_kernel, jnp.zeros(0, x.dtype), jnp.zeros(0, kernel.dtype))
+    y = _dot(low_x, low_kernel, _axes(x, -axis), _axes(kernel, -axis if transposed else axis), out_dtype)
+    return y, (low_x, low_kernel, jnp.zeros(0, x.dtype), jnp.zeros(0, kernel.dtype))
 
 
 def _contract_backward(dtype, out_dtype, axis, transposed, residuals, dy):
     x, kernel, like_x, like_kernel = residuals
     dy, features, rows = dy.astype(dtype), kernel.ndim - axis, range(x.ndim - axis)
-    dx = _dot(dy, kernel, _axes(dy, -features), _axes(kernel, features if transposed else -features))
-    dkernel = _dot(dy, x, rows, rows) if transposed else _dot(x, dy, rows, rows)
-    return dx.astype(like_x.dtype), dkernel.astype(like_kernel.dtype)
+    over = _axes(dy, -features), _axes(kernel, features if transposed else -features)
+    factors = (dy, x) if transposed else (x, dy)
+    return _dot(dy, kernel, *over, like_x.dtype), _dot(*factors, rows, rows, like_kernel.dtype)
 
 
 _contract.defvjp(_contract_forward, _contract_backward)
@@ -91,20 +92,21 @@ def _axes(x: jax.Array, n: int) -> range:
     return range(n) if n > 0 else range(x.ndim + n, x.ndim)
 
 
-def _dot(a: jax.Array, b: jax.Array, over_a: range, over_b: range) -> jax.Array:
-    """The product of a and b in float32, summed over axes that are the first or the last ones of each."""
+def _dot(a: jax.Array, b: jax.Array, over_a: range, over_b: range, dtype: jnp.dtype) -> jax.Array:
+    """The product of a and b, summed over axes that are the first or the last ones of each."""
     if not is_single_cpu():
-        # All axes stay: one that is divided over devices is gathered before it is flattened with others.
-        return _dot_general(a, b, over_a, over_b)
+        # All axes stay: one that is divided over devices is gathered before it is flattened with others. Sums
+        # over devices are of results in `dtype`, or the network would carry float32.
+        return _dot_general(a, b, over_a, over_b, dtype)
     # With more than two axes, XLA on CPU would first copy the operands into another layout.
     free = [x.shape[i] for x, over in ((a, over_a), (b, over_b)) for i in range(x.ndim) if i not in over]
     (a, i), (b, j) = _matrix(a, over_a), _matrix(b, over_b)
     y = _dot_of_rows(a.T, b) if i == j == 0 and _needs_rows(a) else _dot_general(a, b, (i,), (j,))
-    return y.reshape(free)
+    return y.reshape(free).astype(dtype)
 
 
-def _dot_general(a: jax.Array, b: jax.Array, over_a: Sequence[int], over_b: Sequence[int]) -> jax.Array:
-    return jax.lax.dot_general(a, b, ((over_a, over_b), ((), ())), preferred_element_type=jnp.float32)
+def _dot_general(a, b, over_a: Sequence[int], over_b: Sequence[int], dtype=jnp.float32) -> jax.Array:
+    return jax.lax.dot_general(a, b, ((over_a, over_b), ((), ())), preferred_element_type=dtype)
 
 
 def _matrix(x: jax.Array, over: range) -> tuple[jax.Array, int]:
