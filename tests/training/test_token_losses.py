@@ -14,6 +14,7 @@ from tests import runs
 from transformer.errors import UserError
 from transformer.layers.embedding import PADDED_LOGIT
 from transformer.sums import Sum
+from transformer.training import parallel
 from transformer.training.checkpoint import State
 from transformer.training.losses import LOSSES
 from transformer.training.step import make_train_step
@@ -187,6 +188,34 @@ def test_chunks_never_hold_all_logits():
         return jax.jit(jax.grad(loss)).lower(kernel).compile().memory_analysis().temp_size_in_bytes
 
     assert peak(8) < 0.5 * peak(0)
+
+
+@pytest.mark.parametrize("chunk", [3, 8])
+def test_devices_gather_what_chunks_use_once_and_add_up_gradients_on_their_own(rng, chunk):
+    """Their loops over chunks have no collectives, and values and gradients are those of one device."""
+    mesh = parallel.make_mesh(parallel.MeshConfig(data=2, fsdp=2, context=2))
+    x = jnp.asarray(rng.normal(size=(8, 20, 4)), jnp.float32)
+    kernel = jnp.asarray(rng.normal(size=(4, 7)), jnp.float32)
+    targets = jnp.asarray(rng.integers(0, 7, (8, 20)))
+    weights = jnp.asarray(rng.random((8, 20)), jnp.float32)
+
+    def loss(x, kernel):
+        nll, _, log_z = chunked(lambda x, y: token_loss(x @ kernel, y, 7), x, targets, chunk)
+        return jnp.sum(weights * (nll + 0.1 * log_z**2))
+
+    expected = jax.value_and_grad(loss, (0, 1))(x, kernel)
+    by_rows = parallel.batch_sharding(mesh)
+    with parallel.placed(mesh, parallel.RULES["default"]):
+        over = jax.NamedSharding(mesh, jax.P(("fsdp", "context")))
+        inputs = jax.device_put(x, by_rows), jax.device_put(kernel, over)
+        program = jax.jit(jax.value_and_grad(loss, (0, 1))).lower(*inputs).compile()
+        actual = program(*inputs)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5), actual, expected)
+    text = program.as_text()
+    loops = re.findall(r"body=%?([\w.-]+)", text)
+    bodies = [re.search(rf"^%?{re.escape(name)} .*?^}}", text, re.M | re.S).group() for name in loops]
+    assert len(bodies) == 2 and not [body for body in bodies if re.search("all-gather|all-reduce", body)]
+    assert "all-gather" in text and "all-reduce" in text
 
 
 class Sowing(nn.Module):

@@ -11,9 +11,12 @@ from typing import Annotated, Any
 
 import jax
 import jax.numpy as jnp
+from flax import linen as nn
+from jax.sharding import PartitionSpec
 
 from transformer.config import Bounded, Nonnegative, NonnegativeFloat, OneOf, Rate
 from transformer.errors import UserError
+from transformer.layers.devices import sharded_over
 from transformer.sums import Sum, named_terms
 from transformer.training.experiment import Batch
 from transformer.training.losses import LOSSES
@@ -172,11 +175,46 @@ def chunked(
     pass.
 
     If f computes logits, at most b * chunk_size rows of them are in memory. 0: one chunk. The last chunk is
-    padded, and the results of the padding are dropped.
+    padded, and the results of the padding are dropped. Each of several devices gathers the parameters that f
+    uses before its first chunk, and sums its gradients over all chunks before they are reduced.
     """
-    batch, t = targets_bt.shape
+    b, t = targets_bt.shape
+    (of_batch, rows), (of_length, columns) = sharded_over("batch"), sharded_over("length")
     if not chunk_size or chunk_size >= t:
         return f(x_btd, targets_bt)
+    if rows * columns == 1 or b % rows or t % columns:
+        return _in_chunks(f, x_btd, targets_bt, chunk_size)
+    chunk_size, axes = -(-chunk_size // columns), (*of_batch, *of_length)
+
+    def split(x: jax.Array) -> jax.Array:
+        x = x.reshape(rows, b // rows, columns, t // columns, *x.shape[2:]).swapaxes(1, 2)
+        return _divided(x.reshape(rows * columns, *x.shape[2:]), axes)
+
+    def join(x: jax.Array) -> jax.Array:
+        return x.reshape(rows, columns, *x.shape[1:]).swapaxes(1, 2).reshape(b, t)
+
+    parts = split(x_btd), split(targets_bt)
+    chunk = (jax.ShapeDtypeStruct((x.shape[1], chunk_size, *x.shape[3:]), x.dtype) for x in parts)
+    with nn.logical_axis_rules(()):  # within a part there is no batch or length to divide
+        f, parameters = jax.closure_convert(f, *chunk)
+    copies = [_divided(jnp.broadcast_to(x, (rows * columns, *x.shape)), axes) for x in parameters]
+
+    def part(x_btd: jax.Array, targets_bt: jax.Array, *parameters: jax.Array) -> tuple[jax.Array, ...]:
+        return _in_chunks(lambda *chunk: f(*chunk, *parameters), x_btd, targets_bt, chunk_size)
+
+    return tuple(map(join, jax.vmap(part)(*parts, *copies)))
+
+
+def _divided(x: jax.Array, axes: tuple[str, ...]) -> jax.Array:
+    """x with its first axis divided over mesh axes, the others as the compiler finds best."""
+    spec = PartitionSpec(axes, *[PartitionSpec.UNCONSTRAINED] * (x.ndim - 1))
+    return jax.lax.with_sharding_constraint(x, spec)
+
+
+def _in_chunks(
+    f: Callable, x_btd: jax.Array, targets_bt: jax.Array, chunk_size: int
+) -> tuple[jax.Array, ...]:
+    batch, t = targets_bt.shape
     count = -(-t // chunk_size)
     padding = count * chunk_size - t
 
