@@ -1,4 +1,5 @@
 import dataclasses
+import re
 
 import jax
 import jax.numpy as jnp
@@ -6,11 +7,13 @@ import numpy as np
 import pytest
 from flax import linen as nn
 
+from tests.parameters import random_params
 from transformer.errors import UserError
 from transformer.layers.embedding import Embedding
 from transformer.models.decoder import DecoderConfig
 from transformer.models.encoder import EncoderConfig, TextEncoder
 from transformer.models.encoder_decoder import EncoderDecoderConfig
+from transformer.training import parallel
 
 SHAPE = {"d_model": 64, "num_layers": 1, "num_heads": 2, "d_ff": 64, "max_length": 512}
 VOCAB = 500
@@ -86,3 +89,25 @@ def test_an_rms_that_cannot_be_is_named(config, value):
         UserError, match=r"^position_rms: 1.0 with position 'rope'; expected 0, or 'sinusoidal'"
     ):
         config(**SHAPE, position_rms=1.0)
+
+
+def test_devices_add_up_the_gradient_of_their_columns_of_the_table(rng):
+    """No device has the whole gradient: over `data` the devices exchange a quarter of it."""
+    mesh = parallel.make_mesh(parallel.MeshConfig(data=2, fsdp=4))
+    module = Embedding(50, 16, multiple=1)
+    tokens = rng.integers(0, 50, (8, 6))
+    params = random_params(rng, module, tokens)
+
+    def loss(params, tokens):
+        x = module.apply({"params": params}, tokens)
+        return jnp.sum(jnp.sin(nn.with_logical_constraint(x, ("batch", "length", "activation_embed"))))
+
+    expected = jax.grad(loss)(params, tokens)
+    with parallel.placed(mesh, parallel.RULES["default"]):
+        columns = jax.NamedSharding(mesh, jax.P(None, "fsdp"))
+        inputs = jax.device_put(params, columns), jax.device_put(tokens, parallel.batch_sharding(mesh))
+        program = jax.jit(jax.grad(loss), out_shardings={"table": columns}).lower(*inputs).compile()
+        actual = program(*inputs)
+    np.testing.assert_allclose(actual["table"], expected["table"], rtol=1e-5, atol=1e-6)
+    sizes = re.findall(r"= f32\[(\d+),(\d+)\]\S* all-reduce", program.as_text())
+    assert sizes == [("50", "4")]

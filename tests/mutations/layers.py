@@ -49,6 +49,10 @@ EDITS = {
     "transformer/layers/embedding.py": (
         f"tests/layers/test_embedding.py {PADDED} {AROUND}",
         {
+            "whole_gradient_everywhere": (
+                'nn.with_logical_constraint(x_btd, ("lookup", "length", "lookup_embed"))',
+                "x_btd",
+            ),
             "padding_has_probability": ("PADDED_LOGIT = -1e9", "PADDED_LOGIT = 0.0"),
             "one_real_token_masked": (
                 "logits_btv.shape[-1]) < vocab_size",

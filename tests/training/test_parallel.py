@@ -1,3 +1,4 @@
+import math
 import re
 
 import jax
@@ -9,6 +10,7 @@ from flax import linen as nn
 from jax.sharding import PartitionSpec as P
 
 from transformer.errors import UserError
+from transformer.models.decoder import Decoder, DecoderConfig
 from transformer.training import parallel
 from transformer.training.checkpoint import State
 from transformer.training.optimizer import OptimizerConfig, make_optimizer
@@ -241,3 +243,31 @@ def test_indivisible_dimension_names_parameter_and_axis():
     params = {"head": {"kernel": nn.LogicallyPartitioned(jnp.ones((8, 9)), ("embed", "vocab"))}}
     with pytest.raises(UserError, match=r"mesh.tensor: 2 .*dimension 1 \('vocab', 9 wide\).*head/kernel"):
         parallel.state_shardings(state(params, ()), mesh(2, 2, 2), RULES)
+
+
+@pytest.mark.parametrize("axes", [{"fsdp": 2, "context": 4}, {"fsdp": 4, "tensor": 2}, {"fsdp": 8}])
+def test_no_axis_multiplies_the_work_of_a_model_or_gathers_what_it_divides(rng, axes):
+    """Each of eight devices does an eighth of the FLOPs, and gathers parameters alone: no sequence, no
+    batch. A parameter is gathered at most once in the forward and once in the backward pass."""
+    config = DecoderConfig(num_layers=1, d_model=64, num_heads=4, d_ff=256, max_length=512)
+    model = Decoder(config, 128)
+    tokens = rng.integers(0, 128, (8, 512))
+    boxed = jax.eval_shape(model.init, jax.random.key(0), tokens)["params"]
+
+    def program(axes):
+        grid = parallel.make_mesh(
+            parallel.MeshConfig(**{"data": 1} | axes), jax.devices()[: 8 if axes else 1]
+        )
+        shardings = parallel.state_shardings(state(boxed, ()), grid, RULES).params
+        with parallel.placed(grid, RULES):
+            given = jax.ShapeDtypeStruct(tokens.shape, jnp.int32, sharding=parallel.batch_sharding(grid))
+            params = parallel.with_shardings(boxed, shardings)
+            step = jax.grad(lambda params, tokens: jnp.sum(model.apply({"params": params}, tokens) ** 2))
+            return jax.jit(step, out_shardings=shardings).lower(params, given).compile()
+
+    one, many = program({}), program(axes)
+    assert many.cost_analysis()["flops"] < 1.3 * one.cost_analysis()["flops"] / 8
+    gathered = re.findall(r"= \(?f32\[([\d,]+)\]\S* all-gather", many.as_text())
+    total = sum(math.prod(map(int, shape.split(","))) for shape in gathered)
+    count = sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(parallel.unboxed(boxed)))
+    assert 0 < total <= 2 * count / axes.get("tensor", 1)

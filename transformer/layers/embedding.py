@@ -38,6 +38,8 @@ class Embedding(nn.Module):
     def __call__(self, tokens_bt: jax.Array) -> jax.Array:
         """(b, t) integers -> (b, t, d)."""
         x_btd = jnp.take(self.table, tokens_bt, axis=0).astype(self.dtype)
+        # Divided as the table is, so that devices add up the table's gradient in their columns of it.
+        x_btd = nn.with_logical_constraint(x_btd, ("lookup", "length", "lookup_embed"))
         if self.rms:
             return x_btd * jnp.asarray(self.rms / self._deviation, x_btd.dtype)
         return x_btd * jnp.asarray(self.d_model**0.5, x_btd.dtype) if self.scale else x_btd

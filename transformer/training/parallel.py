@@ -36,6 +36,8 @@ RULES: dict[str, Rules] = {
         ("heads", "tensor"),
         ("kv_heads", "tensor"),
         ("embed", ("fsdp", "context")),
+        ("lookup", ("slice", "data")),
+        ("lookup_embed", "fsdp"),
     ),
 }
 """Value of `parallel.rules` -> rules, logical axis -> mesh axes, in order of precedence; axes without a rule
