@@ -195,3 +195,9 @@ def test_options_do_not_compile_anew(rng):
 def test_impossible_options_are_named(key, value):
     with pytest.raises(UserError, match=f"^{key}: {value}; expected"):
         DecodingConfig(**{key: value})
+
+
+def test_tokens_of_probability_zero_are_not_drawn_by_the_lowest_random_number(monkeypatch):
+    monkeypatch.setattr(jax.random, "uniform", lambda *_: jnp.float32(0))
+    (token,) = pick(jnp.asarray([[0.0, 0.0, 0.4, 0.6]]), jax.random.split(jax.random.key(0), 1))
+    assert token == 2

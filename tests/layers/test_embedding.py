@@ -92,7 +92,7 @@ def test_an_rms_that_cannot_be_is_named(config, value):
 
 
 def test_devices_add_up_the_gradient_of_their_columns_of_the_table(rng):
-    """No device has the whole gradient: over `data` the devices exchange a quarter of it."""
+    """No device gathers the whole batch, or has the whole gradient: over `data` they add up a quarter."""
     mesh = parallel.make_mesh(parallel.MeshConfig(data=2, fsdp=4))
     module = Embedding(50, 16, multiple=1)
     tokens = rng.integers(0, 50, (8, 6))
@@ -109,5 +109,6 @@ def test_devices_add_up_the_gradient_of_their_columns_of_the_table(rng):
         program = jax.jit(jax.grad(loss), out_shardings={"table": columns}).lower(*inputs).compile()
         actual = program(*inputs)
     np.testing.assert_allclose(actual["table"], expected["table"], rtol=1e-5, atol=1e-6)
+    assert not re.findall(r"= f32\[\d+,\d+,\d+\]\S* all-gather", program.as_text())
     sizes = re.findall(r"= f32\[(\d+),(\d+)\]\S* all-reduce", program.as_text())
     assert sizes == [("50", "4")]

@@ -214,3 +214,11 @@ def test_attention_weights_are_shown_when_asked_for(rng):
 def test_an_impossible_shape_is_refused():
     with pytest.raises(UserError, match="num_encoder_layers: -1"):
         dataclasses.replace(SMALL, num_encoder_layers=-1)
+
+
+def test_targets_begin_with_the_token_that_they_are_said_to_begin_with(rng):
+    model, params = make(SMALL, rng)
+    source = tokens_of(rng, 2, 4)
+    first, _ = model.stepper(params, bos_id=7).prefill(source, np.array([4, 4], np.int32), 3)
+    expected = model.apply({"params": params}, source, np.full((2, 1), 7, np.int32))
+    np.testing.assert_allclose(first, expected[:, 0, :VOCAB], atol=1e-5)

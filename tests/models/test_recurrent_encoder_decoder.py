@@ -119,6 +119,26 @@ def test_attention_weights_are_shown_when_asked_for_and_stay_within_the_pair(rng
     np.testing.assert_allclose(weights_bhts.sum(-1)[:, 0], segments > 0, atol=1e-6)
 
 
+def test_context_and_state_are_combined_and_squashed(rng):
+    """tanh(W [context; s]), with large values, where a tanh is far from its argument."""
+    model, params = make(rng, attention="dot")
+    width = params["combine"]["kernel"].shape[1]
+    s_btd, h_bsd = (10 * rng.normal(size=(2, n, width)).astype(np.float32) for n in (3, 5))
+    allowed = np.ones((2, 3, 5), bool)
+    out = model.apply(
+        {"params": params},
+        s_btd,
+        model.apply({"params": params}, h_bsd, method="remember"),
+        allowed,
+        method="attend",
+    )
+    context = model.apply(
+        {"params": params}, method=lambda bound: bound.attention(s_btd, bound.remember(h_bsd), allowed)
+    )
+    joined = np.concatenate([context, s_btd], axis=-1).astype(np.float64)
+    np.testing.assert_allclose(out, np.tanh(joined @ np.float64(params["combine"]["kernel"])), atol=1e-5)
+
+
 @pytest.mark.thorough
 @every_variant
 def test_steps_equal_the_full_pass_also_with_several_rows_a_source(rng, changes):

@@ -66,10 +66,6 @@ EDITS = {
             "key_used_twice": ("jax.random.uniform(jax.random.fold_in(rng, 1))", "jax.random.uniform(rng)"),
             "draft_not_rewound": ("draft.rewind(draft_cache, back)", "draft_cache"),
             "target_not_rewound": ("target.rewind(target_cache, back)", "target_cache"),
-            "texts_go_on_after_the_end": (
-                "round_bm = jnp.where(state.done_b[:, None], eos_id, ",
-                "round_bm = jnp.where(state.done_b[:, None] & False, eos_id, ",
-            ),
         },
     ),
     "transformer/decoding/generation.py": (

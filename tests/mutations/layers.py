@@ -127,10 +127,6 @@ EDITS = {
             ),
             "rewind_nothing": ("filled_b=self.filled_b - n)", "filled_b=self.filled_b)"),
             "rows_not_taken": ("return jax.tree.map(lambda leaf: leaf[rows_b], self)", "return self"),
-            "copies_of_the_first": (
-                "n * jnp.repeat(old_mrs, n, axis=1) + copies_r1",
-                "n * jnp.repeat(old_mrs, n, axis=1)",
-            ),
             "window_too_small": (
                 "slots if reach is None else reach + rewound",
                 "slots if reach is None else reach + rewound - 1",
