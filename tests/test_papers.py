@@ -7,8 +7,19 @@ import jax.numpy as jnp
 import pytest
 from flax import linen as nn
 
-from configs.papers import bert_base, bert_tiny, vaswani_base, vaswani_big
+from configs.papers import (
+    bert_base,
+    bert_tiny,
+    gpt2,
+    llama_1b,
+    llama_8b,
+    llama_70b,
+    t5,
+    vaswani_base,
+    vaswani_big,
+)
 from transformer.config import from_values
+from transformer.models.decoder import DecoderConfig
 from transformer.models.encoder import EncoderConfig
 from transformer.models.encoder_decoder import EncoderDecoderConfig
 from transformer.models.masked_lm import MaskedLanguageModel
@@ -71,3 +82,40 @@ def test_the_rate_of_the_original_schedule():
     _, rate = make_optimizer(from_values(OptimizerConfig, config), 100_000)
     for step in (1, 100, 4000, 4001, 50_000):
         assert rate(step - 1) == pytest.approx(512**-0.5 * min(step**-0.5, step * 4000**-1.5))
+
+
+def decoder_shapes(config, vocab_size: int) -> dict[str, tuple]:
+    model = from_values(DecoderConfig, config.to_dict()["model"] | {"vocab_multiple": 1}).build(vocab_size)
+    params = nn.meta.unbox(jax.eval_shape(model.init, jax.random.key(0), jnp.zeros((1, 1), jnp.int32)))
+    leaves = jax.tree_util.tree_leaves_with_path(params["params"])
+    return {jax.tree_util.keystr(path, simple=True, separator="/"): leaf.shape for path, leaf in leaves}
+
+
+@pytest.mark.parametrize(
+    ("config", "vocab_size", "count"),
+    [
+        (gpt2.get_config(), 50_257, 124_439_808),
+        (gpt2.get_config("medium"), 50_257, 354_823_168),
+        (gpt2.get_config("large"), 50_257, 774_030_080),
+        (gpt2.get_config("xl"), 50_257, 1_557_611_200),
+        (llama_1b.get_config(), 128_256, 1_235_814_400),
+        (llama_8b.get_config(), 128_256, 8_030_261_248),
+        (llama_70b.get_config(), 128_256, 70_553_706_496),
+    ],
+)
+def test_released_decoders_have_their_numbers_of_parameters(config, vocab_size, count):
+    found = decoder_shapes(config, vocab_size)
+    assert sum(map(math.prod, found.values())) == count
+    n, d, h = (config.model[key] for key in ("num_layers", "d_model", "num_heads"))
+    assert found["blocks/attention/query/kernel"] == (n, d, h, d // h)
+
+
+@pytest.mark.parametrize(
+    ("size", "count"),
+    [("small", 60_506_624), ("base", 222_903_552), ("large", 737_668_096), ("3b", 2_851_598_336)],
+)
+def test_t5_has_the_released_number_of_parameters_but_for_its_tables_of_positions(size, count):
+    config = t5.get_config(size)
+    model = from_values(EncoderDecoderConfig, config.to_dict()["model"] | {"vocab_multiple": 1}).build(32_128)
+    tables = (2 * config.model.num_layers - 2) * 32 * config.model.num_heads
+    assert sum(map(math.prod, shapes(model).values())) == count + tables
