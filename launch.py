@@ -25,7 +25,7 @@ from pathlib import Path  # noqa: E402
 from absl import logging  # noqa: E402
 
 from commands import COMMANDS, find_command, text  # noqa: E402
-from transformer import process  # noqa: E402
+from transformer import process, processes  # noqa: E402
 from transformer.errors import UserError, suggest  # noqa: E402
 
 
@@ -45,6 +45,7 @@ def main(argv: list[str]) -> int:
         prepare(flags)
         code = find_command(flags.mode).run(flags, overrides)
         sys.stdout.flush()
+        processes.part()
         return code
     except UserError as error:
         print("error:", *str(error).split("\n"), file=sys.stderr)
@@ -107,6 +108,12 @@ def add_common_flags(parser: argparse.ArgumentParser) -> None:
     add("--coordinator", help="host:port of the first process; not needed on clusters that JAX knows")
     add("--num_processes", type=int, help="the number of processes")
     add("--process_id", type=int, help="the number of this process, from 0")
+    add(
+        "--heartbeat_seconds",
+        type=int,
+        default=30,
+        help="silence after which a process is dead, and all end (30)",
+    )
     parser.set_defaults(config="", started=STARTED)
 
 
@@ -151,20 +158,10 @@ def prepare(flags: argparse.Namespace) -> None:
     logging.set_verbosity(logging.ERROR)  # hides the logs of TFDS and orbax
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(encoding="utf-8", errors="surrogateescape")
-    counts = (os.environ.get(name, "1") for name in ("SLURM_STEP_NUM_TASKS", "OMPI_COMM_WORLD_SIZE"))
-    pod = "," in os.environ.get("TPU_WORKER_HOSTNAMES", "")
-    if flags.coordinator or pod or any(count != "1" for count in counts):
-        meet(flags)
-
-
-def meet(flags: argparse.Namespace) -> None:
-    """Connects to the other processes of the run."""
-    import jax
-
-    try:
-        jax.distributed.initialize(flags.coordinator, flags.num_processes, flags.process_id)
-    except (ValueError, RuntimeError) as error:
-        raise UserError(f"--coordinator: the processes did not meet: {error}") from error
+    asked = bool(flags.coordinator) or processes.are_several(os.environ)
+    if asked or processes.has_tpu():
+        place = flags.coordinator, flags.num_processes, flags.process_id
+        processes.meet(*place, heartbeat_seconds=flags.heartbeat_seconds, certain=asked)
 
 
 if __name__ == "__main__":

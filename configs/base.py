@@ -45,7 +45,7 @@ def choose(config: ConfigDict, preset: str, presets: dict[str, dict]) -> ConfigD
     return config
 
 
-TINY_PAIRS = {
+TINY_PAIRS: dict[str, dict] = {
     "model": {"d_model": 32, "num_layers": 1, "num_heads": 2, "d_ff": 64, "max_length": 96},
     "data": {
         "source": "written_forms",

@@ -26,7 +26,7 @@ def get_config(preset: str = "") -> ConfigDict:
     return base.choose(config, preset, {"tiny": TINY})
 
 
-TINY = {
+TINY: dict[str, dict] = {
     "model": {"d_model": 32, "num_layers": 1, "num_heads": 2, "d_ff": 64},
     "data": {"tokenizer": "bytes", "sequence_length": 32},
     "optimizer": {"warmup_steps": 1, "decay_steps": 1},

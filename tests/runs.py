@@ -5,6 +5,7 @@ import io
 import os
 import random
 import re
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -85,6 +86,13 @@ def start(arguments: list[str], **options) -> subprocess.Popen:
     """`python launch.py` with the arguments, as a user starts it, on one device."""
     options = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "cwd": ROOT} | options
     return subprocess.Popen([sys.executable, "launch.py", *arguments], **options)
+
+
+def free_port() -> int:
+    """A port that nobody listens on."""
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        return free.getsockname()[1]
 
 
 def listing(folder: Path) -> dict[str, bytes]:

@@ -2,7 +2,6 @@
 
 import json
 import os
-import socket
 
 import jax
 import numpy as np
@@ -29,9 +28,7 @@ OPTIONS = [
 
 def together(*arguments: str) -> list[str]:
     """What each of two processes of one device prints, for the same command."""
-    with socket.socket() as free:
-        free.bind(("localhost", 0))
-        meeting = [f"--coordinator=localhost:{free.getsockname()[1]}", "--num_processes=2"]
+    meeting = [f"--coordinator=localhost:{runs.free_port()}", "--num_processes=2"]
     environment = os.environ | {"JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": "1"}
     processes = [runs.start([*arguments, *meeting, f"--process_id={i}"], env=environment) for i in range(2)]
     try:

@@ -34,7 +34,7 @@ def shape(size: str) -> dict[str, dict]:
     return {"model": model, "optimizer": {"learning_rate": rate}}
 
 
-TINY = lm.TINY | {
+TINY: dict[str, dict] = lm.TINY | {
     "data": {"source": "stdlib", "tokenizer": "bytes", "vocab_size": 4096, "sequence_length": 32},
 }
 """Keys for smoke tests, on data that need no download."""

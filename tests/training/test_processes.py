@@ -3,7 +3,6 @@
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import textwrap
@@ -13,6 +12,7 @@ import jax
 import numpy as np
 import pytest
 
+from tests import runs
 from tests.training import test_loop
 from tests.training.toy import Loader
 from transformer.training.checkpoint import Checkpoints
@@ -49,9 +49,7 @@ PROGRAM = """
 
 
 def launch(workdir, steps):
-    with socket.socket() as free:
-        free.bind(("localhost", 0))
-        port = str(free.getsockname()[1])
+    port = str(runs.free_port())
     return [
         subprocess.Popen(
             [sys.executable, "-c", textwrap.dedent(PROGRAM), str(process), port, str(workdir), str(steps)],

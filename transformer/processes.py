@@ -1,0 +1,91 @@
+"""The processes of a run on several hosts: whether there are others, how they meet, and how they end."""
+
+import glob
+import importlib.util
+import socket
+import sys
+from collections.abc import Mapping
+
+import numpy as np
+
+from transformer.errors import UserError
+
+COUNTS = ("SLURM_STEP_NUM_TASKS", "OMPI_COMM_WORLD_SIZE", "MEGASCALE_NUM_SLICES")
+"""Environment variables with a number of processes or slices: of Slurm's `srun`, Open MPI, several slices."""
+
+SHUTDOWN_SECONDS = 30
+"""How long a process that ends with an error waits for the others, which then end too."""
+
+
+def are_several(environment: Mapping[str, str]) -> bool:
+    """Whether a scheduler started this process as one of several: by `COUNTS`, by several hosts in
+    TPU_WORKER_HOSTNAMES, or by JAX_COORDINATOR_ADDRESS."""
+    counts = [environment.get(name, "1") for name in COUNTS]
+    several_hosts = "," in environment.get("TPU_WORKER_HOSTNAMES", "")
+    return several_hosts or "JAX_COORDINATOR_ADDRESS" in environment or any(n != "1" for n in counts)
+
+
+def has_tpu() -> bool:
+    """Whether this machine has TPUs and their library. Whether it is one of several then only the metadata of
+    the cloud say, which JAX asks."""
+    chips = glob.glob("/dev/accel[0-9]*") or glob.glob("/dev/vfio/[0-9]*")
+    return bool(chips) and importlib.util.find_spec("libtpu") is not None
+
+
+def meet(
+    coordinator: str | None = None,
+    count: int | None = None,
+    number: int | None = None,
+    *,
+    heartbeat_seconds: int = 30,
+    certain: bool = True,
+) -> None:
+    """Connects to the other processes: what is not given, JAX reads from the scheduler's environment.
+
+    The first one prints which are on which host. If one is silent for `heartbeat_seconds`, all end, with its
+    number. Unless it is `certain` that there are others, none need be found.
+
+    Raises:
+      UserError: they do not meet.
+    """
+    import jax
+
+    try:
+        jax.distributed.initialize(
+            coordinator,
+            count,
+            number,
+            heartbeat_timeout_seconds=heartbeat_seconds,
+            shutdown_timeout_seconds=SHUTDOWN_SECONDS,
+        )
+    except (ValueError, RuntimeError) as error:
+        if certain:
+            raise UserError(f"--coordinator: the processes did not meet: {error}") from error
+        return
+    if jax.process_count() > 1:
+        hosts = _hosts()
+        if jax.process_index() == 0:
+            placed = " ".join(f"{i} on {host}" for i, host in enumerate(hosts))
+            print(f"{len(hosts)} processes: {placed}", file=sys.stderr)
+
+
+def _hosts() -> list[str]:
+    """The host of each process."""
+    from jax.experimental import multihost_utils
+
+    name = np.zeros(64, np.uint8)
+    given = socket.gethostname().encode()[: len(name)]
+    name[: len(given)] = list(given)
+    gathered = np.asarray(multihost_utils.process_allgather(name))
+    return [bytes(each).rstrip(b"\0").decode(errors="replace") for each in gathered]
+
+
+def part() -> None:
+    """Waits until all processes have come to their end, however long that takes: leaving before the others
+    would end them."""
+    import jax
+
+    if jax.distributed.is_initialized() and jax.process_count() > 1:
+        from jax.experimental import multihost_utils
+
+        multihost_utils.sync_global_devices("the end of the command")
