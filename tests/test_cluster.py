@@ -1,0 +1,128 @@
+"""The launch files of clusters, as far as one machine can start them: the schedulers are stubs that start
+processes here, with the environment that the real ones give them."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+import launch
+from tests import runs
+
+FOLDER = runs.ROOT / "cluster"
+
+SRUN = """#!/bin/bash
+[ "$1" = --kill-on-bad-exit=1 ] && shift
+export SLURM_STEP_NODELIST=localhost SLURM_NTASKS=2 SLURM_STEP_NUM_TASKS=2
+SLURM_PROCID=1 SLURM_LOCALID=0 "$@" &
+SLURM_PROCID=0 SLURM_LOCALID=0 "$@"
+first=$?
+wait $! || exit $?
+exit $first
+"""
+SSH = """#!/bin/bash
+[ "$1" = localhost ] || exit 255
+exec bash -c "$2"
+"""
+RECORD = """#!/bin/bash
+printf '%s\\n' "$(basename "$0") $*" >> "$RECORD"
+"""
+
+
+@pytest.fixture
+def start(tmp_path):
+    """Starts a launch file with these commands before the others; returns its exit code and what it says."""
+    (tmp_path / "bin").mkdir()
+
+    def run(name: str, *arguments: str, environment=(), **commands: str) -> tuple[int, str]:
+        for command, text in commands.items():
+            (tmp_path / "bin" / command).write_text(text)
+            (tmp_path / "bin" / command).chmod(0o755)
+        done = subprocess.run(
+            [FOLDER / name, *arguments],
+            cwd=runs.ROOT,
+            env=os.environ
+            | {"JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": "1", "PYTHON": sys.executable}
+            | {"PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}", "RECORD": str(tmp_path / "record")}
+            | dict(environment),
+            capture_output=True,
+            text=True,
+            timeout=400,
+        )
+        return done.returncode, done.stdout + done.stderr
+
+    return run
+
+
+def trained(folder: Path) -> int:
+    return json.loads((folder / "metrics.jsonl").read_text().splitlines()[-1])["step"]
+
+
+@pytest.mark.thorough
+def test_slurm_starts_a_process_on_each_node(start, tmp_path):
+    source = runs.write_corpus(tmp_path / "corpus")
+    job = {"SLURM_JOB_ID": str(runs.free_port()), "SLURM_GPUS_ON_NODE": "1"}
+    code, said = start("slurm.sh", *runs.tiny(source, tmp_path / "run"), srun=SRUN, environment=job)
+    assert code == 0 and "2 processes: 0 on " in said and "on 2 x cpu" in said, said
+    assert trained(tmp_path / "run") > 0
+
+
+@pytest.mark.parametrize(("code", "queued"), [(143, True), (0, False), (1, False)])
+def test_slurm_queues_what_was_stopped_again(start, tmp_path, code, queued):
+    srun = f"#!/bin/bash\necho gpus $JAX_LOCAL_DEVICE_IDS\nexit {code}\n"
+    job = {"SLURM_JOB_ID": "7", "SLURM_GPUS_ON_NODE": "4"}
+    found, said = start("slurm.sh", "--config=configs/lm.py", srun=srun, scontrol=RECORD, environment=job)
+    assert found == code and "gpus 0,1,2,3" in said
+    record = tmp_path / "record"
+    assert (record.read_text() if record.exists() else "") == "scontrol requeue 7\n" * queued
+
+
+@pytest.mark.thorough
+def test_ssh_starts_a_process_on_each_host(start, tmp_path):
+    source = runs.write_corpus(tmp_path / "corp us")  # quoted twice on the way
+    flags = runs.tiny(source, tmp_path / "run")
+    chosen = {"PORT": str(runs.free_port())}
+    code, said = start("ssh.sh", "localhost", "localhost", "--", *flags, ssh=SSH, environment=chosen)
+    assert code == 0 and "2 processes: 0 on " in said, said
+    assert trained(tmp_path / "run") > 0
+
+
+def test_ssh_ends_with_the_code_of_an_error_and_says_how_it_is_used(start):
+    assert start("ssh.sh", "nowhere", "--", "--config=configs/lm.py", ssh=SSH)[0] == 255
+    code, said = start("ssh.sh", "--config=configs/lm.py")
+    assert code == 2 and said.startswith("usage: cluster/ssh.sh HOST")
+
+
+def test_all_vms_of_a_tpu_get_the_command(start, tmp_path):
+    assert start("tpu_vm.sh", "one", "zone", "--config=a b.py", gcloud=RECORD) == (0, "")
+    assert (tmp_path / "record").read_text() == (
+        "gcloud compute tpus tpu-vm ssh one --zone=zone --worker=all "
+        "--command=cd ~/transformer && python launch.py --config=a\\ b.py \n"
+    )
+    assert start("tpu_vm.sh", "one")[0] == 2
+
+
+@pytest.mark.parametrize("name", ["jobset_gpu.yaml", "jobset_tpu.yaml"])
+def test_jobs_of_kubernetes_start_as_many_processes_as_they_say(name):
+    job = yaml.safe_load((FOLDER / name).read_text())
+    assert (job["apiVersion"], job["kind"]) == ("jobset.x-k8s.io/v1alpha2", "JobSet")
+    (replicated,) = job["spec"]["replicatedJobs"]
+    spec = replicated["template"]["spec"]
+    assert spec["parallelism"] == spec["completions"] and spec["backoffLimit"] == 0
+    (container,) = spec["template"]["spec"]["containers"]
+    program, file, *arguments = container["command"]
+    assert (program, file) == ("python", "launch.py")
+    flags, _ = launch.parse([each.replace("$(JOB_COMPLETION_INDEX)", "1") for each in arguments])
+    assert (runs.ROOT / flags.config).is_file()
+    if flags.coordinator:
+        assert flags.num_processes == spec["completions"] and flags.process_id == 1
+        host = f"{job['metadata']['name']}-{replicated['name']}-0-0.{job['metadata']['name']}"
+        assert flags.coordinator.startswith(f"{host}:")
+    mounted = {each["name"] for each in container["volumeMounts"]}
+    assert mounted == {each["name"] for each in spec["template"]["spec"]["volumes"]}
+    places = [each["mountPath"] for each in container["volumeMounts"]]
+    assert any(flags.workdir.startswith(place) for place in places)
