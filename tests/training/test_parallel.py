@@ -1,3 +1,4 @@
+import functools
 import math
 import re
 
@@ -13,6 +14,7 @@ from transformer.errors import UserError
 from transformer.models.decoder import Decoder, DecoderConfig
 from transformer.training import parallel
 from transformer.training.checkpoint import State
+from transformer.training.optax_optimizers import is_hidden_matrix
 from transformer.training.optimizer import OptimizerConfig, make_optimizer
 
 RULES = parallel.RULES["default"]
@@ -271,3 +273,39 @@ def test_no_axis_multiplies_the_work_of_a_model_or_gathers_what_it_divides(rng, 
     total = sum(math.prod(map(int, shape.split(","))) for shape in gathered)
     count = sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(parallel.unboxed(boxed)))
     assert 0 < total <= 2 * count / axes.get("tensor", 1)
+
+
+MUONS = [{"fsdp": 8}, {"data": 2, "fsdp": 4}, {"fsdp": 4, "tensor": 2}, {"fsdp": 2, "context": 4}]
+
+
+@pytest.mark.parametrize("axes", MUONS)
+@pytest.mark.parametrize("layers", [8, 6])
+def test_muon_exchanges_matrices_and_gathers_none(rng, axes, layers):
+    """Its updates are those of one device, also of fewer layers than devices."""
+    cut = {"up": ((16, 32), ("embed", "mlp")), "down": ((32, 16), ("mlp", "embed"))}
+    boxed = {
+        "blocks": {
+            name: {"kernel": nn.LogicallyPartitioned(jnp.ones((layers, *shape)), ("layers", *names))}
+            for name, (shape, names) in cut.items()
+        }
+    }
+    params, tx = nn.unbox(boxed), optimizer("contrib.muon")
+    gradients = jax.tree.map(lambda x: jnp.asarray(rng.normal(size=x.shape), jnp.float32), params)
+    expected, _ = tx.update(gradients, tx.init(params), params)
+    grid = parallel.make_mesh(parallel.MeshConfig(**{"data": 1} | axes))
+    whole = parallel.state_shardings(jax.eval_shape(lambda: state(boxed, tx.init(boxed))), grid, RULES)
+    deal = functools.partial(parallel.deal_out, shardings=whole.params, chosen=is_hidden_matrix)
+
+    def update(gradients, opt_state, params):
+        return deal(tx.update(*deal((gradients, opt_state)), params))
+
+    shardings = whole.params, whole.opt_state, whole.params
+    given = jax.device_put((gradients, tx.init(params), params), shardings)
+    with parallel.placed(grid, RULES):
+        program = jax.jit(update, out_shardings=shardings[:2]).lower(*given).compile()
+        found, _ = program(*given)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), found, expected)
+    if layers == 8 and axes.keys() <= {"fsdp", "context"}:
+        text = program.as_text()
+        assert "all-to-all" in text
+        assert not re.findall(r"= f32\[8,\d+,\d+\]\S* all-(?:gather|reduce)", text)

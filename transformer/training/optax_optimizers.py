@@ -68,6 +68,11 @@ def is_schedule_free(name: str) -> bool:
     return name.rpartition(".")[2].startswith("schedule_free")
 
 
+def multiplies_matrices(name: str) -> bool:
+    """Whether the optimizer multiplies each hidden matrix with itself, as Muon does."""
+    return DIMENSIONS in inspect.signature(find_optimizer(name)).parameters
+
+
 def find_optimizer(name: str, key: str = "name") -> Callable[..., optax.GradientTransformation]:
     """The optimizer of optax by `name` ("adamw", "contrib.muon"); raises `UserError` about `key` if there is
     none."""

@@ -9,7 +9,7 @@ vocabulary (Shoeybi et al. 2019, "Megatron-LM"). No other file names a mesh axis
 import contextlib
 import dataclasses
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Annotated, Any
 
 import jax
@@ -182,6 +182,42 @@ def by_rows(array: jax.Array) -> nn.LogicallyPartitioned:
     return nn.LogicallyPartitioned(array, ("batch", *[None] * (array.ndim - 1)))
 
 
+def deal_out(tree: Any, shardings: Any, chosen: Callable[[tuple], bool]) -> Any:
+    """The tree, with each matrix of stacked layers whole on one device.
+
+    `shardings` are those of parameters. Every array of the tree whose path ends with that of a `chosen`
+    parameter of 3 or more axes gets the mesh axes that divide the parameter on its first axis, the layers.
+    Products of a matrix with itself, as in Muon, then need no communication, but for axes for which there are
+    not enough layers.
+    """
+    leaves = jax.tree_util.tree_leaves_with_path(shardings)
+    owners = {_names(path): sharding for path, sharding in leaves if chosen(path)}
+
+    def deal(path: tuple, leaf: Any) -> Any:
+        names = _names(path)
+        owner = next((owners[names[i:]] for i in range(len(names)) if names[i:] in owners), None)
+        if owner is None or leaf.ndim < 3:
+            return leaf
+        spec = [_axes(part) for part in (*owner.spec, *[None] * (leaf.ndim - len(owner.spec)))]
+
+        def ways(axes: tuple[str, ...]) -> int:
+            return math.prod(owner.mesh.shape[axis] for axis in axes)
+
+        for i in sorted(range(1, leaf.ndim), key=lambda i: -ways(spec[i])):
+            # The rest of the devices has nothing to do if the layers are too few; but only once, or XLA
+            # finds no all-to-all.
+            if ways(spec[0]) == 1 or leaf.shape[0] % ways((*spec[0], *spec[i])) == 0:
+                spec[0], spec[i] = (*spec[0], *spec[i]), ()
+        return jax.lax.with_sharding_constraint(leaf, NamedSharding(owner.mesh, PartitionSpec(*spec)))
+
+    return jax.tree_util.tree_map_with_path(deal, tree)
+
+
+def _axes(part: Any) -> tuple[str, ...]:
+    """The mesh axes of one dimension of a `PartitionSpec`."""
+    return (part,) if isinstance(part, str) else tuple(part or ())
+
+
 def with_shardings(abstract: Any, shardings: Any) -> Any:
     """`jax.ShapeDtypeStruct`s with shardings, for restoring checkpoints."""
     return jax.tree.map(lambda leaf, each: leaf.update(sharding=each), unboxed(abstract), shardings)
@@ -239,7 +275,7 @@ def _sharding(boxed: Any, names: tuple[str, ...], mesh: Mesh, rules: Rules) -> N
     axes = tuple(boxed.get_partition_spec())
     spec = nn.logical_to_mesh_axes(axes, rules) or PartitionSpec()
     for dimension, (size, logical, part) in enumerate(zip(boxed.value.shape, axes, spec, strict=True)):
-        mesh_axes = (part,) if isinstance(part, str) else tuple(part or ())
+        mesh_axes = _axes(part)
         ways = math.prod(mesh.shape[axis] for axis in mesh_axes)
         if size % ways:
             raise UserError(

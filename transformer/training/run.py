@@ -21,7 +21,7 @@ from transformer.training.initial_values import redraw
 from transformer.training.initialize import WarmStart
 from transformer.training.loop import train
 from transformer.training.metrics import Meter
-from transformer.training.optax_optimizers import own_average
+from transformer.training.optax_optimizers import is_hidden_matrix, multiplies_matrices, own_average
 from transformer.training.optimizer import check_adapters, make_optimizer
 from transformer.training.rules import check_rules, stop_gradients
 from transformer.training.run_config import RunConfig
@@ -197,7 +197,21 @@ class Run:
             ema_decay=c.ema_decay,
             own_average=own_average if c.averages_itself else None,
             stop_gradients=held if c.has_rules else None,
+            **self._placements(),
         )
+
+    def _placements(self) -> dict[str, Callable[[Any], Any]]:
+        """How the train step divides gradients, updates and the optimizer's state over several devices."""
+        if self.mesh.size == 1:
+            return {}
+        shardings = self.shardings.params
+        found: dict[str, Callable[[Any], Any]] = {
+            "divided": lambda params: jax.lax.with_sharding_constraint(params, shardings)
+        }
+        if multiplies_matrices(self.config.optimizer.name):
+            deal = functools.partial(parallel.deal_out, shardings=shardings, chosen=is_hidden_matrix)
+            found["dealt_out"] = deal
+        return found
 
     def _first_state(self) -> State:
         state = jax.jit(lambda: parallel.unboxed(self.create()), out_shardings=self.shardings)()

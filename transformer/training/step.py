@@ -28,6 +28,8 @@ def make_train_step(
     ema_decay: float = 0.0,
     own_average: Callable[[Any, Params], Params] | None = None,
     stop_gradients: Callable[[Params], Params] | None = None,
+    divided: Callable[[Params], Params] = lambda params: params,
+    dealt_out: Callable[[Any], Any] = lambda tree: tree,
 ) -> TrainStep:
     """(state, batch) -> (state, metrics): one update, exact for any number of microbatches.
 
@@ -38,6 +40,9 @@ def make_train_step(
     carry advance (see `advanced`). `state.ema`, if the run keeps one, is updated by `debiased`, or is
     `own_average(opt_state, params)` of the optimizer. `stop_gradients(params)` stops the gradients of frozen
     parameters, which are not part of the norm.
+
+    Over several devices `divided` divides gradients and updates as the parameters, and `dealt_out` what the
+    optimizer gets, its state and the gradients, as it computes best.
     """
 
     def train_step(state: State, batch: Batch) -> tuple[State, dict[str, Sum]]:
@@ -62,14 +67,16 @@ def make_train_step(
         else:
             gradients, metrics, carry = accumulated(gradient, state, batch, rng, microbatches)
 
+        gradients = divided(gradients)
         norm = optax.tree.norm(gradients)
         finite = jnp.isfinite(norm)
         if clip_norm:
             scale = jnp.minimum(1.0, clip_norm / jnp.maximum(norm, 1e-9))
             gradients = jax.tree.map(lambda g: g * scale, gradients)
         with jax.named_scope("optimizer"):
-            updates, opt_state = optimizer.update(gradients, state.opt_state, state.params)
-            params = optax.apply_updates(state.params, updates)
+            given = dealt_out((gradients, state.opt_state))
+            updates, opt_state = dealt_out(optimizer.update(*given, state.params))
+            params = optax.apply_updates(state.params, divided(updates))
         ema = state.ema
         if ema is not None and own_average is not None:
             ema = own_average(opt_state, params)
