@@ -59,7 +59,6 @@ def get_config(preset: str = "") -> ConfigDict:
     config.data.sequence_length = 1024
     config.optimizer.name = "adamw"
     config.optimizer.warmup_steps = 700
-    config.optimizer.weight_decay = 0.1
     config.train.steps = 100_000
     config.train.batch_size = 512
     config.train.evaluate_every = 2_000

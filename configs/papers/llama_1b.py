@@ -18,8 +18,5 @@ from configs.papers import llama_8b
 def get_config(preset: str = "") -> ConfigDict:
     """The run, or its `tiny` version for smoke tests."""
     config = llama_8b.get_config()
-    config.model.d_model = 2048
-    config.model.num_layers = 16
-    config.model.d_ff = 8192
-    config.model.tie_embeddings = True
+    config.model.update(d_model=2048, num_layers=16, d_ff=8192, tie_embeddings=True)
     return base.choose(config, preset, {"tiny": llama_8b.TINY_LLAMA})

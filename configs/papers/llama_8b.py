@@ -41,7 +41,6 @@ def get_config(preset: str = "") -> ConfigDict:
     config.optimizer.name = "adamw"
     config.optimizer.learning_rate = 3e-4
     config.optimizer.warmup_steps = 8_000
-    config.optimizer.weight_decay = 0.1
     config.train.steps = 1_200_000
     config.train.batch_size = 512
     config.train.evaluate_every = 5_000

@@ -50,6 +50,8 @@ AXES = (*ROWS, "context", "tensor")
 
 Size = Annotated[int, Bound("1 or more devices, or -1 for what is left", -1, without=(0,))]
 
+Slices = Annotated[int, Bound("1 or more slices, or 0 for all", 0)]
+
 
 @dataclasses.dataclass(frozen=True)
 class MeshConfig(Bounded):
@@ -59,9 +61,7 @@ class MeshConfig(Bounded):
     fsdp: Size = 1  # devices that shard parameters and batch
     tensor: Size = 1  # tensor parallelism: devices that shard heads, hidden units, vocabulary
     context: Size = 1  # context parallelism: devices that shard each sequence
-    slice: Annotated[int, Bound("1 or more slices, or 0 for all", 0)] = (
-        0  # TPU slices; 0: as many as there are
-    )
+    slice: Slices = 0  # data parallelism over slices of TPUs; 0: as many as there are
 
     def __post_init__(self):
         super().__post_init__()
