@@ -6,7 +6,7 @@ Compiles the step of a language model ahead of time for `h100:HOSTSxGPUS` or a T
 `v5p:4x4x4`, without data and without parameters. Prints the bytes per device of a step: arguments and
 temporary buffers, and the results of each kind of collective, multiplied by the trips of the loops around it.
 An all-reduce of n bytes sends about 2 n, an all-gather with a result of n bytes n; of a reduce-scatter the
-whole array is counted, before it is divided.
+whole array is counted, before it is divided; on TPUs, where it is part of a fusion, it is not found.
 
 Needs for GPUs the packages jax-cuda13-pjrt and jax-cuda13-plugin (of jax's version), nvidia-cuda-nvcc and
 nvidia-nvvm, for TPUs libtpu (of the version that `jax[tpu]` pins).
