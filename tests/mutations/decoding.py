@@ -76,10 +76,6 @@ EDITS = {
                 "rngs_b, 0 * self.positions_b + self.index + offset)",
             ),
             "limits_ignored": ("(token_b == eos_id) | (index >= state.limits_b)", "(token_b == eos_id)"),
-            "tokens_after_the_end": (
-                "token_b = jnp.where(state.done_b, eos_id, token_b)",
-                "token_b = token_b",
-            ),
             "end_counted": ("jnp.sum(before_end_bn, axis=1)", "jnp.sum(before_end_bn, axis=1) + 1"),
         },
     ),

@@ -191,3 +191,19 @@ def test_missing_checkpoints_and_metrics_are_named(tmp_path):
         checkpoints.wait()
         with pytest.raises(UserError, match="no checkpoint of step 7; there are 1"):
             checkpoints.restore(abstract, 7)
+
+
+def test_arrays_of_another_shape_alone_are_refused(tmp_path):
+    state, abstract = trained(1)
+    with Checkpoints(tmp_path) as checkpoints:
+        checkpoints.save(1, state)
+        checkpoints.wait()
+        kernel = abstract.params["Dense_0"]["kernel"]
+        wider = jax.ShapeDtypeStruct((8, 9), jnp.float32, sharding=kernel.sharding)
+        dense = dict(abstract.params["Dense_0"]) | {"kernel": wider}
+        for restore in (
+            lambda: checkpoints.restore(abstract.replace(params={"Dense_0": dense})),
+            lambda: checkpoints.restore_params({"Dense_0": dense}),
+        ):
+            with pytest.raises(UserError, match=r"kernel is float32\[8, 8\], here float32\[8, 9\]"):
+                restore()

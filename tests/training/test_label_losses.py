@@ -79,3 +79,11 @@ def test_microbatches_of_balanced_labels_add_up(rng):
     total = sum(made.total(part) for part in parts)
     weight = sum(float(made.weights(part).sum()) for part in parts)
     assert total / weight == pytest.approx(made.mean(batch), rel=1e-5)
+
+
+def test_balanced_labels_change_the_loss_and_not_the_accuracy(rng):
+    """Two of three labels are right; the wrong one would count for two thirds if examples were balanced."""
+    batch = batch_of(rng, [0, 0, 0, 1], padding=2)
+    batch["logits"] = jnp.zeros_like(batch["logits"]).at[:, 0].set(1.0)
+    accuracy = Given([3, 1, 1], balanced=True).terms(batch["logits"], batch, True)["accuracy"]
+    assert float(accuracy.mean) == pytest.approx(3 / 4)

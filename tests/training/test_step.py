@@ -6,6 +6,7 @@ import pytest
 from flax import linen as nn
 
 from tests.parameters import random_params
+from tests.training import toy
 from transformer.models.decoder import Decoder, DecoderConfig
 from transformer.models.transformer_xl import Memory, TransformerXLConfig
 from transformer.training import parallel
@@ -280,3 +281,20 @@ def test_eight_devices_train_as_one_does(alone, mesh):
     assert len(state.params["embedding"]["table"].sharding.device_set) == 8
     accumulated, _ = curve(batches, mesh, jax.devices(), microbatches=2)
     np.testing.assert_allclose(accumulated, expected, rtol=rounding)
+
+
+def test_a_gradient_within_the_bound_is_not_scaled(rng):
+    optimizer, batch = optax.sgd(0.1), make_batch(rng)
+    state = make_state(optimizer)
+    free, metrics = jax.jit(make_train_step(EXPERIMENT, optimizer, seed=0))(state, batch)
+    bound = 2 * float(metrics["gradient_norm"].mean)
+    bounded, _ = jax.jit(make_train_step(EXPERIMENT, optimizer, seed=0, clip_norm=bound))(state, batch)
+    assert_close(bounded.params, free.params, 1e-7)
+
+
+def test_each_step_draws_other_noise():
+    """Two steps that differ in nothing but their number."""
+    _, _, init, step = toy.setup(optimizer=optax.sgd(0.1))
+    batch = toy.Loader().batch_at(0)
+    losses = [float(step(init().replace(step=jnp.int32(n)), batch)[1]["loss"].mean) for n in (0, 0, 1)]
+    assert losses[0] == losses[1] != losses[2]

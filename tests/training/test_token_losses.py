@@ -335,3 +335,13 @@ def test_a_run_with_focal_loss_reports_what_it_minimises_and_nats(tmp_path):
     assert 0 < found["eval/loss"] < found["eval/nll"]
     assert found["eval/perplexity"] == pytest.approx(np.exp(found["eval/nll"]))
     assert found["train/loss"] > 0 and 0 < found["train/z_loss"] < 1
+
+
+def test_bits_per_byte_are_the_bits_of_all_targets_over_their_bytes(rng):
+    targets, logits = rng.integers(0, 7, (2, 5)), rng.normal(size=(2, 5, 7)).astype(np.float32)
+    weights, size = rng.random((2, 5)) < 0.6, rng.integers(1, 9, (2, 5)).astype(np.float32)
+    batch = {"targets": jnp.asarray(targets), "weights": jnp.float32(weights), "bytes": jnp.asarray(size)}
+    terms = token_losses(lambda x: x, jnp.asarray(logits), batch, LossConfig(), 7, train=False)
+    log_p = special.log_softmax(logits.astype(np.float64), axis=-1)
+    bits = -np.sum(weights * np.take_along_axis(log_p, targets[..., None], -1)[..., 0]) / np.log(2)
+    assert float(terms["bits_per_byte"].mean) == pytest.approx(bits / size.sum(), rel=1e-5)
