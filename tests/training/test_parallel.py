@@ -245,6 +245,11 @@ def test_indivisible_dimension_names_parameter_and_axis():
     params = {"head": {"kernel": nn.LogicallyPartitioned(jnp.ones((8, 9)), ("embed", "vocab"))}}
     with pytest.raises(UserError, match=r"mesh.tensor: 2 .*dimension 1 \('vocab', 9 wide\).*head/kernel"):
         parallel.state_shardings(state(params, ()), mesh(2, 2, 2), RULES)
+    params = {"head": {"kernel": nn.LogicallyPartitioned(jnp.ones((12, 8)), ("embed", "vocab"))}}
+    with pytest.raises(UserError, match=r"mesh.fsdp: 8 .*dimension 0 \('embed', 12 wide\)"):
+        parallel.state_shardings(state(params, ()), mesh(1, 8), RULES)
+    with pytest.raises(UserError, match=r"mesh.fsdp x context: 8 .*dimension 0 \('embed', 12 wide\)"):
+        parallel.state_shardings(state(params, ()), mesh(1, 2, 1, 4), RULES)
 
 
 @pytest.mark.parametrize("axes", [{"fsdp": 2, "context": 4}, {"fsdp": 4, "tensor": 2}, {"fsdp": 8}])

@@ -275,11 +275,11 @@ def _sharding(boxed: Any, names: tuple[str, ...], mesh: Mesh, rules: Rules) -> N
     axes = tuple(boxed.get_partition_spec())
     spec = nn.logical_to_mesh_axes(axes, rules) or PartitionSpec()
     for dimension, (size, logical, part) in enumerate(zip(boxed.value.shape, axes, spec, strict=True)):
-        mesh_axes = _axes(part)
+        mesh_axes = [axis for axis in _axes(part) if mesh.shape[axis] > 1]
         ways = math.prod(mesh.shape[axis] for axis in mesh_axes)
         if size % ways:
             raise UserError(
-                f"parallel.mesh.{mesh_axes[-1]}: {ways} devices do not divide dimension {dimension} "
+                f"parallel.mesh.{' x '.join(mesh_axes)}: {ways} devices do not divide dimension {dimension} "
                 f"({logical!r}, {size} wide) of parameter {'/'.join(names)}"
             )
     return NamedSharding(mesh, spec)
