@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from flax import linen as nn
 
 from transformer.layers.cache import KVCache
+from transformer.layers.devices import sharded_over
 from transformer.layers.masks import Mask
 from transformer.layers.mixers import Attention, Mixer
 
@@ -65,14 +66,15 @@ class Block(nn.Module):
         return self.cross_attention.keys_values(memory_msd, jnp.arange(memory_msd.shape[1])[None])
 
     def _before(self, name: str, x_btd: jax.Array) -> jax.Array:
-        return x_btd if self.placement == "post" else self.norm(name=f"{name}_norm")(x_btd)
+        x_btd = x_btd if self.placement == "post" else self.norm(name=f"{name}_norm")(x_btd)
+        return _divided(x_btd, "length")
 
     def _after(self, name: str, x_btd: jax.Array, y_btd: jax.Array, train: bool) -> jax.Array:
         if self.placement == "sandwich":
             y_btd = self.norm(name=f"{name}_output_norm")(y_btd)
         if self.dropout:
             y_btd = nn.Dropout(self.dropout, name=f"{name}_dropout")(y_btd, deterministic=not train)
-        x_btd = x_btd + y_btd
+        x_btd = _divided(x_btd + _divided(y_btd, "residual_length"), "residual_length")
         return self.norm(name=f"{name}_norm")(x_btd) if self.placement == "post" else x_btd
 
     def _cross(self, x_btd: jax.Array, memory: Any, mask: Mask, train: bool) -> jax.Array:
@@ -85,3 +87,10 @@ class Block(nn.Module):
             x_mtd, mask=mask, positions_bt=positions_mt, memory=memory, train=train
         )
         return y_mtd.reshape(x_btd.shape)
+
+
+def _divided(x_btd: jax.Array, length: str) -> jax.Array:
+    """x, its tokens divided over devices as the logical axis `length`, if they are a multiple of these."""
+    if x_btd.shape[1] % sharded_over(length)[1]:
+        return x_btd
+    return nn.with_logical_constraint(x_btd, ("batch", length, "activation_embed"))
