@@ -259,7 +259,7 @@ EDITS = {
     "transformer/layers/block.py": (
         f"{PAIRS} tests/models/test_encoder_decoder.py",
         {
-            "no_residual": ("x_btd = x_btd + y_btd", "x_btd = y_btd"),
+            "no_residual": ("_divided(x_btd + _divided(", "_divided(_divided("),
             "other_sources_seen": ("memory, memory_mask or Mask(), train)", "memory, Mask(), train)"),
         },
     ),
