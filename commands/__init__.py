@@ -17,6 +17,7 @@ COMMANDS = {
     "score": "commands.score",
     "analyze": "commands.analyze",
     "config": "commands.config",
+    "plan": "commands.plan",
 }
 """Value of --mode -> module; a module is imported only when it is needed."""
 

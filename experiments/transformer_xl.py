@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 from experiments.evaluators import named_evaluators
 from experiments.language_modeling import LanguageModeling, LanguageModelingConfig
@@ -63,6 +64,11 @@ class SegmentRecurrence(LanguageModeling):
         unembed = functools.partial(self.model.apply, variables, method="unembed")
         vocab_size = self.model.vocab_size
         return token_losses(unembed, x_btd, batch, self.config.loss, vocab_size, train, sown), carry
+
+    def batch_shapes(self) -> dict[str, jax.ShapeDtypeStruct]:
+        """The shapes and types of a training batch; whether its rows continue those before is one number."""
+        shapes = super().batch_shapes()
+        return shapes | {"continues": jax.ShapeDtypeStruct(shapes["tokens"].shape[:1], jnp.int32)}
 
     def loader(self, split: str, **order: bool) -> DataLoader:
         """Parallel streams of a split, each in the order of the text; `shuffle` is ignored."""

@@ -62,6 +62,11 @@ ALLOWED = {
         "transformer.host",
         "transformer.errors",
     },
+    "transformer.planning": {
+        "transformer.planning",
+        "transformer.training",
+        "transformer.errors",
+    },
     "transformer.visualization": {
         "transformer.visualization",
         "transformer.run_folder",
@@ -98,6 +103,7 @@ LIBRARIES = {
         "sklearn",
     },
     "transformer.decoding": {"jax", "flax", "numpy"},
+    "transformer.planning": {"jax", "numpy"},
     "transformer.visualization": {"numpy", "matplotlib"},
     "configs": {"ml_collections"},
     "launch": {"jax", "absl"},

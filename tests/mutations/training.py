@@ -137,7 +137,7 @@ EDITS = {
                 "if shape == leaf.shape or _is_part(leaf.shape, shape, owner):",
                 "if shape == leaf.shape and False:",
             ),
-            "tokens_not_cut": ("axes = 2 if rows.ndim > 1", "axes = 2 if rows.ndim > 9"),
+            "tokens_not_cut": ("axes = 2 if len(shape) > 1", "axes = 2 if len(shape) > 9"),
             "indivisible_accepted": ("        if size % ways:", "        if size < ways:"),
         },
     ),

@@ -9,7 +9,7 @@ import numpy as np
 from transformer.config import Positive
 from transformer.data.corpus import Corpus, CorpusConfig, counted
 from transformer.data.sources import Source
-from transformer.data.token_cache import TokenCache
+from transformer.data.token_cache import BLANK, TokenCache
 
 
 class PackedRows:
@@ -123,6 +123,10 @@ class TextData(Corpus):
         """The packed rows of a split, tokenised on first use."""
         cache = TokenCache.of(self.source(split), self.tokenizer, self.folder)
         return counted(PackedRows(cache, self.config.sequence_length), [cache], split)
+
+    def blank(self) -> dict[str, np.ndarray]:
+        """A row of padding, stacked, for its shapes; no data are read."""
+        return PackedRows(BLANK, self.config.sequence_length).batch(np.array([-1]))
 
     def text(self, split: str) -> Iterator[str]:
         """The text of a split in pieces, for comparison with compressors."""

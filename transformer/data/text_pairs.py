@@ -5,6 +5,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
+import numpy as np
+
 from transformer.config import Bound, Rate
 from transformer.data.bpe_dropout import Segmentations
 from transformer.data.corpus import Corpus, CorpusConfig, counted, naming
@@ -12,7 +14,7 @@ from transformer.data.disk_cache import digest
 from transformer.data.loader import DataLoader
 from transformer.data.pair_packing import JoinedPairs, PackedPairs, RepackedPairs
 from transformer.data.sources import Source
-from transformer.data.token_cache import TokenCache
+from transformer.data.token_cache import BLANK, TokenCache
 from transformer.data.tokenizers import Tokenizer
 from transformer.errors import UserError
 
@@ -107,6 +109,11 @@ class PairData(Corpus):
     def rows(self, split: str) -> Any:
         """The packed rows of a split, tokenised on first use."""
         return self._packed(split, self._caches(split))
+
+    def blank(self) -> dict[str, np.ndarray]:
+        """A row of padding, stacked, for its shapes; no data are read."""
+        c = self.config
+        return self._packing(BLANK, BLANK, c.source_length, c.target_length).batch(np.array([-1]))
 
     def loader(self, split: str, batch_size: int, *, repeat: bool = False, **options) -> DataLoader:
         """As for `Corpus`; rows that repeat are packed anew in every epoch, and drop merges of BPE by

@@ -4,6 +4,7 @@ import functools
 import itertools
 import json
 import operator
+import types
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -67,6 +68,12 @@ class TokenCache:
         """
         key = digest(FORMAT, source.identity, tokenizer.identity)
         return cls(build_once(data_folder / "tokens" / key, functools.partial(_write, source, tokenizer)))
+
+
+BLANK: Any = types.SimpleNamespace(
+    tokens=np.zeros(3, np.uint16), num_bytes=np.zeros(3, np.uint8), offsets=np.array([0, 3])
+)
+"""The cache of one document of one token: rows packed from it have the shapes of all others."""
 
 
 def _write(source: Source, tokenizer: Tokenizer, folder: Path) -> None:

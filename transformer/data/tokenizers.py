@@ -94,6 +94,12 @@ class Tokenizer:
         return cls(backend)
 
     @classmethod
+    def blank(cls, vocab_size: int) -> "Tokenizer":
+        """A tokenizer of `vocab_size` meaningless words, for the shapes of a model."""
+        words = {f"word {i}": i for i in range(vocab_size - 1)}
+        return cls(tokenizers.Tokenizer(models.WordLevel(words | {END: vocab_size - 1}, "word 0")))
+
+    @classmethod
     def load(cls, path: str | os.PathLike) -> "Tokenizer":
         """Reads a `tokenizer.json` of this or another library.
 

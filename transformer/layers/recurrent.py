@@ -101,7 +101,7 @@ class Feedback(nn.Module):
         def open_gate(rng: jax.Array, shape: tuple[int, ...], dtype) -> jax.Array:
             return jnp.zeros(shape, dtype).at[1].set(kind.forget)
 
-        kernel_init = nn.with_logical_partitioning(orthogonal, (None, *names))
+        kernel_init = nn.with_logical_partitioning(orthogonal, ("replicated", *names))
         bias_init = nn.with_logical_partitioning(open_gate, names)
         shape = kind.gates, self.width
         kernel: Any = self.param("kernel", kernel_init, (self.width, *shape), jnp.float32)

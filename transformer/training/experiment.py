@@ -108,6 +108,17 @@ class Experiment(ABC):
         c = self.config
         return c.train.batch_size if repeat else c.evaluate.batch_size or c.train.batch_size
 
+    def batch_shapes(self) -> dict[str, jax.ShapeDtypeStruct]:
+        """The shapes and types of a training batch over all processes; those of the first one, where the data
+        have no `blank` row."""
+        blank = getattr(self.data, "blank", None)
+        rows = blank() if blank else next(iter(self.train_data().iterate(0)))
+        size = self.batch_size(repeat=True)
+        return {
+            name: jax.ShapeDtypeStruct((size, *each.shape[1:]), jax.dtypes.canonicalize_dtype(each.dtype))
+            for name, each in rows.items()
+        }
+
     def note_uncounted(self, rows: Any) -> None:
         """Prints a note if bits per byte cannot be computed for the rows."""
         if why := getattr(rows, "why", ""):

@@ -20,6 +20,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from transformer.config import Bound, Bounded, OneOf, Positive
 from transformer.errors import UserError
+from transformer.training.partition import check_divided
 
 Rules = Sequence[tuple[str, str | tuple[str, ...] | None]]
 
@@ -148,7 +149,7 @@ def state_shardings(state: Any, mesh: Mesh, rules: Rules) -> Any:
     `carry`, which are boxed themselves.
 
     Raises:
-      UserError: mesh axes do not divide a dimension.
+      UserError: mesh axes do not divide a dimension; too much is whole on every device.
     """
     whole = NamedSharding(mesh, PartitionSpec())
     if mesh.size == 1:
@@ -177,6 +178,7 @@ def _cut(state: Any, mesh: Mesh, rules: Rules, whole: NamedSharding) -> Any:
     carry = jax.tree.map(
         lambda leaf: _sharding(leaf, ("carry",), mesh, rules), state.carry, is_leaf=_is_boxed
     )
+    check_divided(state.params, shardings.params, mesh)
     return shardings.replace(carry=carry)
 
 
@@ -248,16 +250,21 @@ def _rows_held(mesh: Mesh, rows: int) -> np.ndarray:
     return np.unique(np.concatenate([np.arange(rows)[index] for index in held.values() if index is not None]))
 
 
-def put_batch(batch: Mapping[str, np.ndarray], sharding: NamedSharding) -> dict[str, jax.Array]:
-    """The global batch on the devices, from its rows that this process holds (`rows_here`); arrays without a
-    divisible sequence axis are sharded by rows only."""
+def shard_of_rows(sharding: NamedSharding, shape: tuple[int, ...]) -> NamedSharding:
+    """The sharding of an array of a batch: one without a divisible sequence axis is sharded by rows only."""
     mesh: Any = sharding.mesh
-    parts, context = math.prod(mesh.shape[axis] for axis in ROWS), mesh.shape["context"]
+    axes = 2 if len(shape) > 1 and shape[1] % mesh.shape["context"] == 0 else 1
+    return NamedSharding(mesh, PartitionSpec(*sharding.spec[:axes]))
+
+
+def put_batch(batch: Mapping[str, np.ndarray], sharding: NamedSharding) -> dict[str, jax.Array]:
+    """The global batch on the devices, from its rows that this process holds (`rows_here`)."""
+    mesh: Any = sharding.mesh
+    parts = math.prod(mesh.shape[axis] for axis in ROWS)
     held = _rows_held(mesh, parts)
 
     def put(rows: np.ndarray) -> jax.Array:
-        axes = 2 if rows.ndim > 1 and rows.shape[1] % context == 0 else 1
-        by_axes, size = NamedSharding(mesh, PartitionSpec(*sharding.spec[:axes])), len(rows) // len(held)
+        by_axes, size = shard_of_rows(sharding, rows.shape), len(rows) // len(held)
 
         def part(index: Any) -> np.ndarray:
             first = int(np.searchsorted(held, (index[0].start or 0) // size)) * size

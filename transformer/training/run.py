@@ -171,7 +171,7 @@ class Run:
         with self.placed(), self.checkpoints(write=True) as checkpoints:
             begun = trained_steps(checkpoints.directory)
             state = checkpoints.restore(self.abstract) if begun else self._first_state()
-            step = Program(jax.jit(self._step(), donate_argnums=0, out_shardings=(self.shardings, None)))
+            step = Program(self._jitted())
             return train(
                 state,
                 step,
@@ -184,6 +184,20 @@ class Run:
                 checkpoints=checkpoints,
                 left=self.folder.unmeasured,
             )
+
+    def compiled(self) -> jax.stages.Compiled:
+        """The train step, for the batches of this run; nothing is allocated, and no data are read where their
+        shapes are known without."""
+        batch, whole = self.experiment.batch_shapes(), parallel.batch_sharding(self.mesh)
+        batch = {
+            name: each.update(sharding=parallel.shard_of_rows(whole, each.shape))
+            for name, each in batch.items()
+        }
+        with self.placed():
+            return self._jitted().lower(self.abstract, batch).compile()
+
+    def _jitted(self) -> Any:
+        return jax.jit(self._step(), donate_argnums=0, out_shardings=(self.shardings, None))
 
     def _step(self) -> TrainStep:
         c = self.config.optimizer

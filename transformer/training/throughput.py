@@ -49,7 +49,7 @@ READS = re.compile(r"encoder|attention/key/|.*cross_attention/(key|value|latent|
 def matmul_parameters(params: Params) -> int:
     """The number of parameters that tokens are multiplied with: the kernels, and the embedding table if it is
     tied to the output (there is no `unembedding`); the look-up costs nothing."""
-    sizes = _sizes(params)
+    sizes = sizes_of(params)
     kernels = sum(size for name, size in sizes.items() if name.endswith("kernel"))
     tied = not any(name.startswith("unembedding/") for name in sizes)
     return kernels + (sizes.get("embedding/table", 0) if tied else 0)
@@ -72,12 +72,15 @@ def pair_flops_per_token(params: Params, products: float, source_length: int, ta
     N_s is the number of parameters that source tokens are multiplied with (`READS`), N_t that of all others,
     and A the products of attention for a target token, s / t source tokens among them.
     """
-    read = sum(size for name, size in _sizes(params).items() if name.endswith("kernel") and READS.match(name))
+    read = sum(
+        size for name, size in sizes_of(params).items() if name.endswith("kernel") and READS.match(name)
+    )
     parameters = matmul_parameters(params) - read + read * source_length / target_length
     return 6.0 * (parameters + products)
 
 
-def _sizes(params: Params) -> dict[str, int]:
+def sizes_of(params: Params) -> dict[str, int]:
+    """The number of elements of each parameter by its name."""
     return {
         jax.tree_util.keystr(path, simple=True, separator="/"): math.prod(leaf.shape)
         for path, leaf in jax.tree_util.tree_leaves_with_path(params)

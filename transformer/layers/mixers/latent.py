@@ -132,5 +132,5 @@ class _HeadKernel(nn.Module):
     @nn.compact
     def __call__(self) -> jax.Array:
         init = nn.initializers.normal(self.shape[0] ** -0.5)
-        names = (None, "heads", "head_dim")
+        names = ("embed", "heads", "head_dim")
         return self.param("kernel", nn.with_logical_partitioning(init, names), self.shape, jnp.float32)

@@ -50,6 +50,6 @@ class RelativeSinusoidal(Position):
 
     @nn.compact
     def _parameter(self, name: str, shape: tuple[int, ...], scale: float) -> jax.Array:
-        axes = ("frequencies", "heads", "head_dim")[-len(shape) :]
+        axes = ("embed", "heads", "head_dim")[-len(shape) :]
         init = nn.with_logical_partitioning(nn.initializers.normal(scale), axes)
         return self.param(name, init, shape, jnp.float32)

@@ -1,0 +1,136 @@
+"""What a train step needs and takes on hardware that is not there: memory, time, network, cost.
+
+python launch.py --mode=plan --config=configs/papers/llama_8b.py --topology=v5p:4x4x4
+python launch.py --mode=plan --config=configs/papers/gpt2.py:xl --topology=h100:1x8 --price=2.5 --search
+
+Compiles the step as training does, for h100:HOSTSxGPUS, h200:HOSTSxGPUS, v5e:16x16, v5p:4x4x4 or v6e:8x8,
+or without --topology for the devices of this machine. Times are estimates from the compiled program, and
+have not been compared with hardware. The exit code is 1 if it does not fit.
+"""
+
+import argparse
+import copy
+import functools
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from transformer.errors import UserError
+
+if TYPE_CHECKING:
+    from commands.opening import Overrides
+    from transformer.planning.plan import Plan
+    from transformer.training.run import Run
+
+
+def add_flags(parser: Any) -> None:
+    """The flags of this command."""
+    add = parser.add_argument
+    add("--config", default="", help="a config file; without one, the config of --workdir")
+    add("--topology", default="", help="h100:8x8 (hosts x GPUs), v5p:4x4x4, ... (this machine's devices)")
+    add("--slices", type=int, default=1, help="slices of TPUs, joined by the data-centre network (1)")
+    add("--price", type=float, default=0.0, help="the price of a device for an hour, for the cost of tokens")
+    add("--efficiency", type=share, default=0.75, help="the share of data sheets' rates to assume (0.75)")
+    add("--search", action="store_true", help="try meshes, rematerialisation and microbatches")
+    add("--compile", type=int, default=6, help="with --search: how many of the best to compile (6)")
+    add("--parameters", action="store_true", help="how each parameter is divided over the mesh")
+    add("--output", help="a file for the plan as JSON")
+
+
+def share(value: str) -> float:
+    """The type of --efficiency."""
+    found = float(value)
+    if not 0 < found <= 1:
+        raise argparse.ArgumentTypeError(f"{value}; expected a share above 0, at most 1")
+    return found
+
+
+def run(flags: argparse.Namespace, overrides: "Overrides") -> int:
+    """Prints the plan, or the ranking of a search."""
+    from transformer.planning import hardware
+    from transformer.planning.plan import TooLarge, lines, make_plan
+    from transformer.training.partition import table
+
+    if flags.slices < 1 or flags.compile < 1 or flags.price < 0:
+        raise UserError("--slices, --compile: expected 1 or more; --price: 0 or more")
+    overrides = [*overrides]
+    if flags.topology:
+        hardware.prepare(flags.topology)
+    planned = opener(flags)
+    if flags.search:
+        return search(flags, planned, overrides)
+    try:
+        plan = make_plan(planned(overrides), flags.efficiency)
+    except TooLarge as error:
+        print(f"does not fit: {error} of memory on each device")
+        return 1
+    for line in lines(plan, flags.price):
+        print(line)
+    if flags.parameters:
+        print("", *table(planned(overrides).abstract.params), sep="\n")
+    write(flags, plan)
+    return 0 if plan.fits else 1
+
+
+def opener(flags: argparse.Namespace) -> "Callable[[Overrides], Run]":
+    """The function from config keys to the run to plan, on devices that are described once.
+
+    Where a tokenizer would be learnt, a blank one of `data.vocab_size` tokens stands for it, if the shapes of
+    batches are known without data.
+    """
+    from commands.opening import check_config, named, read_config
+    from experiments import find_experiment
+    from transformer.data.tokenizers import TOKENIZERS, Tokenizer
+    from transformer.planning import hardware
+    from transformer.training.run import Run
+
+    devices = hardware.described(flags.topology, flags.slices) if flags.topology else None
+    folder = None if flags.config else named(flags.workdir)
+    values = read_config(flags.config) if folder is None else folder.read_config()
+    kept = {} if folder is None else folder.read_kept()
+
+    @functools.cache
+    def blank(vocab_size: int) -> Tokenizer:
+        return Tokenizer.blank(vocab_size)
+
+    def planned(overrides: "Overrides") -> Run:
+        config = check_config(copy.deepcopy(values), overrides)
+        make = find_experiment(config.experiment)
+        kind = TOKENIZERS.get(getattr(config.data, "tokenizer", ""))
+        if not kept and kind and kind.learns and kind.least_size:
+            experiment = make(config, tokenizer=blank(config.data.vocab_size))
+            if hasattr(experiment.data, "blank"):
+                return Run(experiment, config, "", devices=devices)
+        return Run(make(config, **kept), config, "", devices=devices)
+
+    return planned
+
+
+def search(flags: argparse.Namespace, planned: "Callable[[Overrides], Run]", overrides: "Overrides") -> int:
+    """Prints the best candidates as they are compiled, and the flags of the fastest."""
+    from transformer.planning.search import ranking
+
+    print(f"{'ms':>8} {'MFU':>6} {'GB':>7} {'GB sent':>8}  keys", flush=True)
+    best: Any = None
+    for candidate, plan, why in ranking(planned, [*overrides], flags.compile, flags.efficiency):
+        if plan is None:
+            print(f"{why:>32}  {candidate.flags}", flush=True)
+            continue
+        sent = sum(row.sent for row in plan.schedule.moved) / 1e9
+        figures = f"{plan.seconds * 1e3:8.1f} {plan.mfu:6.1%} {plan.memory.total / 1e9:7.2f} {sent:8.2f}"
+        print(f"{figures}  {candidate.flags}" + ("" if plan.fits else "  (does not fit)"), flush=True)
+        if plan.fits and (best is None or plan.seconds < best[1].seconds):
+            best = candidate, plan
+    if best is None:
+        print("nothing fits")
+        return 1
+    print(f"\nfastest: {best[0].flags}")
+    write(flags, best[1])
+    return 0
+
+
+def write(flags: argparse.Namespace, plan: "Plan") -> None:
+    """Writes the plan to --output as JSON."""
+    if flags.output:
+        Path(flags.output).write_text(json.dumps(plan.values(flags.price), indent=2) + "\n")

@@ -1,0 +1,125 @@
+"""The time of a program, instruction by instruction, against sums by hand."""
+
+import types
+
+import pytest
+
+from transformer.planning.hardware import CHIPS
+from transformer.planning.hlo import Program
+from transformer.planning.schedule import schedule
+
+H100 = CHIPS["h100"]
+DEVICES = [types.SimpleNamespace(process_index=0) for _ in range(8)]
+GATHER = "(bf16[{n}]{{0}}, bf16[{m}]{{0}}) all-gather-start(%x), channel_id=1, replica_groups=[1,8]<=[8]"
+
+
+def run(*lines, more="", attention=0.0):
+    body = "\n".join(f"  {line}" for line in lines)
+    return schedule(
+        Program.read(f"{more}\nENTRY %m (x: f32[8]) -> f32[8] {{\n{body}\n}}"), H100, DEVICES, attention
+    )
+
+
+GEMM = (
+    "%a = bf16[8192,8192]{1,0} parameter(0)",
+    "%b = bf16[8192,8192]{1,0} parameter(1)",
+    "%x = bf16[1000000]{0} parameter(2)",
+)
+DOT = "%dot = bf16[8192,8192]{1,0} dot(%a, %b), lhs_contracting_dims={1}, rhs_contracting_dims={0}"
+GEMM_SECONDS = 2 * 8192**3 / 989.4e12
+GATHERED = 8_000_000 * 2 * 7 / 8 / 450e9
+
+
+def start(name="g"):
+    return f"%{name} = {GATHER.format(n=1_000_000, m=8_000_000)}"
+
+
+DONE = "%d = bf16[8000000]{0} all-gather-done(%g)"
+
+
+def test_products_and_memory():
+    found = run(*GEMM, DOT, "%c = bf16[8192,8192]{1,0} copy(%dot)")
+    assert found.products == pytest.approx(GEMM_SECONDS)
+    assert found.memory == pytest.approx(2 * 2 * 8192**2 / 3352e9)
+    assert found.seconds == pytest.approx(found.products + found.memory)
+    assert found.flops == 2 * 8192**3
+    assert found.bound == "compute"
+
+
+def test_a_gather_beside_a_product_is_hidden():
+    found = run(*GEMM, start(), DOT, DONE)
+    (row,) = found.moved
+    assert (row.operation, row.link, row.ways, row.times, row.size) == (
+        "all-gather",
+        "NVLink",
+        8,
+        1,
+        16_000_000,
+    )
+    assert row.seconds == pytest.approx(GATHERED)
+    assert row.hidden == pytest.approx(GATHERED)
+    assert found.exposed == 0
+
+
+def test_a_gather_that_is_waited_for_is_not():
+    found = run(*GEMM, start(), DONE, DOT)
+    assert found.exposed == pytest.approx(GATHERED)
+    assert found.moved[0].hidden == pytest.approx(0)
+    same = run(*GEMM, DOT, "%g = bf16[8000000]{0} all-gather(%x), replica_groups=[1,8]<=[8]")
+    assert same.exposed == pytest.approx(GATHERED)
+
+
+def test_gathers_share_the_network():
+    """The second one starts when the first one has ended."""
+    second = "%e = bf16[8000000]{0} all-gather-done(%h)"
+    found = run(*GEMM, start("g"), start("h"), DONE, second)
+    assert found.exposed == pytest.approx(2 * GATHERED)
+
+
+def test_a_loop_repeats_its_body():
+    body = "\n".join(
+        ("%body (p: s32[]) -> s32[] {", *(f"  {line}" for line in (*GEMM, start(), DOT, DONE)), "}")
+    )
+    loop = '%l = s32[] while(%i), condition=%c, body=%body, backend_config={"known_trip_count":{"n":"5"}}'
+    found = run(loop, more=body)
+    assert found.products == pytest.approx(5 * GEMM_SECONDS)
+    assert (found.moved[0].times, found.moved[0].size) == (5, 5 * 16_000_000)
+
+
+def test_a_collective_in_several_fusions_is_one():
+    """As TPUs write an asynchronous one: a fusion that starts it, one with a product, one that ends it."""
+    parts = {
+        "started": 'ROOT %r = bf16[8]{0} custom-call(%g), custom_call_target="AsyncCollectiveStart"',
+        "async_collective_fusion.1": "ROOT %r = bf16[8]{0} negate(%g)",
+        "ended": 'ROOT %r = bf16[8]{0} custom-call(%g), custom_call_target="AsyncCollectiveDone"',
+    }
+    gather = "%g = bf16[8000000]{0} all-gather(%p), channel_id=7, replica_groups=[1,8]<=[8]"
+    more = "\n".join(
+        f"%{name} (p: bf16[8]) -> bf16[8] {{\n  %p = bf16[8]{{0}} parameter(0)\n  {gather}\n  {end}\n}}"
+        for name, end in parts.items()
+    )
+    calls = [f"%f{i} = bf16[8]{{0}} fusion(%x), kind=kCustom, calls=%{name}" for i, name in enumerate(parts)]
+    found = run(*GEMM, calls[0], DOT, calls[1], calls[2], more=more)
+    assert [(row.operation, row.times) for row in found.moved] == [("all-gather", 1)]
+    assert found.exposed == 0
+    assert run(*GEMM, *calls, DOT, more=more).exposed > 0.9 * GATHERED
+
+
+def test_attention_kernels_take_the_flops_of_their_products():
+    """Two forward passes, as with rematerialisation, and a backward pass with five products for two."""
+    forward = '%f{} = bf16[8]{{0}} custom-call(%x), custom_call_target="__cudnn$fmhaSoftmax"'
+    backward = '%b1 = bf16[8]{0} custom-call(%x), custom_call_target="__cudnn$fmhaSoftmaxBackward"'
+    found = run(forward.format(1), forward.format(2), backward, attention=1e12)
+    assert found.flops == pytest.approx((1 + 1 + 2.5) * 1e12)
+    splash = '%splash_mha_{}.3 = bf16[8]{{0}} custom-call(%x), custom_call_target="tpu_custom_call"'
+    names = ("fwd_segmented", "dq_segmented", "dkv_segmented")
+    twice = [splash.format(name) for name in names for _ in range(2)]  # two layers
+    assert run(*twice, attention=1e12).flops == pytest.approx((1 + 1.5 + 2) * 1e12)
+
+
+def test_without_rates_times_are_unknown_and_bytes_are_not():
+    text = "ENTRY %m (x: f32[8]) -> f32[8] {\n" + "\n".join((*GEMM, start(), DOT, DONE)) + "\n}"
+    found = schedule(Program.read(text), None, DEVICES, 0.0)
+    assert found.seconds == 0
+    assert found.flops == 2 * 8192**3
+    assert found.moved[0].size == 16_000_000

@@ -1,0 +1,1 @@
+"""What a run will cost on hardware that is not there."""

@@ -1,0 +1,204 @@
+"""Devices and what joins them: rates by data sheets, descriptions to compile for, times of collectives."""
+
+import dataclasses
+import importlib.util
+import os
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from transformer.errors import UserError
+from transformer.planning.collectives import Collective
+
+GB = 10**9
+
+
+@dataclasses.dataclass(frozen=True)
+class Chip:
+    """One kind of device: bytes, bytes per second and FLOP/s (bfloat16, float32), by its data sheet.
+
+    `link` is what a device sends to all GPUs of its host, or to one neighbour in a TPU's torus, in one
+    direction; `network` what it sends to other hosts, or other slices of TPUs. `wrapped` is the least size of
+    an axis of the torus whose ends are joined. `target` describes a GPU to the compiler.
+    """
+
+    name: str
+    memory: float
+    bandwidth: float
+    flops: tuple[float, float]
+    link: float
+    network: float
+    wrapped: int = 0
+    target: str = ""
+
+    def rate(self, kind: str) -> float:
+        """FLOP/s of products of a type of HLO."""
+        return self.flops[kind not in ("bf16", "f16")]
+
+
+def _target(name: str, memory: int, bandwidth: float, l2: int) -> str:
+    """XLA's `GpuTargetConfigProto` of a GPU of the Hopper architecture (white paper, tables 2 and 5)."""
+    return f"""
+gpu_device_info {{
+  cuda_compute_capability {{ major: 9 minor: 0 feature_extension: ACCELERATED_FEATURES }}
+  core_count: 132 fpus_per_core: 128 clock_rate_ghz: 1.98 threads_per_warp: 32
+  memory_bandwidth: {int(bandwidth)} device_memory_size: {memory} l2_cache_size: {l2}
+  threads_per_block_limit: 1024 threads_per_core_limit: 2048
+  shared_memory_per_block: 49152 shared_memory_per_core: 233472 shared_memory_per_block_optin: 232448
+  registers_per_core_limit: 65536 registers_per_block_limit: 65536
+  block_dim_limit_x: 2147483647 block_dim_limit_y: 65535 block_dim_limit_z: 65535
+}}
+platform_name: "CUDA"
+dnn_version_info {{ major: 9 minor: 10 patch: 0 }}
+device_description_str: "{name}"
+"""
+
+
+def _hopper(name: str, memory: int, bandwidth: float) -> Chip:
+    """NVLink 4: 900 GB/s in both directions; one ConnectX-7 of 400 Gbit/s for each GPU, as in a DGX H100."""
+    rates, described = (989.4e12, 494.7e12), _target(name, memory, bandwidth, 52_428_800)
+    return Chip(name, memory, bandwidth, rates, 450 * GB, 50 * GB, target=described)
+
+
+CHIPS: dict[str, Chip] = {
+    "h100": _hopper("NVIDIA H100 80GB HBM3", 84_942_979_072, 3352e9),
+    "h200": _hopper("NVIDIA H200", 150_754_820_096, 4800e9),
+    # Google: cloud.google.com/tpu/docs, system architecture of each; memory is what the compiler allows.
+    "v5e": Chip("TPU v5 lite", 15.75 * 2**30, 819e9, (197e12, 197e12), 50 * GB, 3.125 * GB, 16),
+    "v5p": Chip("TPU v5", 95.74 * 2**30, 2765e9, (459e12, 459e12), 100 * GB, 6.25 * GB, 4),
+    "v6e": Chip("TPU v6 lite", 31.25 * 2**30, 1638e9, (918e12, 918e12), 100 * GB, 12.5 * GB, 16),
+}
+"""Name in a topology -> what it is."""
+
+TO_COMPILE = {
+    "TPU_SKIP_MDS_QUERY": "1",
+    "TPU_WORKER_HOSTNAMES": "localhost",
+    "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
+}
+"""What the environment must say to compile for TPUs that are not there."""
+
+
+def prepare(topology: str) -> None:
+    """Sets the environment for `described`; call it before JAX looks for devices.
+
+    Raises:
+      UserError: no such topology, or the packages to compile for it are not installed.
+    """
+    name, _, shape = topology.partition(":")
+    if name not in CHIPS or not re.fullmatch(r"\d+(x\d+){0,2}", shape):
+        known = ", ".join(CHIPS)
+        raise UserError(
+            f"--topology: {topology!r}; expected one of {known} with a shape: h100:HOSTSxGPUS, v5p:4x4x4"
+        )
+    package = "jax_cuda13_plugin" if CHIPS[name].target else "libtpu"
+    if importlib.util.find_spec(package) is None:
+        raise UserError(
+            f"--topology: to compile for {topology} there must be {package}; "
+            "pip install -r requirements-plan.txt"
+        )
+    os.environ.update(TO_COMPILE)
+    jax.config.update("jax_platforms", "cpu")  # what is computed here are constants
+    if CHIPS[name].target and (found := importlib.util.find_spec("nvidia")):
+        # The assembler and libraries of CUDA, from the wheels.
+        folder = Path(next(iter(found.submodule_search_locations or [])), "cu13")
+        flags = os.environ.get("XLA_FLAGS", "")
+        os.environ["XLA_FLAGS"] = f"{flags} --xla_gpu_cuda_data_dir={folder}".strip()
+
+
+def described(topology: str, slices: int = 1) -> list[Any]:
+    """Descriptions of the devices of "h100:8x8" (hosts x GPUs) or of slices of TPUs, "v5p:4x4x4".
+
+    Raises:
+      UserError: the compiler knows no such topology.
+    """
+    from jax.experimental import topologies
+
+    name, _, shape = topology.partition(":")
+    chip = CHIPS[name]
+    try:
+        if not chip.target:
+            several = {"num_slices": slices} if slices > 1 else {}
+            found = topologies.get_topology_desc(topology_name=topology, platform="tpu", **several)
+            return list(found.devices)
+        _answer_for_cudnn()
+        hosts, _, gpus = shape.rpartition("x")
+        whole = f"1x{hosts or 1}x{gpus}"
+        return list(
+            topologies.get_topology_desc(
+                platform="cuda", topology_name=whole, topology=whole, target_config=chip.target
+            ).devices
+        )
+    except Exception as error:
+        said = " ".join(str(error).split())[:200]
+        raise UserError(f"--topology: {topology!r}: {said}") from None
+
+
+def _answer_for_cudnn() -> None:
+    """Answers the questions that cuDNN's attention asks of a GPU, as there is none to ask."""
+    from jax._src.cudnn import fused_attention_stablehlo as attention
+
+    attention.check_cudnn_version = lambda: 91000
+    attention.check_compute_capability = lambda *_: True
+    attention.is_cuda_compute_capability_equal = lambda *_: False
+
+
+def chip_of(devices: Sequence[jax.Device]) -> Chip | None:
+    """The kind of real or described devices; None if its rates are not known, as for CPUs."""
+    kind = devices[0].device_kind
+    known = [chip for chip in CHIPS.values() if kind.startswith(chip.name)]
+    return max(known, key=lambda chip: len(chip.name), default=None)
+
+
+def duration(each: Collective, chip: Chip, devices: Sequence[jax.Device]) -> tuple[str, float]:
+    """The slowest kind of link that a collective uses, and the seconds that it takes at full rate: the most
+    of any of its groups of `devices`, in the order of the mesh."""
+    groups = [[devices[place] for place in group] for group in each.groups.tolist()]
+    if not chip.wrapped:
+        return max((_between_gpus(each, chip, group) for group in groups), key=lambda found: found[1])
+    sizes = np.max([device.coords for device in devices], axis=0) + 1  # type: ignore[attr-defined]
+    return max((_between_tpus(each, chip, group, sizes) for group in groups), key=lambda found: found[1])
+
+
+def _between_gpus(each: Collective, chip: Chip, group: list[Any]) -> tuple[str, float]:
+    hosts = len({device.process_index for device in group})
+    near, far = each.sent / chip.link, _far(each, hosts) / chip.network
+    return ("network", far) if far >= near else ("NVLink", near)
+
+
+def _between_tpus(each: Collective, chip: Chip, group: list[Any], sizes: np.ndarray) -> tuple[str, float]:
+    slices = len({getattr(device, "slice_index", 0) for device in group})
+    near, far = _in_torus(each, chip, group, sizes), _far(each, slices) / chip.network
+    return ("network", far) if far > near else ("ICI", near)
+
+
+def _far(each: Collective, parts: int) -> float:
+    """The bytes that go through each network link where a group is in several parts, hosts or slices: a part
+    gets what the others have through the links of all of its members."""
+    if parts == 1:
+        return 0.0
+    if each.operation.startswith("collective"):
+        return each.size
+    share = each.size * (1 - 1 / parts)
+    return share if "all-to-all" in each.operation else each.sent / (each.ways - 1) * (parts - 1)
+
+
+def _in_torus(each: Collective, chip: Chip, group: list[Any], sizes: np.ndarray) -> float:
+    """In rings along the axes of the torus that the group spans, both ways where the ends are joined."""
+    places = np.array([device.coords for device in group])
+    if each.operation.startswith("collective"):
+        steps = np.abs(places[0] - places[-1])
+        steps = np.where(sizes >= chip.wrapped, np.minimum(steps, sizes - steps), steps)
+        return each.size * max(1, int(steps.sum())) / chip.link
+    spans = [len(np.unique(axis)) for axis in places.T]
+    rings = [
+        2 if span == size >= chip.wrapped else 1 for span, size in zip(spans, sizes, strict=True) if span > 1
+    ]
+    if not rings:
+        return 0.0
+    if "all-to-all" in each.operation:  # on average a quarter of a ring away, half of a line
+        return each.size * max(spans) / (4 * min(rings) * chip.link)
+    return each.sent / (sum(rings) * chip.link)

@@ -1,0 +1,282 @@
+"""Compiled programs as data: the text of XLA's HLO, read into computations of instructions.
+
+Of each instruction it tells the bytes of its result, the FLOPs of its products, the bytes that it reads and
+writes, and how often a loop runs.
+"""
+
+import dataclasses
+import functools
+import math
+import re
+from collections.abc import Iterator, Mapping
+
+import numpy as np
+
+SIZES = {"f64": 8, "f32": 4, "bf16": 2, "f16": 2, "s64": 8, "u64": 8, "s32": 4, "u32": 4, "s16": 2, "u16": 2}
+SIZES |= {"s8": 1, "u8": 1, "pred": 1, "f8e4m3fn": 1, "f8e5m2": 1, "c64": 8}
+"""Bytes of the types of HLO."""
+
+FREE = {"parameter", "constant", "tuple", "get-tuple-element", "bitcast", "after-all", "partition-id", "iota"}
+FREE |= {"replica-id", "opt-barrier", "add-dependency"}
+"""Instructions that move nothing."""
+
+ARRAY = re.compile(r"\b([a-z]\w*)\[([\d,]*)\](?:\{([^{}]*)\})?")
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Instruction:
+    """`%name = result opcode(operands), attributes`, where operands are names in the same computation."""
+
+    name: str
+    result: str
+    opcode: str
+    operands: tuple[str, ...]
+    attributes: str
+
+    def attribute(self, pattern: str) -> str:
+        """The first group of a pattern in the attributes, or ""."""
+        found = re.search(pattern, self.attributes)
+        return found[1] if found else ""
+
+    def numbers(self, attribute: str) -> list[int]:
+        """The numbers of `attribute={1,2}`."""
+        return [int(n) for n in self.attribute(rf"\b{attribute}=\{{([\d,]*)\}}").split(",") if n]
+
+    @functools.cached_property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of the result, or of its first element."""
+        return _shapes(self.result)[0]
+
+    @functools.cached_property
+    def called(self) -> str:
+        """The computation of a fusion or call, or the body of a loop, or ""."""
+        return self.attribute(r"\b(?:calls|to_apply|body)=%?([\w.-]+)")
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Program:
+    """A compiled module: its computations by name, each in the order in which it runs."""
+
+    computations: Mapping[str, list[Instruction]]
+    entry: str
+
+    @classmethod
+    def read(cls, text: str) -> "Program":
+        """The program in the text by `compiled.as_text()`."""
+        computations: dict[str, list[Instruction]] = {}
+        lines: list[Instruction] = []
+        entry = ""
+        for line in text.splitlines():
+            if head := re.match(r"(ENTRY )?%?([\w.-]+) (?:\(.*)?\{$", line):
+                lines = computations[head[2]] = []
+                entry = head[2] if head[1] else entry
+            elif " = " in line and (found := _instruction(line)):
+                lines.append(found)
+        return cls(computations, entry)
+
+    def named(self, computation: str) -> dict[str, Instruction]:
+        """The instructions of a computation by name."""
+        if computation not in self._named:
+            self._named[computation] = {each.name: each for each in self.computations.get(computation, ())}
+        return self._named[computation]
+
+    @functools.cached_property
+    def _named(self) -> dict[str, dict[str, Instruction]]:
+        return {}
+
+    def inside(self, instruction: Instruction) -> list[Instruction]:
+        """The instructions of the computation that it calls."""
+        return self.computations.get(instruction.called, [])
+
+    def trips(self, loop: Instruction) -> int:
+        """How often a loop is run: known to XLA, or the largest constant of its condition."""
+        if known := loop.attribute(r'known_trip_count":\{"n":"(\d+)"'):
+            return int(known)
+        condition = self.computations.get(loop.attribute(r"condition=%?([\w.-]+)"), [])
+        constants = [each.operands[0] for each in condition if each.opcode == "constant"]
+        return max([int(n) for n in constants if n.isdecimal()], default=1)
+
+    def flops(self, computation: str, instruction: Instruction) -> dict[str, float]:
+        """The FLOPs of its products, by the type of what is multiplied; those of the computation that it
+        calls, but not of loops."""
+        found: dict[str, float] = {}
+        if instruction.opcode in ("fusion", "call", "async-start", "custom-call"):
+            for each in self.inside(instruction):
+                for kind, number in self.flops(instruction.called, each).items():
+                    found[kind] = found.get(kind, 0) + number
+        elif instruction.opcode in ("dot", "convolution"):
+            left, right = (self.named(computation)[name] for name in instruction.operands[:2])
+            count = _dot_flops if instruction.opcode == "dot" else _convolution_flops
+            found[_kind(left.result)] = count(instruction, left.shape, right.shape)
+        return found
+
+    def traffic(self, computation: str, instruction: Instruction) -> int:
+        """Bytes that an instruction reads from and writes to the memory of the device.
+
+        Where a fusion only slices an operand, the slices are read; where it updates a part of an operand, the
+        part is written.
+        """
+        names = self.named(computation)
+        if instruction.opcode in FREE or instruction.opcode.endswith("-done"):
+            return 0
+        if instruction.opcode in ("dynamic-slice", "slice", "gather"):
+            return 2 * in_memory(instruction.result)
+        if instruction.opcode in ("copy-start", "slice-start"):  # between the memory and the chip
+            ends = top_level(instruction.result)[:2]
+            return min(map(nbytes, ends)) * sum(in_memory(end) > 0 for end in ends)
+        if instruction.opcode.endswith("-start"):
+            return in_memory(instruction.result)
+        operands = [names[name] for name in instruction.operands if name in names]
+        if instruction.opcode in ("dynamic-update-slice", "scatter") and len(operands) > 1:
+            return 2 * in_memory(operands[-1 if instruction.opcode == "scatter" else 1].result)
+        if instruction.opcode == "fusion":
+            return self._fusion_traffic(instruction, operands)
+        return in_memory(instruction.result) + sum(in_memory(each.result) for each in operands)
+
+    def _fusion_traffic(self, fusion: Instruction, operands: list[Instruction]) -> int:
+        inside, users = self.inside(fusion), self._users(fusion.called)
+        parameters = {each.operands[0]: each.name for each in inside if each.opcode == "parameter"}
+        total = in_memory(fusion.result)
+        for number, operand in enumerate(operands):
+            uses = _uses(users, parameters.get(str(number), ""))
+            sliced = [each for each, place in uses if each.opcode == "dynamic-slice" and place == 0]
+            updated = [each for each, place in uses if each.opcode == "dynamic-update-slice" and place == 0]
+            if len(sliced) + len(updated) < max(1, len(uses)):
+                total += in_memory(operand.result)
+            else:
+                total += min(in_memory(operand.result), sum(nbytes(each.result) for each in sliced))
+        named = self.named(fusion.called)
+        for each in inside:
+            if each.opcode == "dynamic-update-slice":
+                total += nbytes(named[each.operands[1]].result) - nbytes(each.result)
+        return max(0, total)
+
+    def _users(self, computation: str) -> dict[str, list[Instruction]]:
+        found: dict[str, list[Instruction]] = {}
+        for each in self.computations.get(computation, ()):
+            for name in each.operands:
+                found.setdefault(name, []).append(each)
+        return found
+
+
+def _uses(users: Mapping[str, list[Instruction]], name: str) -> list[tuple[Instruction, int]]:
+    """The instructions that use a value, also through bitcasts, each with its place among the operands."""
+    found: list[tuple[Instruction, int]] = []
+    for each in users.get(name, []):
+        through = each.opcode == "bitcast"
+        found += _uses(users, each.name) if through else [(each, each.operands.index(name))]
+    return found
+
+
+def nbytes(text: str) -> int:
+    """The bytes of all arrays in a type."""
+    return sum(_size(kind, shape) for kind, shape, _ in ARRAY.findall(text))
+
+
+def in_memory(text: str) -> int:
+    """The bytes of all arrays in a type that are in the memory of the device, and not on its chip, "S(1)"."""
+    arrays = ARRAY.findall(text)
+    return sum(_size(kind, shape) for kind, shape, layout in arrays if not re.search(r"S\([1-9]", layout))
+
+
+def _size(kind: str, shape: str) -> int:
+    return SIZES.get(kind, 0) * math.prod(int(n) for n in shape.split(",") if n)
+
+
+def top_level(text: str) -> list[str]:
+    """The elements of a tuple's type, or of a list of operands in parentheses."""
+    parts, depth = [""], 0
+    for letter in text.strip():
+        depth += (letter in "([{") - (letter in ")]}")
+        if letter == "," and depth == 1:
+            parts.append("")
+        else:
+            parts[-1] += letter
+    return parts
+
+
+def _instruction(line: str) -> Instruction | None:
+    name, _, rest = line.strip().removeprefix("ROOT ").partition(" = ")
+    rest = re.sub(r"/\*index=\d+\*/", "", rest)
+    end = _closing(rest) if rest.startswith("(") else rest.find(" ")
+    result, rest = rest[:end], rest[end:].lstrip()
+    opcode, bracket, _ = rest.partition("(")
+    if not bracket or not re.fullmatch(r"[a-z][\w-]*", opcode):
+        return None
+    end = _closing(rest[len(opcode) :]) + len(opcode)
+    listed = rest[len(opcode) + 1 : end - 1]
+    operands = tuple(each.split()[-1].strip("()%") for each in top_level(f"({listed})") if each.strip("()"))
+    if opcode in ("parameter", "constant"):
+        operands = (listed,)
+    return Instruction(name.lstrip("%"), result, opcode, operands, rest[end:])
+
+
+def _closing(text: str) -> int:
+    """The place after the bracket that closes the first one."""
+    depth = 0
+    for place, letter in enumerate(text):
+        depth += (letter == "(") - (letter == ")")
+        if depth == 0 and letter == ")":
+            return place + 1
+    return len(text)
+
+
+def _shapes(text: str) -> list[tuple[int, ...]]:
+    found = [tuple(int(n) for n in shape.split(",") if n) for _, shape, _ in ARRAY.findall(text)]
+    return found or [()]
+
+
+def _kind(text: str) -> str:
+    found = ARRAY.search(text)
+    return found[1] if found else "f32"
+
+
+def _dot_flops(dot: Instruction, left: tuple[int, ...], _: tuple[int, ...]) -> float:
+    summed = math.prod(left[axis] for axis in dot.numbers("lhs_contracting_dims"))
+    return 2.0 * math.prod(dot.shape) * summed
+
+
+def _convolution_flops(each: Instruction, left: tuple[int, ...], right: tuple[int, ...]) -> float:
+    """2 x (batch) x (features out) x (features in) x (pairs of an output and a kernel place that meet an
+    input); products with batch axes are such convolutions on TPUs."""
+    labels = each.attribute(r"dim_labels=([\w?]+)_"), each.attribute(r"dim_labels=[\w?]+_([\w?]+)->")
+    (b, f), (i, o) = (
+        (labels[0].index("b"), labels[0].index("f")),
+        (labels[1].index("i"), labels[1].index("o")),
+    )
+    pairs = 1.0
+    windows = dict(re.findall(r"(\w+)=([\dx_-]+)", each.attribute(r"window=\{([^}]*)\}")))
+    for axis, place in enumerate(sorted(c for c in labels[0] if c.isdigit())):
+        size_in, kernel = left[labels[0].index(place)], right[labels[1].index(place)]
+        pairs *= _meetings(size_in, kernel, {name: each.split("x")[axis] for name, each in windows.items()})
+    groups = int(each.attribute(r"batch_group_count=(\d+)") or 1)
+    return 2.0 * left[b] / groups * right[o] * right[i] * pairs if f != b else 0.0
+
+
+def _meetings(size: int, kernel: int, window: Mapping[str, str]) -> int:
+    """Pairs of an output place and a kernel place over an input that is neither padding nor a hole."""
+    low, _, high = window.get("pad", "0_0").partition("_")
+    stride, hole = int(window.get("stride", 1)), int(window.get("lhs_dilate", 1))
+    step, span = int(window.get("rhs_dilate", 1)), (size - 1) * int(window.get("lhs_dilate", 1)) + 1
+    outputs = (span + int(low) + int(high) - ((kernel - 1) * step + 1)) // stride + 1
+    starts = np.arange(max(0, outputs)) * stride - int(low)
+    total = 0
+    for place in range(kernel):
+        at = starts + place * step
+        total += int(np.sum((at >= 0) & (at < span) & (at % hole == 0)))
+    return total
+
+
+def walk(program: Program, computation: str, times: int = 1) -> Iterator[tuple[str, Instruction, int]]:
+    """(computation, instruction, times that it runs) for all instructions that run one after another, those
+    of loops and calls among them."""
+    for each in program.computations.get(computation, ()):
+        if each.opcode == "while":
+            yield from walk(program, each.called, times * program.trips(each))
+        elif each.opcode == "call":
+            yield from walk(program, each.called, times)
+        elif each.opcode == "conditional":
+            branches = re.findall(r"%?([\w.-]+)", each.attribute(r"branch_computations=\{([^}]*)\}"))
+            yield from walk(program, branches[0] if branches else "", times)
+        else:
+            yield computation, each, times

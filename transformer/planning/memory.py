@@ -1,0 +1,104 @@
+"""The memory of a train step on each device, by part."""
+
+import dataclasses
+import functools
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from transformer.training.parallel import ROWS
+from transformer.training.run import Run
+from transformer.training.step import memory_gb
+
+
+@dataclasses.dataclass(frozen=True)
+class Memory:
+    """Bytes on each device.
+
+    `parameters`, `optimizer` and `other` (the rest of the training state, and a batch) are held for the whole
+    run. `gradients` are as large as parameters, `saved` is what the forward pass keeps for the backward pass,
+    and `working` what the compiled program needs besides.
+    """
+
+    parameters: int
+    optimizer: int
+    other: int
+    gradients: int
+    saved: int
+    working: int
+
+    @property
+    def total(self) -> int:
+        """What the compiled program needs."""
+        return self.least + self.working
+
+    @property
+    def least(self) -> int:
+        """What no program can do without."""
+        return self.parameters + self.optimizer + self.other + self.gradients + self.saved
+
+
+def memory(run: Run, compiled: jax.stages.Compiled) -> Memory:
+    """The memory of a run's compiled train step."""
+    analysis, total_gb = compiled.memory_analysis(), memory_gb(compiled)
+    assert analysis is not None and total_gb is not None
+    parameters, optimizer = held(run.abstract.params), held(run.abstract.opt_state)
+    other = analysis.argument_size_in_bytes - parameters - optimizer
+    free = int(total_gb * 2**30) - analysis.argument_size_in_bytes
+    gradients = min(parameters, free)
+    saved = min(saved_bytes(run) // rows_apart(run.mesh), free - gradients)
+    return Memory(parameters, optimizer, other, gradients, saved, free - gradients - saved)
+
+
+def saved_bytes(run: Run) -> int:
+    """Bytes that the forward pass of one microbatch saves for the backward pass, on all devices together."""
+    parts, experiment = run.config.parallel.microbatches, run.experiment
+
+    def part(tree: Any) -> Any:
+        return jax.tree.map(
+            lambda x: jax.ShapeDtypeStruct((x.shape[0] // parts, *x.shape[1:]), x.dtype), tree
+        )
+
+    params = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), run.abstract.params)
+
+    def backward(params: Any, batch: Any, carry: Any) -> Any:
+        def objective(params: Any) -> Any:
+            rng = jax.random.key(0)
+            if carry is None:
+                terms = experiment.loss(params, batch, rng, True)
+            else:
+                terms, _ = experiment.loss_and_carry(params, batch, carry, rng, True)
+            totals = [terms[name].total for name in experiment.weigh(batch)]
+            return functools.reduce(jnp.add, totals)
+
+        return jax.vjp(objective, params)[1]
+
+    with run.placed():
+        inputs = params, part(experiment.batch_shapes()), part(run.abstract.carry)
+        program = jax.make_jaxpr(backward)(*inputs).jaxpr
+    given = {id(each) for each in program.invars}
+    found = {id(each): each.aval for each in program.outvars if id(each) not in given and _is_variable(each)}
+    return sum(math.prod(each.shape) * _itemsize(each.dtype) for each in found.values())
+
+
+def rows_apart(mesh: jax.sharding.Mesh) -> int:
+    """The number of parts that a mesh divides rows and sequences into."""
+    return math.prod(mesh.shape[axis] for axis in (*ROWS, "context"))
+
+
+def held(tree: Any) -> int:
+    """The bytes of a tree of sharded abstract arrays on one device."""
+    return sum(
+        math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize
+        for leaf in jax.tree.leaves(tree)
+    )
+
+
+def _is_variable(each: Any) -> bool:
+    return not hasattr(each, "val")  # a literal has one
+
+
+def _itemsize(dtype: Any) -> int:
+    return 8 if jax.dtypes.issubdtype(dtype, jax.dtypes.prng_key) else jnp.dtype(dtype).itemsize

@@ -1,0 +1,173 @@
+"""The plan of a run: what its compiled train step needs and takes on described or real devices."""
+
+import dataclasses
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+
+from transformer.planning.hardware import Chip, chip_of
+from transformer.planning.hlo import Program
+from transformer.planning.memory import Memory, memory
+from transformer.planning.schedule import Schedule, schedule
+from transformer.training.run import Run
+from transformer.training.throughput import sizes_of
+
+EFFICIENCY = 0.75
+"""The share of the rates of data sheets that is assumed to be reached."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """What one train step needs on each device and takes.
+
+    `model_flops` are those of the model on one device, as MFU counts them: without rematerialisation. `limit`
+    is the memory of a device, or 0 if that is not known; so are all times.
+    """
+
+    devices: int
+    kind: str
+    mesh: dict[str, int]
+    parameters: int
+    tokens: int
+    memory: Memory
+    limit: float
+    schedule: Schedule
+    model_flops: float
+    peak: float
+    efficiency: float
+
+    @property
+    def fits(self) -> bool:
+        """Whether the memory of a device is enough, if it is known."""
+        return not self.limit or self.memory.total <= self.limit
+
+    @property
+    def seconds(self) -> float:
+        """The estimated time of a step."""
+        return self.schedule.seconds / self.efficiency
+
+    @property
+    def mfu(self) -> float:
+        """The estimated model FLOPs utilisation."""
+        return self.model_flops / (self.peak * self.seconds) if self.seconds else 0.0
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Estimated, of all devices together."""
+        return self.tokens / self.seconds if self.seconds else 0.0
+
+    def cost(self, price: float) -> float:
+        """What 10^9 tokens cost, at a price of one device for an hour."""
+        return price * self.devices * 1e9 / self.tokens_per_second / 3600 if self.seconds else 0.0
+
+    def values(self, price: float) -> dict[str, Any]:
+        """The plan as JSON: sizes in bytes, times in seconds."""
+        more = {"fits": self.fits, "seconds": self.seconds, "bound": self.schedule.bound, "mfu": self.mfu}
+        more |= {"tokens_per_second": self.tokens_per_second, "memory_total": self.memory.total}
+        if price:
+            more["cost_per_billion_tokens"] = self.cost(price)
+        return dataclasses.asdict(self) | more
+
+
+class TooLarge(Exception):
+    """The compiler found no program that fits; the text says by how much."""
+
+
+def make_plan(run: Run, efficiency: float = EFFICIENCY) -> Plan:
+    """Compiles the train step of a run for its devices.
+
+    Raises:
+      TooLarge: it does not fit (TPUs; for GPUs it is compiled all the same).
+    """
+    try:
+        compiled = run.compiled()
+    except jax.errors.JaxRuntimeError as error:
+        if "RESOURCE_EXHAUSTED" not in str(error):
+            raise
+        used = re.search(r"Used ([\d.]+\w) of ([\d.]+\w)", str(error))
+        raise TooLarge(f"{used[1]} of {used[2]}" if used else "out of memory") from None
+    devices = [*run.mesh.devices.flat]
+    chip, tokens = chip_of(devices), run.config.train.batch_size * run.experiment.tokens_per_example
+    program = Program.read(compiled.as_text() or "")
+    return Plan(
+        devices=len(devices),
+        kind=devices[0].device_kind,
+        mesh={axis: size for axis, size in run.mesh.shape.items() if size > 1},
+        parameters=sum(sizes_of(run.abstract.params).values()),
+        tokens=tokens,
+        memory=memory(run, compiled),
+        limit=chip.memory if chip else 0.0,
+        schedule=schedule(program, chip, devices, attention_flops(run)),
+        model_flops=run.experiment.flops_per_token(run.abstract.params) * tokens / len(devices),
+        peak=peak(run, chip),
+        efficiency=efficiency,
+    )
+
+
+def peak(run: Run, chip: Chip | None) -> float:
+    """FLOP/s of a device for the products of a run; 0 if not known."""
+    return chip.rate("bf16" if run.experiment.config.model.dtype == "bfloat16" else "f32") if chip else 0.0
+
+
+def attention_flops(run: Run) -> float:
+    """FLOPs of one forward pass of all attention over keys, on each device: a third of those of training
+    where all parameters are empty. Kernels leave out the masked half of a language model's full attention."""
+    experiment: Any = run.experiment
+    empty = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((0,), leaf.dtype), run.abstract.params)
+    tokens = run.config.train.batch_size * experiment.tokens_per_example
+    half = False
+    if getattr(experiment, "continues", False):
+        mixers = experiment.config.model.stack(causal=True).mixers
+        half = all(getattr(mixer, "pattern", None) is None for mixer in mixers)
+    return experiment.flops_per_token(empty) / 3 * tokens / run.mesh.size / (2 if half else 1)
+
+
+def lines(plan: Plan, price: float = 0.0) -> Iterator[str]:
+    """The plan as tables. GB are 10^9 bytes."""
+    mesh = " x ".join(f"{axis} {size}" for axis, size in plan.mesh.items()) or "one device"
+    yield f"{plan.devices} x {plan.kind}, mesh {mesh}"
+    yield f"{plan.parameters:,} parameters, {plan.tokens:,} tokens a step"
+    yield ""
+    yield "memory per device          GB"
+    for name, size in dataclasses.asdict(plan.memory).items():
+        yield f"  {name:16} {size / 1e9:10.2f}"
+    yield f"  {'total':16} {plan.memory.total / 1e9:10.2f}{_against(plan)}"
+    yield ""
+    yield from _times(plan)
+    if plan.schedule.moved:
+        yield ""
+        yield f"network, per device and step {'':5}among       GB  GB sent       ms   hidden"
+    for row in plan.schedule.moved:
+        hidden = f"{row.hidden / row.seconds:8.0%}" if row.seconds else f"{'':8}"
+        sizes = f"{row.size / 1e9:8.2f} {row.sent / 1e9:8.2f} {row.seconds * 1e3:8.2f}"
+        yield f"  {row.operation:20} {row.link:8} {row.ways:8} {sizes} {hidden}"
+    if plan.seconds:
+        yield ""
+        yield f"{plan.tokens_per_second:,.0f} tokens/s, MFU {plan.mfu:.1%}"
+    if plan.seconds and price:
+        yield f"{plan.cost(price):,.2f} for 10^9 tokens, at {price:g} for a device and hour"
+
+
+def _against(plan: Plan) -> str:
+    if not plan.limit:
+        return ""
+    left = (plan.limit - plan.memory.total) / 1e9
+    fits = f"fits, {left:.2f} left" if left >= 0 else f"DOES NOT FIT, {-left:.2f} too much"
+    return f" of {plan.limit / 1e9:.2f}: {fits}"
+
+
+def _times(plan: Plan) -> Iterator[str]:
+    found = plan.schedule
+    of_model = f", {plan.model_flops / 1e12:.2f} of them the model's" if plan.model_flops else ""
+    flops, traffic = f"{found.flops / 1e12:.2f} TFLOP", f"{found.traffic / 1e9:.1f} GB read and written"
+    yield f"{flops} per device and step{of_model}; {traffic}"
+    if not plan.seconds:
+        yield f"times are not known: {plan.kind} is not in the table of transformer/planning/hardware.py"
+        return
+    parts = {"products": found.products, "memory": found.memory, "waiting for network": found.exposed}
+    yield f"time of a step             ms  (at {plan.efficiency:.0%} of the data sheet's rates)"
+    for name, seconds in parts.items():
+        yield f"  {name:19} {seconds / plan.efficiency * 1e3:7.1f}"
+    yield f"  {'total':19} {plan.seconds * 1e3:7.1f}  bound by {found.bound}"

@@ -1,0 +1,197 @@
+"""The time of a step, from its compiled program: its instructions one after another, as they are scheduled,
+and collective operations beside them where they are asynchronous."""
+
+import dataclasses
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from transformer.planning.collectives import Collective, collective
+from transformer.planning.hardware import Chip, duration
+from transformer.planning.hlo import FREE, Instruction, Program, walk
+
+KERNELS = (
+    (r"fmha\w*Backward", 2.5),
+    (r"fmha", 1.0),
+    (r"splash\w*_dq", 1.5),
+    (r"splash\w*_dkv", 2.0),
+    (r"splash", 1.0),
+)
+"""Names of attention kernels -> products of theirs in those of a forward pass, which are two: q k and p v."""
+
+ONCE = r"fmha\w*Backward|splash\w*_dkv"
+"""Matches the kernels that run once for each layer and part of a batch."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Moved:
+    """All collectives of one operation over one kind of link: times that they run, bytes (see
+    `Collective.size`) and bytes sent by each device, seconds, and those of them that computation hides."""
+
+    operation: str
+    link: str
+    ways: int
+    times: int
+    size: float
+    sent: float
+    seconds: float
+    hidden: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Schedule:
+    """What one device does in a step, at the full rates of its data sheet.
+
+    `seconds` are `products` + `memory` (instructions that are bound by products, or by reading and writing
+    memory) + `exposed` (waiting for the network). Unknown times are 0.
+    """
+
+    seconds: float
+    products: float
+    memory: float
+    exposed: float
+    flops: float
+    traffic: float
+    moved: tuple[Moved, ...]
+
+    @property
+    def bound(self) -> str:
+        """What most of the time goes to."""
+        parts = {"compute": self.products, "memory": self.memory, "interconnect": self.exposed}
+        return max(parts, key=lambda name: parts[name])
+
+
+@dataclasses.dataclass
+class _Time:
+    """Seconds of a part of the program; collectives as (their group's shape, link) -> a row of `Moved`."""
+
+    products: float = 0.0
+    memory: float = 0.0
+    exposed: float = 0.0
+    flops: float = 0.0
+    traffic: float = 0.0
+    moved: dict[tuple[str, str, int], list[float]] = dataclasses.field(default_factory=dict)
+
+    @property
+    def now(self) -> float:
+        return self.products + self.memory + self.exposed
+
+    def add(self, other: "_Time", times: int) -> None:
+        for name in ("products", "memory", "exposed", "flops", "traffic"):
+            setattr(self, name, getattr(self, name) + times * getattr(other, name))
+        for key, row in other.moved.items():
+            own = self.moved.setdefault(key, [0.0] * len(row))
+            own[:] = [a + times * b for a, b in zip(own, row, strict=True)]
+
+
+def schedule(program: Program, chip: Chip | None, devices: Sequence[Any], attention_flops: float) -> Schedule:
+    """What a device does in one run of a program on `devices`, in the order of its mesh.
+
+    `attention_flops` are those of the forward pass of all layers' attention on one device, for kernels whose
+    products are not in the program.
+    """
+    names = [
+        each for _, each, times in walk(program, program.entry) for _ in range(times) if _is_kernel(each)
+    ]
+    once = sum(bool(re.search(ONCE, _label(each))) for each in names)
+    found = _Scheduler(program, chip, devices, attention_flops / max(1, once)).run(program.entry)
+    rows = [
+        Moved(operation, link, ways, int(times), size, sent, seconds, max(0.0, seconds - waited))
+        for (operation, link, ways), (times, size, sent, seconds, waited) in sorted(found.moved.items())
+    ]
+    parts = found.products, found.memory, found.exposed, found.flops, found.traffic
+    return Schedule(found.now, *parts, tuple(rows))
+
+
+@dataclasses.dataclass
+class _Scheduler:
+    program: Program
+    chip: Chip | None
+    devices: Sequence[Any]
+    kernel_flops: float
+
+    def run(self, computation: str) -> _Time:
+        """The time of the instructions of a computation, in order."""
+        time, network = _Time(), 0.0
+        under_way: dict[str, tuple[float, tuple[str, str, int]]] = {}
+
+        def wait(name: str) -> None:
+            if name in under_way:
+                end, key = under_way.pop(name)
+                waited = max(0.0, end - time.now)
+                time.exposed += waited
+                time.moved[key][-1] += waited
+
+        for each in self.program.computations.get(computation, ()):
+            if each.opcode in ("while", "call"):
+                time.add(self.run(each.called), self.program.trips(each) if each.opcode == "while" else 1)
+                continue
+            if each.opcode == "conditional":
+                branches = re.findall(r"%?([\w.-]+)", each.attribute(r"branch_computations=\{([^}]*)\}"))
+                time.add(self.run(branches[0]) if branches else _Time(), 1)
+                continue
+            if each.opcode.endswith("-done"):
+                wait(each.operands[0])
+                continue
+            channel = self._channel(each)
+            found = None if channel in under_way else collective(self.program, each, len(self.devices))
+            if found is not None:
+                link, seconds = self._duration(found)
+                key = (found.operation, link, found.ways)
+                network = max(network, time.now) + seconds
+                row = time.moved.setdefault(key, [0.0] * 5)
+                row[:4] = [a + b for a, b in zip(row, (1, found.size, found.sent, seconds), strict=False)]
+                under_way[channel or each.name] = network, key
+                if not (channel or each.opcode.endswith("-start")):
+                    wait(each.name)
+                    time.traffic += self.program.traffic(computation, each)
+                    continue
+            self._compute(time, computation, each)
+            if channel and self._ends(each):
+                wait(channel)
+        for name in [*under_way]:
+            wait(name)
+        return time
+
+    def _compute(self, time: _Time, computation: str, each: Instruction) -> None:
+        if each.opcode in FREE:
+            return
+        flops = self.program.flops(computation, each)
+        if _is_kernel(each):
+            factor = next(factor for name, factor in KERNELS if re.search(name, _label(each)))
+            flops = {"bf16": factor * self.kernel_flops}
+        traffic = self.program.traffic(computation, each)
+        time.flops += sum(flops.values())
+        time.traffic += traffic
+        if self.chip is None or each.opcode.endswith("-start"):
+            return
+        products = sum(number / self.chip.rate(kind) for kind, number in flops.items())
+        memory = traffic / self.chip.bandwidth
+        if products >= memory:
+            time.products += products
+        else:
+            time.memory += memory
+
+    def _duration(self, found: Collective) -> tuple[str, float]:
+        return duration(found, self.chip, self.devices) if self.chip else ("", 0.0)
+
+    def _channel(self, each: Instruction) -> str:
+        """The channel of a collective that several fusions work on, one after another (on TPUs), or ""."""
+        if each.opcode != "fusion":
+            return ""
+        inside = self.program.inside(each)
+        if not any("AsyncCollective" in part.attributes for part in inside) and "async" not in each.called:
+            return ""
+        channels = (part.attribute(r"channel_id=(\d+)") for part in inside)
+        return next((f"channel {found}" for found in channels if found), "")
+
+    def _ends(self, each: Instruction) -> bool:
+        return any("AsyncCollectiveDone" in part.attributes for part in self.program.inside(each))
+
+
+def _is_kernel(each: Instruction) -> bool:
+    return each.opcode == "custom-call" and any(re.search(name, _label(each)) for name, _ in KERNELS)
+
+
+def _label(each: Instruction) -> str:
+    return each.name + " " + each.attribute(r'custom_call_target="([^"]*)"')

@@ -1,0 +1,166 @@
+"""The search for a mesh, rematerialisation and microbatches: all are estimated, the best are compiled."""
+
+import dataclasses
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from transformer.errors import UserError
+from transformer.planning.collectives import Collective
+from transformer.planning.hardware import Chip, chip_of, duration
+from transformer.planning.memory import held, rows_apart, saved_bytes
+from transformer.planning.plan import Plan, TooLarge, make_plan, peak
+from transformer.training.parallel import AXES
+from transformer.training.run import Run
+from transformer.training.throughput import sizes_of
+
+Overrides = Sequence[tuple[str, str]]
+Planned = Callable[[Overrides], Run]
+"""The run under config keys, on the devices to plan for."""
+
+REMATS = ("none", "dots", "attention", "full")
+"""Values of `model.remat` to try."""
+
+RECOMPUTED = {"none": 0.0, "dots": 0.05, "attention": 0.3, "full": 1 / 3}
+"""Value of `model.remat` -> FLOPs of the second forward pass in those of the step without it, about."""
+
+PARTS = (1, 2, 4, 8)
+"""Microbatches to try."""
+
+FILLED = 0.85
+"""The share of the memory that a candidate may be expected to need; the rest is working memory."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Candidate:
+    """Config keys, and the memory (bytes) and time (seconds) that are expected with them on each device."""
+
+    keys: dict[str, str]
+    memory: float
+    seconds: float
+
+    @property
+    def flags(self) -> str:
+        """The keys as flags of the command line."""
+        return " ".join(f"--config.{key}={value}" for key, value in self.keys.items())
+
+
+def candidates(planned: Planned, given: Overrides) -> list[Candidate]:
+    """All meshes over `data`, `fsdp` and `tensor`, each with every rematerialisation and the fewest
+    microbatches with which it is expected to fit, fastest first. Keys that are given stay.
+
+    Raises:
+      UserError: devices whose rates are not known.
+    """
+    first: Any = planned(given)
+    devices = [*first.mesh.devices.flat]
+    chip = chip_of(devices)
+    if chip is None:
+        raise UserError(f"--search: the rates of {devices[0].device_kind} are not known; give --topology")
+    fixed = dict(given)
+    remats = [first.config.model.remat] if "model.remat" in fixed else REMATS
+    parts = [first.config.parallel.microbatches] if "parallel.microbatches" in fixed else PARTS
+
+    once = [*given, ("parallel.microbatches", "1")]
+    whole = {remat: saved_bytes(planned([*once, ("model.remat", remat)])) for remat in remats}
+    found = []
+    for sizes in meshes(len(devices)):
+        mesh = {f"parallel.mesh.{axis}": str(size) for axis, size in sizes.items()}
+        if any(fixed.get(key, value) not in (value, "-1") for key, value in mesh.items()):
+            continue
+        try:
+            run = planned([*once, *mesh.items()])
+            _ = run.abstract
+        except UserError:  # the mesh divides neither the batch nor all parameters
+            continue
+        rows = run.config.train.batch_size // rows_apart(run.mesh)
+        for remat in remats:
+            for part in (each for each in parts if rows % each == 0):
+                keys = mesh | {"model.remat": remat, "parallel.microbatches": str(part)}
+                each = estimated(run, keys, whole[remat] / part, chip)
+                if each.memory < FILLED * chip.memory:
+                    found.append(each)
+                    break
+    return sorted(found, key=lambda each: each.seconds)
+
+
+def meshes(devices: int) -> Iterator[dict[str, int]]:
+    """All ways to write the number of devices as data x fsdp x tensor, with at most 8 for tensor."""
+    for tensor in (1, 2, 4, 8):
+        for fsdp in range(1, devices + 1):
+            if devices % (tensor * fsdp) == 0:
+                yield {"data": devices // (tensor * fsdp), "fsdp": fsdp, "tensor": tensor}
+
+
+def estimated(run: Run, keys: dict[str, str], saved: float, chip: Chip) -> Candidate:
+    """The memory and time of a run under `keys`, without compiling it; it has their mesh.
+
+    Memory is state, gradients and what the backward pass needs; time that of all products at the full rate,
+    of writing and reading what is saved, and of the collectives, as if nothing overlapped: each microbatch
+    gathers the parameters twice in bfloat16 and reduces float32 gradients over `fsdp`, once more over `data`,
+    and adds the parts of four products of each layer over `tensor`.
+    """
+    config: Any = run.config
+    mesh, parts, remat = run.mesh, int(keys["parallel.microbatches"]), keys["model.remat"]
+    params = run.abstract.params
+    saved_here = saved / rows_apart(mesh)
+    memory = 2 * held(params) + held(run.abstract.opt_state) + saved_here
+    tokens = config.train.batch_size * run.experiment.tokens_per_example
+    model_flops = run.experiment.flops_per_token(params) * tokens / mesh.size
+    seconds = model_flops * (1 + RECOMPUTED[remat]) / peak(run, chip)
+    seconds += 2 * saved_here * parts / chip.bandwidth
+    whole = sum(sizes_of(params).values()) / mesh.shape["tensor"]
+    states = tokens // rows_apart(mesh) * config.model.d_model * 2
+    moved = [
+        ("fsdp", "all-gather", 2 * 2 * whole * parts),
+        ("fsdp", "reduce-scatter", 4 * whole * parts),
+        ("data", "all-reduce", 4 * whole / mesh.shape["fsdp"]),
+        ("tensor", "all-reduce", 4 * config.model.num_layers * states),
+    ]
+    return Candidate(keys, memory, seconds + sum(_seconds(run, chip, *each) for each in moved))
+
+
+def _seconds(run: Run, chip: Chip, axis: str, operation: str, size: float) -> float:
+    """The time of a collective over an axis of the mesh."""
+    shape = [run.mesh.shape[each] for each in AXES]
+    if run.mesh.shape[axis] == 1:
+        return 0.0
+    places = np.moveaxis(np.arange(run.mesh.size).reshape(shape), AXES.index(axis), -1)
+    groups = places.reshape(-1, run.mesh.shape[axis])
+    return duration(Collective(operation, int(size), groups[:1]), chip, [*run.mesh.devices.flat])[1]
+
+
+def ranking(
+    planned: Planned, given: Overrides, most: int, efficiency: float
+) -> Iterator[tuple[Candidate, Plan | None, str]]:
+    """At most `most` candidates, as they are compiled: their plan, or None and why there is none. Half of
+    them are ways to rematerialise on the mesh that is expected to be best, half other meshes with the best
+    way."""
+    found = candidates(planned, given)
+    tried: list[tuple[Candidate, Plan]] = []
+
+    def way(each: Candidate) -> tuple[str, ...]:
+        return each.keys["model.remat"], each.keys["parallel.microbatches"]
+
+    def mesh(each: Candidate) -> list[tuple[str, str]]:
+        return [(key, value) for key, value in each.keys.items() if "mesh" in key]
+
+    def compiled(some: Sequence[Candidate]) -> Iterator[tuple[Candidate, Plan | None, str]]:
+        for each in some:
+            try:
+                plan = make_plan(planned([*given, *each.keys.items()]), efficiency)
+            except TooLarge as error:
+                yield each, None, f"does not fit: {error}"
+                continue
+            if plan.fits:
+                tried.append((each, plan))
+            yield each, plan, ""
+
+    if not found:
+        return
+    ways = [each for each in found if mesh(each) == mesh(found[0])][: (most + 1) // 2]
+    yield from compiled(ways)
+    best = min(tried, key=lambda one: one[1].seconds)[0] if tried else found[0]
+    others = [each for each in found if each not in ways and way(each)[0] == way(best)[0]]
+    yield from compiled(others[: most - len(ways)])
