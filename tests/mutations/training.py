@@ -112,6 +112,15 @@ EDITS = {
             ),
         },
     ),
+    "transformer/training/agreement.py": (
+        "tests/training/test_agreement.py",
+        {
+            "each_asks_by_its_own_clock": ("given_pk[:, 0].min()", "given_pk[0, 0]"),
+            "the_first_decides": ("given_pk[:, 1:].max(axis=0)", "given_pk[0, 1:]"),
+            "few_steps_say_all": ("min(2 * self.steps, int(", "min(2**30, int("),
+            "long_steps_are_not_waited_for": ("return max(1, min(", "return max(10, min("),
+        },
+    ),
     "transformer/training/checkpoint.py": (
         "tests/training/test_checkpoint.py",
         {
