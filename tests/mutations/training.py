@@ -1,4 +1,4 @@
-"""Mutations of `transformer/training` and its sums: file -> (tests, {name: (text, replacement)})."""
+"""Mutations of training, its sums and its processes: file -> (tests, {name: (text, replacement)})."""
 
 EDITS = {
     "transformer/sums.py": (
@@ -110,6 +110,21 @@ EDITS = {
                 "elapsed = self._end - self._start - self._paused",
                 "elapsed = self._end - self._start",
             ),
+        },
+    ),
+    "commands/agreement.py": (
+        "tests/commands/test_agreement.py",
+        {
+            "digests_not_compared": ("if len({*processes.gathered(digest(found))}) == 1:", "if True:"),
+            "equal_values_listed": ("if len(holders) > 1:", "if holders:"),
+            "all_are_missing": ("if key in each else", "if False else"),
+        },
+    ),
+    "transformer/processes.py": (
+        "tests/commands/test_agreement.py",
+        {
+            "the_shorter_is_padded": ("bytes(row[:size]).decode()", "bytes(row).decode()"),
+            "everyone_gives_what_the_first_does": ("padded[: len(given)] = given", "padded[:1] = given[:1]"),
         },
     ),
     "transformer/training/agreement.py": (
