@@ -87,13 +87,11 @@ class Between:
     left: Path | None
     stop: "StopRequest"
     agreement: Agreement = dataclasses.field(default_factory=Agreement)
+    unread: tuple[int, dict[str, Sum]] | None = None  # the last step with its metrics, until they are read
+    compiled: bool = False  # True after the first step, which is waited for
 
     def __post_init__(self) -> None:
-        minutes = self.config.checkpoint_minutes
-        self.minutes = minutes if self.config.average_last == 1 else 0  # those to average are saved by steps
         self.saved = time.monotonic()
-        self.unread: tuple[int, dict[str, Sum]] | None = None
-        self.compiled = False  # True after the first step, which is waited for
 
     def after(self, step: int, state: State, metrics: dict[str, Sum]) -> str:
         """Does what is due after `step`, which may still be running; returns the name of the signal that ends
@@ -123,7 +121,9 @@ class Between:
 
     def is_late(self) -> bool:
         """Whether so many minutes have passed since the last save that it is time for one."""
-        return self.minutes > 0 and time.monotonic() - self.saved >= 60 * self.minutes
+        minutes = self.config.checkpoint_minutes
+        by_time = minutes > 0 and self.config.average_last == 1  # those to average are saved by steps
+        return by_time and time.monotonic() - self.saved >= 60 * minutes
 
     def read(self, log: bool = False) -> dict[str, float]:
         """Waits for the last step unless it has been read; returns its values if they are to be logged."""
