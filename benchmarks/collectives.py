@@ -86,7 +86,7 @@ def compiled(config: str, overrides: list[tuple[str, str]], devices: list[Any]) 
     batch = {name: jax.ShapeDtypeStruct(shape, dtype, sharding=sharding) for name, dtype in kinds.items()}
     with run.placed():
         step = jax.jit(run._step(), donate_argnums=0, out_shardings=(run.shardings, None))
-        return step.lower(run.abstract, batch).compile()
+        return step.lower(run.abstract, batch).compile(compiler_options=run.compiler_options)
 
 
 def collectives(program: str) -> Counter[str]:

@@ -127,6 +127,14 @@ EDITS = {
             "everyone_gives_what_the_first_does": ("padded[: len(given)] = given", "padded[:1] = given[:1]"),
         },
     ),
+    "transformer/training/compiler_options.py": (
+        "tests/training/test_compiler_options.py",
+        {
+            "nothing_is_compiled": ("program.compile(compiler_options=alone)", "pass"),
+            "default_devices": (", out_shardings=everywhere)", ", out_shardings=None)"),
+            "any_type": ("if not isinstance(value, (bool, int, float, str)):", "if False:"),
+        },
+    ),
     "transformer/training/agreement.py": (
         "tests/training/test_agreement.py",
         {
