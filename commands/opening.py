@@ -12,6 +12,7 @@ from typing import Any
 
 import jax
 
+from commands import agreement
 from commands.workdir import Workdir, together
 from experiments import find_experiment
 from transformer.config import from_values, refuse_idle
@@ -143,29 +144,31 @@ def open_to_train(
     folder: Workdir, overrides: Overrides, config: ConfigSource, accept_data: bool, hooks: Sequence[Hook]
 ) -> Run:
     """The run of a config, by default the folder's own, to train in the folder. Nothing is written before all
-    checks have passed.
+    checks have passed, on all processes.
 
     Raises:
       UserError: an impossible config; a folder with another run, with other data (unless `accept_data`), or
-        that has trained for more steps than the config says.
+        that has trained for more steps than the config says; processes with different configs or data.
     """
-    values = read_config(config) if config else folder.read_config()
-    override(values, overrides)
-    if values.get("initialize_from"):
-        values = inherit(values, folder)
-    frozen = check_config(values, overrides)  # overrides win over inherited keys
-    if folder.path.exists():
-        folder.check(frozen)
-    steps, trained = frozen.train.steps, folder.trained_steps()
-    if trained > steps:
-        raise UserError(f"config.train.steps: {steps}, but {folder.path} has trained {trained} steps already")
-    if not trained:
-        refuse_idle(frozen)
-    run = open_run(folder, frozen, hooks, folder.read_lengths(steps) if trained else ())
     with together():
+        values = read_config(config or folder.read_config(), overrides)
+        if values.get("initialize_from"):
+            values = inherit(values, folder)
+        frozen = check_config(values, overrides)  # overrides win over inherited keys
+        if folder.path.exists():
+            folder.check(frozen)
+        trained = folder.trained_steps()
+        if not trained:
+            refuse_idle(frozen)
+    if jax.process_count() > 1:
+        agreement.check_config(frozen)
+    with together():
+        run = open_run(folder, frozen, hooks, folder.read_lengths(frozen.train.steps) if trained else ())
         if jax.process_index() == 0 and trained and not accept_data:
             folder.check_data(run.experiment.data)  # type: ignore[attr-defined]
-    run.prepare()
+        run.prepare()
+    if jax.process_count() > 1:
+        agreement.check_data(run.experiment.data)  # type: ignore[attr-defined]
     return run
 
 

@@ -50,6 +50,7 @@ def train(
     """
     import jax
 
+    from commands.agreement import check_folder
     from commands.opening import open_to_train
     from commands.summary import command, summary
     from commands.workdir import Workdir, exclusive, together
@@ -61,6 +62,8 @@ def train(
         )
     folder = Workdir(workdir)
     with ignore_closed_pipes(), contextlib.ExitStack() as stack:
+        if jax.process_count() > 1:
+            check_folder(folder)
         known = folder.config.is_file()
         if known:
             stack.enter_context(exclusive(folder.lock))

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any, TextIO
 
 import jax
-import numpy as np
 
 from commands.differences import differences
 from commands.retired_keys import RETIRED, with_present_keys
@@ -20,6 +19,7 @@ from transformer.data.content_digests import changes
 from transformer.data.disk_cache import digest
 from transformer.data.tokenizers import Tokenizer
 from transformer.errors import UserError
+from transformer.processes import gathered
 from transformer.run_folder import Inside, RunFolder
 from transformer.training.checkpoint import trained_steps
 
@@ -27,9 +27,6 @@ try:
     import fcntl
 except ImportError:  # not a POSIX system: no locks
     fcntl = None  # type: ignore[assignment]
-
-LONGEST = 1024
-"""The most bytes of an error that the first process sends to the others."""
 
 
 class Workdir(RunFolder):
@@ -74,7 +71,7 @@ class Workdir(RunFolder):
         """Checks that the folder is empty or missing, or has a run that may be resumed with this config.
 
         Raises:
-          UserError: it has another run or other files.
+          UserError: it has another run or other files, or has trained for more steps than the config says.
         """
         if not self.path.is_dir():
             raise UserError(f"--workdir: {self.path} is a file")
@@ -91,6 +88,11 @@ class Workdir(RunFolder):
         if here != there and (listed := differences(config, here, there, self.data.exists())):
             raise UserError(
                 f"--workdir: {self.path} belongs to another config: {listed}; choose another folder"
+            )
+        steps, trained = config.train.steps, self.trained_steps()
+        if trained > steps:
+            raise UserError(
+                f"config.train.steps: {steps}, but {self.path} has trained {trained} steps already"
             )
 
     def read_kept(self) -> dict[str, Any]:
@@ -209,7 +211,7 @@ def exclusive(path: Path) -> Iterator[None]:
 
 
 def together() -> contextlib.AbstractContextManager[None]:
-    """Raises errors of the first process on all processes, so that none waits for one that has exited."""
+    """Raises errors of any process on all of them, so that none waits for one that has exited."""
     return _of_several() if jax.process_count() > 1 else contextlib.nullcontext()
 
 
@@ -220,19 +222,9 @@ def _of_several() -> Iterator[None]:
         yield
     except UserError as error:
         refused = str(error)
-    said = _from_first(refused)
-    if refused or said:
-        raise UserError(refused or said)
-
-
-def _from_first(text: str) -> str:
-    """Broadcasts a text from the first process; every process must call this."""
-    from jax.experimental import multihost_utils
-
-    told = np.zeros(LONGEST, np.uint8)
-    given = np.frombuffer(text.encode()[:LONGEST], np.uint8)
-    told[: len(given)] = given
-    return bytes(multihost_utils.broadcast_one_to_all(told)).rstrip(b"\0").decode(errors="ignore")
+    said = [f"process {number}: {text}" for number, text in enumerate(gathered(refused)) if text]
+    if said:
+        raise UserError(refused or said[0])
 
 
 @contextlib.contextmanager

@@ -63,21 +63,22 @@ def meet(
             raise UserError(f"--coordinator: the processes did not meet: {error}") from error
         return
     if jax.process_count() > 1:
-        hosts = _hosts()
+        hosts = gathered(socket.gethostname())
         if jax.process_index() == 0:
             placed = " ".join(f"{i} on {host}" for i, host in enumerate(hosts))
             print(f"{len(hosts)} processes: {placed}", file=sys.stderr)
 
 
-def _hosts() -> list[str]:
-    """The host of each process."""
+def gathered(text: str) -> list[str]:
+    """The texts of all processes; every process must call this."""
     from jax.experimental import multihost_utils
 
-    name = np.zeros(64, np.uint8)
-    given = socket.gethostname().encode()[: len(name)]
-    name[: len(given)] = list(given)
-    gathered = np.asarray(multihost_utils.process_allgather(name))
-    return [bytes(each).rstrip(b"\0").decode(errors="replace") for each in gathered]
+    given = np.frombuffer(text.encode(), np.uint8)
+    sizes = np.ravel(multihost_utils.process_allgather(np.int32(len(given))))
+    padded = np.zeros(max(1, *sizes), np.uint8)
+    padded[: len(given)] = given
+    rows = np.reshape(multihost_utils.process_allgather(padded), (len(sizes), -1))
+    return [bytes(row[:size]).decode() for row, size in zip(rows, sizes, strict=True)]
 
 
 def part() -> None:

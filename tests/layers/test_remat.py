@@ -102,6 +102,20 @@ def test_the_compiled_step_needs_less(rng):
     assert none - dots > 4 * math.prod((N, B, H, T, T))  # at least the weights after the softmax
 
 
+def test_offloading_asks_the_mesh_what_it_runs_on(rng, monkeypatch):
+    """Its devices may be of another machine than this one."""
+    loss, params_n, x_btd = loss_of(rng, remat="offload")
+    described = jax.sharding.AbstractDevice("Abacus 2", None, "abacus")
+    mesh = jax.sharding.AbstractMesh((8,), ("data",), abstract_device=described)
+    with pytest.raises(UserError, match="abacus has no pinned_host"), jax.sharding.use_abstract_mesh(mesh):
+        jax.eval_shape(loss, params_n, x_btd)
+    monkeypatch.setattr(jax, "devices", lambda: [described])
+    described = jax.sharding.AbstractDevice("TPU v5", None, "tpu")
+    mesh = jax.sharding.AbstractMesh((8,), ("data",), abstract_device=described)
+    with jax.sharding.use_abstract_mesh(mesh):
+        jax.eval_shape(loss, params_n, x_btd)
+
+
 def test_offloading_to_no_memory_is_refused_before_anything_is_compiled(rng, monkeypatch):
     loss, params_n, x_btd = loss_of(rng, remat="offload")
     device = types.SimpleNamespace(

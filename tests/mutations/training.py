@@ -1,4 +1,4 @@
-"""Mutations of `transformer/training` and its sums: file -> (tests, {name: (text, replacement)})."""
+"""Mutations of training, its sums and its processes: file -> (tests, {name: (text, replacement)})."""
 
 EDITS = {
     "transformer/sums.py": (
@@ -110,6 +110,38 @@ EDITS = {
                 "elapsed = self._end - self._start - self._paused",
                 "elapsed = self._end - self._start",
             ),
+        },
+    ),
+    "commands/agreement.py": (
+        "tests/commands/test_agreement.py",
+        {
+            "digests_not_compared": ("if len({*processes.gathered(digest(found))}) == 1:", "if True:"),
+            "equal_values_listed": ("if len(holders) > 1:", "if holders:"),
+            "all_are_missing": ("if key in each else", "if False else"),
+        },
+    ),
+    "transformer/processes.py": (
+        "tests/commands/test_agreement.py",
+        {
+            "the_shorter_is_padded": ("bytes(row[:size]).decode()", "bytes(row).decode()"),
+            "everyone_gives_what_the_first_does": ("padded[: len(given)] = given", "padded[:1] = given[:1]"),
+        },
+    ),
+    "transformer/training/compiler_options.py": (
+        "tests/training/test_compiler_options.py",
+        {
+            "nothing_is_compiled": ("program.compile(compiler_options=alone)", "pass"),
+            "default_devices": (", out_shardings=everywhere)", ", out_shardings=None)"),
+            "any_type": ("if not isinstance(value, (bool, int, float, str)):", "if False:"),
+        },
+    ),
+    "transformer/training/agreement.py": (
+        "tests/training/test_agreement.py",
+        {
+            "each_asks_by_its_own_clock": ("given_pk[:, 0].min()", "given_pk[0, 0]"),
+            "the_first_decides": ("given_pk[:, 1:].max(axis=0)", "given_pk[0, 1:]"),
+            "few_steps_say_all": ("min(2 * self.steps, int(", "min(2**30, int("),
+            "long_steps_are_not_waited_for": ("return max(1, min(", "return max(10, min("),
         },
     ),
     "transformer/training/checkpoint.py": (

@@ -128,4 +128,7 @@ def test_devices_are_found_by_the_longest_beginning():
     assert peak("NVIDIA A100-SXM4-40GB", "float32") == 156e12
     assert peak("TPU v5 lite", "float32", 256) == 256 * 197e12
     assert peak("TPU v5", "bfloat16") == 459e12
+    assert peak("NVIDIA H100 NVL", "bfloat16") == 835.5e12
+    assert peak("NVIDIA GB300", "float32") == 1250e12
+    assert peak("TPU7x", "bfloat16", 8) == 4 * 2307e12  # two devices a chip
     assert peak_flops(jax.devices("cpu"), "float32") is None

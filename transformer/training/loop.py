@@ -12,15 +12,13 @@ from types import FrameType
 import jax
 import numpy as np
 
+from transformer.training.agreement import Agreement
 from transformer.training.checkpoint import Checkpoints, State
 from transformer.training.experiment import Batch, Batches
 from transformer.training.hooks import Hook, is_due
 from transformer.training.metrics import Meter, Sum
 from transformer.training.run_config import TrainConfig
 from transformer.training.writers import Progress, Writer
-
-AGREE_EVERY = 10
-"""Steps between two agreements of several processes on stopping or saving."""
 
 
 def train(
@@ -88,22 +86,22 @@ class Between:
     checkpoints: Checkpoints | None
     left: Path | None
     stop: "StopRequest"
+    agreement: Agreement = dataclasses.field(default_factory=Agreement)
+    unread: tuple[int, dict[str, Sum]] | None = None  # the last step with its metrics, until they are read
+    compiled: bool = False  # True after the first step, which is waited for
 
     def __post_init__(self) -> None:
-        minutes = self.config.checkpoint_minutes
-        self.minutes = minutes if self.config.average_last == 1 else 0  # those to average are saved by steps
         self.saved = time.monotonic()
-        self.unread: tuple[int, dict[str, Sum]] | None = None
-        self.compiled = False  # True after the first step, which is waited for
 
     def after(self, step: int, state: State, metrics: dict[str, Sum]) -> str:
         """Does what is due after `step`, which may still be running; returns the name of the signal that ends
         training here, or ""."""
         self.write(step - 1, self.read())
         self.unread = step, metrics
-        name, last = self.stop.agreed(step), step == self.config.steps
+        number, late = self.agreement.largest(step, self.stop.number, self.is_late())
+        name, last = signal_name(number), step == self.config.steps
         due = [hook for hook in self.hooks if hook.due(step, last)]
-        save = bool(name) or last or is_due(self.config.checkpoint_every, step) or self.is_late(step)
+        save = bool(name) or last or is_due(self.config.checkpoint_every, step) or bool(late)
         if self.compiled and not (due or save):
             return ""
         self.compiled = True
@@ -121,11 +119,11 @@ class Between:
         self.write(step, {**values, **measured})
         return self.leave(step, name) if name and not last else ""
 
-    def is_late(self, step: int) -> bool:
+    def is_late(self) -> bool:
         """Whether so many minutes have passed since the last save that it is time for one."""
-        if not self.minutes:
-            return False
-        return bool(agreed(time.monotonic() - self.saved >= 60 * self.minutes, step))
+        minutes = self.config.checkpoint_minutes
+        by_time = minutes > 0 and self.config.average_last == 1  # those to average are saved by steps
+        return by_time and time.monotonic() - self.saved >= 60 * minutes
 
     def read(self, log: bool = False) -> dict[str, float]:
         """Waits for the last step unless it has been read; returns its values if they are to be logged."""
@@ -194,17 +192,9 @@ class Between:
             self.checkpoints.save(int(state.step), state)
 
 
-def agreed(value: int, step: int) -> int:
-    """The largest value that any process gives after `step`: stopping and saving are collective, and none may
-    be left waiting in them. Several processes ask one another every `AGREE_EVERY` steps, for this waits for
-    the device; between these they agree on 0."""
-    if jax.process_count() == 1:
-        return value
-    if step % AGREE_EVERY:
-        return 0
-    from jax.experimental import multihost_utils
-
-    return int(np.max(multihost_utils.process_allgather(np.int32(value))))
+def signal_name(number: int) -> str:
+    """The name of a signal, or "" for 0."""
+    return signal.Signals(number).name if number else ""
 
 
 class Stopped(BaseException):
@@ -215,15 +205,10 @@ class StopRequest:
     """A context in which the first SIGINT or SIGTERM is only recorded. A second SIGINT interrupts at once; a
     second SIGTERM does not, because schedulers send it twice."""
 
-    def __init__(self) -> None:
-        self._received = 0
-        self._raising = False
-        self._before: dict[int, object] = {}
+    number = 0
+    """The first signal that this process received; 0: none."""
 
-    def agreed(self, step: int) -> str:
-        """The name of the signal by which to stop after `step`, the same on all processes, or ""."""
-        received = agreed(self._received, step)
-        return signal.Signals(received).name if received else ""
+    _raising = False
 
     @contextlib.contextmanager
     def raising(self) -> Iterator[None]:
@@ -232,7 +217,7 @@ class StopRequest:
         collective."""
         self._raising = jax.process_count() == 1
         try:
-            if self._raising and self._received:
+            if self._raising and self.number:
                 raise Stopped
             yield
         finally:
@@ -241,22 +226,22 @@ class StopRequest:
     @property
     def received(self) -> str:
         """The name of the first signal that this process received."""
-        return signal.Signals(self._received).name
+        return signal_name(self.number)
 
     def __enter__(self) -> "StopRequest":
-        if threading.current_thread() is threading.main_thread():
-            for number in (signal.SIGINT, signal.SIGTERM):
-                self._before[number] = signal.signal(number, self._note)
+        main = threading.current_thread() is threading.main_thread()
+        caught = (signal.SIGINT, signal.SIGTERM) if main else ()
+        self._before = {number: signal.signal(number, self._note) for number in caught}
         return self
 
     def __exit__(self, *_) -> None:
         for number, handler in self._before.items():
-            signal.signal(number, handler)  # type: ignore[arg-type]
+            signal.signal(number, handler)
 
     def _note(self, number: int, frame: FrameType | None) -> None:
-        if self._received and number == signal.SIGINT:
+        if self.number and number == signal.SIGINT:
             raise KeyboardInterrupt
-        if not self._received:
-            self._received = number
+        if not self.number:
+            self.number = number
             if self._raising:
                 raise Stopped

@@ -88,6 +88,8 @@ class ParallelConfig(Bounded):
     mesh: MeshConfig
     microbatches: Positive = 1  # gradient accumulation: number of parts of a batch
     rules: Annotated[str, OneOf(RULES)] = "default"  # table of logical axes -> mesh axes
+    # options of the compiler for the train step by name: compiler_options.xla_OPTION=true
+    compiler_options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
 
 def make_mesh(config: MeshConfig, devices: Sequence[jax.Device] | None = None) -> Mesh:

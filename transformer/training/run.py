@@ -15,6 +15,7 @@ from transformer.errors import UserError
 from transformer.run_folder import RunFolder
 from transformer.training import parallel
 from transformer.training.checkpoint import Checkpoints, State, Step, trained_steps
+from transformer.training.compiler_options import check_compiler_options
 from transformer.training.experiment import Batches, Experiment, Params, Put
 from transformer.training.hooks import Evaluate, Evaluator, Hook, Profile, measures
 from transformer.training.initial_values import redraw
@@ -52,6 +53,7 @@ class Run:
         self.optimizer, self.schedule = make_optimizer(
             config.optimizer, config.train.steps, self.lengths, self.layers
         )
+        self.compiler_options = dict(config.parallel.compiler_options)  # with which to compile `_step`
         self.mesh = parallel.make_mesh(config.parallel.mesh, self.devices)
         self.rules = parallel.RULES[config.parallel.rules]
         for key, group in (("train", config.train), ("evaluate", config.evaluate)):
@@ -108,6 +110,8 @@ class Run:
 
     def prepare(self) -> None:
         """Opens the data and derives all shapes, so that errors are raised before anything is written."""
+        if self.compiler_options:
+            check_compiler_options(self.compiler_options, self.mesh)
         _ = self.loader, self.hooks, self.abstract, self.warm_start
         check_adapters(self.abstract.params, self.config.optimizer)
         if self.config.optimizer.has_rules:
@@ -171,7 +175,7 @@ class Run:
         with self.placed(), self.checkpoints(write=True) as checkpoints:
             begun = trained_steps(checkpoints.directory)
             state = checkpoints.restore(self.abstract) if begun else self._first_state()
-            step = Program(self._jitted())
+            step = Program(self._jitted(), self.compiler_options)
             return train(
                 state,
                 step,
@@ -194,7 +198,7 @@ class Run:
             for name, each in batch.items()
         }
         with self.placed():
-            return self._jitted().lower(self.abstract, batch).compile()
+            return self._jitted().lower(self.abstract, batch).compile(self.compiler_options)
 
     def _jitted(self) -> Any:
         return jax.jit(self._step(), donate_argnums=0, out_shardings=(self.shardings, None))

@@ -177,18 +177,18 @@ def join_rows(parts: Any) -> Any:
     return jax.tree.map(lambda x: x.swapaxes(0, 1).reshape(-1, *x.shape[2:]), parts)
 
 
+@dataclasses.dataclass
 class Program:
     """A jitted function, compiled by its first call for the shapes, types and shardings of that call."""
 
-    def __init__(self, function: Callable) -> None:
-        """`function` is the result of `jax.jit`."""
-        self._function: Any = function
-        self._compiled: jax.stages.Compiled | None = None
+    function: Any  # the result of `jax.jit`
+    compiler_options: dict[str, Any] = dataclasses.field(default_factory=dict)
+    _compiled: jax.stages.Compiled | None = None
 
     def __call__(self, *arguments: Any) -> Any:
         """The function's result."""
         if self._compiled is None:
-            self._compiled = self._function.lower(*arguments).compile()
+            self._compiled = self.function.lower(*arguments).compile(compiler_options=self.compiler_options)
         return self._compiled(*arguments)
 
     @property

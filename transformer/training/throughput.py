@@ -13,13 +13,18 @@ PEAK_FLOPS: dict[str, tuple[float, float]] = {
     "NVIDIA A100": (312e12, 156e12),  # A100 data sheet, 2021
     "NVIDIA H100": (989.4e12, 494.7e12),  # H100 architecture white paper, table 2, SXM5
     "NVIDIA H100 PCIe": (756e12, 378e12),  # same, PCIe
-    "NVIDIA H200": (989.4e12, 494.7e12),  # H200 data sheet; the H100's chip
+    "NVIDIA H100 NVL": (835.5e12, 417.5e12),  # H100 data sheet
+    "NVIDIA H200": (989.4e12, 494.7e12),  # H200 data sheet, SXM; the H100's chip
+    "NVIDIA H200 NVL": (835.5e12, 417.5e12),  # same, NVL
+    "NVIDIA GH200": (989.4e12, 494.7e12),  # GH200 data sheet; the H100's chip
     "NVIDIA B200": (2250e12, 1125e12),  # HGX B200 data sheet, per GPU
     "NVIDIA GB200": (2500e12, 1250e12),  # GB200 NVL72 data sheet, per GPU
+    "NVIDIA B300": (2250e12, 1125e12),  # HGX B300 data sheet, per GPU
+    "NVIDIA GB300": (2500e12, 1250e12),  # GB300 NVL72 data sheet, per GPU
     "NVIDIA GeForce RTX 3090": (71e12, 35.6e12),  # GA102 architecture white paper, appendix A
     "NVIDIA GeForce RTX 4090": (165.2e12, 82.6e12),  # Ada architecture white paper, appendix A
-    # Google: cloud.google.com/tpu/docs, system architecture, per chip. The default precision multiplies
-    # float32 in one bfloat16 pass, at the same rate.
+    # Google: cloud.google.com/tpu/docs, system architecture, per chip; a chip of TPU7x is two devices. The
+    # default precision multiplies float32 in one bfloat16 pass, at the same rate.
     "TPU v4": (275e12, 275e12),
     "TPU v5": (459e12, 459e12),  # v5p
     "TPU v5p": (459e12, 459e12),
@@ -27,6 +32,7 @@ PEAK_FLOPS: dict[str, tuple[float, float]] = {
     "TPU v5e": (197e12, 197e12),
     "TPU v6 lite": (918e12, 918e12),  # v6e
     "TPU v6e": (918e12, 918e12),
+    "TPU7x": (2307e12 / 2, 2307e12 / 2),  # Ironwood
 }
 """Prefix of `device_kind` -> peak FLOP/s of one device in (bfloat16, float32); the longest prefix applies."""
 

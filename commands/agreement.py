@@ -1,0 +1,85 @@
+"""Checks that all processes of a run have the same folder, config, data and tokenizer, before it begins.
+
+Every process must call them, for they ask one another.
+"""
+
+import json
+from typing import Any
+
+from commands.workdir import Workdir, describe, flatten, together
+from transformer import processes
+from transformer.config import to_values
+from transformer.data.disk_cache import digest
+from transformer.errors import UserError
+
+OF_A_HOST = ("data.cache_dir", "data.workers")
+"""Keys that may differ between processes: they change nothing that is computed."""
+
+SHOWN = 4
+"""How many differences, and how many processes with the same value, an error lists."""
+
+
+def check_folder(folder: Workdir) -> None:
+    """Checks that all processes find the same config and checkpoint in the folder.
+
+    Raises:
+      UserError: some do not, as on a disk that they do not share; on all of them.
+    """
+    found = {"config.json": folder.config.is_file(), "the latest checkpoint": folder.trained_steps()}
+    _check_same(found, f"--workdir: {folder.path} must be one folder, on a disk that all processes share")
+
+
+def check_config(config: Any) -> None:
+    """Checks that all processes have the same config but for `OF_A_HOST`.
+
+    Raises:
+      UserError: some do not; on all of them.
+    """
+    values = flatten(to_values(config))
+    found = {f"config.{key}": value for key, value in values.items() if key not in OF_A_HOST}
+    _check_same(found, "start all processes with the same config")
+
+
+def check_data(data: Any) -> None:
+    """Checks that all processes have the same content of every source, and the same tokenizer and labels.
+
+    Raises:
+      UserError: some do not; on all of them.
+    """
+    with together():
+        found = describe(data)
+    sources = found.pop("sources").items()
+    contents = {f"data.{key}: {name}": each for key, files in sources for name, each in files.items()}
+    _check_same(contents, "all processes must read the same data")
+    _check_same(found, "data.tokenizer: all processes need the same tokenizer and labels")
+
+
+def _check_same(found: dict[str, Any], remedy: str) -> None:
+    """Raises on every process if what they found differs, with their values of the keys that differ."""
+    if len({*processes.gathered(digest(found))}) == 1:
+        return
+    by_process = [json.loads(text) for text in processes.gathered(json.dumps(found))]
+    different = []
+    for key in dict.fromkeys(key for each in by_process for key in each):
+        holders: dict[str, list[int]] = {}
+        for number, each in enumerate(by_process):
+            holders.setdefault(_shown(each[key]) if key in each else "missing", []).append(number)
+        if len(holders) > 1:
+            listed = ", ".join(f"{value} on {_processes(numbers)}" for value, numbers in holders.items())
+            different.append(f"{key} ({listed})")
+    raise UserError(f"the processes differ in {_some(different)}; {remedy}")
+
+
+def _shown(value: Any) -> str:
+    """A value in an error; `contents_of` describes files by size and digest."""
+    is_file = isinstance(value, list) and [*map(type, value)] == [int, str]
+    return f"{value[0]:,} bytes {value[1][:6]}" if is_file else repr(value)
+
+
+def _processes(numbers: list[int]) -> str:
+    return f"process{'es' if len(numbers) > 1 else ''} {_some([*map(str, numbers)])}"
+
+
+def _some(texts: list[str]) -> str:
+    more = f" and {len(texts) - SHOWN} more" if len(texts) > SHOWN else ""
+    return ", ".join(texts[:SHOWN]) + more
