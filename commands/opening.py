@@ -149,8 +149,7 @@ def open_to_train(
       UserError: an impossible config; a folder with another run, with other data (unless `accept_data`), or
         that has trained for more steps than the config says.
     """
-    values = read_config(config) if config else folder.read_config()
-    override(values, overrides)
+    values = read_config(config or folder.read_config(), overrides)
     if values.get("initialize_from"):
         values = inherit(values, folder)
     frozen = check_config(values, overrides)  # overrides win over inherited keys

@@ -211,9 +211,11 @@ def test_an_array_too_large_for_cudnn_is_refused(monkeypatch):
     t = 2**14
     x = jax.ShapeDtypeStruct((2, t, 2, 64), "bfloat16")
     packed = jax.ShapeDtypeStruct((2, t), "int32")
-    assert choose("auto", x, x, mask=Mask(causal=True)) is cudnn
-    with pytest.raises(UserError, match="more than 268435456 entries"):
-        choose("cudnn", x, x, mask=Mask(packed, packed, causal=True))
+    assert choose("auto", x, x, x, mask=Mask(causal=True)) is cudnn
+    with pytest.raises(
+        UserError, match=r"biases of 16384 x 16384 in 2 rows would take 1.0 GiB in each layer; at most 0.5"
+    ):
+        choose("cudnn", x, x, x, mask=Mask(packed, packed, causal=True))
 
 
 def test_each_platform_has_its_own(rng, monkeypatch):

@@ -18,6 +18,22 @@ DRAWS = "tests/layers/test_patterns.py::test_a_model_attends_to_the_blocks_that_
 PACKED = "tests/models/test_decoder.py::test_packed_documents_equal_separate_ones"
 
 EDITS = {
+    "transformer/layers/kernels/__init__.py": (
+        "tests/layers/test_told_kernels.py",
+        {
+            "reasons_of_all_kernels": (
+                " for name, refusal in refusals.items() if name in OF_DEVICES)",
+                " for name, refusal in refusals.items())",
+            ),
+            "choices_kept": ("        CHOICES.reset(self._token)\n", ""),
+            "the_last_reason_forgotten": ("        refusals[name] = refusal\n", ""),
+            "told_without_attention": (
+                "        if choices:\n            self",
+                "        if True:\n            self",
+            ),
+            "one_place_of_each_kernel": ("[] if place in places else [place]", "[] if places else [place]"),
+        },
+    ),
     "transformer/layers/masks.py": (
         f"tests/layers/test_masks.py {VARIANTS}",
         {

@@ -78,8 +78,10 @@ def serves(q_bthk, k_bsgk, v_bsgk, mask: Mask, scoring: Scoring, dropout_rate: f
         return "the queries do not stand where the keys do"
     if added and (t % 2 or s % 2):
         return f"lengths {t} and {s} must be even with a bias, segments or invalid keys"
-    if added and b // sharded_over("batch")[1] * (h if biased else 1) * t * s > MOST:
-        return f"the array of biases or segments would have more than {MOST} entries"
+    entries = b // sharded_over("batch")[1] * (h if biased else 1) * t * s
+    if added and entries > MOST:
+        array = f"biases of {t} x {s} in {b // sharded_over('batch')[1]} rows"
+        return f"{array} would take {entries / 2**29:.1f} GiB in each layer; at most {MOST / 2**29:.1f}"
     if scoring.sinks_h is not None:
         return "it has no sinks"
     if scoring.soft_cap:
