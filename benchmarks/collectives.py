@@ -3,10 +3,11 @@
     python -m benchmarks.collectives --topology=h100:8x8 --config=configs/lm.py --config.KEY=VALUE
 
 Compiles the step of a language model ahead of time for `h100:HOSTSxGPUS` or a TPU topology such as
-`v5p:4x4x4`, without data and without parameters. Prints the bytes per device of a step: arguments and
-temporary buffers, and the results of each kind of collective, multiplied by the trips of the loops around it.
-An all-reduce of n bytes sends about 2 n, an all-gather with a result of n bytes n; of a reduce-scatter the
-whole array is counted, before it is divided; on TPUs, where it is part of a fusion, it is not found.
+`v5p:4x4x4`, without data and without parameters. Prints its attention kernels and the bytes per device of a
+step: arguments and temporary buffers, and the results of each kind of collective, multiplied by the trips of
+the loops around it. An all-reduce of n bytes sends about 2 n, an all-gather with a result of n bytes n; of a
+reduce-scatter the whole array is counted, before it is divided; on TPUs, where it is part of a fusion, it is
+not found.
 
 Needs for GPUs the packages jax-cuda13-pjrt and jax-cuda13-plugin (of jax's version), nvidia-cuda-nvcc and
 nvidia-nvvm, for TPUs libtpu (of the version that `jax[tpu]` pins).
@@ -74,6 +75,7 @@ def compiled(config: str, overrides: list[tuple[str, str]], devices: list[Any]) 
     from commands.opening import read_config
     from experiments.language_modeling import LanguageModeling, LanguageModelingConfig
     from transformer.config import from_values
+    from transformer.layers.kernels import Recorded
     from transformer.training.parallel import batch_sharding
     from transformer.training.run import Run
 
@@ -85,7 +87,8 @@ def compiled(config: str, overrides: list[tuple[str, str]], devices: list[Any]) 
     kinds |= {"weights": jnp.float32, "bytes": jnp.float32}
     batch = {name: jax.ShapeDtypeStruct(shape, dtype, sharding=sharding) for name, dtype in kinds.items()}
     with run.placed():
-        step = jax.jit(run._step(), donate_argnums=0, out_shardings=(run.shardings, None))
+        step = Recorded(print)(run._step())
+        step = jax.jit(step, donate_argnums=0, out_shardings=(run.shardings, None))
         return step.lower(run.abstract, batch).compile()
 
 

@@ -265,6 +265,20 @@ EDITS = {
             "runs_that_do_not_fit": ("number_bt[:, -1:] < runs", "number_bt[:, -1:] < 99 * runs"),
         },
     ),
+    "transformer/layers/kernels/splash.py": (
+        "tests/layers/test_platform_kernels.py",
+        {
+            "slopes_rounded": ("for _ in range(3)", "for _ in range(1)"),
+            "two_digits": ("digits = distance_bs // DIGIT**2,", "digits = 0 * distance_bs,"),
+            "distances_to_future_keys": ("alibi and (not mask.causal or", "alibi and ("),
+            "padding_kept": ("[:, :, :t, : v_bgsk.shape[-1]]", "[:, :, :t]"),
+            "padding_seen": ("(whole_s > s and not hidden)", "(whole_s > s and False)"),
+            "queries_without_keys": (
+                "    if marked:  # the output",
+                "    if False:  # the output",
+            ),
+        },
+    ),
     "transformer/layers/kernels/ring.py": (
         "tests/layers/test_ring.py",
         {
