@@ -90,6 +90,34 @@ def test_what_cudnn_is_asked_is_the_same_attention(rng, monkeypatch, name):
     assert_like_reference(cudnn, draw(rng, k=12, v=8), mask, scoring)
 
 
+def crossing(rng, t, s):
+    """Texts of 1 to 3 tokens: queries of each attend to keys of the same, of which some are invalid."""
+    queries, keys = (jnp.asarray(np.sort(rng.integers(0, n // 2, (2, n)))) for n in (t, s))
+    return Mask(queries, keys, jnp.asarray(rng.random((2, s)) < 0.8))
+
+
+@pytest.mark.parametrize("name", ["packed", "invalid", "all", "crossing"])
+@pytest.mark.parametrize("scale", [0.0, 1 / 256])
+def test_segments_in_columns_of_queries_and_keys_are_the_same_attention(rng, monkeypatch, name, scale):
+    """In place of arrays that would be too large, also where some scores are high, and in bfloat16. Float32
+    adds numbers of up to 2^15 here, not always those of the columns first."""
+    attend, asked = jax.nn.dot_product_attention, []
+
+    def without_cudnn(q, k, v, bias, mask, implementation, **options):
+        asked.append((q.shape[-1], bias, mask))
+        return attend(q, k, v, implementation="xla", **options)
+
+    monkeypatch.setattr(jax.nn, "dot_product_attention", without_cudnn)
+    monkeypatch.setattr(importlib.import_module("transformer.layers.kernels.cudnn"), "MOST", 0)
+    t, s = (21, 34) if name == "crossing" else (40, 40)
+    mask = crossing(rng, t, s) if name == "crossing" else masks(rng, t)[name]
+    q, k, v, dout = draw(rng, t=t, s=s, k=16, v=8)
+    assert_like_reference(cudnn, (9 * q, 9 * k, v, dout), mask, Scoring(scale=scale), tolerance=0.01)
+    low = draw(rng, t=t, s=s, k=16, v=8, dtype="bfloat16")
+    assert_like_reference(cudnn, low, mask, Scoring(scale=scale), tolerance=0.06)
+    assert all(each == (32, None, None) for each in asked)
+
+
 @on_gpu
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("alibi", [False, True])
@@ -99,6 +127,14 @@ def test_cudnn_itself(rng, name, alibi):
     scoring = Scoring(places, places, {}, position=Alibi()) if alibi else Scoring()
     assert choose("auto", *inputs[:3], mask=mask, scoring=scoring) is cudnn
     assert_like_reference(cudnn, inputs, mask, scoring, tolerance=0.06)
+
+
+@on_gpu
+@pytest.mark.parametrize("name", ["packed", "invalid", "all"])
+def test_cudnn_itself_with_segments_in_columns(rng, monkeypatch, name):
+    monkeypatch.setattr(importlib.import_module("transformer.layers.kernels.cudnn"), "MOST", 0)
+    inputs, mask = draw(rng, t=128, k=64, dtype="bfloat16"), masks(rng, 128)[name]
+    assert_like_reference(cudnn, inputs, mask, tolerance=0.06)
 
 
 @pytest.fixture
@@ -248,10 +284,12 @@ def test_an_array_too_large_for_cudnn_is_refused(monkeypatch):
     x = jax.ShapeDtypeStruct((2, t, 2, 64), "bfloat16")
     packed = jax.ShapeDtypeStruct((2, t), "int32")
     assert choose("auto", x, x, x, mask=Mask(causal=True)) is cudnn
-    with pytest.raises(
-        UserError, match=r"biases of 16384 x 16384 in 2 rows would take 1.0 GiB in each layer; at most 0.5"
-    ):
-        choose("cudnn", x, x, x, mask=Mask(packed, packed, causal=True))
+    assert choose("auto", x, x, x, mask=Mask(packed, packed, causal=True)) is cudnn  # in columns
+    wide = jax.ShapeDtypeStruct((2, t, 2, 128), "bfloat16")
+    with pytest.raises(UserError, match="heads are 144 wide with segments"):
+        choose("cudnn", wide, wide, wide, mask=Mask(packed, packed, causal=True))
+    with pytest.raises(UserError, match=r"biases would take 2\.0 GiB in each layer; at most 0\.5"):
+        choose("cudnn", x, x, x, mask=Mask(causal=True), scoring=Scoring(position=Alibi()))
 
 
 def test_each_platform_has_its_own(rng, monkeypatch):

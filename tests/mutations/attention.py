@@ -265,6 +265,16 @@ EDITS = {
             "runs_that_do_not_fit": ("number_bt[:, -1:] < runs", "number_bt[:, -1:] < 99 * runs"),
         },
     ),
+    "transformer/layers/kernels/cudnn.py": (
+        "tests/layers/test_platform_kernels.py",
+        {
+            "segments_of_one_bit": ("return np.arange(max(t, s).bit_length())", "return np.arange(1)"),
+            "invalid_keys_seen": ("jnp.where(valid_bs, -1.0, -3.0)", "jnp.where(valid_bs, -1.0, -1.0)"),
+            "scores_not_far_apart": ("np.log2(APART / (2 * scale))", "np.log2(APART / 2 * scale)"),
+            "queries_without_keys": ("    if seen_bhts is not None:", "    if False:"),
+            "scale_of_all_columns": ("scoring.scale or k**-0.5", "scoring.scale or (k + 16) ** -0.5"),
+        },
+    ),
     "transformer/layers/kernels/splash.py": (
         "tests/layers/test_platform_kernels.py",
         {
