@@ -54,12 +54,11 @@ def train(
     from commands.opening import open_to_train
     from commands.summary import command, summary
     from commands.workdir import Workdir, exclusive, together
+    from transformer.layers.kernels import Recorded
     from transformer.training.checkpoint import split_step
 
     if split_step(workdir)[1] is not None:
-        raise UserError(
-            f"--workdir: {workdir} names a checkpoint; to start another run from it, use initialize_from"
-        )
+        raise UserError(f"--workdir: {workdir} names a checkpoint; to start from it, set initialize_from")
     folder = Workdir(workdir)
     with ignore_closed_pipes(), contextlib.ExitStack() as stack:
         if jax.process_count() > 1:
@@ -77,7 +76,7 @@ def train(
         if first:
             folder.write(run.config, run.experiment.data)  # type: ignore[attr-defined]
             print(*_first_lines(run, folder.trained_steps()), sep="\n", flush=True)
-        _, reason = run.train(started)
+        _, reason = run.train(started, Recorded(lambda text: run.experiment.note("attention", text)))
         if first:
             lines = summary(run, folder) if reason == "finished" else [f"Resume with: {command(folder)}"]
             for line in lines:

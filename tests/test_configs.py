@@ -299,13 +299,16 @@ def test_the_tiny_preset_trains_saves_evaluates_and_predicts(monkeypatch, capfd,
     overrides = [(key, value) for key, value in switches.items() if key in flatten(values)]
     if values["data"].get("source") in AT_HAND:
         overrides.append(("data.source", AT_HAND[values["data"]["source"]](tmp_path / "corpus")))
-    classes = {type(group) for group in groups(opening.check_config(values, overrides))}
+    frozen = opening.check_config(values, overrides)
+    classes, attends = {type(group) for group in groups(frozen)}, hasattr(frozen.model, "kernel")
     read = recorded(monkeypatch, classes)
     run = [f"--workdir={tmp_path / 'run'}"]
     arguments = [f"--config.{key}={value}" for key, value in overrides]
     assert launch.main([f"--config=configs/{config}:tiny", *run, *arguments]) == 0, capfd.readouterr().err
     assert (tmp_path / "run" / "checkpoints" / "2").is_dir()
-    flags = suggested_flags(capfd.readouterr().out)
+    said = capfd.readouterr()
+    assert ("attention: " in said.err) == attends
+    flags = suggested_flags(said.out)
     assert launch.main([*run, "--mode=evaluate"]) == 0, capfd.readouterr().err
     assert "eval/loss" in capfd.readouterr().out
     assert launch.main([*run, *flags]) == 0, capfd.readouterr().err

@@ -65,6 +65,7 @@ ALLOWED = {
     "transformer.planning": {
         "transformer.planning",
         "transformer.training",
+        "transformer.layers.kernels",  # which of them were chosen
         "transformer.errors",
     },
     "transformer.visualization": {

@@ -312,15 +312,15 @@ def test_dropout_keeps_the_mean_and_drops_its_share(rng, kernel):
 def test_what_a_kernel_cannot_serve_is_refused_by_name(rng):
     q, k = jnp.zeros((1, 4, 2, 8)), jnp.zeros((1, 4, 2, 8))
     with pytest.raises(UserError, match="'unrolled' does not support these inputs: the mask is not causal"):
-        choose("unrolled", q, k, mask=Mask())
+        choose("unrolled", q, k, k, mask=Mask())
     turned = Mask(causal=True, key_indices_bs=jnp.zeros((1, 4), jnp.int32))
-    assert choose("unrolled", q, k, mask=turned) is kernels.cached
-    assert choose("unrolled", q, k, mask=Mask(causal=True, start=2)) is KERNELS["unrolled"]
-    assert choose("auto", q, k, mask=Mask()) is KERNELS["reference"]
-    assert choose("auto", q, k, mask=Mask(causal=True)) is KERNELS["unrolled"]
-    assert choose("auto", q, k, mask=Mask(causal=True, pattern=Window(2))) is KERNELS["blockwise"]
+    assert choose("unrolled", q, k, k, mask=turned) is kernels.cached
+    assert choose("unrolled", q, k, k, mask=Mask(causal=True, start=2)) is KERNELS["unrolled"]
+    assert choose("auto", q, k, k, mask=Mask()) is KERNELS["reference"]
+    assert choose("auto", q, k, k, mask=Mask(causal=True)) is KERNELS["unrolled"]
+    assert choose("auto", q, k, k, mask=Mask(causal=True, pattern=Window(2))) is KERNELS["blockwise"]
     long = jnp.zeros((1, 4096, 2, 8))
-    assert choose("auto", long, long, mask=Mask()) is KERNELS["blockwise"]
+    assert choose("auto", long, long, long, mask=Mask()) is KERNELS["blockwise"]
     few = jnp.zeros((1, 300, 2, 8))
-    assert choose("auto", few, long, mask=Mask(causal=True, start=3796)) is KERNELS["blockwise"]
-    assert choose("auto", few, few, mask=Mask(causal=True)) is KERNELS["unrolled"]
+    assert choose("auto", few, long, long, mask=Mask(causal=True, start=3796)) is KERNELS["blockwise"]
+    assert choose("auto", few, few, few, mask=Mask(causal=True)) is KERNELS["unrolled"]

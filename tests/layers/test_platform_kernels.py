@@ -1,5 +1,6 @@
 """The kernels of one platform: what they refuse, and, emulated on any, what they compute."""
 
+import dataclasses
 import functools
 import importlib
 import types
@@ -18,9 +19,11 @@ from transformer.errors import UserError
 from transformer.layers import devices
 from transformer.layers.kernels import choose, cudnn, reference, splash, unrolled
 from transformer.layers.kernels.reference import Scoring
+from transformer.layers.kernels.splash import _with_distances
 from transformer.layers.masks import Mask
 from transformer.layers.patterns import Strided, Window
 from transformer.layers.positions import Alibi
+from transformer.layers.positions.alibi import slopes
 
 on_gpu = pytest.mark.skipif(jax.default_backend() != "gpu", reason="needs a GPU")
 
@@ -87,6 +90,34 @@ def test_what_cudnn_is_asked_is_the_same_attention(rng, monkeypatch, name):
     assert_like_reference(cudnn, draw(rng, k=12, v=8), mask, scoring)
 
 
+def crossing(rng, t, s):
+    """Texts of 1 to 3 tokens: queries of each attend to keys of the same, of which some are invalid."""
+    queries, keys = (jnp.asarray(np.sort(rng.integers(0, n // 2, (2, n)))) for n in (t, s))
+    return Mask(queries, keys, jnp.asarray(rng.random((2, s)) < 0.8))
+
+
+@pytest.mark.parametrize("name", ["packed", "invalid", "all", "crossing"])
+@pytest.mark.parametrize("scale", [0.0, 1 / 256])
+def test_segments_in_columns_of_queries_and_keys_are_the_same_attention(rng, monkeypatch, name, scale):
+    """In place of arrays that would be too large, also where some scores are high, and in bfloat16. Float32
+    adds numbers of up to 2^15 here, not always those of the columns first."""
+    attend, asked = jax.nn.dot_product_attention, []
+
+    def without_cudnn(q, k, v, bias, mask, implementation, **options):
+        asked.append((q.shape[-1], bias, mask))
+        return attend(q, k, v, implementation="xla", **options)
+
+    monkeypatch.setattr(jax.nn, "dot_product_attention", without_cudnn)
+    monkeypatch.setattr(importlib.import_module("transformer.layers.kernels.cudnn"), "MOST", 0)
+    t, s = (21, 34) if name == "crossing" else (40, 40)
+    mask = crossing(rng, t, s) if name == "crossing" else masks(rng, t)[name]
+    q, k, v, dout = draw(rng, t=t, s=s, k=16, v=8)
+    assert_like_reference(cudnn, (9 * q, 9 * k, v, dout), mask, Scoring(scale=scale), tolerance=0.01)
+    low = draw(rng, t=t, s=s, k=16, v=8, dtype="bfloat16")
+    assert_like_reference(cudnn, low, mask, Scoring(scale=scale), tolerance=0.06)
+    assert all(each == (32, None, None) for each in asked)
+
+
 @on_gpu
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("alibi", [False, True])
@@ -96,6 +127,14 @@ def test_cudnn_itself(rng, name, alibi):
     scoring = Scoring(places, places, {}, position=Alibi()) if alibi else Scoring()
     assert choose("auto", *inputs[:3], mask=mask, scoring=scoring) is cudnn
     assert_like_reference(cudnn, inputs, mask, scoring, tolerance=0.06)
+
+
+@on_gpu
+@pytest.mark.parametrize("name", ["packed", "invalid", "all"])
+def test_cudnn_itself_with_segments_in_columns(rng, monkeypatch, name):
+    monkeypatch.setattr(importlib.import_module("transformer.layers.kernels.cudnn"), "MOST", 0)
+    inputs, mask = draw(rng, t=128, k=64, dtype="bfloat16"), masks(rng, 128)[name]
+    assert_like_reference(cudnn, inputs, mask, tolerance=0.06)
 
 
 @pytest.fixture
@@ -121,7 +160,7 @@ def test_splash_of_padded_lengths_with_sinks_and_narrower_values(rng, interprete
     pattern = {"window": Window(60), "strided": Strided(7)}.get(case)
     packed = jnp.asarray(segments(rng, b, t)) if case == "packed" else None
     mask = Mask(packed, packed, causal=case != "full", start=start, pattern=pattern)
-    *inputs, dout = draw(rng, b=b, t=t, s=s, h=h, g=1, k=192 if case == "wide" else 64, v=64)
+    *inputs, dout = draw(rng, b=b, t=t, s=s, h=h, g=1, k={"wide": 192, "full": 40}.get(case, 64), v=36)
     sinks_h = jnp.asarray(rng.normal(size=h), jnp.float32)
 
     def with_gradients(kernel):
@@ -135,6 +174,36 @@ def test_splash_of_padded_lengths_with_sinks_and_narrower_values(rng, interprete
         np.testing.assert_allclose(ours, theirs, atol=2e-4, rtol=2e-4)
 
 
+def places(t, start=0):
+    """Positions of documents of 60 tokens, of keys that begin `start` before the queries."""
+    key_positions = (jnp.arange(start + t) % 60 if not start else jnp.arange(start + t) + 70_000)[None]
+    return key_positions[:, start:], key_positions
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("case", ["packed", "start", "window", "many_heads"])
+def test_splash_of_alibi(rng, interpreted, case):
+    """Also in bfloat16, for which its columns are exact, far from the beginning of the text."""
+    t, start, h = 150, 90 if case in ("start", "window") else 0, 6 if case == "many_heads" else 2
+    segments = None if start else jnp.arange(t)[None] // 60 + jnp.zeros((2, 1), int)
+    pattern = Window(60) if case == "window" else None
+    mask = Mask(segments, segments, causal=True, start=start, pattern=pattern)
+    scoring = Scoring(*places(t, start), {}, position=Alibi(), scale=0.3)
+    shape = {"t": t, "s": start + t, "h": h, "g": 2, "k": 20, "v": 12}
+    assert_like_reference(splash, draw(rng, **shape), mask, scoring, tolerance=2e-4)
+    assert_like_reference(splash, draw(rng, **shape, dtype="bfloat16"), mask, scoring, tolerance=0.04)
+
+
+def test_the_columns_of_alibi_are_exact_in_half_precision():
+    """Distances of up to 2^24, and slopes that are no powers of two."""
+    h, positions = 12, jnp.array([[0, 1, 255, 256, 65_535, 65_536, 1_234_567]])
+    q_bhtk, k_bgsk = jnp.zeros((1, h, 7, 0), "bfloat16"), jnp.zeros((1, 1, 7, 0), "bfloat16")
+    columns = _with_distances(q_bhtk, k_bgsk, Scoring(positions, positions, {}, position=Alibi()))
+    query_htc, key_sc = (np.asarray(x[0], np.float64) for x in columns)
+    expected_hs = np.array(slopes(h))[:, None] * np.asarray(positions, np.float64)
+    np.testing.assert_allclose(query_htc[:, 0] @ key_sc[0].T, expected_hs, rtol=1e-7)
+
+
 def test_splash_on_several_devices(rng, interpreted):
     mesh = jax.make_mesh((2, 2), ("data", "tensor"), (AxisType.Auto,) * 2, devices=jax.devices()[:4])
     rules = (("batch", "data"), ("heads", "tensor"), ("kv_heads", "tensor"))
@@ -144,7 +213,7 @@ def test_splash_on_several_devices(rng, interpreted):
         assert_like_reference(splash, draw(rng, t=128, h=4, g=2, k=64), mask, scoring, tolerance=2e-4)
 
 
-@pytest.mark.parametrize("shape", [{"t": 256, "k": 128}, {"t": 200, "k": 192, "v": 128}])
+@pytest.mark.parametrize("shape", [{"t": 256, "k": 128}, {"t": 200, "k": 192, "v": 128}, {"t": 8, "k": 20}])
 def test_splash_is_lowered_for_a_tpu(rng, shape):
     """To the kernel's custom call, without one at hand."""
     inputs, mask = draw(rng, **shape, dtype="bfloat16"), Mask(causal=True)
@@ -172,7 +241,10 @@ def refusals():
     yield "cudnn", {}, causal, table, 0.0, "no weights for the position to add values"
     yield "cudnn", {}, causal, Scoring(), 0.1, "it has no dropout"
     tpu = {"t": 128, "k": 64}
-    yield "splash", tpu | {"k": 32}, causal, Scoring(), 0.0, "heads are 32 wide"
+    alibi, capped = Scoring(position=Alibi()), Scoring(position=Alibi(), soft_cap=2.0)
+    yield "splash", tpu, Mask(), alibi, 0.0, "ALiBi only under a causal mask"
+    yield "splash", tpu, causal, capped, 0.0, "without a soft cap or sinks"
+    yield "splash", tpu, causal, dataclasses.replace(alibi, sinks_h=jnp.zeros(4)), 0.0, "soft cap or sinks"
     yield "splash", tpu, causal, table, 0.0, "not there for the position"
     yield "splash", tpu, causal, Scoring(), 0.1, "it has no dropout"
 
@@ -211,9 +283,13 @@ def test_an_array_too_large_for_cudnn_is_refused(monkeypatch):
     t = 2**14
     x = jax.ShapeDtypeStruct((2, t, 2, 64), "bfloat16")
     packed = jax.ShapeDtypeStruct((2, t), "int32")
-    assert choose("auto", x, x, mask=Mask(causal=True)) is cudnn
-    with pytest.raises(UserError, match="more than 268435456 entries"):
-        choose("cudnn", x, x, mask=Mask(packed, packed, causal=True))
+    assert choose("auto", x, x, x, mask=Mask(causal=True)) is cudnn
+    assert choose("auto", x, x, x, mask=Mask(packed, packed, causal=True)) is cudnn  # in columns
+    wide = jax.ShapeDtypeStruct((2, t, 2, 128), "bfloat16")
+    with pytest.raises(UserError, match="heads are 144 wide with segments"):
+        choose("cudnn", wide, wide, wide, mask=Mask(packed, packed, causal=True))
+    with pytest.raises(UserError, match=r"biases would take 2\.0 GiB in each layer; at most 0\.5"):
+        choose("cudnn", x, x, x, mask=Mask(causal=True), scoring=Scoring(position=Alibi()))
 
 
 def test_each_platform_has_its_own(rng, monkeypatch):

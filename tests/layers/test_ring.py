@@ -182,7 +182,7 @@ def test_refusals_name_the_reason(mask, t, rate, message):
     x = jnp.zeros((1, t, 2, 8))
     with around(4):
         with pytest.raises(UserError, match=f"'ring' does not support these inputs: .*{message}"):
-            choose("ring", x, x, mask=mask, dropout_rate=rate)
-        assert choose("auto", x, x, mask=mask, dropout_rate=rate) is not ring
-    assert choose("ring", x, x, mask=mask, dropout_rate=rate) is ring  # which is `blockwise` on one device
+            choose("ring", x, x, x, mask=mask, dropout_rate=rate)
+        assert choose("auto", x, x, x, mask=mask, dropout_rate=rate) is not ring
+    assert choose("ring", x, x, x, mask=mask, dropout_rate=rate) is ring  # which is `blockwise` on one device
     np.testing.assert_array_equal(ring(x, x, x + 1, mask=mask), blockwise(x, x, x + 1, mask=mask))

@@ -18,6 +18,22 @@ DRAWS = "tests/layers/test_patterns.py::test_a_model_attends_to_the_blocks_that_
 PACKED = "tests/models/test_decoder.py::test_packed_documents_equal_separate_ones"
 
 EDITS = {
+    "transformer/layers/kernels/__init__.py": (
+        "tests/layers/test_told_kernels.py",
+        {
+            "reasons_of_all_kernels": (
+                " for name, refusal in refusals.items() if name in OF_DEVICES)",
+                " for name, refusal in refusals.items())",
+            ),
+            "choices_kept": ("        CHOICES.reset(self._token)\n", ""),
+            "the_last_reason_forgotten": ("        refusals[name] = refusal\n", ""),
+            "told_without_attention": (
+                "        if choices:\n            self",
+                "        if True:\n            self",
+            ),
+            "one_place_of_each_kernel": ("[] if place in places else [place]", "[] if places else [place]"),
+        },
+    ),
     "transformer/layers/masks.py": (
         f"tests/layers/test_masks.py {VARIANTS}",
         {
@@ -247,6 +263,30 @@ EDITS = {
             "runs_of_the_query": ("first = start // self.size * self.size", "first = start"),
             "padding_in_one_run": ("| (length_bt % size == 0)", ""),
             "runs_that_do_not_fit": ("number_bt[:, -1:] < runs", "number_bt[:, -1:] < 99 * runs"),
+        },
+    ),
+    "transformer/layers/kernels/cudnn.py": (
+        "tests/layers/test_platform_kernels.py",
+        {
+            "segments_of_one_bit": ("return np.arange(max(t, s).bit_length())", "return np.arange(1)"),
+            "invalid_keys_seen": ("jnp.where(valid_bs, -1.0, -3.0)", "jnp.where(valid_bs, -1.0, -1.0)"),
+            "scores_not_far_apart": ("np.log2(APART / (2 * scale))", "np.log2(APART / 2 * scale)"),
+            "queries_without_keys": ("    if seen_bhts is not None:", "    if False:"),
+            "scale_of_all_columns": ("scoring.scale or k**-0.5", "scoring.scale or (k + 16) ** -0.5"),
+        },
+    ),
+    "transformer/layers/kernels/splash.py": (
+        "tests/layers/test_platform_kernels.py",
+        {
+            "slopes_rounded": ("for _ in range(3)", "for _ in range(1)"),
+            "two_digits": ("digits = distance_bs // DIGIT**2,", "digits = 0 * distance_bs,"),
+            "distances_to_future_keys": ("alibi and (not mask.causal or", "alibi and ("),
+            "padding_kept": ("[:, :, :t, : v_bgsk.shape[-1]]", "[:, :, :t]"),
+            "padding_seen": ("(whole_s > s and not hidden)", "(whole_s > s and False)"),
+            "queries_without_keys": (
+                "    if marked:  # the output",
+                "    if False:  # the output",
+            ),
         },
     ),
     "transformer/layers/kernels/ring.py": (

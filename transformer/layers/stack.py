@@ -128,20 +128,20 @@ class Stack:
         `owner`, the module of the stack, provides the random numbers of each layer. Values that blocks sow
         into mutable collections are sown there under `name`, as a list with an entry per layer.
         """
-        asked = [each for each in COLLECTIONS if owner.is_mutable_collection(each)]
-        asked = [] if owner.is_initializing() else asked
+        asked = [] if owner.is_initializing() else [*filter(owner.is_mutable_collection, COLLECTIONS)]
         dropping = train and self.drops
         rngs_n = jax.random.split(owner.make_rng("dropout"), self.num_layers) if dropping else None
         given_n = rngs_n, jnp.arange(self.num_layers) if self.draws else None
 
-        def run_block(block: Block, x_btd: jax.Array, params: Any, given: Any, cache: Any) -> Any:
+        def run_block(i: int, x_btd: jax.Array, params: Any, given: Any, cache: Any) -> Any:
             (rng, layer), mask = given, inputs["mask"]
             options = {"rngs": {} if rng is None else {"dropout": rng}, "mutable": asked, "train": train}
             options |= inputs | {"mask": dataclasses.replace(mask, layer=layer)}
+            block = self.blocks[i].clone(name=f"{name}/{self.kinds[i]}".rstrip("/"))
             (x_btd, cache), sown = block.apply({"params": params}, x_btd, cache, **options)
             return x_btd, (sown, keep(block.mixer, cache))
 
-        runners: Runners = [functools.partial(run_block, block) for block in self.blocks]
+        runners: Runners = [functools.partial(run_block, i) for i in range(len(self.blocks))]
         if self.remat != "none":
             in_loop = self.scan and self.num_layers % len(runners) == 0
             runners = [rematerialised(run, self.remat, prevent_cse=not in_loop) for run in runners]

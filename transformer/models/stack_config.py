@@ -100,16 +100,13 @@ class StackConfig(Bounded):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.head_dim == 0 and self.d_model % self.num_heads:
-            raise UserError(
-                f"d_model: {self.d_model} is not divisible by num_heads {self.num_heads}; set head_dim > 0"
-            )
+            why = f"not divisible by num_heads {self.num_heads}; set head_dim > 0"
+            raise UserError(f"d_model: {self.d_model} is {why}")
         if self.num_heads % (self.num_kv_heads or 1):
             raise UserError(f"num_kv_heads: {self.num_kv_heads} does not divide num_heads {self.num_heads}")
         if self.position_factor < 1 or (self.position_factor > 1) != (self.position_scaling != "none"):
-            raise UserError(
-                f"position_factor: {self.position_factor} with position_scaling {self.position_scaling!r}; "
-                "expected 1 without scaling, and more than 1 with it"
-            )
+            given = f"position_factor: {self.position_factor} with position_scaling {self.position_scaling!r}"
+            raise UserError(f"{given}; expected 1 without scaling, and more than 1 with it")
         for key in OPTIONAL:
             if self._lacks(key) and getattr(self, key) != self.__dataclass_fields__[key].default:
                 raise UserError(self._who_has(key))

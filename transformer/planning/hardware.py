@@ -102,6 +102,7 @@ def prepare(topology: str) -> None:
         )
     os.environ.update(TO_COMPILE)
     jax.config.update("jax_platforms", "cpu")  # what is computed here are constants
+    jax.config.update("jax_enable_compilation_cache", False)  # it cannot keep programs of other devices
     if CHIPS[name].target and (found := importlib.util.find_spec("nvidia")):
         # The assembler and libraries of CUDA, from the wheels.
         folder = Path(next(iter(found.submodule_search_locations or [])), "cu13")

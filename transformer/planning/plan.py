@@ -7,10 +7,12 @@ from typing import Any
 
 import jax
 
+from transformer.layers.kernels import Recorded
 from transformer.planning.hardware import Chip, chip_of
 from transformer.planning.hlo import Program
 from transformer.planning.memory import Memory, memory
 from transformer.planning.schedule import Schedule, schedule
+from transformer.training.compiler_options import check_compiler_options
 from transformer.training.run import Run
 from transformer.training.throughput import sizes_of
 
@@ -23,7 +25,8 @@ class Plan:
     """What one train step needs on each device and takes.
 
     `model_flops` are those of the model on one device, as MFU counts them: without rematerialisation. `limit`
-    is the memory of a device, or 0 if that is not known; so are all times.
+    is the memory of a device, or 0 if that is not known; so are all times. `attention` says which kernels
+    attention has.
     """
 
     devices: int
@@ -37,6 +40,7 @@ class Plan:
     model_flops: float
     peak: float
     efficiency: float
+    attention: str
 
     @property
     def fits(self) -> bool:
@@ -81,8 +85,11 @@ def make_plan(run: Run, efficiency: float = EFFICIENCY) -> Plan:
     Raises:
       TooLarge: it does not fit (TPUs; for GPUs it is compiled all the same).
     """
+    check_compiler_options(run.compiler_options, run.mesh)
+    attention: list[str] = []
     try:
-        compiled = run.compiled()
+        with Recorded(attention.append):
+            compiled = run.compiled()
     except jax.errors.JaxRuntimeError as error:
         if "RESOURCE_EXHAUSTED" not in str(error):
             raise
@@ -103,6 +110,7 @@ def make_plan(run: Run, efficiency: float = EFFICIENCY) -> Plan:
         model_flops=run.experiment.flops_per_token(run.abstract.params) * tokens / len(devices),
         peak=peak(run, chip),
         efficiency=efficiency,
+        attention=" ".join(attention),
     )
 
 
@@ -129,6 +137,8 @@ def lines(plan: Plan, price: float = 0.0) -> Iterator[str]:
     mesh = " x ".join(f"{axis} {size}" for axis, size in plan.mesh.items()) or "one device"
     yield f"{plan.devices} x {plan.kind}, mesh {mesh}"
     yield f"{plan.parameters:,} parameters, {plan.tokens:,} tokens a step"
+    if plan.attention:
+        yield plan.attention
     yield ""
     yield "memory per device          GB"
     for name, size in dataclasses.asdict(plan.memory).items():

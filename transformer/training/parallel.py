@@ -247,23 +247,21 @@ def rows_here(batch_size: int) -> np.ndarray:
     return np.arange(batch_size) if mesh.empty else _rows_held(mesh, batch_size)
 
 
-def _rows_held(mesh: Mesh, rows: int) -> np.ndarray:
+def _rows_held(mesh: Any, rows: int) -> np.ndarray:
     held = NamedSharding(mesh, PartitionSpec(ROWS)).addressable_devices_indices_map((rows,))
     return np.unique(np.concatenate([np.arange(rows)[index] for index in held.values() if index is not None]))
 
 
 def shard_of_rows(sharding: NamedSharding, shape: tuple[int, ...]) -> NamedSharding:
     """The sharding of an array of a batch: one without a divisible sequence axis is sharded by rows only."""
-    mesh: Any = sharding.mesh
-    axes = 2 if len(shape) > 1 and shape[1] % mesh.shape["context"] == 0 else 1
-    return NamedSharding(mesh, PartitionSpec(*sharding.spec[:axes]))
+    axes = 2 if len(shape) > 1 and shape[1] % sharding.mesh.shape["context"] == 0 else 1
+    return NamedSharding(sharding.mesh, PartitionSpec(*sharding.spec[:axes]))
 
 
 def put_batch(batch: Mapping[str, np.ndarray], sharding: NamedSharding) -> dict[str, jax.Array]:
     """The global batch on the devices, from its rows that this process holds (`rows_here`)."""
-    mesh: Any = sharding.mesh
-    parts = math.prod(mesh.shape[axis] for axis in ROWS)
-    held = _rows_held(mesh, parts)
+    parts = math.prod(sharding.mesh.shape[axis] for axis in ROWS)
+    held = _rows_held(sharding.mesh, parts)
 
     def put(rows: np.ndarray) -> jax.Array:
         by_axes, size = shard_of_rows(sharding, rows.shape), len(rows) // len(held)

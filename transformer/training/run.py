@@ -31,6 +31,11 @@ from transformer.training.throughput import peak_flops
 from transformer.training.writers import Latest, make_writers, names_of
 
 
+def unchanged(step: TrainStep) -> TrainStep:
+    """The same step."""
+    return step
+
+
 @dataclasses.dataclass(eq=False)
 class Run:
     """An experiment under a config on the available devices, with `workdir` as its folder.
@@ -168,14 +173,15 @@ class Run:
             params = jax.tree.map(jax.numpy.add, params, more)
         return jax.tree.map(lambda leaf: leaf / len(steps), params)
 
-    def train(self, started: float | None = None) -> tuple[State, str]:
+    def train(self, started: float | None = None, around: Callable = unchanged) -> tuple[State, str]:
         """Trains to the end, resuming from the latest checkpoint; returns the last state and why training
-        ended. `started` is the start of the program by `time.perf_counter()`."""
+        ended. `started` is the start of the program by `time.perf_counter()`; `around` decorates the train
+        step, which Python calls only to trace it."""
         c, started = self.config.train, time.perf_counter() if started is None else started
         with self.placed(), self.checkpoints(write=True) as checkpoints:
             begun = trained_steps(checkpoints.directory)
             state = checkpoints.restore(self.abstract) if begun else self._first_state()
-            step = Program(self._jitted(), self.compiler_options)
+            step = Program(self._jitted(around), self.compiler_options)
             return train(
                 state,
                 step,
@@ -198,10 +204,10 @@ class Run:
             for name, each in batch.items()
         }
         with self.placed():
-            return self._jitted().lower(self.abstract, batch).compile(self.compiler_options)
+            return self._jitted(unchanged).lower(self.abstract, batch).compile(self.compiler_options)
 
-    def _jitted(self) -> Any:
-        return jax.jit(self._step(), donate_argnums=0, out_shardings=(self.shardings, None))
+    def _jitted(self, around: Callable) -> Any:
+        return jax.jit(around(self._step()), donate_argnums=0, out_shardings=(self.shardings, None))
 
     def _step(self) -> TrainStep:
         c = self.config.optimizer

@@ -14,9 +14,16 @@ from transformer.layers.kernels.base import Kernel
 from transformer.layers.kernels.reference import SAVED, Scoring
 from transformer.layers.masks import Mask
 from transformer.layers.patterns import Window
+from transformer.layers.positions.alibi import Alibi, slopes
 
 BLOCKS = (512, 256, 128)
 """Block sizes of queries and keys; the first that divides the padded lengths is used."""
+
+WIDTH = 64
+"""Heads are padded with zeros to multiples of it; a TPU's products of narrower ones take as long."""
+
+DIGIT = 256
+"""The integers up to it are exact in bfloat16."""
 
 
 def splash(
@@ -30,7 +37,8 @@ def splash(
     """The same as `reference`, by the Pallas kernel of JAX, for inputs that `serves` accepts.
 
     With several devices each runs it on its rows of the batch and its heads. Queries and keys are padded to
-    whole blocks.
+    whole blocks, and heads to whole multiples of `WIDTH`. The biases of ALiBi are products of a few more
+    columns of queries and keys.
     Source: Dao et al. 2022 (FlashAttention); the kernel of JAX, `splash_attention`.
     """
     scoring = scoring or Scoring()
@@ -66,8 +74,11 @@ def splash(
     padded, hidden = mask.pad(t, s, whole_t, whole_s), mask.causal and mask.start + t <= s
     # Causality hides the padding of keys if it comes after the last query.
     ids = _ids(padded, b, whole_t, whole_s) if marked or (whole_s > s and not hidden) else None
-    k_bgsk, v_bgsk = (_lengthened(x.swapaxes(1, 2), whole_s) for x in (k_bsgk, v_bsgk))
-    out_bhtk = attend(_lengthened(q_bhtk, whole_t), k_bgsk, v_bgsk, ids, scoring.sinks_h)[:, :, :t]
+    k_bgsk, v_bgsk = k_bsgk.swapaxes(1, 2), v_bsgk.swapaxes(1, 2)
+    if scoring.has("bias"):
+        q_bhtk, k_bgsk = _with_distances(q_bhtk, k_bgsk, scoring)
+    whole = _whole(q_bhtk, whole_t), _whole(k_bgsk, whole_s), _whole(v_bgsk, whole_s)
+    out_bhtk = attend(*whole, ids, scoring.sinks_h)[:, :, :t, : v_bgsk.shape[-1]]
     if marked:  # the output of a query without keys is undefined
         out_bhtk = jnp.where(jnp.any(mask.dense(t, s), axis=-1, keepdims=True), out_bhtk, 0)
     return out_bhtk.swapaxes(1, 2).astype(q_bthk.dtype)
@@ -75,18 +86,19 @@ def splash(
 
 def serves(q_bthk, k_bsgk, v_bsgk, mask: Mask, scoring: Scoring, dropout_rate: float) -> str:
     """Why `splash` does not support these inputs; "" if it does."""
-    (b, _, h, k), g = q_bthk.shape, k_bsgk.shape[2]
+    (b, _, h, _), g = q_bthk.shape, k_bsgk.shape[2]
     rows, columns = sharded_over("batch")[1], sharded_over("heads")[1]
     if platform() != "tpu":
         return f"it is for TPUs, and this is {platform()}"
-    if k % 64 or v_bsgk.shape[-1] % 64:
-        return f"heads are {k} wide, and values {v_bsgk.shape[-1]}; it takes multiples of 64"
     if b % rows or h % columns or g % columns:
         return f"{b} rows, {h} heads or {g} key heads cannot be cut over {rows} x {columns} devices"
     if mask.counts_positions or mask.seeds_d is not None:
         return "which blocks its pattern sees is not known before the rows are"
-    if scoring.has("bias") or scoring.has("values"):
+    alibi = isinstance(scoring.position, Alibi)
+    if (scoring.has("bias") and not alibi) or scoring.has("values"):
         return "its scores and weights are not there for the position to add to"
+    if alibi and (not mask.causal or scoring.soft_cap or scoring.sinks_h is not None):
+        return "it has ALiBi only under a causal mask, without a soft cap or sinks"
     return "it has no dropout of weights" if dropout_rate else ""
 
 
@@ -113,8 +125,34 @@ def _ids(mask: Mask, b: int, t: int, s: int) -> kernels.SegmentIds:
     return kernels.SegmentIds(numbers(mask.query_segments_bt, t), keys_bs)
 
 
-def _lengthened(x_bgsk: jax.Array, length: int) -> jax.Array:
-    return jnp.pad(x_bgsk, ((0, 0), (0, 0), (0, length - x_bgsk.shape[2]), (0, 0)))
+def _with_distances(q_bhtk: jax.Array, k_bgsk: jax.Array, scoring: Scoring) -> tuple[jax.Array, jax.Array]:
+    """Queries and keys with more columns, whose products are slope_h (j - first) for a key at position j.
+
+    That is ALiBi's bias -slope_h (i - j) of the keys up to the query at i, but for a number of each query,
+    which the softmax cancels. All columns are exact in bfloat16: the slopes as sums of three numbers, and the
+    distances as three digits.
+    """
+    assert scoring.query_positions_bt is not None and scoring.key_positions_bs is not None
+    distance_bs = scoring.key_positions_bs - scoring.query_positions_bt[:, :1]
+    digits = distance_bs // DIGIT**2, distance_bs // DIGIT % DIGIT, distance_bs % DIGIT
+    rest_h, parts = np.array(slopes(q_bhtk.shape[1])), []
+    for _ in range(3):
+        parts.append(rest_h.astype(jnp.bfloat16).astype(float))
+        rest_h = rest_h - parts[-1]
+    slope_hc = np.stack([part * DIGIT**power for power in (2, 1, 0) for part in parts], axis=-1)
+    place_bsc = jnp.repeat(jnp.stack(digits, axis=-1), len(parts), axis=-1)
+
+    def beside(x: jax.Array, columns: jax.Array) -> jax.Array:
+        more = jnp.broadcast_to(columns, (*x.shape[:-1], columns.shape[-1]))
+        return jnp.concatenate([x, more.astype(x.dtype)], axis=-1)
+
+    return beside(q_bhtk, jnp.asarray(slope_hc)[:, None]), beside(k_bgsk, place_bsc[:, None])
+
+
+def _whole(x_bgsk: jax.Array, length: int) -> jax.Array:
+    """The array with zeros up to this length, and up to a whole width."""
+    s, k = x_bgsk.shape[2:]
+    return jnp.pad(x_bgsk, ((0, 0), (0, 0), (0, length - s), (0, -k % WIDTH)))
 
 
 def _sizes(t: int, s: int) -> kernels.BlockSizes:

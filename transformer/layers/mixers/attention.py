@@ -80,7 +80,8 @@ class Attention(Mixer, kw_only=True):  # type: ignore[call-arg]
     def _attend(self, q_bthk: jax.Array, k_bsgk: jax.Array, v_bsgk: jax.Array, **options: Any) -> jax.Array:
         attend = self._attend_and_sow
         if self.is_initializing() or not self.is_mutable_collection("intermediates"):
-            attend = choose(self.kernel, q_bthk, k_bsgk, v_bsgk, **options)
+            place = f"{self.parent.name}/{self.name}"
+            attend = choose(self.kernel, q_bthk, k_bsgk, v_bsgk, place=place, **options)
         with jax.named_scope(attend.__name__):
             return attend(q_bthk, k_bsgk, v_bsgk, **options)
 
