@@ -77,6 +77,7 @@ CHIPS: dict[str, Chip] = {
 TO_COMPILE = {
     "TPU_SKIP_MDS_QUERY": "1",
     "TPU_WORKER_HOSTNAMES": "localhost",
+    "TPU_ACCELERATOR_TYPE": "v5litepod-16",  # any: without one libtpu complains
     "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
 }
 """What the environment must say to compile for TPUs that are not there."""

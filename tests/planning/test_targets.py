@@ -1,0 +1,95 @@
+"""Plans for GPUs and TPUs, compiled by the real compilers, where requirements-plan.txt is installed."""
+
+import importlib.util
+import json
+import subprocess
+import sys
+
+import pytest
+
+from tests import runs
+
+pytestmark = pytest.mark.slow
+
+KEYS = (
+    "--config.model.d_model=256",
+    "--config.model.d_ff=1024",
+    "--config.model.num_heads=4",
+    "--config.model.num_layers=4",
+    "--config.model.max_length=512",
+    "--config.model.attention_dropout=0",
+    "--config.data.sequence_length=512",
+    "--config.train.batch_size=64",
+    "--config.parallel.mesh.data=2",
+    "--config.parallel.mesh.fsdp=-1",
+)
+"""A small GPT-2 whose attention the kernels of the devices serve."""
+
+
+def needs(package):
+    return pytest.mark.skipif(importlib.util.find_spec(package) is None, reason=f"{package} is not installed")
+
+
+def plan(*flags):
+    command = [sys.executable, "launch.py", "--mode=plan", *flags]
+    return subprocess.run(command, cwd=runs.ROOT, capture_output=True, text=True)
+
+
+@pytest.mark.parametrize(
+    ("topology", "devices", "kind", "kernel", "link"),
+    [
+        pytest.param("h100:1x8", 8, "NVIDIA H100", "cudnn", "NVLink", marks=needs("jax_cuda13_plugin")),
+        pytest.param("h200:2x4", 8, "NVIDIA H200", "cudnn", "network", marks=needs("jax_cuda13_plugin")),
+        pytest.param("v5e:4x4", 16, "TPU v5", "splash", "ICI", marks=needs("libtpu")),
+    ],
+)
+def test_a_small_model(topology, devices, kind, kernel, link, tmp_path):
+    out = tmp_path / "plan.json"
+    found = plan("--config=configs/papers/gpt2.py", f"--topology={topology}", f"--output={out}", *KEYS)
+    assert found.returncode == 0, found.stderr
+    values = json.loads(out.read_text())
+    assert (values["devices"], values["mesh"]) == (devices, {"data": 2, "fsdp": devices // 2})
+    assert values["kind"].startswith(kind)
+    assert f"attention: {kernel}" in found.stdout
+    # Causal kernels leave out half of attention, of which MFU counts all.
+    assert 0.75 < values["schedule"]["flops"] / values["model_flops"] < 1.05
+    moved = values["schedule"]["moved"]
+    assert link in {row["link"] for row in moved}
+    gathered = sum(row["size"] for row in moved if row["operation"] in ("all-gather", "collective-permute"))
+    kernels = 4 * 12 * 256**2 * 2  # bytes in bfloat16, without the embedding
+    assert kernels < gathered < 4 * kernels + 2 * 4 * 256 * 50_257
+    assert 0 < values["seconds"] < 1
+    assert values["memory_total"] == sum(values["memory"].values())
+
+
+@needs("jax_cuda13_plugin")
+def test_what_does_not_fit_a_gpu():
+    found = plan("--config=configs/papers/llama_70b.py", "--topology=h100:1x1", "--config.train.batch_size=1")
+    assert found.returncode == 1, found.stderr
+    assert "DOES NOT FIT" in found.stdout
+
+
+@needs("libtpu")
+def test_what_does_not_fit_a_tpu():
+    found = plan("--config=configs/papers/llama_8b.py", "--topology=v5e:2x2", "--config.train.batch_size=4")
+    assert found.returncode == 1, found.stderr
+    assert "does not fit" in found.stdout
+
+
+@needs("jax_cuda13_plugin")
+def test_the_search_needs_fewer_devices_for_each_parameter_than_there_are():
+    """A model that one GPU cannot hold without rematerialisation gets a mesh that divides it."""
+    flags = ("--topology=h100:1x8", "--search", "--compile=2", "--config.train.batch_size=8")
+    found = plan("--config=configs/papers/llama_8b.py", *flags)
+    assert found.returncode == 0, found.stderr
+    fastest = found.stdout.splitlines()[-1]
+    assert fastest.startswith("fastest: --config.parallel.mesh.data=")
+    assert "--config.parallel.mesh.fsdp=1 --config.parallel.mesh.tensor=1" not in fastest
+
+
+@needs("libtpu")
+def test_a_topology_that_does_not_exist():
+    found = plan("--config=configs/papers/gpt2.py", "--topology=v5e:3x5")
+    assert found.returncode == 2
+    assert found.stderr.startswith("error: --topology: 'v5e:3x5':")
+    assert found.stderr.count("\n") == 1
