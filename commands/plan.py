@@ -100,7 +100,7 @@ def opener(flags: argparse.Namespace) -> "Callable[[Overrides], Run]":
         kind = TOKENIZERS.get(getattr(config.data, "tokenizer", ""))
         if not kept and kind and kind.learns and kind.least_size:
             experiment = make(config, tokenizer=blank(config.data.vocab_size))
-            if hasattr(experiment.data, "blank"):
+            if experiment.blank() is not None:
                 return Run(experiment, config, "", devices=devices)
         return Run(make(config, **kept), config, "", devices=devices)
 

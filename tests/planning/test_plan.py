@@ -55,6 +55,8 @@ def small(**keys):
         "configs/summarization_decoder.py:tiny",
         "configs/papers/t5.py:tiny",
         "configs/vision.py:tiny",
+        "configs/bert.py:tiny",
+        "configs/word_embedding.py:tiny",
     ],
 )
 def test_shapes_of_batches_are_those_of_the_data(config):

@@ -105,6 +105,28 @@ def test_a_collective_in_several_fusions_is_one():
     assert run(*GEMM, *calls, DOT, more=more).exposed > 0.9 * GATHERED
 
 
+def test_slices_of_tpus_send_to_one_another():
+    """A send begins it, and the receive of the same rendezvous ends it; 2 slices of 4."""
+    told = (
+        'frontend_attributes={_xla_host_transfer_rendezvous="all-reduce.7_0",'
+        '_xla_megascale_target="{1,2}x{0:3}",_xla_megascale_transfer_type="ALL_REDUCE"}'
+    )
+    result, done = "(f32[1000000]{0}, u32[], token[])", "%e = (f32[1000000]{0}, token[]) recv-done(%r)"
+    send, recv = f"%s = {result} send(%x, %t), {told}", f"%r = {result} recv(%t), {told}"
+    chip = CHIPS["v5e"]
+    devices = [types.SimpleNamespace(coords=(i % 4, 0, 0), slice_index=i // 4) for i in range(8)]
+
+    def found(*lines):
+        text = "\n".join(("ENTRY %m (x: f32[8]) -> f32[8] {", *lines, "}"))
+        return schedule(Program.read(text), chip, devices, 0.0)
+
+    (row,) = found(*GEMM, send, recv, done, DOT).moved
+    assert (row.operation, row.link, row.ways, row.size) == ("all-reduce", "network", 2, 4_000_000)
+    assert row.seconds == pytest.approx(4e6 / 3.125e9)
+    assert row.hidden == pytest.approx(0)
+    assert found(*GEMM, send, DOT, recv, done).moved[0].hidden == pytest.approx(4e6 / 3.125e9)
+
+
 def test_attention_kernels_take_the_flops_of_their_products():
     """Two forward passes, as with rematerialisation, and a backward pass with five products for two."""
     forward = '%f{} = bf16[8]{{0}} custom-call(%x), custom_call_target="__cudnn$fmhaSoftmax"'

@@ -59,6 +59,9 @@ class MaskedData(TextData):
         super().__init__(config, tokenizer)
         self.special_tokens = SpecialTokens.of(self.tokenizer)
 
+    def blank(self) -> None:
+        """None: rows have more arrays than those of `TextData`."""
+
     @functools.cached_property
     def words(self) -> WordBoundaries:
         """The tokens that begin words."""

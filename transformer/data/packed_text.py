@@ -124,8 +124,8 @@ class TextData(Corpus):
         cache = TokenCache.of(self.source(split), self.tokenizer, self.folder)
         return counted(PackedRows(cache, self.config.sequence_length), [cache], split)
 
-    def blank(self) -> dict[str, np.ndarray]:
-        """A row of padding, stacked, for its shapes; no data are read."""
+    def blank(self) -> dict[str, np.ndarray] | None:
+        """A row of padding, stacked, for its shapes; no data are read. None if these depend on the data."""
         return PackedRows(BLANK, self.config.sequence_length).batch(np.array([-1]))
 
     def text(self, split: str) -> Iterator[str]:

@@ -76,6 +76,9 @@ class SkipGramData(TextData):
         transform = SkipGrams(self.counts(), self.config, seed)
         return super().loader(split, batch_size, seed=seed, transform=transform, **options)
 
+    def blank(self) -> None:
+        """None: rows have more arrays than those of `TextData`."""
+
     def counts(self) -> np.ndarray:
         """The number of occurrences of each token (v,) in the training split; 0 for the end of documents and
         the unknown word.

@@ -53,6 +53,11 @@ def collective(program: Program, each: Instruction, devices: int) -> Collective 
         operation, started = name, each.opcode.endswith("-start")
         groups = _groups(each.attributes, devices)
         return Collective(operation, _moved(each.result, operation, started, groups.shape[1]), groups)
+    if each.opcode == "send" and (kind := each.attribute(r'_xla_megascale_transfer_type="(\w+)"')):
+        # Between slices of TPUs, each device of one and its fellows of the others.
+        slices = each.attribute(r'_xla_megascale_target="\{([\d,]+)\}').count(",") + 1
+        fellows = np.arange(devices).reshape(slices, -1).T
+        return Collective(kind.lower().replace("_", "-"), nbytes(top_level(each.result)[0]), fellows)
     if each.opcode not in ("fusion", "async-start"):
         return None
     inside = [found for part in program.inside(each) if (found := collective(program, part, devices))]

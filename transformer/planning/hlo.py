@@ -17,7 +17,7 @@ SIZES |= {"s8": 1, "u8": 1, "pred": 1, "f8e4m3fn": 1, "f8e5m2": 1, "c64": 8}
 """Bytes of the types of HLO."""
 
 FREE = {"parameter", "constant", "tuple", "get-tuple-element", "bitcast", "after-all", "partition-id", "iota"}
-FREE |= {"replica-id", "opt-barrier", "add-dependency"}
+FREE |= {"replica-id", "opt-barrier", "add-dependency", "send", "recv"}
 """Instructions that move nothing."""
 
 ARRAY = re.compile(r"\b([a-z]\w*)\[([\d,]*)\](?:\{([^{}]*)\})?")

@@ -18,8 +18,9 @@ class Memory:
     """Bytes on each device.
 
     `parameters`, `optimizer` and `other` (the rest of the training state, and a batch) are held for the whole
-    run. `gradients` are as large as parameters, `saved` is what the forward pass keeps for the backward pass,
-    and `working` what the compiled program needs besides.
+    run. `gradients` are as large as parameters, `saved` is what differentiation keeps of the forward pass,
+    and `working` what the program needs besides. XLA may compute again what is saved: where the program has
+    less, `saved` is what there is.
     """
 
     parameters: int
@@ -32,12 +33,7 @@ class Memory:
     @property
     def total(self) -> int:
         """What the compiled program needs."""
-        return self.least + self.working
-
-    @property
-    def least(self) -> int:
-        """What no program can do without."""
-        return self.parameters + self.optimizer + self.other + self.gradients + self.saved
+        return sum(dataclasses.astuple(self))
 
 
 def memory(run: Run, compiled: jax.stages.Compiled) -> Memory:

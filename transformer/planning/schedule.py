@@ -131,6 +131,8 @@ class _Scheduler:
                 time.add(self.run(branches[0]) if branches else _Time(), 1)
                 continue
             if each.opcode.endswith("-done"):
+                started = self.program.named(computation).get(each.operands[0])
+                wait(_rendezvous(started) if started else "")
                 wait(each.operands[0])
                 continue
             channel = self._channel(each)
@@ -176,7 +178,10 @@ class _Scheduler:
         return duration(found, self.chip, self.devices) if self.chip else ("", 0.0)
 
     def _channel(self, each: Instruction) -> str:
-        """The channel of a collective that several fusions work on, one after another (on TPUs), or ""."""
+        """The channel of a collective that several instructions work on, one after another (on TPUs), or
+        ""."""
+        if each.opcode == "send":
+            return _rendezvous(each)
         if each.opcode != "fusion":
             return ""
         inside = self.program.inside(each)
@@ -191,6 +196,11 @@ class _Scheduler:
 
 def _is_kernel(each: Instruction) -> bool:
     return each.opcode == "custom-call" and any(re.search(name, _label(each)) for name, _ in KERNELS)
+
+
+def _rendezvous(each: Instruction) -> str:
+    """What the send and the receive of a transfer between slices have in common, or ""."""
+    return each.attribute(r'_xla_host_transfer_rendezvous="([^"]*)"')
 
 
 def _label(each: Instruction) -> str:

@@ -108,11 +108,15 @@ class Experiment(ABC):
         c = self.config
         return c.train.batch_size if repeat else c.evaluate.batch_size or c.train.batch_size
 
+    def blank(self) -> dict[str, np.ndarray] | None:
+        """A row of padding, stacked, if its shapes are known without data."""
+        return self.data.blank() if hasattr(self.data, "blank") else None
+
     def batch_shapes(self) -> dict[str, jax.ShapeDtypeStruct]:
-        """The shapes and types of a training batch over all processes; those of the first one, where the data
-        have no `blank` row."""
-        blank = getattr(self.data, "blank", None)
-        rows = blank() if blank else next(iter(self.train_data().iterate(0)))
+        """The shapes and types of a training batch over all processes; those of the first one, where there is
+        no `blank` row."""
+        blank = self.blank()
+        rows = next(iter(self.train_data().iterate(0))) if blank is None else blank
         size = self.batch_size(repeat=True)
         return {
             name: jax.ShapeDtypeStruct((size, *each.shape[1:]), jax.dtypes.canonicalize_dtype(each.dtype))
