@@ -34,7 +34,10 @@ def test_a_command_has_its_own_help(capsys, mode):
 @pytest.mark.parametrize(
     ("flag", "said"),
     [
-        ("--config=configs/lm.py --mode=evaluate", "--config: only --mode=train and --mode=config take it"),
+        (
+            "--config=configs/lm.py --mode=evaluate",
+            "--config: only --mode=train and --mode=config and --mode=plan take it",
+        ),
         ("--accept_data --mode=config", "--accept_data: only --mode=train takes it"),
         (
             "--step=1",
