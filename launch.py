@@ -6,7 +6,7 @@ Complete a prompt, or lines of a file:   python launch.py --workdir=runs/lm --mo
 Likelihood of TEXT<tab>CONTINUATION:     python launch.py --workdir=runs/lm --mode=score --input=pairs.tsv
 Analyse word embeddings:                 python launch.py --workdir=runs/lm --mode=analyze --neighbours=return
 Print a whole config, changes marked:    python launch.py --workdir=runs/lm --mode=config
-Plan a run for a cluster:                python launch.py --config=configs/lm.py --mode=plan --topology=h100:1x8
+Plan a run for a cluster:                python launch.py --mode=plan --config=configs/lm.py --topology=h100:8
 
 Any key of the config can be set: --config.model.num_layers=6. `--mode=NAME --help` lists the flags of a
 command, `--config=FILE --help` the keys of a config with their defaults and meanings.
