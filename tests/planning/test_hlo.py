@@ -151,6 +151,30 @@ def test_a_fusion_reads_a_slice_and_writes_a_part():
     assert program.traffic("main", named["a"]) == 0
 
 
+PASSING = """
+%async_collective_fusion (p0: f32[100], p1: f32[800], p2: f32[50]) -> (f32[50], f32[100]) {
+  %p0 = f32[100]{0} parameter(0)
+  %p1 = f32[800]{0} parameter(1)
+  %p2 = f32[50]{0} parameter(2)
+  %gathered = f32[800]{0} all-gather(%p0), channel_id=1, replica_groups=[1,8]<=[8]
+  %twice = f32[50]{0} add(%p2, %p2)
+  ROOT %all = (f32[50]{0}, f32[100]{0}, f32[800]{0}, f32[800]{0}) tuple(%twice, %p0, %p1, %gathered)
+}
+
+ENTRY %main (a: f32[100], b: f32[800], c: f32[50]) -> f32[50] {
+  %a = f32[100]{0} parameter(0)
+  %b = f32[800]{0} parameter(1)
+  %c = f32[50]{0} parameter(2)
+  %f = (f32[50]{0}, f32[100]{0}, f32[800]{0}, f32[800]{0}) fusion(%a, %b, %c), calls=%async_collective_fusion
+}
+"""
+
+
+def test_what_a_fusion_passes_on_is_not_moved():
+    program = Program.read(PASSING)
+    assert program.traffic("main", program.named("main")["f"]) == 200 + 200
+
+
 @pytest.mark.parametrize(
     ("line", "size"),
     [

@@ -139,6 +139,15 @@ def test_attention_kernels_take_the_flops_of_their_products():
     assert run(*twice, attention=1e12).flops == pytest.approx((1 + 1.5 + 2) * 1e12)
 
 
+def test_attention_kernels_in_a_loop():
+    """Each of 5 layers has a fifth of the forward pass's FLOPs, and a backward pass of 2.5 times as many."""
+    forward = '%f1 = bf16[8]{0} custom-call(%x), custom_call_target="__cudnn$fmhaSoftmax"'
+    backward = '%b1 = bf16[8]{0} custom-call(%x), custom_call_target="__cudnn$fmhaSoftmaxBackward"'
+    body = "\n".join(("%body (p: s32[]) -> s32[] {", forward, backward, "}"))
+    loop = '%l = s32[] while(%i), condition=%c, body=%body, backend_config={"known_trip_count":{"n":"5"}}'
+    assert run(loop, more=body, attention=1e12).flops == pytest.approx(3.5e12)
+
+
 def test_without_rates_times_are_unknown_and_bytes_are_not():
     text = "ENTRY %m (x: f32[8]) -> f32[8] {\n" + "\n".join((*GEMM, start(), DOT, DONE)) + "\n}"
     found = schedule(Program.read(text), None, DEVICES, 0.0)

@@ -41,6 +41,11 @@ def test_a_kernel_that_no_rule_divides_is_refused():
         divided(("wide", None), context=8)
 
 
+def test_what_tensor_alone_divides_is_refused():
+    with pytest.raises(UserError):
+        divided(("wide", "mlp"), fsdp=4, tensor=2)
+
+
 def test_what_is_small_or_meant_to_be_whole_is_not():
     divided(("wide", None), shape=(8, 8), fsdp=8)
     divided(("replicated", "gates"), fsdp=8)

@@ -20,6 +20,13 @@ FREE = {"parameter", "constant", "tuple", "get-tuple-element", "bitcast", "after
 FREE |= {"replica-id", "opt-barrier", "add-dependency", "send", "recv"}
 """Instructions that move nothing."""
 
+IN_PARTS = ("dynamic-slice", "dynamic-update-slice")
+"""Instructions that read or write a part of their first operand."""
+
+PASSED_ON = ("parameter", "all-gather", "reduce-scatter", "all-reduce", "collective-permute")
+"""Instructions whose results a fusion may have among its own without writing them: on TPUs an asynchronous
+collective is passed from fusion to fusion."""
+
 ARRAY = re.compile(r"\b([a-z]\w*)\[([\d,]*)\](?:\{([^{}]*)\})?")
 
 
@@ -134,18 +141,24 @@ class Program:
         return in_memory(instruction.result) + sum(in_memory(each.result) for each in operands)
 
     def _fusion_traffic(self, fusion: Instruction, operands: list[Instruction]) -> int:
-        inside, users = self.inside(fusion), self._users(fusion.called)
+        """The bytes of operands and results, but for what is only passed on, sliced or updated in place."""
+        inside, named, users = self.inside(fusion), self.named(fusion.called), self._users(fusion.called)
         parameters = {each.operands[0]: each.name for each in inside if each.opcode == "parameter"}
-        total = in_memory(fusion.result)
+        results = inside[-1].operands if inside and inside[-1].opcode == "tuple" else ()
+        passed_on = [named[name] for name in results if named[name].opcode in PASSED_ON]
+        total = in_memory(fusion.result) - sum(in_memory(each.result) for each in passed_on)
         for number, operand in enumerate(operands):
             uses = _uses(users, parameters.get(str(number), ""))
             sliced = [each for each, place in uses if each.opcode == "dynamic-slice" and place == 0]
-            updated = [each for each, place in uses if each.opcode == "dynamic-update-slice" and place == 0]
-            if len(sliced) + len(updated) < max(1, len(uses)):
+            others = [
+                each
+                for each, place in uses
+                if not ((each.opcode in IN_PARTS and place == 0) or each.opcode in (*PASSED_ON, "tuple"))
+            ]
+            if others or not uses:
                 total += in_memory(operand.result)
             else:
                 total += min(in_memory(operand.result), sum(nbytes(each.result) for each in sliced))
-        named = self.named(fusion.called)
         for each in inside:
             if each.opcode == "dynamic-update-slice":
                 total += nbytes(named[each.operands[1]].result) - nbytes(each.result)

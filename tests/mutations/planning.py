@@ -1,0 +1,86 @@
+"""Mutations of planning, and of the check of partitions: file -> (tests, {name: (text, replacement)})."""
+
+EDITS = {
+    "transformer/planning/hlo.py": (
+        "tests/planning/test_hlo.py",
+        {
+            "loops_run_once": ("times * program.trips(each))", "times)"),
+            "fusions_without_products": ('("fusion", "call", "async-start", "custom-call")', '("call",)'),
+            "sums_not_multiplied": ("2.0 * math.prod(dot.shape) * summed", "2.0 * math.prod(dot.shape)"),
+            "holes_are_inputs": ("& (at % hole == 0)", ""),
+            "all_of_an_operand_is_read": ("if others or not uses:", "if True:"),
+            "on_the_chip_is_in_memory": ('not re.search(r"S\\([1-9]", layout)', "True"),
+            "what_is_passed_on_is_written": ("- sum(in_memory(each.result) for each in passed_on)", ""),
+            "updates_of_everything": ("- nbytes(each.result)\n        return max", "\n        return max"),
+        },
+    ),
+    "transformer/planning/collectives.py": (
+        "tests/planning/test_collectives.py",
+        {
+            "order_of_axes_ignored": (
+                "devices.transpose(_numbers(order)) if order else",
+                "devices if order else",
+            ),
+            "inner_parts_of_axes_ignored": ("(name, outer // done, False), ", ""),
+            "scatter_of_the_part": ('(ways if operation == "reduce-scatter" else 1)', "1"),
+            "all_reduce_sends_once": ('(2 if self.operation == "all-reduce" else 1)', "1"),
+            "fused_scatter_is_an_all_reduce": (
+                'dataclasses.replace(found, operation="reduce-scatter")',
+                "found",
+            ),
+        },
+    ),
+    "transformer/planning/hardware.py": (
+        "tests/planning/test_hardware.py",
+        {
+            "one_card_for_a_group": ("each.sent / (each.ways - 1) * (parts - 1)", "share"),
+            "ends_are_joined": ("2 if span == size >= chip.wrapped else 1", "2"),
+            "the_long_way_round": ("np.minimum(steps, sizes - steps)", "steps"),
+            "first_group_counts": (
+                "max((_between_gpus(each, chip, group) for group in groups), key=lambda found: found[1])",
+                "_between_gpus(each, chip, groups[0])",
+            ),
+        },
+    ),
+    "transformer/planning/schedule.py": (
+        "tests/planning/test_schedule.py",
+        {
+            "networks_without_limit": (
+                "network = max(network, time.now) + seconds",
+                "network = time.now + seconds",
+            ),
+            "nothing_waits": ("time.exposed += waited", "pass"),
+            "channels_start_again": ("None if channel in under_way else collective", "collective"),
+            "kernels_run_once": ("for _ in range(times) if _is_kernel", "if _is_kernel"),
+            "products_and_memory": ("if products >= memory:", "if True:"),
+        },
+    ),
+    "transformer/planning/memory.py": (
+        "tests/planning/test_plan.py::test_rematerialisation_saves_the_inputs_of_blocks "
+        "tests/planning/test_plan.py::test_microbatches_save_a_part",
+        {
+            "inputs_are_saved": ("if id(each) not in given and", "if"),
+            "whole_batches_are_saved": ("(x.shape[0] // parts, *x.shape[1:])", "x.shape"),
+        },
+    ),
+    "transformer/planning/search.py": (
+        "tests/planning/test_search.py",
+        {
+            "given_meshes_change": ('not in (value, "-1")', "is None"),
+            "more_than_fits": ("if each.memory < FILLED * chip.memory:", "if True:"),
+            "slowest_first": ("sorted(found, key=lambda each: each.seconds)", "found"),
+            "one_mesh_alone": ("others[: most - len(ways)]", "[]"),
+        },
+    ),
+    "transformer/training/partition.py": (
+        "tests/training/test_partition.py",
+        {
+            "anything_may_be_whole": ("if share > MOST:", "if share > 1:"),
+            "meant_to_be_whole_is_refused": ("and not _is_meant(leaf) ", ""),
+            "tensor_counts_as_divided": (
+                'axes & {"fsdp", "context"}',
+                'axes & {"fsdp", "context", "tensor"}',
+            ),
+        },
+    ),
+}
