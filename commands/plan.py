@@ -52,8 +52,7 @@ def run(flags: argparse.Namespace, overrides: "Overrides") -> int:
     from transformer.planning.plan import TooLarge, lines, make_plan
     from transformer.training.partition import table
 
-    if flags.slices < 1 or flags.compile < 1 or flags.price < 0:
-        raise UserError("--slices, --compile: expected 1 or more; --price: 0 or more")
+    check(flags)
     overrides = [*overrides]
     if flags.topology:
         hardware.prepare(flags.topology)
@@ -71,6 +70,21 @@ def run(flags: argparse.Namespace, overrides: "Overrides") -> int:
         print("", *table(planned(overrides).abstract.params), sep="\n")
     write(flags, plan)
     return 0 if plan.fits else 1
+
+
+def check(flags: argparse.Namespace) -> None:
+    """Raises `UserError` for a flag that cannot be, before anything is compiled."""
+    for name, value, least in (
+        ("slices", flags.slices, 1),
+        ("compile", flags.compile, 1),
+        ("price", flags.price, 0),
+    ):
+        if value < least:
+            raise UserError(f"--{name}: {value}; expected {least} or more")
+    if flags.slices > 1 and not flags.topology.startswith("v"):
+        raise UserError(f"--slices: {flags.slices}; only TPUs are in slices: --topology=v5e:16x16")
+    if flags.output and not Path(flags.output).absolute().parent.is_dir():
+        raise UserError(f"--output: {flags.output}: there is no such folder")
 
 
 def opener(flags: argparse.Namespace) -> "Callable[[Overrides], Run]":
