@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import json
 import math
 
 import jax
@@ -11,6 +12,8 @@ import pytest
 from flax import linen as nn
 from scipy import special
 
+import launch
+from tests import runs
 from tests.layers.test_feed_forward import ACTIVATIONS
 from tests.parameters import random_params
 from transformer.config import refuse_idle
@@ -21,7 +24,7 @@ from transformer.models.decoder import Decoder, DecoderConfig
 from transformer.sums import named_terms
 from transformer.training import parallel
 from transformer.training.checkpoint import State
-from transformer.training.token_losses import token_loss
+from transformer.training.token_losses import model_terms, token_loss
 
 ROWS, LENGTH, WIDTH, HIDDEN, EXPERTS = 3, 10, 8, 12, 4
 
@@ -31,6 +34,10 @@ def make(rng, kind="gelu", experts=EXPERTS, k=2, factor=0.0, dtype="float32", ro
     module = Experts(network, experts, k, factor)
     x = rng.normal(size=(rows, LENGTH, WIDTH)).astype(np.float32)
     return module, random_params(rng, module, jnp.asarray(x), scale=0.7), x
+
+
+def applied(module, params, x, **options):
+    return jax.jit(functools.partial(module.apply, **options))({"params": params}, x)
 
 
 def network(kind, params, i, x_d):
@@ -78,11 +85,13 @@ def by_loop(kind, params, x_btd, k, capacity=math.inf, valid_bt=None):
 def test_against_float64(kind, k, rng):
     module, params, x = make(rng, kind, k=k)
     expected, _ = by_loop(kind, params, x, k)
-    np.testing.assert_allclose(module.apply({"params": params}, x), expected, atol=1e-4)
     whole = dataclasses.replace(module, capacity_factor=float(EXPERTS), parent=None)
-    np.testing.assert_allclose(whole.apply({"params": params}, x, train=True), expected, atol=1e-4)
+
+    for each in (module, whole):
+        np.testing.assert_allclose(applied(each, params, x, train=True), expected, atol=1e-4)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("factor", [0.0, 0.5])
 @pytest.mark.parametrize("k", [1, 2])
 def test_gradients_against_differences(k, factor, rng):
@@ -92,9 +101,9 @@ def test_gradients_against_differences(k, factor, rng):
     cotangent = rng.normal(size=x.shape)
 
     def loss(params, x):
-        return jnp.sum(module.apply({"params": params}, x, train=True) * cotangent)
+        return jnp.sum(applied(module, params, x, train=True) * cotangent)
 
-    gradients = jax.grad(loss, (0, 1))(params, x)
+    gradients = jax.jit(jax.grad(loss, (0, 1)))(params, x)
     direction = jax.tree.map(lambda g: rng.normal(size=g.shape), gradients)
     found = sum(np.vdot(g, d) for g, d in zip(*map(jax.tree.leaves, (gradients, direction)), strict=True))
 
@@ -128,9 +137,9 @@ def test_every_leaf_has_the_gradient_of_a_dense_mixture(factor, rng):
         return jnp.sum(jnp.einsum("bte,betd->btd", w_bte, y_betd) * cotangent)
 
     def loss(params, x):
-        return jnp.sum(module.apply({"params": params}, x, train=True) * cotangent)
+        return jnp.sum(applied(module, params, x, train=True) * cotangent)
 
-    found, expected = (jax.grad(f, (0, 1))(params, jnp.asarray(x)) for f in (loss, dense))
+    found, expected = (jax.jit(jax.grad(f, (0, 1)))(params, jnp.asarray(x)) for f in (loss, dense))
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=2e-4), found, expected)
 
 
@@ -140,9 +149,9 @@ def test_a_full_expert_drops_the_late_tokens_in_training_alone(k, rng):
     capacity = math.ceil(k * LENGTH / EXPERTS * 0.6)
     expected, dropped = by_loop("gelu", params, x, k, capacity)
     assert dropped > 0
-    np.testing.assert_allclose(module.apply({"params": params}, x, train=True), expected, atol=1e-4)
+    np.testing.assert_allclose(applied(module, params, x, train=True), expected, atol=1e-4)
     every, _ = by_loop("gelu", params, x, k)
-    np.testing.assert_allclose(module.apply({"params": params}, x), every, atol=1e-4)
+    np.testing.assert_allclose(applied(module, params, x), every, atol=1e-4)
 
 
 def test_no_token_depends_on_a_later_one(rng):
@@ -159,10 +168,10 @@ def test_one_expert_is_the_feed_forward(factor, rng):
     module, params, x = make(rng, "swiglu", experts=1, k=1, factor=factor)
     dense = jax.tree.map(lambda leaf: leaf[0], params["experts"])
     expected = module.network().apply({"params": dense}, x)
-    np.testing.assert_allclose(module.apply({"params": params}, x, train=True), expected, atol=1e-5)
+    np.testing.assert_allclose(applied(module, params, x, train=True), expected, atol=1e-5)
 
 
-@pytest.mark.parametrize("factor", [0.0, 1.0])
+@pytest.mark.parametrize("factor", [0.0, pytest.param(1.0, marks=pytest.mark.thorough)])
 def test_bfloat16_products_with_gradients_in_float32(factor, rng):
     """Beside the same in float32: within the rounding of the operands; the gradients are no bfloat16."""
     low, params, x = make(rng, factor=factor, dtype="bfloat16")
@@ -171,11 +180,11 @@ def test_bfloat16_products_with_gradients_in_float32(factor, rng):
     )
 
     def loss(module, params):
-        y = module.apply({"params": params}, jnp.asarray(x), train=True)
+        y = applied(module, params, jnp.asarray(x), train=True)
         return jnp.sum(y.astype(jnp.float32) ** 2) / x.size, y
 
     (found, y), (expected, z) = (
-        jax.grad(functools.partial(loss, m), has_aux=True)(params) for m in (low, high)
+        jax.jit(jax.grad(functools.partial(loss, m), has_aux=True))(params) for m in (low, high)
     )
     assert y.dtype == jnp.bfloat16
     assert np.linalg.norm(y.astype(jnp.float32) - z) < 0.02 * np.linalg.norm(z)
@@ -191,7 +200,7 @@ def test_padding_takes_no_capacity(rng):
     module, params, x = make(rng, factor=0.6)
     segments = np.array([[1] * 10, [0] * 4 + [1] * 6, [1, 0] * 5])
     expected, _ = by_loop("gelu", params, x, 2, math.ceil(2 * LENGTH / EXPERTS * 0.6), segments > 0)
-    found = module.apply({"params": params}, x, segments_bt=jnp.asarray(segments), train=True)
+    found = applied(module, params, x, segments_bt=jnp.asarray(segments), train=True)
     np.testing.assert_allclose(found, expected, atol=1e-4)
 
 
@@ -200,7 +209,7 @@ def test_terms_are_means_over_rows_without_padding(k, rng):
     module, params, x = make(rng, k=k)
     segments = np.array([[1] * 10, [1] * 6 + [0] * 4, [0] * 10])
     options = {"segments_bt": jnp.asarray(segments), "mutable": ["terms"]}
-    terms = named_terms(module.apply({"params": params}, x, **options)[1])
+    terms = named_terms(applied(module, params, x, **options)[1])
     logits, p, experts, _ = routed(jax.tree.map(np.float64, params), np.float64(x), k)
     balance = z = 0.0
     for b, n in enumerate((10, 6)):
@@ -216,7 +225,7 @@ def test_terms_are_means_over_rows_without_padding(k, rng):
 def test_a_uniform_router_is_balanced(rng):
     module, params, x = make(rng)
     params["router"]["kernel"] *= 0.0
-    terms = named_terms(module.apply({"params": params}, x, mutable=["terms"])[1])
+    terms = named_terms(applied(module, params, x, mutable=["terms"])[1])
     np.testing.assert_allclose(terms["load_balance"].mean, 1.0, rtol=1e-6)
     np.testing.assert_allclose(terms["router_z"].mean, np.log(EXPERTS) ** 2, rtol=1e-5)
 
@@ -321,6 +330,51 @@ def test_kinds_of_layers_may_have_experts_or_none(rng):
     params = random_params(rng, model, tokens)
     assert "experts" in params["blocks"]["mixed"]["feed_forward"]
     assert "up" in params["blocks"]["dense"]["feed_forward"]
-    terms = named_terms(model.apply({"params": params}, tokens, mutable=["terms"])[1])
+    terms = named_terms(applied(model, params, tokens, mutable=["terms"])[1])
     assert {"load_balance", "load_balance/1", "router_z/1"} <= terms.keys()
     assert terms["load_balance"].weight == 2
+
+
+@pytest.mark.thorough
+@pytest.mark.usefixtures("in_root")
+@pytest.mark.parametrize(
+    "more",
+    [
+        [],
+        ["model.capacity_factor=1.25", "model.scan_layers=true", "parallel.microbatches=2"],
+        ["model.capacity_factor=1.25", "parallel.mesh.data=2", "parallel.mesh.expert=4"],
+    ],
+)
+def test_a_run_trains_and_samples(tmp_path, capfd, more):
+    source = runs.write_corpus(tmp_path / "corpus")
+    keys = ["model.num_experts=4", "loss.model_terms.load_balance=0.01", "train.batch_size=16", *more]
+    keys += ["train.steps=4", "train.log_every=1", "optimizer.name=contrib.muon"]
+    workdir = tmp_path / "run"
+    assert launch.main(runs.tiny(source, workdir, *(f"--config.{key}" for key in keys))) == 0
+    lines = [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
+    losses = [line["train/loss"] for line in lines if "train/loss" in line]
+    assert losses[-1] < losses[0]
+    balances = [line["train/load_balance"] for line in lines if "train/load_balance" in line]
+    assert balances and all(0.005 < each < 0.04 for each in balances)  # with its coefficient
+    assert all("train/router_z" in line for line in lines if "train/loss" in line)
+    capfd.readouterr()
+    assert launch.main([f"--workdir={workdir}", "--mode=predict", "--prompt=the"]) == 0
+    assert capfd.readouterr().out.strip()
+
+
+@pytest.mark.thorough
+def test_the_terms_of_microbatches_are_those_of_the_batch(rng):
+    module, params, x = make(rng, rows=4)
+    segments = np.array([[1] * 10, [1] * 6 + [0] * 4, [0] * 10, [1] * 9 + [0]])
+    coefficients = {"load_balance": 0.1, "router_z": 0.2}
+
+    @functools.partial(jax.jit, static_argnums=(0, 1))
+    def terms(start, stop):
+        rows = slice(start, stop)
+        options = {"segments_bt": jnp.asarray(segments[rows]), "mutable": ["terms"]}
+        sown = applied(module, params, x[rows], **options)[1]
+        return model_terms(sown, len(x[rows]), coefficients)
+
+    whole, first, second = terms(0, 4), terms(0, 3), terms(3, 4)
+    for name in coefficients:
+        np.testing.assert_allclose((first[name] + second[name]).mean, whole[name].mean, rtol=1e-6)
