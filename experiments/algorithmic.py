@@ -133,7 +133,7 @@ class Algorithmic(Experiment):
     def flops_per_token(self, params: Params) -> float:
         """6 N plus attention's part (see `transformer.training.throughput`)."""
         products = attention_products(self.config.model.stack(causal=True), self.task.length, causal=True)
-        return train_flops_per_token(matmul_parameters(params), products)
+        return train_flops_per_token(matmul_parameters(params, self.config.model.expert_share), products)
 
     def problem(self, text: str) -> str:
         """Why a text is no prompt of the task; "" if it is one."""

@@ -113,7 +113,7 @@ class Classification(Experiment):
 
     def flops_per_token(self, params: Params) -> float:
         """6 N; attention within short texts is neglected (see `training.throughput`)."""
-        return train_flops_per_token(matmul_parameters(params))
+        return train_flops_per_token(matmul_parameters(params, self.config.model.expert_share))
 
     def predict(
         self, params: Params, texts: Iterable[str], seed: int = 0, first: int = 0

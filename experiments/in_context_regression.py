@@ -109,7 +109,7 @@ class InContextRegression(Experiment):
     def flops_per_token(self, params: Params) -> float:
         """6 N plus attention's part (see `transformer.training.throughput`)."""
         products = attention_products(self.config.model.stack(), self.tokens_per_example)
-        return train_flops_per_token(matmul_parameters(params), products)
+        return train_flops_per_token(matmul_parameters(params, self.config.model.expert_share), products)
 
     def hooks(self, folder: RunFolder) -> list[Hook]:
         """Samples: predictions and targets of the first functions of the validation split."""

@@ -103,7 +103,7 @@ class LanguageModeling(Experiment):
         """6 N plus attention's part (see `transformer.training.throughput`)."""
         stack, length = self.config.model.stack(causal=True), self.config.data.sequence_length
         products = attention_products(stack, length, start=self.remembered, causal=True)
-        return train_flops_per_token(matmul_parameters(params), products)
+        return train_flops_per_token(matmul_parameters(params, self.config.model.expert_share), products)
 
     def hooks(self, folder: RunFolder) -> list[Hook]:
         """Completions of the configured prompt, and attention maps of the first tokens of the validation

@@ -113,7 +113,7 @@ class MaskedLanguageModeling(Experiment):
         """6 N plus attention's part, where only masked tokens are multiplied with the output embedding."""
         c = self.config.model
         vocabulary = params["encoder"]["embedding"]["table"].size * (1 - self.config.data.masked_share)
-        matrices = matmul_parameters(params) - int(vocabulary)
+        matrices = matmul_parameters(params, self.config.model.expert_share) - int(vocabulary)
         products = attention_products(c.stack(), self.config.data.sequence_length)
         return train_flops_per_token(matrices, products)
 

@@ -118,7 +118,7 @@ class SequenceToSequence(Experiment):
         c, s, t = self.config.model, self.config.data.source_length, self.config.data.target_length
         products = attention_products(c.encoder_stack, s) * s / t
         products += attention_products(c.decoder_stack, t, causal=True, memory=s)
-        return pair_flops_per_token(params, products, s, t)
+        return pair_flops_per_token(params, products, s, t, self.config.model.expert_share)
 
     def evaluators(self, put: Put, split: str = "validation") -> dict[str, Evaluator]:
         """The likelihood of a split, and the metrics of generated targets."""

@@ -106,7 +106,7 @@ class SpanExtraction(Experiment):
 
     def flops_per_token(self, params: Params) -> float:
         """6 N; attention within short windows is neglected (see `training.throughput`)."""
-        return train_flops_per_token(matmul_parameters(params))
+        return train_flops_per_token(matmul_parameters(params, self.config.model.expert_share))
 
     def evaluators(self, put: Put, split: str = "validation") -> dict[str, Evaluator]:
         """The loss of a split's windows (a random part if `train.evaluate_batches` limits it; in order, rows

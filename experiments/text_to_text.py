@@ -86,7 +86,7 @@ class TextToText(SequenceToSequence):
         """6 N plus attention's part (see `transformer.training.throughput`)."""
         stack = self.config.model.stack(causal=True)
         products = attention_products(stack, self.tokens_per_example, causal=True)
-        return train_flops_per_token(matmul_parameters(params), products)
+        return train_flops_per_token(matmul_parameters(params, self.config.model.expert_share), products)
 
     def prompt(self, source: str) -> list[int]:
         """The start token, the source and its end-of-sequence token."""

@@ -101,7 +101,7 @@ class Vision(Experiment):
     def flops_per_token(self, params: Params) -> float:
         """6 N plus attention's part for one patch (see `transformer.training.throughput`)."""
         products = attention_products(self.config.model.stack(), self.tokens_per_example)
-        return train_flops_per_token(matmul_parameters(params), products)
+        return train_flops_per_token(matmul_parameters(params, self.config.model.expert_share), products)
 
     def problem(self, text: str) -> str:
         """Why an image cannot be read: it is not a file."""

@@ -60,7 +60,7 @@ BEFORE_THE_DATA = {
     "--config.model.num_heads=3": "config.model.d_model: 32 is not divisible by num_heads 3",
     "--config.optimizer.name=adamv": "config.optimizer.name: optax has no optimizer 'adamv'; did you mean",
     "--config.optimizer.name=adamw --config.optimizer.arguments.beta=1": "arguments.beta: adamw takes only",
-    "--config.parallel.mesh.data=3": "parallel.mesh: data 3 x fsdp 1 x context 1 x tensor 1 does not divide",
+    "--config.parallel.mesh.data=3": "parallel.mesh: data 3 x fsdp 1 x expert 1 x context 1 x tensor 1",
     "--config.train.batch_size=9": "train.batch_size: 9 is not a multiple of 8",
     "--config.train.steps=0": "config.train.steps: 0",
     "--config.data.source=text:/nowhere/*.txt": "/nowhere/*.txt",

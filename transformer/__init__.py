@@ -8,5 +8,6 @@ t      query time                  g      key/value heads (num_kv_heads)
 s      key time                    k      width of one head (head_dim)
 d      model width (d_model)       f      hidden width of feed-forward (d_ff)
 v      vocabulary                  n      layers (num_layers)
+e      experts (num_experts)       c      slots of an expert (capacity)
 =====  ==========================  =====  =================================
 """

@@ -98,6 +98,8 @@ def test_every_position_norm_and_attention(rng, position, norm, heads):
     {"kernel": "blockwise"},
     {"mixer": "latent", "position": "rope"},
     {"mixer": "plain", "position": "alibi"},
+    {"num_experts": 3},
+    {"num_experts": 3, "experts_per_token": 1, "capacity_factor": 0.5, "feed_forward": "swiglu"},
     {"qk_norm": True, "soft_cap": 2.0, "sinks": True},
     {"pattern": "window", "pattern_size": 3, **local_and("full", pattern="full", position="none")},
     {"pattern": "window", "pattern_size": 2, "pattern_extra": 2, "scan_layers": True, **FULL_EVERY_2},

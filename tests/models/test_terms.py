@@ -36,7 +36,7 @@ class Balanced(FeedForward):
     """A feed-forward that says how unevenly a row's tokens would be routed to experts, in each row."""
 
     @nn.compact
-    def __call__(self, x_btd):
+    def __call__(self, x_btd, **_):
         logits = nn.Dense(EXPERTS, use_bias=False, name="router")(x_btd)
         share_be = jnp.mean(jax.nn.softmax(logits.astype(jnp.float32)), axis=1)
         self.sow("terms", "balance", Sum.of(EXPERTS * jnp.sum(share_be**2, axis=-1)))

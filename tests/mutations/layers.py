@@ -29,6 +29,44 @@ EDITS = {
             "geglu_is_silu": ("activation=_gelu, gated", "activation=jax.nn.silu, gated"),
         },
     ),
+    "transformer/layers/experts.py": (
+        "tests/layers/test_experts.py",
+        {
+            "one_weight_is_constant": ("        if k > 1:\n", "        if k > 0:\n"),
+            "weights_not_renormalised": ("        if k > 1:\n", "        if k > 9:\n"),
+            "least_likely_experts": ("jnp.argsort(-probabilities_bte", "jnp.argsort(probabilities_bte"),
+            "drops_in_evaluation": ("if train and self.capacity_factor", "if self.capacity_factor"),
+            "capacity_of_one_choice": ("math.ceil(k * t / e", "math.ceil(t / e"),
+            "capacity_rounded_down": ("math.ceil(k * t", "math.floor(k * t"),
+            "one_token_more": ("(place_bn < capacity)", "(place_bn <= capacity)"),
+            "padding_takes_capacity": (
+                "jnp.arange(num_experts)) & valid_bn[..., None]",
+                "jnp.arange(num_experts)) & True",
+            ),
+            "padding_counts_in_terms": (
+                "valid_bt1 = valid_bt[..., None].astype",
+                "valid_bt1 = jnp.ones_like(valid_bt)[..., None].astype",
+            ),
+            "balance_of_all_choices": (
+                "(count_b1 * self.experts_per_token)",
+                "(count_b1 * 1)",
+            ),
+            "z_not_squared": ("jnp.square(jax.nn.logsumexp", "jnp.abs(jax.nn.logsumexp"),
+            "no_bias_of_sorted": ("return bias_eo[self.experts_pn]", "return bias_eo[0 * self.experts_pn]"),
+            "results_not_sorted_back": ("jnp.argsort(self.order_pn, axis=-1)", "self.order_pn"),
+            "kernel_gradient_in_half": (
+                "return dx.astype(like_x.dtype), d_kernel, None",
+                "return dx.astype(like_x.dtype), d_kernel.astype(dtype).astype(d_kernel.dtype), None",
+            ),
+            "gradient_of_own_rows": ("jax.lax.psum(d_kernel, rows) if rows", "d_kernel if rows"),
+            "partial_sums": ("jax.lax.psum(y_pno, inside) if inside", "y_pno if inside"),
+            "buffers_not_exchanged": (
+                'hidden: ClassVar[tuple[str | None, ...]] = ("group", "expert", None',
+                'hidden: ClassVar[tuple[str | None, ...]] = ("batch", None, None',
+            ),
+            "experts_not_divided": ('("expert", *self.names)', "(None, *self.names)"),
+        },
+    ),
     "transformer/layers/linear.py": (
         "tests/layers/test_linear.py",
         {

@@ -321,6 +321,18 @@ def test_config_is_frozen():
         OptimizerConfig(**CONFIG).learning_rate = 1.0
 
 
+def test_muon_treats_every_expert_as_its_own_matrix(rng):
+    def as_tree(kernel):
+        return {"blocks": {"feed_forward": {"experts": {"up": {"kernel": jnp.float32(kernel)}}}}}
+
+    start, gradient = rng.normal(size=(2, 2, 3, 4, 6))
+    optimizer, _ = make(name="contrib.muon", learning_rate=0.1)
+    (after,) = jax.tree.leaves(run(optimizer, as_tree(start), [as_tree(gradient)]))
+    for i in np.ndindex(2, 3):
+        wanted = run(optax.contrib.muon(0.1), {"w": jnp.float32(start[i])}, [{"w": jnp.float32(gradient[i])}])
+        np.testing.assert_allclose(after[i], wanted["w"], rtol=2e-3, atol=2e-4)
+
+
 @pytest.mark.parametrize("stack", ["blocks", "encoder_blocks", "decoder_blocks"])
 def test_muon_takes_the_matrices_of_every_stack(stack):
     kernel = np.zeros((2, 4, 2, 3))

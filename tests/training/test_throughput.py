@@ -1,3 +1,4 @@
+import dataclasses
 import math
 import types
 
@@ -7,6 +8,7 @@ import pytest
 from flax import linen as nn
 
 from transformer.layers.products import attention_products
+from transformer.models.decoder import DecoderConfig
 from transformer.models.encoder_decoder import EncoderDecoderConfig
 from transformer.models.recurrent import RecurrentConfig
 from transformer.training.throughput import (
@@ -117,6 +119,20 @@ def test_a_tied_table_counts_and_a_looked_up_one_does_not():
     assert matmul_parameters(tied) == 21
     assert matmul_parameters({**tied, "unembedding": {"kernel": jnp.zeros((3, 7))}}) == 21
     assert matmul_parameters({**tied, "blocks": {"up": {"kernel": jnp.zeros((2, 3, 4))}}}) == 21 + 24
+
+
+def test_of_experts_those_of_a_token_count():
+    config = DecoderConfig(d_model=16, num_layers=2, num_heads=2, d_ff=24, vocab_multiple=1, num_experts=8)
+
+    def count(config):
+        params = jax.eval_shape(config.build(23).init, jax.random.key(0), jnp.zeros((1, 1), jnp.int32))
+        return matmul_parameters(nn.unbox(params)["params"], config.expert_share)
+
+    dense = count(dataclasses.replace(config, num_experts=0))
+    assert count(config) == dense + 2 * 16 * (24 * 2 + 8)  # a second feed-forward, and the router
+    kinds = {"dense": {"num_experts": 0}, "mixed": {"experts_per_token": 1}}
+    mixed = dataclasses.replace(config, layers=("dense", "mixed"), layer_kinds=kinds)
+    assert count(mixed) == dense + 16 * 8
 
 
 def test_devices_are_found_by_the_longest_beginning():

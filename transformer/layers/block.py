@@ -56,7 +56,9 @@ class Block(nn.Module):
             y_btd = self._cross(self._before("cross_attention", x_btd), memory, memory_mask or Mask(), train)
             x_btd = self._after("cross_attention", x_btd, y_btd, train)
         if self.feed_forward is not None:
-            y_btd = self.feed_forward(self._before("feed_forward", x_btd))
+            segments_bt = inputs.get("mask", Mask()).query_segments_bt
+            x_normal_btd = self._before("feed_forward", x_btd)
+            y_btd = self.feed_forward(x_normal_btd, segments_bt=segments_bt, train=train)
             x_btd = self._after("feed_forward", x_btd, y_btd, train)
         return x_btd, cache
 

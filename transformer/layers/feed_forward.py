@@ -2,6 +2,7 @@
 
 import functools
 from collections.abc import Callable
+from typing import Any
 
 import jax
 from flax import linen as nn
@@ -15,6 +16,7 @@ class FeedForward(nn.Module):
     Plain:  down(act(up(x))), with act ReLU (Vaswani et al. 2017, section 3.3) or GELU.
     Gated:  down(act(gate(x)) * up(x)), with act SiLU or GELU: SwiGLU, GeGLU (Shazeer 2020).
     `d_ff` is the hidden width; `output_scale` multiplies the variance of the output kernel's initialisation.
+    `linear` makes the layers, and `hidden` names the logical axes of the hidden units.
     """
 
     d_ff: int
@@ -23,18 +25,20 @@ class FeedForward(nn.Module):
     use_bias: bool = True
     dtype: str = "float32"
     output_scale: float = 1.0
+    linear: Callable[..., nn.Module] = Linear
+    hidden: tuple[str | None, ...] = ("batch", "length", "mlp")
 
     @nn.compact
-    def __call__(self, x_btd: jax.Array) -> jax.Array:
-        """(b, t, d) -> (b, t, d)."""
-        linear = functools.partial(Linear, use_bias=self.use_bias, dtype=self.dtype)
+    def __call__(self, x_btd: jax.Array, **_: Any) -> jax.Array:
+        """(b, t, d) -> (b, t, d); further inputs are those of `Experts`."""
+        linear = functools.partial(self.linear, use_bias=self.use_bias, dtype=self.dtype)
         up_btf = linear((self.d_ff,), names=("embed", "mlp"), name="up")(x_btd)
         if self.gated:
             gate_btf = linear((self.d_ff,), names=("embed", "mlp"), name="gate")(x_btd)
             hidden_btf = self.activation(gate_btf) * up_btf
         else:
             hidden_btf = self.activation(up_btf)
-        hidden_btf = nn.with_logical_constraint(hidden_btf, ("batch", "length", "mlp"))
+        hidden_btf = nn.with_logical_constraint(hidden_btf, self.hidden)
         down = linear((x_btd.shape[-1],), names=("mlp", "embed"), init_scale=self.output_scale, name="down")
         return down(hidden_btf)
 

@@ -18,6 +18,7 @@ from transformer.config import (
 )
 from transformer.errors import UserError, suggest
 from transformer.layers.block import Block
+from transformer.layers.experts import Experts
 from transformer.layers.feed_forward import FEED_FORWARDS
 from transformer.layers.kernels import KERNELS
 from transformer.layers.mixers import MIXERS, Attention, Mixer
@@ -64,6 +65,9 @@ class StackConfig(Bounded):
     # keys that each kind overrides: {"full": {"pattern": "full", "position": "none"}}
     layer_kinds: Mapping[str, Any] = dataclasses.field(default_factory=dict, hash=False)
     feed_forward: Annotated[str, OneOf(FEED_FORWARDS)] = "gelu"  # swiglu and geglu are gated; none: left out
+    num_experts: Nonnegative = 0  # feed-forwards in a mixture of experts; 0: one, for all tokens
+    experts_per_token: Positive = 2  # experts that compute a token, those with the largest probabilities
+    capacity_factor: NonnegativeFloat = 0.0  # an expert's capacity in training: 1 is its mean load; 0: none
     norm: Annotated[str, OneOf(NORMS)] = "rms"  # LayerNorm, RMSNorm or none
     norm_placement: Literal["pre", "post", "sandwich"] = "pre"  # post: Vaswani et al. 2017; sandwich: both
     norm_epsilon: PositiveFloat = 1e-6  # epsilon added to the variance
@@ -107,6 +111,8 @@ class StackConfig(Bounded):
         if self.position_factor < 1 or (self.position_factor > 1) != (self.position_scaling != "none"):
             given = f"position_factor: {self.position_factor} with position_scaling {self.position_scaling!r}"
             raise UserError(f"{given}; expected 1 without scaling, and more than 1 with it")
+        if 0 < self.num_experts < self.experts_per_token:
+            raise UserError(f"experts_per_token: {self.experts_per_token}; num_experts is {self.num_experts}")
         for key in OPTIONAL:
             if self._lacks(key) and getattr(self, key) != self.__dataclass_fields__[key].default:
                 raise UserError(self._who_has(key))
@@ -195,7 +201,9 @@ class StackConfig(Bounded):
         if self.position_scaling != "yarn":
             found["position_original_length"] = f"with position_scaling {self.position_scaling!r}"
         if self.feed_forward == "none":
-            found["d_ff"] = "with feed_forward 'none'"
+            found |= dict.fromkeys(("d_ff", "num_experts"), "with feed_forward 'none'")
+        if not self.num_experts:
+            found |= dict.fromkeys(("experts_per_token", "capacity_factor"), "with num_experts 0")
         if self.norm == "none":
             found |= {"norm_placement": "with norm 'none'", "norm_epsilon": "with norm 'none'"}
         if "base" not in POSITIONS[self.position].__dataclass_fields__:
@@ -211,6 +219,13 @@ class StackConfig(Bounded):
     def has_attention(self) -> bool:
         """Whether any layer has attention, not only recurrence."""
         return any(issubclass(MIXERS[kind.mixer], Attention) for kind in self.kinds.values())
+
+    @property
+    def expert_share(self) -> float:
+        """The share of all experts that compute a token; 1 without experts."""
+        kinds = [kind for kind in map(self.kinds.get, self.layers or ("",)) if kind and kind.num_experts]
+        total = sum(kind.num_experts for kind in kinds)
+        return sum(kind.experts_per_token for kind in kinds) / total if total else 1.0
 
     def stack(self, num_layers: int = 0, *, cross: bool = False, causal: bool = False) -> Stack:
         """The stack of `num_layers` blocks (0: the config's), with cross-attention to another sequence if
@@ -228,16 +243,21 @@ class StackConfig(Bounded):
         make = FEED_FORWARDS[self.feed_forward]
         terms = num_layers * (1 + cross + (make is not None))
         scale = 1.0 if self.norm_placement == "post" else 1.0 / terms
-        shared = {"use_bias": self.use_bias, "dtype": self.dtype, "output_scale": scale, "parent": None}
+        shared = {"use_bias": self.use_bias, "dtype": self.dtype, "output_scale": scale}
         return Block(
             mixer=self._mixer(causal=causal, output_scale=scale),
             cross_attention=self._cross_attention(causal, scale) if cross else None,
-            feed_forward=make and make(d_ff=self.d_ff, **shared),
+            feed_forward=make and self._feed_forward(functools.partial(make, d_ff=self.d_ff, **shared)),
             norm=self.normalization,
             placement=self.norm_placement,
             dropout=self.dropout,
             parent=None,
         )
+
+    def _feed_forward(self, make: functools.partial) -> Any:
+        if not self.num_experts:
+            return make(parent=None)
+        return Experts(make, self.num_experts, self.experts_per_token, self.capacity_factor, parent=None)
 
     def _cross_attention(self, causal: bool, output_scale: float) -> Any:
         kind = self.mixer if issubclass(MIXERS[self.mixer], Attention) else "multi_head"

@@ -103,9 +103,10 @@ def matrix_dimensions(params: Params) -> Params:
 
     The kernels of `blocks` (`encoder_blocks`, `decoder_blocks`) are (n, rows, columns), with the layers n
     left as a batch of matrices: rows (d), columns (h, k) for query, key and value; rows (h, k), columns (d)
-    for the attention's output. Those of recurrent models are (rows, columns), or (rows, g, columns) with a
-    batch of g gates; the projections of the summary to the states of g layers have the same axes.
-    Embeddings, heads and vectors are Adam's, as in https://kellerjordan.github.io/posts/muon.
+    for the attention's output. Those of experts are (n, e, rows, columns). Those of recurrent models are
+    (rows, columns), or (rows, g, columns) with a batch of g gates; the projections of the summary to the
+    states of g layers have the same axes. Embeddings, heads and vectors are Adam's, as in
+    https://kellerjordan.github.io/posts/muon.
     """
 
     def dimensions(path: tuple, leaf: Any) -> optax.contrib.MuonDimensionNumbers | None:
@@ -114,6 +115,8 @@ def matrix_dimensions(params: Params) -> Params:
         last = leaf.ndim - 1
         if not any(key.endswith("blocks") for key in _keys(path)):
             return optax.contrib.MuonDimensionNumbers((0,), (last,))
+        if "experts" in _keys(path):
+            return optax.contrib.MuonDimensionNumbers((2,), (3,))
         if last == 3 and "output" in _keys(path):  # or its `lora_down`
             return optax.contrib.MuonDimensionNumbers((1, 2), (3,))
         return optax.contrib.MuonDimensionNumbers((1,), tuple(range(2, last + 1)))

@@ -1,7 +1,8 @@
 """Sharding: a named mesh of devices, and a table from logical axis names to mesh axes.
 
-The mesh has five axes. `slice` (slices of TPUs, joined by the data-centre network) and `data` shard the batch
-and replicate parameters; `fsdp` shards both (Rajbhandari et al. 2020, "ZeRO", stage 3); `context` shards
+The mesh has six axes. `slice` (slices of TPUs, joined by the data-centre network) and `data` shard the batch
+and replicate parameters; `fsdp` shards both (Rajbhandari et al. 2020, "ZeRO", stage 3); `expert` shards the
+batch and experts (Lepikhin et al. 2021, "GShard") and replicates all other parameters; `context` shards
 sequences (Liu et al. 2023, "Ring Attention") and parameters; `tensor` shards heads, hidden units and
 vocabulary (Shoeybi et al. 2019, "Megatron-LM"). No other file names a mesh axis.
 """
@@ -24,11 +25,13 @@ from transformer.training.partition import check_divided
 
 Rules = Sequence[tuple[str, str | tuple[str, ...] | None]]
 
-ROWS = ("slice", "data", "fsdp")
+ROWS = ("slice", "data", "fsdp", "expert")
 """Mesh axes that shard the rows of a batch."""
 
 DEFAULT: Rules = (
     ("batch", ROWS),
+    ("group", ROWS[:-1]),  # rows, where `expert` shards experts
+    ("expert", "expert"),
     ("length", "context"),
     ("residual_length", "context"),
     ("activation_embed", None),
@@ -37,7 +40,7 @@ DEFAULT: Rules = (
     ("heads", "tensor"),
     ("kv_heads", "tensor"),
     ("embed", ("fsdp", "context")),
-    ("lookup", ("slice", "data")),
+    ("lookup", ("slice", "data", "expert")),
     ("lookup_embed", "fsdp"),
 )
 
@@ -70,6 +73,7 @@ class MeshConfig(Bounded):
     fsdp: Size = 1  # devices that shard parameters and batch
     tensor: Size = 1  # tensor parallelism: devices that shard heads, hidden units, vocabulary
     context: Size = 1  # context parallelism: devices that shard each sequence
+    expert: Size = 1  # expert parallelism: devices that shard experts and batch
     slice: Slices = 0  # data parallelism over slices of TPUs; 0: as many as there are
 
     def __post_init__(self):

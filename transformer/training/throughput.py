@@ -52,16 +52,17 @@ READS = re.compile(r"encoder|attention/key/|.*cross_attention/(key|value|latent|
 """Matches the names of an encoder-decoder's parameters that source tokens are multiplied with."""
 
 
-def matmul_parameters(params: Params) -> int:
-    """The number of parameters that tokens are multiplied with: the kernels, and the embedding table if it is
-    tied to the output (there is no `unembedding`); the look-up costs nothing."""
-    sizes = sizes_of(params)
+def matmul_parameters(params: Params, expert_share: float = 1.0) -> float:
+    """The number of parameters that a token is multiplied with: the kernels, those of experts times the
+    share that compute it, and the embedding table if it is tied to the output (there is no `unembedding`);
+    the look-up costs nothing."""
+    sizes = _active_sizes(params, expert_share)
     kernels = sum(size for name, size in sizes.items() if name.endswith("kernel"))
     tied = not any(name.startswith("unembedding/") for name in sizes)
     return kernels + (sizes.get("embedding/table", 0) if tied else 0)
 
 
-def train_flops_per_token(parameters: int, products: float = 0.0) -> float:
+def train_flops_per_token(parameters: float, products: float = 0.0) -> float:
     """6 (N + A): FLOPs of training on one token, forward and backward.
 
     N `matmul_parameters`, A `attention_products` of the token: 2 n (h k) t in n layers of full attention with
@@ -71,18 +72,24 @@ def train_flops_per_token(parameters: int, products: float = 0.0) -> float:
     return 6.0 * (parameters + products)
 
 
-def pair_flops_per_token(params: Params, products: float, source_length: int, target_length: int) -> float:
+def pair_flops_per_token(
+    params: Params, products: float, source_length: int, target_length: int, expert_share: float = 1.0
+) -> float:
     """6 (N_t + N_s s / t + A): FLOPs of training an encoder-decoder on one target token, in rows of t target
     and s source tokens.
 
     N_s is the number of parameters that source tokens are multiplied with (`READS`), N_t that of all others,
     and A the products of attention for a target token, s / t source tokens among them.
     """
-    read = sum(
-        size for name, size in sizes_of(params).items() if name.endswith("kernel") and READS.match(name)
-    )
-    parameters = matmul_parameters(params) - read + read * source_length / target_length
+    sizes = _active_sizes(params, expert_share)
+    read = sum(size for name, size in sizes.items() if name.endswith("kernel") and READS.match(name))
+    parameters = matmul_parameters(params, expert_share) - read + read * source_length / target_length
     return 6.0 * (parameters + products)
+
+
+def _active_sizes(params: Params, expert_share: float) -> dict[str, float]:
+    sizes = sizes_of(params)
+    return {name: size * (expert_share if "/experts/" in name else 1) for name, size in sizes.items()}
 
 
 def sizes_of(params: Params) -> dict[str, int]:

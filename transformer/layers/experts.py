@@ -1,0 +1,287 @@
+"""A mixture of experts: feed-forward networks of which each token goes through a few."""
+
+import dataclasses
+import functools
+import math
+from collections.abc import Callable
+from typing import Any, ClassVar, Protocol
+
+import jax
+import jax.numpy as jnp
+from flax import linen as nn
+from jax.sharding import PartitionSpec
+
+from transformer.layers.devices import sharded_over
+from transformer.layers.linear import Linear, contract
+from transformer.sums import Sum
+
+
+class Experts(nn.Module):
+    """y = sum_i w_i network_i(x) over the k = `experts_per_token` experts i with the largest p_i.
+
+    p = softmax(router(x)) over e = `num_experts`, in float32. w = p / sum of the k largest p (Shazeer et al.
+    2017; Lepikhin et al. 2021, "GShard"); w = p if k = 1, where the quotient would have no gradient (Fedus et
+    al. 2022, "Switch Transformers", section 2.1). `network` is a member of `FEED_FORWARDS` with its sizes.
+
+    With a `capacity_factor`, in training an expert computes at most ceil(k t / e * capacity_factor) tokens of
+    a row of t: the first ones, so that none depends on a later one. To the others it adds nothing (GShard,
+    section 3.2, with a row as the group). In evaluation and decoding, and with 0, every token is computed.
+
+    Sown terms, means over rows of what is computed for a row's tokens that are not padding:
+
+    load_balance: e sum_i f_i P_i, with f_i expert i's share of the choices and P_i the mean of p_i; 1 if
+                  balanced (Fedus et al. 2022, section 2.2)
+    router_z:     the mean of logsumexp(router(x))^2 (Zoph et al. 2022, "ST-MoE", section 3)
+    """
+
+    network: Callable[..., nn.Module]
+    num_experts: int
+    experts_per_token: int = 2
+    capacity_factor: float = 0.0
+
+    @nn.compact
+    def __call__(
+        self, x_btd: jax.Array, *, segments_bt: jax.Array | None = None, train: bool = False
+    ) -> jax.Array:
+        """(b, t, d) -> (b, t, d); segment 0 is padding, which takes no expert's capacity."""
+        e, k, t = self.num_experts, self.experts_per_token, x_btd.shape[1]
+        valid_bt = jnp.ones(x_btd.shape[:2], bool) if segments_bt is None else segments_bt > 0
+        logits_bte = Linear((e,), names=("embed", None), use_bias=False, name="router")(x_btd)
+        probabilities_bte = jax.nn.softmax(logits_bte)
+        # `jax.lax.top_k` would gather the tokens of all devices.
+        experts_btk = jnp.argsort(-probabilities_bte, axis=-1, stable=True)[..., :k]
+        weights_btk = jnp.take_along_axis(probabilities_bte, experts_btk, axis=-1)
+        if k > 1:
+            weights_btk /= jnp.sum(weights_btk, axis=-1, keepdims=True)
+        if self.is_mutable_collection("terms"):
+            self._sow_terms(logits_bte, probabilities_bte, experts_btk, valid_bt)
+        if train and self.capacity_factor:
+            capacity = min(t, math.ceil(k * t / e * self.capacity_factor))
+            routes: Routes = Buffers.of(experts_btk, valid_bt, e, capacity)
+        elif self.is_initializing():
+            routes = Buffers.of(experts_btk, valid_bt, e, t)  # layers are initialised under `jax.vmap`
+        else:
+            routes = Sorted.of(experts_btk, e)
+        linear = functools.partial(ExpertLinear, num_experts=e, routes=routes)
+        network = self.network(linear=linear, hidden=routes.hidden, name="experts")
+        y_btkd = routes.collect(network(routes.deal(x_btd)))
+        return jnp.einsum("btk,btkd->btd", weights_btk, y_btkd.astype(jnp.float32)).astype(y_btkd.dtype)
+
+    def _sow_terms(
+        self,
+        logits_bte: jax.Array,
+        probabilities_bte: jax.Array,
+        experts_btk: jax.Array,
+        valid_bt: jax.Array,
+    ) -> None:
+        # Each row has the weight 1, also one of padding alone: so the mean of microbatches is that of the
+        # batch, and never 0 / 0.
+        valid_bt1 = valid_bt[..., None].astype(jnp.float32)
+        count_b1 = jnp.maximum(jnp.sum(valid_bt1, axis=1), 1.0)
+        chosen_bte = jnp.sum(jax.nn.one_hot(experts_btk, self.num_experts), axis=2)
+        fraction_be = jnp.sum(chosen_bte * valid_bt1, axis=1) / (count_b1 * self.experts_per_token)
+        probability_be = jnp.sum(probabilities_bte * valid_bt1, axis=1) / count_b1
+        balance_b = self.num_experts * jnp.sum(fraction_be * probability_be, axis=-1)
+        z_bt = jnp.square(jax.nn.logsumexp(logits_bte, axis=-1))
+        self.sow("terms", "load_balance", Sum.of(balance_b))
+        self.sow("terms", "router_z", Sum.of(jnp.sum(z_bt * valid_bt1[..., 0], axis=1) / count_b1[:, 0]))
+
+
+class Routes(Protocol):
+    """Which expert computes which tokens, and where they lie."""
+
+    hidden: ClassVar[tuple[str | None, ...]]
+    """The logical axes of what an expert's network computes."""
+
+    def deal(self, x_btd: jax.Array) -> jax.Array:
+        """The tokens as the experts read them: (b, t, d) -> (..., d)."""
+
+    def multiply(self, x: jax.Array, kernel_eio: jax.Array, names: Any, dtype: str) -> jax.Array:
+        """The product of each token with its expert's kernel, whose logical axes are `names`."""
+
+    def spread(self, bias_eo: jax.Array) -> jax.Array:
+        """The bias of each token's expert."""
+
+    def collect(self, y: jax.Array) -> jax.Array:
+        """The results of the k experts of each token: (..., d) -> (b, t, k, d)."""
+
+
+class ExpertLinear(nn.Module):
+    """`Linear` with a kernel and a bias of each expert: y = x . kernel_i + bias_i for tokens of expert i."""
+
+    features: tuple[int]
+    names: tuple[str, str]
+    num_experts: int
+    routes: Any
+    use_bias: bool = True
+    dtype: str = "float32"
+    init_scale: float = 1.0
+
+    @nn.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """(..., i) -> (..., o), of type `dtype`; the kernel is (e, i, o)."""
+        normal = nn.initializers.normal(math.sqrt(self.init_scale / x.shape[-1]))
+        init = nn.with_logical_partitioning(normal, ("expert", *self.names))
+        shape = self.num_experts, x.shape[-1], *self.features
+        kernel: Any = self.param("kernel", init, shape, jnp.float32)
+        y = self.routes.multiply(x, kernel, self.names, self.dtype)
+        if self.use_bias:
+            zeros = nn.with_logical_partitioning(nn.initializers.zeros, ("expert", self.names[1]))
+            bias: Any = self.param("bias", zeros, (self.num_experts, *self.features), jnp.float32)
+            y = (y.astype(jnp.float32) + self.routes.spread(bias)).astype(y.dtype)
+        return y
+
+
+@dataclasses.dataclass(frozen=True)
+class Buffers:
+    """Routes with c slots of each expert in each row: buffers (b, e, c, d).
+
+    Rows are divided over devices when tokens are put into slots; in between the buffers are divided by expert
+    instead, so that tokens, not kernels, go over the network, by all-to-all.
+    """
+
+    slots_bn: jax.Array
+    """The slot, e c of them, of each choice, t k of them; one too large if there is none left."""
+    shape: tuple[int, int, int]
+    """(e, c, k)."""
+    hidden: ClassVar[tuple[str | None, ...]] = ("group", "expert", None, "mlp")
+
+    @classmethod
+    def of(cls, experts_btk: jax.Array, valid_bt: jax.Array, num_experts: int, capacity: int) -> "Buffers":
+        """Gives slots to the choices of a row in order; padding gets none."""
+        b, _, k = experts_btk.shape
+        experts_bn = experts_btk.reshape(b, -1)
+        valid_bn = jnp.repeat(valid_bt, k, axis=1)
+        chosen_bne = (experts_bn[..., None] == jnp.arange(num_experts)) & valid_bn[..., None]
+        before_bne = jnp.cumsum(chosen_bne, axis=1) - chosen_bne
+        place_bn = jnp.sum(before_bne * chosen_bne, axis=-1)
+        slots_bn = experts_bn * capacity + place_bn
+        kept_bn = valid_bn & (place_bn < capacity)
+        return cls(jnp.where(kept_bn, slots_bn, num_experts * capacity), (num_experts, capacity, k))
+
+    def deal(self, x_btd: jax.Array) -> jax.Array:
+        """(b, t, d) -> (b, e, c, d); empty slots are 0."""
+        (e, c, k), (b, t, d) = self.shape, x_btd.shape
+        tokens_n = jnp.arange(t * k) // k
+        source_bs = jax.vmap(lambda i_n: jnp.full(e * c, t).at[i_n].set(tokens_n, mode="drop"))(self.slots_bn)
+        x_becd = _by_row(_taken(x_btd, source_bs).reshape(b, e, c, d))
+        return nn.with_logical_constraint(x_becd, ("group", "expert", None, None))
+
+    def multiply(self, x_beci: jax.Array, kernel_eio: jax.Array, names: Any, dtype: str) -> jax.Array:
+        """(b, e, c, i) . (e, i, o) -> (b, e, c, o)."""
+        product = functools.partial(contract, dtype=dtype)
+        return jax.vmap(product, in_axes=(1, 0), out_axes=1)(x_beci, kernel_eio)
+
+    def spread(self, bias_eo: jax.Array) -> jax.Array:
+        """(e, o) -> (e, 1, o)."""
+        return bias_eo[:, None]
+
+    def collect(self, y_becd: jax.Array) -> jax.Array:
+        """(b, e, c, d) -> (b, t, k, d); 0 for choices without a slot."""
+        y_becd = nn.with_logical_constraint(y_becd, ("group", "expert", None, None))
+        y_bsd = _by_row(y_becd).reshape(y_becd.shape[0], -1, y_becd.shape[-1])
+        y_bnd = _taken(y_bsd, self.slots_bn)
+        return y_bnd.reshape(len(y_bnd), -1, self.shape[2], y_bnd.shape[-1])
+
+
+@dataclasses.dataclass(frozen=True)
+class Sorted:
+    """Routes without a capacity: the choices of the rows that a device holds, sorted by expert, (p, n, d) for
+    p parts of the batch. Kernels go over the network, as those of `fsdp`."""
+
+    order_pn: jax.Array
+    experts_pn: jax.Array
+    sizes_pe: jax.Array
+    k: int
+    rows: int
+    hidden: ClassVar[tuple[str | None, ...]] = ("batch", None, "mlp")
+
+    @classmethod
+    def of(cls, experts_btk: jax.Array, num_experts: int) -> "Sorted":
+        """Sorts the choices of each device."""
+        (b, _, k), (_, parts) = experts_btk.shape, sharded_over("batch")
+        experts_pn = experts_btk.reshape(parts if b % parts == 0 else 1, -1)
+        order_pn = jnp.argsort(experts_pn, axis=-1, stable=True)
+        sizes_pe = jnp.sum(experts_pn[..., None] == jnp.arange(num_experts), axis=1, dtype=jnp.int32)
+        return cls(order_pn, jnp.take_along_axis(experts_pn, order_pn, axis=-1), sizes_pe, k, b)
+
+    def deal(self, x_btd: jax.Array) -> jax.Array:
+        """(b, t, d) -> (p, n, d)."""
+        x_pmd = x_btd.reshape(len(self.order_pn), -1, x_btd.shape[-1])
+        return _taken(x_pmd, self.order_pn // self.k)
+
+    def multiply(self, x_pni: jax.Array, kernel_eio: jax.Array, names: Any, dtype: str) -> jax.Array:
+        """(p, n, i) . (e, i, o) -> (p, n, o)."""
+        over = [sharded_over(name)[0] if name == "mlp" else () for name in names]
+        rows = sharded_over("batch")[0] if len(x_pni) > 1 else ()
+        return _grouped(x_pni, kernel_eio, self.sizes_pe, jnp.dtype(dtype), rows, *over)
+
+    def spread(self, bias_eo: jax.Array) -> jax.Array:
+        """(e, o) -> (p, n, o)."""
+        return bias_eo[self.experts_pn]
+
+    def collect(self, y_pnd: jax.Array) -> jax.Array:
+        """(p, n, d) -> (b, t, k, d)."""
+        y_pnd = _taken(y_pnd, jnp.argsort(self.order_pn, axis=-1))
+        return y_pnd.reshape(self.rows, -1, self.k, y_pnd.shape[-1])
+
+
+def _taken(x_bsd: jax.Array, indices_bn: jax.Array) -> jax.Array:
+    """(b, n, d): entries of each row; 0 for an index that is too large."""
+    return jax.vmap(lambda x_sd, i_n: x_sd.at[i_n].get(mode="fill", fill_value=0))(x_bsd, indices_bn)
+
+
+def _by_row(x_becd: jax.Array) -> jax.Array:
+    return nn.with_logical_constraint(x_becd, ("batch", None, None, None))
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(3, 4, 5, 6))
+def _grouped(x_pni, kernel_eio, sizes_pe, dtype, rows, inside, outside):
+    """x . kernel_i, for the first sizes_0 of n with the kernel of expert 0, and so on; numbers as `contract`.
+
+    The mesh axes `rows` divide p, `inside` i and `outside` o.
+    """
+    return _grouped_forward(x_pni, kernel_eio, sizes_pe, dtype, rows, inside, outside)[0]
+
+
+def _grouped_forward(x_pni, kernel_eio, sizes_pe, dtype, rows, inside, outside):
+    low_x, low_kernel = x_pni.astype(dtype), kernel_eio.astype(dtype)
+    y = _forward(low_x, low_kernel, sizes_pe, rows, inside, outside)
+    return y, (low_x, low_kernel, sizes_pe, jnp.zeros(0, x_pni.dtype))
+
+
+def _grouped_backward(dtype, rows, inside, outside, residuals, dy_pno):
+    # Autodiff would compute the kernel's gradient in bfloat16, the type of the forward operands.
+    x_pni, kernel_eio, sizes_pe, like_x = residuals
+    dy_pno = dy_pno.astype(dtype)
+    dx = _forward(dy_pno, kernel_eio.swapaxes(1, 2), sizes_pe, rows, outside, inside)
+
+    def of_kernel(x_pni: jax.Array, dy_pno: jax.Array, sizes_pe: jax.Array) -> jax.Array:
+        over_n = jax.lax.RaggedDotDimensionNumbers((((0,), (0,)), ((), ())), (0,), ())
+        given = x_pni[0], dy_pno[0], sizes_pe[0], over_n
+        d_kernel = jax.lax.ragged_dot_general(*given, preferred_element_type=jnp.float32)
+        return jax.lax.psum(d_kernel, rows) if rows else d_kernel
+
+    specs = PartitionSpec(rows, None, inside), PartitionSpec(rows, None, outside), PartitionSpec(rows)
+    d_kernel = _on_each(of_kernel, specs, PartitionSpec(None, inside, outside))(x_pni, dy_pno, sizes_pe)
+    return dx.astype(like_x.dtype), d_kernel, None
+
+
+_grouped.defvjp(_grouped_forward, _grouped_backward)
+
+
+def _forward(x_pni, kernel_eio, sizes_pe, rows, inside, outside):
+    def product(x_pni: jax.Array, kernel_eio: jax.Array, sizes_pe: jax.Array) -> jax.Array:
+        y_no = jax.lax.ragged_dot(x_pni[0], kernel_eio, sizes_pe[0], preferred_element_type=jnp.float32)
+        y_pno = y_no[None].astype(x_pni.dtype)
+        return jax.lax.psum(y_pno, inside) if inside else y_pno
+
+    specs = PartitionSpec(rows, None, inside), PartitionSpec(None, inside, outside), PartitionSpec(rows)
+    return _on_each(product, specs, PartitionSpec(rows, None, outside))(x_pni, kernel_eio, sizes_pe)
+
+
+def _on_each(f: Callable, in_specs: tuple[PartitionSpec, ...], out_specs: PartitionSpec) -> Callable:
+    """f on each device, on its part of the arguments: a grouped product is not divided by XLA itself."""
+    if jax.sharding.get_abstract_mesh().size <= 1:
+        return f
+    return jax.shard_map(f, in_specs=in_specs, out_specs=out_specs, check_vma=False)
