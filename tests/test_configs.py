@@ -300,7 +300,10 @@ def test_the_tiny_preset_trains_saves_evaluates_and_predicts(monkeypatch, capfd,
     if values["data"].get("source") in AT_HAND:
         overrides.append(("data.source", AT_HAND[values["data"]["source"]](tmp_path / "corpus")))
     frozen = opening.check_config(values, overrides)
-    classes, attends = {type(group) for group in groups(frozen)}, hasattr(frozen.model, "kernel")
+    classes, attends = (
+        {type(group) for group in groups(frozen)},
+        getattr(frozen.model, "has_attention", False),
+    )
     read = recorded(monkeypatch, classes)
     run = [f"--workdir={tmp_path / 'run'}"]
     arguments = [f"--config.{key}={value}" for key, value in overrides]
