@@ -105,6 +105,27 @@ def test_a_collective_in_several_fusions_is_one():
     assert run(*GEMM, *calls, DOT, more=more).exposed > 0.9 * GATHERED
 
 
+def test_a_collective_may_go_on_in_a_loop():
+    """What begins before a loop whose products run beside it is one, and not one for each trip."""
+    start = 'ROOT %r = bf16[8]{0} custom-call(%g), custom_call_target="AsyncCollectiveStart"'
+    gather = "%g = bf16[8000000]{0} all-gather(%p), channel_id=7, replica_groups=[1,8]<=[8]"
+    more = "\n".join(
+        f"%{name} (p: bf16[8]) -> bf16[8] {{\n  %p = bf16[8]{{0}} parameter(0)\n  {gather}\n  {end}\n}}"
+        for name, end in {
+            "started": start,
+            "async_collective_fusion.1": "ROOT %r = bf16[8]{0} negate(%g)",
+        }.items()
+    )
+    inside = "%f1 = bf16[8]{0} fusion(%x), kind=kCustom, calls=%async_collective_fusion.1"
+    more += "\n" + "\n".join(
+        ("%body (p: s32[]) -> s32[] {", *(f"  {line}" for line in (*GEMM, DOT, inside)), "}")
+    )
+    loop = '%l = s32[] while(%i), condition=%c, body=%body, backend_config={"known_trip_count":{"n":"5"}}'
+    begun = "%f0 = bf16[8]{0} fusion(%x), kind=kCustom, calls=%started"
+    assert [row.times for row in run(*GEMM, begun, loop, more=more).moved] == [1]
+    assert [row.times for row in run(*GEMM, loop, more=more).moved] == [5]
+
+
 def test_slices_of_tpus_send_to_one_another():
     """A send begins it, and the receive of the same rendezvous ends it; 2 slices of 4."""
     told = (

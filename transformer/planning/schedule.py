@@ -110,8 +110,9 @@ class _Scheduler:
     devices: Sequence[Any]
     kernel_flops: float
 
-    def run(self, computation: str) -> _Time:
-        """The time of the instructions of a computation, in order."""
+    def run(self, computation: str, above: frozenset[str] = frozenset()) -> _Time:
+        """The time of the instructions of a computation, in order. The channels `above` are under way where
+        it is called: they are counted there."""
         time, network = _Time(), 0.0
         under_way: dict[str, tuple[float, tuple[str, str, int]]] = {}
 
@@ -124,7 +125,8 @@ class _Scheduler:
 
         for each in self.program.computations.get(computation, ()):
             if each.opcode in ("while", "call"):
-                time.add(self.run(each.called), self.program.trips(each) if each.opcode == "while" else 1)
+                part = self.run(each.called, above | under_way.keys())
+                time.add(part, self.program.trips(each) if each.opcode == "while" else 1)
                 continue
             if each.opcode == "conditional":
                 branches = re.findall(r"%?([\w.-]+)", each.attribute(r"branch_computations=\{([^}]*)\}"))
@@ -136,7 +138,8 @@ class _Scheduler:
                 wait(each.operands[0])
                 continue
             channel = self._channel(each)
-            found = None if channel in under_way else collective(self.program, each, len(self.devices))
+            known = channel in under_way or channel in above
+            found = None if known else collective(self.program, each, len(self.devices))
             if found is not None:
                 link, seconds = self._duration(found)
                 key = (found.operation, link, found.ways)
