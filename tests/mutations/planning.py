@@ -50,7 +50,11 @@ EDITS = {
                 "network = time.now + seconds",
             ),
             "nothing_waits": ("time.exposed += waited", "pass"),
-            "channels_start_again": ("None if channel in under_way else collective", "collective"),
+            "channels_start_again": (
+                "known = channel in under_way or channel in above",
+                "known = channel in above",
+            ),
+            "loops_start_channels_again": ("or channel in above", ""),
             "kernels_run_once": ("for _ in range(times) if _is_kernel", "if _is_kernel"),
             "products_and_memory": ("if products >= memory:", "if True:"),
         },
