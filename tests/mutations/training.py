@@ -136,7 +136,7 @@ EDITS = {
         },
     ),
     "transformer/training/agreement.py": (
-        "tests/training/test_agreement.py",
+        "tests/training/test_agreement_by_time.py",
         {
             "each_asks_by_its_own_clock": ("given_pk[:, 0].min()", "given_pk[0, 0]"),
             "the_first_decides": ("given_pk[:, 1:].max(axis=0)", "given_pk[0, 1:]"),
