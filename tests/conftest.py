@@ -22,6 +22,8 @@ CORE = (
     "tests/decoding/test_beam.py",
     "tests/decoding/test_sampling.py",
     "tests/layers/test_kernels.py",
+    "tests/planning/test_collectives.py",
+    "tests/planning/test_hlo.py",
     "tests/test_launch.py",
     "tests/test_resume.py",
     "tests/training/test_checkpoint.py",
