@@ -1,12 +1,19 @@
 """Trains, evaluates and uses a model.
 
 Train (the same command again resumes):  python launch.py --config=configs/lm.py
+Branch a run off with changed keys:      python launch.py --mode=fork --workdir=runs/lm --to=runs/branch
 Evaluate on the validation data:         python launch.py --workdir=runs/lm --mode=evaluate
 Complete a prompt, or lines of a file:   python launch.py --workdir=runs/lm --mode=predict --prompt="def fib("
 Likelihood of TEXT<tab>CONTINUATION:     python launch.py --workdir=runs/lm --mode=score --input=pairs.tsv
 Analyse word embeddings:                 python launch.py --workdir=runs/lm --mode=analyze --neighbours=return
 Print a whole config, changes marked:    python launch.py --workdir=runs/lm --mode=config
 Plan a run for a cluster:                python launch.py --mode=plan --config=configs/lm.py --topology=h100:8
+Train runs that differ in some keys:     python launch.py --mode=sweep --config=configs/lm.py --sweep seed=0,1
+Compare runs:                            python launch.py --mode=table --runs 'runs/lm-sweep/*'
+Is a change better than chance?          python launch.py --mode=compare --config=configs/lm.py --b=KEY=VALUE
+What a training step has read:           python launch.py --workdir=runs/lm --mode=batch --step=100
+Scaling laws, and a forecast by them:    python launch.py --mode=scaling --config=configs/lm.py --budgets=...
+Do rates carry over to other widths?     python launch.py --mode=coordinates --config=configs/lm.py
 
 Any key of the config can be set: --config.model.num_layers=6. `--mode=NAME --help` lists the flags of a
 command, `--config=FILE --help` the keys of a config with their defaults and meanings.
@@ -25,7 +32,7 @@ from pathlib import Path  # noqa: E402
 
 from absl import logging  # noqa: E402
 
-from commands import COMMANDS, find_command, text  # noqa: E402
+from commands import COMMANDS, WHICH_RUN, find_command, text  # noqa: E402
 from transformer import process, processes  # noqa: E402
 from transformer.errors import UserError, suggest  # noqa: E402
 
@@ -77,13 +84,11 @@ def parse(argv: list[str]) -> tuple[argparse.Namespace, list[tuple[str, str]]]:
 
 
 def default_workdir(flags: argparse.Namespace) -> str:
-    """The default folder of a run: "runs/lm-tiny" for "configs/lm.py:tiny"."""
-    if not flags.config:
-        train = flags.mode == "train"
-        what = "--config: which one? configs/lm.py, say" if train else "--workdir: which run?"
-        raise UserError(f"{what} (--mode={flags.mode})")
+    """The default folder: "runs/lm-tiny" for "configs/lm.py:tiny", "runs/lm-tiny-sweep" for a sweep of it."""
+    if flags.missing and not flags.config:
+        raise UserError(f"{flags.missing} (--mode={flags.mode})")
     path, _, preset = flags.config.partition(":")
-    return str(Path("runs", "-".join(filter(None, [Path(path).stem, preset]))))
+    return str(Path("runs", "-".join(filter(None, [Path(path).stem, preset, flags.suffix]))))
 
 
 def explain(
@@ -115,7 +120,7 @@ def add_common_flags(parser: argparse.ArgumentParser) -> None:
         default=30,
         help="silence after which a process is dead, and all end (30)",
     )
-    parser.set_defaults(config="", started=STARTED)
+    parser.set_defaults(config="", started=STARTED, missing=WHICH_RUN, suffix="")
 
 
 def split_overrides(argv: list[str]) -> tuple[list[str], list[tuple[str, str]]]:
@@ -144,11 +149,13 @@ def why_unknown(argument: str) -> str:
         add_common_flags(parser)
         find_command(mode).add_flags(parser)
         for name in parser._option_string_actions:
-            takers.setdefault(name, []).append(f"--mode={mode}")
+            takers.setdefault(name, []).append(mode)
     name = argument.split("=")[0]
     if name not in takers:
         return f"{argument}: no such flag; {suggest(name, takers)}"
-    return f"{name}: only {' and '.join(takers[name])} {'take' if takers[name][1:] else 'takes'} it"
+    *others, last = takers[name]
+    listed = f"{', '.join(others)} and {last} take" if others else f"{last} takes"
+    return f"{name}: only --mode={listed} it"
 
 
 def prepare(flags: argparse.Namespace) -> None:

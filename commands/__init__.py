@@ -1,8 +1,9 @@
 """The commands of `launch.py`, one file each, and the code for run folders and config files that they share.
 
 The module of a command has a docstring (the help text), `add_flags(parser)`, and `run(flags, overrides)`,
-which returns the exit code. It imports JAX inside its functions, so that flags are checked without waiting
-for it.
+which returns the exit code. `add_flags` may set the defaults `missing`, what is said when there is neither
+--workdir nor --config ("" if the command needs neither), and `suffix`, of its default folder. The module
+imports JAX inside its functions, so that flags are checked without waiting for it.
 """
 
 import argparse
@@ -12,14 +13,24 @@ from typing import Any
 
 COMMANDS = {
     "train": "commands.train",
+    "fork": "commands.fork",
     "evaluate": "commands.evaluate",
     "predict": "commands.predict",
     "score": "commands.score",
     "analyze": "commands.analyze",
     "config": "commands.config",
     "plan": "commands.plan",
+    "sweep": "commands.sweep",
+    "table": "commands.table",
+    "compare": "commands.compare",
+    "batch": "commands.batch",
+    "scaling": "commands.scaling",
+    "coordinates": "commands.coordinates",
 }
 """Value of --mode -> module; a module is imported only when it is needed."""
+
+WHICH_RUN = "--workdir: which run?"
+WHICH_CONFIG = "--config: which one? configs/lm.py, say"
 
 
 def find_command(mode: str) -> Any:
@@ -36,16 +47,17 @@ def text(value: str) -> str:
     return value
 
 
-def add_step(parser: argparse.ArgumentParser) -> None:
-    """Adds --step, which chooses a checkpoint."""
+def add_step(
+    parser: argparse.ArgumentParser, flag: str = "--step", default: str = "best if the run keeps one"
+) -> None:
+    """Adds a flag that chooses a checkpoint; without it, it is the `default`."""
 
     def step(value: str) -> int | str:
         if value in ("best", "latest") or value.isdecimal():
             return int(value) if value.isdecimal() else value
         raise argparse.ArgumentTypeError(f"{value!r}; expected a number, best or latest")
 
-    what = "the checkpoint: a step, best or latest (best if the run keeps one)"
-    parser.add_argument("--step", type=step, help=what)
+    parser.add_argument(flag, type=step, help=f"the checkpoint: a step, best or latest ({default})")
 
 
 def add_texts(parser: argparse.ArgumentParser, prompt: str) -> None:

@@ -27,6 +27,9 @@ FIXED = ("train.batch_size",)
 LOCATIONS = ("data.source", "data.validation_source")
 """Keys that name the location of the data; their content is compared separately."""
 
+SOURCES = "data.sources."
+"""The prefix of the sources of a mixture: locations are the names of these keys."""
+
 
 def differences(config: Any, here: dict[str, Any], there: dict[str, Any], data_known: bool) -> str:
     """The keys in which a config, with the values `here`, conflicts with the folder's config, `there`, in one
@@ -35,11 +38,13 @@ def differences(config: Any, here: dict[str, Any], there: dict[str, Any], data_k
     Keys without effect (see `transformer.config.idle_keys`) may differ: their defaults may have changed. A
     key without effect in only one of two configs implies that another key differs.
     """
+    if data_known:
+        here, there = _without_locations(here), _without_locations(there)
     idle = {key for key, *_ in idle_keys(config)}
     keys = [key for key in here | there if here.get(key) != there.get(key)]
     keys = [key for key in keys if key not in idle and not _is_free(key)]
     if data_known:
-        keys = [key for key in keys if key not in LOCATIONS or _kind(here[key]) != _kind(there[key])]
+        keys = [key for key in keys if key not in LOCATIONS or kind_of(here[key]) != kind_of(there[key])]
     shown = {key: [repr(each[key]) if key in each else "none" for each in (there, here)] for key in keys}
     return ", ".join(f"{key} {before} (here {now})" for key, (before, now) in shown.items())
 
@@ -48,5 +53,16 @@ def _is_free(key: str) -> bool:
     return key.startswith(FREE) and key not in FIXED
 
 
-def _kind(source: str) -> str:
+def _without_locations(values: dict[str, Any]) -> dict[str, Any]:
+    """The values with {kind: weight} of each source of a mixture instead of `data.sources`."""
+    sources = sorted(key for key in values if key.startswith(SOURCES))
+    numbered = {
+        f"{SOURCES[:-1]}[{number}]": {kind_of(key.removeprefix(SOURCES)): values[key]}
+        for number, key in enumerate(sources)
+    }
+    return {key: value for key, value in values.items() if key not in sources} | numbered
+
+
+def kind_of(source: str) -> str:
+    """ "text" of "text:GLOB", the kind of a source."""
     return source.partition(":")[0]

@@ -21,7 +21,11 @@ if TYPE_CHECKING:
     from commands.opening import Overrides
     from commands.workdir import Workdir
     from transformer.training.checkpoint import Step
+    from transformer.training.experiment import Params
     from transformer.training.run import Run
+
+SHOWN = 200
+"""How many characters of a document are shown beside its loss."""
 
 LIMITS = ("train.evaluate_batches", "generate.examples", "answer.examples")
 """Keys that limit evaluation during training. Here they are 0, no limit, unless given as flags."""
@@ -38,6 +42,7 @@ def add_flags(parser: Any) -> None:
     )
     add("--input", help="other data: a file, or KIND:WHERE as in the key data.source")
     add("--output", help="a file for a classifier's predictions")
+    add("--per_document", help="a file for the loss of each document, the highest first, as JSON lines")
     add_step(parser)
 
 
@@ -50,6 +55,7 @@ def run(flags: argparse.Namespace, overrides: "Overrides") -> int:
         source=flags.input,
         target=flags.output,
         step=flags.step,
+        per_document=flags.per_document,
     )
     return 0
 
@@ -62,15 +68,17 @@ def evaluate(
     source: str | None = None,
     target: str | None = None,
     step: "Step | None" = None,
+    per_document: str | None = None,
 ) -> None:
     """Evaluates a whole split, or `source` (a file, or KIND:WHERE as in a config), with every evaluator of
     the run. Prints one result per line with the evaluator's description, and stores the same in
-    evaluation.json. A classifier writes its predictions to `target`."""
+    evaluation.json. A classifier writes its predictions to `target`; the losses of all documents are
+    written to `per_document`."""
     import jax
 
     from commands.opening import chosen, named, reopen_run
     from commands.texts import as_source, check_files, writing
-    from commands.workdir import flatten
+    from transformer.config import flatten
     from transformer.training.hooks import described
 
     folder, given = named(workdir), list(overrides)
@@ -92,38 +100,68 @@ def evaluate(
     params = run.restore_params(step)
     with run.placed(), writing(target) if target else contextlib.nullcontext() as out:
         evaluators = run.evaluators(name)
-        measured: dict[str, float] = {}
-        said: dict[str, str] = {}
+        results: dict[str, dict[str, float]] = {}
+        about: dict[str, dict[str, str]] = {}
         for prefix, evaluator in evaluators.items():
-            measured |= {f"{prefix}/{key}": value for key, value in evaluator(params).items()}
-            said |= {f"{prefix}/{key}": text for key, text in described(evaluator).items()}
+            results[prefix] = {f"{prefix}/{key}": value for key, value in evaluator(params).items()}
+            about[prefix] = {f"{prefix}/{key}": text for key, text in described(evaluator).items()}
         if out and predictions:
             for line in predictions(params, name):
                 out.write([line])
+        highest = _write_documents(per_document, run, params, name) if per_document else ""
     if jax.process_index() != 0:
         return
     of = data.location(name)
     which = "the whole" if source is not None and not _has_splits(of) else f"{split} split"
     print(f"{folder.path}, {_checkpoint(run, step, steps)}: {which} of {of}")
     for prefix in evaluators:
-        if text := said.get(f"{prefix}/measured"):
-            print(f"{prefix}: {text}")
-        for key, value in measured.items():
-            if key.rpartition("/")[0] == prefix:
-                about = f"  {said[key]}" if key in said else ""
-                print(f"{key} {'none' if math.isnan(value) else f'{value:.6g}'}{about}")
-        others = [key for key in said if key.rpartition("/")[0] == prefix and key not in measured]
-        for key in others:
-            if not key.endswith("/measured"):
-                print(f"{key}:\n{said[key]}" if "\n" in said[key] else f"{key}: {said[key]}")
+        said, count = about[prefix], f"{prefix}/measured"
+        if count in said:
+            print(f"{prefix}: {said[count]}")
+        for key, value in results[prefix].items():
+            more = f"  {said[key]}" if key in said else ""
+            print(f"{key} {'none' if math.isnan(value) else f'{value:.6g}'}{more}")
+        for key, text in said.items():
+            if key != count and key not in results[prefix]:
+                print(f"{key}:\n{text}" if "\n" in text else f"{key}: {text}")
+    if highest:
+        print(highest)
     _keep(
         folder,
         {"steps": steps, "split": split, "source": of, "keys": dict(given)},
         {
-            "results": {key: value if math.isfinite(value) else None for key, value in measured.items()},
-            "about": said,
+            "results": {
+                key: value if math.isfinite(value) else None
+                for found in results.values()
+                for key, value in found.items()
+            },
+            "about": {key: text for each in about.values() for key, text in each.items()},
         },
     )
+
+
+def _write_documents(target: str, run: "Run", params: "Params", split: str) -> str:
+    """Writes the loss of each document of a split, the highest first. Returns a line on them."""
+    from commands.texts import writing
+    from transformer.evaluation.documents import document_losses
+
+    data: Any = run.experiment.data  # type: ignore[attr-defined]
+    loader = run.experiment.loader(split)
+    parts = getattr(loader, "parts", {"": loader})
+    found = []
+    for name, part in (data.parts(split) if "" not in parts else {"": data}).items():
+        (source, *_) = part.sources(split)
+        for each in document_losses(run.experiment, params, run.put, parts[name]):
+            about = {"document": each.number + 1, "place": source.place(each.number), "loss": each.loss}
+            about |= {"targets": each.targets, "bits_per_byte": each.bits_per_byte}
+            found.append((each, source, about | ({"source": name} if name else {})))
+    found.sort(key=lambda each: -each[0].loss)
+    with writing(target) as out:
+        for each, source, about in found:
+            text = {"text": source.text(each.number)[:SHOWN]} if hasattr(source, "text") else {}
+            out.write([json.dumps(about | text, ensure_ascii=False)])
+    highest = f"{found[0][0].loss:.6g} of {found[0][2]['place']}"
+    return f"{target}: the loss of {len(found):,} documents; the highest is {highest}"
 
 
 def _has_splits(source: str) -> bool:

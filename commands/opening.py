@@ -1,6 +1,9 @@
 """Opens runs: a config file or a folder's config -> values -> checked config -> experiment -> `Run`."""
 
 import ast
+import copy
+import dataclasses
+import functools
 import json
 import os
 import re
@@ -12,10 +15,11 @@ from typing import Any
 
 import jax
 
-from commands import agreement
-from commands.workdir import Workdir, together
+from commands import consistency
+from commands.workdir import Workdir, read_json, together
 from experiments import find_experiment
 from transformer.config import from_values, refuse_idle
+from transformer.data.tokenizers import TOKENIZERS, Tokenizer
 from transformer.errors import UserError
 from transformer.training.checkpoint import Step, split_step
 from transformer.training.experiment import Params
@@ -62,11 +66,26 @@ def read_config(argument: ConfigSource, overrides: Overrides = ()) -> dict[str, 
 
 def _run_file(argument: str) -> dict[str, Any]:
     name, _, preset = argument.partition(":")
+    found = call_in(name, "get_config", *([preset] if preset else []))
+    if not hasattr(found, "to_dict"):
+        raise UserError(f"{name}: get_config() should return a ConfigDict, not {type(found).__name__}")
+    return found.to_dict()
+
+
+def call_in(name: str, function: str, *arguments: Any) -> Any:
+    """What a function of a config file returns.
+
+    Raises:
+      UserError: no such file or function, or it fails.
+    """
     path = name if Path(name).is_file() else str(ROOT / name)
     if not Path(path).is_file():
         raise UserError(f"--config: there is no file {name!r}; configs/lm.py is an example")
     try:
-        return runpy.run_path(path)["get_config"](*([preset] if preset else [])).to_dict()
+        found = runpy.run_path(path)
+        if function not in found:
+            raise UserError(f"there is no {function}() in it")
+        return found[function](*arguments)
     except Exception as error:
         raise UserError(_why_it_failed(path, error)) from None
 
@@ -161,33 +180,68 @@ def open_to_train(
         if not trained:
             refuse_idle(frozen)
     if jax.process_count() > 1:
-        agreement.check_config(frozen)
+        consistency.check_config(frozen)
     with together():
-        run = open_run(folder, frozen, hooks, folder.read_lengths(frozen.train.steps) if trained else ())
-        if jax.process_index() == 0 and trained and not accept_data:
-            folder.check_data(run.experiment.data)  # type: ignore[attr-defined]
+        run = open_run(folder, frozen, hooks)
+        if trained:
+            run = resumed(run, folder, accept_data)
         run.prepare()
     if jax.process_count() > 1:
-        agreement.check_data(run.experiment.data)  # type: ignore[attr-defined]
+        consistency.check_data(run.experiment.data, frozen.evaluate.sets)  # type: ignore[attr-defined]
     return run
 
 
-def open_run(
-    folder: Workdir, config: Any, hooks: Sequence[Hook] = (), lengths: Sequence[tuple[int, int]] = ()
-) -> Run:
+def resumed(run: Run, folder: Workdir, accept_data: bool) -> Run:
+    """The run with the lengths that its folder had before, and with what a fork continues; checks that the
+    data are the same, unless `accept_data`."""
+    if jax.process_index() == 0 and not accept_data:
+        folder.check_data(run.experiment.data)  # type: ignore[attr-defined]
+    run = dataclasses.replace(run, lengths=folder.read_lengths(run.config.train.steps))
+    if not folder.fork.exists():
+        return run
+    from transformer.training.fork import forked
+
+    return forked(run, read_json(folder.fork))
+
+
+def open_run(folder: Workdir, config: Any, hooks: Sequence[Hook] = ()) -> Run:
     """The run of a config, with the folder's tokenizer and labels if it has them, otherwise with the
-    tokenizer of the run that `initialize_from` names; `hooks` and `lengths` are those of `Run`."""
+    tokenizer of the run that `initialize_from` names; `hooks` are those of `Run`."""
     kept = folder.read_kept()
     if config.initialize_from and "tokenizer" not in kept:
         theirs = named(config.initialize_from).read_kept()
         kept |= {name: value for name, value in theirs.items() if name == "tokenizer"}
     experiment = find_experiment(config.experiment)(config, **kept)
-    return Run(experiment, config, folder.path, lengths, hooks)
+    return Run(experiment, config, folder.path, extra_hooks=hooks)
 
 
 def named(run: str | os.PathLike) -> Workdir:
     """The folder in "runs/lm", or in "runs/lm@200", which names a checkpoint."""
     return Workdir(split_step(run)[0])
+
+
+def open_without_data(
+    values: dict[str, Any],
+    overrides: Overrides,
+    kept: Mapping[str, Any] | None = None,
+    devices: Sequence[jax.Device] | None = None,
+) -> Run:
+    """A run that is not trained, on `devices`, with `kept` tokenizer and labels. Where a tokenizer would be
+    learnt, a blank one of `data.vocab_size` tokens stands for it, if the shapes of batches are known without
+    data."""
+    config = check_config(copy.deepcopy(values), overrides)
+    make = find_experiment(config.experiment)
+    kind = TOKENIZERS.get(getattr(config.data, "tokenizer", ""))
+    if not kept and kind and kind.learns and kind.least_size:
+        experiment = make(config, tokenizer=_blank(config.data.vocab_size))
+        if experiment.blank() is not None:
+            return Run(experiment, config, "", devices=devices)
+    return Run(make(config, **(kept or {})), config, "", devices=devices)
+
+
+@functools.cache
+def _blank(vocab_size: int) -> Tokenizer:
+    return Tokenizer.blank(vocab_size)
 
 
 def reopen_run(workdir: str | os.PathLike, overrides: Overrides = ()) -> Run:

@@ -9,13 +9,12 @@ have not been compared with hardware. The exit code is 1 if it does not fit.
 """
 
 import argparse
-import copy
-import functools
 import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from commands import WHICH_CONFIG, WHICH_RUN
 from transformer.errors import UserError
 
 if TYPE_CHECKING:
@@ -26,6 +25,7 @@ if TYPE_CHECKING:
 
 def add_flags(parser: Any) -> None:
     """The flags of this command."""
+    parser.set_defaults(missing=f"{WHICH_RUN} Or {WHICH_CONFIG}")
     add = parser.add_argument
     add("--config", default="", help="a config file; without one, the config of --workdir")
     add("--topology", default="", help="h100:8x8 (hosts x GPUs), v5p:4x4x4, ... (this machine's devices)")
@@ -88,37 +88,15 @@ def check(flags: argparse.Namespace) -> None:
 
 
 def opener(flags: argparse.Namespace) -> "Callable[[Overrides], Run]":
-    """The function from config keys to the run to plan, on devices that are described once.
-
-    Where a tokenizer would be learnt, a blank one of `data.vocab_size` tokens stands for it, if the shapes of
-    batches are known without data.
-    """
-    from commands.opening import check_config, named, read_config
-    from experiments import find_experiment
-    from transformer.data.tokenizers import TOKENIZERS, Tokenizer
+    """The function from config keys to the run to plan, on devices that are described once."""
+    from commands.opening import named, open_without_data, read_config
     from transformer.planning import hardware
-    from transformer.training.run import Run
 
     devices = hardware.described(flags.topology, flags.slices) if flags.topology else None
     folder = None if flags.config else named(flags.workdir)
     values = read_config(flags.config) if folder is None else folder.read_config()
     kept = {} if folder is None else folder.read_kept()
-
-    @functools.cache
-    def blank(vocab_size: int) -> Tokenizer:
-        return Tokenizer.blank(vocab_size)
-
-    def planned(overrides: "Overrides") -> Run:
-        config = check_config(copy.deepcopy(values), overrides)
-        make = find_experiment(config.experiment)
-        kind = TOKENIZERS.get(getattr(config.data, "tokenizer", ""))
-        if not kept and kind and kind.learns and kind.least_size:
-            experiment = make(config, tokenizer=blank(config.data.vocab_size))
-            if experiment.blank() is not None:
-                return Run(experiment, config, "", devices=devices)
-        return Run(make(config, **kept), config, "", devices=devices)
-
-    return planned
+    return lambda overrides: open_without_data(values, overrides, kept, devices)
 
 
 def search(flags: argparse.Namespace, planned: "Callable[[Overrides], Run]", overrides: "Overrides") -> int:

@@ -11,6 +11,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TextIO
 
+from commands import WHICH_CONFIG
 from transformer.errors import UserError
 
 if TYPE_CHECKING:
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 
 def add_flags(parser: Any) -> None:
     """The flags of this command."""
+    parser.set_defaults(missing=WHICH_CONFIG)
     parser.add_argument(
         "--config", help="a config file, configs/lm.py, or a preset of it, configs/lm.py:tiny"
     )
@@ -50,7 +52,7 @@ def train(
     """
     import jax
 
-    from commands.agreement import check_folder
+    from commands.consistency import check_folder
     from commands.opening import open_to_train
     from commands.summary import command, summary
     from commands.workdir import Workdir, exclusive, together

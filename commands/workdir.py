@@ -14,7 +14,7 @@ import jax
 from commands.differences import differences
 from commands.retired_keys import RETIRED, with_present_keys
 from experiments import EXPERIMENTS, find_experiment
-from transformer.config import to_values, with_defaults
+from transformer.config import flatten, to_values, with_defaults
 from transformer.data.content_digests import changes
 from transformer.data.disk_cache import digest
 from transformer.data.tokenizers import Tokenizer
@@ -55,7 +55,7 @@ class Workdir(RunFolder):
         """
         if not self.config.is_file():
             raise UserError(f"--workdir: {self.path} {self._no_run()}")
-        values = _read_json(self.config)
+        values = read_json(self.config)
         if not isinstance(values, dict):
             raise UserError(f"{self.config}: expected the groups of a config, as JSON has them")
         if any(isinstance(group, dict) and RETIRED & group.keys() for group in values.values()):
@@ -87,7 +87,8 @@ class Workdir(RunFolder):
         here, there = flatten(to_values(config)), flatten(self.read_config())
         if here != there and (listed := differences(config, here, there, self.data.exists())):
             raise UserError(
-                f"--workdir: {self.path} belongs to another config: {listed}; choose another folder"
+                f"--workdir: {self.path} belongs to another config: {listed}; choose another folder, "
+                "or continue in one with --mode=fork"
             )
         steps, trained = config.train.steps, self.trained_steps()
         if trained > steps:
@@ -111,27 +112,32 @@ class Workdir(RunFolder):
         Raises:
           UserError: a file, another source or the tokenizer has changed.
         """
+        if listed := self.changes_of(data):
+            raise UserError(
+                f"--workdir: {self.path} began with other data: {listed}; --accept_data goes on with these"
+            )
+
+    def changes_of(self, data: Any, besides: str = "") -> str:
+        """The differences between the data that the run began with and these, `besides` those of one key, in
+        one line; "" if there are none, or nothing is known."""
         if not self.data.exists():
-            return
+            return ""
         now = describe(data)
         try:
             before = json.loads(self.data.read_text(encoding="utf-8"))
-            found = [changes(before["sources"], now["sources"])]
+            sources = [{k: v for k, v in each["sources"].items() if k != besides} for each in (before, now)]
+            found = [changes(*sources)]
         except (ValueError, KeyError, TypeError, AttributeError):
             raise UserError(f"{self.data}: not readable; --accept_data goes on and writes it anew") from None
         for name in ("tokenizer", "labels"):
             if before.get(name) != now.get(name):
                 found.append(f"{name}.json is another one")
-        if any(found):
-            listed = ", ".join(filter(None, found))
-            raise UserError(
-                f"--workdir: {self.path} began with other data: {listed}; --accept_data goes on with these"
-            )
+        return ", ".join(filter(None, found))
 
     def read_lengths(self, steps: int) -> list[tuple[int, int]]:
         """The changes of `train.steps` in a run that is resumed with `steps`, as (at, before): until step
         `at` the run was to have `before` steps. Several changes at the same step count as one."""
-        known = _read_json(self.lengths) if self.lengths.exists() else []
+        known = read_json(self.lengths) if self.lengths.exists() else []
         trained = self.trained_steps()
         before = self.read_config()["train"]["steps"]
         if known and known[-1][0] == trained:
@@ -147,41 +153,32 @@ class Workdir(RunFolder):
         self.path.mkdir(parents=True, exist_ok=True)
         lengths = self.read_lengths(config.train.steps) if begun else []
         if lengths or self.lengths.exists():
-            _write_json(self.lengths, lengths)  # before the config, from which changes are detected
+            write_json(self.lengths, lengths)  # before the config, from which changes are detected
         if "tokenizer" in kept and not (begun and self.tokenizer.exists()):
             kept["tokenizer"].save(self.tokenizer)
         if "labels" in kept and not (begun and self.labels.exists()):
-            _write_json(self.labels, kept["labels"])
-        _write_json(self.data, describe(data), indent=1)
-        _write_json(self.config, to_values(config), indent=2)
+            write_json(self.labels, kept["labels"])
+        write_json(self.data, describe(data), indent=1)
+        write_json(self.config, to_values(config), indent=2)
 
     def trained_steps(self) -> int:
         """The step of the latest checkpoint, or 0."""
         return trained_steps(self.checkpoints)
 
 
-def _read_json(path: Path) -> Any:
+def read_json(path: Path) -> Any:
+    """The values in a file; raises `UserError` if it is not JSON."""
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
         raise UserError(f"{path}: not readable as JSON ({error})") from None
 
 
-def _write_json(path: Path, values: Any, **layout: Any) -> None:
+def write_json(path: Path, values: Any, **layout: Any) -> None:
+    """Writes a file, and replaces it atomically if it is there."""
     part = path.with_suffix(".part")
     part.write_text(json.dumps(values, ensure_ascii=False, **layout) + "\n", encoding="utf-8")
     os.replace(part, path)
-
-
-def flatten(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """{"model": {"d_model": 8}} -> {"model.d_model": 8}."""
-    flat: dict[str, Any] = {}
-    for key, value in values.items():
-        if isinstance(value, dict):
-            flat |= flatten(value, f"{prefix}{key}.")
-        else:
-            flat[prefix + key] = value
-    return flat
 
 
 def describe(data: Any) -> dict[str, Any]:
@@ -244,6 +241,15 @@ def _locked(path: Path) -> Iterator[None]:
             yield
         finally:
             path.unlink(missing_ok=True)
+
+
+def free(path: Path) -> bool:
+    """Whether no process holds the lock file `path`."""
+    try:
+        with path.open("r+") as file:
+            return _take(file, path)
+    except OSError:  # it is not there
+        return True
 
 
 def _in_training(file: TextIO, path: Path) -> str:

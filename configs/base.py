@@ -5,10 +5,22 @@ lists them. A config file sets the keys that differ, `config.model.d_model = 192
 `--config.model.d_model=192`. Lengths are in tokens, `batch_size` in sequences over all devices.
 """
 
+from typing import Any
+
 from ml_collections import ConfigDict
 
 from experiments import find_experiment
 from transformer.config import with_defaults
+
+
+class Group(ConfigDict):
+    """A `ConfigDict` in which keys may have dots, as names of files do in `data.sources`."""
+
+    def __init__(self, values: Any = None, **options: Any) -> None:
+        groups = {
+            key: Group(each) if isinstance(each, dict) else each for key, each in (values or {}).items()
+        }
+        super().__init__(groups, **options | {"allow_dotted_keys": True})
 
 
 def defaults(experiment: str) -> ConfigDict:
@@ -17,7 +29,8 @@ def defaults(experiment: str) -> ConfigDict:
     Setting an unknown key raises AttributeError, except in groups that are empty by default and take any
     key, such as `config.optimizer.arguments`.
     """
-    config = ConfigDict(with_defaults(find_experiment(experiment).Config, {"experiment": experiment})).lock()
+    values = with_defaults(find_experiment(experiment).Config, {"experiment": experiment})
+    config = Group(values).lock()
     _unlock_empty_groups(config)
     return config
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from experiments.induction_score import InductionScore
 from transformer.errors import UserError, suggest
-from transformer.evaluation.likelihood import LikelihoodEvaluator
+from transformer.evaluation.likelihood import LikelihoodEvaluator, by_target
 from transformer.training.experiment import Batch, Params, Put
 from transformer.training.hooks import Evaluator
 from transformer.training.metrics import Sum
@@ -29,16 +29,28 @@ class Compressors:
 
     def names(self, params: Params) -> list[str]:
         """The names of the results."""
-        return ["gzip", "xz"]
+        return [f"{name}{kind}" for name in self._parts() for kind in ("gzip", "xz")]
 
     def __call__(self, params: Params) -> dict[str, float]:
-        """{"gzip": ..., "xz": ...}, at the highest compression level."""
-        text = "".join(self._experiment.data.text(self._split)).encode()
-        sizes = {
-            "gzip": len(gzip.compress(text, 9)),
-            "xz": len(lzma.compress(text, preset=9 | lzma.PRESET_EXTREME)),
-        }
-        return {name: 8 * size / max(len(text), 1) for name, size in sizes.items()}
+        """{"gzip": ..., "xz": ...}, or for the sources of a mixture {"stdlib/gzip": ..., ...}."""
+        found: dict[str, float] = {}
+        for name, data in self._parts().items():
+            text = "".join(data.text(self._split)).encode()
+            found |= {f"{name}{kind}": bits for kind, bits in compressed(text).items()}
+        return found
+
+    def _parts(self) -> dict[str, Any]:
+        parts = self._experiment.data.parts(self._split)
+        return {f"{name}/" if name else "": data for name, data in parts.items()}
+
+
+def compressed(text: bytes) -> dict[str, float]:
+    """{"gzip": ..., "xz": ...}: bits per byte at the highest compression level."""
+    sizes = {
+        "gzip": len(gzip.compress(text, 9)),
+        "xz": len(lzma.compress(text, preset=9 | lzma.PRESET_EXTREME)),
+    }
+    return {name: 8 * size / max(len(text), 1) for name, size in sizes.items()}
 
 
 class Positions:
@@ -55,15 +67,10 @@ class Positions:
         if experiment.initial_carry() is not None or len(shapes[0]) != 2 or shapes[0] != shapes[1]:
             raise UserError(f"evaluate.also: positions: {experiment.config.experiment} has none of its own")
 
+        cost = by_target(experiment)
+
         def step(params: Params, batch: Batch) -> dict[str, Sum]:
-            weights_bt, positions_bt = batch["weights"], batch["positions"]
-
-            def total(factor_bt: jax.Array) -> Any:
-                part = {**batch, "weights": weights_bt * factor_bt}
-                return experiment.loss(params, part, jax.random.key(0), False)["loss"].total
-
-            # The total is linear in the weights, so its gradient is the loss of each target.
-            cost_bt = jax.grad(total)(jnp.ones(weights_bt.shape))
+            weights_bt, positions_bt, cost_bt = batch["weights"], batch["positions"], cost(params, batch)
             place_bt = jnp.floor(jnp.log2(positions_bt + 1.0) + 1e-4).astype(jnp.int32)
             return {
                 f"from_{2**i - 1}": Sum(jnp.sum(cost_bt * here_bt), jnp.sum(weights_bt * here_bt))

@@ -1,8 +1,6 @@
 """Causal language modelling: predict each token from the tokens before it."""
 
 import functools
-import gzip
-import lzma
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -11,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from experiments.evaluators import named_evaluators
+from experiments.evaluators import compressed, named_evaluators
 from transformer.data.packed_text import TextData, TextDataConfig
 from transformer.data.tokenizers import Tokenizer
 from transformer.decoding.completion import ContextWindow, TextGenerator
@@ -56,13 +54,12 @@ class LanguageModeling(Experiment):
     counts_from_a_beginning = True
     """Whether positions count from the start of a text, so that long texts have positions not seen in
     training."""
+    _draft: tuple[DecoderStepper, int] | None = None
 
     def __init__(self, config: LanguageModelingConfig, tokenizer: Tokenizer | None = None) -> None:
         """`tokenizer` is that of the run folder; by default one is trained on the training text."""
-        self.config = config
-        self.data = TextData(config.data, tokenizer=tokenizer)
+        self.config, self.data = config, TextData.of(config.data, tokenizer)
         self.model = config.model.build(self.data.tokenizer.vocab_size)
-        self._draft: tuple[DecoderStepper, int] | None = None
 
     def init(self, rng: jax.Array) -> Any:
         """The initial parameters, boxed with their logical axes."""
@@ -245,14 +242,14 @@ class LanguageModeling(Experiment):
         return [f"--prompt={self.config.sample.prompt}", "--num_samples=3"]
 
     def result_lines(self, measured: dict[str, float]) -> list[str]:
-        """The model's bits per byte, if measured, and those of gzip and xz on the same text."""
-        if "eval/bits_per_byte" not in measured:
-            return []
-        text = "".join(self.data.text("validation")).encode()
-        bits = {
-            "this model": measured["eval/bits_per_byte"],
-            "gzip -9": 8 * len(gzip.compress(text, 9)) / len(text),
-            "xz -9e": 8 * len(lzma.compress(text, preset=9 | lzma.PRESET_EXTREME)) / len(text),
-        }
-        listed = ", ".join(f"{name} {value:.3f}" for name, value in bits.items())
-        return [f"bits per byte of {len(text):,} bytes of validation text: {listed}"]
+        """The model's bits per byte, if measured, and those of gzip and xz on the same text, for each source
+        of a mixture."""
+        lines = []
+        for name, data in self.data.parts("validation").items():
+            if (key := f"eval/{name}/bits_per_byte" if name else "eval/bits_per_byte") not in measured:
+                continue
+            text = "".join(data.text("validation")).encode()
+            bits, of = compressed(text), f" of {name}" if name else ""
+            listed = f"this model {measured[key]:.3f}, gzip -9 {bits['gzip']:.3f}, xz -9e {bits['xz']:.3f}"
+            lines.append(f"bits per byte of {len(text):,} bytes of validation text{of}: {listed}")
+        return lines

@@ -58,7 +58,7 @@ class MaskedLanguageModeling(Experiment):
     def __init__(self, config: MaskedConfig, tokenizer: Tokenizer | None = None) -> None:
         """`tokenizer` is that of the run folder; by default one is trained on the training text."""
         self.config = config
-        self.data = MaskedData(config.data, tokenizer)
+        self.data = MaskedData.of(config.data, tokenizer)
         special_tokens = self.data.special_tokens
         self.model = MaskedLanguageModel(config.model, special_tokens.vocab_size, config.data.next_sentence)
 
@@ -231,10 +231,15 @@ class MaskedLanguageModeling(Experiment):
         return MASK
 
     def data_lines(self) -> list[str]:
-        """The number of texts and rows, and the share of padding."""
-        rows: Any = self.train_data().rows  # type: ignore[attr-defined]
+        """The number of texts and rows, and the share of padding, for each source of a mixture."""
+        loader: Any = self.train_data()
         what = "pairs of texts" if self.config.data.next_sentence else "texts"
-        return [f"{len(rows.kept):,} {what} in {len(rows):,} rows, {rows.padding:.1%} of them padding"]
+        lines = []
+        for name, part in getattr(loader, "parts", {"": loader}).items():
+            texts, rows = f"{len(part.rows.kept):,} {what}", part.rows
+            of = f"{name}: " if name else ""
+            lines.append(f"{of}{texts} in {len(rows):,} rows, {rows.padding:.1%} of them padding")
+        return lines
 
     def example_flags(self) -> list[str]:
         """A validation line with a masked word."""

@@ -12,6 +12,7 @@ from experiments.evaluators import named_evaluators
 from experiments.language_modeling import LanguageModeling, LanguageModelingConfig
 from transformer.data.loader import DataLoader
 from transformer.data.packed_text import StreamRows
+from transformer.errors import UserError
 from transformer.evaluation.likelihood import LikelihoodEvaluator, Rows, split_by_row
 from transformer.models.transformer_xl import Memory, TransformerXLConfig
 from transformer.training.experiment import Batch, Params, Put
@@ -27,6 +28,11 @@ class SegmentRecurrenceConfig(LanguageModelingConfig):
     """The config of a language modelling run with memory."""
 
     model: TransformerXLConfig
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.data.sources:
+            raise UserError(f"data.sources: {self.experiment} reads one text in its order; use data.source")
 
 
 class SegmentRecurrence(LanguageModeling):

@@ -14,11 +14,19 @@ import launch
 from commands import opening
 from commands.differences import FIXED, FREE
 from commands.opening import read_config
-from commands.workdir import flatten
 from configs import attention, base
 from experiments import EXPERIMENTS, find_experiment
 from tests import runs
-from transformer.config import Bound, OneOf, bounds_of, describe_keys, from_values, refuse_idle, to_values
+from transformer.config import (
+    Bound,
+    OneOf,
+    bounds_of,
+    describe_keys,
+    flatten,
+    from_values,
+    refuse_idle,
+    to_values,
+)
 from transformer.errors import UserError
 from transformer.training.run import Run
 from transformer.training.step import make_train_step

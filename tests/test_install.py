@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests import runs
+from transformer.training.writers import EXTRAS
 
 PACKAGES = ("commands", "configs", "experiments", "transformer")
 
@@ -37,4 +38,6 @@ def test_the_packages_are_installed_whole_with_their_requirements(tmp_path):
     assert (installed.name, installed.version) == (project["name"], project["version"])
     lines = (runs.ROOT / "requirements.txt").read_text().splitlines()
     expected = [line.partition("#")[0].strip() for line in lines]
-    assert len(installed.requires or []) == len([line for line in expected if line])
+    required = [each for each in installed.requires or [] if "extra ==" not in each]
+    assert len(required) == len([line for line in expected if line])
+    assert set(installed.metadata.get_all("Provides-Extra")) == set(EXTRAS)

@@ -98,10 +98,10 @@ def test_what_the_user_got_wrong_is_one_line_and_nothing_is_written(capfd, tmp_p
         ("def get_config(:", "{path}, line 1: invalid syntax"),
         ("import base_\n", "{path}, line 1: ModuleNotFoundError: No module named 'base_'"),
         ("\ndef get_config():\n    return 1 / 0\n", "{path}, line 3: ZeroDivisionError: division by zero"),
-        ("x = 1\n", "{path}: KeyError: 'get_config'"),
+        ("x = 1\n", "{path}: there is no get_config() in it"),
         (
             "def get_config():\n    pass\n",
-            "{path}: AttributeError: 'NoneType' object has no attribute 'to_dict'",
+            "{path}: get_config() should return a ConfigDict, not NoneType",
         ),
         (
             "from configs import base\n\n\ndef get_config():\n    config = base.defaults('vision')\n"
@@ -183,7 +183,7 @@ def test_a_folder_from_before_some_keys_existed_is_the_run_it_was(capfd, tmp_pat
     del older["model"]["d_ff"]  # 64 there, and 1024 where nothing is said
     written.write_text(json.dumps(older))
     line = fails(capfd, runs.tiny(source, folder))
-    assert line.endswith("belongs to another config: model.d_ff 1024 (here 64); choose another folder")
+    assert "belongs to another config: model.d_ff 1024 (here 64); choose another folder, or" in line
     del older["experiment"]
     written.write_text(json.dumps(older))
     assert "config.experiment: None is no experiment" in fails(capfd, [f"--workdir={folder}"])
@@ -210,7 +210,8 @@ def test_a_key_that_does_nothing_may_have_been_another_in_a_folder_from_before(c
     written.write_text(json.dumps(older))
     line = fails(capfd, [*same, "--config.train.steps=3"])
     assert line.endswith(
-        "belongs to another config: optimizer.schedule 'cosine' (here 'constant'); choose another folder"
+        "belongs to another config: optimizer.schedule 'cosine' (here 'constant'); choose another folder, "
+        "or continue in one with --mode=fork"
     )
     cosine = [*same, "--config.optimizer.schedule=cosine", "--config.train.steps=3"]
     assert "optimizer.decay_steps 1 (here 0), optimizer.final_fraction 0.5 (here 0.0)" in fails(capfd, cosine)
@@ -224,6 +225,11 @@ def test_a_folder_of_something_else_is_left_alone(capfd, tmp_path, source):
     file = tmp_path / "file"
     file.write_text("")
     assert fails(capfd, runs.tiny(source, file)) == f"--workdir: {file} is a file"
+
+
+def test_a_plan_needs_a_config_or_a_run(capfd):
+    line = fails(capfd, ["--mode=plan"])
+    assert line == "--workdir: which run? Or --config: which one? configs/lm.py, say (--mode=plan)"
 
 
 @pytest.mark.parametrize("mode", ["evaluate", "predict --prompt=x"])

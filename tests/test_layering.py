@@ -17,8 +17,15 @@ ALLOWED = {
     "transformer.run_folder": set(),
     "transformer.config": {"transformer.errors"},
     "transformer.sums": set(),
-    "transformer.layers": {"transformer.layers", "transformer.errors", "transformer.sums"},
-    "transformer.layers.kernels": {"transformer.layers", "transformer.errors"},
+    "transformer.sweep": {"transformer.errors"},
+    "transformer.devices": set(),
+    "transformer.layers": {
+        "transformer.layers",
+        "transformer.devices",
+        "transformer.errors",
+        "transformer.sums",
+    },
+    "transformer.layers.kernels": {"transformer.layers", "transformer.devices", "transformer.errors"},
     "transformer.layers.products": {"transformer.layers"},
     "transformer.layers.views": set(),
     "transformer.models": {
@@ -31,15 +38,10 @@ ALLOWED = {
     "transformer.data": {"transformer.data", "transformer.config", "transformer.errors"},
     "transformer.training": {
         "transformer.training",
+        "transformer.layers.measures",  # what a measuring step finds inside of layers
+        "transformer.devices",
         "transformer.sums",
         "transformer.run_folder",
-        "transformer.config",
-        "transformer.errors",
-    },
-    "transformer.training.token_losses": {
-        "transformer.training",
-        "transformer.layers.devices",  # by which mesh axes tokens are divided
-        "transformer.sums",
         "transformer.config",
         "transformer.errors",
     },
@@ -102,6 +104,7 @@ LIBRARIES = {
         "tqdm",
         "PIL",
         "sklearn",
+        "pyarrow",
     },
     "transformer.decoding": {"jax", "flax", "numpy"},
     "transformer.planning": {"jax", "numpy"},

@@ -12,7 +12,6 @@ import pytest
 import launch
 from commands import notebook
 from commands.opening import check_config, read_config
-from commands.workdir import flatten
 from tests import runs
 
 README = (runs.ROOT / "README.md").read_text(encoding="utf-8")
@@ -47,10 +46,10 @@ def test_keys_and_files_that_the_page_names_exist():
     configs = (
         read_config(f"configs/{name}.py") for name in ("lm", "translation", "vision", "classification")
     )
-    known = {key for config in configs for key in flatten(config)}
     groups = "model|data|loss|optimizer|train|parallel|sample|generate"
+    known = {f"{name}.{key}" for each in configs for name in groups.split("|") for key in each.get(name, {})}
     for key in re.findall(rf"`(?:config\.)?((?:{groups})\.\w+)", ALL):
-        assert any(name == key or name.startswith(f"{key}.") for name in known), key
+        assert key in known, key
     for path in re.findall(r"`((?:transformer|configs|experiments|tests)/[\w/.]*|\w+\.py)`", ALL):
         assert any((runs.ROOT / base / path).exists() for base in (".", "configs")), path
 
@@ -62,11 +61,18 @@ def test_links_lead_to_files(name):
         assert (folder / link).exists(), link
 
 
+def test_the_example_of_a_sweep_has_its_runs():
+    (code,) = [code for kind, code in BLOCKS if kind == "python" and "def sweep()" in code]
+    names = {}
+    exec(code, names)
+    assert len(names["sweep"]()) == 2 * 3 + 1
+
+
 @pytest.mark.thorough
 def test_the_notebook_example_works(monkeypatch, capsys, tmp_path):
     source = runs.write_corpus(tmp_path / "corpus")
     assert launch.main(runs.tiny(source, tmp_path / "run")) == 0
-    (code,) = [code for kind, code in BLOCKS if kind == "python"]
+    (code,) = [code for kind, code in BLOCKS if kind == "python" and "lm.get_config()" in code]
     assert '"runs/lm"' in code and '"runs/mine"' in code and "lm.get_config()" in code
     code = code.replace('"runs/lm"', repr(str(tmp_path / "run"))).replace(
         '"runs/mine"', repr(f"{tmp_path}/mine")

@@ -260,3 +260,14 @@ def _describe(hint: Any) -> str:
     if origin is tuple:
         return f"a list of {_describe(arguments[0])}"
     return "a group of keys" if dataclasses.is_dataclass(hint) else hint.__name__
+
+
+def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """{"model": {"d_model": 8}} -> {"model.d_model": 8}."""
+    flat: dict[str, Any] = {}
+    for key, value in values.items():
+        if isinstance(value, Mapping):
+            flat |= flatten(value, f"{prefix}{key}.")
+        else:
+            flat[prefix + key] = value
+    return flat

@@ -23,10 +23,12 @@ class RunFolder:
     labels = Inside("labels.json")
     data = Inside("data.json")  # content of the data, to compare when the run is resumed
     lengths = Inside("lengths.json")  # earlier values of train.steps
+    fork = Inside("fork.json")  # of which run this is a fork, and what is changed
     checkpoints = Inside("checkpoints")
     unmeasured = Inside("unmeasured")  # sums of metrics that a stopped training had not yet written
     metrics = Inside("metrics.jsonl")
     events = Inside("events")
+    trackers = Inside("trackers.json")  # ids of the run in experiment trackers
     samples = Inside("samples")
     attention = Inside("attention")  # attention maps
     classes = Inside("classes")  # plots of confusion and calibration

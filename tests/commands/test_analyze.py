@@ -210,7 +210,7 @@ WRONG = {
     "--words=alpha,beta --map=map.png": "--map: 2 vectors; expected at least 3",
     "--words=beta --contexts=beta": "--contexts: a run of word_embedding has no contextual vectors",
     "--neighbors=alpha": "--neighbors=alpha: no such flag; did you mean '--neighbours'?",
-    "--prompt=alpha --words=a,b": "--prompt: only --mode=predict and --mode=score take it",
+    "--prompt=alpha --words=a,b": "--prompt: only --mode=predict and score take it",
 }
 
 

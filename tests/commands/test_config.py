@@ -6,9 +6,8 @@ import pytest
 
 import launch
 from commands.opening import check_config, read_config
-from commands.workdir import flatten
 from tests import runs
-from transformer.config import describe_keys, to_values
+from transformer.config import describe_keys, flatten, to_values
 
 pytestmark = pytest.mark.usefixtures("in_root")
 

@@ -68,12 +68,12 @@ class Scores:
         2021, section 3.2)."""
         if self.c.position != "rope":
             return q_tk, k_sk
-        half = q_tk.shape[1] // 2
+        half = round(q_tk.shape[1] * self.c.position_fraction) // 2  # of a head's first dimensions
         frequency = self.c.position_base ** (-np.arange(half) / half)
 
         def turned(x, at):
-            z = (x[:, :half] + 1j * x[:, half:]) * np.exp(1j * at[:, None] * frequency)
-            return np.concatenate([z.real, z.imag], axis=1)
+            z = (x[:, :half] + 1j * x[:, half : 2 * half]) * np.exp(1j * at[:, None] * frequency)
+            return np.concatenate([z.real, z.imag, x[:, 2 * half :]], axis=1)
 
         return turned(q_tk, self.at_t), turned(k_sk, self.at_s)
 

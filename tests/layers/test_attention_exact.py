@@ -34,10 +34,12 @@ KINDS = {
     "plain_alibi": {"mixer": "plain", "position": "alibi", "sinks": True, "soft_cap": 2.0},
     "transformer_xl": {"position": "transformer_xl", "num_kv_heads": 2},
     "shaw": {"position": "shaw", "position_distance": 3, "soft_cap": 2.0},
+    "partial_rotary": {"position_fraction": 0.5, "position_base": 20.0},
+    "partial_rotary_latent": LATENT | {"position_fraction": 0.5},
     "window": {"pattern": "window", "pattern_size": 3},
     "dilated_latent": LATENT | {"pattern": "window", "pattern_size": 2, "pattern_extra": 3},
 }
-QUICK = ("capped_with_sinks", "latent", "qk_norm")
+QUICK = ("capped_with_sinks", "latent", "partial_rotary", "qk_norm")
 
 
 def kinds(quick=QUICK):
@@ -103,6 +105,15 @@ def test_in_an_encoder_of_packed_texts(rng, changes):
     {"norm": "layer", "norm_placement": "sandwich", "feed_forward": "geglu", "scale_embeddings": True},
     {"norm": "layer", "norm_epsilon": 0.1, "layers": ("a", "b"), "num_layers": 3,
      "layer_kinds": {"a": {"position_base": 10.0}, "b": {"pattern": "window", "pattern_size": 2}}},
+    {"parallel_sublayers": True, "feed_forward": "relu2", "logit_soft_cap": 1.5},
+    {"parallel_sublayers": True, "norm_placement": "sandwich", "logit_soft_cap": 4.0,
+     "tie_embeddings": False},
+    {"parallel_sublayers": True, "norm_placement": "post", "feed_forward": "swiglu"},
+    {"norm": "none", "feed_forward": "relu"},
+    {"skips": True, "num_layers": 5, "layers": ("window", "full"),
+     "layer_kinds": {"window": {"pattern": "window", "pattern_size": 2}, "full": {}}},
+    {"pattern": "window", "num_layers": 3, "layers": ("two", "three", "six"), "layer_kinds":
+        {"two": {"pattern_size": 2}, "three": {"pattern_size": 3}, "six": {"pattern_size": 6}}},
 ])  # fmt: skip
 def test_around_attention(rng, changes):
     """The other parts of a decoder."""
@@ -113,5 +124,6 @@ def test_around_attention(rng, changes):
     def expected(params):
         return np.stack([numpy_decoder.decoder(params, config, row)[:, :VOCAB] for row in tokens])
 
-    params = random_params(rng, model, tokens)
+    scale = 0.2 if config.norm == "none" else 0.5  # without norms larger ones would grow in each layer
+    params = random_params(rng, model, tokens, scale=scale)
     check(rng, lambda p: model.apply({"params": p}, tokens)[..., :VOCAB], expected, params, (2, T, VOCAB))

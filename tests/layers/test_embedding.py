@@ -9,7 +9,7 @@ from flax import linen as nn
 
 from tests.parameters import random_params
 from transformer.errors import UserError
-from transformer.layers.embedding import Embedding
+from transformer.layers.embedding import PADDED_LOGIT, Embedding, Unembedding
 from transformer.models.decoder import DecoderConfig
 from transformer.models.encoder import EncoderConfig, TextEncoder
 from transformer.models.encoder_decoder import EncoderDecoderConfig
@@ -112,3 +112,17 @@ def test_devices_add_up_the_gradient_of_their_columns_of_the_table(rng):
     assert not re.findall(r"= f32\[\d+,\d+,\d+\]\S* all-gather", program.as_text())
     sizes = re.findall(r"= f32\[(\d+),(\d+)\]\S* all-reduce", program.as_text())
     assert sizes == [("50", "4")]
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_capped_logits_against_float64(rng, tied):
+    x = rng.normal(size=(2, 3, 16))
+    module = (Embedding if tied else Unembedding)(50, *[16] * tied, soft_cap=2.5)
+    method = {"method": "attend"} if tied else {}
+    given = jnp.asarray(x, jnp.float32)
+    params = random_params(rng, module, given, **method)
+    table = np.float64(params["table"]).T if tied else np.float64(params["kernel"])
+    logits = module.apply({"params": params}, given, **method)
+    assert np.abs(x @ table).max() > 5
+    np.testing.assert_allclose(logits[..., :50], 2.5 * np.tanh(x @ table[:, :50] / 2.5), atol=2e-5)
+    np.testing.assert_array_equal(logits[..., 50:], PADDED_LOGIT)  # padding has no probability

@@ -15,6 +15,7 @@ def gelu(x: np.ndarray) -> np.ndarray:
 
 ACTIVATIONS = {
     "relu": lambda x: np.maximum(x, 0),
+    "relu2": lambda x: np.maximum(x, 0) ** 2,
     "gelu": gelu,
     "swiglu": lambda x: x * special.expit(x),
     "geglu": gelu,

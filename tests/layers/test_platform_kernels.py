@@ -15,8 +15,8 @@ from jax.sharding import AxisType
 
 from tests.layers.table import Table
 from tests.layers.test_kernels import segments
+from transformer import devices
 from transformer.errors import UserError
-from transformer.layers import devices
 from transformer.layers.kernels import choose, cudnn, reference, splash, unrolled
 from transformer.layers.kernels.reference import Scoring
 from transformer.layers.kernels.splash import _with_distances
@@ -29,8 +29,8 @@ on_gpu = pytest.mark.skipif(jax.default_backend() != "gpu", reason="needs a GPU"
 
 
 def pretend(monkeypatch, name):
-    for module in ("devices", "kernels", "kernels.cudnn", "kernels.splash"):
-        module = importlib.import_module(f"transformer.layers.{module}")
+    for module in ("devices", "layers.kernels", "layers.kernels.cudnn", "layers.kernels.splash"):
+        module = importlib.import_module(f"transformer.{module}")
         monkeypatch.setattr(module, "platform", lambda: name)
 
 

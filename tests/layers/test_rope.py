@@ -144,3 +144,23 @@ def test_yarn_in_multi_head_attention_stretches_queries_and_keys(rng, num_kv_hea
     out = np.einsum("bhts,bshk->bthk", weights / weights.sum(-1, keepdims=True), heads("value"))
     expected = np.einsum("bthk,hkd->btd", out, p["output"]["kernel"]) + p["output"]["bias"]
     np.testing.assert_allclose(found, expected, atol=5e-5)
+
+
+def test_a_fraction_is_rotated_as_a_narrower_head_and_the_rest_stays(rng):
+    x = jnp.asarray(rng.normal(size=(2, 5, 3, 16)), jnp.float32)
+    positions = jnp.asarray(rng.integers(0, 50, (2, 5)))
+    y = Rope(fraction=0.25).rotate(x, positions)
+    np.testing.assert_array_equal(y[..., :4], Rope().rotate(x[..., :4], positions))
+    np.testing.assert_array_equal(y[..., 4:], x[..., 4:])
+
+
+@pytest.mark.parametrize("keys,message", [
+    ({"position_fraction": 0.3}, r"^position_fraction: 0.3 of 64 dimensions is 19.2; 'rope' rotates pairs"),
+    ({"position_fraction": 0.5, "head_dim": 6}, r"^position_fraction: 0.5 of 6 dimensions is 3; "),
+    ({"position_fraction": 0.5, "position": "alibi"}, r"^position_fraction: 0.5 with position 'alibi'; only"),
+    ({"position_fraction": 0.0}, r"^position_fraction: 0.0"),
+])  # fmt: skip
+def test_a_fraction_must_be_of_whole_pairs(keys, message):
+    with pytest.raises(UserError, match=message):
+        StackConfig(**keys)
+    StackConfig(head_dim=40, position_fraction=0.55)  # 22, but for rounding

@@ -24,7 +24,7 @@ def decoder(params: Any, c: Any, tokens_t, segments_t=None, positions_t=None) ->
     i = np.arange(len(tokens_t))
     allowed_ts = (i[:, None] >= i) & (segments_t[:, None] == segments_t)
     x_td, _ = stack(c, params["blocks"], embed(params, c, tokens_t, at_t), at_t, allowed_ts)
-    return last_norm(params, c, "final_norm", x_td) @ head(params)
+    return capped(last_norm(params, c, "final_norm", x_td) @ head(params), c.logit_soft_cap)
 
 
 def recurrent_decoder(params: Any, c: Any, tokens_t, segments_t, memory: Sequence, segments_m) -> tuple:
@@ -61,7 +61,7 @@ def encoder_decoder(params: Any, c: Any, source_s, tokens_t) -> np.ndarray:
     memory_sd = last_norm(params, c, "encoder_norm", x_sd)
     x_td, blocks = embed(params, c, tokens_t, at_t), params["decoder_blocks"]
     x_td, _ = stack(c, blocks, x_td, at_t, at_t[:, None] >= at_t, source_sd=memory_sd)
-    return last_norm(params, c, "final_norm", x_td) @ head(params)
+    return capped(last_norm(params, c, "final_norm", x_td) @ head(params), c.logit_soft_cap)
 
 
 def embed(params: Any, c: Any, tokens_t, at_t) -> np.ndarray:
@@ -77,13 +77,23 @@ def head(params: Any) -> np.ndarray:
     return params["unembedding"]["kernel"] if "unembedding" in params else params["embedding"]["table"].T
 
 
+def capped(logits_tv, cap: float) -> np.ndarray:
+    """Gemma 2's limit of the final logits (Gemma Team 2024, section 2)."""
+    return cap * np.tanh(logits_tv / cap) if cap else logits_tv
+
+
 def stack(c, blocks, x_td, at_s, allowed_ts, *, memory=(), source_sd=None, causal=True) -> tuple:
     """All blocks, and the input (t, d) of each; the queries are the last of the positions `at_s`."""
-    inputs = []
+    inputs, outputs = [], []
+    depth = len(layers(c, blocks))
     for n, (kind, p) in enumerate(layers(c, blocks)):
+        mirrored = depth - 1 - n
+        if c.skips and mirrored < depth // 2:  # Jordan et al. 2024
+            x_td = x_td + p["skip"] * outputs[mirrored]
         inputs.append(x_td)
         seen_ts, before = allowed_ts & windowed(kind, allowed_ts.shape), memory[n : n + 1]
         x_td = block(kind, p, x_td, at_s, seen_ts, before, source_sd, causal)
+        outputs.append(x_td)
     return x_td, inputs
 
 
@@ -100,16 +110,21 @@ def block(c, p, x_td, at_s, allowed_ts, memory, source_sd, causal) -> np.ndarray
         (own, y if c.norm_placement == "post" else norm(own, c, "attention_norm", y)) for own, y in memory
     ]
 
-    def attend(y_td):
+    def attend_alone(y_td):
         # Plain attention has no parameters.
         sources = [(own.get("attention", {}), y_sd) for own, y_sd in [*before, (p, y_td)]]
         return attention(c, sources[-1][0], y_td, sources, at_s[-len(y_td) :], at_s, allowed_ts, causal)
+
+    feed = functools.partial(feed_forward, c, p.get("feed_forward"))
+
+    def attend(y_td):  # with the feed-forward beside it: Chowdhery et al. 2022, section 2
+        return attend_alone(y_td) + (feed(y_td) if c.parallel_sublayers else 0)
 
     x_td = sublayer(c, p, "attention", x_td, attend)
     if source_sd is not None:
         across = functools.partial(cross_attention, c, p["cross_attention"], source_sd)
         x_td = sublayer(c, p, "cross_attention", x_td, across)
-    return sublayer(c, p, "feed_forward", x_td, functools.partial(feed_forward, c, p["feed_forward"]))
+    return x_td if c.parallel_sublayers else sublayer(c, p, "feed_forward", x_td, feed)
 
 
 def windowed(c: Any, shape: tuple[int, int]) -> np.ndarray | bool:
@@ -131,7 +146,9 @@ def sublayer(c: Any, p: Any, name: str, x_td, f: Callable) -> np.ndarray:
 
 
 def norm(params: Any, c: Any, name: str, x_td) -> np.ndarray:
-    """LayerNorm or RMSNorm."""
+    """LayerNorm, RMSNorm or none."""
+    if c.norm == "none":
+        return x_td
     return {"rms": rms_norm, "layer": layer_norm}[c.norm](params[name], x_td, c.norm_epsilon)
 
 
@@ -151,13 +168,17 @@ def cross_attention(c: Any, p: Any, source_sd, x_td) -> np.ndarray:
 def feed_forward(c: Any, p: Any, x_td) -> np.ndarray:
     """down(act(up(x))), or gated down(act(gate(x)) up(x)) (Shazeer 2020)."""
     up = linear(p["up"], x_td)
-    act = {"relu": relu, "gelu": gelu, "swiglu": silu, "geglu": gelu}[c.feed_forward]
+    act = {"relu": relu, "relu2": relu2, "gelu": gelu, "swiglu": silu, "geglu": gelu}[c.feed_forward]
     hidden = act(linear(p["gate"], x_td)) * up if "gate" in p else act(up)
     return linear(p["down"], hidden)
 
 
 def relu(x):
     return np.maximum(x, 0)
+
+
+def relu2(x):
+    return np.maximum(x, 0) ** 2
 
 
 def silu(x):

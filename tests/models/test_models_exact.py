@@ -24,6 +24,8 @@ def value_and_gradient(f, weights, params):
 
 @pytest.mark.parametrize("changes", [
     {"num_kv_heads": 2, "num_encoder_layers": 1},
+    pytest.param({"parallel_sublayers": True, "logit_soft_cap": 3.0, "feed_forward": "relu2"},
+                 marks=pytest.mark.thorough),
     pytest.param({"position": "t5", "norm": "layer", "norm_placement": "post"}, marks=pytest.mark.thorough),
     pytest.param({"mixer": "latent", "latent_dim": 10, "soft_cap": 2.0}, marks=pytest.mark.thorough),
     pytest.param({"position": "learned", "share_embeddings": False, "tie_embeddings": False, "qk_norm": True},
@@ -56,6 +58,8 @@ def test_an_encoder_decoder(rng, changes):
     *(pytest.param({"position": name, "sinks": True, "soft_cap": 3.0}, marks=pytest.mark.thorough)
       for name in RELATIVE if name != "transformer_xl"),
     pytest.param({"position": "alibi", "mixer": "latent", "latent_dim": 10}, marks=pytest.mark.thorough),
+    pytest.param({"position": "rope", "position_fraction": 0.25, "parallel_sublayers": True},
+                 marks=pytest.mark.thorough),
     pytest.param({"qk_norm": True, "position": "rope", "norm": "layer", "norm_placement": "sandwich"},
                  marks=pytest.mark.thorough),
     pytest.param({"layers": ("a", "b"), "position": "t5",

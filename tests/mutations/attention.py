@@ -155,8 +155,12 @@ EDITS = {
         f"tests/layers/test_rope.py {EXACT}",
         {
             "other_direction": (
-                "[a * cosine - b * sine, a * sine + b * cosine]",
-                "[a * cosine + b * sine, b * cosine - a * sine]",
+                "[a * cosine - b * sine, a * sine + b * cosine, rest]",
+                "[a * cosine + b * sine, b * cosine - a * sine, rest]",
+            ),
+            "frequencies_of_the_whole_head": (
+                "* self._scaled(half)[0]",
+                "* self._scaled(x_bthk.shape[-1] // 2)[0][:half]",
             ),
             "frequencies_to_the_root": (
                 "dtype=jnp.float32) / half), 1.0",
@@ -281,24 +285,41 @@ EDITS = {
             "slopes_rounded": ("for _ in range(3)", "for _ in range(1)"),
             "two_digits": ("digits = distance_bs // DIGIT**2,", "digits = 0 * distance_bs,"),
             "distances_to_future_keys": ("alibi and (not mask.causal or", "alibi and ("),
-            "padding_kept": ("[:, :, :t, : v_bgsk.shape[-1]]", "[:, :, :t]"),
-            "padding_seen": ("(whole_s > s and not hidden)", "(whole_s > s and False)"),
+            "padding_kept": ("[:, :, :t, : v_bsgk.shape[-1]]", "[:, :, :t]"),
+            "padding_seen": ("(whole_s == s or (mask.causal", "(True or (mask.causal"),
             "queries_without_keys": (
-                "    if marked:  # the output",
+                "    if _marked(mask):  # the output",
                 "    if False:  # the output",
             ),
         },
     ),
-    "transformer/layers/kernels/ring.py": (
-        "tests/layers/test_ring.py",
+    "transformer/layers/kernels/splash_parts.py": (
+        "tests/layers/test_ring_of_splash.py",
         {
+            "other_passes_of_jax_called": ('if known else f"jax', 'if True else f"jax'),
+            "means_of_masked_values": ("jnp.where(seen_bht1, out_bhtk, 0.0)", "out_bhtk"),
+            "masked_keys_counted": ("jnp.where(seen_bht1, norm_bht1, -jnp.inf)", "norm_bht1"),
+            "outputs_left_out_of_gradients": ("learned[1], out_htk,", "learned[1], 0 * out_htk,"),
+            "sinks_of_one_row": ("jnp.sum(dsinks_bh, axis=0)", "dsinks_bh[0]"),
+        },
+    ),
+    "transformer/layers/kernels/ring.py": (
+        "tests/layers/test_ring.py tests/layers/test_ring_of_splash.py",
+        {
+            "heads_on_every_device": ('sharded_over("heads")[0] if fused else ()', "()"),
+            "no_soft_cap": ("soft_cap=scoring.soft_cap, scale=1.0)", "scale=1.0)"),
             "later_device": ("later = (n > self.index)", "later = (n >= self.index)"),
             "blocks_not_turned": ("jnp.where(self.index % 2 == 0, x_rbt, x_rbt[::-1])", "x_rbt"),
         },
     ),
     "transformer/layers/block.py": (
-        f"{PAIRS} tests/models/test_encoder_decoder.py",
+        f"{PAIRS} {EXACT} tests/models/test_encoder_decoder.py",
         {
+            "parallel_after_attention": (
+                "y_btd = y_btd + self.feed_forward(x_normal_btd,",
+                "y_btd = y_btd + self.feed_forward(y_btd,",
+            ),
+            "feed_forward_twice": ("is not None and not self.parallel:", "is not None:"),
             "no_residual": ("_divided(x_btd + _divided(", "_divided(_divided("),
             "other_sources_seen": ("memory, memory_mask or Mask(), train)", "memory, Mask(), train)"),
         },

@@ -2,7 +2,8 @@
 
 EDITS = {
     "transformer/data/packed_text.py": (
-        "tests/data/test_packing.py tests/data/test_stream_rows.py tests/data/test_text.py",
+        "tests/data/test_packing.py tests/data/test_stream_rows.py tests/data/test_text.py "
+        "tests/evaluation/test_documents.py",
         {
             "next_document_predicted": (
                 "counted_bt = inputs_bt & (document_bt[:, 1:] == document_bt[:, :-1])",
@@ -16,6 +17,13 @@ EDITS = {
             "streams_interleaved": (
                 "row = stream * self._each + place",
                 "row = place * self._streams + stream",
+            ),
+            "padding_is_of_a_document": ("(place_bt + 1 >= total), -1", "(place_bt + 1 > total), -1"),
+            "the_next_document": (
+                """offsets, place_bt, side="right") - 1
+        return np.where""",
+                """offsets, place_bt, side="right")
+        return np.where""",
             ),
             "bytes_of_the_input": (
                 "self.cache.num_bytes[place_bt[:, 1:]]",
@@ -43,6 +51,52 @@ EDITS = {
                 "places = step * self.batch_size + np.arange(len(needed))",
             ),
             "rows_twice": ("if epoch and not self.repeat:", "if epoch > 1 and not self.repeat:"),
+        },
+    ),
+    "transformer/data/interleaving.py": (
+        "tests/data/test_mixture.py",
+        {
+            "deadline_ignored": ("(-(-(had[i] + 1) * period // part), i)", "(had[i], i)"),
+            "released_too_soon": ("if had[i] * period < (place + 1) * part", "if had[i] < part"),
+            "source_reread_in_each_period": ("period * self.counts_k[sources] + ", ""),
+            "order_by_the_source": ("np.arange(part)\n", "0\n"),
+            "weights_nearly": ("ROUNDING = 1e-10", "ROUNDING = 1e-6"),
+            "weightless_sources": ("errors_d[~counts_dk.all(axis=1)] = 1", "pass"),
+        },
+    ),
+    "transformer/data/mixture.py": (
+        "tests/data/test_mixture.py",
+        {
+            "every_process_the_first_rows": (
+                "needed = np.arange(self.batch_size) if self.needed is None else self.needed",
+                "needed = np.arange(self.batch_size if self.needed is None else len(self.needed))",
+            ),
+            "rows_of_the_mixture": ("_at(part, place_b[here])", "_at(part, here)"),
+            "weights_of_the_others": (
+                "weights = [*self.weights.values()]",
+                "weights = [*self.weights.values()][::-1]",
+            ),
+            "order_as_given": ("dict(sorted(config.sources.items()))", "dict(config.sources.items())"),
+            "parts_alike": ("part.only = source", "part.only = next(iter(self.weights))"),
+            "start_of_the_first_part": ("start -= min(start, len(part))", "start = 0"),
+            "row_of_padding": ("count <= length", "count < length"),
+            "other_spelling_of_a_place": ("os.path.realpath(os.path.expanduser(place))", "place"),
+            "contents_of_the_last": ('f"sources[{number}]" if', '"sources" if'),
+        },
+    ),
+    "transformer/data/sources/parquet.py": (
+        "tests/data/test_parquet.py",
+        {
+            "row_of_the_group_before": (
+                "bisect.bisect(self._firsts, row) - 1",
+                "bisect.bisect_left(self._firsts, row) - 1",
+            ),
+            "rows_of_each_group_from_0": (
+                "enumerate(self._group(group).to_pylist(), first)",
+                "enumerate(self._group(group).to_pylist())",
+            ),
+            "rows_without_text": ("if record[self.field] is not None:", "if True:"),
+            "every_split_the_whole": ("belong(self._split, keys)", 'belong("train", keys)'),
         },
     ),
     "transformer/data/masking.py": (

@@ -1,6 +1,17 @@
 """Mutations of `transformer/evaluation`: file -> (tests, {name: (text, replacement)})."""
 
 EDITS = {
+    "transformer/evaluation/documents.py": (
+        "tests/evaluation/test_documents.py",
+        {
+            "lowest_first": ("(-each.loss, each.number)", "(each.loss, each.number)"),
+            "bits_are_nats": (" / self.num_bytes / math.log(2)", " / self.num_bytes"),
+            "losses_of_other_targets": (
+                "if not math.isclose(parts_3[0].sum(), total, rel_tol=1e-3, abs_tol=1e-3):",
+                "if False:",
+            ),
+        },
+    ),
     "transformer/evaluation/classification.py": (
         "tests/evaluation/test_classification.py",
         {
@@ -8,6 +19,26 @@ EDITS = {
             "padding_is_a_window": ("(weights.reshape(-1) > 0).astype", "(weights.reshape(-1) >= 0).astype"),
             "parts_of_texts_weigh_one": ("jnp.asarray(shares_n))", "jnp.asarray(shares_n > 0))"),
             "loss_of_the_prediction": ("log_p, labels[:, None], axis=-1", "log_p, found[:, None], axis=-1"),
+        },
+    ),
+    "transformer/evaluation/mixed_likelihood.py": (
+        "tests/evaluation/test_mixed_likelihood.py",
+        {
+            "sizes_of_the_sources": ("share / targets if targets", "share if targets"),
+            "targets_of_the_last_term": (
+                "sum(float(term.weight) for term in counted)",
+                "[float(term.weight) for term in counted][-1]",
+            ),
+            "terms_of_the_first": (" if all(name in other for other in others)", ""),
+        },
+    ),
+    "transformer/evaluation/coordinates.py": (
+        "tests/evaluation/test_coordinates.py",
+        {
+            "changes_of_means": ("np.abs(x - initial).mean()", "np.abs(x.mean() - initial.mean())"),
+            "layers_not_numbered": ("counts[stack] += 1", "pass"),
+            "growth_only": ("or (changes < -bound).all()", ""),
+            "power_of_base_ten": ("log_w = np.log(", "log_w = np.log10("),
         },
     ),
 }

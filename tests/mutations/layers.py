@@ -4,6 +4,32 @@ PADDED = "tests/models/test_decoder.py::test_the_vocabulary_s_padding_has_no_pro
 AROUND = "tests/layers/test_attention_exact.py::test_around_attention"
 
 EDITS = {
+    "transformer/layers/measures.py": (
+        "tests/training/test_measured.py",
+        {
+            "padding_measured": ("None if segments_bt is None else segments_bt > 0)", "None)"),
+            "mean_not_of_squares": ("jnp.mean(jnp.square(", "jnp.mean(jnp.abs("),
+            "entropy_of_padding": ("Sum.of(entropy_bhn, real_b1n), Sum", "Sum.of(entropy_bhn), Sum"),
+            "masked_scores_count": (
+                "jnp.where(allowed_bhns & (real_b1n > 0)[..., None], scores",
+                "jnp.where(True, scores",
+            ),
+            "first_queries_alone": ("jnp.arange(count) * t // count", "jnp.arange(count)"),
+            "memory_forgotten": ("query_indices_bt=mask.start + places_n", "query_indices_bt=places_n"),
+        },
+    ),
+    "transformer/layers/skips.py": (
+        f"{AROUND} tests/decoding/test_incremental.py",
+        {
+            "from_the_same_height": ("outputs[mirrored]", "outputs[-1]"),
+            "middle_too": ("if mirrored >= self.num_layers // 2:", "if mirrored > self.num_layers // 2:"),
+            "one_weight": ("params[SKIP].astype", "jnp.ones_like(params[SKIP]).astype"),
+            "none_in_decoding": (
+                "            x_btd = self._joined(x_btd, outputs, params)\n            rngs",
+                "            rngs",
+            ),
+        },
+    ),
     "transformer/layers/normalization.py": (
         "tests/layers/test_normalization.py",
         {
@@ -25,7 +51,8 @@ EDITS = {
                 "self.activation(gate_btf) * up_btf",
                 "self.activation(up_btf) * gate_btf",
             ),
-            "relu_is_gelu": ("activation=jax.nn.relu", "activation=jax.nn.gelu"),
+            "relu_is_gelu": ("activation=jax.nn.relu)", "activation=jax.nn.gelu)"),
+            "relu_not_squared": ("return jnp.square(jax.nn.relu(x))", "return jax.nn.relu(x)"),
             "geglu_is_silu": ("activation=_gelu, gated", "activation=jax.nn.silu, gated"),
         },
     ),
@@ -91,6 +118,11 @@ EDITS = {
                 'nn.with_logical_constraint(x_btd, ("lookup", "length", "lookup_embed"))',
                 "x_btd",
             ),
+            "padding_capped": (
+                "return jnp.where(real_v, logits_btv, PADDED_LOGIT)",
+                "return jnp.where(real_v, logits_btv, -soft_cap or PADDED_LOGIT)",
+            ),
+            "cap_only_of_one": ("soft_cap * jnp.tanh(logits_btv / soft_cap)", "jnp.tanh(logits_btv)"),
             "padding_has_probability": ("PADDED_LOGIT = -1e9", "PADDED_LOGIT = 0.0"),
             "one_real_token_masked": (
                 "logits_btv.shape[-1]) < vocab_size",

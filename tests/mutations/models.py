@@ -77,4 +77,8 @@ EDITS = {
             )
         },
     ),
+    "transformer/models/text_config.py": (
+        "tests/training/test_parametrization.py",
+        {"logits_of_scaled_tables": ("(-0.5 if self.scale_embeddings else -1.0)", "-1.0")},
+    ),
 }

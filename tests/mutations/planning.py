@@ -4,7 +4,7 @@ EDITS = {
     "transformer/planning/hlo.py": (
         "tests/planning/test_hlo.py",
         {
-            "loops_run_once": ("times * program.trips(each))", "times)"),
+            "loops_run_once": ("times * trips)", "times)"),
             "fusions_without_products": ('("fusion", "call", "async-start", "custom-call")', '("call",)'),
             "sums_not_multiplied": ("2.0 * math.prod(dot.shape) * summed", "2.0 * math.prod(dot.shape)"),
             "holes_are_inputs": ("& (at % hole == 0)", ""),
@@ -55,7 +55,7 @@ EDITS = {
                 "known = channel in above",
             ),
             "loops_start_channels_again": ("or channel in above", ""),
-            "kernels_run_once": ("for _ in range(times) if _is_kernel", "if _is_kernel"),
+            "kernels_run_once": ("sum(times for label", "sum(1 for label"),
             "products_and_memory": ("if products >= memory:", "if True:"),
         },
     ),
@@ -71,7 +71,7 @@ EDITS = {
         "tests/planning/test_search.py",
         {
             "given_meshes_change": ('not in (value, "-1")', "is None"),
-            "more_than_fits": ("if each.memory < FILLED * chip.memory:", "if True:"),
+            "more_than_fits": ("if each.memory < FILLED * chip.usable:", "if True:"),
             "slowest_first": ("sorted(found, key=lambda each: each.seconds)", "found"),
             "one_mesh_alone": ("others[: most - len(ways)]", "[]"),
         },
@@ -80,10 +80,13 @@ EDITS = {
         "tests/training/test_partition.py",
         {
             "anything_may_be_whole": ("if share > MOST:", "if share > 1:"),
-            "meant_to_be_whole_is_refused": ("and not _is_meant(leaf) ", ""),
+            "meant_to_be_whole_is_refused": (
+                "(_is_meant(box) or _is_divided(sharding))",
+                "_is_divided(sharding)",
+            ),
             "tensor_counts_as_divided": (
-                'axes & {"fsdp", "context"}',
-                'axes & {"fsdp", "context", "tensor"}',
+                "axis in STATE for",
+                'axis in (*STATE, "tensor") for',
             ),
         },
     ),

@@ -3,7 +3,17 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.mutations import attention, data, decoding, evaluation, layers, models, planning, training
+from tests.mutations import (
+    attention,
+    commands,
+    data,
+    decoding,
+    evaluation,
+    layers,
+    models,
+    planning,
+    training,
+)
 
 ROOT = Path(__file__).parents[2]
 
@@ -21,7 +31,7 @@ class Mutation:
 
 def _all() -> list[Mutation]:
     found = []
-    for part in (attention, layers, models, decoding, training, data, evaluation, planning):
+    for part in (attention, layers, models, decoding, training, data, evaluation, planning, commands):
         for file, (tests, edits) in part.EDITS.items():
             for name, edit in edits.items():
                 place = file.removeprefix("transformer/").removesuffix(".py")

@@ -86,6 +86,25 @@ EDITS = {
             ),
         },
     ),
+    "transformer/training/replicas.py": (
+        "tests/training/test_replicas.py",
+        {
+            "gradients_of_one_device": ("*jax.lax.psum(sums, REPLICAS), carry", "*sums, carry"),
+            "same_numbers_on_all": ("_of_block(rng, jax.lax.axis_index(REPLICAS))", "rng"),
+            "other_axes_are_replicas": ("== mesh.size", ">= 1"),
+            "rows_of_the_first_block": ("row_b = block * jnp.uint32(shape[0]) +", "row_b ="),
+            "no_carry_of_positions": ("high + (moved < low)", "high + jnp.zeros_like(moved)"),
+            "no_carry_of_products": ("(a_low * b_low >> 16)", "jnp.uint32(0)"),
+            "split_keys_lose_the_block": (
+                "jnp.broadcast_to(key[2], (*shape, 1))",
+                "jnp.zeros((*shape, 1), key.dtype)",
+            ),
+            "folded_keys_lose_the_block": (
+                "THREEFRY.fold_in(key[:2], data), key[2])",
+                "THREEFRY.fold_in(key[:2], data), jnp.uint32(0))",
+            ),
+        },
+    ),
     "transformer/training/schedules.py": (
         "tests/training/test_optimizer.py",
         {
@@ -112,16 +131,64 @@ EDITS = {
             ),
         },
     ),
-    "commands/agreement.py": (
-        "tests/commands/test_agreement.py",
+    "commands/forking.py": (
+        "tests/commands/test_fork.py",
+        {
+            "part_of_a_batch_again": (
+                "0 if order else -(-read // sizes[1])",
+                "0 if order else read // sizes[1]",
+            ),
+            "a_step_for_a_row": ("else at) * sizes[0]", "else at) * sizes[1]"),
+            "shift_of_a_fork_lost": ('at + theirs["batch"] - theirs["step"] if theirs else at', "at"),
+            "other_rows_in_the_middle": ('"batch": 0 if order else', '"batch": 0 if False else'),
+            "seed_keeps_the_order": ('key == "seed" or (', "False or ("),
+            "moved_data_are_others": ("(listed or not source", "(True or not source"),
+            "validation_rows_are_trained_on": ('besides="validation_source"', 'besides=""'),
+            "changed_data_unsaid": ("source.check_data(data)", "pass"),
+            "lengths_forgotten": (
+                'return theirs.get("rate", []), lengths',
+                'return theirs.get("rate", []), []',
+            ),
+            "rate_of_a_fork_forgotten": ('return theirs.get("rate", []), lengths', "return [], lengths"),
+            "rate_after_the_step": ("planned)(at - 1))]", "planned)(at))]"),
+            "fresh_without_warm_up": ("return [at, 0.0], []", "return [], []"),
+            "any_optimizer": ("if not fresh and there != here:", "if False:"),
+            "any_tokenizer": ("if key in TOKENIZER or", "if"),
+            "steps_in_the_past": ("if config.train.steps <= at:", "if config.train.steps < at:"),
+            "another_command_goes_on": ("if not same_step or any(", "if not same_step and any("),
+            "made_in_place": ('made = Workdir(part / "run")', "made = Workdir(place)"),
+            "carry_of_other_rows": ('else ""),\n    )\n    read', 'else "")[:0],\n    )\n    read'),
+        },
+    ),
+    "transformer/training/fork.py": (
+        "tests/commands/test_fork.py tests/evaluation/test_documents.py",
+        {
+            "documents_not_shifted": ("documents_at(step + self.shift)", "documents_at(step)"),
+            "schedule_anew": ("return node._replace(count=updates) if", "return node if"),
+            "rate_not_relative": ("rate / config.learning_rate if", "rate if"),
+            "batches_not_shifted": (
+                "self.batches.iterate(start + self.shift)",
+                "self.batches.iterate(start)",
+            ),
+            "average_lost": ('if stored.get("ema") is None:', "if True:"),
+            "carry_lost": (
+                '"carry": carry or (differs("carry")',
+                '"carry": carry or ("x" or differs("carry")',
+            ),
+        },
+    ),
+    "commands/consistency.py": (
+        "tests/commands/test_consistency.py",
         {
             "digests_not_compared": ("if len({*processes.gathered(digest(found))}) == 1:", "if True:"),
             "equal_values_listed": ("if len(holders) > 1:", "if holders:"),
             "all_are_missing": ("if key in each else", "if False else"),
+            "training_split_of_sets": ('f"validation of {source}"', 'f"train of {source}"'),
+            "sets_not_compared": ("in sets.items():", "in ():"),
         },
     ),
     "transformer/processes.py": (
-        "tests/commands/test_agreement.py",
+        "tests/commands/test_consistency.py",
         {
             "the_shorter_is_padded": ("bytes(row[:size]).decode()", "bytes(row).decode()"),
             "everyone_gives_what_the_first_does": ("padded[: len(given)] = given", "padded[:1] = given[:1]"),
@@ -136,7 +203,7 @@ EDITS = {
         },
     ),
     "transformer/training/agreement.py": (
-        "tests/training/test_agreement_by_time.py",
+        "tests/training/test_agreement.py",
         {
             "each_asks_by_its_own_clock": ("given_pk[:, 0].min()", "given_pk[0, 0]"),
             "the_first_decides": ("given_pk[:, 1:].max(axis=0)", "given_pk[0, 1:]"),
@@ -148,7 +215,7 @@ EDITS = {
         "tests/training/test_checkpoint.py",
         {
             "raw_parameters": (
-                'return "params" if self._stored(step).get("ema") is None else "ema"',
+                'return "params" if self.stored(step).get("ema") is None else "ema"',
                 'return "params"',
             ),
             "worst_is_best": (
@@ -173,12 +240,56 @@ EDITS = {
             "indivisible_accepted": ("        if size % ways:", "        if size < ways:"),
         },
     ),
-    "transformer/training/optax_optimizers.py": (
-        "tests/training/test_optax_optimizers.py",
+    "transformer/training/measured.py": (
+        "tests/training/test_measured.py",
         {
+            "square_not_root": ("Sum.of(jnp.sqrt(value.total", "Sum.of((value.total"),
+            "squares_of_norms": ("Sum.of(jnp.sqrt(square))", "Sum.of(square)"),
+            "first_layer_everywhere": ("+ squares_n[i]", "+ squares_n[0]"),
+            "every_step_measured": ("is_due(self._every, self._step)", "True"),
+            "a_step_too_late": ("        self._step += 1\n        return", "        return"),
+        },
+    ),
+    "transformer/training/optax_optimizers.py": (
+        "tests/training/test_optax_optimizers.py tests/training/test_cautious.py",
+        {
+            "bold": ("(update * gradient < 0)", "(update * gradient != 0)"),
+            "reckless": ("(update * gradient < 0)", "(update * gradient > 0)"),
+            "share_over_layers": ("tuple(range(stacked, agrees.ndim))", "tuple(range(agrees.ndim))"),
+            "no_cautious_decay": (
+                "        if not decay:\n            return careful",
+                "        if True:\n            return careful",
+            ),
             "gates_as_one_matrix": ("((0,), (last,))", "((0,), tuple(range(1, last + 1)))"),
             "hidden_states_not_matrices": ("(input|recurrent|", "(input|"),
             "heads_as_matrices": ("(input|recurrent|", "(unembedding|input|recurrent|"),
+        },
+    ),
+    "transformer/training/parametrization.py": (
+        "tests/training/test_parametrization.py",
+        {
+            "logits_begin_as_large": ("min(1.0, math.sqrt(outside / inside))", "1.0"),
+            "steps_of_outputs_as_wide": ('{"adam": 1 / inside,', '{"adam": 1 / math.sqrt(inside),'),
+            "gradients_do_not_shrink": ('"sgd": outside / inside', '"sgd": 1 / inside'),
+            "muon_twice": ("muon_factor(n / inside, m / outside, rms) / ", ""),
+            "embeddings_scaled_twice": (
+                '{"adam": -0.5, "sgd": -1.0}[kind]',
+                '{"adam": 0.0, "sgd": 0.0}[kind]',
+            ),
+            "depth_only_at_the_end": ("step *= model.depth ** (model.depth_exponent - 1)", "pass"),
+            "depth_twice_at_first": ("** (0.5 - model.depth_exponent)", "**-model.depth_exponent"),
+            "one_output_axis": ("of_heads = len(axes) > 1 and", "of_heads = False and"),
+            "decay_shrinks": ("p if each.step == 1 else p / each.step", "p"),
+            "muon_for_all": ('if kind == "muon" and not is_hidden_matrix(path):', "if False:"),
+        },
+    ),
+    "transformer/models/width.py": (
+        "tests/training/test_parametrization.py tests/commands/test_coordinate_check.py",
+        {
+            "keys_of_one_head_grow": ("1.0 if self.num_kv_heads == 1 else width / head", "width / head"),
+            "latents_of_heads": ("width if self.latent_dim else head", "width"),
+            "scores_by_the_root": ('self.growth["head_dim"] ** -0.5', "1.0"),
+            "heads_and_their_width": ('"num_heads" if more_heads else "head_dim"', '"num_heads"'),
         },
     ),
 }

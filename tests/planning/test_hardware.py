@@ -129,7 +129,20 @@ def test_unknown_topologies(topology):
 
 def test_missing_packages_are_named(monkeypatch):
     monkeypatch.setattr(hardware.importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(UserError, match=r"libtpu; pip install -r requirements-plan\.txt"):
+    with pytest.raises(UserError, match=r"libtpu; in an environment of its own, pip install -r r"):
         hardware.prepare("v5e:4x4")
     with pytest.raises(UserError, match="jax_cuda13_plugin"):
         hardware.prepare("h100:8x8")
+
+
+def test_programs_use_three_quarters_of_a_gpu_or_what_the_environment_says(monkeypatch):
+    monkeypatch.delenv("XLA_PYTHON_CLIENT_MEM_FRACTION", raising=False)
+    assert CHIPS["h100"].usable == 0.75 * CHIPS["h100"].memory
+    monkeypatch.setenv("XLA_PYTHON_CLIENT_MEM_FRACTION", "0.92")
+    assert CHIPS["h100"].usable == 0.92 * CHIPS["h100"].memory
+    assert CHIPS["v5p"].usable == CHIPS["v5p"].memory
+
+
+def test_products_of_halves_are_twice_as_fast_on_gpus():
+    assert CHIPS["h200"].flops("bf16") == CHIPS["h200"].flops("f16") == 2 * CHIPS["h200"].flops("f32")
+    assert CHIPS["v5e"].flops("bf16") == CHIPS["v5e"].flops("f32") == 197e12

@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 
 import jax
 import numpy as np
@@ -156,7 +157,9 @@ def test_the_command_writes_json(tmp_path, capsys):
     assert found["fits"]
     printed = capsys.readouterr().out
     assert f"{found['parameters']:,} parameters" in printed
-    assert f"{found['memory_total'] / 1e9:.2f}" in printed
+    assert re.search(r"^memory per device +MB$", printed, re.MULTILINE)
+    assert f"{found['memory_total'] / 1e6:.2f}" in printed
+    assert f"{found['schedule']['flops'] / 1e6:.2f} MFLOP" in printed
 
 
 @pytest.mark.parametrize(

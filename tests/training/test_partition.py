@@ -1,5 +1,7 @@
 """What is whole on every device of a mesh, and what is divided."""
 
+import math
+
 import jax
 import jax.numpy as jnp
 import pytest
@@ -30,6 +32,12 @@ def divided(names, shape=(64, 64), **axes):
     return params
 
 
+def parts(params):
+    """How many parts the new kernel is divided into."""
+    kernel = params["new"]["kernel"]
+    return kernel.size // math.prod(kernel.sharding.shard_shape(kernel.shape))
+
+
 def test_a_kernel_that_no_rule_divides_is_refused():
     with pytest.raises(UserError) as error:
         divided(("wide", None), fsdp=8)
@@ -47,14 +55,15 @@ def test_what_tensor_alone_divides_is_refused():
 
 
 def test_what_is_small_or_meant_to_be_whole_is_not():
-    divided(("wide", None), shape=(8, 8), fsdp=8)
-    divided(("replicated", "gates"), fsdp=8)
-    divided(("embed", None), fsdp=8)
+    assert parts(divided(("wide", None), shape=(8, 8), fsdp=8)) == 1
+    assert parts(divided(("replicated", "gates"), fsdp=8)) == 1
+    assert parts(divided(("embed", None), fsdp=8)) == 8
 
 
 def test_tensor_and_data_divide_what_they_divide():
-    divided(("wide", None), data=8)
-    divided(("wide", None), tensor=8)
+    assert parts(divided(("wide", None), data=8)) == 1
+    assert parts(divided(("wide", None), tensor=8)) == 1
+    assert parts(divided(("wide", "mlp"), tensor=8)) == 8
 
 
 def test_the_table_says_how_each_parameter_is_divided():

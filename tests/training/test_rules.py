@@ -371,3 +371,21 @@ def test_layers_of_one_array_have_one_optimizer_and_one_decay(rng):
             UserError, match="layers of encoder/trunk/blocks/attention/query/kernel, one array"
         ):
             update(params(rng), params(rng), rules=(rule,))
+
+
+@pytest.mark.parametrize("name", ["sgd", "adamw", "contrib.muon", "cautious.adamw", "cautious.contrib.muon"])
+def test_token_embeddings_decay_at_their_own_rate(rng, name):
+    """Without gradients what moves is what decays, by rate times decay."""
+    tree = params(rng)
+    still = jax.tree.map(jnp.zeros_like, tree)
+    given = {"name": name, "learning_rate": 0.5, "weight_decay": 0.2, "embedding_weight_decay": 0.1}
+    found, _ = update(tree, still, **given)
+    encoder, theirs = found["encoder"], tree["encoder"]
+    np.testing.assert_allclose(
+        encoder["embedding"]["table"], -0.05 * theirs["embedding"]["table"], rtol=1e-5, atol=1e-7
+    )
+    kernel = encoder["trunk"]["blocks"]["attention"]["query"]["kernel"]
+    whole = theirs["trunk"]["blocks"]["attention"]["query"]["kernel"]
+    np.testing.assert_allclose(kernel, -0.1 * whole, rtol=1e-5, atol=1e-7)
+    np.testing.assert_array_equal(encoder["trunk"]["position"]["table"], 0)
+    np.testing.assert_array_equal(encoder["trunk"]["final_norm"]["scale"], 0)

@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 import textwrap
+import time
 
 import pytest
 
@@ -12,12 +13,12 @@ import launch
 from tests import runs
 from transformer.errors import UserError
 from transformer.run_folder import RunFolder
-from transformer.training.writers import WRITERS, make_writers, names_of
+from transformer.training.writers import EXTRAS, make_writers, names_of
 
 FILES = {"jsonl": "metrics.jsonl", "tensorboard": "events"}
 
 
-@pytest.mark.parametrize("name", WRITERS)
+@pytest.mark.parametrize("name", FILES)
 def test_each_writes_its_own_and_nothing_else(tmp_path, name):
     for writer in make_writers(RunFolder(tmp_path), 0, names_of(f" {name},")):
         writer.write(1, {"train/loss": 1.0})
@@ -26,7 +27,7 @@ def test_each_writes_its_own_and_nothing_else(tmp_path, name):
 
 
 def test_an_unknown_one_is_refused():
-    with pytest.raises(UserError, match=r"^writers: 'csv' is none of jsonl, tensorboard$"):
+    with pytest.raises(UserError, match=r"^writers: 'csv' is none of jsonl, tensorboard, wandb, mlflow$"):
         names_of("jsonl,csv")
     assert names_of("") == [] and names_of("tensorboard, jsonl") == ["tensorboard", "jsonl"]
 
@@ -82,3 +83,64 @@ def test_events_are_written_without_pytorch_and_leave_it_to_others(tmp_path):
     )
     assert done.stdout.split() == ["written", "loaded"], done.stderr
     assert list((tmp_path / "events").iterdir())
+
+
+def write_some(name, folder, steps, until):
+    folder.path.mkdir(parents=True, exist_ok=True)
+    folder.config.write_text(json.dumps({"seed": 3, "model": {"d_model": 16}}))
+    for writer in make_writers(folder, steps[0] - 1, names_of(name)):
+        for step in steps:
+            writer.write(step, {"train/loss": 1.0 / step, "train/norms/gradient/blocks/0": float(step)})
+        writer.write(until, {"eval/loss": float("nan")})
+        writer.close()
+
+
+def test_wandb_writes_offline_and_goes_on_under_the_same_id(tmp_path, monkeypatch):
+    pytest.importorskip("wandb")
+    for name, value in {"MODE": "offline", "SILENT": "true", "PROJECT": "letters"}.items():
+        monkeypatch.setenv(f"WANDB_{name}", value)
+    folder = RunFolder(tmp_path / "run")
+    write_some("wandb", folder, [10, 20], 20)
+    write_some("wandb", folder, [30], 30)
+    ids = json.loads((tmp_path / "run/trackers.json").read_text())
+    first, second = sorted((tmp_path / "run/wandb").glob("offline-run-*"))
+    assert first.name.endswith(ids["wandb"]) and second.name.endswith(ids["wandb"])
+    # In a log of protocol buffers names and values are readable as they are. Another process writes it.
+    expected = [b"train/loss", b"train/norms/gradient/blocks/0", b"eval/loss", b"letters", b"model.d_model"]
+    expected += [b"0.1", b"0.05", b"0.0333", b"NaN"]
+    missing, end = expected, time.monotonic() + 60
+    while missing and time.monotonic() < end:
+        written = b"".join(next(each.glob("*.wandb")).read_bytes() for each in (first, second))
+        missing = [text for text in expected if text not in written]
+        time.sleep(0.1)
+    assert missing == []
+
+
+def test_mlflow_writes_offline_and_goes_on_in_the_same_run(tmp_path, monkeypatch):
+    mlflow = pytest.importorskip("mlflow")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/mlflow.db")
+    monkeypatch.setenv("MLFLOW_EXPERIMENT_NAME", "letters")
+    folder = RunFolder(tmp_path / "run")
+    write_some("mlflow", folder, [10, 20], 20)
+    write_some("mlflow", folder, [30], 30)
+    (run,) = mlflow.search_runs(experiment_names=["letters"], output_format="list")
+    assert run.info.run_id == json.loads((tmp_path / "run/trackers.json").read_text())["mlflow"]
+    assert run.data.params == {"seed": "3", "model.d_model": "16"} and run.info.run_name == "run"
+    assert run.info.status == "FINISHED"
+    history = mlflow.MlflowClient().get_metric_history(run.info.run_id, "train/loss")
+    assert [(each.step, each.value) for each in history] == [(step, 1.0 / step) for step in (10, 20, 30)]
+
+
+@pytest.mark.parametrize("name", EXTRAS)
+def test_a_package_that_is_not_installed_is_named_before_anything_is_written(
+    tmp_path, monkeypatch, capsys, name
+):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    monkeypatch.chdir(runs.ROOT)
+    source = runs.write_corpus(tmp_path / "corpus")
+    flags = runs.tiny(source, tmp_path / "run", f"--config.train.writers=jsonl,{name}")
+    assert launch.main(flags) == 2
+    said = capsys.readouterr().err
+    assert f"config.train.writers: '{name}' needs" in said and f"pip install {name}" in said
+    assert not (tmp_path / "run").exists()

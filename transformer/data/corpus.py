@@ -21,7 +21,7 @@ from transformer.data.tokenizer_kinds import TokenizerKind
 from transformer.data.tokenizers import TOKENIZERS, Tokenizer
 from transformer.errors import UserError
 
-FILES = ("text", "jsonl", "tsv", "csv", "aligned", "squad")
+FILES = ("text", "jsonl", "tsv", "csv", "parquet", "hf", "aligned", "squad")
 """Sources that are files of the user, without splits."""
 
 
@@ -218,8 +218,7 @@ class Corpus(SplitData):
 
     @property
     def _normalization(self) -> dict[str, bool]:
-        c = self.config
-        return {"lowercase": c.lowercase, "strip_accents": c.strip_accents}
+        return {"lowercase": self.config.lowercase, "strip_accents": self.config.strip_accents}
 
     def _read_tokenizer(self) -> Tokenizer:
         name = self.config.tokenizer
@@ -243,15 +242,16 @@ class Corpus(SplitData):
         return Tokenizer.load(build_once(self.folder / "tokenizers" / key, build) / "tokenizer.json")
 
 
-def divided_line(counts: Sequence[int] | None) -> list[str]:
-    """A line on the size of each split: numbers of records, or without `counts` shares of the text."""
+def divided_line(counts: Sequence[int] | None, what: str = "data.source") -> list[str]:
+    """A line on the size of each split of `what`: numbers of records, or without `counts` shares of the
+    text."""
     if counts is None:
         train, validation, test = (f"{high - low:.0%}" for low, high in SPLITS.values())
     else:
         train, validation, test = map("{:,}".format, counts)
-    what = "of its text" if counts is None else "records"
+    unit = "of its text" if counts is None else "records"
     return [
-        f"data.source comes without splits: {train} {what} to train on, {validation} for validation, {test} "
+        f"{what} comes without splits: {train} {unit} to train on, {validation} for validation, {test} "
         "for --mode=evaluate --split=test; with data.validation_source all is trained on"
     ]
 

@@ -21,7 +21,7 @@ class EncoderRows:
     - `segments`, `positions`: int32; `types`: int32, 1 in the second text and its `[SEP]`, else 0;
 
     and of arrays (k,), with k the largest number of texts in a row: `labels`, int32, and `weights`, float32,
-    1 where there is a text. The order of texts is fixed. A subclass implements `texts`.
+    1 where there is a text. The order of texts is fixed. A subclass implements `texts` and `document`.
     """
 
     def __init__(
@@ -84,6 +84,18 @@ class EncoderRows:
                 batch["labels"][i, k], batch["weights"][i, k] = label, 1
                 start += len(tokens)
         return batch
+
+    @abstractmethod
+    def document(self, index: int) -> int:
+        """The number, from 0, of the document of a text, or of the first text of a pair."""
+
+    def documents(self, rows: np.ndarray) -> np.ndarray:
+        """The number of the document of each text (b, k) of these rows; -1 where there is none."""
+        found_bk = np.full((len(rows), self.most), -1)
+        for i, row in enumerate(rows):
+            here = self._rows[row] if row >= 0 else ()
+            found_bk[i, : len(here)] = [self.document(index) for index in here]
+        return found_bk
 
 
 class PackedTexts(EncoderRows):
@@ -152,6 +164,10 @@ class PackedTexts(EncoderRows):
         """The tokens of an excerpt, of a text or of both texts of a pair, without special tokens."""
         number = int(self._text_w[index])
         return self.excerpt(number, int(index - self._first_n[number]))
+
+    def document(self, index: int) -> int:
+        """The number of the text of an excerpt."""
+        return int(self._text_w[index])
 
     def read(self, index: int, epoch: int) -> tuple[Sequence[np.ndarray], int]:
         """The `texts` of an index, and the index in the place of its label."""

@@ -76,6 +76,10 @@ class ImageRows:
             "weights": real.astype(np.float32),
         }
 
+    def documents(self, rows: np.ndarray) -> np.ndarray:
+        """The number, from 0, of each image (b,) among all of the source; -1 for rows of padding."""
+        return np.where(rows >= 0, self._kept[np.maximum(rows, 0)], -1)
+
 
 class ImageData(SplitData):
     """The images of a config, scaled once and cached in the data folder as one array.

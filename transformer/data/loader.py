@@ -5,7 +5,7 @@ import dataclasses
 import functools
 import sys
 from collections.abc import Callable, Iterator
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import grain
 import grain.experimental
@@ -69,14 +69,27 @@ class DataLoader:
         """
         if not 0 <= step < (sys.maxsize if self.repeat else len(self)):
             raise IndexError(f"batch {step} of {len(self)}")
-        needed = np.arange(self.batch_size) if self.needed is None else self.needed
-        places = step * self.batch_size + needed
-        rows = np.array([self._row(int(place)) for place in places])
+        places, rows = self._places(step)
         if isinstance(self.rows, EpochRows):
             batch = self.rows.batch_of_epochs(rows, places // len(self.rows))
         else:
             batch = self.rows.batch(rows)
         return self.transform(batch, places) if self.transform else batch
+
+    def documents_at(self, step: int) -> np.ndarray | None:
+        """The number in the source, from 0, of the document of each of the `weights` of batch `step`, or of
+        each text of a row, (b, k); -1 where there is none. None if the rows are of no documents."""
+        places, rows = self._places(step)
+        found: Any = self.rows
+        if hasattr(found, "documents_of_epochs"):
+            return found.documents_of_epochs(rows, places // len(self.rows))
+        return found.documents(rows) if hasattr(found, "documents") else None
+
+    def _places(self, step: int) -> tuple[np.ndarray, np.ndarray]:
+        """The places of the needed rows of batch `step` in the order of the run, and their indices."""
+        needed = np.arange(self.batch_size) if self.needed is None else self.needed
+        places = step * self.batch_size + needed
+        return places, np.array([self._row(int(place)) for place in places])
 
     def iterate(self, start: int = 0) -> Iterator[HostBatch]:
         """`batch_at(start)`, `batch_at(start + 1)`, ..., prefetched; errors of the threads are raised

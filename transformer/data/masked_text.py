@@ -48,6 +48,10 @@ class Chunks(EncoderRows):
         start, end = self._spans_n2[index]
         return [self.cache.tokens[start:end]]
 
+    def document(self, index: int) -> int:
+        """The number of the document of a chunk."""
+        return self.cache.document_at(self._spans_n2[index, 0])
+
 
 class MaskedData(TextData):
     """The text of a config in rows with masked tokens; raises as `Corpus`."""

@@ -90,6 +90,10 @@ class NextSentencePairs(EncoderRows):
         spans = self.firsts_n2[index], self.seconds_n2[index]
         return [self.cache.tokens[start:end] for start, end in spans]
 
+    def document(self, index: int) -> int:
+        """The number of the document of the first text of a pair."""
+        return self.cache.document_at(self.firsts_n2[index, 0])
+
     def read(self, index: int, epoch: int) -> tuple[Sequence[np.ndarray], int]:
         """The tokens of both texts of a pair in an epoch, and the label."""
         giver_n, follows_n = self.pairs(epoch)

@@ -1,8 +1,8 @@
 """Documents of text, packed into rows of one length, with random access."""
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, Self
 
 import numpy as np
 
@@ -10,6 +10,7 @@ from transformer.config import Positive
 from transformer.data.corpus import Corpus, CorpusConfig, counted
 from transformer.data.sources import Source
 from transformer.data.token_cache import BLANK, TokenCache
+from transformer.data.tokenizers import Tokenizer
 
 
 class PackedRows:
@@ -39,13 +40,12 @@ class PackedRows:
 
     def batch(self, rows: np.ndarray) -> dict[str, np.ndarray]:
         """The rows with these indices, stacked, (b, t); index -1 is a row of padding."""
-        t, total = self.sequence_length, len(self.cache.tokens)
+        t, total, offsets = self.sequence_length, len(self.cache.tokens), self.cache.offsets
         first_b1 = np.where(rows < 0, total, rows * t)[:, None]
         place_bt = first_b1 + np.arange(t + 1)
         inputs_bt = place_bt[:, 1:] < total  # the very last token has no target: it is padding
         place_bt = np.minimum(place_bt, total - 1)
         tokens_bt = self.cache.tokens[place_bt].astype(np.int32)
-        offsets = self.cache.offsets
         document_bt = np.searchsorted(offsets, place_bt, side="right") - 1
         counted_bt = inputs_bt & (document_bt[:, 1:] == document_bt[:, :-1])
         document_bt = document_bt[:, :-1]
@@ -59,6 +59,13 @@ class PackedRows:
         }
         batch = {name: values.astype(np.int32) for name, values in integers.items()}
         return batch | {"weights": counted_bt.astype(np.float32)}
+
+    def documents(self, rows: np.ndarray) -> np.ndarray:
+        """The number, from 0, of the document of each position (b, t) of these rows; -1 for padding."""
+        total = len(self.cache.tokens)
+        place_bt = rows[:, None] * self.sequence_length + np.arange(self.sequence_length)
+        document_bt = np.searchsorted(self.cache.offsets, place_bt, side="right") - 1
+        return np.where((rows[:, None] < 0) | (place_bt + 1 >= total), -1, document_bt)
 
 
 class StreamRows:
@@ -89,13 +96,21 @@ class StreamRows:
         segments = np.where(batch["segments"] > 0, batch["segments"] + before, 0).astype(np.int32)
         return batch | {"segments": segments, "continues": (place > 0).astype(np.int32)}
 
+    def documents(self, numbers: np.ndarray) -> np.ndarray:
+        """The number, from 0, of the document of each position (b, t) of these rows; -1 for padding."""
+        return self.batch(numbers)["segments"] - 1
+
 
 @dataclass(frozen=True)
 class TextDataConfig(CorpusConfig):
     """Documents of text, packed into rows."""
 
-    source: str = "stdlib"  # stdlib (Python's own source text), text:GLOB, jsonl:GLOB or tfds:NAME
-    text_field: str = "text"  # field of the text, in jsonl and tfds
+    source: str = (
+        "stdlib"  # stdlib (Python's own source text), text:GLOB, jsonl:GLOB, parquet:GLOB, tfds:NAME
+    )
+    # several sources instead, with their weights: {"stdlib": 0.7, "text:GLOB": 0.3}
+    sources: Mapping[str, float] = field(default_factory=dict)
+    text_field: str = "text"  # field of the text, in jsonl, parquet and tfds
     document: Literal["file", "line", "paragraph"] = "file"  # one document of text:GLOB
     sequence_length: Positive = 256  # tokens per row
 
@@ -105,6 +120,16 @@ class TextData(Corpus):
 
     config: TextDataConfig
     lines = "text"
+
+    @classmethod
+    def of(cls, config: Any, tokenizer: Tokenizer | None = None) -> Self:
+        """The data of one source or of a mixture; `tokenizer` is that of the run folder, by default that of
+        the config."""
+        if config.sources:
+            from transformer.data.mixture import mixture_of
+
+            return mixture_of(cls)(config, tokenizer)
+        return cls(config, tokenizer)
 
     def source(self, split: str) -> Source:
         """The documents of a split."""
@@ -123,6 +148,10 @@ class TextData(Corpus):
         """The packed rows of a split, tokenised on first use."""
         cache = TokenCache.of(self.source(split), self.tokenizer, self.folder)
         return counted(PackedRows(cache, self.config.sequence_length), [cache], split)
+
+    def parts(self, split: str) -> dict[str, Any]:
+        """Name -> data of each source that a split of a mixture has; {"": these} for one source."""
+        return {"": self}
 
     def blank(self) -> dict[str, np.ndarray] | None:
         """A row of padding, stacked, for its shapes; no data are read. None if these depend on the data."""

@@ -105,6 +105,15 @@ class PackedPairs:
                 starts = ends
         return batch | {"weights": (batch["segments"] > 0).astype(np.float32)}
 
+    def documents(self, rows: np.ndarray) -> np.ndarray:
+        """The number, from 0, of the pair of each position (b, t) of the targets; -1 for padding."""
+        segments_bt = self.batch(rows)["segments"]
+        found_bt = np.full(segments_bt.shape, -1)
+        for i, row in enumerate(rows):
+            for k, pair in enumerate(self._rows[row] if row >= 0 else (), 1):
+                found_bt[i][segments_bt[i] == k] = pair
+        return found_bt
+
 
 class JoinedPairs(PackedPairs):
     """Packed rows of pairs for a decoder: `[bos] + source + [eos] + target + [eos]` is one sequence.
@@ -169,13 +178,26 @@ class RepackedPairs:
 
     def batch_of_epochs(self, rows: np.ndarray, epochs: np.ndarray) -> dict[str, np.ndarray]:
         """The rows with these indices in these epochs, stacked; index -1 is a row of padding."""
+        parts, back = self._by_epoch(rows, epochs)
+        found = [packed.batch(own) for packed, own in parts]
+        return {name: np.concatenate([part[name] for part in found])[back] for name in found[0]}
+
+    def documents_of_epochs(self, rows: np.ndarray, epochs: np.ndarray) -> np.ndarray:
+        """As `PackedPairs.documents`, in these epochs."""
+        parts, back = self._by_epoch(rows, epochs)
+        return np.concatenate([packed.documents(own) for packed, own in parts])[back]
+
+    def _by_epoch(
+        self, rows: np.ndarray, epochs: np.ndarray
+    ) -> tuple[list[tuple[Any, np.ndarray]], np.ndarray]:
+        """The packed rows of each epoch with the indices that are read of them, and the places of `rows` in
+        the rows of all of them."""
         parts, order = [], []
         for epoch in np.unique(epochs).tolist():
             packed, own = self.epoch(epoch), np.flatnonzero(epochs == epoch)
-            parts.append(packed.batch(np.where(rows[own] < len(packed), rows[own], -1)))
+            parts.append((packed, np.where(rows[own] < len(packed), rows[own], -1)))
             order.append(own)
-        back = np.argsort(np.concatenate(order))
-        return {name: np.concatenate([part[name] for part in parts])[back] for name in parts[0]}
+        return parts, np.argsort(np.concatenate(order))
 
     @functools.lru_cache(2)  # noqa: B019 (a batch may have rows of two epochs)
     def epoch(self, epoch: int) -> Any:

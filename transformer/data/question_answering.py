@@ -91,6 +91,10 @@ class SpanRows(EncoderRows):
         context = self.cache.contexts[self.cache.context_of[i]]
         return [self.cache.questions[i][: self._question_length], context[first:last]]
 
+    def document(self, index: int) -> int:
+        """The number of the question of a window."""
+        return int(self._windows_w5[index, 0])
+
     def batch(self, rows: np.ndarray, epochs: np.ndarray | None = None) -> dict[str, np.ndarray]:
         """The rows with these indices, stacked; index -1 is a row of padding."""
         batch = super().batch(rows, epochs)

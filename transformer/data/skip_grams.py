@@ -24,6 +24,11 @@ class SkipGramDataConfig(TextDataConfig):
     subsample: NonnegativeFloat = 1e-4  # words of frequency f > this are kept by sqrt(this / f); 0: all
     noise: Positive = 64  # negative samples per row, drawn from count^0.75, shared by its words
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.sources:
+            raise UserError("sources: frequencies of words are counted in one source; use source")
+
 
 class SkipGrams:
     """Turns packed rows (b, t) into words, windows and negative samples, drawn for each place in the data

@@ -55,6 +55,10 @@ class TokenCache:
         """The tokens of a document, with bos and eos."""
         return self.tokens[self.offsets[index] : self.offsets[index + 1]]
 
+    def document_at(self, place: int) -> int:
+        """The number, from 0, of the document of the token at this place."""
+        return int(np.searchsorted(self.offsets, place, side="right")) - 1
+
     def document_bytes(self, index: int) -> np.ndarray:
         """The number of bytes of each of these tokens."""
         return self.num_bytes[self.offsets[index] : self.offsets[index + 1]]

@@ -1,6 +1,7 @@
 """Likelihood of held-out data, by the loss of training."""
 
 import dataclasses
+import functools
 import itertools
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -29,7 +30,8 @@ class LikelihoodEvaluator:
 
     `step` is the compiled (params, batch) -> {name: Sum}, or ({name: Sum}, `Rows`) as `by_row` returns it.
     `put` puts a batch onto the devices, and `batches` limits the pass (0: all). Totals and weights are summed
-    over all batches before they are divided, so the result does not depend on how the data are batched.
+    over all batches before they are divided, so the result does not depend on how the data are batched. They
+    are the `totals` of the last call. For a loader with `parts` the results are those of `MixedLikelihood`.
     """
 
     step: Callable[[Params, Batch], Any]
@@ -37,14 +39,28 @@ class LikelihoodEvaluator:
     put: Put = lambda batch: batch
     batches: int = 0
     perplexity: bool = True
+    totals: dict[str, Sum] = dataclasses.field(default_factory=dict, init=False)
     _rows: dict[str, np.ndarray] = dataclasses.field(default_factory=dict, init=False)
+
+    @functools.cached_property
+    def _mixture(self) -> Any:
+        """The evaluator of a mixture; None for one source."""
+        loader: Any = self.loader
+        if not hasattr(loader, "parts"):
+            return None
+        from transformer.evaluation.mixed_likelihood import MixedLikelihood
+
+        parts = {name: dataclasses.replace(self, loader=part) for name, part in loader.parts.items()}
+        return MixedLikelihood(parts, loader.weights)
 
     def names(self, params: Params) -> list[str]:
         """The names of the results, by `jax.eval_shape`; `params` may be abstract."""
+        if self._mixture:
+            return self._mixture.names(params)
         batch = next(iter(self.loader.iterate(0)), None)
         found = jax.eval_shape(self.step, params, self.put(batch)) if batch else {}
         terms = found[0] if isinstance(found, tuple) else found
-        return [*self._with_perplexity(dict.fromkeys(terms, 0.0))]
+        return [*self.with_perplexity(dict.fromkeys(terms, 0.0))]
 
     def __call__(self, params: Params) -> dict[str, float]:
         """{"loss": nats, "perplexity": ..., ...}: one entry for each term.
@@ -52,17 +68,21 @@ class LikelihoodEvaluator:
         Raises:
           UserError: the loader has no batch.
         """
+        if self._mixture:
+            return self._mixture(params)
         found = [
             each if isinstance(each, tuple) else (each, {})
             for each in passed(self.step, params, self.loader, self.put, self.batches)
         ]
-        merged = merge(terms for terms, _ in found)
+        self.totals = merge(terms for terms, _ in found)
         parts = {name: [rows[name] for _, rows in found] for name in found[0][1]}
         self._rows = {name: np.concatenate(each) for name, each in parts.items()}
-        return self._with_perplexity({name: float(term.mean) for name, term in merged.items()})
+        return self.with_perplexity({name: float(term.mean) for name, term in self.totals.items()})
 
     def describe(self) -> dict[str, str]:
         """The number of evaluated rows, and a bootstrap interval of each result."""
+        if self._mixture:
+            return self._mixture.describe()
         counted = [rows_n2[:, 1] > 0 for rows_n2 in self._rows.values()]
         kept_n = np.any(counted, axis=0) if counted else np.zeros(0, bool)
         n = int(kept_n.sum())
@@ -78,11 +98,12 @@ class LikelihoodEvaluator:
                 name: sums_r[:, 2 * i] / np.where(sums_r[:, 2 * i + 1] > 0, sums_r[:, 2 * i + 1], np.nan)
                 for i, name in enumerate(self._rows)
             }
-            for name, values in self._with_perplexity(drawn).items():
+            for name, values in self.with_perplexity(drawn).items():
                 found[name] = said(interval(values), f"{n:,} rows")
         return found
 
-    def _with_perplexity(self, results: dict[str, Any]) -> dict[str, Any]:
+    def with_perplexity(self, results: dict[str, Any]) -> dict[str, Any]:
+        """The results, with the perplexity if it is asked for."""
         if self.perplexity and "loss" in results:
             with np.errstate(over="ignore"):  # a diverged loss has infinite perplexity
                 perplexity = np.exp(results["nll" if "nll" in results else "loss"])
@@ -138,6 +159,22 @@ def split_by_row(
         (weight_b,) = back(zeros | {name: Sum(zero.total, one)})
         rows[name] = everywhere(jnp.stack([total_b, weight_b], axis=1))
     return terms, rows, aux
+
+
+def by_target(experiment: Experiment) -> Callable[[Params, Batch], jax.Array]:
+    """(params, batch) -> the part of each of the batch's `weights` in the total of the loss.
+
+    The total is linear in the weights, so it is the derivative by a factor of each of them.
+    """
+
+    def measure(params: Params, batch: Batch) -> jax.Array:
+        def total(factor: jax.Array) -> Any:
+            part = {**batch, "weights": batch["weights"] * factor}
+            return experiment.loss(params, part, jax.random.key(0), False)["loss"].total
+
+        return jax.grad(total)(jnp.ones(batch["weights"].shape))
+
+    return measure
 
 
 def passed(

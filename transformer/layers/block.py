@@ -7,8 +7,8 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
+from transformer.devices import sharded_over
 from transformer.layers.cache import KVCache
-from transformer.layers.devices import sharded_over
 from transformer.layers.masks import Mask
 from transformer.layers.mixers import Attention, Mixer
 
@@ -19,6 +19,9 @@ class Block(nn.Module):
     post:      x <- Norm(x + Dropout(f(x)))              (Vaswani et al. 2017, section 3.1)
     pre:       x <- x + Dropout(f(Norm(x)))              (Xiong et al. 2020)
     sandwich:  x <- x + Dropout(Norm(f(Norm(x))))        (Ding et al. 2021, CogView, section 2.4)
+
+    `parallel` sublayers are one, f(x) = Mixer(x) + FeedForward(x), with the norms of the mixer (Wang and
+    Komatsuzaki 2021, GPT-J; Chowdhery et al. 2022, PaLM, section 2).
 
     `norm` builds a normalisation module from its name. With `cross_attention`, which has no position
     encoding, a third sublayer between the two attends to another sequence, the memory. Without `feed_forward`
@@ -31,6 +34,7 @@ class Block(nn.Module):
     placement: str = "pre"
     dropout: float = 0.0
     cross_attention: Attention | None = None
+    parallel: bool = False
 
     preserve_adopted_names: ClassVar[bool] = True
     """For flax: the mixer's parameters keep the name that it was built with."""
@@ -50,13 +54,16 @@ class Block(nn.Module):
 
         `memory` is (m, s, d), or its `keys_values`; groups of b / m adjacent rows of x share one of its rows.
         """
-        y_btd, cache = self.mixer(self._before("attention", x_btd), cache=cache, train=train, **inputs)
+        segments_bt = inputs.get("mask", Mask()).query_segments_bt
+        x_normal_btd = self._before("attention", x_btd)
+        y_btd, cache = self.mixer(x_normal_btd, cache=cache, train=train, **inputs)
+        if self.parallel and self.feed_forward is not None:
+            y_btd = y_btd + self.feed_forward(x_normal_btd, segments_bt=segments_bt, train=train)
         x_btd = self._after("attention", x_btd, y_btd, train)
         if self.cross_attention is not None:
             y_btd = self._cross(self._before("cross_attention", x_btd), memory, memory_mask or Mask(), train)
             x_btd = self._after("cross_attention", x_btd, y_btd, train)
-        if self.feed_forward is not None:
-            segments_bt = inputs.get("mask", Mask()).query_segments_bt
+        if self.feed_forward is not None and not self.parallel:
             x_normal_btd = self._before("feed_forward", x_btd)
             y_btd = self.feed_forward(x_normal_btd, segments_bt=segments_bt, train=train)
             x_btd = self._after("feed_forward", x_btd, y_btd, train)

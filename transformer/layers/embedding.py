@@ -18,8 +18,8 @@ class Embedding(nn.Module):
 
     `__call__` looks tokens up. With `scale` embeddings are multiplied by sqrt(d) (Vaswani et al. 2017,
     section 3.4), and the table is initialised with variance 1/d, so that embeddings have unit variance. With
-    `rms` they are scaled to have this root mean square initially. `attend` returns the logits x . table_v,
-    tied to the unscaled table.
+    `rms` they are scaled to have this root mean square initially. `attend` returns the logits
+    `logit_scale` x . table_v, tied to the unscaled table, and limited by `soft_cap` (see `mask_padding`).
     """
 
     vocab_size: int
@@ -28,6 +28,8 @@ class Embedding(nn.Module):
     scale: bool = False
     dtype: str = "float32"
     rms: float = 0.0
+    logit_scale: float = 1.0
+    soft_cap: float = 0.0
 
     def setup(self) -> None:
         """One parameter: `table` (v, d)."""
@@ -47,7 +49,7 @@ class Embedding(nn.Module):
     def attend(self, x_btd: jax.Array) -> jax.Array:
         """(b, t, d) -> float32 logits (b, t, v), with padded v; the logits of padding are `PADDED_LOGIT`."""
         logits_btv = contract(x_btd, self.table, dtype=self.dtype, out_dtype=jnp.float32, transposed=True)
-        return mask_padding(logits_btv, self.vocab_size)
+        return mask_padding(logits_btv * self.logit_scale, self.vocab_size, self.soft_cap)
 
     @property
     def _deviation(self) -> float:
@@ -55,11 +57,13 @@ class Embedding(nn.Module):
 
 
 class Unembedding(nn.Module):
-    """An untied projection to the vocabulary, logits = x . kernel, padded and masked as in `Embedding`."""
+    """An untied projection to the vocabulary, logits = x . kernel, padded, masked and limited as in
+    `Embedding`."""
 
     vocab_size: int
     multiple: int = 128
     dtype: str = "float32"
+    soft_cap: float = 0.0
 
     @nn.compact
     def __call__(self, x_btd: jax.Array) -> jax.Array:
@@ -69,9 +73,8 @@ class Unembedding(nn.Module):
         kernel_dv = self.param(
             "kernel", init, (d_model, padded_size(self.vocab_size, self.multiple)), jnp.float32
         )
-        return mask_padding(
-            contract(x_btd, kernel_dv, dtype=self.dtype, out_dtype=jnp.float32), self.vocab_size
-        )
+        logits_btv = contract(x_btd, kernel_dv, dtype=self.dtype, out_dtype=jnp.float32)
+        return mask_padding(logits_btv, self.vocab_size, self.soft_cap)
 
 
 def padded_size(vocab_size: int, multiple: int) -> int:
@@ -79,8 +82,10 @@ def padded_size(vocab_size: int, multiple: int) -> int:
     return -(-vocab_size // multiple) * multiple
 
 
-def mask_padding(logits_btv: jax.Array, vocab_size: int) -> jax.Array:
-    """Sets the logits from `vocab_size` on to `PADDED_LOGIT`."""
+def mask_padding(logits_btv: jax.Array, vocab_size: int, soft_cap: float = 0.0) -> jax.Array:
+    """Sets the logits from `vocab_size` on to `PADDED_LOGIT`. With a `soft_cap` c the others become
+    c tanh(logit / c), between -c and c (Gemma Team 2024, Gemma 2, section 2)."""
+    logits_btv = soft_cap * jnp.tanh(logits_btv / soft_cap) if soft_cap else logits_btv
     if logits_btv.shape[-1] == vocab_size:
         return logits_btv
     real_v = jnp.arange(logits_btv.shape[-1]) < vocab_size

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from flax import linen as nn
 from jax.sharding import PartitionSpec
 
-from transformer.layers.devices import sharded_over
+from transformer.devices import sharded_over
 from transformer.layers.linear import Linear, contract
 from transformer.sums import Sum
 
@@ -282,6 +282,7 @@ def _forward(x_pni, kernel_eio, sizes_pe, rows, inside, outside):
 
 def _on_each(f: Callable, in_specs: tuple[PartitionSpec, ...], out_specs: PartitionSpec) -> Callable:
     """f on each device, on its part of the arguments: a grouped product is not divided by XLA itself."""
-    if jax.sharding.get_abstract_mesh().size <= 1:
+    mesh = jax.sharding.get_abstract_mesh()
+    if all(mesh.shape[axis] == 1 for axis in mesh.auto_axes):  # also where each runs a program of its own
         return f
     return jax.shard_map(f, in_specs=in_specs, out_specs=out_specs, check_vma=False)

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from flax import linen as nn
 
 from transformer.layers.linear import Linear
@@ -13,7 +14,7 @@ from transformer.layers.linear import Linear
 class FeedForward(nn.Module):
     """The same two-layer network at every position.
 
-    Plain:  down(act(up(x))), with act ReLU (Vaswani et al. 2017, section 3.3) or GELU.
+    Plain:  down(act(up(x))), with act ReLU (Vaswani et al. 2017, section 3.3), GELU or squared ReLU.
     Gated:  down(act(gate(x)) * up(x)), with act SiLU or GELU: SwiGLU, GeGLU (Shazeer 2020).
     `d_ff` is the hidden width; `output_scale` multiplies the variance of the output kernel's initialisation.
     `linear` makes the layers, and `hidden` names the logical axes of the hidden units.
@@ -46,9 +47,16 @@ class FeedForward(nn.Module):
 # Rematerialised: otherwise GELU's backward pass would store several arrays of the hidden width.
 _gelu = jax.checkpoint(jax.nn.gelu)
 
+
+def _relu2(x: jax.Array) -> jax.Array:
+    """max(x, 0)^2. Source: So et al. 2021 (Primer), section 4.1."""
+    return jnp.square(jax.nn.relu(x))
+
+
 FEED_FORWARDS: dict[str, Callable[..., nn.Module] | None] = {
     "none": None,
     "relu": functools.partial(FeedForward, activation=jax.nn.relu),
+    "relu2": functools.partial(FeedForward, activation=_relu2),
     "gelu": functools.partial(FeedForward, activation=_gelu),
     "swiglu": functools.partial(FeedForward, activation=jax.nn.silu, gated=True),
     "geglu": functools.partial(FeedForward, activation=_gelu, gated=True),

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from flax import linen as nn
 from jax.experimental.layout import Layout, with_layout_constraint
 
-from transformer.layers.devices import is_single_cpu
+from transformer.devices import is_single_cpu
 
 
 class Linear(nn.Module):

@@ -16,10 +16,10 @@ import jax.numpy as jnp
 from flax import linen as nn
 from jax.ad_checkpoint import checkpoint_policies as policies
 
+from transformer.devices import platform
 from transformer.errors import UserError
 from transformer.layers.block import Block
 from transformer.layers.cache import KVCache
-from transformer.layers.devices import platform
 from transformer.layers.kernels.reference import SAVED
 from transformer.layers.masks import Mask
 from transformer.layers.mixers import Mixer

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from flax import linen as nn
 from flax import struct
 
+from transformer.config import NonnegativeFloat
 from transformer.layers.cache import Cache
 from transformer.layers.embedding import Embedding, Unembedding
 from transformer.layers.masks import Mask
@@ -21,6 +22,7 @@ class DecoderConfig(TextConfig):
     """The config of a decoder."""
 
     tie_embeddings: bool = True  # one matrix for the embedding and the output
+    logit_soft_cap: NonnegativeFloat = 0.0  # cap c of the output's logits, c tanh(logit / c); 0: none
 
     def build(self, vocab_size: int) -> nn.Module:
         """The model with a vocabulary of `vocab_size` tokens."""
@@ -39,15 +41,13 @@ class Decoder(nn.Module):
     def setup(self) -> None:
         """Embedding, norm and output; `hidden` makes the stacked parameters of the blocks."""
         c = self.config
-        self.embedding = Embedding(
-            self.vocab_size, c.d_model, c.vocab_multiple, c.scale_embeddings, c.dtype, c.embedding_rms
-        )
+        self.embedding = Embedding(self.vocab_size, *c.table, c.logit_soft_cap)
         self.position = c.positions()
         self.embedding_dropout = nn.Dropout(c.embedding_dropout)
         if c.norm_placement != "post":
             self.final_norm = c.normalization()
         if not c.tie_embeddings:
-            self.unembedding = Unembedding(self.vocab_size, c.vocab_multiple, c.dtype)
+            self.unembedding = Unembedding(self.vocab_size, c.vocab_multiple, c.dtype, c.logit_soft_cap)
 
     def __call__(self, tokens_bt: jax.Array, **inputs: Any) -> jax.Array:
         """(b, t) tokens -> float32 logits (b, t, v) of the next tokens; `inputs` as for `hidden`."""

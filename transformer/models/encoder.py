@@ -70,10 +70,9 @@ class TextEncoder(nn.Module):
     def setup(self) -> None:
         """The embeddings of tokens and types, and the blocks."""
         c = self.config
-        width = {"scale": c.scale_embeddings, "dtype": c.dtype, "rms": c.embedding_rms}
-        self.embedding = Embedding(self.vocab_size, c.d_model, c.vocab_multiple, **width)
+        self.embedding = Embedding(self.vocab_size, *c.table)
         if c.num_token_types > 1:
-            self.token_types = Embedding(c.num_token_types, c.d_model, 1, **width)
+            self.token_types = Embedding(c.num_token_types, c.d_model, 1, *c.table[2:])
         self.trunk = Encoder(c, c.embedding_norm)
 
     def __call__(

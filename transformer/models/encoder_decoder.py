@@ -64,7 +64,7 @@ class EncoderDecoder(nn.Module):
     def setup(self) -> None:
         """The embeddings, the two stacks of blocks and the norms."""
         c = self.config
-        table = self.vocab_size, c.d_model, c.vocab_multiple, c.scale_embeddings, c.dtype, c.embedding_rms
+        table = self.vocab_size, *c.table, c.logit_soft_cap
         self.embedding = Embedding(*table)
         self.source_embedding = self.embedding if c.share_embeddings else Embedding(*table)
         self.position = c.positions()
@@ -74,7 +74,7 @@ class EncoderDecoder(nn.Module):
             self.encoder_norm = c.normalization()
             self.final_norm = c.normalization()
         if not c.tie_embeddings:
-            self.unembedding = Unembedding(self.vocab_size, c.vocab_multiple, c.dtype)
+            self.unembedding = Unembedding(self.vocab_size, c.vocab_multiple, c.dtype, c.logit_soft_cap)
         x_btd = jnp.zeros((1, 1, c.d_model), c.dtype)
         self.encoder_blocks: Any = c.encoder_stack.declare(self, "encoder_blocks", x_btd)
         self.decoder_blocks: Any = c.decoder_stack.declare(self, "decoder_blocks", x_btd)

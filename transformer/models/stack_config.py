@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 from transformer.config import (
-    Bounded,
     Nonnegative,
     NonnegativeFloat,
     OneOf,
     Positive,
     PositiveFloat,
+    PositiveFraction,
     Rate,
     from_values,
 )
@@ -26,33 +26,14 @@ from transformer.layers.normalization import NORMS
 from transformer.layers.patterns import PATTERNS, Blocks, Pattern
 from transformer.layers.positions import POSITIONS, Position
 from transformer.layers.positions.rope import SCALINGS
+from transformer.layers.skips import UShaped
 from transformer.layers.stack import REMAT, Stack
-
-OPTIONAL = {
-    "num_kv_heads": ("mixer", "num_kv_heads"),
-    "qk_norm": ("mixer", "qk_norm"),
-    "latent_dim": ("mixer", "latent_dim"),
-    "soft_cap": ("mixer", "soft_cap"),
-    "sinks": ("mixer", "sinks"),
-    "pattern": ("mixer", "pattern"),
-    "attention_dropout": ("mixer", "dropout"),
-    "position_scaling": ("position", "scaling"),
-    "position_original_length": ("position", "original_length"),
-    "position_distance": ("position", "max_distance"),
-}
-"""Optional keys, by default off, of some mixers or position encodings -> (family, name of their field)."""
-
-FAMILIES: dict[str, Mapping[str, Any]] = {"mixer": MIXERS, "position": POSITIONS}
-
-OF_ALL_LAYERS = (
-    *("d_model", "num_layers", "layers", "layer_kinds", "scan_layers", "remat", "dtype", "max_length"),
-    *("norm", "norm_placement", "norm_epsilon", "use_bias", "attention_bias", "embedding_dropout"),
-)
-"""Keys that `layer_kinds` may not override."""
+from transformer.models.stack_keys import FAMILIES, OF_ALL_LAYERS, OPTIONAL
+from transformer.models.width import BASE, WidthConfig
 
 
 @dataclass(frozen=True)
-class StackConfig(Bounded):
+class StackConfig(WidthConfig):
     """The config of a stack of blocks."""
 
     d_model: Positive = 256  # width of the residual stream
@@ -64,23 +45,23 @@ class StackConfig(Bounded):
     layers: tuple[str, ...] = ()  # kinds of layers, of layer_kinds, repeated over the depth; (): one kind
     # keys that each kind overrides: {"full": {"pattern": "full", "position": "none"}}
     layer_kinds: Mapping[str, Any] = dataclasses.field(default_factory=dict, hash=False)
-    feed_forward: Annotated[str, OneOf(FEED_FORWARDS)] = "gelu"  # swiglu and geglu are gated; none: left out
+    feed_forward: Annotated[str, OneOf(FEED_FORWARDS)] = "gelu"  # swiglu, geglu: gated; none: left out
     num_experts: Nonnegative = 0  # feed-forwards in a mixture of experts; 0: one, for all tokens
     experts_per_token: Positive = 2  # experts that compute a token, those with the largest probabilities
     capacity_factor: NonnegativeFloat = 0.0  # an expert's capacity in training: 1 is its mean load; 0: none
     norm: Annotated[str, OneOf(NORMS)] = "rms"  # LayerNorm, RMSNorm or none
     norm_placement: Literal["pre", "post", "sandwich"] = "pre"  # post: Vaswani et al. 2017; sandwich: both
+    # attention and feed-forward side by side, of the same normalised input (GPT-J, PaLM)
+    parallel_sublayers: bool = False
     norm_epsilon: PositiveFloat = 1e-6  # epsilon added to the variance
     mixer: Annotated[str, OneOf(MIXERS)] = "multi_head"  # latent: MLA; plain: no weights; linear: no softmax
-    # MLA latent width; head_dim/2 rotary dimensions are cached beside it; 0: 2 head_dim
-    latent_dim: Nonnegative = 0
+    latent_dim: Nonnegative = 0  # MLA latent width, besides head_dim/2 rotary dimensions; 0: 2 head_dim
     qk_norm: bool = False  # RMSNorm of queries and keys
     soft_cap: NonnegativeFloat = 0.0  # cap c of attention scores, c tanh(score / c); 0: none
     sinks: bool = False  # attention sinks: a learned logit per head for attending to nothing
     pattern: Annotated[str, OneOf(PATTERNS)] = "full"  # sparse attention pattern
     pattern_size: int = 256  # window size, stride or block size, in tokens
-    # window: dilation; fixed: summary keys; global: global tokens; blocks: random blocks
-    pattern_extra: int = 1
+    pattern_extra: int = 1  # window: dilation; fixed: summary keys; global: such tokens; blocks: random ones
     # random blocks: the same for all heads and layers, or others for each key/value head of each layer
     pattern_draws: Literal["one", "each"] = "one"
     position: Annotated[str, OneOf(POSITIONS)] = "rope"  # position encoding
@@ -89,6 +70,7 @@ class StackConfig(Bounded):
     position_factor: float = 1.0  # context extension factor; 1 without scaling
     position_original_length: Nonnegative = 0  # trained length, for yarn; 0: max_length / position_factor
     position_distance: Nonnegative = 0  # largest distance that t5 and shaw distinguish; 0: 128 and 16
+    position_fraction: PositiveFraction = 1.0  # fraction of a head's dimensions that rope rotates
     max_length: Positive = 2048  # longest sequence, prompt and completion together
     use_bias: bool = False  # biases in projections, feed-forward and norms
     attention_bias: bool = True  # with use_bias, biases in the attention projections too
@@ -96,8 +78,8 @@ class StackConfig(Bounded):
     attention_dropout: Rate = 0.0  # dropout rate of the attention weights
     dropout: Rate = 0.0  # dropout rate of each sublayer's output
     dtype: Literal["float32", "bfloat16"] = "float32"  # type of the computation; parameters are float32
-    # attention kernel, except in decoding steps; auto: the fastest one here
-    kernel: Annotated[str, OneOf(("auto", *KERNELS))] = "auto"
+    kernel: Annotated[str, OneOf(("auto", *KERNELS))] = "auto"  # of attention, but in decoding; auto: fastest
+    skips: bool = False  # U-shaped skips: the upper half of the layers also reads the outputs of the lower
     scan_layers: bool = False  # scan over layers: compiles faster, runs slower on CPU
     remat: Annotated[str, OneOf(REMAT)] = "none"  # rematerialisation: what the backward pass recomputes
 
@@ -118,12 +100,20 @@ class StackConfig(Bounded):
                 raise UserError(self._who_has(key))
         if self.layers or self.layer_kinds:
             self._check_layers()
+        if self.parametrization != "standard" or any(getattr(self, key) for key in BASE):
+            self.check_widths()
         mixer, position = MIXERS[self.mixer], POSITIONS[self.position]
         if position.of_head_width and not getattr(mixer, "heads_of_width", True):
             raise UserError(self._who_has_heads_of_width())
         width = self._mixer(causal=False, output_scale=1.0).rotary_width
-        if position.has("rotate") and width % 2:
-            raise UserError(f"head_dim: {width} is odd; {self.position} rotates pairs, so it must be even")
+        if position.has("rotate") and round(width * self.position_fraction, 6) % 2:
+            raise UserError(self._odd(width))
+
+    def _odd(self, width: int) -> str:
+        if self.position_fraction == 1:
+            return f"head_dim: {width} is odd; {self.position} rotates pairs, so it must be even"
+        of_them = f"{self.position_fraction:g} of {width} dimensions is {width * self.position_fraction:g}"
+        return f"position_fraction: {of_them}; {self.position!r} rotates pairs, so it must be an even number"
 
     def _who_has_heads_of_width(self) -> str:
         having = [name for name, kind in MIXERS.items() if getattr(kind, "heads_of_width", False)]
@@ -155,9 +145,8 @@ class StackConfig(Bounded):
                     f"layer_kinds.{name}.position: {kind.position!r} is added to embeddings, before all "
                     f"layers; set position"
                 )
-            for key in self.layer_kinds[name]:
+            for key, value in self.layer_kinds[name].items():
                 if key in kind._idle():
-                    value = self.layer_kinds[name][key]
                     raise UserError(f"layer_kinds.{name}.{key}: {value!r} does nothing {kind._idle()[key]}")
 
     @functools.cached_property
@@ -201,7 +190,7 @@ class StackConfig(Bounded):
         if self.position_scaling != "yarn":
             found["position_original_length"] = f"with position_scaling {self.position_scaling!r}"
         if self.feed_forward == "none":
-            found |= dict.fromkeys(("d_ff", "num_experts"), "with feed_forward 'none'")
+            found |= dict.fromkeys(("d_ff", "num_experts", "parallel_sublayers"), "with feed_forward 'none'")
         if not self.num_experts:
             found |= dict.fromkeys(("experts_per_token", "capacity_factor"), "with num_experts 0")
         if self.norm == "none":
@@ -235,7 +224,8 @@ class StackConfig(Bounded):
         names = self.layers[:num_layers] or ("",)
         drops = any(kind.dropout > 0 or kind.attention_dropout > 0 for kind in self.kinds.values())
         blocks_m = tuple(blocks[name] for name in names)
-        return Stack(blocks_m, names, num_layers, self.scan_layers, self.remat, drops)
+        make = UShaped if self.skips else Stack
+        return make(blocks_m, names, num_layers, self.scan_layers, self.remat, drops)
 
     def _block(self, num_layers: int, cross: bool, causal: bool) -> Block:
         # The n blocks of m sublayers add n m terms to the residual stream. Except with post-norm each has an
@@ -251,6 +241,7 @@ class StackConfig(Bounded):
             norm=self.normalization,
             placement=self.norm_placement,
             dropout=self.dropout,
+            parallel=self.parallel_sublayers,
             parent=None,
         )
 
@@ -275,6 +266,7 @@ class StackConfig(Bounded):
             "pattern": None if self.pattern == "full" else self._pattern(),
             "position": self.positions(causal, parent=None),
             "output_scale": output_scale,
+            "score_scale": 1.0 if self.parametrization == "standard" else self.score_scale,
         }
         return _build(MIXERS[kind or self.mixer], values, parent=None, name="attention")
 
@@ -307,6 +299,7 @@ class StackConfig(Bounded):
             "scaling": self.position_scaling,
             "scaling_factor": self.position_factor,
             "original_length": self.position_original_length,
+            "fraction": self.position_fraction,
             "causal": causal,
             "rms": self.added_rms,
         }

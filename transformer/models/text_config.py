@@ -25,6 +25,18 @@ class TextConfig(LoraConfig):
             raise UserError(f"{given}; expected 0, or {having}")
 
     @property
+    def table(self) -> tuple[int, int, bool, str, float, float]:
+        """The fields of `Embedding` after the number of tokens."""
+        scale = 1.0 if self.parametrization == "standard" else self.logit_scale
+        return self.d_model, self.vocab_multiple, self.scale_embeddings, self.dtype, self.embedding_rms, scale
+
+    @property
+    def logit_scale(self) -> float:
+        """The factor of logits by tied embeddings, whose entries do not shrink in wider models as those of a
+        kernel do; with `scale_embeddings` they do, by its square root."""
+        return self.growth["embed"] ** (-0.5 if self.scale_embeddings else -1.0)
+
+    @property
     def added_rms(self) -> float:
         """`position_rms`, or if it is 0 `embedding_rms`."""
         return self.position_rms or self.embedding_rms

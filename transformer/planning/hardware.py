@@ -13,13 +13,17 @@ import numpy as np
 
 from transformer.errors import UserError
 from transformer.planning.collectives import Collective
+from transformer.training.throughput import peak_of_kind
 
 GB = 10**9
+
+HALVES = {"bf16": "bfloat16", "f16": "float16"}
+"""Types of HLO of 16 bits -> names in JAX."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Chip:
-    """One kind of device: bytes, bytes per second and FLOP/s (bfloat16, float32), by its data sheet.
+    """One kind of device: bytes and bytes per second by its data sheet; FLOP/s are in `PEAK_FLOPS`.
 
     `link` is what a device sends to all GPUs of its host, or to one neighbour in a TPU's torus, in one
     direction; `network` what it sends to other hosts, or other slices of TPUs. `wrapped` is the least size of
@@ -29,15 +33,20 @@ class Chip:
     name: str
     memory: float
     bandwidth: float
-    flops: tuple[float, float]
     link: float
     network: float
     wrapped: int = 0
     target: str = ""
 
-    def rate(self, kind: str) -> float:
-        """FLOP/s of products of a type of HLO."""
-        return self.flops[kind not in ("bf16", "f16")]
+    def flops(self, kind: str) -> float:
+        """FLOP/s for products of a type of HLO."""
+        return peak_of_kind(self.name, HALVES.get(kind, kind))
+
+    @property
+    def usable(self) -> float:
+        """The bytes that JAX lets programs use: on GPUs by default three quarters."""
+        share = float(os.environ.get("XLA_PYTHON_CLIENT_MEM_FRACTION", "0.75")) if self.target else 1.0
+        return share * self.memory
 
 
 def _target(name: str, memory: int, bandwidth: float, l2: int) -> str:
@@ -60,17 +69,17 @@ device_description_str: "{name}"
 
 def _hopper(name: str, memory: int, bandwidth: float) -> Chip:
     """NVLink 4: 900 GB/s in both directions; one ConnectX-7 of 400 Gbit/s for each GPU, as in a DGX H100."""
-    rates, described = (989.4e12, 494.7e12), _target(name, memory, bandwidth, 52_428_800)
-    return Chip(name, memory, bandwidth, rates, 450 * GB, 50 * GB, target=described)
+    target = _target(name, memory, bandwidth, 52_428_800)
+    return Chip(name, memory, bandwidth, 450 * GB, 50 * GB, target=target)
 
 
 CHIPS: dict[str, Chip] = {
     "h100": _hopper("NVIDIA H100 80GB HBM3", 84_942_979_072, 3352e9),
     "h200": _hopper("NVIDIA H200", 150_754_820_096, 4800e9),
     # Google: cloud.google.com/tpu/docs, system architecture of each; memory is what the compiler allows.
-    "v5e": Chip("TPU v5 lite", 15.75 * 2**30, 819e9, (197e12, 197e12), 50 * GB, 3.125 * GB, 16),
-    "v5p": Chip("TPU v5", 95.74 * 2**30, 2765e9, (459e12, 459e12), 100 * GB, 6.25 * GB, 4),
-    "v6e": Chip("TPU v6 lite", 31.25 * 2**30, 1638e9, (918e12, 918e12), 100 * GB, 12.5 * GB, 16),
+    "v5e": Chip("TPU v5 lite", 15.75 * 2**30, 819e9, 50 * GB, 3.125 * GB, 16),
+    "v5p": Chip("TPU v5", 95.74 * 2**30, 2765e9, 100 * GB, 6.25 * GB, 4),
+    "v6e": Chip("TPU v6 lite", 31.25 * 2**30, 1638e9, 100 * GB, 12.5 * GB, 16),
 }
 """Name in a topology -> what it is."""
 
@@ -98,8 +107,8 @@ def prepare(topology: str) -> None:
     package = "jax_cuda13_plugin" if CHIPS[name].target else "libtpu"
     if importlib.util.find_spec(package) is None:
         raise UserError(
-            f"--topology: to compile for {topology} there must be {package}; "
-            "pip install -r requirements-plan.txt"
+            f"--topology: to compile for {topology} takes {package}; in an environment of its own, "
+            "pip install -r requirements.txt -r requirements-plan.txt"
         )
     os.environ.update(TO_COMPILE)
     jax.config.update("jax_platforms", "cpu")  # what is computed here are constants

@@ -20,6 +20,9 @@ FREE = {"parameter", "constant", "tuple", "get-tuple-element", "bitcast", "after
 FREE |= {"replica-id", "opt-barrier", "add-dependency", "send", "recv"}
 """Instructions that move nothing."""
 
+CALLS = ("while", "call", "conditional")
+"""Instructions that run another computation of the program, one instruction after another."""
+
 IN_PARTS = ("dynamic-slice", "dynamic-update-slice")
 """Instructions that read or write a part of their first operand."""
 
@@ -94,6 +97,13 @@ class Program:
     def inside(self, instruction: Instruction) -> list[Instruction]:
         """The instructions of the computation that it calls."""
         return self.computations.get(instruction.called, [])
+
+    def body(self, call: Instruction) -> tuple[str, int]:
+        """The computation that one of `CALLS` runs, and how often; of several branches the first."""
+        if call.opcode == "conditional":
+            branches = re.findall(r"%?([\w.-]+)", call.attribute(r"branch_computations=\{([^}]*)\}"))
+            return (branches[0] if branches else ""), 1
+        return call.called, self.trips(call) if call.opcode == "while" else 1
 
     def trips(self, loop: Instruction) -> int:
         """How often a loop is run: known to XLA, or the largest constant of its condition."""
@@ -284,12 +294,8 @@ def walk(program: Program, computation: str, times: int = 1) -> Iterator[tuple[s
     """(computation, instruction, times that it runs) for all instructions that run one after another, those
     of loops and calls among them."""
     for each in program.computations.get(computation, ()):
-        if each.opcode == "while":
-            yield from walk(program, each.called, times * program.trips(each))
-        elif each.opcode == "call":
-            yield from walk(program, each.called, times)
-        elif each.opcode == "conditional":
-            branches = re.findall(r"%?([\w.-]+)", each.attribute(r"branch_computations=\{([^}]*)\}"))
-            yield from walk(program, branches[0] if branches else "", times)
+        if each.opcode in CALLS:
+            body, trips = program.body(each)
+            yield from walk(program, body, times * trips)
         else:
             yield computation, each, times

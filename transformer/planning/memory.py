@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from transformer.training.parallel import ROWS
+from transformer.training.parallel import batch_sharding, mesh_axes
 from transformer.training.run import Run
 from transformer.training.step import memory_gb
 
@@ -81,7 +81,7 @@ def saved_bytes(run: Run) -> int:
 
 def rows_apart(mesh: jax.sharding.Mesh) -> int:
     """The number of parts that a mesh divides rows and sequences into."""
-    return math.prod(mesh.shape[axis] for axis in (*ROWS, "context"))
+    return math.prod(mesh.shape[axis] for part in batch_sharding(mesh).spec for axis in mesh_axes(part))
 
 
 def held(tree: Any) -> int:

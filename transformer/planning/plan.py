@@ -2,7 +2,7 @@
 
 import dataclasses
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import jax
@@ -11,10 +11,10 @@ from transformer.layers.kernels import Recorded
 from transformer.planning.hardware import Chip, chip_of
 from transformer.planning.hlo import Program
 from transformer.planning.memory import Memory, memory
-from transformer.planning.schedule import Schedule, schedule
+from transformer.planning.schedule import Moved, Schedule, schedule
 from transformer.training.compiler_options import check_compiler_options
 from transformer.training.run import Run
-from transformer.training.throughput import sizes_of
+from transformer.training.throughput import peak_of_kind, sizes_of
 
 EFFICIENCY = 0.75
 """The share of the rates of data sheets that is assumed to be reached."""
@@ -25,8 +25,8 @@ class Plan:
     """What one train step needs on each device and takes.
 
     `model_flops` are those of the model on one device, as MFU counts them: without rematerialisation. `limit`
-    is the memory of a device, or 0 if that is not known; so are all times. `attention` says which kernels
-    attention has.
+    is the memory of a device that JAX may use, or 0 if that is not known; so are all times. `attention` says
+    which kernels attention has.
     """
 
     devices: int
@@ -105,7 +105,7 @@ def make_plan(run: Run, efficiency: float = EFFICIENCY) -> Plan:
         parameters=sum(sizes_of(run.abstract.params).values()),
         tokens=tokens,
         memory=memory(run, compiled),
-        limit=chip.memory if chip else 0.0,
+        limit=chip.usable if chip else 0.0,
         schedule=schedule(program, chip, devices, attention_flops(run)),
         model_flops=run.experiment.flops_per_token(run.abstract.params) * tokens / len(devices),
         peak=peak(run, chip),
@@ -116,7 +116,7 @@ def make_plan(run: Run, efficiency: float = EFFICIENCY) -> Plan:
 
 def peak(run: Run, chip: Chip | None) -> float:
     """FLOP/s of a device for the products of a run; 0 if not known."""
-    return chip.rate("bf16" if run.experiment.config.model.dtype == "bfloat16" else "f32") if chip else 0.0
+    return peak_of_kind(chip.name, run.experiment.config.model.dtype) if chip else 0.0
 
 
 def attention_flops(run: Run) -> float:
@@ -133,26 +133,21 @@ def attention_flops(run: Run) -> float:
 
 
 def lines(plan: Plan, price: float = 0.0) -> Iterator[str]:
-    """The plan as tables. GB are 10^9 bytes."""
+    """The plan as tables. GB are 10^9 bytes, MB 10^6."""
+    size, gb = _unit(plan.memory.total)
     mesh = " x ".join(f"{axis} {size}" for axis, size in plan.mesh.items()) or "one device"
     yield f"{plan.devices} x {plan.kind}, mesh {mesh}"
     yield f"{plan.parameters:,} parameters, {plan.tokens:,} tokens a step"
     if plan.attention:
         yield plan.attention
     yield ""
-    yield "memory per device          GB"
-    for name, size in dataclasses.asdict(plan.memory).items():
-        yield f"  {name:16} {size / 1e9:10.2f}"
-    yield f"  {'total':16} {plan.memory.total / 1e9:10.2f}{_against(plan)}"
+    yield f"memory per device          {gb}B"
+    for name, each in dataclasses.asdict(plan.memory).items():
+        yield f"  {name:16} {each / size:10.2f}"
+    yield f"  {'total':16} {plan.memory.total / size:10.2f}{_against(plan)}"
     yield ""
     yield from _times(plan)
-    if plan.schedule.moved:
-        yield ""
-        yield f"network, per device and step {'':5}among       GB  GB sent       ms   hidden"
-    for row in plan.schedule.moved:
-        hidden = f"{row.hidden / row.seconds:8.0%}" if row.seconds else f"{'':8}"
-        sizes = f"{row.size / 1e9:8.2f} {row.sent / 1e9:8.2f} {row.seconds * 1e3:8.2f}"
-        yield f"  {row.operation:20} {row.link:8} {row.ways:8} {sizes} {hidden}"
+    yield from _network(plan.schedule.moved)
     if plan.seconds:
         yield ""
         yield f"{plan.tokens_per_second:,.0f} tokens/s, MFU {plan.mfu:.1%}"
@@ -163,15 +158,40 @@ def lines(plan: Plan, price: float = 0.0) -> Iterator[str]:
 def _against(plan: Plan) -> str:
     if not plan.limit:
         return ""
-    left = (plan.limit - plan.memory.total) / 1e9
-    fits = f"fits, {left:.2f} left" if left >= 0 else f"DOES NOT FIT, {-left:.2f} too much"
-    return f" of {plan.limit / 1e9:.2f}: {fits}"
+    size, _ = _unit(plan.memory.total)
+    left = (plan.limit - plan.memory.total) / size
+    fits = f"fits, {left:,.2f} left" if left >= 0 else f"DOES NOT FIT, {-left:,.2f} too much"
+    return f" of {plan.limit / size:,.2f}: {fits}"
+
+
+def _unit(largest: float, prefixes: str = "GM") -> tuple[float, str]:
+    """The unit of a column of numbers, and its prefix: the first of which there is a tenth."""
+    sizes = {"T": 1e12, "G": 1e9, "M": 1e6}
+    prefix = next((each for each in prefixes if largest >= 0.1 * sizes[each]), "M")
+    return sizes[prefix], prefix
+
+
+def _network(rows: Sequence[Moved]) -> Iterator[str]:
+    if not rows:
+        return
+    size, gb = _unit(max(row.size for row in rows))
+    yield ""
+    yield f"network, per device and step {'':5}among       {gb}B  {gb}B sent       ms   hidden"
+    for row in rows:
+        hidden = f"{row.hidden / row.seconds:8.0%}" if row.seconds else f"{'':8}"
+        sizes = f"{row.size / size:8.2f} {row.sent / size:8.2f} {row.seconds * 1e3:8.2f}"
+        yield f"  {row.operation:20} {row.link:8} {row.ways:8} {sizes} {hidden}"
 
 
 def _times(plan: Plan) -> Iterator[str]:
     found = plan.schedule
-    of_model = f", {plan.model_flops / 1e12:.2f} of them the model's" if plan.model_flops else ""
-    flops, traffic = f"{found.flops / 1e12:.2f} TFLOP", f"{found.traffic / 1e9:.1f} GB read and written"
+    unit, tera = _unit(found.flops, "TGM")
+    size, gb = _unit(found.traffic)
+    of_model = f", {plan.model_flops / unit:.2f} of them the model's" if plan.model_flops else ""
+    flops, traffic = (
+        f"{found.flops / unit:.2f} {tera}FLOP",
+        f"{found.traffic / size:.1f} {gb}B read and written",
+    )
     yield f"{flops} per device and step{of_model}; {traffic}"
     if not plan.seconds:
         yield f"times are not known: {plan.kind} is not in the table of transformer/planning/hardware.py"

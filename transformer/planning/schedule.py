@@ -8,7 +8,7 @@ from typing import Any
 
 from transformer.planning.collectives import Collective, collective
 from transformer.planning.hardware import Chip, duration
-from transformer.planning.hlo import FREE, Instruction, Program, walk
+from transformer.planning.hlo import CALLS, FREE, Instruction, Program, walk
 
 KERNELS = (
     (r"fmha\w*Backward", 2.5),
@@ -90,10 +90,8 @@ def schedule(program: Program, chip: Chip | None, devices: Sequence[Any], attent
     `attention_flops` are those of the forward pass of all layers' attention on one device, for kernels whose
     products are not in the program.
     """
-    names = [
-        each for _, each, times in walk(program, program.entry) for _ in range(times) if _is_kernel(each)
-    ]
-    once = sum(bool(re.search(ONCE, _label(each))) for each in names)
+    kernels = [(_label(each), times) for _, each, times in walk(program, program.entry) if _is_kernel(each)]
+    once = sum(times for label, times in kernels if re.search(ONCE, label))
     found = _Scheduler(program, chip, devices, attention_flops / max(1, once)).run(program.entry)
     rows = [
         Moved(operation, link, ways, int(times), size, sent, seconds, max(0.0, seconds - waited))
@@ -124,13 +122,9 @@ class _Scheduler:
                 time.moved[key][-1] += waited
 
         for each in self.program.computations.get(computation, ()):
-            if each.opcode in ("while", "call"):
-                part = self.run(each.called, above | under_way.keys())
-                time.add(part, self.program.trips(each) if each.opcode == "while" else 1)
-                continue
-            if each.opcode == "conditional":
-                branches = re.findall(r"%?([\w.-]+)", each.attribute(r"branch_computations=\{([^}]*)\}"))
-                time.add(self.run(branches[0]) if branches else _Time(), 1)
+            if each.opcode in CALLS:
+                body, times = self.program.body(each)
+                time.add(self.run(body, above | under_way.keys()), times)
                 continue
             if each.opcode.endswith("-done"):
                 started = self.program.named(computation).get(each.operands[0])
@@ -170,7 +164,7 @@ class _Scheduler:
         time.traffic += traffic
         if self.chip is None or each.opcode.endswith("-start"):
             return
-        products = sum(number / self.chip.rate(kind) for kind, number in flops.items())
+        products = sum(number / self.chip.flops(kind) for kind, number in flops.items())
         memory = traffic / self.chip.bandwidth
         if products >= memory:
             time.products += products

@@ -145,13 +145,21 @@ class Checkpoints:
     def stored_params(self, step: Step = "latest") -> dict[str, tuple]:
         """Path -> (shape, type) of the parameters that `restore_params` reads."""
         found = self.find(step)
-        return arrays(self._stored(found)[self._params_name(found)])
+        return arrays(self.stored(found)[self._params_name(found)])
 
     def restore_some(self, abstract: Params, step: Step = "latest") -> Params:
         """`restore_params` from a checkpoint that may have more parameters than `abstract`."""
         found = self.find(step)
         name = self._params_name(found)
         return self._restore(found, {name: abstract}, partial=True)[name]
+
+    def restore_parts(self, abstract: Mapping[str, Any], step: int) -> dict[str, Any]:
+        """Some fields of a state by their names; raises as `restore`."""
+        return self._read(step, abstract, partial=True)
+
+    def stored(self, step: int) -> dict[str, Any]:
+        """The fields of the state in a checkpoint, with descriptions in place of arrays."""
+        return self._manager.item_metadata(step).tree
 
     def find(self, step: Step) -> int:
         """The step of a checkpoint; raises `UserError` if there is none."""
@@ -193,13 +201,10 @@ class Checkpoints:
         return metrics[name] if name != self.keep_best else -metrics[name]
 
     def _params_name(self, step: int) -> str:
-        return "params" if self._stored(step).get("ema") is None else "ema"
-
-    def _stored(self, step: int) -> dict[str, Any]:
-        return self._manager.item_metadata(step).tree
+        return "params" if self.stored(step).get("ema") is None else "ema"
 
     def _read(self, step: int, abstract: Any, partial: bool) -> Any:
-        stored = self._stored(step)
+        stored = self.stored(step)
         here = {name: stored[name] for name in abstract} if partial else stored
         found, wanted = arrays(here), arrays(abstract)
         if found != wanted:

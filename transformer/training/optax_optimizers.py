@@ -17,6 +17,7 @@ from transformer.errors import UserError
 from transformer.training.checkpoint import Params
 from transformer.training.schedules import Schedule
 
+CAUTIOUS = "cautious."
 MASKS = ("mask", "weight_decay_mask")
 DIMENSIONS = "muon_weight_dimension_numbers"
 
@@ -74,14 +75,60 @@ def multiplies_matrices(name: str) -> bool:
 
 
 def find_optimizer(name: str, key: str = "name") -> Callable[..., optax.GradientTransformation]:
-    """The optimizer of optax by `name` ("adamw", "contrib.muon"); raises `UserError` about `key` if there is
-    none."""
+    """The optimizer of optax by `name` ("adamw", "contrib.muon"), or its `cautious` variant
+    ("cautious.adamw"); raises `UserError` about `key` if there is none."""
     found: Any = optax
     for part in name.split("."):
         found = getattr(found, part, None)
     if not _is_optimizer(found):
-        raise UserError(f"{key}: optax has no optimizer {name!r}; {_valid_names(name)}")
+        return _variant(name, key)
     return found
+
+
+def _variant(name: str, key: str) -> Callable[..., optax.GradientTransformation]:
+    """The cautious variant that `name` names; raises `UserError` if it names none."""
+    if name.startswith(CAUTIOUS):
+        return cautious(name.removeprefix(CAUTIOUS), key)
+    raise UserError(f"{key}: optax has no optimizer {name!r}; {_valid_names(name)}")
+
+
+def cautious(name: str, key: str) -> Callable[..., optax.GradientTransformation]:
+    """The optimizer `name`, which changes parameters only where its update agrees with the gradient:
+
+    u <- u m / max(mean(m), 0.001), with m = 1 where u g < 0 and 0 elsewhere, and the mean over each matrix.
+
+    Masked weight decay is applied besides. Raises `UserError` for a schedule-free optimizer, whose parameters
+    are averages of others.
+    Source: Liang et al. 2024 (Cautious optimizers), algorithm 1, with the scale of the authors' code.
+    """
+    if is_schedule_free(name):
+        raise UserError(f"{key}: {CAUTIOUS + name!r}; a schedule-free optimizer has no cautious variant")
+    factory = find_optimizer(name, key)
+    mask = mask_name(inspect.signature(factory).parameters)
+
+    @functools.wraps(factory)
+    def make(learning_rate: Schedule, **arguments: Any) -> optax.GradientTransformation:
+        decay, decayed = (arguments.pop(each, None) for each in ("weight_decay", mask)) if mask else (0, None)
+        plain = factory(learning_rate=learning_rate, **arguments, **({"weight_decay": 0.0} if mask else {}))
+
+        def update(updates: Params, state: Any, params: Params | None = None) -> tuple[Params, Any]:
+            found, state = plain.update(updates, state, params)
+            return jax.tree_util.tree_map_with_path(_agreeing, found, updates), state
+
+        careful = optax.GradientTransformation(plain.init, update)
+        if not decay:
+            return careful
+        added = optax.add_decayed_weights(lambda count: -decay * learning_rate(count), decayed)
+        return optax.chain(careful, added)
+
+    return make
+
+
+def _agreeing(path: tuple, update: jax.Array, gradient: jax.Array) -> jax.Array:
+    agrees = (update * gradient < 0).astype(update.dtype)
+    stacked = any(key.endswith("blocks") for key in _keys(path))
+    share = jnp.mean(agrees, axis=tuple(range(stacked, agrees.ndim)), keepdims=True)
+    return update * agrees / jnp.maximum(share, 1e-3)
 
 
 def _valid_names(name: str) -> str:

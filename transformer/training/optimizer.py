@@ -35,6 +35,9 @@ from transformer.training.schedules import SCHEDULES, Schedule, extended
 
 ADAM_RATE = "adam_learning_rate"
 
+Lengths = Sequence[tuple[int, int | Schedule]]
+"""Earlier values of `train.steps`, or earlier schedules (see `make_optimizer`)."""
+
 
 @dataclasses.dataclass(frozen=True)
 class OptimizerConfig(Bounded):
@@ -46,13 +49,13 @@ class OptimizerConfig(Bounded):
     after the update. One with unmasked decay must get it in `arguments`; here it is an error.
 
     `rules` apply in order (see `transformer.training.rules`), before those that `frozen_layers`,
-    `train_only`, `layer_decay`, `adam_learning_rate` and `weight_decay` stand for.
+    `train_only`, `layer_decay`, `adam_learning_rate`, `weight_decay` and `embedding_weight_decay` stand for.
 
     Raises:
       UserError: an unknown optimizer, schedule or argument, or a value out of range.
     """
 
-    name: str = "contrib.muon"  # an optimizer of optax: adamw, sgd, lion, contrib.muon ...
+    name: str = "contrib.muon"  # an optimizer of optax: adamw, lion, contrib.muon, cautious.adamw ...
     learning_rate: NonnegativeFloat = 0.02  # peak learning rate: 0.02 for Muon, about 1e-3 for AdamW
     adam_learning_rate: NonnegativeFloat = 0.0  # peak of parameters that Muon leaves to Adam; 0: the same
     schedule: Annotated[str, OneOf(SCHEDULES)] = "cosine"  # learning-rate schedule; wsd: warmup-stable-decay
@@ -60,6 +63,7 @@ class OptimizerConfig(Bounded):
     decay_steps: Nonnegative = 0  # steps of the decay of wsd and cosine; 0: cosine decays to the last step
     final_fraction: Fraction = 0.0  # final learning rate of cosine and wsd, as a fraction of the peak
     weight_decay: NonnegativeFloat = 0.1  # decoupled weight decay, of matrices only
+    embedding_weight_decay: NonnegativeFloat = 0.0  # decoupled weight decay of token embeddings
     clip_norm: NonnegativeFloat = 1.0  # gradient clipping by global norm; 0: off
     ema_decay: Rate = 0.0  # decay of an exponential moving average of parameters, to evaluate with; 0: off
     layer_decay: PositiveFraction = 1.0  # factor of the learning rate for every block further from the output
@@ -101,7 +105,8 @@ class OptimizerConfig(Bounded):
     @property
     def has_rules(self) -> bool:
         """Whether there are rules besides those for weight decay and Adam's learning rate."""
-        return bool(self.rules or self.frozen_layers or self.train_only) or self.layer_decay < 1
+        decays = self.embedding_weight_decay > 0
+        return decays or bool(self.rules or self.frozen_layers or self.train_only) or self.layer_decay < 1
 
     def idle(self) -> dict[str, str]:
         """See `transformer.config.idle_keys`."""
@@ -140,7 +145,7 @@ class OptimizerConfig(Bounded):
         if self.has_rules:
             raise UserError(
                 f"name: {self.name} averages all parameters at one rate; expected layer_decay 1, "
-                "frozen_layers 0, train_only '' and no rules"
+                "frozen_layers 0, train_only '', embedding_weight_decay 0 and no rules"
             )
         b1 = self.arguments.get("b1", parameters["b1"].default)
         if isinstance(b1, (int, float)) and not 0 < b1 <= 1:
@@ -150,14 +155,15 @@ class OptimizerConfig(Bounded):
 def make_optimizer(
     config: OptimizerConfig,
     steps: int,
-    lengths: Sequence[tuple[int, int]] = (),
+    lengths: Lengths = (),
     layers: Sequence[str] = (),
 ) -> tuple[optax.GradientTransformation, Schedule]:
     """The optimizer of a run of `steps` updates, and its learning rate as a function of the number of updates
     made.
 
     `lengths` are earlier values of `steps`, as (at, steps): until update `at` the run was to have `steps`
-    updates, and the learning rate continues from there by `schedules.extended`. `layers` are the model's
+    updates, or had another schedule, and the learning rate continues from there by `schedules.extended`.
+    `layers` are the model's
     kinds of layers (see `rules.parameter_settings`). The train step does gradient clipping and parameter
     averages.
 
@@ -175,7 +181,7 @@ def make_optimizer(
     return build(config.name, config.arguments, schedule, config.weight_decay, decayed), schedule
 
 
-def make_schedule(config: OptimizerConfig, steps: int, lengths: Sequence[tuple[int, int]] = ()) -> Schedule:
+def make_schedule(config: OptimizerConfig, steps: int, lengths: Lengths = ()) -> Schedule:
     """The learning rate of `make_optimizer`."""
     if config.decays and config.warmup_steps + config.decay_steps > steps:
         raise UserError(
@@ -183,9 +189,8 @@ def make_schedule(config: OptimizerConfig, steps: int, lengths: Sequence[tuple[i
             f"do not fit the {config.schedule} schedule into train.steps {steps}"
         )
     planned = [*(before for _, before in lengths), steps]
-    shapes = [
-        functools.partial(SCHEDULES[config.schedule], config=config, steps=length) for length in planned
-    ]
+    named = functools.partial(SCHEDULES[config.schedule], config=config)
+    shapes = [each if callable(each) else functools.partial(named, steps=each) for each in planned]
     shape: Schedule = shapes[0]
     for (at, _), after in zip(lengths, shapes[1:], strict=True):
         shape = extended(shape, after, at, config.warmup_steps)

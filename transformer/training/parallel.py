@@ -4,7 +4,7 @@ The mesh has six axes. `slice` (slices of TPUs, joined by the data-centre networ
 and replicate parameters; `fsdp` shards both (Rajbhandari et al. 2020, "ZeRO", stage 3); `expert` shards the
 batch and experts (Lepikhin et al. 2021, "GShard") and replicates all other parameters; `context` shards
 sequences (Liu et al. 2023, "Ring Attention") and parameters; `tensor` shards heads, hidden units and
-vocabulary (Shoeybi et al. 2019, "Megatron-LM"). No other file names a mesh axis.
+vocabulary (Shoeybi et al. 2019, "Megatron-LM").
 """
 
 import contextlib
@@ -21,12 +21,14 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from transformer.config import Bound, Bounded, OneOf, Positive
 from transformer.errors import UserError
-from transformer.training.partition import check_divided
 
 Rules = Sequence[tuple[str, str | tuple[str, ...] | None]]
 
 ROWS = ("slice", "data", "fsdp", "expert")
 """Mesh axes that shard the rows of a batch."""
+
+STATE = ("fsdp", "context")
+"""Mesh axes that shard the training state."""
 
 DEFAULT: Rules = (
     ("batch", ROWS),
@@ -39,7 +41,8 @@ DEFAULT: Rules = (
     ("mlp", "tensor"),
     ("heads", "tensor"),
     ("kv_heads", "tensor"),
-    ("embed", ("fsdp", "context")),
+    ("embed", STATE),
+    ("latent", STATE),
     ("lookup", ("slice", "data", "expert")),
     ("lookup_embed", "fsdp"),
 )
@@ -155,7 +158,7 @@ def state_shardings(state: Any, mesh: Mesh, rules: Rules) -> Any:
     `carry`, which are boxed themselves.
 
     Raises:
-      UserError: mesh axes do not divide a dimension; too much is whole on every device.
+      UserError: mesh axes do not divide a dimension.
     """
     whole = NamedSharding(mesh, PartitionSpec())
     if mesh.size == 1:
@@ -165,15 +168,15 @@ def state_shardings(state: Any, mesh: Mesh, rules: Rules) -> Any:
 
 def _cut(state: Any, mesh: Mesh, rules: Rules, whole: NamedSharding) -> Any:
     """`state_shardings` over several devices."""
-    leaves, _ = jax.tree_util.tree_flatten_with_path(state.params, is_leaf=_is_boxed)
+    leaves, _ = jax.tree_util.tree_flatten_with_path(state.params, is_leaf=is_boxed)
     parameters = {
-        _names(path): (leaf.value.shape, _sharding(leaf, _names(path), mesh, rules))
+        path_names(path): (leaf.value.shape, _sharding(leaf, path_names(path), mesh, rules))
         for path, leaf in leaves
-        if _is_boxed(leaf)
+        if is_boxed(leaf)
     }
 
     def sharding(path: tuple, leaf: Any) -> NamedSharding:
-        names = _names(path)
+        names = path_names(path)
         for start in range(len(names)):
             shape, owner = parameters.get(names[start:], ((), whole))
             if shape == leaf.shape or _is_part(leaf.shape, shape, owner):
@@ -181,16 +184,13 @@ def _cut(state: Any, mesh: Mesh, rules: Rules, whole: NamedSharding) -> Any:
         return whole
 
     shardings = jax.tree_util.tree_map_with_path(sharding, unboxed(state))
-    carry = jax.tree.map(
-        lambda leaf: _sharding(leaf, ("carry",), mesh, rules), state.carry, is_leaf=_is_boxed
-    )
-    check_divided(state.params, shardings.params, mesh)
+    carry = jax.tree.map(lambda leaf: _sharding(leaf, ("carry",), mesh, rules), state.carry, is_leaf=is_boxed)
     return shardings.replace(carry=carry)
 
 
 def unboxed(tree: Any) -> Any:
     """The tree without boxes, also for abstract arrays (on which `nn.unbox` fails inside a mesh)."""
-    return jax.tree.map(lambda leaf: leaf.value if _is_boxed(leaf) else leaf, tree, is_leaf=_is_boxed)
+    return jax.tree.map(lambda leaf: leaf.value if is_boxed(leaf) else leaf, tree, is_leaf=is_boxed)
 
 
 def by_rows(array: jax.Array) -> nn.LogicallyPartitioned:
@@ -207,14 +207,14 @@ def deal_out(tree: Any, shardings: Any, chosen: Callable[[tuple], bool]) -> Any:
     not enough layers.
     """
     leaves = jax.tree_util.tree_leaves_with_path(shardings)
-    owners = {_names(path): sharding for path, sharding in leaves if chosen(path)}
+    owners = {path_names(path): sharding for path, sharding in leaves if chosen(path)}
 
     def deal(path: tuple, leaf: Any) -> Any:
-        names = _names(path)
+        names = path_names(path)
         owner = next((owners[names[i:]] for i in range(len(names)) if names[i:] in owners), None)
         if owner is None or leaf.ndim < 3:
             return leaf
-        spec = [_axes(part) for part in (*owner.spec, *[None] * (leaf.ndim - len(owner.spec)))]
+        spec = [mesh_axes(part) for part in (*owner.spec, *[None] * (leaf.ndim - len(owner.spec)))]
 
         def ways(axes: tuple[str, ...]) -> int:
             return math.prod(owner.mesh.shape[axis] for axis in axes)
@@ -229,7 +229,7 @@ def deal_out(tree: Any, shardings: Any, chosen: Callable[[tuple], bool]) -> Any:
     return jax.tree_util.tree_map_with_path(deal, tree)
 
 
-def _axes(part: Any) -> tuple[str, ...]:
+def mesh_axes(part: Any) -> tuple[str, ...]:
     """The mesh axes of one dimension of a `PartitionSpec`."""
     return (part,) if isinstance(part, str) else tuple(part or ())
 
@@ -294,11 +294,11 @@ def _sharding(boxed: Any, names: tuple[str, ...], mesh: Mesh, rules: Rules) -> N
     axes = tuple(boxed.get_partition_spec())
     spec = nn.logical_to_mesh_axes(axes, rules) or PartitionSpec()
     for dimension, (size, logical, part) in enumerate(zip(boxed.value.shape, axes, spec, strict=True)):
-        mesh_axes = [axis for axis in _axes(part) if mesh.shape[axis] > 1]
-        ways = math.prod(mesh.shape[axis] for axis in mesh_axes)
+        several = [axis for axis in mesh_axes(part) if mesh.shape[axis] > 1]
+        ways = math.prod(mesh.shape[axis] for axis in several)
         if size % ways:
             raise UserError(
-                f"parallel.mesh.{' x '.join(mesh_axes)}: {ways} devices do not divide dimension {dimension} "
+                f"parallel.mesh.{' x '.join(several)}: {ways} devices do not divide dimension {dimension} "
                 f"({logical!r}, {size} wide) of parameter {'/'.join(names)}"
             )
     return NamedSharding(mesh, spec)
@@ -310,9 +310,11 @@ def _is_part(shape: tuple[int, ...], whole: tuple[int, ...], sharding: NamedShar
     return len(whole) > 1 and shape[1:] == whole[1:] and len(shape) > 1 and spec[0] is None
 
 
-def _is_boxed(leaf: Any) -> bool:
+def is_boxed(leaf: Any) -> bool:
+    """Whether an array has its logical axes around it."""
     return isinstance(leaf, nn.meta.AxisMetadata)
 
 
-def _names(path: tuple) -> tuple[str, ...]:
+def path_names(path: tuple) -> tuple[str, ...]:
+    """The keys of a path in a tree."""
     return tuple(jax.tree_util.keystr((entry,), simple=True) for entry in path)

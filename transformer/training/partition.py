@@ -5,9 +5,9 @@ from collections.abc import Iterator
 from typing import Any
 
 import jax
-from flax import linen as nn
 
 from transformer.errors import UserError
+from transformer.training.parallel import STATE, is_boxed, mesh_axes, path_names, unboxed
 
 REPLICATED = "replicated"
 """The logical axis of parameters that are meant to be whole on every device."""
@@ -17,20 +17,18 @@ MOST = 0.02
 
 
 def check_divided(boxed: Any, shardings: Any, mesh: jax.sharding.Mesh) -> None:
-    """Raises `UserError` if kernels and tables that the axes `fsdp` and `context` should divide are whole on
-    every device, and are more than `MOST` of the bytes. `boxed` are the parameters with their logical
-    axes."""
-    if mesh.shape["fsdp"] * mesh.shape["context"] == 1:
+    """Raises `UserError` if kernels and tables that the axes `STATE` should divide are whole on every device,
+    and are more than `MOST` of the bytes. `boxed` are the parameters with their logical axes."""
+    if math.prod(mesh.shape[axis] for axis in STATE) == 1:
         return
-    leaves = jax.tree_util.tree_leaves_with_path(boxed, is_leaf=_is_boxed)
-    placed = jax.tree.leaves(shardings)
-    sizes = [(_bytes(_value(leaf).shape, _value(leaf)), _name(path), leaf) for path, leaf in leaves]
-    left = [
-        (size, name, _value(leaf).shape)
-        for (size, name, leaf), sharding in zip(sizes, placed, strict=True)
-        if name.endswith(("kernel", "table")) and not _is_meant(leaf) and not _is_divided(sharding)
-    ]
-    share = sum(size for size, *_ in left) / max(1, sum(size for size, *_ in sizes))
+    named = jax.tree_util.tree_leaves_with_path(boxed, is_leaf=is_boxed)
+    left, total = [(0, "", ())], 0
+    for (path, box), sharding in zip(named, jax.tree.leaves(shardings), strict=True):
+        name, leaf = _name(path), unboxed(box)
+        total += _bytes(leaf.shape, leaf)
+        if name.endswith(("kernel", "table")) and not (_is_meant(box) or _is_divided(sharding)):
+            left.append((_bytes(leaf.shape, leaf), name, leaf.shape))
+    share = sum(size for size, *_ in left) / max(1, total)
     if share > MOST:
         _, name, shape = max(left)
         raise UserError(
@@ -51,14 +49,12 @@ def table(params: Any) -> Iterator[str]:
 
 
 def _is_divided(sharding: Any) -> bool:
-    axes = {axis for part in sharding.spec for axis in ([part] if isinstance(part, str) else part or ())}
-    return bool(axes & {"fsdp", "context"})
+    return any(axis in STATE for part in sharding.spec for axis in mesh_axes(part))
 
 
 def _axes(part: Any, mesh: jax.sharding.Mesh) -> str:
     """The axes of one dimension that have several devices, "fsdp x context"."""
-    axes = [part] if isinstance(part, str) else part or ()
-    return " x ".join(axis for axis in axes if mesh.shape[axis] > 1)
+    return " x ".join(axis for axis in mesh_axes(part) if mesh.shape[axis] > 1)
 
 
 def _bytes(shape: tuple[int, ...], leaf: Any) -> int:
@@ -66,16 +62,8 @@ def _bytes(shape: tuple[int, ...], leaf: Any) -> int:
 
 
 def _name(path: tuple) -> str:
-    return jax.tree_util.keystr(path, simple=True, separator="/")
-
-
-def _value(leaf: Any) -> Any:
-    return leaf.value if _is_boxed(leaf) else leaf
+    return "/".join(path_names(path))
 
 
 def _is_meant(leaf: Any) -> bool:
-    return _is_boxed(leaf) and REPLICATED in leaf.names
-
-
-def _is_boxed(leaf: Any) -> bool:
-    return isinstance(leaf, nn.LogicallyPartitioned)
+    return is_boxed(leaf) and REPLICATED in leaf.names

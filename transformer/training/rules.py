@@ -22,6 +22,7 @@ import optax
 from transformer.errors import UserError
 from transformer.training.checkpoint import Params
 from transformer.training.optax_optimizers import (
+    CAUTIOUS,
     HIDDEN_MATRIX,
     build,
     find_optimizer,
@@ -34,6 +35,7 @@ BELOW = r"(^|/)(cls|embedding|embedding_norm|position|source_embedding|source_po
 """Parameters below the first block."""
 
 MATRIX = r"(^|/)kernel$"
+TOKEN_TABLE = r"(^|/)(source_)?embedding/table$"
 SHOWN = 6
 """The most paths that an error lists."""
 
@@ -142,7 +144,8 @@ def _combined(settings: Params, config: Any, schedule: Schedule) -> optax.Gradie
         name, arguments = (rule.optimizer or "", rule.arguments) if rule else (config.name, config.arguments)
         takes = inspect.signature(find_optimizer(name)).parameters
         # All of the group decays, also what Muon leaves to Adam.
-        own = {key: decay for key in ("weight_decay", "adam_weight_decay") if key in takes}
+        keys = ["weight_decay"] if name.startswith(CAUTIOUS) else ["weight_decay", "adam_weight_decay"]
+        own = {key: decay for key in keys if key in takes}
         optimizers[group] = build(name, {**arguments, **own}, schedule, decay, decayed)
     return optax.partition(optimizers, labels)
 
@@ -159,7 +162,7 @@ def parameter_settings(params: Params, config: Any, layers: Sequence[str] = ()) 
     rules = [*config.rules, *_short_forms(params, config, layers)]
     leaves, structure = jax.tree_util.tree_flatten_with_path(params)
     settings = []
-    for (path, leaf), names in zip(leaves, _numbered(params, layers), strict=True):
+    for (path, leaf), names in zip(leaves, numbered(params, layers), strict=True):
         found = [_settle(rules, name) for name in names]
         alike = all(each == found[0] for each in found)
         settings.append(found[0] if alike else _stacked(found, path, leaf.ndim))
@@ -195,7 +198,7 @@ def stop_gradients(params: Params, config: Any, layers: Sequence[str] = ()) -> P
 
 def check_rules(params: Params, config: Any, layers: Sequence[str] = ()) -> None:
     """Raises `UserError` if a rule, or a key that stands for rules, matches no parameter."""
-    paths = [name for names in _numbered(params, layers) for name in names]
+    paths = [name for names in numbered(params, layers) for name in names]
     names = sorted({name for path in paths for name in path.split("/") if not name.isdecimal()})
     for i, rule in enumerate(config.rules):
         if not any(re.search(rule.match, path) for path in paths):
@@ -245,6 +248,8 @@ def _short_forms(params: Params, config: Any, layers: Sequence[str]) -> Iterator
         yield Rule("", frozen=True)
     if config.layer_decay < 1 or config.adam_learning_rate:
         yield from _rates(_stacks(params, layers), config)
+    if config.embedding_weight_decay:
+        yield Rule(TOKEN_TABLE, weight_decay=config.embedding_weight_decay)
     yield Rule(HIDDEN_MATRIX if config.is_muon else MATRIX, weight_decay=config.weight_decay)
 
 
@@ -290,7 +295,7 @@ def _stacks(params: Params, layers: Sequence[str]) -> dict[str, int]:
     return stacks
 
 
-def _numbered(params: Params, layers: Sequence[str]) -> list[list[str]]:
+def numbered(params: Params, layers: Sequence[str]) -> list[list[str]]:
     """The paths of each array that rules match: one path, or one for each stacked block."""
     depths, paths = _depths(params, layers), []
     for path, _ in jax.tree_util.tree_leaves_with_path(params):

@@ -23,12 +23,14 @@ from transformer.training.initialize import WarmStart
 from transformer.training.loop import train
 from transformer.training.metrics import Meter
 from transformer.training.optax_optimizers import is_hidden_matrix, multiplies_matrices, own_average
-from transformer.training.optimizer import check_adapters, make_optimizer
+from transformer.training.optimizer import Lengths, check_adapters, make_optimizer
+from transformer.training.parametrization import parametrized
+from transformer.training.partition import check_divided
 from transformer.training.rules import check_rules, stop_gradients
 from transformer.training.run_config import RunConfig
 from transformer.training.step import Program, TrainStep, make_train_step
 from transformer.training.throughput import peak_flops
-from transformer.training.writers import Latest, make_writers, names_of
+from transformer.training.writers import EXTRAS, Latest, check_installed, make_writers, names_of
 
 
 def unchanged(step: TrainStep) -> TrainStep:
@@ -48,16 +50,19 @@ class Run:
     experiment: Experiment
     config: RunConfig
     workdir: str | os.PathLike
-    lengths: Sequence[tuple[int, int]] = ()  # where `train.steps` was changed (see `make_optimizer`)
+    lengths: Lengths = ()  # where `train.steps` was changed (see `make_optimizer`)
     extra_hooks: Sequence[Hook] = ()  # called after the run's own
     devices: Sequence[jax.Device] | None = None  # None: all; may be descriptions of devices
+    init: Callable[[jax.Array], Any] = dataclasses.field(init=False)  # initial parameters, boxed
 
     def __post_init__(self) -> None:
         config, self.folder = self.config, RunFolder(self.workdir)
-        self.layers: tuple[str, ...] = getattr(self.experiment.config.model, "layers", ())
+        self.init, self.layers = self.experiment.init, getattr(self.experiment.config.model, "layers", ())
         self.optimizer, self.schedule = make_optimizer(
             config.optimizer, config.train.steps, self.lengths, self.layers
         )
+        if getattr(self.experiment.config.model, "parametrization", "standard") != "standard":
+            self.init, self.optimizer = parametrized(self.init, self.optimizer, config, self.layers)
         self.compiler_options = dict(config.parallel.compiler_options)  # with which to compile `_step`
         self.mesh = parallel.make_mesh(config.parallel.mesh, self.devices)
         self.rules = parallel.RULES[config.parallel.rules]
@@ -94,7 +99,7 @@ class Run:
     def create(self) -> Any:
         """The initial state, with parameters boxed with their logical axes."""
         rng, std = jax.random.key(self.config.seed), self.config.initialize_std
-        params = self.experiment.init(rng)
+        params = self.init(rng)
         if std:
             params = redraw(params, jax.random.fold_in(rng, 1), std)
         carry = jax.tree.map(parallel.by_rows, self.experiment.initial_carry())
@@ -103,10 +108,13 @@ class Run:
 
     @functools.cached_property
     def abstract(self) -> State:
-        """The state as `jax.ShapeDtypeStruct`s with shardings."""
+        """The state as `jax.ShapeDtypeStruct`s with shardings; raises if too much is whole on each device."""
         with self.placed():
             boxed = jax.eval_shape(self.create)
-            return parallel.with_shardings(boxed, parallel.state_shardings(boxed, self.mesh, self.rules))
+            shardings = parallel.state_shardings(boxed, self.mesh, self.rules)
+        if self.mesh.size > 1:
+            check_divided(boxed.params, shardings.params, self.mesh)
+        return parallel.with_shardings(boxed, shardings)
 
     @functools.cached_property
     def shardings(self) -> State:
@@ -115,6 +123,8 @@ class Run:
 
     def prepare(self) -> None:
         """Opens the data and derives all shapes, so that errors are raised before anything is written."""
+        if any(name in self.config.train.writers for name in EXTRAS):
+            check_installed(names_of(self.config.train.writers))
         if self.compiler_options:
             check_compiler_options(self.compiler_options, self.mesh)
         _ = self.loader, self.hooks, self.abstract, self.warm_start
@@ -180,8 +190,9 @@ class Run:
         c, started = self.config.train, time.perf_counter() if started is None else started
         with self.placed(), self.checkpoints(write=True) as checkpoints:
             begun = trained_steps(checkpoints.directory)
-            state = checkpoints.restore(self.abstract) if begun else self._first_state()
-            step = Program(self._jitted(around), self.compiler_options)
+            state = checkpoints.restore(self.abstract) if begun else self.first_state()
+            step: Any = Program(self.jitted(around), self.compiler_options)
+            step = self._measured(step, around, state) if c.log_norms or c.log_attention else step
             return train(
                 state,
                 step,
@@ -195,6 +206,11 @@ class Run:
                 left=self.folder.unmeasured,
             )
 
+    def _measured(self, step: Program, around: Callable, state: State) -> Any:
+        from transformer.training import measured
+
+        return measured.make(self, step, around, int(state.step))
+
     def compiled(self) -> jax.stages.Compiled:
         """The train step, for the batches of this run; nothing is allocated, and no data are read where their
         shapes are known without."""
@@ -204,12 +220,13 @@ class Run:
             for name, each in batch.items()
         }
         with self.placed():
-            return self._jitted(unchanged).lower(self.abstract, batch).compile(self.compiler_options)
+            return self.jitted(unchanged).lower(self.abstract, batch).compile(self.compiler_options)
 
-    def _jitted(self, around: Callable) -> Any:
-        return jax.jit(around(self._step()), donate_argnums=0, out_shardings=(self.shardings, None))
+    def jitted(self, around: Callable, **options: Any) -> Any:
+        """The train step, decorated and jitted; `options` as for `make_train_step`."""
+        return jax.jit(around(self._step(**options)), donate_argnums=0, out_shardings=(self.shardings, None))
 
-    def _step(self) -> TrainStep:
+    def _step(self, **options: Any) -> TrainStep:
         c = self.config.optimizer
         held = functools.partial(stop_gradients, config=c, layers=self.layers)
         return make_train_step(
@@ -221,13 +238,11 @@ class Run:
             ema_decay=c.ema_decay,
             own_average=own_average if c.averages_itself else None,
             stop_gradients=held if c.has_rules else None,
-            **self._placements(),
+            **(self._placements() | options if self.mesh.size > 1 else options),
         )
 
     def _placements(self) -> dict[str, Callable[[Any], Any]]:
         """How the train step divides gradients, updates and the optimizer's state over several devices."""
-        if self.mesh.size == 1:
-            return {}
         shardings = self.shardings.params
         found: dict[str, Callable[[Any], Any]] = {
             "divided": lambda params: jax.lax.with_sharding_constraint(params, shardings)
@@ -237,7 +252,8 @@ class Run:
             found["dealt_out"] = deal
         return found
 
-    def _first_state(self) -> State:
+    def first_state(self) -> State:
+        """The initial state, of a warm start with another run's parameters."""
         state = jax.jit(lambda: parallel.unboxed(self.create()), out_shardings=self.shardings)()
         return state if self.warm_start is None else self._warm_started(state, self.warm_start)
 

@@ -28,6 +28,8 @@ class TrainConfig(Bounded):
     average_last: Positive = 1  # evaluate and predict with the mean of this many latest checkpoints
     keep_best: str = ""  # also keep the best by this metric, smaller is better ("-name": larger); "": none
     log_every: Positive = 10  # steps between logged values
+    log_norms: bool = False  # log norms of each layer's activations, gradients, updates and parameters
+    log_attention: bool = False  # log each layer's attention entropy and largest score, and the largest logit
     sample_every: Nonnegative = 0  # steps between samples; 0: only at the end
     max_skipped: Nonnegative = 20  # consecutive steps with a non-finite gradient before giving up; 0: never
     profile_from: Positive = 10  # step after which the profiler starts

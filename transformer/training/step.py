@@ -13,6 +13,7 @@ import optax
 from transformer.training.checkpoint import State
 from transformer.training.experiment import Batch, Experiment, Params
 from transformer.training.metrics import Sum
+from transformer.training.replicas import are_replicas, by_replica
 
 TrainStep = Callable[[State, Batch], tuple[State, dict[str, Sum]]]
 EvalStep = Callable[[Params, Batch], dict[str, Sum]]
@@ -30,6 +31,7 @@ def make_train_step(
     stop_gradients: Callable[[Params], Params] | None = None,
     divided: Callable[[Params], Params] = lambda params: params,
     dealt_out: Callable[[Any], Any] = lambda tree: tree,
+    norms: Callable[..., dict[str, Sum]] = lambda **trees: {},
 ) -> TrainStep:
     """(state, batch) -> (state, metrics): one update, exact for any number of microbatches.
 
@@ -42,7 +44,8 @@ def make_train_step(
     parameters, which are not part of the norm.
 
     Over several devices `divided` divides gradients and updates as the parameters, and `dealt_out` what the
-    optimizer gets, its state and the gradients, as it computes best.
+    optimizer gets, its state and the gradients, as it computes best. `norms` are further metrics of the
+    gradients before clipping, the updates and the new parameters.
     """
 
     def train_step(state: State, batch: Batch) -> tuple[State, dict[str, Sum]]:
@@ -70,11 +73,12 @@ def make_train_step(
         gradients = divided(gradients)
         norm = optax.tree.norm(gradients)
         finite = jnp.isfinite(norm)
+        clipped = gradients
         if clip_norm:
             scale = jnp.minimum(1.0, clip_norm / jnp.maximum(norm, 1e-9))
-            gradients = jax.tree.map(lambda g: g * scale, gradients)
+            clipped = jax.tree.map(lambda g: g * scale, gradients)
         with jax.named_scope("optimizer"):
-            given = dealt_out((gradients, state.opt_state))
+            given = dealt_out((clipped, state.opt_state))
             updates, opt_state = dealt_out(optimizer.update(*given, state.params))
             params = optax.apply_updates(state.params, divided(updates))
         ema = state.ema
@@ -87,6 +91,7 @@ def make_train_step(
         new = jax.tree.map(lambda new, old: jnp.where(finite, new, old), new, state)
         metrics["gradient_norm"] = Sum.of(norm)
         metrics["skipped_steps"] = Sum.of(1.0 - finite)
+        metrics |= norms(gradient=gradients, update=updates, parameter=params)
         skipped = state.skipped + (1 - finite.astype(jnp.int32))
         carry = None if carry is None else advanced(carry, experiment.initial_carry())
         return dataclasses.replace(new, step=state.step + 1, skipped=skipped, carry=carry), metrics
@@ -97,17 +102,22 @@ def make_train_step(
 def accumulated(
     gradient: Callable[..., Any], state: State, batch: Batch, rng: jax.Array, microbatches: int
 ) -> tuple[Params, dict[str, Sum], Any]:
-    """The gradient, the terms and the carry of a batch, accumulated over microbatches."""
+    """The gradient, the terms and the carry of a batch, accumulated over microbatches; by each device on its
+    own where all have all parameters (see `replicas`)."""
 
-    def add(total: Params, inputs: tuple[jax.Array, Batch, Any]) -> tuple[Params, Any]:
-        index, part, carry = inputs
-        part_gradients, found = gradient(state.params, part, carry, jax.random.fold_in(rng, index))
-        return jax.tree.map(jnp.add, total, part_gradients), found
+    def of_rows(params: Params, rows: tuple[dict[str, Any], Any], rng: jax.Array) -> Any:
+        def add(total: Params, inputs: tuple[jax.Array, Batch, Any]) -> tuple[Params, Any]:
+            index, part, carry = inputs
+            part_gradients, found = gradient(params, part, carry, jax.random.fold_in(rng, index))
+            return jax.tree.map(jnp.add, total, part_gradients), found
 
-    zeros = jax.tree.map(jnp.zeros_like, state.params)
-    parts = split_rows((dict(batch), state.carry), microbatches)
-    gradients, (terms, carries) = jax.lax.scan(add, zeros, (jnp.arange(microbatches), *parts))
-    return gradients, jax.tree.map(lambda x: jnp.sum(x, axis=0), terms), join_rows(carries)
+        zeros = jax.tree.map(jnp.zeros_like, params)
+        parts = split_rows(rows, microbatches)
+        gradients, (terms, carries) = jax.lax.scan(add, zeros, (jnp.arange(microbatches), *parts))
+        return gradients, jax.tree.map(lambda x: jnp.sum(x, axis=0), terms), join_rows(carries)
+
+    accumulate = by_replica(of_rows) if are_replicas(jax.sharding.get_abstract_mesh()) else of_rows
+    return accumulate(state.params, (dict(batch), state.carry), rng)
 
 
 def advanced(carry: Any, initial: Any) -> Any:
@@ -187,9 +197,13 @@ class Program:
 
     def __call__(self, *arguments: Any) -> Any:
         """The function's result."""
+        return self.compile(*arguments)(*arguments)
+
+    def compile(self, *arguments: Any) -> jax.stages.Compiled:
+        """The program, compiled for these arguments if it has not been."""
         if self._compiled is None:
             self._compiled = self.function.lower(*arguments).compile(compiler_options=self.compiler_options)
-        return self._compiled(*arguments)
+        return self._compiled
 
     @property
     def memory_gb(self) -> float | None:

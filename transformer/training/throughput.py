@@ -40,12 +40,15 @@ PEAK_FLOPS: dict[str, tuple[float, float]] = {
 def peak_flops(devices: Sequence[jax.Device], dtype: str) -> float | None:
     """Peak FLOP/s of all `devices`, which are of one kind, for products in `dtype`; None if unknown, as for
     CPUs."""
-    device_kind = devices[0].device_kind
+    peak = peak_of_kind(devices[0].device_kind, dtype)
+    return len(devices) * peak if peak else None
+
+
+def peak_of_kind(device_kind: str, dtype: str) -> float:
+    """Peak FLOP/s of one device of a kind; 0 if unknown."""
     known = [name for name in PEAK_FLOPS if device_kind.startswith(name)]
-    if not known:
-        return None
-    bfloat16, float32 = PEAK_FLOPS[max(known, key=len)]
-    return len(devices) * (bfloat16 if dtype == "bfloat16" else float32)
+    halves, float32 = PEAK_FLOPS[max(known, key=len)] if known else (0.0, 0.0)
+    return halves if dtype in ("bfloat16", "float16") else float32
 
 
 READS = re.compile(r"encoder|attention/key/|.*cross_attention/(key|value|latent|rotary_key)/")

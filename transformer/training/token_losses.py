@@ -15,8 +15,8 @@ from flax import linen as nn
 from jax.sharding import PartitionSpec
 
 from transformer.config import Bounded, Nonnegative, NonnegativeFloat, OneOf, Rate
+from transformer.devices import sharded_over
 from transformer.errors import UserError
-from transformer.layers.devices import sharded_over
 from transformer.sums import Sum, named_terms
 from transformer.training.experiment import Batch
 from transformer.training.losses import LOSSES

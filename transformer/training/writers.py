@@ -1,8 +1,9 @@
-"""Writers of a run's metrics: progress bar, JSON lines, TensorBoard events.
+"""Writers of a run's metrics: progress bar, JSON lines, TensorBoard events, experiment trackers.
 
 A metric has the same name everywhere ("train/loss", "eval/bits_per_byte"). Only process 0 writes.
 """
 
+import importlib.util
 import json
 import math
 import os
@@ -91,9 +92,31 @@ class TensorBoard:
             self._writer.close()
 
 
-WRITERS: dict[str, Callable[[RunFolder, int], Writer]] = {"jsonl": MetricsFile, "tensorboard": TensorBoard}
+def weights_and_biases(folder: RunFolder, step: int) -> Writer:
+    """See `trackers.WeightsAndBiases`."""
+    from transformer.training.trackers import WeightsAndBiases
+
+    return WeightsAndBiases(folder, step)
+
+
+def mlflow(folder: RunFolder, step: int) -> Writer:
+    """See `trackers.MLflow`."""
+    from transformer.training.trackers import MLflow
+
+    return MLflow(folder, step)
+
+
+WRITERS: dict[str, Callable[[RunFolder, int], Writer]] = {
+    "jsonl": MetricsFile,
+    "tensorboard": TensorBoard,
+    "wandb": weights_and_biases,
+    "mlflow": mlflow,
+}
 """Name -> constructor, called with the run folder and the step to continue from; lines of later steps, which
-a killed run has left, are dropped."""
+a killed run has left, are dropped from files."""
+
+EXTRAS = ("wandb", "mlflow")
+"""Writers that need a package of the same name, which is also an extra of this one."""
 
 
 def names_of(writers: str) -> list[str]:
@@ -109,7 +132,17 @@ def names_of(writers: str) -> list[str]:
     return names
 
 
-def make_writers(folder: RunFolder, step: int, names: Iterable[str] = tuple(WRITERS)) -> list[Writer]:
+def check_installed(names: Iterable[str]) -> None:
+    """Raises `UserError` for a writer whose package is not installed."""
+    for name in names:
+        if name in EXTRAS and importlib.util.find_spec(name) is None:
+            extra = f"pip install {name}, or the extra 'transformer-research[{name}]'"
+            raise UserError(f"config.train.writers: {name!r} needs a package that is not installed: {extra}")
+
+
+def make_writers(
+    folder: RunFolder, step: int, names: Iterable[str] = ("jsonl", "tensorboard")
+) -> list[Writer]:
     """The writers of a run folder by names, from `step` on; [] on all processes but the first."""
     return [WRITERS[name](folder, step) for name in names] if jax.process_index() == 0 else []
 

@@ -6,6 +6,7 @@ from typing import Any
 
 from transformer.data.disk_cache import data_folder
 from transformer.data.sources.base import SPLITS, Options, Source
+from transformer.data.sources.columnar import ParquetFiles, SavedDataset
 from transformer.data.sources.csv_files import CommaSeparated
 from transformer.data.sources.docstrings import Docstrings
 from transformer.data.sources.files import TextFiles
@@ -24,6 +25,8 @@ SOURCES: dict[str, Callable[[str, str, Options], Source]] = {
     "jsonl": JsonLines,
     "tsv": Columns,
     "csv": CommaSeparated,
+    "parquet": ParquetFiles,
+    "hf": SavedDataset,
     "aligned": Aligned,
     "tfds": TfdsText,
     "docstrings": Docstrings,

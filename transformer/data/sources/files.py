@@ -109,6 +109,11 @@ class TextFiles(Files):
         file, start, end = self._range(index)
         return {self.field: self._decode(file, start, end), "file": str(self._files[file])}
 
+    def place(self, index: int) -> str:
+        """The file of a document and its first line."""
+        file, start, _ = self._range(index)
+        return self._place(file, start)
+
     def pieces(self, index: int) -> Iterator[str]:
         """The text of one document in pieces; a document may be larger than memory."""
         file, start, end = self._range(index)

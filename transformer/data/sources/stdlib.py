@@ -67,6 +67,10 @@ class StandardLibrary(Source):
     def __getitem__(self, index: int) -> dict[str, Any]:
         return self._records[index]
 
+    def place(self, index: int) -> str:
+        """The path of a module in the library."""
+        return self[index]["path"]
+
     @functools.cached_property
     def _records(self) -> list[dict[str, str]]:
         files = {name: path for name, path in library_files().items() if in_split(name, self._split)}

@@ -9,14 +9,14 @@ from typing import NamedTuple
 
 import jax
 
+from transformer.devices import platform, sharded_over
 from transformer.errors import UserError
-from transformer.layers.devices import platform, sharded_over
 from transformer.layers.kernels.base import Kernel
 from transformer.layers.kernels.blockwise import BLOCKWISE, blockwise
 from transformer.layers.kernels.cached import cached
 from transformer.layers.kernels.cudnn import CUDNN, cudnn
 from transformer.layers.kernels.reference import REFERENCE, Scoring, reference
-from transformer.layers.kernels.ring import RING, ring
+from transformer.layers.kernels.ring import RING, ring, without
 from transformer.layers.kernels.splash import SPLASH, splash
 from transformer.layers.kernels.unrolled import UNROLLED, unrolled
 from transformer.layers.masks import Mask
@@ -57,7 +57,8 @@ __all__ = [
 
 
 class Choice(NamedTuple):
-    """The kernel of the attention of a layer, and why not the kernels that "auto" prefers to it, by name."""
+    """The kernel of the attention of a layer, and why not, also for its blocks, the kernels that "auto"
+    prefers to it, by name."""
 
     place: str
     kernel: str
@@ -96,10 +97,16 @@ def choose(
     inputs = q_bthk, k_bsgk, v_bsgk, mask, scoring or Scoring(), dropout_rate
     for name in preferred(q_bthk.shape[1], k_bsgk.shape[1], mask) if kind == "auto" else (kind,):
         if not (refusal := KERNELS[name].serves(*inputs)):
-            CHOICES.get().append(Choice(place, name, refusals))
+            CHOICES.get().append(Choice(place, name, refusals | (_in_ring(inputs) if name == "ring" else {})))
             return KERNELS[name].attend
         refusals[name] = refusal
     raise UserError(f"kernel: {kind!r} does not support these inputs: {refusal}; use 'auto' or 'blockwise'")
+
+
+def _in_ring(inputs: tuple) -> dict[str, str]:
+    """Why the fused kernels of this platform do not compute the blocks of `ring`."""
+    refusals = without(*inputs)
+    return {name: refusals[name] for name in FUSED.get(platform(), ()) if name in refusals}
 
 
 def preferred(t: int, s: int, mask: Mask) -> tuple[str, ...]:

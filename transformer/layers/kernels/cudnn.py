@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from transformer.layers.devices import compute_capability, platform, sharded_over
+from transformer.devices import compute_capability, platform, sharded_over
 from transformer.layers.kernels.base import Kernel
 from transformer.layers.kernels.reference import Scoring, saved
 from transformer.layers.masks import Mask

@@ -9,10 +9,12 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
-from transformer.layers.devices import sharded_over
+from transformer.devices import sharded_over
+from transformer.layers.kernels import splash_parts
 from transformer.layers.kernels.base import Kernel
 from transformer.layers.kernels.blockwise import backward, blockwise, finite, forward, joined
 from transformer.layers.kernels.reference import Scoring, saved
+from transformer.layers.kernels.splash import factors
 from transformer.layers.masks import Mask
 from transformer.layers.patterns import Pattern
 
@@ -44,6 +46,8 @@ def ring(
     computes two pairs of blocks in every round. A causal window needs no such order: it ends after the rounds
     with the keys that it reaches. On one device this is `blockwise`.
 
+    Pairs of blocks are computed by `splash_parts` where it serves, otherwise as `blockwise` does.
+
     Source: Liu et al. 2023 (Ring Attention); the order: Zhu 2023 (zigzag, of ring-flash-attention), after
     Brandon et al. 2023 (Striped Attention).
     """
@@ -52,6 +56,10 @@ def ring(
         options: Any = {"dropout_rate": dropout_rate, "dropout_rng": dropout_rng}
         return blockwise(q_bthk, k_bsgk, v_bsgk, mask=mask, scoring=scoring, **options)
     scoring = scoring or Scoring()
+    fused = not splash_parts.serves(q_bthk, k_bsgk, v_bsgk, mask, scoring, dropout_rate)
+    if fused:
+        q_bthk, k_bsgk = factors(q_bthk, k_bsgk, scoring)
+        scoring = Scoring(sinks_h=scoring.sinks_h, soft_cap=scoring.soft_cap, scale=1.0)
     (b, t), s = q_bthk.shape[:2], k_bsgk.shape[1]
 
     def rows(x_bt: jax.Array | None, length: int) -> jax.Array | None:
@@ -64,15 +72,19 @@ def ring(
     rest = dataclasses.replace(
         scoring, query_positions_bt=None, key_positions_bs=None, params=None, sinks_h=None
     )
-    way = _Ring(axes, devices, mask.causal, mask.pattern, t // devices)
+    passes = (splash_parts.forward, splash_parts.backward) if fused else ()
+    way = _Ring(axes, devices, mask.causal, mask.pattern, t // devices, *passes)
     of_batch, parts = sharded_over("batch")
     of_batch = () if b % parts else of_batch  # otherwise the compiler would gather the gradients
     part = PartitionSpec(of_batch or None, axes)
+    of_heads = sharded_over("heads")[0] if fused else ()
+    whole, heads = PartitionSpec(*part, of_heads or None), PartitionSpec(of_heads or None)
+    every = {*jax.sharding.get_abstract_mesh().axis_names}  # for a kernel that the compiler cannot divide
     local = jax.shard_map(
         functools.partial(way.attend, scoring=rest),
-        in_specs=(part, part, PartitionSpec()),
-        out_specs=part,
-        axis_names={*axes, *of_batch},
+        in_specs=((whole, part, part), (whole, whole, part, part, part), (PartitionSpec(), heads)),
+        out_specs=whole,
+        axis_names=every if fused else {*axes, *of_batch},
         check_vma=False,
     )
     return local(queries, keys, learned)
@@ -96,16 +108,26 @@ def serves(q_bthk, k_bsgk, v_bsgk, mask: Mask, scoring: Scoring, dropout_rate: f
     return ""
 
 
+def without(*inputs: Any) -> dict[str, str]:
+    """Why which fused kernels do not compute the blocks."""
+    if sharded_over("length")[1] == 1:
+        return {}
+    refusals = {"cudnn": "its backward pass takes all keys at once", "splash": splash_parts.serves(*inputs)}
+    return {name: refusal for name, refusal in refusals.items() if refusal}
+
+
 @dataclasses.dataclass(frozen=True)
 class _Ring:
     """The computation on one device, with `length` queries. A leading axis r of its arrays is that of its
-    blocks: two in the zigzag order, otherwise one."""
+    blocks: two in the zigzag order, otherwise one. `forward` and `backward` compute pairs."""
 
     axes: tuple[str, ...]
     devices: int
     causal: bool
     pattern: Pattern | None
     length: int
+    forward: Any = forward
+    backward: Any = backward
 
     @property
     def zigzag(self) -> bool:
@@ -216,17 +238,12 @@ class _Part:
         return q_bhtk, k_bgsk, v_bgsk, learned, (mask, scoring, None)
 
     def pick(self, tree: Any, rows: Sequence[Any]) -> Any:
-        """Blocks (r, b, ...) -> those of `rows` along the batch, (b rows, ...), in an order that keeps the
-        sharding of the batch."""
-        return jax.tree.map(lambda x: _joined(jnp.stack([x[row] for row in rows], axis=1)), tree)
-
-
-def _joined(x_bp: jax.Array) -> jax.Array:
-    return x_bp.reshape(-1, *x_bp.shape[2:])
+        """Blocks (r, b, ...) -> those of `rows` along the batch, (rows b, ...)."""
+        return jax.tree.map(lambda x: jnp.concatenate([x[row] for row in rows]), tree)
 
 
 def _parts(x_b: jax.Array, pairs: Pairs) -> jax.Array:
-    return x_b.reshape(-1, len(pairs), *x_b.shape[1:]).swapaxes(0, 1)
+    return x_b.reshape(len(pairs), -1, *x_b.shape[1:])
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(5,))
@@ -239,7 +256,7 @@ def _forward(q_rbhtk, k_rbgsk, v_rbgsk, learned, given, way):
 
     def join(whole, keys, pairs, n):
         out, norm = whole
-        more = forward(0.0, *part.inputs(keys, pairs, (learned[0], None), n))
+        more = way.forward(0.0, *part.inputs(keys, pairs, (learned[0], None), n))
         more_out, more_norm = (_parts(x, pairs) for x in more)
         for place, (i, _) in enumerate(pairs):
             new_out, new_norm = joined((out[i], norm[i]), (more_out[place], more_norm[place]))
@@ -251,7 +268,7 @@ def _forward(q_rbhtk, k_rbgsk, v_rbgsk, learned, given, way):
         return join(whole, keys, way.others(n), n), way.on(keys)
 
     keys = k_rbgsk, v_rbgsk, given[1]
-    own = forward(0.0, *part.inputs(keys, way.own, learned, 0))
+    own = way.forward(0.0, *part.inputs(keys, way.own, learned, 0))
     whole = tuple(_parts(x, way.own) for x in own)
     if way.zigzag:
         whole = join(whole, keys, [(1, 0)], None)
@@ -267,7 +284,7 @@ def _backward(way, residuals, dout_rbhtk):
     def grads(keys, pairs, learned, n):
         inputs = part.inputs(keys, pairs, learned, n)
         *results, dout_bhtk = part.pick((out, norm, dout_rbhtk), [i for i, _ in pairs])
-        more = backward(0.0, (*inputs, *results), dout_bhtk)
+        more = way.backward(0.0, (*inputs, *results), dout_bhtk)
         return *(_parts(x, pairs) for x in more[:3]), *more[3]
 
     def add(total, keys, pairs, n):

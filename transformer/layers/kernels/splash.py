@@ -9,7 +9,7 @@ from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_ke
 from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask as masks
 from jax.sharding import PartitionSpec
 
-from transformer.layers.devices import platform, sharded_over
+from transformer.devices import platform, sharded_over
 from transformer.layers.kernels.base import Kernel
 from transformer.layers.kernels.reference import SAVED, Scoring
 from transformer.layers.masks import Mask
@@ -43,9 +43,6 @@ def splash(
     """
     scoring = scoring or Scoring()
     (b, t), s = q_bthk.shape[:2], k_bsgk.shape[1]
-    scale = scoring.scale or q_bthk.shape[-1] ** -0.5
-    marked = mask.key_segments_bs is not None or mask.key_valid_bs is not None
-    whole_t, whole_s = (-length % BLOCKS[-1] + length for length in (t, s))
 
     def attend(
         q_bhtk: jax.Array,
@@ -54,15 +51,7 @@ def splash(
         ids: kernels.SegmentIds | None,
         sinks_h: jax.Array | None,
     ) -> jax.Array:
-        heads = masks.MultiHeadMask([_static(mask, whole_t, whole_s)] * q_bhtk.shape[1])
-        kernel = kernels.make_splash_mha(
-            heads,
-            block_sizes=_sizes(whole_t, whole_s),
-            head_shards=1,
-            q_seq_shards=1,
-            attn_logits_soft_cap=scoring.soft_cap or None,
-            residual_checkpoint_name=SAVED,
-        )
+        kernel: Any = make_kernel(q_bhtk.shape[1], t, s, mask, scoring, residual_checkpoint_name=SAVED)
         return jax.vmap(kernel, (0, 0, 0, 0, None))(q_bhtk, k_bgsk, v_bgsk, ids, sinks_h)
 
     rows, columns = sharded_over("batch")[0] or None, sharded_over("heads")[0] or None
@@ -70,16 +59,11 @@ def splash(
         part = PartitionSpec(rows, columns)
         specs = part, part, part, PartitionSpec(rows), PartitionSpec(columns)
         attend = jax.shard_map(attend, in_specs=specs, out_specs=part, check_vma=False)
-    q_bhtk = scoring.queries(q_bthk.swapaxes(1, 2)) * jnp.asarray(scale, q_bthk.dtype)
-    padded, hidden = mask.pad(t, s, whole_t, whole_s), mask.causal and mask.start + t <= s
-    # Causality hides the padding of keys if it comes after the last query.
-    ids = _ids(padded, b, whole_t, whole_s) if marked or (whole_s > s and not hidden) else None
-    k_bgsk, v_bgsk = k_bsgk.swapaxes(1, 2), v_bsgk.swapaxes(1, 2)
-    if scoring.has("bias"):
-        q_bhtk, k_bgsk = _with_distances(q_bhtk, k_bgsk, scoring)
-    whole = _whole(q_bhtk, whole_t), _whole(k_bgsk, whole_s), _whole(v_bgsk, whole_s)
-    out_bhtk = attend(*whole, ids, scoring.sinks_h)[:, :, :t, : v_bgsk.shape[-1]]
-    if marked:  # the output of a query without keys is undefined
+    q_bthk, k_bsgk = factors(q_bthk, k_bsgk, scoring)
+    q_bhtk, k_bgsk, whole_v_bgsk = (padded(x.swapaxes(1, 2)) for x in (q_bthk, k_bsgk, v_bsgk))
+    out_bhtk = attend(q_bhtk, k_bgsk, whole_v_bgsk, make_ids(mask, b, t, s), scoring.sinks_h)
+    out_bhtk = out_bhtk[:, :, :t, : v_bsgk.shape[-1]]
+    if _marked(mask):  # the output of a query without keys is undefined
         out_bhtk = jnp.where(jnp.any(mask.dense(t, s), axis=-1, keepdims=True), out_bhtk, 0)
     return out_bhtk.swapaxes(1, 2).astype(q_bthk.dtype)
 
@@ -102,6 +86,64 @@ def serves(q_bthk, k_bsgk, v_bsgk, mask: Mask, scoring: Scoring, dropout_rate: f
     return "it has no dropout of weights" if dropout_rate else ""
 
 
+def make_kernel(
+    h: int, t: int, s: int, mask: Mask, scoring: Scoring, **options: Any
+) -> kernels.SplashAttentionKernel:
+    """The kernel of JAX for one row, with this mask of whole blocks."""
+    whole_t, whole_s = whole(t), whole(s)
+    return kernels.make_splash_mha(
+        masks.MultiHeadMask([_static(mask, whole_t, whole_s)] * h),
+        block_sizes=_sizes(whole_t, whole_s),
+        head_shards=1,
+        q_seq_shards=1,
+        attn_logits_soft_cap=scoring.soft_cap or None,
+        **options,
+    )
+
+
+def factors(q_bthk: jax.Array, k_bsgk: jax.Array, scoring: Scoring) -> tuple[jax.Array, jax.Array]:
+    """Queries and keys whose products are the scores, before a soft cap."""
+    scale = scoring.scale or q_bthk.shape[-1] ** -0.5
+    q_bhtk = scoring.queries(q_bthk.swapaxes(1, 2)) * jnp.asarray(scale, q_bthk.dtype)
+    if scoring.has("bias"):
+        q_bhtk, k_bgsk = _with_distances(q_bhtk, k_bsgk.swapaxes(1, 2), scoring)
+        return q_bhtk.swapaxes(1, 2), k_bgsk.swapaxes(1, 2)
+    return q_bhtk.swapaxes(1, 2), k_bsgk
+
+
+def make_ids(mask: Mask, b: int, t: int, s: int) -> kernels.SegmentIds | None:
+    """Segment ids, of whole blocks, that are equal for a query and the keys that it may attend to; None if
+    the kernel's own mask is enough."""
+    whole_t, whole_s = whole(t), whole(s)
+    # Causality hides the padding of keys if it comes after the last query.
+    if not _marked(mask) and (whole_s == s or (mask.causal and mask.start + t <= s)):
+        return None
+
+    def numbers(x_bt: jax.Array | None, length: int) -> jax.Array:
+        return jnp.broadcast_to(jnp.zeros((1, 1), jnp.int32) if x_bt is None else x_bt, (b, length))
+
+    mask = mask.pad(t, s, whole_t, whole_s)
+    keys_bs = numbers(mask.key_segments_bs, whole_s)
+    if mask.key_valid_bs is not None:
+        keys_bs = jnp.where(mask.key_valid_bs, keys_bs, jnp.iinfo(jnp.int32).min)
+    return kernels.SegmentIds(numbers(mask.query_segments_bt, whole_t), keys_bs)
+
+
+def whole(length: int) -> int:
+    """The length of whole blocks."""
+    return -length % BLOCKS[-1] + length
+
+
+def padded(x_bgsk: jax.Array) -> jax.Array:
+    """The array with zeros up to whole blocks, and up to a whole width."""
+    s, k = x_bgsk.shape[2:]
+    return jnp.pad(x_bgsk, ((0, 0), (0, 0), (0, whole(s) - s), (0, -k % WIDTH)))
+
+
+def _marked(mask: Mask) -> bool:
+    return mask.key_segments_bs is not None or mask.key_valid_bs is not None
+
+
 def _static(mask: Mask, t: int, s: int) -> masks.Mask:
     if mask.pattern is None:
         return masks.CausalMask((t, s), offset=mask.start) if mask.causal else masks.FullMask((t, s))
@@ -111,18 +153,6 @@ def _static(mask: Mask, t: int, s: int) -> masks.Mask:
     i, j = mask.start + np.arange(t)[:, None], np.arange(s)[None]
     seen = np.broadcast_to(mask.pattern(i, j), (t, s))
     return masks.NumpyMask(seen & (j <= i) if mask.causal else seen)
-
-
-def _ids(mask: Mask, b: int, t: int, s: int) -> kernels.SegmentIds:
-    """Segment ids that are equal for a query and the keys that it may attend to."""
-
-    def numbers(x_bt: jax.Array | None, length: int) -> jax.Array:
-        return jnp.broadcast_to(jnp.zeros((1, 1), jnp.int32) if x_bt is None else x_bt, (b, length))
-
-    keys_bs = numbers(mask.key_segments_bs, s)
-    if mask.key_valid_bs is not None:
-        keys_bs = jnp.where(mask.key_valid_bs, keys_bs, jnp.iinfo(jnp.int32).min)
-    return kernels.SegmentIds(numbers(mask.query_segments_bt, t), keys_bs)
 
 
 def _with_distances(q_bhtk: jax.Array, k_bgsk: jax.Array, scoring: Scoring) -> tuple[jax.Array, jax.Array]:
@@ -147,12 +177,6 @@ def _with_distances(q_bhtk: jax.Array, k_bgsk: jax.Array, scoring: Scoring) -> t
         return jnp.concatenate([x, more.astype(x.dtype)], axis=-1)
 
     return beside(q_bhtk, jnp.asarray(slope_hc)[:, None]), beside(k_bgsk, place_bsc[:, None])
-
-
-def _whole(x_bgsk: jax.Array, length: int) -> jax.Array:
-    """The array with zeros up to this length, and up to a whole width."""
-    s, k = x_bgsk.shape[2:]
-    return jnp.pad(x_bgsk, ((0, 0), (0, 0), (0, length - s), (0, -k % WIDTH)))
 
 
 def _sizes(t: int, s: int) -> kernels.BlockSizes:

@@ -29,7 +29,8 @@ class Attention(Mixer, kw_only=True):  # type: ignore[call-arg]
 
     `position`: the encoding whose attention hooks are called; `kernel`: a key of `KERNELS`, or "auto";
     `pattern`: sparse attention; `soft_cap` and `sinks`: see `Scoring`; `dropout`: the rate for attention
-    weights; `output_scale` multiplies the variance of the output kernel's initialisation.
+    weights; `output_scale` multiplies the variance of the output kernel's initialisation, `score_scale` the
+    products of queries and keys.
     """
 
     position: Position
@@ -40,6 +41,7 @@ class Attention(Mixer, kw_only=True):  # type: ignore[call-arg]
     dropout: float = 0.0
     use_bias: bool = True
     output_scale: float = 1.0
+    score_scale: float = 1.0
 
     heads_of_width: ClassVar[bool] = False
     """Whether queries, keys and values have the width `head_dim`, which some position encodings need."""
@@ -154,7 +156,7 @@ class Attention(Mixer, kw_only=True):  # type: ignore[call-arg]
         if self.sinks:
             init = nn.with_logical_partitioning(nn.initializers.zeros, ("heads",))
             sinks_h = self.param("sinks", init, q_bthk.shape[2:3], jnp.float32)
-        scale = self.scale * self.position.score_factor
+        scale = self.scale * self.position.score_factor * self.score_scale
         scoring = Scoring(sinks_h=sinks_h, soft_cap=self.soft_cap, scale=scale)
         if any(self.position.has(hook) for hook in ("query_bias", "bias", "values")):
             return self._with_position(scoring, q_bthk, positions_bt, key_positions_bs)

@@ -33,7 +33,7 @@ class LatentAttention(Attention, kw_only=True):  # type: ignore[call-arg]
         h, k, c = self.num_heads, self.head_dim, self.latent_width
         self.query = self._linear((h, k), ("embed", "heads", "head_dim"))
         self.rotary_query = self._linear((h, k // 2), ("embed", "heads", "head_dim"))
-        self.latent = self._linear((c,), ("embed", "head_dim"))
+        self.latent = self._linear((c,), ("embed", "latent"))
         self.rotary_key = self._linear((k // 2,), ("embed", "head_dim"))
         self.latent_norm = RMSNorm()
         self.key_up, self.value_up = _HeadKernel((c, h, k)), _HeadKernel((c, h, k))
@@ -132,5 +132,5 @@ class _HeadKernel(nn.Module):
     @nn.compact
     def __call__(self) -> jax.Array:
         init = nn.initializers.normal(self.shape[0] ** -0.5)
-        names = ("embed", "heads", "head_dim")
+        names = ("latent", "heads", "head_dim")
         return self.param("kernel", nn.with_logical_partitioning(init, names), self.shape, jnp.float32)

@@ -35,6 +35,7 @@ class LinearAttention(Mixer, kw_only=True):  # type: ignore[call-arg]
     position: Position
     use_bias: bool = True
     output_scale: float = 1.0
+    score_scale: float = 1.0
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -55,7 +56,7 @@ class LinearAttention(Mixer, kw_only=True):  # type: ignore[call-arg]
             linear(features, names, name=name)(x_btd) for name in ("query", "key", "value")
         )
         q_bthk, k_bshk = (self.position.rotate(x, positions_bt) for x in (q_bthk, k_bshk))
-        q_bthk = q_bthk * (self.position.score_factor * self.head_dim**-0.5)
+        q_bthk = q_bthk * (self.position.score_factor * self.head_dim**-0.5 * self.score_scale)
         q_bthk, k_bshk, v_bshk = (x.astype(jnp.float32) for x in (q_bthk, k_bshk, v_bshk))
         inputs = q_bthk, k_bshk, v_bshk, positions_bt
         if cache is not None:

@@ -63,6 +63,9 @@ class Rope(Position):
     every scaling: rotating by m and then by n is rotating by m + n.
     Source: Su et al. 2021 (RoFormer), section 3.2; the pairs are half a head apart, as is common.
 
+    Of a `fraction` below 1 only the first dimensions of a head are rotated, as a head of that width (Black et
+    al. 2022, GPT-NeoX-20B, section 2.1.1).
+
     `scaling`, a key of `SCALINGS`, lowers the frequencies for texts `scaling_factor` (at least 1) times as
     long as those of training. `original_length`, for yarn, is the trained length (0: `max_length` /
     `scaling_factor`).
@@ -73,14 +76,15 @@ class Rope(Position):
     scaling: str = "none"
     scaling_factor: float = 1.0
     original_length: int = 0
+    fraction: float = 1.0
 
     def rotate(self, x_bthk: jax.Array, positions_bt: jax.Array) -> jax.Array:
-        """Rotates in float32; the head width must be even."""
-        half = x_bthk.shape[-1] // 2
+        """Rotates in float32; the width that is rotated must be even."""
+        half = round(x_bthk.shape[-1] * self.fraction) // 2
         angle = positions_bt[:, :, None, None].astype(jnp.float32) * self._scaled(half)[0]
         sine, cosine = jnp.sin(angle), jnp.cos(angle)
-        a, b = x_bthk[..., :half].astype(jnp.float32), x_bthk[..., half:].astype(jnp.float32)
-        return jnp.concatenate([a * cosine - b * sine, a * sine + b * cosine], axis=-1).astype(x_bthk.dtype)
+        a, b, rest = jnp.split(x_bthk.astype(jnp.float32), (half, 2 * half), axis=-1)
+        return jnp.concatenate([a * cosine - b * sine, a * sine + b * cosine, rest], -1).astype(x_bthk.dtype)
 
     @property
     def score_factor(self) -> float:

@@ -4,11 +4,12 @@ Every process must call them, for they ask one another.
 """
 
 import json
+from collections.abc import Mapping
 from typing import Any
 
-from commands.workdir import Workdir, describe, flatten, together
+from commands.workdir import Workdir, describe, together
 from transformer import processes
-from transformer.config import to_values
+from transformer.config import flatten, to_values
 from transformer.data.disk_cache import digest
 from transformer.errors import UserError
 
@@ -40,16 +41,22 @@ def check_config(config: Any) -> None:
     _check_same(found, "start all processes with the same config")
 
 
-def check_data(data: Any) -> None:
-    """Checks that all processes have the same content of every source, and the same tokenizer and labels.
+def check_data(data: Any, sets: Mapping[str, str]) -> None:
+    """Checks that all processes have the same content of every source and of the sources of `evaluate.sets`,
+    and the same tokenizer and labels.
 
     Raises:
       UserError: some do not; on all of them.
     """
     with together():
         found = describe(data)
-    sources = found.pop("sources").items()
-    contents = {f"data.{key}: {name}": each for key, files in sources for name, each in files.items()}
+        sources = {f"data.{key}": files for key, files in found.pop("sources").items()}
+        for name, source in sets.items():
+            opened = data.sources(f"validation of {source}")
+            sources[f"evaluate.sets.{name}"] = {
+                at: each for one in opened for at, each in one.content.items()
+            }
+    contents = {f"{key}: {name}": each for key, files in sources.items() for name, each in files.items()}
     _check_same(contents, "all processes must read the same data")
     _check_same(found, "data.tokenizer: all processes need the same tokenizer and labels")
 

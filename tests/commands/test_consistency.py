@@ -9,7 +9,7 @@ import types
 import pytest
 import tokenizers
 
-from commands import agreement, workdir
+from commands import consistency, workdir
 from tests import runs
 from transformer import processes
 from transformer.errors import UserError
@@ -30,13 +30,13 @@ def others(monkeypatch):
 
 def test_the_same_is_accepted_in_any_order(others):
     others += [{"b": [1, 2], "a": None}] * 2
-    agreement._check_same({"a": None, "b": [1, 2]}, "")
+    consistency._check_same({"a": None, "b": [1, 2]}, "")
 
 
 def test_an_error_has_the_values_of_all_processes(others):
     others += [{"a": 1, "b": 2}, {"a": 1, "b": 3, "c": "x"}]
     with pytest.raises(UserError) as error:
-        agreement._check_same({"a": 1, "b": 2}, "give all the same")
+        consistency._check_same({"a": 1, "b": 2}, "give all the same")
     assert str(error.value) == (
         "the processes differ in b (2 on processes 0, 1, 3 on process 2), "
         "c (missing on processes 0, 1, 'x' on process 2); give all the same"
@@ -46,7 +46,7 @@ def test_an_error_has_the_values_of_all_processes(others):
 def test_a_long_list_is_cut(others):
     others += [{f"key {i}": 1 for i in range(9)}] * 6
     with pytest.raises(UserError) as error:
-        agreement._check_same({f"key {i}": 0 for i in range(9)}, "")
+        consistency._check_same({f"key {i}": 0 for i in range(9)}, "")
     assert "key 3 (0 on process 0, 1 on processes 1, 2, 3, 4 and 2 more) and 5 more; " in str(error.value)
 
 
@@ -56,7 +56,23 @@ def test_files_are_named_with_their_sizes(others):
     data = types.SimpleNamespace(contents=lambda: sources, kept=dict)
     wanted = r"source: a.txt \(1,000 bytes deadbe on process 0, 2,000 bytes beefbe on process 1\); all proc"
     with pytest.raises(UserError, match=wanted):
-        agreement.check_data(data)
+        consistency.check_data(data, {})
+
+
+def test_the_data_of_further_evaluation_sets_are_compared(others):
+    here, there = {"data.source: a.txt": [1, "a"]}, {"evaluate.sets.wiki: b.txt": [2000, "beefbeef"]}
+    others.append(here | there)
+    files = types.SimpleNamespace(content={"b.txt": [1000, "deadbeef"]})
+    asked = []
+    data = types.SimpleNamespace(
+        contents=lambda: {"source": {"a.txt": [1, "a"]}},
+        kept=dict,
+        sources=lambda split: asked.append(split) or [files],
+    )
+    wanted = r"differ in evaluate.sets.wiki: b.txt \(1,000 bytes deadbe on process 0, 2,000 bytes beefbe on"
+    with pytest.raises(UserError, match=wanted):
+        consistency.check_data(data, {"wiki": "text:b.txt"})
+    assert asked == ["validation of text:b.txt"]
 
 
 LOCAL = [
@@ -97,7 +113,7 @@ def tokenizer(words):
 
 @pytest.mark.thorough
 @pytest.mark.usefixtures("in_root")
-@pytest.mark.parametrize("differs", ["config", "data", "tokenizer", "folder", "missing"])
+@pytest.mark.parametrize("differs", ["config", "data", "sets", "tokenizer", "folder", "missing"])
 def test_all_processes_end_with_one_line_that_names_what_differs(tmp_path, differs):
     """Two hosts with disks of their own, in the folders 0 and 1, and a shared one."""
     folders, workdirs = [tmp_path / "0", tmp_path / "1"], [tmp_path / "run"] * 2
@@ -114,6 +130,11 @@ def test_all_processes_end_with_one_line_that_names_what_differs(tmp_path, diffe
     elif differs == "data":
         (folders[1] / "text" / "3.txt").write_text("alpha gamma 3\n" * 9)
         wanted = "the processes differ in data.source: 3.txt (117 bytes "
+    elif differs == "sets":
+        for number, folder in enumerate(folders):
+            (folder / "wiki.txt").write_text(f"alpha beta {number}\n" * 99)
+        options = [["--config.evaluate.sets.wiki=text:wiki.txt"]] * 2
+        wanted = "the processes differ in evaluate.sets.wiki: wiki.txt (1,287 bytes "
     elif differs == "tokenizer":
         wanted = "the processes differ in tokenizer ('"
     elif differs == "folder":

@@ -1,0 +1,83 @@
+"""Prints what a step of training reads, as JSON lines: one for each document of each row.
+
+python launch.py --workdir=runs/lm --mode=batch --step=100
+"""
+
+import argparse
+import json
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from transformer.errors import UserError
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from commands.opening import Overrides
+
+TEXTS = {"source": "source_segments", "tokens": "segments"}
+"""Array of tokens -> array of the numbers, from 1, of their documents in the row; 0 for padding."""
+
+
+def add_flags(parser: Any) -> None:
+    """The flags of this command."""
+    parser.add_argument("--step", type=int, help="the step, as in metrics.jsonl: 1 is the first")
+    parser.add_argument("--accept_data", action="store_true", help="read data that have changed since")
+    parser.add_argument("--output", help="a file for the lines (standard output)")
+
+
+def run(flags: argparse.Namespace, overrides: "Overrides") -> int:
+    """Prints the documents of the batch of a step."""
+    from commands.opening import named, reopen_run, resumed
+    from commands.texts import check_files, writing
+    from commands.workdir import read_json
+
+    if flags.step is None or flags.step < 1:
+        given = "which one?" if flags.step is None else flags.step
+        raise UserError(f"--step: {given}; expected 1 or more (--mode=batch)")
+    check_files(None, None, flags.output)
+    folder = named(flags.workdir)
+    run = resumed(reopen_run(flags.workdir, overrides), folder, flags.accept_data)
+    if folder.fork.exists() and flags.step <= (first := read_json(folder.fork)["step"]):
+        raise UserError(f"--step: {flags.step}; {folder.path} is a fork that begins after step {first}")
+    experiment: Any = run.experiment
+    loader: Any = run.loader
+    numbers = loader.documents_at(flags.step - 1) if hasattr(loader, "documents_at") else None
+    place = None if numbers is None else experiment.data.sources("train")[0].place
+    batch = next(iter(loader.iterate(flags.step - 1)))
+    with writing(flags.output) as out:
+        for each in documents(batch, getattr(experiment.data, "tokenizer", None), numbers):
+            if place is not None and "document" in each:
+                each["place"] = place(each["document"] - 1)
+            out.write([json.dumps(each, ensure_ascii=False)])
+    return 0
+
+
+def documents(
+    batch: dict[str, "np.ndarray"], tokenizer: Any, numbers: "np.ndarray | None" = None
+) -> Iterator[dict[str, Any]]:
+    """For each document of each row its row, the row's single numbers, and the text, or without a tokenizer
+    the tokens; a row without tokens is one document. `numbers` are those of `PackedRows.documents`, from 0;
+    they are shown from 1."""
+    texts = {name: segments for name, segments in TEXTS.items() if name in batch and segments in batch}
+    single = {name: values for name, values in batch.items() if values.ndim == 1}
+    for row in range(len(next(iter(batch.values())))):
+        alone = {"row": row} | {name: values[row].item() for name, values in single.items()}
+        here = {number for each in texts.values() for number in batch[each][row].tolist() if number}
+        for number in sorted(here) if texts else [0]:
+            found: dict[str, Any] = {}
+            for name, segments in texts.items():
+                tokens = batch[name][row][batch[segments][row] == number].tolist()
+                found[name] = tokens if tokenizer is None else tokenizer.decode(tokens)
+            if numbers is not None and (texts or numbers.ndim == 1):
+                found = {"document": _of(numbers[row], batch, row, number) + 1} | found
+            yield alone | found
+
+
+def _of(numbers: "np.ndarray", batch: dict[str, "np.ndarray"], row: int, segment: int) -> int:
+    """The number of the document of a segment of a row: `numbers` are for each token, for each segment, or
+    for the row."""
+    if numbers.ndim == 0:
+        return int(numbers)
+    tokens = batch["segments"][row]
+    return int(numbers[tokens == segment][0] if numbers.shape == tokens.shape else numbers[segment - 1])

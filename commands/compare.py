@@ -1,0 +1,293 @@
+"""Is B better than A? Trains pairs of runs with the same seeds until that is shown, or `--pairs` are trained.
+
+python launch.py --mode=compare --config=configs/lm.py --b="model.norm=layer"
+python launch.py --mode=compare --a="configs/x.py" --b="configs/y.py optimizer.learning_rate=1e-3"
+python launch.py --mode=compare --a='runs/x/seed=*' --b='runs/y/seed=*'
+
+--a and --b are a config file (--config by default), keys to set, or both; or folders of runs that are there.
+The test may be stopped at any time: see transformer/evaluation/sequential.py.
+"""
+
+import argparse
+import dataclasses
+import json
+import math
+import shlex
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from transformer.errors import UserError
+
+if TYPE_CHECKING:
+    from commands.jobs import Job
+    from commands.opening import Overrides
+
+BASES = ("steps", "tokens", "flops", "seconds")
+
+PROBE = 40
+"""Steps of the runs that measure how long a step takes."""
+
+TUNED = (0.25, 0.5, 1.0, 2.0, 4.0)
+"""Factors of the learning rate that --tune tries."""
+
+TUNING_SEED = 1_000_000
+"""The seed of these runs, which is none of the pairs'."""
+
+
+@dataclasses.dataclass
+class Arm:
+    """A or B: a config file and its keys."""
+
+    name: str
+    config: str
+    keys: list[tuple[str, str]]
+
+    def values(self, **keys: Any) -> dict[str, Any]:
+        """The checked values of its config, with further keys, "train__steps"."""
+        from commands.opening import check_config, read_config
+        from transformer.config import to_values
+
+        try:
+            return to_values(check_config(read_config(self.config), [*self.keys, *_overrides(keys)]))
+        except UserError as error:
+            raise UserError(f"--{self.name}: {error}") from None
+
+    def job(self, workdir: str, **keys: Any) -> "Job":
+        """The run with further keys."""
+        from commands.jobs import Job
+        from transformer.sweep import names
+
+        more = _overrides(keys)
+        folder = Path(workdir) / ",".join([self.name, *names([dict(more)])])
+        arguments = [f"--workdir={folder}", f"--config={self.config}"]
+        arguments += [f"--config.{key}={value}" for key, value in [*self.keys, *more]]
+        return Job(folder.name, folder, arguments, self.values(**keys))
+
+
+def _overrides(keys: dict[str, Any]) -> list[tuple[str, str]]:
+    return [(key.replace("__", "."), repr(value)) for key, value in keys.items()]
+
+
+def add_flags(parser: Any) -> None:
+    """The flags of this command."""
+    parser.set_defaults(missing="", suffix="compare")
+    add = parser.add_argument
+    add("--config", default="", help="the config file of A and B, unless they name their own")
+    add("--a", default="", help="a config file, or KEY=VALUE KEY=VALUE, or both; or folders, 'runs/x/*'")
+    add("--b", default="", help="the same of B")
+    add("--metric", default="eval/loss", help="what is compared; -METRIC if more is better (eval/loss)")
+    add("--pairs", type=int, default=20, help="the most pairs (20), with seeds 0, 1, 2, ...")
+    add("--error", type=float, default=0.05, help="the probability of a wrong answer if A = B (0.05)")
+    add(
+        "--smallest",
+        type=float,
+        default=0.0,
+        help="the smallest difference that matters: stop if there is none",
+    )
+    add(
+        "--basis",
+        choices=BASES,
+        default="steps",
+        help="what A and B have as much of; B's steps follow (steps)",
+    )
+    add("--tune", action="store_true", help="first try five learning rates for each, with another seed")
+    add("--jobs", type=int, default=1, help="runs at a time (1)")
+
+
+def run(flags: argparse.Namespace, overrides: "Overrides") -> int:
+    """Prints the answer, and writes comparison.json to --workdir. Returns 0, or 1 if a run failed."""
+    from transformer.evaluation.sequential import verdict
+
+    check(flags)
+    if folders := [each for each in (flags.a, flags.b) if _is_pattern(each)]:
+        if len(folders) == 1 or [*overrides]:
+            raise UserError("--a and --b: both are folders, or none is; and folders take no keys")
+        print(answer(flags, pairs_there(flags)))
+        return 0
+    arms = read_arms(flags, [*overrides])
+    if flags.tune:
+        for arm in arms:
+            if not tune(flags, arm):
+                return 1
+    match(flags, *arms)
+    found: list[float] = []
+    while len(found) < flags.pairs and not (found and verdict(found, flags.error, flags.smallest)):
+        seeds = range(len(found), min(flags.pairs, len(found) + max(1, flags.jobs // 2)))
+        jobs = [arm.job(flags.workdir, seed=seed) for seed in seeds for arm in arms]
+        if code := train(flags, jobs):
+            return code
+        values = [last(job, flags.metric) for job in jobs]
+        found += [b - a for a, b in zip(values[::2], values[1::2], strict=True)]
+        print(f"{len(found)} pairs, {said(flags, found)}", flush=True)
+    text = answer(flags, found)
+    print(text)
+    kept = {"metric": flags.metric, "differences": found, "error": flags.error, "answer": text}
+    (Path(flags.workdir) / "comparison.json").write_text(json.dumps(kept) + "\n")
+    return 0
+
+
+def check(flags: argparse.Namespace) -> None:
+    """Raises `UserError` for a flag that cannot be."""
+    if not flags.b and not flags.a:
+        raise UserError('--b: what is it? --b="model.norm=layer", say (--mode=compare)')
+    for name, value, good in (
+        ("pairs", flags.pairs, flags.pairs >= 1),
+        ("jobs", flags.jobs, flags.jobs >= 1),
+        ("error", flags.error, 0 < flags.error < 1),
+        ("smallest", flags.smallest, 0 <= flags.smallest < math.inf),
+    ):
+        if not good:
+            bounds = {"error": "above 0, below 1", "smallest": "0 or more"}.get(name, "1 or more")
+            raise UserError(f"--{name}: {value}; expected {bounds}")
+
+
+def read_arms(flags: argparse.Namespace, overrides: "Overrides") -> tuple[Arm, Arm]:
+    """A and B by the flags; keys for both come first.
+
+    Raises:
+      UserError: no config, a bad key, or equal ones.
+    """
+    arms = []
+    for name, text in (("a", flags.a), ("b", flags.b)):
+        words = shlex.split(text)
+        config = words.pop(0) if words and "=" not in words[0] else flags.config
+        if not config:
+            raise UserError(f"--config: which one? configs/lm.py, say; --{name} names none")
+        if bad := [word for word in words if "=" not in word.strip("=")]:
+            raise UserError(f"--{name}: {bad[0]!r}; expected KEY=VALUE after the config file")
+        pairs = [word.removeprefix("--config.").partition("=") for word in words]
+        arms.append(Arm(name, config, [*overrides, *((key, value) for key, _, value in pairs)]))
+    a, b = arms
+    if a.values() == b.values():
+        raise UserError("--b: it is the same as --a")
+    if seeded := [arm.name for arm in arms if dict(arm.keys).get("seed")]:
+        raise UserError(f"--{seeded[0]}: the seeds are those of the pairs, 0 to {flags.pairs - 1}")
+    return a, b
+
+
+def match(flags: argparse.Namespace, a: Arm, b: Arm) -> None:
+    """Gives B the steps with which it has as much of --basis as A, and prints both."""
+    steps = [arm.values()["train"]["steps"] for arm in (a, b)]
+    if flags.basis != "steps":
+        each = [of_a_step(flags, arm) for arm in (a, b)]
+        steps[1] = max(1, round(steps[0] * each[0] / each[1]))
+        b.keys.append(("train.steps", str(steps[1])))
+        b.values()
+    print(f"equal {flags.basis}: {steps[0]:,} steps of a, {steps[1]:,} of b", flush=True)
+
+
+def of_a_step(flags: argparse.Namespace, arm: Arm) -> float:
+    """The tokens, FLOPs or seconds of one step."""
+    from commands.opening import open_without_data, read_config
+
+    run = open_without_data(read_config(arm.config), arm.keys)
+    tokens = run.config.train.batch_size * run.experiment.tokens_per_example
+    if flags.basis == "tokens":
+        return tokens
+    if flags.basis == "flops":
+        return tokens * run.experiment.flops_per_token(run.abstract.params)
+    steps = min(PROBE, run.config.train.steps)
+    probe = arm.job(flags.workdir, train__steps=steps, train__log_every=max(1, steps // 4))
+    if train(flags, [probe]):
+        raise UserError(f"--{arm.name}: the run that measures its speed failed ({probe.output})")
+    return tokens / last(probe, "train/tokens_per_second")
+
+
+def tune(flags: argparse.Namespace, arm: Arm) -> bool:
+    """Gives an arm the best of five learning rates around its own; False if a run failed."""
+    rate = arm.values()["optimizer"]["learning_rate"]
+    rates = [float(f"{rate * factor:.6g}") for factor in TUNED]
+    jobs = [arm.job(flags.workdir, optimizer__learning_rate=each, seed=TUNING_SEED) for each in rates]
+    if train(flags, jobs):
+        return False
+    sign = -1 if flags.metric.startswith("-") else 1
+    best = min(range(len(rates)), key=lambda i: sign * last(jobs[i], flags.metric))
+    arm.keys.append(("optimizer.learning_rate", repr(rates[best])))
+    edge = "; at the end of the grid, a wider one may be better" if best in (0, len(rates) - 1) else ""
+    print(f"{arm.name}: optimizer.learning_rate={rates[best]:g} of {rates[0]:g} to {rates[-1]:g}{edge}")
+    return True
+
+
+def train(flags: argparse.Namespace, jobs: Sequence["Job"]) -> int:
+    """Trains jobs; returns their exit code."""
+    from commands.jobs import work
+
+    return work(jobs, flags.jobs)
+
+
+def last(job: "Job", metric: str) -> float:
+    """The last value that a run has measured.
+
+    Raises:
+      UserError: it has measured none.
+    """
+    metric = metric.removeprefix("-")
+    if not (found := job.measured(metric)):
+        raise UserError(f"--metric: {job.folder} has not measured {metric}")
+    return found[-1][1]
+
+
+def _is_pattern(text: str) -> bool:
+    """Whether it names folders, not a config file and keys."""
+    if "=" in text.partition("/")[0] or ".py" in text.partition(" ")[0]:
+        return False
+    return "/" in text or "*" in text or Path(text, "config.json").is_file()
+
+
+def pairs_there(flags: argparse.Namespace) -> list[float]:
+    """The differences between the runs of two patterns that have the same seed.
+
+    Raises:
+      UserError: they have no pair, or one of them two runs of the same seed.
+    """
+    found = []
+    for name, pattern in (("a", flags.a), ("b", flags.b)):
+        by_seed: dict[int, float] = {}
+        for seed, value in _measured(f"--{name}", pattern, flags.metric):
+            if seed in by_seed:
+                raise UserError(f"--{name}: two runs have seed {seed}; which keys should they have?")
+            by_seed[seed] = value
+        found.append(by_seed)
+    a, b = found
+    if not a.keys() & b.keys():
+        raise UserError(
+            f"--b: no run has a seed of --a's, which are {', '.join(map(str, sorted(a))) or 'none'}"
+        )
+    return [b[seed] - a[seed] for seed in sorted(a.keys() & b.keys())]
+
+
+def _measured(flag: str, pattern: str, metric: str) -> Iterator[tuple[int, float]]:
+    from commands.table import read_runs
+
+    metric = metric.removeprefix("-")
+    for run in read_runs([pattern], flag)[0]:
+        if metric in run.series:
+            yield run.config["seed"], float(run.series[metric][1][-1])
+
+
+def said(flags: argparse.Namespace, found: Sequence[float]) -> str:
+    """The mean difference and its interval."""
+    from transformer.evaluation.sequential import interval
+
+    low, high = interval(found, flags.error)
+    mean = sum(found) / len(found)
+    return (
+        f"b - a: {mean:+.4g} {flags.metric.removeprefix('-')} "
+        f"({1 - flags.error:.4g} interval {low:+.4g} to {high:+.4g})".replace("0.95 ", "95 % ")
+    )
+
+
+def answer(flags: argparse.Namespace, found: Sequence[float]) -> str:
+    """The answer in words."""
+    from transformer.evaluation.sequential import FURTHEST, pairs_needed, verdict
+
+    shown, pairs = verdict(found, flags.error, flags.smallest), f"{len(found)} pairs"
+    better = "more" if flags.metric.startswith("-") else "less"
+    if shown == "same":
+        return f"no difference larger than {flags.smallest:g}: {said(flags, found)}, {pairs}"
+    if shown:
+        return f"{'b' if shown == better else 'a'} is better: {said(flags, found)}, {pairs}"
+    more = pairs_needed(found, flags.error, flags.smallest)
+    number = f"about {more}" if more else f"more than {FURTHEST:,}"
+    return f"not decided: {said(flags, found)}, {pairs}; {number} more pairs needed"

@@ -1,0 +1,167 @@
+"""Do hyper-parameters carry over to other widths? Trains a few steps at several, and names layers that drift.
+
+python launch.py --mode=coordinates --config=configs/lm.py --widths=64,128,256
+python launch.py --mode=coordinates --config=configs/lm.py --config.model.parametrization=mup \
+    --config.model.base_width=64 --config.model.base_head_dim=16
+
+The coordinate check: the size of each layer's output, and what a few steps change of it, should not depend
+on the width. Prints the power of the width that each grows with, and draws them. The rest of the model
+grows as `model.base_width` says. The exit code is 1 if a layer drifts.
+"""
+
+import argparse
+import copy
+import dataclasses
+import itertools
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from commands import WHICH_CONFIG
+from transformer.errors import UserError
+
+if TYPE_CHECKING:
+    from commands.opening import Overrides
+    from transformer.evaluation.coordinates import Coordinates
+    from transformer.training.run import Run
+
+AT_ONCE: dict[str, dict[str, Any]] = {
+    "model": {"scan_layers": False, "remat": "none", "vocab_multiple": 1},
+    "loss": {"chunk_size": 0},
+    "optimizer": {"schedule": "constant", "warmup_steps": 0, "decay_steps": 0},
+}
+"""Keys, where a config has them, with which layers can be seen and the first step is a whole one."""
+
+
+def add_flags(parser: Any) -> None:
+    """The flags of this command."""
+    parser.set_defaults(missing=WHICH_CONFIG, suffix="coordinates")
+    add = parser.add_argument
+    add("--config", default="", help="a config file, configs/lm.py, or a preset of it, configs/lm.py:tiny")
+    add("--widths", type=widths, default="64,128,256,512", help="values of model.d_model (64,128,256,512)")
+    add("--steps", type=int, default=4, help="training steps at each width (4)")
+    add("--seeds", type=int, default=3, help="initialisations at each width (3)")
+    add("--bound", type=float, default=0.25, help="the power of the width from which a layer drifts (0.25)")
+    add("--output", help="a file for the picture (coordinates.png in --workdir)")
+
+
+def widths(value: str) -> list[int]:
+    """The type of --widths."""
+    found = sorted({int(each) for each in value.split(",") if each.strip().isdecimal()})
+    if len(found) < 2 or len(found) != len(value.split(",")) or found[0] < 1:
+        raise argparse.ArgumentTypeError(f"{value!r}; expected two or more widths, 64,128,256")
+    return found
+
+
+def run(flags: argparse.Namespace, overrides: "Overrides") -> int:
+    """Prints the powers of each layer and draws them. Returns 0, or 1 if a layer drifts."""
+    from commands.opening import read_config
+    from transformer.evaluation.coordinates import coordinates
+    from transformer.visualization.coordinates import draw_coordinates
+
+    check(flags)
+    values = read_config(flags.config, overrides)
+    runs = open_widths(values, flags.widths, flags.steps)
+    found = coordinates({width: activations(each, flags.steps, flags.seeds) for width, each in runs.items()})
+    drifting = [*found.drifting(flags.bound)]
+    print_table(found, {name for name, *_ in drifting})
+    path = Path(flags.output or Path(flags.workdir) / "coordinates.png")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    draw_coordinates(found, [name for name, *_ in drifting], path)
+    print(f"{path}: sizes over the width")
+    if not drifting:
+        print(f"no layer drifts: all powers are within {flags.bound:g}")
+        return 0
+    (name, what, slope), *others = drifting
+    after = f"; after it {len(others)} more" if others else ""
+    print(f"{name} drifts: its {what} grows as width^{slope:.2f}{after}")
+    return 1
+
+
+def check(flags: argparse.Namespace) -> None:
+    """Raises `UserError` for a flag that cannot be."""
+    if not flags.config:
+        raise UserError(f"{WHICH_CONFIG} (--mode=coordinates)")
+    for name, value in (("steps", flags.steps), ("seeds", flags.seeds)):
+        if value < 1:
+            raise UserError(f"--{name}: {value}; expected 1 or more")
+    if not flags.bound > 0:
+        raise UserError(f"--bound: {flags.bound}; expected more than 0")
+
+
+def open_widths(values: dict[str, Any], widths: list[int], steps: int) -> dict[int, "Run"]:
+    """The run at each width.
+
+    Raises:
+      UserError: a model without a width, or one that cannot be so wide.
+    """
+    from commands.opening import check_config
+    from experiments import find_experiment
+    from transformer.config import to_values
+    from transformer.models.width import WidthConfig, widened
+    from transformer.training.run import Run
+
+    config = check_config(copy.deepcopy(values))
+    if not isinstance(config.model, WidthConfig):
+        raise UserError(f"--mode=coordinates: a model of {config.experiment} has no width that is scaled")
+    values = to_values(config)
+    for group, keys in AT_ONCE.items():
+        if group in values:
+            values[group] |= {key: value for key, value in keys.items() if key in values[group]}
+    values["train"] |= {"steps": steps, "checkpoint_every": 0}
+    runs: dict[int, Run] = {}
+    kept: dict[str, Any] = {}
+    for width in widths:
+        try:
+            model = values["model"] | widened(values["model"], width)
+            config = check_config(copy.deepcopy(values | {"model": model}))
+        except UserError as error:
+            raise UserError(f"--widths: {width}: {error}") from None
+        experiment = find_experiment(config.experiment)(config, **kept)
+        kept = experiment.data.kept()
+        runs[width] = Run(experiment, config, "")
+    return runs
+
+
+def activations(run: "Run", steps: int, seeds: int) -> list[list[dict[str, Any]]]:
+    """[[the activations of the first batch after each step] for each seed], from initialisation on."""
+    import jax
+
+    from transformer.evaluation.coordinates import record
+    from transformer.host import on_host
+    from transformer.layers.block import Block
+    from transformer.training.parallel import unboxed
+
+    found, rng = [], jax.random.key(0)
+    names: dict[str, None] = {}
+
+    def recorded(params: Any) -> list[Any]:
+        seen = record(run.experiment.loss, Block, params, batches[0], rng, False)
+        names.update(dict.fromkeys(seen))  # a dictionary would come back from `jit` without its order
+        return [*seen.values()]
+
+    with run.placed():
+        batches = [run.put(each) for each in itertools.islice(run.loader.iterate(0), steps)]
+        step = run.compiled()
+        look = jax.jit(recorded)
+        for seed in range(run.config.seed, run.config.seed + seeds):
+            own = dataclasses.replace(run, config=dataclasses.replace(run.config, seed=seed))
+            state = jax.jit(lambda own=own: unboxed(own.create()), out_shardings=run.shardings)()
+            seen = [look(state.params)]
+            for batch in batches:
+                state, _ = step(state, batch)
+                seen.append(look(state.params))
+            found.append([dict(zip(names, map(on_host, each), strict=True)) for each in seen])
+    return found
+
+
+def print_table(found: "Coordinates", drifting: set[str]) -> None:
+    """Prints the powers of each layer's size before and after training, and of its change after each step."""
+    steps = next(iter(found.size.values())).shape[2] - 1
+    columns = ["size at 0", f"at {steps}", *(f"change {step}" for step in range(1, steps + 1))]
+    width = max(map(len, [*found.size, "power of the width"]))
+    print(f"{'power of the width':{width}}", *(f"{each:>9}" for each in columns))
+    for name in found.size:
+        sizes, changes = found.slopes(found.size[name]), found.slopes(found.change[name])
+        powers = [sizes[0], sizes[-1], *changes[1:]]
+        mark = "  drifts" if name in drifting else ""
+        print(f"{name:{width}}", *(f"{power:9.2f}" for power in powers), mark, sep=" ")

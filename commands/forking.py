@@ -1,0 +1,262 @@
+"""The folder of a fork: which keys may change, what continues, and how the folder is made at once."""
+
+import contextlib
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from commands.differences import FREE, LOCATIONS, kind_of
+from commands.opening import Overrides, check_config, open_run
+from commands.workdir import Workdir, exclusive, read_json, together, write_json
+from transformer.config import flatten, refuse_idle, to_values
+from transformer.errors import UserError
+from transformer.training.checkpoint import Checkpoints, Step, split_step
+from transformer.training.fork import Fork, counts_apart, earlier_rate
+from transformer.training.optimizer import make_schedule
+from transformer.training.run import Run
+
+SCHEDULE = {
+    "train.steps",
+    "optimizer.learning_rate",
+    "optimizer.schedule",
+    "optimizer.warmup_steps",
+    "optimizer.decay_steps",
+    "optimizer.final_fraction",
+}
+"""Keys of the learning rate as a function of the step."""
+
+TOKENIZER = ("data.tokenizer", "data.vocab_size", "data.lowercase", "data.strip_accents")
+
+NAMES = {
+    "params": "parameters",
+    "opt_state": "optimizer state",
+    "ema": "average of parameters",
+    "carry": "carry",
+    "data": "data",
+}
+"""What continues or begins anew, in words."""
+
+
+def make_fork(
+    workdir: str,
+    at_step: Step | None,
+    to: str,
+    overrides: Overrides,
+    fresh_optimizer: bool,
+    accept_data: bool,
+) -> None:
+    """Makes the folder `to` of a fork with its first checkpoint, unless the same command has made it.
+
+    It is renamed into place when it is complete.
+
+    Raises:
+      UserError: no such checkpoint; keys with which it cannot continue; or `to` has something else. Then
+        nothing is written.
+    """
+    with together():
+        source, step = _source(workdir, at_step)
+        folder = Workdir(to)
+        asked = {
+            "from": str(source.path.resolve()),
+            "given": dict(overrides),
+            "fresh_optimizer": fresh_optimizer,
+        }
+        if _is_there(folder, source):
+            return _check_same(folder, asked, step)
+        run, fork, record, lengths = _plan(source, step, asked, accept_data)
+    place, first, c = Path(os.path.abspath(to)), jax.process_index() == 0, run.config.train
+    part = place.with_name(f"{place.name}.part")
+    made = Workdir(part / "run")
+    with exclusive(part / "lock"):
+        with together():
+            if first:
+                shutil.rmtree(made.path, ignore_errors=True)  # what a killed command left
+                made.write(run.config, run.experiment.data)  # type: ignore[attr-defined]
+                write_json(made.fork, record, indent=1)
+                if lengths:
+                    write_json(made.lengths, lengths)
+        with Checkpoints(made.checkpoints, keep_last=c.keep_last, keep_best=c.keep_best) as checkpoints:
+            checkpoints.save(fork.step, fork.state(run))
+        with together():
+            if first:
+                _rename(made.path, place)
+    if first:
+        with contextlib.suppress(OSError):  # another command waits for the lock in it
+            part.rmdir()
+        print(f"{to}: a fork {_told(record)}", *_lines(fork, record), sep="\n", flush=True)
+
+
+def _source(workdir: str, at_step: Step | None) -> tuple[Workdir, Step]:
+    """The run to branch off, and its checkpoint."""
+    path, named = split_step(workdir)
+    if named is not None and at_step not in (None, named):
+        raise UserError(f"--at_step: {at_step}, but --workdir names {named}; give one of them")
+    step = at_step if named is None else named
+    return Workdir(path), "latest" if step is None else step
+
+
+def _is_there(folder: Workdir, source: Workdir) -> bool:
+    """Whether there is a fork in the folder.
+
+    Raises:
+      UserError: it cannot be the folder of a fork of `source`.
+    """
+    new, old = folder.path.resolve(), source.path.resolve()
+    if new == old or old in new.parents:
+        where = "is the run itself" if new == old else f"is inside {source.path}"
+        raise UserError(f"--to: {folder.path} {where}; choose another folder")
+    if folder.fork.is_file():
+        return True
+    if not folder.path.exists() or (folder.path.is_dir() and not any(folder.path.iterdir())):
+        return False
+    raise UserError(f"--to: {folder.path} is there, and is no fork; choose another folder")
+
+
+def _check_same(folder: Workdir, asked: dict[str, Any], step: Step) -> None:
+    """Raises `UserError` if the folder was made by another command."""
+    record = read_json(folder.fork)
+    same_step = step in (record["step"], "best", "latest")
+    if not same_step or any(record[name] != value for name, value in asked.items()):
+        raise UserError(
+            f"--to: {folder.path} is another fork, {_told(record)}; choose another folder, or resume that "
+            f"one with --workdir={folder.path}"
+        )
+
+
+def _plan(
+    source: Workdir, step: Step, asked: dict[str, Any], accept_data: bool
+) -> tuple[Run, Fork, dict[str, Any], list[tuple[int, int]]]:
+    """The run of a fork, what continues in it, and the contents of fork.json and lengths.json."""
+    before, config, changed = _configs(source, asked["given"])
+    with Checkpoints(source.checkpoints, keep_best=before.train.keep_best, write=False) as checkpoints:
+        at = checkpoints.find(step)
+    if config.train.steps <= at:
+        raise UserError(f"config.train.steps: {config.train.steps}; a fork of step {at} needs more")
+    run = open_run(source, config)
+    run.prepare()
+    theirs = read_json(source.fork) if source.fork.exists() else {}
+    sizes = before.train.batch_size, config.train.batch_size
+    order = _other_order(source, run, changed, accept_data)
+    fork = Fork.plan(
+        run,
+        source.path,
+        at,
+        optimizer=_why_fresh(run, before.optimizer, asked["fresh_optimizer"]),
+        carry=order or ("train.batch_size is another" if sizes[0] != sizes[1] else ""),
+    )
+    read = (at + theirs["batch"] - theirs["step"] if theirs else at) * sizes[0]
+    rate, lengths = _rate(source, before, theirs, at, changed, asked["fresh_optimizer"])
+    record = asked | {"step": at, "changed": changed, "anew": fork.anew | ({"data": order} if order else {})}
+    # Of a batch of other rows that were read in part, none is read again.
+    return run, fork, record | {"batch": 0 if order else -(-read // sizes[1]), "rate": rate}, lengths
+
+
+def _configs(source: Workdir, given: dict[str, str]) -> tuple[Any, Any, dict[str, list]]:
+    """The config of a run, that of its fork, and key -> [before, now] of those that differ.
+
+    Raises:
+      UserError: an impossible config, or a key that a fork cannot change.
+    """
+    before = check_config(source.read_config())
+    if not source.begun:
+        raise UserError(f"--workdir: {source.path} has no checkpoints yet; train first")
+    config = check_config(source.read_config(), given.items())
+    old, new = flatten(to_values(before)), flatten(to_values(config))
+    changed = {key: [old.get(key), new.get(key)] for key in old | new if old.get(key) != new.get(key)}
+    for key in changed:
+        if key in TOKENIZER or key.startswith("initialize_"):
+            what = "tokenizer" if key in TOKENIZER else "parameters"
+            raise UserError(
+                f"config.{key}: {new[key]!r}, but a fork has the {what} of {source.path}; leave it out"
+            )
+    refuse_idle(config)
+    return before, config, changed
+
+
+def _other_order(source: Workdir, run: Run, changed: dict[str, list], accept_data: bool) -> str:
+    """Why the training rows are others than those of the run before, or in another order; "" if they are the
+    same.
+
+    Raises:
+      UserError: data have changed although no key did, unless `accept_data`.
+    """
+    data = run.experiment.data  # type: ignore[attr-defined]
+    if not (accept_data or changed.keys() & set(LOCATIONS)):
+        source.check_data(data)
+    for key, (there, here) in changed.items():
+        if _reorders(key, there, here):
+            return f"{key} is another"
+    listed = source.changes_of(data, besides="validation_source")
+    if "data.source" in changed and (listed or not source.data.exists()):
+        return "data.source is another"
+    return listed
+
+
+def _reorders(key: str, there: Any, here: Any) -> bool:
+    """Whether a change of a key changes which rows are trained on, whatever the data are."""
+    if key == "data.source":
+        return kind_of(there) != kind_of(here)
+    if key == "data.validation_source":  # without one, a part of the other source is not trained on
+        return not (there and here)
+    return key == "seed" or (key.startswith("data.") and not key.startswith(FREE))
+
+
+def _why_fresh(run: Run, before: Any, fresh: bool) -> str:
+    """Why the optimizer's state begins anew; "" if it continues.
+
+    Raises:
+      UserError: it cannot continue, and nobody asked that it begins anew; or it cannot begin anew.
+    """
+    kinds = [[c.name, *(rule.optimizer for rule in c.rules)] for c in (before, run.config.optimizer)]
+    there, here = (" and ".join(dict.fromkeys(filter(None, names))) for names in kinds)
+    if not fresh and there != here:
+        raise UserError(
+            f"config.optimizer: {here} cannot go on with the state of {there}; --fresh_optimizer begins anew"
+        )
+    if fresh and not counts_apart(run):
+        raise UserError(
+            f"--fresh_optimizer: {here} would also begin its schedule anew; choose another optimizer"
+        )
+    return "--fresh_optimizer" if fresh else ""
+
+
+def _rate(
+    source: Workdir, before: Any, theirs: dict[str, Any], at: int, changed: dict[str, list], fresh: bool
+) -> tuple[list, list[tuple[int, int]]]:
+    """[step, learning rate before it], if the rate continues from there by another schedule, and otherwise
+    that of the run before, or []; and the content of lengths.json."""
+    lengths = source.read_lengths(before.train.steps)
+    if fresh:
+        return [at, 0.0], []
+    if not changed.keys() & SCHEDULE:
+        return theirs.get("rate", []), lengths
+    planned: list[tuple[int, Any]] = [*earlier_rate(theirs, before.optimizer), *lengths]
+    return [at, float(make_schedule(before.optimizer, before.train.steps, planned)(at - 1))], []
+
+
+def _rename(made: Path, place: Path) -> None:
+    try:
+        os.rename(made, place)
+    except OSError as error:
+        raise UserError(f"--to: {place} cannot be made ({error.strerror})") from None
+
+
+def _told(record: dict[str, Any]) -> str:
+    changes = [f"{key} {before!r} -> {now!r}" for key, (before, now) in record["changed"].items()]
+    return f"of {record['from']}, step {record['step']}: {', '.join(changes) or 'nothing changed'}"
+
+
+def _lines(fork: Fork, record: dict[str, Any]) -> Iterator[str]:
+    """What continues and what begins anew."""
+    goes_on = [NAMES[name] for name in fork.continues if name in NAMES]
+    if "data" not in record["anew"]:
+        goes_on.append(f"data from batch {record['batch']}")
+    yield f"  continues: {', '.join(goes_on)}"
+    yield from (f"  begins anew: {NAMES[name]} ({why})" for name, why in record["anew"].items())
+    if record["rate"]:
+        _, rate = record["rate"]
+        yield f"  the learning rate {f'continues from {rate:.3g}' if rate else 'rises from 0'}"

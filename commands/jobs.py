@@ -1,0 +1,288 @@
+"""Runs of a sweep as processes: started, watched, stopped, and remembered when they have ended."""
+
+import contextlib
+import dataclasses
+import glob
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, TextIO
+
+from tqdm import tqdm
+
+from commands.workdir import free
+from transformer.data.disk_cache import digest
+from transformer.errors import UserError
+from transformer.run_folder import RunFolder
+
+ROOT = Path(__file__).resolve().parent.parent
+
+SECONDS = 0.5
+"""How often running jobs are looked at."""
+
+ELSEWHERE = "trained by another command"
+
+
+@dataclasses.dataclass(eq=False)
+class Job:
+    """A run of a sweep: the arguments that train it, and the values of its config.
+
+    `outcome.json` in its folder says that it "finished", was "stopped" as hopeless, or "failed", with this
+    config.
+    """
+
+    name: str
+    folder: Path
+    arguments: list[str]
+    values: dict[str, Any]
+    process: subprocess.Popen | None = None
+    slot: int = 0
+    bar: Any = None
+    asked: str = ""  # why it was asked to stop
+
+    @property
+    def steps(self) -> int:
+        """The number of steps of the whole run."""
+        return self.values["train"]["steps"]
+
+    @property
+    def outcome(self) -> str:
+        """How the run with this config ended before, or ""."""
+        try:
+            found = json.loads((self.folder / "outcome.json").read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return ""
+        known = isinstance(found, dict) and found.get("config") == digest(self.values)
+        return str(found.get("outcome")) if known else ""
+
+    @property
+    def over(self) -> bool:
+        """Whether it needs no more training."""
+        return self.outcome in ("finished", "stopped")
+
+    def record(self, outcome: str, **more: Any) -> None:
+        """Writes `outcome.json`."""
+        part = self.folder / "outcome.part"
+        part.write_text(json.dumps({"outcome": outcome, "config": digest(self.values)} | more) + "\n")
+        os.replace(part, self.folder / "outcome.json")
+
+    @property
+    def output(self) -> Path:
+        """What the process prints."""
+        return self.folder / "output.txt"
+
+    def start(self, slot: int, gpus: Sequence[str]) -> None:
+        """Starts training in a process of its own, on one of the GPUs if there are any."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        environment = os.environ | ({"CUDA_VISIBLE_DEVICES": gpus[slot % len(gpus)]} if gpus else {})
+        self.slot = slot
+        with self.output.open("a") as output:
+            self.process = subprocess.Popen(
+                [sys.executable, str(ROOT / "launch.py"), *self.arguments],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                env=environment,
+                start_new_session=True,  # Ctrl-C reaches the sweep alone, which tells its runs
+            )
+
+    def stop(self, why: str) -> None:
+        """Asks the process to save a checkpoint and to end."""
+        self.asked = self.asked or why
+        if self.process is not None and self.process.poll() is None:
+            self.process.send_signal(signal.SIGTERM)
+
+    def last_line(self) -> str:
+        """The last line that the process has printed."""
+        lines = self.output.read_text(encoding="utf-8", errors="replace").split("\n")
+        return next((line.split("\r")[-1].strip() for line in reversed(lines) if line.strip()), "")
+
+    @property
+    def step(self) -> int:
+        """The last step in `metrics.jsonl`, or 0."""
+        return max((line["step"] for line in _lines(RunFolder(self.folder).metrics, 4096)), default=0)
+
+    def measured(self, metric: str) -> list[tuple[int, float]]:
+        """(step, value) of a metric."""
+        lines = _lines(RunFolder(self.folder).metrics)
+        return [(line["step"], line[metric]) for line in lines if line.get(metric) is not None]
+
+
+def _lines(path: Path, end: int = 0) -> Iterator[dict[str, Any]]:
+    """The lines of a `metrics.jsonl`, or of its last `end` bytes, where the first and last may be cut."""
+    try:
+        with path.open("rb") as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - end) if end else 0)
+            lines = file.read().split(b"\n")
+    except FileNotFoundError:
+        return
+    for line in lines:
+        with contextlib.suppress(ValueError):
+            values = json.loads(line)
+            if isinstance(values, dict) and "step" in values:
+                yield values
+
+
+@dataclasses.dataclass
+class Halving:
+    """Stops runs whose metric is not among the best 1 / `factor` of all that reached the same step: after
+    `start` steps, `factor` times as many, and so on. Each run is compared when it gets there, with those that
+    did before, so that none waits for others (Li et al. 2020, "A system for massively parallel hyperparameter
+    tuning", ASHA; here in the form that stops runs instead of pausing them).
+    """
+
+    metric: str
+    sign: int
+    start: int
+    factor: int
+    reached: dict[int, dict[str, float]] = dataclasses.field(default_factory=dict)
+
+    @classmethod
+    def of(cls, metric: str, start: int, factor: int, jobs: Sequence[Job]) -> "Halving":
+        """From flags: "-METRIC" if more of it is better.
+
+        Raises:
+          UserError: no evaluation at the first comparison, or numbers out of bounds.
+        """
+        steps = max(job.steps for job in jobs)
+        start = start or max(1, steps // 8)
+        if factor < 2:
+            raise UserError(f"--halving_factor: {factor}; expected 2 or more")
+        if not 1 <= start < steps:
+            raise UserError(f"--halving_start: {start}; expected 1 to {steps - 1}, within a run")
+        every = jobs[0].values["train"]["evaluate_every"]
+        if metric.removeprefix("-").startswith("eval/") and not 0 < every < steps:
+            raise UserError(
+                f"--halving: {metric} is measured every train.evaluate_every={every} of {steps} steps"
+            )
+        return cls(metric.removeprefix("-"), -1 if metric.startswith("-") else 1, start, factor)
+
+    def is_hopeless(self, job: Job) -> bool:
+        """Compares a run at each step of comparison that it has reached since the last call."""
+        hopeless, step, last = False, self.start, job.step
+        while step < job.steps and step <= last:
+            table = self.reached.setdefault(step, {})
+            if job.name not in table:
+                value = next((value for at, value in job.measured(self.metric) if at >= step), None)
+                if value is not None:
+                    table[job.name] = self.sign * value
+                    best = sorted(table.values())[: max(1, len(table) // self.factor)]
+                    hopeless |= len(table) >= self.factor and not table[job.name] <= best[-1]
+            step *= self.factor
+        return hopeless
+
+
+def gpus() -> list[str]:
+    """The GPUs that runs may have, as in CUDA_VISIBLE_DEVICES."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is not None:
+        return [each for each in visible.split(",") if each]
+    return [str(number) for number in range(len(glob.glob("/dev/nvidia[0-9]*")))]
+
+
+def work(jobs: Sequence[Job], at_once: int, halving: Halving | None = None) -> int:
+    """Trains all jobs that are not over, `at_once` at a time. Returns 0, 1 if some failed, or 128 + the
+    number of the signal that ended the sweep, once its runs have saved a checkpoint."""
+    signals: list[int] = []
+    handlers = {
+        number: signal.signal(number, lambda number, _: signals.append(number))
+        for number in (signal.SIGINT, signal.SIGTERM)
+    }
+    try:
+        return _Work(jobs, at_once, halving, signals).run()
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+
+
+class _Work:
+    def __init__(
+        self, jobs: Sequence[Job], at_once: int, halving: Halving | None, signals: list[int]
+    ) -> None:
+        self.jobs, self.at_once, self.halving, self.signals = jobs, at_once, halving, signals
+        self.queue = [job for job in jobs if not job.over]
+        if halving:
+            for job in jobs:
+                halving.is_hopeless(job)  # what it has measured before
+        self.running: list[Job] = []
+        self.failed = 0
+        self.gpus = gpus()
+        out: TextIO = sys.stderr
+        self.silent = not out.isatty()
+        done = len(jobs) - len(self.queue)
+        self.bar = tqdm(total=len(jobs), initial=done, desc="runs", unit="run", file=out, disable=self.silent)
+
+    def run(self) -> int:
+        if done := len(self.jobs) - len(self.queue):
+            self.say(f"{done} of {len(self.jobs)} runs have ended before")
+        while self.running or (self.queue and not self.signals):
+            self.fill()
+            time.sleep(SECONDS)
+            for job in [*self.running]:
+                self.look(job)
+            if self.signals:
+                for job in self.running:
+                    job.stop("interrupted")
+        self.bar.close()
+        if self.signals:
+            print(
+                f"interrupted; {len(self.queue)} of {len(self.jobs)} runs are left: the same command goes on"
+            )
+            return 128 + self.signals[0]
+        return 1 if self.failed else 0
+
+    def fill(self) -> None:
+        """Starts jobs while there is room; those that another command trains wait at the end."""
+        for job in [*self.queue]:
+            if len(self.running) >= self.at_once or self.signals:
+                return
+            if job.over:  # by another command
+                self.end(job, f"{job.outcome} {ELSEWHERE}")
+            elif free(RunFolder(job.folder).path / "lock"):
+                taken = {each.slot for each in self.running}
+                job.start(min({*range(self.at_once)} - taken), self.gpus)
+                job.bar = tqdm(
+                    total=job.steps, desc=job.name, leave=False, position=job.slot + 1, disable=self.silent
+                )
+                self.running.append(job)
+                self.queue.remove(job)
+
+    def look(self, job: Job) -> None:
+        """Shows how far a job is, and what has become of it if it has ended."""
+        assert job.process is not None
+        code = job.process.poll()
+        step = job.step
+        job.bar.update(step - job.bar.n)
+        if code is None:
+            if self.halving and not job.asked and self.halving.is_hopeless(job):
+                job.stop("hopeless")
+            return
+        self.running.remove(job)
+        job.bar.close()
+        if code == 0:
+            job.record("finished")
+            self.end(job, "finished")
+        elif job.asked == "hopeless":
+            job.record("stopped", step=step)
+            self.end(job, f"stopped at step {step} of {job.steps}")
+        elif job.asked or code == 128 + signal.SIGTERM:
+            self.queue.append(job)
+        else:
+            self.failed += 1
+            job.record("failed", code=code)
+            self.end(job, f"failed with exit code {code}: {job.last_line()} ({job.output})")
+
+    def end(self, job: Job, how: str) -> None:
+        if job in self.queue:
+            self.queue.remove(job)
+        self.bar.update()
+        self.say(f"{job.name}: {how}")
+
+    def say(self, line: str) -> None:
+        tqdm.write(line, file=sys.stdout)
+        sys.stdout.flush()

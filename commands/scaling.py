@@ -1,0 +1,172 @@
+"""Trains a family of sizes on equal budgets, fits how the loss falls, and forecasts a larger run.
+
+python launch.py --mode=scaling --config=configs/lm.py --workdir=runs/law --budgets=1e12,2e12 --depths=2,3,4,5
+python launch.py --mode=scaling --workdir=runs/law --forecast=2e13
+python launch.py --mode=scaling --workdir=runs/law --score
+
+The first command trains what is missing, prints the fits and writes law.json and pictures. The second writes
+forecast.json, which is not written again once that run has begun. The third trains that run and compares.
+See transformer/evaluation/scaling_law.py for the fits, and commands/sizes.py for what depth changes.
+"""
+
+import argparse
+import math
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from commands import WHICH_CONFIG, WHICH_RUN
+from transformer.errors import UserError
+
+if TYPE_CHECKING:
+    from commands.opening import Overrides
+    from transformer.evaluation.scaling_law import Study
+
+
+def add_flags(parser: Any) -> None:
+    """The flags of this command."""
+    parser.set_defaults(missing=f"{WHICH_CONFIG}; or, of a law that is there, {WHICH_RUN}", suffix="scaling")
+    add = parser.add_argument
+    add("--config", default="", help="a config file, configs/lm.py: the member of the family of its depth")
+    add("--budgets", default="", help="FLOPs of a run, 1e12,2e12,4e12: each for every depth")
+    add("--depths", default="", help="sizes, as numbers of layers, 2,3,4,5; other keys follow")
+    add("--width", type=float, default=0.0, help="model.d_model for each layer (as in the config)")
+    add("--seeds", type=int, default=1, help="runs of each size and budget (1), with seeds 0, 1, ...")
+    add("--metric", default="eval/loss", help="what is fitted, a loss in nats (eval/loss)")
+    add("--forecast", type=float, metavar="FLOPS", help="forecast the best size for a larger budget")
+    add("--forecast_depth", type=int, help="the depth to forecast (the nearest to the best)")
+    add("--score", action="store_true", help="train the run that was forecast, and compare")
+    add("--jobs", type=int, default=1, help="runs at a time (1)")
+
+
+def run(flags: argparse.Namespace, overrides: "Overrides") -> int:
+    """Fits, forecasts and scores, as the flags ask for. Returns 0, or 1 if a run failed."""
+    from commands.forecast import predict, score
+
+    check(flags, [*overrides])
+    folder = Path(flags.workdir)
+    if flags.config and (code := measure(flags, [*overrides])):
+        return code
+    if flags.forecast is not None:
+        predict(folder, flags.forecast, flags.forecast_depth)
+    return score(folder, flags.jobs) if flags.score else 0
+
+
+def check(flags: argparse.Namespace, overrides: Sequence[tuple[str, str]]) -> None:
+    """Raises `UserError` for flags that cannot be."""
+    if not flags.config:
+        if flags.forecast is None and not flags.score:
+            raise UserError(f"{WHICH_CONFIG}; or --forecast=FLOPS, or --score")
+        given = [f"--config.{key}" for key, _ in overrides]
+        given += [f"--{name}" for name in ("budgets", "depths", "width") if getattr(flags, name)]
+        if given:
+            raise UserError(f"{given[0]}: it is for the runs of a fit; give it with --config")
+    for name in ("jobs", "seeds"):
+        if getattr(flags, name) < 1:
+            raise UserError(f"--{name}: {getattr(flags, name)}; expected 1 or more")
+    if flags.width < 0 or not math.isfinite(flags.width):
+        raise UserError(f"--width: {flags.width:g}; expected a width above 0")
+    if flags.forecast is not None and not 0 < flags.forecast < math.inf:
+        raise UserError(f"--forecast: {flags.forecast:g}; expected FLOPs above 0")
+    if flags.forecast_depth is not None and (flags.forecast is None or flags.forecast_depth < 1):
+        raise UserError(f"--forecast_depth: {flags.forecast_depth}; expected 1 or more, with --forecast")
+
+
+def measure(flags: argparse.Namespace, overrides: Sequence[tuple[str, str]]) -> int:
+    """Trains what is missing, fits, prints, and writes law.json and pictures."""
+    from commands.jobs import work
+    from commands.laws import LAW, describe, fit, summary, write
+    from commands.sizes import Family
+    from transformer.visualization.scaling import draw_isoflop, draw_optimum
+
+    budgets, depths = numbers("budgets", flags.budgets, 2), numbers("depths", flags.depths, 4)
+    if any(not depth.is_integer() for depth in depths):
+        raise UserError(f"--depths: {flags.depths}; expected whole numbers")
+    family = Family(flags.config, tuple(overrides), flags.width)
+    sizes = [family.size(int(depth)) for depth in depths]
+    wanted = [(size, budget, seed) for budget in budgets for size in sizes for seed in range(flags.seeds)]
+    jobs = [family.job(flags.workdir, *each) for each in wanted]
+    if code := work(jobs, flags.jobs):
+        return code
+    runs = [describe(job, *each, flags.metric) for job, each in zip(jobs, wanted, strict=True)]
+    found, folder = fit(runs), Path(flags.workdir)
+    of_family = {"config": flags.config, "overrides": family.overrides, "width": flags.width}
+    write(folder / LAW, of_family | {"metric": flags.metric, "runs": runs} | summary(found))
+    print(*table(runs), *said(found), *between_seeds(runs), sep="\n")
+    draw_isoflop(runs, found, folder / "isoflop.png")
+    draw_optimum(found, folder / "optimum.png")
+    return 0
+
+
+def numbers(name: str, text: str, least: int) -> list[float]:
+    """The numbers of a flag, ascending.
+
+    Raises:
+      UserError: they are no positive numbers, or too few.
+    """
+    try:
+        found = sorted({float(each) for each in text.split(",")})
+    except ValueError:
+        found = []
+    if len(found) < least or not all(0 < each < math.inf for each in found):
+        example = {"budgets": "1e12,2e12,4e12", "depths": "2,3,4,5"}[name]
+        raise UserError(f"--{name}: {text!r}; expected {least} or more positive numbers, as in {example}")
+    return found
+
+
+def table(runs: Sequence[dict[str, Any]]) -> Iterator[str]:
+    """The mean loss of each size and budget; * marks the least of a budget."""
+    budgets = sorted({each["budget"] for each in runs})
+    losses: dict[tuple[float, int], list[float]] = {}
+    for each in runs:
+        losses.setdefault((each["budget"], each["depth"]), []).append(each["loss"])
+    means = {key: sum(values) / len(values) for key, values in losses.items()}
+    least = {budget: min(value for (of, _), value in means.items() if of == budget) for budget in budgets}
+    yield "depth  d_model   parameters            N" + "".join(f"{budget:>10.3g}" for budget in budgets)
+    for depth, each in sorted({run["depth"]: run for run in runs}.items()):
+        cells = (means[budget, depth] for budget in budgets)
+        marked = (
+            f"{mean:.4f}{'*' if mean == least[of] else ' '}" for mean, of in zip(cells, budgets, strict=True)
+        )
+        row = f"{depth:5d}  {each['d_model']:7d}  {each['parameters']:11,d}  {each['n']:11,.0f}"
+        yield row + "".join(cell.rjust(10) for cell in marked)
+
+
+def said(found: "Study") -> Iterator[str]:
+    """The fits in words, and whether sizes are missing."""
+    from commands.laws import summary
+
+    fits = summary(found)
+    yield "N = training FLOPs of a token / 6 (kernels, output matrix, attention), D = tokens, C = 6 N D"
+    yield "L(N, D) = E + A / N^a + B / D^b: " + ", ".join(f"{k} {v:.4g}" for k, v in fits["law"].items())
+    for name, by in (("law", "L(N, D)"), ("isoflop", "parabolas")):
+        if name not in fits["exponents"]:
+            yield f"by {by}: no power law, since a budget has no minimum"
+            continue
+        shown = (
+            f"{letter.upper()}* ~ C^{x:.3f} (90 % interval {low:.3f} to {high:.3f})"
+            for letter, (x, low, high) in fits["exponents"][name].items()
+        )
+        yield f"by {by}: {', '.join(shown)}"
+    yield f"runs differ from L(N, D) by {found.noise:.2%} (standard deviation)"
+    for budget, best, low, high in zip(
+        found.isoflop.budget_c, found.isoflop.log_best_rc[0], *found.isoflop.ends_2c, strict=True
+    ):
+        if not low < best < high:
+            yield f"at {budget:.3g} FLOPs the parabola has no minimum among these depths"
+
+
+def between_seeds(runs: Sequence[dict[str, Any]]) -> Iterator[str]:
+    """How much runs differ that differ in their seed alone, if there are any: what they differ by from the
+    law beyond that is the law's fault."""
+    groups: dict[tuple[float, int], list[float]] = {}
+    for each in runs:
+        groups.setdefault((each["budget"], each["depth"]), []).append(math.log(each["loss"]))
+    free = len(runs) - len(groups)
+    if free:
+        means = (sum(group) / len(group) for group in groups.values())
+        squares = (
+            sum((each - mean) ** 2 for each in group)
+            for group, mean in zip(groups.values(), means, strict=True)
+        )
+        yield f"seeds differ by {math.sqrt(sum(squares) / free):.2%} (standard deviation)"

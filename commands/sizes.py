@@ -1,0 +1,152 @@
+"""A family of sizes with one dial, the depth: the keys of a model, and of its run for a budget of FLOPs."""
+
+import dataclasses
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from transformer.errors import UserError
+
+if TYPE_CHECKING:
+    from commands.jobs import Job
+
+LEAST_STEPS = 20
+"""A budget for fewer steps is too small for a size."""
+
+Keys = dict[str, Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class Size:
+    """A model of the family: its depth and keys, FLOPs of training on a token, and tokens of a step."""
+
+    depth: int
+    keys: Keys
+    parameters: int
+    flops_per_token: float
+    tokens_per_step: int
+
+    @property
+    def n(self) -> float:
+        """The multiplications of a token: the N of a law (see `transformer.evaluation.scaling_law`)."""
+        return self.flops_per_token / 6
+
+    def steps(self, budget: float) -> int:
+        """The steps that a budget of FLOPs pays, rounded."""
+        return round(budget / self.flops_per_token / self.tokens_per_step)
+
+    def tokens(self, budget: float) -> int:
+        """The tokens of these steps."""
+        return self.steps(budget) * self.tokens_per_step
+
+    def planned(self, budget: float, seed: int) -> Keys:
+        """What is known of a run for a budget before it is trained, as in law.json."""
+        return {
+            "depth": self.depth,
+            "d_model": self.keys["model.d_model"],
+            "parameters": self.parameters,
+            "budget": budget,
+            "seed": seed,
+            "steps": self.steps(budget),
+            "n": self.n,
+            "d": self.tokens(budget),
+        }
+
+
+@dataclasses.dataclass(frozen=True)
+class Family:
+    """A config file and keys for all sizes. The config is itself the member of its own depth.
+
+    With depth grow, in the proportions of the config, the width (`width` for each layer), the number of heads
+    and `d_ff`; the width of a head stays, and the width is rounded up to a multiple of it. Adam's learning
+    rate is that of the config times (its width / the width)^0.5; Muon's rate for matrices stays. Warm-up and
+    decay take the config's share of the steps; the batch stays.
+
+    Source: nanochat (Karpathy 2025), where depth is the only dial: a width of 64 for each layer, heads of
+    128, and these learning rates.
+    """
+
+    config: str
+    overrides: tuple[tuple[str, str], ...]
+    width: float = 0.0  # 0: as in the config
+
+    def size(self, depth: int) -> Size:
+        """The model of a depth.
+
+        Raises:
+          UserError: a bad key, or an experiment without these keys.
+        """
+        import jax
+
+        from commands.opening import open_without_data, read_config
+
+        keys = self.keys(depth)
+        run = open_without_data(read_config(self.config), [*self.overrides, *_as_text(keys)])
+        params = run.abstract.params
+        tokens = run.config.train.batch_size * run.experiment.tokens_per_example
+        parameters = sum(leaf.size for leaf in jax.tree.leaves(params))
+        return Size(depth, keys, parameters, run.experiment.flops_per_token(params), tokens)
+
+    def keys(self, depth: int) -> Keys:
+        """The keys of a depth, but for those that depend on the steps."""
+        values = self.values({})
+        model, optimizer = values["model"], values["optimizer"]
+        wanted = ("num_layers", "d_model", "num_heads", "d_ff")
+        if missing := [key for key in wanted if key not in model]:
+            raise UserError(f"--config: {values['experiment']} has no model.{missing[0]}, which depth sets")
+        head = model["d_model"] // model["num_heads"]
+        heads = -(-depth * (self.width or model["d_model"] / model["num_layers"]) // head)
+        width = int(heads) * head
+        keys = {
+            "model.num_layers": depth,
+            "model.d_model": width,
+            "model.num_heads": int(heads),
+            "model.d_ff": round(width * model["d_ff"] / model["d_model"]),
+        }
+        if groups := model.get("num_kv_heads"):
+            keys["model.num_kv_heads"] = max(1, int(heads) * groups // model["num_heads"])
+        rate = "adam_learning_rate" if "muon" in optimizer["name"] else "learning_rate"
+        adam = optimizer[rate] or optimizer["learning_rate"]
+        keys[f"optimizer.{rate}"] = float(f"{adam * (model['d_model'] / width) ** 0.5:.6g}")
+        return keys
+
+    def values(self, keys: Keys) -> dict[str, Any]:
+        """The checked values of the config with further keys."""
+        from commands.opening import check_config, read_config
+        from transformer.config import to_values
+
+        overrides = [*self.overrides, *_as_text(keys)]
+        return to_values(check_config(read_config(self.config), overrides))
+
+    def job(self, workdir: str, size: Size, budget: float, seed: int) -> "Job":
+        """The run of a size for a budget.
+
+        Raises:
+          UserError: too few steps, or a seed among the keys.
+        """
+        from commands.jobs import Job
+
+        if "seed" in dict(self.overrides):
+            raise UserError("--config.seed: --seeds sets it")
+
+        steps, values = size.steps(budget), self.values({})
+        if steps < LEAST_STEPS:
+            raise UserError(
+                f"--budgets: {budget:g} FLOPs are {steps} steps at depth {size.depth}; expected "
+                f"{LEAST_STEPS} or more: a larger budget, a smaller depth, or a smaller train.batch_size"
+            )
+        keys = {**size.keys, "train.steps": steps, "seed": seed}
+        for key in ("warmup_steps", "decay_steps"):
+            if of_config := values["optimizer"][key]:
+                share = of_config / values["train"]["steps"]
+                keys[f"optimizer.{key}"] = max(1, round(steps * share))
+        folder = Path(workdir) / f"flops={budget:g},depth={size.depth},seed={seed}"
+        given = [*self.overrides, *_as_text(keys)]
+        arguments = [f"--workdir={folder}", f"--config={self.config}"]
+        arguments += [f"--config.{key}={value}" for key, value in given]
+        return Job(folder.name, folder, arguments, self.values(keys))
+
+
+def _as_text(keys: Keys) -> list[tuple[str, str]]:
+    from transformer.sweep import as_overrides
+
+    return as_overrides(keys)

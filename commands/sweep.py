@@ -1,0 +1,147 @@
+"""Trains many runs that differ in some config keys, several at a time; the same command again goes on.
+
+python launch.py --mode=sweep --config=configs/lm.py --sweep optimizer.learning_rate=1e-3,3e-3 --jobs=2
+python launch.py --mode=table --runs='runs/lm-sweep/*'
+
+Each run has a folder of its own in --workdir, named after the values of its keys, with its output in
+output.txt. A run that fails does not end the others. Without --sweep the runs are those of the function
+`sweep()` of the config file (see transformer/sweep.py).
+"""
+
+import argparse
+import os
+import shlex
+import signal
+import subprocess
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from commands import WHICH_CONFIG
+from transformer.errors import UserError
+from transformer.sweep import Setting, as_overrides, names, product, read_sweep
+
+if TYPE_CHECKING:
+    from commands.jobs import Job
+    from commands.opening import Overrides
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def add_flags(parser: Any) -> None:
+    """The flags of this command."""
+    parser.set_defaults(missing=WHICH_CONFIG, suffix="sweep")
+    add = parser.add_argument
+    add("--config", help="a config file, configs/lm.py, or a preset of it, configs/lm.py:tiny")
+    what = "KEY=VALUE,VALUE, or KEY,KEY=VALUE:VALUE,VALUE:VALUE for keys that change together"
+    add("--sweep", action="append", default=[], help=f"{what}; several are multiplied")
+    add("--jobs", type=int, default=1, help="runs at a time (1), each on one of the GPUs if there are any")
+    add("--halving", metavar="METRIC", help="stop hopeless runs by this metric (-METRIC: more is better)")
+    add("--halving_start", type=int, default=0, help="the step of the first comparison (an eighth of all)")
+    add("--halving_factor", type=int, default=3, help="one run of so many goes on; steps grow by it too (3)")
+    add("--slurm", metavar="OPTIONS", help="submit an array of jobs with these options of sbatch: '--gpus=1'")
+    add("--dry_run", action="store_true", help="only print the runs, or the command that --slurm would run")
+
+
+def run(flags: argparse.Namespace, overrides: "Overrides") -> int:
+    """Trains all runs. Returns 0, or 1 if some failed."""
+    from commands.jobs import Halving, work
+
+    jobs = read_jobs(flags, overrides)
+    if flags.slurm is not None:
+        return submit(flags, overrides, len(jobs))
+    if flags.dry_run:
+        for job in jobs:
+            print(shlex.join(["python", "launch.py", *job.arguments]))
+        return 0
+    if "SLURM_ARRAY_TASK_ID" in os.environ:
+        return one_of_an_array(jobs)
+    halving = None
+    if flags.halving:
+        halving = Halving.of(flags.halving, flags.halving_start, flags.halving_factor, jobs)
+    ended = work(jobs, flags.jobs, halving)
+    if ended <= 1:
+        print(f"python launch.py --mode=table --runs={shlex.quote(str(Path(flags.workdir) / '*'))}")
+    return ended
+
+
+def read_jobs(flags: argparse.Namespace, overrides: "Overrides") -> list["Job"]:
+    """The runs of the sweep, each with a config that was checked.
+
+    Raises:
+      UserError: no runs, or bad keys or values in one of them; two equal runs; bad flags.
+    """
+    from commands.jobs import Job
+    from commands.opening import check_config, read_config
+    from transformer.config import to_values
+
+    if not flags.config:
+        raise UserError("--config: which one? configs/lm.py, say (--mode=sweep)")
+    if flags.jobs < 1:
+        raise UserError(f"--jobs: {flags.jobs}; expected 1 or more")
+    given, settings = [*overrides], read_settings(flags)
+    if twice := {key for key, _ in given} & settings[0].keys():
+        raise UserError(f"--config.{min(twice)}: it is a key of the sweep too")
+    jobs = []
+    for name, setting in zip(names(settings), settings, strict=True):
+        keys = [*given, *as_overrides(setting)]
+        try:
+            config = check_config(read_config(flags.config), keys)
+        except UserError as error:
+            raise UserError(f"{name}: {error}") from None
+        folder = Path(flags.workdir) / name
+        arguments = [
+            f"--workdir={folder}",
+            f"--config={flags.config}",
+            *(f"--config.{k}={v}" for k, v in keys),
+        ]
+        jobs.append(Job(name, folder, arguments, to_values(config)))
+    return jobs
+
+
+def read_settings(flags: argparse.Namespace) -> list[Setting]:
+    """The settings of --sweep, or else of the config file's `sweep()`."""
+    from commands.opening import call_in
+
+    if flags.sweep:
+        return product(*map(read_sweep, flags.sweep))
+    try:
+        found = call_in(flags.config.partition(":")[0], "sweep")
+    except UserError as error:
+        raise UserError(f"--sweep: none is given, and {error}") from None
+    settings = found if isinstance(found, list) else []
+    if not settings or not all(isinstance(each, dict) and each for each in settings):
+        raise UserError(f"{flags.config}: sweep() should return a list of {{key: value}}, at least one")
+    return settings
+
+
+def submit(flags: argparse.Namespace, overrides: "Overrides", runs: int) -> int:
+    """Submits an array of Slurm jobs, one for each run."""
+    sweeps = [f"--sweep={each}" for each in flags.sweep]
+    keys = [f"--config.{key}={value}" for key, value in overrides]
+    array = [] if "--array" in flags.slurm else [f"--array=0-{runs - 1}"]
+    again = ["--mode=sweep", f"--workdir={flags.workdir}", f"--config={flags.config}", *sweeps, *keys]
+    command = ["sbatch", *array, *shlex.split(flags.slurm), str(ROOT / "cluster" / "slurm.sh"), *again]
+    print(shlex.join(command), flush=True)
+    if flags.dry_run:
+        return 0
+    try:
+        return subprocess.run(command, check=False).returncode
+    except FileNotFoundError:
+        raise UserError("--slurm: there is no sbatch here; --dry_run prints the command") from None
+
+
+def one_of_an_array(jobs: list["Job"]) -> int:
+    """Trains the run of this job of a Slurm array, in this process or these processes."""
+    from commands.train import train
+
+    task = os.environ["SLURM_ARRAY_TASK_ID"]
+    if not task.isdecimal() or int(task) >= len(jobs):
+        raise UserError(f"SLURM_ARRAY_TASK_ID: {task}; expected 0 to {len(jobs) - 1}, a run of the sweep")
+    job = jobs[int(task)]
+    if job.over:
+        print(f"{job.name}: {job.outcome} before")
+        return 0
+    reason = train(str(job.folder), [], job.values)
+    if reason == "finished":
+        job.record("finished")
+    return 0 if reason == "finished" else 128 + signal.Signals[reason]

@@ -1,0 +1,240 @@
+"""Compares runs: one row for each set of keys that differ, with the mean and spread over seeds.
+
+python launch.py --mode=table --runs 'runs/lm-sweep/*' --metric=eval/loss --pictures=runs/lm-sweep
+"""
+
+import argparse
+import csv
+import dataclasses
+import glob
+import json
+import math
+import re
+import statistics
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from transformer.config import flatten
+from transformer.errors import UserError, suggest
+
+if TYPE_CHECKING:
+    from commands.opening import Overrides
+
+BESIDE = ("seed", "data.cache_dir", "data.workers", "parallel.")
+"""Prefixes of keys in which the runs of a row may differ."""
+
+FORMATS = (".csv", ".json", ".md")
+
+
+@dataclasses.dataclass(frozen=True)
+class Trained:
+    """A run's folder: the values of its config by key, the steps of the whole run, and the steps and values
+    of its metrics."""
+
+    path: Path
+    config: dict[str, Any]
+    steps: int
+    series: dict[str, tuple[Any, Any]]
+
+    @property
+    def last_step(self) -> int:
+        """The last step that was measured."""
+        return max(int(steps[-1]) for steps, _ in self.series.values())
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """Runs that differ in their seed alone, and a value of the metric for each that measured it."""
+
+    keys: dict[str, Any]
+    runs: list[Trained]
+    values: list[float]
+
+    def curves(self, metric: str) -> list[tuple[Any, Any]]:
+        """Steps and values of a metric, of each run that measured it."""
+        return [run.series[metric] for run in self.runs if metric in run.series]
+
+    @property
+    def mean(self) -> float:
+        """The mean over runs; NaN without any."""
+        return statistics.fmean(self.values) if self.values else math.nan
+
+    @property
+    def spread(self) -> float:
+        """The standard deviation over runs, of n - 1 degrees of freedom; NaN for fewer than two."""
+        return statistics.stdev(self.values) if len(self.values) > 1 else math.nan
+
+
+def add_flags(parser: Any) -> None:
+    """The flags of this command."""
+    parser.set_defaults(missing="")
+    add = parser.add_argument
+    add("--runs", nargs="+", default=[], help="folders of runs, also as patterns: 'runs/lm-sweep/*'")
+    add("--metric", default="eval/loss", help="the metric; -METRIC if more of it is better (eval/loss)")
+    add("--best", action="store_true", help="the best value of each run instead of its last")
+    add("--output", help="a file for the table, .csv, .json or .md")
+    add("--pictures", metavar="DIR", help="a folder for pictures: curves, and the metric over each number")
+
+
+def run(flags: argparse.Namespace, overrides: "Overrides") -> int:
+    """Prints the table, best first."""
+    if given := [key for key, _ in overrides]:
+        raise UserError(f"--config.{given[0]}: --mode=table changes no keys")
+    if flags.output and Path(flags.output).suffix not in FORMATS:
+        raise UserError(f"--output: {flags.output}; expected a name that ends in {', '.join(FORMATS)}")
+    metric, sign = flags.metric.removeprefix("-"), -1 if flags.metric.startswith("-") else 1
+    runs, left_out = read_runs(flags.runs)
+    check_metric(metric, runs)
+    rows = rows_of(runs, metric, sign, flags.best)
+    for line in lines(rows, metric):
+        print(line)
+    for line in [*left_out, *unfinished(runs)]:
+        print(line)
+    if flags.output:
+        write(Path(flags.output), rows, metric)
+    if flags.pictures:
+        from transformer.visualization.comparison import draw_curves, draw_over_key
+
+        folder = Path(flags.pictures)
+        folder.mkdir(parents=True, exist_ok=True)
+        draw_curves([(label(row), row.curves(metric)) for row in rows], metric, folder / "curves.png")
+        for key, points in over_keys(rows):
+            name = re.sub(r"[^\w.]+", "-", key)
+            draw_over_key(points, key, metric, folder / f"{name}.png")
+    return 0
+
+
+def read_runs(patterns: Sequence[str], flag: str = "--runs") -> tuple[list[Trained], list[str]]:
+    """The runs with metrics in the folders that match, in the order of their names, and a line that says how
+    many folders were left out, if any. Errors are about `flag`.
+
+    Raises:
+      UserError: there is none.
+    """
+    from transformer.run_folder import RunFolder
+    from transformer.visualization.report import read_metrics
+
+    if not patterns:
+        raise UserError("--runs: which ones? 'runs/lm-sweep/*', say (--mode=table)")
+    found, without = [], []
+    for path in sorted({Path(each) for pattern in patterns for each in glob.glob(pattern)}):
+        folder = RunFolder(path)
+        if not folder.config.is_file():
+            continue
+        try:
+            config = json.loads(folder.config.read_text(encoding="utf-8"))
+            steps = int(config["train"]["steps"])
+            found.append(Trained(path, flatten(config), steps, read_metrics(folder.metrics)))
+        except (UserError, ValueError, KeyError, TypeError):
+            without.append(path)
+    if not found:
+        raise UserError(f"{flag}: {' '.join(patterns)} has no folder of a run with metrics")
+    listed = ", ".join(path.name for path in without[:4]) + (", ..." if without[4:] else "")
+    return found, [f"without metrics: {len(without)} ({listed})"] if without else []
+
+
+def check_metric(metric: str, runs: Sequence[Trained]) -> None:
+    """Raises `UserError` if no run has measured the metric."""
+    known = sorted({name for run in runs for name in run.series})
+    if metric not in known:
+        raise UserError(f"--metric: no run has measured {metric!r}; {suggest(metric, known)}")
+
+
+def rows_of(runs: Sequence[Trained], metric: str, sign: int, best: bool) -> list[Row]:
+    """One row for each set of values of the keys that differ, the best mean first."""
+    differing = [
+        key
+        for key in dict.fromkeys(key for run in runs for key in run.config)
+        if not key.startswith(BESIDE) and len({json.dumps(run.config.get(key)) for run in runs}) > 1
+    ]
+    groups: dict[str, list[Trained]] = {}
+    for run in runs:
+        groups.setdefault(json.dumps([run.config.get(key) for key in differing]), []).append(run)
+    rows = []
+    for together in groups.values():
+        row = Row({key: together[0].config.get(key) for key in differing}, together, [])
+        curves = [values for _, values in row.curves(metric)]
+        row.values.extend(sign * float(min(sign * each)) if best else float(each[-1]) for each in curves)
+        rows.append(row)
+    return sorted(rows, key=lambda row: sign * row.mean if row.values else math.inf)
+
+
+def lines(rows: Sequence[Row], metric: str) -> Iterator[str]:
+    """The table as aligned text; * marks the best row."""
+    table = list(cells(rows, metric))
+    widths = [max(len(line[i]) for line in table) for i in range(len(table[0]))]
+    for number, line in enumerate(table):
+        mark = "*" if number == 1 and len(rows) > 1 else " "
+        yield f"{mark} " + "  ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True))
+
+
+def cells(rows: Sequence[Row], metric: str) -> Iterator[list[str]]:
+    """The heading and the rows as text."""
+    short = shortened(rows[0].keys)
+    yield [*short, metric, "spread", "runs"]
+    for row in rows:
+        numbers = ["" if math.isnan(each) else f"{each:.5g}" for each in (row.mean, row.spread)]
+        yield [*(str(value) for value in row.keys.values()), *numbers, str(len(row.values))]
+
+
+def shortened(keys: Iterable[str]) -> list[str]:
+    """The last part of each key, or the whole key where two have the same; of a source of a mixture its whole
+    name, which may have dots."""
+    keys = list(keys)
+    last = [key.partition("data.sources.")[2] or key.rpartition(".")[2] for key in keys]
+    return [key if last.count(part) > 1 else part for key, part in zip(keys, last, strict=True)]
+
+
+def label(row: Row) -> str:
+    """The values of a row's keys in one line."""
+    named = zip(shortened(row.keys), row.keys.values(), strict=True)
+    return ", ".join(f"{name} {value}" for name, value in named) or row.runs[0].path.name
+
+
+def unfinished(runs: Sequence[Trained]) -> list[str]:
+    """A line for runs that have not trained to their end, if there are any."""
+    found = [run for run in runs if run.last_step < run.steps]
+    listed = ", ".join(f"{run.path.name} at {run.last_step}" for run in found[:4])
+    return [f"not finished: {len(found)} ({listed}{', ...' if found[4:] else ''})"] if found else []
+
+
+def over_keys(rows: Sequence[Row]) -> Iterator[tuple[str, list[tuple[str, list[float], list[list[float]]]]]]:
+    """(key, curves) for each key whose values are numbers: a curve for each set of the other keys, with the
+    values of the key and those of the metric for each of them."""
+    for key in rows[0].keys:
+        numbers = [row.keys[key] for row in rows]
+        if any(isinstance(each, bool) or not isinstance(each, (int, float)) for each in numbers):
+            continue
+        curves: dict[str, dict[float, list[float]]] = {}
+        for row in rows:
+            others = {name: value for name, value in row.keys.items() if name != key}
+            name = label(dataclasses.replace(row, keys=others)) if others else ""
+            curves.setdefault(name, {})[row.keys[key]] = row.values
+        yield key, [(name, sorted(each), [each[x] for x in sorted(each)]) for name, each in curves.items()]
+
+
+def write(path: Path, rows: Sequence[Row], metric: str) -> None:
+    """Writes the table: as JSON with the value and folder of each run, as CSV or Markdown its cells."""
+    table = list(cells(rows, metric))
+    if path.suffix == ".json":
+        values = [
+            {
+                "keys": row.keys,
+                "metric": metric,
+                "mean": row.mean if row.values else None,
+                "spread": row.spread if len(row.values) > 1 else None,
+                "values": row.values,
+                "runs": [str(run.path) for run in row.runs],
+            }
+            for row in rows
+        ]
+        path.write_text(json.dumps(values, indent=1) + "\n", encoding="utf-8")
+    elif path.suffix == ".csv":
+        with path.open("w", newline="", encoding="utf-8") as file:
+            csv.writer(file).writerows([[*rows[0].keys, *table[0][len(rows[0].keys) :]], *table[1:]])
+    else:
+        heading, *others = table
+        ruler = ["---"] * len(heading)
+        text = ("| " + " | ".join(line) + " |\n" for line in [heading, ruler, *others])
+        path.write_text("".join(text), encoding="utf-8")

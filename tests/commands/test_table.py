@@ -1,0 +1,171 @@
+"""Tables of runs, from folders written here."""
+
+import csv
+import json
+import math
+import statistics
+
+import numpy as np
+import pytest
+
+import launch
+from commands.table import read_runs, rows_of
+from tests.runs import SAVE
+from transformer.visualization import comparison
+
+pytestmark = pytest.mark.usefixtures("in_root")
+
+
+def write_run(path, losses, steps=20, **config):
+    """A folder of a run that measured `losses` at steps 10, 20, ..."""
+    path.mkdir(parents=True)
+    groups = {"train": {"steps": steps}} | config
+    (path / "config.json").write_text(json.dumps(groups))
+    lines = [{"step": 10 * (i + 1), "eval/loss": loss, "train/loss": 9} for i, loss in enumerate(losses)]
+    (path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+
+@pytest.fixture
+def folder(tmp_path):
+    for rate, losses in ((0.1, [3.0, 3.5]), (0.2, [2.0, 2.5]), (0.4, [4.0, 1.0])):
+        for seed in (0, 1, 2):
+            shifted = [loss + 0.1 * seed for loss in losses]
+            write_run(tmp_path / f"{rate}-{seed}", shifted, seed=seed, optimizer={"rate": rate, "name": "a"})
+    return tmp_path
+
+
+def table(folder, *flags):
+    return launch.main(["--mode=table", "--runs", str(folder / "*"), *flags])
+
+
+def test_rows_have_the_mean_and_spread_over_seeds_best_first(folder, capsys):
+    assert table(folder) == 0
+    assert [line.split() for line in capsys.readouterr().out.splitlines()] == [
+        ["rate", "eval/loss", "spread", "runs"],
+        ["*", "0.4", "1.1", "0.1", "3"],
+        ["0.2", "2.6", "0.1", "3"],
+        ["0.1", "3.6", "0.1", "3"],
+    ]
+
+
+def test_the_best_value_of_a_run_and_more_that_is_better(folder, capsys):
+    runs, _ = read_runs([str(folder / "*")])
+    assert [row.keys["optimizer.rate"] for row in rows_of(runs, "eval/loss", 1, True)] == [0.4, 0.2, 0.1]
+    assert [row.mean for row in rows_of(runs, "eval/loss", 1, True)] == pytest.approx([1.1, 2.1, 3.1])
+    rows = rows_of(runs, "eval/loss", -1, True)
+    assert [row.keys["optimizer.rate"] for row in rows] == [0.4, 0.1, 0.2]
+    assert [row.mean for row in rows] == pytest.approx([4.1, 3.6, 2.6])
+    assert [row.mean for row in rows_of(runs, "eval/loss", -1, False)] == pytest.approx([3.6, 2.6, 1.1])
+
+
+def test_random_groups_against_the_standard_library(tmp_path, rng):
+    expected: dict = {}
+    for number in range(40):
+        keys = {"model": {"d": int(rng.integers(3)), "kind": "ab"[rng.integers(2)]}}
+        loss = float(rng.normal())
+        write_run(tmp_path / f"{number:03}", [0.0, loss], seed=number, **keys)
+        expected.setdefault((keys["model"]["d"], keys["model"]["kind"]), []).append(loss)
+    runs, _ = read_runs([str(tmp_path / "*")])
+    rows = rows_of(runs, "eval/loss", 1, False)
+    assert {(*row.keys.values(),): sorted(row.values) for row in rows} == {
+        key: sorted(values) for key, values in expected.items()
+    }
+    for row in rows:
+        values = expected[(*row.keys.values(),)]
+        assert row.mean == pytest.approx(statistics.fmean(values))
+        spread = np.std(values, ddof=1) if len(values) > 1 else math.nan
+        assert row.spread == pytest.approx(spread, nan_ok=True)
+    assert [row.mean for row in rows] == sorted(row.mean for row in rows)
+
+
+def test_what_is_missing_is_said(folder, capsys):
+    write_run(folder / "half", [5.0], seed=0, optimizer={"rate": 0.8, "name": "a"})
+    write_run(folder / "none", [], seed=0, optimizer={"rate": 0.9, "name": "a"})
+    (folder / "nothing").mkdir()
+    assert table(folder) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[-2:] == ["without metrics: 1 (none)", "not finished: 1 (half at 10)"]
+    assert lines[4].split() == ["0.8", "5", "1"]
+
+
+def test_keys_of_one_name_are_told_apart(tmp_path, capsys):
+    write_run(tmp_path / "a", [1.0], model={"rate": 1}, optimizer={"rate": 1})
+    write_run(tmp_path / "b", [2.0], model={"rate": 2}, optimizer={"rate": 3})
+    assert table(tmp_path) == 0
+    assert capsys.readouterr().out.split()[:2] == ["model.rate", "optimizer.rate"]
+
+
+def test_sources_of_a_mixture_have_their_whole_names(tmp_path, capsys, monkeypatch):
+    """Which may have dots and slashes."""
+    drawn = []
+    monkeypatch.setattr(comparison, "save", lambda figure, axes, path: drawn.append(path.name))
+    for weight in (1, 3):
+        sources = {"text:/my/a.txt": weight, "stdlib": 1}
+        write_run(tmp_path / str(weight), [weight], data={"sources": sources})
+    assert table(tmp_path, f"--pictures={tmp_path}/pictures") == 0
+    assert capsys.readouterr().out.split()[0] == "text:/my/a.txt"
+    assert drawn == ["curves.png", "data.sources.text-my-a.txt.png"]
+
+
+def test_files(folder, tmp_path_factory, capsys):
+    out = tmp_path_factory.mktemp("out")
+    for suffix in ("csv", "json", "md"):
+        assert table(folder, f"--output={out / 'table'}.{suffix}") == 0
+    with (out / "table.csv").open() as file:
+        rows = list(csv.reader(file))
+    assert rows[:2] == [["optimizer.rate", "eval/loss", "spread", "runs"], ["0.4", "1.1", "0.1", "3"]]
+    values = json.loads((out / "table.json").read_text())
+    assert values[0]["keys"] == {"optimizer.rate": 0.4}
+    assert values[0]["values"] == pytest.approx([1.0, 1.1, 1.2])
+    assert len(values[0]["runs"]) == 3
+    assert (out / "table.md").read_text().splitlines()[2] == "| 0.4 | 1.1 | 0.1 | 3 |"
+
+
+def test_pictures_have_bands_and_logarithmic_axes(folder, tmp_path_factory, monkeypatch):
+    drawn = {}
+    monkeypatch.setattr(comparison, "save", lambda figure, axes, path: drawn.update({path.name: axes}))
+    assert table(folder, f"--pictures={tmp_path_factory.mktemp('pictures')}") == 0
+    assert {*drawn} == {"curves.png", "optimizer.rate.png"}
+    curves, over = drawn["curves.png"], drawn["optimizer.rate.png"]
+    last = {line.get_label(): line.get_ydata()[-1] for line in curves.get_lines()}
+    assert last == pytest.approx({"rate 0.4": 1.1, "rate 0.2": 2.6, "rate 0.1": 3.6})
+    assert len(curves.collections) == 3
+    band = curves.collections[-1].get_paths()[0].vertices[:, 1]  # of the best row, drawn last
+    assert (band.min(), band.max()) == pytest.approx((1.0, 4.2))
+    assert over.get_xscale() == "log"
+    means = max(over.get_lines(), key=lambda line: len({*line.get_xdata()}))
+    assert (*means.get_xdata(),) == (0.1, 0.2, 0.4)
+    assert (*means.get_ydata(),) == pytest.approx((3.6, 2.6, 1.1))
+
+
+def test_pictures_are_drawn(folder, tmp_path_factory, monkeypatch):
+    monkeypatch.setattr("matplotlib.figure.Figure.savefig", SAVE)
+    out = tmp_path_factory.mktemp("pictures")
+    assert table(folder, f"--pictures={out}") == 0
+    assert all((out / name).stat().st_size > 5_000 for name in ("curves.png", "optimizer.rate.png"))
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (["--metric=eval/los"], "--metric: no run has measured 'eval/los'; did you mean 'eval/loss'?"),
+        (["--output=table.pdf"], "--output: table.pdf; expected a name that ends in .csv, .json, .md"),
+        (["--config.seed=1"], "--config.seed: --mode=table changes no keys"),
+        (["--runs", "/nowhere/*"], "--runs: /nowhere/* has no folder of a run with metrics"),
+    ],
+)
+def test_mistakes(folder, flags, said, capsys):
+    assert table(folder, *flags) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_it_needs_runs(capsys):
+    assert launch.main(["--mode=table"]) == 2
+    assert capsys.readouterr().err == "error: --runs: which ones? 'runs/lm-sweep/*', say (--mode=table)\n"
+
+
+def test_a_thousand_runs(tmp_path, capsys):
+    for number in range(1000):
+        write_run(tmp_path / f"{number:04}", [2.0] * 20, seed=number % 10, model={"d": number // 10})
+    assert table(tmp_path, f"--pictures={tmp_path / 'pictures'}") == 0
+    assert len(capsys.readouterr().out.splitlines()) == 101

@@ -1,0 +1,118 @@
+"""Mutations of commands: file -> (tests, {name: (text, replacement)})."""
+
+EDITS = {
+    "transformer/sweep.py": (
+        "tests/commands/test_sweep.py",
+        {
+            "commas_in_brackets_separate": ('(letter in "([{") - (letter in ")]}")', "0"),
+            "quotes_do_not_count": ("quote = letter", 'quote = ""'),
+            "equal_numbers_differ": ("repr(int(number) if whole else number)", "value"),
+            "long_values_are_cut": ("safe == value and", "safe == value or"),
+            "zips_are_cut": ("if len({len(sweep) for sweep in sweeps}) > 1:", "if False:"),
+            "equal_runs_are_trained_twice": ("if name in found:", "if False:"),
+        },
+    ),
+    "commands/jobs.py": (
+        "tests/commands/test_sweep.py",
+        {
+            "all_configs_are_the_same": ('found.get("config") == digest(self.values)', "True"),
+            "what_has_ended_begins_again": ('in ("finished", "stopped")', "in ()"),
+            "one_gpu_for_all": ("gpus[slot % len(gpus)]", "gpus[0]"),
+            "less_is_worse": ("self.sign * value\n", "-self.sign * value\n"),
+            "the_first_is_stopped": ("len(table) >= self.factor and ", ""),
+            "compared_once": ("step *= self.factor", "step = job.steps"),
+            "locks_do_not_count": ('elif free(RunFolder(job.folder).path / "lock"):', "else:"),
+            "signals_are_ignored": ("(self.queue and not self.signals)", "self.queue"),
+            "failed_runs_have_not_failed": ("self.failed += 1", "pass"),
+        },
+    ),
+    "commands/table.py": (
+        "tests/commands/test_table.py",
+        {
+            "seeds_are_rows": ('BESIDE = ("seed", ', "BESIDE = ("),
+            "worst_first": ("sign * row.mean if row.values", "-sign * row.mean if row.values"),
+            "best_is_the_last": ("float(min(sign * each)) if best", "float(each[-1]) if best"),
+            "spread_of_n": ("statistics.stdev", "statistics.pstdev"),
+        },
+    ),
+    "commands/compare.py": (
+        "tests/commands/test_compare.py",
+        {
+            "a_minus_b": ("b - a for a, b in zip", "a - b for a, b in zip"),
+            "more_is_never_better": ('better = "more" if', 'better = "less" if'),
+            "steps_do_not_follow": ("round(steps[0] * each[0] / each[1])", "steps[0]"),
+            "tuned_to_the_worst": ("best = min(range(len(rates))", "best = max(range(len(rates))"),
+            "tuned_on_the_pairs": (
+                "optimizer__learning_rate=each, seed=TUNING_SEED",
+                "optimizer__learning_rate=each, seed=0",
+            ),
+            "any_seeds_are_pairs": ("[b[seed] - a[seed] for", "[b[max(b)] - a[seed] for"),
+        },
+    ),
+    "transformer/evaluation/sequential.py": (
+        "tests/evaluation/test_sequential.py",
+        {
+            "two_tests_in_one": ("(math.sqrt(wide) / error)", "(1 / error)"),
+            "spread_is_known": ("needed >= wide", "False"),
+            "fewer_degrees": ("(n - 1) * (needed - 1)", "n * (needed - 1)"),
+            "any_difference_matters": ("smallest and -smallest <= low", "-smallest <= low"),
+        },
+    ),
+    "commands/sizes.py": (
+        "tests/commands/test_scaling.py",
+        {
+            "rates_grow_with_width": (
+                "(model['d_model'] / width) ** 0.5",
+                "(width / model['d_model']) ** 0.5",
+            ),
+            "widths_are_rounded_down": ("heads = -(-depth * ", "heads = (depth * "),
+            "warmup_is_not_stretched": ("max(1, round(steps * share))", "of_config"),
+            "any_number_of_steps_will_do": ("if steps < LEAST_STEPS:", "if False:"),
+            "products_by_two": ("self.flops_per_token / 6", "self.flops_per_token / 2"),
+            "seeds_may_be_keys": ('if "seed" in dict(self.overrides):', "if False:"),
+        },
+    ),
+    "commands/forecast.py": (
+        "tests/commands/test_scaling.py",
+        {
+            "forecasts_after_the_run": ('if (folder / name / "config.json").exists():', "if False:"),
+            "earlier_forecasts_do_not_count": ("if earlier.exists() else []", "if False else []"),
+            "configs_may_change": ('if digest(job.values) != forecast["config"]:', "if False:"),
+            "forecasts_of_what_is_known": ("if budget <= (most :=", "if 0 > (most :="),
+            "errors_are_absolute": ('forecast["loss"] / actual - 1', 'forecast["loss"] - actual'),
+        },
+    ),
+    "commands/scaling.py": (
+        "tests/commands/test_scaling.py",
+        {
+            "half_a_layer": ("any(not depth.is_integer() for depth in depths)", "False"),
+            "three_sizes_are_enough": ("flags.depths, 4)", "flags.depths, 3)"),
+            "the_greatest_is_marked": ("least = {budget: min(", "least = {budget: max("),
+        },
+    ),
+    "transformer/evaluation/scaling_law.py": (
+        "tests/evaluation/test_scaling_law.py",
+        {
+            "tokens_as_parameters": (
+                "return self.b / (self.a + self.b)",
+                "return self.a / (self.a + self.b)",
+            ),
+            "best_is_worst": ("np.log(self.a / self.b) +", "np.log(self.b / self.a) +"),
+            "fits_stop_early": ("ENOUGH = 1e-8", "ENOUGH = 0.1"),
+            "outliers_count_fully": (
+                "np.where(size < HUBER, size**2 / 2,",
+                "np.where(size < 9, size**2 / 2,",
+            ),
+            "centres_are_lost": ("log_a + a * centre[0]", "log_a"),
+            "maxima_are_minima": ("np.where(bend > 0, slope", "np.where(bend < 9, slope"),
+            "parameters_cost_nothing": ("len(error_k) - parameters", "len(error_k)"),
+        },
+    ),
+    "transformer/visualization/comparison.py": (
+        "tests/commands/test_table.py",
+        {
+            "bands_of_one_run": ("values.min(0), values.max(0)", "values[0], values[0]"),
+            "axes_are_linear": ('axes.set_xscale("log")', "pass"),
+        },
+    ),
+}

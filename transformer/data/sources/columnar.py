@@ -1,0 +1,181 @@
+"""Files of columns: Parquet, and data sets of Hugging Face on disk.
+
+pyarrow is slow to import, so it is imported where it is used.
+"""
+
+import bisect
+import dataclasses
+import functools
+import glob
+import itertools
+import json
+from abc import abstractmethod
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from transformer.data.sources.base import Options, belong, key_of
+from transformer.data.sources.files import Files
+from transformer.errors import UserError
+
+TEXT = ("string", "large_string", "string_view")
+"""The types of columns of text."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Columns:
+    """An opened file: its schema, the number of rows of each of its groups, and (group, columns) -> rows."""
+
+    schema: Any
+    sizes: Sequence[int]
+    read: Callable[[int, list[str]], Any]
+
+    @functools.cached_property
+    def classes(self) -> dict[str, list[str]]:
+        """Column -> names of classes, as `datasets` writes them beside the numbers of classes."""
+        written = json.loads((self.schema.metadata or {}).get(b"huggingface", b"{}"))
+        features = written.get("info", {}).get("features", {})
+        return {name: each["names"] for name, each in features.items() if each.get("_type") == "ClassLabel"}
+
+
+class ColumnarFiles(Files):
+    """One record per row, without rows that have no text; a number of a class is its name.
+
+    Splits are as in `LineFiles`. Two groups of rows are in memory at a time, with the columns that are read.
+
+    Raises:
+      UserError: no such file, pyarrow is missing, or (when read) a file of another format, or one that lacks
+        a column, or has one that is not text.
+    """
+
+    def __init__(
+        self, kind: str, pattern: str, split: str, options: Options, patterns: Sequence[str] = ()
+    ) -> None:
+        super().__init__(kind, pattern, split, options, patterns)
+        self._columns = [*dict.fromkeys([*options.asked, *options.key])]
+        self._group = functools.lru_cache(2)(self._read)
+
+    @abstractmethod
+    def _open_columns(self, path: Path) -> Columns:
+        """Opens a file."""
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        row = int(self._rows[index])
+        group = bisect.bisect(self._firsts, row) - 1
+        (record,) = self._records(group, slice(row - self._firsts[group], row - self._firsts[group] + 1))
+        value = record[self.field]
+        return record | {self.field: value if isinstance(value, str) else str(value)}
+
+    @functools.cached_property
+    def _opened(self) -> list[Columns]:
+        try:
+            import pyarrow
+            import pyarrow.parquet
+        except ImportError:
+            raise UserError(f"{self.name}: reading it needs pyarrow: `pip install pyarrow`") from None
+        found = []
+        for path in self._files:
+            found.append(file := self._open_columns(path))
+            for name in self._columns:
+                if name not in file.schema.names:
+                    there = ", ".join(file.schema.names)
+                    raise UserError(f"{path}: no column {name!r}; columns there: {there}")
+            kind = file.schema.field(self.field).type
+            number = pyarrow.types.is_integer(kind) or pyarrow.types.is_floating(kind)
+            is_read = str(kind) in TEXT or self.field in file.classes or (self._options.numbers and number)
+            if not is_read:
+                raise UserError(f"{path}: {self.field!r} is {kind}; expected text")
+        return found
+
+    @functools.cached_property
+    def _groups(self) -> list[tuple[int, int]]:
+        """The file and the number in it of each group of rows."""
+        return [(i, j) for i, file in enumerate(self._opened) for j in range(len(file.sizes))]
+
+    @functools.cached_property
+    def _firsts(self) -> list[int]:
+        """The first row of each group, counted over all files."""
+        sizes = (self._opened[i].sizes[j] for i, j in self._groups)
+        return [0, *itertools.accumulate(sizes)][:-1]
+
+    @functools.cached_property
+    def _rows(self) -> np.ndarray:
+        """The rows of the split."""
+        rows, keys = [], []
+        for group, first in enumerate(self._firsts):
+            for row, record in enumerate(self._records(group), first):
+                if record[self.field] is not None:
+                    rows.append(row)
+                    if self._options.divide:
+                        keys.append(key_of(record, self._options.key or list(record), self.name))
+        found = np.array(rows, np.int64)
+        return found[belong(self._split, keys)] if self._options.divide else found
+
+    def _records(self, group: int, rows: slice = slice(None)) -> list[dict[str, Any]]:
+        """Rows of a group, with the names of classes in the place of their numbers; -1 is none, as there."""
+        records, classes = self._group(group)[rows].to_pylist(), self._opened[self._groups[group][0]].classes
+        for name in classes.keys() & {*self._columns}:
+            for record in records:
+                number = record[name]
+                record[name] = None if number is None or number < 0 else classes[name][number]
+        return records
+
+    def _read(self, group: int) -> Any:
+        file, number = self._groups[group]
+        return self._opened[file].read(number, self._columns)
+
+
+class ParquetFiles(ColumnarFiles):
+    """`parquet:GLOB`."""
+
+    def __init__(self, pattern: str, split: str, options: Options) -> None:
+        super().__init__("parquet", pattern, split, options)
+
+    def _open_columns(self, path: Path) -> Columns:
+        import pyarrow
+        from pyarrow import parquet
+
+        try:
+            file = parquet.ParquetFile(path, memory_map=True)
+        except pyarrow.ArrowInvalid:
+            raise UserError(f"{path}: not a Parquet file") from None
+        sizes = [file.metadata.row_group(i).num_rows for i in range(file.num_row_groups)]
+        return Columns(file.schema_arrow, sizes, lambda i, names: file.read_row_group(i, columns=names))
+
+
+class SavedDataset(ColumnarFiles):
+    """`hf:FOLDER`, one data set or split that `save_to_disk` of Hugging Face's `datasets` has written."""
+
+    def __init__(self, argument: str, split: str, options: Options) -> None:
+        folder = Path(argument).expanduser()
+        name, state = f"hf:{argument}", folder / "state.json"
+        try:
+            if (several := folder / "dataset_dict.json").is_file():
+                splits = json.loads(several.read_text(encoding="utf-8"))["splits"]
+                raise UserError(
+                    f"{name}: it has the splits {', '.join(splits)}; name one, {name}/{splits[0]}"
+                )
+            files = [
+                each["filename"] for each in json.loads(state.read_text(encoding="utf-8"))["_data_files"]
+            ]
+        except FileNotFoundError:
+            raise UserError(f"{name}: no folder that `save_to_disk` has written: no {state}") from None
+        except (ValueError, KeyError, TypeError, IndexError):
+            raise UserError(f"{name}: not readable as what `save_to_disk` writes") from None
+        paths = [glob.escape(str(folder / Path(file).name)) for file in files]
+        super().__init__("hf", argument, split, options, paths)
+
+    def _open_columns(self, path: Path) -> Columns:
+        import pyarrow
+
+        try:
+            table = pyarrow.ipc.open_stream(pyarrow.memory_map(str(path))).read_all()
+        except pyarrow.ArrowInvalid:
+            raise UserError(f"{path}: not a file of Arrow's streaming format") from None
+        batches = table.to_batches()
+        return Columns(table.schema, [*map(len, batches)], lambda i, names: batches[i].select(names))

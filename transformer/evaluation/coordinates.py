@@ -1,0 +1,102 @@
+"""The coordinate check: how the outputs of each layer, and their changes in training, grow with the width.
+
+In a parametrisation in which hyper-parameters carry over, neither depends on the width: the entries of every
+layer's output have the same size, and so has what a few steps change of them.
+Source: Yang et al. 2022, "Tensor programs V", section D.1.
+"""
+
+import dataclasses
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import linen as nn
+
+Activations = dict[str, jax.Array]
+"""Layer, "blocks/0/attention/query", in the order of computation -> its output (b, t, ...)."""
+
+
+def record(function: Callable[..., Any], block: type[nn.Module], *arguments: Any) -> Activations:
+    """The outputs of all layers in a call of a function that applies a model. Those of a `block`, of which
+    there are several with the same names, are numbered.
+
+    Stacks must not be scanned or rematerialised, since what is recorded is then known only inside.
+    """
+    found: Activations = {}
+    inside: list[str] = []
+    counts: Counter[str] = Counter()
+
+    def note(call: Callable, args: Any, kwargs: Any, context: Any) -> Any:
+        module, is_block = context.module, isinstance(context.module, block)
+        if context.method_name not in ("__call__", "attend"):
+            return call(*args, **kwargs)
+        if is_block:
+            stack = module.name or "blocks"
+            inside.append(f"{stack}/{counts[stack]}")
+            counts[stack] += 1
+        result = call(*args, **kwargs)
+        output = result[0] if isinstance(result, tuple) else result
+        own = "" if is_block else "/".join(module.path)
+        name = "/".join(filter(None, [*inside[-1:], own])) or "model"
+        name += "" if context.method_name == "__call__" else f".{context.method_name}"
+        if is_block:
+            inside.pop()
+        if isinstance(output, jax.Array) and output.ndim > 1 and jnp.issubdtype(output.dtype, jnp.floating):
+            counts[name] += 1
+            found[name if counts[name] == 1 else f"{name}({counts[name]})"] = output
+        return result
+
+    with nn.intercept_methods(note):
+        function(*arguments)
+    return found
+
+
+@dataclasses.dataclass
+class Coordinates:
+    """Sizes by layer: (widths, seeds, steps + 1) of the mean absolute output after each step, and of that of
+    its change since initialisation."""
+
+    widths: Sequence[int]
+    size: dict[str, np.ndarray]
+    change: dict[str, np.ndarray]
+
+    def slopes(self, sizes: np.ndarray) -> np.ndarray:
+        """(steps + 1): the power of the width that the mean over seeds grows with, by least squares of its
+        logarithm; nan where it is 0."""
+        mean_ws = sizes.mean(axis=1)
+        known_s = (np.isfinite(mean_ws) & (mean_ws > 0)).all(axis=0)
+        log_w = np.log(np.array(self.widths, float))
+        centred_w = log_w - log_w.mean()
+        found_s = centred_w @ np.log(np.where(known_s, mean_ws, 1.0)) / (centred_w @ centred_w)
+        return np.where(known_s, found_s, np.nan)
+
+    def drifting(self, bound: float) -> Iterator[tuple[str, str, float]]:
+        """(layer, what of it, the slope) of the layers that drift, in the order of computation: the first one
+        is the cause of those after it. The size grows with a power of the width above `bound`, before or
+        after training; or the change does after the last step; or it falls by one below -`bound` after every
+        step, and so the layer does not learn in wide models."""
+        for name in self.size:
+            sizes, changes = self.slopes(self.size[name]), self.slopes(self.change[name])[1:]
+            if sizes[0] > bound:
+                yield name, "initial size", float(sizes[0])
+            elif changes[-1] > bound or (changes < -bound).all():
+                yield name, "change", float(changes[-1])
+            elif sizes[-1] > bound:
+                yield name, "size", float(sizes[-1])
+
+
+def coordinates(found: Mapping[int, Sequence[Sequence[Mapping[str, np.ndarray]]]]) -> Coordinates:
+    """From the activations {width: [[after each step] for each seed]}, those of the same batch."""
+    first = next(iter(found.values()))[0][0]
+
+    def mean(name: str, of: Callable[[Any, Any], Any]) -> np.ndarray:
+        return np.array(
+            [[[of(step[name], seed[0][name]) for step in seed] for seed in seeds] for seeds in found.values()]
+        )
+
+    size = {name: mean(name, lambda x, _: np.abs(x).mean()) for name in first}
+    change = {name: mean(name, lambda x, initial: np.abs(x - initial).mean()) for name in first}
+    return Coordinates([*found], size, change)

@@ -1,0 +1,77 @@
+"""The loss of each document, which shows those that a model finds hard, or that do not belong."""
+
+import dataclasses
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from transformer.errors import UserError
+from transformer.evaluation.likelihood import by_target, everywhere, passed
+from transformer.training.experiment import Batch, Experiment, Params, Put
+from transformer.training.step import in_microbatches
+
+
+@dataclasses.dataclass(frozen=True)
+class DocumentLoss:
+    """The mean `loss` over the `targets` (their weight) of a document by its number, from 0, and the UTF-8
+    bytes of these targets, if they are counted."""
+
+    number: int
+    loss: float
+    targets: float
+    num_bytes: int
+
+    @property
+    def bits_per_byte(self) -> float | None:
+        """The bits for each byte of the targets; None if bytes are not counted."""
+        return self.loss * self.targets / self.num_bytes / math.log(2) if self.num_bytes else None
+
+
+def document_losses(experiment: Experiment, params: Params, put: Put, loader: Any) -> list[DocumentLoss]:
+    """The loss of each document that one pass of a `DataLoader` reads, the highest first. Call it in the mesh
+    of the run.
+
+    Raises:
+      UserError: its rows have no documents, or a model's memory goes from one to the next.
+    """
+    whole = dataclasses.replace(loader, needed=None)  # the numbers of all rows, on every process
+    refused = UserError(f"--per_document: {experiment.config.experiment} has no loss of a single document")
+    if experiment.initial_carry() is not None or "weights" not in next(loader.iterate(0), ()):
+        raise refused
+    found = []
+    for step, (total, *parts_3) in enumerate(passed(_measure(experiment), params, loader, put, 0)):
+        documents = whole.documents_at(step)
+        if documents is None or documents.shape != parts_3[0].shape:
+            raise refused
+        if not math.isclose(parts_3[0].sum(), total, rel_tol=1e-3, abs_tol=1e-3):
+            raise refused  # the loss is not a sum over these targets
+        found.append((documents.ravel(), np.stack(parts_3).reshape(3, -1)))
+    number_p = np.concatenate([numbers for numbers, _ in found])
+    part_3p = np.concatenate([parts for _, parts in found], axis=1)[:, number_p >= 0]
+    sums_3n = [np.bincount(number_p[number_p >= 0], part_p) for part_p in part_3p]
+    losses = [
+        DocumentLoss(number, total / targets, targets, int(num_bytes))
+        for number, (total, targets, num_bytes) in enumerate(zip(*sums_3n, strict=True))
+        if targets
+    ]
+    return sorted(losses, key=lambda each: (-each.loss, each.number))
+
+
+def _measure(experiment: Experiment) -> Any:
+    """(params, batch) -> the total of the loss, and total, weight and bytes of each target, on every
+    process."""
+    cost = by_target(experiment)
+
+    def part(params: Params, batch: Batch) -> Any:
+        weights, rng = batch["weights"], jax.random.key(0)
+        each = cost(params, batch), weights, batch.get("bytes", jnp.zeros(weights.shape))
+        return {"loss": experiment.loss(params, batch, rng, False)["loss"]}, *each
+
+    def measure(params: Params, batch: Batch) -> list[jax.Array]:
+        terms, *each = in_microbatches(part, experiment.config.parallel.microbatches)(params, batch)
+        return [terms["loss"].total, *map(everywhere, each)]
+
+    return jax.jit(measure)

@@ -1,0 +1,92 @@
+"""Pictures of several runs: curves with bands over seeds, and a metric over a key."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from transformer.visualization.report import EVAL, GRID, MUTED, TRAIN
+
+Curve = tuple[np.ndarray, np.ndarray]
+"""Steps, ascending, and values."""
+
+Points = tuple[str, Sequence[float], Sequence[Sequence[float]]]
+"""A label, values of a key, ascending, and for each of them values of a metric."""
+
+COLOURS = (EVAL, TRAIN, "#3f8f5b", "#8a5fb0", "#b8892b", "#2a9d9d", "#c2517a", "#5b5f66")
+"""Of the best rows, in this order."""
+
+
+def draw_curves(rows: Sequence[tuple[str, Sequence[Curve]]], metric: str, path: Path) -> None:
+    """Draws the mean of each row's runs, and a band from their least to their greatest value. `rows` are
+    (label, a curve of each run), best first; those beyond the colours are grey."""
+    figure, axes = figure_of(metric, "step")
+    everything = [np.zeros(0)]
+    for number, (label, curves) in reversed([*enumerate(rows)]):
+        found = [dict(zip(steps.tolist(), values.tolist(), strict=True)) for steps, values in curves]
+        steps = sorted(set.intersection(*map(set, found))) if found else []
+        if not steps:
+            continue
+        values = np.array([[each[step] for step in steps] for each in found])
+        colour, label = (COLOURS[number], label) if number < len(COLOURS) else (GRID, "")
+        axes.plot(steps, values.mean(0), color=colour, linewidth=1.8, label=label or None)
+        if len(values) > 1:
+            axes.fill_between(steps, values.min(0), values.max(0), color=colour, alpha=0.2, linewidth=0)
+        everything.append(values.ravel())
+    drawn = np.concatenate(everything)
+    low, high = np.percentile(drawn, [0, 95]) if len(drawn) else (0, 0)
+    if high > low:  # the first steps would flatten the rest
+        axes.set_ylim(low - 0.06 * (high - low), high + 0.1 * (high - low))
+    save(figure, axes, path)
+
+
+def draw_over_key(curves: Sequence[Points], key: str, metric: str, path: Path) -> None:
+    """Draws the means and all values of a metric over the values of a key, on a logarithmic axis where these
+    are positive and spread over a factor of 4."""
+    figure, axes = figure_of(metric, key)
+    places = [x for _, xs, _ in curves for x in xs]
+    if min(places) > 0 and max(places) >= 4 * min(places):
+        axes.set_xscale("log")
+        axes.set_xticks(sorted({*places}), [f"{x:g}" for x in sorted({*places})])
+        axes.minorticks_off()
+    for number, (label, xs, values) in reversed([*enumerate(curves)]):
+        colour = COLOURS[number] if number < len(COLOURS) else GRID
+        pairs = [(x, each) for x, each in zip(xs, values, strict=True) if len(each)]
+        axes.plot(
+            [x for x, _ in pairs],
+            [np.mean(each) for _, each in pairs],
+            color=colour,
+            linewidth=1.8,
+            label=label or None,
+        )
+        for x, each in pairs:
+            axes.plot([x] * len(each), each, "o", color=colour, markersize=4, alpha=0.5)
+    save(figure, axes, path)
+
+
+def figure_of(metric: str, under: str) -> tuple[Any, Any]:
+    """An empty figure and its axes, titled with a metric and what is on the horizontal axis."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg  # imported late: the import takes a second
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(8, 4.8), dpi=110, layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.add_subplot()
+    axes.set_title(metric, loc="left", fontsize=11, fontweight="bold")
+    axes.set_xlabel(under, color=MUTED)
+    axes.tick_params(colors=MUTED, labelsize=9)
+    axes.grid(axis="y", color=GRID, linewidth=0.8)
+    axes.set_axisbelow(True)
+    for side in axes.spines:
+        axes.spines[side].set_visible(side == "bottom")
+    axes.spines["bottom"].set_color(GRID)
+    return figure, axes
+
+
+def save(figure: Any, axes: Any, path: Path) -> None:
+    """Writes a figure, with a legend in the order of the table."""
+    handles, labels = axes.get_legend_handles_labels()
+    if labels:
+        axes.legend(handles[::-1], labels[::-1], frameon=False, fontsize=9, labelcolor="linecolor")
+    figure.savefig(path)

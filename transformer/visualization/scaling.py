@@ -1,0 +1,76 @@
+"""Pictures of scaling laws: parabolas of equal budgets, the best size over the budget, and a forecast.
+
+`found` is a `Study` of `transformer.evaluation.scaling_law`, and `runs` are those of law.json.
+"""
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from transformer.visualization.comparison import COLOURS, figure_of, save
+from transformer.visualization.report import EVAL, MUTED, TRAIN
+
+
+def draw_isoflop(runs: Sequence[dict[str, Any]], found: Any, path: Path) -> None:
+    """Draws the loss over N for each budget: runs, parabolas with their minima, and L(N, D) dashed."""
+    figure, axes = figure_of("loss of equal budgets", "N")
+    _logarithmic(axes, "x")
+    for which, budget in reversed([*enumerate(found.isoflop.budget_c)]):
+        colour = COLOURS[which % len(COLOURS)]
+        points = [(run["n"], run["loss"]) for run in runs if run["budget"] == budget]
+        n = np.geomspace(min(points)[0], max(points)[0], 100)
+        axes.plot(*zip(*points, strict=True), "o", color=colour, markersize=4)
+        axes.plot(
+            n, np.exp(found.isoflop.log_loss(n, which)[:, 0]), color=colour, label=f"{budget:.3g} FLOPs"
+        )
+        axes.plot(n, [found.law.loss(x, budget / 6 / x)[0] for x in n], "--", color=colour, linewidth=0.9)
+        best = np.exp(found.isoflop.log_best_rc[0, which])
+        if n[0] <= best <= n[-1]:
+            low = np.exp(found.isoflop.log_loss(np.array([best]), which)[0, 0])
+            axes.plot([best], [low], "*", color=colour, markersize=11)
+    save(figure, axes, path)
+
+
+def draw_optimum(found: Any, path: Path) -> None:
+    """Draws N* and D* over the budget, with the 90 % intervals of L(N, D) as bands and the minima of the
+    parabolas as points."""
+    figure, axes = figure_of("the best N and D", "FLOPs")
+    _logarithmic(axes, "x", "y")
+    budgets, best_c = found.isoflop.budget_c, np.exp(found.isoflop.log_best_rc[0])
+    c = np.geomspace(budgets[0], 5 * budgets[-1], 50)
+    low, high = found.band(c)
+    n = np.array([found.law.best_n(each)[0] for each in c])
+    axes.fill_between(c, c / 6 / high, c / 6 / low, color=TRAIN, alpha=0.2, linewidth=0)
+    axes.plot(c, c / 6 / n, color=TRAIN, label="D*, tokens")
+    axes.plot(budgets, budgets / 6 / best_c, "o", color=TRAIN)
+    axes.fill_between(c, low, high, color=EVAL, alpha=0.2, linewidth=0)
+    axes.plot(c, n, color=EVAL, label="N*, training FLOPs of a token / 6")
+    axes.plot(budgets, best_c, "o", color=EVAL)
+    save(figure, axes, path)
+
+
+def draw_forecast(
+    runs: Sequence[dict[str, Any]], found: Any, forecast: dict[str, Any], actual: float, path: Path
+) -> None:
+    """Draws the loss over the budget: all runs, the least by L(N, D), the forecast with its interval, and the
+    run that was trained after it."""
+    figure, axes = figure_of("loss, forecast and trained", "FLOPs")
+    _logarithmic(axes, "x")
+    axes.plot([run["budget"] for run in runs], [run["loss"] for run in runs], "o", color=MUTED, markersize=3)
+    c = np.geomspace(min(run["budget"] for run in runs), forecast["budget"], 50)
+    axes.plot(c, [found.law.least_loss(each)[0] for each in c], color=EVAL, label="L(N*, D*)")
+    low, high = forecast["interval"]
+    ends = [[forecast["loss"] - low], [high - forecast["loss"]]]
+    x = forecast["budget"]
+    axes.errorbar([x], [forecast["loss"]], ends, color=EVAL, marker="o", capsize=4, label="forecast, 90 %")
+    axes.plot([x * math.exp(0.03)], [actual], "D", color=TRAIN, label="trained")
+    save(figure, axes, path)
+
+
+def _logarithmic(axes: Any, *which: str) -> None:
+    for name in which:
+        getattr(axes, f"set_{name}scale")("log")
+    axes.tick_params(which="both", colors=MUTED, labelsize=9)
