@@ -38,7 +38,7 @@ def opened(name: str, **keys):
     values = opening.read_config(f"configs/{name}.py:tiny")
     run = opening.open_without_data(values, [(key.replace("__", "."), str(v)) for key, v in keys.items()])
     with run.placed():
-        return run, run._first_state().params
+        return run, run.first_state().params
 
 
 def text_run(tmp_path, **keys):

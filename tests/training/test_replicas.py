@@ -101,9 +101,9 @@ def two_steps(config, source, devices):
     frozen = check_config(read_config(f"configs/{config.split(':')[0]}:tiny"), overrides.items())
     run = Run(find_experiment(frozen.experiment)(frozen), frozen, "nowhere", devices=jax.devices()[:devices])
     with run.placed():
-        state, batches, losses = run._first_state(), run.loader.iterate(0), []
+        state, batches, losses = run.first_state(), run.loader.iterate(0), []
         batch = run.put(next(batches))
-        step = run._jitted(unchanged).lower(state, batch).compile()
+        step = run.jitted(unchanged).lower(state, batch).compile()
         for _ in range(2):
             state, metrics = step(state, batch)
             losses.append(float(metrics["loss"].mean))
