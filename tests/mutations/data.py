@@ -84,18 +84,22 @@ EDITS = {
             "contents_of_the_last": ('f"sources[{number}]" if', '"sources" if'),
         },
     ),
-    "transformer/data/sources/parquet.py": (
-        "tests/data/test_parquet.py",
+    "transformer/data/sources/columnar.py": (
+        "tests/data/test_parquet.py tests/data/test_saved_dataset.py",
         {
             "row_of_the_group_before": (
                 "bisect.bisect(self._firsts, row) - 1",
                 "bisect.bisect_left(self._firsts, row) - 1",
             ),
             "rows_of_each_group_from_0": (
-                "enumerate(self._group(group).to_pylist(), first)",
-                "enumerate(self._group(group).to_pylist())",
+                "enumerate(self._records(group), first)",
+                "enumerate(self._records(group))",
             ),
-            "rows_without_text": ("if record[self.field] is not None:", "if True:"),
+            "rows_without_text": (
+                "is not None for name in self._options.asked",
+                "is not None for name in ()",
+            ),
+            "rows_without_label": ("for name in self._options.asked)", "for name in [self.field])"),
             "every_split_the_whole": ("belong(self._split, keys)", 'belong("train", keys)'),
         },
     ),

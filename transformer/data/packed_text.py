@@ -105,12 +105,11 @@ class StreamRows:
 class TextDataConfig(CorpusConfig):
     """Documents of text, packed into rows."""
 
-    source: str = (
-        "stdlib"  # stdlib (Python's own source text), text:GLOB, jsonl:GLOB, parquet:GLOB, tfds:NAME
-    )
+    # stdlib (Python's own source text), text:GLOB, jsonl:GLOB, parquet:GLOB, hf:FOLDER, tfds:NAME
+    source: str = "stdlib"
     # several sources instead, with their weights: {"stdlib": 0.7, "text:GLOB": 0.3}
     sources: Mapping[str, float] = field(default_factory=dict)
-    text_field: str = "text"  # field of the text, in jsonl, parquet and tfds
+    text_field: str = "text"  # field of the text, in jsonl, parquet, hf and tfds
     document: Literal["file", "line", "paragraph"] = "file"  # one document of text:GLOB
     sequence_length: Positive = 256  # tokens per row
 

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from transformer.data.disk_cache import digest
 from transformer.data.sources.base import Options, belong, key_of
 from transformer.data.sources.files import Files
 from transformer.errors import UserError
@@ -41,7 +42,7 @@ class Columns:
 
 
 class ColumnarFiles(Files):
-    """One record per row, without rows that have no text; a number of a class is its name.
+    """One record per row, without rows that lack a field that is read; a number of a class is its name.
 
     Splits are as in `LineFiles`. Two groups of rows are in memory at a time, with the columns that are read.
 
@@ -55,6 +56,7 @@ class ColumnarFiles(Files):
     ) -> None:
         super().__init__(kind, pattern, split, options, patterns)
         self._columns = [*dict.fromkeys([*options.asked, *options.key])]
+        self.identity = digest(self.identity, sorted(options.asked))
         self._group = functools.lru_cache(2)(self._read)
 
     @abstractmethod
@@ -109,7 +111,7 @@ class ColumnarFiles(Files):
         rows, keys = [], []
         for group, first in enumerate(self._firsts):
             for row, record in enumerate(self._records(group), first):
-                if record[self.field] is not None:
+                if all(record[name] is not None for name in self._options.asked):
                     rows.append(row)
                     if self._options.divide:
                         keys.append(key_of(record, self._options.key or list(record), self.name))
@@ -118,11 +120,15 @@ class ColumnarFiles(Files):
 
     def _records(self, group: int, rows: slice = slice(None)) -> list[dict[str, Any]]:
         """Rows of a group, with the names of classes in the place of their numbers; -1 is none, as there."""
-        records, classes = self._group(group)[rows].to_pylist(), self._opened[self._groups[group][0]].classes
+        file = self._groups[group][0]
+        records, classes = self._group(group)[rows].to_pylist(), self._opened[file].classes
         for name in classes.keys() & {*self._columns}:
+            names = {None: None, -1: None} | dict(enumerate(classes[name]))
             for record in records:
-                number = record[name]
-                record[name] = None if number is None or number < 0 else classes[name][number]
+                if (number := record[name]) not in names:
+                    expected = f"expected a number below {len(classes[name])}, or -1"
+                    raise UserError(f"{self._files[file]}: {name!r} is {number!r}; {expected}")
+                record[name] = names[number]
         return records
 
     def _read(self, group: int) -> Any:
@@ -152,23 +158,25 @@ class SavedDataset(ColumnarFiles):
     """`hf:FOLDER`, one data set or split that `save_to_disk` of Hugging Face's `datasets` has written."""
 
     def __init__(self, argument: str, split: str, options: Options) -> None:
-        folder = Path(argument).expanduser()
-        name, state = f"hf:{argument}", folder / "state.json"
+        folder, name = Path(argument).expanduser(), f"hf:{argument}"
+        several, state = folder / "dataset_dict.json", folder / "state.json"
+        splits: list[str] = []
+        files: list[Path] = []
         try:
-            if (several := folder / "dataset_dict.json").is_file():
-                splits = json.loads(several.read_text(encoding="utf-8"))["splits"]
-                raise UserError(
-                    f"{name}: it has the splits {', '.join(splits)}; name one, {name}/{splits[0]}"
-                )
-            files = [
-                each["filename"] for each in json.loads(state.read_text(encoding="utf-8"))["_data_files"]
-            ]
+            if several.is_file():
+                splits = [str(split) for split in _read_json(several)["splits"]]
+            else:
+                files = [folder / Path(each["filename"]).name for each in _read_json(state)["_data_files"]]
+            (splits or files)[0]
         except FileNotFoundError:
             raise UserError(f"{name}: no folder that `save_to_disk` has written: no {state}") from None
         except (ValueError, KeyError, TypeError, IndexError):
             raise UserError(f"{name}: not readable as what `save_to_disk` writes") from None
-        paths = [glob.escape(str(folder / Path(file).name)) for file in files]
-        super().__init__("hf", argument, split, options, paths)
+        if splits:
+            raise UserError(f"{name}: it has the splits {', '.join(splits)}; name one, {name}/{splits[0]}")
+        if missing := [str(file) for file in files if not file.is_file()]:
+            raise UserError(f"{name}: {missing[0]}: no such file")
+        super().__init__("hf", argument, split, options, [glob.escape(str(file)) for file in files])
 
     def _open_columns(self, path: Path) -> Columns:
         import pyarrow
@@ -179,3 +187,7 @@ class SavedDataset(ColumnarFiles):
             raise UserError(f"{path}: not a file of Arrow's streaming format") from None
         batches = table.to_batches()
         return Columns(table.schema, [*map(len, batches)], lambda i, names: batches[i].select(names))
+
+
+def _read_json(path: Path) -> Any:
+    return json.loads(path.read_text(encoding="utf-8"))
