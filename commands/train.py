@@ -48,8 +48,28 @@ def train(
 
     `config` is a config file or the result of its `get_config`; the default is the folder's own config. Data
     that have changed since the run began are an error, unless `accept_data`. `hooks` are called after the
-    run's own. Training goes on if the reader of the output exits.
+    run's own. Training goes on if the reader of the output exits. A damaged checkpoint is moved aside, and
+    the one before it is taken; if there is none, it is an error.
     """
+    from transformer.training.checkpoint import DamagedCheckpoint
+
+    while True:
+        try:
+            return _train(workdir, overrides, config, started, accept_data, hooks)
+        except DamagedCheckpoint as error:
+            from commands.damage import set_aside
+
+            set_aside(workdir, error)
+
+
+def _train(
+    workdir: str,
+    overrides: "Overrides",
+    config: str | Mapping[str, Any],
+    started: float | None,
+    accept_data: bool,
+    hooks: Sequence["Hook"],
+) -> str:
     import jax
 
     from commands.consistency import check_folder

@@ -25,6 +25,7 @@ class RunFolder:
     lengths = Inside("lengths.json")  # earlier values of train.steps
     fork = Inside("fork.json")  # of which run this is a fork, and what is changed
     checkpoints = Inside("checkpoints")
+    damaged = Inside("damaged")  # checkpoints that could not be read
     unmeasured = Inside("unmeasured")  # sums of metrics that a stopped training had not yet written
     metrics = Inside("metrics.jsonl")
     events = Inside("events")

@@ -26,6 +26,14 @@ EDITS = {
             "failed_runs_have_not_failed": ("self.failed += 1", "pass"),
         },
     ),
+    "commands/damage.py": (
+        "tests/faults/test_damaged_checkpoints.py",
+        {
+            "the_last_one_too": ("< 2:", "< 1:"),
+            "deleted": ("path.rename(place)", "__import__('shutil').rmtree(path)"),
+            "written_over": ("while found.exists():", "while False:"),
+        },
+    ),
     "commands/table.py": (
         "tests/commands/test_table.py",
         {

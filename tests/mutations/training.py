@@ -211,8 +211,17 @@ EDITS = {
             "long_steps_are_not_waited_for": ("return max(1, min(", "return max(10, min("),
         },
     ),
+    "transformer/training/checksums.py": (
+        "tests/faults/test_damaged_checkpoints.py",
+        {
+            "even_weights": ("(place * jnp.uint32(m) | 1)", "(place * jnp.uint32(m) + 2)"),
+            "places_of_one_axis": ("place = place * jnp.uint32(size) + ", "place = "),
+            "one_half_twice": ("for m in ODD])", "for m in (2, 2)])"),
+            "only_small_words": ("uint{8 * min(width, 4)}", "uint{8 * min(width, 2)}"),
+        },
+    ),
     "transformer/training/checkpoint.py": (
-        "tests/training/test_checkpoint.py",
+        "tests/training/test_checkpoint.py tests/faults/test_damaged_checkpoints.py",
         {
             "raw_parameters": (
                 'return "params" if self.stored(step).get("ema") is None else "ema"',
@@ -227,6 +236,11 @@ EDITS = {
                 "known = name and metrics",
             ),
             "shapes_not_compared": ("if found != wanted:", "if found.keys() != wanted.keys():"),
+            "checksums_not_compared": ("and checksum != written.get(path)", "and False"),
+            "errors_of_orbax_pass": (
+                "        except Exception as error:\n",
+                "        except OSError as error:\n",
+            ),
         },
     ),
     "transformer/training/parallel.py": (

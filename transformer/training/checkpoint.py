@@ -1,9 +1,10 @@
 """The training state and its checkpoints, written in the background and restored onto any mesh."""
 
+import contextlib
 import importlib
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -15,12 +16,21 @@ from absl import logging
 from flax import struct
 
 from transformer.errors import UserError
+from transformer.training.checksums import checksums
 
 Params = Any
 """A tree of arrays: the `params` collection of a Linen model, unboxed."""
 
 Step = int | str
 """A checkpoint: a step, "latest" or "best"."""
+
+
+class DamagedCheckpoint(UserError):
+    """A checkpoint that cannot be read, or whose arrays are not those that were written."""
+
+    def __init__(self, path: str, why: object) -> None:
+        self.path = path
+        super().__init__(f"{path}: the checkpoint is damaged: {str(why).partition(chr(10))[0][:160]}")
 
 
 @struct.dataclass
@@ -58,8 +68,13 @@ class State:
 def trained_steps(directory: str | os.PathLike) -> int:
     """The step of the latest complete checkpoint in a run's folder of checkpoints; 0 if there is none, so the
     run has not begun."""
+    return max(checkpoint_steps(directory), default=0)
+
+
+def checkpoint_steps(directory: str | os.PathLike) -> list[int]:
+    """The steps of the complete checkpoints in a run's folder of checkpoints, in any order."""
     found = os.listdir(directory) if os.path.isdir(directory) else ()
-    return max((int(name) for name in found if name.isdecimal()), default=0)
+    return [int(name) for name in found if name.isdecimal()]
 
 
 def split_step(run: str | os.PathLike) -> tuple[Path, Step | None]:
@@ -125,7 +140,8 @@ class Checkpoints:
             raise UserError(f"train.keep_best: {name!r} is not measured; there are {', '.join(metrics)}")
         known = name and metrics and math.isfinite(metrics[name])
         measured = {name: float(metrics[name])} if metrics and known else None
-        self._manager.save(step, args=self._orbax.args.PyTreeSave(state), metrics=measured)
+        tree, besides = self._orbax.args.PyTreeSave(state), {"checksums": checksums(state)}
+        self._manager.save(step, args=tree, metrics=measured, custom_metadata=besides)
 
     def restore(self, abstract: State, step: Step = "latest") -> State:
         """The state with the shardings of the `jax.ShapeDtypeStruct`s in `abstract`.
@@ -159,7 +175,8 @@ class Checkpoints:
 
     def stored(self, step: int) -> dict[str, Any]:
         """The fields of the state in a checkpoint, with descriptions in place of arrays."""
-        return self._manager.item_metadata(step).tree
+        with self._reading(step):
+            return self._manager.item_metadata(step).tree
 
     def find(self, step: Step) -> int:
         """The step of a checkpoint; raises `UserError` if there is none."""
@@ -208,16 +225,41 @@ class Checkpoints:
         here = {name: stored[name] for name in abstract} if partial else stored
         found, wanted = arrays(here), arrays(abstract)
         if found != wanted:
-            path = os.path.join(self.directory, str(step))
-            raise UserError(f"{path}: the checkpoint is not of this config: {compare(found, wanted)}")
+            differing = compare(found, wanted)
+            raise UserError(f"{self._path(step)}: the checkpoint is not of this config: {differing}")
         return self._restore(step, abstract, partial)
 
     def _restore(self, step: int, abstract: Any, partial: bool) -> Any:
         arguments = self._orbax.checkpoint_utils.construct_restore_args(abstract)
-        return self._manager.restore(
-            step,
-            args=self._orbax.args.PyTreeRestore(abstract, restore_args=arguments, partial_restore=partial),
-        )
+        how = self._orbax.args.PyTreeRestore(abstract, restore_args=arguments, partial_restore=partial)
+        with self._reading(step):
+            found = self._manager.restore(step, args=how)
+            written = (self._manager.metadata(step).custom_metadata or {}).get("checksums", {})
+        stored, here = arrays(self.stored(step)), arrays(found)
+        for path, checksum in checksums(found).items() if written else ():
+            if stored[path] == here[path] and checksum != written.get(path):
+                raise DamagedCheckpoint(
+                    self._path(step), f"{path} has not the checksum with which it was saved"
+                )
+        return found
+
+    def _path(self, step: int) -> str:
+        return os.path.join(self.directory, str(step))
+
+    @contextlib.contextmanager
+    def _reading(self, step: int) -> Iterator[None]:
+        """Errors of reading as errors of this checkpoint; orbax has no class of its own for them."""
+        path = self._path(step)
+        try:
+            yield
+        except PermissionError as error:
+            raise UserError(f"{error.filename or path}: cannot be read (permission denied)") from None
+        except (MemoryError, jax.errors.JaxRuntimeError):  # of this machine, not of the file
+            raise
+        except Exception as error:
+            if not os.path.isdir(path):
+                raise UserError(f"{path}: the checkpoint was deleted while it was read") from None
+            raise DamagedCheckpoint(path, error) from error
 
 
 def compare(stored: Mapping[str, tuple], wanted: Mapping[str, tuple]) -> str:
