@@ -24,6 +24,7 @@ import time
 STARTED = time.perf_counter()  # before the imports, for the time to the first step
 
 import argparse  # noqa: E402
+import errno  # noqa: E402
 import functools  # noqa: E402
 import io  # noqa: E402
 import os  # noqa: E402
@@ -36,6 +37,9 @@ from commands import COMMANDS, WHICH_RUN, find_command, text  # noqa: E402
 from transformer import process, processes  # noqa: E402
 from transformer.errors import UserError, suggest  # noqa: E402
 
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
+"""What a system says where nothing more can be written."""
+
 
 class Parser(argparse.ArgumentParser):
     """A parser with one-line errors."""
@@ -46,8 +50,8 @@ class Parser(argparse.ArgumentParser):
 
 
 def main(argv: list[str]) -> int:
-    """Runs one command. Returns the exit code: 0; 2 after a mistake of the user; 128 + the number of a signal
-    that ended it, 130 for SIGINT and 143 for SIGTERM."""
+    """Runs one command. Returns the exit code: 0; 1 if the disk is full; 2 after a mistake of the user; 128 +
+    the number of a signal that ended it, 130 for SIGINT and 143 for SIGTERM."""
     try:
         flags, overrides = parse(argv)
         prepare(flags)
@@ -61,6 +65,11 @@ def main(argv: list[str]) -> int:
     except BrokenPipeError:  # the reader of the output has left; discard what is buffered
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+    except OSError as error:
+        if error.errno not in FULL:
+            raise
+        print(f"error: {error.filename or 'the output'}: {error.strerror}", file=sys.stderr)
+        return 1
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return 130

@@ -60,7 +60,7 @@ class Workdir(RunFolder):
             raise UserError(f"{self.config}: expected the groups of a config, as JSON has them")
         if any(isinstance(group, dict) and RETIRED & group.keys() for group in values.values()):
             values = with_present_keys(values)
-        known = values.get("experiment") in EXPERIMENTS
+        known = str(values.get("experiment")) in EXPERIMENTS
         return with_defaults(find_experiment(values["experiment"]).Config, values) if known else values
 
     def _no_run(self) -> str:
@@ -102,7 +102,9 @@ class Workdir(RunFolder):
         if self.begun and self.tokenizer.exists():
             kept["tokenizer"] = Tokenizer.load(self.tokenizer)
         if self.begun and self.labels.exists():
-            kept["labels"] = json.loads(self.labels.read_text(encoding="utf-8"))
+            kept["labels"] = labels = read_json(self.labels)
+            if not isinstance(labels, list) or {type(each) for each in labels} != {str}:
+                raise UserError(f"{self.labels}: expected a list of the names of labels")
         return kept
 
     def check_data(self, data: Any) -> None:
@@ -138,6 +140,8 @@ class Workdir(RunFolder):
         """The changes of `train.steps` in a run that is resumed with `steps`, as (at, before): until step
         `at` the run was to have `before` steps. Several changes at the same step count as one."""
         known = read_json(self.lengths) if self.lengths.exists() else []
+        if not isinstance(known, list) or any(not _is_pair(each) for each in known):
+            raise UserError(f"{self.lengths}: expected a list of pairs of steps, [[100, 200], ...]")
         trained = self.trained_steps()
         before = self.read_config()["train"]["steps"]
         if known and known[-1][0] == trained:
@@ -172,6 +176,10 @@ def read_json(path: Path) -> Any:
         return json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
         raise UserError(f"{path}: not readable as JSON ({error})") from None
+
+
+def _is_pair(value: Any) -> bool:
+    return isinstance(value, list) and [type(each) for each in value] == [int, int]
 
 
 def write_json(path: Path, values: Any, **layout: Any) -> None:

@@ -22,13 +22,13 @@ EXPERIMENTS = {
 """Name -> module and class; a module is imported only when a run needs it."""
 
 
-def find_experiment(name: str | None) -> Any:
+def find_experiment(name: Any) -> Any:
     """The class of an experiment.
 
     Raises:
       UserError: unknown name.
     """
-    if name not in EXPERIMENTS:
+    if not isinstance(name, str) or name not in EXPERIMENTS:
         raise UserError(f"config.experiment: {name!r} is no experiment; {suggest(name, EXPERIMENTS)}")
     module, _, attribute = EXPERIMENTS[name].partition(":")
     return getattr(importlib.import_module(module), attribute)

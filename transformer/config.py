@@ -57,6 +57,9 @@ class OneOf:
         return value in self.names
 
 
+LARGEST = 2**31 - 1
+"""The largest whole number that a field may be: what is counted on devices has 32 bits."""
+
 Positive = Annotated[int, Bound("at least 1", 1)]
 Nonnegative = Annotated[int, Bound("0 or more", 0)]
 PositiveFloat = Annotated[float, Bound("more than 0", 0, without=(0,))]
@@ -80,6 +83,8 @@ class Bounded:
             value = getattr(self, name)
             if not bound.holds(value):
                 raise UserError(f"{name}: {value!r}; expected {bound.expected}")
+            if isinstance(value, int) and value > LARGEST:
+                raise UserError(f"{name}: {value!r}; expected at most {LARGEST:,}")
 
 
 @functools.cache

@@ -138,15 +138,11 @@ def largest(step: Path) -> Path:
 
 @pytest.mark.thorough
 @pytest.mark.usefixtures("in_root")
-@pytest.mark.parametrize("damage", [flip, delete, "no files"])
+@pytest.mark.parametrize("damage", [flip, delete])
 def test_a_run_goes_on_from_the_checkpoint_before(run, tmp_path, capfd, damage):
     folder = tmp_path / "run"
     shutil.copytree(run / "run", folder)
-    if damage == "no files":
-        shutil.rmtree(folder / "checkpoints" / "6")
-        (folder / "checkpoints" / "6").mkdir()
-    else:
-        damage(largest(folder / "checkpoints" / "6"), random.Random(1))
+    damage(largest(folder / "checkpoints" / "6"), random.Random(1))
     assert launch.main([f"--workdir={folder}", "--config.train.steps=8"]) == 0
     said = capfd.readouterr()
     assert f"warning: {folder}/checkpoints/6: the checkpoint is damaged: " in said.err
@@ -197,3 +193,18 @@ def test_the_name_of_a_checkpoint_set_aside_may_be_taken(run, tmp_path):
     assert launch.main([f"--workdir={folder}"]) == 0
     assert sorted(path.name for path in (folder / "damaged").iterdir()) == ["6", "6-1"]
     assert (folder / "checkpoints" / "6").is_dir()
+
+
+@pytest.mark.thorough
+@pytest.mark.usefixtures("in_root")
+def test_an_empty_folder_of_a_step_is_no_checkpoint(run, tmp_path, capfd):
+    folder = tmp_path / "run"
+    shutil.copytree(run / "run", folder)
+    (folder / "checkpoints" / "999").mkdir()
+    capfd.readouterr()
+    assert launch.main([f"--workdir={folder}", "--mode=evaluate"]) == 0
+    assert "step 6" in capfd.readouterr().out
+    assert launch.main([f"--workdir={folder}", "--config.train.steps=7"]) == 0
+    assert "from step 6 to 7" in capfd.readouterr().out
+    assert sorted(path.name for path in (folder / "checkpoints").iterdir()) == ["4", "6", "7"]
+    assert not (folder / "damaged").exists()

@@ -42,7 +42,9 @@ def joined(words):
     return (high << np.uint64(32) | low).tolist()
 
 
-@pytest.mark.parametrize(("block", "shape"), [(5, (3, 2, 7)), (2**29 + 77, (3, 11, 13)), (2**31 - 1, (1, 5))])
+@pytest.mark.parametrize(
+    ("block", "shape"), [(5, (3, 2, 7)), (2**29 + 77, (3, 11, 13)), (2**31 - 1, (1, 5)), (1431655765, (1, 3))]
+)
 def test_positions_have_64_bits(block, shape):
     size = int(np.prod(shape))
     expected = [block * size + i for i in range(size)]

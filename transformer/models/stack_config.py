@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 from transformer.config import (
+    Bound,
     Nonnegative,
     NonnegativeFloat,
     OneOf,
@@ -37,7 +38,7 @@ class StackConfig(WidthConfig):
     """The config of a stack of blocks."""
 
     d_model: Positive = 256  # width of the residual stream
-    num_layers: Positive = 4  # number of blocks
+    num_layers: Annotated[int, Bound("from 1 to 10,000", 1, 10_000)] = 4  # number of blocks
     num_heads: Positive = 4  # query heads
     num_kv_heads: Nonnegative = 0  # key/value heads (grouped-query attention); 0: as many as num_heads
     head_dim: Nonnegative = 0  # width of a head; 0: d_model / num_heads
@@ -60,8 +61,10 @@ class StackConfig(WidthConfig):
     soft_cap: NonnegativeFloat = 0.0  # cap c of attention scores, c tanh(score / c); 0: none
     sinks: bool = False  # attention sinks: a learned logit per head for attending to nothing
     pattern: Annotated[str, OneOf(PATTERNS)] = "full"  # sparse attention pattern
-    pattern_size: int = 256  # window size, stride or block size, in tokens
-    pattern_extra: int = 1  # window: dilation; fixed: summary keys; global: such tokens; blocks: random ones
+    pattern_size: Positive = 256  # window size, stride or block size, in tokens
+    pattern_extra: Nonnegative = (
+        1  # window: dilation; fixed: summary keys; global: such tokens; blocks: random ones
+    )
     # random blocks: the same for all heads and layers, or others for each key/value head of each layer
     pattern_draws: Literal["one", "each"] = "one"
     position: Annotated[str, OneOf(POSITIONS)] = "rope"  # position encoding

@@ -74,7 +74,11 @@ def trained_steps(directory: str | os.PathLike) -> int:
 def checkpoint_steps(directory: str | os.PathLike) -> list[int]:
     """The steps of the complete checkpoints in a run's folder of checkpoints, in any order."""
     found = os.listdir(directory) if os.path.isdir(directory) else ()
-    return [int(name) for name in found if name.isdecimal()]
+    return [int(name) for name in found if name.isdecimal() and not _is_empty(os.path.join(directory, name))]
+
+
+def _is_empty(folder: str) -> bool:
+    return os.path.isdir(folder) and not os.listdir(folder)
 
 
 def split_step(run: str | os.PathLike) -> tuple[Path, Step | None]:
@@ -105,6 +109,10 @@ class Checkpoints:
         self.keep_best = keep_best
         if not write and not os.path.isdir(self.directory):
             raise UserError(f"{self.directory}: there are no checkpoints")
+        for name in os.listdir(self.directory) if write and os.path.isdir(self.directory) else ():
+            if name.isdecimal() and _is_empty(os.path.join(self.directory, name)):
+                with contextlib.suppress(FileNotFoundError):  # another process was faster
+                    os.rmdir(os.path.join(self.directory, name))  # orbax saves no step before this one
         orbax = self._orbax = _load_orbax()
         policies = orbax.checkpoint_managers
         kept = [policies.LatestN(keep_last)]
@@ -122,7 +130,7 @@ class Checkpoints:
 
     def steps(self) -> list[int]:
         """The steps of the complete checkpoints, in ascending order."""
-        return sorted(self._manager.all_steps())
+        return sorted({*checkpoint_steps(self.directory)} & {*self._manager.all_steps()})
 
     def save(self, step: int, state: State, metrics: Mapping[str, float] | None = None) -> None:
         """Copies the state to the host and returns; writing continues in the background.

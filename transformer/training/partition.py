@@ -1,6 +1,7 @@
 """How parameters are divided over the devices of a mesh: a table, and a check that nothing large was left."""
 
 import math
+import os
 from collections.abc import Iterator
 from typing import Any
 
@@ -34,6 +35,23 @@ def check_divided(boxed: Any, shardings: Any, mesh: jax.sharding.Mesh) -> None:
         raise UserError(
             f"parallel.mesh.fsdp: {share:.1%} of the bytes of parameters are whole on every device, most of "
             f"them in {name} {shape}; expected at most {MOST:.0%}: its logical axes have no rule"
+        )
+
+
+def check_fits(state: Any) -> None:
+    """Raises `UserError` if the arrays of a training state, which have shardings, are larger than the memory
+    of a device: allocating them would wait without end on some systems."""
+    leaves = jax.tree.leaves(state)
+    needed = sum(_bytes(leaf.sharding.shard_shape(leaf.shape), leaf) for leaf in leaves)
+    device = leaves[0].sharding.mesh.local_devices[0]
+    if device.platform == "cpu":
+        there = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    else:
+        there = (device.memory_stats() or {}).get("bytes_limit", needed)
+    if needed > there:
+        raise UserError(
+            f"model: the training state takes {needed / 1e9:,.1f} GB on each device, which "
+            f"has {there / 1e9:,.1f} GB; expected a smaller model, or more devices in parallel.mesh.fsdp"
         )
 
 

@@ -25,7 +25,7 @@ from transformer.training.metrics import Meter
 from transformer.training.optax_optimizers import is_hidden_matrix, multiplies_matrices, own_average
 from transformer.training.optimizer import Lengths, check_adapters, make_optimizer
 from transformer.training.parametrization import parametrized
-from transformer.training.partition import check_divided
+from transformer.training.partition import check_divided, check_fits
 from transformer.training.rules import check_rules, stop_gradients
 from transformer.training.run_config import RunConfig
 from transformer.training.step import Program, TrainStep, make_train_step
@@ -128,6 +128,7 @@ class Run:
         if self.compiler_options:
             check_compiler_options(self.compiler_options, self.mesh)
         _ = self.loader, self.hooks, self.abstract, self.warm_start
+        check_fits(self.abstract)
         check_adapters(self.abstract.params, self.config.optimizer)
         if self.config.optimizer.has_rules:
             check_rules(self.abstract.params, self.config.optimizer, self.layers)
