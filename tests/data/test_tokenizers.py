@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.data.documents import TEXT, TOKENIZERS, tokenizer
-from transformer.data import token_cache
+from transformer.data import token_cache, tokenizer_kinds
 from transformer.data.tokenizer_kinds import END
 from transformer.data.tokenizers import Tokenizer
 from transformer.errors import UserError
@@ -163,6 +163,15 @@ def test_a_stream_never_shows_half_a_character():
 def test_training_is_the_same_every_time():
     assert tokenizer("bpe").content == tokenizer("bpe").content
     assert tokenizer("bpe").vocab_size <= 300
+
+
+def test_bpe_is_trained_on_pieces_of_long_words():
+    """Each merge doubles a token, as long as a piece allows."""
+    trained = Tokenizer.train("bpe", ["ab" * 50_000], 290)
+    longest = max(map(len, json.loads(trained.content)["model"]["vocab"]))
+    assert longest == tokenizer_kinds.LONGEST
+    assert len(trained.encode("ab" * 1024)) == 2  # and a word is encoded whole
+    assert json.loads(trained.content)["pre_tokenizer"]["type"] == "ByteLevel"
 
 
 def test_its_size_is_kept():

@@ -12,6 +12,9 @@ END = "<|endoftext|>"
 UNKNOWN = "\ufffd"
 """Unicode's replacement character, for unknown characters."""
 
+LONGEST = 1024
+"""Bytes of the longest word when BPE is trained, which takes the square of them; longer words are cut."""
+
 
 @dataclass(frozen=True)
 class TokenizerKind:
@@ -48,7 +51,8 @@ def train_bpe(texts: Iterable[str], vocab_size: int) -> tokenizers.Tokenizer:
     """Byte-level BPE: merges of the most frequent pairs inside words (Sennrich et al. 2016, section 3.2; over
     bytes as in Radford et al. 2019, section 2.2)."""
     backend = tokenizers.Tokenizer(models.BPE())
-    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    split = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.pre_tokenizer = pre_tokenizers.Sequence([split, pre_tokenizers.FixedLength(length=LONGEST)])
     backend.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=vocab_size,
@@ -57,6 +61,7 @@ def train_bpe(texts: Iterable[str], vocab_size: int) -> tokenizers.Tokenizer:
         show_progress=False,
     )
     backend.train_from_iterator(texts, trainer)
+    backend.pre_tokenizer = split
     return backend
 
 
