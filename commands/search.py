@@ -1,8 +1,8 @@
 """Searches of --mode=sweep (see commands/sweep.py): Optuna draws the trials, which are runs like any other.
 
 It draws them by the tree-structured Parzen estimator (Bergstra et al. 2011, "Algorithms for hyper-parameter
-optimization", section 4) in its multivariate form, and keeps them as a study in `search.db`. Each is a function
-of the config's seed, its number and the trials that had ended, not of how often the search was stopped.
+optimization", section 4) in its multivariate form, and keeps them as a study in `search.db`. Each trial is a
+function of the config's seed, its number and those that had ended, not of how often the search was stopped.
 """
 
 import argparse
@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from commands.jobs import Halving, Job, Work
-from commands.sweep import check_flags, make_job, refuse_twice
-from transformer.config import flatten, with_defaults
+from commands.settings import check_flags, make_job, refuse_twice
+from transformer.config import describe_keys, flatten, with_defaults
 from transformer.data.disk_cache import digest
 from transformer.errors import UserError
 from transformer.processes import are_several
@@ -48,8 +48,9 @@ def search(flags: argparse.Namespace, given: list[tuple[str, str]]) -> int:
     def make(setting: Setting) -> Job:
         return make_job(flags, given, names([setting])[0], setting)
 
-    values = unchecked(flags.config, given)
-    space = read_space(flags.search or read_search(flags), values)
+    kind, values = of_all_trials(flags.config, given)
+    types = {key.name: key.type for key in describe_keys(kind)}
+    space = read_space(flags.search or read_search(flags), types)
     for dimension in space:
         refuse_twice(given, dimension.extremes[0], "search")
     jobs = check_space(space, make)
@@ -71,14 +72,15 @@ def search(flags: argparse.Namespace, given: list[tuple[str, str]]) -> int:
     return ended if ended > 1 else report(flags, trials)
 
 
-def unchecked(config: str, given: list[tuple[str, str]]) -> dict[str, Any]:
-    """The values of all keys without those of a trial, with which alone they may fit together."""
+def of_all_trials(config: str, given: list[tuple[str, str]]) -> tuple[Any, dict[str, Any]]:
+    """The config class, and the values of its keys. They are not checked: only with those of a trial may
+    they fit together."""
     from commands.opening import read_config
     from experiments import find_experiment
 
     values = read_config(config, given)
-    values = with_defaults(find_experiment(values.get("experiment")).Config, values)
-    return flatten(json.loads(json.dumps(values)))  # as they come back from the study
+    kind = find_experiment(values.get("experiment")).Config
+    return kind, flatten(json.loads(json.dumps(with_defaults(kind, values))))  # as a study gives them back
 
 
 def refuse(flags: argparse.Namespace) -> None:

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 from commands import WHICH_CONFIG
 from transformer.errors import UserError
-from transformer.sweep import Setting, as_overrides, names, product, read_sweep
+from transformer.sweep import Setting, names, product, read_sweep
 
 if TYPE_CHECKING:
     from commands.jobs import Job
@@ -77,20 +77,14 @@ def run(flags: argparse.Namespace, overrides: "Overrides") -> int:
     return ended
 
 
-def check_flags(flags: argparse.Namespace) -> None:
-    """Raises `UserError` without a config file, or for a bad number of jobs."""
-    if not flags.config:
-        raise UserError("--config: which one? configs/lm.py, say (--mode=sweep)")
-    if flags.jobs < 1:
-        raise UserError(f"--jobs: {flags.jobs}; expected 1 or more")
-
-
 def read_jobs(flags: argparse.Namespace, overrides: "Overrides") -> list["Job"]:
     """The runs of the sweep, each with a config that was checked.
 
     Raises:
       UserError: no runs, or bad keys or values in one of them; two equal runs; bad flags.
     """
+    from commands.settings import check_flags, make_job, refuse_twice
+
     check_flags(flags)
     given, settings = [*overrides], read_settings(flags)
     refuse_twice(given, settings[0], "sweep")
@@ -101,25 +95,6 @@ def read_jobs(flags: argparse.Namespace, overrides: "Overrides") -> list["Job"]:
         except UserError as error:
             raise UserError(f"{name}: {error}") from None
     return jobs
-
-
-def refuse_twice(given: "Overrides", setting: Setting, what: str) -> None:
-    """Raises `UserError` for a key that is given for all runs, and differs between them."""
-    if twice := {key for key, _ in given} & setting.keys():
-        raise UserError(f"--config.{min(twice)}: it is a key of the {what} too")
-
-
-def make_job(flags: argparse.Namespace, given: "Overrides", name: str, setting: Setting) -> "Job":
-    """The run with the keys that are given for all and those of its setting. Raises `UserError` for bad keys
-    or values."""
-    from commands.jobs import Job
-    from commands.opening import check_config, read_config
-    from transformer.config import to_values
-
-    keys = [*given, *as_overrides(setting)]
-    config, folder = check_config(read_config(flags.config), keys), Path(flags.workdir) / name
-    arguments = [f"--workdir={folder}", f"--config={flags.config}", *(f"--config.{k}={v}" for k, v in keys)]
-    return Job(name, folder, arguments, to_values(config))
 
 
 def read_settings(flags: argparse.Namespace) -> list[Setting]:

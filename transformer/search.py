@@ -74,27 +74,27 @@ class Choices:
 Dimension = Range | Choices
 
 
-def read_space(texts: Mapping[str, Any] | Sequence[str], values: Mapping[str, Any]) -> list[Dimension]:
-    """The dimensions in ["KEY=LOW..HIGH", ...], or in {"KEY": "LOW..HIGH" or [value, ...]}. The `values` that
-    the keys have now say whether a range is one of integers; for a key without one, the ends do.
+def read_space(texts: Mapping[str, Any] | Sequence[str], types: Mapping[str, str]) -> list[Dimension]:
+    """The dimensions in ["KEY=LOW..HIGH", ...], or in {"KEY": "LOW..HIGH" or [value, ...]}. The `types` of
+    keys, "int" or "float", say whether a range is one of integers; for another key its ends do.
 
     Raises:
       UserError: another form, an empty range, the logarithm of 0, or a key in two dimensions.
     """
     pairs = texts.items() if isinstance(texts, Mapping) else (text.partition("=")[::2] for text in texts)
-    space = [_read(str(name), what, values) for name, what in pairs]
+    space = [_read(str(name), what, types) for name, what in pairs]
     keys = [key for dimension in space for key in dimension.extremes[0]]
     if twice := [key for number, key in enumerate(keys) if key in keys[:number]]:
         raise UserError(f"--search: {twice[0]} is in two of the searches")
     return space
 
 
-def _read(name: str, what: Any, values: Mapping[str, Any]) -> Dimension:
+def _read(name: str, what: Any, types: Mapping[str, str]) -> Dimension:
     text = f"{name}={what}"
     found = RANGE.fullmatch(what) if isinstance(what, str) and name and "," not in name else None
     if found:
         log, low, high = found.groups()
-        return _range(name, text, bool(log), low, high, values.get(name))
+        return _range(name, text, bool(log), low, high, types.get(name, ""))
     try:
         settings = over(name, what) if isinstance(what, (list, tuple)) else read_sweep(text)
     except UserError:
@@ -110,10 +110,11 @@ def _read(name: str, what: Any, values: Mapping[str, Any]) -> Dimension:
     return Choices(name, text, by_text)
 
 
-def _range(name: str, text: str, log: bool, low: str, high: str, value: Any) -> Range:
+def _range(name: str, text: str, log: bool, low: str, high: str, kind: str) -> Range:
     ends = float(low), float(high)
-    typed = isinstance(value, (int, float)) and not isinstance(value, bool)
-    whole = isinstance(value, int) if typed else low.lstrip("+-").isdigit() and high.lstrip("+-").isdigit()
+    whole = kind.startswith("int") or (
+        not kind.startswith("float") and all(each.lstrip("+-").isdigit() for each in (low, high))
+    )
     if whole and not all(end.is_integer() for end in ends):
         raise UserError(f"--search: {text!r}; expected whole numbers, as {name} is one")
     if not ends[0] < ends[1]:
