@@ -141,10 +141,11 @@ def open_study(path: Path, asked: dict[str, Any], metric: str) -> "optuna.Study"
         raise UserError(f"{path}: not readable as a study of Optuna ({str(error).splitlines()[0]})") from None
     for key, value in before.items():
         if value != (now := asked.get(key)):
-            named = key if key.startswith("--") else f"config.{key}"
+            hint = f", or remove {path}: what has finished is not trained again"
+            named, hint = (key, hint) if key.startswith("--") else (f"config.{key}", "")
             raise UserError(
                 f"--workdir: {path.parent} has another search, of {named} {value!r}, not {now!r}; choose "
-                f"another folder, or remove {path}: what has finished is not trained again"
+                f"another folder{hint}"
             )
     study.set_user_attr("asked", before)
     return study

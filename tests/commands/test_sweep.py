@@ -175,6 +175,17 @@ def test_a_run_that_a_killed_command_has_left_is_waited_for(job, capsys, monkeyp
     assert len(starts(left)) == 1
 
 
+def test_an_error_of_the_command_stops_its_runs(job, monkeypatch):
+    def refuse(self, *_):
+        raise UserError("no more")
+
+    monkeypatch.setattr(Work, "end", refuse)
+    listed = [job("short"), job("long", steps=10_000, wait=0.01)]
+    with pytest.raises(UserError, match="no more"):
+        work(listed, 2)
+    assert listed[1].process.wait(timeout=20) in (143, -signal.SIGTERM)
+
+
 def test_halving_stops_what_is_not_among_the_best(job, capsys):
     listed = [job(f"r{rate}", rate=rate, wait=0.01, steps=60) for rate in (1, 2, 3, 4)]
     halving = Halving.of("eval/loss", 10, 2, listed)

@@ -175,7 +175,7 @@ def test_runs_of_a_search_are_points_of_one_colour(tmp_path, tmp_path_factory, m
     drawn = {}
     monkeypatch.setattr(comparison, "save", lambda figure, axes, path: drawn.update({path.name: axes}))
     for number in range(20):
-        write_run(tmp_path / f"{number}", [1.0 + number], model={"rate": 1.3**number, "layers": number % 3})
+        write_run(tmp_path / f"{number}", [1.0 + number], model={"rate": 1.3**number, "drop": number / 50})
     assert table(tmp_path, f"--pictures={tmp_path_factory.mktemp('pictures')}") == 0
     axes = drawn["model.rate.png"]
     assert axes.get_xscale() == "log" and len(axes.get_xticks()) < 20

@@ -24,6 +24,10 @@ EDITS = {
             "locks_do_not_count": ("elif job.free and", "elif"),
             "signals_are_ignored": ("(self.queue and not self.signals)", "self.queue"),
             "failed_runs_have_not_failed": ("self.failed += 1", "pass"),
+            "errors_leave_runs": (
+                'job.stop("interrupted")\n            for number',
+                "pass\n            for number",
+            ),
             "runs_of_killed_commands_fail": (" or not job.free:", ":"),
         },
     ),
@@ -56,7 +60,7 @@ EDITS = {
                 "self.add(trial.number, trial.params)\n            elif",
                 "pass\n            elif",
             ),
-            "trials_beyond_the_number": ("while self.drawn < self.total and len", "while len"),
+            "trials_beyond_the_number": ("self.drawn < self.total\n            and ", ""),
             "halves_are_trials": ("[*filter(self.is_whole, found)]", "[*found]"),
             "less_is_always_better": (
                 '"maximize" if metric.startswith("-") else',
