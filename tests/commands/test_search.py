@@ -39,7 +39,9 @@ TYPES = {"rate": "float", "layers": "int", "flag": "bool", "kind": "str", "some"
 )
 def test_ranges(text, low, high, log, whole):
     (found,) = read_space([text], TYPES)
-    assert found == Range(text.partition("=")[0], text, low, high, log, whole)
+    name = text.partition("=")[0]
+    assert found == Range(name, text, low, high, log, whole)
+    assert found.extremes == [{name: low}, {name: high}]
 
 
 @pytest.mark.parametrize(

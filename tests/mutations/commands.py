@@ -161,7 +161,10 @@ EDITS = {
             "bands_of_one_run": ("values.min(0), values.max(0)", "values[0], values[0]"),
             "axes_are_linear": ('axes.set_xscale("log")', "pass"),
             "points_have_labels": ('    colour, label = COLOURS[0], ""', "    pass"),
-            "all_values_are_ticks": ("if len(places) <= MOST_TICKS:", "if True:"),
+            "all_values_are_ticks": (
+                "if np.diff(logs).min() >= LEAST_SPACE * (logs[-1] - logs[0]):",
+                "if True:",
+            ),
         },
     ),
 }

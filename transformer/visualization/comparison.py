@@ -17,8 +17,8 @@ Points = tuple[str, Sequence[float], Sequence[Sequence[float]]]
 COLOURS = (EVAL, TRAIN, "#3f8f5b", "#8a5fb0", "#b8892b", "#2a9d9d", "#c2517a", "#5b5f66")
 """Of the best rows, in this order."""
 
-MOST_TICKS = 12
-"""Up to so many values of a key are written below their points."""
+LEAST_SPACE = 0.08
+"""Values of a key are written below their points if neighbours are this part of a logarithmic axis apart."""
 
 
 def draw_curves(rows: Sequence[tuple[str, Sequence[Curve]]], metric: str, path: Path) -> None:
@@ -52,7 +52,8 @@ def draw_over_key(curves: Sequence[Points], key: str, metric: str, path: Path) -
     places = sorted({x for _, xs, _ in curves for x in xs})
     if places[0] > 0 and places[-1] >= 4 * places[0]:
         axes.set_xscale("log")
-        if len(places) <= MOST_TICKS:
+        logs = np.log(places)
+        if np.diff(logs).min() >= LEAST_SPACE * (logs[-1] - logs[0]):
             axes.set_xticks(places, [f"{x:g}" for x in places])
             axes.minorticks_off()
     scattered = len(curves) > 1 and all(len(xs) == 1 for _, xs, _ in curves)
