@@ -60,7 +60,7 @@ EDITS = {
                 "self.add(trial.number, trial.params)\n            elif",
                 "pass\n            elif",
             ),
-            "trials_beyond_the_number": ("self.drawn < self.total\n            and ", ""),
+            "one_trial_more": ("self.drawn < self.total", "self.drawn <= self.total"),
             "halves_are_trials": ("[*filter(self.is_whole, found)]", "[*found]"),
             "less_is_always_better": (
                 '"maximize" if metric.startswith("-") else',
