@@ -25,8 +25,6 @@ ROOT = Path(__file__).resolve().parent.parent
 SECONDS = 0.5
 """How often running jobs are looked at."""
 
-ELSEWHERE = "trained by another command"
-
 
 @dataclasses.dataclass(eq=False)
 class Job:
@@ -64,6 +62,11 @@ class Job:
     def over(self) -> bool:
         """Whether it needs no more training."""
         return self.outcome in ("finished", "stopped")
+
+    @property
+    def free(self) -> bool:
+        """Whether no other command trains it."""
+        return free(RunFolder(self.folder).path / "lock")
 
     def record(self, outcome: str, **more: Any) -> None:
         """Writes `outcome.json`."""
@@ -186,40 +189,53 @@ def gpus() -> list[str]:
 
 
 def work(jobs: Sequence[Job], at_once: int, halving: Halving | None = None) -> int:
-    """Trains all jobs that are not over, `at_once` at a time. Returns 0, 1 if some failed, or 128 + the
-    number of the signal that ended the sweep, once its runs have saved a checkpoint."""
-    signals: list[int] = []
-    handlers = {
-        number: signal.signal(number, lambda number, _: signals.append(number))
-        for number in (signal.SIGINT, signal.SIGTERM)
-    }
-    try:
-        return _Work(jobs, at_once, halving, signals).run()
-    finally:
-        for number, handler in handlers.items():
-            signal.signal(number, handler)
+    """Trains all jobs that are not over (see `Work.run`)."""
+    return Work(jobs, at_once, halving).run()
 
 
-class _Work:
-    def __init__(
-        self, jobs: Sequence[Job], at_once: int, halving: Halving | None, signals: list[int]
-    ) -> None:
-        self.jobs, self.at_once, self.halving, self.signals = jobs, at_once, halving, signals
+class Work:
+    """Jobs that are trained, `at_once` at a time, and without those that `halving` finds hopeless."""
+
+    elsewhere = "trained by another command"  # said of a job that was over before it could be started
+
+    def __init__(self, jobs: Sequence[Job], at_once: int, halving: Halving | None = None) -> None:
+        self.at_once, self.halving = at_once, halving
         self.queue = [job for job in jobs if not job.over]
         if halving:
             for job in jobs:
                 halving.is_hopeless(job)  # what it has measured before
+        self.total = len(jobs)
+        self.ended = len(jobs) - len(self.queue)
         self.running: list[Job] = []
         self.failed = 0
         self.gpus = gpus()
-        out: TextIO = sys.stderr
-        self.silent = not out.isatty()
-        done = len(jobs) - len(self.queue)
-        self.bar = tqdm(total=len(jobs), initial=done, desc="runs", unit="run", file=out, disable=self.silent)
+        self.signals: list[int] = []
+        self.silent = not sys.stderr.isatty()
 
     def run(self) -> int:
-        if done := len(self.jobs) - len(self.queue):
-            self.say(f"{done} of {len(self.jobs)} runs have ended before")
+        """Trains. Returns 0, 1 if some failed, or 128 + the number of the signal that ended the command, once
+        its runs have saved a checkpoint."""
+        handlers = {
+            number: signal.signal(number, lambda number, _: self.signals.append(number))
+            for number in (signal.SIGINT, signal.SIGTERM)
+        }
+        out: TextIO = sys.stderr
+        self.bar = tqdm(
+            total=self.total, initial=self.ended, desc="runs", unit="run", file=out, disable=self.silent
+        )
+        try:
+            if self.ended:
+                self.say(f"{self.ended} of {self.total} runs have ended before")
+            return self.train()
+        finally:
+            self.bar.close()
+            for job in self.running:  # none, unless there was an error
+                job.stop("interrupted")
+            for number, handler in handlers.items():
+                signal.signal(number, handler)
+
+    def train(self) -> int:
+        """The loop of `run`."""
         while self.running or (self.queue and not self.signals):
             self.fill()
             time.sleep(SECONDS)
@@ -228,11 +244,9 @@ class _Work:
             if self.signals:
                 for job in self.running:
                     job.stop("interrupted")
-        self.bar.close()
         if self.signals:
-            print(
-                f"interrupted; {len(self.queue)} of {len(self.jobs)} runs are left: the same command goes on"
-            )
+            left = self.total - self.ended
+            self.say(f"interrupted; {left} of {self.total} runs are left: the same command goes on")
             return 128 + self.signals[0]
         return 1 if self.failed else 0
 
@@ -242,8 +256,8 @@ class _Work:
             if len(self.running) >= self.at_once or self.signals:
                 return
             if job.over:  # by another command
-                self.end(job, f"{job.outcome} {ELSEWHERE}")
-            elif free(RunFolder(job.folder).path / "lock"):
+                self.end(job, f"{job.outcome} {self.elsewhere}")
+            elif job.free and all(each.folder != job.folder for each in self.running):
                 taken = {each.slot for each in self.running}
                 job.start(min({*range(self.at_once)} - taken), self.gpus)
                 job.bar = tqdm(
@@ -270,7 +284,7 @@ class _Work:
         elif job.asked == "hopeless":
             job.record("stopped", step=step)
             self.end(job, f"stopped at step {step} of {job.steps}")
-        elif job.asked or code == 128 + signal.SIGTERM:
+        elif job.asked or code == 128 + signal.SIGTERM or not job.free:  # of a command that was killed
             self.queue.append(job)
         else:
             self.failed += 1
@@ -278,11 +292,18 @@ class _Work:
             self.end(job, f"failed with exit code {code}: {job.last_line()} ({job.output})")
 
     def end(self, job: Job, how: str) -> None:
+        """Says how a job has ended."""
         if job in self.queue:
             self.queue.remove(job)
+        self.count(f"{job.name}: {how}")
+
+    def count(self, line: str) -> None:
+        """Says how one of all has ended."""
+        self.ended += 1
         self.bar.update()
-        self.say(f"{job.name}: {how}")
+        self.say(line)
 
     def say(self, line: str) -> None:
+        """Prints a line beside the bars."""
         tqdm.write(line, file=sys.stdout)
         sys.stdout.flush()

@@ -6,6 +6,11 @@ python launch.py --mode=table --runs='runs/lm-sweep/*'
 Each run has a folder of its own in --workdir, named after the values of its keys, with its output in
 output.txt. A run that fails does not end the others. Without --sweep the runs are those of the function
 `sweep()` of the config file (see transformer/sweep.py).
+
+python launch.py --mode=sweep --config=configs/lm.py --search model.num_layers=2..6 --trials=20
+
+draws the values of the keys by Optuna instead (pip install optuna), each after those that were tried before;
+without --search they are those of `search()` of the config file (see transformer/search.py).
 """
 
 import argparse
@@ -18,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 from commands import WHICH_CONFIG
 from transformer.errors import UserError
-from transformer.sweep import Setting, as_overrides, names, product, read_sweep
+from transformer.sweep import Setting, names, product, read_sweep
 
 if TYPE_CHECKING:
     from commands.jobs import Job
@@ -34,6 +39,10 @@ def add_flags(parser: Any) -> None:
     add("--config", help="a config file, configs/lm.py, or a preset of it, configs/lm.py:tiny")
     what = "KEY=VALUE,VALUE, or KEY,KEY=VALUE:VALUE,VALUE:VALUE for keys that change together"
     add("--sweep", action="append", default=[], help=f"{what}; several are multiplied")
+    what = "KEY=LOW..HIGH, KEY=log:LOW..HIGH or KEY=VALUE,VALUE to draw trials from"
+    add("--search", action="append", default=[], help=f"{what}; several are searched together")
+    add("--trials", type=int, help="the number of trials of a search, those of earlier starts included")
+    add("--metric", help="what a search minimises, or -METRIC for what it maximises (eval/loss)")
     add("--jobs", type=int, default=1, help="runs at a time (1), each on one of the GPUs if there are any")
     add("--halving", metavar="METRIC", help="stop hopeless runs by this metric (-METRIC: more is better)")
     add("--halving_start", type=int, default=0, help="the step of the first comparison (an eighth of all)")
@@ -46,6 +55,10 @@ def run(flags: argparse.Namespace, overrides: "Overrides") -> int:
     """Trains all runs. Returns 0, or 1 if some failed."""
     from commands.jobs import Halving, work
 
+    if flags.search or flags.trials is not None or flags.metric:
+        from commands.search import search
+
+        return search(flags, [*overrides])
     jobs = read_jobs(flags, overrides)
     if flags.slurm is not None:
         return submit(flags, overrides, len(jobs))
@@ -70,31 +83,17 @@ def read_jobs(flags: argparse.Namespace, overrides: "Overrides") -> list["Job"]:
     Raises:
       UserError: no runs, or bad keys or values in one of them; two equal runs; bad flags.
     """
-    from commands.jobs import Job
-    from commands.opening import check_config, read_config
-    from transformer.config import to_values
+    from commands.settings import check_flags, make_job, refuse_twice
 
-    if not flags.config:
-        raise UserError("--config: which one? configs/lm.py, say (--mode=sweep)")
-    if flags.jobs < 1:
-        raise UserError(f"--jobs: {flags.jobs}; expected 1 or more")
+    check_flags(flags)
     given, settings = [*overrides], read_settings(flags)
-    if twice := {key for key, _ in given} & settings[0].keys():
-        raise UserError(f"--config.{min(twice)}: it is a key of the sweep too")
+    refuse_twice(given, settings[0], "sweep")
     jobs = []
     for name, setting in zip(names(settings), settings, strict=True):
-        keys = [*given, *as_overrides(setting)]
         try:
-            config = check_config(read_config(flags.config), keys)
+            jobs.append(make_job(flags, given, name, setting))
         except UserError as error:
             raise UserError(f"{name}: {error}") from None
-        folder = Path(flags.workdir) / name
-        arguments = [
-            f"--workdir={folder}",
-            f"--config={flags.config}",
-            *(f"--config.{k}={v}" for k, v in keys),
-        ]
-        jobs.append(Job(name, folder, arguments, to_values(config)))
     return jobs
 
 

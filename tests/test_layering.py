@@ -18,6 +18,7 @@ ALLOWED = {
     "transformer.config": {"transformer.errors"},
     "transformer.sums": set(),
     "transformer.sweep": {"transformer.errors"},
+    "transformer.search": {"transformer.errors", "transformer.sweep"},
     "transformer.devices": set(),
     "transformer.layers": {
         "transformer.layers",

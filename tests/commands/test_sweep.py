@@ -1,11 +1,11 @@
 """Sweeps: which runs they have, and that each is trained once, whatever happens in between."""
 
+import contextlib
 import json
 import os
 import signal
 import subprocess
 import sys
-import textwrap
 import time
 from pathlib import Path
 
@@ -13,7 +13,7 @@ import pytest
 
 import launch
 from commands import jobs as running
-from commands.jobs import Halving, Job, work
+from commands.jobs import Halving, Job, Work, work
 from commands.workdir import exclusive
 from tests import runs
 from transformer.errors import UserError
@@ -73,45 +73,6 @@ def test_names_are_short_and_apart():
         names(over("a", ["1", "1.0"]))
     folders = names(over("a", ["../..", "/", "..", "", "é"]))
     assert all("/" not in name and name.startswith("a=") for name in folders)
-
-
-TRAINER = """
-    import json, os, pathlib, signal, sys, time
-    flags = dict(each.removeprefix("--").partition("=")[::2] for each in sys.argv[1:])
-    folder, rate = pathlib.Path(flags["workdir"]), float(flags.get("config.rate", "1"))
-    steps, wait = int(flags["config.steps"]), float(flags.get("config.wait", "0"))
-    stop = []
-    signal.signal(signal.SIGTERM, lambda *_: stop.append(1))
-    metrics = folder / "metrics.jsonl"
-    begin = len(metrics.read_text().splitlines()) if metrics.exists() else 0
-    with (folder / "starts").open("a") as file:
-        file.write(f"{os.environ.get('CUDA_VISIBLE_DEVICES')} {begin}\\n")
-    for step in range(begin + 1, steps + 1):
-        if rate == 13 and step == 3:
-            sys.exit("error: config.rate: 13 is unlucky")
-        with metrics.open("a") as file:
-            file.write(json.dumps({"step": step, "eval/loss": rate / step}) + "\\n")
-        time.sleep(wait)
-        if stop:
-            sys.exit(143)
-"""
-
-
-@pytest.fixture
-def job(tmp_path, monkeypatch):
-    """Makes a job of a trainer that takes no time."""
-    (tmp_path / "root").mkdir()
-    (tmp_path / "root" / "launch.py").write_text(textwrap.dedent(TRAINER))
-    monkeypatch.setattr(running, "ROOT", tmp_path / "root")
-    monkeypatch.setattr(running, "SECONDS", 0.02)
-
-    def make(name, rate=1, steps=9, wait=0.0):
-        folder = tmp_path / "runs" / name
-        keys = [f"--config.rate={rate}", f"--config.steps={steps}", f"--config.wait={wait}"]
-        values = {"rate": rate, "train": {"steps": steps, "evaluate_every": 1}}
-        return Job(name, folder, [f"--workdir={folder}", *keys], values)
-
-    return make
 
 
 def starts(each):
@@ -190,6 +151,39 @@ def test_a_run_that_another_command_trains_is_left_to_it(job, capsys, monkeypatc
         "other: finished trained by another command",
     ]
     assert not (other.folder / "starts").exists()
+
+
+def test_a_run_that_a_killed_command_has_left_is_waited_for(job, capsys, monkeypatch):
+    """It had been started, but had no lock yet; then it takes the lock, and a second start of it fails."""
+    left = job("left", rate=13)
+    start, look = Job.start, Work.look
+
+    def lock(each, *arguments):
+        start(each, *arguments)
+        locked.enter_context(exclusive(each.folder / "lock"))
+
+    def finish(self, each):
+        look(self, each)
+        if each in self.queue:
+            each.record("finished")
+
+    monkeypatch.setattr(Job, "start", lock)
+    monkeypatch.setattr(Work, "look", finish)
+    with contextlib.ExitStack() as locked:
+        assert work([left], 1) == 0
+    assert capsys.readouterr().out == "left: finished trained by another command\n"
+    assert len(starts(left)) == 1
+
+
+def test_an_error_of_the_command_stops_its_runs(job, monkeypatch):
+    def refuse(self, *_):
+        raise UserError("no more")
+
+    monkeypatch.setattr(Work, "end", refuse)
+    listed = [job("short"), job("long", steps=10_000, wait=0.01)]
+    with pytest.raises(UserError, match="no more"):
+        work(listed, 2)
+    assert listed[1].process.wait(timeout=20) in (143, -signal.SIGTERM)
 
 
 def test_halving_stops_what_is_not_among_the_best(job, capsys):

@@ -169,3 +169,18 @@ def test_a_thousand_runs(tmp_path, capsys):
         write_run(tmp_path / f"{number:04}", [2.0] * 20, seed=number % 10, model={"d": number // 10})
     assert table(tmp_path, f"--pictures={tmp_path / 'pictures'}") == 0
     assert len(capsys.readouterr().out.splitlines()) == 101
+
+
+def test_runs_of_a_search_are_points_of_one_colour(tmp_path, tmp_path_factory, monkeypatch):
+    drawn = {}
+    monkeypatch.setattr(comparison, "save", lambda figure, axes, path: drawn.update({path.name: axes}))
+    for number in range(20):
+        write_run(tmp_path / f"{number}", [1.0 + number], model={"rate": 1.3**number, "drop": number / 50})
+    assert table(tmp_path, f"--pictures={tmp_path_factory.mktemp('pictures')}") == 0
+    axes = drawn["model.rate.png"]
+    assert axes.get_xscale() == "log" and len(axes.get_xticks()) < 20
+    assert len({line.get_color() for line in axes.get_lines()}) == 1
+    assert axes.get_legend_handles_labels() == ([], [])
+    points = [line for line in axes.get_lines() if line.get_marker() == "o"]
+    shown = sorted((line.get_xdata()[0], line.get_ydata()[0]) for line in points)
+    assert shown == [(1.3**number, 1.0 + number) for number in range(20)]

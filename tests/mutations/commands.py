@@ -21,9 +21,56 @@ EDITS = {
             "less_is_worse": ("self.sign * value\n", "-self.sign * value\n"),
             "the_first_is_stopped": ("len(table) >= self.factor and ", ""),
             "compared_once": ("step *= self.factor", "step = job.steps"),
-            "locks_do_not_count": ('elif free(RunFolder(job.folder).path / "lock"):', "else:"),
+            "locks_do_not_count": ("elif job.free and", "elif"),
             "signals_are_ignored": ("(self.queue and not self.signals)", "self.queue"),
             "failed_runs_have_not_failed": ("self.failed += 1", "pass"),
+            "errors_leave_runs": (
+                'job.stop("interrupted")\n            for number',
+                "pass\n            for number",
+            ),
+            "runs_of_killed_commands_fail": (" or not job.free:", ":"),
+        },
+    ),
+    "transformer/search.py": (
+        "tests/commands/test_search.py",
+        {
+            "all_ranges_are_whole": ('whole = kind.startswith("int") or', "whole = True or"),
+            "drawn_numbers_leave_their_range": (
+                'min(max(float(f"{value:.{DIGITS}g}"), self.low), self.high)',
+                'float(f"{value:.{DIGITS}g}")',
+            ),
+            "numbers_have_all_digits": ("DIGITS = 4", "DIGITS = 17"),
+            "one_end_is_checked": (
+                "[self.setting(self.low), self.setting(self.high)]",
+                "[self.setting(self.low)]",
+            ),
+            "logarithms_of_zero": ("if log and ends[0] <= 0:", "if log and ends[0] < 0:"),
+            "ranges_of_one": ("if not ends[0] < ends[1]:", "if not ends[0] <= ends[1]:"),
+            "keys_fit_alone_only": ("COMBINATIONS = 256", "COMBINATIONS = 1"),
+            "keys_are_searched_twice": ("if key in keys[:number]]", "if not key]"),
+            "choices_are_counted_twice": ("if len(by_text) < len(settings):", "if False:"),
+        },
+    ),
+    "commands/search.py": (
+        "tests/commands/test_search.py",
+        {
+            "draws_begin_again": ('digest("search", self.seed, self.drawn)', 'digest("search", self.seed)'),
+            "seeds_do_not_count": ('digest("search", self.seed, self.drawn)', 'digest("search", self.drawn)'),
+            "trials_are_lost": (
+                "self.add(trial.number, trial.params)\n            elif",
+                "pass\n            elif",
+            ),
+            "one_trial_more": ("self.drawn < self.total", "self.drawn <= self.total"),
+            "halves_are_trials": ("[*filter(self.is_whole, found)]", "[*found]"),
+            "less_is_always_better": (
+                '"maximize" if metric.startswith("-") else',
+                '"minimize" if metric else',
+            ),
+            "failures_are_forgotten": ('"PRUNED" if outcome == "stopped" else "FAIL"', '"PRUNED"'),
+            "nan_is_a_value": ("if math.isfinite(value):", "if True:"),
+            "halving_forgets": ('elif self.halving and trial.state.name != "FAIL":', "elif False:"),
+            "any_search_goes_on": ("if value != (now := asked.get(key)):", "if (now := 0):"),
+            "arrays_search": (' or "SLURM_ARRAY_TASK_ID" in os.environ', ""),
         },
     ),
     "commands/damage.py": (
@@ -121,6 +168,11 @@ EDITS = {
         {
             "bands_of_one_run": ("values.min(0), values.max(0)", "values[0], values[0]"),
             "axes_are_linear": ('axes.set_xscale("log")', "pass"),
+            "points_have_labels": ('    colour, label = COLOURS[0], ""', "    pass"),
+            "all_values_are_ticks": (
+                "if np.diff(logs).min() >= LEAST_SPACE * (logs[-1] - logs[0]):",
+                "if True:",
+            ),
         },
     ),
 }

@@ -17,6 +17,9 @@ Points = tuple[str, Sequence[float], Sequence[Sequence[float]]]
 COLOURS = (EVAL, TRAIN, "#3f8f5b", "#8a5fb0", "#b8892b", "#2a9d9d", "#c2517a", "#5b5f66")
 """Of the best rows, in this order."""
 
+LEAST_SPACE = 0.08
+"""Values of a key are written below their points if neighbours are this part of a logarithmic axis apart."""
+
 
 def draw_curves(rows: Sequence[tuple[str, Sequence[Curve]]], metric: str, path: Path) -> None:
     """Draws the mean of each row's runs, and a band from their least to their greatest value. `rows` are
@@ -43,15 +46,21 @@ def draw_curves(rows: Sequence[tuple[str, Sequence[Curve]]], metric: str, path: 
 
 def draw_over_key(curves: Sequence[Points], key: str, metric: str, path: Path) -> None:
     """Draws the means and all values of a metric over the values of a key, on a logarithmic axis where these
-    are positive and spread over a factor of 4."""
+    are positive and spread over a factor of 4. Curves of one value each, as of a search, are points of one
+    colour."""
     figure, axes = figure_of(metric, key)
-    places = [x for _, xs, _ in curves for x in xs]
-    if min(places) > 0 and max(places) >= 4 * min(places):
+    places = sorted({x for _, xs, _ in curves for x in xs})
+    if places[0] > 0 and places[-1] >= 4 * places[0]:
         axes.set_xscale("log")
-        axes.set_xticks(sorted({*places}), [f"{x:g}" for x in sorted({*places})])
-        axes.minorticks_off()
+        logs = np.log(places)
+        if np.diff(logs).min() >= LEAST_SPACE * (logs[-1] - logs[0]):
+            axes.set_xticks(places, [f"{x:g}" for x in places])
+            axes.minorticks_off()
+    scattered = len(curves) > 1 and all(len(xs) == 1 for _, xs, _ in curves)
     for number, (label, xs, values) in reversed([*enumerate(curves)]):
         colour = COLOURS[number] if number < len(COLOURS) else GRID
+        if scattered:
+            colour, label = COLOURS[0], ""
         pairs = [(x, each) for x, each in zip(xs, values, strict=True) if len(each)]
         axes.plot(
             [x for x, _ in pairs],
