@@ -32,7 +32,7 @@ EDITS = {
         },
     ),
     "transformer/search.py": (
-        "tests/commands/test_search.py",
+        "tests/commands/test_optuna_search.py",
         {
             "all_ranges_are_whole": ('whole = kind.startswith("int") or', "whole = True or"),
             "drawn_numbers_leave_their_range": (
@@ -52,7 +52,7 @@ EDITS = {
         },
     ),
     "commands/search.py": (
-        "tests/commands/test_search.py",
+        "tests/commands/test_optuna_search.py",
         {
             "draws_begin_again": ('digest("search", self.seed, self.drawn)', 'digest("search", self.seed)'),
             "seeds_do_not_count": ('digest("search", self.seed, self.drawn)', 'digest("search", self.drawn)'),
