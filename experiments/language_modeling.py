@@ -41,7 +41,7 @@ class LanguageModelingConfig(RunConfig):
     loss: LossConfig
     sample: SamplingConfig
 
-    scheduled: ClassVar = ("batch_size", "sequence_length", "window")
+    scheduled: ClassVar[tuple[str, ...]] = ("batch_size", "sequence_length", "window")
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -29,7 +29,7 @@ class SegmentRecurrenceConfig(LanguageModelingConfig):
 
     model: TransformerXLConfig
 
-    scheduled: ClassVar = ("window",)
+    scheduled: ClassVar[tuple[str, ...]] = ("window",)
 
     def __post_init__(self) -> None:
         super().__post_init__()
