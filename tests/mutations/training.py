@@ -283,6 +283,48 @@ EDITS = {
             "muon_for_all": ('if kind == "muon" and not is_hidden_matrix(path):', "if False:"),
         },
     ),
+    "transformer/training/stages.py": (
+        "tests/training/test_stages.py",
+        {
+            "rows_read_again": ("place += (stage.end - stage.first) * stage.rows", "pass"),
+            "places_of_the_whole_run": (" - stage.first * stage.rows\n", "\n"),
+            "end_too_late": ("if done < stage.end", "if done <= stage.end"),
+            "begins_at_another_row": ("row - before)", "row)"),
+            "documents_not_cut": (
+                "return found.reshape(-1, length) if length and found is not None else found",
+                "return found",
+            ),
+            "never_cut": ("yield self._cut(batch, length) if length else batch", "yield batch"),
+            "one_rate": (" / len(self._counted)", " / 2"),
+            "first_step_counted": (
+                "        if not first:\n            self._counted",
+                "        if True:\n            self._counted",
+            ),
+            "window_never_ends": ("        self._counted = []\n        return", "        return"),
+            "mean_of_rates": (
+                "sum(each / rate for each, rate in zip(tokens, rates, strict=True))",
+                "(sum(tokens) / (sum(rates) / len(rates)))",
+            ),
+            "memory_of_the_first": ("self._stage is not before and", "False and"),
+        },
+    ),
+    "transformer/training/stage_config.py": (
+        "tests/training/test_stages.py",
+        {
+            "end_is_included": ("if first < end)", "if first <= end)"),
+            "ends_as_given": ("name: sorted((int(step)", "name: list((int(step)"),
+            "rows_of_all_steps": ("max(0, min(end, step) - stage.first)", "(end - stage.first)"),
+        },
+    ),
+    "transformer/models/windowed.py": (
+        "tests/models/test_windowed.py",
+        {
+            "wider_too": ("kind.pattern_size <= size", "False"),
+            "full_stays": ('("full", "window")', '("window",)'),
+            "dilation": ('(kind.pattern == "window" and kind.pattern_extra > 1)', "False"),
+            "others_lose_their_keys": ("{**config.layer_kinds[name], **each}", "{**each}"),
+        },
+    ),
     "transformer/models/width.py": (
         "tests/training/test_parametrization.py tests/commands/test_coordinate_check.py",
         {
