@@ -246,7 +246,7 @@ EDITS = {
             "square_not_root": ("Sum.of(jnp.sqrt(value.total", "Sum.of((value.total"),
             "squares_of_norms": ("Sum.of(jnp.sqrt(square))", "Sum.of(square)"),
             "first_layer_everywhere": ("+ squares_n[i]", "+ squares_n[0]"),
-            "every_step_measured": ("is_due(self._every, self._step)", "True"),
+            "every_step_measured": ("is_due(self._every, self.done)", "True"),
             "a_step_too_late": ("        self._step += 1\n        return", "        return"),
         },
     ),
