@@ -135,12 +135,12 @@ EDITS = {
         "tests/commands/test_fork.py",
         {
             "part_of_a_batch_again": (
-                "0 if order else -(-read // sizes[1])",
-                "0 if order else read // sizes[1]",
+                "-(-row // sizes[1])",
+                "row // sizes[1]",
             ),
-            "a_step_for_a_row": ("else at) * sizes[0]", "else at) * sizes[1]"),
-            "shift_of_a_fork_lost": ('at + theirs["batch"] - theirs["step"] if theirs else at', "at"),
-            "other_rows_in_the_middle": ('"batch": 0 if order else', '"batch": 0 if False else'),
+            "a_step_for_a_row": ("return step * config.train.batch_size", "return step"),
+            "shift_of_a_fork_lost": (' - _rows_before(config, theirs["step"])', ""),
+            "other_rows_in_the_middle": ("row = 0 if order else _row", "row = 0 if False else _row"),
             "seed_keeps_the_order": ('key == "seed" or (', "False or ("),
             "moved_data_are_others": ("(listed or not source", "(True or not source"),
             "validation_rows_are_trained_on": ('besides="validation_source"', 'besides=""'),
@@ -157,7 +157,7 @@ EDITS = {
             "steps_in_the_past": ("if config.train.steps <= at:", "if config.train.steps < at:"),
             "another_command_goes_on": ("if not same_step or any(", "if not same_step and any("),
             "made_in_place": ('made = Workdir(part / "run")', "made = Workdir(place)"),
-            "carry_of_other_rows": ('else ""),\n    )\n    read', 'else "")[:0],\n    )\n    read'),
+            "carry_of_other_rows": ('else ""),\n    )\n    rate', 'else "")[:0],\n    )\n    rate'),
         },
     ),
     "transformer/training/fork.py": (
@@ -247,7 +247,7 @@ EDITS = {
             "squares_of_norms": ("Sum.of(jnp.sqrt(square))", "Sum.of(square)"),
             "first_layer_everywhere": ("+ squares_n[i]", "+ squares_n[0]"),
             "every_step_measured": ("is_due(self._every, self.done)", "True"),
-            "a_step_too_late": ("        self._step += 1\n        return", "        return"),
+            "a_step_too_late": ("        self.done += 1\n        return", "        return"),
         },
     ),
     "transformer/training/optax_optimizers.py": (
