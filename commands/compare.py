@@ -182,6 +182,8 @@ def of_a_step(flags: argparse.Namespace, arm: Arm) -> float:
     from commands.opening import open_without_data, read_config
 
     run = open_without_data(read_config(arm.config), arm.keys)
+    if run.config.train.until:
+        raise UserError(f"--basis: {flags.basis}, but the steps of {arm.name} differ by config.train.until")
     tokens = run.config.train.batch_size * run.experiment.tokens_per_example
     if flags.basis == "tokens":
         return tokens

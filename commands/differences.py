@@ -21,8 +21,8 @@ FREE = (
 """Prefixes of keys that may change when a run is resumed: they do not change what is computed, but how long,
 how often, on which devices and in which parts."""
 
-FIXED = ("train.batch_size",)
-"""Exceptions from `FREE`, which may not change."""
+FIXED = ("train.batch_size", "train.until.")
+"""Prefixes of exceptions from `FREE`, which may not change."""
 
 LOCATIONS = ("data.source", "data.validation_source")
 """Keys that name the location of the data; their content is compared separately."""
@@ -50,7 +50,7 @@ def differences(config: Any, here: dict[str, Any], there: dict[str, Any], data_k
 
 
 def _is_free(key: str) -> bool:
-    return key.startswith(FREE) and key not in FIXED
+    return key.startswith(FREE) and not key.startswith(FIXED)
 
 
 def _without_locations(values: dict[str, Any]) -> dict[str, Any]:

@@ -141,6 +141,7 @@ def _plan(
     theirs = read_json(source.fork) if source.fork.exists() else {}
     sizes = before.train.batch_size, config.train.batch_size
     order = _other_order(source, run, changed, accept_data)
+    row = 0 if order else _row(before, theirs, at)
     fork = Fork.plan(
         run,
         source.path,
@@ -148,11 +149,28 @@ def _plan(
         optimizer=_why_fresh(run, before.optimizer, asked["fresh_optimizer"]),
         carry=order or ("train.batch_size is another" if sizes[0] != sizes[1] else ""),
     )
-    read = (at + theirs["batch"] - theirs["step"] if theirs else at) * sizes[0]
     rate, lengths = _rate(source, before, theirs, at, changed, asked["fresh_optimizer"])
     record = asked | {"step": at, "changed": changed, "anew": fork.anew | ({"data": order} if order else {})}
     # Of a batch of other rows that were read in part, none is read again.
-    return run, fork, record | {"batch": 0 if order else -(-read // sizes[1]), "rate": rate}, lengths
+    place = {"row": row} if config.train.until else {"batch": -(-row // sizes[1])}
+    return run, fork, record | place | {"rate": rate}, lengths
+
+
+def _row(config: Any, theirs: dict[str, Any], at: int) -> int:
+    """The place, after `at` steps, in the order of the rows of a run, which may be a fork with the record
+    `theirs`."""
+    if not theirs:
+        return _rows_before(config, at)
+    row = theirs["row"] if "row" in theirs else theirs["batch"] * config.train.batch_size
+    return row + _rows_before(config, at) - _rows_before(config, theirs["step"])
+
+
+def _rows_before(config: Any, step: int) -> int:
+    if not config.train.until:
+        return step * config.train.batch_size
+    from transformer.training.stage_config import rows_before
+
+    return rows_before(config, step)
 
 
 def _configs(source: Workdir, given: dict[str, str]) -> tuple[Any, Any, dict[str, list]]:
@@ -254,7 +272,8 @@ def _lines(fork: Fork, record: dict[str, Any]) -> Iterator[str]:
     """What continues and what begins anew."""
     goes_on = [NAMES[name] for name in fork.continues if name in NAMES]
     if "data" not in record["anew"]:
-        goes_on.append(f"data from batch {record['batch']}")
+        unit = "row" if "row" in record else "batch"
+        goes_on.append(f"data from {unit} {record[unit]}")
     yield f"  continues: {', '.join(goes_on)}"
     yield from (f"  begins anew: {NAMES[name]} ({why})" for name, why in record["anew"].items())
     if record["rate"]:

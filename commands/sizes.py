@@ -81,6 +81,8 @@ class Family:
 
         keys = self.keys(depth)
         run = open_without_data(read_config(self.config), [*self.overrides, *_as_text(keys)])
+        if run.config.train.until:
+            raise UserError("--config.train.until: budgets of --mode=scaling are shared by equal steps")
         params = run.abstract.params
         tokens = run.config.train.batch_size * run.experiment.tokens_per_example
         parameters = sum(leaf.size for leaf in jax.tree.leaves(params))

@@ -104,7 +104,8 @@ class Algorithmic(Experiment):
 
     def train_data(self) -> DataLoader:
         """Shuffled rows of the training split; all of them in each batch need no shuffling."""
-        whole = self.task.size("train") == self.config.train.batch_size
+        c = self.config.train
+        whole = self.task.size("train") == c.batch_size and not c.until
         return self.loader("train", shuffle=not whole, repeat=True)
 
     def evaluators(self, put: Put, split: str = "validation") -> dict[str, Evaluator]:

@@ -3,7 +3,7 @@
 import functools
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -40,6 +40,8 @@ class LanguageModelingConfig(RunConfig):
     data: TextDataConfig
     loss: LossConfig
     sample: SamplingConfig
+
+    scheduled: ClassVar[tuple[str, ...]] = ("batch_size", "sequence_length", "window")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -85,6 +87,12 @@ class LanguageModeling(Experiment):
     def weigh(self, batch: Batch) -> dict[str, jax.Array]:
         """The number of target tokens, for the loss and the optional z-loss."""
         return token_weights(batch["weights"], self.config.loss)
+
+    def cut(self, batch: dict[str, np.ndarray], length: int) -> dict[str, np.ndarray]:
+        """Packed rows cut into rows of `length` tokens."""
+        from transformer.data.cutting import cut_rows
+
+        return cut_rows(batch, length)
 
     def evaluators(self, put: Put, split: str = "validation") -> dict[str, Evaluator]:
         """The likelihood of a split: loss, perplexity, bits per byte."""

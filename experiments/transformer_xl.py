@@ -3,7 +3,7 @@
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -28,6 +28,8 @@ class SegmentRecurrenceConfig(LanguageModelingConfig):
     """The config of a language modelling run with memory."""
 
     model: TransformerXLConfig
+
+    scheduled: ClassVar[tuple[str, ...]] = ("window",)
 
     def __post_init__(self) -> None:
         super().__post_init__()

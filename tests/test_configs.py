@@ -145,6 +145,8 @@ def test_every_key_has_its_meaning_beside_it(name):
 
 def test_free_keys_exist():
     keys = {key for name in EXPERIMENTS for key in flatten(values_of(name))}
+    described = [key for name in EXPERIMENTS for key in describe_keys(find_experiment(name).Config)]
+    keys |= {f"{key.name}." for key in described if key.type == "a mapping"}
     for name in (*FREE, *FIXED):
         assert any(key.startswith(name) for key in keys), name
 

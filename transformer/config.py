@@ -146,7 +146,7 @@ def to_values(config: Any) -> Any:
     if dataclasses.is_dataclass(config):
         return {field.name: to_values(getattr(config, field.name)) for field in dataclasses.fields(config)}
     if isinstance(config, Mapping):
-        return {key: to_values(value) for key, value in config.items()}
+        return {str(key): to_values(value) for key, value in config.items()}
     return [to_values(value) for value in config] if isinstance(config, (tuple, list)) else config
 
 

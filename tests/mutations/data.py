@@ -1,6 +1,18 @@
 """Mutations of `transformer/data`: file -> (tests, {name: (text, replacement)})."""
 
 EDITS = {
+    "transformer/data/cutting.py": (
+        "tests/data/test_cutting.py",
+        {
+            "segments_go_on": ("(segments_bt - segments_bt[:, :1] + 1)", "segments_bt"),
+            "positions_go_on": (
+                "np.where(continued_bt, positions_bt - positions_bt[:, :1]",
+                "np.where(False, 0",
+            ),
+            "all_continue": ("segments_bt == segments_bt[:, :1]", "segments_bt > -1"),
+            "padding_is_a_segment": (" * there_bt", ""),
+        },
+    ),
     "transformer/data/packed_text.py": (
         "tests/data/test_packing.py tests/data/test_stream_rows.py tests/data/test_text.py "
         "tests/evaluation/test_documents.py",

@@ -135,12 +135,12 @@ EDITS = {
         "tests/commands/test_fork.py",
         {
             "part_of_a_batch_again": (
-                "0 if order else -(-read // sizes[1])",
-                "0 if order else read // sizes[1]",
+                "-(-row // sizes[1])",
+                "row // sizes[1]",
             ),
-            "a_step_for_a_row": ("else at) * sizes[0]", "else at) * sizes[1]"),
-            "shift_of_a_fork_lost": ('at + theirs["batch"] - theirs["step"] if theirs else at', "at"),
-            "other_rows_in_the_middle": ('"batch": 0 if order else', '"batch": 0 if False else'),
+            "a_step_for_a_row": ("return step * config.train.batch_size", "return step"),
+            "shift_of_a_fork_lost": (' - _rows_before(config, theirs["step"])', ""),
+            "other_rows_in_the_middle": ("row = 0 if order else _row", "row = 0 if False else _row"),
             "seed_keeps_the_order": ('key == "seed" or (', "False or ("),
             "moved_data_are_others": ("(listed or not source", "(True or not source"),
             "validation_rows_are_trained_on": ('besides="validation_source"', 'besides=""'),
@@ -157,7 +157,7 @@ EDITS = {
             "steps_in_the_past": ("if config.train.steps <= at:", "if config.train.steps < at:"),
             "another_command_goes_on": ("if not same_step or any(", "if not same_step and any("),
             "made_in_place": ('made = Workdir(part / "run")', "made = Workdir(place)"),
-            "carry_of_other_rows": ('else ""),\n    )\n    read', 'else "")[:0],\n    )\n    read'),
+            "carry_of_other_rows": ('else ""),\n    )\n    rate', 'else "")[:0],\n    )\n    rate'),
         },
     ),
     "transformer/training/fork.py": (
@@ -260,8 +260,8 @@ EDITS = {
             "square_not_root": ("Sum.of(jnp.sqrt(value.total", "Sum.of((value.total"),
             "squares_of_norms": ("Sum.of(jnp.sqrt(square))", "Sum.of(square)"),
             "first_layer_everywhere": ("+ squares_n[i]", "+ squares_n[0]"),
-            "every_step_measured": ("is_due(self._every, self._step)", "True"),
-            "a_step_too_late": ("        self._step += 1\n        return", "        return"),
+            "every_step_measured": ("is_due(self._every, self.done)", "True"),
+            "a_step_too_late": ("        self.done += 1\n        return", "        return"),
         },
     ),
     "transformer/training/optax_optimizers.py": (
@@ -295,6 +295,48 @@ EDITS = {
             "one_output_axis": ("of_heads = len(axes) > 1 and", "of_heads = False and"),
             "decay_shrinks": ("p if each.step == 1 else p / each.step", "p"),
             "muon_for_all": ('if kind == "muon" and not is_hidden_matrix(path):', "if False:"),
+        },
+    ),
+    "transformer/training/stages.py": (
+        "tests/training/test_stages.py",
+        {
+            "rows_read_again": ("place += (stage.end - stage.first) * stage.rows", "pass"),
+            "places_of_the_whole_run": (" - stage.first * stage.rows\n", "\n"),
+            "end_too_late": ("if done < stage.end", "if done <= stage.end"),
+            "begins_at_another_row": ("row - before)", "row)"),
+            "documents_not_cut": (
+                "return found.reshape(-1, length) if length and found is not None else found",
+                "return found",
+            ),
+            "never_cut": ("yield self._cut(batch, length) if length else batch", "yield batch"),
+            "one_rate": (" / len(self._counted)", " / 2"),
+            "first_step_counted": (
+                "        if not first:\n            self._counted",
+                "        if True:\n            self._counted",
+            ),
+            "window_never_ends": ("        self._counted = []\n        return", "        return"),
+            "mean_of_rates": (
+                "sum(each / rate for each, rate in zip(tokens, rates, strict=True))",
+                "(sum(tokens) / (sum(rates) / len(rates)))",
+            ),
+            "memory_of_the_first": ("self._stage is not before and", "False and"),
+        },
+    ),
+    "transformer/training/stage_config.py": (
+        "tests/training/test_stages.py",
+        {
+            "end_is_included": ("if first < end)", "if first <= end)"),
+            "ends_as_given": ("name: sorted((int(step)", "name: list((int(step)"),
+            "rows_of_all_steps": ("max(0, min(end, step) - stage.first)", "(end - stage.first)"),
+        },
+    ),
+    "transformer/models/windowed.py": (
+        "tests/models/test_windowed.py",
+        {
+            "wider_too": ("kind.pattern_size <= size", "False"),
+            "full_stays": ('("full", "window")', '("window",)'),
+            "dilation": ('(kind.pattern == "window" and kind.pattern_extra > 1)', "False"),
+            "others_lose_their_keys": ("{**config.layer_kinds[name], **each}", "{**each}"),
         },
     ),
     "transformer/models/width.py": (

@@ -202,6 +202,12 @@ class StackConfig(WidthConfig):
             found["position_base"] = f"with position {self.position!r}"
         return found
 
+    def windowed(self, size: int) -> Any:
+        """With attention to at most `size` tokens (see `transformer.models.windowed`)."""
+        from transformer.models.windowed import windowed
+
+        return windowed(self, size)
+
     @property
     def key_width(self) -> int:
         """The width k of a head."""

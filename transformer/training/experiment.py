@@ -112,6 +112,11 @@ class Experiment(ABC):
         """A row of padding, stacked, if its shapes are known without data."""
         return self.data.blank() if hasattr(self.data, "blank") else None
 
+    def cut(self, batch: dict[str, np.ndarray], length: int) -> dict[str, np.ndarray]:
+        """The rows of a batch cut into rows of `length` tokens, if the config's `scheduled` has
+        "sequence_length"."""
+        raise NotImplementedError
+
     def batch_shapes(self) -> dict[str, jax.ShapeDtypeStruct]:
         """The shapes and types of a training batch over all processes; those of the first one, where there is
         no `blank` row."""

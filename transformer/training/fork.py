@@ -140,6 +140,9 @@ def forked(run: Run, record: Mapping[str, Any]) -> Run:
     """The run with the learning rate and the data from which a fork, with this `record`, continues."""
     lengths = [*earlier_rate(record, run.config.optimizer), *run.lengths]
     run = dataclasses.replace(run, lengths=lengths)
-    if shift := record["batch"] - record["step"]:
+    if "row" in record:  # of a run with `train.until`
+        with run.placed():
+            run.loader = run.loader.beginning(record["step"], record["row"])  # type: ignore[attr-defined]
+    elif shift := record["batch"] - record["step"]:
         run.loader = Shifted(run.loader, shift)
     return run

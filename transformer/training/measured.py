@@ -25,14 +25,18 @@ class AtLogged:
 
     def __init__(self, plain: Program, measured: Program, every: int, done: int) -> None:
         """`done` is the number of steps that have been made."""
-        self.plain, self.measured, self._every, self._step = plain, measured, every, done
+        self.plain, self.measured, self.done, self._every = plain, measured, done, every
 
     def __call__(self, state: State, batch: Batch) -> tuple[State, dict[str, Sum]]:
         """The next step."""
+        self.compile(state, batch)
+        self.done += 1
+        return (self.measured if is_due(self._every, self.done) else self.plain)(state, batch)
+
+    def compile(self, state: State, batch: Batch) -> None:
+        """Compiles both for these arguments, if they have not been."""
         for program in (self.plain, self.measured):
             program.compile(state, batch)
-        self._step += 1
-        return (self.measured if is_due(self._every, self._step) else self.plain)(state, batch)
 
     @property
     def memory_gb(self) -> float | None:

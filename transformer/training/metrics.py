@@ -35,7 +35,7 @@ class Meter:
     `train/mfu` = tokens/s / `peak_rate()`, the tokens/s at the devices' peak FLOP/s; omitted if that is None.
     """
 
-    tokens_per_step: int  # of the global batch
+    tokens_per_step: float  # of the global batch
     learning_rate: Schedule  # of the number of updates made
     max_skipped: int  # most consecutive skipped steps; 0: no limit
     skipped: int = 0  # steps skipped so far, by the restored state

@@ -56,19 +56,16 @@ class Run:
     init: Callable[[jax.Array], Any] = dataclasses.field(init=False)  # initial parameters, boxed
 
     def __post_init__(self) -> None:
-        config, self.folder = self.config, RunFolder(self.workdir)
+        c, self.folder = self.config, RunFolder(self.workdir)
         self.init, self.layers = self.experiment.init, getattr(self.experiment.config.model, "layers", ())
-        self.optimizer, self.schedule = make_optimizer(
-            config.optimizer, config.train.steps, self.lengths, self.layers
-        )
+        self.optimizer, self.schedule = make_optimizer(c.optimizer, c.train.steps, self.lengths, self.layers)
         if getattr(self.experiment.config.model, "parametrization", "standard") != "standard":
-            self.init, self.optimizer = parametrized(self.init, self.optimizer, config, self.layers)
-        self.compiler_options = dict(config.parallel.compiler_options)  # with which to compile `_step`
-        self.mesh = parallel.make_mesh(config.parallel.mesh, self.devices)
-        self.rules = parallel.RULES[config.parallel.rules]
-        for key, group in (("train", config.train), ("evaluate", config.evaluate)):
-            key, size = f"{key}.batch_size", group.batch_size
-            parallel.check_batch_size(key, size, self.mesh, config.parallel.microbatches)
+            self.init, self.optimizer = parametrized(self.init, self.optimizer, c, self.layers)
+        self.compiler_options = dict(c.parallel.compiler_options)  # with which to compile `_step`
+        self.mesh = parallel.make_mesh(c.parallel.mesh, self.devices)
+        self.rules = parallel.RULES[c.parallel.rules]
+        for key, size in (("train", c.train.batch_size), ("evaluate", c.evaluate.batch_size)):
+            parallel.check_batch_size(f"{key}.batch_size", size, self.mesh, c.parallel.microbatches)
         self.latest = Latest()
         self.put: Put = functools.partial(parallel.put_batch, sharding=parallel.batch_sharding(self.mesh))
 
@@ -80,7 +77,14 @@ class Run:
     def loader(self) -> Batches:
         """The training batches; errors of the data are raised here."""
         with self.placed():
-            return self.experiment.train_data()
+            return self.stages.batches() if self.config.train.until else self.experiment.train_data()
+
+    @functools.cached_property
+    def stages(self) -> Any:
+        """The `Stages` of `train.until`; raises if a batch size in it is impossible."""
+        from transformer.training.stages import Stages
+
+        return Stages(self)
 
     @functools.cached_property
     def hooks(self) -> list[Hook]:
@@ -190,10 +194,9 @@ class Run:
         step, which Python calls only to trace it."""
         c, started = self.config.train, time.perf_counter() if started is None else started
         with self.placed(), self.checkpoints(write=True) as checkpoints:
-            begun = trained_steps(checkpoints.directory)
-            state = checkpoints.restore(self.abstract) if begun else self.first_state()
+            state = checkpoints.restore(self.abstract) if checkpoints.steps() else self.first_state()
             step: Any = Program(self.jitted(around), self.compiler_options)
-            step = self._measured(step, around, state) if c.log_norms or c.log_attention else step
+            step = self._other(step, around, state) if c.until or c.log_norms or c.log_attention else step
             return train(
                 state,
                 step,
@@ -207,7 +210,9 @@ class Run:
                 left=self.folder.unmeasured,
             )
 
-    def _measured(self, step: Program, around: Callable, state: State) -> Any:
+    def _other(self, step: Program, around: Callable, state: State) -> Any:
+        if self.config.train.until:
+            return self.stages.step(around, int(state.step))
         from transformer.training import measured
 
         return measured.make(self, step, around, int(state.step))
@@ -216,10 +221,7 @@ class Run:
         """The train step, for the batches of this run; nothing is allocated, and no data are read where their
         shapes are known without."""
         batch, whole = self.experiment.batch_shapes(), parallel.batch_sharding(self.mesh)
-        batch = {
-            name: each.update(sharding=parallel.shard_of_rows(whole, each.shape))
-            for name, each in batch.items()
-        }
+        batch = {k: x.update(sharding=parallel.shard_of_rows(whole, x.shape)) for k, x in batch.items()}
         with self.placed():
             return self.jitted(unchanged).lower(self.abstract, batch).compile(self.compiler_options)
 
@@ -301,16 +303,17 @@ class Run:
         return f"the learning rate rises again, from {last:.3g} to {top:.3g}" if top > last else ""
 
     def _meter(self, skipped: int, started: float, step_gb: Callable[[], float | None]) -> Meter:
-        return Meter(
+        return (self.stages.meter if self.config.train.until else Meter)(
             tokens_per_step=self.config.train.batch_size * self.experiment.tokens_per_example,
             learning_rate=self.schedule,
             max_skipped=self.config.train.max_skipped,
             skipped=skipped,
             started=started,
-            peak_rate=functools.cache(self._peak_rate),
+            peak_rate=functools.cache(self.peak_rate),
             step_gb=step_gb,
         )
 
-    def _peak_rate(self) -> float | None:
+    def peak_rate(self) -> float | None:
+        """Tokens/s at the peak FLOP/s of the devices; None where that is not known."""
         peak = peak_flops([*self.mesh.devices.flat], self.experiment.config.model.dtype)
         return peak / self.experiment.flops_per_token(self.abstract.params) if peak else None

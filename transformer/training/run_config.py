@@ -3,7 +3,7 @@
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 from transformer.config import Bound, Bounded, Nonnegative, NonnegativeFloat, Positive
 from transformer.errors import UserError
@@ -20,6 +20,8 @@ class TrainConfig(Bounded):
 
     steps: Positive = 1000  # number of updates
     batch_size: Positive = 16  # sequences per step, over all devices and microbatches
+    # other values until a step, {"sequence_length": {"300": 64}}; or of batch_size, or window (of attention)
+    until: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     evaluate_every: Nonnegative = 0  # steps between evaluations; 0: only at the end
     evaluate_batches: Nonnegative = 0  # batches per evaluation; 0: all
     checkpoint_every: Nonnegative = 0  # steps between checkpoints; 0: only at the end, and when stopped
@@ -110,6 +112,19 @@ class RunConfig(Bounded):
     train: TrainConfig
     evaluate: EvaluateConfig
     parallel: ParallelConfig
+
+    scheduled: ClassVar[tuple[str, ...]] = ("batch_size", "window")
+    """What `train.until` may change in such a run."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.train.until:
+            self._check_stages()
+
+    def _check_stages(self) -> None:
+        from transformer.training.stage_config import check_stages
+
+        check_stages(self)
 
     def idle(self) -> dict[str, str]:
         """See `transformer.config.idle_keys`."""
