@@ -62,9 +62,7 @@ class StackConfig(WidthConfig):
     sinks: bool = False  # attention sinks: a learned logit per head for attending to nothing
     pattern: Annotated[str, OneOf(PATTERNS)] = "full"  # sparse attention pattern
     pattern_size: Positive = 256  # window size, stride or block size, in tokens
-    pattern_extra: Nonnegative = (
-        1  # window: dilation; fixed: summary keys; global: such tokens; blocks: random ones
-    )
+    pattern_extra: Nonnegative = 1  # window: dilation; fixed: summary keys; global, blocks: such, random ones
     # random blocks: the same for all heads and layers, or others for each key/value head of each layer
     pattern_draws: Literal["one", "each"] = "one"
     position: Annotated[str, OneOf(POSITIONS)] = "rope"  # position encoding
