@@ -35,6 +35,17 @@ EDITS = {
             "spread_of_n": ("statistics.stdev", "statistics.pstdev"),
         },
     ),
+    "commands/paired.py": (
+        "tests/commands/test_table.py",
+        {
+            "plain_minus_changed": ("values[seed] - expected[seed]", "expected[seed] - values[seed]"),
+            "zero_is_outside": ("low > 0 or high < 0", "True"),
+            "worst_first": ("sign * row.mean_difference)", "row.mean_difference)"),
+            "any_rows": ("if len(found) > 1:", "if False:"),
+            "last_of_a_seed": ('run.config.get("seed", 0)) in found', 'run.config.get("seed", 0)) is None'),
+            "keys_that_are_the_same": ("if value != plain.keys[key]", "if True"),
+        },
+    ),
     "commands/compare.py": (
         "tests/commands/test_compare.py",
         {
@@ -113,6 +124,7 @@ EDITS = {
         {
             "bands_of_one_run": ("values.min(0), values.max(0)", "values[0], values[0]"),
             "axes_are_linear": ('axes.set_xscale("log")', "pass"),
+            "middles_of_intervals": ('axes.plot(mean, place, "o"', 'axes.plot((low + high) / 3, place, "o"'),
         },
     ),
 }
