@@ -4,13 +4,15 @@ from configs import base, lm
 from transformer.sweep import Setting, over, product
 
 STEPS = 300
+
 DECAY = STEPS * 2 // 5
+"""Steps of the linear decay at the end."""
 
 
 def get_config(preset: str = "") -> ConfigDict:
     """The plain recipe, the `modern` one, or the `tiny` version of either for smoke tests."""
     config = base.defaults("language_modeling")
-    config.initialize_std = 0.02
+    config.initialize_std = 0.02  # as GPT-2
     config.model.d_model = 64
     config.model.d_ff = 256
     config.model.norm = "layer"
@@ -70,7 +72,7 @@ WITHOUT: list[Setting] = [
 ]
 """What takes one ingredient out of the modern recipe; AdamW has a learning rate of its own."""
 
-TINY = lm.TINY
+TINY = lm.TINY | {"model": lm.TINY["model"] | {"num_layers": 2}}
 
 
 def sweep() -> list[Setting]:

@@ -39,20 +39,27 @@ def test_initially_a_model_is_almost_the_one_without(rng):
 
 
 def test_they_are_added_in_the_order_in_which_layers_are_named(rng):
+    """To layers with different numbers of heads."""
+    kinds = {"layers": ("two", "one"), "layer_kinds": {"two": {}, "one": {"num_kv_heads": 1}}}
     tokens = rng.integers(0, VOCAB, (2, 7))
-    model = CONFIG.build(VOCAB)
-    params = random_params(rng, model, tokens)
-    table, scale = (params["value_embedding"][name] for name in ("table", "scale"))
-    turned = {**params, "value_embedding": {"table": jnp.roll(table, 8, axis=1), "scale": scale[::-1]}}
-    found = (
-        dataclasses.replace(CONFIG, value_embeddings=(2, 0)).build(VOCAB).apply({"params": turned}, tokens)
+    first, second = (
+        dataclasses.replace(CONFIG, value_embeddings=chosen, **kinds).build(VOCAB)
+        for chosen in ((0, 1), (1, 0))
     )
-    np.testing.assert_array_equal(found, model.apply({"params": params}, tokens))
+    params = random_params(rng, first, tokens)
+    table, scale = (params["value_embedding"][name] for name in ("table", "scale"))
+    assert table.shape == (128, 2 * 4 + 4)
+    turned = {"table": jnp.roll(table, 4, axis=1), "scale": scale[::-1]}
+    found = second.apply({"params": params | {"value_embedding": turned}}, tokens)
+    np.testing.assert_array_equal(found, first.apply({"params": params}, tokens))
 
 
-@pytest.mark.parametrize("position", ["transformer_xl", "rope"])
-def test_segments_with_memory_are_the_whole_text(rng, position):
-    config = TransformerXLConfig(**SIZES, position=position, memory_length=8, value_embeddings=(2, 0))
+KINDS = {"layers": ("heads", "latent"), "layer_kinds": {"heads": {}, "latent": {"mixer": "latent"}}}
+
+
+@pytest.mark.parametrize("changes", [{"position": "transformer_xl"}, {"position": "rope", **KINDS}])
+def test_segments_with_memory_are_the_whole_text(rng, changes):
+    config = TransformerXLConfig(**SIZES, **changes, memory_length=8, value_embeddings=(2, 0))
     model, tokens = config.build(VOCAB), rng.integers(0, VOCAB, (2, 8))
     segments = 1 + np.sort(rng.integers(0, 2, (2, 8)), axis=1)
     variables = {"params": random_params(rng, model, tokens)}

@@ -164,6 +164,7 @@ class StackConfig(WidthConfig):
             if key not in per_layer:
                 raise UserError(f"{path}.{key}: not a key of one layer; {suggest(key, per_layer)}")
         own = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        own.pop("value_embeddings", None)  # of a decoder, whose layers it numbers
         values = own | {"layers": (), "layer_kinds": {}} | dict(given)
         # A kind does not inherit keys that its mixer or position encoding does not have.
         for key, (family, field) in OPTIONAL.items():
