@@ -42,11 +42,11 @@ class Change(Row):
 
 
 def changes(rows: Sequence[Row], others: Sequence[Trained], metric: str, sign: int) -> list[Change]:
-    """Every other row against the one that has the runs `others`, the best difference first.
+    """Every other row with a pair against the one that has the runs `others`, the best difference first.
 
     Raises:
-      UserError: these are of several rows, or none has measured the metric; or a row has no seed of theirs,
-        or two runs of the same.
+      UserError: these are of several rows, or none has measured the metric; or no other run has a seed of
+        theirs, or two of a row have the same.
     """
     paths = {run.path for run in others}
     found = [row for row in rows if any(run.path in paths for run in row.runs)]
@@ -65,11 +65,12 @@ def changes(rows: Sequence[Row], others: Sequence[Trained], metric: str, sign: i
             continue
         keys = {key: value for key, value in row.keys.items() if value != plain.keys[key]}
         values = _by_seed(row, metric)
-        if not expected.keys() & values.keys():
-            seeds = ", ".join(map(str, sorted(expected)))
-            raise UserError(f"--against: {row.runs[0].path} has none of its seeds, {seeds}")
-        differences = [values[seed] - expected[seed] for seed in sorted(expected.keys() & values.keys())]
-        compared.append(Change(keys, row.runs, row.values, differences))
+        if both := sorted(expected.keys() & values.keys()):
+            differences = [values[seed] - expected[seed] for seed in both]
+            compared.append(Change(keys, row.runs, row.values, differences))
+    if not compared:
+        seeds = ", ".join(map(str, sorted(expected)))
+        raise UserError(f"--against: no other run has measured {metric} with one of its seeds, {seeds}")
     return sorted(compared, key=lambda row: sign * row.mean_difference)
 
 

@@ -186,6 +186,7 @@ def write_arms(path, rng):
 
 def test_differences_from_some_runs_by_pairs_of_one_seed(tmp_path, rng, capsys):
     losses = write_arms(tmp_path, rng)
+    write_run(tmp_path / "unpaired", [0.0, 1.0], seed=5, model={"d": 3, "n": 1, "kind": "a"})
     out = tmp_path / "out.json"
     flags = [f"--against={tmp_path}/plain-*", f"--output={out}"]
     assert table(tmp_path, *flags) == 0
@@ -239,7 +240,7 @@ def test_one_pair_has_no_interval(tmp_path, capsys):
         ("[pw]*-0", "--against: its runs differ in d; expected runs that differ in their seed alone"),
         ("nothing", "--against: {}/nothing has no folder of a run with metrics"),
         ("unmeasured", "--against: no run has measured eval/loss"),
-        ("single", "-0 has none of its seeds, 9"),
+        ("single", "--against: no other run has measured eval/loss with one of its seeds, 9"),
         ("plain*", "--against: two runs have seed 0, {}/plain-again is one; expected one of each"),
     ],
 )
