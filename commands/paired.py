@@ -5,7 +5,7 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from commands.table import Row, Trained, label, shortened
+from commands.rows import Row, Trained, label, shortened
 from transformer.errors import UserError
 from transformer.evaluation.paired import interval
 
@@ -78,7 +78,7 @@ def _by_seed(row: Row, metric: str) -> dict[int, float]:
     measured = [run for run in row.runs if metric in run.series]
     found: dict[int, float] = {}
     for run, value in zip(measured, row.values, strict=True):
-        if (seed := run.config.get("seed", 0)) in found:
+        if (seed := run.config["seed"]) in found:
             raise UserError(f"--against: two runs have seed {seed}, {run.path} is one; expected one of each")
         found[seed] = value
     return found

@@ -14,11 +14,11 @@ import glob
 import json
 import math
 import re
-import statistics
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from commands.rows import Row, Trained, label, shortened
 from transformer.config import flatten
 from transformer.errors import UserError, suggest
 
@@ -29,49 +29,6 @@ BESIDE = ("seed", "data.cache_dir", "data.workers", "parallel.")
 """Prefixes of keys in which the runs of a row may differ."""
 
 FORMATS = (".csv", ".json", ".md")
-
-
-@dataclasses.dataclass(frozen=True)
-class Trained:
-    """A run's folder: the values of its config by key, the steps of the whole run, and the steps and values
-    of its metrics."""
-
-    path: Path
-    config: dict[str, Any]
-    steps: int
-    series: dict[str, tuple[Any, Any]]
-
-    @property
-    def last_step(self) -> int:
-        """The last step that was measured."""
-        return max(int(steps[-1]) for steps, _ in self.series.values())
-
-
-@dataclasses.dataclass(frozen=True)
-class Row:
-    """Runs that differ in their seed alone, and a value of the metric for each that measured it."""
-
-    keys: dict[str, Any]
-    runs: list[Trained]
-    values: list[float]
-
-    def curves(self, metric: str) -> list[tuple[Any, Any]]:
-        """Steps and values of a metric, of each run that measured it."""
-        return [run.series[metric] for run in self.runs if metric in run.series]
-
-    @property
-    def mean(self) -> float:
-        """The mean over runs; NaN without any."""
-        return statistics.fmean(self.values) if self.values else math.nan
-
-    @property
-    def spread(self) -> float:
-        """The standard deviation over runs, of n - 1 degrees of freedom; NaN for fewer than two."""
-        return statistics.stdev(self.values) if len(self.values) > 1 else math.nan
-
-    def more(self) -> dict[str, Any]:
-        """Further values for a file."""
-        return {}
 
 
 def add_flags(parser: Any) -> None:
@@ -196,20 +153,6 @@ def cells(rows: Sequence[Row], metric: str) -> Iterator[list[str]]:
     for row in rows:
         numbers = ["" if math.isnan(each) else f"{each:.5g}" for each in (row.mean, row.spread)]
         yield [*(str(value) for value in row.keys.values()), *numbers, str(len(row.values))]
-
-
-def shortened(keys: Iterable[str]) -> list[str]:
-    """The last part of each key, or the whole key where two have the same; of a source of a mixture its whole
-    name, which may have dots."""
-    keys = list(keys)
-    last = [key.partition("data.sources.")[2] or key.rpartition(".")[2] for key in keys]
-    return [key if last.count(part) > 1 else part for key, part in zip(keys, last, strict=True)]
-
-
-def label(row: Row) -> str:
-    """The values of a row's keys in one line."""
-    named = zip(shortened(row.keys), row.keys.values(), strict=True)
-    return ", ".join(f"{name} {value}" for name, value in named) or row.runs[0].path.name
 
 
 def unfinished(runs: Sequence[Trained]) -> list[str]:

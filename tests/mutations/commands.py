@@ -32,8 +32,11 @@ EDITS = {
             "seeds_are_rows": ('BESIDE = ("seed", ', "BESIDE = ("),
             "worst_first": ("sign * row.mean if row.values", "-sign * row.mean if row.values"),
             "best_is_the_last": ("float(min(sign * each)) if best", "float(each[-1]) if best"),
-            "spread_of_n": ("statistics.stdev", "statistics.pstdev"),
         },
+    ),
+    "commands/rows.py": (
+        "tests/commands/test_table.py",
+        {"spread_of_n": ("statistics.stdev", "statistics.pstdev")},
     ),
     "commands/paired.py": (
         "tests/commands/test_table.py",
@@ -42,7 +45,7 @@ EDITS = {
             "zero_is_outside": ("low > 0 or high < 0", "True"),
             "worst_first": ("sign * row.mean_difference)", "row.mean_difference)"),
             "any_rows": ("if len(found) > 1:", "if False:"),
-            "last_of_a_seed": ('run.config.get("seed", 0)) in found', 'run.config.get("seed", 0)) is None'),
+            "last_of_a_seed": ('run.config["seed"]) in found', 'run.config["seed"]) is None'),
             "keys_that_are_the_same": ("if value != plain.keys[key]", "if True"),
         },
     ),

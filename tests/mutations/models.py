@@ -83,7 +83,10 @@ EDITS = {
         f"{AROUND} tests/models/test_value_embeddings.py",
         {
             "no_weight": ("scale.astype(x_bte.dtype) * x_bte", "x_bte"),
-            "one_place_for_all": ("np.cumsum([g * k for g, k in self.shapes])[:-1]", "len(self.shapes)"),
+            "one_place_for_all": (
+                "[*itertools.accumulate(g * k for g, k in self.shapes)][:-1]",
+                "len(self.shapes)",
+            ),
             "initially_nothing": ("nn.initializers.ones", "nn.initializers.zeros"),
             "widths_of_keys_heads": ("(widths[i][0], widths[i][2])", "(widths[0][0], widths[0][2])"),
         },

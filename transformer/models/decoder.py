@@ -31,9 +31,9 @@ class DecoderConfig(TextConfig):
 
     def valued(self, decoder: type) -> type:
         """The kind of decoder with value embeddings."""
-        from transformer.models.value_embeddings import KINDS
+        from transformer.models.value_embeddings import with_value_embeddings
 
-        return KINDS[decoder]
+        return with_value_embeddings(decoder)
 
     def stack(self, num_layers: int = 0, *, cross: bool = False, causal: bool = False) -> Stack:
         """See `StackConfig.stack`; with `value_embeddings` the stack takes them."""

@@ -1,16 +1,15 @@
 """Decoders with value embeddings."""
 
+import functools
+import itertools
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from flax import linen as nn
 
 from transformer.layers.embedding import Embedding
 from transformer.layers.value_embeddings import places_of
-from transformer.models.decoder import Decoder
-from transformer.models.transformer_xl import TransformerXL
 
 
 class ValueEmbedding(Embedding, kw_only=True):  # type: ignore[call-arg]
@@ -30,7 +29,7 @@ class ValueEmbedding(Embedding, kw_only=True):  # type: ignore[call-arg]
 
     def of_layers(self, tokens_bt: jax.Array) -> list[jax.Array]:
         """(b, t) integers -> (b, t, g, k) for each layer."""
-        ends = np.cumsum([g * k for g, k in self.shapes])[:-1]
+        ends = [*itertools.accumulate(g * k for g, k in self.shapes)][:-1]
         parts = zip(self.shapes, jnp.split(self(tokens_bt), ends, axis=-1), self.scale_l, strict=True)
         found = [
             (scale.astype(x_bte.dtype) * x_bte).reshape(*tokens_bt.shape, *shape)
@@ -39,39 +38,34 @@ class ValueEmbedding(Embedding, kw_only=True):  # type: ignore[call-arg]
         return [nn.with_logical_constraint(x, ("batch", "length", "kv_heads", "head_dim")) for x in found]
 
 
-class ValueDecoder(Decoder):
-    """A decoder in which the values of each layer l of `value_embeddings` are W x_t + lambda_l E_l[token_t].
+@functools.cache
+def with_value_embeddings(decoder: Any) -> Any:
+    """The kind of decoder in which the values of each layer l of `value_embeddings` are W x_t + lambda_l
+    E_l[token_t], so that deep layers can attend to the tokens themselves.
 
-    So deep layers can attend to the tokens themselves.
     Source: Jordan et al. 2024, modded-nanogpt (https://github.com/KellerJordan/modded-nanogpt), record of
     2024-12-04, after Zhou et al. 2024 ("Value residual learning"), who add the values of the first layer.
     """
 
-    def setup(self) -> None:
-        """See `Decoder`; and the value embeddings."""
-        super().setup()
-        c, shapes = self.config, tuple(self._shapes.values())
-        width = sum(g * k for g, k in shapes)
-        self.value_embedding = ValueEmbedding(
-            self.vocab_size, width, c.vocab_multiple, dtype=c.dtype, shapes=shapes
-        )
+    class ValueDecoder(decoder):
+        def setup(self) -> None:
+            super().setup()
+            c, shapes = self.config, tuple(self._shapes.values())
+            width = sum(g * k for g, k in shapes)
+            self.value_embedding = ValueEmbedding(
+                self.vocab_size, width, c.vocab_multiple, dtype=c.dtype, shapes=shapes
+            )
 
-    def embed(self, tokens_bt: jax.Array, positions_bt: jax.Array, train: bool = False) -> Any:
-        """See `Decoder.embed`; and {layer: (b, t, g, k)}, which is added to its values."""
-        x_btd = super().embed(tokens_bt, positions_bt, train)
-        return x_btd, dict(zip(self._shapes, self.value_embedding.of_layers(tokens_bt), strict=True))
+        def embed(self, tokens_bt: jax.Array, positions_bt: jax.Array, train: bool = False) -> Any:
+            """See `Decoder.embed`; and {layer: (b, t, g, k)}, which is added to its values."""
+            x_btd = super().embed(tokens_bt, positions_bt, train)
+            return x_btd, dict(zip(self._shapes, self.value_embedding.of_layers(tokens_bt), strict=True))
 
-    @property
-    def _shapes(self) -> dict[int, tuple[int, int]]:
-        """The chosen layers, with the number and the width of their values' heads."""
-        stack = self.config.stack(causal=True)
-        widths = [mixer.cache_widths for mixer in stack.mixers]
-        return {i: (widths[i][0], widths[i][2]) for i in places_of(stack, self.config.value_embeddings)}
+        @property
+        def _shapes(self) -> dict[int, tuple[int, int]]:
+            """The chosen layers, with the number and the width of their values' heads."""
+            stack = self.config.stack(causal=True)
+            widths = [mixer.cache_widths for mixer in stack.mixers]
+            return {i: (widths[i][0], widths[i][2]) for i in places_of(stack, self.config.value_embeddings)}
 
-
-class ValueTransformerXL(ValueDecoder, TransformerXL):
-    """A Transformer-XL with them; the memory has the values with what was added."""
-
-
-KINDS: dict[type[Decoder], type[Decoder]] = {Decoder: ValueDecoder, TransformerXL: ValueTransformerXL}
-"""Kind of decoder -> the same with value embeddings."""
+    return ValueDecoder
