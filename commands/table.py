@@ -1,6 +1,10 @@
 """Compares runs: one row for each set of keys that differ, with the mean and spread over seeds.
 
 python launch.py --mode=table --runs 'runs/lm-sweep/*' --metric=eval/loss --pictures=runs/lm-sweep
+python launch.py --mode=table --runs 'runs/lm-sweep/*' --against 'runs/lm-sweep/norm=layer,*'
+
+With --against each row is a change of those runs: the mean difference of runs of the same seed, with an
+interval for as many pairs as were planned beforehand; * marks differences whose interval is without zero.
 """
 
 import argparse
@@ -10,11 +14,11 @@ import glob
 import json
 import math
 import re
-import statistics
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from commands.rows import Row, Trained, label, shortened
 from transformer.config import flatten
 from transformer.errors import UserError, suggest
 
@@ -27,51 +31,13 @@ BESIDE = ("seed", "data.cache_dir", "data.workers", "parallel.")
 FORMATS = (".csv", ".json", ".md")
 
 
-@dataclasses.dataclass(frozen=True)
-class Trained:
-    """A run's folder: the values of its config by key, the steps of the whole run, and the steps and values
-    of its metrics."""
-
-    path: Path
-    config: dict[str, Any]
-    steps: int
-    series: dict[str, tuple[Any, Any]]
-
-    @property
-    def last_step(self) -> int:
-        """The last step that was measured."""
-        return max(int(steps[-1]) for steps, _ in self.series.values())
-
-
-@dataclasses.dataclass(frozen=True)
-class Row:
-    """Runs that differ in their seed alone, and a value of the metric for each that measured it."""
-
-    keys: dict[str, Any]
-    runs: list[Trained]
-    values: list[float]
-
-    def curves(self, metric: str) -> list[tuple[Any, Any]]:
-        """Steps and values of a metric, of each run that measured it."""
-        return [run.series[metric] for run in self.runs if metric in run.series]
-
-    @property
-    def mean(self) -> float:
-        """The mean over runs; NaN without any."""
-        return statistics.fmean(self.values) if self.values else math.nan
-
-    @property
-    def spread(self) -> float:
-        """The standard deviation over runs, of n - 1 degrees of freedom; NaN for fewer than two."""
-        return statistics.stdev(self.values) if len(self.values) > 1 else math.nan
-
-
 def add_flags(parser: Any) -> None:
     """The flags of this command."""
     parser.set_defaults(missing="")
     add = parser.add_argument
     add("--runs", nargs="+", default=[], help="folders of runs, also as patterns: 'runs/lm-sweep/*'")
     add("--metric", default="eval/loss", help="the metric; -METRIC if more of it is better (eval/loss)")
+    add("--against", default="", help="folders of a row's runs, with which the others are compared by seed")
     add("--best", action="store_true", help="the best value of each run instead of its last")
     add("--output", help="a file for the table, .csv, .json or .md")
     add("--pictures", metavar="DIR", help="a folder for pictures: curves, and the metric over each number")
@@ -84,24 +50,35 @@ def run(flags: argparse.Namespace, overrides: "Overrides") -> int:
     if flags.output and Path(flags.output).suffix not in FORMATS:
         raise UserError(f"--output: {flags.output}; expected a name that ends in {', '.join(FORMATS)}")
     metric, sign = flags.metric.removeprefix("-"), -1 if flags.metric.startswith("-") else 1
-    runs, left_out = read_runs(flags.runs)
+    patterns = [flags.against] if flags.against else []
+    runs, left_out = read_runs([*flags.runs, *patterns])
     check_metric(metric, runs)
-    rows = rows_of(runs, metric, sign, flags.best)
-    for line in lines(rows, metric):
+    rows: Sequence[Row] = rows_of(runs, metric, sign, flags.best)
+    table, marked = [*cells(rows, metric)], [True] * (len(rows) > 1)
+    if flags.against:
+        from commands import paired
+
+        rows = compared = paired.changes(rows, read_runs(patterns, "--against")[0], metric, sign)
+        table, marked = [*paired.cells(compared, metric)], [row.is_shown for row in compared]
+    for line in lines(table, marked):
         print(line)
     for line in [*left_out, *unfinished(runs)]:
         print(line)
     if flags.output:
-        write(Path(flags.output), rows, metric)
+        write(Path(flags.output), rows, metric, table)
     if flags.pictures:
-        from transformer.visualization.comparison import draw_curves, draw_over_key
+        from transformer.visualization.comparison import draw_curves, draw_differences, draw_over_key
 
         folder = Path(flags.pictures)
         folder.mkdir(parents=True, exist_ok=True)
         draw_curves([(label(row), row.curves(metric)) for row in rows], metric, folder / "curves.png")
-        for key, points in over_keys(rows):
-            name = re.sub(r"[^\w.]+", "-", key)
-            draw_over_key(points, key, metric, folder / f"{name}.png")
+        if flags.against:
+            named = [(label(row), row.mean_difference, row.interval) for row in compared]
+            draw_differences(named, metric, folder / "differences.png")
+        else:
+            for key, points in over_keys(rows):
+                name = re.sub(r"[^\w.]+", "-", key)
+                draw_over_key(points, key, metric, folder / f"{name}.png")
     return 0
 
 
@@ -160,13 +137,13 @@ def rows_of(runs: Sequence[Trained], metric: str, sign: int, best: bool) -> list
     return sorted(rows, key=lambda row: sign * row.mean if row.values else math.inf)
 
 
-def lines(rows: Sequence[Row], metric: str) -> Iterator[str]:
-    """The table as aligned text; * marks the best row."""
-    table = list(cells(rows, metric))
+def lines(table: Sequence[Sequence[str]], marked: Sequence[bool]) -> Iterator[str]:
+    """The table as aligned text, with * before the rows that are marked."""
     widths = [max(len(line[i]) for line in table) for i in range(len(table[0]))]
     for number, line in enumerate(table):
-        mark = "*" if number == 1 and len(rows) > 1 else " "
-        yield f"{mark} " + "  ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True))
+        mark = 0 < number <= len(marked) and marked[number - 1]
+        cells = (cell.rjust(width) for cell, width in zip(line, widths, strict=True))
+        yield f"{'*' if mark else ' '} {'  '.join(cells)}"
 
 
 def cells(rows: Sequence[Row], metric: str) -> Iterator[list[str]]:
@@ -176,20 +153,6 @@ def cells(rows: Sequence[Row], metric: str) -> Iterator[list[str]]:
     for row in rows:
         numbers = ["" if math.isnan(each) else f"{each:.5g}" for each in (row.mean, row.spread)]
         yield [*(str(value) for value in row.keys.values()), *numbers, str(len(row.values))]
-
-
-def shortened(keys: Iterable[str]) -> list[str]:
-    """The last part of each key, or the whole key where two have the same; of a source of a mixture its whole
-    name, which may have dots."""
-    keys = list(keys)
-    last = [key.partition("data.sources.")[2] or key.rpartition(".")[2] for key in keys]
-    return [key if last.count(part) > 1 else part for key, part in zip(keys, last, strict=True)]
-
-
-def label(row: Row) -> str:
-    """The values of a row's keys in one line."""
-    named = zip(shortened(row.keys), row.keys.values(), strict=True)
-    return ", ".join(f"{name} {value}" for name, value in named) or row.runs[0].path.name
 
 
 def unfinished(runs: Sequence[Trained]) -> list[str]:
@@ -214,9 +177,8 @@ def over_keys(rows: Sequence[Row]) -> Iterator[tuple[str, list[tuple[str, list[f
         yield key, [(name, sorted(each), [each[x] for x in sorted(each)]) for name, each in curves.items()]
 
 
-def write(path: Path, rows: Sequence[Row], metric: str) -> None:
+def write(path: Path, rows: Sequence[Row], metric: str, table: Sequence[Sequence[str]]) -> None:
     """Writes the table: as JSON with the value and folder of each run, as CSV or Markdown its cells."""
-    table = list(cells(rows, metric))
     if path.suffix == ".json":
         values = [
             {
@@ -226,13 +188,15 @@ def write(path: Path, rows: Sequence[Row], metric: str) -> None:
                 "spread": row.spread if len(row.values) > 1 else None,
                 "values": row.values,
                 "runs": [str(run.path) for run in row.runs],
+                **row.more(),
             }
             for row in rows
         ]
         path.write_text(json.dumps(values, indent=1) + "\n", encoding="utf-8")
     elif path.suffix == ".csv":
         with path.open("w", newline="", encoding="utf-8") as file:
-            csv.writer(file).writerows([[*rows[0].keys, *table[0][len(rows[0].keys) :]], *table[1:]])
+            keys = [] if "change" in table[0] else [*rows[0].keys]
+            csv.writer(file).writerows([[*keys, *table[0][len(keys) :]], *table[1:]])
     else:
         heading, *others = table
         ruler = ["---"] * len(heading)

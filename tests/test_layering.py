@@ -77,7 +77,7 @@ ALLOWED = {
         "transformer.errors",
     },
     "experiments": {"experiments", "transformer"},
-    "configs": {"configs", "experiments", "transformer.config"},
+    "configs": {"configs", "experiments", "transformer.config", "transformer.sweep"},
     "commands": {"commands", "experiments", "transformer"},
     "launch": {"commands", "transformer.errors", "transformer.process", "transformer.processes"},
 }

@@ -59,8 +59,10 @@ def launched(*arguments):
     ("lm", ["model.scan_layers=true", "model.num_layers=2", "optimizer.embedding_weight_decay=0.1",
             "optimizer.name=cautious.contrib.muon"]),
     ("lm", ["model.skips=true", "model.num_layers=3", "model.remat=full", "model.lora_rank=2",
-            "optimizer.train_only=lora,skip", "optimizer.name=cautious.adamw"]),
-    ("transformer_xl", ["model.skips=true", "model.num_layers=2", "model.position=rope"]),
+            "optimizer.train_only=lora,skip", "optimizer.name=cautious.adamw",
+            "model.value_embeddings=(0,-1)"]),
+    ("transformer_xl", ["model.skips=true", "model.num_layers=2", "model.position=rope",
+                        "model.value_embeddings=(1,)"]),
 ])  # fmt: skip
 def test_together_on_four_devices(tmp_path, config, more):
     """In bfloat16, with a chunked loss, microbatches and a mesh; then samples and scores, with a cache."""

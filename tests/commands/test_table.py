@@ -7,6 +7,7 @@ import statistics
 
 import numpy as np
 import pytest
+from scipy import stats
 
 import launch
 from commands.table import read_runs, rows_of
@@ -184,3 +185,89 @@ def test_runs_of_a_search_are_points_of_one_colour(tmp_path, tmp_path_factory, m
     points = [line for line in axes.get_lines() if line.get_marker() == "o"]
     shown = sorted((line.get_xdata()[0], line.get_ydata()[0]) for line in points)
     assert shown == [(1.3**number, 1.0 + number) for number in range(20)]
+
+
+def write_arms(path, rng):
+    """Plain runs of seeds 0 to 4, and two changes of them: {name: {seed: loss}}."""
+    losses = {name: {seed: float(rng.normal()) for seed in range(5)} for name in ("plain", "wide", "deep")}
+    del losses["deep"][1], losses["deep"][3]
+    changed = {"plain": {}, "wide": {"d": 2}, "deep": {"n": 2, "kind": "b"}}
+    for name, values in losses.items():
+        for seed, loss in values.items():
+            keys = {"d": 1, "n": 1, "kind": "a"} | changed[name]
+            write_run(path / f"{name}-{seed}", [0.0, loss], seed=seed, model=keys)
+    return losses
+
+
+def test_differences_from_some_runs_by_pairs_of_one_seed(tmp_path, rng, capsys):
+    losses = write_arms(tmp_path, rng)
+    write_run(tmp_path / "unpaired", [0.0, 1.0], seed=5, model={"d": 3, "n": 1, "kind": "a"})
+    out = tmp_path / "out.json"
+    flags = [f"--against={tmp_path}/plain-*", f"--output={out}"]
+    assert table(tmp_path, *flags) == 0
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert lines[0] == ["change", "eval/loss", "difference", "95%", "interval", "pairs"]
+    rows = {tuple(row["keys"].items()): row for row in json.loads(out.read_text())}
+    assert {*rows} == {(("model.d", 2),), (("model.n", 2), ("model.kind", "b"))}
+    means = []
+    for name, row in zip(("wide", "deep"), (rows[key] for key in sorted(rows, key=len)), strict=True):
+        expected = [loss - losses["plain"][seed] for seed, loss in losses[name].items()]
+        assert row["differences"] == pytest.approx(expected)
+        low, high = stats.ttest_1samp(expected, 0).confidence_interval(0.95)
+        assert row["interval"] == pytest.approx([low, high])
+        means.append((statistics.fmean(expected), name, not low <= 0 <= high))
+    for line, (mean, name, shown) in zip(lines[1:], sorted(means), strict=True):
+        assert (line[0] == "*") is shown
+        assert f"{mean:+.4f}" in line and line[-1] == str(len(losses[name]))
+    assert table(tmp_path, f"--against={tmp_path}/plain-*", "--metric=-eval/loss") == 0
+    turned = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert turned[1:] == lines[:0:-1]
+
+
+def test_differences_in_files_and_a_picture(tmp_path, rng, monkeypatch, capsys):
+    write_arms(tmp_path, rng)
+    drawn = {}
+    monkeypatch.setattr(comparison, "save", lambda figure, axes, path: drawn.update({path.name: axes}))
+    for suffix in ("csv", "md"):
+        flags = [f"--against={tmp_path}/plain-*", f"--output={tmp_path}/out.{suffix}"]
+        assert table(tmp_path, *flags, f"--pictures={tmp_path}") == 0
+    with (tmp_path / "out.csv").open() as file:
+        rows = list(csv.reader(file))
+    assert rows[0] == ["change", "eval/loss", "difference", "95% interval", "pairs"]
+    assert {row[0] for row in rows[1:]} == {"d 2", "n 2, kind b"}
+    assert (tmp_path / "out.md").read_text().splitlines()[2] == f"| {' | '.join(rows[1])} |"
+    axes = drawn["differences.png"]
+    assert [each.get_text() for each in axes.get_yticklabels()] == [row[0] for row in rows[1:]]
+    points = [line.get_xdata() for line in axes.get_lines() if line.get_marker() == "o"]
+    assert [f"{each[0]:+.4f}" for each in points] == [row[2] for row in rows[1:]]
+
+
+def test_one_pair_has_no_interval(tmp_path, capsys):
+    for number, loss in enumerate((1.0, 3.0)):
+        write_run(tmp_path / str(number), [loss], steps=10, seed=3, model={"d": number})
+    assert table(tmp_path, f"--against={tmp_path}/0") == 0
+    assert capsys.readouterr().out.splitlines()[1].split() == ["d", "1", "3.0000", "+2.0000", "1"]
+
+
+@pytest.mark.parametrize(
+    ("against", "said"),
+    [
+        ("[pw]*-0", "--against: its runs differ in d; expected runs that differ in their seed alone"),
+        ("nothing", "--against: {}/nothing has no folder of a run with metrics"),
+        ("unmeasured", "--against: no run has measured eval/loss"),
+        ("single", "--against: no other run has measured eval/loss with one of its seeds, 9"),
+        ("plain*", "--against: two runs have seed 0, {}/plain-again is one; expected one of each"),
+    ],
+)
+def test_runs_that_nothing_can_be_compared_with(tmp_path, rng, capsys, against, said):
+    write_arms(tmp_path, rng)
+    if against == "unmeasured":
+        write_run(tmp_path / against, [], seed=0, model={"d": 1, "n": 1, "kind": "z"})
+        (tmp_path / against / "metrics.jsonl").write_text('{"step": 10, "train/loss": 1}\n')
+    if against == "single":
+        write_run(tmp_path / against, [1.0], seed=9, model={"d": 1, "n": 1, "kind": "z"})
+    if against == "plain*":
+        keys = {"d": 1, "n": 1, "kind": "a"}
+        write_run(tmp_path / "plain-again", [1.0], seed=0, model=keys)
+    assert table(tmp_path, f"--against={tmp_path}/{against}") == 2
+    assert said.format(tmp_path) in capsys.readouterr().err

@@ -14,7 +14,7 @@ from transformer.decoding.generation import generate
 from transformer.errors import UserError
 from transformer.layers.normalization import NORMS
 from transformer.layers.positions import POSITIONS
-from transformer.models.decoder import Decoder, DecoderConfig, DecoderStepper
+from transformer.models.decoder import DecoderConfig, DecoderStepper
 from transformer.training import parallel
 from transformer.training.checkpoint import State
 
@@ -37,7 +37,7 @@ FULL_EVERY_2 = local_and("full", pattern="full")
 
 
 def make(rng, **changes):
-    model = Decoder(dataclasses.replace(CONFIG, **changes), VOCAB)
+    model = dataclasses.replace(CONFIG, **changes).build(VOCAB)
     return model, random_params(rng, model, jnp.zeros((1, 1), jnp.int32))
 
 
@@ -97,6 +97,9 @@ def test_every_position_norm_and_attention(rng, position, norm, heads):
     {"parallel_sublayers": True, "feed_forward": "relu2", "logit_soft_cap": 2.0},
     {"skips": True, "num_layers": 3},
     {"skips": True, "num_layers": 4, **FULL_EVERY_2, "pattern": "window", "pattern_size": 3},
+    {"value_embeddings": (1, 0), "skips": True, "num_kv_heads": 2, "num_layers": 3},
+    {"value_embeddings": (-1,), "mixer": "latent", "position": "rope",
+     **local_and("heads", mixer="multi_head", num_kv_heads=1)},
     {"position_fraction": 0.5, "num_kv_heads": 2, "logit_soft_cap": 2.0, "tie_embeddings": False},
     {"pattern": "window", "layers": ("two", "four"), "layer_kinds": {"two": {"pattern_size": 2},
                                                                      "four": {"pattern_size": 4}}},

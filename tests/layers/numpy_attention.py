@@ -26,10 +26,15 @@ def multi_head(c: Any, p: Any, x_td, sources, scores: "Scores") -> np.ndarray:
         keys = [(own, linear(own["key"], y_sd, g)) for own, y_sd in sources]
         if c.qk_norm:
             q, keys = rms_norm(p["query_norm"], q), [(own, rms_norm(own["key_norm"], k)) for own, k in keys]
-        v = np.concatenate([linear(own["value"], y_sd, g) for own, y_sd in sources])
+        v = np.concatenate([linear(own["value"], y_sd, g) + added(own, g) for own, y_sd in sources])
         q, k = scores.rotated(q, np.concatenate([k for _, k in keys]))
         out = out + scores.attend(h, q, k, v, q.shape[1] ** -0.5) @ p["output"]["kernel"][h]
     return out + p["output"].get("bias", 0.0)
+
+
+def added(p: Any, g: int) -> Any:
+    """What a value embedding adds to the values of a head."""
+    return p["added"][:, g] if "added" in p else 0.0
 
 
 def latent(c: Any, p: Any, x_td, sources, scores: "Scores") -> np.ndarray:

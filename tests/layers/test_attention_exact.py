@@ -10,7 +10,7 @@ import pytest
 from tests.models import numpy_decoder
 from tests.parameters import random_params
 from tests.slopes import assert_slopes
-from transformer.models.decoder import Decoder, DecoderConfig
+from transformer.models.decoder import DecoderConfig
 from transformer.models.encoder import EncoderConfig, TextEncoder
 
 SIZES = {"d_model": 16, "num_layers": 1, "num_heads": 4, "head_dim": 8, "d_ff": 12, "max_length": 32}
@@ -68,7 +68,7 @@ def check(rng, f, expected, params, shape):
 @pytest.mark.parametrize("changes", kinds())
 def test_in_a_decoder_of_packed_documents(rng, changes):
     config = DecoderConfig(**SIZES | changes)
-    model, tokens = Decoder(config, VOCAB), rng.integers(0, VOCAB, (2, T))
+    model, tokens = config.build(VOCAB), rng.integers(0, VOCAB, (2, T))
     packed = {"segments_bt": SEGMENTS, "positions_bt": POSITIONS}
 
     def logits(params):
@@ -112,6 +112,8 @@ def test_in_an_encoder_of_packed_texts(rng, changes):
     {"norm": "none", "feed_forward": "relu"},
     {"skips": True, "num_layers": 5, "layers": ("window", "full"),
      "layer_kinds": {"window": {"pattern": "window", "pattern_size": 2}, "full": {}}},
+    {"value_embeddings": (-1, 0), "num_layers": 3, "num_kv_heads": 2, "skips": True},
+    {"value_embeddings": (1,), "scale_embeddings": True, "remat": "full", "norm_placement": "post"},
     {"pattern": "window", "num_layers": 3, "layers": ("two", "three", "six"), "layer_kinds":
         {"two": {"pattern_size": 2}, "three": {"pattern_size": 3}, "six": {"pattern_size": 6}}},
 ])  # fmt: skip
@@ -119,7 +121,7 @@ def test_around_attention(rng, changes):
     """The other parts of a decoder."""
     config = DecoderConfig(**SIZES | {"use_bias": True} | changes)
     config = dataclasses.replace(config, num_layers=max(config.num_layers, 2))
-    model, tokens = Decoder(config, VOCAB), rng.integers(0, VOCAB, (2, T))
+    model, tokens = config.build(VOCAB), rng.integers(0, VOCAB, (2, T))
 
     def expected(params):
         return np.stack([numpy_decoder.decoder(params, config, row)[:, :VOCAB] for row in tokens])

@@ -23,7 +23,8 @@ def decoder(params: Any, c: Any, tokens_t, segments_t=None, positions_t=None) ->
     segments_t = np.ones(len(tokens_t), int) if segments_t is None else np.asarray(segments_t)
     i = np.arange(len(tokens_t))
     allowed_ts = (i[:, None] >= i) & (segments_t[:, None] == segments_t)
-    x_td, _ = stack(c, params["blocks"], embed(params, c, tokens_t, at_t), at_t, allowed_ts)
+    blocks = with_values(params, c, tokens_t)
+    x_td, _ = stack(c, blocks, embed(params, c, tokens_t, at_t), at_t, allowed_ts)
     return capped(last_norm(params, c, "final_norm", x_td) @ head(params), c.logit_soft_cap)
 
 
@@ -72,6 +73,19 @@ def embed(params: Any, c: Any, tokens_t, at_t) -> np.ndarray:
     return x_td + params["position"]["table"][at_t] if c.position == "learned" else x_td
 
 
+def with_values(params: Any, c: Any, tokens_t) -> list[tuple[Any, Any]]:
+    """The layers, the attention of those in `value_embeddings` with lambda E[token] (t, g, k), to be added to
+    its values; one after another the layers have columns of the table (Jordan et al. 2024)."""
+    found, first = layers(c, params["blocks"]), 0
+    for n, i in enumerate(c.value_embeddings):
+        kind, p = found[i]
+        g, k = kind.num_kv_heads or kind.num_heads, kind.head_dim
+        rows_te = params["value_embedding"]["table"][tokens_t][:, first : first + g * k]
+        added_tgk = params["value_embedding"]["scale"][n] * rows_te.reshape(len(tokens_t), g, k)
+        found[i], first = (kind, p | {"attention": p["attention"] | {"added": added_tgk}}), first + g * k
+    return found
+
+
 def head(params: Any) -> np.ndarray:
     """The output matrix (d, v)."""
     return params["unembedding"]["kernel"] if "unembedding" in params else params["embedding"]["table"].T
@@ -85,8 +99,9 @@ def capped(logits_tv, cap: float) -> np.ndarray:
 def stack(c, blocks, x_td, at_s, allowed_ts, *, memory=(), source_sd=None, causal=True) -> tuple:
     """All blocks, and the input (t, d) of each; the queries are the last of the positions `at_s`."""
     inputs, outputs = [], []
-    depth = len(layers(c, blocks))
-    for n, (kind, p) in enumerate(layers(c, blocks)):
+    in_turn = blocks if isinstance(blocks, list) else layers(c, blocks)
+    depth = len(in_turn)
+    for n, (kind, p) in enumerate(in_turn):
         mirrored = depth - 1 - n
         if c.skips and mirrored < depth // 2:  # Jordan et al. 2024
             x_td = x_td + p["skip"] * outputs[mirrored]

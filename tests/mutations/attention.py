@@ -352,8 +352,8 @@ EDITS = {
                 "Mask.self_attention(None, positions_bt, causal=True)",
             ),
             "cache_not_filled": (
-                "filled_b = cache.filled_b + tokens_bt.shape[1]",
-                "filled_b = cache.filled_b + 1",
+                "filled_b=cache.filled_b + tokens_bt.shape[1]",
+                "filled_b=cache.filled_b + 1",
             ),
         },
     ),

@@ -87,7 +87,21 @@ EDITS = {
             "seeds_are_rows": ('BESIDE = ("seed", ', "BESIDE = ("),
             "worst_first": ("sign * row.mean if row.values", "-sign * row.mean if row.values"),
             "best_is_the_last": ("float(min(sign * each)) if best", "float(each[-1]) if best"),
-            "spread_of_n": ("statistics.stdev", "statistics.pstdev"),
+        },
+    ),
+    "commands/rows.py": (
+        "tests/commands/test_table.py",
+        {"spread_of_n": ("statistics.stdev", "statistics.pstdev")},
+    ),
+    "commands/paired.py": (
+        "tests/commands/test_table.py",
+        {
+            "plain_minus_changed": ("values[seed] - expected[seed]", "expected[seed] - values[seed]"),
+            "zero_is_outside": ("low > 0 or high < 0", "True"),
+            "worst_first": ("sign * row.mean_difference)", "row.mean_difference)"),
+            "any_rows": ("if len(found) > 1:", "if False:"),
+            "last_of_a_seed": ('run.config["seed"]) in found', 'run.config["seed"]) is None'),
+            "keys_that_are_the_same": ("if value != plain.keys[key]", "if True"),
         },
     ),
     "commands/compare.py": (
@@ -173,6 +187,7 @@ EDITS = {
                 "if np.diff(logs).min() >= LEAST_SPACE * (logs[-1] - logs[0]):",
                 "if True:",
             ),
+            "middles_of_intervals": ('axes.plot(mean, place, "o"', 'axes.plot((low + high) / 3, place, "o"'),
         },
     ),
 }

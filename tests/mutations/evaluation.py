@@ -1,6 +1,14 @@
 """Mutations of `transformer/evaluation`: file -> (tests, {name: (text, replacement)})."""
 
 EDITS = {
+    "transformer/evaluation/paired.py": (
+        "tests/commands/test_table.py",
+        {
+            "on_one_side": ("1 - error / 2)", "1 - error)"),
+            "as_many_degrees_as_pairs": ("stdtrit(n - 1, ", "stdtrit(n, "),
+            "of_one_pair": ("if n < 2:", "if False:"),
+        },
+    ),
     "transformer/evaluation/documents.py": (
         "tests/evaluation/test_documents.py",
         {

@@ -30,6 +30,25 @@ EDITS = {
             ),
         },
     ),
+    "transformer/layers/value_embeddings.py": (
+        f"{AROUND} tests/models/test_value_embeddings.py tests/decoding/test_incremental.py",
+        {
+            "not_added": ("dataclasses.replace(seen, value_bgsk=value_bgsk)", "seen"),
+            "none_in_decoding": ("super().extend(_with_values(layers, added)", "super().extend(layers"),
+            "from_the_end_alone": ("i + stack.num_layers if i < 0 else i", "i % stack.num_layers"),
+            "twice": ("len({*places}) < len(places) or ", ""),
+            "scanned": ("    if stack.scan:", "    if False:"),
+            "of_any_mixer": ("if type(stack.block(i).mixer) is not MultiHeadAttention]", "if False]"),
+            "latent_as_heads": (
+                "        if type(block.mixer) is not MultiHeadAttention:",
+                "        if False:",
+            ),
+            "without_skips": (
+                "make = UShapedValues if isinstance(stack, UShaped) else Values",
+                "make = Values",
+            ),
+        },
+    ),
     "transformer/layers/normalization.py": (
         "tests/layers/test_normalization.py",
         {

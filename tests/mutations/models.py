@@ -1,5 +1,7 @@
 """Mutations of `transformer/models`: file -> (tests, {name: (text, replacement)})."""
 
+AROUND = "tests/layers/test_attention_exact.py::test_around_attention"
+
 EDITS = {
     "transformer/models/recurrent.py": (
         "tests/models/test_recurrent_encoder_decoder.py",
@@ -75,6 +77,18 @@ EDITS = {
                 "u_bsd, u_bkd = self.context(tokens_bt), self.context(noise_bk)",
                 "u_bsd, u_bkd = self.embedding(tokens_bt), self.context(noise_bk)",
             )
+        },
+    ),
+    "transformer/models/value_embeddings.py": (
+        f"{AROUND} tests/models/test_value_embeddings.py",
+        {
+            "no_weight": ("scale.astype(x_bte.dtype) * x_bte", "x_bte"),
+            "one_place_for_all": (
+                "[*itertools.accumulate(g * k for g, k in self.shapes)][:-1]",
+                "len(self.shapes)",
+            ),
+            "initially_nothing": ("nn.initializers.ones", "nn.initializers.zeros"),
+            "widths_of_keys_heads": ("(widths[i][0], widths[i][2])", "(widths[0][0], widths[0][2])"),
         },
     ),
     "transformer/models/text_config.py": (

@@ -23,10 +23,27 @@ class DecoderConfig(TextConfig):
 
     tie_embeddings: bool = True  # one matrix for the embedding and the output
     logit_soft_cap: NonnegativeFloat = 0.0  # cap c of the output's logits, c tanh(logit / c); 0: none
+    value_embeddings: tuple[int, ...] = ()  # layers that add a token's embedding to its values; -1: last
 
     def build(self, vocab_size: int) -> nn.Module:
         """The model with a vocabulary of `vocab_size` tokens."""
-        return Decoder(self, vocab_size)
+        return (self.valued(Decoder) if self.value_embeddings else Decoder)(self, vocab_size)
+
+    def valued(self, decoder: type) -> type:
+        """The kind of decoder with value embeddings."""
+        from transformer.models.value_embeddings import with_value_embeddings
+
+        return with_value_embeddings(decoder)
+
+    def stack(self, num_layers: int = 0, *, cross: bool = False, causal: bool = False) -> Stack:
+        """See `StackConfig.stack`; with `value_embeddings` the stack takes them."""
+        stack = super().stack(num_layers, cross=cross, causal=causal)
+        return self._with_values(stack) if self.value_embeddings else stack
+
+    def _with_values(self, stack: Stack) -> Stack:
+        from transformer.layers.value_embeddings import with_values
+
+        return with_values(stack, self.value_embeddings)
 
 
 class Decoder(nn.Module):
@@ -71,8 +88,7 @@ class Decoder(nn.Module):
             positions_bt = jnp.broadcast_to(jnp.arange(tokens_bt.shape[1]), tokens_bt.shape)
         x_btd, stack = self.embed(tokens_bt, positions_bt, train), self.config.stack(causal=True)
         params = stack.declare(self, "blocks", x_btd)
-        inputs: Any = {"mask": mask, "positions_bt": positions_bt, "train": train}
-        x_btd, _ = stack.run(self, "blocks", params, x_btd, **inputs)
+        x_btd, _ = stack.run(self, "blocks", params, x_btd, mask=mask, positions_bt=positions_bt, train=train)
         return self.normalize(x_btd)
 
     def embed(self, tokens_bt: jax.Array, positions_bt: jax.Array, train: bool = False) -> jax.Array:
@@ -140,8 +156,7 @@ class StackStepper:
         x_btd = self.apply("embed", tokens_bt, positions_bt)
         places: Any = {"positions_bt": positions_bt, "start": start, "key_positions_bs": key_positions_bs}
         x_btd, layers = self.stack.extend(self.layers, x_btd, cache.layers, mask=mask, **places, **inputs)
-        filled_b = cache.filled_b + tokens_bt.shape[1]
-        return x_btd, dataclasses.replace(cache, layers=layers, filled_b=filled_b)
+        return x_btd, dataclasses.replace(cache, layers=layers, filled_b=cache.filled_b + tokens_bt.shape[1])
 
     def apply(self, method: str, *inputs: Any) -> jax.Array:
         """Calls a method of the model."""

@@ -159,12 +159,14 @@ class StackConfig(WidthConfig):
         given, path = self.layer_kinds[name], f"layer_kinds.{name}"
         if not isinstance(given, Mapping):
             raise UserError(f"{path}: {given!r}; expected a group of keys")
-        per_layer = [field.name for field in dataclasses.fields(StackConfig)]
-        per_layer = [key for key in per_layer if key not in OF_ALL_LAYERS]
+        fields = [field.name for field in dataclasses.fields(StackConfig)]
+        per_layer = [key for key in fields if key not in OF_ALL_LAYERS]
         for key in given:
             if key not in per_layer:
                 raise UserError(f"{path}.{key}: not a key of one layer; {suggest(key, per_layer)}")
-        own = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        own = {
+            f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name != "value_embeddings"
+        }
         values = own | {"layers": (), "layer_kinds": {}} | dict(given)
         # A kind does not inherit keys that its mixer or position encoding does not have.
         for key, (family, field) in OPTIONAL.items():

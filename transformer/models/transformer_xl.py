@@ -54,7 +54,7 @@ class TransformerXLConfig(DecoderConfig):
 
     def build(self, vocab_size: int) -> nn.Module:
         """The model with a vocabulary of `vocab_size` tokens."""
-        return TransformerXL(self, vocab_size)
+        return (self.valued(TransformerXL) if self.value_embeddings else TransformerXL)(self, vocab_size)
 
 
 @struct.dataclass

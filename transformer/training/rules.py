@@ -31,11 +31,11 @@ from transformer.training.optax_optimizers import (
 )
 from transformer.training.schedules import Schedule
 
-BELOW = r"(^|/)(cls|embedding|embedding_norm|position|source_embedding|source_position|token_types)(/|$)"
+BELOW = r"(^|/)(cls|(source_|value_)?embedding|embedding_norm|(source_)?position|token_types)(/|$)"
 """Parameters below the first block."""
 
 MATRIX = r"(^|/)kernel$"
-TOKEN_TABLE = r"(^|/)(source_)?embedding/table$"
+TOKEN_TABLE = r"(^|/)(source_|value_)?embedding/table$"
 SHOWN = 6
 """The most paths that an error lists."""
 

@@ -74,6 +74,22 @@ def draw_over_key(curves: Sequence[Points], key: str, metric: str, path: Path) -
     save(figure, axes, path)
 
 
+def draw_differences(rows: Sequence[tuple[str, float, tuple[float, float]]], metric: str, path: Path) -> None:
+    """Draws mean differences with their intervals, from above in the order of `rows`, which are (label, mean,
+    interval); those whose interval has zero in it are grey."""
+    figure, axes = figure_of(metric, "difference")
+    figure.set_figheight(1.4 + 0.3 * len(rows))
+    axes.axvline(0.0, color=MUTED, linewidth=0.8)
+    for place, (_, mean, (low, high)) in enumerate(rows):
+        colour = MUTED if low <= 0 <= high else EVAL
+        if np.isfinite(low):
+            axes.plot([low, high], [place, place], color=colour, linewidth=1.8)
+        axes.plot(mean, place, "o", color=colour, markersize=5)
+    axes.set_yticks(range(len(rows)), [label for label, _, _ in rows])
+    axes.invert_yaxis()
+    save(figure, axes, path)
+
+
 def figure_of(metric: str, under: str) -> tuple[Any, Any]:
     """An empty figure and its axes, titled with a metric and what is on the horizontal axis."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg  # imported late: the import takes a second

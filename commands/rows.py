@@ -1,0 +1,65 @@
+"""Trained runs, and rows of them that differ in their seed alone."""
+
+import dataclasses
+import math
+import statistics
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+
+@dataclasses.dataclass(frozen=True)
+class Trained:
+    """A run's folder: the values of its config by key, the steps of the whole run, and the steps and values
+    of its metrics."""
+
+    path: Path
+    config: dict[str, Any]
+    steps: int
+    series: dict[str, tuple[Any, Any]]
+
+    @property
+    def last_step(self) -> int:
+        """The last step that was measured."""
+        return max(int(steps[-1]) for steps, _ in self.series.values())
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """Runs that differ in their seed alone, and a value of the metric for each that measured it."""
+
+    keys: dict[str, Any]
+    runs: list[Trained]
+    values: list[float]
+
+    def curves(self, metric: str) -> list[tuple[Any, Any]]:
+        """Steps and values of a metric, of each run that measured it."""
+        return [run.series[metric] for run in self.runs if metric in run.series]
+
+    @property
+    def mean(self) -> float:
+        """The mean over runs; NaN without any."""
+        return statistics.fmean(self.values) if self.values else math.nan
+
+    @property
+    def spread(self) -> float:
+        """The standard deviation over runs, of n - 1 degrees of freedom; NaN for fewer than two."""
+        return statistics.stdev(self.values) if len(self.values) > 1 else math.nan
+
+    def more(self) -> dict[str, Any]:
+        """Further values for a file."""
+        return {}
+
+
+def shortened(keys: Iterable[str]) -> list[str]:
+    """The last part of each key, or the whole key where two have the same; of a source of a mixture its whole
+    name, which may have dots."""
+    keys = list(keys)
+    last = [key.partition("data.sources.")[2] or key.rpartition(".")[2] for key in keys]
+    return [key if last.count(part) > 1 else part for key, part in zip(keys, last, strict=True)]
+
+
+def label(row: Row) -> str:
+    """The values of a row's keys in one line."""
+    named = zip(shortened(row.keys), row.keys.values(), strict=True)
+    return ", ".join(f"{name} {value}" for name, value in named) or row.runs[0].path.name
