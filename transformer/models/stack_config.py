@@ -159,14 +159,12 @@ class StackConfig(WidthConfig):
         given, path = self.layer_kinds[name], f"layer_kinds.{name}"
         if not isinstance(given, Mapping):
             raise UserError(f"{path}: {given!r}; expected a group of keys")
-        fields = [field.name for field in dataclasses.fields(StackConfig)]
-        per_layer = [key for key in fields if key not in OF_ALL_LAYERS]
+        per_layer = [f.name for f in dataclasses.fields(StackConfig) if f.name not in OF_ALL_LAYERS]
         for key in given:
             if key not in per_layer:
                 raise UserError(f"{path}.{key}: not a key of one layer; {suggest(key, per_layer)}")
-        own = {
-            f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name != "value_embeddings"
-        }
+        fields = {field.name for field in dataclasses.fields(self)} - {"value_embeddings"}
+        own = {name: getattr(self, name) for name in fields}
         values = own | {"layers": (), "layer_kinds": {}} | dict(given)
         # A kind does not inherit keys that its mixer or position encoding does not have.
         for key, (family, field) in OPTIONAL.items():
