@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 from flax import linen as nn
 
+from tests.models import numpy_decoder
 from tests.parameters import random_params
 from transformer.errors import UserError
-from transformer.models.decoder import DecoderConfig
+from transformer.models.decoder import DecoderConfig, DecoderStepper
 from transformer.models.transformer_xl import Memory, TransformerXLConfig
 from transformer.training.optimizer import OptimizerConfig
 from transformer.training.parallel import is_boxed
@@ -36,6 +37,21 @@ def test_initially_a_model_is_almost_the_one_without(rng):
     none = {**params, "value_embedding": {"table": 0 * table, "scale": scale}}
     expected = plain.apply({"params": params}, tokens)
     np.testing.assert_array_equal(valued.apply({"params": none}, tokens), expected)
+
+
+@pytest.mark.parametrize("skips", [False, True])
+def test_against_numpy(rng, skips):
+    """And read a token at a time."""
+    config = dataclasses.replace(CONFIG, head_dim=4, skips=skips)
+    model, tokens = config.build(VOCAB), rng.integers(0, VOCAB, (1, 5))
+    params = random_params(rng, model, tokens)
+    expected = numpy_decoder.decoder(numpy_decoder.exact(params), config, tokens[0])[:, :VOCAB]
+    found = model.apply({"params": params}, tokens)[0, :, :VOCAB]
+    np.testing.assert_allclose(found, expected, atol=2e-5, rtol=2e-5)
+    stepper = DecoderStepper.of(model, params)
+    first, cache = stepper.prefill(tokens[:, :3], np.array([3]), 2)
+    others, _ = stepper.extend(tokens[:, 3:], cache)
+    np.testing.assert_allclose(jnp.concatenate([first, others[0]]), expected[2:], atol=2e-5, rtol=2e-5)
 
 
 def test_they_are_added_in_the_order_in_which_layers_are_named(rng):

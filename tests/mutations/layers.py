@@ -31,7 +31,7 @@ EDITS = {
         },
     ),
     "transformer/layers/value_embeddings.py": (
-        f"{AROUND} tests/models/test_value_embeddings.py tests/decoding/test_incremental.py",
+        "tests/models/test_value_embeddings.py",
         {
             "not_added": ("dataclasses.replace(seen, value_bgsk=value_bgsk)", "seen"),
             "none_in_decoding": ("super().extend(_with_values(layers, added)", "super().extend(layers"),

@@ -1,7 +1,5 @@
 """Mutations of `transformer/models`: file -> (tests, {name: (text, replacement)})."""
 
-AROUND = "tests/layers/test_attention_exact.py::test_around_attention"
-
 EDITS = {
     "transformer/models/recurrent.py": (
         "tests/models/test_recurrent_encoder_decoder.py",
@@ -80,7 +78,7 @@ EDITS = {
         },
     ),
     "transformer/models/value_embeddings.py": (
-        f"{AROUND} tests/models/test_value_embeddings.py",
+        "tests/models/test_value_embeddings.py",
         {
             "no_weight": ("scale.astype(x_bte.dtype) * x_bte", "x_bte"),
             "one_place_for_all": (
