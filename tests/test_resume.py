@@ -189,6 +189,23 @@ def test_a_signal_in_an_evaluation_leaves_it_and_it_is_made_up_for(
 
 
 @pytest.mark.thorough
+def test_an_evaluation_that_fails_is_made_up_for(monkeypatch, tmp_path, source, straight):
+    """The error may be one of the machine, such as a package that is gone or a full disk."""
+    folder = tmp_path / "run"
+
+    def evaluators(self, *arguments, **options):
+        return {"eval": lambda params: 1 / 0}
+
+    for command in (runs.tiny(source, folder, *OPTIONS), [f"--workdir={folder}"]):
+        with monkeypatch.context() as patch, pytest.raises(ZeroDivisionError):
+            patch.setattr(LanguageModeling, "evaluators", evaluators)
+            launch.main(command)
+        assert [line["step"] for line in measurements(folder)] == [1, 2, 3, 4]
+    assert launch.main([f"--workdir={folder}"]) == 0
+    assert_same_run(folder, straight)
+
+
+@pytest.mark.thorough
 def test_a_signal_before_the_first_step_ends_saves_the_first_step(monkeypatch, tmp_path, source, straight):
     folder = tmp_path / "run"
     loader = Run.loader.func

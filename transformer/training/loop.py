@@ -88,6 +88,7 @@ class Between:
     stop: "StopRequest"
     agreement: Agreement = dataclasses.field(default_factory=Agreement)
     unread: tuple[int, dict[str, Sum]] | None = None  # the last step with its metrics, until they are read
+    unwritten: dict[str, float] | None = None  # values of a step, while its hooks are called
     compiled: bool = False  # True after the first step, which is waited for
 
     def __post_init__(self) -> None:
@@ -105,7 +106,7 @@ class Between:
         if self.compiled and not (due or save):
             return ""
         self.compiled = True
-        values = self.read(log=save)
+        self.unwritten = values = self.read(log=save)
         with self.meter.pause():
             if name:
                 self.keep(step, state, due, values)
@@ -117,6 +118,7 @@ class Between:
                 self.checkpoints.save(step, state, measured)
                 self.saved = time.monotonic()
         self.write(step, {**values, **measured})
+        self.unwritten = None
         return self.leave(step, name) if name and not last else ""
 
     def is_late(self) -> bool:
@@ -160,6 +162,7 @@ class Between:
     def keep(self, step: int, state: State, due: Sequence[Hook], values: Mapping[str, float]) -> None:
         """Saves everything that a signal must not lose, and waits until it is written."""
         self.write(step, values)
+        self.unwritten = {}
         if self.left is not None and due and jax.process_index() == 0:
             self.left.write_text(str(step))
         if self.checkpoints is not None:
@@ -186,10 +189,14 @@ class Between:
         return ""
 
     def rescue(self, state: State) -> None:
-        """Saves the state before an error ends training, unless its arrays were donated."""
+        """Saves the state before an error ends training, unless its arrays were donated. If the error was one
+        of hooks, a resumed run calls them first."""
         whole = not any(leaf.is_deleted() for leaf in jax.tree.leaves(state))
         if self.checkpoints is not None and jax.process_count() == 1 and whole and int(state.step):
             self.checkpoints.save(int(state.step), state)
+            if self.unwritten is not None and self.left is not None:
+                self.left.write_text(str(int(state.step)))
+                self.write(int(state.step), self.unwritten)
 
 
 def signal_name(number: int) -> str:
