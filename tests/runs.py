@@ -17,7 +17,9 @@ from jax.experimental.compilation_cache import compilation_cache
 from matplotlib.figure import Figure
 from PIL import Image
 
+from commands import opening
 from commands import train as command
+from transformer.training.checkpoint import State
 from transformer.training.hooks import Hook
 
 ROOT = Path(__file__).parent.parent
@@ -68,6 +70,13 @@ def write_corpus(folder: Path, documents: int = 60) -> str:
         text = " ".join(random.choices(words, k=random.randrange(20, 80)))
         (folder / f"{number}.txt").write_text(text, encoding="utf-8")
     return f"text:{folder}/*.txt"
+
+
+def state(folder: Path, step: int | str = "latest") -> State:
+    """The state in a checkpoint of a run."""
+    run = opening.reopen_run(folder)
+    with run.checkpoints(write=False) as checkpoints:
+        return jax.device_get(checkpoints.restore(run.abstract, step))
 
 
 def tiny(source: str, workdir: Path, *more: str) -> list[str]:

@@ -31,21 +31,13 @@ OPTIONS = [
 ]
 
 KILLED = """
-import os, signal, sys, time
-from pathlib import Path
+import sys
 import launch
-from commands import opening, train
-from tests.test_resume import Send
-
-class Kill(Send):
-    def __call__(self, step, state, metrics):
-        deadline = time.monotonic() + 60
-        while not Path(sys.argv[1], "checkpoints", "5").is_dir() and time.monotonic() < deadline:
-            time.sleep(0.01)
-        super().__call__(step, state, metrics)
+from commands import train
+from tests.test_resume import Kill
 
 _, overrides = launch.split_overrides(sys.argv[2:])
-train.train(sys.argv[1], overrides, "configs/lm.py:tiny", hooks=[Kill(7, signal.SIGKILL)])
+train.train(sys.argv[1], overrides, "configs/lm.py:tiny", hooks=[Kill(7, sys.argv[1])])
 """
 
 pytestmark = pytest.mark.usefixtures("in_root")

@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import jax
 import numpy as np
@@ -36,19 +37,11 @@ OPTIONS = [
 ]
 
 KILLED = """
-import os, signal, sys, time
-from pathlib import Path
+import sys
 from tests import runs
-from tests.test_resume import OPTIONS, Send
+from tests.test_resume import OPTIONS, Kill
 
-class Kill(Send):
-    def __call__(self, step, state, metrics):
-        deadline = time.monotonic() + 60
-        while not Path(sys.argv[2], "checkpoints", "5").is_dir() and time.monotonic() < deadline:
-            time.sleep(0.01)
-        super().__call__(step, state, metrics)
-
-runs.train(*sys.argv[1:], *OPTIONS, hooks=[Kill(7, signal.SIGKILL)])
+runs.train(*sys.argv[1:], *OPTIONS, hooks=[Kill(7, sys.argv[2])])
 """
 
 
@@ -65,6 +58,20 @@ class Send(Hook):
     def __call__(self, step, state, metrics):
         for number in self.signals:
             os.kill(os.getpid(), number)
+
+
+class Kill(Send):
+    """Kills this very process after a step, once the checkpoint of step 5 is written."""
+
+    def __init__(self, at: int, folder: str):
+        super().__init__(at, signal.SIGKILL)
+        self.written = Path(folder, "checkpoints", "5")
+
+    def __call__(self, step, state, metrics):
+        deadline = time.monotonic() + 60
+        while not self.written.is_dir() and time.monotonic() < deadline:
+            time.sleep(0.01)
+        super().__call__(step, state, metrics)
 
 
 pytestmark = pytest.mark.usefixtures("in_root")

@@ -15,6 +15,7 @@ import launch
 from commands import opening, train
 from tests import runs
 from tests.test_resume import Send, measurements
+from tests.training.toy import assert_same
 from transformer.training import stages
 
 pytestmark = pytest.mark.usefixtures("in_root")
@@ -54,25 +55,13 @@ def opened(source, *keys):
     return opening.open_without_data(values, [("data.source", source), *overrides])
 
 
-def state(folder, step="latest"):
-    run = opening.reopen_run(folder)
-    with run.checkpoints(write=False) as checkpoints:
-        return jax.device_get(checkpoints.restore(run.abstract, step))
-
-
-def assert_equal(a, b):
-    assert jax.tree.structure(a) == jax.tree.structure(b)
-    for (path, x), y in zip(jax.tree_util.tree_leaves_with_path(a), jax.tree.leaves(b), strict=True):
-        np.testing.assert_array_equal(x, y, err_msg=jax.tree_util.keystr(path))
-
-
 @pytest.mark.thorough
 def test_a_run_stopped_in_every_stage_is_the_straight_one(tmp_path, source, straight):
     folder = tmp_path / "run"
     for step in (1, 2, 4, 7):
         assert runs.train(source, folder, *options(), hooks=[Send(step, signal.SIGTERM)]) == "SIGTERM"
     assert launch.main([f"--workdir={folder}"]) == 0
-    assert_equal(state(folder), state(straight))
+    assert_same(runs.state(folder), runs.state(straight))
     assert measurements(folder) == measurements(straight)
 
 
@@ -102,7 +91,7 @@ def test_a_stage_is_the_run_with_its_keys(tmp_path, source, name):
     plain = options({}, "train.steps=3", *keys)
     for folder, given in (("staged", first), ("plain", plain)):
         assert launch.main(runs.tiny(source, tmp_path / folder, *given)) == 0
-    assert_equal(state(tmp_path / "staged"), state(tmp_path / "plain"))
+    assert_same(runs.state(tmp_path / "staged"), runs.state(tmp_path / "plain"))
     losses = [[line["train/loss"] for line in measurements(tmp_path / f)] for f in ("staged", "plain")]
     assert losses[0] == losses[1]
 
@@ -242,7 +231,7 @@ def fork(folder, to, at, *more):
 def test_a_fork_with_nothing_changed_is_the_run_to_its_end(tmp_path, straight):
     for at in (1, 4, 6):
         assert fork(straight, tmp_path / str(at), at) == 0
-        assert_equal(state(tmp_path / str(at)), state(straight))
+        assert_same(runs.state(tmp_path / str(at)), runs.state(straight))
 
 
 def test_a_fork_goes_on_at_the_row_that_was_reached(monkeypatch, capfd, tmp_path, source, straight):

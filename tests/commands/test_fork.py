@@ -15,6 +15,7 @@ import launch
 from commands import opening, train
 from tests import runs
 from tests.test_resume import measurements
+from tests.training.toy import assert_same
 
 pytestmark = pytest.mark.usefixtures("in_root")
 
@@ -67,18 +68,6 @@ def fork(folder, to, *more):
     return to
 
 
-def state(folder, step="latest"):
-    run = opening.reopen_run(folder)
-    with run.checkpoints(write=False) as checkpoints:
-        return jax.device_get(checkpoints.restore(run.abstract, step))
-
-
-def assert_equal(a, b):
-    assert jax.tree.structure(a) == jax.tree.structure(b)
-    for (path, x), y in zip(jax.tree_util.tree_leaves_with_path(a), jax.tree.leaves(b), strict=True):
-        np.testing.assert_array_equal(x, y, err_msg=jax.tree_util.keystr(path))
-
-
 def rates(folder):
     return [line["train/learning_rate"] for line in measurements(folder)]
 
@@ -92,7 +81,7 @@ def begun(monkeypatch, folder, to, *more):
     with monkeypatch.context() as patch:
         patch.setattr(train, "run", lambda *_: 0)
         fork(folder, to, *more)
-    return state(to), opening.open_to_train(opening.Workdir(to), (), "", False, ())
+    return runs.state(to), opening.open_to_train(opening.Workdir(to), (), "", False, ())
 
 
 def first_rows(run, step=AT):
@@ -125,7 +114,7 @@ def test_a_fork_with_nothing_changed_is_the_run_to_its_end(tmp_path, source, kin
         assert launch.main(again) == 0
     for at in (AT, 6):  # before it was extended, and where
         to = fork(straight, tmp_path / f"from {at}", f"--at_step={at}")
-        assert_equal(state(to), state(straight))
+        assert_same(runs.state(to), runs.state(straight))
         expected = [line for line in measurements(straight) if line["step"] > at]
         assert measurements(to) == expected and len(expected) == STEPS - at
         assert record(to)["changed"] == {} and record(to)["anew"] == {}
@@ -141,7 +130,7 @@ def test_cool_downs_of_a_stable_run_decay_to_their_ends(capfd, tmp_path, stable)
     assert f"{one}: a fork of {stable}, step 4: optimizer.schedule 'constant' -> 'wsd'" in out
     assert "continues: parameters, optimizer state, data from batch 4\n" in out
     np.testing.assert_allclose(rates(one), [0.02, 0.02 * 2 / 3, 0.02 / 3, 0], atol=1e-7)
-    assert_equal(state(one, AT), state(stable, AT))
+    assert_same(runs.state(one, AT), runs.state(stable, AT))
     assert record(one)["changed"] == {
         "optimizer.schedule": ["constant", "wsd"],
         "optimizer.decay_steps": [0, 3],
@@ -153,12 +142,12 @@ def test_cool_downs_of_a_stable_run_decay_to_their_ends(capfd, tmp_path, stable)
     more = fork(one, tmp_path / "more", "--at_step=8", "--config.train.steps=16", *CONSTANT)
     np.testing.assert_allclose(rates(more), [0.01, *[0.02] * 7], atol=1e-7)
     unchanged = fork(more, tmp_path / "unchanged", "--at_step=12")
-    assert_equal(state(unchanged), state(more))
+    assert_same(runs.state(unchanged), runs.state(more))
 
 
 def test_the_state_of_a_checkpoint_begins_the_fork(monkeypatch, tmp_path, stable):
     found, run = begun(monkeypatch, stable, tmp_path / "new", "--config.parallel.mesh.fsdp=2")
-    assert_equal(found, state(stable, AT))
+    assert_same(found, runs.state(stable, AT))
     assert run.mesh.shape["fsdp"] == 2 and not hasattr(run.loader, "shift")
     assert os.listdir(tmp_path) == ["new"] and record(tmp_path / "new")["rate"] == []
 
@@ -220,11 +209,11 @@ def test_data_that_only_lie_elsewhere_are_the_same(monkeypatch, tmp_path, stable
 
 def test_an_average_may_begin_and_end(monkeypatch, tmp_path, stable):
     found, _ = begun(monkeypatch, stable, tmp_path / "on", "--config.optimizer.ema_decay=0.9")
-    assert_equal(found.ema, found.params)
+    assert_same(found.ema, found.params)
     kept = {"ema": "it begins with the parameters"}
     assert record(tmp_path / "on")["anew"] == kept
     found, _ = begun(monkeypatch, tmp_path / "on", tmp_path / "off", "--config.optimizer.ema_decay=0")
-    assert_equal(found, state(stable, AT))
+    assert_same(found, runs.state(stable, AT))
 
 
 def test_another_optimizer_begins_anew_when_asked_and_warms_up(monkeypatch, capfd, tmp_path, stable):
@@ -232,7 +221,7 @@ def test_another_optimizer_begins_anew_when_asked_and_warms_up(monkeypatch, capf
     assert launch.main(command(stable, tmp_path / "new", *keys)) == 2
     assert "adamw cannot go on with the state of contrib.muon; --fresh_optimizer" in capfd.readouterr().err
     found, run = begun(monkeypatch, stable, tmp_path / "new", *keys, "--fresh_optimizer")
-    assert_equal(found.params, state(stable, AT).params)
+    assert_same(found.params, runs.state(stable, AT).params)
     adam, *rest = found.opt_state
     assert adam.count == 0 and not any(np.any(leaf) for leaf in jax.tree.leaves((adam.mu, adam.nu)))
     assert [leaf.item() for leaf in jax.tree.leaves(rest)] == [AT]  # the schedule goes on
@@ -275,7 +264,7 @@ def test_what_lora_trains_may_change_with_a_fresh_optimizer(capfd, tmp_path, sou
     assert launch.main(command(folder, tmp_path / "new", *keys)) == 2
     assert "has the state of another optimizer: it lacks" in capfd.readouterr().err
     to = fork(folder, tmp_path / "new", *keys, "--fresh_optimizer")
-    before, after = state(folder).params, state(to).params
+    before, after = runs.state(folder).params, runs.state(to).params
     moved = jax.tree_util.tree_leaves_with_path(
         jax.tree.map(lambda x, y: bool(np.any(x != y)), before, after)
     )
@@ -345,7 +334,7 @@ def test_data_that_have_changed_unsaid_are_refused(monkeypatch, capfd, tmp_path,
 @pytest.mark.thorough
 def test_the_same_command_resumes_and_another_is_refused(capfd, tmp_path, stable):
     to = fork(stable, tmp_path / "new", *WSD)
-    before = state(to)
+    before = runs.state(to)
     capfd.readouterr()
     for other in ([], [*WSD, "--config.seed=1"], [*WSD, "--fresh_optimizer"], [*WSD, "--at_step=8"]):
         assert launch.main(command(stable, to, *other)) == 2
@@ -354,7 +343,7 @@ def test_the_same_command_resumes_and_another_is_refused(capfd, tmp_path, stable
     shutil.rmtree(to / "checkpoints" / "8")
     fork(stable, to, *WSD)
     assert "from step 4 to 8" in capfd.readouterr().out
-    assert_equal(state(to), before)
+    assert_same(runs.state(to), before)
     assert launch.main([f"--workdir={to}", "--config.optimizer.learning_rate=0.5"]) == 2
     assert "optimizer.learning_rate 0.02 (here 0.5); choose another folder, or" in capfd.readouterr().err
 
@@ -375,7 +364,7 @@ def test_a_fork_that_is_killed_before_its_first_step_begins_with_the_checkpoint(
     assert killed.returncode == -signal.SIGKILL, killed.stderr
     assert to.exists() == (at == "begun")
     if at == "begun":
-        assert_equal(state(to), state(stable, AT))
+        assert_same(runs.state(to), runs.state(stable, AT))
     assert launch.main(flags) == 0
     assert os.listdir(tmp_path) == ["new"]
-    assert_equal(state(to), state(fork(stable, tmp_path / "whole", *WSD)))
+    assert_same(runs.state(to), runs.state(fork(stable, tmp_path / "whole", *WSD)))
