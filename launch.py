@@ -12,6 +12,7 @@ Train runs that differ in some keys:     python launch.py --mode=sweep --config=
 Compare runs:                            python launch.py --mode=table --runs 'runs/lm-sweep/*'
 Is a change better than chance?          python launch.py --mode=compare --config=configs/lm.py --b=KEY=VALUE
 What a training step has read:           python launch.py --workdir=runs/lm --mode=batch --step=100
+Which layer went wrong in a step?        python launch.py --workdir=runs/lm --mode=replay --step=100
 Scaling laws, and a forecast by them:    python launch.py --mode=scaling --config=configs/lm.py --budgets=...
 Do rates carry over to other widths?     python launch.py --mode=coordinates --config=configs/lm.py
 

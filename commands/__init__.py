@@ -24,6 +24,7 @@ COMMANDS = {
     "table": "commands.table",
     "compare": "commands.compare",
     "batch": "commands.batch",
+    "replay": "commands.replay",
     "scaling": "commands.scaling",
     "coordinates": "commands.coordinates",
 }

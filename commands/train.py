@@ -49,17 +49,18 @@ def train(
     `config` is a config file or the result of its `get_config`; the default is the folder's own config. Data
     that have changed since the run began are an error, unless `accept_data`. `hooks` are called after the
     run's own. Training goes on if the reader of the output exits. A damaged checkpoint is moved aside, and
-    the one before it is taken; if there is none, it is an error.
+    the one before it is taken; if there is none, it is an error. Where training goes wrong, it goes back to
+    an earlier checkpoint as often as `train.rollbacks` says.
     """
-    from transformer.training.checkpoint import DamagedCheckpoint
+    from transformer.errors import Recoverable
 
     while True:
         try:
             return _train(workdir, overrides, config, started, accept_data, hooks)
-        except DamagedCheckpoint as error:
-            from commands.damage import set_aside
+        except Recoverable as error:
+            from commands.recovery import recover
 
-            set_aside(workdir, error)
+            recover(workdir, error)
 
 
 def _train(

@@ -1,4 +1,4 @@
-"""`UserError`, the exception for mistakes of the user."""
+"""`UserError`, the exception for mistakes of the user, and errors after which training may go on."""
 
 import difflib
 from collections.abc import Iterable
@@ -7,6 +7,10 @@ from collections.abc import Iterable
 class UserError(ValueError):
     """A mistake of the user: the message is one line that names the key, file or row, the value found and
     what would be valid. `launch.py` prints it and exits with code 2."""
+
+
+class Recoverable(UserError):
+    """What ended training can be set right in the run's folder, so that the same command goes on."""
 
 
 def suggest(name: object, valid: Iterable[str], otherwise: str = "expected one of ") -> str:

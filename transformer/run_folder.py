@@ -26,6 +26,8 @@ class RunFolder:
     fork = Inside("fork.json")  # of which run this is a fork, and what is changed
     checkpoints = Inside("checkpoints")
     damaged = Inside("damaged")  # checkpoints that could not be read
+    rollbacks = Inside("rollbacks.json")  # where training went back to an earlier checkpoint
+    diverged = Inside("diverged")  # batches with which training went wrong
     unmeasured = Inside("unmeasured")  # sums of metrics that a stopped training had not yet written
     metrics = Inside("metrics.jsonl")
     events = Inside("events")

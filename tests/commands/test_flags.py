@@ -38,10 +38,10 @@ def test_a_command_has_its_own_help(capsys, mode):
             "--config=configs/lm.py --mode=evaluate",
             "--config: only --mode=train, config, plan, sweep, compare, scaling and coordinates take it",
         ),
-        ("--accept_data --mode=config", "--accept_data: only --mode=train, fork and batch take it"),
+        ("--accept_data --mode=config", "--accept_data: only --mode=train, fork, batch and replay take it"),
         (
             "--step=1",
-            "--step: only --mode=evaluate, predict, score, analyze and batch take it",
+            "--step: only --mode=evaluate, predict, score, analyze, batch and replay take it",
         ),
         ("--mode=predict --workdir=x --prompt=\udcff", "--prompt: b'\\xff' is not UTF-8"),
         ("--config=x --config.data.source=\udcff", "--config.data.source: b'\\xff' is not UTF-8"),

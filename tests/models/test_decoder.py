@@ -241,7 +241,7 @@ def test_keys_without_effect_are_refused(key, value, why):
         ({"dropout": 1.0}, r"dropout: 1\.0"),
         ({"position": "roep"}, r"position: 'roep'; expected one of 'none'"),
         ({"head_dim": 7}, r"head_dim: 7 is odd"),
-        ({"num_layers": 0}, r"num_layers: 0; expected at least 1"),
+        ({"num_layers": 0}, r"num_layers: 0; expected from 1 to 10,000"),
         ({"kernel": "fast"}, r"kernel: 'fast'; expected one of 'auto', 'ring', "),
     ],
 )

@@ -20,6 +20,7 @@ from transformer.errors import UserError
 from transformer.run_folder import RunFolder
 from transformer.training import loop, parallel
 from transformer.training.checkpoint import Checkpoints
+from transformer.training.divergence import Watch
 from transformer.training.hooks import Evaluate, Hook, Profile
 from transformer.training.loop import train
 from transformer.training.metrics import Meter
@@ -92,7 +93,7 @@ def run(
     meter = Meter(
         tokens_per_step=8,
         learning_rate=lambda count: 0.1 * count,
-        max_skipped=config.max_skipped,
+        watch=functools.cache(lambda: Watch(config)),
         skipped=int(state.skipped),
         peak_rate=lambda: 1e6 / 10,
     )

@@ -12,6 +12,8 @@ from transformer.data.loader import DataLoader
 from transformer.data.mixture import MixedLoader
 from transformer.sums import Sum
 from transformer.training import metrics, stages
+from transformer.training.divergence import Watch
+from transformer.training.run_config import TrainConfig
 from transformer.training.stage_config import rows_before
 from transformer.training.stages import FOREVER, Stage, StagedBatches, StagedMeter, Stages
 
@@ -203,8 +205,8 @@ def test_tokens_and_flops_of_a_window_are_those_of_its_steps(monkeypatch):
     now = 0.0
     monkeypatch.setattr(metrics.time, "perf_counter", lambda: now)
     meter = StagedMeter(
-        stages=Measured(), tokens_per_step=99, learning_rate=lambda n: 0.0, max_skipped=0, started=0.0,
-        peak_rate=lambda: None, step_gb=lambda: 1.0,
+        stages=Measured(), tokens_per_step=99, learning_rate=lambda n: 0.0, started=0.0,
+        watch=lambda: Watch(TrainConfig()), peak_rate=lambda: None, step_gb=lambda: 1.0,
     )  # fmt: skip
 
     def take(step, seconds):

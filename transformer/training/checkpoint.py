@@ -15,7 +15,7 @@ import optax
 from absl import logging
 from flax import struct
 
-from transformer.errors import UserError
+from transformer.errors import Recoverable, UserError
 from transformer.training.checksums import checksums
 
 Params = Any
@@ -25,7 +25,7 @@ Step = int | str
 """A checkpoint: a step, "latest" or "best"."""
 
 
-class DamagedCheckpoint(UserError):
+class DamagedCheckpoint(Recoverable):
     """A checkpoint that cannot be read, or whose arrays are not those that were written."""
 
     def __init__(self, path: str, why: object) -> None:

@@ -14,6 +14,7 @@ import numpy as np
 
 from transformer.training.agreement import Agreement
 from transformer.training.checkpoint import Checkpoints, State
+from transformer.training.divergence import Diverged
 from transformer.training.experiment import Batch, Batches
 from transformer.training.hooks import Hook, is_due
 from transformer.training.metrics import Meter, Sum
@@ -68,8 +69,8 @@ def train(
                 step += 1
                 if name := between.after(step, state, metrics):
                     return state, name
-        except Exception:
-            between.rescue(state)
+        except Exception as error:
+            between.rescue(state, error)
             raise
     return state, "finished"
 
@@ -114,7 +115,7 @@ class Between:
             if measured is None:
                 self.keep(step, state, due, values)
                 return self.leave(step, self.stop.received)
-            if save and self.checkpoints is not None:
+            if save and self.checkpoints is not None and (last or not self.meter.watch().doubtful):
                 self.checkpoints.save(step, state, measured)
                 self.saved = time.monotonic()
         self.write(step, {**values, **measured})
@@ -188,10 +189,12 @@ class Between:
         self.write(step, measured)
         return ""
 
-    def rescue(self, state: State) -> None:
-        """Saves the state before an error ends training, unless its arrays were donated. If the error was one
-        of hooks, a resumed run calls them first."""
-        whole = not any(leaf.is_deleted() for leaf in jax.tree.leaves(state))
+    def rescue(self, state: State, error: Exception) -> None:
+        """Saves the state before an error ends training, unless it has diverged or its arrays were donated.
+        If the error was one of hooks, a resumed run calls them first."""
+        whole = not isinstance(error, Diverged) and not any(
+            leaf.is_deleted() for leaf in jax.tree.leaves(state)
+        )
         if self.checkpoints is not None and jax.process_count() == 1 and whole and int(state.step):
             self.checkpoints.save(int(state.step), state)
             if self.unwritten is not None and self.left is not None:

@@ -4,12 +4,15 @@ import contextlib
 import dataclasses
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING
 
 import jax
 
-from transformer.errors import UserError
 from transformer.sums import Sum
 from transformer.training.schedules import Schedule
+
+if TYPE_CHECKING:
+    from transformer.training.divergence import Watch
 
 __all__ = ["Meter", "Sum", "merge"]
 
@@ -37,7 +40,7 @@ class Meter:
 
     tokens_per_step: float  # of the global batch
     learning_rate: Schedule  # of the number of updates made
-    max_skipped: int  # most consecutive skipped steps; 0: no limit
+    watch: Callable[[], "Watch"]  # the same at each call
     skipped: int = 0  # steps skipped so far, by the restored state
     started: float = dataclasses.field(default_factory=time.perf_counter)
     peak_rate: Callable[[], float | None]  # peak FLOP/s of all devices / the model's FLOPs per token
@@ -45,7 +48,7 @@ class Meter:
 
     def __post_init__(self) -> None:
         self.latest: dict[str, float] = {}
-        self._in_a_row = self._step = self._steps = 0
+        self._step = self._steps = 0
         self._once: dict[str, float] = {}
         self._first = True
         self._sums: dict[str, Sum] = {}
@@ -69,7 +72,7 @@ class Meter:
         """Waits for the end of `step` and reads its metrics.
 
         Raises:
-          UserError: too many consecutive steps had a non-finite gradient.
+          UserError: too many consecutive steps had a non-finite gradient (see `Watch`).
         """
         host = jax.tree.map(float, jax.device_get(dict(metrics)))
         now = time.perf_counter()
@@ -83,21 +86,17 @@ class Meter:
         else:
             self._steps += 1
         self._end = now
-        if host.pop("skipped_steps", Sum(0.0, 1.0)).total:
+        skipped = bool(host.pop("skipped_steps", Sum(0.0, 1.0)).total)
+        self.watch().step(step, skipped)
+        if skipped:
             self.skipped += 1
-            self._in_a_row += 1
-            if self._in_a_row == self.max_skipped:
-                raise UserError(
-                    f"train.max_skipped: the gradient was not finite in {self._in_a_row} steps in a row, "
-                    f"up to step {step}; a lower optimizer.learning_rate or a longer warm-up may keep it so"
-                )
             return
-        self._in_a_row = 0
         self._sums = merge([self._sums, host])
         self.latest |= {f"train/{name}": float(value.mean) for name, value in host.items()}
 
     def window(self) -> dict[str, float]:
-        """The values of the steps since the last call."""
+        """The values of the steps since the last call; raises `Diverged` if they show that training has gone
+        wrong."""
         values = {f"train/{name}": float(value.mean) for name, value in self._sums.items()}
         updates = max(0, self._step - 1 - self.skipped)
         values["train/learning_rate"] = float(self.learning_rate(updates))
@@ -111,6 +110,7 @@ class Meter:
             if peak_rate := self.peak_rate():
                 values["train/mfu"] = rate / peak_rate
         values |= self._once
+        self.watch().window(self._step, values)
         self.latest |= values
         self._once, self._sums = {}, {}
         self._reset(self._end)

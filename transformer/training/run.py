@@ -16,6 +16,7 @@ from transformer.run_folder import RunFolder
 from transformer.training import parallel
 from transformer.training.checkpoint import Checkpoints, State, Step, trained_steps
 from transformer.training.compiler_options import check_compiler_options
+from transformer.training.divergence import Watch
 from transformer.training.experiment import Batches, Experiment, Params, Put
 from transformer.training.hooks import Evaluate, Evaluator, Hook, Profile, measures
 from transformer.training.initial_values import redraw
@@ -306,7 +307,7 @@ class Run:
         return (self.stages.meter if self.config.train.until else Meter)(
             tokens_per_step=self.config.train.batch_size * self.experiment.tokens_per_example,
             learning_rate=self.schedule,
-            max_skipped=self.config.train.max_skipped,
+            watch=functools.cache(lambda: Watch(self.config.train, self.folder.metrics)),
             skipped=skipped,
             started=started,
             peak_rate=functools.cache(self.peak_rate),

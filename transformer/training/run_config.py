@@ -34,6 +34,8 @@ class TrainConfig(Bounded):
     log_attention: bool = False  # log each layer's attention entropy and largest score, and the largest logit
     sample_every: Nonnegative = 0  # steps between samples; 0: only at the end
     max_skipped: Nonnegative = 20  # consecutive steps with a non-finite gradient before giving up; 0: never
+    rollbacks: Nonnegative = 0  # then go back to the last good checkpoint, at most so often; 0: give up
+    spike: NonnegativeFloat = 0.0  # go back also if the loss exceeds its recent median by more; 0: never
     profile_from: Positive = 10  # step after which the profiler starts
     profile_steps: Nonnegative = 0  # steps to profile; 0: off
     writers: str = "jsonl,tensorboard"  # comma-separated keys of WRITERS; "": none
@@ -63,7 +65,8 @@ class TrainConfig(Bounded):
 
     def idle(self) -> dict[str, str]:
         """See `transformer.config.idle_keys`."""
-        return {} if self.profile_steps else {"profile_from": "with profile_steps 0"}
+        found = {} if self.profile_steps else {"profile_from": "with profile_steps 0"}
+        return found | ({} if self.rollbacks else {"spike": "with rollbacks 0"})
 
 
 TAKEN = ("train", "eval", "generate", "answer")

@@ -1,0 +1,16 @@
+"""What is done where training ended for a reason that can be set right."""
+
+from collections.abc import Callable
+
+from commands.damage import set_aside
+from commands.rollback import roll_back
+from transformer.errors import Recoverable
+from transformer.training.checkpoint import DamagedCheckpoint
+from transformer.training.divergence import Diverged
+
+REMEDIES: dict[type[Recoverable], Callable[..., None]] = {DamagedCheckpoint: set_aside, Diverged: roll_back}
+
+
+def recover(workdir: str, error: Recoverable) -> None:
+    """Sets right what ended the training of a run; raises `UserError` if it cannot."""
+    REMEDIES[type(error)](workdir, error)

@@ -1,0 +1,124 @@
+"""Makes a step of training again, and says which layer computes the first value that is not finite.
+
+python launch.py --workdir=runs/lm --mode=replay --step=100
+
+Goes on from the last checkpoint before that step, with the very batches and random numbers of the run, which
+is not changed. The exit code is 1 if something is not finite. `--mode=batch` prints what the step reads.
+"""
+
+import argparse
+import dataclasses
+from typing import TYPE_CHECKING, Any
+
+from transformer.errors import UserError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from commands.opening import Overrides
+    from commands.workdir import Workdir
+    from transformer.training.checkpoint import State
+    from transformer.training.metrics import Sum
+    from transformer.training.run import Run
+
+SHOWN = 10
+"""Steps before the one that is examined whose losses are printed."""
+
+
+def add_flags(parser: Any) -> None:
+    """The flags of this command."""
+    parser.add_argument("--step", type=int, help="the step, as in metrics.jsonl: 1 is the first")
+    parser.add_argument("--accept_data", action="store_true", help="read data that have changed since")
+
+
+def run(flags: argparse.Namespace, overrides: "Overrides") -> int:
+    """Prints what is found; returns the exit code."""
+    from commands.opening import named, reopen_run, resumed
+
+    if flags.step is None or flags.step < 1:
+        given = "which one?" if flags.step is None else flags.step
+        raise UserError(f"--step: {given}; expected 1 or more (--mode=replay)")
+    folder = named(flags.workdir)
+    run = resumed(reopen_run(flags.workdir, overrides), folder, flags.accept_data)
+    if flags.step > run.config.train.steps:
+        raise UserError(f"--step: {flags.step}, but the run has {run.config.train.steps} steps")
+    with run.placed():
+        lines = replay(run, folder, flags.step)
+    print(*lines, sep="\n")
+    return int(any("not finite" in line for line in lines))
+
+
+def replay(run: "Run", folder: "Workdir", last: int) -> list[str]:
+    """Makes the steps up to `last` again, from a checkpoint; returns what to print of the last one."""
+    import jax
+    from tqdm import tqdm
+
+    from transformer.evaluation.nonfinite import find, not_finite
+    from transformer.training.run import unchanged
+    from transformer.training.step import Program
+
+    state = before(run, folder, last)
+    first, c, staged = int(state.step), run.config, bool(run.config.train.until)
+    step: Any = run.stages.step(unchanged, first) if staged else Program(run.jitted(unchanged))
+    batches = run.loader.iterate(first)
+    for number in tqdm(range(first + 1, last), desc="steps before", leave=False, disable=None):
+        state, metrics = step(state, run.put(next(batches)))
+        if number >= last - SHOWN:
+            tqdm.write(f"step {number}: {_values(metrics)}")
+    batch = run.put(next(batches))
+    here = run.stages.at(last - 1).run if staged else run
+    lines = [f"parameter before it: not finite: {path}" for path in not_finite(state.params)]
+    rng = jax.random.fold_in(jax.random.key(c.seed), state.step)
+    found = find(here.experiment, state.params, batch, state.carry, rng, c.parallel.microbatches)
+    state, metrics = step(state, batch)
+    lines.insert(0, f"step {last}: {_values(metrics)}")
+    if found.forward:
+        lines.append(f"forward: not finite first in the output of {found.forward}")
+    elif found.loss:
+        lines.append("forward: the outputs of all modules are finite, but the loss is not finite")
+    elif found.backward:
+        after = f"; that of {found.after}, computed before it, is finite" if found.after else ""
+        lines.append(f"backward: not finite first is the gradient of the output of {found.backward}{after}")
+    elif all(map(_is_finite, metrics.values())):
+        lines.append("the outputs of all modules are finite, and so are their gradients")
+    else:
+        lines.append("backward: the gradients of all outputs are finite, one of a parameter is not finite")
+    return lines + [f"parameter after it: not finite: {path}" for path in not_finite(state.params)]
+
+
+def before(run: "Run", folder: "Workdir", last: int) -> "State":
+    """The latest state before step `last` that there is a checkpoint of, or the initial one.
+
+    A rollback has made a checkpoint with an earlier step's parameters, which serves for that step; what led
+    to the steps after a rollback is not what the steps before it lead to.
+    """
+    from commands.rollback import read_rollbacks
+
+    undone = read_rollbacks(folder)
+    with run.checkpoints(write=False) as checkpoints:
+        steps = checkpoints.steps()
+        found = {each["to"]: each["step"] for each in undone if each["step"] in steps}
+        found |= {step: step for step in steps}
+        usable = [at for at in found if at < last and not any(at < each["step"] < last for each in undone)]
+        if usable:
+            at = max(usable)
+            state = checkpoints.restore(run.abstract, found[at])
+            passed = found[at] - at
+            return dataclasses.replace(state, step=state.step - passed, skipped=state.skipped - passed)
+    if folder.fork.exists() or run.config.initialize_from or undone:
+        listed = ", ".join(map(str, steps))
+        raise UserError(f"--step: {last}; there is no checkpoint from before it (there are {listed})")
+    return run.first_state()
+
+
+def _values(metrics: "Mapping[str, Sum]") -> str:
+    values = {name: float(value.mean) for name, value in metrics.items()}
+    shown = {name: values[name] for name in ("loss", "gradient_norm") if name in values}
+    skipped = ", skipped" if values.get("skipped_steps") else ""
+    return ", ".join(f"{name.replace('_', ' ')} {value:.4g}" for name, value in shown.items()) + skipped
+
+
+def _is_finite(value: "Sum") -> bool:
+    import numpy as np
+
+    return bool(np.isfinite(value.mean))
