@@ -118,7 +118,7 @@ def test_other_data_can_be_accepted_and_are_then_those_of_the_run(capfd, there):
     assert launch.main([f"--workdir={there}/run", "--config.train.steps=4"]) == 0
     capfd.readouterr()
     assert launch.main([f"--workdir={there}/run", "--mode=evaluate", "--accept_data"]) == 2
-    assert "--accept_data: only --mode=train, fork and batch take it" in capfd.readouterr().err
+    assert "--accept_data: only --mode=train, fork, batch and replay take it" in capfd.readouterr().err
 
 
 def test_an_older_folder_goes_on_and_keeps_from_then_on_what_its_data_are(there):

@@ -122,13 +122,55 @@ EDITS = {
         "tests/training/test_loop.py tests/training/test_throughput.py",
         {
             "skipped_in_means": (
-                "            return\n        self._in_a_row = 0",
-                "        self._in_a_row = 0",
+                "            self.skipped += 1\n            return\n",
+                "            self.skipped += 1\n",
             ),
             "pauses_counted": (
                 "elapsed = self._end - self._start - self._paused",
                 "elapsed = self._end - self._start",
             ),
+        },
+    ),
+    "transformer/training/divergence.py": (
+        "tests/faults/test_rollback.py tests/training/test_loop.py",
+        {
+            "not_in_a_row": ("self.in_a_row + 1 if skipped else 0", "self.in_a_row + skipped"),
+            "from_the_step_before": ("step - self.in_a_row + 1", "step - self.in_a_row"),
+            "never_doubtful": ("return bool(self.in_a_row and self.config.rollbacks)", "return False"),
+            "forgotten_on_resuming": ("deque(_logged(self._metrics, step), RECENT)", "deque([], RECENT)"),
+            "least_instead_of_median": ("statistics.median(self._losses)", "min(self._losses)"),
+            "nan_passes": ("not loss - usual <= self.config.spike", "loss - usual > self.config.spike"),
+        },
+    ),
+    "transformer/evaluation/nonfinite.py": (
+        "tests/faults/test_rollback.py",
+        {
+            "gradients_forwards": (
+                "self._places(self._gradients, -1)[::-1]",
+                "self._places(self._gradients, -1)",
+            ),
+            "last_layer_first": ("seen[number][::direction][call]", "seen[number][call]"),
+            "rows_of_the_part": ("row * parts + part if row >= 0", "row if row >= 0"),
+            "loss_unseen": ("if not jnp.isfinite(loss):", "if False:"),
+            "stack_unnamed": ('f"{self._path}{module.name}/"', "self._path"),
+        },
+    ),
+    "commands/rollback.py": (
+        "tests/faults/test_rollback.py",
+        {
+            "not_counted": ("state.skipped + passed", "state.skipped"),
+            "the_same_again": ("[step for step in good if step not in visited] or good", "good"),
+            "a_bad_one": ("if step < error.since]", "if step <= error.step]"),
+            "once_more": ("if len(done) >= most:", "if len(done) > most:"),
+            "no_batch": ("np.savez_compressed(path, **batch)", "path.touch()"),
+        },
+    ),
+    "commands/replay.py": (
+        "tests/faults/test_rollback.py",
+        {
+            "through_a_rollback": ('any(at < each["step"] < last for each in undone)', "False"),
+            "number_of_the_checkpoint": ("passed = found[at] - at", "passed = 0"),
+            "other_random_numbers": ("jax.random.key(c.seed)", "jax.random.key(c.seed + 1)"),
         },
     ),
     "commands/forking.py": (

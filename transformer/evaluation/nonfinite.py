@@ -13,8 +13,7 @@ import numpy as np
 from flax import linen as nn
 
 from transformer.evaluation.likelihood import everywhere
-from transformer.training.checkpoint import Params
-from transformer.training.experiment import Batch, Experiment
+from transformer.training.experiment import Batch, Experiment, Params
 from transformer.training.step import split_rows
 
 
