@@ -144,9 +144,12 @@ def trained(tmp_path_factory):
     return found
 
 
-def found_in(run, params, parts=1):
+def found_in(run, params, parts=1, rows=()):
+    """In the first batch, with byte 3 at the start of some rows."""
     with run.placed():
-        batch = run.put(next(iter(run.loader.iterate(0))))
+        batch = next(iter(run.loader.iterate(0)))
+        batch["tokens"][list(rows), 0] = 3
+        batch = run.put(batch)
         return find(run.experiment, params, batch, None, jax.random.key(0), parts)
 
 
@@ -166,6 +169,17 @@ def test_the_layer_with_a_parameter_that_is_not_finite_is_named(trained, scan, p
         place = found_in(run, jax.tree_util.tree_map_with_path(planted, params), parts).forward
         assert (place.module, place.number, place.count) == ("blocks/feed_forward/up", layer, 3)
         assert len(place.bad) == 16 // parts
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("parts", [1, 2])
+def test_the_rows_are_those_of_the_batch(trained, parts):
+    """A token that only some rows have; the first microbatch has the even rows."""
+    run = trained[False]
+    params = run.restore_params()
+    params["embedding"]["table"] = params["embedding"]["table"].at[3].set(jnp.nan)
+    place = found_in(run, params, parts, rows=(2, 6, 12)).forward
+    assert str(place) == "embedding, rows 2, 6, 12"
 
 
 @pytest.mark.thorough
