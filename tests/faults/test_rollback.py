@@ -1,6 +1,7 @@
 """Numbers that go wrong: training goes back to a good checkpoint, and a replay names the layer."""
 
 import json
+import shutil
 
 import jax
 import jax.numpy as jnp
@@ -63,6 +64,9 @@ def test_what_is_not_finite_is_passed_over_from_a_good_checkpoint(monkeypatch, c
     assert next(line for line in lines if line["step"] == 13)["train/rolled_back_to"] == 6
     with np.load(folder / "diverged" / "00000011.npz") as batch:
         assert np.isnan(batch["weights"]).any() and batch["tokens"].shape == batch["weights"].shape
+    shutil.rmtree(folder / "checkpoints" / "13")  # from step 6 on, step 14 would be another
+    assert launch.main([f"--workdir={folder}", "--mode=replay", "--step=14"]) == 2
+    assert "there is no checkpoint from before it" in capsys.readouterr().err
 
 
 @pytest.mark.thorough
@@ -81,6 +85,17 @@ def test_a_leap_of_the_loss_is_undone_and_resuming_knows_what_is_usual(monkeypat
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     leaps = [line["step"] for line in lines[2:] if line.get("train/loss", 0) > 5]
     assert leaps == [25, 26]
+
+
+@pytest.mark.thorough
+def test_a_checkpoint_among_the_logged_steps_that_leapt_is_not_a_good_one(monkeypatch, corpus, tmp_path):
+    """The loss of steps 29 to 32 is logged at steps 30, where a checkpoint is saved, and 32."""
+    spoil(monkeypatch, range(31, 33), "targets", 3)
+    keys = ("--config.train.log_every=4", "--config.train.steps=34", "--config.optimizer.warmup_steps=2")
+    more = ("--config.train.spike=1", "--config.train.rollbacks=1", "--config.optimizer.learning_rate=0.03")
+    assert runs.train(corpus, tmp_path / "run", *KEYS, *keys, *more) == "finished"
+    (undone,) = json.loads((tmp_path / "run" / "rollbacks.json").read_text())
+    assert (undone["since"], undone["step"], undone["to"]) == (29, 32, 24)
 
 
 @pytest.mark.thorough
