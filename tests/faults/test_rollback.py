@@ -217,7 +217,7 @@ def test_the_gradient_that_is_not_finite_is_named(trained, scan, monkeypatch):
 def test_the_rule_for_a_leap():
     watch = Watch(TrainConfig(rollbacks=1, spike=0.5))
     for step in range(RECENT):
-        watch.window(10 * step, {"train/loss": 2.0 + (step == 3) * 99})  # no rule before so many
+        watch.window(10 * step, {"train/loss": {3: 99.0, 4: 0.5}.get(step, 2.0)})  # no rule before so many
     watch.window(200, {"train/loss": 2.5})
     with pytest.raises(Diverged) as error:
         watch.window(210, {"train/loss": 2.51})
@@ -225,6 +225,16 @@ def test_the_rule_for_a_leap():
     with pytest.raises(Diverged):
         watch.window(220, {"train/loss": float("nan")})
     watch.window(230, {"train/learning_rate": 1.0})
+
+
+def test_the_state_after_a_skipped_step_is_doubtful():
+    for rollbacks in (0, 1):
+        watch = Watch(TrainConfig(rollbacks=rollbacks))
+        found = []
+        for step, skipped in enumerate([False, True, False]):
+            watch.step(step, skipped)
+            found.append(watch.doubtful)
+        assert found == [False, bool(rollbacks), False]
 
 
 @pytest.mark.thorough
