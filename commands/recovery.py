@@ -12,5 +12,11 @@ REMEDIES: dict[type[Recoverable], Callable[..., None]] = {DamagedCheckpoint: set
 
 
 def recover(workdir: str, error: Recoverable) -> None:
-    """Sets right what ended the training of a run; raises `UserError` if it cannot."""
-    REMEDIES[type(error)](workdir, error)
+    """Sets right what ended the training of a run, and what is found damaged meanwhile; raises `UserError` if
+    it cannot."""
+    try:
+        REMEDIES[type(error)](workdir, error)
+    except Recoverable as another:
+        if another is error:
+            raise
+        recover(workdir, another)

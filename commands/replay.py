@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
     from commands.opening import Overrides
     from commands.workdir import Workdir
+    from transformer.evaluation.nonfinite import Found
     from transformer.training.checkpoint import State
     from transformer.training.metrics import Sum
     from transformer.training.run import Run
@@ -33,6 +34,8 @@ def add_flags(parser: Any) -> None:
 
 def run(flags: argparse.Namespace, overrides: "Overrides") -> int:
     """Prints what is found; returns the exit code."""
+    import jax
+
     from commands.opening import named, reopen_run, resumed
 
     if flags.step is None or flags.step < 1:
@@ -43,17 +46,19 @@ def run(flags: argparse.Namespace, overrides: "Overrides") -> int:
     if flags.step > run.config.train.steps:
         raise UserError(f"--step: {flags.step}, but the run has {run.config.train.steps} steps")
     with run.placed():
-        lines = replay(run, folder, flags.step)
-    print(*lines, sep="\n")
-    return int(any("not finite" in line for line in lines))
+        lines, wrong = replay(run, folder, flags.step)
+    if jax.process_index() == 0:
+        print(*lines, sep="\n")
+    return int(wrong)
 
 
-def replay(run: "Run", folder: "Workdir", last: int) -> list[str]:
-    """Makes the steps up to `last` again, from a checkpoint; returns what to print of the last one."""
+def replay(run: "Run", folder: "Workdir", last: int) -> tuple[list[str], bool]:
+    """Makes the steps up to `last` again, from a checkpoint; returns what to print of the last one, and
+    whether something in it is not finite."""
     import jax
     from tqdm import tqdm
 
-    from transformer.evaluation.nonfinite import find, not_finite
+    from transformer.evaluation.nonfinite import Found, find, not_finite
     from transformer.training.run import unchanged
     from transformer.training.step import Program
 
@@ -63,27 +68,30 @@ def replay(run: "Run", folder: "Workdir", last: int) -> list[str]:
     batches = run.loader.iterate(first)
     for number in tqdm(range(first + 1, last), desc="steps before", leave=False, disable=None):
         state, metrics = step(state, run.put(next(batches)))
-        if number >= last - SHOWN:
+        if number >= last - SHOWN and jax.process_index() == 0:
             tqdm.write(f"step {number}: {_values(metrics)}")
     batch = run.put(next(batches))
     here = run.stages.at(last - 1).run if staged else run
-    lines = [f"parameter before it: not finite: {path}" for path in not_finite(state.params)]
+    earlier = [f"parameter before it: not finite: {path}" for path in not_finite(state.params)]
     rng = jax.random.fold_in(jax.random.key(c.seed), state.step)
     found = find(here.experiment, state.params, batch, state.carry, rng, c.parallel.microbatches)
     state, metrics = step(state, batch)
-    lines.insert(0, f"step {last}: {_values(metrics)}")
+    later = [f"parameter after it: not finite: {path}" for path in not_finite(state.params)]
+    wrong = bool(earlier or later) or not all(map(_is_finite, metrics.values()))
+    lines = [f"step {last}: {_values(metrics)}", *earlier, _described(found, wrong), *later]
+    return lines, wrong or found != Found()
+
+
+def _described(found: "Found", wrong: bool) -> str:
     if found.forward:
-        lines.append(f"forward: not finite first in the output of {found.forward}")
-    elif found.loss:
-        lines.append("forward: the outputs of all modules are finite, but the loss is not finite")
-    elif found.backward:
+        return f"forward: not finite first in the output of {found.forward}"
+    if found.loss:
+        return "forward: the outputs of all modules are finite, but the loss is not finite"
+    if found.backward:
         after = f"; that of {found.after}, computed before it, is finite" if found.after else ""
-        lines.append(f"backward: not finite first is the gradient of the output of {found.backward}{after}")
-    elif all(map(_is_finite, metrics.values())):
-        lines.append("the outputs of all modules are finite, and so are their gradients")
-    else:
-        lines.append("backward: the gradients of all outputs are finite, one of a parameter is not finite")
-    return lines + [f"parameter after it: not finite: {path}" for path in not_finite(state.params)]
+        return f"backward: not finite first is the gradient of the output of {found.backward}{after}"
+    rest = ", but a parameter or its gradient is not" if wrong else ""
+    return f"the outputs of all modules are finite, and so are their gradients{rest}"
 
 
 def before(run: "Run", folder: "Workdir", last: int) -> "State":

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TextIO
 
 from commands import WHICH_CONFIG
-from transformer.errors import UserError
+from transformer.errors import Recoverable, UserError
 
 if TYPE_CHECKING:
     from commands.opening import Overrides
@@ -52,8 +52,6 @@ def train(
     the one before it is taken; if there is none, it is an error. Where training goes wrong, it goes back to
     an earlier checkpoint as often as `train.rollbacks` says.
     """
-    from transformer.errors import Recoverable
-
     while True:
         try:
             return _train(workdir, overrides, config, started, accept_data, hooks)
@@ -61,6 +59,7 @@ def train(
             from commands.recovery import recover
 
             recover(workdir, error)
+            started = None
 
 
 def _train(

@@ -18,6 +18,7 @@ from transformer.data.tasks.base import TaskData, make_task
 from transformer.errors import UserError
 from transformer.evaluation.attention import AttentionMap, attention_weights
 from transformer.evaluation.likelihood import likelihood_evaluator
+from transformer.layers.measures import Measures
 from transformer.layers.products import attention_products
 from transformer.models.decoder import Decoder, DecoderConfig
 from transformer.run_folder import RunFolder
@@ -70,6 +71,7 @@ class Algorithmic(Experiment):
     evaluated apart."""
 
     Config = AlgorithmicConfig
+    measures = Measures
 
     def __init__(self, config: AlgorithmicConfig) -> None:
         self.config = config

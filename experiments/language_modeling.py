@@ -20,6 +20,7 @@ from transformer.evaluation.attention import AttentionMap, attention_weights, fi
 from transformer.evaluation.embeddings import states_of
 from transformer.evaluation.likelihood import likelihood_evaluator
 from transformer.evaluation.scoring import Row, Score, continued, score_pairs
+from transformer.layers.measures import Measures
 from transformer.layers.products import attention_products
 from transformer.models.decoder import DecoderConfig, DecoderStepper
 from transformer.run_folder import RunFolder
@@ -52,6 +53,7 @@ class LanguageModeling(Experiment):
     """A decoder trained on packed documents; the loss is -log p(token | those before it), in nats."""
 
     Config: type[LanguageModelingConfig] = LanguageModelingConfig
+    measures = Measures
     continues = True
     counts_from_a_beginning = True
     """Whether positions count from the start of a text, so that long texts have positions not seen in

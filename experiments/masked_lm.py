@@ -17,6 +17,7 @@ from transformer.evaluation.attention import AttentionMap, encoder_attention, fi
 from transformer.evaluation.embeddings import states_of
 from transformer.evaluation.likelihood import likelihood_evaluator
 from transformer.host import on_host
+from transformer.layers.measures import Measures
 from transformer.layers.products import attention_products
 from transformer.models.encoder import EncoderConfig
 from transformer.models.masked_lm import MaskedLanguageModel
@@ -53,6 +54,7 @@ class MaskedLanguageModeling(Experiment):
     """An encoder with BERT's two losses, means over masked tokens and over pairs of texts."""
 
     Config = MaskedConfig
+    measures = Measures
     heads = ("transform", "transform_norm", "output_bias", "pooler", "next")
 
     def __init__(self, config: MaskedConfig, tokenizer: Tokenizer | None = None) -> None:

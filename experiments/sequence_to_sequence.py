@@ -27,6 +27,7 @@ from transformer.evaluation.metrics import make_metrics, metric_names
 from transformer.evaluation.scoring import Row, Score, score_pairs
 from transformer.evaluation.text_metric import MetricOptions, TextMetric
 from transformer.host import on_host
+from transformer.layers.measures import Measures
 from transformer.layers.products import attention_products
 from transformer.models.encoder_decoder import EncoderDecoderConfig
 from transformer.run_folder import RunFolder
@@ -67,6 +68,7 @@ class SequenceToSequence(Experiment):
     """An encoder-decoder trained on packed pairs; the loss is -log p(token | those before it, source)."""
 
     Config: type = SequenceToSequenceConfig
+    measures = Measures
 
     def __init__(self, config: SequenceToSequenceConfig, tokenizer: Tokenizer | None = None) -> None:
         """`tokenizer` is that of the run folder; by default one is trained on the training text."""

@@ -39,7 +39,6 @@ ALLOWED = {
     "transformer.data": {"transformer.data", "transformer.config", "transformer.errors"},
     "transformer.training": {
         "transformer.training",
-        "transformer.layers.measures",  # what a measuring step finds inside of layers
         "transformer.devices",
         "transformer.sums",
         "transformer.run_folder",

@@ -8,6 +8,7 @@ EDITS = {
         "tests/training/test_measured.py",
         {
             "padding_measured": ("None if segments_bt is None else segments_bt > 0)", "None)"),
+            "square_not_root": ("Sum.of(jnp.sqrt(value.total", "Sum.of((value.total"),
             "mean_not_of_squares": ("jnp.mean(jnp.square(", "jnp.mean(jnp.abs("),
             "entropy_of_padding": ("Sum.of(entropy_bhn, real_b1n), Sum", "Sum.of(entropy_bhn), Sum"),
             "masked_scores_count": (

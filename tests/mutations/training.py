@@ -137,7 +137,7 @@ EDITS = {
             "not_in_a_row": ("self.in_a_row + 1 if skipped else 0", "self.in_a_row + skipped"),
             "from_the_step_before": ("step - self.in_a_row + 1", "step - self.in_a_row"),
             "never_doubtful": ("return bool(self.in_a_row and self.config.rollbacks)", "return False"),
-            "forgotten_on_resuming": ("deque(_logged(self._metrics, step), RECENT)", "deque([], RECENT)"),
+            "forgotten_on_resuming": ("deque(_logged(self.metrics, step), RECENT)", "deque([], RECENT)"),
             "least_instead_of_median": ("statistics.median(self._losses)", "min(self._losses)"),
             "nan_passes": ("not loss - usual <= self.config.spike", "loss - usual > self.config.spike"),
         },
@@ -299,7 +299,6 @@ EDITS = {
     "transformer/training/measured.py": (
         "tests/training/test_measured.py",
         {
-            "square_not_root": ("Sum.of(jnp.sqrt(value.total", "Sum.of((value.total"),
             "squares_of_norms": ("Sum.of(jnp.sqrt(square))", "Sum.of(square)"),
             "first_layer_everywhere": ("+ squares_n[i]", "+ squares_n[0]"),
             "every_step_measured": ("is_due(self._every, self.done)", "True"),

@@ -93,7 +93,7 @@ def run(
     meter = Meter(
         tokens_per_step=8,
         learning_rate=lambda count: 0.1 * count,
-        watch=functools.cache(lambda: Watch(config)),
+        watch=Watch(config),
         skipped=int(state.skipped),
         peak_rate=lambda: 1e6 / 10,
     )

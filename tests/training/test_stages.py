@@ -206,7 +206,7 @@ def test_tokens_and_flops_of_a_window_are_those_of_its_steps(monkeypatch):
     monkeypatch.setattr(metrics.time, "perf_counter", lambda: now)
     meter = StagedMeter(
         stages=Measured(), tokens_per_step=99, learning_rate=lambda n: 0.0, started=0.0,
-        watch=lambda: Watch(TrainConfig()), peak_rate=lambda: None, step_gb=lambda: 1.0,
+        watch=Watch(TrainConfig()), peak_rate=lambda: None, step_gb=lambda: 1.0,
     )  # fmt: skip
 
     def take(step, seconds):

@@ -1,7 +1,7 @@
 """Measurements inside of layers, sown as terms: the size of activations, the entropy of attention, logits."""
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -52,6 +52,15 @@ class Measures:
             logits_btv = module.unembed(jax.lax.stop_gradient(x_btd)[:rows, places])
             sow(module, "logits/largest", Sum.of(jnp.max(logits_btv)))
         return result
+
+    def finished(self, name: str, value: Sum) -> Iterable[tuple[str, Sum]]:
+        """A term as it is logged: the root of a mean square, and no value for all layers together."""
+        of_layers = name.startswith((f"{ACTIVATION}/", "attention/", "cross_attention/"))
+        if of_layers and not name.rpartition("/")[2].isdecimal():
+            return
+        if name.startswith(f"{ACTIVATION}/"):
+            value = Sum.of(jnp.sqrt(value.total / jnp.maximum(value.weight, 1e-9)))
+        yield name, value
 
 
 def sow(module: Any, name: str, value: Sum) -> None:

@@ -1,5 +1,6 @@
 """When training goes wrong: too many skipped steps in a row, or a loss that leaps up."""
 
+import dataclasses
 import json
 import statistics
 from collections import deque
@@ -8,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from transformer.errors import Recoverable, UserError
+from transformer.training.writers import whole_lines
 
 if TYPE_CHECKING:
     from transformer.training.run_config import TrainConfig
@@ -26,6 +28,7 @@ class Diverged(Recoverable):
         self.since, self.step, self.values = since, step, dict(values)
 
 
+@dataclasses.dataclass
 class Watch:
     """Raises where training goes wrong: `train.max_skipped` steps in a row had a gradient that is not finite;
     or a logged loss is not finite, or exceeds the median of the `RECENT` before by more than `train.spike`.
@@ -33,10 +36,10 @@ class Watch:
     The losses that a resumed run had logged before are read from `metrics` when they are first needed.
     """
 
-    def __init__(self, config: "TrainConfig", metrics: Path | None = None) -> None:
-        self.config, self._metrics = config, metrics
-        self.in_a_row = 0
-        self._losses: deque[float] | None = None
+    config: "TrainConfig"
+    metrics: Path | None = None
+    in_a_row: int = 0  # steps that were skipped, up to the last one
+    _losses: deque[float] | None = None
 
     @property
     def doubtful(self) -> bool:
@@ -64,7 +67,7 @@ class Watch:
         if not self.config.spike or "train/loss" not in values:
             return
         if self._losses is None:
-            self._losses = deque(_logged(self._metrics, step), RECENT)
+            self._losses = deque(_logged(self.metrics, step), RECENT)
         loss = values["train/loss"]
         if len(self._losses) == RECENT:
             usual = statistics.median(self._losses)
@@ -82,6 +85,5 @@ def _logged(metrics: Path | None, step: int) -> list[float]:
     """The finite training losses that were logged before `step`."""
     if metrics is None or not metrics.exists():
         return []
-    lines = map(json.loads, metrics.read_text(encoding="utf-8").splitlines())
-    found = [line.get("train/loss") for line in lines if line["step"] < step]
+    found = [json.loads(line).get("train/loss") for line in whole_lines(metrics, step - 1)]
     return [loss for loss in found if loss is not None]

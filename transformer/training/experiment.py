@@ -49,6 +49,9 @@ class Experiment(ABC):
     model: nn.Module
     heads: tuple[str, ...] = ()
     """Names of parameters that `initialize_from` may leave newly initialised."""
+    measures: Callable[[bool, bool], Any] | None = None
+    """`measures(norms, attention)` is a flax method interceptor that sows measurements of the layers as terms
+    of `loss`, with a method `finished(name, value)` (see `transformer.layers.measures.Measures`)."""
 
     @abstractmethod
     def init(self, rng: jax.Array) -> Any:

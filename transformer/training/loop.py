@@ -115,7 +115,7 @@ class Between:
             if measured is None:
                 self.keep(step, state, due, values)
                 return self.leave(step, self.stop.received)
-            if save and self.checkpoints is not None and (last or not self.meter.watch().doubtful):
+            if save and self.checkpoints is not None and (last or not self.meter.watch.doubtful):
                 self.checkpoints.save(step, state, measured)
                 self.saved = time.monotonic()
         self.write(step, {**values, **measured})
@@ -192,10 +192,10 @@ class Between:
     def rescue(self, state: State, error: Exception) -> None:
         """Saves the state before an error ends training, unless it has diverged or its arrays were donated.
         If the error was one of hooks, a resumed run calls them first."""
-        whole = not isinstance(error, Diverged) and not any(
-            leaf.is_deleted() for leaf in jax.tree.leaves(state)
-        )
-        if self.checkpoints is not None and jax.process_count() == 1 and whole and int(state.step):
+        if isinstance(error, Diverged) or jax.process_count() > 1:
+            return
+        whole = not any(leaf.is_deleted() for leaf in jax.tree.leaves(state))
+        if self.checkpoints is not None and whole and int(state.step):
             self.checkpoints.save(int(state.step), state)
             if self.unwritten is not None and self.left is not None:
                 self.left.write_text(str(int(state.step)))

@@ -1,13 +1,12 @@
 """A second training step, taken where metrics are logged, that also measures every layer."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
-from transformer.layers.measures import ACTIVATION, Measures
 from transformer.training.checkpoint import Params, State
 from transformer.training.experiment import Batch
 from transformer.training.hooks import is_due
@@ -45,25 +44,18 @@ class AtLogged:
         return max((size for size in sizes if size is not None), default=None)
 
 
-def measuring(step: TrainStep, measures: Measures) -> TrainStep:
-    """The train step `step`, which also returns what `measures` finds in the layers of the model."""
+def measuring(step: TrainStep, measures: Any) -> TrainStep:
+    """The train step `step`, which also returns what `measures` finds in the layers of the model (see
+    `Experiment.measures`)."""
 
     def measured(state: State, batch: Batch) -> tuple[State, dict[str, Sum]]:
         with nn.intercept_methods(measures):
             state, metrics = step(state, batch)
-        return state, {name: each for key, sum_ in metrics.items() for name, each in _finished(key, sum_)}
+        return state, {
+            name: each for key, sum_ in metrics.items() for name, each in measures.finished(key, sum_)
+        }
 
     return measured
-
-
-def _finished(name: str, value: Sum) -> Iterable[tuple[str, Sum]]:
-    """A term as it is logged: the root of a mean square, and no value for all layers together."""
-    of_layers = name.startswith((f"{ACTIVATION}/", "attention/", "cross_attention/"))
-    if of_layers and not name.rpartition("/")[2].isdecimal():
-        return
-    if name.startswith(f"{ACTIVATION}/"):
-        value = Sum.of(jnp.sqrt(value.total / jnp.maximum(value.weight, 1e-9)))
-    yield name, value
 
 
 def layer_norms(layers: tuple[str, ...]) -> Callable[..., dict[str, Sum]]:
@@ -94,6 +86,7 @@ def make(run: Any, plain: Program, around: Callable, done: int) -> Any:
     """The step of a `Run` with `train.log_norms` or `train.log_attention`, from the plain one."""
     c = run.config.train
     options = {"norms": layer_norms(run.layers)} if c.log_norms else {}
-    measures = Measures(c.log_norms, c.log_attention)
-    step = run.jitted(lambda step: around(measuring(step, measures)), **options)
+    make_measures = run.experiment.measures
+    measures = make_measures and make_measures(c.log_norms, c.log_attention)
+    step = run.jitted(lambda step: around(measuring(step, measures) if measures else step), **options)
     return AtLogged(plain, Program(step, run.compiler_options), c.log_every, done)

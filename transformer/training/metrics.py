@@ -40,7 +40,7 @@ class Meter:
 
     tokens_per_step: float  # of the global batch
     learning_rate: Schedule  # of the number of updates made
-    watch: Callable[[], "Watch"]  # the same at each call
+    watch: "Watch"  # for what goes wrong
     skipped: int = 0  # steps skipped so far, by the restored state
     started: float = dataclasses.field(default_factory=time.perf_counter)
     peak_rate: Callable[[], float | None]  # peak FLOP/s of all devices / the model's FLOPs per token
@@ -87,7 +87,7 @@ class Meter:
             self._steps += 1
         self._end = now
         skipped = bool(host.pop("skipped_steps", Sum(0.0, 1.0)).total)
-        self.watch().step(step, skipped)
+        self.watch.step(step, skipped)
         if skipped:
             self.skipped += 1
             return
@@ -110,7 +110,7 @@ class Meter:
             if peak_rate := self.peak_rate():
                 values["train/mfu"] = rate / peak_rate
         values |= self._once
-        self.watch().window(self._step, values)
+        self.watch.window(self._step, values)
         self.latest |= values
         self._once, self._sums = {}, {}
         self._reset(self._end)

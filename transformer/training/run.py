@@ -307,7 +307,7 @@ class Run:
         return (self.stages.meter if self.config.train.until else Meter)(
             tokens_per_step=self.config.train.batch_size * self.experiment.tokens_per_example,
             learning_rate=self.schedule,
-            watch=functools.cache(lambda: Watch(self.config.train, self.folder.metrics)),
+            watch=Watch(self.config.train, self.folder.metrics),
             skipped=skipped,
             started=started,
             peak_rate=functools.cache(self.peak_rate),

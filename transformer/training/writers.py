@@ -209,11 +209,16 @@ class Progress:
 
 def _cut_after(step: int, path: Path) -> str:
     """Drops the lines of later steps; returns the last remaining line or ""."""
-    kept = [line + "\n" for line in path.read_text().splitlines() if 0 <= _step_of(line) <= step]
+    kept = [line + "\n" for line in whole_lines(path, step)]
     rewritten = path.with_suffix(".tmp")
     rewritten.write_text("".join(kept))
     os.replace(rewritten, path)
     return kept[-1] if kept else ""
+
+
+def whole_lines(path: Path, step: int) -> list[str]:
+    """The lines of `metrics.jsonl` up to a step, without those that a killed process left incomplete."""
+    return [line for line in path.read_text().splitlines() if 0 <= _step_of(line) <= step]
 
 
 def _step_of(line: str) -> int:
