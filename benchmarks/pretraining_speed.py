@@ -51,7 +51,7 @@ def ours(dtype: str):
     from flax import linen as nn
 
     from experiments.masked_lm import MaskedLanguageModeling
-    from transformer.models.encoder import EncoderConfig
+    from transformer.models.heads import HeadConfig
     from transformer.models.masked_lm import MaskedLanguageModel
     from transformer.training.checkpoint import State
     from transformer.training.step import make_train_step
@@ -71,7 +71,7 @@ def ours(dtype: str):
 
         def __init__(self) -> None:
             self.config = Config()  # type: ignore[assignment]
-            model = EncoderConfig(
+            model = HeadConfig(
                 norm="layer",
                 d_model=D,
                 num_layers=LAYERS,

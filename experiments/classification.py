@@ -63,7 +63,7 @@ class Classification(Experiment):
     """An encoder with a classification head, trained on texts packed into rows."""
 
     Config = ClassificationConfig
-    heads = ("head", "pooler")
+    heads = ("head", "pooler", "transform", "transform_norm")
 
     def __init__(
         self,

@@ -19,7 +19,7 @@ from transformer.evaluation.likelihood import likelihood_evaluator
 from transformer.host import on_host
 from transformer.layers.measures import Measures
 from transformer.layers.products import attention_products
-from transformer.models.encoder import EncoderConfig
+from transformer.models.heads import HeadConfig
 from transformer.models.masked_lm import MaskedLanguageModel
 from transformer.run_folder import RunFolder
 from transformer.training.experiment import Batch, Experiment, Params, Put
@@ -39,7 +39,7 @@ LIKELIEST = 5
 class MaskedConfig(RunConfig):
     """The config of a run: one group of keys for each part."""
 
-    model: EncoderConfig
+    model: HeadConfig
     data: MaskedDataConfig
     loss: LossConfig
 

@@ -20,8 +20,8 @@ from configs.papers import (
 )
 from transformer.config import from_values
 from transformer.models.decoder import DecoderConfig
-from transformer.models.encoder import EncoderConfig
 from transformer.models.encoder_decoder import EncoderDecoderConfig
+from transformer.models.heads import HeadConfig
 from transformer.models.masked_lm import MaskedLanguageModel
 
 
@@ -62,7 +62,7 @@ def test_the_original_transformer(paper, d, f, h):
 )
 def test_bert(paper, encoder, whole):
     """The counts of the released encoders with their poolers, and with both heads."""
-    config = from_values(EncoderConfig, paper.get_config().to_dict()["model"] | {"vocab_multiple": 1})
+    config = from_values(HeadConfig, paper.get_config().to_dict()["model"] | {"vocab_multiple": 1})
     found = shapes(MaskedLanguageModel(config, 30522))
     d = config.d_model
     assert sum(map(math.prod, found.values())) == whole == encoder + d * d + 3 * d + 30522 + 2 * d + 2

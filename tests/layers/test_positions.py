@@ -41,6 +41,10 @@ def test_learned_adds_its_own_rows(rng):
     table = rng.normal(size=(5, 4)).astype(np.float32)
     y = module.apply({"params": {"table": table}}, x, positions, method="embed")
     np.testing.assert_allclose(y - x, table[[0, 4, 2]][None], atol=1e-6)
+    later = Learned(max_length=3, offset=2).apply(
+        {"params": {"table": table}}, x, positions // 2, method="embed"
+    )
+    np.testing.assert_allclose(later - x, table[[2, 4, 3]][None], atol=1e-6)
 
 
 # Encodings of distances: each against its formula in float64, one pair of positions at a time.

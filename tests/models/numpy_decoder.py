@@ -8,6 +8,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from scipy import special
 
 from tests.layers.numpy_attention import attention, layer_norm, linear, rms_norm, sinusoid
 
@@ -43,10 +44,13 @@ def recurrent_decoder(params: Any, c: Any, tokens_t, segments_t, memory: Sequenc
 
 
 def encoder(params: Any, c: Any, tokens_t, types_t, segments_t, positions_t) -> np.ndarray:
-    """States (t, d); a token attends to all of its segment (Devlin et al. 2019, section 3)."""
+    """States (t, d); a token attends to all of its segment (Devlin et al. 2019, section 3). The embeddings
+    may be normalised, as in the released code; with `token_type_bias` all tokens have type 0."""
     trunk, allowed_tt = params["trunk"], segments_t[:, None] == segments_t
     x_td = embed({"embedding": params["embedding"], **trunk}, c, tokens_t, positions_t)
-    x_td = x_td + params["token_types"]["table"][types_t]
+    if "token_types" in params:
+        x_td = x_td + params["token_types"]["table"][0 if c.token_type_bias else types_t]
+    x_td = norm(trunk, c, "embedding_norm", x_td) if c.embedding_norm else x_td
     x_td, _ = stack(c, trunk["blocks"], x_td, positions_t, allowed_tt, causal=False)
     return last_norm(trunk, c, "final_norm", x_td)
 
@@ -70,7 +74,7 @@ def embed(params: Any, c: Any, tokens_t, at_t) -> np.ndarray:
     x_td = params["embedding"]["table"][tokens_t] * (math.sqrt(c.d_model) if c.scale_embeddings else 1)
     if c.position == "sinusoidal":
         return x_td + sinusoid(at_t, c.d_model, c.position_base)
-    return x_td + params["position"]["table"][at_t] if c.position == "learned" else x_td
+    return x_td + params["position"]["table"][c.position_offset + at_t] if c.position == "learned" else x_td
 
 
 def with_values(params: Any, c: Any, tokens_t) -> list[tuple[Any, Any]]:
@@ -113,8 +117,15 @@ def stack(c, blocks, x_td, at_s, allowed_ts, *, memory=(), source_sd=None, causa
 
 
 def layers(c: Any, blocks: Any) -> list[tuple[Any, Any]]:
-    """The config and the parameters of each layer."""
+    """The config and the parameters of each layer, of which those of one kind may be a tree of their own."""
     kinds = [c.kinds[name] for name in c.layers or ("",)]
+    if c.layers and set(blocks) == set(c.layers):
+        names, at = [c.layers[n % len(kinds)] for n in range(c.num_layers)], dict.fromkeys(c.layers, -1)
+        found = []
+        for n, name in enumerate(names):
+            at[name] += 1
+            found.append((kinds[n % len(kinds)], jax.tree.map(lambda x, i=at[name]: x[i], blocks[name])))
+        return found
     depth = len(jax.tree.leaves(blocks)[0])
     return [(kinds[n % len(kinds)], jax.tree.map(lambda x, n=n: x[n], blocks)) for n in range(depth)]
 
@@ -156,7 +167,8 @@ def sublayer(c: Any, p: Any, name: str, x_td, f: Callable) -> np.ndarray:
     """A residual branch, normalised by `norm_placement`."""
     if c.norm_placement == "post":
         return norm(p, c, f"{name}_norm", x_td + f(x_td))
-    y_td = f(norm(p, c, f"{name}_norm", x_td))
+    bare = name == "attention" and not c.attention_norm
+    y_td = f(x_td if bare else norm(p, c, f"{name}_norm", x_td))
     return x_td + (norm(p, c, f"{name}_output_norm", y_td) if c.norm_placement == "sandwich" else y_td)
 
 
@@ -183,7 +195,8 @@ def cross_attention(c: Any, p: Any, source_sd, x_td) -> np.ndarray:
 def feed_forward(c: Any, p: Any, x_td) -> np.ndarray:
     """down(act(up(x))), or gated down(act(gate(x)) up(x)) (Shazeer 2020)."""
     up = linear(p["up"], x_td)
-    act = {"relu": relu, "relu2": relu2, "gelu": gelu, "swiglu": silu, "geglu": gelu}[c.feed_forward]
+    act = {"relu": relu, "relu2": relu2, "gelu": gelu, "swiglu": silu, "geglu": gelu}
+    act = (act | {"gelu_exact": gelu_exact, "geglu_exact": gelu_exact})[c.feed_forward]
     hidden = act(linear(p["gate"], x_td)) * up if "gate" in p else act(up)
     return linear(p["down"], hidden)
 
@@ -198,6 +211,11 @@ def relu2(x):
 
 def silu(x):
     return x / (1 + np.exp(-x))
+
+
+def gelu_exact(x):
+    """x Phi(x) (Hendrycks and Gimpel 2016, section 2)."""
+    return x * special.ndtr(x)
 
 
 def gelu(x):

@@ -57,18 +57,30 @@ def test_texts_that_share_a_row_are_classified_as_alone(rng, pooling, placement)
     np.testing.assert_array_equal(apply(other, segments, positions, 4)[0, :3], together[:3])
 
 
-@pytest.mark.parametrize("pooling", POOLINGS)
-def test_the_head_against_float64(rng, pooling):
-    """A linear map of the pooled states, behind BERT's pooler if it is `[CLS]` that is classified."""
-    model, params = make(rng, pooling=pooling, num_layers=1)
+@pytest.mark.parametrize(
+    ("pooling", "keys"),
+    [(pooling, {}) for pooling in POOLINGS]
+    + [("cls", {"pooler": "none"}), ("mean", {"pooler": "tanh"})]
+    + [
+        ("cls", {"pooler": "masked_lm", "norm": "layer", "head_activation": "gelu_exact", "head_bias": False})
+    ],
+)
+def test_the_head_against_float64(rng, pooling, keys):
+    """A linear map of the pooled states, behind BERT's pooler if it is `[CLS]` that is classified, unless
+    `pooler` says otherwise."""
+    model, params = make(rng, pooling=pooling, num_layers=1, **keys)
     tokens, segments, positions = row_of([rng.integers(0, VOCAB, n) for n in (5, 3)], 8)
     exact = numpy_decoder.exact(params)
     row = tokens[0], 0 * tokens[0], *(np.asarray(each[0]) for each in (segments, positions))
     x_td = numpy_decoder.encoder(exact["encoder"], model.config, *row)
     of = {"mean": lambda v: v.mean(axis=0), "max": lambda v: v.max(axis=0), "cls": lambda v: v[0]}
     pooled = np.stack([of[pooling](x_td[row[2] == k]) for k in (1, 2)])
-    if pooling == "cls":
+    if keys.get("pooler", "tanh" if pooling == "cls" else "none") == "tanh":
         pooled = np.tanh(linear(exact["pooler"]["dense"], pooled))
+    if "transform" in exact:
+        hidden = numpy_decoder.gelu_exact(pooled @ exact["transform"]["kernel"])
+        assert "bias" not in exact["transform"]
+        pooled = numpy_decoder.norm(exact, model.config, "transform_norm", hidden)
     found = model.apply({"params": params}, tokens, segments, 2, positions_bt=positions)[0]
     np.testing.assert_allclose(found, linear(exact["head"]["classes"], pooled), atol=2e-5)
 

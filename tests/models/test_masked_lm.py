@@ -10,35 +10,36 @@ from flax import linen as nn
 from experiments.masked_lm import MaskedLanguageModeling
 from tests.data.test_masked_text import data
 from tests.layers.numpy_attention import linear
-from tests.models.numpy_decoder import exact, gelu, norm
+from tests.models.numpy_decoder import exact, gelu, gelu_exact, norm
 from tests.models.test_classifier import row_of
 from tests.parameters import random_params
-from transformer.models.encoder import EncoderConfig
+from transformer.models.heads import HeadConfig
 from transformer.models.masked_lm import MaskedLanguageModel
 from transformer.training.checkpoint import State
 from transformer.training.step import make_train_step
 from transformer.training.token_losses import LossConfig
 
 VOCAB = 29
-CONFIG = EncoderConfig(
+CONFIG = HeadConfig(
     d_model=16, num_layers=2, num_heads=2, d_ff=32, position="learned", max_length=64, use_bias=True
 )
 
 
-def make(rng, next_sentence=True):
-    model = MaskedLanguageModel(CONFIG, VOCAB, next_sentence)
+def make(rng, next_sentence=True, **keys):
+    model = MaskedLanguageModel(dataclasses.replace(CONFIG, **keys), VOCAB, next_sentence)
     one = jnp.zeros((1, 1), jnp.int32)
     return model, random_params(rng, model, one, one)
 
 
-def test_the_logits_against_float64(rng):
-    """E Norm(gelu(x W + b)) + c, of the states at the places."""
-    model, params = make(rng)
+@pytest.mark.parametrize("act", [gelu, gelu_exact])
+def test_the_logits_against_float64(rng, act):
+    """E Norm(act(x W + b)) + c, of the states at the places."""
+    model, params = make(rng, head_activation=act.__name__)
     x, places = rng.normal(size=(2, 7, CONFIG.d_model)), np.array([[1, 5], [0, 6]])
     bound, p = model.bind({"params": params}), exact(params)
     found = bound.unembed(bound.masked_logits(jnp.asarray(x, jnp.float32), jnp.asarray(places)))
     chosen = np.take_along_axis(x, places[..., None], axis=1)
-    states = norm(p, CONFIG, "transform_norm", gelu(linear(p["transform"], chosen)))
+    states = norm(p, CONFIG, "transform_norm", act(linear(p["transform"], chosen)))
     expected = states @ p["encoder"]["embedding"]["table"].T + p["output_bias"]
     np.testing.assert_allclose(found[..., :VOCAB], expected[..., :VOCAB], atol=2e-5, rtol=2e-5)
 

@@ -256,7 +256,8 @@ EDITS = {
     "transformer/layers/positions/learned.py": (
         "tests/layers/test_positions.py tests/layers/test_embedding.py",
         {
-            "shifted": ("table[positions_bt] * scale", "table[positions_bt - 1] * scale"),
+            "shifted": ("table[positions_bt + self.offset]", "table[positions_bt + self.offset - 1]"),
+            "offset_ignored": ("table[positions_bt + self.offset]", "table[positions_bt]"),
             "rms_ignored": ("self.rms / TABLE_STD if self.rms else 1.0", "1.0"),
         },
     ),

@@ -27,6 +27,7 @@ EDITS = {
                 "return (belongs_kt @ x_td.astype(jnp.float32) / x_td.shape[0])",
             ),
             "empty_text_is_infinite": ("jnp.where(jnp.isfinite(found_kd), found_kd, 0)", "found_kd"),
+            "pooler_with_cls_alone": ('return self.pooler if self.pooler != "auto" else ', "return "),
             "no_pooler": ("return jnp.tanh(Linear((width,)", "return (Linear((width,)"),
         },
     ),
@@ -45,10 +46,31 @@ EDITS = {
                 "self.encoder.attend(x_bmd) + self.output_bias",
                 "self.encoder.attend(x_bmd) + 0 * self.output_bias",
             ),
-            "no_gelu": (
-                "self.transform_norm(jax.nn.gelu(self.transform(x_bmd)))",
-                "self.transform_norm(self.transform(x_bmd))",
+        },
+    ),
+    "transformer/models/heads.py": (
+        "tests/models/test_masked_lm.py tests/models/test_classifier.py",
+        {
+            "no_activation": ("norm(ACTIVATIONS[self.head_activation](linear(x)))", "norm(linear(x))"),
+            "one_activation": ("ACTIVATIONS[self.head_activation]", 'ACTIVATIONS["gelu"]'),
+            "always_a_bias": ("use_bias=self.head_bias", "use_bias=True"),
+        },
+    ),
+    "transformer/models/encoder.py": (
+        "tests/models/test_encoder.py",
+        {
+            "types_of_one_kind": ("None if self.config.token_type_bias else types_bt", "types_bt"),
+            "no_shared_type": (
+                "self.num_token_types > 1 or self.token_type_bias",
+                "self.num_token_types > 1",
             ),
+        },
+    ),
+    "transformer/layers/block.py": (
+        "tests/models/test_encoder.py",
+        {
+            "norm_of_attention_always": (' and (self.attention_norm or name != "attention")', ""),
+            "no_norm_at_all": ('self.attention_norm or name != "attention"', "self.attention_norm"),
         },
     ),
     "transformer/models/lora.py": (

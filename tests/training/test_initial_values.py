@@ -7,7 +7,7 @@ from scipy import stats
 
 from configs.papers import bert_base
 from transformer.config import from_values
-from transformer.models.encoder import EncoderConfig
+from transformer.models.heads import HeadConfig
 from transformer.models.masked_lm import MaskedLanguageModel
 from transformer.training.initial_values import redraw
 
@@ -24,7 +24,7 @@ def test_every_matrix_is_drawn_from_the_truncated_normal_of_bert():
     config = bert_base.get_config().to_dict()
     assert config["initialize_std"] == 0.02
     small = {"d_model": 64, "num_layers": 2, "num_heads": 2, "d_ff": 128, "max_length": 64}
-    model = MaskedLanguageModel(from_values(EncoderConfig, config["model"] | small), 200)
+    model = MaskedLanguageModel(from_values(HeadConfig, config["model"] | small), 200)
     tokens = jnp.zeros((1, 1), jnp.int32)
     boxed = model.init(jax.random.key(0), tokens, tokens)["params"]
     drawn = redraw(boxed, jax.random.key(1), config["initialize_std"])

@@ -23,9 +23,9 @@ class Block(nn.Module):
     `parallel` sublayers are one, f(x) = Mixer(x) + FeedForward(x), with the norms of the mixer (Wang and
     Komatsuzaki 2021, GPT-J; Chowdhery et al. 2022, PaLM, section 2).
 
-    `norm` builds a normalisation module from its name. With `cross_attention`, which has no position
-    encoding, a third sublayer between the two attends to another sequence, the memory. Without `feed_forward`
-    there is only attention (Elhage et al. 2021).
+    `norm` builds a normalisation module from its name; without `attention_norm` the mixer's input is x
+    itself. With `cross_attention`, which has no position encoding, a third sublayer between the two attends
+    to another sequence, the memory. Without `feed_forward` there is only attention (Elhage et al. 2021).
     """
 
     mixer: Mixer
@@ -35,6 +35,7 @@ class Block(nn.Module):
     dropout: float = 0.0
     cross_attention: Attention | None = None
     parallel: bool = False
+    attention_norm: bool = True
 
     preserve_adopted_names: ClassVar[bool] = True
     """For flax: the mixer's parameters keep the name that it was built with."""
@@ -75,7 +76,8 @@ class Block(nn.Module):
         return self.cross_attention.keys_values(memory_msd, jnp.arange(memory_msd.shape[1])[None])
 
     def _before(self, name: str, x_btd: jax.Array) -> jax.Array:
-        x_btd = x_btd if self.placement == "post" else self.norm(name=f"{name}_norm")(x_btd)
+        if self.placement != "post" and (self.attention_norm or name != "attention"):
+            x_btd = self.norm(name=f"{name}_norm")(x_btd)
         return _divided(x_btd, "length")
 
     def _after(self, name: str, x_btd: jax.Array, y_btd: jax.Array, train: bool) -> jax.Array:

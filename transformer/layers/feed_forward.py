@@ -14,7 +14,7 @@ from transformer.layers.linear import Linear
 class FeedForward(nn.Module):
     """The same two-layer network at every position.
 
-    Plain:  down(act(up(x))), with act ReLU (Vaswani et al. 2017, section 3.3), GELU or squared ReLU.
+    Plain:  down(act(up(x))), with act ReLU (Vaswani et al. 2017, section 3.3), squared ReLU, or GELU.
     Gated:  down(act(gate(x)) * up(x)), with act SiLU or GELU: SwiGLU, GeGLU (Shazeer 2020).
     `d_ff` is the hidden width; `output_scale` multiplies the variance of the output kernel's initialisation.
     `linear` makes the layers, and `hidden` names the logical axes of the hidden units.
@@ -46,6 +46,7 @@ class FeedForward(nn.Module):
 
 # Rematerialised: otherwise GELU's backward pass would store several arrays of the hidden width.
 _gelu = jax.checkpoint(jax.nn.gelu)
+_gelu_exact = jax.checkpoint(functools.partial(jax.nn.gelu, approximate=False))
 
 
 def _relu2(x: jax.Array) -> jax.Array:
@@ -53,13 +54,25 @@ def _relu2(x: jax.Array) -> jax.Array:
     return jnp.square(jax.nn.relu(x))
 
 
+ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
+    "relu": jax.nn.relu,
+    "relu2": _relu2,
+    "gelu": _gelu,
+    "gelu_exact": _gelu_exact,
+    "silu": jax.nn.silu,
+}
+"""Activations by name. `gelu_exact` is x Phi(x), with the normal distribution function, and `gelu` its
+approximation by tanh, which is faster (Hendrycks and Gimpel 2016, section 2)."""
+
 FEED_FORWARDS: dict[str, Callable[..., nn.Module] | None] = {
     "none": None,
     "relu": functools.partial(FeedForward, activation=jax.nn.relu),
     "relu2": functools.partial(FeedForward, activation=_relu2),
     "gelu": functools.partial(FeedForward, activation=_gelu),
+    "gelu_exact": functools.partial(FeedForward, activation=_gelu_exact),
     "swiglu": functools.partial(FeedForward, activation=jax.nn.silu, gated=True),
     "geglu": functools.partial(FeedForward, activation=_gelu, gated=True),
+    "geglu_exact": functools.partial(FeedForward, activation=_gelu_exact, gated=True),
 }
 """Value of `model.feed_forward` -> constructor with `d_ff`, `use_bias`, `dtype` and `output_scale`; None:
 blocks have no feed-forward sublayer."""

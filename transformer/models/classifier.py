@@ -10,7 +10,8 @@ from flax import linen as nn
 
 from transformer.config import Rate
 from transformer.layers.linear import Linear
-from transformer.models.encoder import EncoderConfig, TextEncoder
+from transformer.models.encoder import TextEncoder
+from transformer.models.heads import HeadConfig
 
 
 def first_of(x_td: jax.Array, segments_t: jax.Array, k: int) -> jax.Array:
@@ -47,11 +48,26 @@ def pool(kind: str, x_btd: jax.Array, segments_bt: jax.Array, k: int) -> jax.Arr
 
 
 @dataclass(frozen=True)
-class ClassifierConfig(EncoderConfig):
+class ClassifierConfig(HeadConfig):
     """The config of a text classifier."""
 
     pooling: Literal["mean", "cls", "max"] = "mean"  # pooling over tokens; cls: the first token
+    # layer before the classes: BERT's pooler (tanh) or masked_lm's hidden one; auto: tanh with pooling cls
+    pooler: Literal["auto", "none", "tanh", "masked_lm"] = "auto"
     head_dropout: Rate = 0.0  # dropout rate before the classification head
+
+    @property
+    def hidden_kind(self) -> str:
+        """`pooler`, where it is "auto" what that stands for."""
+        return self.pooler if self.pooler != "auto" else "tanh" if self.pooling == "cls" else "none"
+
+    def idle(self) -> dict[str, str]:
+        """See `transformer.config.idle_keys`: and keys of a hidden layer that there is not."""
+        if self.hidden_kind == "masked_lm":
+            return super().idle()
+        return super().idle() | dict.fromkeys(
+            ("head_activation", "head_bias"), f"with pooler {self.pooler!r}"
+        )
 
 
 class ClassifierHead(nn.Module):
@@ -72,8 +88,9 @@ class ClassifierHead(nn.Module):
 class TextClassifier(nn.Module):
     """p(class | text) = softmax(Head(Pool(TextEncoder(text)))), for several texts per row.
 
-    With `pooling` "cls" the head includes BERT's pooler, tanh(x W + b), as in the released code of Devlin et
-    al. 2019, so that a pre-trained pooler can be fine-tuned.
+    The layer that `pooler` adds after pooling can be a pre-trained one: BERT's pooler, tanh(x W + b), as in
+    the released code of Devlin et al. 2019, or the hidden layer of masked language modelling, as in that of
+    Warner et al. 2024 (ModernBERT).
     """
 
     config: ClassifierConfig
@@ -84,8 +101,10 @@ class TextClassifier(nn.Module):
         """The encoder, the pooler and the head."""
         c = self.config
         self.encoder = TextEncoder(c, self.vocab_size)
-        if c.pooling == "cls":
+        if c.hidden_kind == "tanh":
             self.pooler = Pooler(c.dtype)
+        if c.hidden_kind == "masked_lm":
+            self.transform, self.transform_norm = c.hidden_layer()
         self.head = ClassifierHead(self.num_classes, c.head_dropout, c.dtype)
 
     def __call__(
@@ -95,7 +114,9 @@ class TextClassifier(nn.Module):
         `TextEncoder`."""
         x_btd = self.encoder(tokens_bt, segments_bt=segments_bt, train=train, **inputs)
         x_bkd = pool(self.config.pooling, x_btd, segments_bt, k)
-        return self.head(self.pooler(x_bkd) if self.config.pooling == "cls" else x_bkd, train)
+        if self.config.hidden_kind == "masked_lm":
+            x_bkd = self.config.hidden(self.transform, self.transform_norm, x_bkd)
+        return self.head(self.pooler(x_bkd) if self.config.hidden_kind == "tanh" else x_bkd, train)
 
 
 class Pooler(nn.Module):

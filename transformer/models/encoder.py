@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from flax import linen as nn
 
 from transformer.config import Positive
+from transformer.errors import UserError
 from transformer.layers.embedding import Embedding
 from transformer.layers.masks import Mask
 from transformer.models.stack_config import StackConfig
@@ -19,7 +20,18 @@ class EncoderConfig(TextConfig):
     """The config of a text encoder."""
 
     num_token_types: Positive = 2  # token type (segment) embeddings, for pairs of texts; 1: none
+    token_type_bias: bool = False  # with one token type: a learned vector that all tokens get (RoBERTa)
     embedding_norm: bool = False  # normalise the sum of embeddings before the first block, as BERT does
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.token_type_bias and self.num_token_types > 1:
+            raise UserError(f"token_type_bias: True with num_token_types {self.num_token_types}; expected 1")
+
+    @property
+    def has_types(self) -> bool:
+        """Whether there are embeddings of token types."""
+        return self.num_token_types > 1 or self.token_type_bias
 
 
 class Encoder(nn.Module):
@@ -60,8 +72,8 @@ class Encoder(nn.Module):
 class TextEncoder(nn.Module):
     """Encoder(token + type + position), one vector for each token of the text.
 
-    Types distinguish the two texts of a pair (Devlin et al. 2019, section 3); `num_token_types` 1 disables
-    them.
+    Types distinguish the two texts of a pair (Devlin et al. 2019, section 3); with `num_token_types` 1 there
+    are none, or with `token_type_bias` all tokens have the same.
     """
 
     config: EncoderConfig
@@ -71,7 +83,7 @@ class TextEncoder(nn.Module):
         """The embeddings of tokens and types, and the blocks."""
         c = self.config
         self.embedding = Embedding(self.vocab_size, *c.table)
-        if c.num_token_types > 1:
+        if c.has_types:
             self.token_types = Embedding(c.num_token_types, c.d_model, 1, *c.table[2:])
         self.trunk = Encoder(c, c.embedding_norm)
 
@@ -87,7 +99,8 @@ class TextEncoder(nn.Module):
         """(b, t) tokens -> (b, t, d). Segments separate the texts of a packed row (None: one text without
         padding), positions count within each, and types are 0 or 1 (None: all 0)."""
         x_btd = self.embedding(tokens_bt)
-        if self.config.num_token_types > 1:
+        if self.config.has_types:
+            types_bt = None if self.config.token_type_bias else types_bt
             x_btd += self.token_types(jnp.zeros_like(tokens_bt) if types_bt is None else types_bt)
         return self.trunk(x_btd, segments_bt, positions_bt, train)
 

@@ -7,19 +7,19 @@ import jax.numpy as jnp
 from flax import linen as nn
 
 from transformer.layers.embedding import mask_padding, padded_size
-from transformer.layers.linear import Linear
 from transformer.models.classifier import ClassifierHead, Pooler, pool
-from transformer.models.encoder import EncoderConfig, TextEncoder
+from transformer.models.encoder import TextEncoder
+from transformer.models.heads import HeadConfig
 
 
 class MaskedLanguageModel(nn.Module):
-    """p(masked token) = softmax(E Norm(gelu(x W + b)) + c) with E the token embedding, and
+    """p(masked token) = softmax(E Norm(act(x W + b)) + c) with E the token embedding, and
     p(second text follows the first) = softmax(tanh(x_[CLS] W + b) V + d).
 
     Source: Devlin et al. 2019 (BERT), section 3.1 and the released code.
     """
 
-    config: EncoderConfig
+    config: HeadConfig
     vocab_size: int
     next_sentence: bool = True
 
@@ -27,8 +27,7 @@ class MaskedLanguageModel(nn.Module):
         """The encoder, and the two heads."""
         c = self.config
         self.encoder = TextEncoder(c, self.vocab_size)
-        self.transform = Linear((c.d_model,), names=("embed", "mlp"), dtype=c.dtype)
-        self.transform_norm = c.normalization()
+        self.transform, self.transform_norm = c.hidden_layer()
         bias = nn.with_logical_partitioning(nn.initializers.zeros, ("vocab",))
         rows = padded_size(self.vocab_size, c.vocab_multiple)
         self.output_bias = self.param("output_bias", bias, (rows,), jnp.float32)
@@ -51,7 +50,7 @@ class MaskedLanguageModel(nn.Module):
     def masked_logits(self, x_btd: jax.Array, places_bm: jax.Array) -> jax.Array:
         """(b, t, d), (b, m) -> (b, m, d), the input of `unembed`, only at the masked positions."""
         x_bmd = jnp.take_along_axis(x_btd, places_bm[..., None], axis=1)
-        return self.transform_norm(jax.nn.gelu(self.transform(x_bmd)))
+        return self.config.hidden(self.transform, self.transform_norm, x_bmd)
 
     def unembed(self, x_bmd: jax.Array) -> jax.Array:
         """(b, m, d) -> float32 logits (b, m, v)."""

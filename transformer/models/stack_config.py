@@ -29,7 +29,15 @@ from transformer.layers.positions import POSITIONS, Position
 from transformer.layers.positions.rope import SCALINGS
 from transformer.layers.skips import UShaped
 from transformer.layers.stack import REMAT, Stack
-from transformer.models.stack_keys import FAMILIES, OF_ALL_LAYERS, OPTIONAL
+from transformer.models.stack_keys import (
+    FAMILIES,
+    OF_ALL_LAYERS,
+    OPTIONAL,
+    lacks,
+    odd,
+    who_has,
+    who_has_heads_of_width,
+)
 from transformer.models.width import BASE, WidthConfig
 
 
@@ -54,6 +62,7 @@ class StackConfig(WidthConfig):
     norm_placement: Literal["pre", "post", "sandwich"] = "pre"  # post: Vaswani et al. 2017; sandwich: both
     # attention and feed-forward side by side, of the same normalised input (GPT-J, PaLM)
     parallel_sublayers: bool = False
+    attention_norm: bool = True  # pre-norm of attention; false behind a norm of the embeddings (ModernBERT)
     norm_epsilon: PositiveFloat = 1e-6  # epsilon added to the variance
     mixer: Annotated[str, OneOf(MIXERS)] = "multi_head"  # latent: MLA; plain: no weights; linear: no softmax
     latent_dim: Nonnegative = 0  # MLA latent width, besides head_dim/2 rotary dimensions; 0: 2 head_dim
@@ -72,6 +81,7 @@ class StackConfig(WidthConfig):
     position_original_length: Nonnegative = 0  # trained length, for yarn; 0: max_length / position_factor
     position_distance: Nonnegative = 0  # largest distance that t5 and shaw distinguish; 0: 128 and 16
     position_fraction: PositiveFraction = 1.0  # fraction of a head's dimensions that rope rotates
+    position_offset: Nonnegative = 0  # rows of the learned table before that of the first token (RoBERTa: 2)
     max_length: Positive = 2048  # longest sequence, prompt and completion together
     use_bias: bool = False  # biases in projections, feed-forward and norms
     attention_bias: bool = True  # with use_bias, biases in the attention projections too
@@ -96,41 +106,21 @@ class StackConfig(WidthConfig):
             raise UserError(f"{given}; expected 1 without scaling, and more than 1 with it")
         if 0 < self.num_experts < self.experts_per_token:
             raise UserError(f"experts_per_token: {self.experts_per_token}; num_experts is {self.num_experts}")
+        if self.norm_placement == "post" and not self.attention_norm:
+            raise UserError("attention_norm: False with norm_placement 'post'; expected 'pre' or 'sandwich'")
         for key in OPTIONAL:
-            if self._lacks(key) and getattr(self, key) != self.__dataclass_fields__[key].default:
-                raise UserError(self._who_has(key))
+            if lacks(self, key) and getattr(self, key) != self.__dataclass_fields__[key].default:
+                raise UserError(who_has(self, key))
         if self.layers or self.layer_kinds:
             self._check_layers()
         if self.parametrization != "standard" or any(getattr(self, key) for key in BASE):
             self.check_widths()
         mixer, position = MIXERS[self.mixer], POSITIONS[self.position]
         if position.of_head_width and not getattr(mixer, "heads_of_width", True):
-            raise UserError(self._who_has_heads_of_width())
+            raise UserError(who_has_heads_of_width(self))
         width = self._mixer(causal=False, output_scale=1.0).rotary_width
         if position.has("rotate") and round(width * self.position_fraction, 6) % 2:
-            raise UserError(self._odd(width))
-
-    def _odd(self, width: int) -> str:
-        if self.position_fraction == 1:
-            return f"head_dim: {width} is odd; {self.position} rotates pairs, so it must be even"
-        of_them = f"{self.position_fraction:g} of {width} dimensions is {width * self.position_fraction:g}"
-        return f"position_fraction: {of_them}; {self.position!r} rotates pairs, so it must be an even number"
-
-    def _who_has_heads_of_width(self) -> str:
-        having = [name for name, kind in MIXERS.items() if getattr(kind, "heads_of_width", False)]
-        only = ", ".join(map(repr, having))
-        return f"position: {self.position!r} with mixer {self.mixer!r}; only {only} has it"
-
-    def _lacks(self, key: str) -> bool:
-        """Whether the mixer or position encoding does not have this key of `OPTIONAL`."""
-        family, field = OPTIONAL[key]
-        return field not in FAMILIES[family][getattr(self, family)].__dataclass_fields__
-
-    def _who_has(self, key: str) -> str:
-        family, field = OPTIONAL[key]
-        having = [name for name, kind in FAMILIES[family].items() if field in kind.__dataclass_fields__]
-        value = f"{key}: {getattr(self, key)!r} with {family} {getattr(self, family)!r}"
-        return f"{value}; only {', '.join(map(repr, having))} has it"
+            raise UserError(odd(self, width))
 
     def _check_layers(self) -> None:
         for name in self.layers:
@@ -195,7 +185,7 @@ class StackConfig(WidthConfig):
         if not self.num_experts:
             found |= dict.fromkeys(("experts_per_token", "capacity_factor"), "with num_experts 0")
         if self.norm == "none":
-            found |= {"norm_placement": "with norm 'none'", "norm_epsilon": "with norm 'none'"}
+            found |= dict.fromkeys(("norm_placement", "norm_epsilon", "attention_norm"), "with norm 'none'")
         if "base" not in POSITIONS[self.position].__dataclass_fields__:
             found["position_base"] = f"with position {self.position!r}"
         return found
@@ -249,6 +239,7 @@ class StackConfig(WidthConfig):
             placement=self.norm_placement,
             dropout=self.dropout,
             parallel=self.parallel_sublayers,
+            attention_norm=self.attention_norm,
             parent=None,
         )
 
@@ -307,6 +298,7 @@ class StackConfig(WidthConfig):
             "scaling_factor": self.position_factor,
             "original_length": self.position_original_length,
             "fraction": self.position_fraction,
+            "offset": self.position_offset,
             "causal": causal,
             "rms": self.added_rms,
         }

@@ -19,6 +19,7 @@ OPTIONAL = {
     "position_original_length": ("position", "original_length"),
     "position_distance": ("position", "max_distance"),
     "position_fraction": ("position", "fraction"),
+    "position_offset": ("position", "offset"),
 }
 """Optional keys, by default off, of some mixers or position encodings -> (family, name of their field)."""
 
@@ -30,3 +31,32 @@ OF_ALL_LAYERS = (
     *("embedding_dropout", "parametrization", *BASE, "depth_exponent"),
 )
 """Keys that `layer_kinds` may not override."""
+
+
+def lacks(config: Any, key: str) -> bool:
+    """Whether the mixer or position encoding of a `StackConfig` does not have this key of `OPTIONAL`."""
+    family, field = OPTIONAL[key]
+    return field not in FAMILIES[family][getattr(config, family)].__dataclass_fields__
+
+
+def who_has(config: Any, key: str) -> str:
+    """That the mixer or position encoding does not have this key, and which ones have it."""
+    family, field = OPTIONAL[key]
+    having = [name for name, kind in FAMILIES[family].items() if field in kind.__dataclass_fields__]
+    value = f"{key}: {getattr(config, key)!r} with {family} {getattr(config, family)!r}"
+    return f"{value}; only {', '.join(map(repr, having))} has it"
+
+
+def who_has_heads_of_width(config: Any) -> str:
+    """That the position encoding needs heads of the width of keys, and which mixers have them."""
+    having = [name for name, kind in MIXERS.items() if getattr(kind, "heads_of_width", False)]
+    only = ", ".join(map(repr, having))
+    return f"position: {config.position!r} with mixer {config.mixer!r}; only {only} has it"
+
+
+def odd(config: Any, width: int) -> str:
+    """That an odd number of dimensions cannot be rotated, and which key it follows from."""
+    if config.position_fraction == 1:
+        return f"head_dim: {width} is odd; {config.position} rotates pairs, so it must be even"
+    of_them = f"{config.position_fraction:g} of {width} dimensions is {width * config.position_fraction:g}"
+    return f"position_fraction: {of_them}; {config.position!r} rotates pairs, so it must be an even number"
