@@ -6,9 +6,8 @@
 Presets `small` (61 million parameters), `base` (223, the default), `large` (738) and `3b` (2,852).
 
 Differences: the paper pre-trains by restoring corrupted spans of C4, then fine-tunes on tasks as text; here
-is one of these tasks alone. The paper shares one table of relative positions between the layers of a stack,
-and does not scale products of queries and keys; here each layer has its own table, and they are scaled.
-AdamW with the rate of Adafactor's first steps in place of Adafactor.
+is one of these tasks alone. The table of embeddings begins with a standard deviation of 0.02, not 1. AdamW
+with the rate of Adafactor's first steps in place of Adafactor.
 
 Cost: not measured here.
 Result: not measured here.
@@ -34,6 +33,9 @@ def get_config(preset: str = "") -> ConfigDict:
     config = base.defaults("sequence_to_sequence")
     config.model.feed_forward = "relu"
     config.model.position = "t5"
+    config.model.share_position = True
+    config.model.attention_scale = 1.0
+    config.model.scale_logits = True
     config.model.max_length = 512
     config.model.embedding_dropout = 0.1
     config.model.attention_dropout = 0.1

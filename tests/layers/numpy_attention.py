@@ -28,7 +28,8 @@ def multi_head(c: Any, p: Any, x_td, sources, scores: "Scores") -> np.ndarray:
             q, keys = rms_norm(p["query_norm"], q), [(own, rms_norm(own["key_norm"], k)) for own, k in keys]
         v = np.concatenate([linear(own["value"], y_sd, g) + added(own, g) for own, y_sd in sources])
         q, k = scores.rotated(q, np.concatenate([k for _, k in keys]))
-        out = out + scores.attend(h, q, k, v, q.shape[1] ** -0.5) @ p["output"]["kernel"][h]
+        scale = c.attention_scale or q.shape[1] ** -0.5  # Raffel et al. 2020 have 1
+        out = out + scores.attend(h, q, k, v, scale) @ p["output"]["kernel"][h]
     return out + p["output"].get("bias", 0.0)
 
 

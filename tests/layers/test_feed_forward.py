@@ -17,6 +17,7 @@ ACTIVATIONS = {
     "relu": lambda x: np.maximum(x, 0),
     "relu2": lambda x: np.maximum(x, 0) ** 2,
     "gelu": gelu,
+    "silu": lambda x: x * special.expit(x),
     "swiglu": lambda x: x * special.expit(x),
     "geglu": gelu,
     "gelu_exact": lambda x: x * special.ndtr(x),

@@ -7,7 +7,7 @@ import pytest
 from flax import linen as nn
 
 from transformer.errors import UserError
-from transformer.layers.positions import POSITIONS, Learned, Sinusoidal, sinusoid
+from transformer.layers.positions import POSITIONS, Learned, Sinusoidal, SinusoidalHalves, sinusoid
 from transformer.layers.positions.alibi import slopes
 from transformer.layers.positions.t5 import T5
 
@@ -26,6 +26,15 @@ def test_sinusoid_against_its_formula(width):
         wavelength = 10000.0 ** (2 * (column // 2) / width)
         f = np.sin if column % 2 == 0 else np.cos
         np.testing.assert_allclose(table[0, :, column], f(positions[0] / wavelength), atol=5e-4)
+
+
+def test_the_halves_of_marian_are_its_sines_and_its_cosines(rng):
+    x, width = rng.normal(size=(2, 5, 6)), 6
+    y = SinusoidalHalves().apply({}, jnp.asarray(x, jnp.float32), jnp.arange(5)[None], method="embed")
+    for pos, i in np.ndindex(5, width // 2):
+        angle = pos / 10000 ** (2 * i / width)
+        added = np.array([math.sin(angle), math.cos(angle)])
+        np.testing.assert_allclose(y[:, pos, [i, i + 3]] - x[:, pos, [i, i + 3]], [added] * 2, atol=1e-5)
 
 
 def test_sinusoidal_adds_the_table(rng):

@@ -1,8 +1,8 @@
 """A Transformer in float64 NumPy, one sequence at a time, over `tests/layers/numpy_attention.py`."""
 
-import dataclasses
 import functools
 import math
+import types
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -26,7 +26,7 @@ def decoder(params: Any, c: Any, tokens_t, segments_t=None, positions_t=None) ->
     allowed_ts = (i[:, None] >= i) & (segments_t[:, None] == segments_t)
     blocks = with_values(params, c, tokens_t)
     x_td, _ = stack(c, blocks, embed(params, c, tokens_t, at_t), at_t, allowed_ts)
-    return capped(last_norm(params, c, "final_norm", x_td) @ head(params), c.logit_soft_cap)
+    return logits(params, c, last_norm(params, c, "final_norm", x_td))
 
 
 def recurrent_decoder(params: Any, c: Any, tokens_t, segments_t, memory: Sequence, segments_m) -> tuple:
@@ -66,7 +66,7 @@ def encoder_decoder(params: Any, c: Any, source_s, tokens_t) -> np.ndarray:
     memory_sd = last_norm(params, c, "encoder_norm", x_sd)
     x_td, blocks = embed(params, c, tokens_t, at_t), params["decoder_blocks"]
     x_td, _ = stack(c, blocks, x_td, at_t, at_t[:, None] >= at_t, source_sd=memory_sd)
-    return capped(last_norm(params, c, "final_norm", x_td) @ head(params), c.logit_soft_cap)
+    return logits(params, c, last_norm(params, c, "final_norm", x_td))
 
 
 def embed(params: Any, c: Any, tokens_t, at_t) -> np.ndarray:
@@ -74,6 +74,9 @@ def embed(params: Any, c: Any, tokens_t, at_t) -> np.ndarray:
     x_td = params["embedding"]["table"][tokens_t] * (math.sqrt(c.d_model) if c.scale_embeddings else 1)
     if c.position == "sinusoidal":
         return x_td + sinusoid(at_t, c.d_model, c.position_base)
+    if c.position == "sinusoidal_halves":  # the sines in the first half (Marian)
+        table_td = sinusoid(at_t, c.d_model, c.position_base)
+        return x_td + np.concatenate([table_td[:, ::2], table_td[:, 1::2]], axis=1)
     return x_td + params["position"]["table"][c.position_offset + at_t] if c.position == "learned" else x_td
 
 
@@ -88,6 +91,12 @@ def with_values(params: Any, c: Any, tokens_t) -> list[tuple[Any, Any]]:
         added_tgk = params["value_embedding"]["scale"][n] * rows_te.reshape(len(tokens_t), g, k)
         found[i], first = (kind, p | {"attention": p["attention"] | {"added": added_tgk}}), first + g * k
     return found
+
+
+def logits(params: Any, c: Any, x_td) -> np.ndarray:
+    """Of the normalised states, which T5 divides by sqrt(d); Marian adds a bias."""
+    x_td = x_td / math.sqrt(c.d_model) if c.scale_logits else x_td
+    return capped(x_td @ head(params), c.logit_soft_cap) + params.get("output_bias", 0.0)
 
 
 def head(params: Any) -> np.ndarray:
@@ -124,10 +133,15 @@ def layers(c: Any, blocks: Any) -> list[tuple[Any, Any]]:
         found = []
         for n, name in enumerate(names):
             at[name] += 1
-            found.append((kinds[n % len(kinds)], jax.tree.map(lambda x, i=at[name]: x[i], blocks[name])))
+            found.append((kinds[n % len(kinds)], layer(blocks[name], at[name])))
         return found
-    depth = len(jax.tree.leaves(blocks)[0])
-    return [(kinds[n % len(kinds)], jax.tree.map(lambda x, n=n: x[n], blocks)) for n in range(depth)]
+    depth = max(len(leaf) for leaf in jax.tree.leaves(blocks))
+    return [(kinds[n % len(kinds)], layer(blocks, n)) for n in range(depth)]
+
+
+def layer(blocks: Any, n: int) -> Any:
+    """The parameters of a layer; arrays of one entry are those of all layers."""
+    return jax.tree.map(lambda x: x[n % len(x)], blocks)
 
 
 def block(c, p, x_td, at_s, allowed_ts, memory, source_sd, causal) -> np.ndarray:
@@ -188,15 +202,15 @@ def cross_attention(c: Any, p: Any, source_sd, x_td) -> np.ndarray:
     """Attention to all of the source, without positions (Vaswani et al. 2017, section 3.2.3)."""
     t, s = len(x_td), len(source_sd)
     at_t, at_s, allowed_ts = np.zeros(t, int), np.arange(s), np.ones((t, s), bool)
-    unplaced = dataclasses.replace(c, position="none")
+    unplaced = types.SimpleNamespace(**vars(c) | {"position": "none"})
     return attention(unplaced, p, x_td, [(p, source_sd)], at_t, at_s, allowed_ts)
 
 
 def feed_forward(c: Any, p: Any, x_td) -> np.ndarray:
     """down(act(up(x))), or gated down(act(gate(x)) up(x)) (Shazeer 2020)."""
     up = linear(p["up"], x_td)
-    act = {"relu": relu, "relu2": relu2, "gelu": gelu, "swiglu": silu, "geglu": gelu}
-    act = (act | {"gelu_exact": gelu_exact, "geglu_exact": gelu_exact})[c.feed_forward]
+    acts = {"relu": relu, "relu2": relu2, "gelu": gelu, "silu": silu, "swiglu": silu, "geglu": gelu}
+    act = (acts | {"gelu_exact": gelu_exact, "geglu_exact": gelu_exact})[c.feed_forward]
     hidden = act(linear(p["gate"], x_td)) * up if "gate" in p else act(up)
     return linear(p["down"], hidden)
 

@@ -333,8 +333,8 @@ EDITS = {
                 "x.reshape(-1, rounds, *x.shape[1:]).swapaxes(0, 1), first)",
             ),
             "layers_of_a_kind_alike": (
-                "iter(_unstack(params_n))",
-                "iter(_unstack(params_n)[:1] * self.num_layers)",
+                "iter(_unstack(params_n, self.counts[kind]))",
+                "iter(_unstack(params_n, self.counts[kind])[:1] * self.num_layers)",
             ),
         },
     ),
@@ -387,7 +387,10 @@ EDITS = {
                 "memory_mask=Mask(query_indices_bt=places_m1, key_valid_bs=cache.valid_ms)",
                 "memory_mask=Mask(query_indices_bt=places_m1)",
             ),
-            "two_tables": ("self.embedding if c.share_embeddings else", "self.embedding if True else"),
+            "two_tables": (
+                "self.source_embedding = own or self.embedding",
+                "self.source_embedding = self.embedding",
+            ),
         },
     ),
     "transformer/models/transformer_xl.py": (

@@ -253,6 +253,13 @@ EDITS = {
             "one_table": ('self._table("value", self.head_dim)', 'self._table("key", self.head_dim)'),
         },
     ),
+    "transformer/layers/sharing.py": (
+        "tests/layers/test_sharing.py",
+        {
+            "nothing_is_shared": ("x: x[:1], box)", "x: x[:], box)"),
+            "scanned_as_one": ("_below(path, names) == shared", "shared is False"),
+        },
+    ),
     "transformer/layers/positions/learned.py": (
         "tests/layers/test_positions.py tests/layers/test_embedding.py",
         {
@@ -266,6 +273,7 @@ EDITS = {
         {
             "cosine_first": ("[jnp.sin(angle), jnp.cos(angle)]", "[jnp.cos(angle), jnp.sin(angle)]"),
             "base_to_one_over_d": ("/ width)\n    angle", "/ (width + 2))\n    angle"),
+            "halves_swapped": ("[table_btd[..., ::2], table", "[table_btd[..., 1::2], table"),
         },
     ),
 }

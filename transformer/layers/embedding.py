@@ -77,6 +77,12 @@ class Unembedding(nn.Module):
         return mask_padding(logits_btv, self.vocab_size, self.soft_cap)
 
 
+def output_bias(module: nn.Module, vocab_size: int, multiple: int) -> jax.Array:
+    """The parameter `output_bias` of a module: a bias (v) of each token's logit, padded, initially 0."""
+    zeros = nn.with_logical_partitioning(nn.initializers.zeros, ("vocab",))
+    return module.param("output_bias", zeros, (padded_size(vocab_size, multiple),), jnp.float32)
+
+
 def padded_size(vocab_size: int, multiple: int) -> int:
     """The vocabulary size rounded up to a multiple, for sharding and matrix units."""
     return -(-vocab_size // multiple) * multiple

@@ -14,7 +14,7 @@ from transformer.layers.linear import Linear
 class FeedForward(nn.Module):
     """The same two-layer network at every position.
 
-    Plain:  down(act(up(x))), with act ReLU (Vaswani et al. 2017, section 3.3), squared ReLU, or GELU.
+    Plain:  down(act(up(x))), with act ReLU (Vaswani et al. 2017, section 3.3), squared ReLU, GELU or SiLU.
     Gated:  down(act(gate(x)) * up(x)), with act SiLU or GELU: SwiGLU, GeGLU (Shazeer 2020).
     `d_ff` is the hidden width; `output_scale` multiplies the variance of the output kernel's initialisation.
     `linear` makes the layers, and `hidden` names the logical axes of the hidden units.
@@ -70,6 +70,7 @@ FEED_FORWARDS: dict[str, Callable[..., nn.Module] | None] = {
     "relu2": functools.partial(FeedForward, activation=_relu2),
     "gelu": functools.partial(FeedForward, activation=_gelu),
     "gelu_exact": functools.partial(FeedForward, activation=_gelu_exact),
+    "silu": functools.partial(FeedForward, activation=jax.nn.silu),
     "swiglu": functools.partial(FeedForward, activation=jax.nn.silu, gated=True),
     "geglu": functools.partial(FeedForward, activation=_gelu, gated=True),
     "geglu_exact": functools.partial(FeedForward, activation=_gelu_exact, gated=True),

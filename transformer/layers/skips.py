@@ -38,13 +38,12 @@ class UShaped(Stack):
         """See `Stack.init`; with the weights of the skips."""
         params = super().init(rng, x_btd)
 
-        def with_skips(tree: Any) -> Any:
-            n = jax.tree.leaves(nn.meta.unbox(tree))[0].shape[0]
+        def with_skips(tree: Any, n: int) -> Any:
             return {**tree, SKIP: nn.LogicallyPartitioned(jnp.ones(n), ("layers",))}
 
         if set(params) != set(self.kinds):
-            return with_skips(params)
-        return {kind: with_skips(tree) for kind, tree in params.items()}
+            return with_skips(params, self.num_layers)
+        return {kind: with_skips(tree, self.counts[kind]) for kind, tree in params.items()}
 
     def _in_turn(
         self, runners: Runners, x_btd: jax.Array, params: Any, given_n: Any, caches: Sequence[Any]

@@ -23,6 +23,7 @@ from transformer.layers.cache import KVCache
 from transformer.layers.kernels.reference import SAVED
 from transformer.layers.masks import Mask
 from transformer.layers.mixers import Mixer
+from transformer.layers.sharing import apart, first_of, joined
 
 HOST = "pinned_host"
 """The memory that `offload` moves activations to."""
@@ -55,7 +56,8 @@ class Stack:
     """`num_layers` blocks; layer i is `blocks[i mod m]`, of the kind `kinds[i mod m]`.
 
     If the blocks of all kinds have parameters of the same shapes, these are one tree with a leading `layers`
-    axis; otherwise {kind: tree}, each with the layers of that kind.
+    axis; otherwise {kind: tree}, each with the layers of that kind. Parameters below a name of `shared` are
+    the same in all layers of a tree, and have one entry on this axis.
 
     With `scan` one round of m blocks is compiled and scanned over the layers, and the layers after the last
     whole round are unrolled; `remat` is a key of `REMAT`; `drops` says whether blocks have dropout.
@@ -67,6 +69,7 @@ class Stack:
     scan: bool = False
     remat: str = "none"
     drops: bool = False
+    shared: tuple[str, ...] = ()
 
     def init(self, rng: jax.Array, x_btd: jax.Array) -> Any:
         """The initial parameters; only the width and the type of x matter."""
@@ -78,7 +81,7 @@ class Stack:
             if params_n is None:
                 have = "none of norm, feed_forward and mixer has any"
                 raise UserError(f"config.model: a kind of layers has no parameters: {have}")
-            return nn.meta.add_axis(params_n, 0, {nn.PARTITION_NAME: "layers"})
+            return first_of(self.shared, nn.meta.add_axis(params_n, 0, {nn.PARTITION_NAME: "layers"}))
 
         if len(set(self.kinds)) == 1:
             return stacked(self.blocks[0], rngs_n)
@@ -103,9 +106,15 @@ class Stack:
     def unstack(self, params: Any) -> list[Any]:
         """One tree per layer, in order."""
         if set(params) != set(self.kinds):
-            return _unstack(params)
-        layers = {kind: iter(_unstack(params_n)) for kind, params_n in params.items()}
+            return _unstack(params, self.num_layers)
+        layers = {kind: iter(_unstack(params_n, self.counts[kind])) for kind, params_n in params.items()}
         return [next(layers[self.kinds[i % len(self.kinds)]]) for i in range(self.num_layers)]
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """The number of layers of each kind."""
+        kinds = [self.kinds[i % len(self.kinds)] for i in range(self.num_layers)]
+        return {kind: kinds.count(kind) for kind in self.kinds}
 
     def run(
         self,
@@ -180,18 +189,25 @@ class Stack:
         caches_m = [
             jax.tree.map(lambda *each: jnp.stack(each), *caches[i : rounds * m : m]) for i in range(m)
         ]
+        own, shared = apart(self.shared, params)
         last: Any = None
         if m == 1:  # avoids a reshape, for which XLA would keep a copy of each layer's parameters
-            layers = params, given_n, caches_m[0]
-            x_btd, of_layers = jax.lax.scan(lambda x_btd, layer: runners[0](x_btd, *layer), x_btd, layers)
+            first_of_all = jax.tree.map(operator.itemgetter(0), shared)
+            x_btd, of_layers = jax.lax.scan(
+                lambda x_btd, layer: runners[0](x_btd, joined(layer[0], first_of_all), *layer[1:]),
+                x_btd,
+                (own, given_n, caches_m[0]),
+            )
             stacked = [of_layers]
         else:
-            first, last = self._cut(params, rounds)
-            first = first, jax.tree.map(lambda x: x[: rounds * m], given_n)
+            first, last = self._cut(own, rounds)
+            first, last = (first, jax.tree.map(lambda x: x[: rounds * m], given_n)), joined(last, shared)
             first = jax.tree.map(lambda x: x.reshape(rounds, -1, *x.shape[1:]), first)
             run_round = functools.partial(dataclasses.replace(self, num_layers=m)._in_turn, runners)
             x_btd, stacked = jax.lax.scan(
-                lambda x_btd, layers: run_round(x_btd, *layers), x_btd, (*first, caches_m)
+                lambda x_btd, layers: run_round(x_btd, joined(layers[0], shared), *layers[1:]),
+                x_btd,
+                (*first, caches_m),
             )
         found = [jax.tree.map(operator.itemgetter(i // m), stacked[i % m]) for i in range(rounds * m)]
         if rest:
@@ -265,9 +281,12 @@ def rematerialised(run: Callable, remat: str, *, prevent_cse: bool) -> Callable:
     return jax.checkpoint(run, policy=REMAT[remat], prevent_cse=prevent_cse)
 
 
-def _unstack(params_n: Any) -> list[Any]:
+def _unstack(params_n: Any, n: int) -> list[Any]:
     # One split makes the gradient one concatenation; indexing layer by layer would sum as many full-size
     # arrays as there are layers.
+    def layers(leaf: jax.Array) -> list[jax.Array]:
+        parts = [part[0] for part in jax.lax.split(leaf, [1] * leaf.shape[0])]
+        return parts * n if len(parts) == 1 else parts
+
     leaves, structure = jax.tree.flatten(params_n)
-    layers = [[part[0] for part in jax.lax.split(leaf, [1] * leaf.shape[0])] for leaf in leaves]
-    return [jax.tree.unflatten(structure, layer) for layer in zip(*layers, strict=True)]
+    return [jax.tree.unflatten(structure, layer) for layer in zip(*map(layers, leaves), strict=True)]

@@ -11,7 +11,7 @@ from flax import struct
 
 from transformer.config import NonnegativeFloat
 from transformer.layers.cache import Cache
-from transformer.layers.embedding import Embedding, Unembedding
+from transformer.layers.embedding import Embedding, Unembedding, mask_padding, output_bias
 from transformer.layers.masks import Mask
 from transformer.layers.stack import Stack
 from transformer.models.text_config import TextConfig
@@ -23,6 +23,8 @@ class DecoderConfig(TextConfig):
 
     tie_embeddings: bool = True  # one matrix for the embedding and the output
     logit_soft_cap: NonnegativeFloat = 0.0  # cap c of the output's logits, c tanh(logit / c); 0: none
+    scale_logits: bool = False  # divide what the logits are computed of by sqrt(d_model), as T5 does
+    output_bias: bool = False  # add a learned bias of each token to the logits, as Marian does
     value_embeddings: tuple[int, ...] = ()  # layers that add a token's embedding to its values; -1: last
 
     def build(self, vocab_size: int) -> nn.Module:
@@ -65,6 +67,8 @@ class Decoder(nn.Module):
             self.final_norm = c.normalization()
         if not c.tie_embeddings:
             self.unembedding = Unembedding(self.vocab_size, c.vocab_multiple, c.dtype, c.logit_soft_cap)
+        if c.output_bias:
+            self.output_bias = output_bias(self, self.vocab_size, c.vocab_multiple)
 
     def __call__(self, tokens_bt: jax.Array, **inputs: Any) -> jax.Array:
         """(b, t) tokens -> float32 logits (b, t, v) of the next tokens; `inputs` as for `hidden`."""
@@ -94,7 +98,10 @@ class Decoder(nn.Module):
     def embed(self, tokens_bt: jax.Array, positions_bt: jax.Array, train: bool = False) -> jax.Array:
         """(b, t) tokens -> (b, t, d): embeddings plus positions, after dropout."""
         x_btd = self.position.embed(self.embedding(tokens_bt), positions_bt)
-        x_btd = self.embedding_dropout(x_btd, deterministic=not train)
+        return self.placed(self.embedding_dropout(x_btd, deterministic=not train))
+
+    def placed(self, x_btd: jax.Array) -> jax.Array:
+        """(b, t, d), divided over devices as the input of the blocks."""
         return nn.with_logical_constraint(x_btd, ("batch", "length", "activation_embed"))
 
     def normalize(self, x_btd: jax.Array) -> jax.Array:
@@ -103,7 +110,12 @@ class Decoder(nn.Module):
 
     def unembed(self, x_btd: jax.Array) -> jax.Array:
         """(b, t, d) -> float32 logits (b, t, v), with v padded to a multiple of `vocab_multiple`."""
-        logits_btv = self.embedding.attend(x_btd) if self.config.tie_embeddings else self.unembedding(x_btd)
+        c = self.config
+        if c.scale_logits:
+            x_btd = x_btd * jnp.asarray(c.d_model**-0.5, x_btd.dtype)
+        logits_btv = self.embedding.attend(x_btd) if c.tie_embeddings else self.unembedding(x_btd)
+        if c.output_bias:
+            logits_btv = mask_padding(logits_btv + self.output_bias, self.vocab_size)
         return nn.with_logical_constraint(logits_btv, ("batch", "length", "vocab"))
 
     def logits(self, x_btd: jax.Array) -> jax.Array:

@@ -11,10 +11,10 @@ from flax import struct
 
 from transformer.config import Nonnegative
 from transformer.layers.cache import Cache, KVCache
-from transformer.layers.embedding import Embedding, Unembedding
+from transformer.layers.embedding import Embedding
 from transformer.layers.masks import Mask
 from transformer.layers.stack import Stack
-from transformer.models.decoder import DecoderConfig, StackStepper
+from transformer.models.decoder import Decoder, DecoderConfig, StackStepper
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class EncoderDecoderConfig(DecoderConfig):
         return EncoderDecoder(self, vocab_size)
 
 
-class EncoderDecoder(nn.Module):
+class EncoderDecoder(Decoder):
     """p(y_t | y_<t, x) = softmax(Unembed(Decoder(y_<t, Encoder(x)))).
 
     Source positions attend to the whole source. Target positions attend to earlier target positions and, by
@@ -59,31 +59,27 @@ class EncoderDecoder(nn.Module):
     """
 
     config: EncoderDecoderConfig
-    vocab_size: int
 
     def setup(self) -> None:
         """The embeddings, the two stacks of blocks and the norms."""
+        super().setup()
         c = self.config
-        table = self.vocab_size, *c.table, c.logit_soft_cap
-        self.embedding = Embedding(*table)
-        self.source_embedding = self.embedding if c.share_embeddings else Embedding(*table)
-        self.position = c.positions()
+        own = None if c.share_embeddings else Embedding(self.vocab_size, *c.table)
+        self.source_embedding = own or self.embedding
         self.source_position = c.positions()
-        self.embedding_dropout = nn.Dropout(c.embedding_dropout)
         if c.norm_placement != "post":
             self.encoder_norm = c.normalization()
-            self.final_norm = c.normalization()
-        if not c.tie_embeddings:
-            self.unembedding = Unembedding(self.vocab_size, c.vocab_multiple, c.dtype, c.logit_soft_cap)
         x_btd = jnp.zeros((1, 1, c.d_model), c.dtype)
         self.encoder_blocks: Any = c.encoder_stack.declare(self, "encoder_blocks", x_btd)
         self.decoder_blocks: Any = c.decoder_stack.declare(self, "decoder_blocks", x_btd)
 
-    def __call__(self, source_bs: jax.Array, tokens_bt: jax.Array, **inputs: Any) -> jax.Array:
+    def __call__(  # type: ignore[override]
+        self, source_bs: jax.Array, tokens_bt: jax.Array, **inputs: Any
+    ) -> jax.Array:
         """Float32 logits (b, t, v) of the next target tokens; `inputs` as for `hidden`."""
         return self.unembed(self.hidden(source_bs, tokens_bt, **inputs))
 
-    def hidden(
+    def hidden(  # type: ignore[override]
         self,
         source_bs: jax.Array,
         tokens_bt: jax.Array,
@@ -132,31 +128,12 @@ class EncoderDecoder(nn.Module):
             self,
             "encoder",
             self.encoder_blocks,
-            self._placed(self.embedding_dropout(x_bsd, deterministic=not train)),
+            self.placed(self.embedding_dropout(x_bsd, deterministic=not train)),
             mask=mask,
             positions_bt=positions_bs,
             train=train,
         )
         return x_bsd if c.norm_placement == "post" else self.encoder_norm(x_bsd)
-
-    def embed(self, tokens_bt: jax.Array, positions_bt: jax.Array, train: bool = False) -> jax.Array:
-        """(b, t) target tokens -> (b, t, d): embeddings plus positions, after dropout."""
-        x_btd = self.position.embed(self.embedding(tokens_bt), positions_bt)
-        return self._placed(self.embedding_dropout(x_btd, deterministic=not train))
-
-    def normalize(self, x_btd: jax.Array) -> jax.Array:
-        """The final normalisation; the identity with post-norm."""
-        return x_btd if self.config.norm_placement == "post" else self.final_norm(x_btd)
-
-    def unembed(self, x_btd: jax.Array) -> jax.Array:
-        """(b, t, d) -> float32 logits (b, t, v), with v padded to a multiple of `vocab_multiple`."""
-        logits_btv = self.embedding.attend(x_btd) if self.config.tie_embeddings else self.unembedding(x_btd)
-        return nn.with_logical_constraint(logits_btv, ("batch", "length", "vocab"))
-
-    def logits(self, x_btd: jax.Array) -> jax.Array:
-        """Outputs of the last decoder block (b, t, d) -> float32 logits (b, t, v) without vocabulary
-        padding."""
-        return self.unembed(self.normalize(x_btd))[..., : self.vocab_size]
 
     def attention_map(self, params: Any, source_bs: jax.Array, tokens_bt: jax.Array) -> jax.Array:
         """The cross-attention weights (h, t, s) of the last block for the first row."""
@@ -168,9 +145,6 @@ class EncoderDecoder(nn.Module):
         """The model behind the `Stepper` protocol; every target starts with `bos_id`."""
         layers = self.config.decoder_stack.unstack(params["decoder_blocks"])
         return EncoderDecoderStepper(params, layers, self, bos_id)
-
-    def _placed(self, x_btd: jax.Array) -> jax.Array:
-        return nn.with_logical_constraint(x_btd, ("batch", "length", "activation_embed"))
 
 
 @struct.dataclass

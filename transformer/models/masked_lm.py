@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
-from transformer.layers.embedding import mask_padding, padded_size
+from transformer.layers.embedding import mask_padding, output_bias
 from transformer.models.classifier import ClassifierHead, Pooler, pool
 from transformer.models.encoder import TextEncoder
 from transformer.models.heads import HeadConfig
@@ -28,9 +28,7 @@ class MaskedLanguageModel(nn.Module):
         c = self.config
         self.encoder = TextEncoder(c, self.vocab_size)
         self.transform, self.transform_norm = c.hidden_layer()
-        bias = nn.with_logical_partitioning(nn.initializers.zeros, ("vocab",))
-        rows = padded_size(self.vocab_size, c.vocab_multiple)
-        self.output_bias = self.param("output_bias", bias, (rows,), jnp.float32)
+        self.output_bias = output_bias(self, self.vocab_size, c.vocab_multiple)
         if self.next_sentence:
             self.pooler = Pooler(c.dtype)
             self.next = ClassifierHead(2, dtype=c.dtype)

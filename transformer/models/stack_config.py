@@ -33,6 +33,7 @@ from transformer.models.stack_keys import (
     FAMILIES,
     OF_ALL_LAYERS,
     OPTIONAL,
+    check_learned_positions,
     lacks,
     odd,
     who_has,
@@ -66,6 +67,7 @@ class StackConfig(WidthConfig):
     norm_epsilon: PositiveFloat = 1e-6  # epsilon added to the variance
     mixer: Annotated[str, OneOf(MIXERS)] = "multi_head"  # latent: MLA; plain: no weights; linear: no softmax
     latent_dim: Nonnegative = 0  # MLA latent width, besides head_dim/2 rotary dimensions; 0: 2 head_dim
+    attention_scale: NonnegativeFloat = 0.0  # factor of attention scores; 0: 1 / sqrt(head_dim); T5: 1
     qk_norm: bool = False  # RMSNorm of queries and keys
     soft_cap: NonnegativeFloat = 0.0  # cap c of attention scores, c tanh(score / c); 0: none
     sinks: bool = False  # attention sinks: a learned logit per head for attending to nothing
@@ -80,6 +82,8 @@ class StackConfig(WidthConfig):
     position_factor: float = 1.0  # context extension factor; 1 without scaling
     position_original_length: Nonnegative = 0  # trained length, for yarn; 0: max_length / position_factor
     position_distance: Nonnegative = 0  # largest distance that t5 and shaw distinguish; 0: 128 and 16
+    position_buckets: Nonnegative = 0  # buckets of distances of t5; 0: 32
+    share_position: bool = False  # one table of t5 for all layers of a stack (also shaw, transformer_xl)
     position_fraction: PositiveFraction = 1.0  # fraction of a head's dimensions that rope rotates
     position_offset: Nonnegative = 0  # rows of the learned table before that of the first token (RoBERTa: 2)
     max_length: Positive = 2048  # longest sequence, prompt and completion together
@@ -118,6 +122,7 @@ class StackConfig(WidthConfig):
         mixer, position = MIXERS[self.mixer], POSITIONS[self.position]
         if position.of_head_width and not getattr(mixer, "heads_of_width", True):
             raise UserError(who_has_heads_of_width(self))
+        check_learned_positions(self, [POSITIONS[kind.position] for kind in self.kinds.values()])
         width = self._mixer(causal=False, output_scale=1.0).rotary_width
         if position.has("rotate") and round(width * self.position_fraction, 6) % 2:
             raise UserError(odd(self, width))
@@ -155,7 +160,7 @@ class StackConfig(WidthConfig):
                 raise UserError(f"{path}.{key}: not a key of one layer; {suggest(key, per_layer)}")
         fields = {field.name for field in dataclasses.fields(self)} - {"value_embeddings"}
         own = {name: getattr(self, name) for name in fields}
-        values = own | {"layers": (), "layer_kinds": {}} | dict(given)
+        values = own | {"layers": (), "layer_kinds": {}, "share_position": False} | dict(given)
         # A kind does not inherit keys that its mixer or position encoding does not have.
         for key, (family, field) in OPTIONAL.items():
             member = FAMILIES[family].get(values[family])
@@ -222,7 +227,8 @@ class StackConfig(WidthConfig):
         drops = any(kind.dropout > 0 or kind.attention_dropout > 0 for kind in self.kinds.values())
         blocks_m = tuple(blocks[name] for name in names)
         make = UShaped if self.skips else Stack
-        return make(blocks_m, names, num_layers, self.scan_layers, self.remat, drops)
+        shared = ("position",) if self.share_position else ()
+        return make(blocks_m, names, num_layers, self.scan_layers, self.remat, drops, shared)
 
     def _block(self, num_layers: int, cross: bool, causal: bool) -> Block:
         # The n blocks of m sublayers add n m terms to the residual stream. Except with post-norm each has an
@@ -304,6 +310,8 @@ class StackConfig(WidthConfig):
         }
         if self.position_distance:
             values["max_distance"] = self.position_distance
+        if self.position_buckets:
+            values["num_buckets"] = self.position_buckets
         return _build(POSITIONS[self.position], values, **module)
 
 

@@ -1,15 +1,17 @@
 """Which keys of a `StackConfig` belong to some mixers or positions only, or to all layers together."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+from transformer.errors import UserError
 from transformer.layers.mixers import MIXERS
-from transformer.layers.positions import POSITIONS
+from transformer.layers.positions import POSITIONS, Position
 from transformer.models.width import BASE
 
 OPTIONAL = {
     "num_kv_heads": ("mixer", "num_kv_heads"),
     "qk_norm": ("mixer", "qk_norm"),
+    "attention_scale": ("mixer", "attention_scale"),
     "latent_dim": ("mixer", "latent_dim"),
     "soft_cap": ("mixer", "soft_cap"),
     "sinks": ("mixer", "sinks"),
@@ -18,6 +20,7 @@ OPTIONAL = {
     "position_scaling": ("position", "scaling"),
     "position_original_length": ("position", "original_length"),
     "position_distance": ("position", "max_distance"),
+    "position_buckets": ("position", "num_buckets"),
     "position_fraction": ("position", "fraction"),
     "position_offset": ("position", "offset"),
 }
@@ -27,7 +30,7 @@ FAMILIES: dict[str, Mapping[str, Any]] = {"mixer": MIXERS, "position": POSITIONS
 
 OF_ALL_LAYERS = (
     *("d_model", "num_layers", "layers", "layer_kinds", "scan_layers", "skips", "remat", "dtype"),
-    *("max_length", "norm", "norm_placement", "norm_epsilon", "use_bias", "attention_bias"),
+    *("max_length", "share_position", "norm", "norm_placement", "norm_epsilon", "use_bias", "attention_bias"),
     *("embedding_dropout", "parametrization", *BASE, "depth_exponent"),
 )
 """Keys that `layer_kinds` may not override."""
@@ -52,6 +55,18 @@ def who_has_heads_of_width(config: Any) -> str:
     having = [name for name, kind in MIXERS.items() if getattr(kind, "heads_of_width", False)]
     only = ", ".join(map(repr, having))
     return f"position: {config.position!r} with mixer {config.mixer!r}; only {only} has it"
+
+
+def check_learned_positions(config: Any, of_layers: Sequence[type[Position]]) -> None:
+    """Raises `UserError` for `attention_scale` with an encoding that scales its own scores, and for
+    `share_position` without parameters that the layers, whose encodings are given, could share."""
+    if config.attention_scale and POSITIONS[config.position].of_head_width:
+        given = f"attention_scale: {config.attention_scale} with position {config.position!r}"
+        raise UserError(f"{given}, which scales its own scores; expected 0")
+    if config.share_position and not any(kind.per_layer for kind in of_layers):
+        having = ", ".join(repr(name) for name, kind in POSITIONS.items() if kind.per_layer)
+        given = f"share_position: true with position {config.position!r}"
+        raise UserError(f"{given}; only {having} learns in each layer")
 
 
 def odd(config: Any, width: int) -> str:

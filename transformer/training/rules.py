@@ -271,12 +271,14 @@ def _prefixes(config: Any) -> tuple[str, ...]:
 
 def _depths(params: Params, layers: Sequence[str]) -> dict[tuple[str, str], list[int]]:
     """(path of a stack of blocks, name in it) -> the layers, counted from below, of the arrays under that
-    name; under a kind of layers, the layers of that kind (see `Stack`)."""
+    name; under a kind of layers, the layers of that kind (see `Stack`). Arrays that layers share count as of
+    the first of these."""
     found: dict[str, dict[str, int]] = {}
     for path, leaf in jax.tree_util.tree_leaves_with_path(params):
         stack, name, _ = _split(path)
         if stack:
-            found.setdefault(stack, {})[name] = leaf.shape[0]
+            counts = found.setdefault(stack, {})
+            counts[name] = max(counts.get(name, 0), leaf.shape[0])
     depths = {}
     for stack, counts in found.items():
         of_kinds = set(counts) == set(layers)
@@ -298,9 +300,10 @@ def _stacks(params: Params, layers: Sequence[str]) -> dict[str, int]:
 def numbered(params: Params, layers: Sequence[str]) -> list[list[str]]:
     """The paths of each array that rules match: one path, or one for each stacked block."""
     depths, paths = _depths(params, layers), []
-    for path, _ in jax.tree_util.tree_leaves_with_path(params):
+    for path, leaf in jax.tree_util.tree_leaves_with_path(params):
         stack, name, rest = _split(path)
-        paths.append([f"{stack}/{i}/{rest}" for i in depths[stack, name]] if stack else [rest])
+        layers_of = depths[stack, name][: leaf.shape[0]] if stack else []
+        paths.append([f"{stack}/{i}/{rest}" for i in layers_of] or [rest])
     return paths
 
 

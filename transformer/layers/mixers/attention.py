@@ -30,7 +30,7 @@ class Attention(Mixer, kw_only=True):  # type: ignore[call-arg]
     `position`: the encoding whose attention hooks are called; `kernel`: a key of `KERNELS`, or "auto";
     `pattern`: sparse attention; `soft_cap` and `sinks`: see `Scoring`; `dropout`: the rate for attention
     weights; `output_scale` multiplies the variance of the output kernel's initialisation, `score_scale` the
-    products of queries and keys.
+    products of queries and keys, whose factor is `attention_scale` (0: `scale`).
     """
 
     position: Position
@@ -42,6 +42,7 @@ class Attention(Mixer, kw_only=True):  # type: ignore[call-arg]
     use_bias: bool = True
     output_scale: float = 1.0
     score_scale: float = 1.0
+    attention_scale: float = 0.0
 
     heads_of_width: ClassVar[bool] = False
     """Whether queries, keys and values have the width `head_dim`, which some position encodings need."""
@@ -149,14 +150,14 @@ class Attention(Mixer, kw_only=True):  # type: ignore[call-arg]
     @property
     @abstractmethod
     def scale(self) -> float:
-        """The factor of the products of queries and keys, besides that of the position encoding."""
+        """The usual factor of the products of queries and keys, besides that of the position encoding."""
 
     def _scoring(self, q_bthk: jax.Array, positions_bt: jax.Array, key_positions_bs: jax.Array) -> Scoring:
         sinks_h = None
         if self.sinks:
             init = nn.with_logical_partitioning(nn.initializers.zeros, ("heads",))
             sinks_h = self.param("sinks", init, q_bthk.shape[2:3], jnp.float32)
-        scale = self.scale * self.position.score_factor * self.score_scale
+        scale = (self.attention_scale or self.scale) * self.position.score_factor * self.score_scale
         scoring = Scoring(sinks_h=sinks_h, soft_cap=self.soft_cap, scale=scale)
         if any(self.position.has(hook) for hook in ("query_bias", "bias", "values")):
             return self._with_position(scoring, q_bthk, positions_bt, key_positions_bs)
@@ -203,7 +204,10 @@ class MultiHeadAttention(Attention, kw_only=True):  # type: ignore[call-arg]
 
     def setup(self) -> None:
         """The input projections; the width of the output projection depends on the input."""
-        self.query = self._linear((self.num_heads, self.head_dim), ("embed", "heads", "head_dim"))
+        names = "embed", "heads", "head_dim"
+        # Scores have the same initial scale with any factor (as in the code of Raffel et al. 2020).
+        scale = (self.scale / self.attention_scale) ** 2 if self.attention_scale else 1.0
+        self.query = self._linear((self.num_heads, self.head_dim), names, init_scale=scale)
         shared = (self.num_kv_heads, self.head_dim), ("embed", "kv_heads", "head_dim")
         self.key, self.value = self._linear(*shared), self._linear(*shared)
         if self.qk_norm:

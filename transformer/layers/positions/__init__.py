@@ -9,12 +9,13 @@ from transformer.layers.positions.learned import Learned
 from transformer.layers.positions.relative_sinusoidal import RelativeSinusoidal
 from transformer.layers.positions.rope import Rope
 from transformer.layers.positions.shaw import Shaw
-from transformer.layers.positions.sinusoidal import Sinusoidal, sinusoid
+from transformer.layers.positions.sinusoidal import Sinusoidal, SinusoidalHalves, sinusoid
 from transformer.layers.positions.t5 import T5
 
 POSITIONS: dict[str, type[Position]] = {
     "none": Position,
     "sinusoidal": Sinusoidal,
+    "sinusoidal_halves": SinusoidalHalves,
     "learned": Learned,
     "rope": Rope,
     "alibi": Alibi,
@@ -33,5 +34,6 @@ __all__ = [
     "Rope",
     "Shaw",
     "Sinusoidal",
+    "SinusoidalHalves",
     "sinusoid",
 ]

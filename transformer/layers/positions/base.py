@@ -25,6 +25,9 @@ class Position(nn.Module):
     of_head_width: ClassVar[bool] = False
     """Whether it learns vectors of the width of a head, and so needs attention with such heads."""
 
+    per_layer: ClassVar[bool] = False
+    """Whether it has parameters in each layer, which the layers of a stack may share."""
+
     @classmethod
     def has(cls, hook: str) -> bool:
         """Whether this encoding overrides a hook."""

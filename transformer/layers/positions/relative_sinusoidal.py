@@ -29,6 +29,7 @@ class RelativeSinusoidal(Position):
     base: float = 10000.0
 
     of_head_width: ClassVar[bool] = True
+    per_layer: ClassVar[bool] = True
 
     def query_bias(self, q_bthk: jax.Array) -> jax.Array:
         """q + u."""

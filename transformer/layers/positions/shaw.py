@@ -23,6 +23,7 @@ class Shaw(Position):
     max_distance: int = 16
 
     of_head_width: ClassVar[bool] = True
+    per_layer: ClassVar[bool] = True
 
     def bias(
         self, q_bthk: jax.Array, query_positions_bt: jax.Array, key_positions_bs: jax.Array

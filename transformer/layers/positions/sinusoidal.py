@@ -30,3 +30,16 @@ class Sinusoidal(Position):
         """Adds the encodings."""
         table_btd = sinusoid(positions_bt, x_btd.shape[-1], self.base) * (self.rms or 1.0)
         return x_btd + table_btd.astype(x_btd.dtype)
+
+
+class SinusoidalHalves(Position):
+    """`Sinusoidal` with all sines before all cosines, as in Marian (Junczys-Dowmunt et al. 2018)."""
+
+    base: float = 10000.0
+    rms: float = 0.0
+
+    def embed(self, x_btd: jax.Array, positions_bt: jax.Array) -> jax.Array:
+        """Adds the encodings."""
+        table_btd = sinusoid(positions_bt, x_btd.shape[-1], self.base) * (self.rms or 1.0)
+        table_btd = jnp.concatenate([table_btd[..., ::2], table_btd[..., 1::2]], axis=-1)
+        return x_btd + table_btd.astype(x_btd.dtype)

@@ -1,5 +1,7 @@
 """Relative position biases of T5: a learned bias for each head and bucket of distances."""
 
+from typing import ClassVar
+
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
@@ -34,13 +36,15 @@ class T5(Position):
 
     Half of the buckets are for keys after the query. With `causal` there are none for them, and such keys
     have distance 0. The last bucket of a side has all distances from `max_distance` on, and some below it.
-    Source: Raffel et al. 2020 (T5), section 2.1, and the authors' code for the bounds; T5 shares one table
-    between all layers, here each layer has its own.
+    Source: Raffel et al. 2020 (T5), section 2.1, and the authors' code for the bounds; T5's layers share one
+    table, as with `model.share_position`.
     """
 
     causal: bool = False
     num_buckets: int = 32
     max_distance: int = 128
+
+    per_layer: ClassVar[bool] = True
 
     @nn.compact
     def bias(
