@@ -15,6 +15,8 @@ What a training step has read:           python launch.py --workdir=runs/lm --mo
 Which layer went wrong in a step?        python launch.py --workdir=runs/lm --mode=replay --step=100
 Scaling laws, and a forecast by them:    python launch.py --mode=scaling --config=configs/lm.py --budgets=...
 Do rates carry over to other widths?     python launch.py --mode=coordinates --config=configs/lm.py
+A model of Hugging Face as a run:        python launch.py --mode=import --from=models/gpt2 --workdir=runs/gpt2
+A run as a model of Hugging Face:        python launch.py --mode=export --workdir=runs/lm --to=models/lm
 
 Any key of the config can be set: --config.model.num_layers=6. `--mode=NAME --help` lists the flags of a
 command, `--config=FILE --help` the keys of a config with their defaults and meanings.

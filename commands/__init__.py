@@ -27,6 +27,8 @@ COMMANDS = {
     "replay": "commands.replay",
     "scaling": "commands.scaling",
     "coordinates": "commands.coordinates",
+    "import": "commands.import_",
+    "export": "commands.export",
 }
 """Value of --mode -> module; a module is imported only when it is needed."""
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import jax
 
-from commands import consistency
+from commands import consistency, hub
 from commands.workdir import Workdir, read_json, together
 from experiments import find_experiment
 from transformer.config import from_values, refuse_idle
@@ -150,13 +150,18 @@ def check_config(values: dict[str, Any], overrides: Overrides = ()) -> Any:
 def inherit(values: dict[str, Any], folder: Workdir) -> dict[str, Any]:
     """The values, with the architecture of the run that `initialize_from` names, or of the folder's own run
     once it has begun, so that a config need not repeat it."""
-    source = folder if folder.begun else named(values["initialize_from"])
     if isinstance(values.get("model"), dict):
-        theirs = source.read_config().get("model", {})
+        theirs = _model_of(folder, values["initialize_from"])
         values["model"] |= {
             key: value for key, value in theirs.items() if key in values["model"] and key not in OWN
         }
     return values
+
+
+def _model_of(folder: Workdir, origin: Any) -> Mapping[str, Any]:
+    if not folder.begun and hub.is_hub(origin):
+        return hub.find(origin).values["model"]
+    return (folder if folder.begun else named(origin)).read_config().get("model", {})
 
 
 def open_to_train(
@@ -207,12 +212,13 @@ def resumed(run: Run, folder: Workdir, accept_data: bool) -> Run:
 def open_run(folder: Workdir, config: Any, hooks: Sequence[Hook] = ()) -> Run:
     """The run of a config, with the folder's tokenizer and labels if it has them, otherwise with the
     tokenizer of the run that `initialize_from` names; `hooks` are those of `Run`."""
-    kept = folder.read_kept()
-    if config.initialize_from and "tokenizer" not in kept:
-        theirs = named(config.initialize_from).read_kept()
+    kept, source = folder.read_kept(), config.initialize_from
+    origin = hub.find(source) if not folder.begun and hub.is_hub(source) else None
+    if source and "tokenizer" not in kept:
+        theirs = origin.kept if origin else named(source).read_kept()
         kept |= {name: value for name, value in theirs.items() if name == "tokenizer"}
     experiment = find_experiment(config.experiment)(config, **kept)
-    return Run(experiment, config, folder.path, extra_hooks=hooks)
+    return Run(experiment, config, folder.path, extra_hooks=hooks, origin=origin)
 
 
 def named(run: str | os.PathLike) -> Workdir:

@@ -118,7 +118,7 @@ def _first_lines(run: "Run", trained: int) -> Iterator[str]:
         yield from experiment.data_lines()
     yield from experiment.data.division()
     if run.warm_start is not None:
-        yield f"parameters of {run.warm_start.folder}, step {run.warm_start.step}:"
+        yield f"parameters of {run.warm_start.origin}:"
         yield from run.warm_start.table()
 
 

@@ -77,7 +77,7 @@ class Algorithmic(Experiment):
         self.config = config
         self.task = config.data.task()
         self.data = TaskData(config.data, self.task, config.data.source, config.data.arguments)
-        self.model = Decoder(config.model, self.task.vocab_size)
+        self.model = Decoder(config.model, config.model.entries(self.task.vocab_size))
 
     def init(self, rng: jax.Array) -> Any:
         """The initial parameters, boxed with their logical axes."""

@@ -75,7 +75,8 @@ class Classification(Experiment):
         them."""
         self.config = config
         self.data = LabelledData(config.data, tokenizer, labels)
-        self.model = TextClassifier(config.model, self.data.special_tokens.vocab_size, len(self.data.labels))
+        vocab_size = config.model.entries(self.data.special_tokens.vocab_size)
+        self.model = TextClassifier(config.model, vocab_size, len(self.data.labels))
         self.label_loss = LabelLoss(config.loss, self.data)
 
     def init(self, rng: jax.Array) -> Any:

@@ -61,8 +61,8 @@ class MaskedLanguageModeling(Experiment):
         """`tokenizer` is that of the run folder; by default one is trained on the training text."""
         self.config = config
         self.data = MaskedData.of(config.data, tokenizer)
-        special_tokens = self.data.special_tokens
-        self.model = MaskedLanguageModel(config.model, special_tokens.vocab_size, config.data.next_sentence)
+        vocab_size = config.model.entries(self.data.special_tokens.vocab_size)
+        self.model = MaskedLanguageModel(config.model, vocab_size, config.data.next_sentence)
 
     def init(self, rng: jax.Array) -> Any:
         """The initial parameters, boxed with their logical axes."""

@@ -75,7 +75,8 @@ class SpanExtraction(Experiment):
         """`tokenizer` is that of the run folder; by default one is trained on the training text."""
         self.config = config
         self.data = SpanData(config.data, tokenizer)
-        self.model = SpanClassifier(config.model, self.data.special_tokens.vocab_size)
+        vocab_size = config.model.entries(self.data.special_tokens.vocab_size)
+        self.model = SpanClassifier(config.model, vocab_size)
         self._logits = jax.jit(self._windows)
 
     def init(self, rng: jax.Array) -> Any:

@@ -264,7 +264,7 @@ def test_the_best_checkpoint_is_what_a_run_begins_with(tmp_path, keep_best, expe
             checkpoints.wait()
     (tmp_path / "config.json").write_text(json.dumps({"train": {"keep_best": keep_best}}))
     found = WarmStart.plan(tmp_path, {"w": jax.ShapeDtypeStruct((3,), jnp.float32)}, ())
-    assert found.step == expected
+    assert found.origin.step == expected
     np.testing.assert_array_equal(found.apply({"w": jnp.zeros(3)})["w"], np.full(3, expected))
 
 

@@ -70,6 +70,12 @@ ALLOWED = {
         "transformer.layers.kernels",  # which of them were chosen
         "transformer.errors",
     },
+    "transformer.interop": {
+        "transformer.interop",
+        "transformer.data.tokenizers",
+        "transformer.config",
+        "transformer.errors",
+    },
     "transformer.visualization": {
         "transformer.visualization",
         "transformer.run_folder",
@@ -108,6 +114,7 @@ LIBRARIES = {
     },
     "transformer.decoding": {"jax", "flax", "numpy"},
     "transformer.planning": {"jax", "numpy"},
+    "transformer.interop": {"jax", "flax", "numpy", "ml_dtypes", "tokenizers"},
     "transformer.visualization": {"numpy", "matplotlib"},
     "configs": {"ml_collections"},
     "launch": {"jax", "absl"},

@@ -13,6 +13,7 @@ import launch
 from commands import opening
 from tests import runs
 from transformer.errors import UserError
+from transformer.training.initialize import Checkpoint
 
 pytestmark = pytest.mark.usefixtures("in_root")
 
@@ -187,7 +188,7 @@ def test_a_run_begins_with_a_step_of_another(trained, corpus, tmp_path):
     values = opening.read_config("configs/lm.py:tiny", keys)
     config = opening.inherit(values, opening.Workdir(tmp_path / "new"))
     run = opening.open_run(opening.Workdir(tmp_path / "new"), opening.check_config(config))
-    assert (run.warm_start.folder, run.warm_start.step) == (trained, 1)
+    assert run.warm_start.origin == Checkpoint(trained, 1)
     with run.placed():
         taken = run.warm_start.apply(jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), run.abstract.params))
     there = opening.load(f"{trained}@1")[1]

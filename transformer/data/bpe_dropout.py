@@ -38,7 +38,7 @@ class Segmentations:
         self.words, self.offsets, self.ids = arrays["words"], arrays["offsets"], arrays["ids"]
         self.lengths = arrays["lengths"].reshape(-1, 1 + DRAWN)
         ends = np.cumsum(self.lengths, dtype=np.int64).reshape(self.lengths.shape)
-        self.starts, self.eos_id = ends - self.lengths, tokenizer.eos_id
+        self.starts, self.around = ends - self.lengths, (tokenizer.bos_id, tokenizer.eos_id)
         self.sizes: Any = byte_sizes(tokenizer)
 
     @classmethod
@@ -88,7 +88,7 @@ class DrawnTokens:
     def document(self, index: int) -> np.ndarray:
         """The tokens of a document, with bos and eos."""
         own = self._tokens[self._begins[index] : self._begins[index + 1]]
-        return np.pad(own, 1, constant_values=self._all.eos_id)
+        return np.pad(own, 1, constant_values=self._all.around)
 
     def document_bytes(self, index: int) -> np.ndarray:
         """The number of bytes of each of these tokens."""

@@ -26,7 +26,13 @@ class WordBoundaries:
     def __init__(self, tokenizer: Tokenizer, special_tokens: SpecialTokens) -> None:
         """`ordinary` will have the ids of all tokens of text, without special ones."""
         names = [tokenizer.name(i) for i in range(tokenizer.vocab_size)]
-        special = {tokenizer.eos_id, special_tokens.cls, special_tokens.sep, special_tokens.mask}
+        special = {
+            tokenizer.bos_id,
+            tokenizer.eos_id,
+            special_tokens.cls,
+            special_tokens.sep,
+            special_tokens.mask,
+        }
         self.ordinary = np.array([i for i, name in enumerate(names) if name and i not in special], np.int32)
         parts = json.loads(tokenizer.content)
         kind, of_bytes = parts["model"]["type"], (parts["decoder"] or {}).get("type") == "ByteLevel"

@@ -97,7 +97,7 @@ class SkipGramData(TextData):
         for start in range(0, len(cache.tokens), AT_ONCE):
             part = np.asarray(cache.tokens[start : start + AT_ONCE])
             counts_v += np.bincount(part, minlength=tokenizer.vocab_size)
-        counts_v[[i for i in (tokenizer.eos_id, tokenizer.unknown_id) if i is not None]] = 0
+        counts_v[[i for i in (tokenizer.bos_id, tokenizer.eos_id, tokenizer.unknown_id) if i is not None]] = 0
         if not counts_v.any():
             raise UserError(f"data.source: {self.source('train').name} has no word that data.tokenizer knows")
         return counts_v

@@ -85,7 +85,8 @@ def _write(source: Source, tokenizer: Tokenizer, folder: Path) -> None:
         raise UserError(f"{source.name}: no text; give more, or data.validation_source")
     encode, count_type = encoder(tokenizer)
     token_type = np.dtype(np.uint16 if tokenizer.vocab_size <= 1 << 16 else np.uint32)
-    end, no_bytes = np.array(tokenizer.eos_id, token_type).tobytes(), bytes(count_type.itemsize)
+    start, end = (np.array(i, token_type).tobytes() for i in (tokenizer.bos_id, tokenizer.eos_id))
+    no_bytes = bytes(count_type.itemsize)
     length = lost_documents = lost_bytes = 0
     with (
         tqdm(desc=f"tokenising {source.name}", unit="B", unit_scale=True, **BAR) as bar,
@@ -95,7 +96,7 @@ def _write(source: Source, tokenizer: Tokenizer, folder: Path) -> None:
     ):
         _append(offsets, 0, np.int64)
         for _, pieces in itertools.groupby(_encoded(source, encode), key=operator.itemgetter(0)):
-            tokens.write(end)
+            tokens.write(start)
             num_bytes.write(no_bytes)
             left = lost = 0
             for _, size, ids, counts, is_lost in pieces:

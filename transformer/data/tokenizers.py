@@ -2,9 +2,11 @@
 
 import functools
 import itertools
+import json
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 
 import tokenizers
 from tokenizers import decoders, models, normalizers, pre_tokenizers
@@ -39,6 +41,12 @@ def byte_tokens(texts: Iterable[str] = (), vocab_size: int = 0) -> tokenizers.To
     return backend
 
 
+ROLES = ("bos_token", "eos_token", "pad_token")
+"""Roles of special tokens, as tokenizer_config.json names them: before a document, after it, padding."""
+
+NONE_NAMED: Mapping[str, str] = MappingProxyType({})
+"""No names of special tokens."""
+
 TOKENIZERS = {
     "bytes": TokenizerKind(byte_tokens, learns=False),
     "characters": TokenizerKind(train_characters),
@@ -48,24 +56,72 @@ TOKENIZERS = {
 """Value of `data.tokenizer` -> how to make it; any other value is the path of a `tokenizer.json`."""
 
 
-class Tokenizer:
-    """A `tokenizer.json` with one special token, `eos_id` (= `bos_id` = `pad_id`), around every document.
+NAMES = "tokenizer_config.json"
+"""The file, beside a `tokenizer.json`, that names the special tokens."""
 
-    The text of a special token is encoded as plain text, so that no document can contain `eos_id`.
+
+def read_backend(path: Path) -> tokenizers.Tokenizer:
+    """The tokenizer in a `tokenizer.json`; raises `UserError` if it cannot be read."""
+    try:
+        return tokenizers.Tokenizer.from_str(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read ({error.strerror})") from None
+    except Exception as error:  # the library raises nothing more precise
+        raise UserError(f"{path}: not a tokenizer.json ({str(error).splitlines()[0]})") from None
+
+
+def special_in(path: Path, backend: tokenizers.Tokenizer) -> dict[str, str]:
+    """Role -> name of the special tokens that a `tokenizer_config.json` names and the tokenizer has; {} if
+    there is no such file.
+
+    Raises:
+      UserError: it is no JSON object.
+    """
+    if not path.is_file():
+        return {}
+    try:
+        given = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise UserError(f"{path}: not readable as JSON ({str(error)[:160]})") from None
+    if not isinstance(given, dict):
+        raise UserError(f"{path}: a JSON {type(given).__name__}; expected an object, {{...}}")
+    # Some name a token as {"content": "<s>", ...}, with how it is stripped.
+    names = {
+        role: each["content"] if isinstance(each := given.get(role), dict) and "content" in each else each
+        for role in ROLES
+    }
+    return {
+        role: name
+        for role, name in names.items()
+        if isinstance(name, str) and backend.token_to_id(name) is not None
+    }
+
+
+def _write(path: Path, text: str) -> None:
+    part = Path(f"{path}.{os.getpid()}.part")
+    part.write_text(text, encoding="utf-8")
+    os.replace(part, path)
+
+
+class Tokenizer:
+    """A `tokenizer.json` with special tokens: `bos_id` before every document, `eos_id` after it, `pad_id`.
+
+    They are one token, unless `special` names others. The text of a special token is encoded as plain text,
+    so that no document can contain `eos_id`.
     """
 
-    def __init__(self, backend: tokenizers.Tokenizer) -> None:
-        """Wraps a tokenizer of the `tokenizers` library; adds `<|endoftext|>` if it has no end-of-text
-        token."""
+    def __init__(self, backend: tokenizers.Tokenizer, special: Mapping[str, str] = NONE_NAMED) -> None:
+        """Wraps a tokenizer of the `tokenizers` library. `special` are names of special tokens by their role,
+        a key of `ROLES`; without an end-of-text token one of `ENDS` is taken, or `<|endoftext|>` is added."""
         vocabulary = backend.get_vocab()
-        name = next((end for end in ENDS if end in vocabulary), END)
-        backend.add_special_tokens([name])
+        end = special.get("eos_token") or next((end for end in ENDS if end in vocabulary), END)
+        names = {role: special.get(role) or end for role in ROLES}
+        backend.add_special_tokens(sorted({*names.values()}))
         backend.no_truncation()
         backend.no_padding()
         backend.encode_special_tokens = True  # encode them as plain text
-        self.backend = backend
-        self.eos_id: int = backend.get_vocab()[name]
-        self.bos_id = self.pad_id = self.eos_id
+        self.backend, self.special = backend, dict(special)
+        self.bos_id, self.eos_id, self.pad_id = (backend.get_vocab()[names[role]] for role in ROLES)
 
     @classmethod
     def train(
@@ -101,23 +157,21 @@ class Tokenizer:
 
     @classmethod
     def load(cls, path: str | os.PathLike) -> "Tokenizer":
-        """Reads a `tokenizer.json` of this or another library.
+        """Reads a `tokenizer.json` of this or another library, with the special tokens that a
+        `tokenizer_config.json` beside it names.
 
         Raises:
           UserError: no such file, or another format.
         """
-        try:
-            return cls(tokenizers.Tokenizer.from_str(Path(path).expanduser().read_text(encoding="utf-8")))
-        except OSError as error:
-            raise UserError(f"{path}: cannot be read ({error.strerror})") from None
-        except Exception as error:  # the library raises nothing more precise
-            raise UserError(f"{path}: not a tokenizer.json ({str(error).splitlines()[0]})") from None
+        file = Path(path).expanduser()
+        backend = read_backend(file)
+        return cls(backend, special_in(file.with_name(NAMES), backend))
 
     def save(self, path: str | os.PathLike) -> None:
-        """Writes `tokenizer.json` atomically."""
-        part = Path(f"{path}.{os.getpid()}.part")
-        part.write_text(self.content, encoding="utf-8")
-        os.replace(part, path)
+        """Writes `tokenizer.json` atomically, and `tokenizer_config.json` if it names special tokens."""
+        if self.special:
+            _write(Path(path).with_name(NAMES), json.dumps(self.special, ensure_ascii=False, indent=2))
+        _write(Path(path), self.content)
 
     @property
     def content(self) -> str:
@@ -127,7 +181,7 @@ class Tokenizer:
     @property
     def identity(self) -> str:
         """A digest that differs between tokenizers that encode differently."""
-        return digest(self.content)
+        return digest(self.content, self.special) if self.special else digest(self.content)
 
     @functools.cached_property
     def vocab_size(self) -> int:

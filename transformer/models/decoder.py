@@ -28,8 +28,8 @@ class DecoderConfig(TextConfig):
     value_embeddings: tuple[int, ...] = ()  # layers that add a token's embedding to its values; -1: last
 
     def build(self, vocab_size: int) -> nn.Module:
-        """The model with a vocabulary of `vocab_size` tokens."""
-        return (self.valued(Decoder) if self.value_embeddings else Decoder)(self, vocab_size)
+        """The model for a tokenizer of `vocab_size` tokens."""
+        return (self.valued(Decoder) if self.value_embeddings else Decoder)(self, self.entries(vocab_size))
 
     def valued(self, decoder: type) -> type:
         """The kind of decoder with value embeddings."""

@@ -45,8 +45,8 @@ class EncoderDecoderConfig(DecoderConfig):
         return self.encoder_stack, self.decoder_stack
 
     def build(self, vocab_size: int) -> nn.Module:
-        """The model with a joint vocabulary of `vocab_size` tokens."""
-        return EncoderDecoder(self, vocab_size)
+        """The model for a tokenizer of `vocab_size` tokens, the joint vocabulary."""
+        return EncoderDecoder(self, self.entries(vocab_size))
 
 
 class EncoderDecoder(Decoder):

@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -128,3 +128,22 @@ def adapted(stack: Stack, rank: int, alpha: float, layers: str) -> Stack:
         return AdaptedBlock(**fields, adapters=Adapters(rank, alpha, layers))
 
     return dataclasses.replace(stack, blocks=tuple(map(adapt, stack.blocks)))
+
+
+def merged(params: Any, config: LoraConfig) -> Any:
+    """The parameters of the same function without adapters: W + (alpha / rank) down . up in place of W.
+
+    Source: Hu et al. 2022 (LoRA), section 4.1.
+    """
+    if not isinstance(params, Mapping):
+        return params
+    if "lora_down" not in params:
+        return {name: merged(each, config) for name, each in params.items()}
+    kernel_ndf, down_ndr, up_nrf = (
+        params["kernel"],
+        *(params[name]["kernel"] for name in ("lora_down", "lora_up")),
+    )
+    layers, rank = up_nrf.shape[:2]
+    product_ndf = down_ndr.reshape(layers, -1, rank) @ up_nrf.reshape(layers, rank, -1)
+    kernel_ndf = kernel_ndf + product_ndf.reshape(kernel_ndf.shape) * (config.lora_alpha / config.lora_rank)
+    return {"kernel": kernel_ndf} | ({"bias": params["bias"]} if "bias" in params else {})

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from transformer.config import NonnegativeFloat, Positive
+from transformer.config import Nonnegative, NonnegativeFloat, Positive
 from transformer.errors import UserError
 from transformer.layers.positions import POSITIONS
 from transformer.models.lora import LoraConfig
@@ -15,6 +15,7 @@ class TextConfig(LoraConfig):
     scale_embeddings: bool = False  # multiply embeddings by sqrt(d_model) (Vaswani et al. 2017)
     embedding_rms: NonnegativeFloat = 0.0  # initial RMS of embeddings; 0: 0.02, with scale_embeddings 1
     position_rms: NonnegativeFloat = 0.0  # initial RMS of added positions; 0: embedding_rms
+    vocab_size: Nonnegative = 0  # tokens of the vocabulary, those of the tokenizer or more; 0: as many
     vocab_multiple: Positive = 128  # pad the vocabulary to a multiple, for the hardware and the mesh
 
     def __post_init__(self) -> None:
@@ -23,6 +24,17 @@ class TextConfig(LoraConfig):
             having = " or ".join(repr(name) for name, kind in POSITIONS.items() if kind.has("embed"))
             given = f"position_rms: {self.position_rms} with position {self.position!r}"
             raise UserError(f"{given}; expected 0, or {having}")
+
+    def entries(self, tokens: int) -> int:
+        """The size of the vocabulary with a tokenizer of so many tokens.
+
+        Raises:
+          UserError: `vocab_size` is smaller.
+        """
+        if 0 < self.vocab_size < tokens:
+            have = f"the tokenizer has {tokens:,} tokens"
+            raise UserError(f"config.model.vocab_size: {self.vocab_size:,}; {have}, expected as many or more")
+        return self.vocab_size or tokens
 
     @property
     def table(self) -> tuple[int, int, bool, str, float, float]:

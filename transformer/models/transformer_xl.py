@@ -53,8 +53,10 @@ class TransformerXLConfig(DecoderConfig):
                 )
 
     def build(self, vocab_size: int) -> nn.Module:
-        """The model with a vocabulary of `vocab_size` tokens."""
-        return (self.valued(TransformerXL) if self.value_embeddings else TransformerXL)(self, vocab_size)
+        """The model for a tokenizer of `vocab_size` tokens."""
+        return (self.valued(TransformerXL) if self.value_embeddings else TransformerXL)(
+            self, self.entries(vocab_size)
+        )
 
 
 @struct.dataclass

@@ -5,7 +5,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import jax
 from flax import traverse_util
@@ -25,16 +25,78 @@ SHOWN = 8
 """The most paths that an error lists."""
 
 
-@dataclass(frozen=True)
-class WarmStart:
-    """The parameters to take from another run's checkpoint: the named one, or the best, or the last.
+class Origin(Protocol):
+    """Parameters that a model may start from, by the paths of a model here."""
 
-    By their paths, `taken` are in checkpoint and model, `new` only in the model or unusable (`why` has the
-    reasons), `left` only in the checkpoint.
-    """
+    @property
+    def name(self) -> str:
+        """The folder."""
+        ...
+
+    @property
+    def labels(self) -> Sequence[str] | None:
+        """The labels of its head; None if it has none."""
+        ...
+
+    def shapes(self) -> dict[str, tuple]:
+        """Path -> (shape, type)."""
+        ...
+
+    def read(self, wanted: Params) -> Params:
+        """The parameters of a tree of `jax.ShapeDtypeStruct`s, which may lack some, with its shardings."""
+        ...
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """The parameters in a checkpoint of a run."""
 
     folder: Path
     step: int
+
+    @classmethod
+    def named(cls, run: str | os.PathLike) -> "Checkpoint":
+        """The checkpoint that "runs/bert@200" names, or of "runs/bert" the best, or the last."""
+        folder, step = split_step(run)
+        with _checkpoints(folder) as checkpoints:
+            try:
+                return cls(folder, checkpoints.find(_which(checkpoints) if step is None else step))
+            except UserError as error:
+                raise UserError(f"initialize_from: {error}") from None
+
+    @property
+    def name(self) -> str:
+        """See `Origin`."""
+        return str(self.folder)
+
+    @property
+    def labels(self) -> Sequence[str] | None:
+        """See `Origin`."""
+        return _read(RunFolder(self.folder).labels)
+
+    def shapes(self) -> dict[str, tuple]:
+        """See `Origin`."""
+        with _checkpoints(self.folder) as checkpoints:
+            return checkpoints.stored_params(self.step)
+
+    def read(self, wanted: Params) -> Params:
+        """See `Origin`."""
+        with _checkpoints(self.folder) as checkpoints:
+            return checkpoints.restore_some(wanted, self.step)
+
+    def __str__(self) -> str:
+        return f"{self.folder}, step {self.step}"
+
+
+@dataclass(frozen=True)
+class WarmStart:
+    """The parameters to take from an `Origin`, such as another run's checkpoint.
+
+    By their paths, `taken` are in origin and model, `new` only in the model or unusable (`why` has the
+    reasons), `left` only in the origin.
+    """
+
+    origin: Origin
     taken: tuple[str, ...]
     new: tuple[str, ...]
     left: tuple[str, ...]
@@ -43,15 +105,15 @@ class WarmStart:
     @classmethod
     def plan(
         cls,
-        run: str | os.PathLike,
+        run: str | os.PathLike | Origin,
         abstract: Params,
         may_be_new: tuple[str, ...] | None,
         labels: Sequence[str] | None = None,
     ) -> "WarmStart":
-        """Compares the parameters of a run, "runs/bert" or "runs/bert@200", with the model's, `abstract`,
-        without reading arrays.
+        """Compares the parameters of a run, "runs/bert" or "runs/bert@200", or of another origin with the
+        model's, `abstract`, without reading arrays.
 
-        A head is taken if that run has the same `labels` in the same order, otherwise it is new.
+        A head is taken if the origin has the same `labels` in the same order, otherwise it is new.
 
         Raises:
           UserError: the folder has no checkpoint; the model has an array that the checkpoint lacks, or has in
@@ -59,14 +121,9 @@ class WarmStart:
             lacking, among `ADAPTERS`; the checkpoint has adapters that the model lacks, unless all may be
             new; or nothing is in both.
         """
-        folder, named = split_step(run)
-        with _checkpoints(folder) as checkpoints:
-            try:
-                step = checkpoints.find(_which(checkpoints) if named is None else named)
-            except UserError as error:
-                raise UserError(f"initialize_from: {error}") from None
-            there = checkpoints.stored_params(step)
-        here, theirs = arrays(abstract), _read(RunFolder(folder).labels)
+        origin = Checkpoint.named(run) if isinstance(run, (str, os.PathLike)) else run
+        folder, there = origin.name, origin.shapes()
+        here, theirs = arrays(abstract), origin.labels
         relabelled = [
             path for path in here if path in there and LABELLED in path.split("/") and theirs != labels
         ]
@@ -104,7 +161,7 @@ class WarmStart:
                 "initialize_strict=false leaves them"
             )
         why = [f"{LABELLED} is new: its labels are {_named(theirs)} there and {_named(labels)} here"]
-        return cls(folder, step, taken, new, left, (*(why if relabelled else ()), *shapes.values()))
+        return cls(origin, taken, new, left, (*(why if relabelled else ()), *shapes.values()))
 
     def table(self) -> list[str]:
         """One line for each group of parameters, taken, new or left, and the reasons for new ones."""
@@ -116,14 +173,13 @@ class WarmStart:
         return [*groups, *(f"  {reason}" for reason in self.why)]
 
     def apply(self, params: Params) -> Params:
-        """`params` with the taken ones from the checkpoint, with the same sharding."""
+        """`params` with the taken ones from the origin, with the same sharding."""
         flat = traverse_util.flatten_dict(params, sep="/")
         wanted = {
             path: jax.ShapeDtypeStruct(flat[path].shape, flat[path].dtype, sharding=flat[path].sharding)
             for path in self.taken
         }
-        with _checkpoints(self.folder) as checkpoints:
-            found = checkpoints.restore_some(traverse_util.unflatten_dict(wanted, sep="/"), self.step)
+        found = self.origin.read(traverse_util.unflatten_dict(wanted, sep="/"))
         return traverse_util.unflatten_dict(flat | traverse_util.flatten_dict(found, sep="/"), sep="/")
 
 

@@ -20,7 +20,7 @@ from transformer.training.divergence import Watch
 from transformer.training.experiment import Batches, Experiment, Params, Put
 from transformer.training.hooks import Evaluate, Evaluator, Hook, Profile, measures
 from transformer.training.initial_values import redraw
-from transformer.training.initialize import WarmStart
+from transformer.training.initialize import Origin, WarmStart
 from transformer.training.loop import train
 from transformer.training.metrics import Meter
 from transformer.training.optax_optimizers import is_hidden_matrix, multiplies_matrices, own_average
@@ -54,6 +54,7 @@ class Run:
     lengths: Lengths = ()  # where `train.steps` was changed (see `make_optimizer`)
     extra_hooks: Sequence[Hook] = ()  # called after the run's own
     devices: Sequence[jax.Device] | None = None  # None: all; may be descriptions of devices
+    origin: Origin | None = None  # what `initialize_from` names, if it is no run
     init: Callable[[jax.Array], Any] = dataclasses.field(init=False)  # initial parameters, boxed
 
     def __post_init__(self) -> None:
@@ -152,8 +153,7 @@ class Run:
 
     @functools.cached_property
     def warm_start(self) -> WarmStart | None:
-        """The warm start of a new run from another run's parameters; None without one, or if the run has
-        begun."""
+        """The warm start of a new run; None without one, or if the run has begun."""
         begun = trained_steps(self.folder.checkpoints)
         return self._plan_warm_start() if self.config.initialize_from and not begun else None
 
@@ -161,7 +161,7 @@ class Run:
         c = self.config
         may_be_new = self.experiment.heads if c.initialize_strict else None
         labels = self.experiment.data.kept().get("labels")
-        return WarmStart.plan(c.initialize_from, self.abstract.params, may_be_new, labels)
+        return WarmStart.plan(self.origin or c.initialize_from, self.abstract.params, may_be_new, labels)
 
     def checkpoints(self, write: bool) -> Checkpoints:
         """The checkpoints in the folder."""

@@ -1,0 +1,88 @@
+"""Writes a run's model as Hugging Face transformers loads it: config.json, safetensors and the tokenizer.
+
+python launch.py --mode=export --workdir=runs/lm --to=models/lm
+python launch.py --mode=export --workdir=runs/lm@200 --to=models/lm --family=llama --dtype=bfloat16
+
+LoRA adapters are merged into the weights. A model with a part that no family has is refused.
+"""
+
+import argparse
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from commands import add_step
+from transformer.errors import UserError
+
+if TYPE_CHECKING:
+    from commands.opening import Overrides
+
+SHARD_GB = 5.0
+"""The largest file of tensors, as transformers writes them."""
+
+
+def add_flags(parser: Any) -> None:
+    """The flags of this command."""
+    add_step(parser)
+    parser.add_argument("--to", help="the new folder")
+    parser.add_argument(
+        "--family", default="", help="gpt2, llama, ...; by default the first that has its parts"
+    )
+    parser.add_argument(
+        "--dtype", choices=("float32", "bfloat16"), default="float32", help="type of the tensors (float32)"
+    )
+    parser.add_argument("--shard_gb", type=float, default=SHARD_GB, help="GB of the largest file (5)")
+
+
+def run(flags: argparse.Namespace, overrides: "Overrides") -> int:
+    """Writes the new folder at once; returns the exit code."""
+    from commands.opening import chosen, reopen_run
+
+    if not flags.to:
+        raise UserError("--to: which new folder? models/lm, say (--mode=export)")
+    if not flags.shard_gb > 0:
+        raise UserError(f"--shard_gb: {flags.shard_gb}; expected more than 0")
+    target = Path(flags.to)
+    if target.exists() and (not target.is_dir() or any(target.iterdir())):
+        raise UserError(f"--to: {target} is there already; choose a new folder")
+    opened = reopen_run(flags.workdir, overrides)
+    part = target.with_name(f"{target.name}.part")
+    shutil.rmtree(part, ignore_errors=True)
+    try:
+        line = _write(opened, chosen(opened, flags.workdir, flags.step), part, flags)
+        if target.is_dir():
+            target.rmdir()
+        part.rename(target)
+    finally:
+        shutil.rmtree(part, ignore_errors=True)
+    print(f"{target}: {line}")
+    return 0
+
+
+def _write(opened: Any, step: Any, part: Path, flags: argparse.Namespace) -> str:
+    """Writes all files into the folder `part`; returns a line on them."""
+    import jax
+    import jax.numpy as jnp
+    from flax import traverse_util
+
+    from commands.workdir import write_json
+    from transformer.interop.folder import CONFIG, family_for
+    from transformer.interop.rules import places
+    from transformer.interop.tensors import write_tensors
+    from transformer.interop.transfer import outputs
+    from transformer.interop.vocabulary import write_tokenizer
+    from transformer.models.lora import merged
+
+    config, model = opened.config, opened.experiment.config.model
+    family, theirs = family_for(model, config.experiment, flags.family)
+    abstract = jax.eval_shape(lambda params: merged(params, model), opened.abstract.params)
+    shapes = {path: leaf.shape for path, leaf in traverse_util.flatten_dict(abstract, sep="/").items()}
+    vocab_size = opened.experiment.model.vocab_size
+    found = places(family.rules(model), shapes, vocab_size)
+    params = merged(opened.restore_params(step), model)
+    part.mkdir(parents=True)
+    ids = write_tokenizer(part, opened.experiment.data.tokenizer, model.max_length)
+    write_tensors(part, outputs(found, params, jnp.dtype(flags.dtype)), int(flags.shard_gb * 1e9))
+    values = theirs | ids | {"vocab_size": vocab_size, "dtype": flags.dtype, "torch_dtype": flags.dtype}
+    write_json(part / CONFIG, values, indent=2)
+    return f"{sum(leaf.size for leaf in jax.tree.leaves(abstract)):,} parameters as {family.model_type}"

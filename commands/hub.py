@@ -1,0 +1,102 @@
+"""Models of Hugging Face transformers as runs: "hf:FOLDER" in `initialize_from`, --mode=import."""
+
+import functools
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+from flax import linen as nn
+from flax import traverse_util
+
+from experiments import find_experiment
+from transformer.config import from_values, to_values
+from transformer.interop.folder import HubFolder
+from transformer.interop.rules import Place
+from transformer.interop.transfer import load
+from transformer.training.checkpoint import arrays
+
+HUB = "hf:"
+"""What the name of a folder of transformers begins with, where a run may be named too."""
+
+LONGEST_ROWS = 2048
+"""Tokens of a row in evaluations of an imported model, or as many as it reads."""
+
+
+def is_hub(name: Any) -> bool:
+    """Whether a value of `initialize_from` names a folder of transformers."""
+    return isinstance(name, str) and name.startswith(HUB)
+
+
+class Hub:
+    """A folder of transformers as the run that it becomes, and as an `Origin` of parameters.
+
+    Raises:
+      UserError: see `HubFolder` and its methods; with the name of the file.
+    """
+
+    labels: Sequence[str] | None = None
+
+    def __init__(self, path: str) -> None:
+        """Reads config.json and the tokenizer; `values` is the config of the run."""
+        self.folder = HubFolder(path)
+        self.kept = {"tokenizer": self.folder.tokenizer}
+        self._kind = find_experiment(self.folder.family.experiment)
+        hints = {field.name: field.type for field in self._kind.Config.__dataclass_fields__.values()}
+        self.model = self.folder.model(hints["model"])
+        self.values = self._values()
+
+    def _values(self) -> dict[str, Any]:
+        """The config of a run that has trained for one step, by an optimizer that keeps nothing."""
+        model = to_values(self.model)
+        values = {
+            "experiment": self.folder.family.experiment,
+            "model": model,
+            "data": {"tokenizer": str(self.folder.path / "tokenizer.json")},
+            "optimizer": {"name": "sgd", "schedule": "constant", "warmup_steps": 0},
+            "train": {"steps": 1},
+        }
+        if "sequence_length" in self._kind.Config.__dataclass_fields__["data"].type.__dataclass_fields__:
+            values["data"]["sequence_length"] = min(model["max_length"], LONGEST_ROWS)
+        return values
+
+    @property
+    def name(self) -> str:
+        """See `Origin`."""
+        return str(self)
+
+    def __str__(self) -> str:
+        return f"{HUB}{self.folder.path}"
+
+    @functools.cached_property
+    def experiment(self) -> Any:
+        """Its own experiment."""
+        return self._kind(from_values(self._kind.Config, self.values), **self.kept)
+
+    @functools.cached_property
+    def abstract(self) -> Any:
+        """The parameters of its own model, as `jax.ShapeDtypeStruct`s."""
+        return nn.meta.unbox(jax.eval_shape(self.experiment.init, jax.random.key(0)))
+
+    @functools.cached_property
+    def places(self) -> dict[str, Place]:
+        """Where each of its tensors belongs."""
+        shapes = {
+            path: leaf.shape for path, leaf in traverse_util.flatten_dict(self.abstract, sep="/").items()
+        }
+        return self.folder.places(self.model, shapes, self.model.vocab_size)
+
+    def shapes(self) -> dict[str, tuple]:
+        """See `Origin`."""
+        _ = self.places
+        return arrays(self.abstract)
+
+    def read(self, wanted: Any) -> Any:
+        """See `Origin`."""
+        return load(self.places, self.folder.tensors, wanted)
+
+
+@functools.lru_cache(maxsize=1)
+def find(name: str) -> Hub:
+    """The folder that "hf:FOLDER" names."""
+    return Hub(str(Path(name.removeprefix(HUB))))

@@ -1,0 +1,83 @@
+"""Makes the folder of a run from a model of Hugging Face transformers: config, tokenizer and one checkpoint.
+
+python launch.py --mode=import --from=models/gpt2 --workdir=runs/gpt2
+python launch.py --workdir=runs/gpt2 --mode=predict --prompt="Hello"
+
+The model is a local folder with config.json, *.safetensors and the files of a tokenizer. To fine-tune it,
+train with --config.initialize_from=runs/gpt2, or at once with --config.initialize_from=hf:models/gpt2.
+"""
+
+import argparse
+import dataclasses
+import shutil
+from typing import TYPE_CHECKING, Any
+
+from commands import WHICH_RUN
+from transformer.errors import UserError
+
+if TYPE_CHECKING:
+    from commands.opening import Overrides
+    from transformer.training.run import Run
+
+
+def add_flags(parser: Any) -> None:
+    """The flags of this command."""
+    parser.set_defaults(missing=WHICH_RUN)
+    parser.add_argument("--from", dest="source", help="the folder of the model")
+
+
+def run(flags: argparse.Namespace, overrides: "Overrides") -> int:
+    """Reads and checks everything, and then puts the folder in place at once."""
+    import jax
+
+    from commands.hub import Hub
+    from commands.opening import check_config
+    from commands.workdir import Workdir
+    from experiments import find_experiment
+    from transformer.training.run import Run
+
+    if not flags.source:
+        raise UserError("--from: which folder? models/gpt2, say (--mode=import)")
+    if jax.process_count() > 1:
+        raise UserError("--mode=import: several processes; one process with all devices imports a model")
+    folder = Workdir(flags.workdir)
+    if folder.path.exists() and (not folder.path.is_dir() or any(folder.path.iterdir())):
+        raise UserError(f"--workdir: {folder.path} is there already; choose a new folder")
+    hub = Hub(flags.source)
+    config = check_config(hub.values, overrides)
+    part = folder.path.with_name(f"{folder.path.name}.part")
+    made = Run(find_experiment(config.experiment)(config, **hub.kept), config, part, origin=hub)
+    _ = hub.places
+    shutil.rmtree(part, ignore_errors=True)
+    try:
+        size = _write(made, hub)
+        if folder.path.is_dir():
+            folder.path.rmdir()
+        part.rename(folder.path)
+    finally:
+        shutil.rmtree(part, ignore_errors=True)
+    kind = hub.folder.family.model_type
+    print(f"{folder.path}: {size:,} parameters of {hub.folder.path} ({kind}), {len(hub.places):,} tensors")
+    return 0
+
+
+def _write(made: "Run", hub: Any) -> int:
+    """Writes config, tokenizer and checkpoint; returns the number of parameters."""
+    import jax
+    import jax.numpy as jnp
+
+    from commands.workdir import Workdir, write_json
+    from transformer.config import to_values
+    from transformer.training.checkpoint import State
+
+    params = hub.read(made.abstract.params)
+    begun = State.create(params, made.optimizer, ema=False)
+    state = dataclasses.replace(begun, step=jnp.ones((), jnp.int32))
+    with made.checkpoints(write=True) as checkpoints:
+        checkpoints.save(1, state)
+        checkpoints.wait()
+    folder = Workdir(made.folder.path)
+    for name, value in hub.kept.items():
+        value.save(getattr(folder, name))
+    write_json(folder.config, to_values(made.config), indent=2)
+    return sum(leaf.size for leaf in jax.tree.leaves(params))

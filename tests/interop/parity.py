@@ -1,0 +1,199 @@
+"""Parity with a model of transformers: what every family's test asserts, on random weights made there."""
+
+import contextlib
+import dataclasses
+import functools
+import io
+import itertools
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import traverse_util
+
+from commands.hub import Hub
+from transformer.data.tokenizers import Tokenizer
+from transformer.decoding import generation
+from transformer.errors import UserError
+from transformer.interop import rules as table
+from transformer.interop.rules import Rule
+from transformer.interop.tensors import open_tensors, write_tensors
+from transformer.interop.transfer import load, outputs
+
+RELATIVE = 1e-5
+"""The largest difference of logits, relative to the largest of them; both compute in float32."""
+
+
+def save(
+    model: Any, folder: Path, seed: int, *, tokenizer: Tokenizer | None = None, std: float = 0.25
+) -> Any:
+    """Draws every parameter of a model of transformers anew, norms and biases too, and saves it with a
+    tokenizer of bytes."""
+    import torch
+
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            mean = parameter if parameter.ndim == 1 else 0  # norms are drawn around what they are initially
+            parameter.copy_(mean + std * torch.randn(parameter.shape, generator=generator))
+    with contextlib.redirect_stderr(io.StringIO()):
+        model.eval().save_pretrained(folder)
+    (tokenizer or Tokenizer.train("bytes")).save(folder / "tokenizer.json")
+    return model
+
+
+class Imported:
+    """A folder of transformers, read here."""
+
+    def __init__(self, folder: Path) -> None:
+        self.hub = Hub(str(folder))
+        self.model = self.hub.experiment.model
+        self.vocab_size = self.model.vocab_size
+        self.shapes = {path: x.shape for path, x in flat(self.hub.abstract).items()}
+
+    @functools.cached_property
+    def params(self) -> Any:
+        return self.hub.read(self.hub.abstract)
+
+    @functools.cached_property
+    def rules(self) -> list[Rule]:
+        return [*self.hub.folder.family.rules(self.hub.model)]
+
+    @functools.cached_property
+    def logits(self) -> Any:
+        """(params, tokens) -> logits, compiled once."""
+        apply = jax.jit(lambda params, tokens_bt: self.model.apply({"params": params}, tokens_bt))
+        return lambda params, tokens_bt: np.asarray(apply(params, tokens_bt)[..., : self.vocab_size])
+
+    def params_by(self, rules: Sequence[Rule]) -> Any:
+        """The parameters that another table of rules gives; raises `UserError` where the check of names and
+        shapes does."""
+        places = table.places(rules, self.shapes, self.vocab_size)
+        folder = self.hub.folder
+        table.compare(folder.tensors, places, folder.family.ignored(self.hub.model), folder.path)
+        found = {path: np.zeros(shape, np.float32) for path, shape in self.shapes.items()}
+        for place in places.values():
+            for part, path in enumerate(place.paths):
+                where = found[path] if place.n is None else found[path][place.n]
+                where[...] = place.ours(folder.tensors[place.name].open(), part)
+        return traverse_util.unflatten_dict(found, sep="/")
+
+
+def flat(tree: Any) -> dict[str, Any]:
+    return traverse_util.flatten_dict(tree, sep="/")
+
+
+def close(ours: np.ndarray, theirs: np.ndarray) -> bool:
+    """Whether two arrays differ by at most `RELATIVE` of the largest value."""
+    return bool(np.abs(ours - theirs).max() <= RELATIVE * np.abs(theirs).max())
+
+
+def their_logits(model: Any, tokens_bt: np.ndarray) -> np.ndarray:
+    import torch
+
+    with torch.no_grad():
+        return model(torch.tensor(tokens_bt)).logits.numpy()
+
+
+def check_logits(imported: Imported, theirs: Any, rng: np.random.Generator, length: int) -> None:
+    tokens_bt = rng.integers(0, imported.vocab_size, (2, length), np.int32)
+    ours = imported.logits(imported.params, tokens_bt)
+    expected = their_logits(theirs, tokens_bt)
+    assert np.abs(expected - expected.mean(-1, keepdims=True)).max() > 0.5  # not all logits are alike
+    assert close(ours, expected), np.abs(ours - expected).max() / np.abs(expected).max()
+
+
+def check_greedy(imported: Imported, theirs: Any, rng: np.random.Generator, new: int = 64) -> None:
+    """Greedy generation, token for token, from prompts of different lengths in one batch."""
+    import torch
+
+    lengths = (1, 5, 9)
+    prompts = [rng.integers(0, imported.vocab_size, n, np.int32) for n in lengths]
+    padded_bt = np.zeros((3, max(lengths)), np.int32)
+    for row, prompt in zip(padded_bt, prompts, strict=True):
+        row[: len(prompt)] = prompt
+    stepper = imported.hub.experiment.stepper(imported.params)
+    keys_b = jax.random.split(jax.random.key(0), 3)
+    ours_bn, _ = generation.generate(
+        stepper, jnp.asarray(padded_bt), jnp.array(lengths), keys_b, max_new_tokens=new, temperature=0.0
+    )
+    for prompt, ours_n in zip(prompts, np.asarray(ours_bn), strict=True):
+        tokens = torch.tensor(prompt[None])
+        with torch.no_grad():
+            for _ in range(new):
+                tokens = torch.cat([tokens, theirs(tokens).logits[:, -1:].argmax(-1)], 1)
+        np.testing.assert_array_equal(ours_n, tokens[0, len(prompt) :].numpy())
+    assert len({*np.asarray(ours_bn).flat}) > 6  # and not one token over and over
+
+
+def check_round_trip(imported: Imported, theirs: Any, tmp_path: Path, rng: np.random.Generator) -> None:
+    """What is exported is imported again bit by bit, and transformers has its own logits back."""
+    from transformers import AutoConfig
+
+    from transformer.interop.folder import family_for
+
+    folder, model, params = tmp_path / "exported", imported.hub.model, imported.params
+    folder.mkdir()
+    family = imported.hub.folder.family
+    config = family_for(model, family.experiment, family.model_type)[1]
+    places = table.places(family.rules(model), imported.shapes, imported.vocab_size)
+    write_tensors(folder, outputs(places, params, np.dtype(np.float32)), 1 << 40)
+    again = load(places, open_tensors(folder), imported.hub.abstract)
+    for path, leaf in flat(again).items():
+        np.testing.assert_array_equal(leaf, flat(params)[path], path)
+    assert family.model(config) == family.model(imported.hub.folder.config)
+    AutoConfig.for_model(**config).save_pretrained(folder)
+    with contextlib.redirect_stderr(io.StringIO()):
+        back = type(theirs).from_pretrained(folder).eval()
+    tokens_bt = rng.integers(0, imported.vocab_size, (1, 12), np.int32)
+    np.testing.assert_array_equal(their_logits(back, tokens_bt), their_logits(theirs, tokens_bt))
+
+
+def broken_tables(
+    rules: Sequence[Rule], shapes: dict[str, tuple[int, ...]]
+) -> Iterator[tuple[str, list[Rule]]]:
+    """Each entry of a table wrong, one at a time: left out, of another tensor, with other axes."""
+
+    def with_(i: int, rule: Rule) -> list[Rule]:
+        return [*rules[:i], rule, *rules[i + 1 :]]
+
+    for i, rule in enumerate(rules):
+        yield f"{rule.theirs} left out", [*rules[:i], *rules[i + 1 :]]
+        if len(rule.paths) > 1:
+            turned = (*rule.paths[1:], rule.paths[0])
+            yield f"{rule.theirs}: paths turned", with_(i, dataclasses.replace(rule, ours=turned))
+        for j, other in enumerate(rules):
+            if j > i and _alike(rule, other, shapes):
+                exchanged = with_(i, dataclasses.replace(rule, theirs=other.theirs))
+                exchanged[j] = dataclasses.replace(other, theirs=rule.theirs)
+                yield f"{rule.theirs} for {other.theirs}", exchanged
+        groups = [group for group in table._groups(rule.axes.partition("->")[0]) if len(group) > 1]
+        for group in groups:
+            for order in itertools.permutations(group):
+                if order != group:
+                    left, _, right = rule.axes.partition("->")
+                    changed = left.replace(" ".join(group), " ".join(order))
+                    axes = f"{changed}->{right}"
+                    yield f"{rule.theirs}: {axes}", with_(i, dataclasses.replace(rule, axes=axes))
+
+
+def _alike(rule: Rule, other: Rule, shapes: dict[str, tuple[int, ...]]) -> bool:
+    first, second = (table._of_rule(each, shapes[each.paths[0]], 0) for each in (rule, other))
+    a, b = next(iter(first)), next(iter(second))
+    return a.shape == b.shape and (a.n is None) == (b.n is None)
+
+
+def check_broken_tables(imported: Imported, rng: np.random.Generator, length: int, at_least: int) -> None:
+    """Every table with one wrong entry is refused, or its logits are wrong."""
+    tokens_bt = rng.integers(0, imported.vocab_size, (1, length), np.int32)
+    right = imported.logits(imported.params_by(imported.rules), tokens_bt)
+    caught = 0
+    for name, rules in broken_tables(imported.rules, imported.shapes):
+        with contextlib.suppress(UserError):
+            wrong = imported.logits(imported.params_by(rules), tokens_bt)
+            assert not close(wrong, right), name
+        caught += 1
+    assert caught >= at_least, caught

@@ -1,0 +1,208 @@
+"""--mode=import, --mode=export and initialize_from=hf:FOLDER as whole programs, and what they refuse."""
+
+import json
+import shutil
+
+import numpy as np
+import pytest
+
+import launch
+from commands.opening import load
+from tests import runs
+from transformer.data.tokenizers import Tokenizer
+from transformer.interop.tensors import WHOLE, Output, open_tensors, write_tensors
+
+pytestmark = pytest.mark.usefixtures("in_root")
+
+CONFIG = {
+    **{"model_type": "gpt2", "n_embd": 16, "n_layer": 2, "n_head": 2, "n_positions": 64, "vocab_size": 300},
+    **{"eos_token_id": 256, "bos_token_id": 256},
+}
+"""The smallest GPT-2, with more tokens than its tokenizer has."""
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory) -> str:
+    return runs.write_corpus(tmp_path_factory.mktemp("corpus"))
+
+
+@pytest.fixture(scope="module")
+def gpt2(tmp_path_factory):
+    """A folder as transformers writes it."""
+    folder, rng = tmp_path_factory.mktemp("gpt2"), np.random.default_rng(0)
+    shapes = {"wte.weight": (300, 16), "wpe.weight": (64, 16), "ln_f.weight": (16,), "ln_f.bias": (16,)}
+    for n in range(2):
+        own = {"attn.c_attn": (16, 48), "attn.c_proj": (16, 16), "mlp.c_fc": (16, 64), "mlp.c_proj": (64, 16)}
+        for name, shape in own.items():
+            shapes |= {f"h.{n}.{name}.weight": shape, f"h.{n}.{name}.bias": shape[1:]}
+        for name in ("ln_1", "ln_2"):
+            shapes |= {f"h.{n}.{name}.weight": (16,), f"h.{n}.{name}.bias": (16,)}
+    arrays = {name: (0.2 * rng.standard_normal(shape)).astype(np.float32) for name, shape in shapes.items()}
+    save(folder, arrays)
+    (folder / "config.json").write_text(json.dumps(CONFIG))
+    Tokenizer.train("bytes").save(folder / "tokenizer.json")
+    return folder
+
+
+def save(folder, arrays):
+    outputs = [Output(name, x.dtype, x.shape, lambda x=x: x) for name, x in arrays.items()]
+    write_tensors(folder, outputs, 1 << 40)
+
+
+@pytest.fixture(scope="module")
+def imported(gpt2, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("imported") / "run"
+    assert launch.main(["--mode=import", f"--from={gpt2}", f"--workdir={folder}"]) == 0
+    return folder
+
+
+def test_an_imported_model_predicts_and_is_evaluated(imported, corpus, capfd):
+    assert launch.main([f"--workdir={imported}", "--mode=predict", "--prompt=né", "--max_new_tokens=4"]) == 0
+    assert capfd.readouterr().out.startswith("né")
+    data = [f"--config.data.source={corpus}", "--config.data.sequence_length=32"]
+    assert launch.main([f"--workdir={imported}", "--mode=evaluate", *data]) == 0
+    assert "eval/bits_per_byte" in capfd.readouterr().out
+
+
+def test_an_exported_model_has_the_same_tensors(imported, gpt2, tmp_path):
+    given = [f"--workdir={imported}", "--mode=export", f"--to={tmp_path / 'out'}", "--shard_gb=1e-6"]
+    assert launch.main(given) == 0
+    before, after = open_tensors(gpt2), open_tensors(tmp_path / "out")
+    assert len({tensor.path for tensor in after.values()}) > 1  # sharded
+    assert {name.removeprefix("transformer.") for name in after} == before.keys()
+    for name, tensor in after.items():
+        np.testing.assert_array_equal(tensor.open(), before[name.removeprefix("transformer.")].open())
+    written = json.loads((tmp_path / "out" / "config.json").read_text())
+    assert CONFIG.items() <= written.items()
+    special = json.loads((tmp_path / "out" / "tokenizer_config.json").read_text())
+    assert special["bos_token"] == "<|endoftext|>"
+
+
+@pytest.mark.thorough
+def test_training_begins_with_an_imported_model(gpt2, imported, corpus, tmp_path, capfd):
+    """By the name of its folder, and with LoRA on a mesh; what is left as it was is as imported."""
+    keys = {
+        **{"initialize_from": f"hf:{gpt2}", "model.lora_rank": 2, "optimizer.train_only": "lora"},
+        **{"parallel.mesh.data": 2, "parallel.mesh.fsdp": 2, "parallel.mesh.tensor": 2, "train.steps": 2},
+        **{"optimizer.name": "adamw", "data.sequence_length": 32},
+    }
+    given = [f"--config.{key}={value}" for key, value in keys.items()]
+    run = runs.tiny(corpus, tmp_path / "tuned", *given)
+    assert launch.main(run) == 0, capfd.readouterr().err
+    assert f"parameters of hf:{gpt2}:" in capfd.readouterr().out
+    tuned, params = load(tmp_path / "tuned")
+    before = load(imported)[1]
+    assert tuned.config.model.num_layers == 2 and tuned.config.model.position == "learned"
+    np.testing.assert_array_equal(params["embedding"]["table"], before["embedding"]["table"])
+    adapter = params["blocks"]["attention"]["query"]["lora_up"]["kernel"]
+    assert np.abs(adapter).max() > 0
+    assert launch.main([*run, "--config.train.steps=3"]) == 0  # resumed, without the folder of the model
+    assert launch.main([f"--workdir={tmp_path / 'tuned'}", "--mode=export", f"--to={tmp_path / 'out'}"]) == 0
+    merged = open_tensors(tmp_path / "out")["transformer.h.1.attn.c_attn.weight"].open()
+    q, k, v = np.split(merged, 3, axis=1)
+    was = open_tensors(gpt2)["h.1.attn.c_attn.weight"].open()
+    kernel = load(tmp_path / "tuned")[1]["blocks"]["attention"]["query"]
+    added = kernel["lora_down"]["kernel"][1] @ kernel["lora_up"]["kernel"][1].reshape(2, 16) * 8
+    np.testing.assert_allclose(q, was[:, :16] + added, rtol=1e-5, atol=1e-6)
+    np.testing.assert_array_equal(k, was[:, 16:32])
+    assert np.abs(v - was[:, 32:]).max() > 0
+
+
+@pytest.fixture
+def broken(gpt2, tmp_path):
+    return shutil.copytree(gpt2, tmp_path / "model")
+
+
+def refused(folder, tmp_path, capfd, *more):
+    """What is said of a folder that is not imported."""
+    before = runs.listing(tmp_path)
+    assert launch.main(["--mode=import", f"--from={folder}", f"--workdir={tmp_path / 'run'}", *more]) == 2
+    out, err = capfd.readouterr()
+    assert out == "" and err.count("\n") == 1 and runs.listing(tmp_path) == before
+    assert not (tmp_path / "run").exists() and not (tmp_path / "run.part").exists()
+    return err
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"model_type": "gpt3"}, "model_type: 'gpt3'; did you mean 'gpt2'?"),
+        ({"model_type": ["gpt2"]}, "model_type: \"['gpt2']\""),
+        ({"n_layer": "two"}, "num_layers: 'two'"),
+        ({"n_layer": 10**9}, "num_layers: 1000000000"),
+        ({"n_layer": 3}, "it lacks transformer.h.2."),
+        ({"n_layer": 1}, "it has transformer.h.1."),
+        ({"n_embd": {}}, "n_inner: missing key, which does not follow from the others"),
+        ({"n_head": 3}, "d_model: 16 is not divisible by num_heads 3"),
+        ({"n_embd": 32}, "has the shape"),
+        ({"vocab_size": 256}, "257 tokens in the tokenizer, vocab_size 256 in config.json"),
+        (
+            {"vocab_size": 1000},
+            "transformer.wte.weight has the shape [300, 16]; config.json makes it [1000, 16]",
+        ),
+        ({"activation_function": "swish"}, "activation_function: 'swish'; expected one of 'gelu_new'"),
+        ({"scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx: True; only False"),
+        ({"layer_norm_epsilon": -1.0}, "norm_epsilon: -1.0; expected more than 0"),
+        ({"auto_map": {"AutoModel": "run.py"}}, "auto_map: {'AutoModel': 'run.py'} has no meaning here"),
+        ({"layer_norm_epsilon": float("nan")}, "NaN is no number"),
+        ([], "a JSON list; expected an object"),
+        (None, "a JSON NoneType"),
+    ],
+)
+def test_a_config_that_means_nothing_here_is_refused(broken, tmp_path, capfd, change, said):
+    config = CONFIG | change if isinstance(change, dict) else change
+    (broken / "config.json").write_text(json.dumps(config))
+    assert said in refused(broken, tmp_path, capfd)
+
+
+def test_tensors_that_are_not_the_models_are_refused(broken, tmp_path, capfd):
+    whole = {name: np.array(tensor.open()) for name, tensor in open_tensors(broken).items()}
+    for change, said in (
+        ({"wte.weight": None}, "it lacks transformer.wte.weight"),
+        ({"h.0.attn.rotary": np.zeros(3, np.float32)}, "it has transformer.h.0.attn.rotary, which"),
+        ({"h.0.attn.bias": np.zeros((1, 1, 64, 64), np.uint8)}, ""),  # the mask, which is known
+        ({"ln_f.bias": np.full(16, np.nan, np.float32)}, "ln_f.bias has values that are not finite"),
+    ):
+        given = {name: x for name, x in (whole | change).items() if x is not None}
+        save(broken, given)
+        if said:
+            assert said in refused(broken, tmp_path, capfd)
+        else:
+            assert launch.main(["--mode=import", f"--from={broken}", f"--workdir={tmp_path / 'fine'}"]) == 0
+            capfd.readouterr()
+    (broken / WHOLE).write_bytes((broken / WHOLE).read_bytes()[:-3])
+    assert "data_offsets" in refused(broken, tmp_path, capfd)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "said"),
+    [
+        ("tokenizer.json", "{", "not a tokenizer.json"),
+        ("tokenizer.json", None, "there is no tokenizer.json, and no vocab.json with merges.txt"),
+        ("tokenizer_config.json", "[]", "tokenizer_config.json: a JSON list"),
+        ("config.json", None, "there is no config.json"),
+    ],
+)
+def test_files_that_cannot_be_read_are_refused(broken, tmp_path, capfd, name, text, said):
+    (broken / name).unlink(missing_ok=True)
+    if text is not None:
+        (broken / name).write_text(text)
+    assert said in refused(broken, tmp_path, capfd)
+
+
+def test_folders_that_are_there_are_not_written_over(gpt2, imported, tmp_path, capfd):
+    assert launch.main(["--mode=import", f"--from={gpt2}", f"--workdir={imported}"]) == 2
+    assert "is there already" in capfd.readouterr().err
+    assert launch.main(["--mode=export", f"--workdir={imported}", f"--to={gpt2}"]) == 2
+    assert "is there already" in capfd.readouterr().err
+    assert launch.main(["--mode=import", "--from=nowhere", f"--workdir={tmp_path / 'run'}"]) == 2
+    assert "there is no such folder" in capfd.readouterr().err
+
+
+def test_a_model_with_parts_that_no_family_has_is_not_exported(corpus, tmp_path, capfd):
+    assert launch.main(runs.tiny(corpus, tmp_path / "run", "--config.model.position=alibi")) == 0
+    capfd.readouterr()
+    given = ["--mode=export", f"--workdir={tmp_path / 'run'}", f"--to={tmp_path / 'out'}", "--family=gpt2"]
+    assert launch.main(given) == 2
+    assert "model.position: 'alibi', 'gpt2' has 'learned'" in capfd.readouterr().err
+    assert not (tmp_path / "out").exists()

@@ -1,0 +1,175 @@
+"""A family of models of another library: its config keys, its tensors, and which of ours can be one."""
+
+import dataclasses
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from transformer.config import idle_keys
+from transformer.errors import UserError
+from transformer.interop.rules import Rule
+
+REQUIRED = object()
+"""The default of a key that must be there."""
+
+Values = Mapping[str, Any]
+"""The keys of their config.json, or of our config group `model`."""
+
+
+def named(names: str) -> frozenset[str]:
+    """The names in a text, which spaces separate."""
+    return frozenset(names.split())
+
+
+@dataclass(frozen=True)
+class Key:
+    """Our key `ours` of `model` is their key `theirs` of config.json.
+
+    Where theirs is missing or null it is `default`, or what this function of their config gives, as
+    transformers documents it. `values` translates theirs to ours; without it they are equal. `get` is the
+    value of ours that is written, a function of the model's config; by default the key's.
+    """
+
+    ours: str
+    theirs: str
+    default: Any = REQUIRED
+    values: Mapping[Any, Any] | None = None
+    get: Callable[[Any], Any] | None = None
+
+    def read(self, config: Values) -> Any:
+        """Our value; raises `UserError` if theirs is missing or means nothing here."""
+        value = config.get(self.theirs)
+        if value is None:
+            if self.default is REQUIRED:
+                raise UserError(f"{self.theirs}: missing key")
+            try:
+                value = self.default(config) if callable(self.default) else self.default
+            except (TypeError, ValueError, ArithmeticError):
+                raise UserError(
+                    f"{self.theirs}: missing key, which does not follow from the others"
+                ) from None
+        if self.values is None:
+            return value
+        if isinstance(value, (dict, list)) or value not in self.values:
+            raise UserError(f"{self.theirs}: {value!r}; expected one of {_listed(self.values)}")
+        return self.values[value]
+
+    def write(self, model: Any) -> Any:
+        """Their value; raises `UserError` if the family cannot express ours."""
+        value = getattr(model, self.ours) if self.get is None else self.get(model)
+        if self.values is None:
+            return value
+        for theirs, ours in self.values.items():
+            if ours == value:
+                return theirs
+        expected = _listed(dict.fromkeys(self.values.values()))
+        raise UserError(f"model.{self.ours}: {value!r}; expected one of {expected}")
+
+
+COMMON = named(
+    "architectures model_type transformers_version dtype torch_dtype use_cache initializer_range "
+    "_name_or_path name_or_path task_specific_params id2label label2id num_labels problem_type prefix "
+    "finetuning_task return_dict output_attentions output_hidden_states gradient_checkpointing "
+    "bos_token_id eos_token_id pad_token_id sep_token_id tokenizer_class chunk_size_feed_forward "
+    "is_decoder is_encoder_decoder"
+)
+"""Keys of any config.json that say nothing about the function that the model computes."""
+
+NEUTRAL = named(
+    "dropout embedding_dropout attention_dropout dtype kernel scan_layers remat vocab_multiple lora_rank "
+    "lora_alpha lora_layers"
+)
+"""Our keys of `model` that say nothing about the function, or whose effect is in the parameters."""
+
+
+def nothing(given: Any) -> dict[str, Any]:
+    """No further keys."""
+    return {}
+
+
+@dataclass(frozen=True)
+class Family:
+    """How models with one `model_type` in config.json are read and written.
+
+    - `experiment`: the objective that they are trained with here;
+    - `architecture`: the class of transformers that an exported model names;
+    - `keys`: what corresponds one to one;
+    - `fixed`: keys of our `model` that such models always have, and their values;
+    - `assumed`: their keys that must have one value, which is also that of a missing one;
+    - `silent`: their keys without effect here, besides `COMMON`;
+    - `read`, `write`: further keys, of ours from theirs and of theirs from ours, with the names of theirs
+      and of ours in `further` and `written`;
+    - `rules`: the tensors, for a config of ours;
+    - `prefix`: what the names of tensors may begin with or not;
+    - `ignored`: regular expressions for names of tensors that are no parameters, for a config of ours.
+    """
+
+    model_type: str
+    experiment: str
+    architecture: str
+    keys: tuple[Key, ...]
+    rules: Callable[[Any], Iterable[Rule]]
+    fixed: Values = field(default_factory=dict)
+    assumed: Values = field(default_factory=dict)
+    silent: frozenset[str] = frozenset()
+    read: Callable[[Values], dict[str, Any]] = nothing
+    write: Callable[[Any], dict[str, Any]] = nothing
+    further: tuple[str, ...] = ()
+    written: tuple[str, ...] = ()
+    prefix: str = ""
+    ignored: Callable[[Any], Iterable[str]] = lambda model: ()
+
+    def model(self, config: Values) -> dict[str, Any]:
+        """The keys of our `model` for their config.
+
+        Raises:
+          UserError: a key that is missing, unknown, or has a value that cannot be expressed here.
+        """
+        known = {key.theirs for key in self.keys} | {*self.assumed, *self.further} | self.silent | COMMON
+        for name, value in config.items():
+            if name not in known and value is not None:
+                raise UserError(f"{name[:80]}: {_short(value)} has no meaning here for {self.model_type!r}")
+        for name, wanted in self.assumed.items():
+            if config.get(name) is not None and config[name] != wanted:
+                raise UserError(f"{name}: {_short(config[name])}; only {wanted!r} is known here")
+        return dict(self.fixed) | {key.ours: key.read(config) for key in self.keys} | self.read(config)
+
+    def config(self, model: Any) -> dict[str, Any]:
+        """Their config for our `model`, without the numbers of tokens.
+
+        Raises:
+          UserError: a key of ours that such models do not have, or have with another value.
+        """
+        if refused := [*self._refused(model)]:
+            raise UserError("; ".join(refused))
+        found = {"model_type": self.model_type, "architectures": [self.architecture], **self.assumed}
+        return found | {key.theirs: key.write(model) for key in self.keys} | self.write(model)
+
+    def _refused(self, model: Any) -> Iterator[str]:
+        """Each key of ours that such models do not have, with what they have."""
+        ours = {key.ours for key in self.keys} | {*self.written} | NEUTRAL
+        idle = {name for name, _, _, why in idle_keys(model) if why}
+        for each in dataclasses.fields(model):
+            value, name = getattr(model, each.name), each.name
+            if name in ours or name in idle:
+                continue
+            wanted = self.fixed[name] if name in self.fixed else _default(each)
+            if value != wanted:
+                yield f"model.{name}: {_short(value)}, {self.model_type!r} has {wanted!r}"
+        for key in self.keys:
+            try:
+                key.write(model)
+            except UserError as error:
+                yield str(error)
+
+
+def _default(each: dataclasses.Field) -> Any:
+    return each.default if each.default_factory is dataclasses.MISSING else each.default_factory()
+
+
+def _listed(values: Iterable[Any]) -> str:
+    return ", ".join(map(repr, values))
+
+
+def _short(value: Any) -> str:
+    return text if len(text := repr(value)) <= 80 else f"{text[:77]}..."

@@ -1,0 +1,53 @@
+"""JSON of unknown origin: objects of bounded size, without repeated names, NaN or infinities."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from transformer.errors import UserError
+
+LONGEST = 1 << 28
+"""Bytes of a file. An index or a tokenizer has some tens of megabytes at most."""
+
+
+def read_object(path: Path) -> dict[str, Any]:
+    """The object in a JSON file.
+
+    Raises:
+      UserError: it cannot be read, is too long, or is no JSON object (see `parse_object`).
+    """
+    try:
+        if path.stat().st_size > LONGEST:
+            raise UserError(f"{path}: {path.stat().st_size:,} bytes; expected at most {LONGEST:,}")
+        return parse_object(path.read_bytes(), path)
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read ({error.strerror})") from None
+
+
+def parse_object(text: bytes, path: Path) -> dict[str, Any]:
+    """The object in UTF-8 text of the file `path`.
+
+    Raises:
+      UserError: it is no JSON, no object, repeats a name, or has NaN or an infinity.
+    """
+    try:
+        found = json.loads(text.decode("utf-8"), object_pairs_hook=_unique, parse_constant=_no_number)
+    except RecursionError:
+        raise UserError(f"{path}: not readable as JSON (nested too deeply)") from None
+    except ValueError as error:
+        raise UserError(f"{path}: not readable as JSON ({str(error)[:160]})") from None
+    if not isinstance(found, dict):
+        raise UserError(f"{path}: a JSON {type(found).__name__}; expected an object, {{...}}")
+    return found
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        raise ValueError(f"{next(name for name in names if names.count(name) > 1)[:80]!r} is there twice")
+    return found
+
+
+def _no_number(text: str) -> Any:
+    raise ValueError(f"{text} is no number")

@@ -1,0 +1,164 @@
+"""Rules: which tensor of another library is which parameter, and how their axes correspond.
+
+A rule is one line, `Rule("blocks/attention/query/kernel", "model.layers.{n}.self_attn.q_proj.weight",
+"(h k) d -> d h k")`: our path, their name, and the axes, theirs -> ours; both directions follow. Where their
+name has `{n}`, our parameter is stacked over layers on its first axis, which the pattern leaves out. A
+rule with several of our paths is for a fused tensor: the first axis of ours numbers the paths, as in
+"d (c h k) -> c d h k". The axis `v` is the vocabulary, padded in ours (`vocab_multiple`). Of several axes
+that are one in ours all but one have their sizes in `sizes`.
+"""
+
+import math
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from transformer.errors import UserError
+
+VOCABULARY = "v"
+"""The axis of a pattern whose size is the vocabulary's, without padding in theirs."""
+
+Slices = tuple[slice, ...]
+"""A part of an array, a slice of each axis."""
+
+
+@dataclass(frozen=True)
+class Rule:
+    """A tensor of theirs, the parameter or parameters of ours that it is, and its axes, theirs -> ours; "":
+    the same."""
+
+    ours: str | tuple[str, ...]
+    theirs: str
+    axes: str = ""
+    sizes: Mapping[str, int] = field(default_factory=dict, hash=False)
+
+    @property
+    def paths(self) -> tuple[str, ...]:
+        """Our parameters."""
+        return (self.ours,) if isinstance(self.ours, str) else self.ours
+
+
+@dataclass(frozen=True)
+class Place:
+    """One tensor of theirs under a rule: in layer `n` of the parameters `paths`, or with None all of them.
+
+    `shape` is that of their tensor, `padded` those of our parameters (of one layer).
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    paths: tuple[str, ...]
+    n: int | None
+    left: tuple[tuple[str, ...], ...]
+    right: tuple[tuple[str, ...], ...]
+    sizes: Mapping[str, int]
+    padded: tuple[int, ...]
+
+    def ours(self, theirs: np.ndarray, part: int, piece: Slices | None = None) -> np.ndarray:
+        """The parameter `paths[part]` of this layer, or a piece of it, from their tensor. Of a tensor that is
+        mapped from a file little more than the piece is read. Vocabulary padding is zero."""
+        x = self._permuted(theirs, self.left, self.right)
+        x = x[part] if len(self.paths) > 1 else x
+        if piece is None:
+            piece = tuple(slice(0, size) for size in self.padded)
+        # Vocabulary padding, which theirs does not have, is left out of what is read.
+        found = x[tuple(slice(s.start, min(s.stop, size)) for s, size in zip(piece, x.shape, strict=True))]
+        lacking = [s.stop - s.start - size for s, size in zip(piece, found.shape, strict=True)]
+        return np.pad(found, [(0, each) for each in lacking]) if any(lacking) else found
+
+    def theirs(self, ours: Iterable[np.ndarray]) -> np.ndarray:
+        """Their tensor from our parameters of this layer, in the order of `paths`."""
+        axes = self.right[1:] if len(self.paths) > 1 else self.right
+        sizes = [math.prod(self.sizes[axis] for axis in group) for group in axes]
+        cut = [x[tuple(slice(0, size) for size in sizes)] for x in ours]
+        return self._permuted(np.stack(cut) if len(self.paths) > 1 else cut[0], self.right, self.left)
+
+    def _permuted(self, x: np.ndarray, left: tuple, right: tuple) -> np.ndarray:
+        before, after = ([axis for group in side for axis in group if axis != "1"] for side in (left, right))
+        split = x.reshape([self.sizes[axis] for axis in before]).transpose([before.index(a) for a in after])
+        return split.reshape([math.prod(self.sizes[axis] for axis in group) for group in right])
+
+
+def places(
+    rules: Iterable[Rule], shapes: Mapping[str, tuple[int, ...]], vocab_size: int = 0
+) -> dict[str, Place]:
+    """Their name -> place of every tensor that the rules name, for our parameters, path -> shape.
+
+    Raises:
+      UserError: a parameter that no rule names, or one that the model does not have.
+    """
+    found: dict[str, Place] = {}
+    named: dict[str, str] = {}
+    for rule in rules:
+        for path in rule.paths:
+            if path not in shapes:
+                raise UserError(f"{rule.theirs}: this model has no parameter {path}")
+            assert path not in named, f"{path}: a second rule"
+            named[path] = rule.theirs
+        found |= {place.name: place for place in _of_rule(rule, shapes[rule.paths[0]], vocab_size)}
+    if lacking := [path for path in shapes if path not in named]:
+        raise UserError(f"{lacking[0]}: no tensor of this family is this parameter")
+    return found
+
+
+def _of_rule(rule: Rule, shape: tuple[int, ...], vocab_size: int) -> Iterator[Place]:
+    stacked = "{n}" in rule.theirs
+    own = shape[1:] if stacked else shape
+    pattern = rule.axes or " ".join(letters := [f"a{i}" for i in range(len(own))]) + " -> " + " ".join(
+        letters
+    )
+    left, right = map(_groups, pattern.split("->"))
+    sizes = {"1": 1} | dict(rule.sizes)
+    if len(rule.paths) > 1:
+        sizes[right[0][0]] = len(rule.paths)
+    groups = right[1:] if len(rule.paths) > 1 else right
+    assert len(groups) == len(own), f"{rule.theirs}: {pattern} for our shape {own}"
+    for group, size in zip(groups, own, strict=True):
+        unknown = [axis for axis in group if axis not in sizes]
+        assert len(unknown) <= 1, f"{rule.theirs}: the sizes of {unknown} are not known"
+        if unknown:
+            is_vocabulary = unknown[0] == VOCABULARY and vocab_size
+            sizes[unknown[0]] = (
+                vocab_size if is_vocabulary else size // math.prod(sizes[a] for a in group if a in sizes)
+            )
+    theirs = tuple(math.prod(sizes[axis] for axis in group) for group in left)
+    for n in range(shape[0]) if stacked else (None,):
+        name = rule.theirs if n is None else rule.theirs.replace("{n}", str(n))
+        yield Place(name, theirs, rule.paths, n, left, right, sizes, own)
+
+
+def _groups(side: str) -> tuple[tuple[str, ...], ...]:
+    """ "(h k) d" -> (("h", "k"), ("d",)); "1" is an axis of size 1, which the other side may lack."""
+    return tuple(tuple(each.strip("()").split()) for each in re.findall(r"\([^)]*\)|\S+", side))
+
+
+def compare(
+    found: Mapping[str, Any], wanted: Mapping[str, Place], ignored: Iterable[str], where: object
+) -> None:
+    """Checks that the tensors of a model, name -> anything with a `shape`, are those of the rules, besides
+    names that match one of the regular expressions `ignored`.
+
+    Raises:
+      UserError: a tensor is missing, unknown, or of another shape.
+    """
+    if lacking := [name for name in wanted if name not in found]:
+        raise UserError(f"{where}: it lacks {_some(lacking)}")
+    extra = [name for name in found if name not in wanted and not _any(ignored, name)]
+    if extra:
+        raise UserError(f"{where}: it has {_some(extra)}, which this family does not have")
+    for name, place in wanted.items():
+        if tuple(found[name].shape) != place.shape:
+            shapes = f"{list(found[name].shape)}; config.json makes it {list(place.shape)}"
+            raise UserError(f"{where}: {name} has the shape {shapes}")
+
+
+def _any(patterns: Iterable[str], name: str) -> bool:
+    return any(re.fullmatch(pattern, name) for pattern in patterns)
+
+
+def _some(names: list[str], limit: int = 4) -> str:
+    listed = ", ".join(name[:120] for name in names[:limit])
+    return listed + (f" and {len(names) - limit} more" if len(names) > limit else "")

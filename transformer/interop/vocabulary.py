@@ -1,0 +1,92 @@
+"""The tokenizer of a model's folder, and the tokenizer files of an exported one."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import tokenizers
+from tokenizers import decoders, models, pre_tokenizers, processors
+
+from transformer.data.tokenizers import NAMES, ROLES, Tokenizer, read_backend, special_in
+from transformer.errors import UserError
+from transformer.interop.json_files import read_object
+
+
+def read_tokenizer(folder: Path, config: Mapping[str, Any]) -> Tokenizer:
+    """The tokenizer in a folder: tokenizer.json, or vocab.json with merges.txt.
+
+    Its special tokens are those that tokenizer_config.json names, otherwise those of `config`, the model's.
+
+    Raises:
+      UserError: there is none, it cannot be read, or it has ids that the model's vocabulary does not have.
+    """
+    backend = _backend(folder)
+    ids = {role: _first(config.get(f"{role}_id")) for role in ROLES}
+    named = {role: backend.id_to_token(i) for role, i in ids.items() if i is not None}
+    special = {role: name for role, name in named.items() if name is not None}
+    tokenizer = Tokenizer(backend, special | special_in(folder / NAMES, backend))
+    size = config.get("vocab_size")
+    if type(size) is int and tokenizer.vocab_size > size:
+        raise UserError(
+            f"{folder}: {tokenizer.vocab_size:,} tokens in the tokenizer, vocab_size {size:,} in config.json"
+        )
+    return tokenizer
+
+
+def _first(given: Any) -> int | None:
+    """The id in "eos_token_id", of which there may be several: the first ends a document."""
+    given = given[0] if isinstance(given, list) and given else given
+    return given if type(given) is int and 0 <= given < 1 << 31 else None
+
+
+def _backend(folder: Path) -> tokenizers.Tokenizer:
+    if (folder / "tokenizer.json").is_file():
+        return read_backend(folder / "tokenizer.json")
+    if (folder / "vocab.json").is_file() and (folder / "merges.txt").is_file():
+        return byte_level_bpe(folder / "vocab.json", folder / "merges.txt")
+    raise UserError(f"{folder}: there is no tokenizer.json, and no vocab.json with merges.txt")
+
+
+def byte_level_bpe(vocab: Path, merges: Path) -> tokenizers.Tokenizer:
+    """The tokenizer of GPT-2 in its two files: tokens with their ids, and the merges in order (Radford et al.
+    2019, section 2.2).
+
+    Raises:
+      UserError: they are not such files.
+    """
+    ids = read_object(vocab)
+    if not all(type(i) is int and 0 <= i < 1 << 31 for i in ids.values()):
+        raise UserError(f"{vocab}: expected an id for each token")
+    try:
+        lines = merges.read_text(encoding="utf-8").split("\n")
+        pairs: Any = [tuple(line.split(" ")) for line in lines if line and not line.startswith("#version")]
+        backend = tokenizers.Tokenizer(models.BPE(vocab=ids, merges=pairs))
+    except Exception as error:  # the library raises nothing more precise
+        raise UserError(
+            f"{merges}: not the merges of {vocab.name} ({str(error).splitlines()[0][:160]})"
+        ) from None
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    backend.post_processor = processors.ByteLevel(trim_offsets=False)
+    return backend
+
+
+def write_tokenizer(folder: Path, tokenizer: Tokenizer, max_length: int) -> dict[str, Any]:
+    """Writes tokenizer.json and tokenizer_config.json; returns the ids of special tokens for config.json.
+
+    A tokenizer that adds no special tokens puts the start token before a text there, as models here read it.
+    """
+    backend = tokenizers.Tokenizer.from_str(tokenizer.content)
+    start = tokenizer.name(tokenizer.bos_id)
+    if backend.post_processor is None:
+        backend.post_processor = processors.TemplateProcessing(
+            single=f"{start} $A", pair=f"{start} $A $B", special_tokens=[(start, tokenizer.bos_id)]
+        )
+    backend.save(str(folder / "tokenizer.json"))
+    ids = {"bos_token": tokenizer.bos_id, "eos_token": tokenizer.eos_id, "pad_token": tokenizer.pad_id}
+    named = {role: tokenizer.name(i) for role, i in ids.items()}
+    settings = {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": max_length} | named
+    text = json.dumps(settings, ensure_ascii=False, indent=2)
+    (folder / NAMES).write_text(text + "\n", encoding="utf-8")
+    return {f"{role}_id": i for role, i in ids.items()}
