@@ -23,6 +23,7 @@ COMMANDS = {
     "sweep": "commands.sweep",
     "table": "commands.table",
     "compare": "commands.compare",
+    "report": "commands.report",
     "batch": "commands.batch",
     "replay": "commands.replay",
     "scaling": "commands.scaling",

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from transformer.evaluation.embeddings import Answers
     from transformer.training.experiment import Params
 
-MAPPED, LETTERS = 150, 4
-"""Without --words a map shows the first `MAPPED` words of the vocabulary with at least `LETTERS` letters."""
+MAPPED = 150
+"""Without --words a map shows so many words, the first by `WordVectors.common`."""
 
 ENDINGS = (".png", ".svg", ".pdf")
 
@@ -114,8 +114,7 @@ def analyze(experiment: Any, params: "Params", flags: argparse.Namespace) -> Ite
             questions = read_questions(flags.analogies)
         yield from _scores(vectors.evaluate(questions))
     if flags.map is not None:
-        common = [word for word in vectors.words if word.isalpha() and len(word) >= LETTERS][:MAPPED]
-        drawn = states or drawn or {word: vectors[word] for word in common}
+        drawn = states or drawn or {word: vectors[word] for word in vectors.common(MAPPED)}
         if len(drawn) < 3:
             raise UserError(f"--map: {len(drawn)} vectors; expected at least 3")
         draw_map(np.stack([*drawn.values()]), [*drawn], Path(flags.map))

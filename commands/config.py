@@ -27,7 +27,7 @@ def run(flags: argparse.Namespace, overrides: "Overrides") -> int:
 
     values = read_config(flags.config) if flags.config else named(flags.workdir).read_config()
     config = check_config(values, overrides)
-    for key, value in _keys(config):
+    for key, value in keys_of(config):
         line = f"{key.name} = {value!r}"
         differs = value != key.default and key.name != "experiment"
         print(f"{line:{WIDTH}}  # default: {key.default!r}" if differs else line)
@@ -40,13 +40,13 @@ def explain(config_file: str, overrides: "Overrides") -> None:
 
     config = check_config(read_config(config_file), overrides)
     print(f"\nkeys of {config_file}: default (value here, if it differs)  # meaning")
-    for key, value in _keys(config):
+    for key, value in keys_of(config):
         shown = f"  --config.{key.name}={key.default!r}" + (f" ({value!r})" if value != key.default else "")
         bound = f" [{key.bound}]" if key.bound else ""
         print(f"{shown:{WIDTH + 16}}  # {key.meaning}{bound}")
 
 
-def _keys(config: Any) -> Iterator[tuple["Key", Any]]:
+def keys_of(config: Any) -> Iterator[tuple["Key", Any]]:
     """Each key of a config, and its value as in JSON."""
     from transformer.config import describe_keys, to_values
 

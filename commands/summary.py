@@ -1,10 +1,11 @@
 """The summary at the end of training: the last evaluation beside a baseline, and commands to run next."""
 
 import math
-import shlex
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
+from commands import facts
+from commands.starts import command
 from commands.workdir import Workdir
 from transformer.training.run import Run
 from transformer.training.writers import names_of
@@ -17,9 +18,10 @@ def summary(run: Run, folder: Workdir) -> Iterator[str]:
     config: Any = run.config
     experiment: Any = run.experiment
     logged = "jsonl" in names_of(config.train.writers)
+    results = [*_or_why_not("what was measured", lambda: measured(run, folder, logged))]
     if logged:
-        yield from _or_why_not("the report", lambda: _report(folder))
-    yield from _or_why_not("what was measured", lambda: _measured(run, folder, logged))
+        yield from _or_why_not("the report", lambda: _report(run, folder, results))
+    yield from results
     yield from _or_why_not("a sample", lambda: _sample(folder, config.train.steps))
     there = {path.name for path in folder.path.iterdir()}
     yield f"{folder.path} has {', '.join(sorted(there - {folder.lock.name}))}"
@@ -35,24 +37,21 @@ def summary(run: Run, folder: Workdir) -> Iterator[str]:
     yield f"  {longer}" + (f"  # {rewarming}" if rewarming else "")
 
 
-def command(folder: Workdir, *arguments: str) -> str:
-    """A shell command on the run's folder."""
-    return shlex.join(["python", "launch.py", f"--workdir={folder.path}", *arguments])
-
-
-def _report(folder: Workdir) -> list[str]:
+def _report(run: Run, folder: Workdir, results: list[str]) -> list[str]:
     write_report(folder)
+    facts.write(run, folder, results, folder.page)
     return []
 
 
-def _measured(run: Run, folder: Workdir, logged: bool) -> Iterator[str]:
-    measured = (last_values(folder.metrics) if logged else {}) | run.latest.values
-    lost = [name for name, value in measured.items() if name.startswith("eval/") and math.isnan(value)]
+def measured(run: Run, folder: Workdir, logged: bool) -> Iterator[str]:
+    """The lines on the last evaluation; with `logged` the folder has metrics."""
+    found = (last_values(folder.metrics) if logged else {}) | run.latest.values
+    lost = [name for name, value in found.items() if name.startswith("eval/") and math.isnan(value)]
     if lost:
         yield f"the last evaluation gave no number for {', '.join(lost)}: training may have diverged"
     experiment: Any = run.experiment
-    if measured and hasattr(experiment, "result_lines"):
-        yield from experiment.result_lines(measured)
+    if found and hasattr(experiment, "result_lines"):
+        yield from experiment.result_lines(found)
 
 
 def _sample(folder: Workdir, steps: int) -> Iterator[str]:

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 BESIDE = ("seed", "data.cache_dir", "data.workers", "parallel.")
 """Prefixes of keys in which the runs of a row may differ."""
 
-FORMATS = (".csv", ".json", ".md")
+FORMATS = (".csv", ".json", ".md", ".html")
 
 
 def add_flags(parser: Any) -> None:
@@ -39,7 +39,7 @@ def add_flags(parser: Any) -> None:
     add("--metric", default="eval/loss", help="the metric; -METRIC if more of it is better (eval/loss)")
     add("--against", default="", help="folders of a row's runs, with which the others are compared by seed")
     add("--best", action="store_true", help="the best value of each run instead of its last")
-    add("--output", help="a file for the table, .csv, .json or .md")
+    add("--output", help="a file for the table, .csv, .json, .md or .html")
     add("--pictures", metavar="DIR", help="a folder for pictures: curves, and the metric over each number")
 
 
@@ -178,7 +178,8 @@ def over_keys(rows: Sequence[Row]) -> Iterator[tuple[str, list[tuple[str, list[f
 
 
 def write(path: Path, rows: Sequence[Row], metric: str, table: Sequence[Sequence[str]]) -> None:
-    """Writes the table: as JSON with the value and folder of each run, as CSV or Markdown its cells."""
+    """Writes the table: as JSON with the value and folder of each run, as HTML with curves and samples beside
+    each other, as CSV or Markdown its cells."""
     if path.suffix == ".json":
         values = [
             {
@@ -197,6 +198,16 @@ def write(path: Path, rows: Sequence[Row], metric: str, table: Sequence[Sequence
         with path.open("w", newline="", encoding="utf-8") as file:
             keys = [] if "change" in table[0] else [*rows[0].keys]
             csv.writer(file).writerows([[*keys, *table[0][len(keys) :]], *table[1:]])
+    elif path.suffix == ".html":
+        from transformer.visualization.table_page import Compared, write_page
+
+        runs = [
+            Compared(label(row) + (f", seed {seed}" if len(row.runs) > 1 else ""), run.path, run.series)
+            for row in rows
+            for run in row.runs
+            for seed in [run.config.get("seed")]
+        ]
+        write_page(path, metric, table, [(label(row), row.curves(metric)) for row in rows], runs)
     else:
         heading, *others = table
         ruler = ["---"] * len(heading)

@@ -74,7 +74,8 @@ def _train(
 
     from commands.consistency import check_folder
     from commands.opening import open_to_train
-    from commands.summary import command, summary
+    from commands.starts import command, command_line, record
+    from commands.summary import summary
     from commands.workdir import Workdir, exclusive, together
     from transformer.layers.kernels import Recorded
     from transformer.training.checkpoint import split_step
@@ -97,6 +98,7 @@ def _train(
         first = jax.process_index() == 0
         if first:
             folder.write(run.config, run.experiment.data)  # type: ignore[attr-defined]
+            record(run, folder, command_line(config, str(workdir), overrides))
             print(*_first_lines(run, folder.trained_steps()), sep="\n", flush=True)
         _, reason = run.train(started, Recorded(lambda text: run.experiment.note("attention", text)))
         if first:

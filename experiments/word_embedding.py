@@ -17,13 +17,17 @@ from transformer.evaluation.likelihood import likelihood_evaluator
 from transformer.models.word_embedding import SkipGram, SkipGramConfig
 from transformer.run_folder import RunFolder
 from transformer.training.experiment import Batch, Experiment, Params, Put
-from transformer.training.hooks import Evaluator, Hook, Samples
+from transformer.training.hooks import Evaluator, Hook, Pictures, Samples
 from transformer.training.metrics import Sum
 from transformer.training.negative_sampling import NegativeSamplingConfig, negative_sampling, pairs
 from transformer.training.run_config import RunConfig
+from transformer.visualization.embeddings import draw_map
 
 SHOWN = slice(200, 3000, 400)
 """Ranks by frequency of the words whose nearest neighbours are written as samples."""
+
+MAPPED = 100
+"""The number of words on the map."""
 
 
 @dataclass(frozen=True)
@@ -71,14 +75,23 @@ class WordEmbedding(Experiment):
         return 6.0 * self.config.model.d_model * (self.config.data.sequence_length + self.config.data.noise)
 
     def hooks(self, folder: RunFolder) -> list[Hook]:
-        """Samples: the nearest neighbours of some words."""
+        """Samples, the nearest neighbours of some words, and a map of the commonest words."""
 
         def sample(params: Params) -> str:
             words = self._shown()
             found = self.predict(params, words)
             return "\n".join(f"{word}: {line}" for word, (line,) in zip(words, found, strict=True))
 
-        return [Samples(self.config.train.sample_every, sample, folder.samples)]
+        def mapped(params: Params) -> tuple[np.ndarray, list[str]] | None:
+            vectors = word_vectors(params, self.data.tokenizer)
+            words = vectors.common(MAPPED)
+            return (np.stack([vectors[word] for word in words]), words) if len(words) >= 3 else None
+
+        c = self.config.train
+        return [
+            Samples(c.sample_every, sample, folder.samples),
+            Pictures(c.sample_every, folder.maps, mapped, draw_map, folder.events, c.writers),
+        ]
 
     def predict(
         self, params: Params, texts: Iterable[str], seed: int = 0, first: int = 0

@@ -22,6 +22,7 @@ class RunFolder:
     tokenizer = Inside("tokenizer.json")
     labels = Inside("labels.json")
     data = Inside("data.json")  # content of the data, to compare when the run is resumed
+    starts = Inside("starts.json")  # each start of the training: command, hardware, versions
     lengths = Inside("lengths.json")  # earlier values of train.steps
     fork = Inside("fork.json")  # of which run this is a fork, and what is changed
     checkpoints = Inside("checkpoints")
@@ -35,9 +36,11 @@ class RunFolder:
     samples = Inside("samples")
     attention = Inside("attention")  # attention maps
     classes = Inside("classes")  # plots of confusion and calibration
+    maps = Inside("maps")  # maps of word vectors
     profile = Inside("profile")
     report = Inside("report.md")
     curves = Inside("report.png")
+    page = Inside("report.html")
     evaluation = Inside("evaluation.json")
 
     def __init__(self, path: str | os.PathLike) -> None:

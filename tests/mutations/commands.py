@@ -1,6 +1,41 @@
 """Mutations of commands: file -> (tests, {name: (text, replacement)})."""
 
 EDITS = {
+    "transformer/visualization/html.py": (
+        "tests/visualization/test_run_page.py",
+        {
+            "text_is_markup": ("return Markup(html.escape(shown))", "return Markup(shown)"),
+            "quotes_end_attributes": ("html.escape(shown)", "html.escape(shown, quote=False)"),
+            "markup_is_escaped_twice": ("if isinstance(child, Markup):", "if False:"),
+            "control_characters_stay": ("if ord(c) < 32 and", "if False and"),
+            "titles_without_content": ("if content else content\n\n\ndef page", "\n\n\ndef page"),
+        },
+    ),
+    "transformer/visualization/svg.py": (
+        "tests/visualization/test_run_page.py",
+        {
+            "the_first_losses_count": ("np.percentile(values, 98)", "values.max()"),
+            "curves_leave_their_axes": ("y(min(max(value, low), high))", "y(value)"),
+            "other_ticks": ("(1, 2, 5, 10)", "(1, 3, 5, 10)"),
+            "upside_down": ("(value - low) / (high - low)", "(high - value) / (high - low)"),
+            "all_points_are_drawn": ("np.linspace(0, len(values) - 1, MOST)", "np.arange(len(values))"),
+        },
+    ),
+    "transformer/visualization/run_page.py": (
+        "tests/visualization/test_run_page.py",
+        {
+            "speeds_are_the_last": ("if metric in MEDIANS else", "if False else"),
+            "the_first_samples": ("round(i * (len(found) - 1) / (SAMPLES - 1))", "i"),
+            "every_start_again": ("if about == before:", "if False:"),
+        },
+    ),
+    "commands/starts.py": (
+        "tests/commands/test_report_command.py",
+        {
+            "only_the_last_start": ("read_starts(folder) if step else []", "[]"),
+            "keys_are_left_out": ('f"--workdir={workdir}", *keys]', 'f"--workdir={workdir}"]'),
+        },
+    ),
     "transformer/sweep.py": (
         "tests/commands/test_sweep.py",
         {

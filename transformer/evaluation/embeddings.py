@@ -44,6 +44,10 @@ class Answers:
         return self.right / self.covered if self.covered else float("nan")
 
 
+LETTERS = 4
+"""Letters of the words on a map: most shorter ones are names of variables or function words."""
+
+
 class WordVectors:
     """Words and their vectors (v, d), compared by cosine similarity.
 
@@ -70,6 +74,10 @@ class WordVectors:
     def __getitem__(self, word: str) -> np.ndarray:
         """The unit vector (d,) of a word."""
         return self.units[self._place(word)]
+
+    def common(self, count: int) -> list[str]:
+        """The first `count` words of at least `LETTERS` letters, in the order of the vocabulary."""
+        return [word for word in self.words if word.isalpha() and len(word) >= LETTERS][:count]
 
     def similarity(self, words: Sequence[str]) -> np.ndarray:
         """cos(w_i, w_j) of all pairs of n words: (n, n)."""

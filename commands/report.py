@@ -1,0 +1,40 @@
+"""Writes the report of a run anew: report.html, one file with all that the folder has to show.
+
+python launch.py --workdir=runs/lm --mode=report
+
+Training writes it at its end; this adds what came later, such as evaluations.
+"""
+
+import argparse
+import contextlib
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from transformer.errors import UserError
+
+if TYPE_CHECKING:
+    from commands.opening import Overrides
+
+
+def add_flags(parser: Any) -> None:
+    """The flags of this command."""
+    parser.add_argument("--output", help="another file for it (report.html in the run's folder)")
+
+
+def run(flags: argparse.Namespace, overrides: "Overrides") -> int:
+    """Writes the file, and prints its path."""
+    if given := [key for key, _ in overrides]:
+        raise UserError(f"--config.{given[0]}: --mode=report changes no keys")
+    from commands.facts import write
+    from commands.opening import named, reopen_run
+    from commands.summary import measured
+
+    if flags.output and not Path(flags.output).parent.is_dir():
+        raise UserError(f"--output: there is no folder {str(Path(flags.output).parent)!r}")
+    folder = named(flags.workdir)
+    found = reopen_run(folder.path)
+    lines: list[str] = []
+    with contextlib.suppress(Exception):  # some are known only where the evaluation was made
+        lines += measured(found, folder, logged=True)
+    print(write(found, folder, lines, Path(flags.output) if flags.output else folder.page))
+    return 0
