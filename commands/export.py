@@ -66,23 +66,44 @@ def _write(opened: Any, step: Any, part: Path, flags: argparse.Namespace) -> str
     from flax import traverse_util
 
     from commands.workdir import write_json
-    from transformer.interop.folder import CONFIG, family_for
+    from transformer.interop.folder import CONFIG, PIXELS, family_for, numbered
     from transformer.interop.rules import places
     from transformer.interop.tensors import write_tensors
     from transformer.interop.transfer import outputs
-    from transformer.interop.vocabulary import write_tokenizer
     from transformer.models.lora import merged
 
     config, model = opened.config, opened.experiment.config.model
-    family, theirs = family_for(model, config.experiment, flags.family)
+    family, values = family_for(config, flags.family)
     abstract = jax.eval_shape(lambda params: merged(params, model), opened.abstract.params)
     shapes = {path: leaf.shape for path, leaf in traverse_util.flatten_dict(abstract, sep="/").items()}
-    vocab_size = opened.experiment.model.vocab_size
+    vocab_size = getattr(opened.experiment.model, "vocab_size", 0)
     found = places(family.rules(model), shapes, vocab_size)
     params = merged(opened.restore_params(step), model)
     part.mkdir(parents=True)
-    ids = write_tokenizer(part, opened.experiment.data.tokenizer, model.max_length)
+    values |= {"dtype": flags.dtype, "torch_dtype": flags.dtype}
+    if family.labelled:
+        values |= numbered(opened.experiment.data.labels)
+    if family.write_pixels:
+        write_json(part / PIXELS, family.write_pixels(model, config.data), indent=2)
+    else:
+        values = _tokenizer(part, opened.experiment, values) | {"vocab_size": vocab_size}
     write_tensors(part, outputs(found, params, jnp.dtype(flags.dtype)), int(flags.shard_gb * 1e9))
-    values = theirs | ids | {"vocab_size": vocab_size, "dtype": flags.dtype, "torch_dtype": flags.dtype}
     write_json(part / CONFIG, values, indent=2)
     return f"{sum(leaf.size for leaf in jax.tree.leaves(abstract)):,} parameters as {family.model_type}"
+
+
+def _tokenizer(part: Path, experiment: Any, values: dict[str, Any]) -> dict[str, Any]:
+    """Writes the tokenizer; returns the values with the ids of special tokens."""
+    from transformer.interop.vocabulary import write_tokenizer
+    from transformer.interop.wordpiece import write_encoder_tokenizer
+
+    tokenizer, longest = experiment.data.tokenizer, experiment.config.model.max_length
+    special = getattr(experiment.data, "special_tokens", None)
+    if special is None:
+        return write_tokenizer(part, tokenizer, longest) | values
+    ids = write_encoder_tokenizer(part, tokenizer, special, longest)
+    first, wanted = (each.get("pad_token_id", -1) + 1 for each in (values, ids))
+    if first not in (0, wanted):
+        why = "positions of such models begin after the id of padding of the tokenizer"
+        raise UserError(f"model.position_offset: {first}; expected {wanted}: {why}")
+    return ids | values

@@ -10,7 +10,7 @@ from flax import linen as nn
 from flax import traverse_util
 
 from experiments import find_experiment
-from transformer.config import from_values, to_values
+from transformer.config import from_values
 from transformer.interop.folder import HubFolder
 from transformer.interop.rules import Place
 from transformer.interop.transfer import load
@@ -35,30 +35,31 @@ class Hub:
       UserError: see `HubFolder` and its methods; with the name of the file.
     """
 
-    labels: Sequence[str] | None = None
-
     def __init__(self, path: str) -> None:
         """Reads config.json and the tokenizer; `values` is the config of the run."""
         self.folder = HubFolder(path)
-        self.kept = {"tokenizer": self.folder.tokenizer}
         self._kind = find_experiment(self.folder.family.experiment)
-        hints = {field.name: field.type for field in self._kind.Config.__dataclass_fields__.values()}
-        self.model = self.folder.model(hints["model"])
+        self._of = {name: each.type for name, each in self._kind.Config.__dataclass_fields__.items()}
+        self.labels: Sequence[str] | None = self.folder.labels
+        self.kept: dict[str, Any] = {"labels": self.labels} if self.labels else {}
+        if "tokenizer" in self._of["data"].__dataclass_fields__:
+            self.kept["tokenizer"] = self.folder.tokenizer
         self.values = self._values()
+        self.model = from_values(self._of["model"], self.values["model"])
 
     def _values(self) -> dict[str, Any]:
         """The config of a run that has trained for one step, by an optimizer that keeps nothing."""
-        model = to_values(self.model)
-        values = {
+        values = self.folder.values(self._of["model"])
+        own = {
             "experiment": self.folder.family.experiment,
-            "model": model,
-            "data": {"tokenizer": str(self.folder.path / "tokenizer.json")},
             "optimizer": {"name": "sgd", "schedule": "constant", "warmup_steps": 0},
             "train": {"steps": 1},
         }
-        if "sequence_length" in self._kind.Config.__dataclass_fields__["data"].type.__dataclass_fields__:
-            values["data"]["sequence_length"] = min(model["max_length"], LONGEST_ROWS)
-        return values
+        if "tokenizer" in self.kept:
+            values["data"]["tokenizer"] = str(self.folder.path / "tokenizer.json")
+        if "sequence_length" in self._of["data"].__dataclass_fields__:
+            values["data"]["sequence_length"] = min(values["model"]["max_length"], LONGEST_ROWS)
+        return own | values
 
     @property
     def name(self) -> str:
@@ -84,7 +85,7 @@ class Hub:
         shapes = {
             path: leaf.shape for path, leaf in traverse_util.flatten_dict(self.abstract, sep="/").items()
         }
-        return self.folder.places(self.model, shapes, self.model.vocab_size)
+        return self.folder.places(self.model, shapes, getattr(self.model, "vocab_size", 0))
 
     def shapes(self) -> dict[str, tuple]:
         """See `Origin`."""

@@ -77,7 +77,9 @@ def _write(made: "Run", hub: Any) -> int:
         checkpoints.save(1, state)
         checkpoints.wait()
     folder = Workdir(made.folder.path)
-    for name, value in hub.kept.items():
-        value.save(getattr(folder, name))
+    if "tokenizer" in hub.kept:
+        hub.kept["tokenizer"].save(folder.tokenizer)
+    if hub.labels:
+        write_json(folder.labels, list(hub.labels))
     write_json(folder.config, to_values(made.config), indent=2)
     return sum(leaf.size for leaf in jax.tree.leaves(params))

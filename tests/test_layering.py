@@ -72,6 +72,7 @@ ALLOWED = {
     },
     "transformer.interop": {
         "transformer.interop",
+        "transformer.data.special_tokens",
         "transformer.data.tokenizers",
         "transformer.config",
         "transformer.errors",

@@ -138,7 +138,7 @@ def check_round_trip(imported: Imported, theirs: Any, tmp_path: Path, rng: np.ra
     folder, model, params = tmp_path / "exported", imported.hub.model, imported.params
     folder.mkdir()
     family = imported.hub.folder.family
-    config = family_for(model, family.experiment, family.model_type)[1]
+    config = family_for(imported.hub.experiment.config, family.model_type)[1]
     places = table.places(family.rules(model), imported.shapes, imported.vocab_size)
     write_tensors(folder, outputs(places, params, np.dtype(np.float32)), 1 << 40)
     again = load(places, open_tensors(folder), imported.hub.abstract)
@@ -162,6 +162,11 @@ def broken_tables(
 
     for i, rule in enumerate(rules):
         yield f"{rule.theirs} left out", [*rules[:i], *rules[i + 1 :]]
+        if rule.reverse:
+            yield f"{rule.theirs}: not reversed", with_(i, dataclasses.replace(rule, reverse=False))
+        if len(rule.layers) > 1:
+            backwards = dataclasses.replace(rule, layers=rule.layers[::-1])
+            yield f"{rule.theirs}: layers backwards", with_(i, backwards)
         if len(rule.paths) > 1:
             turned = (*rule.paths[1:], rule.paths[0])
             yield f"{rule.theirs}: paths turned", with_(i, dataclasses.replace(rule, ours=turned))

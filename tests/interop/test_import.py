@@ -178,7 +178,11 @@ def test_tensors_that_are_not_the_models_are_refused(broken, tmp_path, capfd):
     ("name", "text", "said"),
     [
         ("tokenizer.json", "{", "not a tokenizer.json"),
-        ("tokenizer.json", None, "there is no tokenizer.json, and no vocab.json with merges.txt"),
+        (
+            "tokenizer.json",
+            None,
+            "there is no tokenizer.json, no vocab.txt, and no vocab.json with merges.txt",
+        ),
         ("tokenizer_config.json", "[]", "tokenizer_config.json: a JSON list"),
         ("config.json", None, "there is no config.json"),
     ],

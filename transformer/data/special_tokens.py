@@ -7,6 +7,9 @@ import numpy as np
 
 from transformer.data.tokenizers import Tokenizer
 
+NAMES = (("[CLS]", "[SEP]", "[MASK]"), ("<s>", "</s>", "<mask>"))
+"""The names of these tokens in tokenizers of BERT and of RoBERTa."""
+
 
 @dataclass(frozen=True)
 class SpecialTokens:
@@ -20,9 +23,11 @@ class SpecialTokens:
 
     @classmethod
     def of(cls, tokenizer: Tokenizer) -> "SpecialTokens":
-        """The special tokens for a tokenizer, the same in every run."""
+        """The special tokens for a tokenizer, the same in every run; RoBERTa's if it has all of these, and
+        none of BERT's."""
         ids, size = [], tokenizer.vocab_size
-        for name in ("[CLS]", "[SEP]", "[MASK]"):
+        bert, roberta = ({tokenizer.find(name) for name in names} for names in NAMES)
+        for name in NAMES[0 if bert != {None} or None in roberta else 1]:
             found = tokenizer.find(name)
             ids.append(size if found is None else found)
             size += found is None

@@ -1,7 +1,23 @@
 """Models of Hugging Face transformers, in and out: one table of keys and tensors per family."""
 
+from transformer.interop.bert import (
+    BERT,
+    BERT_CLASSIFIER,
+    BERT_PRETRAINING,
+    ROBERTA,
+    ROBERTA_CLASSIFIER,
+)
 from transformer.interop.family import Family
 from transformer.interop.gpt2 import GPT2
+from transformer.interop.modernbert import MODERNBERT, MODERNBERT_CLASSIFIER
+from transformer.interop.vit import VIT
 
-FAMILIES: dict[str, Family] = {family.model_type: family for family in (GPT2,)}
-"""`model_type` in config.json -> family. Of several that can express a model the first is exported."""
+FAMILIES: dict[str, tuple[Family, ...]] = {
+    "gpt2": (GPT2,),
+    "bert": (BERT, BERT_PRETRAINING, BERT_CLASSIFIER),
+    "roberta": (ROBERTA, ROBERTA_CLASSIFIER),
+    "modernbert": (MODERNBERT, MODERNBERT_CLASSIFIER),
+    "vit": (VIT,),
+}
+"""`model_type` in config.json -> its models, by their heads. Of several that can express a model the first is
+exported."""

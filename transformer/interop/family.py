@@ -82,6 +82,19 @@ NEUTRAL = named(
 """Our keys of `model` that say nothing about the function, or whose effect is in the parameters."""
 
 
+def given(config: Values, name: str, default: Any) -> Any:
+    """Their value `name`, or the default where it is missing or null."""
+    return default if config.get(name) is None else config[name]
+
+
+def whole(config: Values, name: str, default: int, least: int = 1) -> int:
+    """Their whole number `name`; raises `UserError` if it is none, or less than `least`."""
+    value = given(config, name, default)
+    if type(value) is not int or value < least:
+        raise UserError(f"{name}: {_short(value)}; expected a whole number of at least {least}")
+    return value
+
+
 def nothing(given: Any) -> dict[str, Any]:
     """No further keys."""
     return {}
@@ -100,7 +113,12 @@ class Family:
     - `read`, `write`: further keys, of ours from theirs and of theirs from ours, with the names of theirs
       and of ours in `further` and `written`;
     - `rules`: the tensors, for a config of ours;
+    - `data`, `write_data`: keys of our group `data` from their config, and of theirs from our group;
+    - `labelled`: whether it tells the labels in id2label apart;
+    - `pixels`, `write_pixels`: of a family of images: keys of our `model` from preprocessor_config.json, and
+      this file from our `model` and `data`;
     - `prefix`: what the names of tensors may begin with or not;
+    - `renamed`: regular expressions in names of tensors, and what replaces them;
     - `ignored`: regular expressions for names of tensors that are no parameters, for a config of ours.
     """
 
@@ -116,7 +134,13 @@ class Family:
     write: Callable[[Any], dict[str, Any]] = nothing
     further: tuple[str, ...] = ()
     written: tuple[str, ...] = ()
+    data: Callable[[Values], dict[str, Any]] = nothing
+    write_data: Callable[[Any], dict[str, Any]] = nothing
+    labelled: bool = False
+    pixels: Callable[[Values], dict[str, Any]] | None = None
+    write_pixels: Callable[[Any, Any], dict[str, Any]] | None = None
     prefix: str = ""
+    renamed: tuple[tuple[str, str], ...] = ()
     ignored: Callable[[Any], Iterable[str]] = lambda model: ()
 
     def model(self, config: Values) -> dict[str, Any]:

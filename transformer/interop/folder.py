@@ -1,22 +1,23 @@
 """A folder as transformers writes it: config.json, tensors and tokenizer, checked before they are read."""
 
 import functools
+import itertools
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from transformer.config import from_values
+from transformer.config import from_values, to_values
 from transformer.data.tokenizers import Tokenizer
 from transformer.errors import UserError, suggest
 from transformer.interop import FAMILIES
-from transformer.interop.family import Family
+from transformer.interop.family import Family, given
 from transformer.interop.json_files import read_object
 from transformer.interop.rules import Place, compare, places
 from transformer.interop.tensors import Tensor, open_tensors
 from transformer.interop.vocabulary import read_tokenizer
 
-CONFIG = "config.json"
+CONFIG, PIXELS = "config.json", "preprocessor_config.json"
 
 
 class HubFolder:
@@ -39,14 +40,49 @@ class HubFolder:
             raise UserError(
                 f"{self.path / CONFIG}: model_type: {str(kind)[:80]!r}; {suggest(kind, FAMILIES)}"
             )
-        self.family: Family = FAMILIES[kind]
+        self.family = self._family(FAMILIES[kind])
 
-    def model(self, config_class: Any) -> Any:
-        """Our config of the model, of this class."""
+    def _family(self, heads: tuple[Family, ...]) -> Family:
+        """The family of the class in "architectures", without it the first."""
+        classes = self.config.get("architectures")
+        name = classes[0] if isinstance(classes, list) and classes else heads[0].architecture
+        for family in heads:
+            if family.architecture == name:
+                return family
+        known = ", ".join(repr(family.architecture) for family in heads)
+        raise UserError(f"{self.path / CONFIG}: architectures: {str(name)[:80]!r}; expected one of {known}")
+
+    def values(self, config_class: Any) -> dict[str, Any]:
+        """Our config groups `model`, which is checked against its class, and `data`."""
+        pixels = self.path / PIXELS
         try:
-            return from_values(config_class, self.family.model(self.config), "model")
+            model = self.family.model(self.config)
+            data = self.family.data(self.config)
+            model = to_values(from_values(config_class, model, "model"))
         except UserError as error:
             raise UserError(f"{self.path / CONFIG}: {error}") from None
+        if self.family.pixels:
+            try:
+                model |= self.family.pixels(read_object(pixels) if pixels.is_file() else {})
+            except UserError as error:
+                raise UserError(f"{pixels}: {error}") from None
+        return {"model": model, "data": data}
+
+    @property
+    def labels(self) -> list[str] | None:
+        """The labels of its classes in order; None if it has none.
+
+        Raises:
+          UserError: id2label does not number them.
+        """
+        if not self.family.labelled:
+            return None
+        numbered = given(self.config, "id2label", {"0": "LABEL_0", "1": "LABEL_1"})
+        found = [numbered.get(str(i)) for i in range(len(numbered))] if isinstance(numbered, dict) else []
+        names = [name for name in found if isinstance(name, str)]
+        if not names or len({*names}) < len(found):
+            raise UserError(f"{self.path / CONFIG}: id2label: expected different names of classes 0, 1, ...")
+        return names
 
     @functools.cached_property
     def tokenizer(self) -> Tokenizer:
@@ -59,11 +95,16 @@ class HubFolder:
         found = open_tensors(self.path)
         return {self._full(name, found): tensor for name, tensor in found.items()}
 
+    def _renamed(self, name: str) -> str:
+        for old, new in self.family.renamed:
+            name = re.sub(old, new, name)
+        return name
+
     def _full(self, name: str, names: Mapping[str, Any]) -> str:
         """The name with the family's prefix, which models without an output lack."""
         prefix = self.family.prefix
         bare = prefix and not any(each.startswith(prefix) for each in names)
-        return prefix + name if bare and not re.match("lm_head|cls", name) else name
+        return self._renamed(prefix + name if bare and not re.match("lm_head|cls", name) else name)
 
     def places(self, model: Any, shapes: Mapping[str, tuple[int, ...]], vocab_size: int) -> dict[str, Place]:
         """Where each tensor belongs in parameters of these shapes, path -> shape.
@@ -76,21 +117,27 @@ class HubFolder:
         return found
 
 
-def family_for(model: Any, experiment: str, name: str = "") -> tuple[Family, dict[str, Any]]:
-    """The family `name`, or the first one, that can express our `model`, and its config.json.
+def family_for(config: Any, name: str = "") -> tuple[Family, dict[str, Any]]:
+    """The family `name`, or the first one, that can express the model of a run, and its config.json.
 
     Raises:
       UserError: there is none; the message names the key that is in the way.
     """
     if name and name not in FAMILIES:
         raise UserError(f"--family: {name!r}; {suggest(name, FAMILIES)}")
-    known: Iterable[Family] = [FAMILIES[name]] if name else FAMILIES.values()
-    refused = [f"it is a run of {experiment}"]
+    known: Iterable[Family] = FAMILIES[name] if name else itertools.chain(*FAMILIES.values())
+    refused = [f"it is a run of {config.experiment}"]
     for family in known:
-        if family.experiment != experiment:
+        if family.experiment != config.experiment:
             continue
         try:
-            return family, family.config(model)
+            return family, family.config(config.model) | family.write_data(config.data)
         except UserError as error:
             refused.append(str(error))
     raise UserError(f"--family: no family can express this model: {'; '.join(refused[1:] or refused)}")
+
+
+def numbered(labels: Sequence[str]) -> dict[str, Any]:
+    """The names of classes in a config.json."""
+    names = {"id2label": {str(i): name for i, name in enumerate(labels)}}
+    return names | {"label2id": {name: i for i, name in enumerate(labels)}}

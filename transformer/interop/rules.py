@@ -28,12 +28,18 @@ Slices = tuple[slice, ...]
 @dataclass(frozen=True)
 class Rule:
     """A tensor of theirs, the parameter or parameters of ours that it is, and its axes, theirs -> ours; "":
-    the same."""
+    the same.
+
+    `layers` are the numbers `{n}` of the layers that our parameter has, without it all. With `reverse` the
+    last axis of ours has the opposite order.
+    """
 
     ours: str | tuple[str, ...]
     theirs: str
     axes: str = ""
     sizes: Mapping[str, int] = field(default_factory=dict, hash=False)
+    layers: tuple[int, ...] = ()
+    reverse: bool = False
 
     @property
     def paths(self) -> tuple[str, ...]:
@@ -56,12 +62,14 @@ class Place:
     right: tuple[tuple[str, ...], ...]
     sizes: Mapping[str, int]
     padded: tuple[int, ...]
+    reverse: bool = False
 
     def ours(self, theirs: np.ndarray, part: int, piece: Slices | None = None) -> np.ndarray:
         """The parameter `paths[part]` of this layer, or a piece of it, from their tensor. Of a tensor that is
         mapped from a file little more than the piece is read. Vocabulary padding is zero."""
         x = self._permuted(theirs, self.left, self.right)
         x = x[part] if len(self.paths) > 1 else x
+        x = x[..., ::-1] if self.reverse else x
         if piece is None:
             piece = tuple(slice(0, size) for size in self.padded)
         # Vocabulary padding, which theirs does not have, is left out of what is read.
@@ -74,6 +82,7 @@ class Place:
         axes = self.right[1:] if len(self.paths) > 1 else self.right
         sizes = [math.prod(self.sizes[axis] for axis in group) for group in axes]
         cut = [x[tuple(slice(0, size) for size in sizes)] for x in ours]
+        cut = [x[..., ::-1] for x in cut] if self.reverse else cut
         return self._permuted(np.stack(cut) if len(self.paths) > 1 else cut[0], self.right, self.left)
 
     def _permuted(self, x: np.ndarray, left: tuple, right: tuple) -> np.ndarray:
@@ -126,8 +135,9 @@ def _of_rule(rule: Rule, shape: tuple[int, ...], vocab_size: int) -> Iterator[Pl
             )
     theirs = tuple(math.prod(sizes[axis] for axis in group) for group in left)
     for n in range(shape[0]) if stacked else (None,):
-        name = rule.theirs if n is None else rule.theirs.replace("{n}", str(n))
-        yield Place(name, theirs, rule.paths, n, left, right, sizes, own)
+        layer = n if n is None or not rule.layers else rule.layers[n]
+        name = rule.theirs if n is None else rule.theirs.replace("{n}", str(layer))
+        yield Place(name, theirs, rule.paths, n, left, right, sizes, own, rule.reverse)
 
 
 def _groups(side: str) -> tuple[tuple[str, ...], ...]:

@@ -11,10 +11,11 @@ from tokenizers import decoders, models, pre_tokenizers, processors
 from transformer.data.tokenizers import NAMES, ROLES, Tokenizer, read_backend, special_in
 from transformer.errors import UserError
 from transformer.interop.json_files import read_object
+from transformer.interop.wordpiece import word_piece
 
 
 def read_tokenizer(folder: Path, config: Mapping[str, Any]) -> Tokenizer:
-    """The tokenizer in a folder: tokenizer.json, or vocab.json with merges.txt.
+    """The tokenizer in a folder: tokenizer.json, vocab.txt, or vocab.json with merges.txt.
 
     Its special tokens are those that tokenizer_config.json names, otherwise those of `config`, the model's.
 
@@ -45,7 +46,9 @@ def _backend(folder: Path) -> tokenizers.Tokenizer:
         return read_backend(folder / "tokenizer.json")
     if (folder / "vocab.json").is_file() and (folder / "merges.txt").is_file():
         return byte_level_bpe(folder / "vocab.json", folder / "merges.txt")
-    raise UserError(f"{folder}: there is no tokenizer.json, and no vocab.json with merges.txt")
+    if (folder / "vocab.txt").is_file():
+        return word_piece(folder / "vocab.txt")
+    raise UserError(f"{folder}: there is no tokenizer.json, no vocab.txt, and no vocab.json with merges.txt")
 
 
 def byte_level_bpe(vocab: Path, merges: Path) -> tokenizers.Tokenizer:

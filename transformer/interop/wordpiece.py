@@ -1,0 +1,88 @@
+"""Tokenizers of encoders: vocab.txt of BERT, and the files of an exported one."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import tokenizers
+from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
+
+from transformer.data.special_tokens import SpecialTokens
+from transformer.data.tokenizers import NAMES, Tokenizer
+from transformer.errors import UserError
+from transformer.interop.json_files import LONGEST, read_object
+
+UNKNOWN = "[UNK]"
+SPECIAL = ("[PAD]", UNKNOWN, "[CLS]", "[SEP]", "[MASK]")
+
+
+def word_piece(vocab: Path) -> tokenizers.Tokenizer:
+    """BERT's tokenizer in one file, a token in each line, with the settings of tokenizer_config.json beside
+    it (Devlin et al. 2019, the released code).
+
+    Raises:
+      UserError: it is no such file.
+    """
+    try:
+        if vocab.stat().st_size > LONGEST:
+            raise UserError(f"{vocab}: {vocab.stat().st_size:,} bytes; expected at most {LONGEST:,}")
+        tokens = vocab.read_text(encoding="utf-8").removesuffix("\n").split("\n")
+    except (OSError, ValueError) as error:
+        raise UserError(f"{vocab}: cannot be read ({error})") from None
+    ids = {token.removesuffix("\r"): i for i, token in enumerate(tokens)}
+    if len(ids) < len(tokens) or UNKNOWN not in ids:
+        raise UserError(f"{vocab}: expected a token in each line, no token twice, and {UNKNOWN} among them")
+    given = read_object(vocab.with_name(NAMES)) if vocab.with_name(NAMES).is_file() else {}
+    backend = tokenizers.Tokenizer(models.WordPiece(ids, unk_token=UNKNOWN))
+    backend.normalizer = normalizers.BertNormalizer(
+        lowercase=_flag(given, "do_lower_case", True),
+        handle_chinese_chars=_flag(given, "tokenize_chinese_chars", True),
+        strip_accents=_flag(given, "strip_accents", None),
+    )
+    backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    backend.decoder = decoders.WordPiece()
+    backend.add_special_tokens([name for name in SPECIAL if name in ids])
+    if "[CLS]" in ids and "[SEP]" in ids:
+        backend.post_processor = _template(ids, "[CLS]", "[SEP]")
+    return backend
+
+
+def _flag(given: Mapping[str, Any], name: str, default: bool | None) -> Any:
+    value = given.get(name)
+    return default if not isinstance(value, bool) else value
+
+
+def _template(ids: Mapping[str, int], cls: str, sep: str) -> processors.TemplateProcessing:
+    """`[CLS] text [SEP]`, and for two texts `[CLS] first [SEP] second [SEP]`, the second of type 1."""
+    return processors.TemplateProcessing(
+        single=f"{cls} $A {sep}",
+        pair=f"{cls} $A {sep} $B:1 {sep}:1",
+        special_tokens=[(name, ids[name]) for name in (cls, sep)],
+    )
+
+
+def write_encoder_tokenizer(
+    folder: Path, tokenizer: Tokenizer, special: SpecialTokens, max_length: int
+) -> dict[str, Any]:
+    """Writes tokenizer.json and tokenizer_config.json; returns the ids of special tokens for config.json.
+
+    Special tokens that only the model has are added; a tokenizer that adds none to a text now adds them as
+    the model here reads them.
+    """
+    backend = tokenizers.Tokenizer.from_str(tokenizer.content)
+    size = tokenizer.vocab_size
+    backend.add_special_tokens([special.name(i) for i in range(size, special.vocab_size)])
+    ids = {"cls_token": special.cls, "sep_token": special.sep, "mask_token": special.mask}
+    named = {role: str(backend.id_to_token(i)) for role, i in ids.items()}
+    if not backend.num_special_tokens_to_add(False):
+        known = {named[role]: i for role, i in ids.items()}
+        backend.post_processor = _template(known, named["cls_token"], named["sep_token"])
+    backend.save(str(folder / "tokenizer.json"))
+    named["pad_token"] = tokenizer.name(tokenizer.pad_id)
+    if tokenizer.unknown_id is not None:
+        named["unk_token"] = tokenizer.name(tokenizer.unknown_id)
+    settings = {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": max_length} | named
+    text = json.dumps(settings, ensure_ascii=False, indent=2)
+    (folder / NAMES).write_text(text + "\n", encoding="utf-8")
+    return {"bos_token_id": special.cls, "eos_token_id": special.sep, "pad_token_id": tokenizer.pad_id}
