@@ -33,13 +33,15 @@ import functools  # noqa: E402
 import io  # noqa: E402
 import os  # noqa: E402
 import sys  # noqa: E402
+from logging import getLogger  # noqa: E402
 from pathlib import Path  # noqa: E402
+from typing import Any  # noqa: E402
 
 from absl import logging  # noqa: E402
 
 from commands import COMMANDS, WHICH_RUN, find_command, text  # noqa: E402
 from transformer import process, processes  # noqa: E402
-from transformer.errors import UserError, suggest  # noqa: E402
+from transformer.errors import StorageError, UserError, suggest  # noqa: E402
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 """What a system says where nothing more can be written."""
@@ -54,8 +56,8 @@ class Parser(argparse.ArgumentParser):
 
 
 def main(argv: list[str]) -> int:
-    """Runs one command. Returns the exit code: 0; 1 if the disk is full; 2 after a mistake of the user; 128 +
-    the number of a signal that ended it, 130 for SIGINT and 143 for SIGTERM."""
+    """Runs one command. Returns the exit code: 0; 1 if the disk is full or fails; 2 after a mistake of the
+    user; 128 + the number of a signal that ended it, 130 for SIGINT and 143 for SIGTERM."""
     try:
         flags, overrides = parse(argv)
         prepare(flags)
@@ -66,6 +68,9 @@ def main(argv: list[str]) -> int:
     except UserError as error:
         print("error:", *str(error).split("\n"), file=sys.stderr)
         return 2
+    except StorageError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
     except BrokenPipeError:  # the reader of the output has left; discard what is buffered
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
@@ -185,6 +190,15 @@ def prepare(flags: argparse.Namespace) -> None:
         processes.meet(*place, heartbeat_seconds=flags.heartbeat_seconds, certain=asked)
 
 
+def unless_unread(found: Any) -> None:
+    """Prints an error that cannot be raised, but none of what TensorStore leaves after a save that failed:
+    that is raised as well."""
+    if str(found.exc_value) != "Event loop is closed":
+        sys.__unraisablehook__(found)
+
+
 if __name__ == "__main__":
     process.restart_with_malloc()
+    sys.unraisablehook = unless_unread
+    getLogger("asyncio").disabled = True  # as above, of orbax
     sys.exit(main(sys.argv[1:]))

@@ -15,6 +15,7 @@ from typing import Any, TextIO
 import jax
 
 from commands.columns import look_for_columns
+from commands.workdir import take
 from transformer.errors import UserError
 
 KINDS = {".jsonl": "jsonl", ".csv": "csv", ".tsv": "tsv"}
@@ -214,42 +215,42 @@ def _to_special(path: Path) -> Iterator[Answers]:
 @contextlib.contextmanager
 def _to_file(path: Path) -> Iterator[Answers]:
     part = path.with_name(path.name + ".part")
-    if part.exists():
-        raise _of_another(part)
-    stream = _open(part, "w", path)
-    try:
-        with stream:
+    with _alone(part, path) as stream:
+        if os.fstat(stream.fileno()).st_size:
+            raise _of_another(part)
+        try:
             yield Answers(stream)
-    except BaseException:
-        part.unlink(missing_ok=True)
-        raise
-    os.replace(part, path)
+            stream.flush()
+        except BaseException:
+            part.unlink(missing_ok=True)
+            raise
+        os.replace(part, path)
 
 
 @contextlib.contextmanager
 def _resuming(path: Path, of: Mapping[str, Any]) -> Iterator[Answers]:
     part, note = (path.with_name(path.name + end) for end in (".part", ".part.json"))
-    done, size = _left(part, note, of) if part.exists() else (0, 0)
-    stream = _open(part, "a" if done else "w", path)
-    answers = ResumableAnswers(stream, note, of, done)
-    try:
-        with stream:
+    there = part.exists()
+    with _alone(part, path) as stream:
+        done, size = _left(part, note, of) if there else (0, 0)
+        answers = ResumableAnswers(stream, note, of, done)
+        try:
             stream.truncate(size)
             try:
                 answers.note()
                 yield answers
             finally:
                 answers.note()
-    except BaseException as error:
-        if not answers.done or isinstance(error, UserError):  # another input will be given
-            part.unlink(missing_ok=True)
-            note.unlink(missing_ok=True)
-        else:
-            said = f"{answers.done:,} texts are answered in {part}; the same command goes on from there"
-            print(said, file=sys.stderr, flush=True)
-        raise
-    os.replace(part, path)
-    note.unlink(missing_ok=True)
+        except BaseException as error:
+            if not answers.done or isinstance(error, UserError):  # another input will be given
+                part.unlink(missing_ok=True)
+                note.unlink(missing_ok=True)
+            else:
+                said = f"{answers.done:,} texts are answered in {part}; the same command goes on from there"
+                print(said, file=sys.stderr, flush=True)
+            raise
+        os.replace(part, path)
+        note.unlink(missing_ok=True)
 
 
 def _left(part: Path, note: Path, of: Mapping[str, Any]) -> tuple[int, int]:
@@ -268,6 +269,19 @@ def _of_another(part: Path) -> UserError:
     return UserError(
         f"--output: {part} is there, of another input, model or flags; move it away, or give them again"
     )
+
+
+@contextlib.contextmanager
+def _alone(part: Path, target: Path) -> Iterator[TextIO]:
+    """The file `part`, to append to, which no other command writes meanwhile.
+
+    Raises:
+      UserError: another one does, or it cannot be written.
+    """
+    with _open(part, "a", target) as stream:
+        if not take(stream, part):
+            raise UserError(f"--output: {part} is being written by another command; choose another file")
+        yield stream
 
 
 def _open(path: Path, mode: str, target: Path) -> TextIO:

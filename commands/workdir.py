@@ -22,6 +22,7 @@ from transformer.errors import UserError
 from transformer.processes import gathered
 from transformer.run_folder import Inside, RunFolder
 from transformer.training.checkpoint import trained_steps
+from transformer.training.storage import replace
 
 try:
     import fcntl
@@ -184,9 +185,7 @@ def _is_pair(value: Any) -> bool:
 
 def write_json(path: Path, values: Any, **layout: Any) -> None:
     """Writes a file, and replaces it atomically if it is there."""
-    part = path.with_suffix(".part")
-    part.write_text(json.dumps(values, ensure_ascii=False, **layout) + "\n", encoding="utf-8")
-    os.replace(part, path)
+    replace(path, json.dumps(values, ensure_ascii=False, **layout) + "\n")
 
 
 def describe(data: Any) -> dict[str, Any]:
@@ -238,24 +237,27 @@ def _locked(path: Path) -> Iterator[None]:
         path.parent.mkdir(parents=True, exist_ok=True)
         file = path.open("a+", errors="replace")
     except OSError as error:
-        raise UserError(f"--workdir: {path.parent} cannot be written ({error.strerror})") from None
+        dangling = path.parent.is_symlink() and not path.parent.exists()
+        why = f"a link to {path.parent.readlink()}, which is not there" if dangling else error.strerror
+        raise UserError(f"--workdir: {path.parent} cannot be written ({why})") from None
     with file:
-        if not _take(file, path):
+        if not take(file, path):
             raise UserError(_in_training(file, path))
-        file.truncate(0)
-        file.write(f"process {os.getpid()} on {socket.gethostname()}")
-        file.flush()
+        os.truncate(file.fileno(), 0)
+        with contextlib.suppress(OSError):  # a full disk is noticed by what must be written
+            os.write(file.fileno(), f"process {os.getpid()} on {socket.gethostname()}".encode())
         try:
             yield
         finally:
-            path.unlink(missing_ok=True)
+            if _names(path, file):  # the folder may be another one by now
+                path.unlink(missing_ok=True)
 
 
 def free(path: Path) -> bool:
     """Whether no process holds the lock file `path`."""
     try:
         with path.open("r+") as file:
-            return _take(file, path)
+            return take(file, path)
     except OSError:  # it is not there
         return True
 
@@ -266,15 +268,23 @@ def _in_training(file: TextIO, path: Path) -> str:
     return f"--workdir: {path.parent} is in training by {holder}; stop it, or choose another folder"
 
 
-def _take(file: TextIO, path: Path) -> bool:
+def take(file: TextIO, path: Path) -> bool:
     """Locks an open file. Returns False if another process holds it, or has removed it between opening and
     locking."""
     if fcntl is None:
         return True
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        return os.path.samestat(os.fstat(file.fileno()), path.stat())
-    except (BlockingIOError, FileNotFoundError):
+        return _names(path, file)
+    except BlockingIOError:
         return False
     except OSError:  # a file system without locks: go on without
         return True
+
+
+def _names(path: Path, file: TextIO) -> bool:
+    """Whether the path still names this open file."""
+    try:
+        return os.path.samestat(os.fstat(file.fileno()), path.stat())
+    except FileNotFoundError:
+        return False

@@ -13,6 +13,11 @@ class Recoverable(UserError):
     """What ended training can be set right in the run's folder, so that the same command goes on."""
 
 
+class StorageError(Exception):
+    """What had to be written could not be, by no mistake in the command: it goes on when it is given again.
+    The message is one line; `launch.py` prints it and exits with code 1."""
+
+
 def suggest(name: object, valid: Iterable[str], otherwise: str = "expected one of ") -> str:
     """The end of an error about an unknown name: the most similar valid name, or all valid names."""
     near = difflib.get_close_matches(str(name), valid := list(valid), n=1)

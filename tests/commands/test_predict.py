@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 import launch
+from commands.texts import writing
 from experiments.language_modeling import LanguageModeling
 from tests import runs
 from transformer.data import token_cache
@@ -212,3 +213,16 @@ def test_a_draft_that_does_not_fit_is_refused(capfd, tmp_path, language_model, c
         capfd.readouterr()
         assert predict(run, "--prompt=a", *flags) == 2
         assert f"error: {expected}" in capfd.readouterr().err
+
+
+def test_two_commands_do_not_write_one_output(capfd, tmp_path, language_model):
+    """The second one is refused while the first one writes, with the same flags or with others."""
+    (tmp_path / "texts").write_text("a\n")
+    flags = [f"--input={tmp_path / 'texts'}", f"--output={tmp_path / 'out'}"]
+    with writing(str(tmp_path / "out"), {"of": "another"}) as out:
+        out.write(["the first one"])
+        for given in (flags, ["--prompt=a", flags[1]]):
+            assert predict(language_model, *given) == 2
+            assert "out.part is being written by another command" in capfd.readouterr().err
+    assert (tmp_path / "out").read_text() == "the first one\n"
+    assert {path.name for path in tmp_path.iterdir()} == {"texts", "out"}

@@ -13,7 +13,8 @@ import pytest
 from tests.training.toy import Loader, assert_same, setup
 from transformer.errors import UserError
 from transformer.training import parallel
-from transformer.training.checkpoint import Checkpoints, State, compare
+from transformer.training.checkpoint import Checkpoints, State
+from transformer.training.checksums import compare
 
 
 @functools.cache

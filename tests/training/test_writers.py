@@ -68,9 +68,12 @@ def test_events_are_written_without_pytorch_and_leave_it_to_others(tmp_path):
     (tmp_path / "torch.py").write_text("print('loaded')")
     code = """
         import sys
-        from transformer.training.writers import open_events
-        with open_events(sys.argv[1]) as events:
-            events.add_scalar("a", 1.0, 1)
+        import numpy as np
+        from pathlib import Path
+        from transformer.training.events import Events
+        with Events(Path(sys.argv[1])) as events:
+            events.add_scalars(1, {"a": 1.0})
+            events.add_picture("b", np.zeros((2, 2, 3), np.uint8), 1)
         print("written")
         import torch
     """

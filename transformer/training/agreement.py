@@ -42,6 +42,11 @@ class Agreement:
         return max(1, min(2 * self.steps, int(self.steps * SECONDS / max(self.asked - before, 1e-9))))
 
 
+def any_of(given: bool) -> bool:
+    """Whether any process gives True; every process must call this."""
+    return given if jax.process_count() == 1 else bool(_gathered([given]).any())
+
+
 def _gathered(values: list[int]) -> np.ndarray:
     """(p, k) int32: the k values of each process."""
     from jax.experimental import multihost_utils

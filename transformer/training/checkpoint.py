@@ -4,6 +4,7 @@ import contextlib
 import importlib
 import math
 import os
+import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import ModuleType
@@ -16,7 +17,7 @@ from absl import logging
 from flax import struct
 
 from transformer.errors import Recoverable, UserError
-from transformer.training.checksums import checksums
+from transformer.training.checksums import arrays, checksums, compare, some
 
 Params = Any
 """A tree of arrays: the `params` collection of a Linen model, unboxed."""
@@ -119,14 +120,37 @@ class Checkpoints:
         if keep_best:
             best = policies.BestN(get_metric_fn=self._merit, n=1, keep_checkpoints_without_metrics=False)
             kept.append(best)
-        options = orbax.CheckpointManagerOptions(
+        self._options = orbax.CheckpointManagerOptions(
             preservation_policy=policies.AnyPreservationPolicy(kept),
             best_fn=self._merit if keep_best else None,  # without it orbax writes no metrics
             cleanup_tmp_directories=write,
             create=write,
         )
-        handler = orbax.PyTreeCheckpointHandler()
-        self._manager = orbax.CheckpointManager(self.directory, item_handlers=handler, options=options)
+        self._manager = self._managed()
+
+    def _managed(self) -> Any:
+        handler = self._orbax.PyTreeCheckpointHandler()
+        return self._orbax.CheckpointManager(self.directory, item_handlers=handler, options=self._options)
+
+    def reopen(self) -> None:
+        """Forgets a save that has failed, and deletes what it has written."""
+        with contextlib.suppress(Exception):  # that of the save
+            self._manager.wait_until_finished()
+        with contextlib.suppress(Exception):
+            self._manager.close()
+        self._manager = self._managed()
+
+    def is_saving(self) -> bool:
+        """Whether a save is being written."""
+        return self._manager.is_saving_in_progress()
+
+    def written(self) -> list[int]:
+        """The steps of the checkpoints that are complete on the disk."""
+        return checkpoint_steps(self.directory)
+
+    def room(self) -> int:
+        """The bytes that can be written where the checkpoints are."""
+        return shutil.disk_usage(self.directory).free
 
     def steps(self) -> list[int]:
         """The steps of the complete checkpoints, in ascending order."""
@@ -195,7 +219,7 @@ class Checkpoints:
             return self._best(steps)
         found = steps[-1] if step == "latest" else int(step)
         if found not in steps:
-            raise UserError(f"{self.directory}: no checkpoint of step {step}; there are {_some(steps)}")
+            raise UserError(f"{self.directory}: no checkpoint of step {step}; there are {some(steps)}")
         return found
 
     def _best(self, steps: list[int]) -> int:
@@ -270,40 +294,7 @@ class Checkpoints:
             raise DamagedCheckpoint(path, error) from error
 
 
-def compare(stored: Mapping[str, tuple], wanted: Mapping[str, tuple]) -> str:
-    """The differences between the arrays `stored` and `wanted`, path -> (shape, dtype), in one line; "" if
-    there are none."""
-    missing = [path for path in wanted if path not in stored]
-    extra = [path for path in stored if path not in wanted]
-    differing = [
-        f"{path} is {_describe(stored[path])}, here {_describe(wanted[path])}"
-        for path in wanted
-        if path in stored and stored[path] != wanted[path]
-    ]
-    named = {"it lacks": missing, "it has besides": extra, "": differing}
-    return "; ".join(f"{what} {_some(paths)}".strip() for what, paths in named.items() if paths)
-
-
-def arrays(tree: Any) -> dict[str, tuple]:
-    """Path -> (shape, type) of every array in a tree."""
-    leaves = jax.tree_util.tree_flatten_with_path(tree, is_leaf=lambda leaf: hasattr(leaf, "shape"))[0]
-    return {
-        jax.tree_util.keystr(path, simple=True, separator="/"): (tuple(leaf.shape), str(leaf.dtype))
-        for path, leaf in leaves
-    }
-
-
-def _describe(array: tuple) -> str:
-    shape, dtype = array
-    return f"{dtype}[{', '.join(map(str, shape))}]"
-
-
-def _some(items: list, limit: int = 6) -> str:
-    shown = ", ".join(map(str, items[:limit]))
-    return shown if len(items) <= limit else f"{shown} and {len(items) - limit} more"
-
-
 def _load_orbax() -> ModuleType:
     """Orbax, imported on first use (0.4 s), with its logging reduced."""
-    logging.set_verbosity(logging.ERROR)
+    logging.set_verbosity(logging.FATAL)  # its errors are raised too
     return importlib.import_module("orbax.checkpoint")

@@ -1,5 +1,6 @@
-"""Checksums of the arrays in a checkpoint, to find out whether what is read is what was written."""
+"""The arrays in a checkpoint by their paths, and checksums, to find out whether they are read as written."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -34,3 +35,37 @@ def _sums(array: jax.Array) -> jax.Array:
     for axis, size in enumerate(words.shape):
         place = place * jnp.uint32(size) + jax.lax.broadcasted_iota(jnp.uint32, words.shape, axis)
     return jnp.stack([jnp.sum(words * (place * jnp.uint32(m) | 1), dtype=jnp.uint32) for m in ODD])
+
+
+def compare(stored: Mapping[str, tuple], wanted: Mapping[str, tuple]) -> str:
+    """The differences between the arrays `stored` and `wanted`, path -> (shape, dtype), in one line; "" if
+    there are none."""
+    missing = [path for path in wanted if path not in stored]
+    extra = [path for path in stored if path not in wanted]
+    differing = [
+        f"{path} is {_describe(stored[path])}, here {_describe(wanted[path])}"
+        for path in wanted
+        if path in stored and stored[path] != wanted[path]
+    ]
+    named = {"it lacks": missing, "it has besides": extra, "": differing}
+    return "; ".join(f"{what} {some(paths)}".strip() for what, paths in named.items() if paths)
+
+
+def arrays(tree: Any) -> dict[str, tuple]:
+    """Path -> (shape, type) of every array in a tree."""
+    leaves = jax.tree_util.tree_flatten_with_path(tree, is_leaf=lambda leaf: hasattr(leaf, "shape"))[0]
+    return {
+        jax.tree_util.keystr(path, simple=True, separator="/"): (tuple(leaf.shape), str(leaf.dtype))
+        for path, leaf in leaves
+    }
+
+
+def _describe(array: tuple) -> str:
+    shape, dtype = array
+    return f"{dtype}[{', '.join(map(str, shape))}]"
+
+
+def some(items: list, limit: int = 6) -> str:
+    """The first items of a list, and how many there are besides."""
+    shown = ", ".join(map(str, items[:limit]))
+    return shown if len(items) <= limit else f"{shown} and {len(items) - limit} more"

@@ -11,7 +11,8 @@ import optax
 
 from transformer.errors import UserError
 from transformer.run_folder import RunFolder
-from transformer.training.checkpoint import Checkpoints, State, arrays, compare
+from transformer.training.checkpoint import Checkpoints, State
+from transformer.training.checksums import arrays, compare
 from transformer.training.experiment import Batches
 from transformer.training.optimizer import OptimizerConfig
 from transformer.training.run import Run

@@ -10,7 +10,9 @@ import jax
 
 from transformer.training import trace
 from transformer.training.checkpoint import Params, State
-from transformer.training.writers import names_of, open_events
+from transformer.training.events import Events
+from transformer.training.storage import replace
+from transformer.training.writers import names_of
 
 
 class Hook(ABC):
@@ -96,7 +98,7 @@ class Samples(Hook):
         text = self.sample(state.eval_params)
         if jax.process_index() == 0:
             self.directory.mkdir(parents=True, exist_ok=True)
-            (self.directory / f"{step:08d}.txt").write_text(text + "\n", encoding="utf-8")
+            replace(self.directory / f"{step:08d}.txt", text + "\n")
 
 
 @dataclass
@@ -125,8 +127,8 @@ class Pictures(Hook):
         if "tensorboard" in names_of(self.writers):
             from matplotlib.image import imread
 
-            with open_events(self.events, filename_suffix=".pictures") as writer:
-                writer.add_image(self.directory.name, imread(path)[..., :3], step, dataformats="HWC")
+            with Events(self.events, suffix=".pictures") as writer:
+                writer.add_picture(self.directory.name, imread(path)[..., :3], step)
 
 
 class Profile(Hook):

@@ -12,7 +12,8 @@ from flax import traverse_util
 
 from transformer.errors import UserError
 from transformer.run_folder import RunFolder
-from transformer.training.checkpoint import Checkpoints, Step, arrays, split_step
+from transformer.training.checkpoint import Checkpoints, Step, split_step
+from transformer.training.checksums import arrays
 from transformer.training.experiment import Params
 
 ADAPTERS = ("lora_down", "lora_up")

@@ -12,6 +12,7 @@ from types import FrameType
 import jax
 import numpy as np
 
+from transformer.errors import StorageError
 from transformer.training.agreement import Agreement
 from transformer.training.checkpoint import Checkpoints, State
 from transformer.training.divergence import Diverged
@@ -19,7 +20,9 @@ from transformer.training.experiment import Batch, Batches
 from transformer.training.hooks import Hook, is_due
 from transformer.training.metrics import Meter, Sum
 from transformer.training.run_config import TrainConfig
-from transformer.training.writers import Progress, Writer
+from transformer.training.saving import Saving
+from transformer.training.storage import is_failing, reason, replace
+from transformer.training.writers import Lasting, Progress, Writer
 
 
 def train(
@@ -44,19 +47,23 @@ def train(
     it saves a checkpoint first, then calls the hooks that are due. A signal during a hook interrupts it: the
     file `left` has the step until its hooks are done, and a resumed run calls them first. If an error occurs
     between two steps, the state is saved before the error is raised again (only with one process: several may
-    not fail together). `put` puts this process's rows onto the devices; `train_step` is compiled and donates
+    not fail together). Where the disk is full, fails or is slow, training goes on (see `Saving`, `Lasting`).
+    `put` puts this process's rows onto the devices; `train_step` is compiled and donates
     its state.
+
+    Raises:
+      StorageError: the last step could not be saved, or the run's folder is gone.
     """
     step = int(state.step)
     with contextlib.ExitStack() as stack:
         stop = stack.enter_context(StopRequest())
-        if checkpoints is not None:
-            stack.callback(checkpoints.wait)
         progress = Progress(step, config.steps)
-        parts: list[Writer | Hook | Progress] = [*writers, *hooks, progress]
+        saving = Saving(checkpoints, progress.warn)
+        writers = [Lasting(writer, progress.warn) for writer in writers]
+        parts: list[Saving | Writer | Hook | Progress] = [saving, *writers, *hooks, progress]
         for part in parts:
             stack.callback(part.close)
-        between = Between(config, meter, hooks, writers, progress, checkpoints, left, stop)
+        between = Between(config, meter, hooks, writers, progress, saving, left, stop)
         if between.is_left(step) and (name := between.make_up_for(step, state)):
             return state, name
         batches = loader.iterate(step)
@@ -72,6 +79,7 @@ def train(
         except Exception as error:
             between.rescue(state, error)
             raise
+        saving.finish()
     return state, "finished"
 
 
@@ -84,7 +92,7 @@ class Between:
     hooks: Sequence[Hook]
     writers: Sequence[Writer]
     progress: Progress
-    checkpoints: Checkpoints | None
+    saving: Saving
     left: Path | None
     stop: "StopRequest"
     agreement: Agreement = dataclasses.field(default_factory=Agreement)
@@ -103,20 +111,23 @@ class Between:
         number, late = self.agreement.largest(step, self.stop.number, self.is_late())
         name, last = signal_name(number), step == self.config.steps
         due = [hook for hook in self.hooks if hook.due(step, last)]
+        self.saving.look()
         save = bool(name) or last or is_due(self.config.checkpoint_every, step) or bool(late)
         if self.compiled and not (due or save):
             return ""
         self.compiled = True
         self.unwritten = values = self.read(log=save)
         with self.meter.pause():
+            self.saving.check(step)
             if name:
                 self.keep(step, state, due, values)
             measured = self.call(step, state, due, values, kept=bool(name))
             if measured is None:
                 self.keep(step, state, due, values)
                 return self.leave(step, self.stop.received)
-            if save and self.checkpoints is not None and (last or not self.meter.watch.doubtful):
-                self.checkpoints.save(step, state, measured)
+            if save and not name and (last or not self.meter.watch.doubtful):
+                c = self.config
+                self.saving.save(step, state, measured, last or c.average_last > 1 or bool(c.keep_best))
                 self.saved = time.monotonic()
         self.write(step, {**values, **measured})
         self.unwritten = None
@@ -124,9 +135,10 @@ class Between:
 
     def is_late(self) -> bool:
         """Whether so many minutes have passed since the last save that it is time for one."""
+        if self.config.average_last > 1:  # those to average are saved by steps
+            return False
         minutes = self.config.checkpoint_minutes
-        by_time = minutes > 0 and self.config.average_last == 1  # those to average are saved by steps
-        return by_time and time.monotonic() - self.saved >= 60 * minutes
+        return self.saving.is_late() or (minutes > 0 and time.monotonic() - self.saved >= 60 * minutes)
 
     def read(self, log: bool = False) -> dict[str, float]:
         """Waits for the last step unless it has been read; returns its values if they are to be logged."""
@@ -151,7 +163,8 @@ class Between:
         try:
             with contextlib.nullcontext() if kept else self.stop.raising():
                 for hook in due:
-                    measured |= hook(step, state, {**values, **measured}) or {}
+                    with self.going_on(f"{type(hook).__name__} of step {step}"):
+                        measured |= hook(step, state, {**values, **measured}) or {}
         except Stopped:
             return None
         if measured:
@@ -164,15 +177,33 @@ class Between:
         """Saves everything that a signal must not lose, and waits until it is written."""
         self.write(step, values)
         self.unwritten = {}
-        if self.left is not None and due and jax.process_index() == 0:
-            self.left.write_text(str(step))
-        if self.checkpoints is not None:
-            self.checkpoints.save(step, state)
-            self.checkpoints.wait()
+        if due:
+            self.note(step)
+        self.saving.save(step, state)
+        self.saving.wait()
+
+    def note(self, step: int) -> None:
+        """Notes in the file `left` that the hooks of `step` are not done."""
+        if self.left is not None and jax.process_index() == 0:
+            with self.going_on("what is not yet measured"):
+                replace(self.left, str(step))
+
+    @contextlib.contextmanager
+    def going_on(self, what: str) -> Iterator[None]:
+        """A context in which it is said, and no more, that a disk is full or fails."""
+        try:
+            yield
+        except OSError as error:
+            if not is_failing(error):
+                raise
+            self.progress.warn(f"{error.filename or what} could not be written ({reason(error)})")
 
     def leave(self, step: int, name: str) -> str:
         """Prints that a signal ends training."""
-        self.progress.say(f"{name}: saved step {step} and leaving")
+        if self.saving.wait():
+            self.progress.say(f"{name}: saved step {step} and leaving")
+        else:
+            self.progress.say(f"{name}: leaving without having saved step {step}")
         return name
 
     def is_left(self, step: int) -> bool:
@@ -192,13 +223,13 @@ class Between:
     def rescue(self, state: State, error: Exception) -> None:
         """Saves the state before an error ends training, unless it has diverged or its arrays were donated.
         If the error was one of hooks, a resumed run calls them first."""
-        if isinstance(error, Diverged) or jax.process_count() > 1:
+        if isinstance(error, Diverged | StorageError) or jax.process_count() > 1:
             return
         whole = not any(leaf.is_deleted() for leaf in jax.tree.leaves(state))
-        if self.checkpoints is not None and whole and int(state.step):
-            self.checkpoints.save(int(state.step), state)
+        if whole and int(state.step):
+            self.saving.save(int(state.step), state)
             if self.unwritten is not None and self.left is not None:
-                self.left.write_text(str(int(state.step)))
+                self.note(int(state.step))
                 self.write(int(state.step), self.unwritten)
 
 

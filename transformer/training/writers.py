@@ -6,18 +6,20 @@ A metric has the same name everywhere ("train/loss", "eval/bits_per_byte"). Only
 import importlib.util
 import json
 import math
-import os
 import shutil
 import sys
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 import jax
 from tqdm import tqdm
 
 from transformer.errors import UserError
 from transformer.run_folder import RunFolder
+from transformer.training.events import Events
+from transformer.training.storage import Appended, reason, replace
 
 
 class Writer(Protocol):
@@ -39,57 +41,43 @@ class MetricsFile:
     def __init__(self, folder: RunFolder, step: int):
         folder.metrics.parent.mkdir(parents=True, exist_ok=True)
         self._last = _cut_after(step, folder.metrics) if folder.metrics.exists() else ""
-        self._file = folder.metrics.open("a")
+        self._file = Appended(folder.metrics)
 
     def write(self, step: int, values: Mapping[str, float]) -> None:
-        """Appends a line and flushes it; values of the same step are merged into the last line."""
+        """Appends a line; values of the same step are merged into the last line."""
         line: dict[str, float | None] = {"step": step}
+        start = self._file.size
         if _step_of(self._last) == step:
             line = json.loads(self._last)
-            self._file.truncate(os.fstat(self._file.fileno()).st_size - len(self._last))
+            start -= len(self._last)  # JSON here is ASCII
         line |= {name: value if math.isfinite(value) else None for name, value in values.items()}
-        self._last = json.dumps(line) + "\n"
-        self._file.write(self._last)
-        self._file.flush()
+        text = json.dumps(line) + "\n"
+        self._file.write(text.encode(), start)
+        self._last = text
 
     def close(self) -> None:
         """Closes the file."""
         self._file.close()
 
 
-def open_events(directory: Path, **options: Any) -> Any:
-    """A `SummaryWriter` of tensorboardX, kept from importing PyTorch, which would take seconds."""
-    hidden = "torch" not in sys.modules
-    if hidden:
-        sys.modules["torch"] = None  # type: ignore[assignment]
-    try:
-        from tensorboardX import SummaryWriter
-    finally:
-        if hidden:
-            del sys.modules["torch"]
-    return SummaryWriter(str(directory), **options)
-
-
 class TensorBoard:
-    """`events/`, TensorBoard events, written by tensorboardX without TensorFlow. The file is opened with the
-    first values."""
+    """`events/`, TensorBoard events. The file is opened with the first values."""
 
     def __init__(self, folder: RunFolder, step: int):
         self._directory, self._step = folder.events, step
-        self._writer: Any = None
+        self._events: Events | None = None
 
     def write(self, step: int, values: Mapping[str, float]) -> None:
         """Writes one scalar per value."""
-        if self._writer is None:
+        if self._events is None:
             later = self._step + 1 if self._directory.is_dir() else None
-            self._writer = open_events(self._directory, purge_step=later)
-        for name, value in values.items():
-            self._writer.add_scalar(name, value, step)
+            self._events = Events(self._directory, purge_step=later)
+        self._events.add_scalars(step, values)
 
     def close(self) -> None:
-        """Flushes and closes the file."""
-        if self._writer is not None:
-            self._writer.close()
+        """Closes the file."""
+        if self._events is not None:
+            self._events.close()
 
 
 def weights_and_biases(folder: RunFolder, step: int) -> Writer:
@@ -147,6 +135,44 @@ def make_writers(
     return [WRITERS[name](folder, step) for name in names] if jax.process_index() == 0 else []
 
 
+class Lasting:
+    """A writer that keeps what it cannot write, and writes it with the next values: a full disk or a tracker
+    that does not answer is no reason to stop training. `say` is told where that begins and ends."""
+
+    def __init__(self, writer: Writer, say: Callable[[str], None]) -> None:
+        self._writer, self._say = writer, say
+        self._kept: deque[tuple[int, Mapping[str, float]]] = deque()
+        self._failed = False
+
+    def write(self, step: int, values: Mapping[str, float]) -> None:
+        """Writes the values, after those that are kept."""
+        self._kept.append((step, values))
+        try:
+            while self._kept:
+                self._writer.write(*self._kept[0])
+                self._kept.popleft()
+        except OSError as error:
+            if not self._failed:
+                what, since = type(self._writer).__name__, self._kept[0][0]
+                self._say(
+                    f"{what}: values since step {since} cannot be written ({reason(error)}) and are kept"
+                )
+            self._failed = True
+        else:
+            if self._failed:
+                self._say(f"{type(self._writer).__name__}: all values are written again")
+            self._failed = False
+
+    def close(self) -> None:
+        """Tries once more, closes the writer, and says what is lost."""
+        if self._kept:
+            step, values = self._kept.pop()
+            self.write(step, values)
+        if self._kept:
+            self._say(f"{type(self._writer).__name__}: values since step {self._kept[0][0]} are lost")
+        self._writer.close()
+
+
 class Latest:
     """Keeps the last value of each name, for the summary at the end."""
 
@@ -202,6 +228,11 @@ class Progress:
         if not self._bar.disable:
             self._bar.write(text)
 
+    def warn(self, text: str) -> None:
+        """Prints a warning above the bar."""
+        if not self._bar.disable:
+            self._bar.write(f"warning: {text}", file=sys.stderr)
+
     def close(self) -> None:
         """Closes the bar and leaves it on the screen."""
         self._bar.close()
@@ -210,9 +241,7 @@ class Progress:
 def _cut_after(step: int, path: Path) -> str:
     """Drops the lines of later steps; returns the last remaining line or ""."""
     kept = [line + "\n" for line in whole_lines(path, step)]
-    rewritten = path.with_suffix(".tmp")
-    rewritten.write_text("".join(kept))
-    os.replace(rewritten, path)
+    replace(path, "".join(kept))
     return kept[-1] if kept else ""
 
 
