@@ -3,7 +3,10 @@
 python launch.py --mode=export --workdir=runs/lm --to=models/lm
 python launch.py --mode=export --workdir=runs/lm@200 --to=models/lm --family=llama --dtype=bfloat16
 
-LoRA adapters are merged into the weights. A model with a part that no family has is refused.
+python launch.py --mode=export --workdir=runs/lm --to=models/lm-hlo --format=stablehlo --length=64 --room=64
+
+LoRA adapters are merged into the weights. A model with a part that no family has is refused. As StableHLO any
+model that generates is two programs of fixed shapes, which jax runs without this library.
 """
 
 import argparse
@@ -20,6 +23,9 @@ if TYPE_CHECKING:
 SHARD_GB = 5.0
 """The largest file of tensors, as transformers writes them."""
 
+SHAPES = (("batch", 1, "rows"), ("length", 64, "tokens of a prompt, padded"), ("room", 64, "new tokens"))
+"""Flags of the shapes of exported programs, their defaults and meanings."""
+
 
 def add_flags(parser: Any) -> None:
     """The flags of this command."""
@@ -32,6 +38,11 @@ def add_flags(parser: Any) -> None:
         "--dtype", choices=("float32", "bfloat16"), default="float32", help="type of the tensors (float32)"
     )
     parser.add_argument("--shard_gb", type=float, default=SHARD_GB, help="GB of the largest file (5)")
+    what = "transformers, or stablehlo: programs of jax.export (transformers)"
+    parser.add_argument("--format", choices=("transformers", "stablehlo"), default="transformers", help=what)
+    for name, default, meaning in SHAPES:
+        parser.add_argument(f"--{name}", type=int, default=default, help=f"stablehlo: {meaning} ({default})")
+    parser.add_argument("--platforms", default="", help="stablehlo: cpu,cuda,rocm,tpu (the one it runs on)")
 
 
 def run(flags: argparse.Namespace, overrides: "Overrides") -> int:
@@ -45,11 +56,18 @@ def run(flags: argparse.Namespace, overrides: "Overrides") -> int:
     target = Path(flags.to)
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise UserError(f"--to: {target} is there already; choose a new folder")
+    write: Any = _write
+    if flags.format == "stablehlo":
+        from commands import stablehlo
+
+        stablehlo.check(flags)
+        write = stablehlo.write
     opened = reopen_run(flags.workdir, overrides)
     part = target.with_name(f"{target.name}.part")
     shutil.rmtree(part, ignore_errors=True)
     try:
-        line = _write(opened, chosen(opened, flags.workdir, flags.step), part, flags)
+        step = chosen(opened, flags.workdir, flags.step)
+        line = write(opened, step, part, flags)
         if target.is_dir():
             target.rmdir()
         part.rename(target)

@@ -29,6 +29,16 @@ EDITS = {
             "every_start_again": ("if about == before:", "if False:"),
         },
     ),
+    "transformer/decoding/exported.py": (
+        "tests/commands/test_stablehlo.py",
+        {
+            "caches_are_not_kept": ("return logits_bv, jax.tree.leaves(after)", "return logits_bv, cache"),
+            "all_rows_are_full": (
+                "prefill(tokens_bt, lengths_b, room)",
+                "prefill(tokens_bt, 0 * lengths_b + 6, room)",
+            ),
+        },
+    ),
     "commands/starts.py": (
         "tests/commands/test_report_command.py",
         {

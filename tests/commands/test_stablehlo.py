@@ -1,0 +1,103 @@
+"""Models exported as StableHLO: run without this library, with the same tokens and logits."""
+
+import json
+import subprocess
+import sys
+
+import jax
+import jax.export
+import numpy as np
+import pytest
+from flax.core import meta
+
+import launch
+from commands import opening
+from tests import runs
+from transformer.decoding.exported import export
+
+pytestmark = pytest.mark.usefixtures("in_root")
+
+PROMPT, ROOM = "alpha beta (", 9
+
+ALONE = """
+import runpy, sys
+sys.argv = sys.argv[1:]
+runpy.run_path(sys.argv[0], run_name="__main__")
+ours = {"transformer", "experiments", "commands", "configs", "flax"}
+assert not ours & {name.split(".")[0] for name in sys.modules}, "it needs this library"
+"""
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory, in_root):
+    """A language model with large weights, whose answers are not one token alone."""
+    folder = tmp_path_factory.mktemp("stablehlo")
+    source = runs.write_corpus(folder / "text")
+    runs.train(source, folder / "run", "--config.initialize_std=0.5")
+    return folder / "run"
+
+
+@pytest.mark.thorough
+def test_another_process_continues_a_prompt_with_jax_alone(trained, tmp_path):
+    flags = ["--format=stablehlo", "--length=20", f"--room={ROOM}", "--batch=2"]
+    assert launch.main(["--mode=export", f"--workdir={trained}", f"--to={tmp_path / 'model'}", *flags]) == 0
+    keys = [("sample.temperature", "0"), ("sample.max_new_tokens", str(ROOM))]
+    run, params = opening.load(trained, keys)
+    experiment = run.experiment
+    tokens = [experiment.data.tokenizer.bos_id, *experiment.data.tokenizer.encode(PROMPT)]
+    program = str(tmp_path / "model" / "run.py")
+    done = subprocess.run(
+        [sys.executable, "-I", "-c", ALONE, program, *map(str, tokens)],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    new = [int(each) for each in done.stdout.split()]
+    with run.placed():
+        (expected,) = next(experiment.predict(params, [PROMPT]))
+    assert len(set(new)) > 1 and experiment.data.tokenizer.decode(new) == expected
+    shape = json.loads((tmp_path / "model" / "signature.json").read_text())
+    assert (shape["batch"], shape["length"], shape["room"]) == (2, 20, ROOM)
+    assert shape["platforms"] == [jax.default_backend()]
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("config", ["transformer_xl", "rnn_translation"])
+def test_programs_are_the_stepper_with_ragged_prompts(config, rng):
+    run = opening.open_without_data(opening.read_config(f"configs/{config}.py:tiny"), ())
+    experiment = run.experiment
+    params = jax.tree.map(
+        lambda x: x + 0.1 * rng.normal(size=x.shape), meta.unbox(run.init(jax.random.key(0)))
+    )
+    params = jax.tree.map(lambda x: np.asarray(x, np.float32), params)
+    stepper = experiment.stepper(params)
+    tokens_bt = rng.integers(1, 20, size=(3, 6)).astype(np.int32)
+    lengths_b = np.array([6, 1, 4], np.int32)
+    programs = export(stepper, batch=3, length=6, room=4)
+    weights = [*programs.weights.values()]
+    prefill, step = (jax.export.deserialize(bytearray(each)) for each in (programs.prefill, programs.step))
+    logits_bv, cache = prefill.call(weights, tokens_bt, lengths_b)
+    expected_bv, theirs = jax.jit(stepper.prefill, static_argnums=2)(tokens_bt, lengths_b, 4)
+    for _ in range(4):
+        np.testing.assert_allclose(logits_bv, expected_bv, rtol=1e-5, atol=1e-5)
+        token_b = rng.integers(1, 20, size=3).astype(np.int32)
+        logits_bv, cache = step.call(weights, token_b, cache)
+        expected_bv, theirs = jax.jit(stepper.step)(token_b, theirs)
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (["--length=0"], "--length: 0; expected at least 1"),
+        (["--platforms=cpu,abacus"], "--platforms: 'abacus'; expected some of cpu, cuda"),
+        (["--length=4000"], "--length, --room: 4064 tokens; the model reads "),
+        (["--format=onnx"], "--format"),
+    ],
+)
+def test_mistakes_are_one_line_and_nothing_is_written(trained, tmp_path, flags, said, capsys):
+    there = f"--to={tmp_path / 'model'}"
+    assert launch.main(["--mode=export", f"--workdir={trained}", there, "--format=stablehlo", *flags]) == 2
+    assert said in capsys.readouterr().err and not any(tmp_path.iterdir())
