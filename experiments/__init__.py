@@ -11,6 +11,8 @@ EXPERIMENTS = {
     "sequence_to_sequence": "experiments.sequence_to_sequence:SequenceToSequence",
     "recurrent_sequence_to_sequence": "experiments.recurrent_sequence_to_sequence:RecurrentPairs",
     "text_to_text": "experiments.text_to_text:TextToText",
+    "chat": "experiments.chat:Chat",
+    "dpo": "experiments.dpo:PreferenceOptimization",
     "word_embedding": "experiments.word_embedding:WordEmbedding",
     "masked_lm": "experiments.masked_lm:MaskedLanguageModeling",
     "classification": "experiments.classification:Classification",

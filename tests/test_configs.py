@@ -211,6 +211,8 @@ ONE_OF_EACH = {
     "bert.py": {"data.tokenizer": "bpe"},
     "classification.py": {"data.tokenizer": "bpe"},
     "finetune_question_answering.py": {"data.tokenizer": "bpe"},
+    "finetune_chat.py": {"data.tokenizer": "bpe"},
+    "dpo.py": {"data.tokenizer": "bpe"},
     "vision.py": {},
     "studies/induction_heads/induction_heads.py": {"optimizer.schedule": "cosine"},
     "studies/in_context_regression/in_context_regression.py": {},
@@ -236,13 +238,28 @@ def write_questions(folder: Path) -> str:
     return write_records(folder, records)
 
 
+def write_preferences(folder: Path) -> str:
+    """A file of conversations, which are preferences too, and the name of the source that it is."""
+    records = []
+    for i in range(60):
+        prompt, chosen, rejected = f"what is {i} and {i}?", f"{2 * i}", f"it is {2 * i}, as far as I know"
+        talk = [{"role": "user", "content": prompt}, {"role": "assistant", "content": rejected}]
+        records.append({"messages": talk, "prompt": prompt, "chosen": chosen, "rejected": rejected})
+    return write_records(folder, records)
+
+
 def write_records(folder: Path, records: list[dict]) -> str:
     folder.mkdir()
     (folder / "a.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
     return f"jsonl:{folder}/a.jsonl"
 
 
-AT_HAND = {"stdlib": runs.write_corpus, "written_forms": write_pairs, "function_questions": write_questions}
+AT_HAND = {
+    "stdlib": runs.write_corpus,
+    "written_forms": write_pairs,
+    "function_questions": write_questions,
+    "library_questions": write_preferences,
+}
 """Small files in place of the embedded corpora, which take their time to prepare: other tests do that."""
 
 

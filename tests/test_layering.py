@@ -106,6 +106,7 @@ LIBRARIES = {
         "numpy",
         "grain",
         "tokenizers",
+        "jinja2",
         "tensorflow_datasets",
         "filelock",
         "tqdm",

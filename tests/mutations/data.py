@@ -54,6 +54,27 @@ EDITS = {
             "pairs_alike": ('batch["source_segments"][here] = k', 'batch["source_segments"][here] = 1'),
         },
     ),
+    "transformer/data/chat.py": (
+        "tests/data/test_chat.py",
+        {
+            "targets_not_shifted": ("= tokens[:-1], tokens[1:]", "= tokens[:-1], tokens[:-1]"),
+            "weights_of_inputs": ("answers[first + 1 : first + n + 1]", "answers[first : first + n]"),
+            "one_segment": ("segment, np.arange(n)", "1, np.arange(n)"),
+        },
+    ),
+    "transformer/data/dialogues.py": (
+        "tests/data/test_chat.py",
+        {
+            "all_tokens_learned": ("[is_answer and i < stop for", "[i < stop for"),
+            "the_end_not_learned": ("stop = len(new) - new[::-1]", "stop = len(new) - 1 - new[::-1]"),
+            "any_answer_of_a_pair": ("found[: np.flatnonzero(~found)[-1]] = False", "pass"),
+            "special_tokens_from_text": ('if name in message["content"]:', "if False:"),
+        },
+    ),
+    "transformer/data/preferences.py": (
+        "tests/data/test_chat.py",
+        {"reference_of_others": ("self._reference_n2[numbers_bk[there_bk]]", "self._reference_n2[0]")},
+    ),
     "transformer/data/loader.py": (
         "tests/data/test_loader.py",
         {

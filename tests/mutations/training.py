@@ -1,6 +1,17 @@
 """Mutations of training, its sums and its processes: file -> (tests, {name: (text, replacement)})."""
 
 EDITS = {
+    "experiments/dpo.py": (
+        "tests/test_chat_run.py",
+        {
+            "no_reference": ('(log_p_bk2 - batch["reference"])', "log_p_bk2"),
+            "the_worse_is_better": (
+                "reward_bk2[..., 0] - reward_bk2[..., 1]",
+                "reward_bk2[..., 1] - reward_bk2[..., 0]",
+            ),
+            "prompts_count": ('-nll_bt * batch["answers"]', "-nll_bt"),
+        },
+    ),
     "transformer/sums.py": (
         "tests/training/test_step.py tests/training/test_token_losses.py tests/models/test_terms.py",
         {

@@ -7,6 +7,7 @@ import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
+from typing import Any
 
 import tokenizers
 from tokenizers import decoders, models, normalizers, pre_tokenizers
@@ -56,8 +57,8 @@ TOKENIZERS = {
 """Value of `data.tokenizer` -> how to make it; any other value is the path of a `tokenizer.json`."""
 
 
-NAMES = "tokenizer_config.json"
-"""The file, beside a `tokenizer.json`, that names the special tokens."""
+NAMES, TEMPLATE = "tokenizer_config.json", "chat_template.jinja"
+"""Files beside a `tokenizer.json`: one names the special tokens, and either may have a chat template."""
 
 
 def read_backend(path: Path) -> tokenizers.Tokenizer:
@@ -97,6 +98,33 @@ def special_in(path: Path, backend: tokenizers.Tokenizer) -> dict[str, str]:
     }
 
 
+def template_beside(file: Path) -> str:
+    """The chat template beside a `tokenizer.json`; "" if there is none.
+
+    Raises:
+      UserError: it cannot be read.
+    """
+    settings, template = file.with_name(NAMES), file.with_name(TEMPLATE)
+    try:
+        if template.is_file():
+            return template.read_text(encoding="utf-8")
+        found = json.loads(settings.read_text(encoding="utf-8")) if settings.is_file() else {}
+    except (OSError, ValueError, RecursionError) as error:
+        raise UserError(f"{template} or {settings.name} beside it: not readable ({error})") from None
+    return chat_template_in(found)
+
+
+def chat_template_in(settings: Any) -> str:
+    """The chat template in the values of a `tokenizer_config.json`, of several the one named "default"; ""
+    if there is none."""
+    found = settings.get("chat_template") if isinstance(settings, dict) else None
+    if isinstance(found, list):
+        found = {each.get("name"): each.get("template") for each in found if isinstance(each, dict)}.get(
+            "default"
+        )
+    return found if isinstance(found, str) else ""
+
+
 def _write(path: Path, text: str) -> None:
     part = Path(f"{path}.{os.getpid()}.part")
     part.write_text(text, encoding="utf-8")
@@ -121,6 +149,7 @@ class Tokenizer:
         backend.no_padding()
         backend.encode_special_tokens = True  # encode them as plain text
         self.backend, self.special = backend, dict(special)
+        self.chat_template = ""  # how messages become one text; "": not known
         self.bos_id, self.eos_id, self.pad_id = (backend.get_vocab()[names[role]] for role in ROLES)
 
     @classmethod
@@ -158,19 +187,23 @@ class Tokenizer:
     @classmethod
     def load(cls, path: str | os.PathLike) -> "Tokenizer":
         """Reads a `tokenizer.json` of this or another library, with the special tokens that a
-        `tokenizer_config.json` beside it names.
+        `tokenizer_config.json` beside it names, and its chat template.
 
         Raises:
           UserError: no such file, or another format.
         """
         file = Path(path).expanduser()
         backend = read_backend(file)
-        return cls(backend, special_in(file.with_name(NAMES), backend))
+        found = cls(backend, special_in(file.with_name(NAMES), backend))
+        found.chat_template = template_beside(file)
+        return found
 
     def save(self, path: str | os.PathLike) -> None:
-        """Writes `tokenizer.json` atomically, and `tokenizer_config.json` if it names special tokens."""
-        if self.special:
-            _write(Path(path).with_name(NAMES), json.dumps(self.special, ensure_ascii=False, indent=2))
+        """Writes `tokenizer.json` atomically, and `tokenizer_config.json` if it names special tokens or has a
+        chat template."""
+        template = {"chat_template": self.chat_template} if self.chat_template else {}
+        if settings := self.special | template:
+            _write(Path(path).with_name(NAMES), json.dumps(settings, ensure_ascii=False, indent=2))
         _write(Path(path), self.content)
 
     @property

@@ -12,6 +12,7 @@ from transformer.data.sources.docstrings import Docstrings
 from transformer.data.sources.files import TextFiles
 from transformer.data.sources.function_questions import FunctionQuestions
 from transformer.data.sources.inverse_text_normalization import InverseTextNormalization
+from transformer.data.sources.library_questions import LibraryQuestions
 from transformer.data.sources.line_files import Aligned, Columns, JsonLines
 from transformer.data.sources.snippets import Snippets
 from transformer.data.sources.squad import SquadFiles
@@ -34,6 +35,7 @@ SOURCES: dict[str, Callable[[str, str, Options], Source]] = {
     "written_forms": InverseTextNormalization,
     "function_questions": FunctionQuestions,
     "squad": SquadFiles,
+    "library_questions": LibraryQuestions,
 }
 """Kind -> constructor, called with the part after the colon, the split and the options."""
 
@@ -45,6 +47,7 @@ DIVIDED_BY = {
     "snippets": "text",
     "written_forms": "target",
     "function_questions": "context",
+    "library_questions": "path",
 }
 """How sources are split for which `split_by` is not supported."""
 
@@ -58,7 +61,7 @@ def open_source(name: str, split: str, *, cache_dir: str | Path = "", **options:
     "line", "paragraph"). Files have no splits: with `divide` they are split 90/5/5, otherwise every split is
     the whole. Records equal in the fields `split_by` (default: `reads`) are in one split. With `numbers` a
     field may be a number, which is read as text; with `lists` it may be a JSON list of alternative texts, of
-    which the first is read.
+    which the first is read; with `structures` it may be any JSON list or object, whose text is its JSON.
 
     Raises:
       UserError: unknown source or split; missing, unreadable or empty files; an unknown field;

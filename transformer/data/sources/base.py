@@ -32,7 +32,8 @@ class Options:
     """Options of a source: the `folder` of prepared data; the `field` of the text; the unit of a `document`
     of plain text; whether to `divide` data without splits (otherwise every split is the whole); whether
     `numbers` are read as text; all `fields` that several sources read of the same records ((): only `field`);
-    whether the text may be in `lists` of alternatives, of which the first is read.
+    whether the text may be in `lists` of alternatives, of which the first is read; whether it may be any of
+    JSON's `structures`, whose text is its JSON.
 
     Records equal in the fields `split_by`, or without these in `reads` (the fields that a model reads), or
     without both in all fields, are in one split."""
@@ -46,6 +47,7 @@ class Options:
     reads: Sequence[str] = ()
     split_by: Sequence[str] = ()
     lists: bool = False
+    structures: bool = False
 
     @property
     def asked(self) -> Sequence[str]:

@@ -85,6 +85,8 @@ class JsonLines(LineFiles):
         value = record.get(self.field)
         if self._options.numbers and isinstance(value, int | float):
             record[self.field] = json.dumps(value)
+        if self._options.structures and isinstance(value, list | dict):
+            record[self.field] = json.dumps(value)
         if self._options.lists and (texts := _listed(value)) is not None:
             record[self.field] = texts[0] if texts else ""
         try:

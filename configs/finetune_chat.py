@@ -1,0 +1,40 @@
+"""Fine-tuning of a language model on conversations: questions about functions of Python's standard library,
+answered by their docstrings. The loss is that of the answers alone.
+
+    python launch.py --config=configs/lm.py
+    python launch.py --config=configs/finetune_chat.py --config.initialize_from=runs/lm
+    python launch.py --workdir=runs/finetune_chat --mode=predict --prompt='What does loads(s) of json do?'
+
+Your own conversations are JSON lines, {"messages": [{"role": "user", "content": "..."}, {"role": "assistant",
+"content": "..."}]}: --config.data.source=jsonl:PATH. To train LoRA of the attention's projections only, add
+--config.model.lora_rank=8 --config.model.lora_layers=attention/ --config.optimizer.train_only=lora.
+
+Cost: see docs/chat.md.
+Result: see docs/chat.md.
+"""
+
+from ml_collections import ConfigDict
+
+from configs import base
+
+
+def get_config(preset: str = "") -> ConfigDict:
+    """The run, or its `tiny` version for smoke tests."""
+    config = base.defaults("chat")
+    config.optimizer.learning_rate = 5e-4
+    config.optimizer.warmup_steps = 10
+    config.train.steps = 150
+    config.train.evaluate_every = 50
+    config.sample.prompt = "What does loads(s) of json do?"
+    config.sample.temperature = 0.0
+    return base.choose(config, preset, {"tiny": TINY})
+
+
+TINY: dict[str, dict] = {
+    "model": {"d_model": 32, "num_layers": 1, "num_heads": 2, "d_ff": 64, "max_length": 512},
+    "data": {"tokenizer": "bytes", "sequence_length": 256},
+    "optimizer": {"warmup_steps": 1, "decay_steps": 1},
+    "train": {"steps": 2, "batch_size": 8, "evaluate_every": 0, "evaluate_batches": 1, "checkpoint_every": 0},
+    "sample": {"max_new_tokens": 8},
+}
+"""Keys for smoke tests: seconds of training."""

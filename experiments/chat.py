@@ -1,0 +1,113 @@
+"""Fine-tuning on conversations: predict the assistant's answers from the messages before them."""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from experiments.language_modeling import LanguageModeling, LanguageModelingConfig
+from transformer.data.chat import ChatData, ChatDataConfig
+from transformer.data.chat_template import conversation
+from transformer.data.tokenizers import Tokenizer
+from transformer.decoding.completion import ContextWindow, TextGenerator
+from transformer.errors import UserError
+from transformer.evaluation.scoring import Row
+from transformer.run_folder import RunFolder
+from transformer.training.experiment import Params
+from transformer.training.hooks import Hook, Samples
+
+
+@dataclass(frozen=True)
+class ChatConfig(LanguageModelingConfig):
+    """The config of a run: one group of keys for each part."""
+
+    data: ChatDataConfig  # type: ignore[assignment]
+
+    scheduled: ClassVar[tuple[str, ...]] = ("batch_size", "window")
+
+
+class Chat(LanguageModeling):
+    """A decoder trained on packed conversations; the loss is -log p(token | those before it) of the tokens of
+    answers and of their ends.
+
+    A text to predict is a message of the user, or a conversation as JSON, whose last messages are answered.
+    """
+
+    Config: type[Any] = ChatConfig
+    Data: type[ChatData] = ChatData
+    continues = False
+
+    def __init__(self, config: Any, tokenizer: Tokenizer | None = None) -> None:
+        """`tokenizer` is that of the run folder; by default that of the config."""
+        self.config, self.data = config, self.Data(config.data, tokenizer)
+        self.model = config.model.build(self.data.tokenizer.vocab_size)
+
+    def hooks(self, folder: RunFolder) -> list[Hook]:
+        """Answers to the configured prompt."""
+
+        def sample(params: Params) -> str:
+            answers = next(self.predict(params, [self.config.sample.prompt]))
+            return "\n\n".join([self.config.sample.prompt, *answers])
+
+        return [Samples(self.config.train.sample_every, sample, folder.samples)]
+
+    def problem(self, text: str) -> str:
+        """Why a text cannot be answered, or ""."""
+        try:
+            self._prompt(text)
+        except UserError as error:
+            return str(error)
+        return ""
+
+    def row(self, text: str, continuation: str) -> Row:
+        """The messages of a text and an answer with its end; the first tokens of those that are too long are
+        dropped."""
+        prompt, answer, most = self._prompt(text), self.data.chat.answer(continuation), self.longest
+        if len(answer) > most:
+            raise UserError(f"an answer of {len(answer)} tokens; the model reads {most} (model.max_length)")
+        unread = max(0, len(prompt) + len(answer) - 1 - most)
+        kept = prompt[unread:]
+        return Row([*kept, *answer], len(kept), unread=unread)
+
+    def data_lines(self) -> list[str]:
+        """The number of records, the share of padding, and how many were truncated or left out."""
+        rows: Any = self.train_data().rows  # type: ignore[attr-defined]
+        most = f"data.sequence_length {self.config.data.sequence_length}"
+        lines = [
+            f"{rows.records:,} training records in {len(rows):,} rows, {rows.padding:.1%} of them padding"
+        ]
+        lines += [f"{rows.cut:,} records are truncated to {most}"] if rows.cut else []
+        return lines + (
+            [f"{rows.skipped:,} records are left out: longer than {most}"] if rows.skipped else []
+        )
+
+    def example_flags(self) -> list[str]:
+        """The first question of the validation split."""
+        return [f"--prompt={self.data.source('validation').opening(0)[-1]['content']}"]
+
+    def result_lines(self, measured: dict[str, float]) -> list[str]:
+        """The loss of answers has no baseline."""
+        return []
+
+    def _prompt(self, text: str) -> list[int]:
+        messages = conversation(text)
+        if messages[-1]["role"] == "assistant":
+            raise UserError("the conversation ends with an answer; end it with a message of the user")
+        return self.data.chat.prompt(messages)
+
+    def _prompts(self, texts: Iterable[str], first: int = 0) -> Iterator[list[int]]:
+        """The tokens of each conversation and of the beginning of an answer."""
+        c = self.config
+        for number, text in enumerate(texts, first + 1):
+            try:
+                tokens = self._prompt(text)
+            except UserError as error:
+                raise UserError(f"--prompt or --input: text {number}: {error}") from None
+            length = len(tokens) + c.sample.max_new_tokens - 1
+            if length > min(c.model.max_length, c.data.sequence_length):
+                self._note_length(number, len(tokens), length)
+            yield tokens
+
+    def _generator(self, params: Params) -> TextGenerator:
+        window = ContextWindow(self.data.chat.end_id, self.config.model.max_length, rolling=True)
+        found = super()._generator(params)
+        return TextGenerator(found.stepper, found.tokenizer, found.config, window, continues=True)

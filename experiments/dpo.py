@@ -1,0 +1,120 @@
+"""Direct preference optimisation: make better answers likelier than worse ones, relative to a reference."""
+
+import functools
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from experiments.chat import Chat, ChatConfig
+from transformer.config import Bounded, Nonnegative, PositiveFloat, to_values
+from transformer.data.disk_cache import build_once, digest
+from transformer.data.preferences import PreferenceData, PreferenceDataConfig
+from transformer.data.tokenizers import Tokenizer
+from transformer.errors import UserError
+from transformer.evaluation.likelihood import everywhere, likelihood_evaluator
+from transformer.training.checksums import checksums
+from transformer.training.experiment import Batch, Params, Put
+from transformer.training.hooks import Evaluator
+from transformer.training.metrics import Sum
+from transformer.training.run import Run
+from transformer.training.token_losses import chunked, token_loss
+
+
+@dataclass(frozen=True)
+class PreferenceLossConfig(Bounded):
+    """The loss of each pair."""
+
+    beta: PositiveFloat = 0.1  # how much a difference from the reference counts
+    chunk_size: Nonnegative = 0  # tokens whose logits are in memory at once; 0: all
+
+
+@dataclass(frozen=True)
+class PreferenceConfig(ChatConfig):
+    """The config of a run: one group of keys for each part."""
+
+    data: PreferenceDataConfig  # type: ignore[assignment]
+    loss: PreferenceLossConfig  # type: ignore[assignment]
+
+
+class PreferenceOptimization(Chat):
+    """-log sigmoid(m), m = beta (log p(y_w | x) / q(y_w | x) - log p(y_l | x) / q(y_l | x)), for the better
+    answer y_w and the worse one y_l to x; p is the model and q the reference, the model as training begins:
+    with `initialize_from` that run's, before any adapters of this one.
+
+    The log-likelihoods by q do not change, and are computed once, before training, and cached.
+    Source: Rafailov et al. 2023 (DPO), equation 7.
+    """
+
+    Config = PreferenceConfig
+    Data = PreferenceData
+    measures = None  # type: ignore[assignment]
+
+    def __init__(self, config: PreferenceConfig, tokenizer: Tokenizer | None = None) -> None:
+        super().__init__(config, tokenizer)
+        self.data.reference, self.data.reference_identity = self.reference, lambda: self._identity
+
+    def loss(self, params: Params, batch: Batch, rng: jax.Array, train: bool) -> dict[str, Sum]:
+        """`loss`, nats per pair; `accuracy`, the share of m > 0; `margin`, the mean of m; `chosen` and
+        `rejected`, its two terms."""
+        log_p_bk2 = self._log_likelihoods(params, batch, train=train, rngs={"dropout": rng})
+        reward_bk2 = self.config.loss.beta * (log_p_bk2 - batch["reference"])
+        margin_bk, weights_bk = reward_bk2[..., 0] - reward_bk2[..., 1], batch["weights"]
+        terms = {"loss": -jax.nn.log_sigmoid(margin_bk), "accuracy": margin_bk > 0, "margin": margin_bk}
+        terms |= {"chosen": reward_bk2[..., 0], "rejected": reward_bk2[..., 1]}
+        return {name: Sum.of(value.astype(jnp.float32), weights_bk) for name, value in terms.items()}
+
+    def weigh(self, batch: Batch) -> dict[str, jax.Array]:
+        """The number of pairs."""
+        return {"loss": jnp.sum(batch["weights"])}
+
+    def evaluators(self, put: Put, split: str = "validation") -> dict[str, Evaluator]:
+        """The terms of a split."""
+        return {"eval": likelihood_evaluator(self, self.loader(split), put, perplexity=False)}
+
+    def _log_likelihoods(self, params: Params, batch: Batch, **options: Any) -> jax.Array:
+        """log p of both answers of each pair, (b, k, 2) float32: sums over their tokens."""
+
+        def head(x_btd: jax.Array, targets_bt: jax.Array) -> tuple[jax.Array, ...]:
+            logits_btv = self.model.apply({"params": params}, x_btd, method="unembed")
+            return token_loss(logits_btv, targets_bt, self.model.vocab_size)
+
+        x_btd = self.hidden(params, batch, **options)
+        nll_bt, *_ = chunked(head, x_btd, batch["targets"], self.config.loss.chunk_size)
+        (b, k, _), segments_bt = batch["reference"].shape, batch["segments"]
+        add = functools.partial(jax.ops.segment_sum, num_segments=2 * k + 1)
+        return jax.vmap(add)(-nll_bt * batch["answers"], segments_bt)[:, 1:].reshape(b, k, 2)
+
+    def reference(self, split: str) -> np.ndarray:
+        """The log-likelihoods (n, 2) by the reference of both answers of the records of a split."""
+        rows = self.data.pairs(split)
+
+        def build(new: Path) -> None:
+            run, params = self._initial()
+            found_n2 = np.zeros((len(rows.sequences) // 2, 2), np.float32)
+            with run.placed():
+                measure = jax.jit(lambda *inputs: everywhere(self._log_likelihoods(*inputs)))
+                for first in range(0, len(rows), size := self.batch_size()):
+                    which = np.arange(first, first + size)
+                    which[which >= len(rows)] = -1  # padding
+                    numbers_bk = rows.documents(which)
+                    log_p_bk2 = np.asarray(measure(params, run.put(rows.batch(which))))
+                    found_n2[numbers_bk[numbers_bk >= 0]] = log_p_bk2[numbers_bk >= 0]
+            np.save(new / "log_likelihoods.npy", found_n2)
+
+        key = digest(self._identity, to_values(self.config.model), rows.identity)
+        return np.load(build_once(self.data.folder / "references" / key, build) / "log_likelihoods.npy")
+
+    @functools.cached_property
+    def _identity(self) -> str:
+        return digest(checksums(self._initial()[1]))
+
+    def _initial(self) -> tuple[Run, Params]:
+        if jax.process_count() > 1:
+            raise UserError("config.experiment: 'dpo' computes its reference in one process")
+        run = Run(self, self.config, self.data.folder / "references" / "no run")
+        with run.placed():
+            return run, run.first_state().params

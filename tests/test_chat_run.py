@@ -1,0 +1,218 @@
+import json
+import math
+import shutil
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from flax import traverse_util
+
+import launch
+from commands import opening
+from experiments.dpo import PreferenceOptimization
+from tests import runs
+from transformer.data.dialogues import Preferences
+from transformer.training.checkpoint import State
+from transformer.training.run import Run
+from transformer.training.step import make_train_step
+
+pytestmark = pytest.mark.usefixtures("in_root")
+
+TALK = json.dumps([{"role": "user", "content": "what is 1 and 1?"}, {"role": "assistant", "content": "2"}])
+
+AGAIN = '{"role": "user", "content": "and 1?"}'
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory) -> str:
+    """Questions with a short answer and a long one, each in turn the better one."""
+    records = []
+    for i in range(48):
+        prompt, answers = f"what is {i} and {i}?", (f"{2 * i}", f"it is {2 * i}, ünd so ön")
+        chosen, rejected = answers[:: 1 if i % 2 else -1]
+        talk = [{"role": "user", "content": prompt}, {"role": "assistant", "content": answers[1]}]
+        records.append({"messages": talk, "prompt": prompt, "chosen": chosen, "rejected": rejected})
+    file = tmp_path_factory.mktemp("data") / "a.jsonl"
+    file.write_text("".join(json.dumps(record) + "\n" for record in records))
+    return f"jsonl:{file}"
+
+
+def train(config: str, workdir, source: str, *keys: str) -> int:
+    given = [f"--config.data.source={source}", "--config.data.sequence_length=192", *keys]
+    return launch.main([f"--config=configs/{config}.py:tiny", f"--workdir={workdir}", *given])
+
+
+@pytest.fixture(scope="module")
+def tuned(source, tmp_path_factory):
+    """A run of conversations."""
+    folder = tmp_path_factory.mktemp("runs") / "chat"
+    keys = ["--config.model.num_layers=2", "--config.data.tokenizer=bpe", "--config.data.vocab_size=300"]
+    assert train("finetune_chat", folder, source, *keys) == 0
+    return folder
+
+
+def dpo(tuned, source: str, *keys: str, workdir="") -> tuple[Run, PreferenceOptimization]:
+    values = opening.read_config("configs/dpo.py:tiny", [("initialize_from", str(tuned))])
+    overrides = [("data.source", source), ("data.sequence_length", "192"), *(key.split("=") for key in keys)]
+    folder = opening.Workdir(workdir or tuned.parent / "none")
+    run = opening.open_run(folder, opening.check_config(opening.inherit(values, folder), overrides))
+    return run, run.experiment
+
+
+def alone(experiment: PreferenceOptimization):
+    """(params) -> for each record of the training split, for both answers, its log-likelihood and the
+    gradient of that, each conversation by itself."""
+    source = experiment.data.source("train")
+    assert isinstance(source, Preferences)
+    encoded = []
+    for index in range(len(source)):
+        for talk in source.conversations(index):
+            ids, answers = experiment.data.chat.encode(talk, last_only=True)
+            encoded.append((np.pad(ids, (0, 96 - len(ids))), len(ids), int(answers.argmax())))
+
+    @jax.jit
+    @jax.value_and_grad
+    def likelihood(params, tokens, length, start):
+        logits = experiment.model.apply({"params": params}, tokens[None])[0]
+        log_p = jax.nn.log_softmax(logits[..., : experiment.model.vocab_size], axis=-1)
+        own = jnp.take_along_axis(log_p[:-1], tokens[1:, None], axis=1)[:, 0]
+        place = jnp.arange(95)
+        return jnp.sum(jnp.where((place >= start - 1) & (place < length - 1), own, 0.0))
+
+    def of_all(params):
+        found = [likelihood(params, *each) for each in encoded]
+        values = np.array([float(value) for value, _ in found]).reshape(-1, 2)
+        return values, [gradient for _, gradient in found]
+
+    return of_all
+
+
+def moved(params, seed: int = 1):
+    leaves, structure = jax.tree.flatten(params)
+    keys = jax.random.split(jax.random.key(seed), len(leaves))
+    return structure.unflatten(
+        [x + 0.1 * jax.random.normal(k, x.shape) for x, k in zip(leaves, keys, strict=True)]
+    )
+
+
+def test_the_loss_and_its_gradient_are_those_of_equation_7_also_in_microbatches(tuned, source):
+    _, experiment = dpo(tuned, source)
+    start = jax.device_get(opening.load(tuned)[1])
+    params, beta, of_all = moved(start), experiment.config.loss.beta, alone(experiment)
+    (log_p, gradients), (log_q, _) = of_all(params), of_all(start)
+    np.testing.assert_allclose(experiment.reference("train"), log_q, rtol=1e-5)
+    margins = beta * (log_p - log_q) @ [1.0, -1.0]
+    rows = experiment.data.rows("train")
+    batch = rows.batch(np.array([*range(len(rows)), *[-1] * (len(rows) % 2)]))
+    terms = jax.jit(lambda p: experiment.loss(p, batch, jax.random.key(0), True))(params)
+    assert float(terms["loss"].weight) == len(margins)
+    wanted = {
+        "loss": np.log1p(np.exp(-margins)).mean(),
+        "accuracy": (margins > 0).mean(),
+        "margin": margins.mean(),
+    }
+    assert 0 < wanted["accuracy"] < 1 and margins.std() > 0.05
+    for name, value in wanted.items():
+        assert float(terms[name].mean) == pytest.approx(value, abs=2e-5), name
+    # The gradient, as below equation 7: -beta sigmoid(-m) (grad log p(y_w | x) - grad log p(y_l | x)).
+    expected = jax.tree.map(jnp.zeros_like, params)
+    for margin, better, worse in zip(margins, gradients[::2], gradients[1::2], strict=True):
+        scale = -beta / (1 + math.exp(margin)) / len(margins)
+        expected = jax.tree.map(lambda e, b, w, s=scale: e + s * (b - w), expected, better, worse)
+    for parts in (1, 2):
+        step = make_train_step(experiment, optax.sgd(1.0), seed=0, microbatches=parts)
+        new, _ = jax.jit(step)(State.create(params, optax.sgd(1.0), False, None), batch)
+        errors = jax.tree.map(lambda old, new, e: old - new - e, params, new.params, expected)
+        assert float(optax.tree.norm(errors) / optax.tree.norm(expected)) < 1e-3
+
+
+@pytest.mark.thorough
+def test_the_reference_is_the_model_as_training_begins_on_any_mesh_and_with_adapters(tuned, source):
+    plain = dpo(tuned, source)[1].reference("train")
+    for keys in (
+        ["model.lora_rank=2", "model.lora_layers=."],
+        ["parallel.mesh.fsdp=2", "parallel.mesh.tensor=2", "parallel.mesh.data=2"],
+    ):
+        run, experiment = dpo(tuned, source, *keys)
+        with run.placed():
+            found = experiment.reference("train")
+            state, batch = run.first_state(), run.put(run.loader.batch_at(0))
+            terms = jax.jit(lambda *given, e=experiment: e.loss(*given, jax.random.key(0), False))(
+                state.params, batch
+            )
+        np.testing.assert_allclose(found, plain, rtol=1e-4)
+        assert float(terms["loss"].mean) == pytest.approx(math.log(2), abs=1e-4)
+        assert abs(float(terms["margin"].mean)) < 1e-4
+
+
+@pytest.mark.thorough
+def test_a_run_goes_on_as_if_it_had_not_stopped_and_only_with_its_reference(tuned, source, tmp_path, capfd):
+    keys = [
+        f"--config.initialize_from={tuned}",
+        "--config.model.lora_rank=2",
+        "--config.model.lora_layers=query|feed_forward/up",
+        "--config.optimizer.train_only=lora",
+        "--config.model.dtype=bfloat16",
+        "--config.parallel.mesh.fsdp=2",
+        "--config.parallel.microbatches=2",
+        "--config.train.batch_size=16",
+        "--config.train.steps=4",
+        "--config.train.checkpoint_every=2",
+        "--config.train.keep_last=2",
+    ]
+    assert train("dpo", tmp_path / "whole", source, *keys) == 0, capfd.readouterr().err
+    shutil.copytree(tmp_path / "whole", tmp_path / "again")
+    shutil.rmtree(tmp_path / "again" / "checkpoints" / "4")
+    assert launch.main([f"--workdir={tmp_path}/again"]) == 0, capfd.readouterr().err
+    whole, again = (runs.state(tmp_path / name) for name in ("whole", "again"))
+    jax.tree.map(np.testing.assert_array_equal, whole, again)
+    frozen = traverse_util.flatten_dict(jax.device_get(opening.load(tuned)[1]), sep="/")
+    for path, value in traverse_util.flatten_dict(whole.params, sep="/").items():
+        assert "lora" in path or np.array_equal(value, frozen[path])
+    metrics = [json.loads(line) for line in (tmp_path / "whole" / "metrics.jsonl").read_text().splitlines()]
+    assert {"eval/loss", "eval/accuracy", "eval/margin", "train/margin"} <= metrics[-1].keys()
+    capfd.readouterr()
+    assert launch.main([f"--workdir={tmp_path}/whole", "--mode=evaluate"]) == 0
+    loss = runs.measured(capfd.readouterr().out)["eval/loss"]
+    assert loss == pytest.approx(metrics[-1]["eval/loss"], abs=1e-4)
+    other = tmp_path / "other"
+    assert train("finetune_chat", other, source, f"--config.initialize_from={tuned}") == 0
+    capfd.readouterr()
+    more = [f"--config.initialize_from={other}", "--config.train.steps=6"]
+    assert launch.main([f"--workdir={tmp_path}/whole", *more]) == 2
+
+
+def test_a_conversation_goes_on_in_prediction(tuned, tmp_path, capfd):
+    predict = [f"--workdir={tuned}", "--mode=predict", "--temperature=0"]
+    capfd.readouterr()
+    answers = []
+    for prompt in ("and 1?", '[{"role": "user", "content": "and 1?"}]', f"{TALK[:-1]}, {AGAIN}]"):
+        assert launch.main([*predict, f"--prompt={prompt}"]) == 0, capfd.readouterr().err
+        answers.append(capfd.readouterr().out)
+    assert answers[0] == answers[1] and answers[0]
+    (tmp_path / "a.jsonl").write_text('{"messages": [{"role": "user", "content": "and 1?"}]}\n' + TALK + "\n")
+    assert launch.main([*predict, f"--input={tmp_path}/a.jsonl"]) == 2
+    assert f"{tmp_path}/a.jsonl:2 the conversation ends with an answer" in capfd.readouterr().err
+    assert launch.main([*predict, f"--input=jsonl:{tmp_path}/b.jsonl"]) == 2
+    (tmp_path / "b.jsonl").write_text(f'{{"messages": {TALK}}}\n')
+    capfd.readouterr()
+    assert launch.main([*predict, f"--input=jsonl:{tmp_path}/b.jsonl"]) == 0
+    assert len(capfd.readouterr().out.splitlines()) == 1
+
+
+def test_scores_are_of_the_answer_with_its_end(tuned):
+    run, params = opening.load(tuned)
+    data, model = run.experiment.data, run.experiment.model
+    logits_of = jax.jit(lambda params, tokens: model.apply({"params": params}, tokens))
+    pairs = [("what is 3 and 3?", "6"), ("what is 3 and 3?", "it is 6, ünd so ön")]
+    found = [*run.experiment.score(params, pairs)]
+    for (text, answer), score in zip(pairs, found, strict=True):
+        talk = [{"role": "user", "content": text}, {"role": "assistant", "content": answer}]
+        ids, answers = data.chat.encode(talk)
+        padded = np.pad(ids, (0, 96 - len(ids)))[None]
+        log_p = jax.nn.log_softmax(logits_of(params, padded)[0, :, : model.vocab_size], axis=-1)
+        own = [float(log_p[i - 1, ids[i]]) for i in np.flatnonzero(answers)]
+        assert score.tokens == len(own)
+        assert score.log_likelihood == pytest.approx(sum(own), abs=1e-3)

@@ -1,0 +1,179 @@
+"""Chat templates: a conversation as one text, in pieces that are answers and pieces that are not."""
+
+import contextlib
+import functools
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import jinja2
+from jinja2 import nodes
+from jinja2.ext import Extension
+from jinja2.sandbox import ImmutableSandboxedEnvironment, SecurityError
+
+from transformer.data.tokenizers import chat_template_in
+from transformer.errors import UserError
+
+Message = Mapping[str, str]
+"""{"role": one of `ROLES`, "content": its text}."""
+
+ROLES = ("system", "user", "assistant")
+"""Who may speak; an answer is a message of the assistant."""
+
+PLAIN = (
+    "{{ bos_token }}"
+    "{% for message in messages %}{{ message.role }}:\n{{ message.content }}{{ eos_token }}\n{% endfor %}"
+    "{% if add_generation_prompt %}assistant:\n{% endif %}"
+)
+"""The template `plain`: no text can end a message, because the end token is never encoded from text."""
+
+LARGEST = 1 << 20
+"""The largest number that a template may multiply or raise to a power."""
+
+
+@dataclass(frozen=True)
+class ChatTemplate:
+    """A Jinja template, and the names of the special tokens that it may use, {"eos_token": "</s>"}.
+
+    It is rendered in a sandbox in which it can change nothing and call nothing of Python's.
+    """
+
+    source: str = PLAIN
+    tokens: Mapping[str, str] = field(default_factory=dict)
+
+    @classmethod
+    def read(cls, path: str | Path) -> "ChatTemplate":
+        """The template in a file, a `tokenizer_config.json` or a text in Jinja's language.
+
+        Raises:
+          UserError: the file cannot be read, or has no template.
+        """
+        try:
+            text = Path(path).expanduser().read_text(encoding="utf-8")
+            source = chat_template_in(json.loads(text)) if str(path).endswith(".json") else text
+        except (OSError, ValueError, RecursionError) as error:
+            raise UserError(f"{path}: cannot be read ({getattr(error, 'strerror', None) or error})") from None
+        if not source:
+            raise UserError(f"{path}: there is no chat template in it")
+        return cls(source)
+
+    def pieces(self, messages: Sequence[Message], answering: bool = False) -> list[tuple[str, bool]]:
+        """The conversation up to its last answer, with `answering` up to the beginning of the next one:
+        (text, whether it is an answer with what ends it).
+
+        Answer i is what the messages up to i add to those before it and the beginning of an answer.
+
+        Raises:
+          UserError: the template refuses the messages, or writes earlier ones otherwise when others follow.
+        """
+        found, done = [], ""
+        for i, message in enumerate(messages):
+            if message["role"] == "assistant":
+                before, after = self.render(messages[:i], True), self.render(messages[: i + 1])
+                found += [(_added(done, before), False), (_added(before, after), True)]
+                done = after
+        if answering:
+            found.append((_added(done, self.render(messages, True)), False))
+        return found
+
+    def render(self, messages: Sequence[Message], answering: bool = False) -> str:
+        """The text of the messages, with `answering` and the beginning of an answer. Raises as `pieces`."""
+        values = {**self.tokens, "messages": [*map(dict, messages)], "add_generation_prompt": answering}
+        try:
+            return _compile(self.source).render(values)
+        except jinja2.TemplateSyntaxError as error:
+            raise UserError(f"line {error.lineno} of the chat template: {error.message}") from None
+        except (jinja2.TemplateError, TypeError, ValueError, ArithmeticError, LookupError) as error:
+            raise UserError(f"the chat template refuses it: {' '.join(str(error).split())}") from None
+
+
+def check_messages(value: Any) -> list[Message]:
+    """The messages of a conversation.
+
+    Raises:
+      UserError: it is no list of messages with a role and a text, or an answer is empty.
+    """
+    if not isinstance(value, list) or not value:
+        raise UserError(f"expected messages, each with role and content; found {_short(value)}")
+    for number, message in enumerate(value, 1):
+        where = f"message {number}"
+        if not isinstance(message, dict) or not {"role", "content"} <= message.keys():
+            raise UserError(f"{where}: expected role and content, found {_short(message)}")
+        role, content = message["role"], message["content"]
+        if role not in ROLES:
+            raise UserError(f"{where}: role {role!r}; expected one of {', '.join(ROLES)}")
+        if not isinstance(content, str):
+            raise UserError(f"{where}: content is {type(content).__name__}; expected text")
+        if role == "assistant" and not content.strip():
+            raise UserError(f"{where}: the answer is empty")
+    return [{"role": message["role"], "content": message["content"]} for message in value]
+
+
+def conversation(text: str) -> list[Message]:
+    """The messages of a text: those of a JSON list of messages, or of a record with `messages`; any other
+    text is a message of the user. Raises as `check_messages`."""
+    value: Any = None
+    if text.lstrip()[:1] in ("[", "{"):
+        with contextlib.suppress(ValueError):
+            value = json.loads(text)
+    if isinstance(value, dict) and "messages" in value:
+        return check_messages(value["messages"])
+    if isinstance(value, list) and any(isinstance(each, dict) and "role" in each for each in value):
+        return check_messages(value)
+    return [{"role": "user", "content": text}]
+
+
+class Generation(Extension):
+    """`{% generation %}...{% endgeneration %}`, with which templates mark answers: the text inside."""
+
+    tags = {"generation"}  # noqa: RUF012 (the name that Jinja reads)
+
+    def parse(self, parser: Any) -> list[nodes.Node]:
+        """The nodes between the two tags."""
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+class Sandbox(ImmutableSandboxedEnvironment):
+    """Jinja's sandbox, in which a template also cannot make a text as large as the memory."""
+
+    intercepted_binops = frozenset(["*", "**"])
+
+    def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
+        """The product or the power of small numbers."""
+        if any(not isinstance(each, int | float) or abs(each) > LARGEST for each in (left, right)):
+            raise SecurityError(f"{operator} of other than small numbers")
+        if operator == "**" and abs(right) > 64:
+            raise SecurityError("** with a large exponent")
+        return super().call_binop(context, operator, left, right)
+
+
+@functools.lru_cache(16)
+def _compile(source: str) -> jinja2.Template:
+    extensions = ["jinja2.ext.loopcontrols", Generation]
+    sandbox = Sandbox(trim_blocks=True, lstrip_blocks=True, extensions=extensions)
+    sandbox.filters["tojson"] = _to_json
+    sandbox.globals["raise_exception"] = _refuse
+    # No clock: the tokens of a conversation do not depend on the day.
+    return sandbox.from_string(source)
+
+
+def _to_json(value: Any, indent: int | None = None, **options: Any) -> str:
+    return json.dumps(value, ensure_ascii=False, indent=indent)
+
+
+def _refuse(message: str) -> Iterator[None]:
+    raise jinja2.TemplateError(message)
+
+
+def _added(before: str, after: str) -> str:
+    if not after.startswith(before):
+        raise UserError("the chat template writes earlier messages otherwise when others follow")
+    return after[len(before) :]
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."

@@ -1,0 +1,222 @@
+"""Conversations and preferences as sources, and their tokens with the answers marked."""
+
+import functools
+import json
+from abc import abstractmethod
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tokenizers
+from tqdm import tqdm
+
+from transformer.data.chat_template import ChatTemplate, Message, check_messages, conversation
+from transformer.data.disk_cache import build_once, digest
+from transformer.data.sources import Source
+from transformer.data.token_cache import BAR
+from transformer.data.tokenizers import Tokenizer
+from transformer.errors import UserError
+
+
+class Dialogues(Source):
+    """Records of `each` conversations, from the fields that `parts` read of the same records.
+
+    The text of a record, on which a tokenizer may be trained, is that of its messages without a template.
+    """
+
+    each: int
+    last_only = False
+    """Whether only the last answer of a conversation is one to learn."""
+
+    def __init__(self, parts: Sequence[Source]) -> None:
+        self._parts = parts
+        self.name = parts[0].name
+        self.identity = digest(type(self).__name__, [part.identity for part in parts])
+
+    def __len__(self) -> int:
+        return len(self._parts[0])
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        messages = (message for each in self.conversations(index) for message in each)
+        return {self.field: "\n".join(message["content"] for message in messages)}
+
+    @property
+    def content(self) -> dict[str, Any]:
+        """The content of all fields."""
+        return {name: content for part in self._parts for name, content in part.content.items()}
+
+    def place(self, index: int) -> str:
+        """The file and the line of a record."""
+        return self._parts[0].place(index)
+
+    def conversations(self, index: int) -> list[list[Message]]:
+        """The conversations of a record.
+
+        Raises:
+          UserError: it has no such conversations; the message names its place.
+        """
+        try:
+            return self._read(*(part.text(index) for part in self._parts))
+        except UserError as error:
+            raise UserError(f"{self.place(index)}: {error}") from None
+
+    def opening(self, index: int) -> list[Message]:
+        """The messages of a record up to its last answer."""
+        messages = self.conversations(index)[0]
+        last = max(i for i, message in enumerate(messages) if message["role"] == "assistant")
+        return messages[:last]
+
+    @abstractmethod
+    def _read(self, *texts: str) -> list[list[Message]]:
+        """The conversations in the texts of the fields."""
+
+
+class Conversations(Dialogues):
+    """One conversation in each record, with at least one answer."""
+
+    each = 1
+
+    def _read(self, *texts: str) -> list[list[Message]]:
+        messages = check_messages(json.loads(texts[0]) if texts[0].lstrip().startswith("[") else texts[0])
+        if all(message["role"] != "assistant" for message in messages):
+            raise UserError("no message of the assistant: there is nothing to learn")
+        return [messages]
+
+
+class Preferences(Dialogues):
+    """The chosen and the rejected answer to the same prompt, which is a text or messages."""
+
+    each = 2
+    last_only = True
+
+    def _read(self, *texts: str) -> list[list[Message]]:
+        prompt, *answers = texts
+        before = conversation(prompt)
+        if before[-1]["role"] == "assistant":
+            raise UserError("the prompt ends with an answer")
+        return [[*before, self._answer(text)] for text in answers]
+
+    def _answer(self, text: str) -> Message:
+        messages = conversation(text)
+        if len(messages) != 1:
+            raise UserError(f"{len(messages)} messages as an answer; expected one")
+        return check_messages([{"role": "assistant", "content": messages[0]["content"]}])[0]
+
+
+class ChatTokens:
+    """Conversations as tokens, by a template and a tokenizer whose special tokens the template may use.
+
+    Raises:
+      UserError: the template ends answers with no special token, so that their end cannot be recognised.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, template: ChatTemplate) -> None:
+        ids = {"bos_token": tokenizer.bos_id, "eos_token": tokenizer.eos_id, "pad_token": tokenizer.pad_id}
+        self.template = ChatTemplate(template.source, {role: tokenizer.name(i) for role, i in ids.items()})
+        self.identity = digest("chat", tokenizer.identity, self.template.source, self.template.tokens)
+        self._backend = tokenizers.Tokenizer.from_str(tokenizer.content)
+        self._backend.encode_special_tokens = False
+        added = self._backend.get_added_tokens_decoder()
+        self._special = {i: token.content for i, token in added.items() if token.special}
+        talk = [{"role": "user", "content": "question"}, {"role": "assistant", "content": "answer"}]
+        answer, _ = self.template.pieces(talk)[-1]
+        ends = [i for i in self._ids(answer) if i in self._special]
+        if not ends:
+            raise UserError("the template ends answers with no special token of the tokenizer")
+        self.end_id: int = ends[0]
+
+    def encode(self, messages: Sequence[Message], last_only: bool = False) -> tuple[np.ndarray, np.ndarray]:
+        """The tokens (m,) up to the end of the last answer, and whether each is one of an answer or its end;
+        with `last_only` of the last answer. Each piece is encoded alone, as in `prompt`.
+
+        Raises:
+          UserError: a message has the text of a special token, or the template refuses the messages.
+        """
+        self._check(messages)
+        ids: list[int] = []
+        marks: list[bool] = []
+        for text, is_answer in self.template.pieces(messages):
+            new = self._ids(text)
+            stop = len(new) - new[::-1].index(self.end_id) if is_answer and self.end_id in new else len(new)
+            ids += new
+            marks += [is_answer and i < stop for i in range(len(new))]
+        last = len(marks) - marks[::-1].index(True)
+        found = np.array(marks[:last])
+        if last_only:
+            found[: np.flatnonzero(~found)[-1]] = False
+        return np.array(ids[:last], np.int64), found
+
+    def prompt(self, messages: Sequence[Message]) -> list[int]:
+        """The tokens of messages and of the beginning of an answer to them. Raises as `encode`."""
+        self._check(messages)
+        return [i for text, _ in self.template.pieces(messages, answering=True) for i in self._ids(text)]
+
+    def answer(self, text: str) -> list[int]:
+        """The tokens of an answer and its end, without those of the template between them."""
+        return [*self._backend.encode(text, add_special_tokens=False).ids, self.end_id]
+
+    def _check(self, messages: Sequence[Message]) -> None:
+        for number, message in enumerate(messages, 1):
+            for name in self._special.values():
+                if name in message["content"]:
+                    raise UserError(
+                        f"message {number} has {name!r}, which is a special token: write it otherwise"
+                    )
+
+    def _ids(self, text: str) -> list[int]:
+        return self._backend.encode(text, add_special_tokens=False).ids
+
+
+class Sequences:
+    """Tokenised conversations in memory-mapped files, made once.
+
+    Sequence i is tokens[offsets[i] : offsets[i + 1]]; `answers` is 1 for tokens to learn, and `firsts` has
+    the index of the first of them in each sequence.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.identity = folder.name
+        for file in folder.glob("*.*int*"):
+            setattr(self, file.stem, np.memmap(file, file.suffix[1:], "r"))
+
+    tokens: np.ndarray
+    answers: np.ndarray
+    offsets: np.ndarray
+    firsts: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.firsts)
+
+    @classmethod
+    def of(cls, source: Dialogues, tokens: ChatTokens, data_folder: Path) -> "Sequences":
+        """Opens the cache of a source, or makes it: the conversations of its records, in order.
+
+        Raises:
+          UserError: there is no record, or one is not valid; the message names its place.
+        """
+        key = digest(1, source.identity, tokens.identity)
+        return cls(build_once(data_folder / "dialogues" / key, functools.partial(_write, source, tokens)))
+
+
+def _write(source: Dialogues, tokens: ChatTokens, folder: Path) -> None:
+    offsets, firsts = [0], []
+    with open(folder / "tokens.uint32", "wb") as ids, open(folder / "answers.uint8", "wb") as marks:
+        for ids_m, answers_m in _encoded(source, tokens):
+            ids.write(ids_m.astype(np.uint32).tobytes())
+            marks.write(answers_m.astype(np.uint8).tobytes())
+            offsets.append(offsets[-1] + len(ids_m))
+            firsts.append(int(answers_m.argmax()))
+    np.array(offsets).tofile(folder / "offsets.int64")
+    np.array(firsts).tofile(folder / "firsts.int64")
+
+
+def _encoded(source: Dialogues, tokens: ChatTokens) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    if not len(source):
+        raise UserError(f"{source.name}: no conversation; give more, or data.validation_source")
+    for index in tqdm(range(len(source)), f"tokenising {source.name}", unit=" records", **BAR):
+        for messages in source.conversations(index):
+            try:
+                yield tokens.encode(messages, source.last_only)
+            except UserError as error:
+                raise UserError(f"{source.place(index)}: {error}") from None
