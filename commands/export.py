@@ -115,11 +115,12 @@ def _tokenizer(part: Path, experiment: Any, values: dict[str, Any]) -> dict[str,
     from transformer.interop.vocabulary import write_tokenizer
     from transformer.interop.wordpiece import write_encoder_tokenizer
 
-    tokenizer, longest = experiment.data.tokenizer, experiment.config.model.max_length
+    tokenizer, model = experiment.data.tokenizer, experiment.config.model
     special = getattr(experiment.data, "special_tokens", None)
     if special is None:
-        return write_tokenizer(part, tokenizer, longest) | values
-    ids = write_encoder_tokenizer(part, tokenizer, special, longest)
+        return write_tokenizer(part, tokenizer, model.max_length) | values
+    several = model.num_token_types > 1
+    ids = write_encoder_tokenizer(part, tokenizer, special, model.max_length, types=several)
     first, wanted = (each.get("pad_token_id", -1) + 1 for each in (values, ids))
     if first not in (0, wanted):
         why = "positions of such models begin after the id of padding of the tokenizer"

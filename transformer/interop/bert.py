@@ -225,7 +225,7 @@ _classifier = functools.partial(
     assumed=ASSUMED,
     silent=SILENT,
     further=(*READ, "classifier_dropout"),
-    written=(*WRITTEN, "pooling", "pooler", "head_dropout"),
+    written=(*WRITTEN, "pooling", "pooler", "head_dropout", "head_activation", "head_bias"),
     ignored=lambda model: (r".*position_ids",),
 )
 

@@ -63,10 +63,11 @@ def _template(ids: Mapping[str, int], cls: str, sep: str) -> processors.Template
 
 
 def write_encoder_tokenizer(
-    folder: Path, tokenizer: Tokenizer, special: SpecialTokens, max_length: int
+    folder: Path, tokenizer: Tokenizer, special: SpecialTokens, max_length: int, *, types: bool
 ) -> dict[str, Any]:
     """Writes tokenizer.json and tokenizer_config.json; returns the ids of special tokens for config.json.
 
+    With `types` it gives the types of tokens in pairs of texts, which a model of one type does not have.
     Special tokens that only the model has are added; a tokenizer that adds none to a text now adds them as
     the model here reads them.
     """
@@ -82,7 +83,9 @@ def write_encoder_tokenizer(
     named["pad_token"] = tokenizer.name(tokenizer.pad_id)
     if tokenizer.unknown_id is not None:
         named["unk_token"] = tokenizer.name(tokenizer.unknown_id)
-    settings = {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": max_length} | named
+    inputs = ["input_ids", *(["token_type_ids"] if types else []), "attention_mask"]
+    own = {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": max_length}
+    settings = own | {"model_input_names": inputs} | named
     text = json.dumps(settings, ensure_ascii=False, indent=2)
     (folder / NAMES).write_text(text + "\n", encoding="utf-8")
     return {"bos_token_id": special.cls, "eos_token_id": special.sep, "pad_token_id": tokenizer.pad_id}

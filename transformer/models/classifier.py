@@ -62,12 +62,10 @@ class ClassifierConfig(HeadConfig):
         return self.pooler if self.pooler != "auto" else "tanh" if self.pooling == "cls" else "none"
 
     def idle(self) -> dict[str, str]:
-        """See `transformer.config.idle_keys`: and keys of a hidden layer that there is not."""
-        if self.hidden_kind == "masked_lm":
-            return super().idle()
-        return super().idle() | dict.fromkeys(
-            ("head_activation", "head_bias"), f"with pooler {self.pooler!r}"
-        )
+        """See `transformer.config.idle_keys`; keys of a hidden layer that there is not may be those of
+        pre-training, which are inherited."""
+        inherited = () if self.hidden_kind == "masked_lm" else ("head_activation", "head_bias")
+        return super().idle() | dict.fromkeys(inherited, "")
 
 
 class ClassifierHead(nn.Module):

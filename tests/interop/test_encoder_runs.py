@@ -1,0 +1,192 @@
+"""Encoders of transformers as a user meets them: their tokenizers, predictions, fine-tuning and export."""
+
+import json
+
+import numpy as np
+import pytest
+
+import launch
+from tests.interop import parity
+from transformer.data.special_tokens import SpecialTokens
+from transformer.data.tokenizers import Tokenizer
+from transformer.errors import UserError
+from transformer.interop import wordpiece
+from transformer.interop.vocabulary import byte_level_bpe
+
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
+
+pytestmark = pytest.mark.usefixtures("in_root")
+
+SIZES = {"hidden_size": 16, "num_attention_heads": 2, "intermediate_size": 24, "num_hidden_layers": 2}
+LETTERS = "abcdefghijklmnopqrstuvwxyz"
+WORDS = [*wordpiece.SPECIAL, "the", "film", "was", "good", "bad", "number", ",", "."]
+WORDS += [*LETTERS, *(f"##{letter}" for letter in LETTERS), "##ing", "日"]
+LABELLED = (("good", "yes"), ("bad", "no"))
+TEXTS = ["The FILM was [MASK], number zing.", "a [MASK] film was [MASK].", "Café 日本 [MASK]\tgood"]
+
+
+def words(folder):
+    """BERT's tokenizer as its paper's code had it: vocab.txt alone."""
+    (folder / "vocab.txt").write_text("\n".join(WORDS) + "\n")
+    return {"vocab_size": len(WORDS), "max_position_embeddings": 40}
+
+
+def byte_pairs(folder):
+    """RoBERTa's tokenizer: vocab.json and merges.txt."""
+    special = ["<s>", "<pad>", "</s>", "<unk>"]
+    pairs = ["t h", "th e", "Ġ the", "Ġ f", "Ġf i", "Ġ g", "o o"]
+    letters = [token for token in Tokenizer.train("bytes").backend.get_vocab() if len(token) == 1]
+    tokens = [*special, *sorted(letters), *(pair.replace(" ", "") for pair in pairs), "<mask>"]
+    (folder / "vocab.json").write_text(json.dumps({token: i for i, token in enumerate(tokens)}))
+    (folder / "merges.txt").write_text("\n".join(["#version: 0.2", *pairs]) + "\n")
+    (folder / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "RobertaTokenizer"}))
+    return {"vocab_size": len(tokens), "max_position_embeddings": 60, "type_vocab_size": 1}
+
+
+def masked(folder, make, tokenizer):
+    """A model of transformers for masked language modelling, in a folder with its own tokenizer."""
+    keys = tokenizer(folder)
+    model = parity.save(make(make.config_class(**SIZES | keys)), folder, 3)
+    (folder / "tokenizer.json").unlink()
+    return model, transformers.AutoTokenizer.from_pretrained(folder)
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize(("name", "tokenizer"), [("Bert", words), ("Roberta", byte_pairs)])
+def test_masks_are_filled_with_the_same_tokens(name, tokenizer, tmp_path):
+    theirs, tokens = masked(tmp_path, getattr(transformers, f"{name}ForMaskedLM"), tokenizer)
+    hub = parity.Hub(str(tmp_path))
+    predict, data = hub.experiment.predict, hub.experiment.data
+    for text, found in zip(TEXTS, predict(hub.read(hub.abstract), TEXTS), strict=True):
+        inputs = tokens(text.replace("[MASK]", tokens.mask_token), return_tensors="pt")
+        np.testing.assert_array_equal(hub.experiment.masked_tokens(text), inputs["input_ids"][0])
+        with torch.no_grad():
+            logits_tv = theirs(**inputs).logits[0]
+        places = (inputs["input_ids"][0] == tokens.mask_token_id).nonzero()[:, 0]
+        assert len(found) == len(places)
+        for line, place in zip(found, places, strict=True):
+            p = logits_tv[place][torch.tensor(data.words.ordinary)].softmax(-1)
+            top = p.topk(5)
+            expected = [f"{p:.4f}" for p in top.values.tolist()]
+            assert [each.rpartition(" ")[2] for each in line.split("\t")] == expected
+            ids = [int(data.words.ordinary[i]) for i in top.indices.tolist()]
+            assert [each.rpartition(" ")[0] for each in line.split("\t")] == [
+                hub.experiment._shown(i) for i in ids
+            ]
+
+
+@pytest.mark.thorough
+def test_bert_is_fine_tuned_and_goes_back(tmp_path, capfd):
+    """With LoRA, from a folder of transformers; the exported model gives the same probabilities there, of
+    texts that its exported tokenizer reads."""
+    folder, source = tmp_path / "bert", tmp_path / "a.tsv"
+    folder.mkdir()
+    masked(folder, transformers.BertForMaskedLM, words)
+    rows = [f"the {quality} film, number {a}\t{label}" for a in LETTERS for quality, label in LABELLED]
+    source.write_text("\n".join(["text\tlabel", *rows]) + "\n")
+    keys = {"initialize_from": f"hf:{folder}", "data.source": f"tsv:{source}", "data.sequence_length": 40}
+    keys |= {"model.pooling": "cls", "model.lora_rank": 2, "optimizer.train_only": "lora,head,pooler"}
+    given = [f"--config.{key}={value}" for key, value in keys.items()]
+    run, out = tmp_path / "run", tmp_path / "out"
+    assert launch.main(["--config=configs/finetune_classification.py:tiny", f"--workdir={run}", *given]) == 0
+    assert "taken  encoder/trunk/blocks" in capfd.readouterr().out
+    assert launch.main([f"--workdir={run}", "--mode=export", f"--to={out}"]) == 0
+    capfd.readouterr()
+    text = "The good film, number q."
+    assert launch.main([f"--workdir={run}", "--mode=predict", f"--prompt={text}"]) == 0
+    ours = dict(each.split("=") for each in capfd.readouterr().out.strip().split("\t")[1:])
+    tokens = transformers.AutoTokenizer.from_pretrained(out)
+    theirs = transformers.AutoModelForSequenceClassification.from_pretrained(out).eval()
+    with torch.no_grad():
+        p = theirs(**tokens(text, return_tensors="pt")).logits.softmax(-1)[0].tolist()
+    assert {name: float(each) for name, each in ours.items()} == pytest.approx(
+        {theirs.config.id2label[i]: each for i, each in enumerate(p)}, abs=2e-4
+    )
+    # What was exported is read again, with its labels.
+    again = parity.Hub(str(out))
+    assert again.labels == ["no", "yes"]
+    (found,) = again.experiment.predict(again.read(again.abstract), [text])
+    assert found[0].split("\t")[1:] == [f"{name}={each}" for name, each in ours.items()]
+
+
+@pytest.mark.thorough
+def test_images_are_classified_alike_and_fine_tuned(tmp_path, capfd):
+    from PIL import Image
+
+    config = transformers.ViTConfig(
+        **SIZES, image_size=8, patch_size=4, id2label={0: "cat", 1: "dog"}, label2id={"cat": 0, "dog": 1}
+    )
+    rng, folder = np.random.default_rng(0), tmp_path / "vit"
+    theirs = parity.save(transformers.ViTForImageClassification(config), folder, 1)
+    for label in ("cat", "dog"):
+        (tmp_path / "images" / label).mkdir(parents=True)
+        for i in range(12):
+            pixels = rng.integers(0, 256, (8, 8, 3)).astype(np.uint8)
+            Image.fromarray(pixels).save(tmp_path / "images" / label / f"{i}.png")
+    run, image = tmp_path / "run", tmp_path / "images" / "dog" / "11.png"
+    assert launch.main(["--mode=import", f"--from={folder}", f"--workdir={run}"]) == 0
+    capfd.readouterr()
+    assert launch.main([f"--workdir={run}", "--mode=predict", f"--prompt={image}"]) == 0
+    ours = dict(each.split("=") for each in capfd.readouterr().out.strip().split("\t")[1:])
+    with torch.no_grad():
+        p = theirs(torch.tensor(pixels).permute(2, 0, 1)[None] / 127.5 - 1).logits.softmax(-1)[0].tolist()
+    assert {name: float(each) for name, each in ours.items()} == pytest.approx(
+        dict(zip(("cat", "dog"), p, strict=True)), abs=2e-4
+    )
+    keys = {"data.source": f"folder:{tmp_path / 'images'}", "data.channels": 3, "model.dtype": "bfloat16"}
+    given = [f"--config.{key}={value}" for key, value in keys.items()] + [
+        f"--config.initialize_from=hf:{folder}"
+    ]
+    tuned = ["--config=configs/vision.py:tiny", f"--workdir={tmp_path / 'tuned'}", *given]
+    assert launch.main(tuned) == 0
+    assert "taken  head/classes" in capfd.readouterr().out  # the labels are the same
+    assert launch.main([f"--workdir={tmp_path / 'tuned'}", "--mode=export", f"--to={tmp_path / 'out'}"]) == 0
+    pixels = json.loads((tmp_path / "out" / "preprocessor_config.json").read_text())
+    assert pixels["image_mean"] == [0.5] * 3 and pixels["size"] == {"height": 8, "width": 8}
+    back = transformers.ViTForImageClassification.from_pretrained(tmp_path / "out")
+    assert back.config.id2label == {0: "cat", 1: "dog"}
+
+
+def test_a_vocabulary_of_word_pieces(tmp_path):
+    words(tmp_path)
+    settings = {"do_lower_case": False, "strip_accents": False}
+    for given, text in (({}, "the film ##ing"), (settings, "[UNK] film ##ing")):
+        (tmp_path / "tokenizer_config.json").write_text(json.dumps(given))
+        ours = wordpiece.word_piece(tmp_path / "vocab.txt")
+        assert ours.encode("The film" + "ing", add_special_tokens=False).tokens == text.split()
+    pair = ours.encode("film", "good film")
+    assert pair.tokens == ["[CLS]", "film", "[SEP]", "good", "film", "[SEP]"]
+    assert pair.type_ids == [0, 0, 0, 1, 1, 1]
+    for wrong, message in (
+        ("the\nthe\n[UNK]", "no token twice"),
+        ("the\nfilm", "among them"),
+        (b"\xff\xfe", "cannot be read"),
+    ):
+        path = tmp_path / "vocab.txt"
+        path.write_bytes(wrong if isinstance(wrong, bytes) else wrong.encode())
+        with pytest.raises(UserError, match=message):
+            wordpiece.word_piece(path)
+
+
+@pytest.mark.parametrize("kind", ["bytes", "words"])
+def test_a_tokenizer_of_ours_reads_there_as_here(kind, tmp_path):
+    """Special tokens that only the model had become tokens of the tokenizer, around each text."""
+    tokenizer = Tokenizer.train(kind, ["the film was good"] * 3, 60)
+    special = SpecialTokens.of(tokenizer)
+    ids = wordpiece.write_encoder_tokenizer(tmp_path, tokenizer, special, 32, types=True)
+    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path)
+    texts = ["the film", "was bad"]
+    ours, types = special.build_input([np.array(tokenizer.encode(text)) for text in texts])
+    found = theirs(*texts)
+    assert found["input_ids"] == ours.tolist() and found["token_type_ids"] == types.tolist()
+    assert theirs.mask_token_id == special.mask and theirs.model_max_length == 32
+    assert ids["pad_token_id"] == theirs.pad_token_id == tokenizer.pad_id
+    assert SpecialTokens.of(Tokenizer.load(tmp_path / "tokenizer.json")) == special
+
+
+def test_special_tokens_of_roberta_are_found(tmp_path):
+    byte_pairs(tmp_path)
+    backend = byte_level_bpe(tmp_path / "vocab.json", tmp_path / "merges.txt")
+    found = SpecialTokens.of(Tokenizer(backend))
+    assert (found.cls, found.sep) == (0, 2) and found.vocab_size == found.mask + 1
