@@ -16,7 +16,8 @@ def theirs(tmp_path_factory):
         n_embd=24, n_layer=2, n_head=2, vocab_size=300, n_positions=80, bos_token_id=256, eos_token_id=256
     )
     folder = tmp_path_factory.mktemp("gpt2")
-    return folder, parity.save(transformers.GPT2LMHeadModel(config), folder, 0)
+    model = transformers.GPT2LMHeadModel(config)
+    return parity.save(model, folder, 0), model
 
 
 @pytest.fixture(scope="module")

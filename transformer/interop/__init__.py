@@ -8,12 +8,20 @@ from transformer.interop.bert import (
     ROBERTA_CLASSIFIER,
 )
 from transformer.interop.family import Family
+from transformer.interop.gemma import GEMMA2, GEMMA3
 from transformer.interop.gpt2 import GPT2
+from transformer.interop.llama import LLAMA, MISTRAL, QWEN2, QWEN3
 from transformer.interop.modernbert import MODERNBERT, MODERNBERT_CLASSIFIER
 from transformer.interop.vit import VIT
 
 FAMILIES: dict[str, tuple[Family, ...]] = {
     "gpt2": (GPT2,),
+    "llama": (LLAMA,),
+    "mistral": (MISTRAL,),
+    "qwen2": (QWEN2,),
+    "qwen3": (QWEN3,),
+    "gemma2": (GEMMA2,),
+    "gemma3_text": (GEMMA3,),
     "bert": (BERT, BERT_PRETRAINING, BERT_CLASSIFIER),
     "roberta": (ROBERTA, ROBERTA_CLASSIFIER),
     "modernbert": (MODERNBERT, MODERNBERT_CLASSIFIER),

@@ -43,6 +43,24 @@ class RMSNorm(nn.Module):
         return (x * _width_param(self, "scale", nn.initializers.ones, x.shape[-1])).astype(x_btd.dtype)
 
 
+class OffsetRMSNorm(nn.Module):
+    """(1 + offset) * x / sqrt(mean(x^2) + epsilon), over the last axis: `RMSNorm` whose parameter is the
+    distance of the scale from 1.
+
+    Source: Gemma Team 2024 (Gemma), section 2, and its released code.
+    """
+
+    epsilon: float = 1e-6
+    use_bias: bool = False
+
+    @nn.compact
+    def __call__(self, x_btd: jax.Array) -> jax.Array:
+        """(..., d) -> (..., d)."""
+        x = _standardize(x_btd, self.epsilon, False)
+        offset_d = _width_param(self, "offset", nn.initializers.zeros, x.shape[-1])
+        return (x * (1 + offset_d)).astype(x_btd.dtype)
+
+
 class NoNorm(nn.Module):
     """x itself, for models without normalisation; `epsilon` and `use_bias` have no effect."""
 
@@ -68,4 +86,12 @@ def _width_param(module: nn.Module, name: str, init: nn.initializers.Initializer
     return module.param(name, nn.with_logical_partitioning(init, ("norm",)), (width,), jnp.float32)
 
 
-NORMS: dict[str, Callable[..., nn.Module]] = {"layer": LayerNorm, "rms": RMSNorm, "none": NoNorm}
+NORMS: dict[str, Callable[..., nn.Module]] = {
+    "layer": LayerNorm,
+    "rms": RMSNorm,
+    "rms_offset": OffsetRMSNorm,
+    "none": NoNorm,
+}
+
+HEAD_NORMS: dict[str, Callable[..., nn.Module]] = {"rms_offset": OffsetRMSNorm}
+"""Norms of blocks with which queries and keys have another one than `RMSNorm`."""

@@ -23,7 +23,7 @@ from transformer.layers.experts import Experts
 from transformer.layers.feed_forward import FEED_FORWARDS
 from transformer.layers.kernels import KERNELS
 from transformer.layers.mixers import MIXERS, Attention, Mixer
-from transformer.layers.normalization import NORMS
+from transformer.layers.normalization import HEAD_NORMS, NORMS, RMSNorm
 from transformer.layers.patterns import PATTERNS, Blocks, Pattern
 from transformer.layers.positions import POSITIONS, Position
 from transformer.layers.positions.rope import SCALINGS
@@ -34,6 +34,7 @@ from transformer.models.stack_keys import (
     OF_ALL_LAYERS,
     OPTIONAL,
     check_learned_positions,
+    idle_in_layer,
     lacks,
     odd,
     who_has,
@@ -59,7 +60,7 @@ class StackConfig(WidthConfig):
     num_experts: Nonnegative = 0  # feed-forwards in a mixture of experts; 0: one, for all tokens
     experts_per_token: Positive = 2  # experts that compute a token, those with the largest probabilities
     capacity_factor: NonnegativeFloat = 0.0  # an expert's capacity in training: 1 is its mean load; 0: none
-    norm: Annotated[str, OneOf(NORMS)] = "rms"  # LayerNorm, RMSNorm or none
+    norm: Annotated[str, OneOf(NORMS)] = "rms"  # LayerNorm, RMSNorm, with a scale of 1 + w, or none
     norm_placement: Literal["pre", "post", "sandwich"] = "pre"  # post: Vaswani et al. 2017; sandwich: both
     # attention and feed-forward side by side, of the same normalised input (GPT-J, PaLM)
     parallel_sublayers: bool = False
@@ -69,6 +70,7 @@ class StackConfig(WidthConfig):
     latent_dim: Nonnegative = 0  # MLA latent width, besides head_dim/2 rotary dimensions; 0: 2 head_dim
     attention_scale: NonnegativeFloat = 0.0  # factor of attention scores; 0: 1 / sqrt(head_dim); T5: 1
     qk_norm: bool = False  # RMSNorm of queries and keys
+    qk_norm_epsilon: PositiveFloat = 1e-6  # epsilon of qk_norm
     soft_cap: NonnegativeFloat = 0.0  # cap c of attention scores, c tanh(score / c); 0: none
     sinks: bool = False  # attention sinks: a learned logit per head for attending to nothing
     pattern: Annotated[str, OneOf(PATTERNS)] = "full"  # sparse attention pattern
@@ -80,7 +82,7 @@ class StackConfig(WidthConfig):
     position_base: PositiveFloat = 10000.0  # base of rope and sinusoidal positions: longest wavelength / 2 pi
     position_scaling: Annotated[str, OneOf(SCALINGS)] = "none"  # context extension of rope
     position_factor: float = 1.0  # context extension factor; 1 without scaling
-    position_original_length: Nonnegative = 0  # trained length, for yarn; 0: max_length / position_factor
+    position_original_length: Nonnegative = 0  # trained length of yarn and llama3; 0: max_length / factor
     position_distance: Nonnegative = 0  # largest distance that t5 and shaw distinguish; 0: 128 and 16
     position_buckets: Nonnegative = 0  # buckets of distances of t5; 0: 32
     share_position: bool = False  # one table of t5 for all layers of a stack (also shaw, transformer_xl)
@@ -89,6 +91,7 @@ class StackConfig(WidthConfig):
     max_length: Positive = 2048  # longest sequence, prompt and completion together
     use_bias: bool = False  # biases in projections, feed-forward and norms
     attention_bias: bool = True  # with use_bias, biases in the attention projections too
+    qkv_bias: bool = False  # biases in the projections to queries, keys and values alone (Qwen2)
     embedding_dropout: Rate = 0.0  # dropout rate of embeddings plus positions
     attention_dropout: Rate = 0.0  # dropout rate of the attention weights
     dropout: Rate = 0.0  # dropout rate of each sublayer's output
@@ -176,24 +179,7 @@ class StackConfig(WidthConfig):
         return {key: why for key, why in first.items() if all(key in other for other in others)}
 
     def _idle(self) -> dict[str, str]:
-        found: dict[str, str] = {}
-        if self.pattern == "full":
-            found |= dict.fromkeys(("pattern_size", "pattern_extra"), "with pattern 'full'")
-        if self.pattern != "blocks":
-            found["pattern_draws"] = f"with pattern {self.pattern!r}"
-        if not self.use_bias:
-            found["attention_bias"] = "with use_bias False"
-        if self.position_scaling != "yarn":
-            found["position_original_length"] = f"with position_scaling {self.position_scaling!r}"
-        if self.feed_forward == "none":
-            found |= dict.fromkeys(("d_ff", "num_experts", "parallel_sublayers"), "with feed_forward 'none'")
-        if not self.num_experts:
-            found |= dict.fromkeys(("experts_per_token", "capacity_factor"), "with num_experts 0")
-        if self.norm == "none":
-            found |= dict.fromkeys(("norm_placement", "norm_epsilon", "attention_norm"), "with norm 'none'")
-        if "base" not in POSITIONS[self.position].__dataclass_fields__:
-            found["position_base"] = f"with position {self.position!r}"
-        return found
+        return idle_in_layer(self)
 
     def windowed(self, size: int) -> Any:
         """With attention to at most `size` tokens (see `transformer.models.windowed`)."""
@@ -269,6 +255,7 @@ class StackConfig(WidthConfig):
             "use_bias": self.use_bias and self.attention_bias,
             "pattern": None if self.pattern == "full" else self._pattern(),
             "position": self.positions(causal, parent=None),
+            "head_norm": self.head_normalization,
             "output_scale": output_scale,
             "score_scale": 1.0 if self.parametrization == "standard" else self.score_scale,
         }
@@ -293,6 +280,11 @@ class StackConfig(WidthConfig):
     def normalization(self) -> functools.partial:
         """Builds a normalisation module."""
         return functools.partial(NORMS[self.norm], epsilon=self.norm_epsilon, use_bias=self.use_bias)
+
+    @property
+    def head_normalization(self) -> functools.partial:
+        """Builds the normalisation of queries and keys."""
+        return functools.partial(HEAD_NORMS.get(self.norm, RMSNorm), epsilon=self.qk_norm_epsilon)
 
     def positions(self, causal: bool = False, **module: Any) -> Position:
         """The position encoding, for causal attention if `causal`."""

@@ -11,6 +11,8 @@ from transformer.models.width import BASE
 OPTIONAL = {
     "num_kv_heads": ("mixer", "num_kv_heads"),
     "qk_norm": ("mixer", "qk_norm"),
+    "qk_norm_epsilon": ("mixer", "qk_norm"),
+    "qkv_bias": ("mixer", "qkv_bias"),
     "attention_scale": ("mixer", "attention_scale"),
     "latent_dim": ("mixer", "latent_dim"),
     "soft_cap": ("mixer", "soft_cap"),
@@ -75,3 +77,29 @@ def odd(config: Any, width: int) -> str:
         return f"head_dim: {width} is odd; {config.position} rotates pairs, so it must be even"
     of_them = f"{config.position_fraction:g} of {width} dimensions is {width * config.position_fraction:g}"
     return f"position_fraction: {of_them}; {config.position!r} rotates pairs, so it must be an even number"
+
+
+def idle_in_layer(config: Any) -> dict[str, str]:
+    """The keys of a `StackConfig` that do nothing in layers of one kind, and why."""
+    found: dict[str, str] = {}
+    if config.pattern == "full":
+        found |= dict.fromkeys(("pattern_size", "pattern_extra"), "with pattern 'full'")
+    if config.pattern != "blocks":
+        found["pattern_draws"] = f"with pattern {config.pattern!r}"
+    if not config.qk_norm:
+        found["qk_norm_epsilon"] = "with qk_norm False"
+    if config.use_bias and config.attention_bias:
+        found["qkv_bias"] = "with use_bias and attention_bias, which have them"
+    if not config.use_bias:
+        found["attention_bias"] = "with use_bias False"
+    if config.position_scaling not in ("yarn", "llama3"):
+        found["position_original_length"] = f"with position_scaling {config.position_scaling!r}"
+    if config.feed_forward == "none":
+        found |= dict.fromkeys(("d_ff", "num_experts", "parallel_sublayers"), "with feed_forward 'none'")
+    if not config.num_experts:
+        found |= dict.fromkeys(("experts_per_token", "capacity_factor"), "with num_experts 0")
+    if config.norm == "none":
+        found |= dict.fromkeys(("norm_placement", "norm_epsilon", "attention_norm"), "with norm 'none'")
+    if "base" not in POSITIONS[config.position].__dataclass_fields__:
+        found["position_base"] = f"with position {config.position!r}"
+    return found

@@ -191,7 +191,8 @@ class MultiHeadAttention(Attention, kw_only=True):  # type: ignore[call-arg]
     MultiHead(x) = sum_h head_h W_h^O, head_h = Attention(x W_h^Q, x W_h^K, x W_h^V): the sum over heads is
     the same as a projection of their concatenation. With fewer `num_kv_heads`, groups of query heads share
     keys and values (Ainslie et al. 2023); 1 is multi-query attention (Shazeer 2019). `qk_norm` normalises
-    queries and keys by RMSNorm (Henry et al. 2020; Dehghani et al. 2023, section 2).
+    queries and keys by a `head_norm` (Henry et al. 2020; Dehghani et al. 2023, section 2). `qkv_bias` gives
+    their projections and that of the values biases even without `use_bias`.
     Source: Vaswani et al. 2017, section 3.2.
     """
 
@@ -199,6 +200,8 @@ class MultiHeadAttention(Attention, kw_only=True):  # type: ignore[call-arg]
     head_dim: int
     num_kv_heads: int
     qk_norm: bool = False
+    head_norm: Callable[..., nn.Module] = RMSNorm
+    qkv_bias: bool = False
 
     heads_of_width: ClassVar[bool] = True
 
@@ -207,11 +210,12 @@ class MultiHeadAttention(Attention, kw_only=True):  # type: ignore[call-arg]
         names = "embed", "heads", "head_dim"
         # Scores have the same initial scale with any factor (as in the code of Raffel et al. 2020).
         scale = (self.scale / self.attention_scale) ** 2 if self.attention_scale else 1.0
-        self.query = self._linear((self.num_heads, self.head_dim), names, init_scale=scale)
+        linear = functools.partial(self._linear, use_bias=self.use_bias or self.qkv_bias)
+        self.query = linear((self.num_heads, self.head_dim), names, init_scale=scale)
         shared = (self.num_kv_heads, self.head_dim), ("embed", "kv_heads", "head_dim")
-        self.key, self.value = self._linear(*shared), self._linear(*shared)
+        self.key, self.value = linear(*shared), linear(*shared)
         if self.qk_norm:
-            self.query_norm, self.key_norm = RMSNorm(), RMSNorm()
+            self.query_norm, self.key_norm = self.head_norm(), self.head_norm()
 
     def queries(self, x_btd: jax.Array, positions_bt: jax.Array) -> jax.Array:
         """(b, t, d) -> (b, t, h, k)."""

@@ -47,11 +47,23 @@ def yarn(half: int, base: float, factor: float, length: float) -> tuple[jax.Arra
     return frequency * (1 - divided + divided / factor), (0.1 * math.log(factor) + 1) ** 2
 
 
+def llama3(half: int, base: float, factor: float, length: float) -> tuple[jax.Array, float]:
+    """Divides frequencies with less than one rotation in the trained length, and keeps those with 4 or more.
+
+    Between them it interpolates linearly in the number of rotations. Source: Llama Team 2024 (Llama 3), its
+    released code for version 3.1.
+    """
+    frequency, _ = unscaled(half, base, factor, length)
+    kept = jnp.clip((length * frequency / (2 * math.pi) - 1) / (4 - 1), 0, 1)
+    return frequency * (kept + (1 - kept) / factor), 1.0
+
+
 SCALINGS: dict[str, Callable[[int, float, float, float], tuple[jax.Array, float]]] = {
     "none": unscaled,
     "linear": linear,
     "ntk": ntk,
     "yarn": yarn,
+    "llama3": llama3,
 }
 """Context extension: (k/2, base, factor, trained length) -> frequencies (k/2), and a factor of the scores."""
 
@@ -67,7 +79,7 @@ class Rope(Position):
     al. 2022, GPT-NeoX-20B, section 2.1.1).
 
     `scaling`, a key of `SCALINGS`, lowers the frequencies for texts `scaling_factor` (at least 1) times as
-    long as those of training. `original_length`, for yarn, is the trained length (0: `max_length` /
+    long as those of training. `original_length` is the trained length, for yarn and llama3 (0: `max_length` /
     `scaling_factor`).
     """
 

@@ -1,0 +1,119 @@
+"""The keys of config.json about rotary positions and sliding windows, which many families share."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from transformer.errors import UserError
+
+SCALINGS: dict[str, tuple[str, dict[str, Any]]] = {
+    "default": ("none", {}),
+    "linear": ("linear", {}),
+    "llama3": ("llama3", {"low_freq_factor": 1.0, "high_freq_factor": 4.0}),
+    "yarn": ("yarn", {"beta_fast": 32, "beta_slow": 1, "truncate": True}),
+}
+"""Their `rope_type` -> our `position_scaling`, and the only values of further keys that are known here."""
+
+ANY = ("rope_theta", "rope_type", "type", "factor", "original_max_position_embeddings")
+
+ROPE = ("position_base", "position_scaling", "position_factor", "position_original_length")
+"""Our keys of rotary positions."""
+
+WINDOWS = ("layers", "layer_kinds", "pattern", "pattern_size")
+"""Our keys of sliding windows."""
+
+KINDS = {"full_attention": "full", "sliding_attention": "sliding"}
+"""Their types of layers -> our names of kinds."""
+
+
+def read_rope(given: Any, theta: Any, max_length: Any) -> dict[str, Any]:
+    """Our keys for their `rope_parameters` or `rope_scaling`, with `theta` as the base if they name none.
+
+    Raises:
+      UserError: an unknown kind of scaling, or one with an unknown key or value.
+    """
+    given = {} if given is None else given
+    if not isinstance(given, dict):
+        raise UserError(f"rope_parameters: {given!r}; expected an object, {{...}}")
+    kind = given.get("rope_type", given.get("type", "default"))
+    if not isinstance(kind, str) or kind not in SCALINGS:
+        raise UserError(f"rope_type: {kind!r}; expected one of {', '.join(map(repr, SCALINGS))}")
+    scaling, known = SCALINGS[kind]
+    for name, value in given.items():
+        wanted = known.get(name, 1.0 if name == "partial_rotary_factor" else None)
+        if name not in ANY and value is not None and value != wanted:
+            raise UserError(f"rope_parameters.{name}: {value!r} of {kind!r}; expected {wanted!r}")
+    keys = {"position_base": given.get("rope_theta") or theta}
+    factor = given.get("factor")
+    if scaling == "none" or factor == 1:
+        return keys
+    keys |= {"position_scaling": scaling, "position_factor": factor}
+    if scaling != "linear":
+        keys["position_original_length"] = given.get("original_max_position_embeddings") or max_length
+    return keys
+
+
+def write_rope(model: Any) -> dict[str, Any]:
+    """Their `rope_parameters` without the base, for our config; raises `UserError` if they have no such."""
+    kinds = {scaling: (kind, known) for kind, (scaling, known) in SCALINGS.items()}
+    scaling = model.position_scaling
+    if scaling not in kinds:
+        raise UserError(f"model.position_scaling: {scaling!r}; expected one of {', '.join(map(repr, kinds))}")
+    kind, known = kinds[scaling]
+    if scaling == "none":
+        return {"rope_type": kind}
+    found = {"rope_type": kind, "factor": model.position_factor, **known}
+    if scaling != "linear":
+        length = model.position_original_length or round(model.max_length / model.position_factor)
+        found["original_max_position_embeddings"] = length
+    return found
+
+
+def read_windows(
+    types: Any, window: Any, num_layers: Any, of_sliding: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
+    """Our keys for their `layer_types` with a sliding `window`; `of_sliding` are further keys of such layers.
+
+    Raises:
+      UserError: an unknown type, another number of them than of layers, or a window that is no size.
+    """
+    for each in types if isinstance(types, list) else [types]:
+        if not isinstance(each, str) or each not in KINDS:
+            raise UserError(f"layer_types: {each!r}; expected one of {', '.join(map(repr, KINDS))}")
+    if len(types) != num_layers:
+        raise UserError(f"layer_types: {len(types)} of them; the model has {num_layers!r} layers")
+    sliding = {"pattern": "window", "pattern_size": window, **(of_sliding or {})}
+    names = [KINDS[each] for each in types]
+    if "full" not in names:
+        return sliding
+    if "sliding" not in names:
+        return {}
+    period = next(
+        m for m in range(1, len(names) + 1) if all(a == b for a, b in zip(names, names[m:], strict=False))
+    )
+    return {"layers": names[:period], "layer_kinds": {"sliding": sliding, "full": {}}}
+
+
+def write_windows(
+    model: Any, may_differ: Iterable[str] = ()
+) -> tuple[list[str], int | None, Mapping[str, Any]]:
+    """Their `layer_types` and the window for our config, and our config of each type.
+
+    Raises:
+      UserError: layers that differ in more than the window and `may_differ`; windows of several sizes.
+    """
+    for name, keys in model.layer_kinds.items():
+        for key, value in keys.items():
+            if key not in (*WINDOWS, *may_differ):
+                raise UserError(f"model.layer_kinds.{name}.{key}: {value!r}, such layers do not differ in it")
+    names: Sequence[str] = model.layers or ("",)
+    configs = [model.kinds[names[i % len(names)]] for i in range(model.num_layers)]
+    types, windows, found = [], set(), {}
+    for config in configs:
+        if config.pattern not in ("full", "window"):
+            raise UserError(f"model.pattern: {config.pattern!r}; expected 'full' or 'window'")
+        types.append("full_attention" if config.pattern == "full" else "sliding_attention")
+        found[types[-1]] = config
+        windows |= {config.pattern_size} if config.pattern == "window" else set()
+    if len(windows) > 1:
+        raise UserError(f"model.pattern_size: windows of {sorted(windows)}; expected one size")
+    return types, next(iter(windows), None), found

@@ -1,0 +1,204 @@
+"""Llama 2 and 3, Mistral, Qwen2 and Qwen3: RMSNorm, SwiGLU, rotary positions, grouped heads."""
+
+from collections.abc import Iterator
+from typing import Any
+
+from transformer.errors import UserError
+from transformer.interop.attention_keys import (
+    ROPE,
+    WINDOWS,
+    read_rope,
+    read_windows,
+    write_rope,
+    write_windows,
+)
+from transformer.interop.family import Family, Key, Values, named
+from transformer.interop.rules import Rule
+
+PRE_NORMS = {"attention_norm": "input_layernorm", "feed_forward_norm": "post_attention_layernorm"}
+
+SANDWICH_NORMS = {
+    "attention_norm": "input_layernorm",
+    "attention_output_norm": "post_attention_layernorm",
+    "feed_forward_norm": "pre_feedforward_layernorm",
+    "feed_forward_output_norm": "post_feedforward_layernorm",
+}
+"""Our norms of a block -> theirs, where outputs are normalised too (Gemma 2)."""
+
+
+def rules(model: Any) -> Iterator[Rule]:
+    """The tensors. Their kernels have the output first."""
+    yield Rule("embedding/table", "model.embed_tokens.weight", "v d -> v d")
+    block, scale = "model.layers.{n}", "offset" if model.norm == "rms_offset" else "scale"
+    for ours, letter in (("query", "q"), ("key", "k"), ("value", "v")):
+        theirs = f"{block}.self_attn.{letter}_proj"
+        yield Rule(f"blocks/attention/{ours}/kernel", f"{theirs}.weight", "(h k) d -> d h k")
+        if model.qkv_bias:
+            yield Rule(f"blocks/attention/{ours}/bias", f"{theirs}.bias", "(h k) -> h k")
+        if model.qk_norm and ours != "value":
+            yield Rule(f"blocks/attention/{ours}_norm/{scale}", f"{block}.self_attn.{letter}_norm.weight")
+    yield Rule("blocks/attention/output/kernel", f"{block}.self_attn.o_proj.weight", "d (h k) -> h k d")
+    for ours in ("gate", "up", "down"):
+        yield Rule(f"blocks/feed_forward/{ours}/kernel", f"{block}.mlp.{ours}_proj.weight", "o i -> i o")
+    for ours, theirs in (SANDWICH_NORMS if model.norm_placement == "sandwich" else PRE_NORMS).items():
+        yield Rule(f"blocks/{ours}/{scale}", f"{block}.{theirs}.weight")
+    yield Rule(f"final_norm/{scale}", "model.norm.weight")
+    if not model.tie_embeddings:
+        yield Rule("unembedding/kernel", "lm_head.weight", "v d -> d v")
+
+
+def ignored(model: Any) -> Iterator[str]:
+    """The table of frequencies, and an output that is the embedding."""
+    yield r"model\.(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq"
+    if model.tie_embeddings:
+        yield r"lm_head\.weight"
+
+
+SIZES = (
+    Key("vocab_size", "vocab_size"),
+    Key("max_length", "max_position_embeddings"),
+    Key("d_model", "hidden_size"),
+    Key("num_layers", "num_hidden_layers"),
+    Key("num_heads", "num_attention_heads"),
+    Key("d_ff", "intermediate_size"),
+    Key("norm_epsilon", "rms_norm_eps", 1e-6),
+    Key("attention_dropout", "attention_dropout", 0.0),
+)
+
+
+def heads(kv_default: Any, width_default: Any) -> tuple[Key, ...]:
+    """The keys of heads that share keys and values, and of their width."""
+    return (
+        Key("num_kv_heads", "num_key_value_heads", kv_default, get=lambda m: m.num_kv_heads or m.num_heads),
+        Key("head_dim", "head_dim", width_default, get=lambda model: model.key_width),
+    )
+
+
+def as_many(given: Values) -> Any:
+    """As many heads of keys as of queries."""
+    return given["num_attention_heads"]
+
+
+def divided(given: Values) -> Any:
+    """The width of a head."""
+    return given["hidden_size"] // given["num_attention_heads"]
+
+
+TIED = Key("tie_embeddings", "tie_word_embeddings", False)
+SWIGLU = Key("feed_forward", "hidden_act", "silu", {"silu": "swiglu", "gelu_pytorch_tanh": "geglu"})
+
+
+def read(given: Values) -> dict[str, Any]:
+    """Rotary positions."""
+    scaled = given.get("rope_parameters") or given.get("rope_scaling")
+    return read_rope(scaled, given.get("rope_theta") or 10_000.0, given.get("max_position_embeddings"))
+
+
+def write(model: Any) -> dict[str, Any]:
+    """Rotary positions as both older and newer versions read them."""
+    scaled = write_rope(model)
+    found: dict[str, Any] = {"rope_theta": model.position_base}
+    return found | ({} if scaled["rope_type"] == "default" else {"rope_scaling": scaled})
+
+
+def read_mistral(given: Values) -> dict[str, Any]:
+    """Rotary positions, and one window for all layers."""
+    window = given.get("sliding_window", 4096)
+    return read(given) | ({} if window is None else {"pattern": "window", "pattern_size": window})
+
+
+def write_mistral(model: Any) -> dict[str, Any]:
+    """The reverse; raises `UserError` for layers that differ."""
+    types, window, _ = write_windows(model)
+    if len({*types}) > 1:
+        raise UserError("model.layers: some have a window; 'mistral' has one in all layers, or in none")
+    return write(model) | {"sliding_window": window}
+
+
+def read_qwen(given: Values) -> dict[str, Any]:
+    """Rotary positions, and windows in the upper layers if at all."""
+    window = given.get("sliding_window", 4096) if given.get("use_sliding_window") else None
+    first, count, types = (
+        given.get("max_window_layers", 28),
+        given.get("num_hidden_layers"),
+        given.get("layer_types"),
+    )
+    if types is None and type(count) is int and type(first) is int and count <= 10_000:
+        slides = [window is not None and i >= first for i in range(count)]
+        types = ["sliding_attention" if each else "full_attention" for each in slides]
+    return read(given) | read_windows(types, window, count)
+
+
+def write_qwen(model: Any) -> dict[str, Any]:
+    """The reverse."""
+    types, window, _ = write_windows(model)
+    used = {"use_sliding_window": window is not None, "sliding_window": window, "max_window_layers": 0}
+    return write(model) | used | {"layer_types": types}
+
+
+FIXED = {"norm": "rms", "position": "rope"}
+ROPES = ("rope_theta", "rope_parameters", "rope_scaling")
+QWEN_FURTHER = (*ROPES, "sliding_window", "use_sliding_window", "max_window_layers", "layer_types")
+
+LLAMA = Family(
+    model_type="llama",
+    experiment="language_modeling",
+    architecture="LlamaForCausalLM",
+    keys=(*SIZES, *heads(as_many, divided), SWIGLU, TIED),
+    fixed=FIXED,
+    assumed={"attention_bias": False, "mlp_bias": False},
+    silent=named("pretraining_tp"),
+    read=read,
+    write=write,
+    further=ROPES,
+    written=ROPE,
+    rules=rules,
+    prefix="model.",
+    ignored=ignored,
+)
+
+MISTRAL = Family(
+    model_type="mistral",
+    experiment="language_modeling",
+    architecture="MistralForCausalLM",
+    keys=(*SIZES, *heads(8, divided), SWIGLU, TIED),
+    fixed=FIXED,
+    read=read_mistral,
+    write=write_mistral,
+    further=(*ROPES, "sliding_window"),
+    written=(*ROPE, *WINDOWS),
+    rules=rules,
+    prefix="model.",
+    ignored=ignored,
+)
+
+QWEN2 = Family(
+    model_type="qwen2",
+    experiment="language_modeling",
+    architecture="Qwen2ForCausalLM",
+    keys=(*SIZES, *heads(32, divided), SWIGLU, TIED),
+    fixed=FIXED | {"qkv_bias": True},
+    read=read_qwen,
+    write=write_qwen,
+    further=QWEN_FURTHER,
+    written=(*ROPE, *WINDOWS),
+    rules=rules,
+    prefix="model.",
+    ignored=ignored,
+)
+
+QWEN3 = Family(
+    model_type="qwen3",
+    experiment="language_modeling",
+    architecture="Qwen3ForCausalLM",
+    keys=(*SIZES, *heads(32, 128), SWIGLU, TIED, Key("qk_norm_epsilon", "rms_norm_eps", 1e-6)),
+    fixed=FIXED | {"qk_norm": True},
+    assumed={"attention_bias": False},
+    read=read_qwen,
+    write=write_qwen,
+    further=QWEN_FURTHER,
+    written=(*ROPE, *WINDOWS),
+    rules=rules,
+    prefix="model.",
+    ignored=ignored,
+)
