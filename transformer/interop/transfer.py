@@ -37,7 +37,8 @@ def load(places: Mapping[str, Place], tensors: Mapping[str, Tensor], wanted: Any
             if path not in found:
                 found[path] = jnp.zeros(target.shape, target.dtype, device=target.sharding)
             layer = _put(place, part, tensors[place.name], target.shape[1:], target)
-            found[path] = _setter(target.sharding)(found[path], layer, place.n)
+            # Waits, or the layers of many tensors would be in memory until their turn comes.
+            found[path] = jax.block_until_ready(_setter(target.sharding)(found[path], layer, place.n))
     return traverse_util.unflatten_dict(found, sep="/")
 
 

@@ -11,11 +11,16 @@ from tokenizers import decoders, models, pre_tokenizers, processors
 from transformer.data.tokenizers import NAMES, ROLES, Tokenizer, read_backend, special_in
 from transformer.errors import UserError
 from transformer.interop.json_files import read_object
+from transformer.interop.sentencepiece import read_sentencepiece
 from transformer.interop.wordpiece import word_piece
+
+PIECES = ("tokenizer.model", "spiece.model")
+"""Names of SentencePiece models."""
 
 
 def read_tokenizer(folder: Path, config: Mapping[str, Any]) -> Tokenizer:
-    """The tokenizer in a folder: tokenizer.json, vocab.txt, or vocab.json with merges.txt.
+    """The tokenizer in a folder: tokenizer.json, vocab.txt, vocab.json with
+    merges.txt, or a SentencePiece model.
 
     Its special tokens are those that tokenizer_config.json names, otherwise those of `config`, the model's.
 
@@ -48,7 +53,11 @@ def _backend(folder: Path) -> tokenizers.Tokenizer:
         return byte_level_bpe(folder / "vocab.json", folder / "merges.txt")
     if (folder / "vocab.txt").is_file():
         return word_piece(folder / "vocab.txt")
-    raise UserError(f"{folder}: there is no tokenizer.json, no vocab.txt, and no vocab.json with merges.txt")
+    for name in PIECES:
+        if (folder / name).is_file():
+            return read_sentencepiece(folder / name)
+    files = f"no vocab.txt, no {PIECES[0]}, and no vocab.json with merges.txt"
+    raise UserError(f"{folder}: there is no tokenizer.json, {files}")
 
 
 def byte_level_bpe(vocab: Path, merges: Path) -> tokenizers.Tokenizer:
