@@ -3,7 +3,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from transformer.layers.normalization import NORMS, LayerNorm, NoNorm, RMSNorm
+from transformer.layers.normalization import NORMS, LayerNorm, NoNorm, OffsetRMSNorm, RMSNorm
 
 
 def test_layer_norm_against_float64(rng):
@@ -20,6 +20,14 @@ def test_rms_norm_against_float64(rng):
     expected = scale * x / np.sqrt((x**2).mean(-1, keepdims=True) + 1e-6)
     y = RMSNorm().apply({"params": {"scale": jnp.asarray(scale, jnp.float32)}}, jnp.asarray(x, jnp.float32))
     np.testing.assert_allclose(y, expected, atol=2e-5)
+
+
+def test_rms_norm_by_the_distance_of_its_scale_from_one(rng):
+    x, offset = rng.normal(2.0, 5.0, (3, 4, 16)), rng.normal(0.0, 0.5, 16).astype(np.float32)
+    params = {"offset": jnp.asarray(offset)}
+    y = OffsetRMSNorm().apply({"params": params}, jnp.asarray(x, jnp.float32))
+    expected = RMSNorm().apply({"params": {"scale": params["offset"] + 1}}, jnp.asarray(x, jnp.float32))
+    np.testing.assert_allclose(y, expected, rtol=1e-6)
 
 
 def test_no_norm_is_the_identity(rng):

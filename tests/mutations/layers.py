@@ -56,9 +56,14 @@ EDITS = {
             "no_epsilon": ("keepdims=True) + epsilon)", "keepdims=True) + 1e-30)"),
             "mean_stays": ("x = x - jnp.mean(x, axis=-1, keepdims=True)", "x = x + 0.0"),
             "rms_centred": (
-                "_standardize(x_btd, self.epsilon, False)",
-                "_standardize(x_btd, self.epsilon, True)",
+                "_standardize(x_btd, self.epsilon, False)\n        return",
+                "_standardize(x_btd, self.epsilon, True)\n        return",
             ),
+            "offset_centred": (
+                "_standardize(x_btd, self.epsilon, False)\n        offset_d",
+                "_standardize(x_btd, self.epsilon, True)\n        offset_d",
+            ),
+            "offset_is_the_scale": ("(x * (1 + offset_d))", "(x * offset_d)"),
             "sum_of_squares": ("jnp.mean(jnp.square(x)", "jnp.sum(jnp.square(x)"),
             "no_bias": ('x = x + _width_param(self, "bias"', 'x = x + 0 * _width_param(self, "bias"'),
             "half_precision": ("x = x_btd.astype(jnp.float32)\n", "x = x_btd\n"),

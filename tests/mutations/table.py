@@ -9,6 +9,7 @@ from tests.mutations import (
     data,
     decoding,
     evaluation,
+    interop,
     layers,
     models,
     planning,
@@ -31,7 +32,18 @@ class Mutation:
 
 def _all() -> list[Mutation]:
     found = []
-    for part in (attention, layers, models, decoding, training, data, evaluation, planning, commands):
+    for part in (
+        attention,
+        layers,
+        models,
+        decoding,
+        training,
+        data,
+        evaluation,
+        planning,
+        commands,
+        interop,
+    ):
         for file, (tests, edits) in part.EDITS.items():
             for name, edit in edits.items():
                 place = file.removeprefix("transformer/").removesuffix(".py")

@@ -8,7 +8,7 @@ from typing import Any
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, processors
 
-from transformer.data.tokenizers import NAMES, ROLES, Tokenizer, read_backend, special_in
+from transformer.data.tokenizers import NAMES, ROLES, Tokenizer, read_backend, special_in, template_beside
 from transformer.errors import UserError
 from transformer.interop.json_files import read_object
 from transformer.interop.sentencepiece import read_sentencepiece
@@ -32,6 +32,7 @@ def read_tokenizer(folder: Path, config: Mapping[str, Any]) -> Tokenizer:
     named = {role: backend.id_to_token(i) for role, i in ids.items() if i is not None}
     special = {role: name for role, name in named.items() if name is not None}
     tokenizer = Tokenizer(backend, special | special_in(folder / NAMES, backend))
+    tokenizer.chat_template = template_beside(folder / "tokenizer.json")
     size = config.get("vocab_size")
     if type(size) is int and tokenizer.vocab_size > size:
         raise UserError(
@@ -99,6 +100,8 @@ def write_tokenizer(folder: Path, tokenizer: Tokenizer, max_length: int) -> dict
     ids = {"bos_token": tokenizer.bos_id, "eos_token": tokenizer.eos_id, "pad_token": tokenizer.pad_id}
     named = {role: tokenizer.name(i) for role, i in ids.items()}
     settings = {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": max_length} | named
+    if tokenizer.chat_template:
+        settings["chat_template"] = tokenizer.chat_template
     text = json.dumps(settings, ensure_ascii=False, indent=2)
     (folder / NAMES).write_text(text + "\n", encoding="utf-8")
     return {f"{role}_id": i for role, i in ids.items()}

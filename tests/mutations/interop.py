@@ -1,0 +1,82 @@
+"""Mutations of `transformer/interop`: file -> (tests, {name: (text, replacement)})."""
+
+EDITS = {
+    "transformer/interop/tensors.py": (
+        "tests/interop/test_tensors.py",
+        {
+            "header_as_long_as_it_says": (
+                "if not 2 <= length <= min(size - 8, LONGEST_HEADER):",
+                "if False:",
+            ),
+            "beyond_the_file": ("offsets[0] <= offsets[1] <= room", "offsets[0] <= offsets[1]"),
+            "overlapping": ("if tensor.offset != end:", "if tensor.offset > end:"),
+            "with_gaps": ("if tensor.offset != end:", "if tensor.offset < end:"),
+            "file_of_any_name": ('re.fullmatch(r"[\\w.-]+\\.safetensors", file)', "file"),
+            "index_not_compared": ("if files.get(name) != file:", "if False:"),
+            "file_never_full": ("+ output.nbytes > most", "+ output.nbytes < 0"),
+        },
+    ),
+    "transformer/interop/json_files.py": (
+        "tests/interop/test_tensors.py",
+        {
+            "names_twice": ("if len(found) < len(pairs):", "if False:"),
+            "any_number": ('raise ValueError(f"{text} is no number")', "return 0.0"),
+            "any_depth": ("except RecursionError:", "except ZeroDivisionError:"),
+        },
+    ),
+    "transformer/interop/rules.py": (
+        "tests/interop/test_transfer.py tests/interop/test_import.py",
+        {
+            "unknown_tensors_ignored": ("    if extra:", "    if extra and not extra:"),
+            "padding_of_another_layer": ("for n in range(shape[0])", "for n in reversed(range(shape[0]))"),
+        },
+    ),
+    "transformer/interop/transfer.py": (
+        "tests/interop/test_transfer.py tests/interop/test_import.py",
+        {
+            "infinities": ("if not np.isfinite(x).all():", "if False:"),
+            "every_layer_the_first": ("lambda x, layer, n: x.at[n]", "lambda x, layer, n: x.at[0 * n]"),
+        },
+    ),
+    "transformer/interop/family.py": (
+        "tests/interop/test_import.py",
+        {
+            "unknown_keys_ignored": ("if name not in known and value is not None:", "if False:"),
+            "assumptions_not_checked": ("config[name] != wanted:", "False:"),
+        },
+    ),
+    "transformer/interop/attention_keys.py": (
+        "tests/interop/test_llama.py tests/interop/test_gemma.py",
+        {
+            "no_scaling": ('if scaling == "none" or factor == 1:', "if True:"),
+            "one_layer_late": (
+                "zip(names, names[m:], strict=False)",
+                "zip(names, names[m + 1 :], strict=False)",
+            ),
+        },
+    ),
+    "transformer/interop/sentencepiece.py": (
+        "tests/interop/test_sentencepiece.py",
+        {
+            "lowest_first": ("found.append((-score,", "found.append((score,"),
+            "spaces_stay": ("if normal.get(4, 1):", "if False:"),
+            "names_in_text": ('Split(Regex("|".join(names)), "isolated")', 'Split("\\0", "isolated")'),
+            "prefix_always": (
+                '[normalizers.Prepend(" ")] if normal.get(3, 1) else []',
+                '[normalizers.Prepend(" ")]',
+            ),
+        },
+    ),
+    "transformer/models/lora.py": (
+        "tests/interop/test_import.py",
+        {"merged_without_alpha": ("(config.lora_alpha / config.lora_rank)", "1.0")},
+    ),
+    "transformer/layers/positions/rope.py": (
+        "tests/interop/test_llama.py",
+        {"llama3_kept_from_two": ("- 1) / (4 - 1), 0, 1)", "- 1) / (2 - 1), 0, 1)")},
+    ),
+    "transformer/layers/mixers/attention.py": (
+        "tests/interop/test_llama.py",
+        {"no_bias_of_qkv": ("use_bias=self.use_bias or self.qkv_bias", "use_bias=self.use_bias")},
+    ),
+}
