@@ -16,8 +16,8 @@ from transformer.errors import UserError
 from transformer.layers.mixers import MIXERS
 from transformer.models.classifier import ClassifierConfig, TextClassifier
 from transformer.models.decoder import Decoder, DecoderConfig
-from transformer.models.encoder import EncoderConfig
 from transformer.models.encoder_decoder import EncoderDecoder, EncoderDecoderConfig
+from transformer.models.heads import HeadConfig
 from transformer.models.masked_lm import MaskedLanguageModel
 from transformer.models.transformer_xl import TransformerXLConfig
 from transformer.models.vision import VisionConfig, VisionTransformer
@@ -141,7 +141,7 @@ MODELS = {
     ),
     "transformer_xl": lambda: (TransformerXLConfig, {}, lambda c, v: c.build(v)),
     "encoder_decoder": lambda: (EncoderDecoderConfig, {}, EncoderDecoder),
-    "masked_lm": lambda: (EncoderConfig, {"embedding_norm": True}, MaskedLanguageModel),
+    "masked_lm": lambda: (HeadConfig, {"embedding_norm": True}, MaskedLanguageModel),
     "classifier": lambda: (ClassifierConfig, {"pooling": "cls"}, lambda c, v: TextClassifier(c, v, 3)),
     "vision": lambda: (VisionConfig, {"pooling": "cls"}, lambda c, v: VisionTransformer(c, 3)),
 }
