@@ -82,6 +82,23 @@ def main(argv: list[str]) -> int:
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return 130
+    except Exception as error:  # perhaps of a collective that another process did not come to
+        leave_the_dead(error)
+        raise
+
+
+def leave_the_dead(error: Exception) -> None:
+    """Ends this process if another one has ended, with a line that names it: to exit in good order takes all
+    of them."""
+    if gone := processes.ended():
+        why = str(error).partition("\n")[0][:100]
+        print(
+            f"error: {gone} has ended, and so must the others ({why}); the same command resumes",
+            file=sys.stderr,
+        )
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(1)
 
 
 def parse(argv: list[str]) -> tuple[argparse.Namespace, list[tuple[str, str]]]:

@@ -22,7 +22,7 @@ fi
 
 srun --kill-on-bad-exit=1 "${PYTHON:-python}" launch.py "$@"
 code=$?
-if [ $code -eq 143 ]; then # SIGTERM: saved, but not finished
+if [ $code -eq 143 ] || [ $code -eq 138 ] || [ $code -eq 140 ]; then # SIGTERM, SIGUSR1, SIGUSR2: saved, but not finished
     scontrol requeue "$SLURM_JOB_ID"
 fi
 exit $code

@@ -71,7 +71,7 @@ def test_slurm_starts_a_process_on_each_node(start, tmp_path):
     assert trained(tmp_path / "run") > 0
 
 
-@pytest.mark.parametrize(("code", "queued"), [(143, True), (0, False), (1, False)])
+@pytest.mark.parametrize(("code", "queued"), [(143, True), (138, True), (140, True), (0, False), (1, False)])
 def test_slurm_queues_what_was_stopped_again(start, tmp_path, code, queued):
     srun = f"#!/bin/bash\necho gpus $JAX_LOCAL_DEVICE_IDS\nexit {code}\n"
     job = {"SLURM_JOB_ID": "7", "SLURM_GPUS_ON_NODE": "4"}

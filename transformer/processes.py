@@ -4,6 +4,7 @@ import glob
 import importlib.util
 import socket
 import sys
+import time
 from collections.abc import Mapping
 
 import numpy as np
@@ -15,6 +16,13 @@ COUNTS = ("SLURM_STEP_NUM_TASKS", "OMPI_COMM_WORLD_SIZE", "MEGASCALE_NUM_SLICES"
 
 SHUTDOWN_SECONDS = 30
 """How long a process that ends with an error waits for the others, which then end too."""
+
+
+LOOK_SECONDS = 10.0
+"""How long to look for the process that has ended, where one can no longer be reached."""
+
+PLACES: list[tuple[str, str, int]] = []
+"""The host, address and port of each process, where it listens for as long as it lives."""
 
 
 def are_several(environment: Mapping[str, str]) -> bool:
@@ -63,10 +71,38 @@ def meet(
             raise UserError(f"--coordinator: the processes did not meet: {error}") from error
         return
     if jax.process_count() > 1:
-        hosts = gathered(socket.gethostname())
+        PLACES.extend(_announced())
         if jax.process_index() == 0:
-            placed = " ".join(f"{i} on {host}" for i, host in enumerate(hosts))
-            print(f"{len(hosts)} processes: {placed}", file=sys.stderr)
+            placed = " ".join(f"{i} on {host}" for i, (host, _, _) in enumerate(PLACES))
+            print(f"{len(PLACES)} processes: {placed}", file=sys.stderr)
+
+
+def _announced() -> list[tuple[str, str, int]]:
+    """Makes this process listen, without ever answering: the system closes the port when it dies."""
+    listening = socket.create_server(("", 0), backlog=128)
+    host, port = socket.gethostname(), listening.getsockname()[1]
+    listening.detach()  # it stays open until the process ends
+    try:
+        address = socket.gethostbyname(host)
+    except OSError:
+        address = host
+    rows = [text.split() for text in gathered(f"{host} {address} {port}")]
+    return [(row[0], row[1], int(row[2])) for row in rows]
+
+
+def ended() -> str:
+    """Which of the processes has ended, "process 1 on node2"; "" if none is found within `LOOK_SECONDS`."""
+    deadline = time.monotonic() + LOOK_SECONDS
+    while PLACES and time.monotonic() < deadline:
+        for number, (host, address, port) in enumerate(PLACES):
+            try:
+                socket.create_connection((address, port), timeout=2).close()
+            except ConnectionRefusedError:
+                return f"process {number} on {host}"
+            except OSError:  # a host that cannot be reached, or not at this port
+                continue
+        time.sleep(0.2)
+    return ""
 
 
 def gathered(text: str) -> list[str]:

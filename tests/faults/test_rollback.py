@@ -144,6 +144,57 @@ def test_a_replay_makes_the_very_step(corpus, tmp_path, capsys):
         assert f"\nstep {step}: loss {logged[step]:.4g}, gradient norm " in capsys.readouterr().out
 
 
+LEAVE_BEHIND = {
+    "a memory from step to step": ("--config=configs/transformer_xl.py:tiny",),
+    "stages": ('--config.train.until.sequence_length={"12": 16}', "--config.train.log_every=1"),
+}
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("of", LEAVE_BEHIND)
+def test_what_goes_on_after_a_rollback_is_what_a_run_does_that_begins_there(
+    monkeypatch, corpus, tmp_path, capsys, of
+):
+    """With a memory, which begins anew, and over the end of a stage: the steps 11 to 13 are not made."""
+    spoil(monkeypatch, range(11, 15))
+    folder = tmp_path / "run"
+    keys = ("--config.train.rollbacks=1", "--config.train.steps=16", *LEAVE_BEHIND[of])
+    command = runs.tiny(corpus, folder, *KEYS, *keys)
+    assert launch.main(command) == 0
+    assert "going on from step 13 with the parameters of step 6 (rollback 1 of 1)" in capsys.readouterr().err
+    state, good = runs.state(folder, 13), runs.state(folder, 6)
+    assert_same(state.params, good.params)
+    for old, new in zip(jax.tree.leaves(good.carry), jax.tree.leaves(state.carry), strict=True):
+        assert np.any(old) and not np.any(new)
+    last = runs.state(folder)
+    assert (int(last.step), int(last.skipped)) == (16, 8)
+    shutil.rmtree(folder / "checkpoints" / "16")
+    assert launch.main(command) == 0
+    assert_same(runs.state(folder), last)
+
+
+@pytest.mark.thorough
+def test_an_overflow_in_half_precision_skips_the_step_and_is_named(trained):
+    """A layer of weights that are finite, and too large for the numbers of their products."""
+    folder = trained[False].folder.path
+    run = reopen_run(folder, [("model.dtype", "bfloat16")])
+
+    def planted(path, leaf):
+        return leaf.at[1].set(3e38) if "up" in jax.tree_util.keystr(path) else leaf
+
+    with run.placed(), run.checkpoints(write=False) as checkpoints:
+        state = checkpoints.restore(run.abstract)
+        bad = state.replace(params=jax.tree_util.tree_map_with_path(planted, state.params))
+        place = found_in(run, bad.params).forward
+        assert (place.module, place.number, place.count) == ("blocks/feed_forward/up", 1, 3)
+        before = jax.device_get(bad)
+        batch = run.put(next(iter(run.loader.iterate(2))))
+        after, metrics = run.jitted(lambda step: step)(bad, batch)
+    assert int(after.skipped) == int(before.skipped) + 1 and float(metrics["skipped_steps"].total) == 1
+    assert_same(jax.device_get(after.params), before.params)
+    assert_same(jax.device_get(after.opt_state), before.opt_state)
+
+
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
     """Runs with and without a scan over their layers."""

@@ -364,6 +364,20 @@ def test_a_second_signal_leaves_at_once(tmp_path, first):
     assert os.listdir(tmp_path) == ["3"]  # it was saved before
 
 
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2])
+def test_a_notice_of_a_scheduler_saves_and_a_second_one_during_the_save_changes_nothing(tmp_path, number):
+    class Slow(Checkpoints):
+        def wait(self):
+            os.kill(os.getpid(), number)
+            super().wait()
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    with Slow(tmp_path) as checkpoints:
+        state, reason = run(50, checkpoints=checkpoints, step=signalling(3, number))
+    assert reason == number.name and int(state.step) == 3
+    assert os.listdir(tmp_path) == ["3"]
+
+
 @pytest.mark.parametrize("at", ["in a step", "before the hooks", "in a hook"])
 def test_a_signal_saves_before_the_hooks_and_what_it_cuts_short_is_done_when_the_run_goes_on(tmp_path, at):
     events, left = [], tmp_path / "left"

@@ -242,8 +242,10 @@ class Checkpoints:
     def __enter__(self) -> "Checkpoints":
         return self
 
-    def __exit__(self, *_) -> None:
-        self.close()
+    def __exit__(self, kind: type[BaseException] | None, *_) -> None:
+        # Closing waits for all processes; after an error that is not of all one may be dead.
+        if kind is None or issubclass(kind, UserError) or jax.process_count() == 1:
+            self.close()
 
     def _merit(self, metrics: Mapping[str, float]) -> float:
         name = self.keep_best.removeprefix("-")

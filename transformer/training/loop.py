@@ -12,7 +12,7 @@ from types import FrameType
 import jax
 import numpy as np
 
-from transformer.errors import StorageError
+from transformer.errors import StorageError, UserError
 from transformer.training.agreement import Agreement
 from transformer.training.checkpoint import Checkpoints, State
 from transformer.training.divergence import Diverged
@@ -43,7 +43,7 @@ def train(
 
     After a step come, in this order, the hooks that are due, a checkpoint if one is due, and the next batch.
     The metrics of a step are read after the next step has been dispatched, so that the device does not wait
-    for the host, except before hooks and checkpoints. SIGINT or SIGTERM ends training after the current step:
+    for the host, except before hooks and checkpoints. One of `SIGNALS` ends training after the current step:
     it saves a checkpoint first, then calls the hooks that are due. A signal during a hook interrupts it: the
     file `left` has the step until its hooks are done, and a resumed run calls them first. If an error occurs
     between two steps, the state is saved before the error is raised again (only with one process: several may
@@ -223,6 +223,8 @@ class Between:
     def rescue(self, state: State, error: Exception) -> None:
         """Saves the state before an error ends training, unless it has diverged or its arrays were donated.
         If the error was one of hooks, a resumed run calls them first."""
+        if jax.process_count() > 1 and not isinstance(error, UserError):
+            self.saving.abandon()  # one of them may be dead
         if isinstance(error, Diverged | StorageError) or jax.process_count() > 1:
             return
         whole = not any(leaf.is_deleted() for leaf in jax.tree.leaves(state))
@@ -238,13 +240,20 @@ def signal_name(number: int) -> str:
     return signal.Signals(number).name if number else ""
 
 
+SIGNALS = [
+    getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGUSR1", "SIGUSR2") if hasattr(signal, name)
+]
+"""Signals that end training: of a terminal, of schedulers and clouds, and those that Slurm's `--signal` is
+often told to send before a job's time ends."""
+
+
 class Stopped(BaseException):
     """Raised by the first signal during work that need not be finished."""
 
 
 class StopRequest:
-    """A context in which the first SIGINT or SIGTERM is only recorded. A second SIGINT interrupts at once; a
-    second SIGTERM does not, because schedulers send it twice."""
+    """A context in which the first of `SIGNALS` is only recorded. A second SIGINT interrupts at once; another
+    second one does not, because schedulers send them twice."""
 
     number = 0
     """The first signal that this process received; 0: none."""
@@ -271,8 +280,7 @@ class StopRequest:
 
     def __enter__(self) -> "StopRequest":
         main = threading.current_thread() is threading.main_thread()
-        caught = (signal.SIGINT, signal.SIGTERM) if main else ()
-        self._before = {number: signal.signal(number, self._note) for number in caught}
+        self._before = {number: signal.signal(number, self._note) for number in (SIGNALS if main else ())}
         return self
 
     def __exit__(self, *_) -> None:

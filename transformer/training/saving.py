@@ -94,6 +94,10 @@ class Saving:
         if not self.wait():
             raise StorageError(f"{self._failed}; the same command goes on from there")
 
+    def abandon(self) -> None:
+        """Does not wait for the save that is being written, which other processes take part in."""
+        self._step = None
+
     def close(self) -> None:
         """Waits for the last save, as at the end of training."""
         self.wait()
