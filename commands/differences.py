@@ -11,6 +11,7 @@ FREE = (
     "sample.",
     "generate.",
     "answer.",
+    "deterministic",
     "data.cache_dir",
     "data.workers",
     "loss.chunk_size",

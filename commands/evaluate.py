@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from commands import add_step
 from transformer.data.disk_cache import data_folder, digest, locked
 from transformer.errors import UserError
+from transformer.json_text import parse_json
 
 if TYPE_CHECKING:
     from commands.opening import Overrides
@@ -193,7 +194,7 @@ def _keep(folder: "Workdir", what: Mapping[str, Any], found: Mapping[str, Any]) 
 
 def _read(path: Path) -> list[dict[str, Any]]:
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        found = parse_json(path.read_bytes())
     except FileNotFoundError:
         return []
     except ValueError:

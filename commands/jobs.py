@@ -18,6 +18,7 @@ from tqdm import tqdm
 from commands.workdir import free
 from transformer.data.disk_cache import digest
 from transformer.errors import UserError
+from transformer.json_text import parse_json
 from transformer.run_folder import RunFolder
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -52,7 +53,7 @@ class Job:
     def outcome(self) -> str:
         """How the run with this config ended before, or ""."""
         try:
-            found = json.loads((self.folder / "outcome.json").read_text(encoding="utf-8"))
+            found = parse_json((self.folder / "outcome.json").read_bytes())
         except (OSError, ValueError):
             return ""
         known = isinstance(found, dict) and found.get("config") == digest(self.values)
@@ -126,7 +127,7 @@ def _lines(path: Path, end: int = 0) -> Iterator[dict[str, Any]]:
         return
     for line in lines:
         with contextlib.suppress(ValueError):
-            values = json.loads(line)
+            values = parse_json(line)
             if isinstance(values, dict) and "step" in values:
                 yield values
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from commands.sizes import Family
 from transformer.errors import UserError
+from transformer.json_text import parse_json
 
 if TYPE_CHECKING:
     from commands.jobs import Job
@@ -77,7 +78,7 @@ def read(path: Path, first: str) -> dict[str, Any]:
       UserError: nothing; `first` says what comes first.
     """
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        return parse_json(path.read_bytes())
     except FileNotFoundError:
         raise UserError(f"--workdir: there is no {path}; {first}") from None
     except ValueError:

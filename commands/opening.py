@@ -161,7 +161,11 @@ def inherit(values: dict[str, Any], folder: Workdir) -> dict[str, Any]:
 def _model_of(folder: Workdir, origin: Any) -> Mapping[str, Any]:
     if not folder.begun and hub.is_hub(origin):
         return hub.find(origin).values["model"]
-    return (folder if folder.begun else named(origin)).read_config().get("model", {})
+    try:
+        return (folder if folder.begun else named(origin)).read_config().get("model", {})
+    except UserError as error:
+        key = "--workdir" if folder.begun else "config.initialize_from"
+        raise UserError(str(error).replace("--workdir", key, 1)) from None
 
 
 def open_to_train(

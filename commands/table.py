@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 from commands.rows import Row, Trained, label, shortened
 from transformer.config import flatten
 from transformer.errors import UserError, suggest
+from transformer.json_text import parse_json
 
 if TYPE_CHECKING:
     from commands.opening import Overrides
@@ -100,7 +101,7 @@ def read_runs(patterns: Sequence[str], flag: str = "--runs") -> tuple[list[Train
         if not folder.config.is_file():
             continue
         try:
-            config = json.loads(folder.config.read_text(encoding="utf-8"))
+            config = parse_json(folder.config.read_bytes())
             steps = int(config["train"]["steps"])
             found.append(Trained(path, flatten(config), steps, read_metrics(folder.metrics)))
         except (UserError, ValueError, KeyError, TypeError):

@@ -17,6 +17,7 @@ import jax
 from commands.columns import look_for_columns
 from commands.workdir import take
 from transformer.errors import UserError
+from transformer.json_text import parse_json
 
 KINDS = {".jsonl": "jsonl", ".csv": "csv", ".tsv": "tsv"}
 """Suffix of a file -> kind of source."""
@@ -256,7 +257,7 @@ def _resuming(path: Path, of: Mapping[str, Any]) -> Iterator[Answers]:
 def _left(part: Path, note: Path, of: Mapping[str, Any]) -> tuple[int, int]:
     """The number of texts that an interrupted command has answered in `part`, and the size up to there."""
     try:
-        said = json.loads(note.read_text())
+        said = parse_json(note.read_bytes())
         same, done, size = said["of"] == json.loads(json.dumps(of)), int(said["texts"]), int(said["bytes"])
     except (OSError, ValueError, KeyError, TypeError):
         same, done, size = False, 0, 0

@@ -1,10 +1,12 @@
 """The folder of a run, with everything to resume, evaluate and predict."""
 
 import contextlib
+import functools
 import json
 import os
 import re
 import socket
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, TextIO
@@ -16,9 +18,10 @@ from commands.retired_keys import RETIRED, with_present_keys
 from experiments import EXPERIMENTS, find_experiment
 from transformer.config import flatten, to_values, with_defaults
 from transformer.data.content_digests import changes
-from transformer.data.disk_cache import digest
+from transformer.data.disk_cache import digest, is_ours
 from transformer.data.tokenizers import Tokenizer
 from transformer.errors import UserError
+from transformer.json_text import parse_json
 from transformer.processes import gathered
 from transformer.run_folder import Inside, RunFolder
 from transformer.training.checkpoint import trained_steps
@@ -61,6 +64,9 @@ class Workdir(RunFolder):
             raise UserError(f"{self.config}: expected the groups of a config, as JSON has them")
         if any(isinstance(group, dict) and RETIRED & group.keys() for group in values.values()):
             values = with_present_keys(values)
+        data = values.get("data")
+        if isinstance(data, dict) and data.get("cache_dir"):
+            data["cache_dir"] = own_cache(str(data["cache_dir"]), self.config)
         known = str(values.get("experiment")) in EXPERIMENTS
         return with_defaults(find_experiment(values["experiment"]).Config, values) if known else values
 
@@ -127,7 +133,7 @@ class Workdir(RunFolder):
             return ""
         now = describe(data)
         try:
-            before = json.loads(self.data.read_text(encoding="utf-8"))
+            before = parse_json(self.data.read_bytes())
             sources = [{k: v for k, v in each["sources"].items() if k != besides} for each in (before, now)]
             found = [changes(*sources)]
         except (ValueError, KeyError, TypeError, AttributeError):
@@ -154,7 +160,7 @@ class Workdir(RunFolder):
     def write(self, config: Any, data: Any) -> None:
         """Stores the config and the content of the data, and unless the run has begun tokenizer and labels.
         Files are replaced atomically."""
-        begun, kept = self.begun, data.kept()
+        begun, kept, described = self.begun, data.kept(), describe(data)  # reads the data: it may fail
         self.path.mkdir(parents=True, exist_ok=True)
         lengths = self.read_lengths(config.train.steps) if begun else []
         if lengths or self.lengths.exists():
@@ -163,7 +169,7 @@ class Workdir(RunFolder):
             kept["tokenizer"].save(self.tokenizer)
         if "labels" in kept and not (begun and self.labels.exists()):
             write_json(self.labels, kept["labels"])
-        write_json(self.data, describe(data), indent=1)
+        write_json(self.data, described, indent=1)
         write_json(self.config, to_values(config), indent=2)
 
     def trained_steps(self) -> int:
@@ -171,10 +177,21 @@ class Workdir(RunFolder):
         return trained_steps(self.checkpoints)
 
 
+@functools.cache
+def own_cache(cache_dir: str, config: Path) -> str:
+    """The `data.cache_dir` of a run's folder, which may be from elsewhere: "", the user's cache, with a note,
+    unless that folder holds prepared data. So nobody's config has commands write where they should not."""
+    if is_ours(cache_dir):
+        return cache_dir
+    note = f"{config}: data.cache_dir {cache_dir!r} has no prepared data and is not used"
+    print(f"{note}; --config.data.cache_dir={cache_dir} uses it", file=sys.stderr)
+    return ""
+
+
 def read_json(path: Path) -> Any:
     """The values in a file; raises `UserError` if it is not JSON."""
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        return parse_json(path.read_bytes())
     except ValueError as error:
         raise UserError(f"{path}: not readable as JSON ({error})") from None
 

@@ -13,6 +13,7 @@ ALLOWED = {
     "transformer.process": {"transformer.backend"},
     "transformer.processes": {"transformer.errors"},
     "transformer.errors": set(),
+    "transformer.json_text": set(),
     "transformer.host": set(),
     "transformer.run_folder": set(),
     "transformer.config": {"transformer.errors"},
@@ -36,7 +37,12 @@ ALLOWED = {
         "transformer.errors",
         "transformer.sums",
     },
-    "transformer.data": {"transformer.data", "transformer.config", "transformer.errors"},
+    "transformer.data": {
+        "transformer.data",
+        "transformer.config",
+        "transformer.errors",
+        "transformer.json_text",
+    },
     "transformer.training": {
         "transformer.training",
         "transformer.devices",
@@ -44,6 +50,7 @@ ALLOWED = {
         "transformer.run_folder",
         "transformer.config",
         "transformer.errors",
+        "transformer.json_text",
     },
     "transformer.decoding": {
         "transformer.decoding",
@@ -94,6 +101,7 @@ LIBRARIES = {
     "transformer.process": {"jax"},
     "transformer.processes": {"jax", "numpy"},
     "transformer.errors": set(),
+    "transformer.json_text": set(),
     "transformer.run_folder": set(),
     "transformer.config": set(),
     "transformer.sums": {"jax", "flax"},

@@ -243,7 +243,7 @@ def _convert(hint: Any, value: Any, path: str) -> Any:
         return types.MappingProxyType(to_values(value))
     if origin is tuple and isinstance(value, (tuple, list)):
         return tuple(_convert(arguments[0], item, f"{path}[{i}]") for i, item in enumerate(value))
-    if origin is typing.Literal and value in arguments:
+    if origin is typing.Literal and any(type(value) is type(each) and value == each for each in arguments):
         return value
     if origin is types.UnionType:  # X | None
         return None if value is None else _convert(arguments[0], value, path)

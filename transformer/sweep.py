@@ -128,8 +128,10 @@ def _shown(value: str) -> str:
     except ValueError:
         pass
     else:
-        whole = number.is_integer() and abs(number) < 1e6
-        value = repr(int(number) if whole else number) if math.isfinite(number) else value
+        if math.isfinite(number):
+            exact = int(value) if re.fullmatch(r"[+-]?[0-9]+", value) else number
+            whole = number.is_integer() and abs(number) < 2**53
+            value = repr(int(number) if whole else exact)
     safe = re.sub(r"[^\w.+-]+", "-", value)
     return safe if safe == value and len(safe) <= LONGEST else f"{safe[: LONGEST - 8]}-{_digest(value)}"
 

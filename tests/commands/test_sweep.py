@@ -69,6 +69,10 @@ def test_names_are_short_and_apart():
     assert long.startswith("source=text-folder-folder-") and len(long) < 50
     one, other = names(over("data.source", ["x" * 99, "x" * 98 + "y"]))
     assert one != other and len(one) == len(other) < 50
+    numbers = ["1000001", "1e6", "12345678901234567890", "12345678901234567891", "1" * 5000]
+    assert names(over("seed", numbers))[:-1] == [
+        *("seed=1000001", "seed=1000000", "seed=12345678901234567890", "seed=12345678901234567891")
+    ]
     with pytest.raises(UserError, match="two runs have a=1"):
         names(over("a", ["1", "1.0"]))
     folders = names(over("a", ["../..", "/", "..", "", "é"]))

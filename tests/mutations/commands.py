@@ -51,7 +51,7 @@ EDITS = {
         {
             "commas_in_brackets_separate": ('(letter in "([{") - (letter in ")]}")', "0"),
             "quotes_do_not_count": ("quote = letter", 'quote = ""'),
-            "equal_numbers_differ": ("repr(int(number) if whole else number)", "value"),
+            "equal_numbers_differ": ("repr(int(number) if whole else exact)", "value"),
             "long_values_are_cut": ("safe == value and", "safe == value or"),
             "zips_are_cut": ("if len({len(sweep) for sweep in sweeps}) > 1:", "if False:"),
             "equal_runs_are_trained_twice": ("if name in found:", "if False:"),

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from tqdm import tqdm
 
-from transformer.data.disk_cache import build_once, digest
+from transformer.data.disk_cache import build_once, digest, map_arrays
 from transformer.data.sources import Source
 from transformer.data.token_cache import BAR, byte_sizes
 from transformer.data.tokenizers import Tokenizer
@@ -34,7 +34,7 @@ class Segmentations:
 
     def __init__(self, folder: Path, tokenizer: Tokenizer) -> None:
         """Opens complete files."""
-        arrays = {file.stem: np.memmap(file, file.suffix[1:], "r") for file in folder.glob("*.*int*")}
+        arrays = map_arrays(folder)
         self.words, self.offsets, self.ids = arrays["words"], arrays["offsets"], arrays["ids"]
         self.lengths = arrays["lengths"].reshape(-1, 1 + DRAWN)
         ends = np.cumsum(self.lengths, dtype=np.int64).reshape(self.lengths.shape)

@@ -10,6 +10,7 @@ from typing import Any
 from tqdm import tqdm
 
 from transformer.data.disk_cache import build_once, digest
+from transformer.errors import UserError
 
 SHOWN = 4
 """How many differences an error lists."""
@@ -63,5 +64,8 @@ def _change(name: str, old: Any, new: Any) -> str:
 
 
 def _digest(file: Path) -> str:
-    with file.open("rb") as opened:
-        return hashlib.file_digest(opened, lambda: hashlib.blake2b(digest_size=10)).hexdigest()
+    try:
+        with file.open("rb") as opened:
+            return hashlib.file_digest(opened, lambda: hashlib.blake2b(digest_size=10)).hexdigest()
+    except OSError as error:
+        raise UserError(f"{file}: cannot be read ({error.strerror})") from None

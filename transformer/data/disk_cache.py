@@ -1,18 +1,30 @@
-"""The cache of prepared data on disk, safe for concurrent processes."""
+"""The cache of prepared data on disk, safe for concurrent processes, interrupted ones and cut files."""
 
 import hashlib
 import json
 import os
 import shutil
+import sys
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from filelock import FileLock
+from tqdm import tqdm
 
 from transformer.errors import UserError
+from transformer.json_text import parse_json
+
+SIZES = "sizes.json"
+"""In each folder of prepared data: file -> size in bytes. A folder without it is of an earlier version."""
+
+TAG = "CACHEDIR.TAG"
+MARK = "Signature: 8a477f597d28d172789f06886806bc55\n# Prepared data of language models and others.\n"
+"""What marks a folder of prepared data; backups leave out folders with this signature
+(bford.info/cachedir)."""
 
 
 def data_folder(cache_dir: str = "") -> Path:
@@ -23,30 +35,111 @@ def data_folder(cache_dir: str = "") -> Path:
     return Path(home).expanduser() / "transformer" / "data"
 
 
+def is_ours(cache_dir: str) -> bool:
+    """Whether a folder holds prepared data already, so that it was named as `data.cache_dir` here before."""
+    try:
+        return (data_folder(cache_dir) / TAG).read_text(encoding="utf-8").startswith(MARK)
+    except (OSError, ValueError):
+        return False
+
+
+def _mark(folder: Path) -> None:
+    """Marks a folder as one of prepared data, unless it cannot be written."""
+    if not (folder / TAG).exists():
+        with suppress(OSError):
+            folder.mkdir(parents=True, exist_ok=True)
+            (folder / TAG).write_text(MARK, encoding="utf-8")
+
+
 def digest(*parts: Any) -> str:
     """A short hash of the parts, which can be anything that JSON can represent."""
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:20]
 
 
 def build_once(path: Path, build: Callable[[Path], None]) -> Path:
-    """Makes the folder `path` by calling `build(new)` on an empty folder, unless it exists.
+    """Makes the folder `path`, DATA_FOLDER/KIND/NAME, by calling `build(new)` on an empty one, unless it
+    exists.
 
-    The folder is renamed into place when it is complete; other processes wait.
+    The folder is flushed to the disk and renamed into place when it is complete; other processes wait. One in
+    which a file is gone or has another size is made again, with a note.
 
     Raises:
       UserError: the folder cannot be written.
     """
-    if path.exists():
+    _mark(path.parent.parent)
+    if path.exists() and not damage(path):
         return path
     with locked(path):
         name = f"{path.name}.new"
         for left_by_a_killed_process in path.parent.glob(f"{name}*"):
             shutil.rmtree(left_by_a_killed_process, ignore_errors=True)
+        if path.exists() and (said := damage(path)):
+            tqdm.write(f"{path}: {said}; it is made again", file=sys.stderr)
+            shutil.rmtree(path)
         with tempfile.TemporaryDirectory(prefix=name, dir=path.parent, ignore_cleanup_errors=True) as new:
             if not path.exists():
                 build(Path(new))
+                _finish(Path(new))
                 os.rename(new, path)
     return path
+
+
+def damage(path: Path) -> str:
+    """In what the files of a folder made by `build_once` are not those that were made; "" if in nothing."""
+    try:
+        sizes = parse_json((path / SIZES).read_bytes())
+        pairs = [(path / name, int(size)) for name, size in sizes.items() if Path(name).name == name]
+    except FileNotFoundError:
+        return ""
+    except (OSError, ValueError, AttributeError, TypeError):
+        return f"{SIZES} is not readable"
+    for file, size in pairs:
+        found = file.stat().st_size if file.is_file() else -1
+        if found != size:
+            return f"{file.name} " + (f"has {found:,} of {size:,} bytes" if found >= 0 else "is gone")
+    return ""
+
+
+def _finish(folder: Path) -> None:
+    """Notes the sizes of the files, and waits until all are on the disk."""
+    files = [file for file in folder.iterdir() if file.is_file()]
+    (folder / SIZES).write_text(json.dumps({file.name: file.stat().st_size for file in files}))
+    for file in (*files, folder / SIZES):
+        flush(file)
+
+
+def flush(path: Path) -> None:
+    """Waits until a file is on the disk, where the file system can say so."""
+    with open(path, "rb") as file, suppress(OSError):
+        os.fsync(file.fileno())
+
+
+def map_arrays(folder: Path) -> dict[str, np.ndarray]:
+    """Name -> array of each file NAME.TYPE of a folder, tokens.uint16 for instance, as read-only memory maps.
+
+    Raises:
+      UserError: a file is not of whole numbers of its type.
+    """
+    found: dict[str, np.ndarray] = {}
+    for file in sorted(folder.glob("*.*int*")):
+        try:
+            found[file.stem] = np.memmap(file, file.suffix[1:], "r")
+        except (OSError, ValueError, TypeError) as error:
+            raise UserError(f"{file}: not a whole array ({error}); delete its folder") from None
+    return found
+
+
+def load_array(path: Path) -> np.ndarray:
+    """The array in a .npy file, as a read-only memory map, whose header cannot ask for more than is there.
+
+    Raises:
+      UserError: it is no such file, or ends early.
+    """
+    try:
+        return np.load(path, mmap_mode="r", allow_pickle=False)
+    except (OSError, ValueError, EOFError, SyntaxError, OverflowError) as error:
+        said = str(error).splitlines()[0]
+        raise UserError(f"{path}: not a whole array ({said}); delete its folder") from None
 
 
 @contextmanager

@@ -20,6 +20,10 @@ from transformer.errors import UserError
 SUFFIXES = (".png", ".jpg", ".jpeg")
 """Suffixes of image files in `folder:`; other files are ignored."""
 
+FORMATS = ("PNG", "JPEG", "GIF", "BMP", "WEBP", "TIFF")
+"""The formats that are read, whatever the name of a file says: Pillow has others, one of them a programming
+language that it hands to another program."""
+
 Record = tuple[bytes, Any, str]
 """(content, image, class): bytes that are equal for duplicates, a Pillow image, and the name of its class."""
 
@@ -100,7 +104,8 @@ class ImageFolder(Images):
             raise UserError(f"{self.name}: no sub-folder in it; each is to be a class, with its images")
         self.files: list[Path] = []
         for each in classes:
-            files = sorted(path for path in each.iterdir() if path.suffix.lower() in SUFFIXES)
+            named = sorted(path for path in each.iterdir() if path.suffix.lower() in SUFFIXES)
+            files = [path for path in named if path.is_file()]
             if not files:
                 deeper = any(path.is_dir() for path in each.iterdir())
                 hint = f"; if its sub-folders are the classes, folder:{folder / each.name}" if deeper else ""
@@ -124,7 +129,8 @@ class ImageFolder(Images):
 
     def __getitem__(self, index: int) -> Record:
         file = self.files[index]
-        return file.read_bytes(), open_image(file), file.parent.name
+        image = open_image(file)
+        return file.read_bytes(), image, file.parent.name
 
 
 class TfdsImages(Images):
@@ -174,16 +180,17 @@ def open_image(file: str | Path | BinaryIO) -> Any:
     """
     from PIL import Image, ImageOps, UnidentifiedImageError
 
+    bombs = Image.DecompressionBombWarning, Image.DecompressionBombError
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("error", Image.DecompressionBombWarning)
-            with Image.open(file) as image:
+            with Image.open(file, formats=FORMATS) as image:
                 return ImageOps.exif_transpose(image).copy()
     except FileNotFoundError:
         raise UserError(f"{file}: there is no such file") from None
     except UnidentifiedImageError:
         raise UserError(f"{file}: it is no image, or of a format that is not known") from None
-    except (OSError, SyntaxError, ValueError, Image.DecompressionBombWarning) as error:
+    except (OSError, SyntaxError, ValueError, EOFError, *bombs) as error:
         raise UserError(f"{file}: it cannot be read as an image ({str(error).splitlines()[0]})") from None
 
 

@@ -11,7 +11,7 @@ from tqdm import tqdm
 
 from transformer.config import Bounded, Nonnegative, Positive
 from transformer.data.corpus import SplitData, divided_line, naming
-from transformer.data.disk_cache import build_once, data_folder, digest
+from transformer.data.disk_cache import build_once, data_folder, digest, load_array
 from transformer.data.image_sources import IMAGES, ImageFolder, Images, as_pixels, open_image
 from transformer.data.labels import count_labels, find_labels, number_labels
 from transformer.data.loader import DataLoader, HostBatch
@@ -110,7 +110,7 @@ class ImageData(SplitData):
         folder, kept = self._prepared(split)
         with naming(self.key(split)):
             numbers = number_labels(_names(folder, kept), self.labels, lambda i: f"image {i} of {split}")
-        return ImageRows(np.load(folder / "images.npy", mmap_mode="r"), numbers, kept)
+        return ImageRows(load_array(folder / "images.npy"), numbers, kept)
 
     def loader(self, split: str, batch_size: int, *, seed: int = 0, **options: Any) -> DataLoader:
         """Batches of a split; `options` are those of `DataLoader`. Training batches (`repeat`) are
@@ -167,7 +167,7 @@ class ImageData(SplitData):
         """A line on how images without splits are split."""
         if self.config.validation_source or self._open("train").divided:
             return []
-        shares_n = np.load(self._prepared("train")[0] / "shares.npy")
+        shares_n = load_array(self._prepared("train")[0] / "shares.npy")
         return divided_line([len(divide(shares_n, split)) for split in SHARES])
 
     def _prepared(self, split: str) -> tuple[Path, np.ndarray]:
@@ -178,7 +178,7 @@ class ImageData(SplitData):
             name = digest(source.identity, c.image_size, c.channels)
             folder = build_once(self.folder / "images" / name, lambda new: self._prepare(source, new))
             whole = source.divided or bool(c.validation_source) or bool(other)
-            keys_n = np.load(folder / "shares.npy")
+            keys_n = load_array(folder / "shares.npy")
             kept = np.arange(len(keys_n)) if whole else divide(keys_n, part)
             if not len(kept):
                 raise UserError(f"{source.name}: no images for {split}; give more, or data.validation_source")

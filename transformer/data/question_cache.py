@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from tqdm import tqdm
 
-from transformer.data.disk_cache import build_once, digest
+from transformer.data.disk_cache import build_once, digest, load_array
 from transformer.data.sources import Source
 from transformer.data.token_cache import BAR
 from transformer.data.tokenizers import Tokenizer
@@ -94,8 +94,8 @@ class Ragged:
 
     def __init__(self, folder: Path, name: str) -> None:
         """Opens the files of `write`."""
-        self.values = np.load(folder / f"{name}.npy", mmap_mode="r")
-        self.offsets = np.load(folder / f"{name}.offsets.npy")
+        self.values = load_array(folder / f"{name}.npy")
+        self.offsets = load_array(folder / f"{name}.offsets.npy")
         self.sizes = np.diff(self.offsets)
 
     def __len__(self) -> int:
@@ -125,7 +125,7 @@ class QuestionCache:
         self.questions, self.contexts, self.answers = (
             Ragged(folder, name) for name in ("questions", "contexts", "answers")
         )
-        self.context_of = np.load(folder / "context_of.npy")
+        self.context_of = load_array(folder / "context_of.npy")
         self.skipped: dict[str, int] = json.loads((folder / "skipped.json").read_text())
 
     def __len__(self) -> int:

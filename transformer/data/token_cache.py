@@ -14,7 +14,7 @@ import tokenizers
 from tokenizers import pre_tokenizers
 from tqdm import tqdm
 
-from transformer.data.disk_cache import build_once, digest
+from transformer.data.disk_cache import build_once, digest, map_arrays
 from transformer.data.sources import Source
 from transformer.data.tokenizers import Tokenizer, byte_tokens
 from transformer.errors import UserError
@@ -47,9 +47,15 @@ class TokenCache:
     def __init__(self, folder: Path) -> None:
         """Opens a complete cache."""
         self.folder = folder
-        arrays = {file.stem: np.memmap(file, file.suffix[1:], "r") for file in folder.glob("*.*int*")}
-        self.tokens, self.num_bytes = arrays["tokens"], arrays["num_bytes"]
-        self.offsets, self.lost = arrays["offsets"], arrays["lost"]
+        arrays = map_arrays(folder)
+        try:
+            self.tokens, self.num_bytes = arrays["tokens"], arrays["num_bytes"]
+            self.offsets, self.lost = arrays["offsets"], arrays["lost"]
+            whole = len(self.tokens) == len(self.num_bytes) == self.offsets[-1] and len(self.lost) == 2
+        except (KeyError, IndexError):
+            whole = False
+        if not whole:
+            raise UserError(f"{folder}: its files are not those of one text; delete this folder")
 
     def document(self, index: int) -> np.ndarray:
         """The tokens of a document, with bos and eos."""

@@ -12,7 +12,7 @@ from typing import Any
 import tokenizers
 from tokenizers import decoders, models, normalizers, pre_tokenizers
 
-from transformer.data.disk_cache import digest
+from transformer.data.disk_cache import digest, flush
 from transformer.data.tokenizer_kinds import (
     END,
     UNKNOWN,
@@ -128,6 +128,7 @@ def chat_template_in(settings: Any) -> str:
 def _write(path: Path, text: str) -> None:
     part = Path(f"{path}.{os.getpid()}.part")
     part.write_text(text, encoding="utf-8")
+    flush(part)
     os.replace(part, path)
 
 

@@ -21,7 +21,7 @@ from transformer.errors import UserError
 class BeamConfig(Bounded):
     """Beam search."""
 
-    beam_size: Positive = 4  # hypotheses kept; 1: greedy
+    beam_size: Annotated[int, Bound("from 1 to 1,000", 1, 1000)] = 4  # hypotheses kept; 1: greedy
     # alpha: scores are log p / ((5 + length) / 6)^alpha; 0: none; below 0 favours shorter targets
     length_penalty: Annotated[float, Bound("-10 to 10", -10, 10)] = 0.6
     max_new_tokens: Positive = 128  # longest target

@@ -2,12 +2,20 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import jax
 import jax.numpy as jnp
 
-from transformer.config import Bounded, Fraction, Nonnegative, NonnegativeFloat, Positive, PositiveFraction
+from transformer.config import (
+    Bound,
+    Bounded,
+    Fraction,
+    Nonnegative,
+    NonnegativeFloat,
+    Positive,
+    PositiveFraction,
+)
 from transformer.errors import UserError
 
 NO_FILTER = {"top_k": 0, "top_p": 1.0, "min_p": 0.0}
@@ -23,7 +31,7 @@ class DecodingConfig(Bounded):
     top_k: Nonnegative = 0  # sample from the k likeliest tokens; 0: all
     top_p: PositiveFraction = 1.0  # sample from the likeliest tokens with this probability mass; 1: all
     min_p: Fraction = 0.0  # sample from tokens with this fraction of the highest probability; 0: all
-    num_samples: Positive = 1  # samples per prompt
+    num_samples: Annotated[int, Bound("from 1 to 10,000", 1, 10_000)] = 1  # samples per prompt
     stop: tuple[str, ...] = ()  # stop strings; the completion ends before the first
 
     def __post_init__(self) -> None:

@@ -2,14 +2,14 @@
 
 import dataclasses
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
 from flax import struct
 
-from transformer.config import Nonnegative
+from transformer.config import Bound
 from transformer.layers.cache import Cache, KVCache
 from transformer.layers.embedding import Embedding
 from transformer.layers.masks import Mask
@@ -21,7 +21,8 @@ from transformer.models.decoder import Decoder, DecoderConfig, StackStepper
 class EncoderDecoderConfig(DecoderConfig):
     """The config of an encoder-decoder."""
 
-    num_encoder_layers: Nonnegative = 0  # blocks of the encoder; 0: num_layers, those of the decoder
+    # blocks of the encoder; 0: num_layers, those of the decoder
+    num_encoder_layers: Annotated[int, Bound("from 0 to 10,000", 0, 10_000)] = 0
     share_embeddings: bool = True  # one embedding for source and target
 
     @property

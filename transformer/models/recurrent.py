@@ -1,14 +1,14 @@
 """The recurrent encoder-decoder, with or without attention."""
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
 from flax import struct
 
-from transformer.config import Bounded, Nonnegative, Positive, Rate
+from transformer.config import Bound, Bounded, Positive, Rate
 from transformer.errors import UserError
 from transformer.layers.alignment import ALIGNMENTS, Remembered
 from transformer.layers.embedding import Embedding, Unembedding
@@ -21,8 +21,9 @@ class RecurrentConfig(Bounded):
     """The config of a recurrent encoder-decoder."""
 
     d_model: Positive = 256  # width of embeddings and states; half for each direction of the encoder
-    num_layers: Positive = 2  # layers of the decoder
-    num_encoder_layers: Nonnegative = 0  # layers of the encoder; 0: as many as num_layers
+    num_layers: Annotated[int, Bound("from 1 to 1,000", 1, 1000)] = 2  # layers of the decoder
+    # layers of the encoder; 0: as many as num_layers
+    num_encoder_layers: Annotated[int, Bound("from 0 to 1,000", 0, 1000)] = 0
     cell: Literal["gru", "lstm"] = "gru"  # recurrent cell
     bidirectional: bool = True  # the encoder reads in both directions
     attention: Literal["none", "dot", "additive"] = "additive"  # additive: v^T tanh(W s + U h)

@@ -9,6 +9,9 @@ from transformer.errors import UserError
 from transformer.layers.mixers import MIXERS, Attention
 from transformer.layers.positions import POSITIONS
 
+UNROLLED = 1000
+"""The most layers that are traced one by one, which takes some minutes."""
+
 
 @dataclass(frozen=True)
 class WidthConfig(Bounded):
@@ -24,6 +27,12 @@ class WidthConfig(Bounded):
     base_layers: Nonnegative = 0  # mup: the num_layers at which nothing is scaled; 0: no depth changes it
     # mup: power of base_layers / num_layers that scales a block's output; 1: CompleteP; 0.5: depth-muP
     depth_exponent: Annotated[float, Bound("a power in [0.5, 1]", 0.5, 1.0)] = 1.0
+
+    def __post_init__(self: Any) -> None:
+        super().__post_init__()
+        deepest = max(self.num_layers, getattr(self, "num_encoder_layers", 0))
+        if deepest > UNROLLED and not self.scan_layers:
+            raise UserError(f"num_layers: {deepest}; expected at most {UNROLLED:,}, or scan_layers=True")
 
     @property
     def growth(self: Any) -> dict[str, float]:

@@ -1,4 +1,4 @@
-"""The options of a config for the compiler."""
+"""The options of a config for the compiler, and those that `deterministic` means."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -8,6 +8,28 @@ import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from transformer.errors import UserError
+
+DETERMINISTIC: dict[str, dict[str, Any]] = {"tpu": {}}
+"""Platform -> options with which every execution of a program gives the same bits; on the others those in
+`OF_XLA`. XLA's programs for TPUs always do."""
+
+OF_XLA: dict[str, Any] = {"xla_gpu_deterministic_ops": True}
+"""No sums by atomic additions, whose order is that of time, and no kernels chosen by how long they took."""
+
+
+def options_for(options: Mapping[str, Any], deterministic: bool, mesh: Mesh) -> dict[str, Any]:
+    """The options of the train step: those of a config, and with `deterministic` what that takes on the
+    devices of the mesh.
+
+    Raises:
+      UserError: an option says the contrary.
+    """
+    needed = DETERMINISTIC.get(mesh.devices.flat[0].platform, OF_XLA) if deterministic else {}
+    for name, value in needed.items():
+        if options.get(name, value) != value:
+            key = f"config.parallel.compiler_options.{name}: {options[name]!r}"
+            raise UserError(f"{key} with deterministic True; expected {value!r}")
+    return {**options, **needed}
 
 
 def check_compiler_options(options: Mapping[str, Any], mesh: Mesh) -> None:

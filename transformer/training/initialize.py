@@ -1,6 +1,5 @@
 """Warm starts: which parameters of another run are taken, which are new, and which are left out."""
 
-import json
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,6 +10,7 @@ import jax
 from flax import traverse_util
 
 from transformer.errors import UserError
+from transformer.json_text import parse_json
 from transformer.run_folder import RunFolder
 from transformer.training.checkpoint import Checkpoints, Step, split_step
 from transformer.training.checksums import arrays
@@ -199,7 +199,7 @@ def _which(checkpoints: Checkpoints) -> Step:
 
 
 def _read(path: Path) -> Any:
-    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
+    return parse_json(path.read_bytes()) if path.exists() else None
 
 
 def _among(path: str, names: tuple[str, ...] | None) -> bool:

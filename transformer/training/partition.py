@@ -6,12 +6,16 @@ from collections.abc import Iterator
 from typing import Any
 
 import jax
+from jax.sharding import Mesh
 
 from transformer.errors import UserError
 from transformer.training.parallel import STATE, is_boxed, mesh_axes, path_names, unboxed
 
 REPLICATED = "replicated"
 """The logical axis of parameters that are meant to be whole on every device."""
+
+TOKEN_BYTES = 8
+"""What a token takes at least in a batch on a device: its id and its target."""
 
 MOST = 0.02
 """The share of the bytes of parameters that may be whole on every device although others are divided."""
@@ -43,16 +47,32 @@ def check_fits(state: Any) -> None:
     of a device: allocating them would wait without end on some systems."""
     leaves = jax.tree.leaves(state)
     needed = sum(_bytes(leaf.sharding.shard_shape(leaf.shape), leaf) for leaf in leaves)
-    device = leaves[0].sharding.mesh.local_devices[0]
-    if device.platform == "cpu":
-        there = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    else:
-        there = (device.memory_stats() or {}).get("bytes_limit", needed)
+    there = memory_of(leaves[0].sharding.mesh)
     if needed > there:
         raise UserError(
             f"model: the training state takes {needed / 1e9:,.1f} GB on each device, which "
             f"has {there / 1e9:,.1f} GB; expected a smaller model, or more devices in parallel.mesh.fsdp"
         )
+
+
+def check_batch_fits(batch_size: int, tokens: int, mesh: Mesh) -> None:
+    """Raises `UserError` if a batch of so many rows of so many `tokens` is larger than the memory of a
+    device, by the `TOKEN_BYTES` of a token alone: making it would take minutes, and then fail."""
+    needed = batch_size * tokens * TOKEN_BYTES / math.prod(mesh.shape.values())
+    there = memory_of(mesh)
+    if needed > there:
+        raise UserError(
+            f"train.batch_size: {batch_size:,} rows of {tokens:,} tokens take {needed / 1e9:,.1f} GB on each "
+            f"device, which has {there / 1e9:,.1f} GB; expected fewer, or shorter rows"
+        )
+
+
+def memory_of(mesh: Mesh) -> float:
+    """Bytes of memory of a device of the mesh, for CPUs its share of the machine; infinite if not known."""
+    device, *others = mesh.local_devices
+    if device.platform == "cpu":
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / (1 + len(others))
+    return (device.memory_stats() or {}).get("bytes_limit", math.inf)
 
 
 def table(params: Any) -> Iterator[str]:

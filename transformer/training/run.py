@@ -15,7 +15,7 @@ from transformer.errors import UserError
 from transformer.run_folder import RunFolder
 from transformer.training import parallel
 from transformer.training.checkpoint import Checkpoints, State, Step, trained_steps
-from transformer.training.compiler_options import check_compiler_options
+from transformer.training.compiler_options import check_compiler_options, options_for
 from transformer.training.divergence import Watch
 from transformer.training.experiment import Batches, Experiment, Params, Put
 from transformer.training.hooks import Evaluate, Evaluator, Hook, Profile, measures
@@ -26,7 +26,7 @@ from transformer.training.metrics import Meter
 from transformer.training.optax_optimizers import is_hidden_matrix, multiplies_matrices, own_average
 from transformer.training.optimizer import Lengths, check_adapters, make_optimizer
 from transformer.training.parametrization import parametrized
-from transformer.training.partition import check_divided, check_fits
+from transformer.training.partition import check_batch_fits, check_divided, check_fits
 from transformer.training.rules import check_rules, stop_gradients
 from transformer.training.run_config import RunConfig
 from transformer.training.step import Program, TrainStep, make_train_step
@@ -63,8 +63,8 @@ class Run:
         self.optimizer, self.schedule = make_optimizer(c.optimizer, c.train.steps, self.lengths, self.layers)
         if getattr(self.experiment.config.model, "parametrization", "standard") != "standard":
             self.init, self.optimizer = parametrized(self.init, self.optimizer, c, self.layers)
-        self.compiler_options = dict(c.parallel.compiler_options)  # with which to compile `_step`
         self.mesh = parallel.make_mesh(c.parallel.mesh, self.devices)
+        self.compiler_options = options_for(c.parallel.compiler_options, c.deterministic, self.mesh)
         self.rules = parallel.RULES[c.parallel.rules]
         for key, size in (("train", c.train.batch_size), ("evaluate", c.evaluate.batch_size)):
             parallel.check_batch_size(f"{key}.batch_size", size, self.mesh, c.parallel.microbatches)
@@ -131,8 +131,8 @@ class Run:
         """Opens the data and derives all shapes, so that errors are raised before anything is written."""
         if any(name in self.config.train.writers for name in EXTRAS):
             check_installed(names_of(self.config.train.writers))
-        if self.compiler_options:
-            check_compiler_options(self.compiler_options, self.mesh)
+        check_batch_fits(self.config.train.batch_size, self.experiment.tokens_per_example, self.mesh)
+        check_compiler_options(self.compiler_options, self.mesh)
         _ = self.loader, self.hooks, self.abstract, self.warm_start
         check_fits(self.abstract)
         check_adapters(self.abstract.params, self.config.optimizer)

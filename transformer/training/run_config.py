@@ -108,6 +108,7 @@ class RunConfig(Bounded):
 
     experiment: str  # the objective, a key of EXPERIMENTS
     seed: Seed = 0  # seed of initialisation, dropout, data order and augmentation
+    deterministic: bool = False  # training gives the same bits each time on the same devices, also on GPUs
     initialize_from: str = ""  # warm start: folder of a run whose parameters and tokenizer to take; "": none
     initialize_strict: bool = True  # error if that run lacks parameters other than heads
     initialize_std: NonnegativeFloat = 0.0  # std of truncated-normal initialisation of matrices; 0: by layer

@@ -8,7 +8,6 @@ import dataclasses
 import functools
 import glob
 import itertools
-import json
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -20,6 +19,7 @@ from transformer.data.disk_cache import digest
 from transformer.data.sources.base import Options, belong, key_of
 from transformer.data.sources.files import Files
 from transformer.errors import UserError
+from transformer.json_text import parse_json
 
 TEXT = ("string", "large_string", "string_view")
 """The types of columns of text."""
@@ -36,7 +36,7 @@ class Columns:
     @functools.cached_property
     def classes(self) -> dict[str, list[str]]:
         """Column -> names of classes, as `datasets` writes them beside the numbers of classes."""
-        written = json.loads((self.schema.metadata or {}).get(b"huggingface", b"{}"))
+        written = parse_json((self.schema.metadata or {}).get(b"huggingface", b"{}"))
         features = written.get("info", {}).get("features", {})
         return {name: each["names"] for name, each in features.items() if each.get("_type") == "ClassLabel"}
 
@@ -121,7 +121,7 @@ class ColumnarFiles(Files):
     def _records(self, group: int, rows: slice = slice(None)) -> list[dict[str, Any]]:
         """Rows of a group, with the names of classes in the place of their numbers; -1 is none, as there."""
         file = self._groups[group][0]
-        records, classes = self._group(group)[rows].to_pylist(), self._opened[file].classes
+        records, classes = self._as_list(group, rows), self._opened[file].classes
         for name in classes.keys() & {*self._columns}:
             names = {None: None, -1: None} | dict(enumerate(classes[name]))
             for record in records:
@@ -131,9 +131,22 @@ class ColumnarFiles(Files):
                 record[name] = names[number]
         return records
 
+    def _as_list(self, group: int, rows: slice) -> list[dict[str, Any]]:
+        """Rows of a group; raises `UserError` if its bytes are not those of such rows."""
+        import pyarrow
+
+        try:
+            return self._group(group)[rows].to_pylist()
+        except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:
+            file, number = self._groups[group]
+            said = str(error).splitlines()[0]
+            raise UserError(f"{self._files[file]}: rows of group {number + 1} are damaged ({said})") from None
+
     def _read(self, group: int) -> Any:
         file, number = self._groups[group]
-        return self._opened[file].read(number, self._columns)
+        rows = self._opened[file].read(number, self._columns)
+        rows.validate(full=True)  # what Arrow has from a file it takes as it is, also lengths below 0
+        return rows
 
 
 class ParquetFiles(ColumnarFiles):
@@ -147,8 +160,8 @@ class ParquetFiles(ColumnarFiles):
         from pyarrow import parquet
 
         try:
-            file = parquet.ParquetFile(path, memory_map=True)
-        except pyarrow.ArrowInvalid:
+            file = parquet.ParquetFile(path)
+        except (pyarrow.ArrowException, OSError):
             raise UserError(f"{path}: not a Parquet file") from None
         sizes = [file.metadata.row_group(i).num_rows for i in range(file.num_row_groups)]
         return Columns(file.schema_arrow, sizes, lambda i, names: file.read_row_group(i, columns=names))
@@ -183,11 +196,11 @@ class SavedDataset(ColumnarFiles):
 
         try:
             table = pyarrow.ipc.open_stream(pyarrow.memory_map(str(path))).read_all()
-        except pyarrow.ArrowInvalid:
+        except (pyarrow.ArrowException, OSError):
             raise UserError(f"{path}: not a file of Arrow's streaming format") from None
         batches = table.to_batches()
         return Columns(table.schema, [*map(len, batches)], lambda i, names: batches[i].select(names))
 
 
 def _read_json(path: Path) -> Any:
-    return json.loads(path.read_text(encoding="utf-8"))
+    return parse_json(path.read_bytes())

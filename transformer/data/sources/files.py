@@ -55,8 +55,11 @@ class Files(Source):
         path = self._files[file]
         if path.suffix == ".gz":
             path = _unpacked(path, self._options.folder)
-        with open(path, "rb") as opened:
-            return mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ)
+        try:
+            with open(path, "rb") as opened:
+                return mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ)
+        except OSError as error:
+            raise UserError(f"{path}: cannot be read ({error.strerror})") from None
 
     @functools.cached_property
     def _sizes(self) -> list[int]:
@@ -71,8 +74,13 @@ class Files(Source):
         return len(BOM_UTF8) if self._sizes[file] and self._map(file)[: len(BOM_UTF8)] == BOM_UTF8 else 0
 
     def _decode(self, file: int, start: int, end: int) -> str:
+        data = self._map(file)
+        if data.size() < end:  # to read beyond its end would end the process
+            raise UserError(
+                f"{self._files[file]}: it has become shorter than {end:,} bytes while it was read"
+            )
         try:
-            return self._map(file)[start:end].decode()
+            return data[start:end].decode()
         except UnicodeDecodeError as error:
             at = start + error.start
             message = f"{self._place(file, at)}: byte {at} is not UTF-8 ({error.reason})"
@@ -172,6 +180,10 @@ class TextFiles(Files):
 def _find(kind: str, pattern: str) -> list[Path]:
     paths = [Path(name) for name in sorted(glob.glob(os.path.expanduser(pattern), recursive=True))]
     files = [path.absolute() for path in paths if path.is_file()]
+    if broken := [path for path in paths if path.is_symlink() and not path.exists()]:
+        raise UserError(
+            f"{kind}:{pattern}: {broken[0]} is a link to {os.readlink(broken[0])}, which is not there"
+        )
     if not files:
         hint = f"is a folder; name its files, {kind}:{pattern.rstrip('/')}/*" if paths else "no such file"
         raise UserError(f"{kind}:{pattern}: {hint}")

@@ -14,6 +14,7 @@ from transformer.data.disk_cache import digest
 from transformer.data.sources.base import SPLITS, Options, belong, key_of
 from transformer.data.sources.files import Files
 from transformer.errors import UserError
+from transformer.json_text import parse_json
 
 
 class LineFiles(Files):
@@ -103,9 +104,12 @@ class JsonLines(LineFiles):
 
     def _read(self, file: int, start: int, end: int) -> dict[str, Any]:
         try:
-            record = json.loads(self._decode(file, start, end))
-        except json.JSONDecodeError as error:
-            raise UserError(f"{self._place(file, start)}: not JSON ({error.msg})") from None
+            record = parse_json(self._decode(file, start, end))
+        except UserError:  # not UTF-8
+            raise
+        except ValueError as error:
+            said = getattr(error, "msg", error)
+            raise UserError(f"{self._place(file, start)}: not JSON ({said})") from None
         if not isinstance(record, dict):
             raise UserError(f"{self._place(file, start)}: {type(record).__name__}; expected a JSON object")
         return record

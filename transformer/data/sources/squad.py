@@ -7,6 +7,7 @@ from typing import Any
 from transformer.data.sources.base import Options, belong, key_of
 from transformer.data.sources.files import Files
 from transformer.errors import UserError
+from transformer.json_text import parse_json
 
 FORM = "data > paragraphs > context and qas > question and answers > text and answer_start"
 
@@ -53,7 +54,7 @@ class SquadFiles(Files):
     def _read(self, file: int) -> list[list[dict[str, Any]]]:
         """The questions of each paragraph with questions."""
         try:
-            articles = json.loads(self._decode(file, 0, self._sizes[file]))["data"]
+            articles = parse_json(self._decode(file, 0, self._sizes[file]))["data"]
             paragraphs = [paragraph for article in articles for paragraph in article["paragraphs"]]
             found = [
                 [
@@ -72,6 +73,10 @@ class SquadFiles(Files):
             ]
         except json.JSONDecodeError as error:
             raise UserError(f"{self._files[file]}:{error.lineno}: not JSON ({error.msg})") from None
+        except UserError:  # not UTF-8
+            raise
+        except ValueError as error:
+            raise UserError(f"{self._files[file]}: not JSON ({error})") from None
         except (KeyError, TypeError, AttributeError) as error:
             raise UserError(f"{self._files[file]}: not in SQuAD's form, {FORM} ({error!r})") from None
         return [records for records in found if records]

@@ -17,6 +17,9 @@ from transformer.data.disk_cache import locked
 from transformer.data.sources.base import SPLITS, Options, Source
 from transformer.errors import UserError
 
+RETRIES = 4
+"""How often a download is tried again, after 0.4, 0.8 ... seconds."""
+
 
 class TfdsText(Source):
     """One split of a TFDS data set, `tfds:NAME`, `tfds:NAME/CONFIG` or `tfds:NAME:VERSION`.
@@ -42,14 +45,22 @@ class TfdsText(Source):
         return len(self._records)
 
     def __getitem__(self, index: int) -> dict[str, Any]:
-        record = self._records[index]
-        record = {key: _text(value, self._features[key]) for key, value in record.items()}
+        try:
+            record = self._records[index]
+            record = {key: _text(value, self._features[key]) for key, value in record.items()}
+        except Exception as error:  # array_record and TFDS have none of their own for damaged files
+            raise UserError(f"{self.place(index)} is damaged ({_line(error)}); {self._again}") from error
         return record | {self.field: str(record[self.field])} if self._numbers else record
 
     @functools.cached_property
     def _records(self) -> Sequence[dict[str, Any]]:
         builder = _prepared(self._make)
-        return builder.as_data_source(split=_slice(self.name, self._split, builder.info.splits))
+        self._again = f"it is prepared again once {builder.data_path} is deleted"
+        split = _slice(self.name, self._split, builder.info.splits)
+        try:
+            return builder.as_data_source(split=split)
+        except Exception as error:
+            raise UserError(f"{self.name}: its files are damaged ({_line(error)}); {self._again}") from error
 
 
 def _prepared(make: Callable[[], Any]) -> Any:
@@ -65,12 +76,27 @@ def _prepared(make: Callable[[], Any]) -> Any:
     with locked(Path(builder.data_path)), _quiet(show=True):
         builder = make()  # a builder looks only once, when it is made, for what another process prepared
         try:
-            builder.download_and_prepare()
+            with _few_retries():
+                builder.download_and_prepare()
         except ImportError as error:
             raise _needs(builder.name, error.name) from None
         except Exception as error:
             raise UserError(f"tfds:{builder.name}: cannot be prepared; {_line(error)}") from error
     return builder
+
+
+@contextlib.contextmanager
+def _few_retries() -> Iterator[None]:
+    """TFDS tries a host that cannot be reached ten times, which takes over three minutes; here it is a few
+    seconds."""
+    from tensorflow_datasets.core.download import downloader
+
+    before = downloader.MAX_RETRIES
+    downloader.MAX_RETRIES = RETRIES
+    try:
+        yield
+    finally:
+        downloader.MAX_RETRIES = before
 
 
 def _builder(argument: str, folder: Path) -> Any:
