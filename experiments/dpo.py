@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from experiments.chat import Chat, ChatConfig
+from experiments.evaluators import named_evaluators
 from transformer.config import Bounded, Nonnegative, PositiveFloat, to_values
 from transformer.data.disk_cache import build_once, digest
 from transformer.data.preferences import PreferenceData, PreferenceDataConfig
@@ -43,9 +44,8 @@ class PreferenceConfig(ChatConfig):
 class PreferenceOptimization(Chat):
     """-log sigmoid(m), m = beta (log p(y_w | x) / q(y_w | x) - log p(y_l | x) / q(y_l | x)), for the better
     answer y_w and the worse one y_l to x; p is the model and q the reference, the model as training begins:
-    with `initialize_from` that run's, before any adapters of this one.
+    with `initialize_from` that run's, before any adapters of this one. Its part is computed once and cached.
 
-    The log-likelihoods by q do not change, and are computed once, before training, and cached.
     Source: Rafailov et al. 2023 (DPO), equation 7.
     """
 
@@ -73,7 +73,8 @@ class PreferenceOptimization(Chat):
 
     def evaluators(self, put: Put, split: str = "validation") -> dict[str, Evaluator]:
         """The terms of a split."""
-        return {"eval": likelihood_evaluator(self, self.loader(split), put, perplexity=False)}
+        likelihood = likelihood_evaluator(self, self.loader(split), put, perplexity=False)
+        return {"eval": likelihood, **named_evaluators(self, put, split)}
 
     def _log_likelihoods(self, params: Params, batch: Batch, **options: Any) -> jax.Array:
         """log p of both answers of each pair, (b, k, 2) float32: sums over their tokens."""
@@ -100,9 +101,8 @@ class PreferenceOptimization(Chat):
                 for first in range(0, len(rows), size := self.batch_size()):
                     which = np.arange(first, first + size)
                     which[which >= len(rows)] = -1  # padding
-                    numbers_bk = rows.documents(which)
-                    log_p_bk2 = np.asarray(measure(params, run.put(rows.batch(which))))
-                    found_n2[numbers_bk[numbers_bk >= 0]] = log_p_bk2[numbers_bk >= 0]
+                    log_p_bk2, numbers_bk = measure(params, run.put(rows.batch(which))), rows.documents(which)
+                    found_n2[numbers_bk[numbers_bk >= 0]] = np.asarray(log_p_bk2)[numbers_bk >= 0]
             np.save(new / "log_likelihoods.npy", found_n2)
 
         key = digest(self._identity, to_values(self.config.model), rows.identity)

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from experiments.induction_score import InductionScore
+from experiments.multiple_choice import MultipleChoice
 from transformer.errors import UserError, suggest
 from transformer.evaluation.likelihood import LikelihoodEvaluator, by_target
 from transformer.training.experiment import Batch, Params, Put
@@ -90,21 +91,31 @@ class Positions:
         return {name: value for name, value in self._measure(params).items() if not math.isnan(value)}
 
 
-EVALUATORS: dict[str, Callable[[Any, Put, str], Evaluator]] = {
+EVALUATORS: dict[str, Callable[..., Evaluator]] = {
     "compressors": Compressors,
     "positions": Positions,
     "induction": InductionScore,
+    "choices": MultipleChoice,
 }
 """Prefix of the logged results -> constructor, called with the experiment, `put` and the split."""
+
+OF_A_FILE = ("choices",)
+"""Those that are called with a file too, `evaluate.also=choices:FILE`."""
 
 
 def named_evaluators(experiment: Any, put: Put, split: str) -> dict[str, Evaluator]:
     """The evaluators that `evaluate.also` names.
 
     Raises:
-      UserError: unknown name.
+      UserError: unknown name, or a file is missing or too much.
     """
-    for name in experiment.config.evaluate.others:
+    found: dict[str, Evaluator] = {}
+    for each in experiment.config.evaluate.others:
+        name, _, file = each.partition(":")
         if name not in EVALUATORS:
             raise UserError(f"evaluate.also: {name!r} is no evaluator; {suggest(name, EVALUATORS)}")
-    return {name: EVALUATORS[name](experiment, put, split) for name in experiment.config.evaluate.others}
+        if bool(file) != (name in OF_A_FILE):
+            expected = f"{name}:FILE" if name in OF_A_FILE else f"{name} alone"
+            raise UserError(f"evaluate.also: {each!r}; expected {expected}")
+        found[name] = EVALUATORS[name](experiment, put, split, *([file] if file else []))
+    return found

@@ -1,6 +1,15 @@
 """Mutations of `transformer/evaluation`: file -> (tests, {name: (text, replacement)})."""
 
 EDITS = {
+    "experiments/multiple_choice.py": (
+        "tests/test_multiple_choice.py",
+        {
+            "the_unlikeliest": ("log_p.argmax()", "log_p.argmin()"),
+            "not_by_length": ("log_p / [len(choice)", "log_p / [1 + 0 * len(choice)"),
+            "no_space": ('else f" {choice}"', "else choice"),
+            "true_is_a_number": ("type(number) is not int", "not isinstance(number, int)"),
+        },
+    ),
     "transformer/evaluation/paired.py": (
         "tests/commands/test_table.py",
         {

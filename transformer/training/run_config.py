@@ -78,7 +78,7 @@ class EvaluateConfig(Bounded):
     """Evaluation during training and by --mode=evaluate."""
 
     batch_size: Nonnegative = 0  # rows evaluated at once, over all devices; 0: train.batch_size
-    also: str = ""  # further evaluators, comma-separated keys of EVALUATORS
+    also: str = ""  # further evaluators, comma-separated: positions, choices:FILE ... (EVALUATORS)
     sets: Mapping[str, str] = dataclasses.field(
         default_factory=dict
     )  # further data sets by name: sets.wiki=text:GLOB
