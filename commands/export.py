@@ -104,13 +104,13 @@ def _write(opened: Any, step: Any, part: Path, flags: argparse.Namespace) -> str
     if family.write_pixels:
         write_json(part / PIXELS, family.write_pixels(model, config.data), indent=2)
     else:
-        values = _tokenizer(part, opened.experiment, values) | {"vocab_size": vocab_size}
+        values = _tokenizer(part, opened.experiment, values, family.paired) | {"vocab_size": vocab_size}
     write_tensors(part, outputs(found, params, jnp.dtype(flags.dtype)), int(flags.shard_gb * 1e9))
     write_json(part / CONFIG, values, indent=2)
     return f"{sum(leaf.size for leaf in jax.tree.leaves(abstract)):,} parameters as {family.model_type}"
 
 
-def _tokenizer(part: Path, experiment: Any, values: dict[str, Any]) -> dict[str, Any]:
+def _tokenizer(part: Path, experiment: Any, values: dict[str, Any], paired: bool) -> dict[str, Any]:
     """Writes the tokenizer; returns the values with the ids of special tokens."""
     from transformer.interop.vocabulary import write_tokenizer
     from transformer.interop.wordpiece import write_encoder_tokenizer
@@ -118,7 +118,7 @@ def _tokenizer(part: Path, experiment: Any, values: dict[str, Any]) -> dict[str,
     tokenizer, model = experiment.data.tokenizer, experiment.config.model
     special = getattr(experiment.data, "special_tokens", None)
     if special is None:
-        return write_tokenizer(part, tokenizer, model.max_length) | values
+        return write_tokenizer(part, tokenizer, model.max_length, paired) | values
     several = model.num_token_types > 1
     ids = write_encoder_tokenizer(part, tokenizer, special, model.max_length, types=several)
     first, wanted = (each.get("pad_token_id", -1) + 1 for each in (values, ids))

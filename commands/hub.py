@@ -57,8 +57,12 @@ class Hub:
         }
         if "tokenizer" in self.kept:
             values["data"]["tokenizer"] = str(self.folder.path / "tokenizer.json")
-        if "sequence_length" in self._of["data"].__dataclass_fields__:
-            values["data"]["sequence_length"] = min(values["model"]["max_length"], LONGEST_ROWS)
+        longest = values["model"].get("max_length", 0)
+        for key in ("sequence_length", "source_length", "target_length"):
+            if key in self._of["data"].__dataclass_fields__:
+                values["data"][key] = min(longest, LONGEST_ROWS)
+        if self.folder.family.paired:
+            values["generate"] = self.folder.search(longest)
         return own | values
 
     @property

@@ -38,6 +38,8 @@ def save(
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
+            if not parameter.requires_grad:  # a table that is computed
+                continue
             mean = parameter if parameter.ndim == 1 else 0  # norms are drawn around what they are initially
             factor = std * (embedding if "embed" in name else 1.0)
             parameter.copy_(mean + factor * torch.randn(parameter.shape, generator=generator))

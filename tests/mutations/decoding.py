@@ -29,7 +29,7 @@ EDITS = {
     "transformer/decoding/beam.py": (
         "tests/decoding/test_beam.py",
         {
-            "length_penalty_inverted": ("/ 6.0) ** length_penalty", "/ 6.0) ** -length_penalty"),
+            "length_penalty_inverted": ("+ 1.0)) ** length_penalty", "+ 1.0)) ** -length_penalty"),
             "end_not_counted": ("length = index + 1\n", "length = index\n"),
             "too_few_candidates": (
                 "_likeliest(live.scores_bk, logits_bkv, 2 * beam_size)",

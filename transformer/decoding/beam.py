@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import struct
 
-from transformer.config import Bound, Bounded, Nonnegative, Positive
+from transformer.config import Bound, Bounded, Nonnegative, NonnegativeFloat, Positive
 from transformer.decoding.generation import fill, pad
 from transformer.decoding.stepper import Stepper
 from transformer.errors import UserError
@@ -22,8 +22,9 @@ class BeamConfig(Bounded):
     """Beam search."""
 
     beam_size: Annotated[int, Bound("from 1 to 1,000", 1, 1000)] = 4  # hypotheses kept; 1: greedy
-    # alpha: scores are log p / ((5 + length) / 6)^alpha; 0: none; below 0 favours shorter targets
+    # alpha: scores are log p / ((c + length) / (c + 1))^alpha; 0: none; below 0 favours shorter targets
     length_penalty: Annotated[float, Bound("-10 to 10", -10, 10)] = 0.6
+    length_offset: NonnegativeFloat = 5.0  # c of the length penalty: 5 as GNMT, 0 as transformers
     max_new_tokens: Positive = 128  # longest target
     extra_tokens: Nonnegative = 0  # tokens a target may have beyond its source (Vaswani et al.: 50); 0: any
     n_best: Positive = 1  # number of best targets per source
@@ -43,13 +44,14 @@ def beam_search(
     beam_size: int,
     max_new_tokens: int,
     length_penalty: jax.Array | float,
+    length_offset: jax.Array | float = 5.0,
     eos_id: jax.Array | int,
     limits_b: jax.Array | None = None,
     n_best: int | None = None,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Searches for the continuations y of each row x of right-padded prompts with the highest scores
 
-        log p(y | x) / ((5 + |y|) / 6)^length_penalty,        |y| with the end counted.
+        log p(y | x) / ((c + |y|) / (c + 1))^length_penalty,    c = `length_offset`, |y| with the end counted.
 
     Returns the best `n_best` (None: `beam_size`) of each row, best first: tokens (b, n, max_new_tokens)
     int32, filled with `eos_id` from the end on; how many come before the end, (b, n) int32; and scores
@@ -60,14 +62,14 @@ def beam_search(
     stay live, and those that end are kept if they are among the first `beam_size`. A row stops when no live
     hypothesis can still exceed its worst kept one; the loop stops with the last row. With `beam_size` 1 a row
     stops at its first end, which is greedy decoding.
-    Source: Wu et al. 2016 (GNMT), section 7, equation 14, without its coverage penalty.
+    Source: Wu et al. 2016 (GNMT), section 7, equation 14, with c = 5, without its coverage penalty.
     """
     batch, kept = tokens_bt.shape[0], beam_size if n_best is None else n_best
     limit_b1 = jnp.full(batch, max_new_tokens) if limits_b is None else jnp.clip(limits_b, 1, max_new_tokens)
     limit_b1 = limit_b1[:, None]
 
     def normalized(scores_bk: jax.Array, length: jax.Array) -> jax.Array:
-        return scores_bk / ((5.0 + length) / 6.0) ** length_penalty
+        return scores_bk / ((length_offset + length) / (length_offset + 1.0)) ** length_penalty
 
     def grow(index, live: Hypotheses, best: Hypotheses, logits_bkv: jax.Array):
         """Chooses the token at `index`: the live hypotheses, the best finished ones, and the parent of
@@ -198,6 +200,7 @@ def translate(
                 beam_size=config.beam_size,
                 max_new_tokens=config.max_new_tokens,
                 length_penalty=config.length_penalty,
+                length_offset=config.length_offset,
                 eos_id=eos_id,
                 n_best=config.n_best,
             )

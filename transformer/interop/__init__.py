@@ -11,7 +11,9 @@ from transformer.interop.family import Family
 from transformer.interop.gemma import GEMMA2, GEMMA3
 from transformer.interop.gpt2 import GPT2
 from transformer.interop.llama import LLAMA, MISTRAL, QWEN2, QWEN3
+from transformer.interop.marian import MARIAN
 from transformer.interop.modernbert import MODERNBERT, MODERNBERT_CLASSIFIER
+from transformer.interop.t5 import T5
 from transformer.interop.vit import VIT
 
 FAMILIES: dict[str, tuple[Family, ...]] = {
@@ -26,6 +28,8 @@ FAMILIES: dict[str, tuple[Family, ...]] = {
     "roberta": (ROBERTA, ROBERTA_CLASSIFIER),
     "modernbert": (MODERNBERT, MODERNBERT_CLASSIFIER),
     "vit": (VIT,),
+    "t5": (T5,),
+    "marian": (MARIAN,),
 }
 """`model_type` in config.json -> its models, by their heads. Of several that can express a model the first is
 exported."""

@@ -75,6 +75,14 @@ COMMON = named(
 )
 """Keys of any config.json that say nothing about the function that the model computes."""
 
+GENERATION = named(
+    "decoder_start_token_id forced_eos_token_id bad_words_ids max_length min_length do_sample early_stopping "
+    "num_beams num_beam_groups diversity_penalty temperature top_k top_p typical_p repetition_penalty "
+    "length_penalty no_repeat_ngram_size encoder_no_repeat_ngram_size num_return_sequences output_scores "
+    "return_dict_in_generate remove_invalid_values"
+)
+"""Keys of older config.json files that say how text is generated; they change the model not at all."""
+
 NEUTRAL = named(
     "dropout embedding_dropout attention_dropout dtype kernel scan_layers remat vocab_multiple lora_rank "
     "lora_alpha lora_layers"
@@ -119,7 +127,8 @@ class Family:
       this file from our `model` and `data`;
     - `prefix`: what the names of tensors may begin with or not;
     - `renamed`: regular expressions in names of tensors, and what replaces them;
-    - `ignored`: regular expressions for names of tensors that are no parameters, for a config of ours.
+    - `ignored`: regular expressions for names of tensors that are no parameters, for a config of ours;
+    - `paired`: whether it is an encoder-decoder.
     """
 
     model_type: str
@@ -142,6 +151,7 @@ class Family:
     prefix: str = ""
     renamed: tuple[tuple[str, str], ...] = ()
     ignored: Callable[[Any], Iterable[str]] = lambda model: ()
+    paired: bool = False
 
     def model(self, config: Values) -> dict[str, Any]:
         """The keys of our `model` for their config.

@@ -18,6 +18,7 @@ from transformer.interop.tensors import Tensor, open_tensors
 from transformer.interop.vocabulary import read_tokenizer
 
 CONFIG, PIXELS = "config.json", "preprocessor_config.json"
+GENERATION_CONFIG = "generation_config.json"
 
 
 class HubFolder:
@@ -83,6 +84,17 @@ class HubFolder:
         if not names or len({*names}) < len(found):
             raise UserError(f"{self.path / CONFIG}: id2label: expected different names of classes 0, 1, ...")
         return names
+
+    def search(self, longest: int) -> dict[str, Any]:
+        """The keys of our group `generate` for an encoder-decoder that writes at most `longest` tokens:
+        beam search as generation_config.json says, or in older folders config.json; by default greedy."""
+        path = self.path / GENERATION_CONFIG
+        said = self.config | (read_object(path) if path.is_file() else {})
+        found = {"beam_size": said.get("num_beams") or 1, "length_offset": 0.0}
+        alpha = said.get("length_penalty")
+        most = said.get("max_new_tokens") or said.get("max_length")
+        found["max_new_tokens"] = min(most, longest) if type(most) is int and most > 0 else min(longest, 128)
+        return found | {"length_penalty": 1.0 if alpha is None else alpha}
 
     @functools.cached_property
     def tokenizer(self) -> Tokenizer:

@@ -17,6 +17,9 @@ from transformer.interop.wordpiece import word_piece
 PIECES = ("tokenizer.model", "spiece.model")
 """Names of SentencePiece models."""
 
+DECODER_START = "decoder_start_token_id"
+"""The key of config.json with the token that an encoder-decoder's targets begin with."""
+
 
 def read_tokenizer(folder: Path, config: Mapping[str, Any]) -> Tokenizer:
     """The tokenizer in a folder: tokenizer.json, vocab.txt, vocab.json with
@@ -31,7 +34,10 @@ def read_tokenizer(folder: Path, config: Mapping[str, Any]) -> Tokenizer:
     ids = {role: _first(config.get(f"{role}_id")) for role in ROLES}
     named = {role: backend.id_to_token(i) for role, i in ids.items() if i is not None}
     special = {role: name for role, name in named.items() if name is not None}
-    tokenizer = Tokenizer(backend, special | special_in(folder / NAMES, backend))
+    special |= special_in(folder / NAMES, backend)
+    if (start := _first(config.get(DECODER_START))) is not None and (name := backend.id_to_token(start)):
+        special["bos_token"] = name  # of encoder-decoders, whose sources have no start token
+    tokenizer = Tokenizer(backend, special)
     tokenizer.chat_template = template_beside(folder / "tokenizer.json")
     size = config.get("vocab_size")
     if type(size) is int and tokenizer.vocab_size > size:
@@ -52,6 +58,11 @@ def _backend(folder: Path) -> tokenizers.Tokenizer:
         return read_backend(folder / "tokenizer.json")
     if (folder / "vocab.json").is_file() and (folder / "merges.txt").is_file():
         return byte_level_bpe(folder / "vocab.json", folder / "merges.txt")
+    if (folder / "source.spm").is_file():
+        raise UserError(
+            f"{folder}: source.spm and target.spm are two tokenizers; convert them, with the ids of "
+            "vocab.json, to one tokenizer.json, which is read in their place"
+        )
     if (folder / "vocab.txt").is_file():
         return word_piece(folder / "vocab.txt")
     for name in PIECES:
@@ -85,16 +96,22 @@ def byte_level_bpe(vocab: Path, merges: Path) -> tokenizers.Tokenizer:
     return backend
 
 
-def write_tokenizer(folder: Path, tokenizer: Tokenizer, max_length: int) -> dict[str, Any]:
+def write_tokenizer(
+    folder: Path, tokenizer: Tokenizer, max_length: int, paired: bool = False
+) -> dict[str, Any]:
     """Writes tokenizer.json and tokenizer_config.json; returns the ids of special tokens for config.json.
 
-    A tokenizer that adds no special tokens puts the start token before a text there, as models here read it.
+    A tokenizer that adds no special tokens puts the start token before a text there, or of a `paired` model,
+    an encoder-decoder, the end token after it, as models here read it.
     """
     backend = tokenizers.Tokenizer.from_str(tokenizer.content)
-    start = tokenizer.name(tokenizer.bos_id)
+    added = tokenizer.eos_id if paired else tokenizer.bos_id
+    name = tokenizer.name(added)
     if backend.post_processor is None:
         backend.post_processor = processors.TemplateProcessing(
-            single=f"{start} $A", pair=f"{start} $A $B", special_tokens=[(start, tokenizer.bos_id)]
+            single=f"$A {name}" if paired else f"{name} $A",
+            pair=f"$A $B {name}" if paired else f"{name} $A $B",
+            special_tokens=[(name, added)],
         )
     backend.save(str(folder / "tokenizer.json"))
     ids = {"bos_token": tokenizer.bos_id, "eos_token": tokenizer.eos_id, "pad_token": tokenizer.pad_id}
@@ -104,4 +121,6 @@ def write_tokenizer(folder: Path, tokenizer: Tokenizer, max_length: int) -> dict
         settings["chat_template"] = tokenizer.chat_template
     text = json.dumps(settings, ensure_ascii=False, indent=2)
     (folder / NAMES).write_text(text + "\n", encoding="utf-8")
-    return {f"{role}_id": i for role, i in ids.items()}
+    return {f"{role}_id": i for role, i in ids.items()} | (
+        {DECODER_START: tokenizer.bos_id} if paired else {}
+    )

@@ -1,0 +1,97 @@
+"""Marian of transformers, in and out."""
+
+import numpy as np
+import pytest
+
+from tests.interop import pairs, parity
+from transformer.data.tokenizers import Tokenizer
+from transformer.errors import UserError
+from transformer.interop.marian import MARIAN
+from transformer.interop.vocabulary import read_tokenizer
+
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
+
+pytestmark = pytest.mark.usefixtures("in_root")
+
+SIZES = {
+    **{"vocab_size": 300, "d_model": 16, "encoder_layers": 2, "decoder_layers": 3, "scale_embedding": True},
+    **{"encoder_attention_heads": 2, "decoder_attention_heads": 2, "encoder_ffn_dim": 20},
+    **{"decoder_ffn_dim": 20, "max_position_embeddings": 80, "activation_function": "swish"},
+    **{"pad_token_id": 299, "decoder_start_token_id": 299, "eos_token_id": 0, "forced_eos_token_id": None},
+}
+KINDS = {
+    "shared": {},
+    "apart": {
+        "share_encoder_decoder_embeddings": False,
+        "tie_word_embeddings": False,
+        "activation_function": "relu",
+    },
+}
+"""Of the embeddings; the second kind also has an output of its own."""
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def theirs(request, tmp_path_factory):
+    folder, kind = tmp_path_factory.mktemp("marian"), KINDS[request.param]
+    model = transformers.MarianMTModel(transformers.MarianConfig(**SIZES | kind))
+    model.final_logits_bias = 0.3 * torch.randn(1, 300, generator=torch.Generator().manual_seed(1))
+    model.final_logits_bias[0, 0] = 2.0  # some targets end early
+    parity.save(model, folder, 0, std=0.3, tokenizer=Tokenizer.blank(300))
+    return folder, model
+
+
+@pytest.fixture(scope="module")
+def imported(theirs):
+    return pairs.Pairs(theirs[0])
+
+
+def test_logits(imported, theirs, rng):
+    pairs.check_logits(imported, theirs[1], rng)
+
+
+def test_biases_of_keys(imported, theirs):
+    for path, x in pairs.key_biases(imported.params).items():
+        stack, kind = path.split("_blocks")[0], "encoder_attn" if "cross" in path else "self_attn"
+        layers = getattr(theirs[1].model, stack).layers
+        biases = [getattr(layer, kind).k_proj.bias.detach().reshape(2, 8) for layer in layers]
+        np.testing.assert_array_equal(x, torch.stack(biases))
+
+
+def test_round_trip(imported, theirs, tmp_path, rng):
+    pairs.check_round_trip(imported, theirs[1], tmp_path / "out", rng)
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("theirs", ["shared"], indirect=True)
+def test_greedy_and_beam_search(imported, theirs):
+    pairs.check_search(imported, theirs[1], 1, 64)
+    pairs.check_search(imported, theirs[1], 4, 16)
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("theirs", ["apart"], indirect=True)
+def test_a_wrong_entry_of_the_table_is_caught(imported, rng):
+    pairs.check_broken_tables(imported, rng, at_least=100)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"decoder_ffn_dim": 24}, "decoder_ffn_dim: 24 and encoder_ffn_dim: 20; only equal ones"),
+        ({"decoder_vocab_size": 200}, "decoder_vocab_size: 200 and vocab_size: 300"),
+        ({"normalize_before": True}, "normalize_before: True; only False is known here"),
+        ({"activation_function": "tanh"}, "activation_function: 'tanh'; expected one of 'relu'"),
+        ({"forced_bos_token_id": 3}, "forced_bos_token_id: 3 has no meaning here for 'marian'"),
+    ],
+)
+def test_what_cannot_be_expressed_is_refused(changes, said):
+    with pytest.raises(UserError) as caught:
+        MARIAN.model(SIZES | changes)
+    assert said in str(caught.value)
+
+
+def test_two_tokenizers_are_refused(tmp_path):
+    (tmp_path / "source.spm").write_bytes(b"")
+    with pytest.raises(UserError, match=r"source.spm and target.spm are two tokenizers; convert them, with"):
+        read_tokenizer(tmp_path, SIZES)

@@ -1,0 +1,130 @@
+"""Marian (Junczys-Dowmunt et al. 2018), as the OPUS-MT translation models have it."""
+
+from collections.abc import Iterator
+from typing import Any
+
+from transformer.errors import UserError
+from transformer.interop.family import GENERATION, Family, Key, Values, named
+from transformer.interop.rules import Rule
+
+ACTIVATIONS = {
+    "relu": "relu",
+    "gelu": "gelu_exact",
+    "gelu_new": "gelu",
+    "silu": "silu",
+    "swish": "silu",
+}
+"""Their activations -> ours."""
+
+
+def rules(model: Any) -> Iterator[Rule]:
+    """The tensors. Their matrices have the output first."""
+    if model.share_embeddings:
+        yield Rule("embedding/table", "model.shared.weight", "v d -> v d")
+    else:
+        yield Rule("source_embedding/table", "model.encoder.embed_tokens.weight", "v d -> v d")
+        yield Rule("embedding/table", "model.decoder.embed_tokens.weight", "v d -> v d")
+    for stack, parts in (("encoder", SUBLAYERS[:1]), ("decoder", SUBLAYERS)):
+        blocks, layer = f"{stack}_blocks", f"model.{stack}.layers.{{n}}"
+        for ours, theirs in parts:
+            for name in ("query", "key", "value"):
+                projection = f"{layer}.{theirs}.{name[0]}_proj"
+                yield Rule(f"{blocks}/{ours}/{name}/kernel", f"{projection}.weight", "(h k) d -> d h k")
+                yield Rule(f"{blocks}/{ours}/{name}/bias", f"{projection}.bias", "(h k) -> h k")
+            output = f"{layer}.{theirs}.out_proj"
+            yield Rule(f"{blocks}/{ours}/output/kernel", f"{output}.weight", "d (h k) -> h k d")
+            yield Rule(f"{blocks}/{ours}/output/bias", f"{output}.bias")
+        for ours, theirs in (("up", "fc1"), ("down", "fc2")):
+            yield Rule(f"{blocks}/feed_forward/{ours}/kernel", f"{layer}.{theirs}.weight", "o i -> i o")
+            yield Rule(f"{blocks}/feed_forward/{ours}/bias", f"{layer}.{theirs}.bias")
+        for ours, theirs in (*parts, ("feed_forward", "final")):
+            norm = f"{layer}.{theirs}_layer_norm"
+            yield Rule(f"{blocks}/{ours}_norm/scale", f"{norm}.weight")
+            yield Rule(f"{blocks}/{ours}_norm/bias", f"{norm}.bias")
+    yield Rule("output_bias", "final_logits_bias", "1 v -> v")
+    if not model.tie_embeddings:
+        yield Rule("unembedding/kernel", "lm_head.weight", "v d -> d v")
+
+
+SUBLAYERS = ("attention", "self_attn"), ("cross_attention", "encoder_attn")
+"""The attention of a block, ours and theirs."""
+
+ALIKE = {
+    "decoder_attention_heads": ("encoder_attention_heads", 16),
+    "decoder_ffn_dim": ("encoder_ffn_dim", 4096),
+    "decoder_vocab_size": ("vocab_size", 58101),
+}
+"""Their key of the decoder -> that of the encoder, which has the same value here, and its default."""
+
+
+def read(config: Values) -> dict[str, Any]:
+    """The dropout of embeddings; raises `UserError` if the two stacks have other sizes."""
+    for key, (same, default) in ALIKE.items():
+        value, wanted = config.get(key), config.get(same) or default
+        # Without a value the numbers of heads and of hidden units are the defaults, not those of the encoder.
+        value = wanted if key == "decoder_vocab_size" and value is None else value or default
+        if value != wanted:
+            raise UserError(f"{key}: {value!r} and {same}: {wanted!r}; only equal ones are known here")
+    rate = config.get("dropout")
+    return dict.fromkeys(("dropout", "embedding_dropout"), 0.1 if rate is None else rate)
+
+
+def write(model: Any) -> dict[str, Any]:
+    """The sizes of the decoder, and the dropout."""
+    sizes = {"decoder_attention_heads": model.num_heads, "decoder_ffn_dim": model.d_ff}
+    return sizes | {"dropout": model.dropout, "forced_eos_token_id": None}
+
+
+def ignored(model: Any) -> Iterator[str]:
+    """Positions, which are computed, and copies of the embeddings."""
+    yield r"model\.(encoder|decoder)\.embed_positions\.weight"
+    if model.share_embeddings:
+        yield r"model\.(encoder|decoder)\.embed_tokens\.weight"
+    if model.tie_embeddings:
+        yield r"lm_head\.weight"
+
+
+MARIAN = Family(
+    model_type="marian",
+    experiment="sequence_to_sequence",
+    architecture="MarianMTModel",
+    keys=(
+        Key("vocab_size", "vocab_size", 58101),
+        Key("max_length", "max_position_embeddings", 1024),
+        Key("d_model", "d_model", 1024),
+        Key("num_encoder_layers", "encoder_layers", 12, get=lambda model: model.encoder_layers),
+        Key("num_layers", "decoder_layers", 12),
+        Key("num_heads", "encoder_attention_heads", 16),
+        Key("d_ff", "encoder_ffn_dim", 4096),
+        Key("feed_forward", "activation_function", "gelu", ACTIVATIONS),
+        Key("attention_dropout", "attention_dropout", 0.0),
+        Key("scale_embeddings", "scale_embedding", False),
+        Key("share_embeddings", "share_encoder_decoder_embeddings", True),
+        Key("tie_embeddings", "tie_word_embeddings", True),
+    ),
+    fixed={
+        "norm": "layer",
+        "norm_placement": "post",
+        "norm_epsilon": 1e-5,
+        "position": "sinusoidal_halves",
+        "use_bias": True,
+        "output_bias": True,
+    },
+    assumed={
+        "normalize_before": False,
+        "normalize_embedding": False,
+        "add_final_layer_norm": False,
+        "static_position_embeddings": True,
+    },
+    silent=GENERATION
+    | named(
+        "activation_dropout classif_dropout classifier_dropout encoder_layerdrop decoder_layerdrop init_std "
+        "num_hidden_layers add_bias_logits extra_pos_embeddings"
+    ),
+    read=read,
+    write=write,
+    further=("dropout", *ALIKE),
+    rules=rules,
+    ignored=ignored,
+    paired=True,
+)

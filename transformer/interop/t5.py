@@ -1,0 +1,115 @@
+"""T5, version 1.0 and 1.1 (Raffel et al. 2020; Shazeer 2020)."""
+
+from collections.abc import Iterator
+from typing import Any
+
+from transformer.interop.family import GENERATION, Family, Key, Values, given, named
+from transformer.interop.rules import Rule
+
+FEED_FORWARDS = {
+    "relu": "relu",
+    "gated-gelu": "geglu",
+    "gelu": "gelu_exact",
+    "gelu_new": "gelu",
+    "silu": "silu",
+    "gated-gelu_new": "geglu",
+    "gated-silu": "swiglu",
+}
+"""Their feed_forward_proj -> our feed_forward."""
+
+
+def rules(model: Any) -> Iterator[Rule]:
+    """The tensors. Their matrices have the output first; the first layer has the table of positions of a
+    stack."""
+    yield Rule("embedding/table", "shared.weight", "v d -> v d")
+    for stack in ("encoder", "decoder"):
+        blocks, block = f"{stack}_blocks", f"{stack}.block.{{n}}.layer"
+        sublayers = {"attention": "0.SelfAttention"}
+        if stack == "decoder":
+            sublayers["cross_attention"] = "1.EncDecAttention"
+        for ours, theirs in sublayers.items():
+            for name in ("query", "key", "value"):
+                yield Rule(
+                    f"{blocks}/{ours}/{name}/kernel", f"{block}.{theirs}.{name[0]}.weight", "(h k) d -> d h k"
+                )
+            yield Rule(f"{blocks}/{ours}/output/kernel", f"{block}.{theirs}.o.weight", "d (h k) -> h k d")
+            yield Rule(f"{blocks}/{ours}_norm/scale", f"{block}.{theirs[0]}.layer_norm.weight")
+        table = f"{stack}.block.0.layer.0.SelfAttention.relative_attention_bias.weight"
+        yield Rule(f"{blocks}/attention/position/table", table, "b h -> 1 b h")
+        feed, last = f"{blocks}/feed_forward", f"{block}.{len(sublayers)}"
+        inner = {"gate": "wi_0", "up": "wi_1"} if model.feed_forward in GATED else {"up": "wi"}
+        for ours, theirs in (inner | {"down": "wo"}).items():
+            yield Rule(f"{feed}/{ours}/kernel", f"{last}.DenseReluDense.{theirs}.weight", "o i -> i o")
+        yield Rule(f"{feed}_norm/scale", f"{last}.layer_norm.weight")
+        norm = "encoder_norm" if stack == "encoder" else "final_norm"
+        yield Rule(f"{norm}/scale", f"{stack}.final_layer_norm.weight")
+    if not model.tie_embeddings:
+        yield Rule("unembedding/kernel", "lm_head.weight", "v d -> d v")
+
+
+GATED = [ours for theirs, ours in FEED_FORWARDS.items() if theirs.startswith("gated")]
+
+
+def read(config: Values) -> dict[str, Any]:
+    """The dropout of all places, and the factor of the output, which version 1.1 does not have: that is known
+    by its tie_word_embeddings, false, where scale_decoder_outputs does not say it."""
+    rate = config.get("dropout_rate")
+    rates = dict.fromkeys(
+        ("dropout", "embedding_dropout", "attention_dropout"), 0.1 if rate is None else rate
+    )
+    scaled = config.get("scale_decoder_outputs")
+    return rates | {
+        "scale_logits": config.get("tie_word_embeddings") is not False if scaled is None else scaled
+    }
+
+
+def write(model: Any) -> dict[str, Any]:
+    """The reverse of `read`."""
+    return {"dropout_rate": model.dropout, "scale_decoder_outputs": model.scale_logits}
+
+
+def ignored(model: Any) -> Iterator[str]:
+    """Copies of the embeddings, and a table that no layer reads."""
+    yield r"(encoder|decoder)\.embed_tokens\.weight"
+    yield r"decoder\.block\.0\.layer\.1\.EncDecAttention\.relative_attention_bias\.weight"
+
+
+T5 = Family(
+    model_type="t5",
+    experiment="sequence_to_sequence",
+    architecture="T5ForConditionalGeneration",
+    keys=(
+        Key("vocab_size", "vocab_size", 32128),
+        Key("max_length", "n_positions", 512),
+        Key("d_model", "d_model", 512),
+        Key("head_dim", "d_kv", 64, get=lambda model: model.key_width),
+        Key("d_ff", "d_ff", 2048),
+        Key("num_encoder_layers", "num_layers", 6, get=lambda model: model.encoder_layers),
+        Key("num_layers", "num_decoder_layers", lambda config: given(config, "num_layers", 6)),
+        Key("num_heads", "num_heads", 8),
+        Key(
+            "position_buckets",
+            "relative_attention_num_buckets",
+            32,
+            get=lambda model: model.position_buckets or 32,
+        ),
+        Key(
+            "position_distance",
+            "relative_attention_max_distance",
+            128,
+            get=lambda model: model.position_distance or 128,
+        ),
+        Key("norm_epsilon", "layer_norm_epsilon", 1e-6),
+        Key("feed_forward", "feed_forward_proj", "relu", FEED_FORWARDS),
+        Key("tie_embeddings", "tie_word_embeddings", True),
+    ),
+    fixed={"position": "t5", "share_position": True, "attention_scale": 1.0},
+    silent=GENERATION | named("dense_act_fn is_gated_act initializer_factor classifier_dropout output_past"),
+    read=read,
+    write=write,
+    further=("dropout_rate", "scale_decoder_outputs"),
+    written=("scale_logits",),
+    rules=rules,
+    ignored=ignored,
+    paired=True,
+)
