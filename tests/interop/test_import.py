@@ -181,7 +181,7 @@ def test_tensors_that_are_not_the_models_are_refused(broken, tmp_path, capfd):
         (
             "tokenizer.json",
             None,
-            "there is no tokenizer.json, no vocab.txt, and no vocab.json with merges.txt",
+            "there is no tokenizer.json, no vocab.txt, no tokenizer.model, and no vocab.json with",
         ),
         ("tokenizer_config.json", "[]", "tokenizer_config.json: a JSON list"),
         ("config.json", None, "there is no config.json"),
@@ -210,3 +210,34 @@ def test_a_model_with_parts_that_no_family_has_is_not_exported(corpus, tmp_path,
     assert launch.main(given) == 2
     assert "model.position: 'alibi', 'gpt2' has 'learned'" in capfd.readouterr().err
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.thorough
+def test_transformers_continues_a_prompt_as_the_run_does(corpus, tmp_path, capfd):
+    """As the page on interoperation shows it: a Llama with a tokenizer that was trained here."""
+    pytest.importorskip("torch")
+    auto = pytest.importorskip("transformers")
+    keys = {
+        **{"model.feed_forward": "swiglu", "model.num_kv_heads": 1, "model.tie_embeddings": "false"},
+        **{
+            "model.scan_layers": "true",
+            "model.num_layers": 3,
+            "data.tokenizer": "bpe",
+            "data.vocab_size": 300,
+        },
+        **{"optimizer.name": "adamw", "train.steps": 3, "sample.temperature": 0.0},
+    }
+    given = [f"--config.{key}={value}" for key, value in keys.items()]
+    assert launch.main(runs.tiny(corpus, tmp_path / "run", *given)) == 0, capfd.readouterr().err
+    out = tmp_path / "out"
+    assert launch.main(["--mode=export", f"--workdir={tmp_path / 'run'}", f"--to={out}"]) == 0
+    assert "parameters as llama" in capfd.readouterr().out
+    tokenizer, model = auto.AutoTokenizer.from_pretrained(out), auto.AutoModelForCausalLM.from_pretrained(out)
+    inputs = tokenizer("épsilon beta", return_tensors="pt")
+    run, params = load(tmp_path / "run")
+    ours = run.experiment.data.tokenizer
+    assert inputs["input_ids"][0].tolist() == [ours.bos_id, *ours.encode("épsilon beta")]
+    drawn = model.generate(**inputs, max_new_tokens=8, do_sample=False, pad_token_id=ours.pad_id)[0]
+    (answer,) = next(iter(run.experiment.predict(params, ["épsilon beta"])))
+    new = tokenizer.decode(drawn[inputs["input_ids"].shape[1] :], skip_special_tokens=True)
+    assert new == answer and len(new) > 2

@@ -1,0 +1,106 @@
+"""The tokenizers of models' folders, and their special tokens."""
+
+import json
+
+import numpy as np
+import pytest
+
+from tests import runs
+from transformer.data.packed_text import TextData, TextDataConfig
+from transformer.data.tokenizers import Tokenizer
+from transformer.errors import UserError
+from transformer.interop.vocabulary import read_tokenizer
+
+TEXTS = ["alpha beta gamma", "épsilon (eta) zeta;", "alpha alpha\n beta"] * 20
+
+NAMES = ("<s>", "</s>", "a")
+"""Tokens, in place of their ids."""
+
+
+@pytest.fixture(scope="module")
+def trained():
+    return Tokenizer.train("bpe", TEXTS, 300)
+
+
+@pytest.fixture
+def folder(trained, tmp_path):
+    """With two more special tokens."""
+    backend = type(trained.backend).from_str(trained.content)
+    backend.add_special_tokens(["<s>", "</s>"])
+    backend.save(str(tmp_path / "tokenizer.json"))
+    return tmp_path
+
+
+def test_vocabulary_and_merges_of_gpt2(trained, tmp_path):
+    trained.backend.model.save(str(tmp_path))
+    found = read_tokenizer(tmp_path, {"eos_token_id": trained.eos_id, "vocab_size": 300})
+    for text in (*TEXTS[:3], "naïve 日本 <|endoftext|>"):
+        assert found.encode(text) == trained.encode(text)
+        assert found.decode(found.encode(text)) == text
+    assert (found.bos_id, found.eos_id) == (trained.eos_id,) * 2
+
+
+@pytest.mark.parametrize(
+    ("config", "settings", "expected"),
+    [
+        ({"bos_token_id": "<s>", "eos_token_id": "</s>"}, {}, ("<s>", "</s>", "</s>")),
+        (
+            {"bos_token_id": "<s>", "eos_token_id": ["</s>", "a"], "pad_token_id": "<s>"},
+            {},
+            ("<s>", "</s>", "<s>"),
+        ),
+        ({"eos_token_id": "</s>"}, {"eos_token": "<s>"}, ("<s>", "<s>", "<s>")),
+        (
+            {},
+            {"bos_token": {"content": "<s>"}, "eos_token": "</s>", "pad_token": None},
+            ("<s>", "</s>", "</s>"),
+        ),
+        ({}, {"bos_token": "<unheard of>"}, ("<|endoftext|>",) * 3),
+        ({"eos_token_id": 10**9, "bos_token_id": "x"}, {}, ("<|endoftext|>",) * 3),
+    ],
+)
+def test_special_tokens(folder, config, settings, expected):
+    """Those of tokenizer_config.json, else those of config.json; they stay with the tokenizer of a run."""
+    find = Tokenizer.load(folder / "tokenizer.json").find
+
+    def ids_of(given):
+        return [*map(ids_of, given)] if isinstance(given, list) else find(given) if given in NAMES else given
+
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    found = read_tokenizer(folder, {key: ids_of(given) for key, given in config.items()})
+    assert tuple(map(found.name, (found.bos_id, found.eos_id, found.pad_id))) == expected
+    (folder / "run").mkdir()
+    found.save(folder / "run" / "tokenizer.json")
+    again = Tokenizer.load(folder / "run" / "tokenizer.json")
+    assert (again.bos_id, again.eos_id, again.pad_id) == (found.bos_id, found.eos_id, found.pad_id)
+    assert again.identity == found.identity
+    assert found.decode([found.bos_id, *found.encode("alpha"), found.eos_id]) == "alpha"
+    assert not {found.bos_id, found.eos_id} & {*found.encode("<s>a</s><|endoftext|>")}
+
+
+def test_documents_begin_with_one_token_and_end_with_another(folder, tmp_path):
+    (folder / "tokenizer_config.json").write_text('{"bos_token": "<s>", "eos_token": "</s>"}')
+    tokenizer = read_tokenizer(folder, {})
+    source = runs.write_corpus(tmp_path / "texts", 5)
+    config = TextDataConfig(source=source, validation_source=source, cache_dir=str(tmp_path / "cache"))
+    rows = TextData(config, tokenizer).rows("train")
+    batch = rows.batch(np.arange(len(rows)))
+    first = (batch["positions"] == 0) & (batch["segments"] > 0)
+    assert {*batch["tokens"][first & (batch["tokens"] == tokenizer.bos_id)]} == {tokenizer.bos_id}
+    counted = batch["weights"] > 0
+    assert np.sum((batch["targets"] == tokenizer.eos_id) & counted) == 5
+    assert np.sum((batch["targets"] == tokenizer.bos_id) & counted) == 0
+
+
+def test_damaged_tokenizers_are_refused_in_a_line(folder):
+    """Other bytes, or cut off: a tokenizer or one line, never anything else."""
+    whole, rng = (folder / "tokenizer.json").read_bytes(), np.random.default_rng(0)
+    for i in range(150):
+        damaged = bytearray(whole[: rng.integers(len(whole))] if i % 3 == 0 else whole)
+        for place in rng.integers(0, len(damaged), 4) if damaged else ():
+            damaged[place] = rng.integers(256)
+        (folder / "tokenizer.json").write_bytes(damaged)
+        try:
+            read_tokenizer(folder, {})
+        except UserError as error:
+            assert "\n" not in str(error) and str(folder) in str(error)
