@@ -79,4 +79,46 @@ EDITS = {
         "tests/interop/test_llama.py",
         {"no_bias_of_qkv": ("use_bias=self.use_bias or self.qkv_bias", "use_bias=self.use_bias")},
     ),
+    "transformer/interop/bert.py": (
+        "tests/interop/test_encoders.py",
+        {
+            "next_sentence_the_other_way": (
+                '"cls.seq_relationship.weight", "c d -> d c", reverse=True',
+                '"cls.seq_relationship.weight", "c d -> d c"',
+            ),
+            "gamma_not_known": ('(r"LayerNorm\\.gamma$", "LayerNorm.weight"), ', ""),
+            "relative_positions_are_read": ('    "position_embedding_type": "absolute",\n', ""),
+        },
+    ),
+    "transformer/interop/modernbert.py": (
+        "tests/interop/test_encoders.py",
+        {
+            "any_layer_without_norm": ("!= [i > 0 for i in range(len(kinds))]", "== []"),
+            "layers_differ_in_more": ('*OF_LAYERS, "layers", "layer_kinds")', '*OF_LAYERS, "qk_norm")'),
+        },
+    ),
+    "transformer/interop/vit.py": (
+        "tests/interop/test_encoders.py",
+        {
+            "channels_last": ("d c i j -> (i j c) d", "d c i j -> (c i j) d"),
+            "norms_exchanged": ("layernorm_before", "layernorm_after_"),
+            "without_the_factor": ('{"pixel_mean": mean / factor', '{"pixel_mean": mean'),
+        },
+    ),
+    "transformer/interop/wordpiece.py": (
+        "tests/interop/test_encoder_runs.py",
+        {
+            "always_lowercase": ('_flag(given, "do_lower_case", True)', "True"),
+            "one_type": ("$B:1 {sep}:1", "$B {sep}"),
+            "types_not_named": (
+                '*(["token_type_ids"] if types else [])',
+                '*(["token_type_ids"] if not types else [])',
+            ),
+            "special_tokens_left_out": ("range(size, special.vocab_size)", "range(size, size)"),
+        },
+    ),
+    "transformer/data/special_tokens.py": (
+        "tests/interop/test_encoder_runs.py",
+        {"roberta_s_are_unknown": ("bert != {None} or None in roberta", "True")},
+    ),
 }
