@@ -1,16 +1,26 @@
 """Training and loading from a notebook, with the process settings of `launch.py`."""
 
+import contextlib
 import functools
+import io
 import os
-from collections.abc import Mapping, Sequence
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from commands import opening
 from commands import train as command
 from transformer import process
+from transformer.evaluation.embeddings import word_vectors
+from transformer.run_folder import RunFolder
 from transformer.training.experiment import Params
 from transformer.training.hooks import Hook
 from transformer.training.run import Run
+from transformer.visualization.attention import draw_attention
+from transformer.visualization.comparison import draw_curves
+from transformer.visualization.embeddings import draw_map
+from transformer.visualization.report import Series, read_metrics
 
 
 @functools.cache
@@ -21,20 +31,27 @@ def settle() -> None:
 
 
 def train(
-    config: Mapping[str, Any] | str, workdir: str | os.PathLike, hooks: Sequence[Hook] = ()
+    config: Mapping[str, Any] | str,
+    workdir: str | os.PathLike,
+    hooks: Sequence[Hook] = (),
+    quiet: bool = False,
 ) -> tuple[Run, Params]:
     """Trains in a folder, or resumes there, as `launch.py` does; returns the run and its parameters as
     `load`.
 
     `config` is a `ConfigDict` from `get_config` of a config file, possibly with changed keys, or a file name.
     `hooks` are your own callbacks (see CONTRIBUTING.md). Interrupting the kernel saves a checkpoint; the same
-    call resumes.
+    call resumes. With `quiet` nothing is printed but errors.
 
     Raises:
       UserError: where `launch.py` prints an error.
     """
     settle()
-    command.train(os.fspath(workdir), config=config, hooks=hooks)
+    with contextlib.ExitStack() as stack:
+        if quiet:
+            stack.enter_context(contextlib.redirect_stdout(io.StringIO()))
+            stack.enter_context(contextlib.redirect_stderr(io.StringIO()))
+        command.train(os.fspath(workdir), config=config, hooks=hooks)
     return load(workdir)
 
 
@@ -46,3 +63,46 @@ def load(workdir: str | os.PathLike) -> tuple[Run, Params]:
     """
     settle()
     return opening.load(workdir)
+
+
+class Picture:
+    """A PNG, which a notebook shows where it is the last value of a cell."""
+
+    def __init__(self, draw: Callable[..., None], *arguments: Any) -> None:
+        """What `draw(*arguments, path)` draws."""
+        with tempfile.TemporaryDirectory() as folder:
+            draw(*arguments, Path(folder) / "picture.png")
+            self.png = (Path(folder) / "picture.png").read_bytes()
+
+    def _repr_png_(self) -> bytes:
+        return self.png
+
+
+def metrics(workdir: str | os.PathLike) -> Series:
+    """All that a run has logged: {"train/loss": (steps, values), ...}. Raises as `read_metrics`."""
+    return read_metrics(RunFolder(workdir).metrics)
+
+
+def samples(workdir: str | os.PathLike) -> dict[int, str]:
+    """The samples of a run by the step at which they were drawn."""
+    found = sorted(RunFolder(workdir).samples.glob("*.txt"))
+    return {int(path.stem): path.read_text(encoding="utf-8") for path in found}
+
+
+def curves(workdirs: Mapping[str, str | os.PathLike], metric: str = "train/loss") -> Picture:
+    """The curves of a metric of runs, {label: folder}, in one plot."""
+    return Picture(draw_curves, [(name, [metrics(path)[metric]]) for name, path in workdirs.items()], metric)
+
+
+def attention_maps(run: Run, params: Params, text: str, layer: int = -1) -> Picture:
+    """The attention weights of all heads of a layer (-1: the last) over a text, or in a text-to-text model of
+    its answer over the text."""
+    which = {} if layer == -1 else {"layer": layer}
+    found = run.experiment.attention(params, text, **which)  # type: ignore[attr-defined]
+    return Picture(draw_attention, *found)
+
+
+def word_map(run: Run, params: Params, words: Sequence[str]) -> Picture:
+    """The embeddings of words on their first two principal components."""
+    vectors = word_vectors(params, run.experiment.data.tokenizer)  # type: ignore[attr-defined]
+    return Picture(draw_map, [vectors[word] for word in words], words)

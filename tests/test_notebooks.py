@@ -1,14 +1,19 @@
 """The notebooks run top to bottom, without Jupyter, and carry the outputs of what they hold now."""
 
+import functools
 import json
 import re
 import sys
+import tempfile
 
 import jax
 import matplotlib
 import pytest
 
+from commands import notebook as command
+from commands import opening
 from tests import runs
+from transformer.training.run import Run
 
 NOTEBOOKS = sorted((runs.ROOT / "notebooks").glob("*.ipynb"))
 
@@ -27,14 +32,30 @@ def test_there_is_one():
     assert "attention_from_scratch" in [path.stem for path in NOTEBOOKS]
 
 
+@pytest.fixture
+def apart(monkeypatch, tmp_path_factory):
+    """Keeps caches and temporary folders of a notebook apart, and the settings of this process."""
+    shared = tmp_path_factory.getbasetemp()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(shared / "cache"))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path_factory.mktemp("notebook")))
+    monkeypatch.setattr(command, "settle", lambda: None)
+
+
+ON_EIGHT = ("scaling_out",)
+"""Notebooks that want several devices; the others run on one of this process's, as for most users."""
+
+
 @pytest.mark.thorough
 @pytest.mark.filterwarnings("ignore:FigureCanvasAgg is non-interactive")
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-def test_a_notebook_runs_and_prints_what_it_carries(path, monkeypatch, capsys):
+def test_a_notebook_runs_and_prints_what_it_carries(path, monkeypatch, capsys, apart):
     """Its cells in order in one namespace, in its own folder as Jupyter does, with all their assertions."""
     import matplotlib.pyplot as plt
 
     _, cells = read(path)
+    if path.stem not in ON_EIGHT:
+        monkeypatch.setattr(opening, "Run", functools.partial(Run, devices=jax.devices()[:1]))
+    before = runs.listing(path.parent)
     monkeypatch.chdir(path.parent)
     monkeypatch.setattr(sys, "path", [*sys.path])
     namespace = {"__name__": "__main__"}  # dataclasses ask for the module that a class says it is from
@@ -48,6 +69,7 @@ def test_a_notebook_runs_and_prints_what_it_carries(path, monkeypatch, capsys):
         finally:
             plt.close("all")
             jax.config.update("jax_default_matmul_precision", precision)
+    assert runs.listing(path.parent) == before, "it writes into the repository"
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
