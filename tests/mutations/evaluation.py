@@ -1,6 +1,14 @@
 """Mutations of `transformer/evaluation`: file -> (tests, {name: (text, replacement)})."""
 
 EDITS = {
+    "transformer/evaluation/harness.py": (
+        "tests/evaluation/test_harness.py",
+        {
+            "always_a_start": ("if self._start and add_special_tokens", "if add_special_tokens"),
+            "one_token_less": ("[-(self._experiment.longest + 1) :]", "[-self._experiment.longest :]"),
+            "unsorted": ("found.update(zip(order, texts", "found.update(zip(numbers, texts"),
+        },
+    ),
     "experiments/multiple_choice.py": (
         "tests/test_multiple_choice.py",
         {

@@ -1,0 +1,102 @@
+"""lm-evaluation-harness on our models, against its own backend for those of transformers."""
+
+import json
+
+import pytest
+
+from commands.hub import Hub
+from tests.interop import parity
+
+lm_eval = pytest.importorskip("lm_eval")
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
+
+pytestmark = [pytest.mark.usefixtures("in_root"), pytest.mark.thorough]
+
+TEXTS = ["the number is", "größer als 🙂", "", "a b c d e f g h i j k l m n o p q r s t u " * 4, "trailing "]
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory):
+    """The same random GPT-2 behind our adapter and behind theirs."""
+    from lm_eval.models.huggingface import HFLM
+
+    from transformer.evaluation.harness import HarnessModel
+
+    config = transformers.GPT2Config(
+        n_embd=24, n_layer=2, n_head=2, vocab_size=257, n_positions=80, bos_token_id=256, eos_token_id=256
+    )
+    folder = tmp_path_factory.mktemp("gpt2")
+    model = transformers.GPT2LMHeadModel(config).eval()
+    parity.save(model, folder, 0)
+    tokenizer = transformers.PreTrainedTokenizerFast(
+        tokenizer_file=str(folder / "tokenizer.json"), eos_token="<|endoftext|>", bos_token="<|endoftext|>"
+    )
+    theirs = HFLM(pretrained=model, tokenizer=tokenizer, batch_size=2, device="cpu", max_length=80)
+    hub = Hub(str(folder))
+    params = hub.read(hub.abstract)
+    return HarnessModel(hub.experiment, params, start=False), theirs, HarnessModel(hub.experiment, params)
+
+
+def instances(kind, *requests):
+    from lm_eval.api.instance import Instance
+
+    return [Instance(request_type=kind, doc={}, arguments=each, idx=i) for i, each in enumerate(requests)]
+
+
+def test_likelihoods_are_those_of_the_harness(models):
+    ours, theirs, started = models
+    pairs = [(text, f" {word}") for text in TEXTS for word in ("one", "zwölf and more")]
+    given = instances("loglikelihood", *pairs)
+    found, wanted = ours.loglikelihood(given), theirs.loglikelihood(given)
+    for (log_p, greedy), (their_log_p, their_greedy) in zip(found, wanted, strict=True):
+        assert log_p == pytest.approx(their_log_p, abs=1e-4) and greedy == their_greedy
+    other = started.loglikelihood(given)
+    assert all(abs(a[0] - b[0]) > 1e-3 for a, b in zip(other[:4], found[:4], strict=True))
+    given = instances("loglikelihood_rolling", *[(text,) for text in TEXTS if text])
+    rolled = ours.loglikelihood_rolling(given)
+    assert rolled == pytest.approx(theirs.loglikelihood_rolling(given), abs=1e-3)
+
+
+def test_generation_is_that_of_the_harness(models):
+    ours, theirs, _ = models
+    options = {"until": ["\n", "e"], "max_gen_toks": 12, "do_sample": False}
+    given = instances("generate_until", *[(text, options) for text in ("ab", "the number is", "x y z")])
+    assert ours.generate_until(given) == theirs.generate_until(given)
+
+
+def test_a_local_task_has_the_same_results(models, tmp_path):
+    from lm_eval.tasks import TaskManager
+
+    ours, theirs, _ = models
+    rows = [{"question": f"number {i}", "choices": ["a", "bb", "ccc"], "answer": i % 3} for i in range(9)]
+    (tmp_path / "data.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (tmp_path / "local.yaml").write_text(
+        f"""task: local_choices
+dataset_path: json
+dataset_kwargs:
+  cache_dir: {tmp_path}/cache
+  data_files:
+    test: {tmp_path}/data.jsonl
+output_type: multiple_choice
+test_split: test
+doc_to_text: "{{{{question}}}}"
+doc_to_choice: choices
+doc_to_target: answer
+metric_list:
+  - metric: acc
+  - metric: acc_norm
+"""
+    )
+    tasks = TaskManager(include_path=str(tmp_path), include_defaults=False)
+    results = [
+        lm_eval.simple_evaluate(model=model, tasks=["local_choices"], task_manager=tasks, bootstrap_iters=0)
+        for model in (ours, theirs)
+    ]
+    found, wanted = (each["results"]["local_choices"] for each in results)
+    for name in ("acc,none", "acc_norm,none"):
+        assert found[name] == wanted[name]
+    samples = [each["samples"]["local_choices"] for each in results]
+    for mine, other in zip(*samples, strict=True):
+        values = [[float(each[0][0]) for each in sample["resps"]] for sample in (mine, other)]
+        assert values[0] == pytest.approx(values[1], abs=1e-4)

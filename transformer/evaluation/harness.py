@@ -1,0 +1,110 @@
+"""A language model behind the interface of lm-evaluation-harness (`pip install lm_eval`), for its tasks."""
+
+import dataclasses
+import json
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import jax
+from lm_eval.api.model import TemplateLM
+from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
+
+from transformer.decoding.completion import ContextWindow, TextGenerator
+from transformer.errors import UserError
+from transformer.evaluation.scoring import Row, score_rows
+from transformer.training.experiment import Params
+
+
+class HarnessModel(TemplateLM):
+    """A run of language modelling as a model of lm-evaluation-harness (Gao et al. 2021).
+
+    Every text follows the start token with which documents are trained, unless `start` is false: then it is
+    read as its backend `hf` reads it with `add_bos_token=False`. Of a text that is too long the last tokens
+    are read. Rows are batched by length (see `transformer.evaluation.scoring.scores`).
+
+    Raises:
+      UserError: the experiment is no language model.
+    """
+
+    def __init__(self, experiment: Any, params: Params, *, start: bool = True) -> None:
+        super().__init__()
+        if not hasattr(experiment, "stepper") or not hasattr(experiment.config, "sample"):
+            raise UserError(f"{experiment.config.experiment} is no language model; expected one")
+        self._experiment, self._params, self._start = experiment, params, start
+        self._tokenizer = experiment.data.tokenizer
+
+    @property
+    def eot_token_id(self) -> int:
+        """The id of the end token."""
+        return self._tokenizer.eos_id
+
+    @property
+    def prefix_token_id(self) -> int:
+        """The id of the token before a text without context."""
+        return self._tokenizer.bos_id
+
+    @property
+    def tokenizer_name(self) -> str:
+        """A name for caches of requests: the identity of the tokenizer."""
+        return self._tokenizer.identity
+
+    def tok_encode(self, string: str, add_special_tokens: bool | None = None, **_: Any) -> list[int]:
+        """The ids of a text, after the start token unless `add_special_tokens` is false."""
+        ids = self._tokenizer.encode(string)
+        return [self._tokenizer.bos_id, *ids] if self._start and add_special_tokens is not False else ids
+
+    def loglikelihood_rolling(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[float]:
+        """log p of whole texts: each token is predicted once, in windows of the longest context."""
+        windows: list[Row] = []
+        counts = []
+        for (text,) in (request.args for request in requests):
+            parts = get_rolling_token_windows(
+                token_list=self._tokenizer.encode(text),
+                prefix_token=self.prefix_token_id,
+                max_seq_len=self._experiment.longest,
+                context_len=1,
+            )
+            rows = [self._row(*make_disjoint_window(part)) for part in parts]
+            windows += rows
+            counts.append(len(rows))
+        found = (score.log_likelihood for score in score_rows(self._experiment, self._params, windows))
+        return [sum(next(found) for _ in range(count)) for count in counts]
+
+    def generate_until(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[str]:
+        """The completion of each text, up to the first of its stop strings."""
+        found: dict[int, str] = {}
+        groups: dict[str, list[int]] = {}
+        for i, request in enumerate(requests):
+            groups.setdefault(json.dumps(request.args[1], sort_keys=True), []).append(i)
+        for options, numbers in groups.items():
+            prompts = {i: self.tok_encode(requests[i].args[0]) or [self.prefix_token_id] for i in numbers}
+            order = sorted(numbers, key=lambda i: len(prompts[i]))
+            texts = self._complete([prompts[i] for i in order], json.loads(options))
+            found.update(zip(order, texts, strict=True))
+        return [found[i] for i in range(len(requests))]
+
+    def _complete(self, prompts: Iterable[list[int]], options: dict[str, Any]) -> list[str]:
+        until = options.get("until") or []
+        sampled = options.get("do_sample") or options.get("temperature")
+        config = dataclasses.replace(
+            self._experiment.config.sample,
+            temperature=float(options.get("temperature") or 1.0) if sampled else 0.0,
+            top_p=float(options.get("top_p") or 1.0),
+            max_new_tokens=int(options.get("max_gen_toks") or 256),
+            stop=(until,) if isinstance(until, str) else tuple(until),
+            num_samples=1,
+        )
+        window = ContextWindow(self.eot_token_id, self._experiment.longest, rolling=True)
+        stepper = self._experiment.stepper(self._params)
+        generator = TextGenerator(stepper, self._tokenizer, config, window, continues=True)
+        return [text for (text,) in generator.generate(prompts, jax.random.key(0))]
+
+    def _loglikelihood_tokens(self, requests: Sequence[Any], **_: Any) -> list[tuple[float, bool]]:
+        rows = [self._row(context, continuation) for _, context, continuation in requests]
+        scores = score_rows(self._experiment, self._params, rows)
+        return [(score.log_likelihood, score.greedy) for score in scores]
+
+    def _row(self, context: Sequence[int], continuation: Sequence[int]) -> Row:
+        """Both, without the first tokens that do not fit; the last token is not read."""
+        tokens = [*(context or [self.prefix_token_id]), *continuation][-(self._experiment.longest + 1) :]
+        return Row(tokens, max(1, len(tokens) - len(continuation)))
