@@ -19,7 +19,7 @@ from configs import base, finetune_chat
 def get_config(preset: str = "") -> ConfigDict:
     """The run, or its `tiny` version for smoke tests."""
     config = base.defaults("dpo")
-    config.optimizer.learning_rate = 1e-4
+    config.optimizer.learning_rate = 5e-4
     config.optimizer.warmup_steps = 10
     config.train.steps = 60
     config.train.evaluate_every = 30
