@@ -264,6 +264,31 @@ EDITS = {
             "long_steps_are_not_waited_for": ("return max(1, min(", "return max(10, min("),
         },
     ),
+    "transformer/training/saving.py": (
+        "tests/faults/test_full_disks.py",
+        {
+            "never_tried_again": (">= RETRY_SECONDS", ">= 9 * RETRY_SECONDS"),
+            "waits_as_long_as_it_takes": ("- start < allowed", "- start < 1e9"),
+            "what_was_waited_is_forgotten": ("self._waited += time.monotonic() - start", "pass"),
+            "what_it_has_written_stays": ("self._checkpoints.reopen()", "pass"),
+            "another_folder_is_as_good": (
+                "if self._home is not None and not self._home.is_there():",
+                "if False:",
+            ),
+            "the_end_may_fail": ("if not self.wait():", "if not self.wait() and False:"),
+        },
+    ),
+    "transformer/training/storage.py": (
+        "tests/faults/test_full_disks.py",
+        {
+            "half_a_piece": ("self._put(before, start)  # in", "pass  # in"),
+            "half_a_file": ("part.unlink(missing_ok=True)", "pass"),
+            "any_folder_of_this_name": (
+                "return os.path.samestat(os.stat(self._path), os.fstat(self._open))",
+                "return bool(os.stat(self._path))",
+            ),
+        },
+    ),
     "transformer/training/checksums.py": (
         "tests/faults/test_damaged_checkpoints.py",
         {

@@ -61,15 +61,22 @@ class Saving:
         self, step: int, state: State, metrics: Mapping[str, float] | None = None, at_once: bool = True
     ) -> None:
         """Copies the state and returns, with `at_once` False perhaps without having done so."""
-        if self._checkpoints is None or (not at_once and self._must_wait()):
-            return
+        start = time.monotonic()
+        if self._checkpoints is not None and (at_once or not self._must_wait()):
+            self._begin(self._checkpoints, step, state, metrics)
+        if not at_once:
+            self._waited += time.monotonic() - start
+
+    def _begin(
+        self, checkpoints: Checkpoints, step: int, state: State, metrics: Mapping[str, float] | None
+    ) -> None:
         self.wait()
         if jax.process_count() > 1 and not self._has_room(state):
             self._has_failed(step, "there is not room enough for it")
             return
         self._tried, self._due = time.monotonic(), False
         try:
-            self._checkpoints.save(step, state, metrics)
+            checkpoints.save(step, state, metrics)
             self._step = step
         except (UserError, MemoryError, jax.errors.JaxRuntimeError):
             raise
@@ -113,7 +120,6 @@ class Saving:
         allowed = SLACK_SECONDS + SHARE * (start - self._begun) - self._waited
         while self._is_writing() and time.monotonic() - start < allowed:
             time.sleep(0.01)
-        self._waited += time.monotonic() - start
         if not any_of(self._is_writing()):
             return False
         if not self._due:
