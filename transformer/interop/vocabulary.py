@@ -22,8 +22,8 @@ DECODER_START = "decoder_start_token_id"
 
 
 def read_tokenizer(folder: Path, config: Mapping[str, Any]) -> Tokenizer:
-    """The tokenizer in a folder: tokenizer.json, vocab.txt, vocab.json with
-    merges.txt, or a SentencePiece model.
+    """The tokenizer in a folder: tokenizer.json, vocab.txt, vocab.json with merges.txt, or a SentencePiece
+    model.
 
     Its special tokens are those that tokenizer_config.json names, otherwise those of `config`, the model's.
 
