@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from transformer.config import idle_keys
+from transformer.config import LARGEST, idle_keys
 from transformer.errors import UserError
 from transformer.interop.rules import Rule
 
@@ -95,11 +95,13 @@ def given(config: Values, name: str, default: Any) -> Any:
     return default if config.get(name) is None else config[name]
 
 
-def whole(config: Values, name: str, default: int, least: int = 1) -> int:
-    """Their whole number `name`; raises `UserError` if it is none, or less than `least`."""
+def whole(config: Values, name: str, default: int, least: int = 1, most: int = LARGEST) -> int:
+    """Their whole number `name`; raises `UserError` if it is none, or out of bounds."""
     value = given(config, name, default)
-    if type(value) is not int or value < least:
-        raise UserError(f"{name}: {_short(value)}; expected a whole number of at least {least}")
+    if type(value) is not int or not least <= value <= most:
+        raise UserError(
+            f"{name}: {_short(value)}; expected a whole number of at least {least}, at most {most:,}"
+        )
     return value
 
 

@@ -123,7 +123,10 @@ def read(config: Values) -> dict[str, Any]:
         "full_attention": {"position_base": base["full_attention"]},
         "sliding_attention": local,
     }
-    count, every = whole(config, "num_hidden_layers", 22), whole(config, "global_attn_every_n_layers", 3)
+    count, every = (
+        whole(config, "num_hidden_layers", 22, most=10_000),
+        whole(config, "global_attn_every_n_layers", 3),
+    )
     alternating = ["sliding_attention" if i % every else "full_attention" for i in range(count)]
     types = given(config, "layer_types", alternating)
     if not isinstance(types, list) or len(types) != count or not all(each in [*keys] for each in types):
