@@ -30,6 +30,7 @@ COMMANDS = {
     "coordinates": "commands.coordinates",
     "import": "commands.import_",
     "export": "commands.export",
+    "twin": "commands.twin",
 }
 """Value of --mode -> module; a module is imported only when it is needed."""
 

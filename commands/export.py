@@ -10,6 +10,7 @@ model that generates is two programs of fixed shapes, which jax runs without thi
 """
 
 import argparse
+import math
 import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -78,7 +79,19 @@ def run(flags: argparse.Namespace, overrides: "Overrides") -> int:
 
 
 def _write(opened: Any, step: Any, part: Path, flags: argparse.Namespace) -> str:
-    """Writes all files into the folder `part`; returns a line on them."""
+    """Writes all files into the new folder `part`; returns a line on them."""
+    part.mkdir(parents=True)
+    params = opened.restore_params(step)
+    family, found = write_model(opened, params, part, flags.family, flags.dtype, flags.shard_gb)
+    size = sum(math.prod(place.shape) for place in found.values())
+    return f"{size:,} parameters as {family.model_type}"
+
+
+def write_model(
+    opened: Any, params: Any, part: Path, name: str = "", dtype: str = "float32", shard_gb: float = SHARD_GB
+) -> tuple[Any, dict[str, Any]]:
+    """Writes all files of a run's model, with these parameters, into the folder `part`; returns its family,
+    `name` or the first, and the places of its tensors by their names."""
     import jax
     import jax.numpy as jnp
     from flax import traverse_util
@@ -91,23 +104,21 @@ def _write(opened: Any, step: Any, part: Path, flags: argparse.Namespace) -> str
     from transformer.models.lora import merged
 
     config, model = opened.config, opened.experiment.config.model
-    family, values = family_for(config, flags.family)
+    family, values = family_for(config, name)
     abstract = jax.eval_shape(lambda params: merged(params, model), opened.abstract.params)
     shapes = {path: leaf.shape for path, leaf in traverse_util.flatten_dict(abstract, sep="/").items()}
     vocab_size = getattr(opened.experiment.model, "vocab_size", 0)
     found = places(family.rules(model), shapes, vocab_size)
-    params = merged(opened.restore_params(step), model)
-    part.mkdir(parents=True)
-    values |= {"dtype": flags.dtype, "torch_dtype": flags.dtype}
+    values |= {"dtype": dtype, "torch_dtype": dtype}
     if family.labelled:
         values |= numbered(opened.experiment.data.labels)
     if family.write_pixels:
         write_json(part / PIXELS, family.write_pixels(model, config.data), indent=2)
     else:
         values = _tokenizer(part, opened.experiment, values, family.paired) | {"vocab_size": vocab_size}
-    write_tensors(part, outputs(found, params, jnp.dtype(flags.dtype)), int(flags.shard_gb * 1e9))
+    write_tensors(part, outputs(found, merged(params, model), jnp.dtype(dtype)), int(shard_gb * 1e9))
     write_json(part / CONFIG, values, indent=2)
-    return f"{sum(leaf.size for leaf in jax.tree.leaves(abstract)):,} parameters as {family.model_type}"
+    return family, found
 
 
 def _tokenizer(part: Path, experiment: Any, values: dict[str, Any], paired: bool) -> dict[str, Any]:

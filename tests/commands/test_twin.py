@@ -1,0 +1,53 @@
+"""--mode=twin: the losses of a plain loop of PyTorch beside ours, and the configs that it refuses."""
+
+import re
+
+import pytest
+
+import launch
+
+pytest.importorskip("torch")
+pytest.importorskip("transformers")
+
+pytestmark = pytest.mark.usefixtures("in_root")
+
+DROPOUTS = {"model.dropout": 0, "model.embedding_dropout": 0, "model.attention_dropout": 0}
+GPT2 = ("configs/papers/gpt2.py:tiny", {"model.dtype": "float32", "optimizer.learning_rate": 1e-3} | DROPOUTS)
+BERT = (
+    "configs/bert.py:tiny",
+    {
+        **{"model.position": "learned", "model.norm_placement": "post", "model.embedding_norm": True},
+        **{"model.feed_forward": "gelu_exact", "model.head_activation": "gelu_exact"},
+        **{"data.next_sentence": False, "optimizer.name": "adamw", "optimizer.learning_rate": 1e-3},
+    },
+)
+
+
+def given(config: str, keys: dict, steps: int) -> list[str]:
+    keys = {"train.steps": 200, "optimizer.warmup_steps": 10} | keys
+    flags = [f"--config.{key}={value}" for key, value in keys.items()]
+    return ["--mode=twin", f"--config={config}", f"--steps={steps}", *flags]
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize(("peer", "run"), [("gpt2", GPT2), ("bert", BERT)])
+def test_both_learn_alike(peer, run, capfd):
+    assert launch.main([*given(*run, 20), f"--peer={peer}"]) == 0
+    said = capfd.readouterr().out
+    assert re.search(r"^largest difference in 20 steps: \d\.\de-\d\d, at step \d+$", said, re.M)
+    first, *_, last = [float(line.split()[1]) for line in said.splitlines()[1:-1]]
+    assert last < first - 0.1
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"model.dropout": 0.1}, "config.model.dropout: 0.1; --mode=twin expects 0"),
+        ({"optimizer.name": "adam"}, "config.optimizer.name: 'adam'; --mode=twin expects 'adamw'"),
+        ({"model.position": "alibi"}, "model.position: 'alibi'"),
+    ],
+)
+def test_what_has_no_twin_is_refused(changes, said, capfd):
+    config, keys = GPT2
+    assert launch.main([*given(config, keys | changes, 1), "--peer=gpt2"]) == 2
+    assert said in capfd.readouterr().err
