@@ -195,4 +195,22 @@ EDITS = {
             "own_normalizer_lost": ("Sequence([normalizer, *own])", "Sequence([normalizer])"),
         },
     ),
+    "transformer/data/disk_cache.py": (
+        "tests/faults/test_data_faults.py tests/faults/test_untrusted_files.py",
+        {
+            "cut_caches_are_read": ("if found != size:", "if False:"),
+            "not_flushed": ("        os.fsync(file.fileno())", "        pass"),
+            "any_cache_is_ours": (".startswith(MARK)", '.startswith("Signature")'),
+        },
+    ),
+    "transformer/json_text.py": (
+        "tests/faults/test_untrusted_files.py",
+        {"depth_is_an_error_of_its_own": ("except RecursionError:", "except ZeroDivisionError:")},
+    ),
+    "transformer/data/sources/files.py": (
+        "tests/faults/test_data_faults.py",
+        {
+            "broken_links_are_left_out": ("if path.is_symlink() and not path.exists()]:", "if False]:"),
+        },
+    ),
 }

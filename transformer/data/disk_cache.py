@@ -136,7 +136,7 @@ def load_array(path: Path) -> np.ndarray:
       UserError: it is no such file, or ends early.
     """
     try:
-        return np.load(path, mmap_mode="r", allow_pickle=False)
+        return np.lib.format.open_memmap(path, mode="r")  # reads nothing but this format, and no objects
     except (OSError, ValueError, EOFError, SyntaxError, OverflowError) as error:
         said = str(error).splitlines()[0]
         raise UserError(f"{path}: not a whole array ({said}); delete its folder") from None
