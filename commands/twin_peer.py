@@ -2,7 +2,7 @@
 
 import contextlib
 import io
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -56,7 +56,7 @@ class Peer:
     As here, weight decay is that of matrices alone, not of embeddings, norms and biases.
     """
 
-    def __init__(self, folder: Path, family: Any, places: Iterable[Any], config: Any) -> None:
+    def __init__(self, folder: Path, family: Any, places: Collection[Any], config: Any) -> None:
         """`places` are those of its tensors, `config` is the `OptimizerConfig`."""
         import torch
         import transformers
@@ -77,6 +77,8 @@ class Peer:
                 owner.register_parameter(last, torch.nn.Parameter(buffer.clone()))
         self._pad = self._model.config.pad_token_id or 0
         named = [*self._model.named_parameters()]
+        for name, parameter in named:  # Marian's table of positions, which is computed, would learn
+            parameter.requires_grad_(name in {place.name for place in places})
         groups = [
             {"params": [p for name, p in named if name in decays], "weight_decay": config.weight_decay},
             {"params": [p for name, p in named if name not in decays], "weight_decay": 0.0},

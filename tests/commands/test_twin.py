@@ -21,6 +21,15 @@ BERT = (
         **{"data.next_sentence": False, "optimizer.name": "adamw", "optimizer.learning_rate": 1e-3},
     },
 )
+MARIAN = (
+    "configs/papers/vaswani_base.py:tiny",
+    {
+        **{"model.position": "sinusoidal_halves", "model.norm_epsilon": 1e-5, "model.output_bias": True},
+        **{"model.attention_bias": True, "loss.label_smoothing": 0, "optimizer.name": "adamw"},
+        **{"optimizer.learning_rate": 1e-3, "optimizer.clip_norm": 1, "optimizer.weight_decay": 0.1},
+    }
+    | DROPOUTS,
+)
 
 
 def given(config: str, keys: dict, steps: int) -> list[str]:
@@ -30,7 +39,7 @@ def given(config: str, keys: dict, steps: int) -> list[str]:
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize(("peer", "run"), [("gpt2", GPT2), ("bert", BERT)])
+@pytest.mark.parametrize(("peer", "run"), [("gpt2", GPT2), ("bert", BERT), ("marian", MARIAN)])
 def test_both_learn_alike(peer, run, capfd):
     assert launch.main([*given(*run, 20), f"--peer={peer}"]) == 0
     said = capfd.readouterr().out
