@@ -9,6 +9,7 @@ import jax
 from flax import linen as nn
 from flax import traverse_util
 
+from commands import HUB
 from experiments import find_experiment
 from transformer.config import from_values
 from transformer.interop.folder import HubFolder
@@ -16,16 +17,8 @@ from transformer.interop.rules import Place
 from transformer.interop.transfer import load
 from transformer.training.checkpoint import arrays
 
-HUB = "hf:"
-"""What the name of a folder of transformers begins with, where a run may be named too."""
-
 LONGEST_ROWS = 2048
 """Tokens of a row in evaluations of an imported model, or as many as it reads."""
-
-
-def is_hub(name: Any) -> bool:
-    """Whether a value of `initialize_from` names a folder of transformers."""
-    return isinstance(name, str) and name.startswith(HUB)
 
 
 class Hub:

@@ -15,7 +15,7 @@ from typing import Any
 
 import jax
 
-from commands import consistency, hub
+from commands import HUB, consistency
 from commands.workdir import Workdir, read_json, together
 from experiments import find_experiment
 from transformer.config import from_values, refuse_idle
@@ -159,8 +159,8 @@ def inherit(values: dict[str, Any], folder: Workdir) -> dict[str, Any]:
 
 
 def _model_of(folder: Workdir, origin: Any) -> Mapping[str, Any]:
-    if not folder.begun and hub.is_hub(origin):
-        return hub.find(origin).values["model"]
+    if not folder.begun and (hub := find_hub(origin)):
+        return hub.values["model"]
     try:
         return (folder if folder.begun else named(origin)).read_config().get("model", {})
     except UserError as error:
@@ -217,12 +217,21 @@ def open_run(folder: Workdir, config: Any, hooks: Sequence[Hook] = ()) -> Run:
     """The run of a config, with the folder's tokenizer and labels if it has them, otherwise with the
     tokenizer of the run that `initialize_from` names; `hooks` are those of `Run`."""
     kept, source = folder.read_kept(), config.initialize_from
-    origin = hub.find(source) if not folder.begun and hub.is_hub(source) else None
+    origin = None if folder.begun else find_hub(source)
     if source and "tokenizer" not in kept:
         theirs = origin.kept if origin else named(source).read_kept()
         kept |= {name: value for name, value in theirs.items() if name == "tokenizer"}
     experiment = find_experiment(config.experiment)(config, **kept)
     return Run(experiment, config, folder.path, extra_hooks=hooks, origin=origin)
+
+
+def find_hub(name: Any) -> Any:
+    """The `Hub` that a value of `initialize_from` names; None if it names a run."""
+    if not isinstance(name, str) or not name.startswith(HUB):
+        return None
+    from commands.hub import find
+
+    return find(name)
 
 
 def named(run: str | os.PathLike) -> Workdir:

@@ -88,6 +88,7 @@ ALLOWED = {
         "transformer.visualization",
         "transformer.run_folder",
         "transformer.errors",
+        "transformer.json_text",
     },
     "experiments": {"experiments", "transformer"},
     "configs": {"configs", "experiments", "transformer.config", "transformer.sweep"},

@@ -13,7 +13,7 @@ import launch
 from tests import runs
 from transformer.errors import UserError
 from transformer.run_folder import RunFolder
-from transformer.training.writers import EXTRAS, make_writers, names_of
+from transformer.training.writers import EXTRAS, make_writers, names_of, whole_lines
 
 FILES = {"jsonl": "metrics.jsonl", "tensorboard": "events"}
 
@@ -57,6 +57,16 @@ def test_a_run_without_any_still_says_what_it_measured_and_may_take_one_up_later
 
 @pytest.mark.thorough
 @pytest.mark.usefixtures("in_root")
+def test_a_resumed_run_leaves_out_lines_that_are_damaged(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    kept = [b'{"step": 1, "a": "\xc3\xa4"}', b'{"step": 3}']
+    path.write_bytes(
+        b"\n".join([kept[0], b'{"step": 2, "a\xff": 1}', b"[" * 100_000, kept[1], b'{"step": 4'])
+    )
+    assert whole_lines(path, 9) == [line.decode() for line in kept]
+    assert whole_lines(path, 2) == [kept[0].decode()]
+
+
 def test_pictures_are_no_events_where_those_are_left_out(tmp_path):
     arguments = ["--config=configs/translation.py:tiny", f"--workdir={tmp_path}/run"]
     assert launch.main([*arguments, "--config.train.writers=jsonl"]) == 0

@@ -31,11 +31,13 @@ def test_metrics_are_read_by_name_without_what_was_no_number(tmp_path):
     }
 
 
-@pytest.mark.parametrize("content", [None, "", "{}\n", "[1]\n", '{"step": 1'])
+@pytest.mark.parametrize(
+    "content", [None, b"", b"{}\n", b"[1]\n", b'{"step": 1', b'{"step": 1, "a\xff": 2}\n', b"[" * 100_000]
+)
 def test_metrics_that_cannot_be_read_are_named(tmp_path, content):
     path = tmp_path / "metrics.jsonl"
     if content is not None:
-        path.write_text(content)
+        path.write_bytes(content)
     with pytest.raises(UserError, match=r"metrics\.jsonl"):
         read_metrics(path)
 

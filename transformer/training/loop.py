@@ -135,10 +135,10 @@ class Between:
 
     def is_late(self) -> bool:
         """Whether so many minutes have passed since the last save that it is time for one."""
-        if self.config.average_last > 1:  # those to average are saved by steps
-            return False
-        minutes = self.config.checkpoint_minutes
-        return self.saving.is_late() or (minutes > 0 and time.monotonic() - self.saved >= 60 * minutes)
+        c = self.config
+        late = c.checkpoint_minutes > 0 and time.monotonic() - self.saved >= 60 * c.checkpoint_minutes
+        # Checkpoints to average are saved by steps alone.
+        return c.average_last <= 1 and (self.saving.is_late() or late)
 
     def read(self, log: bool = False) -> dict[str, float]:
         """Waits for the last step unless it has been read; returns its values if they are to be logged."""

@@ -17,6 +17,7 @@ import jax
 from tqdm import tqdm
 
 from transformer.errors import UserError
+from transformer.json_text import parse_json
 from transformer.run_folder import RunFolder
 from transformer.training.events import Events
 from transformer.training.storage import Appended, reason, replace
@@ -246,12 +247,12 @@ def _cut_after(step: int, path: Path) -> str:
 
 
 def whole_lines(path: Path, step: int) -> list[str]:
-    """The lines of `metrics.jsonl` up to a step, without those that a killed process left incomplete."""
-    return [line for line in path.read_text().splitlines() if 0 <= _step_of(line) <= step]
+    """The lines of `metrics.jsonl` up to a step, without those that are incomplete or damaged."""
+    return [line.decode() for line in path.read_bytes().splitlines() if 0 <= _step_of(line) <= step]
 
 
-def _step_of(line: str) -> int:
+def _step_of(line: bytes) -> int:
     try:
-        return int(json.loads(line)["step"])
+        return int(parse_json(line)["step"])
     except (ValueError, KeyError, TypeError):
-        return -1  # an incomplete line of a killed process
+        return -1  # left incomplete by a killed process, or damaged

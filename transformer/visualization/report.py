@@ -1,6 +1,5 @@
 """The report of a run: a plot of its curves and a table of its last values."""
 
-import json
 import math
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from transformer.errors import UserError
+from transformer.json_text import parse_json
 from transformer.run_folder import RunFolder
 
 Series = dict[str, tuple[np.ndarray, np.ndarray]]
@@ -31,9 +31,9 @@ PANELS = {
 def _lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
     if not path.is_file():
         raise UserError(f"{path}: there are no metrics")
-    for number, line in enumerate(path.read_text().splitlines(), 1):
+    for number, line in enumerate(path.read_bytes().splitlines(), 1):
         try:
-            values = json.loads(line)
+            values = parse_json(line)
             step = values.pop("step")
         except (ValueError, KeyError, TypeError, AttributeError):
             raise UserError(f"{path}:{number}: not a JSON object with a step") from None
