@@ -251,7 +251,7 @@ def whole_lines(path: Path, step: int) -> list[str]:
     return [line.decode() for line in path.read_bytes().splitlines() if 0 <= _step_of(line) <= step]
 
 
-def _step_of(line: bytes) -> int:
+def _step_of(line: str | bytes) -> int:
     try:
         return int(parse_json(line)["step"])
     except (ValueError, KeyError, TypeError):
