@@ -19,11 +19,15 @@ def checksums(tree: Any) -> dict[str, str]:
     other places of the same values. Computed where the arrays are; with several processes a collective.
     """
     leaves = jax.tree_util.tree_flatten_with_path(tree)[0]
-    sums = [(path, _sums(leaf)) for path, leaf in leaves]
+    # Read one by one: on CPU devices several collectives at once can wait for one another's threads for ever.
     return {
-        jax.tree_util.keystr(path, simple=True, separator="/"): np.asarray(both).astype(">u4").tobytes().hex()
-        for path, both in jax.device_get(sums)
+        jax.tree_util.keystr(path, simple=True, separator="/"): _digits(jax.device_get(_sums(leaf)))
+        for path, leaf in leaves
     }
+
+
+def _digits(halves: np.ndarray) -> str:
+    return halves.astype(">u4").tobytes().hex()
 
 
 @jax.jit
