@@ -101,7 +101,8 @@ class Encoder(parity.Imported):
 )
 def encoder(request, tmp_path_factory):
     folder, make = tmp_path_factory.mktemp("theirs"), getattr(transformers, request.param)
-    theirs = parity.save(make(make.config_class(**CASES[request.param])), folder, 1)
+    theirs = make(make.config_class(**CASES[request.param]))
+    parity.save(theirs, folder, 1)
     return Encoder(folder, theirs, np.random.default_rng(2))
 
 
