@@ -45,6 +45,7 @@ def executes(code: str) -> list[str]:
             method = node.func.attr if isinstance(node.func, ast.Attribute) else ""
             found += [plain] if plain in CALLS else []
             found += [method] if method in CALLS - {"compile"} else []  # of regular expressions, and JAX's
+            found += [f"torch.{method}"] if ast.unparse(node.func) == "torch.load" else []
             for keyword in node.keywords:
                 allowed = isinstance(keyword.value, ast.Constant) and keyword.value.value is False
                 if keyword.arg in ("allow_pickle", "shell") and not allowed:
@@ -54,8 +55,16 @@ def executes(code: str) -> list[str]:
 
 def test_nothing_executes_what_it_reads():
     assert len(FILES) > 200
-    assert {str(path): found for path in FILES if (found := executes(path.read_text()))} == {}
-    for planted in ("import pickle", "from torch import load", "eval(x)", "np.load(f, allow_pickle=True)"):
+    found = {path.name: each for path in FILES if (each := executes(path.read_text()))}
+    assert found == {"twin_peer.py": ["torch"]}  # which trains a model of PyTorch, and loads nothing with it
+    hostile = (
+        "import pickle",
+        "from torch import load",
+        "torch.load(f)",
+        "eval(x)",
+        "np.load(f, allow_pickle=True)",
+    )
+    for planted in hostile:
         assert executes(planted), planted
 
 
