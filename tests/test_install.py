@@ -40,4 +40,5 @@ def test_the_packages_are_installed_whole_with_their_requirements(tmp_path):
     expected = [line.partition("#")[0].strip() for line in lines]
     required = [each for each in installed.requires or [] if "extra ==" not in each]
     assert len(required) == len([line for line in expected if line])
-    assert set(installed.metadata.get_all("Provides-Extra")) == {*EXTRAS, "optuna"}
+    extras = set(installed.metadata.get_all("Provides-Extra"))
+    assert extras == set(project["optional-dependencies"]) and extras > {*EXTRAS}
