@@ -58,7 +58,8 @@ def test_help_says_bounds(capsys):
     with pytest.raises(SystemExit):
         launch.main(["--config=configs/lm.py", "--help"])
     lines = capsys.readouterr().out.splitlines()
-    for key, bound in {"model.d_model": "at least 1", "model.norm": "one of 'layer', 'rms', 'rms_offset', 'none'"}.items():
+    norms = "one of 'layer', 'rms', 'rms_offset', 'none'"
+    for key, bound in {"model.d_model": "at least 1", "model.norm": norms}.items():
         (line,) = [line for line in lines if line.strip().startswith(f"--config.{key}=")]
         assert line.endswith(f" [{bound}]")
 
