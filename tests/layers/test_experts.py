@@ -46,7 +46,7 @@ def network(kind, params, i, x_d):
     def linear(name, x):
         return x @ params[name]["kernel"][i] + params[name]["bias"][i]
 
-    gated = kind in ("swiglu", "geglu")
+    gated = "glu" in kind
     hidden = ACTIVATIONS[kind](linear("gate" if gated else "up", x_d)) * (linear("up", x_d) if gated else 1)
     return linear("down", hidden)
 
