@@ -118,7 +118,7 @@ def test_half_precision_stays_near_full(rng):
     [
         (
             {"position": "alibi"},
-            r"position: 'alibi' with mixer 'linear', which has 'none', 'sinusoidal', 'sinusoidal_halves', 'lear",
+            r"position: 'alibi' with mixer 'linear', which has 'none', 'sinusoidal', 'sinusoidal_halves'",
         ),
         ({"num_kv_heads": 1}, r"num_kv_heads: 1 with mixer 'linear'; only 'multi_head' has it"),
         ({"pattern": "window"}, r"pattern: 'window' with mixer 'linear'; only"),
