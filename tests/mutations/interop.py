@@ -31,6 +31,15 @@ EDITS = {
             "padding_of_another_layer": ("for n in range(shape[0])", "for n in reversed(range(shape[0]))"),
         },
     ),
+    "transformer/interop/parts.py": (
+        "tests/interop/test_llama.py tests/interop/test_encoders.py",
+        {
+            "kernels_of_heads_by_dimension": ('"(h k) d -> d h k"', '"(k h) d -> d h k"'),
+            "biases_of_heads_by_dimension": ('"(h k) -> h k"', '"(k h) -> h k"'),
+            "joined_by_dimension": ('"d (h k) -> h k d"', '"d (k h) -> h k d"'),
+            "several_are_one": ('tuple(f"{each}/{leaf}" for each in ours)', 'f"{ours[0]}/{leaf}"'),
+        },
+    ),
     "transformer/interop/transfer.py": (
         "tests/interop/test_transfer.py tests/interop/test_import.py",
         {

@@ -6,6 +6,7 @@ from typing import Any
 
 from transformer.errors import UserError
 from transformer.interop.family import Family, Key, Values, given, whole
+from transformer.interop.parts import heads, joined, linear, norm
 from transformer.interop.rules import Rule
 
 GELU = {"gelu": "gelu_exact", "gelu_new": "gelu", "gelu_pytorch_tanh": "gelu", "relu": "relu"}
@@ -13,30 +14,6 @@ GELU = {"gelu": "gelu_exact", "gelu_new": "gelu", "gelu_pytorch_tanh": "gelu", "
 
 RENAMED = ((r"LayerNorm\.gamma$", "LayerNorm.weight"), (r"LayerNorm\.beta$", "LayerNorm.bias"))
 """Names in files that were converted from the TensorFlow of the papers -> those of today."""
-
-
-def linear(ours: str, theirs: str) -> Iterator[Rule]:
-    """A linear map, stored with its outputs first."""
-    yield Rule(f"{ours}/kernel", f"{theirs}.weight", "f d -> d f")
-    yield Rule(f"{ours}/bias", f"{theirs}.bias")
-
-
-def norm(ours: str, theirs: str) -> Iterator[Rule]:
-    """A LayerNorm."""
-    yield Rule(f"{ours}/scale", f"{theirs}.weight")
-    yield Rule(f"{ours}/bias", f"{theirs}.bias")
-
-
-def heads_of(ours: str, theirs: str) -> Iterator[Rule]:
-    """A projection to queries, keys or values."""
-    yield Rule(f"{ours}/kernel", f"{theirs}.weight", "(h k) d -> d h k")
-    yield Rule(f"{ours}/bias", f"{theirs}.bias", "(h k) -> h k")
-
-
-def joined(ours: str, theirs: str) -> Iterator[Rule]:
-    """The projection of all heads' outputs."""
-    yield Rule(f"{ours}/kernel", f"{theirs}.weight", "d (h k) -> h k d")
-    yield Rule(f"{ours}/bias", f"{theirs}.bias")
 
 
 def encoder(prefix: str) -> Iterator[Rule]:
@@ -51,7 +28,7 @@ def encoder(prefix: str) -> Iterator[Rule]:
     yield from norm("encoder/trunk/embedding_norm", f"{prefix}.embeddings.LayerNorm")
     ours, theirs = "encoder/trunk/blocks", f"{prefix}.encoder.layer.{{n}}"
     for name in ("query", "key", "value"):
-        yield from heads_of(f"{ours}/attention/{name}", f"{theirs}.attention.self.{name}")
+        yield from heads(f"{ours}/attention/{name}", f"{theirs}.attention.self.{name}")
     yield from joined(f"{ours}/attention/output", f"{theirs}.attention.output.dense")
     yield from norm(f"{ours}/attention_norm", f"{theirs}.attention.output.LayerNorm")
     yield from linear(f"{ours}/feed_forward/up", f"{theirs}.intermediate.dense")

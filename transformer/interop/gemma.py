@@ -11,7 +11,7 @@ from transformer.interop.attention_keys import (
     write_windows,
 )
 from transformer.interop.family import Family, Key, Values, named
-from transformer.interop.llama import ROPES, SIZES, heads, ignored, rules
+from transformer.interop.llama import ROPES, SIZES, head_keys, ignored, rules
 
 
 def scale_of(model: Any) -> float | int:
@@ -69,7 +69,7 @@ def write_gemma3(model: Any) -> dict[str, Any]:
 
 KEYS = (
     *SIZES,
-    *heads(4, 256),
+    *head_keys(4, 256),
     Key("feed_forward", "hidden_activation", "gelu_pytorch_tanh", {"gelu_pytorch_tanh": "geglu"}),
     Key("tie_embeddings", "tie_word_embeddings", True),
     Key("soft_cap", "attn_logit_softcapping", 0.0, get=lambda model: model.soft_cap or None),

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from transformer.interop.family import Family, Key, named
+from transformer.interop.parts import affine, norm
 from transformer.interop.rules import Rule
 
 GELU = {"gelu_new": "gelu", "gelu_pytorch_tanh": "gelu", "gelu": "gelu_exact", "relu": "relu"}
@@ -15,24 +16,18 @@ def rules(model: Any) -> Iterator[Rule]:
     yield Rule("embedding/table", "transformer.wte.weight", "v d -> v d")
     yield Rule("position/table", "transformer.wpe.weight")
     block = "transformer.h.{n}"
-    inputs = [f"blocks/attention/{name}" for name in ("query", "key", "value")]
-    yield Rule(
-        tuple(f"{each}/kernel" for each in inputs), f"{block}.attn.c_attn.weight", "d (c h k) -> c d h k"
-    )
-    yield Rule(tuple(f"{each}/bias" for each in inputs), f"{block}.attn.c_attn.bias", "(c h k) -> c h k")
-    yield Rule("blocks/attention/output/kernel", f"{block}.attn.c_proj.weight", "(h k) d -> h k d")
-    yield Rule("blocks/attention/output/bias", f"{block}.attn.c_proj.bias")
+    inputs = tuple(f"blocks/attention/{name}" for name in ("query", "key", "value"))
+    yield from affine(inputs, f"{block}.attn.c_attn", "d (c h k) -> c d h k", "(c h k) -> c h k")
+    yield from affine("blocks/attention/output", f"{block}.attn.c_proj", "(h k) d -> h k d")
     for ours, theirs in (("up", "c_fc"), ("down", "c_proj")):
-        yield Rule(f"blocks/feed_forward/{ours}/kernel", f"{block}.mlp.{theirs}.weight")
-        yield Rule(f"blocks/feed_forward/{ours}/bias", f"{block}.mlp.{theirs}.bias")
+        yield from affine(f"blocks/feed_forward/{ours}", f"{block}.mlp.{theirs}", "")
     norms = {
         "blocks/attention_norm": f"{block}.ln_1",
         "blocks/feed_forward_norm": f"{block}.ln_2",
         "final_norm": "transformer.ln_f",
     }
     for ours, theirs in norms.items():
-        yield Rule(f"{ours}/scale", f"{theirs}.weight")
-        yield Rule(f"{ours}/bias", f"{theirs}.bias")
+        yield from norm(ours, theirs)
     if not model.tie_embeddings:
         yield Rule("unembedding/kernel", "lm_head.weight", "v d -> d v")
 

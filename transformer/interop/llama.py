@@ -1,5 +1,6 @@
 """Llama 2 and 3, Mistral, Qwen2 and Qwen3: RMSNorm, SwiGLU, rotary positions, grouped heads."""
 
+import functools
 from collections.abc import Iterator
 from typing import Any
 
@@ -13,6 +14,7 @@ from transformer.interop.attention_keys import (
     write_windows,
 )
 from transformer.interop.family import Family, Key, Values, named
+from transformer.interop.parts import heads, joined, linear, norm
 from transformer.interop.rules import Rule
 
 PRE_NORMS = {"attention_norm": "input_layernorm", "feed_forward_norm": "post_attention_layernorm"}
@@ -27,22 +29,21 @@ SANDWICH_NORMS = {
 
 
 def rules(model: Any) -> Iterator[Rule]:
-    """The tensors. Their kernels have the output first."""
+    """The tensors."""
     yield Rule("embedding/table", "model.embed_tokens.weight", "v d -> v d")
-    block, scale = "model.layers.{n}", "offset" if model.norm == "rms_offset" else "scale"
-    for ours, letter in (("query", "q"), ("key", "k"), ("value", "v")):
-        theirs = f"{block}.self_attn.{letter}_proj"
-        yield Rule(f"blocks/attention/{ours}/kernel", f"{theirs}.weight", "(h k) d -> d h k")
-        if model.qkv_bias:
-            yield Rule(f"blocks/attention/{ours}/bias", f"{theirs}.bias", "(h k) -> h k")
-        if model.qk_norm and ours != "value":
-            yield Rule(f"blocks/attention/{ours}_norm/{scale}", f"{block}.self_attn.{letter}_norm.weight")
-    yield Rule("blocks/attention/output/kernel", f"{block}.self_attn.o_proj.weight", "d (h k) -> h k d")
-    for ours in ("gate", "up", "down"):
-        yield Rule(f"blocks/feed_forward/{ours}/kernel", f"{block}.mlp.{ours}_proj.weight", "o i -> i o")
-    for ours, theirs in (SANDWICH_NORMS if model.norm_placement == "sandwich" else PRE_NORMS).items():
-        yield Rule(f"blocks/{ours}/{scale}", f"{block}.{theirs}.weight")
-    yield Rule(f"final_norm/{scale}", "model.norm.weight")
+    ours, theirs = "blocks", "model.layers.{n}"
+    scaled = functools.partial(norm, bias=False, scale="offset" if model.norm == "rms_offset" else "scale")
+    for name in ("query", "key", "value"):
+        projection = f"{theirs}.self_attn.{name[0]}"
+        yield from heads(f"{ours}/attention/{name}", f"{projection}_proj", model.qkv_bias)
+        if model.qk_norm and name != "value":
+            yield from scaled(f"{ours}/attention/{name}_norm", f"{projection}_norm")
+    yield from joined(f"{ours}/attention/output", f"{theirs}.self_attn.o_proj", bias=False)
+    for name in ("gate", "up", "down"):
+        yield from linear(f"{ours}/feed_forward/{name}", f"{theirs}.mlp.{name}_proj", bias=False)
+    for name, their in (SANDWICH_NORMS if model.norm_placement == "sandwich" else PRE_NORMS).items():
+        yield from scaled(f"{ours}/{name}", f"{theirs}.{their}")
+    yield from scaled("final_norm", "model.norm")
     if not model.tie_embeddings:
         yield Rule("unembedding/kernel", "lm_head.weight", "v d -> d v")
 
@@ -66,7 +67,7 @@ SIZES = (
 )
 
 
-def heads(kv_default: Any, width_default: Any) -> tuple[Key, ...]:
+def head_keys(kv_default: Any, width_default: Any) -> tuple[Key, ...]:
     """The keys of heads that share keys and values, and of their width."""
     return (
         Key("num_kv_heads", "num_key_value_heads", kv_default, get=lambda m: m.num_kv_heads or m.num_heads),
@@ -144,7 +145,7 @@ LLAMA = Family(
     model_type="llama",
     experiment="language_modeling",
     architecture="LlamaForCausalLM",
-    keys=(*SIZES, *heads(as_many, divided), SWIGLU, TIED),
+    keys=(*SIZES, *head_keys(as_many, divided), SWIGLU, TIED),
     fixed=FIXED,
     assumed={"attention_bias": False, "mlp_bias": False},
     silent=named("pretraining_tp"),
@@ -161,7 +162,7 @@ MISTRAL = Family(
     model_type="mistral",
     experiment="language_modeling",
     architecture="MistralForCausalLM",
-    keys=(*SIZES, *heads(8, divided), SWIGLU, TIED),
+    keys=(*SIZES, *head_keys(8, divided), SWIGLU, TIED),
     fixed=FIXED,
     read=read_mistral,
     write=write_mistral,
@@ -176,7 +177,7 @@ QWEN2 = Family(
     model_type="qwen2",
     experiment="language_modeling",
     architecture="Qwen2ForCausalLM",
-    keys=(*SIZES, *heads(32, divided), SWIGLU, TIED),
+    keys=(*SIZES, *head_keys(32, divided), SWIGLU, TIED),
     fixed=FIXED | {"qkv_bias": True},
     read=read_qwen,
     write=write_qwen,
@@ -191,7 +192,7 @@ QWEN3 = Family(
     model_type="qwen3",
     experiment="language_modeling",
     architecture="Qwen3ForCausalLM",
-    keys=(*SIZES, *heads(32, 128), SWIGLU, TIED, Key("qk_norm_epsilon", "rms_norm_eps", 1e-6)),
+    keys=(*SIZES, *head_keys(32, 128), SWIGLU, TIED, Key("qk_norm_epsilon", "rms_norm_eps", 1e-6)),
     fixed=FIXED | {"qk_norm": True},
     assumed={"attention_bias": False},
     read=read_qwen,

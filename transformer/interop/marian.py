@@ -5,6 +5,7 @@ from typing import Any
 
 from transformer.errors import UserError
 from transformer.interop.family import GENERATION, Family, Key, Values, named
+from transformer.interop.parts import heads, joined, linear, norm
 from transformer.interop.rules import Rule
 
 ACTIVATIONS = {
@@ -18,7 +19,7 @@ ACTIVATIONS = {
 
 
 def rules(model: Any) -> Iterator[Rule]:
-    """The tensors. Their matrices have the output first."""
+    """The tensors."""
     if model.share_embeddings:
         yield Rule("embedding/table", "model.shared.weight", "v d -> v d")
     else:
@@ -28,19 +29,12 @@ def rules(model: Any) -> Iterator[Rule]:
         blocks, layer = f"{stack}_blocks", f"model.{stack}.layers.{{n}}"
         for ours, theirs in parts:
             for name in ("query", "key", "value"):
-                projection = f"{layer}.{theirs}.{name[0]}_proj"
-                yield Rule(f"{blocks}/{ours}/{name}/kernel", f"{projection}.weight", "(h k) d -> d h k")
-                yield Rule(f"{blocks}/{ours}/{name}/bias", f"{projection}.bias", "(h k) -> h k")
-            output = f"{layer}.{theirs}.out_proj"
-            yield Rule(f"{blocks}/{ours}/output/kernel", f"{output}.weight", "d (h k) -> h k d")
-            yield Rule(f"{blocks}/{ours}/output/bias", f"{output}.bias")
+                yield from heads(f"{blocks}/{ours}/{name}", f"{layer}.{theirs}.{name[0]}_proj")
+            yield from joined(f"{blocks}/{ours}/output", f"{layer}.{theirs}.out_proj")
         for ours, theirs in (("up", "fc1"), ("down", "fc2")):
-            yield Rule(f"{blocks}/feed_forward/{ours}/kernel", f"{layer}.{theirs}.weight", "o i -> i o")
-            yield Rule(f"{blocks}/feed_forward/{ours}/bias", f"{layer}.{theirs}.bias")
+            yield from linear(f"{blocks}/feed_forward/{ours}", f"{layer}.{theirs}")
         for ours, theirs in (*parts, ("feed_forward", "final")):
-            norm = f"{layer}.{theirs}_layer_norm"
-            yield Rule(f"{blocks}/{ours}_norm/scale", f"{norm}.weight")
-            yield Rule(f"{blocks}/{ours}_norm/bias", f"{norm}.bias")
+            yield from norm(f"{blocks}/{ours}_norm", f"{layer}.{theirs}_layer_norm")
     yield Rule("output_bias", "final_logits_bias", "1 v -> v")
     if not model.tie_embeddings:
         yield Rule("unembedding/kernel", "lm_head.weight", "v d -> d v")

@@ -8,6 +8,7 @@ from typing import Any
 from transformer.errors import UserError
 from transformer.interop.bert import GELU, without_next
 from transformer.interop.family import Family, Key, Values, given, whole
+from transformer.interop.parts import affine, joined, linear, norm
 from transformer.interop.rules import Rule
 
 GATED = {"gelu": "geglu_exact", "gelu_new": "geglu", "gelu_pytorch_tanh": "geglu", "silu": "swiglu"}
@@ -25,55 +26,34 @@ def layers_of(model: Any) -> list[str]:
     return [(model.layers or ("",))[i % max(len(model.layers), 1)] for i in range(model.num_layers)]
 
 
-def linear(
-    model: Any, ours: tuple[str, ...], theirs: str, axes: str, bias: str, **options: Any
-) -> Iterator[Rule]:
-    """A linear map, which may be several of ours; with a bias if `bias`, its axes, are given."""
-    yield Rule(tuple(f"{each}/kernel" for each in ours), f"{theirs}.weight", axes, **options)
-    if bias:
-        yield Rule(tuple(f"{each}/bias" for each in ours), f"{theirs}.bias", bias, **options)
-
-
-def norm(model: Any, ours: str, theirs: str, **options: Any) -> Iterator[Rule]:
-    """A LayerNorm."""
-    yield Rule(f"{ours}/scale", f"{theirs}.weight", **options)
-    if model.use_bias:
-        yield Rule(f"{ours}/bias", f"{theirs}.bias", **options)
-
-
 def encoder(model: Any) -> Iterator[Rule]:
     """The encoder, in which the parameters of layers without a norm are a tree of their own."""
+    bias = model.use_bias
+    in_attention = bias and model.attention_bias
     yield Rule("encoder/embedding/table", "model.embeddings.tok_embeddings.weight", "v d -> v d")
-    yield from norm(model, "encoder/trunk/embedding_norm", "model.embeddings.norm")
-    yield from norm(model, "encoder/trunk/final_norm", "model.final_norm")
+    yield from norm("encoder/trunk/embedding_norm", "model.embeddings.norm", bias)
+    yield from norm("encoder/trunk/final_norm", "model.final_norm", bias)
     names, theirs = layers_of(model), "model.layers.{n}"
     for name in dict.fromkeys(names):
         ours = f"encoder/trunk/blocks/{name}" if len({*names}) > 1 else "encoder/trunk/blocks"
-        here = {"layers": tuple(i for i, each in enumerate(names) if each == name)}
+        here: dict[str, Any] = {"layers": tuple(i for i, each in enumerate(names) if each == name)}
         inputs = tuple(f"{ours}/attention/{each}" for each in ("query", "key", "value"))
-        of_heads, of_all = (
-            ("(c h k) -> c h k", "d -> d") if model.use_bias and model.attention_bias else ("", "")
-        )
-        yield from linear(model, inputs, f"{theirs}.attn.Wqkv", "(c h k) d -> c d h k", of_heads, **here)
-        yield from linear(
-            model, (f"{ours}/attention/output",), f"{theirs}.attn.Wo", "d (h k) -> h k d", of_all, **here
-        )
-        of_hidden, of_output = ("(c f) -> c f", "d -> d") if model.use_bias else ("", "")
         gated = (f"{ours}/feed_forward/gate", f"{ours}/feed_forward/up")
-        yield from linear(model, gated, f"{theirs}.mlp.Wi", "(c f) d -> c d f", of_hidden, **here)
-        yield from linear(
-            model, (f"{ours}/feed_forward/down",), f"{theirs}.mlp.Wo", "d f -> f d", of_output, **here
-        )
+        of_heads, of_hidden = "(c h k) -> c h k" if in_attention else None, "(c f) -> c f" if bias else None
+        yield from affine(inputs, f"{theirs}.attn.Wqkv", "(c h k) d -> c d h k", of_heads, **here)
+        yield from joined(f"{ours}/attention/output", f"{theirs}.attn.Wo", in_attention, **here)
+        yield from affine(gated, f"{theirs}.mlp.Wi", "(c f) d -> c d f", of_hidden, **here)
+        yield from linear(f"{ours}/feed_forward/down", f"{theirs}.mlp.Wo", bias, **here)
         if model.kinds[name].attention_norm:
-            yield from norm(model, f"{ours}/attention_norm", f"{theirs}.attn_norm", **here)
-        yield from norm(model, f"{ours}/feed_forward_norm", f"{theirs}.mlp_norm", **here)
+            yield from norm(f"{ours}/attention_norm", f"{theirs}.attn_norm", bias, **here)
+        yield from norm(f"{ours}/feed_forward_norm", f"{theirs}.mlp_norm", bias, **here)
 
 
 def hidden(model: Any) -> Iterator[Rule]:
     """The hidden layer of the heads."""
     yield from encoder(model)
-    yield from linear(model, ("transform",), "head.dense", "f d -> d f", "f -> f" if model.head_bias else "")
-    yield from norm(model, "transform_norm", "head.norm")
+    yield from linear("transform", "head.dense", model.head_bias)
+    yield from norm("transform_norm", "head.norm", model.use_bias)
 
 
 def masked(model: Any) -> Iterator[Rule]:
@@ -85,7 +65,7 @@ def masked(model: Any) -> Iterator[Rule]:
 def classifier(model: Any) -> Iterator[Rule]:
     """ModernBERT with a head for classes."""
     yield from hidden(model)
-    yield from linear(model, ("head/classes",), "classifier", "c d -> d c", "c -> c")
+    yield from linear("head/classes", "classifier")
 
 
 def bases(config: Values) -> dict[str, float]:

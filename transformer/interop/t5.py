@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from transformer.interop.family import GENERATION, Family, Key, Values, given, named
+from transformer.interop.parts import heads, joined, linear, norm
 from transformer.interop.rules import Rule
 
 FEED_FORWARDS = {
@@ -19,8 +20,8 @@ FEED_FORWARDS = {
 
 
 def rules(model: Any) -> Iterator[Rule]:
-    """The tensors. Their matrices have the output first; the first layer has the table of positions of a
-    stack."""
+    """The tensors. The first layer has the table of positions of a stack."""
+    plain: dict[str, Any] = {"bias": False}
     yield Rule("embedding/table", "shared.weight", "v d -> v d")
     for stack in ("encoder", "decoder"):
         blocks, block = f"{stack}_blocks", f"{stack}.block.{{n}}.layer"
@@ -29,20 +30,18 @@ def rules(model: Any) -> Iterator[Rule]:
             sublayers["cross_attention"] = "1.EncDecAttention"
         for ours, theirs in sublayers.items():
             for name in ("query", "key", "value"):
-                yield Rule(
-                    f"{blocks}/{ours}/{name}/kernel", f"{block}.{theirs}.{name[0]}.weight", "(h k) d -> d h k"
-                )
-            yield Rule(f"{blocks}/{ours}/output/kernel", f"{block}.{theirs}.o.weight", "d (h k) -> h k d")
-            yield Rule(f"{blocks}/{ours}_norm/scale", f"{block}.{theirs[0]}.layer_norm.weight")
+                yield from heads(f"{blocks}/{ours}/{name}", f"{block}.{theirs}.{name[0]}", **plain)
+            yield from joined(f"{blocks}/{ours}/output", f"{block}.{theirs}.o", **plain)
+            yield from norm(f"{blocks}/{ours}_norm", f"{block}.{theirs[0]}.layer_norm", **plain)
         table = f"{stack}.block.0.layer.0.SelfAttention.relative_attention_bias.weight"
         yield Rule(f"{blocks}/attention/position/table", table, "b h -> 1 b h")
         feed, last = f"{blocks}/feed_forward", f"{block}.{len(sublayers)}"
         inner = {"gate": "wi_0", "up": "wi_1"} if model.feed_forward in GATED else {"up": "wi"}
         for ours, theirs in (inner | {"down": "wo"}).items():
-            yield Rule(f"{feed}/{ours}/kernel", f"{last}.DenseReluDense.{theirs}.weight", "o i -> i o")
-        yield Rule(f"{feed}_norm/scale", f"{last}.layer_norm.weight")
-        norm = "encoder_norm" if stack == "encoder" else "final_norm"
-        yield Rule(f"{norm}/scale", f"{stack}.final_layer_norm.weight")
+            yield from linear(f"{feed}/{ours}", f"{last}.DenseReluDense.{theirs}", **plain)
+        yield from norm(f"{feed}_norm", f"{last}.layer_norm", **plain)
+        final = "encoder_norm" if stack == "encoder" else "final_norm"
+        yield from norm(final, f"{stack}.final_layer_norm", **plain)
     if not model.tie_embeddings:
         yield Rule("unembedding/kernel", "lm_head.weight", "v d -> d v")
 

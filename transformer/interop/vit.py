@@ -4,8 +4,9 @@ from collections.abc import Iterator
 from typing import Any
 
 from transformer.errors import UserError
-from transformer.interop.bert import GELU, heads_of, joined, linear, norm
+from transformer.interop.bert import GELU
 from transformer.interop.family import Family, Key, Values, given
+from transformer.interop.parts import heads, joined, linear, norm
 from transformer.interop.rules import Rule
 
 
@@ -19,7 +20,7 @@ def rules(model: Any) -> Iterator[Rule]:
     yield Rule("trunk/position/table", "vit.embeddings.position_embeddings", "1 p d -> p d")
     ours, theirs = "trunk/blocks", "vit.encoder.layer.{n}"
     for name in ("query", "key", "value"):
-        yield from heads_of(f"{ours}/attention/{name}", f"{theirs}.attention.attention.{name}")
+        yield from heads(f"{ours}/attention/{name}", f"{theirs}.attention.attention.{name}")
     yield from joined(f"{ours}/attention/output", f"{theirs}.attention.output.dense")
     yield from norm(f"{ours}/attention_norm", f"{theirs}.layernorm_before")
     yield from linear(f"{ours}/feed_forward/up", f"{theirs}.intermediate.dense")
