@@ -13,6 +13,7 @@ import numpy as np
 from experiments.evaluators import named_evaluators
 from transformer.data.labelled_text import LabelledData, LabelledDataConfig
 from transformer.data.labels import MANY, remarks
+from transformer.data.line_escapes import in_a_line
 from transformer.data.tokenizers import Tokenizer
 from transformer.decoding.generation import pad_encoder_inputs
 from transformer.errors import UserError
@@ -215,7 +216,7 @@ class Classification(Experiment):
         shares = zip(self.data.labels, counts / counts.sum(), strict=True)
         filled = f"{len(rows):,} rows, {rows.padding:.1%} of them padding"
         commonest = sorted(shares, key=lambda each: -each[1])[:MANY] if len(counts) > MANY else shares
-        listed = ", ".join(f"{label} {share:.1%}" for label, share in commonest)
+        listed = ", ".join(f"{in_a_line(label)} {share:.1%}" for label, share in commonest)
         more = f" and {len(counts) - MANY} more" if len(counts) > MANY else ""
         texts = f"{len(rows.numbers):,} training texts"
         lines = [f"{texts} in {filled}: {listed}{more}", *remarks(self.data.labels)]

@@ -12,7 +12,7 @@ import numpy as np
 from experiments.chat import Chat, ChatConfig
 from experiments.evaluators import named_evaluators
 from transformer.config import Bounded, Nonnegative, PositiveFloat, to_values
-from transformer.data.disk_cache import build_once, digest
+from transformer.data.disk_cache import build_once, digest, load_array
 from transformer.data.preferences import PreferenceData, PreferenceDataConfig
 from transformer.data.tokenizers import Tokenizer
 from transformer.errors import UserError
@@ -106,7 +106,7 @@ class PreferenceOptimization(Chat):
             np.save(new / "log_likelihoods.npy", found_n2)
 
         key = digest(self._identity, to_values(self.config.model), rows.identity)
-        return np.load(build_once(self.data.folder / "references" / key, build) / "log_likelihoods.npy")
+        return load_array(build_once(self.data.folder / "references" / key, build) / "log_likelihoods.npy")
 
     @functools.cached_property
     def _identity(self) -> str:

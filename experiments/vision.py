@@ -2,6 +2,7 @@
 
 import functools
 import itertools
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -142,7 +143,9 @@ class Vision(Experiment):
         """Plots of the last evaluation, and at the end an image to try `predict` on, samples/<its
         label>.png."""
         first = self.data.rows("validation").batch(np.array([0]))
-        self._sample = folder.samples / f"{self.data.labels[first['labels'][0]]}.png"
+        # A label is a name from elsewhere: it must not lead out of the folder.
+        name = re.sub(r"[^\w .+-]", "_", self.data.labels[first["labels"][0]])[:80].lstrip(".") or "_"
+        self._sample = folder.samples / f"{name}.png"
         c = self.config.train
         confusion = Pictures(
             c.sample_every,

@@ -51,7 +51,8 @@ def trained(images, tmp_path_factory) -> Path:
 def fails(capfd, arguments: list[str]) -> str:
     capfd.readouterr()
     assert launch.main(arguments) == 2
-    (line,) = capfd.readouterr().err.splitlines()
+    *notes, line = capfd.readouterr().err.splitlines()
+    assert all("data.cache_dir" in note for note in notes)  # which is said once in a process
     return line.removeprefix("error: ")
 
 

@@ -11,6 +11,8 @@ from transformer.evaluation.classification import (
     calibration_error,
     classification_sums,
     mean_logits,
+    prediction_table,
+    ranked_labels,
     text_sums,
     window_sums,
 )
@@ -155,7 +157,7 @@ def test_macro_f1_is_that_of_scikit_learn(rng, classes):
 
 def test_a_confusion_matrix_as_text(rng):
     confusion = np.array([[1200, 3, 0], [40, 60, 0], [0, 0, 0]])
-    lines = confusion_lines(confusion, ["fälschlich", "b", "a name of more than twenty letters"])
+    lines = confusion_lines(confusion, ["fälschlich", "b", "a name\nof more than twenty letters"])
     header, first, second, third = [line.split() for line in lines]
     assert header[2:] == [
         "predicted",
@@ -182,6 +184,15 @@ def test_a_confusion_matrix_as_text(rng):
         f"30 of {many[20].sum()} 'c20' as 'c1'",
         f"12 of {many[3].sum()} 'c3' as 'c7'",
     ]
+
+
+def test_labels_of_several_lines_and_columns_are_one_name_in_a_line():
+    labels = ["a\nb", "c\td", "e\u2028f\r\n"]
+    (line,) = ranked_labels(np.array([[0.0, 9.0, 3.0]]), labels)[0]
+    assert len(line.splitlines()) == 1
+    assert [each.rpartition("=")[0] for each in line.split("\t")] == ["", "c d", "e f ", "a b"]
+    header, row = prediction_table([(["x"], 0, np.array([0.0, 9.0, 3.0]))], ["text"], labels)
+    assert header.count("\t") == row.count("\t") == 5 and not {*"\r\n"} & {*header}
 
 
 def test_certain_and_right_is_calibrated(rng):

@@ -1,10 +1,10 @@
 """What becomes of damaged files of data.
 
-    python -m tests.faults.damaged_data [--trials 200] [--seed 0]
+    python -m tests.faults.damaged_data [--trials 200] [--seed 0] [--kinds parquet "token cache"]
 
 Files of each kind are damaged at random, as checkpoints are (`benchmarks.damaged_checkpoints`), and read
 whole. A trial ends in a line (a `UserError` of one line), read (no error: plain text has no checksums) or a
-traceback, which must not be. A token cache that is `made again` has the tokens that it had before.
+traceback, which must not be. A token cache that is `made again` has the arrays that it had before.
 """
 
 import argparse
@@ -133,10 +133,17 @@ def read_tokenizer(folder: Path, cache: Path) -> str:
 
 
 def read_cache(folder: Path, cache: Path) -> str:
-    """Opens the cache, and compares it with what it should be."""
+    """Opens the cache, and compares all of it with what it should be."""
     found = TokenCache.of(Texts(TEXTS), made := Tokenizer.train("bytes"), folder)
-    expected = [token for text in TEXTS for token in (made.bos_id, *text.encode(), made.eos_id)]
-    return "made again" if np.array_equal(found.tokens, expected) else "read"
+    documents = [[made.bos_id, *text.encode(), made.eos_id] for text in TEXTS]
+    expected = {
+        "tokens": np.concatenate(documents),
+        "num_bytes": np.concatenate([[0, *[1] * (len(each) - 2), 0] for each in documents]),
+        "offsets": np.cumsum([0, *map(len, documents)]),
+        "lost": np.zeros(2),
+    }
+    same = all(np.array_equal(getattr(found, name), array) for name, array in expected.items())
+    return "made again" if same else "read"
 
 
 KINDS: dict[str, tuple[Callable[[Path], None], Callable[[Path, Path], str]]] = {
@@ -189,9 +196,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--trials", type=int, default=200)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--kinds", nargs="+", choices=KINDS, default=KINDS, help="which")
     flags = parser.parse_args()
     rng = random.Random(flags.seed)
-    for kind in KINDS:
+    for kind in flags.kinds:
         for damage in DAMAGES:
             counts = damaged(kind, damage, flags.trials, rng)
             print(

@@ -16,7 +16,8 @@ from tests.data.documents import Texts
 from tests.data.test_sources import define
 from tests.faults.damaged_data import DAMAGES, KINDS, TEXTS, damaged
 from transformer.data import content_digests
-from transformer.data.disk_cache import SIZES, build_once
+from transformer.data.checked_files import CHECKSUMS
+from transformer.data.disk_cache import build_once
 from transformer.data.image_sources import ImageFolder
 from transformer.data.loader import DataLoader
 from transformer.data.sources import open_source
@@ -36,6 +37,7 @@ def test_damaged_files_are_read_or_refused_in_a_line(kind, rng):
         assert counts.keys() <= {"line", "read", "made again"}, (damage, counts)
     checked = ("text, gzip", "parquet", "hf", "squad", "tokenizer.json", "token cache")
     assert not (kind in checked and "read" in found["cut"])
+    assert kind != "token cache" or [*found.values()] == [{"made again": 8}] * len(DAMAGES)
     assert "read" not in found["delete"] or kind == "folder"
 
 
@@ -49,7 +51,7 @@ def test_a_cache_cut_in_half_is_made_again(tmp_path, capfd):
         np.testing.assert_array_equal(after.tokens, tokens)
     assert capfd.readouterr().err.count("; it is made again\n") == 2
     os.truncate(file, len(tokens) // 4 * 4)
-    (before.folder / SIZES).unlink()  # as in caches from before sizes were kept
+    (before.folder / CHECKSUMS).unlink()  # as in caches from before sizes were kept
     with pytest.raises(UserError, match=r"its files are not those of one text; delete this folder$"):
         TokenCache.of(Texts(TEXTS), BYTES, tmp_path)
 
@@ -58,7 +60,7 @@ def test_prepared_data_are_on_the_disk_before_they_have_their_name(tmp_path, mon
     flushed: list[str] = []
     monkeypatch.setattr(os, "fsync", lambda number: flushed.append(os.readlink(f"/proc/self/fd/{number}")))
     build_once(tmp_path / "data" / "kind" / "name", lambda new: (new / "x").write_text("x"))
-    assert [os.path.basename(name) for name in flushed] == ["x", SIZES]
+    assert [os.path.basename(name) for name in flushed] == ["x", CHECKSUMS]
 
 
 def line(capfd, source: str, folder, *more: str) -> str:

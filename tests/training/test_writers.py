@@ -7,12 +7,15 @@ import sys
 import textwrap
 import time
 
+import numpy as np
 import pytest
 
 import launch
 from tests import runs
+from tests.faults.test_full_disks import shown
 from transformer.errors import UserError
 from transformer.run_folder import RunFolder
+from transformer.training.events import Events
 from transformer.training.writers import EXTRAS, make_writers, names_of, whole_lines
 
 FILES = {"jsonl": "metrics.jsonl", "tensorboard": "events"}
@@ -72,6 +75,25 @@ def test_pictures_are_no_events_where_those_are_left_out(tmp_path):
     assert launch.main([*arguments, "--config.train.writers=jsonl"]) == 0
     assert list((tmp_path / "run" / "attention").glob("*.png"))
     assert not (tmp_path / "run" / "events").exists()
+
+
+def test_no_step_is_shown_twice_after_a_restart_and_none_is_hidden(tmp_path):
+    """Of a run that was killed after step 7, whose last checkpoint is of step 4; it draws before it logs."""
+    folder = RunFolder(tmp_path)
+    pixels = np.zeros((2, 2, 3), np.uint8)
+    for last, steps in ((0, range(1, 8)), (4, range(5, 10)), (9, range(10, 12))):
+        (writer,) = make_writers(folder, last, ["tensorboard"])
+        for step in steps:
+            if step % 3 == 0:
+                with Events(folder.events, suffix=".pictures") as pictures:
+                    pictures.add_picture("b", pixels, step)
+            if step != 5:
+                writer.write(step, {"a": step})
+        if last:  # else it is killed
+            writer.close()
+    found = shown(folder.events)
+    assert [step for step, name in found if name == "a"] == [1, 2, 3, 4, *range(6, 12)]
+    assert sorted(step for step, name in found if name == "b") == [3, 6, 9]
 
 
 def test_events_are_written_without_pytorch_and_leave_it_to_others(tmp_path):

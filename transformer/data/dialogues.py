@@ -12,7 +12,7 @@ import tokenizers
 from tqdm import tqdm
 
 from transformer.data.chat_template import ChatTemplate, Message, check_messages, conversation
-from transformer.data.disk_cache import build_once, digest
+from transformer.data.disk_cache import build_once, digest, map_arrays
 from transformer.data.sources import Source
 from transformer.data.token_cache import BAR
 from transformer.data.tokenizers import Tokenizer
@@ -177,13 +177,12 @@ class Sequences:
 
     def __init__(self, folder: Path) -> None:
         self.identity = folder.name
-        for file in folder.glob("*.*int*"):
-            setattr(self, file.stem, np.memmap(file, file.suffix[1:], "r"))
-
-    tokens: np.ndarray
-    answers: np.ndarray
-    offsets: np.ndarray
-    firsts: np.ndarray
+        arrays = map_arrays(folder, lazily=("tokens", "answers"))
+        try:
+            self.tokens, self.answers = arrays["tokens"], arrays["answers"]
+            self.offsets, self.firsts = arrays["offsets"], arrays["firsts"]
+        except KeyError as error:
+            raise UserError(f"{folder}: {error.args[0]} is gone; delete this folder") from None
 
     def __len__(self) -> int:
         return len(self.firsts)

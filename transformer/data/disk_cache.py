@@ -1,4 +1,4 @@
-"""The cache of prepared data on disk, safe for concurrent processes, interrupted ones and cut files."""
+"""The cache of prepared data on disk, safe for concurrent processes, interrupted ones and damaged files."""
 
 import hashlib
 import json
@@ -6,7 +6,7 @@ import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -15,11 +15,8 @@ import numpy as np
 from filelock import FileLock
 from tqdm import tqdm
 
+from transformer.data.checked_files import checked, damage, note
 from transformer.errors import UserError
-from transformer.json_text import parse_json
-
-SIZES = "sizes.json"
-"""In each folder of prepared data: file -> size in bytes. A folder without it is of an earlier version."""
 
 TAG = "CACHEDIR.TAG"
 MARK = "Signature: 8a477f597d28d172789f06886806bc55\n# Prepared data of language models and others.\n"
@@ -61,7 +58,7 @@ def build_once(path: Path, build: Callable[[Path], None]) -> Path:
     exists.
 
     The folder is flushed to the disk and renamed into place when it is complete; other processes wait. One in
-    which a file is gone or has another size is made again, with a note.
+    which a file is gone or is not as it was written (`checked_files.damage`) is made again, with a note.
 
     Raises:
       UserError: the folder cannot be written.
@@ -84,27 +81,10 @@ def build_once(path: Path, build: Callable[[Path], None]) -> Path:
     return path
 
 
-def damage(path: Path) -> str:
-    """In what the files of a folder made by `build_once` are not those that were made; "" if in nothing."""
-    try:
-        sizes = parse_json((path / SIZES).read_bytes())
-        pairs = [(path / name, int(size)) for name, size in sizes.items() if Path(name).name == name]
-    except FileNotFoundError:
-        return ""
-    except (OSError, ValueError, AttributeError, TypeError):
-        return f"{SIZES} is not readable"
-    for file, size in pairs:
-        found = file.stat().st_size if file.is_file() else -1
-        if found != size:
-            return f"{file.name} " + (f"has {found:,} of {size:,} bytes" if found >= 0 else "is gone")
-    return ""
-
-
 def _finish(folder: Path) -> None:
-    """Notes the sizes of the files, and waits until all are on the disk."""
+    """Notes the checksums of the files, and waits until all are on the disk."""
     files = [file for file in folder.iterdir() if file.is_file()]
-    (folder / SIZES).write_text(json.dumps({file.name: file.stat().st_size for file in files}))
-    for file in (*files, folder / SIZES):
+    for file in (*files, note(folder)):
         flush(file)
 
 
@@ -114,32 +94,36 @@ def flush(path: Path) -> None:
         os.fsync(file.fileno())
 
 
-def map_arrays(folder: Path) -> dict[str, np.ndarray]:
+def map_arrays(folder: Path, lazily: Sequence[str] = ()) -> dict[str, Any]:
     """Name -> array of each file NAME.TYPE of a folder, tokens.uint16 for instance, as read-only memory maps.
+    Large ones of the names in `lazily` are checked where they are read (`CheckedArray`).
 
     Raises:
-      UserError: a file is not of whole numbers of its type.
+      UserError: a file is not of whole numbers of its type, or is damaged.
     """
-    found: dict[str, np.ndarray] = {}
+    found = {}
     for file in sorted(folder.glob("*.*int*")):
         try:
-            found[file.stem] = np.memmap(file, file.suffix[1:], "r")
+            mapped = np.memmap(file, file.suffix[1:], "r")
         except (OSError, ValueError, TypeError) as error:
             raise UserError(f"{file}: not a whole array ({error}); delete its folder") from None
+        found[file.stem] = checked(mapped, file.stem in lazily)
     return found
 
 
-def load_array(path: Path) -> np.ndarray:
-    """The array in a .npy file, as a read-only memory map, whose header cannot ask for more than is there.
+def load_array(path: Path, lazily: bool = False) -> Any:
+    """The array in a .npy file, as a read-only memory map, whose header cannot ask for more than is there; a
+    large one is with `lazily` checked where it is read (`CheckedArray`).
 
     Raises:
-      UserError: it is no such file, or ends early.
+      UserError: it is no such file, ends early, or is damaged.
     """
     try:
-        return np.lib.format.open_memmap(path, mode="r")  # reads nothing but this format, and no objects
+        mapped = np.lib.format.open_memmap(path, mode="r")  # reads nothing but this format, and no objects
     except (OSError, ValueError, EOFError, SyntaxError, OverflowError) as error:
         said = str(error).splitlines()[0]
         raise UserError(f"{path}: not a whole array ({said}); delete its folder") from None
+    return checked(mapped, lazily)
 
 
 @contextmanager

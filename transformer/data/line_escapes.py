@@ -10,6 +10,11 @@ def escape(text: str) -> str:
     return re.sub(r"[\\\n\r\t]", lambda found: WRITTEN[found[0]], text)
 
 
+def in_a_line(name: str) -> str:
+    """A name with a space in place of tabs and of whatever breaks lines."""
+    return re.sub(r"[\t\n\v\f\r\x1c-\x1e\x85\u2028\u2029]+", " ", name)
+
+
 def unescape(line: str) -> str:
     """The inverse of `escape`; other backslashes are kept."""
     read = {written: character for character, written in WRITTEN.items()}

@@ -51,7 +51,7 @@ class NextSentencePairs(EncoderRows):
                 "data.next_sentence: the text is one document; data.document=paragraph divides it, and "
                 "data.next_sentence=false does without"
             )
-        begins = np.flatnonzero(words.begins(cache.tokens))  # starts of words, in all documents
+        begins = np.flatnonzero(words.begins(np.asarray(cache.tokens)))  # starts of words, in all documents
         starts_n, ends_n = chunks_n2.T
         # A chunk is divided at one of the words that begin inside it.
         lowest_n, highest_n = np.searchsorted(begins, [starts_n + 1, ends_n])

@@ -94,7 +94,7 @@ class Ragged:
 
     def __init__(self, folder: Path, name: str) -> None:
         """Opens the files of `write`."""
-        self.values = load_array(folder / f"{name}.npy")
+        self.values = load_array(folder / f"{name}.npy", lazily=True)
         self.offsets = load_array(folder / f"{name}.offsets.npy")
         self.sizes = np.diff(self.offsets)
 

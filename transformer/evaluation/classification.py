@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from transformer.data.line_escapes import escape
+from transformer.data.line_escapes import escape, in_a_line
 from transformer.evaluation.bootstrap import RESAMPLES, interval, said
 from transformer.evaluation.confusion import confusion_lines, macro_f1
 from transformer.evaluation.likelihood import everywhere, total
@@ -189,10 +189,10 @@ def classification_evaluator(experiment: Any, split: str, put: Put) -> Classific
 def ranked_labels(logits_nc: np.ndarray, labels: Sequence[str]) -> list[list[str]]:
     """One line for each row of logits, tab-separated: the label, then every label with its probability,
     likeliest first."""
-    lines = []
+    names, lines = [*map(in_a_line, labels)], []
     for p_c in _softmax(logits_nc):
         order = np.argsort(-p_c, kind="stable")
-        lines.append(["\t".join([labels[order[0]], *(f"{labels[i]}={p_c[i]:.4f}" for i in order)])])
+        lines.append(["\t".join([names[order[0]], *(f"{names[i]}={p_c[i]:.4f}" for i in order)])])
     return lines
 
 

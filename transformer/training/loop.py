@@ -208,7 +208,7 @@ class Between:
 
     def is_left(self, step: int) -> bool:
         """Whether a signal interrupted the hooks of `step`."""
-        return self.left is not None and self.left.exists() and self.left.read_text() == str(step)
+        return self.left is not None and self.left.exists() and self.left.read_bytes() == str(step).encode()
 
     def make_up_for(self, step: int, state: State) -> str:
         """Calls the hooks of `step`; returns the name of the signal that interrupted them again, or ""."""

@@ -62,17 +62,18 @@ class MetricsFile:
 
 
 class TensorBoard:
-    """`events/`, TensorBoard events. The file is opened with the first values."""
+    """`events/`, TensorBoard events. The first file is opened with the first values. Where there are some, a
+    new one is opened at once: what it says of the steps to hide must come before pictures of them, which are
+    in files of their own."""
 
     def __init__(self, folder: RunFolder, step: int):
-        self._directory, self._step = folder.events, step
-        self._events: Events | None = None
+        self._directory = folder.events
+        again = self._directory.is_dir()
+        self._events = Events(self._directory, purge_step=step + 1) if again else None
 
     def write(self, step: int, values: Mapping[str, float]) -> None:
         """Writes one scalar per value."""
-        if self._events is None:
-            later = self._step + 1 if self._directory.is_dir() else None
-            self._events = Events(self._directory, purge_step=later)
+        self._events = self._events or Events(self._directory)
         self._events.add_scalars(step, values)
 
     def close(self) -> None:
