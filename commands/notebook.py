@@ -17,7 +17,7 @@ from transformer.run_folder import RunFolder
 from transformer.training.experiment import Params
 from transformer.training.hooks import Hook
 from transformer.training.run import Run
-from transformer.visualization.attention import draw_attention
+from transformer.visualization.attention import draw_attention, draw_beside
 from transformer.visualization.comparison import draw_curves
 from transformer.visualization.embeddings import draw_map
 from transformer.visualization.report import Series, read_metrics
@@ -100,6 +100,13 @@ def attention_maps(run: Run, params: Params, text: str, layer: int = -1) -> Pict
     which = {} if layer == -1 else {"layer": layer}
     found = run.experiment.attention(params, text, **which)  # type: ignore[attr-defined]
     return Picture(draw_attention, *found)
+
+
+def attention_beside(runs: Mapping[str, tuple[Run, Params]], text: str) -> Picture:
+    """The attention weights of several models, {name: (run, params)}, over the same text, one map above the
+    other: the mean over the heads of the last layer, for the answer that each model gives."""
+    found = {name: run.experiment.attention(params, text) for name, (run, params) in runs.items()}  # type: ignore[attr-defined]
+    return Picture(draw_beside, found)
 
 
 def word_map(run: Run, params: Params, words: Sequence[str]) -> Picture:

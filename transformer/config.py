@@ -43,9 +43,16 @@ class Bound:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class OneOf:
-    """The keys of a dictionary, `names`."""
+    """`first`, or a key of the dictionary of a family, which is read at each check: a member that a program
+    or a notebook adds is valid from then on."""
 
-    names: Collection[str]
+    family: Collection[str]
+    first: str = ""
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """All that a field may be, now."""
+        return (self.first, *self.family) if self.first else tuple(self.family)
 
     @property
     def expected(self) -> str:
@@ -190,7 +197,6 @@ class Key:
     bound: str = ""
 
 
-@functools.cache
 def describe_keys(cls: Any) -> tuple[Key, ...]:
     """All keys of a config class in order, with the paths of groups, defaults and meanings.
 
@@ -214,6 +220,7 @@ def describe_keys(cls: Any) -> tuple[Key, ...]:
     return tuple(keys)
 
 
+@functools.cache
 def _comments(cls: type) -> dict[str, str]:
     """The comment on each field in the source of a class, at the end of its line or on the line above."""
     source = textwrap.dedent(inspect.getsource(cls))

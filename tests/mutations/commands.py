@@ -222,6 +222,13 @@ EDITS = {
             "parameters_cost_nothing": ("len(error_k) - parameters", "len(error_k)"),
         },
     ),
+    "transformer/visualization/attention.py": (
+        "tests/visualization/test_attention_maps.py",
+        {
+            "first_heads_beside": ("np.float32).mean(axis=0) for name", "np.float32)[0] for name"),
+            "own_scales_beside": ("look = _look(means.values())", "look = _look([*means.values()][:1])"),
+        },
+    ),
     "transformer/visualization/comparison.py": (
         "tests/commands/test_table.py",
         {

@@ -4,6 +4,24 @@ PADDED = "tests/models/test_decoder.py::test_the_vocabulary_s_padding_has_no_pro
 AROUND = "tests/layers/test_attention_exact.py::test_around_attention"
 
 EDITS = {
+    "transformer/config.py": (
+        "tests/test_registered.py",
+        {
+            "only_keys_of_the_family": ("(self.first, *self.family) if self.first", "() if None"),
+            "families_described_once": ("def describe_keys(cls", "@functools.cache\ndef describe_keys(cls"),
+        },
+    ),
+    "transformer/layers/mixers/attention.py": (
+        "tests/test_registered.py",
+        {
+            "own_weights_only_shown": ("if not (sows or self._weighs):", "if not sows:"),
+            "a_softmax_for_all": ("return_weights=True, weigh=self.weights, **", "return_weights=True, **"),
+            "own_weights_in_any_kernel": (
+                'not in ("auto", "reference")',
+                'not in ("auto", "reference", "blockwise")',
+            ),
+        },
+    ),
     "transformer/layers/measures.py": (
         "tests/training/test_measured.py",
         {

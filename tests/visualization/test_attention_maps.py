@@ -5,7 +5,7 @@ import pytest
 from matplotlib.collections import QuadMesh
 from matplotlib.image import imread
 
-from transformer.visualization.attention import HEADS, draw_attention
+from transformer.visualization.attention import HEADS, draw_attention, draw_beside
 
 
 @pytest.mark.filterwarnings("error")
@@ -41,3 +41,26 @@ def test_labels_of_many_tokens_stay_apart(tmp_path, figures):
     renderer = figures[0].canvas.get_renderer()
     boxes = [label.get_window_extent(renderer) for label in figures[0].axes[0].get_yticklabels()]
     assert all(upper.y0 >= lower.y1 for upper, lower in itertools.pairwise(boxes))
+
+
+def test_maps_of_several_models_are_the_means_of_their_heads_on_one_scale(tmp_path, rng, figures):
+    source = list("march 3")
+    found = {
+        "recurrent": (rng.dirichlet(np.ones(7), (1, 3)), ["1", "$", "end"], source),
+        "Transformer": (rng.dirichlet(np.ones(7), (4, 2)), ["2", "end"], source),
+    }
+    draw_beside(found, tmp_path / "maps.png")
+    (figure,) = figures
+    panels = figure.axes[:-1]
+    assert [axes.get_title(loc="left") for axes in panels] == ["recurrent", "Transformer"]
+    means = [weights.mean(0) for weights, _, _ in found.values()]
+    for axes, mean, (_, target, _) in zip(panels, means, found.values(), strict=True):
+        (drawn,) = (each for each in axes.collections if isinstance(each, QuadMesh))
+        np.testing.assert_allclose(drawn.get_array().reshape(mean.shape), mean, atol=1e-6)
+        assert drawn.get_clim() == (0, pytest.approx(max(each.max() for each in means)))
+        assert [label.get_text() for label in axes.get_yticklabels()] == target
+        assert axes.yaxis_inverted()
+    renderer = figure.canvas.get_renderer()
+    upper, lower = (axes.get_tightbbox(renderer) for axes in panels)
+    assert upper.y0 >= lower.y1  # no overlap
+    assert imread(tmp_path / "maps.png")[..., :3].std() > 0.01

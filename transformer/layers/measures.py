@@ -43,7 +43,8 @@ class Measures:
             segments_bt = kwargs.get("mask", Mask()).query_segments_bt
             sow(module, f"{ACTIVATION}/{_stack(module)}", mean_square(result[0], segments_bt))
         if self.attention and isinstance(module, Attention) and name == "_attend":
-            entropy, largest = attention_measures(args[0], args[1], kwargs["mask"], kwargs["scoring"])
+            scored = kwargs["mask"], kwargs["scoring"], module.weights
+            entropy, largest = attention_measures(args[0], args[1], *scored)
             sow(module, f"{module.name}/entropy/{_stack(module.parent)}", entropy)
             sow(module, f"{module.name}/largest_score/{_stack(module.parent)}", largest)
         if self.attention and name in ("hidden", "recur") and hasattr(module, "unembed"):
@@ -75,7 +76,13 @@ def mean_square(x_btd: jax.Array, segments_bt: jax.Array | None) -> Sum:
     return Sum.of(square_bt, None if segments_bt is None else segments_bt > 0)
 
 
-def attention_measures(q_bthk: jax.Array, k_bsgk: jax.Array, mask: Mask, scoring: Scoring) -> tuple[Sum, Sum]:
+def attention_measures(
+    q_bthk: jax.Array,
+    k_bsgk: jax.Array,
+    mask: Mask,
+    scoring: Scoring,
+    weigh: Callable[..., jax.Array] = masked_softmax,
+) -> tuple[Sum, Sum]:
     """The mean entropy of the weights, in nats, and the largest allowed score of a sample of the queries."""
     rows, places_n = _sample(*q_bthk.shape[:2])
 
@@ -104,7 +111,7 @@ def attention_measures(q_bthk: jax.Array, k_bsgk: jax.Array, mask: Mask, scoring
     )
     scores_bhns = scoring.scores(q_bhnk, k_bgsk)
     allowed_bhns = mask.dense(len(places_n), k_bsgk.shape[1])
-    weights_bhns = masked_softmax(scores_bhns, allowed_bhns, scoring.sinks_h)
+    weights_bhns = weigh(scores_bhns, allowed_bhns, scoring.sinks_h)
     entropy_bhn = jax.scipy.special.entr(weights_bhns).sum(axis=-1)
     segments_bn = mask.query_segments_bt
     real_b1n = jnp.ones((1, 1, 1)) if segments_bn is None else (segments_bn > 0)[:, None]

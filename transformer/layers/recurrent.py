@@ -1,7 +1,7 @@
 """Recurrent layers over packed rows: gated cells, and a loop over time that they share."""
 
 import functools
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -86,7 +86,7 @@ class Feedback(nn.Module):
     """The kernel U (d, g, d) and the bias c (g, d) of U h + c; each gate's U is initialised orthogonal (Saxe
     et al. 2014). They are replicated: sharded ones would be gathered in every step of the loop."""
 
-    cell: Literal["gru", "lstm"]
+    cell: str
     width: int
 
     @nn.compact
@@ -117,7 +117,7 @@ class RNNLayer(nn.Module):
     cuDNN; only the n gate of the GRU needs both.
     """
 
-    cell: Literal["gru", "lstm"]
+    cell: str
     width: int
     reverse: bool = False
     dtype: str = "float32"

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from flax import linen as nn
 from flax import struct
 
-from transformer.config import Bound, Bounded, Positive, Rate
+from transformer.config import Bound, Bounded, OneOf, Positive, Rate
 from transformer.errors import UserError
 from transformer.layers.alignment import ALIGNMENTS, Remembered
 from transformer.layers.embedding import Embedding, Unembedding
@@ -24,9 +24,9 @@ class RecurrentConfig(Bounded):
     num_layers: Annotated[int, Bound("from 1 to 1,000", 1, 1000)] = 2  # layers of the decoder
     # layers of the encoder; 0: as many as num_layers
     num_encoder_layers: Annotated[int, Bound("from 0 to 1,000", 0, 1000)] = 0
-    cell: Literal["gru", "lstm"] = "gru"  # recurrent cell
+    cell: Annotated[str, OneOf(CELLS)] = "gru"  # recurrent cell
     bidirectional: bool = True  # the encoder reads in both directions
-    attention: Literal["none", "dot", "additive"] = "additive"  # additive: v^T tanh(W s + U h)
+    attention: Annotated[str, OneOf(ALIGNMENTS, "none")] = "additive"  # additive: v^T tanh(W s + U h)
     dropout: Rate = 0.0  # dropout rate of embeddings and of each layer's output
     tie_embeddings: bool = True  # one matrix for the target embedding and the output
     share_embeddings: bool = True  # one embedding for source and target

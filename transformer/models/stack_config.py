@@ -96,7 +96,7 @@ class StackConfig(WidthConfig):
     attention_dropout: Rate = 0.0  # dropout rate of the attention weights
     dropout: Rate = 0.0  # dropout rate of each sublayer's output
     dtype: Literal["float32", "bfloat16"] = "float32"  # type of the computation; parameters are float32
-    kernel: Annotated[str, OneOf(("auto", *KERNELS))] = "auto"  # of attention, but in decoding; auto: fastest
+    kernel: Annotated[str, OneOf(KERNELS, "auto")] = "auto"  # of attention, but in decoding; auto: fastest
     skips: bool = False  # U-shaped skips: the upper half of the layers also reads the outputs of the lower
     scan_layers: bool = False  # scan over layers: compiles faster, runs slower on CPU
     remat: Annotated[str, OneOf(REMAT)] = "none"  # rematerialisation: what the backward pass recomputes

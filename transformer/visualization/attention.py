@@ -1,6 +1,6 @@
 """Attention maps: heat maps of attention weights."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,10 +33,6 @@ def draw_attention(
     Raises:
       ValueError: the numbers of tokens do not match the weights.
     """
-    from matplotlib.backends.backend_agg import FigureCanvasAgg  # imported late: the import takes a second
-    from matplotlib.colors import LinearSegmentedColormap
-    from matplotlib.figure import Figure
-
     weights_hts = np.asarray(weights_hts, np.float32)
     if weights_hts.shape[1:] != (len(target_tokens), len(source_tokens)):
         counts = f"{len(target_tokens)} target and {len(source_tokens)} source tokens"
@@ -48,37 +44,75 @@ def draw_attention(
     columns = -(-shown // 2)
     maps = {"mean of all heads" if shown else "": weights_hts.mean(axis=0)}
     maps |= {f"head {head + 1}": weights_hts[head] for head in range(shown)}
-    look: dict[str, Any] = {
-        "cmap": LinearSegmentedColormap.from_list("weights", COLORS),
-        "vmin": 0.0,
-        "vmax": max(float(each.max()) for each in maps.values()),
-    }
-
-    figure = Figure(figsize=(width * (1 + columns / 2) + 2.2, height + 1.4), dpi=130)
-    figure.set_layout_engine("constrained", w_pad=0.1, h_pad=0.06)
-    FigureCanvasAgg(figure)
+    look = _look(maps.values())
+    figure = _figure(width * (1 + columns / 2) + 2.2, height + 1.4)
     grid = figure.add_gridspec(2, 1 + columns, width_ratios=[2] + [1] * columns)
     for index, (title, weights_ts) in enumerate(maps.items()):
         place = grid[:, 0] if index == 0 else grid[(index - 1) // columns, 1 + (index - 1) % columns]
         axes = figure.add_subplot(place)
-        picture = axes.pcolormesh(
-            weights_ts, edgecolors="#f1f3f6", linewidth=cell * (1 if index else 2), **look
-        )
-        axes.invert_yaxis()
+        picture = _map(axes, title, weights_ts, cell * (1 if index else 2), look)
         axes.set_aspect(height / t / (width / s))
-        axes.set_title(title, loc="left", fontsize=9, color=MUTED)
-        axes.tick_params(length=0)
-        for side in axes.spines.values():
-            side.set_color("#c9ced6")
         if index:
             axes.set(xticks=[], yticks=[])
         else:
             _label(axes, target_tokens, source_tokens, cell)
             main = axes
+    main.set_ylabel("target", color=MUTED)
+    _save(figure, picture, path)
+
+
+def draw_beside(maps: Mapping[str, tuple[np.ndarray, Sequence[str], Sequence[str]]], path: Path) -> None:
+    """Draws the attention maps of several models over the same source tokens, one above the other, as a PNG:
+    under the name of each the mean over its heads, with a row for each of its own target tokens. All share
+    one colour scale."""
+    means = {name: np.asarray(found[0], np.float32).mean(axis=0) for name, found in maps.items()}
+    rows, columns = [len(each) for each in means.values()], max(each.shape[1] for each in means.values())
+    cell = min(CELL, LONGEST / max(*rows, columns))
+    look = _look(means.values())
+    figure = _figure(max(cell * columns, SHORTEST) + 2.2, cell * sum(rows) + 1.1 * len(rows))
+    panels = figure.subplots(len(rows), 1, squeeze=False, height_ratios=rows)[:, 0]
+    for axes, (name, weights_ts) in zip(panels, means.items(), strict=True):
+        picture = _map(axes, name, weights_ts, 2 * cell, look)
+        axes.set_aspect("equal")
+        _label(axes, *maps[name][1:], cell)
+        axes.set_xlabel("")
+        axes.set_ylabel("target", color=MUTED)
+    axes.set_xlabel("source", color=MUTED)
+    _save(figure, picture, path)
+
+
+def _look(weights: Iterable[np.ndarray]) -> dict[str, Any]:
+    """The colours of maps, from 0 to the largest weight in any of them."""
+    from matplotlib.colors import LinearSegmentedColormap
+
+    colors = LinearSegmentedColormap.from_list("weights", COLORS)
+    return {"cmap": colors, "vmin": 0.0, "vmax": max(float(each.max()) for each in weights)}
+
+
+def _figure(width: float, height: float) -> Any:
+    from matplotlib.backends.backend_agg import FigureCanvasAgg  # imported late: the import takes a second
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(width, height), dpi=130)
+    figure.set_layout_engine("constrained", w_pad=0.1, h_pad=0.06)
+    FigureCanvasAgg(figure)
+    return figure
+
+
+def _map(axes: Any, title: str, weights_ts: np.ndarray, line: float, look: dict[str, Any]) -> Any:
+    picture = axes.pcolormesh(weights_ts, edgecolors="#f1f3f6", linewidth=line, **look)
+    axes.invert_yaxis()
+    axes.set_title(title, loc="left", fontsize=9, color=MUTED)
+    axes.tick_params(length=0)
+    for side in axes.spines.values():
+        side.set_color("#c9ced6")
+    return picture
+
+
+def _save(figure: Any, picture: Any, path: Path) -> None:
     bar = figure.colorbar(picture, ax=figure.axes, location="right", shrink=0.6, pad=0.02, aspect=25)
     bar.outline.set_visible(False)
     bar.ax.tick_params(length=0, colors=MUTED, labelsize=8)
-    main.set_ylabel("target", color=MUTED)
     figure.savefig(path, bbox_inches="tight", pad_inches=0.15)
 
 
@@ -92,8 +126,8 @@ def _label(axes: Any, target_tokens: Sequence[str], source_tokens: Sequence[str]
         axis.set_ticks(np.arange(len(texts)) + 0.5, texts, fontsize=size)
         for label in axis.get_ticklabels():
             label.set_parse_math(False)  # a token may be a dollar sign
-    if max(map(len, source_tokens)) > 2:
-        for label in axes.get_xticklabels():
+    for label in axes.get_xticklabels():
+        if len(label.get_text()) > 2:
             label.set(rotation=60, ha="left", va="bottom", rotation_mode="anchor")
 
 

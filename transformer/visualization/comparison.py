@@ -17,6 +17,9 @@ Points = tuple[str, Sequence[float], Sequence[Sequence[float]]]
 COLOURS = (EVAL, TRAIN, "#3f8f5b", "#8a5fb0", "#b8892b", "#2a9d9d", "#c2517a", "#5b5f66")
 """Of the best rows, in this order."""
 
+MANY = 20
+"""A curve of so many points is cut off above, where its first steps are."""
+
 LEAST_SPACE = 0.08
 """Values of a key are written below their points if neighbours are this part of a logarithmic axis apart."""
 
@@ -38,8 +41,9 @@ def draw_curves(rows: Sequence[tuple[str, Sequence[Curve]]], metric: str, path: 
             axes.fill_between(steps, values.min(0), values.max(0), color=colour, alpha=0.2, linewidth=0)
         everything.append(values.ravel())
     drawn = np.concatenate(everything)
-    low, high = np.percentile(drawn, [0, 95]) if len(drawn) else (0, 0)
-    if high > low:  # the first steps would flatten the rest
+    most = 95 if max(map(len, everything)) >= MANY else 100
+    low, high = np.percentile(drawn, [0, most]) if len(drawn) else (0, 0)
+    if high > low:  # the first of many steps would flatten the rest
         axes.set_ylim(low - 0.06 * (high - low), high + 0.1 * (high - low))
     save(figure, axes, path)
 

@@ -112,9 +112,11 @@ def reference(
     dropout_rate: float = 0.0,
     dropout_rng: jax.Array | None = None,
     return_weights: bool = False,
+    weigh: Callable[..., jax.Array] | None = None,
 ):
     """softmax(score(Q, K), masked to -inf) V, with the softmax in float32; the scores are Q K^T / sqrt(k)
-    unless `scoring` says otherwise.
+    unless `scoring` says otherwise, and the weights a softmax unless `weigh`, a function like
+    `masked_softmax`, computes others.
 
     Each of the g key/value heads is shared by h / g query heads. A query without allowed keys gets zeros.
     Dropout acts on the weights. Returns (b, t, h, value width) of q's type, and with `return_weights` also
@@ -126,7 +128,7 @@ def reference(
         k_bsgk, v_bsgk = (_inherited(x, mask.ancestors_mrs) for x in (k_bsgk, v_bsgk))
     scoring = scoring or Scoring()
     scores_bhts = scoring.scores(q_bthk.swapaxes(1, 2), k_bsgk.swapaxes(1, 2))
-    weights_bhts = masked_softmax(scores_bhts, mask.dense(t, s), scoring.sinks_h)
+    weights_bhts = (weigh or masked_softmax)(scores_bhts, mask.dense(t, s), scoring.sinks_h)
     dropped_bhts = drop(weights_bhts, dropout_rate, dropout_rng)
     out_bhtk = weighted_values(dropped_bhts, v_bsgk.swapaxes(1, 2), scoring)
     out_bthk = saved(out_bhtk.swapaxes(1, 2).astype(q_bthk.dtype))

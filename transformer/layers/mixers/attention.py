@@ -10,9 +10,10 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
+from transformer.errors import UserError
 from transformer.layers.cache import KVCache
 from transformer.layers.kernels import choose, reference
-from transformer.layers.kernels.reference import Scoring
+from transformer.layers.kernels.reference import Scoring, masked_softmax
 from transformer.layers.linear import Linear
 from transformer.layers.masks import Mask
 from transformer.layers.mixers.base import Mixer
@@ -25,7 +26,7 @@ class Attention(Mixer, kw_only=True):  # type: ignore[call-arg]
     """softmax(scale Q K^T + bias, masked) V: the base class of all kinds of attention.
 
     Subclasses implement `queries`, `keys_values` (the cached arrays), `read` (keys and values from the cache)
-    and `join` (the output projection).
+    and `join` (the output projection), or `weights` in place of the softmax.
 
     `position`: the encoding whose attention hooks are called; `kernel`: a key of `KERNELS`, or "auto";
     `pattern`: sparse attention; `soft_cap` and `sinks`: see `Scoring`; `dropout`: the rate for attention
@@ -46,6 +47,12 @@ class Attention(Mixer, kw_only=True):  # type: ignore[call-arg]
 
     heads_of_width: ClassVar[bool] = False
     """Whether queries, keys and values have the width `head_dim`, which some position encodings need."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self._weighs and self.kernel not in ("auto", "reference"):
+            which = f"kernel: {self.kernel!r} with {type(self).__name__}, whose weights are no softmax"
+            raise UserError(f"{which}; expected 'auto' or 'reference'")
 
     @nn.compact
     def __call__(
@@ -82,17 +89,30 @@ class Attention(Mixer, kw_only=True):  # type: ignore[call-arg]
 
     def _attend(self, q_bthk: jax.Array, k_bsgk: jax.Array, v_bsgk: jax.Array, **options: Any) -> jax.Array:
         attend = self._attend_and_sow
-        if self.is_initializing() or not self.is_mutable_collection("intermediates"):
+        sows = self.is_mutable_collection("intermediates") and not self.is_initializing()
+        if not (sows or self._weighs):
             place = f"{self.parent.name}/{self.name}"
             attend = choose(self.kernel, q_bthk, k_bsgk, v_bsgk, place=place, **options)
         with jax.named_scope(attend.__name__):
             return attend(q_bthk, k_bsgk, v_bsgk, **options)
 
     def _attend_and_sow(self, *inputs: jax.Array, **options: Any) -> jax.Array:
-        # Only the reference kernel returns weights.
-        out_bthk, weights_bhts = reference(*inputs, return_weights=True, **options)
+        # Only the reference kernel returns weights, or takes others than those of a softmax.
+        out_bthk, weights_bhts = reference(*inputs, return_weights=True, weigh=self.weights, **options)
         self.sow("intermediates", "weights", weights_bhts)
         return out_bthk
+
+    def weights(
+        self, scores_bhts: jax.Array, allowed: jax.Array, sinks_h: jax.Array | None = None
+    ) -> jax.Array:
+        """The weights (b, h, t, s) of values: by default `masked_softmax`. A kind of attention with others
+        overrides it; where `allowed`, broadcastable to the scores, is false, a weight must be 0."""
+        return masked_softmax(scores_bhts, allowed, sinks_h)
+
+    @property
+    def _weighs(self) -> bool:
+        """Whether a subclass has weights of its own, which only the reference kernel computes."""
+        return type(self).weights is not Attention.weights
 
     @abstractmethod
     def queries(self, x_btd: jax.Array, positions_bt: jax.Array) -> jax.Array:

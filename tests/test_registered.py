@@ -1,0 +1,147 @@
+"""Members that a program or a notebook adds to a family, which no file names."""
+
+import functools
+import json
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from commands import notebook, opening
+from configs import lm
+from tests import runs
+from transformer.config import describe_keys, from_values
+from transformer.errors import UserError
+from transformer.layers.alignment import ALIGNMENTS, DotAlignment
+from transformer.layers.feed_forward import FEED_FORWARDS
+from transformer.layers.kernels import KERNELS, Kernel, reference
+from transformer.layers.mixers import MIXERS, MultiHeadAttention
+from transformer.layers.normalization import NORMS, LayerNorm
+from transformer.layers.patterns import PATTERNS, Window
+from transformer.layers.positions import POSITIONS, Alibi
+from transformer.layers.recurrent import CELLS, GRU
+from transformer.models.decoder import DecoderConfig
+from transformer.models.recurrent import RecurrentConfig
+from transformer.training.losses import LOSSES
+from transformer.training.optimizer import SCHEDULES, OptimizerConfig
+from transformer.training.run import Run
+from transformer.training.token_losses import LossConfig
+
+PAGE = (runs.ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+(RECIPE,) = re.findall(r"^```python\n((?:(?!```).)*?^MIXERS\[.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
+
+
+OTHERS = {"kernel": ["auto"], "attention": ["none"]}
+"""Valid values that are no members of the family."""
+
+
+@pytest.mark.parametrize(
+    ("config", "key", "family", "member"),
+    [
+        (DecoderConfig, "kernel", KERNELS, Kernel(reference)),
+        (DecoderConfig, "mixer", MIXERS, MultiHeadAttention),
+        (DecoderConfig, "pattern", PATTERNS, Window),
+        (DecoderConfig, "position", POSITIONS, Alibi),
+        (DecoderConfig, "norm", NORMS, LayerNorm),
+        (DecoderConfig, "feed_forward", FEED_FORWARDS, FEED_FORWARDS["relu"]),
+        (RecurrentConfig, "attention", ALIGNMENTS, DotAlignment),
+        (RecurrentConfig, "cell", CELLS, GRU),
+        (LossConfig, "name", LOSSES, LOSSES["focal"]),
+        (OptimizerConfig, "schedule", SCHEDULES, SCHEDULES["cosine"]),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_a_member_is_valid_from_when_it_is_added_until_it_is_removed(
+    monkeypatch, config, key, family, member
+):
+    def refused(value: str) -> str:
+        """What is valid, by the error for a value and by the description of the key."""
+        with pytest.raises(UserError, match=f"^config.{key}: {value!r}; expected one of ") as error:
+            from_values(config, {key: value})
+        (described,) = (each.bound for each in describe_keys(config) if each.name == key)
+        assert str(error.value).endswith(described)
+        return described
+
+    valid = ", ".join(map(repr, [*OTHERS.get(key, []), *family]))
+    assert refused("mine") == f"one of {valid}"
+    monkeypatch.setitem(family, "mine", member)
+    made = from_values(config, {key: "mine"})
+    assert getattr(made, key) == "mine"
+    if config is DecoderConfig:
+        made.stack(causal=True)
+    assert refused("mien") == f"one of {valid}, 'mine'"
+    monkeypatch.undo()
+    assert refused("mine") == f"one of {valid}"
+
+
+@pytest.fixture
+def small(monkeypatch, tmp_path):
+    """The smallest run of the language model, in this process."""
+    monkeypatch.setattr(notebook, "settle", lambda: None)  # for the whole process, which is a test's here
+    monkeypatch.setattr(opening, "Run", functools.partial(Run, devices=jax.devices()[:1]))
+    config = lm.get_config("tiny")
+    config.data.source, config.train.log_every = runs.write_corpus(tmp_path / "corpus"), 1
+    return config
+
+
+def one_by_one(q_bthk, k_bsgk, v_bsgk, *, mask, scoring, **_):
+    """Attention of one query after another, each with its own softmax."""
+    t, s = q_bthk.shape[1], k_bsgk.shape[1]
+    allowed_bts, out = jnp.broadcast_to(mask.dense(t, s)[:, 0], (len(q_bthk), t, s)), []
+    for i in range(t):
+        scores_bhs = jnp.einsum("bhk,bshk->bhs", q_bthk[:, i], k_bsgk) * scoring.scale
+        weights_bhs = jax.nn.softmax(scores_bhs, where=allowed_bts[:, i, None])
+        out.append(jnp.einsum("bhs,bshk->bhk", weights_bhs, v_bsgk))
+    return jnp.stack(out, axis=1)
+
+
+@pytest.mark.thorough
+def test_a_kernel_of_a_notebook_trains_as_the_reference_does(small, monkeypatch, tmp_path):
+    losses = {}
+    calls = []
+    monkeypatch.setitem(KERNELS, "mine", Kernel(lambda *a, **o: calls.append(0) or one_by_one(*a, **o)))
+    for kernel in ("mine", "reference"):
+        small.model.kernel = kernel
+        notebook.train(small, tmp_path / kernel, quiet=True)
+        losses[kernel] = notebook.metrics(tmp_path / kernel)["train/loss"][1]
+    assert calls and len(losses["mine"]) == 2
+    np.testing.assert_allclose(losses["mine"], losses["reference"], rtol=1e-5)
+    monkeypatch.delitem(KERNELS, "mine")
+    with pytest.raises(UserError, match="kernel: 'mine'; expected one of 'auto', 'ring'"):
+        notebook.load(tmp_path / "mine")
+
+
+@pytest.mark.thorough
+def test_the_recipe_for_a_notebook_trains_and_decodes(small, monkeypatch, tmp_path):
+    assert '"runs/relu"' in RECIPE and "lm.get_config()" in RECIPE
+    code = RECIPE.replace('"runs/relu"', repr(str(tmp_path / "run"))).replace("lm.get_config()", "small")
+    monkeypatch.setitem(MIXERS, "relu", None)  # is removed after the test
+    names = {"small": small}
+    exec(code, names)
+    run, params = names["run"], names["params"]
+    assert json.loads((tmp_path / "run" / "config.json").read_text())["model"]["mixer"] == "relu"
+    experiment, text = run.experiment, "alpha beta"
+    weights_hts, *_ = experiment.attention(params, text)
+    assert np.all(weights_hts >= 0) and np.any(np.tril(weights_hts) == 0)
+    assert not np.allclose(weights_hts.sum(-1), 1, atol=0.1)
+    ids = jnp.array([experiment.data.tokenizer.encode(text)])
+    logits_btv = experiment.model.apply({"params": params}, ids)
+    stepper = experiment.stepper(params)
+    step_bv, cache = stepper.prefill(ids[:, :1], jnp.array([1]), ids.shape[1])
+    for i in range(ids.shape[1]):
+        np.testing.assert_allclose(step_bv, logits_btv[:, i, : step_bv.shape[1]], atol=1e-4)
+        if i + 1 < ids.shape[1]:
+            step_bv, cache = stepper.step(ids[:, i + 1], cache)
+
+
+def test_own_weights_take_no_other_kernel(monkeypatch):
+    class Relu(MultiHeadAttention):
+        def weights(self, scores_bhts, allowed, sinks_h=None):
+            return jnp.where(allowed, jax.nn.relu(scores_bhts), 0)
+
+    monkeypatch.setitem(MIXERS, "mine", Relu)
+    from_values(DecoderConfig, {"mixer": "mine", "kernel": "reference"})
+    with pytest.raises(UserError, match=r"^config.kernel: 'blockwise' with Relu.*; expected 'auto' or 'ref"):
+        from_values(DecoderConfig, {"mixer": "mine", "kernel": "blockwise"})
