@@ -68,7 +68,8 @@ def documents(
             found: dict[str, Any] = {}
             for name, segments in texts.items():
                 tokens = batch[name][row][batch[segments][row] == number].tolist()
-                found[name] = tokens if tokenizer is None else tokenizer.decode(tokens)
+                own = tokenizer if tokenizer is None or name == "source" else tokenizer.targets
+                found[name] = tokens if own is None else own.decode(tokens)
             if numbers is not None and (texts or numbers.ndim == 1):
                 found = {"document": _of(numbers[row], batch, row, number) + 1} | found
             yield alone | found

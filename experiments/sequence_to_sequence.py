@@ -183,7 +183,7 @@ class SequenceToSequence(Experiment):
         Raises:
           UserError: the target is empty, or longer than `most` tokens.
         """
-        ids = [*self.data.tokenizer.encode(text), self.data.tokenizer.eos_id]
+        ids = [*self.data.tokenizer.targets.encode(text), self.data.tokenizer.eos_id]
         if len(ids) == 1:
             raise UserError(f"the continuation {text!r} has no token")
         if len(ids) > most:
@@ -230,7 +230,8 @@ class SequenceToSequence(Experiment):
         weights_hts = jax.jit(self.model.attention_map)(params, source_bs, tokens_bt)
         if weights_hts is None:
             return None
-        wrote, saw = ([tokenizer.decode([i]) or "end" for i in tokens] for tokens in (written, read))
+        sides = (tokenizer.targets, written), (tokenizer, read)
+        wrote, saw = ([each.decode([i]) or "end" for i in tokens] for each, tokens in sides)
         return on_host(weights_hts), wrote, saw
 
     def data_lines(self) -> list[str]:
@@ -272,7 +273,7 @@ class SequenceToSequence(Experiment):
         )
 
     def _generator(self, params: Params) -> TextGenerator:
-        tokenizer, c = self.data.tokenizer, self.config.generate
+        tokenizer, c = self.data.tokenizer.targets, self.config.generate
         window = ContextWindow(tokenizer.eos_id, self.longest_prompt)
         return TextGenerator(self.stepper(params), tokenizer, c, window, False, c.extra_tokens, c.batch_size)
 
@@ -313,7 +314,7 @@ class SequenceToSequence(Experiment):
             yield from ([(math.nan, text) for text in targets] for targets in drawn)
         else:
             for found in self._translate(params, texts):
-                yield [(score, cut(self.data.tokenizer.decode(ids), c.stop)) for ids, score in found]
+                yield [(score, cut(self.data.tokenizer.targets.decode(ids), c.stop)) for ids, score in found]
 
     def _write(self, params: Params, sources: Iterable[str]) -> list[str]:
         return [found[0][1] for found in self._written(params, sources)]

@@ -116,6 +116,6 @@ class TextToText(SequenceToSequence):
         ids, _ = next(iter(self._translate(params, [source])))[0]
         special = {tokenizer.bos_id: "start", tokenizer.eos_id: "end"}
         weights_hts = attention_weights(self.model, params, [*read, *ids], layer=layer)[:, len(read) - 1 :]
-        written = token_names(tokenizer, [*ids, tokenizer.eos_id], special)
+        written = token_names(tokenizer.targets, [*ids, tokenizer.eos_id], special)
         source_names = token_names(tokenizer, read[1:-1], special)
         return weights_hts, written, ["start", *source_names, "end", *written[:-1]]

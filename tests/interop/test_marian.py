@@ -7,7 +7,6 @@ from tests.interop import pairs, parity
 from transformer.data.tokenizers import Tokenizer
 from transformer.errors import UserError
 from transformer.interop.marian import MARIAN
-from transformer.interop.vocabulary import read_tokenizer
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
@@ -89,9 +88,3 @@ def test_what_cannot_be_expressed_is_refused(changes, said):
     with pytest.raises(UserError) as caught:
         MARIAN.model(SIZES | changes)
     assert said in str(caught.value)
-
-
-def test_two_tokenizers_are_refused(tmp_path):
-    (tmp_path / "source.spm").write_bytes(b"")
-    with pytest.raises(UserError, match=r"source.spm and target.spm are two tokenizers; convert them, with"):
-        read_tokenizer(tmp_path, SIZES)

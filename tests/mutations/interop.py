@@ -69,12 +69,27 @@ EDITS = {
         {
             "lowest_first": ("found.append((-score,", "found.append((score,"),
             "spaces_stay": ("if normal.get(4, 1):", "if False:"),
+            "foreign_characters_unknown": ("if len(name) == 1 else", "if not name else"),
             "names_in_text": ('Split(Regex("|".join(names)), "isolated")', 'Split("\\0", "isolated")'),
             "prefix_always": (
                 '[normalizers.Prepend(" ")] if normal.get(3, 1) else []',
                 '[normalizers.Prepend(" ")]',
             ),
         },
+    ),
+    "transformer/interop/vocabulary.py": (
+        "tests/interop/test_marian_tokenizers.py",
+        {
+            "targets_as_sources": (
+                "read_sentencepiece(folder / SIDES[1],",
+                "read_sentencepiece(folder / SIDES[0],",
+            ),
+            "any_ids": ("or {*ids.values()} != {*range(len(ids))}", ""),
+        },
+    ),
+    "transformer/data/text_pairs.py": (
+        "tests/interop/test_marian_tokenizers.py",
+        {"targets_as_sources": ("self.tokenizer, self.tokenizer.targets", "self.tokenizer, self.tokenizer")},
     ),
     "transformer/models/lora.py": (
         "tests/interop/test_import.py",

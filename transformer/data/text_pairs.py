@@ -71,7 +71,7 @@ class PairDataConfig(CorpusConfig):
 
 
 class PairData(Corpus):
-    """The pairs of a config, whose sides share a tokenizer; raises as `Corpus`."""
+    """The pairs of a config, whose sides share a vocabulary; raises as `Corpus`."""
 
     config: PairDataConfig
     lines = "tsv"
@@ -122,7 +122,13 @@ class PairData(Corpus):
         return DataLoader(rows, batch_size, workers=self.config.workers, repeat=repeat, **options)
 
     def _caches(self, split: str) -> list[TokenCache]:
-        return [TokenCache.of(side, self.tokenizer, self.folder) for side in self.sources(split)]
+        sides = zip(self.sources(split), self._tokenizers, strict=True)
+        return [TokenCache.of(side, tokenizer, self.folder) for side, tokenizer in sides]
+
+    @property
+    def _tokenizers(self) -> tuple[Tokenizer, Tokenizer]:
+        """Those of sources and of targets."""
+        return self.tokenizer, self.tokenizer.targets
 
     def _packed(self, split: str, caches: Sequence[Any], sides: Sequence[Any] = (), seed: int = 0) -> Any:
         """The rows of a split; `sides` are the tokens of sources and targets, by default `caches`."""
@@ -139,7 +145,8 @@ class PairData(Corpus):
             return RepackedPairs(first, lambda epoch, seed: self._packed(split, caches, seed=seed))
         with naming("bpe_dropout"):
             words = [
-                Segmentations.of(each, self.tokenizer, rate, self.folder) for each in self.sources(split)
+                Segmentations.of(side, tokenizer, rate, self.folder)
+                for side, tokenizer in zip(self.sources(split), self._tokenizers, strict=True)
             ]
         most = self.config.source_length + 1, self.config.target_length + 1
 
@@ -196,5 +203,6 @@ class PairData(Corpus):
         return c.reference_fields.split(",") if c.reference_fields and not trained else []
 
     def _too_long(self, source: str, target: str) -> bool:
-        encode, c = self.tokenizer.encode, self.config
-        return len(encode(source)) >= c.source_length or len(encode(target)) >= c.target_length
+        of_source, of_target = (tokenizer.encode for tokenizer in self._tokenizers)
+        c = self.config
+        return len(of_source(source)) >= c.source_length or len(of_target(target)) >= c.target_length

@@ -60,6 +60,9 @@ TOKENIZERS = {
 NAMES, TEMPLATE = "tokenizer_config.json", "chat_template.jinja"
 """Files beside a `tokenizer.json`: one names the special tokens, and either may have a chat template."""
 
+TARGETS = "target_tokenizer.json"
+"""A file beside a `tokenizer.json` that then encodes sources alone: the tokenizer of targets."""
+
 
 def read_backend(path: Path) -> tokenizers.Tokenizer:
     """The tokenizer in a `tokenizer.json`; raises `UserError` if it cannot be read."""
@@ -136,10 +139,16 @@ class Tokenizer:
     """A `tokenizer.json` with special tokens: `bos_id` before every document, `eos_id` after it, `pad_id`.
 
     They are one token, unless `special` names others. The text of a special token is encoded as plain text,
-    so that no document can contain `eos_id`.
+    so that no document can contain `eos_id`. `targets` is the tokenizer of the targets of pairs, with ids of
+    the same vocabulary: the tokenizer itself, unless another is given.
     """
 
-    def __init__(self, backend: tokenizers.Tokenizer, special: Mapping[str, str] = NONE_NAMED) -> None:
+    def __init__(
+        self,
+        backend: tokenizers.Tokenizer,
+        special: Mapping[str, str] = NONE_NAMED,
+        targets: "Tokenizer | None" = None,
+    ) -> None:
         """Wraps a tokenizer of the `tokenizers` library. `special` are names of special tokens by their role,
         a key of `ROLES`; without an end-of-text token one of `ENDS` is taken, or `<|endoftext|>` is added."""
         vocabulary = backend.get_vocab()
@@ -150,6 +159,7 @@ class Tokenizer:
         backend.no_padding()
         backend.encode_special_tokens = True  # encode them as plain text
         self.backend, self.special = backend, dict(special)
+        self.targets = targets or self
         self.chat_template = ""  # how messages become one text; "": not known
         self.bos_id, self.eos_id, self.pad_id = (backend.get_vocab()[names[role]] for role in ROLES)
 
@@ -188,23 +198,27 @@ class Tokenizer:
     @classmethod
     def load(cls, path: str | os.PathLike) -> "Tokenizer":
         """Reads a `tokenizer.json` of this or another library, with the special tokens that a
-        `tokenizer_config.json` beside it names, and its chat template.
+        `tokenizer_config.json` beside it names, its chat template, and the tokenizer of targets beside it.
 
         Raises:
           UserError: no such file, or another format.
         """
         file = Path(path).expanduser()
         backend = read_backend(file)
-        found = cls(backend, special_in(file.with_name(NAMES), backend))
+        special = special_in(file.with_name(NAMES), backend)
+        targets = cls(read_backend(other), special) if (other := file.with_name(TARGETS)).is_file() else None
+        found = cls(backend, special, targets)
         found.chat_template = template_beside(file)
         return found
 
     def save(self, path: str | os.PathLike) -> None:
-        """Writes `tokenizer.json` atomically, and `tokenizer_config.json` if it names special tokens or has a
-        chat template."""
+        """Writes `tokenizer.json` atomically, with a tokenizer of targets beside it if that is another, and
+        `tokenizer_config.json` if it names special tokens or has a chat template."""
         template = {"chat_template": self.chat_template} if self.chat_template else {}
         if settings := self.special | template:
             _write(Path(path).with_name(NAMES), json.dumps(settings, ensure_ascii=False, indent=2))
+        if self.targets is not self:
+            _write(Path(path).with_name(TARGETS), self.targets.content)
         _write(Path(path), self.content)
 
     @property
@@ -215,7 +229,8 @@ class Tokenizer:
     @property
     def identity(self) -> str:
         """A digest that differs between tokenizers that encode differently."""
-        return digest(self.content, self.special) if self.special else digest(self.content)
+        targets = [] if self.targets is self else [self.targets.content]
+        return digest(self.content, *([self.special] if self.special else []), *targets)
 
     @functools.cached_property
     def vocab_size(self) -> int:

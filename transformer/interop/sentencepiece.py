@@ -6,7 +6,7 @@ Source: Kudo and Richardson 2018; https://github.com/google/sentencepiece, sente
 
 import re
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,12 @@ LONGEST = 1 << 26
 
 SPACE = "\u2581"
 """What stands for a space in a piece."""
+
+FOREIGN = "\uffff"
+"""What begins the names of tokens that a model does not have; no character."""
+
+MARK, LANGUAGE = r"<[^\s<>]+>", r">>[^\s<>]+<<"
+"""The names of tokens that stand for no text, and of those that name the language of a target."""
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)
 """Types of pieces."""
@@ -38,12 +44,16 @@ class Piece:
     type: int
 
 
-def read_sentencepiece(path: Path) -> tokenizers.Tokenizer:
+def read_sentencepiece(path: Path, ids: Mapping[str, int] | None = None) -> tokenizers.Tokenizer:
     """The tokenizer in a SentencePiece model.
+
+    With `ids`, numbers from 0 by name, it has these tokens and ids, as where two models share a vocabulary
+    (Marian). Pieces that are not among them are left out. Of the tokens that the model does not have a text
+    has those of one character alone, where that is unknown to the model.
 
     Raises:
       UserError: it is no such file, or a model that this library cannot build: of words or characters, with
-        pieces of the user, or with spaces at the end of words.
+        pieces of the user, or with spaces at the end of words; with `ids`, one that is not unigram.
     """
     if path.stat().st_size > LONGEST:
         raise UserError(f"{path}: {path.stat().st_size:,} bytes; expected at most {LONGEST:,}")
@@ -55,14 +65,35 @@ def read_sentencepiece(path: Path) -> tokenizers.Tokenizer:
         trained, normal = (dict(_fields(b"".join(parts[number]))) for number in (2, 3))
     except (ValueError, TypeError, struct.error) as error:
         raise UserError(f"{path}: not a SentencePiece model ({error})") from None
+    if ids is not None and trained.get(3, UNIGRAM) != UNIGRAM:
+        raise UserError(f"{path}: with a vocabulary of its own only a unigram model is known here")
     if why := _why_not(pieces, trained):
         raise UserError(f"{path}: {why}; give its tokenizer.json instead")
+    pieces = pieces if ids is None else _numbered(pieces, ids)
     try:
         backend = _build(pieces, trained, normal)
     except Exception as error:  # the library raises nothing more precise
         raise UserError(f"{path}: not a SentencePiece model ({str(error).splitlines()[0][:160]})") from None
     backend.add_special_tokens([piece.text for piece in pieces if piece.type == CONTROL])
+    languages = [name for name in ids or () if re.fullmatch(LANGUAGE, name)]
+    backend.add_tokens([tokenizers.AddedToken(name, normalized=False) for name in languages])
     return backend
+
+
+def _numbered(pieces: Sequence[Piece], ids: Mapping[str, int]) -> list[Piece]:
+    """The pieces in the order of `ids`. A token that is none of them has a name that no text has, unless it
+    is a character: then it is what would be unknown."""
+    known = {piece.text: piece for piece in pieces}
+    unknown = min(piece.score for piece in pieces) - 10  # SentencePiece's score of an unknown character
+    return [known.get(name) or _foreign(name, unknown) for name in sorted(ids, key=lambda name: ids[name])]
+
+
+def _foreign(name: str, score: float) -> Piece:
+    if re.fullmatch(MARK, name):
+        return Piece(name, score, CONTROL)
+    if re.fullmatch(LANGUAGE, name):
+        return Piece(name, score, USER_DEFINED)
+    return Piece(name, score, NORMAL) if len(name) == 1 else Piece(FOREIGN + name, score, UNUSED)
 
 
 def _fields(data: bytes) -> Iterator[tuple[int, Any]]:
@@ -94,7 +125,8 @@ def _varint(data: bytes, place: int) -> tuple[int, int]:
 
 
 def _piece(fields: dict[int, Any]) -> Piece:
-    score = struct.unpack("<f", fields.pop(2, bytes(4)))[0]
+    # Nine digits tell all numbers of single precision apart, and are read back as they were written.
+    score = float(f"{struct.unpack('<f', fields.pop(2, bytes(4)))[0]:.9g}")
     return Piece(fields.get(1, b"").decode("utf-8"), score, int(fields.pop(3, NORMAL)))
 
 
@@ -125,12 +157,17 @@ def _build(pieces: Sequence[Piece], trained: dict[int, Any], normal: dict[int, A
     backend = tokenizers.Tokenizer(model)
     backend.normalizer = _normalizer(normal)
     # The name of a piece that stands for no text is cut after its first letter, so that no text has it.
+    foreign = any(piece.text.startswith(FOREIGN) for piece in pieces)
     others = [piece.text for piece in pieces if piece.type != NORMAL and piece.text]
-    names = [f"{re.escape(text[0])}(?={re.escape(text[1:])})" for text in others]
+    names = [
+        f"{re.escape(text[0])}(?={re.escape(text[1:])})" for text in others if not text.startswith(FOREIGN)
+    ]
+    names += [FOREIGN] if foreign else []
     backend.pre_tokenizer = pre_tokenizers.Split(Regex("|".join(names)), "isolated")
     prefix = [decoders.Strip(" ", 1, 0)] if normal.get(3, 1) else []
     of_bytes = [decoders.ByteFallback()] if bytes_too else []
-    backend.decoder = decoders.Sequence([decoders.Replace(SPACE, " "), *of_bytes, decoders.Fuse(), *prefix])
+    spaces = [*([decoders.Replace(FOREIGN, "")] if foreign else []), decoders.Replace(SPACE, " ")]
+    backend.decoder = decoders.Sequence([*spaces, *of_bytes, decoders.Fuse(), *prefix])
     return backend
 
 

@@ -8,7 +8,15 @@ from typing import Any
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, processors
 
-from transformer.data.tokenizers import NAMES, ROLES, Tokenizer, read_backend, special_in, template_beside
+from transformer.data.tokenizers import (
+    NAMES,
+    ROLES,
+    TARGETS,
+    Tokenizer,
+    read_backend,
+    special_in,
+    template_beside,
+)
 from transformer.errors import UserError
 from transformer.interop.json_files import read_object
 from transformer.interop.sentencepiece import read_sentencepiece
@@ -17,27 +25,31 @@ from transformer.interop.wordpiece import word_piece
 PIECES = ("tokenizer.model", "spiece.model")
 """Names of SentencePiece models."""
 
+SIDES, UNKNOWN = ("source.spm", "target.spm"), "<unk>"
+"""Names of the SentencePiece models of the two sides of pairs, and of their token for unknown text."""
+
 DECODER_START = "decoder_start_token_id"
 """The key of config.json with the token that an encoder-decoder's targets begin with."""
 
 
 def read_tokenizer(folder: Path, config: Mapping[str, Any]) -> Tokenizer:
-    """The tokenizer in a folder: tokenizer.json, vocab.txt, vocab.json with merges.txt, or a SentencePiece
-    model.
+    """The tokenizer in a folder: tokenizer.json, vocab.txt, vocab.json with merges.txt, a SentencePiece
+    model, or one of sources and one of targets, whose ids are in vocab.json (Marian).
 
     Its special tokens are those that tokenizer_config.json names, otherwise those of `config`, the model's.
 
     Raises:
       UserError: there is none, it cannot be read, or it has ids that the model's vocabulary does not have.
     """
-    backend = _backend(folder)
+    backend, of_targets = _backend(folder), _targets(folder)
     ids = {role: _first(config.get(f"{role}_id")) for role in ROLES}
     named = {role: backend.id_to_token(i) for role, i in ids.items() if i is not None}
     special = {role: name for role, name in named.items() if name is not None}
     special |= special_in(folder / NAMES, backend)
     if (start := _first(config.get(DECODER_START))) is not None and (name := backend.id_to_token(start)):
         special["bos_token"] = name  # of encoder-decoders, whose sources have no start token
-    tokenizer = Tokenizer(backend, special)
+    targets = None if of_targets is None else Tokenizer(of_targets, special)
+    tokenizer = Tokenizer(backend, special, targets)
     tokenizer.chat_template = template_beside(folder / "tokenizer.json")
     size = config.get("vocab_size")
     if type(size) is int and tokenizer.vocab_size > size:
@@ -58,11 +70,8 @@ def _backend(folder: Path) -> tokenizers.Tokenizer:
         return read_backend(folder / "tokenizer.json")
     if (folder / "vocab.json").is_file() and (folder / "merges.txt").is_file():
         return byte_level_bpe(folder / "vocab.json", folder / "merges.txt")
-    if (folder / "source.spm").is_file():
-        raise UserError(
-            f"{folder}: source.spm and target.spm are two tokenizers; convert them, with the ids of "
-            "vocab.json, to one tokenizer.json, which is read in their place"
-        )
+    if (folder / SIDES[0]).is_file():
+        return read_sentencepiece(folder / SIDES[0], _shared_ids(folder))
     if (folder / "vocab.txt").is_file():
         return word_piece(folder / "vocab.txt")
     for name in PIECES:
@@ -70,6 +79,36 @@ def _backend(folder: Path) -> tokenizers.Tokenizer:
             return read_sentencepiece(folder / name)
     files = f"no vocab.txt, no {PIECES[0]}, and no vocab.json with merges.txt"
     raise UserError(f"{folder}: there is no tokenizer.json, {files}")
+
+
+def _targets(folder: Path) -> tokenizers.Tokenizer | None:
+    """The tokenizer of targets, if it is another than that of sources."""
+    if (folder / "tokenizer.json").is_file():
+        return read_backend(folder / TARGETS) if (folder / TARGETS).is_file() else None
+    if not (folder / SIDES[0]).is_file():
+        return None
+    if not (folder / SIDES[1]).is_file():
+        raise UserError(f"{folder}: there is {SIDES[0]}, and no {SIDES[1]}")
+    return read_sentencepiece(folder / SIDES[1], _shared_ids(folder))
+
+
+def _shared_ids(folder: Path) -> dict[str, int]:
+    """Token -> id of the vocabulary that two SentencePiece models share.
+
+    Raises:
+      UserError: each has a vocabulary of its own; or the ids are not 0, 1, 2 and so on, or lack a token for
+        unknown text.
+    """
+    if (folder / "target_vocab.json").is_file():
+        raise UserError(f"{folder / 'target_vocab.json'}: only one vocabulary for both sides is known here")
+    if not (folder / "vocab.json").is_file():
+        raise UserError(f"{folder}: there is {SIDES[0]}, and no vocab.json with the ids of its tokens")
+    ids = read_object(folder / "vocab.json")
+    if not all(type(i) is int for i in ids.values()) or {*ids.values()} != {*range(len(ids))}:
+        raise UserError(f"{folder / 'vocab.json'}: expected ids from 0 to {len(ids) - 1:,}, each once")
+    if UNKNOWN not in ids:
+        raise UserError(f"{folder / 'vocab.json'}: there is no {UNKNOWN}")
+    return ids
 
 
 def byte_level_bpe(vocab: Path, merges: Path) -> tokenizers.Tokenizer:
@@ -114,6 +153,8 @@ def write_tokenizer(
             special_tokens=[(name, added)],
         )
     backend.save(str(folder / "tokenizer.json"))
+    if tokenizer.targets is not tokenizer:
+        (folder / TARGETS).write_text(tokenizer.targets.content, encoding="utf-8")
     ids = {"bos_token": tokenizer.bos_id, "eos_token": tokenizer.eos_id, "pad_token": tokenizer.pad_id}
     named = {role: tokenizer.name(i) for role, i in ids.items()}
     settings = {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": max_length} | named
