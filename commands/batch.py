@@ -30,7 +30,6 @@ def run(flags: argparse.Namespace, overrides: "Overrides") -> int:
     """Prints the documents of the batch of a step."""
     from commands.opening import named, reopen_run, resumed
     from commands.texts import check_files, writing
-    from commands.workdir import read_json
 
     if flags.step is None or flags.step < 1:
         given = "which one?" if flags.step is None else flags.step
@@ -38,7 +37,7 @@ def run(flags: argparse.Namespace, overrides: "Overrides") -> int:
     check_files(None, None, flags.output)
     folder = named(flags.workdir)
     run = resumed(reopen_run(flags.workdir, overrides), folder, flags.accept_data)
-    if folder.fork.exists() and flags.step <= (first := read_json(folder.fork)["step"]):
+    if folder.fork.exists() and flags.step <= (first := folder.read_fork()["step"]):
         raise UserError(f"--step: {flags.step}; {folder.path} is a fork that begins after step {first}")
     experiment: Any = run.experiment
     loader: Any = run.loader

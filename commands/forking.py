@@ -11,7 +11,7 @@ import jax
 
 from commands.differences import FREE, LOCATIONS, kind_of
 from commands.opening import Overrides, check_config, open_run
-from commands.workdir import Workdir, exclusive, read_json, together, write_json
+from commands.workdir import Workdir, exclusive, together, write_json
 from transformer.config import flatten, refuse_idle, to_values
 from transformer.errors import UserError
 from transformer.training.checkpoint import Checkpoints, Step, split_step
@@ -118,9 +118,9 @@ def _is_there(folder: Workdir, source: Workdir) -> bool:
 
 def _check_same(folder: Workdir, asked: dict[str, Any], step: Step) -> None:
     """Raises `UserError` if the folder was made by another command."""
-    record = read_json(folder.fork)
+    record = folder.read_fork()
     same_step = step in (record["step"], "best", "latest")
-    if not same_step or any(record[name] != value for name, value in asked.items()):
+    if not same_step or any(record.get(name) != value for name, value in asked.items()):
         raise UserError(
             f"--to: {folder.path} is another fork, {_told(record)}; choose another folder, or resume that "
             f"one with --workdir={folder.path}"
@@ -138,7 +138,7 @@ def _plan(
         raise UserError(f"config.train.steps: {config.train.steps}; a fork of step {at} needs more")
     run = open_run(source, config)
     run.prepare()
-    theirs = read_json(source.fork) if source.fork.exists() else {}
+    theirs = source.read_fork()
     sizes = before.train.batch_size, config.train.batch_size
     order = _other_order(source, run, changed, accept_data)
     row = 0 if order else _row(before, theirs, at)
@@ -264,8 +264,8 @@ def _rename(made: Path, place: Path) -> None:
 
 
 def _told(record: dict[str, Any]) -> str:
-    changes = [f"{key} {before!r} -> {now!r}" for key, (before, now) in record["changed"].items()]
-    return f"of {record['from']}, step {record['step']}: {', '.join(changes) or 'nothing changed'}"
+    changes = [f"{key} {before!r} -> {now!r}" for key, (before, now) in record.get("changed", {}).items()]
+    return f"of {record.get('from')}, step {record['step']}: {', '.join(changes) or 'nothing changed'}"
 
 
 def _lines(fork: Fork, record: dict[str, Any]) -> Iterator[str]:

@@ -16,7 +16,7 @@ from typing import Any
 import jax
 
 from commands import HUB, consistency
-from commands.workdir import Workdir, read_json, together
+from commands.workdir import Workdir, together
 from experiments import find_experiment
 from transformer.config import from_values, refuse_idle
 from transformer.data.tokenizers import TOKENIZERS, Tokenizer
@@ -210,7 +210,7 @@ def resumed(run: Run, folder: Workdir, accept_data: bool) -> Run:
         return run
     from transformer.training.fork import forked
 
-    return forked(run, read_json(folder.fork))
+    return forked(run, folder.read_fork())
 
 
 def open_run(folder: Workdir, config: Any, hooks: Sequence[Hook] = ()) -> Run:

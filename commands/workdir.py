@@ -157,6 +157,17 @@ class Workdir(RunFolder):
             known.append((trained, before))
         return [(at, length) for at, length in known]
 
+    def read_fork(self) -> dict[str, Any]:
+        """Of what the run is a fork, and where it goes on (`commands.forking`); {} if it is none."""
+        found = read_json(self.fork) if self.fork.exists() else {}
+        kinds = {"step": int, "batch": int, "row": int, "rate": list, "changed": dict, "from": str}
+        known = isinstance(found, dict) and all(type(found.get(k, t())) is t for k, t in kinds.items())
+        if not known or (self.fork.exists() and not ("step" in found and {"batch", "row"} & found.keys())):
+            raise UserError(f"{self.fork}: expected of which run this is a fork, with its step and batch")
+        if [type(each) for each in found.get("rate", ())] not in ([], [int, int], [int, float]):
+            raise UserError(f"{self.fork}: rate: expected a step and the learning rate before it")
+        return found
+
     def write(self, config: Any, data: Any) -> None:
         """Stores the config and the content of the data, and unless the run has begun tokenizer and labels.
         Files are replaced atomically."""

@@ -143,9 +143,7 @@ class Vision(Experiment):
         """Plots of the last evaluation, and at the end an image to try `predict` on, samples/<its
         label>.png."""
         first = self.data.rows("validation").batch(np.array([0]))
-        # A label is a name from elsewhere: it must not lead out of the folder.
-        name = re.sub(r"[^\w .+-]", "_", self.data.labels[first["labels"][0]])[:80].lstrip(".") or "_"
-        self._sample = folder.samples / f"{name}.png"
+        self._sample = folder.samples / file_name(self.data.labels[first["labels"][0]])
         c = self.config.train
         confusion = Pictures(
             c.sample_every,
@@ -174,6 +172,11 @@ class Vision(Experiment):
     def result_lines(self, measured: dict[str, float]) -> list[str]:
         """The accuracy, and that of always predicting the most frequent label."""
         return [self._validation.accuracy_line()]
+
+
+def file_name(label: str) -> str:
+    """The name of an image of a label, which is a name from elsewhere: it must not lead out of a folder."""
+    return (re.sub(r"[^\w .+-]", "_", label)[:80].lstrip(".") or "_") + ".png"
 
 
 class SampleImage(Hook):

@@ -1,6 +1,6 @@
 """Runs that are killed at random instants until they are done.
 
-    python -m tests.faults.killed_runs [--kills 50]
+    python -m tests.faults.killed_runs [--kills 50] [--configs lm translation]
 
 A run is trained undisturbed. Then the same command is started in another folder, killed with SIGKILL after a
 random time, and started again, until it has been killed so often and is done. Its last state, by the
@@ -88,11 +88,12 @@ def main() -> None:
     """Prints a line for each config."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--kills", type=int, default=50, help="kills of each config")
+    parser.add_argument("--configs", nargs="+", choices=CONFIGS, default=CONFIGS, help="which")
     parser.add_argument("--each", type=int, default=5, help="kills of one run")
     parser.add_argument("--seed", type=int, default=0)
     flags = parser.parse_args()
     rng = random.Random(flags.seed)
-    for config in CONFIGS:
+    for config in flags.configs:
         with tempfile.TemporaryDirectory() as name:
             finish(config, Path(name) / "first")  # compiles
             seconds = finish(config, Path(name) / "whole")

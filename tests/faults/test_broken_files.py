@@ -39,6 +39,7 @@ BROKEN = {
     "tokenizer.json": ("[]", "not a tokenizer.json", "evaluate"),
     "data.json": ("{", "not readable; --accept_data", "train"),
     "lengths.json": ("5", "expected a list of pairs of steps", "train"),
+    "fork.json": ('{"step": 1, "batch": null}', "expected of which run this is a fork", "train"),
 }
 
 

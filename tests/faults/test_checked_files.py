@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from tests.data.documents import Texts
-from transformer.data import checked_files
-from transformer.data.checked_files import CHECKSUMS, DAMAGED, SIZES, CheckedArray, DamagedBlock
-from transformer.data.disk_cache import build_once, load_array, map_arrays
+from transformer.data import checked_array, disk_cache
+from transformer.data.checked_array import DAMAGED, CheckedArray, DamagedBlock
+from transformer.data.disk_cache import CHECKSUMS, SIZES, build_once, load_array, map_arrays
 from transformer.data.packed_text import PackedRows
 from transformer.data.token_cache import TokenCache
 from transformer.data.tokenizers import Tokenizer
@@ -51,8 +51,8 @@ def _bytes(values):
 @pytest.fixture
 def large(monkeypatch):
     """Files of more than 100 bytes count as large, and have blocks of 64."""
-    monkeypatch.setattr(checked_files, "SMALL", 100)
-    monkeypatch.setattr(checked_files, "BLOCK", 64)
+    monkeypatch.setattr(disk_cache, "SMALL", 100)
+    monkeypatch.setattr(checked_array, "BLOCK", 64)
 
 
 KEYS = {
@@ -106,7 +106,7 @@ def test_rows_of_a_large_cache_are_those_of_a_small_one(tmp_path, rng, capfd, mo
     assert isinstance(cache.tokens, CheckedArray) and isinstance(cache.num_bytes, CheckedArray)
     assert not isinstance(cache.offsets, CheckedArray)
     with monkeypatch.context() as patch:
-        patch.setattr(checked_files, "SMALL", 1 << 20)
+        patch.setattr(disk_cache, "SMALL", 1 << 20)
         plain = TokenCache.of(Texts(TEXTS), BYTES, tmp_path / "small")
     rows = np.array([5, 0, -1, len(PackedRows(plain, 16)) - 1])
     expected = PackedRows(plain, 16).batch(rows)

@@ -16,8 +16,7 @@ from tests.data.documents import Texts
 from tests.data.test_sources import define
 from tests.faults.damaged_data import DAMAGES, KINDS, TEXTS, damaged
 from transformer.data import content_digests
-from transformer.data.checked_files import CHECKSUMS
-from transformer.data.disk_cache import build_once
+from transformer.data.disk_cache import CHECKSUMS, build_once
 from transformer.data.image_sources import ImageFolder
 from transformer.data.loader import DataLoader
 from transformer.data.sources import open_source

@@ -196,23 +196,24 @@ EDITS = {
         },
     ),
     "transformer/data/disk_cache.py": (
-        "tests/faults/test_data_faults.py tests/faults/test_untrusted_files.py",
-        {
-            "not_flushed": ("        os.fsync(file.fileno())", "        pass"),
-            "any_cache_is_ours": (".startswith(MARK)", '.startswith("Signature")'),
-        },
-    ),
-    "transformer/data/checked_files.py": (
+        "tests/faults/test_data_faults.py tests/faults/test_untrusted_files.py "
         "tests/faults/test_checked_files.py",
         {
             "cut_caches_are_read": (".st_size != size:", ".st_size < 0:"),
             "small_files_are_not_read": ("if sums and size <= SMALL and", "if False and"),
+            "the_next_process_does_not_know": ("if (folder / DAMAGED).exists():", "if False:"),
+            "names_elsewhere": ("if any(Path(file).name != file for file in found):", "if False:"),
+            "not_flushed": ("        os.fsync(file.fileno())", "        pass"),
+            "any_cache_is_ours": (".startswith(MARK)", '.startswith("Signature")'),
+        },
+    ),
+    "transformer/data/checked_array.py": (
+        "tests/faults/test_checked_files.py",
+        {
             "only_the_first_block_of_a_row": (".max(initial=0))", ".min(initial=0))"),
             "negative_indices": ("rows_r + len(self), rows_r)", "rows_r, rows_r)"),
             "header_not_counted": ("int(self._values.offset)", "0"),
             "the_last_block_of_a_slice": ("- 1) // BLOCK + 1)", "- 1) // BLOCK)"),
-            "the_next_process_does_not_know": ("if (folder / DAMAGED).exists():", "if False:"),
-            "names_elsewhere": ("if any(Path(file).name != file for file in found):", "if False:"),
         },
     ),
     "transformer/json_text.py": (

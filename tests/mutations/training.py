@@ -290,8 +290,11 @@ EDITS = {
         },
     ),
     "transformer/training/checksums.py": (
-        "tests/faults/test_damaged_checkpoints.py",
+        "tests/faults/test_damaged_checkpoints.py tests/faults/test_hostile_checkpoints.py",
         {
+            "links_are_followed": ("if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):", "if False:"),
+            "metrics_of_any_form": ("if not isinstance(found, dict) or", "if False and"),
+            "any_size_of_chunks": ("if math.prod(chunks) > (", "if False and math.prod(chunks) > ("),
             "even_weights": ("(place * jnp.uint32(m) | 1)", "(place * jnp.uint32(m) + 2)"),
             "places_of_one_axis": ("place = place * jnp.uint32(size) + ", "place = "),
             "one_half_twice": ("for m in ODD])", "for m in (2, 2)])"),
@@ -306,8 +309,8 @@ EDITS = {
                 'return "params"',
             ),
             "worst_is_best": (
-                "return metrics[name] if name != self.keep_best else -metrics[name]",
-                "return -metrics[name] if name != self.keep_best else metrics[name]",
+                "return value if name != self.keep_best else -value",
+                "return -value if name != self.keep_best else value",
             ),
             "nan_is_best": (
                 "known = name and metrics and math.isfinite(metrics[name])",

@@ -1,11 +1,13 @@
 """The cache of prepared data on disk, safe for concurrent processes, interrupted ones and damaged files."""
 
+import functools
 import hashlib
 import json
 import os
 import shutil
 import sys
 import tempfile
+import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -15,8 +17,22 @@ import numpy as np
 from filelock import FileLock
 from tqdm import tqdm
 
-from transformer.data.checked_files import checked, damage, note
+from transformer.data import checked_array
+from transformer.data.checked_array import DAMAGED, CheckedArray
 from transformer.errors import UserError
+from transformer.json_text import parse_json
+
+CHECKSUMS = "checksums.json"
+"""In each folder of prepared data: file -> [size in bytes, checksums of its blocks in hexadecimal digits]."""
+
+SIZES = "sizes.json"
+"""What folders of an earlier version have instead: file -> size in bytes. Older ones have neither."""
+
+SMALL = 256 << 20
+"""Files of up to so many bytes are read and checked when their folder is opened, which takes 0.1 s."""
+
+Noted = dict[str, tuple[int, bytes]]
+"""File -> its size, and the checksums of its blocks, 4 bytes each; b"" if only the size is known."""
 
 TAG = "CACHEDIR.TAG"
 MARK = "Signature: 8a477f597d28d172789f06886806bc55\n# Prepared data of language models and others.\n"
@@ -58,7 +74,7 @@ def build_once(path: Path, build: Callable[[Path], None]) -> Path:
     exists.
 
     The folder is flushed to the disk and renamed into place when it is complete; other processes wait. One in
-    which a file is gone or is not as it was written (`checked_files.damage`) is made again, with a note.
+    which a file is gone or is not as it was written (`damage`) is made again, with a note.
 
     Raises:
       UserError: the folder cannot be written.
@@ -88,6 +104,73 @@ def _finish(folder: Path) -> None:
         flush(file)
 
 
+def note(folder: Path) -> Path:
+    """Writes the checksums of the files in a new folder; returns the file in which they are."""
+    noted = {file.name: _described(file) for file in sorted(folder.iterdir()) if file.is_file()}
+    (folder / CHECKSUMS).write_text(json.dumps(noted), encoding="utf-8")
+    return folder / CHECKSUMS
+
+
+def _described(file: Path) -> list:
+    return [file.stat().st_size, checksums(file).hex()]
+
+
+def checksums(file: Path) -> bytes:
+    """The CRC-32 of each block of `checked_array.BLOCK` bytes, which finds every flipped bit and every 32 of
+    them in a row, as 4 bytes each."""
+    with open(file, "rb") as opened:
+        blocks = iter(lambda: opened.read(checked_array.BLOCK), b"")
+        return b"".join(zlib.crc32(block).to_bytes(4, "big") for block in blocks)
+
+
+@functools.lru_cache(64)
+def _checksums(file: Path, *_: int) -> bytes:
+    """Those of a file of this time and number, read once in a process."""
+    return checksums(file)
+
+
+def noted(folder: Path) -> Noted:
+    """What was noted of the files of a folder; nothing if its version did not do so.
+
+    Raises:
+      ValueError: it is not readable.
+    """
+    for name in (CHECKSUMS, SIZES):
+        if not (folder / name).exists():
+            continue
+        try:
+            read = parse_json((folder / name).read_bytes()).items()
+            pairs = ((file, each if name == CHECKSUMS else [each, ""]) for file, each in read)
+            found = {file: (int(size), bytes.fromhex(sums)) for file, (size, sums) in pairs}
+        except (OSError, ValueError, AttributeError, TypeError):
+            found = {"/": (0, b"")}
+        if any(Path(file).name != file for file in found):
+            raise ValueError(f"{name} is not readable")
+        return found
+    return {}
+
+
+def damage(folder: Path) -> str:
+    """In what the files of a folder are not those that were made: in their sizes, in the content of small
+    ones, or in what was read of a large one before. "" if in nothing."""
+    try:
+        if (folder / DAMAGED).exists():
+            return " ".join((folder / DAMAGED).read_text(encoding="utf-8", errors="replace")[:200].split())
+        for name, (size, sums) in noted(folder).items():
+            file = folder / name
+            if not file.is_file():
+                return f"{name} is gone"
+            if (stat := file.stat()).st_size != size:
+                return f"{name} has {stat.st_size:,} of {size:,} bytes"
+            if sums and size <= SMALL and _checksums(file, stat.st_mtime_ns, stat.st_ino) != sums:
+                return f"{name} is not as it was written"
+    except OSError as error:
+        return f"it cannot be read ({error.strerror})"
+    except ValueError as error:
+        return str(error)
+    return ""
+
+
 def flush(path: Path) -> None:
     """Waits until a file is on the disk, where the file system can say so."""
     with open(path, "rb") as file, suppress(OSError):
@@ -107,7 +190,7 @@ def map_arrays(folder: Path, lazily: Sequence[str] = ()) -> dict[str, Any]:
             mapped = np.memmap(file, file.suffix[1:], "r")
         except (OSError, ValueError, TypeError) as error:
             raise UserError(f"{file}: not a whole array ({error}); delete its folder") from None
-        found[file.stem] = checked(mapped, file.stem in lazily)
+        found[file.stem] = _checked(mapped, file.stem in lazily)
     return found
 
 
@@ -123,7 +206,25 @@ def load_array(path: Path, lazily: bool = False) -> Any:
     except (OSError, ValueError, EOFError, SyntaxError, OverflowError) as error:
         said = str(error).splitlines()[0]
         raise UserError(f"{path}: not a whole array ({said}); delete its folder") from None
-    return checked(mapped, lazily)
+    return _checked(mapped, lazily)
+
+
+def _checked(values: np.memmap, lazily: bool) -> Any:
+    """The array of a file of prepared data; if the file is large, its blocks are checked: `lazily` where they
+    are read (a `CheckedArray`), or else all of them now.
+
+    Raises:
+      DamagedBlock: a block is not as it was written.
+    """
+    path = Path(str(values.filename))
+    try:
+        size, sums = noted(path.parent).get(path.name, (0, b""))
+    except ValueError as error:
+        raise UserError(f"{path.parent}: {error}") from None
+    if not sums or size <= SMALL:
+        return values
+    found = CheckedArray(values, path, sums)
+    return found if lazily else np.asarray(found)
 
 
 @contextmanager

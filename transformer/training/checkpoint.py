@@ -17,7 +17,7 @@ from absl import logging
 from flax import struct
 
 from transformer.errors import Recoverable, UserError
-from transformer.training.checksums import arrays, checksums, compare, some
+from transformer.training.checksums import arrays, check_chunks, check_files, checksums, compare, some
 
 Params = Any
 """A tree of arrays: the `params` collection of a Linen model, unboxed."""
@@ -114,6 +114,9 @@ class Checkpoints:
             if name.isdecimal() and _is_empty(os.path.join(self.directory, name)):
                 with contextlib.suppress(FileNotFoundError):  # another process was faster
                     os.rmdir(os.path.join(self.directory, name))  # orbax saves no step before this one
+        for step in checkpoint_steps(self.directory):
+            with self._reading(step):
+                check_files(Path(self._path(step)))
         orbax = self._orbax = _load_orbax()
         policies = orbax.checkpoint_managers
         kept = [policies.LatestN(keep_last)]
@@ -208,7 +211,9 @@ class Checkpoints:
     def stored(self, step: int) -> dict[str, Any]:
         """The fields of the state in a checkpoint, with descriptions in place of arrays."""
         with self._reading(step):
-            return self._manager.item_metadata(step).tree
+            found = self._manager.item_metadata(step).tree
+            check_chunks(found)
+            return found
 
     def find(self, step: Step) -> int:
         """The step of a checkpoint; raises `UserError` if there is none."""
@@ -249,7 +254,10 @@ class Checkpoints:
 
     def _merit(self, metrics: Mapping[str, float]) -> float:
         name = self.keep_best.removeprefix("-")
-        return metrics[name] if name != self.keep_best else -metrics[name]
+        value = metrics.get(name)
+        if isinstance(value, bool) or not isinstance(value, int | float):  # a file from elsewhere
+            return -math.inf
+        return value if name != self.keep_best else -value
 
     def _params_name(self, step: int) -> str:
         return "params" if self.stored(step).get("ema") is None else "ema"
@@ -268,7 +276,7 @@ class Checkpoints:
         how = self._orbax.args.PyTreeRestore(abstract, restore_args=arguments, partial_restore=partial)
         with self._reading(step):
             found = self._manager.restore(step, args=how)
-            written = (self._manager.metadata(step).custom_metadata or {}).get("checksums", {})
+            written = dict((self._manager.metadata(step).custom_metadata or {}).get("checksums", {}))
         stored, here = arrays(self.stored(step)), arrays(found)
         for path, checksum in checksums(found).items() if written else ():
             if stored[path] == here[path] and checksum != written.get(path):

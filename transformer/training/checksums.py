@@ -1,11 +1,23 @@
-"""The arrays in a checkpoint by their paths, and checksums, to find out whether they are read as written."""
+"""The arrays in a checkpoint by their paths, and checksums, to find out whether they are read as written; and
+what must be looked at before a checkpoint that may be from anywhere is read.
 
+TensorStore looks itself that no name leads out of the folder, and that no chunk unpacks into more than it
+should have. It follows links, waits for pipes, and believes what a checkpoint says of the size of its chunks.
+"""
+
+import contextlib
+import math
+import os
+import stat
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+
+from transformer.json_text import parse_json
 
 ODD = (2, 2654435761)
 """Multipliers of the positions: two sums with other weights make one of 64 bits."""
@@ -73,3 +85,38 @@ def some(items: list, limit: int = 6) -> str:
     """The first items of a list, and how many there are besides."""
     shown = ", ".join(map(str, items[:limit]))
     return shown if len(items) <= limit else f"{shown} and {len(items) - limit} more"
+
+
+def check_files(step: Path) -> None:
+    """Looks at the files of a checkpoint, and at what orbax reads when it opens the folder with all of them.
+
+    Raises:
+      ValueError: there are links, which may lead anywhere, or pipes, or other values than orbax reads.
+    """
+    for folder, names, files in os.walk(step):
+        for name in (*names, *files):
+            path = os.path.join(folder, name)
+            try:
+                mode = os.lstat(path).st_mode
+            except FileNotFoundError:  # an older checkpoint of a run in training
+                continue
+            if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
+                kind = "a link; copy what it names" if stat.S_ISLNK(mode) else "no file"
+                raise ValueError(f"{os.path.relpath(path, step)} is {kind}")
+    for name in ("metrics/metrics", "_CHECKPOINT_METADATA"):
+        with contextlib.suppress(FileNotFoundError):
+            found = parse_json((step / name).read_bytes())
+            if not isinstance(found, dict) or not isinstance(found.get("custom_metadata", {}), dict):
+                raise ValueError(f"{name} is not of its form")
+
+
+def check_chunks(tree: Any) -> None:
+    """Raises `ValueError` if an array in orbax's description of a checkpoint has larger chunks than itself:
+    each chunk is unpacked whole, whatever is taken of it."""
+    for path, leaf in jax.tree_util.tree_leaves_with_path(
+        tree, is_leaf=lambda leaf: hasattr(leaf, "storage")
+    ):
+        chunks = getattr(getattr(leaf, "storage", None), "chunk_shape", None) or ()
+        if math.prod(chunks) > (most := math.prod(max(1, size) for size in leaf.shape)):
+            name = jax.tree_util.keystr(path, simple=True, separator="/")
+            raise ValueError(f"{name} has chunks of {math.prod(chunks):,} elements, and {most:,} itself")

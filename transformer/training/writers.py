@@ -255,5 +255,5 @@ def whole_lines(path: Path, step: int) -> list[str]:
 def _step_of(line: str | bytes) -> int:
     try:
         return int(parse_json(line)["step"])
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, OverflowError):
         return -1  # left incomplete by a killed process, or damaged
