@@ -1,14 +1,19 @@
 """Eight virtual CPU devices for every test, so that sharding is tested anywhere; options of the suite."""
 
 import gc
-import os
-from collections.abc import Iterator
 
-import jax
-import pytest
-from matplotlib.figure import Figure
+gc.set_threshold(200_000, 20, 50)  # before the imports: most of what they and tracing make stays
 
-from tests import runs, seeds
+import os  # noqa: E402
+from collections.abc import Iterator  # noqa: E402
+from typing import Any  # noqa: E402
+
+import jax  # noqa: E402
+import pytest  # noqa: E402
+from jax._src.interpreters import mlir  # noqa: E402
+from matplotlib.figure import Figure  # noqa: E402
+
+from tests import runs, seeds  # noqa: E402
 
 FAST_COMPILATION = (
     "--xla_backend_extra_options=xla_cpu_disable_new_fusion_emitters --xla_cpu_parallel_codegen_split_count=1"
@@ -51,6 +56,20 @@ OPTIMIZED = (
 """Tests marked `optimized`, which CI runs again with full compilation, as users run; two minutes."""
 
 
+class Contexts:
+    """JAX's `make_ir_context`, called for every fiftieth program: registering all dialects in a new context
+    takes two thirds of lowering a small program. What is lowered is the same."""
+
+    def __init__(self, make: Any):
+        self.make, self.calls, self.context = make, 0, None
+
+    def __call__(self) -> Any:
+        if self.calls % 50 == 0:  # now and then, as it holds the constants of all its programs
+            self.context = self.make()
+        self.calls += 1
+        return self.context
+
+
 def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginManager) -> None:
     pluginmanager.register(seeds)
     parser.addoption("--optimized", action="store_true", help="compile with all optimisations, as users do")
@@ -64,11 +83,11 @@ def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginMa
 @pytest.hookimpl(tryfirst=True)
 def pytest_configure(config: pytest.Config) -> None:
     jax.config.update("jax_num_cpu_devices", 8)
-    # Most of the time goes into tracing and lowering: without the place of each operation in the source, and
-    # with fewer collections of the garbage that this leaves, the tests take two thirds of it.
+    # Most of the time goes into tracing and lowering, less of it without the place of each operation in the
+    # source.
     jax.config.update("jax_traceback_in_locations_limit", 0)
     os.environ["JAX_TRACEBACK_IN_LOCATIONS_LIMIT"] = "0"
-    gc.set_threshold(50_000, 10, 10)
+    mlir.make_ir_context = Contexts(mlir.make_ir_context)
     if not config.option.optimized:
         jax.config.update("jax_disable_most_optimizations", True)
         os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "true"  # for the processes that tests start

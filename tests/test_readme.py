@@ -6,6 +6,7 @@ import re
 import shlex
 import shutil
 import subprocess
+from pathlib import Path
 
 import pytest
 
@@ -106,6 +107,8 @@ def test_the_training_command_beats_gzip_in_a_fresh_environment(tmp_path):
         "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS",
     )
     environment = {name: value for name, value in os.environ.items() if name not in ours}
+    wheels = Path(environment.get("XDG_CACHE_HOME") or Path.home() / ".cache", "pip")
+    environment.setdefault("PIP_CACHE_DIR", str(wheels))
     environment["XDG_CACHE_HOME"] = str(tmp_path / "cache")
     done = subprocess.run(
         ["bash", "-euo", "pipefail", "-c", TRAIN], cwd=clone, env=environment, capture_output=True, text=True

@@ -115,7 +115,7 @@ def test_an_encoder_may_have_another_number_of_layers(rng, encoder):
     source, tokens = rng.integers(0, 23, (2, 5)), rng.integers(0, 23, (2, 4))
     model, scanned = config.build(23), dataclasses.replace(config, scan_layers=True).build(23)
     params = random_params(rng, model, source, tokens)
-    found, expected = (each.apply({"params": params}, source, tokens) for each in (scanned, model))
+    found, expected = (jax.jit(each.apply)({"params": params}, source, tokens) for each in (scanned, model))
     np.testing.assert_allclose(found, expected, atol=1e-4)
 
 
@@ -146,8 +146,9 @@ def test_packed_documents_do_not_see_one_another(rng):
     model, params = make(rng, **TREES)
     tokens = rng.integers(0, 23, (1, 8))
     segments, positions = np.array([[1, 1, 1, 2, 2, 2, 2, 2]]), np.array([[0, 1, 2, 0, 1, 2, 3, 4]])
-    both = model.apply({"params": params}, tokens, segments_bt=segments, positions_bt=positions)
-    alone = model.apply({"params": params}, tokens[:, 3:])
+    apply = jax.jit(model.apply)
+    both = apply({"params": params}, tokens, segments_bt=segments, positions_bt=positions)
+    alone = apply({"params": params}, tokens[:, 3:])
     np.testing.assert_allclose(both[:, 3:], alone, atol=1e-4)
 
 
@@ -158,14 +159,14 @@ def test_beams_take_their_states_with_them(rng):
     tokens, lengths = incremental.prompts(rng, [3, 5])
     order, new = np.array([1, 1, 2, 3]), rng.integers(0, 23, 4).astype(np.int32)
 
-    def run(first):
+    @jax.jit
+    def last(first, order):
         _, cache = stepper.prefill(tokens, lengths, 4)
         _, cache = stepper.step(first, stepper.repeat(cache, 2))
-        return cache
+        return stepper.step(new, stepper.reorder(cache, order))[0]
 
     first = rng.integers(0, 23, 4).astype(np.int32)
-    got, _ = stepper.step(new, stepper.reorder(run(first), order))
-    expected, _ = stepper.step(new, run(first[order]))
+    got, expected = last(first, order), last(first[order], np.arange(4))
     np.testing.assert_allclose(got, expected, atol=1e-4)
     with pytest.raises(UserError, match="no token can be taken back from the state of a recurrent layer"):
         stepper.prefill(tokens, lengths, 4, rewound=2)
@@ -177,14 +178,14 @@ def test_encoder_decoders_and_memory_have_kinds_too(rng):
     model = config.build(23)
     source, tokens = rng.integers(0, 23, (2, 5)), rng.integers(0, 23, (2, 4))
     params = random_params(rng, model, source, tokens)
-    full = model.apply({"params": params}, source, tokens)[..., :23]
     stepper = model.stepper(params, int(tokens[0, 0]))
     tokens[:, 0] = tokens[0, 0]
-    full = model.apply({"params": params}, source, tokens)[..., :23]
-    logits, cache = stepper.prefill(source, np.array([5, 5]), 4)
+    full = jax.jit(model.apply)({"params": params}, source, tokens)[..., :23]
+    logits, cache = jax.jit(lambda: stepper.prefill(source, np.array([5, 5]), 4))()
     np.testing.assert_allclose(logits, full[:, 0], atol=2e-4)
+    step = jax.jit(stepper.step)
     for i in range(1, 4):
-        logits, cache = stepper.step(tokens[:, i], cache)
+        logits, cache = step(tokens[:, i], cache)
         np.testing.assert_allclose(logits, full[:, i], atol=2e-4)
     windows = WINDOWS | {"layers": ("window", "full")}
     assert [mixer.reach for mixer in TransformerXLConfig(**windows).stack().mixers] == [3, None] * 2

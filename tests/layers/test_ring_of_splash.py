@@ -29,7 +29,7 @@ from transformer.training import parallel
 def on_tpus(monkeypatch):
     """What is computed depends on the platform, of which `jax.jit` does not know."""
     pretend(monkeypatch, "tpu")
-    jax.clear_caches()
+    with_gradients.clear_cache()
 
 
 @functools.partial(jax.jit, static_argnums=0)

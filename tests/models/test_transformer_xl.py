@@ -27,6 +27,13 @@ def texts(rng, length, documents=1):
     return tokens, 1 + np.sort(rng.integers(0, documents, (2, length)), axis=1).astype(np.int32)
 
 
+@functools.partial(jax.jit, static_argnums=0)
+def whole(model, variables, tokens, segments):
+    """The states of all tokens, read at once."""
+    return model.apply(variables, tokens, segments_bt=segments, method="hidden")
+
+
+@functools.partial(jax.jit, static_argnums=(0, 5))
 def in_segments(model, variables, tokens, segments, memory, size):
     """The states of all tokens, read so many at a time."""
     states = []
@@ -44,9 +51,9 @@ def in_segments(model, variables, tokens, segments, memory, size):
 def test_segments_with_memory_are_the_whole_text(rng, position, documents):
     config, model, variables = make(rng, position=position, num_kv_heads=1)
     tokens, segments = texts(rng, 12, documents)
-    full = model.apply(variables, tokens, segments_bt=segments, method="hidden")
-    read = jax.jit(lambda variables, memory: in_segments(model, variables, tokens, segments, memory, 4)[0])
-    got = read(variables, Memory.empty(config, 2, config.memory_length))
+    full = whole(model, variables, tokens, segments)
+    empty = Memory.empty(config, 2, config.memory_length)
+    got, _ = in_segments(model, variables, tokens, segments, empty, 4)
     np.testing.assert_allclose(got, full, atol=2e-4)
 
 
@@ -80,7 +87,7 @@ def test_keys_are_turned_back_by_the_positions_of_their_own_layer(rng, name):
     changes = {"position": "rope"} | ROTATED[name]
     config, model, variables = make(rng, **changes)
     tokens, segments = texts(rng, 12)
-    full = model.apply(variables, tokens, segments_bt=segments, method="hidden")
+    full = whole(model, variables, tokens, segments)
     got, memory = in_segments(model, variables, tokens, segments, Memory.empty(config, 2, 12), 4)
     np.testing.assert_allclose(got, full, atol=2e-4)
     assert (memory.segments_bm > 0).all()
@@ -104,14 +111,9 @@ def test_scanned_segments_with_memory_are_the_whole_text(rng, changes, kernel):
     config, model, variables = make(rng, **changes, kernel=kernel)
     scanned = dataclasses.replace(config, **SCANNED).build(VOCAB)
     tokens, segments = texts(rng, 12, documents=2)
-    full = model.apply(variables, tokens, segments_bt=segments, method="hidden")
-
-    @functools.partial(jax.jit, static_argnums=0)
-    def read(model, memory):
-        return in_segments(model, variables, tokens, segments, memory, 4)
-
-    empty = Memory.empty(config, 2, config.memory_length)
-    (got, memory), (unrolled, expected) = read(scanned, empty), read(model, empty)
+    full = whole(model, variables, tokens, segments)
+    inputs = variables, tokens, segments, Memory.empty(config, 2, config.memory_length), 4
+    (got, memory), (unrolled, expected) = (in_segments(each, *inputs) for each in (scanned, model))
     np.testing.assert_allclose(got, full, atol=3e-4)
     np.testing.assert_allclose(unrolled, full, atol=3e-4)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-4), memory, expected)
@@ -143,7 +145,7 @@ def test_bfloat16_stays_near_float32(rng):
     """The states differ by roundings to 8 bits."""
     config, model, variables = make(rng, position="rope", num_kv_heads=1, **SCANNED)
     tokens, segments = texts(rng, 12)
-    full = model.apply(variables, tokens, segments_bt=segments, method="hidden")
+    full = whole(model, variables, tokens, segments)
     low = dataclasses.replace(config, dtype="bfloat16")
     got, memory = in_segments(low.build(VOCAB), variables, tokens, segments, Memory.empty(low, 2, 12), 4)
     assert {leaf.dtype for leaf in jax.tree.leaves(memory.layers)} == {jnp.dtype("bfloat16")}

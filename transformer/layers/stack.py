@@ -281,6 +281,7 @@ def rematerialised(run: Callable, remat: str, *, prevent_cse: bool) -> Callable:
     return jax.checkpoint(run, policy=REMAT[remat], prevent_cse=prevent_cse)
 
 
+@functools.partial(jax.jit, static_argnums=1, inline=True)  # one program where it is not part of another
 def _unstack(params_n: Any, n: int) -> list[Any]:
     # One split makes the gradient one concatenation; indexing layer by layer would sum as many full-size
     # arrays as there are layers.

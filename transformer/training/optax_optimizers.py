@@ -175,14 +175,15 @@ def check_arguments(name: str, arguments: Mapping[str, Any], key: str = "argumen
     """Raises if the optimizer does not take the arguments, or cannot be traced with them."""
     if arguments:
         _check_names(name, arguments, key)
-    blocks = {"up": {"kernel": jnp.zeros((1, 2, 2))}, "norm": {"scale": jnp.zeros((1, 2))}}
+    matrices, vectors, table = (jax.ShapeDtypeStruct(n, jnp.float32) for n in ((1, 2, 2), (1, 2), (2, 2)))
+    blocks = {"up": {"kernel": matrices}, "norm": {"scale": vectors}}
 
     def update(params: Params) -> Params:
         optimizer = build(name, arguments, lambda count: jnp.float32(1), 0.0, decayed=None)
         return optimizer.update(params, optimizer.init(params), params)[0]
 
     try:
-        jax.eval_shape(update, {"blocks": blocks, "table": jnp.zeros((2, 2))})
+        jax.eval_shape(update, {"blocks": blocks, "table": table})
     except Exception as error:
         reason = (str(error) or type(error).__name__).strip().splitlines()[0]
         raise UserError(f"{key}: {name} cannot be used with {dict(arguments)}: {reason}") from error
