@@ -129,7 +129,9 @@ def _tokenizer(part: Path, experiment: Any, values: dict[str, Any], paired: bool
     tokenizer, model = experiment.data.tokenizer, experiment.config.model
     special = getattr(experiment.data, "special_tokens", None)
     if special is None:
-        return write_tokenizer(part, tokenizer, model.max_length, paired) | values
+        ids = write_tokenizer(part, tokenizer, model.max_length, paired)
+        ends = [*dict.fromkeys([tokenizer.eos_id, *getattr(experiment, "ends", ())])]
+        return ids | ({"eos_token_id": ends} if len(ends) > 1 else {}) | values
     several = model.num_token_types > 1
     ids = write_encoder_tokenizer(part, tokenizer, special, model.max_length, types=several)
     first, wanted = (each.get("pad_token_id", -1) + 1 for each in (values, ids))

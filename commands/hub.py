@@ -56,6 +56,8 @@ class Hub:
                 values["data"][key] = min(longest, LONGEST_ROWS)
         if self.folder.family.paired:
             values["generate"] = self.folder.search(longest)
+        if "sample" in self._of and (names := self.folder.end_tokens):
+            values["sample"] = {"end_tokens": names}
         return own | values
 
     @property

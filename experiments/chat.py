@@ -8,7 +8,6 @@ from experiments.language_modeling import LanguageModeling, LanguageModelingConf
 from transformer.data.chat import ChatData, ChatDataConfig
 from transformer.data.chat_template import conversation
 from transformer.data.tokenizers import Tokenizer
-from transformer.decoding.completion import ContextWindow, TextGenerator
 from transformer.errors import UserError
 from transformer.evaluation.scoring import Row
 from transformer.run_folder import RunFolder
@@ -43,6 +42,7 @@ class Chat(LanguageModeling):
 
     def hooks(self, folder: RunFolder) -> list[Hook]:
         """Answers to the configured prompt."""
+        _ = self.ends  # an unknown one is refused before training
 
         def sample(params: Params) -> str:
             answers = next(self.predict(params, [self.config.sample.prompt]))
@@ -107,7 +107,7 @@ class Chat(LanguageModeling):
                 self._note_length(number, len(tokens), length)
             yield tokens
 
-    def _generator(self, params: Params) -> TextGenerator:
-        window = ContextWindow(self.data.chat.end_id, self.config.model.max_length, rolling=True)
-        found = super()._generator(params)
-        return TextGenerator(found.stepper, found.tokenizer, found.config, window, continues=True)
+    @property
+    def ends(self) -> tuple[int, ...]:
+        """The token that ends an answer, and the further ones of `sample.end_tokens`."""
+        return (self.data.chat.end_id, *super().ends[1:])

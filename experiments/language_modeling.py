@@ -115,6 +115,7 @@ class LanguageModeling(Experiment):
     def hooks(self, folder: RunFolder) -> list[Hook]:
         """Completions of the configured prompt, and attention maps of the first tokens of the validation
         text."""
+        _ = self.ends  # an unknown one is refused before training
 
         def sample(params: Params) -> str:
             prompt = self.config.sample.prompt
@@ -179,11 +180,26 @@ class LanguageModeling(Experiment):
             raise UserError(f"--draft_tokens: {draft_tokens}; expected at least 1")
         self._draft = draft.stepper(params), draft_tokens
 
+    @property
+    def ends(self) -> tuple[int, ...]:
+        """The tokens that end a completion.
+
+        Raises:
+          UserError: the tokenizer does not have one of `sample.end_tokens`.
+        """
+        found = [self.data.tokenizer.eos_id]
+        for name in self.config.sample.end_tokens:
+            if (i := self.data.tokenizer.find(name)) is None:
+                raise UserError(f"sample.end_tokens: {name!r}; the tokenizer has no such token")
+            found.append(i)
+        return tuple(dict.fromkeys(found))
+
     def _generator(self, params: Params) -> TextGenerator:
         tokenizer = self.data.tokenizer
         stepper = self.stepper(params)
         pair = SpeculativePair(stepper, *self._draft) if self._draft else None
-        window = ContextWindow(tokenizer.eos_id, self.config.model.max_length, rolling=True)
+        eos_id, *further = self.ends
+        window = ContextWindow(eos_id, self.config.model.max_length, True, tuple(further))
         return TextGenerator(pair or stepper, tokenizer, self.config.sample, window, continues=True)
 
     def _prompts(self, texts: Iterable[str], first: int = 0) -> Iterator[list[int]]:

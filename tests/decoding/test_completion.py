@@ -235,6 +235,12 @@ def test_a_text_that_is_over_holds_no_other_up_and_is_not_written_on(rng):
     assert max(n for last, n in asked if last == 3) == len(short)
 
 
+def test_any_of_several_tokens_ends_a_completion():
+    config, window = DecodingConfig(max_new_tokens=30, temperature=0.0), ContextWindow(40, 16, True, (25, 33))
+    texts = complete(cycle(90), [[20], [26], [34]], jax.random.key(0), config, window)
+    assert [new for (new,) in texts] == [[*range(21, 25)], [*range(27, 33)], [*range(35, 40)]]
+
+
 def test_so_many_tokens_more_than_were_read():
     config = DecodingConfig(max_new_tokens=5, temperature=0.0)
     answers = sampled(cycle(90), [[1], [1, 2, 3], [0] * 9], config, eos_id=80, rolling=False, extra_tokens=1)

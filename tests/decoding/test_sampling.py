@@ -46,6 +46,15 @@ def test_rows_end_at_eos_and_are_filled_with_it(rng):
     np.testing.assert_array_equal(new_lengths, [6, 3, 0, 1])
 
 
+def test_the_first_of_several_ends_ends_a_row(rng):
+    inputs = np.array([[2], [5], [8], [7]], np.int32), np.ones(4, np.int32), keys(1, 4)
+    options = {"max_new_tokens": 8, "temperature": 0.0}
+    new, lengths = generate(cycle(10), *inputs, eos_id=jnp.array([9, 5, 2]), **options)
+    expected = [[3, 4, 9, 9, 9, 9, 9, 9], [6, 7, 8, 9, 9, 9, 9, 9], [9] * 8, [8, 9, 9, 9, 9, 9, 9, 9]]
+    np.testing.assert_array_equal(new, expected)
+    np.testing.assert_array_equal(lengths, [2, 3, 0, 1])
+
+
 @pytest.mark.parametrize("starts,steps", [([2, 5], 6), ([8, 8], 0), ([9, 8], 9), ([7, 8], 1)])
 def test_the_loop_leaves_when_every_row_has_ended(starts, steps):
     counter = Counter()

@@ -35,7 +35,8 @@ def test_greedy_is_the_target_s_whatever_the_draft(rng, draft_tokens, max_new_to
         noise = rng.choice([0.0, 0.3, 3.0]) * rng.normal(size=target.table_rnv.shape)
         draft = Tree(target.table_rnv + jnp.asarray(noise, jnp.float32))
         inputs = *roots(5), keys(rng, 5)
-        options = {"max_new_tokens": max_new_tokens, "temperature": 0.0, "eos_id": EOS if trial % 2 else -1}
+        eos_id = (EOS, -1, jnp.array([EOS, 1]))[trial % 3]
+        options = {"max_new_tokens": max_new_tokens, "temperature": 0.0, "eos_id": eos_id}
         expected = generate(target, *inputs, **options)
         *got, passes = generate_speculative(target, draft, *inputs, draft_tokens=draft_tokens, **options)
         jax.tree.map(np.testing.assert_array_equal, tuple(got), expected)

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 import launch
+from commands.hub import Hub
 from commands.opening import load
 from tests import runs
 from transformer.data.tokenizers import Tokenizer
@@ -210,6 +211,23 @@ def test_a_model_with_parts_that_no_family_has_is_not_exported(corpus, tmp_path,
     assert launch.main(given) == 2
     assert "model.position: 'alibi', 'gpt2' has 'learned'" in capfd.readouterr().err
     assert not (tmp_path / "out").exists()
+
+
+def test_several_tokens_that_end_a_text(gpt2, tmp_path, capfd):
+    there = tmp_path / "there"
+    shutil.copytree(gpt2, there)
+    (there / "generation_config.json").write_text('{"eos_token_id": [256, 104, 99999]}')
+    names = Hub(str(there)).values["sample"]["end_tokens"]
+    assert names == ["h"]
+    run, out = tmp_path / "run", tmp_path / "out"
+    assert launch.main(["--mode=import", f"--from={there}", f"--workdir={run}"]) == 0
+    assert launch.main(["--mode=export", f"--workdir={run}", f"--to={out}"]) == 0
+    assert json.loads((out / "config.json").read_text())["eos_token_id"] == [256, 104]
+    assert Hub(str(out)).values["sample"]["end_tokens"] == names
+    capfd.readouterr()
+    asked = [f"--workdir={run}", "--mode=predict", "--prompt=a", "--config.sample.end_tokens=['<|eot_id|>']"]
+    assert launch.main(asked) == 2
+    assert "sample.end_tokens: '<|eot_id|>'; the tokenizer has no such token" in capfd.readouterr().err
 
 
 @pytest.mark.thorough

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from transformer.decoding import generation, speculative
+from transformer.decoding.generation import Ends
 from transformer.decoding.sampling import DecodingConfig
 from transformer.decoding.speculative import SpeculativePair
 from transformer.decoding.stepper import Stepper
@@ -34,7 +35,8 @@ class Detokenizer(Protocol):
 
 @dataclass(frozen=True)
 class ContextWindow:
-    """The end token, and the number of tokens in the context of a model.
+    """The end token, `further` tokens that end a completion, and the number of tokens in the context of a
+    model.
 
     A `rolling` window of `length` tokens holds prompt and completion: the last `length` tokens of a longer
     prompt are read, and when the window is full its older half is dropped and the newer half is read again as
@@ -44,6 +46,12 @@ class ContextWindow:
     eos_id: int
     length: int
     rolling: bool = False
+    further: tuple[int, ...] = ()
+
+    @property
+    def ends(self) -> Ends:
+        """The tokens that end a completion, as the decoding loop takes them."""
+        return jnp.array([self.eos_id, *self.further], jnp.int32) if self.further else self.eos_id
 
     def room(self, read: int, wanted: int) -> int:
         """How many of `wanted` new tokens can be drawn after `read` tokens; the last token in a rolling
@@ -62,10 +70,10 @@ class Completion:
     new: list[int] = dataclasses.field(default_factory=list)
     ended: bool = False
 
-    def take(self, tokens: Iterable[int], eos_id: int) -> None:
-        """Appends tokens up to the end token or the limit."""
+    def take(self, tokens: Iterable[int], window: ContextWindow) -> None:
+        """Appends tokens up to one that ends the completion, or the limit."""
         for token in tokens:
-            self.ended = self.ended or token == eos_id
+            self.ended = self.ended or token == window.eos_id or token in window.further
             if self.ended:
                 return
             self.new.append(token)
@@ -156,7 +164,7 @@ class TextGenerator:
     ) -> Iterator[None]:
         """`decode_batch` until each text has ended or fills its window."""
         window, room = self.window, self.window.room(1, self.config.max_new_tokens)
-        options = self.config.options | {"eos_id": window.eos_id}
+        options = self.config.options | {"eos_id": window.ends}
         group = generation.fill(texts, batch_size)  # padding rows are copies of the last one
         rngs_b = _row_rngs(rng, *np.array([text.number for text in group], np.uint32).T)
         views = [text.view(window) for text in group]
@@ -176,7 +184,7 @@ class TextGenerator:
         while True:
             count = int(state.index) - index
             for text, limit, new_n in zip(texts, limits, new_bn, strict=False):
-                text.take(new_n[: min(count, max(0, limit - index))].tolist(), window.eos_id)
+                text.take(new_n[: min(count, max(0, limit - index))].tolist(), window)
             index += count
             yield
             ended_b = np.array([text.ended for text in group])

@@ -18,6 +18,9 @@ from transformer.decoding.stepper import Stepper
 
 T = TypeVar("T")
 
+Ends = jax.Array | int
+"""The token that ends a row, or several (m,), of which the first fills the row after its end."""
+
 
 @struct.dataclass
 class DecodeState:
@@ -50,7 +53,7 @@ def begin(
     room: int,
     limits_b: jax.Array,
     positions_b: jax.Array,
-    eos_id: jax.Array | int,
+    eos_id: Ends,
     **options: Any,
 ) -> DecodeState:
     """Reads right-padded prompts and draws the first new token of each.
@@ -61,7 +64,7 @@ def begin(
     """
     logits_bv, cache = stepper.prefill(tokens_bt, lengths_b, room)
     token_b = draw(logits_bv, jax.vmap(jax.random.fold_in)(rngs_b, positions_b), **options)
-    done_b = (token_b == eos_id) | (limits_b <= 1)
+    done_b = is_end(token_b, eos_id) | (limits_b <= 1)
     return DecodeState(token_b, done_b, jnp.int32(1), limits_b, positions_b, cache)
 
 
@@ -72,7 +75,7 @@ def advance(
     rngs_b: jax.Array,
     *,
     n: int,
-    eos_id: jax.Array | int,
+    eos_id: Ends,
     **options: Any,
 ) -> tuple[jax.Array, DecodeState]:
     """The next n tokens of each row, (b, n) int32, `eos_id` after its end, and the state after them.
@@ -80,7 +83,7 @@ def advance(
     The loop stops when every row has ended.
     """
     first = state.index
-    new_bn = jnp.full((state.token_b.shape[0], n), eos_id, jnp.int32)
+    new_bn = jnp.full((state.token_b.shape[0], n), filler(eos_id), jnp.int32)
     if not n:
         return new_bn, state
 
@@ -92,10 +95,10 @@ def advance(
         new_bn, state = carry
         logits_bv, cache = stepper.step(state.token_b, state.cache)
         token_b = draw(logits_bv, state.keys(rngs_b), **options)
-        token_b = jnp.where(state.done_b, eos_id, token_b)
+        token_b = jnp.where(state.done_b, filler(eos_id), token_b)
         new_bn = jax.lax.dynamic_update_slice(new_bn, token_b[:, None], (0, state.index - first))
         index = state.index + 1
-        done_b = state.done_b | (token_b == eos_id) | (index >= state.limits_b)
+        done_b = state.done_b | is_end(token_b, eos_id) | (index >= state.limits_b)
         return new_bn, dataclasses.replace(state, token_b=token_b, done_b=done_b, index=index, cache=cache)
 
     return jax.lax.while_loop(unfinished, step, (new_bn, state))
@@ -109,7 +112,7 @@ def generate(
     rngs_b: jax.Array,
     *,
     max_new_tokens: int,
-    eos_id: jax.Array | int = -1,
+    eos_id: Ends = -1,
     **options: Any,
 ) -> tuple[jax.Array, jax.Array]:
     """Continues each row of right-padded prompts until `eos_id` or for `max_new_tokens`.
@@ -129,10 +132,20 @@ def generate(
     return until_end(jnp.concatenate([first_b[:, None], rest_bn], axis=1), eos_id)
 
 
-def until_end(new_bn: jax.Array, eos_id: jax.Array | int) -> tuple[jax.Array, jax.Array]:
+def until_end(new_bn: jax.Array, eos_id: Ends) -> tuple[jax.Array, jax.Array]:
     """The tokens, with `eos_id` from the first one of each row on, and the number before it (b,)."""
-    before_end_bn = jnp.cumprod(new_bn != eos_id, axis=1)
-    return jnp.where(before_end_bn, new_bn, eos_id), jnp.sum(before_end_bn, axis=1)
+    before_end_bn = jnp.cumprod(~is_end(new_bn, eos_id), axis=1)
+    return jnp.where(before_end_bn, new_bn, filler(eos_id)), jnp.sum(before_end_bn, axis=1)
+
+
+def is_end(tokens: jax.Array, eos_id: Ends) -> jax.Array:
+    """Which tokens end a row."""
+    return jnp.isin(tokens, jnp.asarray(eos_id))
+
+
+def filler(eos_id: Ends) -> jax.Array:
+    """The token that stands after the end of a row."""
+    return jnp.ravel(jnp.asarray(eos_id))[0]
 
 
 def bucket(n: int, least: int = 1) -> int:

@@ -53,6 +53,7 @@ class SamplingConfig(DecodingConfig):
     prompt: str = "def "  # prompt of the samples during and after training
     temperature: NonnegativeFloat = 0.8
     top_p: PositiveFraction = 0.95
+    end_tokens: tuple[str, ...] = ()  # names of further tokens that end a completion, such as <|eot_id|>
 
 
 def draw(

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from flax import struct
 
-from transformer.decoding.generation import DecodeState, begin, until_end
+from transformer.decoding.generation import DecodeState, Ends, begin, filler, is_end, until_end
 from transformer.decoding.sampling import pick, probabilities
 from transformer.decoding.stepper import Extender
 from transformer.errors import UserError
@@ -49,7 +49,7 @@ def advance(
     rngs_b: jax.Array,
     *,
     n: int,
-    eos_id: jax.Array | int,
+    eos_id: Ends,
     **options,
 ) -> tuple[jax.Array, DecodeState]:
     """At least the next n tokens of each row, unless all have ended, and the state after them.
@@ -94,7 +94,7 @@ def advance(
         keys_bm = jax.vmap(lambda offset: state.keys(rngs_b, offset), out_axes=1)(offsets_m)
         accepted_bm = _accepted(p_bmv, q_bmv, proposed_bm, keys_bm)
         # Proposals after a row's end or limit count as accepted, so that they do not end the round.
-        is_end_bm = proposed_bm == eos_id
+        is_end_bm = is_end(proposed_bm, eos_id)
         ended_bm = state.done_b[:, None] | (jnp.cumsum(is_end_bm, axis=1) - is_end_bm > 0)
         accepted_bm |= ended_bm | (state.index + offsets_m >= state.limits_b[:, None])
         count_b = jnp.sum(jnp.cumprod(accepted_bm, axis=1), axis=1)
@@ -102,8 +102,8 @@ def advance(
         replaced_b = _replacement(p_bmv[:, last], q_bmv[:, last], state.keys(rngs_b, last))
         token_b = jnp.where(count_b > last, proposed_bm[:, last], replaced_b)
 
-        round_bm = jnp.where(state.done_b[:, None], eos_id, proposed_bm.at[:, last].set(token_b))
-        ends_b = jnp.any((round_bm == eos_id) & (offsets_m <= last), axis=1)
+        round_bm = jnp.where(state.done_b[:, None], filler(eos_id), proposed_bm.at[:, last].set(token_b))
+        ends_b = jnp.any(is_end(round_bm, eos_id) & (offsets_m <= last), axis=1)
         index, back = state.index + last + 1, pair.draft_tokens - last
         cache = target.rewind(target_cache, back), draft.rewind(draft_cache, back), state.cache[2] + 1
         done_b = state.done_b | ends_b | (index >= state.limits_b)
@@ -115,7 +115,7 @@ def advance(
         _, state = carry
         return (state.index < first + n) & ~jnp.all(state.done_b)
 
-    new_bn = jnp.full((batch, n + pair.draft_tokens), eos_id, jnp.int32)
+    new_bn = jnp.full((batch, n + pair.draft_tokens), filler(eos_id), jnp.int32)
     return jax.lax.while_loop(unfinished, play_round, (new_bn, state))
 
 
@@ -129,7 +129,7 @@ def generate_speculative(
     *,
     max_new_tokens: int,
     draft_tokens: int = 4,
-    eos_id: jax.Array | int = -1,
+    eos_id: Ends = -1,
     **options,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Generates with `target` and `draft`, in fewer passes of `target` than `generate`.

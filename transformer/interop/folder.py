@@ -96,6 +96,16 @@ class HubFolder:
         found["max_new_tokens"] = min(most, longest) if type(most) is int and most > 0 else min(longest, 128)
         return found | {"length_penalty": 1.0 if alpha is None else alpha}
 
+    @property
+    def end_tokens(self) -> list[str]:
+        """The names of further tokens that end a text, besides the tokenizer's, as generation_config.json or
+        config.json lists them."""
+        path = self.path / GENERATION_CONFIG
+        found = (self.config | (read_object(path) if path.is_file() else {})).get("eos_token_id")
+        ids = [i for i in found if type(i) is int] if isinstance(found, list) else []
+        names = [self.tokenizer.name(i) for i in ids if 0 <= i < self.tokenizer.vocab_size]
+        return [name for name in names if name and name != self.tokenizer.name(self.tokenizer.eos_id)]
+
     @functools.cached_property
     def tokenizer(self) -> Tokenizer:
         """Its tokenizer, with the special tokens that tokenizer_config.json or config.json names."""
