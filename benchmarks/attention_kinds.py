@@ -5,7 +5,7 @@
 Trains configs/attention.py, each of its presets, and multi-head attention with every position encoding, one
 after another. Prints bits per byte of validation text, the mean over the seeds with its 95 % confidence
 interval (Student's t), tokens/s (median of the logged values) and the memory of a training step by XLA's
-analysis. Runs that are already in the folder are not trained again.
+analysis. Runs in the folder that have ended are not trained again, and others go on.
 """
 
 import argparse
@@ -36,9 +36,9 @@ def runs() -> dict[str, list[str]]:
 
 
 def measure(flags: list[str], workdir: Path) -> dict[str, float]:
-    """Trains unless the run exists, and reads its metrics."""
+    """Trains unless the run has ended, and reads its metrics."""
     metrics = workdir / "metrics.jsonl"
-    if not metrics.exists():
+    if not metrics.exists() or "eval/bits_per_byte" not in metrics.read_text():
         command = [sys.executable, "launch.py", *flags, f"--workdir={workdir}"]
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     lines = [json.loads(line) for line in metrics.read_text().splitlines()]
