@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from transformer.training.checkpoint import Step
     from transformer.training.run import Run
 
-DECODING = ("temperature", "top_k", "top_p", "min_p", "num_samples", "max_new_tokens")
+DECODING = ("temperature", "top_k", "top_p", "min_p", "num_samples", "max_new_tokens", "weights", "cache")
 """Keys of the config group `sample` or `generate` that are also flags."""
 
 
@@ -81,7 +81,7 @@ def answer_prompt(run: "Run", flags: argparse.Namespace) -> None:
     at_terminal = not flags.output and sys.stdout.isatty() and jax.process_count() == 1
     in_pieces = at_terminal and hasattr(experiment, "stream")
     with writing(flags.output) as out, run.placed():
-        params = run.restore_params(chosen(run, flags.workdir, flags.step))
+        params = run.experiment.reduced(run.restore_params(chosen(run, flags.workdir, flags.step)))
         pieces = experiment.stream(params, flags.prompt, flags.seed) if in_pieces else None
         if pieces is not None:
             print_pieces(itertools.chain([before], pieces, ["\n"]))
@@ -107,7 +107,7 @@ def answer_input(run: "Run", flags: argparse.Namespace, overrides: "Overrides") 
     at_terminal = not flags.output and sys.stdout.isatty()
     no_bar = at_terminal or jax.process_index() != 0 or given.count is None
     with writing(flags.output, of) as out, run.placed():
-        params, first = run.restore_params(step), out.done
+        params, first = run.experiment.reduced(run.restore_params(step)), out.done
         texts = itertools.islice(given.texts(), first, None)
         # From a keyboard each text is answered before the next one is read.
         batches = ([text] for text in texts) if not flags.input and sys.stdin.isatty() else [texts]

@@ -23,6 +23,7 @@ from transformer.evaluation.scoring import Row, Score, continued, score_pairs
 from transformer.layers.measures import Measures
 from transformer.layers.products import attention_products
 from transformer.models.decoder import DecoderConfig, DecoderStepper
+from transformer.models.reduced import check_cache, reduced_by
 from transformer.run_folder import RunFolder
 from transformer.training.experiment import Batch, Experiment, Params, Put
 from transformer.training.hooks import Evaluator, Hook, Pictures, Samples
@@ -47,6 +48,7 @@ class LanguageModelingConfig(RunConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_row_length(self)
+        check_cache("sample.cache", self.sample.cache, self.model.has_attention)
 
 
 class LanguageModeling(Experiment):
@@ -54,6 +56,7 @@ class LanguageModeling(Experiment):
 
     Config: type[LanguageModelingConfig] = LanguageModelingConfig
     measures = Measures
+    reduced = reduced_by("sample")
     continues = True
     counts_from_a_beginning = True
     """Whether positions count from the start of a text, so that long texts have positions not seen in
@@ -134,7 +137,7 @@ class LanguageModeling(Experiment):
 
     def stepper(self, params: Params) -> DecoderStepper:
         """The model behind the `Stepper` protocol of decoding."""
-        return DecoderStepper.of(self.model, params)
+        return DecoderStepper.of(self.model, self.reduced(params), self.config.sample.cache)
 
     def states(self, params: Params, text: str) -> tuple[list[tuple[int, int]], np.ndarray]:
         """The span (start, end) of each token of a text, truncated to `model.max_length`, and the last

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from experiments.sequence_to_sequence import SequenceToSequence, SequenceToSequenceConfig
 from transformer.models.recurrent import RecurrentConfig
+from transformer.models.reduced import check_cache
 from transformer.training.experiment import Params
 from transformer.training.run_config import RunConfig
 from transformer.training.throughput import pair_flops_per_token
@@ -19,6 +20,7 @@ class RecurrentSequenceToSequenceConfig(SequenceToSequenceConfig):
     def __post_init__(self) -> None:
         """Skips the checks of lengths: a model without positions reads any length."""
         RunConfig.__post_init__(self)
+        check_cache("generate.cache", self.generate.cache, False)
 
 
 class RecurrentPairs(SequenceToSequence):

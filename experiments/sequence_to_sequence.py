@@ -30,6 +30,7 @@ from transformer.host import on_host
 from transformer.layers.measures import Measures
 from transformer.layers.products import attention_products
 from transformer.models.encoder_decoder import EncoderDecoderConfig
+from transformer.models.reduced import reduced_by
 from transformer.run_folder import RunFolder
 from transformer.training.experiment import Batch, Experiment, Params, Put
 from transformer.training.hooks import Evaluator, Hook, Pictures, Samples
@@ -69,6 +70,7 @@ class SequenceToSequence(Experiment):
 
     Config: type = SequenceToSequenceConfig
     measures = Measures
+    reduced = reduced_by("generate")
 
     def __init__(self, config: SequenceToSequenceConfig, tokenizer: Tokenizer | None = None) -> None:
         """`tokenizer` is that of the run folder; by default one is trained on the training text."""
@@ -143,10 +145,7 @@ class SequenceToSequence(Experiment):
             shown = zip(*zip(*pairs, strict=True), written, strict=True)
             return "\n\n".join("source: {}\nwanted: {}\nwritten: {}".format(*texts) for texts in shown)
 
-        def attend(params: Params) -> AttentionMap | None:
-            return self.attention(params, sources[0])
-
-        c = self.config.train
+        c, attend = self.config.train, lambda params: self.attention(params, sources[0])
         return [
             Samples(c.sample_every, sample, folder.samples),
             Pictures(c.sample_every, folder.attention, attend, draw_attention, folder.events, c.writers),
@@ -192,7 +191,8 @@ class SequenceToSequence(Experiment):
 
     def stepper(self, params: Params) -> Stepper:
         """The model behind the `Stepper` protocol of decoding."""
-        return self.model.stepper(params, self.data.tokenizer.bos_id)
+        bos_id, cache = self.data.tokenizer.bos_id, self.config.generate.cache
+        return self.model.stepper(self.reduced(params), bos_id, cache)
 
     def problem(self, text: str) -> str:
         """Why a source cannot be answered: it is too long, with `data.too_long` "refuse"."""
@@ -296,8 +296,7 @@ class SequenceToSequence(Experiment):
             print(f"{which} {'are' if long > 1 else 'is'} {said}", file=sys.stderr, flush=True)
 
     def _metrics(self) -> list[TextMetric]:
-        c = self.config.generate
-        return make_metrics(c.metric, MetricOptions(c.bleu_tokenizer))
+        return make_metrics((c := self.config.generate).metric, MetricOptions(c.bleu_tokenizer))
 
     def _examples(self, split: str) -> tuple[list[str], list[list[str]]]:
         """The sources of a split that are evaluated, and the references of each."""
@@ -308,8 +307,7 @@ class SequenceToSequence(Experiment):
         self, params: Params, texts: Iterable[str], seed: int = 0, first: int = 0
     ) -> Iterator[list[tuple[float, str]]]:
         """(score, target) pairs of each source; the score of sampled targets is NaN."""
-        c = self.config.generate
-        if c.temperature:
+        if (c := self.config.generate).temperature:
             drawn = self._generator(params).generate(self._shortened(texts), jax.random.key(seed), first)
             yield from ([(math.nan, text) for text in targets] for targets in drawn)
         else:

@@ -18,6 +18,7 @@ from transformer.evaluation.attention import AttentionMap, attention_weights, to
 from transformer.evaluation.scoring import Row
 from transformer.layers.products import attention_products
 from transformer.models.decoder import DecoderConfig, DecoderStepper
+from transformer.models.reduced import check_cache
 from transformer.training.experiment import Batch, Params
 from transformer.training.run_config import RunConfig
 from transformer.training.throughput import matmul_parameters, train_flops_per_token
@@ -50,6 +51,7 @@ class TextToTextConfig(SequenceToSequenceConfig):
                 f"generate.max_new_tokens: with data.source_length {longest} tokens, longer than "
                 f"model.max_length {most}"
             )
+        check_cache("generate.cache", self.generate.cache, self.model.has_attention)
 
 
 class TextToText(SequenceToSequence):
@@ -106,7 +108,7 @@ class TextToText(SequenceToSequence):
 
     def stepper(self, params: Params) -> DecoderStepper:
         """The model behind the `Stepper` protocol of decoding."""
-        return DecoderStepper.of(self.model, params)
+        return DecoderStepper.of(self.model, self.reduced(params), self.config.generate.cache)
 
     def attention(self, params: Params, source: str, layer: int = -1) -> AttentionMap:
         """The attention weights (h, t, s) of a layer (-1: the last) for the t tokens of the best target over

@@ -22,6 +22,15 @@ EDITS = {
             ),
         },
     ),
+    "transformer/layers/quantized.py": (
+        "tests/layers/test_quantized.py",
+        {
+            "cut_not_rounded": ("jnp.round(values) if kind", "jnp.trunc(values) if kind"),
+            "one_scale_for_all": ("jnp.max(jnp.abs(x), axis=axes,", "jnp.max(jnp.abs(x), axis=None,"),
+            "zeros_divided_by_zero": ("x / jnp.where(scale > 0, scale, 1.0)", "x / scale"),
+            "rows_left_over": ("product(count * size, len(values) - count * size)", "product(0, 0)"),
+        },
+    ),
     "transformer/layers/measures.py": (
         "tests/training/test_measured.py",
         {

@@ -1,6 +1,15 @@
 """Mutations of `transformer/models`: file -> (tests, {name: (text, replacement)})."""
 
 EDITS = {
+    "transformer/models/reduced.py": (
+        "tests/models/test_reduced.py",
+        {
+            "scale_of_inputs": ('kernel": (-3, -2),', 'kernel": (-3,),'),
+            "one_row_of_the_table_for_all": ('table": (-1,)', 'table": (-2,)'),
+            "float32_held": ("    del params\n", ""),
+            "adapters_reduced": ('{end}$", path)', '{end[:-7]}", path)'),
+        },
+    ),
     "transformer/models/recurrent.py": (
         "tests/models/test_recurrent_encoder_decoder.py",
         {

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -33,6 +33,9 @@ class DecodingConfig(Bounded):
     min_p: Fraction = 0.0  # sample from tokens with this fraction of the highest probability; 0: all
     num_samples: Annotated[int, Bound("from 1 to 10,000", 1, 10_000)] = 1  # samples per prompt
     stop: tuple[str, ...] = ()  # stop strings; the completion ends before the first
+    # type of the weights of products; of fewer bits: rounded when the parameters are read
+    weights: Literal["float32", "bfloat16", "int8", "float8"] = "float32"
+    cache: Literal["auto", "int8"] = "auto"  # type of cached keys and values; auto: model.dtype
 
     def __post_init__(self) -> None:
         super().__post_init__()

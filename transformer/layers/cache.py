@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from flax import struct
 
 from transformer.errors import UserError
+from transformer.layers.quantized import Quantized, dense, is_quantized
 
 
 @struct.dataclass
@@ -17,10 +18,12 @@ class KVCache:
 
     Head-major, so that the two products of a step read contiguous memory for each head. With `wraps` it is a
     rolling cache: of n slots, token j is in slot j mod n until token j + n overwrites it.
+
+    Both may be `Quantized`, with a scale for each token and head; what is written is then quantised.
     """
 
-    key_bgsk: jax.Array
-    value_bgsk: jax.Array | None  # None: attention reads its values off the keys
+    key_bgsk: Any
+    value_bgsk: Any  # None: attention reads its values off the keys
     wraps: bool = struct.field(pytree_node=False, default=False)
 
     @classmethod
@@ -35,8 +38,17 @@ class KVCache:
         """The number of slots."""
         return self.key_bgsk.shape[2]
 
+    def quantized(self) -> "KVCache":
+        """The cache in int8."""
+        return jax.tree.map(lambda x_bgsk: Quantized.of(x_bgsk, "int8", -1), self)
+
+    def dense(self, dtype: jax.typing.DTypeLike) -> "KVCache":
+        """The cache with arrays of type `dtype`."""
+        return jax.tree.map(lambda x_bgsk: dense(x_bgsk, dtype), self, is_leaf=is_quantized)
+
     def write(self, new: "KVCache", start: jax.Array | int) -> "KVCache":
         """The cache with new keys and values in the slots from `start` on; from its end on it grows."""
+        new = new.quantized() if is_quantized(self.key_bgsk) else new
         new, each = dataclasses.replace(new, wraps=self.wraps), start + jnp.arange(new.slots)
 
         def put(old_bgsk: jax.Array, new_bgsk: jax.Array) -> jax.Array:

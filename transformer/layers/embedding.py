@@ -1,10 +1,13 @@
 """Token embeddings, and the projection to the vocabulary."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
 from transformer.layers.linear import contract
+from transformer.layers.quantized import dense
 
 PADDED_LOGIT = -1e9
 """The logit of vocabulary padding: its exp is 0, but 0 times it is finite."""
@@ -39,7 +42,8 @@ class Embedding(nn.Module):
 
     def __call__(self, tokens_bt: jax.Array) -> jax.Array:
         """(b, t) integers -> (b, t, d)."""
-        x_btd = jnp.take(self.table, tokens_bt, axis=0).astype(self.dtype)
+        rows: Any = jax.tree.map(lambda part: jnp.take(part, tokens_bt, axis=0), self.table)
+        x_btd = dense(rows, self.dtype)
         # Divided as the table is, so that devices add up the table's gradient in their columns of it.
         x_btd = nn.with_logical_constraint(x_btd, ("lookup", "length", "lookup_embed"))
         if self.rms:

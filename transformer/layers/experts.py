@@ -13,6 +13,7 @@ from jax.sharding import PartitionSpec
 
 from transformer.devices import sharded_over
 from transformer.layers.linear import Linear, contract
+from transformer.layers.quantized import dense, is_quantized
 from transformer.sums import Sum
 
 
@@ -213,6 +214,7 @@ class Sorted:
     def multiply(self, x_pni: jax.Array, kernel_eio: jax.Array, names: Any, dtype: str) -> jax.Array:
         """(p, n, i) . (e, i, o) -> (p, n, o)."""
         over = [sharded_over(name)[0] if name == "mlp" else () for name in names]
+        kernel_eio = dense(kernel_eio, dtype) if is_quantized(kernel_eio) else kernel_eio
         rows = sharded_over("batch")[0] if len(x_pni) > 1 else ()
         return _grouped(x_pni, kernel_eio, self.sizes_pe, jnp.dtype(dtype), rows, *over)
 

@@ -11,6 +11,7 @@ from flax import linen as nn
 from jax.experimental.layout import Layout, with_layout_constraint
 
 from transformer.devices import is_single_cpu
+from transformer.layers.quantized import Quantized, product_by_tiles
 
 
 class Linear(nn.Module):
@@ -46,7 +47,7 @@ class Linear(nn.Module):
 
 def contract(
     x: jax.Array,
-    kernel: jax.Array,
+    kernel: jax.Array | Quantized,
     *,
     dtype: str,
     out_dtype: jax.typing.DTypeLike | None = None,
@@ -60,7 +61,20 @@ def contract(
     rounded to `out_dtype` (None: `dtype`). The same holds for the two products of the backward pass, except
     that the kernel's gradient has the kernel's own type. (..., *contracted) . (*contracted, *features) ->
     (..., *features).
+
+    Of a `Quantized` kernel with one scale over the contracted axes, the product is (x . values) scale; the
+    values of int8 and float8 are exact in bfloat16.
     """
+    if isinstance(kernel, Quantized):
+        features = kernel.shape[:-axis] if transposed else kernel.shape[axis:]
+        if is_single_cpu():
+            rows = x.astype(dtype).reshape(-1, math.prod(x.shape[x.ndim - axis :]))
+            matrix = kernel.values.reshape(*((-1, rows.shape[1]) if transposed else (rows.shape[1], -1)))
+            y = product_by_tiles(rows, matrix, transposed).reshape(*x.shape[: x.ndim - axis], *features)
+        else:
+            options: Any = {"out_dtype": jnp.float32, "axis": axis, "transposed": transposed}
+            y = contract(x, kernel.values, dtype=dtype, **options)
+        return (y * kernel.scale.reshape(features)).astype(out_dtype or dtype)
     return _contract(x, kernel, jnp.dtype(dtype), jnp.dtype(out_dtype or dtype), axis, transposed)
 
 

@@ -10,7 +10,7 @@ from flax import linen as nn
 from flax import struct
 
 from transformer.config import NonnegativeFloat
-from transformer.layers.cache import Cache
+from transformer.layers.cache import Cache, KVCache
 from transformer.layers.embedding import Embedding, Unembedding, mask_padding, output_bias
 from transformer.layers.masks import Mask
 from transformer.layers.stack import Stack
@@ -128,12 +128,14 @@ class StackStepper:
     """Base class of the steppers of models with a KV cache (see `transformer.decoding.stepper`).
 
     `layers` are the parameters of the decoder's blocks unstacked, one tree per block, so that the decoding
-    loop need not slice them in every step; `params` has all others.
+    loop need not slice them in every step; `params` has all others. With `cache_type` "int8" keys and values
+    are cached in int8.
     """
 
     params: Any
     layers: list[Any]
     model: Any = struct.field(pytree_node=False)
+    cache_type: str = struct.field(pytree_node=False, default="auto", kw_only=True)
 
     @property
     def vocab_size(self) -> int:
@@ -144,6 +146,10 @@ class StackStepper:
     def stack(self) -> Stack:
         """The stack of the decoder."""
         return self.model.config.stack(causal=True)
+
+    def stored(self, cache: Any) -> Any:
+        """A layer's cache in the type that it is kept in; states stay as they are."""
+        return cache.quantized() if self.cache_type == "int8" and isinstance(cache, KVCache) else cache
 
     def read(
         self, tokens_bt: jax.Array, cache: Cache, start: jax.Array | int, **inputs: Any
@@ -180,10 +186,11 @@ class DecoderStepper(StackStepper):
     """A decoder behind the `Stepper` protocol; made by `of`."""
 
     @classmethod
-    def of(cls, model: Decoder, params: Any) -> "DecoderStepper":
-        """The stepper of a model with its trained parameters."""
+    def of(cls, model: Decoder, params: Any, cache_type: str = "auto") -> "DecoderStepper":
+        """The stepper of a model with its trained parameters, and the type of its cache."""
         others = {name: value for name, value in params.items() if name != "blocks"}
-        return cls(others, model.config.stack(causal=True).unstack(params["blocks"]), model)
+        layers = model.config.stack(causal=True).unstack(params["blocks"])
+        return cls(others, layers, model, cache_type=cache_type)
 
     def prefill(
         self, tokens_bt: jax.Array, lengths_b: jax.Array, room: int, rewound: int = 0
@@ -193,7 +200,7 @@ class DecoderStepper(StackStepper):
         # The padding is moved to the left, so that all rows end at the same slot.
         offsets_b = width - lengths_b
         tokens_bt = jax.vmap(jnp.roll)(tokens_bt, offsets_b)
-        empty = tuple(mixer.empty_cache(rows, width) for mixer in mixers)
+        empty = tuple(self.stored(mixer.empty_cache(rows, width)) for mixer in mixers)
         x_btd, cache = self.read(tokens_bt, Cache(empty, offsets_b, jnp.zeros_like(offsets_b), width), 0)
         cache = cache.grow(width + room, [mixer.reach for mixer in mixers], rewound)
         return self.apply("logits", x_btd[:, -1:])[:, 0], cache

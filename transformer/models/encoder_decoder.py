@@ -142,10 +142,11 @@ class EncoderDecoder(Decoder):
         (weights_bhts,) = sown["intermediates"]["decoder"][0][-1]["cross_attention"]["weights"]
         return weights_bhts[0]
 
-    def stepper(self, params: Any, bos_id: int) -> "EncoderDecoderStepper":
-        """The model behind the `Stepper` protocol; every target starts with `bos_id`."""
+    def stepper(self, params: Any, bos_id: int, cache_type: str = "auto") -> "EncoderDecoderStepper":
+        """The model behind the `Stepper` protocol; every target starts with `bos_id`. `cache_type`: see
+        `StackStepper`; it holds the keys and values of sources too."""
         layers = self.config.decoder_stack.unstack(params["decoder_blocks"])
-        return EncoderDecoderStepper(params, layers, self, bos_id)
+        return EncoderDecoderStepper(params, layers, self, bos_id, cache_type=cache_type)
 
 
 @struct.dataclass
@@ -179,10 +180,10 @@ class EncoderDecoderStepper(StackStepper):
         valid_bs = jnp.arange(source_bs.shape[1]) < jnp.asarray(lengths_b)[:, None]
         memory_bsd = self.apply("encode", source_bs, valid_bs.astype(jnp.int32))
         memories = tuple(
-            stack.block(i).apply({"params": params}, memory_bsd, method="keys_values")
+            self.stored(stack.block(i).apply({"params": params}, memory_bsd, method="keys_values"))
             for i, params in enumerate(self.layers)
         )
-        empty = tuple(mixer.empty_cache(batch, 0) for mixer in stack.mixers)
+        empty = tuple(self.stored(mixer.empty_cache(batch, 0)) for mixer in stack.mixers)
         none_b = jnp.zeros(batch, jnp.int32)
         reaches = [mixer.reach for mixer in stack.mixers]
         targets = Cache(empty, none_b, none_b, 0).grow(room, reaches, rewound)

@@ -211,8 +211,9 @@ class RecurrentEncoderDecoder(nn.Module):
         (weights_bhts,) = sown["intermediates"]["attention"]["weights"]
         return weights_bhts[0]
 
-    def stepper(self, params: Any, bos_id: int) -> "RecurrentStepper":
-        """The model behind the `Stepper` protocol; every target starts with `bos_id`."""
+    def stepper(self, params: Any, bos_id: int, cache_type: str = "auto") -> "RecurrentStepper":
+        """The model behind the `Stepper` protocol; every target starts with `bos_id`. It caches states alone,
+        whose type is theirs."""
         return RecurrentStepper(params, self, bos_id)
 
     def _drop(self, x_btd: jax.Array, train: bool) -> jax.Array:

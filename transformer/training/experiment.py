@@ -98,6 +98,10 @@ class Experiment(ABC):
         """Further hooks, such as samples and plots."""
         return []
 
+    def reduced(self, params: Params) -> Params:
+        """The parameters as texts are decoded with them, in the type that the config says."""
+        return params
+
     def loader(self, split: str, **order: bool) -> Any:
         """The loader of a split, with the batch size of training (`repeat`) or of evaluation, that reads the
         rows of this process; `order` are `shuffle` and `repeat` of `DataLoader`."""

@@ -74,6 +74,7 @@ class Attention(Mixer, kw_only=True):  # type: ignore[call-arg]
         seen = self.keys_values(x_btd, positions_bt) if memory is None else memory
         if cache is not None:
             seen = cache = cache.write(seen, start)
+        seen = seen.dense(self.dtype)
         key_positions_bs = positions_bt if key_positions_bs is None else key_positions_bs
         mask = self._seeded(dataclasses.replace(mask, pattern=self.pattern), q_bthk.shape[2])
         if cache is not None and cache.wraps:
