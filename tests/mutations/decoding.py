@@ -75,13 +75,18 @@ EDITS = {
                 "rngs_b, self.positions_b + self.index + offset)",
                 "rngs_b, 0 * self.positions_b + self.index + offset)",
             ),
-            "limits_ignored": ("(token_b == eos_id) | (index >= state.limits_b)", "(token_b == eos_id)"),
+            "limits_ignored": (
+                "is_end(token_b, eos_id) | (index >= state.limits_b)",
+                "is_end(token_b, eos_id)",
+            ),
+            "the_first_end_alone": ("jnp.isin(tokens, jnp.asarray(eos_id))", "tokens == filler(eos_id)"),
             "end_counted": ("jnp.sum(before_end_bn, axis=1)", "jnp.sum(before_end_bn, axis=1) + 1"),
         },
     ),
     "transformer/decoding/completion.py": (
         "tests/decoding/test_completion.py tests/decoding/test_stops.py",
         {
+            "further_ends_do_not_end": (" or token in window.further", ""),
             "window_one_more": ("self.length + 1 - read", "self.length + 2 - read"),
             "first_half_kept": (
                 "return tokens[-(max(window.length // 2, 1) if self.new else window.length) :]",
