@@ -22,7 +22,9 @@ def main() -> None:
 
 def executed(notebook: nbformat.NotebookNode, folder: Path) -> nbformat.NotebookNode:
     """The notebook with new outputs: of pictures the PNG alone, and no times of execution."""
-    NotebookClient(notebook, timeout=600, resources={"metadata": {"path": str(folder)}}).execute()
+    NotebookClient(
+        notebook, timeout=600, coalesce_streams=True, resources={"metadata": {"path": str(folder)}}
+    ).execute()
     for cell in notebook.cells:
         cell.metadata = {}
         for output in cell.get("outputs", []):

@@ -72,6 +72,36 @@ def test_a_notebook_runs_and_prints_what_it_carries(path, monkeypatch, capsys, a
     assert runs.listing(path.parent) == before, "it writes into the repository"
 
 
+DRAWN = """
+from commands.notebook import Picture, settle
+from transformer.visualization.attention import draw_attention
+
+settle()
+print("one")
+print("two")
+Picture(draw_attention, [[[1.0]]], ["a"], ["b"])
+"""
+
+
+@pytest.mark.thorough
+def test_the_first_cell_finds_the_library_from_a_kernel(monkeypatch, tmp_path):
+    """As `python -m benchmarks.notebooks` runs notebooks, by nbclient."""
+    for name in ("nbclient", "nbformat", "ipykernel"):
+        pytest.importorskip(name)
+    from nbformat import v4
+
+    from benchmarks.notebooks import executed
+
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    firsts = {"".join(read(path)[1][0]["source"]) for path in NOTEBOOKS}
+    assert len(firsts) == 1, "all begin with the same cell"
+    cells = [v4.new_code_cell(source) for source in (*firsts, DRAWN)]
+    first, drawn = executed(v4.new_notebook(cells=cells), runs.ROOT / "notebooks").cells
+    assert (first.execution_count, first.outputs, drawn.execution_count) == (1, [], 2)
+    printed, shown = drawn.outputs
+    assert printed.text == "one\ntwo\n" and list(shown.data) == ["image/png"]
+
+
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_a_notebook_is_saved_as_one_run_from_top_to_bottom(path):
     notebook, cells = read(path)
