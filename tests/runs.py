@@ -2,6 +2,7 @@
 
 import contextlib
 import io
+import math
 import os
 import random
 import re
@@ -14,11 +15,13 @@ from pathlib import Path
 import jax
 import pytest
 from jax.experimental.compilation_cache import compilation_cache
+from jax.sharding import Mesh
 from matplotlib.figure import Figure
 from PIL import Image
 
 from commands import opening
 from commands import train as command
+from transformer.training import parallel
 from transformer.training.checkpoint import State
 from transformer.training.hooks import Hook
 
@@ -28,7 +31,7 @@ ROOT = Path(__file__).parent.parent
 @contextlib.contextmanager
 def in_root(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Changes to the repository's folder, with caches of data and compiled programs apart from the user's,
-    shared by all tests of a session and the processes that they start."""
+    shared by all tests of a session and the processes that they start; and runs take `mesh_of_few`."""
     shared = tmp_path_factory.getbasetemp()
     shared = shared.parent if "PYTEST_XDIST_WORKER" in os.environ else shared
     programs = shared / "programs"
@@ -37,6 +40,7 @@ def in_root(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(ROOT)
         patch.setattr(Figure, "savefig", save_blank)
+        patch.setattr(parallel, "make_mesh", mesh_of_few)
         patch.setenv("XDG_CACHE_HOME", str(shared / "cache"))
         for name, value in settings.items():
             patch.setenv(name.upper(), str(value))
@@ -46,6 +50,24 @@ def in_root(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     for name, value in before.items():
         jax.config.update(name, value)
     compilation_cache.reset_cache()
+
+
+DEVICES = 2
+"""The devices of a run in this process whose config asks for none: enough to divide a batch over."""
+
+MAKE_MESH = parallel.make_mesh
+
+
+def mesh_of_few(config: parallel.MeshConfig, devices: Sequence[jax.Device] | None = None) -> Mesh:
+    """The mesh of a config over `DEVICES` times as many devices as its other axes ask for where one is -1,
+    over so many if there are no more; `make_mesh` itself would take all eight."""
+    sizes = [getattr(config, axis) for axis in parallel.AXES]
+    if devices is None and -1 in sizes:
+        asked, every = math.prod(size for size in sizes if size > 0), jax.devices()
+        for number in (DEVICES * asked, asked):
+            if len(every) % number == 0:
+                return MAKE_MESH(config, every[:number])
+    return MAKE_MESH(config, devices)
 
 
 SAVE = Figure.savefig

@@ -19,7 +19,7 @@ def source(tmp_path_factory):
 
 
 def run(source, folder, *options, steps=STEPS):
-    """A short run; tests have eight devices, over which the rows of a batch are spread."""
+    """A short run; tests have several devices, over which the rows of a batch are spread."""
     command = [
         "--config=configs/transformer_xl.py:tiny",
         f"--workdir={folder}",

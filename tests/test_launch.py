@@ -61,7 +61,7 @@ BEFORE_THE_DATA = {
     "--config.optimizer.name=adamv": "config.optimizer.name: optax has no optimizer 'adamv'; did you mean",
     "--config.optimizer.name=adamw --config.optimizer.arguments.beta=1": "arguments.beta: adamw takes only",
     "--config.parallel.mesh.data=3": "parallel.mesh: data 3 x fsdp 1 x expert 1 x context 1 x tensor 1",
-    "--config.train.batch_size=9": "train.batch_size: 9 is not a multiple of 8",
+    "--config.train.batch_size=9": "train.batch_size: 9 is not a multiple of 2",
     "--config.train.steps=0": "config.train.steps: 0",
     "--config.data.source=text:/nowhere/*.txt": "/nowhere/*.txt",
     "--config.data.source=xls:x": "config.data.source: 'xls:x'",

@@ -132,7 +132,7 @@ def test_a_signal_saves_and_the_same_command_goes_on(capfd, tmp_path, source, st
 def test_a_killed_run_goes_on_from_its_last_checkpoint(tmp_path, source, straight):
     folder = tmp_path / "run"
     command = [sys.executable, "-c", KILLED, source, str(folder)]
-    environment = {"JAX_NUM_CPU_DEVICES": "8"}
+    environment = {"JAX_NUM_CPU_DEVICES": str(runs.DEVICES)}
     killed = subprocess.run(
         command, cwd=runs.ROOT, env=os.environ | environment, capture_output=True, text=True, timeout=300
     )

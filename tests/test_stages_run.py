@@ -166,7 +166,7 @@ def test_devices_and_measured_steps_change_nothing(tmp_path, source, straight):
 
 REFUSED = {
     "batch_sise={'2':8}": "train.until.batch_sise: unknown; did you mean 'batch_size'?",
-    "batch_size={'2':12}": "train.batch_size: 12 is not a multiple of 8 = ",
+    "batch_size={'2':13}": "train.batch_size: 13 is not a multiple of 2 = ",
     "batch_size={'x':8}": "train.until.batch_size: until 'x'; expected the number of a step",
     "batch_size={'0':8}": "train.until.batch_size: until '0'; expected",
     "batch_size={'2':0}": "train.until.batch_size: 0 until step 2; expected a whole number",

@@ -293,7 +293,7 @@ REFUSED = {
     "--config.data.tokenizer=characters": "'characters', but a fork has the tokenizer of",
     "--config.initialize_from={stable}": "but a fork has the parameters of",
     "--config.optimizer.decay_steps=5": "decay_steps: 5 does nothing with schedule 'constant'",
-    "--config.train.batch_size=9": "train.batch_size: 9 is not a multiple of 8",
+    "--config.train.batch_size=9": "train.batch_size: 9 is not a multiple of 2",
     "--config.optimizer.rules=[{{'match':'norm','weight_decay':0.5}}]": "state of another optimizer: ",
     f"--fresh_optimizer {PRODIGY}": "would also begin its schedule anew",
 }
@@ -356,7 +356,7 @@ def test_a_fork_that_is_killed_before_its_first_step_begins_with_the_checkpoint(
     killed = subprocess.run(
         [sys.executable, "-c", KILLED, at, *flags],
         cwd=runs.ROOT,
-        env=os.environ | {"JAX_NUM_CPU_DEVICES": "8"},
+        env=os.environ | {"JAX_NUM_CPU_DEVICES": str(runs.DEVICES)},
         capture_output=True,
         text=True,
         timeout=300,

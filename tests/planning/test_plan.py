@@ -149,6 +149,7 @@ def test_times_of_cpus_are_not_known():
 def test_the_command_writes_json(tmp_path, capsys):
     out = tmp_path / "plan.json"
     keys = [f"--config.{key}={value}" for key, value in SMALL.items()]
+    keys.append("--config.parallel.mesh.data=8")
     flags = ["--mode=plan", "--config=configs/lm.py:tiny", f"--output={out}", *keys]
     assert launch.main(flags) == 0
     found = json.loads(out.read_text())
