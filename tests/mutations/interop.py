@@ -65,7 +65,7 @@ EDITS = {
         },
     ),
     "transformer/interop/sentencepiece.py": (
-        "tests/interop/test_sentencepiece.py",
+        "tests/interop/test_sentencepiece.py tests/interop/test_marian_tokenizers.py",
         {
             "lowest_first": ("found.append((-score,", "found.append((score,"),
             "spaces_stay": ("if normal.get(4, 1):", "if False:"),
