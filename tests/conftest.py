@@ -1,10 +1,12 @@
 """Eight virtual CPU devices for every test, so that sharding is tested anywhere; options of the suite."""
 
 import gc
+import os
 
 gc.set_threshold(200_000, 20, 50)  # before the imports: most of what they and tracing make stays
+# There is a process for each core: further threads of NumPy and PyTorch would only wait.
+os.environ |= {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 
-import os  # noqa: E402
 from collections.abc import Iterator  # noqa: E402
 from typing import Any  # noqa: E402
 

@@ -105,6 +105,8 @@ def test_the_training_command_beats_gzip_in_a_fresh_environment(tmp_path):
         "JAX_DISABLE_MOST_OPTIMIZATIONS",
         "JAX_COMPILATION_CACHE_DIR",
         "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS",
+        "OMP_NUM_THREADS",
+        "OPENBLAS_NUM_THREADS",
     )
     environment = {name: value for name, value in os.environ.items() if name not in ours}
     wheels = Path(environment.get("XDG_CACHE_HOME") or Path.home() / ".cache", "pip")

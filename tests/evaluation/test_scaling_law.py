@@ -132,7 +132,7 @@ def test_intervals_are_about_right(rng):
 @pytest.mark.thorough
 def test_intervals_of_90_percent_cover_90_percent(rng):
     """In 200 studies, with 4 standard deviations of a count on both sides."""
-    shares = covered(rng, 200, 200, 0.004, true_law())
+    shares = covered(rng, 200, 100, 0.004, true_law())
     away = 4 * math.sqrt(0.9 * 0.1 / 200)
     assert (np.abs(shares - 0.9) < away).all(), shares
 
