@@ -1,19 +1,11 @@
-"""The notebooks run top to bottom, without Jupyter, and carry the outputs of what they hold now."""
+"""The notebooks run top to bottom, each in a kernel, and carry the outputs of what they hold now."""
 
-import functools
 import json
 import re
-import sys
-import tempfile
 
-import jax
-import matplotlib
 import pytest
 
-from commands import notebook as command
-from commands import opening
 from tests import runs
-from transformer.training.run import Run
 
 NOTEBOOKS = sorted((runs.ROOT / "notebooks").glob("*.ipynb"))
 
@@ -23,83 +15,41 @@ def read(path) -> tuple[dict, list[dict]]:
     return notebook, [cell for cell in notebook["cells"] if cell["cell_type"] == "code"]
 
 
-def shape_of(printed: str) -> list[str]:
-    """The words of it, without numbers, which differ between machines, and without how they are spaced."""
-    return re.sub(r"[-+]?\d+(?:\.\d*)?(?:e[-+]?\d+)?", "#", printed).split()
+def printed(cell: dict) -> list[str]:
+    """The words that a cell printed, without numbers, which differ between machines."""
+    text = "".join("".join(each["text"]) for each in cell["outputs"] if each.get("name") == "stdout")
+    return re.sub(r"[-+]?\d+(?:\.\d*)?(?:e[-+]?\d+)?", "#", text).split()
 
 
-def test_there_is_one():
+def test_all_begin_with_the_cell_that_finds_the_library():
     assert "attention_from_scratch" in [path.stem for path in NOTEBOOKS]
-
-
-@pytest.fixture
-def apart(monkeypatch, tmp_path_factory):
-    """Keeps caches and temporary folders of a notebook apart, and the settings of this process."""
-    shared = tmp_path_factory.getbasetemp()
-    monkeypatch.setenv("XDG_CACHE_HOME", str(shared / "cache"))
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path_factory.mktemp("notebook")))
-    monkeypatch.setattr(command, "settle", lambda: None)
-
-
-ON_EIGHT = ("scaling_out",)
-"""Notebooks that want several devices; the others run on one of this process's, as for most users."""
+    (first,) = {"".join(read(path)[1][0]["source"]) for path in NOTEBOOKS}
+    assert "REPOSITORY" in first
 
 
 @pytest.mark.thorough
-@pytest.mark.filterwarnings("ignore:FigureCanvasAgg is non-interactive")
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-def test_a_notebook_runs_and_prints_what_it_carries(path, monkeypatch, capsys, apart):
-    """Its cells in order in one namespace, in its own folder as Jupyter does, with all their assertions."""
-    import matplotlib.pyplot as plt
-
-    _, cells = read(path)
-    if path.stem not in ON_EIGHT:
-        monkeypatch.setattr(opening, "Run", functools.partial(Run, devices=jax.devices()[:1]))
-    before = runs.listing(path.parent)
-    monkeypatch.chdir(path.parent)
-    monkeypatch.setattr(sys, "path", [*sys.path])
-    namespace = {"__name__": "__main__"}  # dataclasses ask for the module that a class says it is from
-    precision = jax.config.jax_default_matmul_precision
-    with matplotlib.rc_context({"backend": "agg"}):
-        try:
-            for cell in cells:
-                exec(compile("".join(cell["source"]), f"{path.name}, {cell['id']}", "exec"), namespace)
-                carried = ["".join(each["text"]) for each in cell["outputs"] if each.get("name") == "stdout"]
-                assert shape_of(capsys.readouterr().out) == shape_of("".join(carried)), cell["id"]
-        finally:
-            plt.close("all")
-            jax.config.update("jax_default_matmul_precision", precision)
-    assert runs.listing(path.parent) == before, "it writes into the repository"
-
-
-DRAWN = """
-from commands.notebook import Picture, settle
-from transformer.visualization.attention import draw_attention
-
-settle()
-print("one")
-print("two")
-Picture(draw_attention, [[[1.0]]], ["a"], ["b"])
-"""
-
-
-@pytest.mark.thorough
-def test_the_first_cell_finds_the_library_from_a_kernel(monkeypatch, tmp_path):
-    """As `python -m benchmarks.notebooks` runs notebooks, by nbclient."""
+def test_a_notebook_runs_and_prints_what_it_carries(path, monkeypatch, tmp_path, tmp_path_factory):
+    """By nbclient, as `python -m benchmarks.notebooks` does, with all assertions of the notebook."""
     for name in ("nbclient", "nbformat", "ipykernel"):
         pytest.importorskip(name)
-    from nbformat import v4
+    import nbformat
 
     from benchmarks.notebooks import executed
 
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    firsts = {"".join(read(path)[1][0]["source"]) for path in NOTEBOOKS}
-    assert len(firsts) == 1, "all begin with the same cell"
-    cells = [v4.new_code_cell(source) for source in (*firsts, DRAWN)]
-    first, drawn = executed(v4.new_notebook(cells=cells), runs.ROOT / "notebooks").cells
-    assert (first.execution_count, first.outputs, drawn.execution_count) == (1, [], 2)
-    printed, shown = drawn.outputs
-    assert printed.text == "one\ntwo\n" and list(shown.data) == ["image/png"]
+    shared = tmp_path_factory.getbasetemp()  # nothing of the user's is read or written
+    for name in ("XDG_CACHE_HOME", "IPYTHONDIR", "JUPYTER_RUNTIME_DIR"):
+        monkeypatch.setenv(name, str(shared / name.lower()))
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    before = runs.listing(path.parent)
+    notebook = executed(nbformat.read(path, 4), path.parent)
+    assert runs.listing(path.parent) == before, "it writes into the repository"
+    now = [cell for cell in notebook.cells if cell.cell_type == "code"]
+    for cell, carried in zip(now, read(path)[1], strict=True):
+        assert printed(cell) == printed(carried), cell.id
+        assert [each.get("data", {}).keys() for each in cell.outputs if "data" in each] == [
+            each["data"].keys() for each in carried["outputs"] if "data" in each
+        ], cell.id
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
