@@ -73,7 +73,11 @@ def main(argv: list[str]) -> int:
         print("error:", *str(error).split("\n"), file=sys.stderr)
         return 2
     except StorageError as error:
+        if error.__cause__ and not isinstance(error.__cause__, OSError):
+            leave_the_dead(error)  # perhaps a save in which another process did not take part
         print(f"error: {error}", file=sys.stderr)
+        if processes.PLACES:
+            leave(1)
         return 1
     except BrokenPipeError:  # the reader of the output has left; discard what is buffered
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -100,9 +104,14 @@ def leave_the_dead(error: Exception) -> None:
             f"error: {gone} has ended, and so must the others ({why}); the same command resumes",
             file=sys.stderr,
         )
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(1)
+        leave(1)
+
+
+def leave(code: int) -> None:
+    """Ends this process at once: in good order it would wait for the others, which wait for it."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
 
 
 def parse(argv: list[str]) -> tuple[argparse.Namespace, list[tuple[str, str]]]:

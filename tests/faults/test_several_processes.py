@@ -56,21 +56,22 @@ def together(count: int, program: str, *arguments: str) -> list[tuple[int, str, 
 
 
 def test_a_rollback_and_other_numbers_of_processes_change_no_loss(tmp_path, monkeypatch, capfd):
-    """Two processes go back from steps that are spoilt, four go on with another mesh, and one ends the run:
-    as one process does alone, to 1e-5."""
+    """One process begins, two go on, and back from steps that are spoilt, four go on with another mesh, and
+    one ends the run: as one process does alone, to 1e-5."""
     source, folder = runs.write_corpus(tmp_path / "corpus"), tmp_path / "several"
-    lengths = [f"--config.train.steps={steps}" for steps in (6, 8, 10)]
+    first, *lengths = [f"--config.train.steps={steps}" for steps in (2, 6, 8, 10)]
     mesh = ("--config.parallel.mesh.data=2", "--config.parallel.mesh.fsdp=2")
+    assert launch.main(runs.tiny(source, folder, *OPTIONS, first)) == 0
     for ended in (
-        together(2, PROGRAM, *runs.tiny(source, folder, *OPTIONS, lengths[0])),
+        together(2, PROGRAM, f"--workdir={folder}", lengths[0]),
         together(4, PROGRAM, f"--workdir={folder}", lengths[1], *mesh),
     ):
         assert [code for code, _, _ in ended] == [0] * len(ended), ended[0][2][-3000:]
     spoil(monkeypatch, SPOILT)
     one = ("--config.parallel.mesh.data=-1", "--config.parallel.mesh.fsdp=1")
     assert launch.main([f"--workdir={folder}", lengths[2], *one]) == 0
-    assert launch.main(runs.tiny(source, tmp_path / "one", *OPTIONS, lengths[0])) == 0
-    for length in lengths[1:]:
+    assert launch.main(runs.tiny(source, tmp_path / "one", *OPTIONS, first)) == 0
+    for length in lengths:
         assert launch.main([f"--workdir={tmp_path}/one", length]) == 0
     undone = [json.loads((path / "rollbacks.json").read_text()) for path in (folder, tmp_path / "one")]
     assert undone[0] == undone[1] and [(x["since"], x["to"]) for x in undone[0]] == [(4, 2)]
@@ -90,6 +91,62 @@ def test_a_rollback_and_other_numbers_of_processes_change_no_loss(tmp_path, monk
                 assert a[name] == pytest.approx(b[name], rel=1e-5)
                 compared += b[name] is not None
     assert compared > 15
+
+
+FULL = """
+import errno, os, sys
+import launch
+from transformer.training.checkpoint import Checkpoints
+from transformer.training.storage import Appended
+
+WHO = 1
+number, written, saved = int(sys.argv[-1][-1]), 0, []
+write, save, room = Appended.write, Checkpoints.save, Checkpoints.room
+
+def full(path):
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+
+def failing_write(self, piece, at=None):  # what the first process logs, for some time
+    global written
+    written += 1
+    return full("metrics") if 3 <= written < 9 else write(self, piece, at)
+
+def failing_room(self):  # the disk of both, for the first checkpoint
+    saved.append(None)
+    return 0 if len(saved) == 1 else room(self)
+
+def failing_save(self, step, *arguments):  # that of one of them, for the second
+    if step == 6 and number == WHO:
+        full(self.directory)
+    save(self, step, *arguments)
+
+Appended.write, Checkpoints.room, Checkpoints.save = failing_write, failing_room, failing_save
+sys.exit(launch.main(sys.argv[1:]))
+"""
+
+
+def test_full_disks_of_two_processes(tmp_path):
+    """Where the disk that both write to is full, and where what is logged cannot be written, training goes
+    on; where that of one of them fails while it saves, both end, and the one that failed says why."""
+    source, folder = runs.write_corpus(tmp_path / "corpus"), tmp_path / "run"
+    command = runs.tiny(source, folder, *OPTIONS, "--config.train.steps=90")
+    (code, _, error), (failed, _, why) = together(2, FULL, *command)
+    assert (code, failed) == (1, 1), error[-2000:]
+    assert error.splitlines()[-1].startswith("error: process 1 on "), error[-2000:]
+    assert why.splitlines()[-1] == (
+        f"error: {folder}/checkpoints: step 6 could not be saved (No space left on device); the last one is "
+        "of step 4"
+    )
+    for said in (
+        "step 2 could not be saved (there is not room enough for it); there is none before it",
+        "warning: step 4 is saved again",
+        "MetricsFile: values since step",
+        "MetricsFile: all values are written again",
+    ):
+        assert error.count(said) == 1, error
+    steps = [json.loads(line)["step"] for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    assert steps[:5] == [1, 2, 3, 4, 5]
+    assert "Traceback" not in why
 
 
 DYING = """

@@ -315,6 +315,44 @@ def test_a_failing_step_loses_no_checkpoint_in_flight(tmp_path):
         assert checkpoints.steps() == [2, 4]
 
 
+def test_a_signal_while_a_save_is_in_flight_ends_the_run_after_two_saves(tmp_path):
+    """The one that is being written, and that of the step that was running, on storage on which each takes a
+    second; a step takes 50 ms."""
+    seconds, signalled = 1.0, []
+
+    class Slow(Checkpoints):
+        begun = 0.0
+
+        def save(self, step, *arguments):
+            super().save(step, *arguments)
+            self.begun = time.monotonic()
+
+        def is_saving(self):
+            return time.monotonic() < self.begun + seconds
+
+        def wait(self):
+            super().wait()
+            time.sleep(max(0.0, self.begun + seconds - time.monotonic()))
+
+    class Kill(Hook):
+        def due(self, step, last):
+            time.sleep(0.05)
+            if step == 5:
+                assert checkpoints.is_saving()
+                signalled.append(time.monotonic())
+                os.kill(os.getpid(), signal.SIGTERM)
+            return False
+
+        def __call__(self, step, state, metrics):
+            raise AssertionError("it is never due")
+
+    with Slow(tmp_path) as checkpoints:
+        state, reason = run(1000, checkpoints=checkpoints, hooks=[Kill()], checkpoint_every=4)
+        took = time.monotonic() - signalled[0]
+        assert reason == "SIGTERM" and checkpoints.steps() == [int(state.step)] == [6]
+    assert seconds < took < 2 * seconds + 1
+
+
 def test_a_signal_saves_at_the_next_boundary_and_handlers_are_put_back(tmp_path):
     class Kill(Hook):
         def due(self, step, last):
