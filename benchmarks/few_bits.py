@@ -6,7 +6,7 @@
 The first form times greedy decoding of one row at the size of GPT-2 small (M) or smaller (S), with random
 weights. The second reads validation text with a trained run: the divergence KL(float32, other) of the next
 token, its mean in nats, and the share of equal greedy tokens. A kind is WEIGHTS or WEIGHTS+CACHE. Processor
-time is summed over cores, the best of 4; "weights" is what the stepper holds, "program" what the compiled loop
+time is summed over cores, the best of 4; "weights" is what the stepper holds, "program" what its loop
 needs besides, "cache" the keys and values.
 """
 
