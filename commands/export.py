@@ -3,6 +3,8 @@
 python launch.py --mode=export --workdir=runs/lm --to=models/lm
 python launch.py --mode=export --workdir=runs/lm@200 --to=models/lm --family=llama --dtype=bfloat16
 
+python launch.py --mode=export --workdir=runs/lm --to=models/lm-gguf --format=gguf
+
 python launch.py --mode=export --workdir=runs/lm --to=models/lm-hlo --format=stablehlo --length=64 --room=64
 
 LoRA adapters are merged into the weights. A model with a part that no family has is refused. As StableHLO any
@@ -39,8 +41,9 @@ def add_flags(parser: Any) -> None:
         "--dtype", choices=("float32", "bfloat16"), default="float32", help="type of the tensors (float32)"
     )
     parser.add_argument("--shard_gb", type=float, default=SHARD_GB, help="GB of the largest file (5)")
-    what = "transformers, or stablehlo: programs of jax.export (transformers)"
-    parser.add_argument("--format", choices=("transformers", "stablehlo"), default="transformers", help=what)
+    what = "transformers, gguf: a file for llama.cpp, or stablehlo: programs of jax.export (transformers)"
+    kinds = ("transformers", "gguf", "stablehlo")
+    parser.add_argument("--format", choices=kinds, default="transformers", help=what)
     for name, default, meaning in SHAPES:
         parser.add_argument(f"--{name}", type=int, default=default, help=f"stablehlo: {meaning} ({default})")
     parser.add_argument("--platforms", default="", help="stablehlo: cpu,cuda,rocm,tpu (the one it runs on)")
@@ -58,7 +61,12 @@ def run(flags: argparse.Namespace, overrides: "Overrides") -> int:
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise UserError(f"--to: {target} is there already; choose a new folder")
     write: Any = _write
-    if flags.format == "stablehlo":
+    if flags.format == "gguf":
+        from commands import gguf_file
+
+        gguf_file.check(flags)
+        write = gguf_file.write
+    elif flags.format == "stablehlo":
         from commands import stablehlo
 
         stablehlo.check(flags)
@@ -92,23 +100,14 @@ def write_model(
 ) -> tuple[Any, dict[str, Any]]:
     """Writes all files of a run's model, with these parameters, into the folder `part`; returns its family,
     `name` or the first, and the places of its tensors by their names."""
-    import jax
-    import jax.numpy as jnp
-    from flax import traverse_util
-
+    from commands.tensors import tensors_of
     from commands.workdir import write_json
-    from transformer.interop.folder import CONFIG, PIXELS, family_for, numbered
-    from transformer.interop.rules import places
+    from transformer.interop.folder import CONFIG, PIXELS, numbered
     from transformer.interop.tensors import write_tensors
-    from transformer.interop.transfer import outputs
-    from transformer.models.lora import merged
 
     config, model = opened.config, opened.experiment.config.model
-    family, values = family_for(config, name)
-    abstract = jax.eval_shape(lambda params: merged(params, model), opened.abstract.params)
-    shapes = {path: leaf.shape for path, leaf in traverse_util.flatten_dict(abstract, sep="/").items()}
+    family, values, found, outputs = tensors_of(opened, params, name, dtype)
     vocab_size = getattr(opened.experiment.model, "vocab_size", 0)
-    found = places(family.rules(model), shapes, vocab_size)
     values |= {"dtype": dtype, "torch_dtype": dtype}
     if family.labelled:
         values |= numbered(opened.experiment.data.labels)
@@ -116,7 +115,7 @@ def write_model(
         write_json(part / PIXELS, family.write_pixels(model, config.data), indent=2)
     else:
         values = _tokenizer(part, opened.experiment, values, family.paired) | {"vocab_size": vocab_size}
-    write_tensors(part, outputs(found, merged(params, model), jnp.dtype(dtype)), int(shard_gb * 1e9))
+    write_tensors(part, outputs, int(shard_gb * 1e9))
     write_json(part / CONFIG, values, indent=2)
     return family, found
 

@@ -1,6 +1,15 @@
 """Mutations of commands: file -> (tests, {name: (text, replacement)})."""
 
 EDITS = {
+    "commands/gguf_file.py": (
+        "tests/interop/test_gguf.py",
+        {
+            "not_in_their_order": (".swapaxes(1, 2)", ".swapaxes(1, 1)"),
+            "order_of_all_architectures": ("if architecture == PERMUTED else", "if architecture else"),
+            "windows_forgotten": ('"sliding_window": None}', '"sliding_windows": None}'),
+            "special_as_text": ("{True: kinds.CONTROL,", "{True: kinds.NORMAL,"),
+        },
+    ),
     "transformer/visualization/html.py": (
         "tests/visualization/test_run_page.py",
         {

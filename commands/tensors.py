@@ -1,0 +1,23 @@
+"""The tensors of a run's model under the names of another library, for `--mode=export`."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import traverse_util
+
+from transformer.interop.folder import family_for
+from transformer.interop.rules import places
+from transformer.interop.transfer import outputs
+from transformer.models.lora import merged
+
+
+def tensors_of(opened: Any, params: Any, name: str, dtype: str) -> tuple[Any, dict, dict[str, Any], Any]:
+    """The family, `name` or the first, of a run's model, its config.json, the places of its tensors by their
+    names, and the tensors, each computed when it is read."""
+    model = opened.experiment.config.model
+    family, values = family_for(opened.config, name)
+    abstract = jax.eval_shape(lambda params: merged(params, model), opened.abstract.params)
+    shapes = {path: leaf.shape for path, leaf in traverse_util.flatten_dict(abstract, sep="/").items()}
+    found = places(family.rules(model), shapes, getattr(opened.experiment.model, "vocab_size", 0))
+    return family, values, found, outputs(found, merged(params, model), jnp.dtype(dtype))
