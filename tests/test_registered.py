@@ -128,6 +128,8 @@ def test_the_recipe_for_a_notebook_trains_and_decodes(small, monkeypatch, tmp_pa
     assert not np.allclose(weights_hts.sum(-1), 1, atol=0.1)
     ids = jnp.array([experiment.data.tokenizer.encode(text)])
     logits_btv = experiment.model.apply({"params": params}, ids)
+    shown_btv, _ = experiment.model.apply({"params": params}, ids, mutable="intermediates")
+    np.testing.assert_allclose(shown_btv, logits_btv, atol=1e-4)  # the weights that are shown are those used
     stepper = experiment.stepper(params)
     step_bv, cache = stepper.prefill(ids[:, :1], jnp.array([1]), ids.shape[1])
     for i in range(ids.shape[1]):
