@@ -8,6 +8,7 @@ import numpy as np
 import optax
 import pytest
 from flax import linen as nn
+from flax import traverse_util
 from jax.tree_util import keystr, tree_leaves_with_path
 
 from tests.decoding import test_incremental as incremental
@@ -224,5 +225,11 @@ def test_adapters_of_nothing_are_refused(changes, message):
 
 
 def test_those_of_one_side_are_adapters_of_something():
-    changes = SMALL | {"lora_layers": "cross_attention/key"}
-    refuse_idle(from_values(EncoderDecoderConfig, changes))
+    config = from_values(EncoderDecoderConfig, SMALL | {"lora_layers": "cross_attention/key"})
+    refuse_idle(config)
+    one = jnp.zeros((1, 1), jnp.int32)
+    params = jax.eval_shape(lambda: config.build(8).init(jax.random.key(0), one, one))["params"]
+    paths = traverse_util.flatten_dict(nn.meta.unbox(params), sep="/")
+    assert {path.rpartition("/lora_")[0] for path in paths if "/lora_" in path} == {
+        "decoder_blocks/cross_attention/key"
+    }
