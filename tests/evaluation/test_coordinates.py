@@ -64,7 +64,7 @@ def test_sizes_are_means_of_absolute_outputs_and_of_their_changes(rng):
 
 def test_all_layers_are_recorded_in_the_order_of_computation():
     model = DecoderConfig(**SIZES).build(20)
-    params = unboxed(model.init(jax.random.key(0), TOKENS)["params"])
+    params = unboxed(jax.jit(model.init)(jax.random.key(0), TOKENS)["params"])
     seen = {}
     logits = []
 
@@ -88,7 +88,7 @@ def test_all_layers_are_recorded_in_the_order_of_computation():
 
 def test_the_stacks_of_an_encoder_and_a_decoder_are_told_apart():
     model = EncoderDecoder(EncoderDecoderConfig(**SIZES), 20)
-    params = unboxed(model.init(jax.random.key(0), TOKENS, TOKENS)["params"])
+    params = unboxed(jax.jit(model.init)(jax.random.key(0), TOKENS, TOKENS)["params"])
     seen = record(lambda: model.apply({"params": params}, TOKENS, TOKENS), Block)
     assert {"encoder/0/attention/query", "decoder/1/cross_attention/key", "decoder/1"} <= seen.keys()
 

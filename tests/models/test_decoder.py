@@ -208,7 +208,7 @@ def test_sublayers_share_the_scale_of_their_sum(rng):
     """The output projections of n blocks of m sublayers have 1 / (n m) of the variance of the others."""
     for feed_forward, terms in ("gelu", 6), ("none", 3):
         model = Decoder(dataclasses.replace(CONFIG, d_model=64, feed_forward=feed_forward), VOCAB)
-        params = nn.meta.unbox(model.init(jax.random.key(0), jnp.zeros((1, 1), jnp.int32))["params"])
+        params = nn.meta.unbox(jax.jit(model.init)(jax.random.key(0), jnp.zeros((1, 1), jnp.int32))["params"])
         attention = params["blocks"]["attention"]
         ratio = attention["query"]["kernel"].var() / attention["output"]["kernel"].var()
         np.testing.assert_allclose(ratio, terms, rtol=0.2)

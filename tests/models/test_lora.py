@@ -185,7 +185,7 @@ def test_in_half_precision_they_are_as_close_as_its_rounding(rng):
 def test_the_first_step_of_training_them_alone_moves_them_alone(rng):
     """The first matrix is drawn and the second zero, so that one of the two has a gradient."""
     model, inputs = MODELS["decoder"]
-    params = nn.meta.unbox(model.init(jax.random.key(0), *inputs))["params"]
+    params = nn.meta.unbox(jax.jit(model.init)(jax.random.key(0), *inputs))["params"]
     config = OptimizerConfig(learning_rate=0.1, train_only="lora", schedule="constant", warmup_steps=0)
     optimizer, _ = make_optimizer(config, 10)
 

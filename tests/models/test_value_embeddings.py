@@ -28,15 +28,16 @@ def test_initially_a_model_is_almost_the_one_without(rng):
     tokens = rng.integers(0, VOCAB, (2, 7))
     models = [config.build(VOCAB) for config in (CONFIG, dataclasses.replace(CONFIG, value_embeddings=()))]
     (valued, plain), (more, params) = zip(
-        *[(m, nn.meta.unbox(m.init(jax.random.key(3), tokens)["params"])) for m in models], strict=True
+        *[(m, nn.meta.unbox(jax.jit(m.init)(jax.random.key(3), tokens)["params"])) for m in models],
+        strict=True,
     )
     table, scale = (more["value_embedding"][name] for name in ("table", "scale"))
     del more["value_embedding"]
     assert table.shape == (128, 2 * 2 * 4) and 0.01 < table.std() < 0.03 and (scale == 1).all()
     jax.tree.map(np.testing.assert_array_equal, more, params)
     none = {**params, "value_embedding": {"table": 0 * table, "scale": scale}}
-    expected = plain.apply({"params": params}, tokens)
-    np.testing.assert_array_equal(valued.apply({"params": none}, tokens), expected)
+    expected = jax.jit(plain.apply)({"params": params}, tokens)
+    np.testing.assert_array_equal(jax.jit(valued.apply)({"params": none}, tokens), expected)
 
 
 @pytest.mark.parametrize("skips", [False, True])
@@ -46,11 +47,16 @@ def test_against_numpy(rng, skips):
     model, tokens = config.build(VOCAB), rng.integers(0, VOCAB, (1, 5))
     params = random_params(rng, model, tokens)
     expected = numpy_decoder.decoder(numpy_decoder.exact(params), config, tokens[0])[:, :VOCAB]
-    found = model.apply({"params": params}, tokens)[0, :, :VOCAB]
+    found = jax.jit(model.apply)({"params": params}, tokens)[0, :, :VOCAB]
     np.testing.assert_allclose(found, expected, atol=2e-5, rtol=2e-5)
     stepper = DecoderStepper.of(model, params)
-    first, cache = stepper.prefill(tokens[:, :3], np.array([3]), 2)
-    others, _ = stepper.extend(tokens[:, 3:], cache)
+
+    @jax.jit
+    def read():
+        first, cache = stepper.prefill(tokens[:, :3], np.array([3]), 2)
+        return first, stepper.extend(tokens[:, 3:], cache)[0]
+
+    first, others = read()
     np.testing.assert_allclose(jnp.concatenate([first, others[0]]), expected[2:], atol=2e-5, rtol=2e-5)
 
 
@@ -79,12 +85,12 @@ def test_segments_with_memory_are_the_whole_text(rng, changes):
     model, tokens = config.build(VOCAB), rng.integers(0, VOCAB, (2, 8))
     segments = 1 + np.sort(rng.integers(0, 2, (2, 8)), axis=1)
     variables = {"params": random_params(rng, model, tokens)}
-    memory, states = Memory.empty(config, 2, 8), []
+    memory, states, apply = Memory.empty(config, 2, 8), [], jax.jit(model.apply, static_argnames="method")
     for part in (slice(0, 4), slice(4, 8)):
         inputs = {"segments_bt": segments[:, part], "method": "recur"}
-        x_btd, memory = model.apply(variables, tokens[:, part], memory, **inputs)
+        x_btd, memory = apply(variables, tokens[:, part], memory, **inputs)
         states.append(x_btd)
-    whole = model.apply(variables, tokens, segments_bt=segments, method="hidden")
+    whole = apply(variables, tokens, segments_bt=segments, method="hidden")
     np.testing.assert_allclose(jnp.concatenate(states, axis=1), whole, atol=2e-4)
 
 

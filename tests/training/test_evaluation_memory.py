@@ -40,7 +40,7 @@ def test_microbatches_and_chunks_hold_for_evaluation(rng):
     tokens = rng.integers(0, VOCAB, (2, ROWS, LENGTH)).astype(np.int32)
     weights = (rng.random((ROWS, LENGTH)) < rng.random((ROWS, 1))).astype(np.float32)
     batch = {"tokens": tokens[0], "targets": tokens[1], "weights": weights, "bytes": 2 * weights}
-    params = nn.meta.unbox(Objective().model.init(jax.random.key(0), tokens[0, :1]))["params"]
+    params = nn.meta.unbox(jax.jit(Objective().model.init)(jax.random.key(0), tokens[0, :1]))["params"]
 
     def measured(chunk_size=0, microbatches=1):
         step = in_microbatches(by_row(make_eval_step(Objective(chunk_size))), microbatches)

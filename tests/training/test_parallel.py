@@ -329,7 +329,7 @@ def test_sequences_are_divided_between_attention_and_feed_forward(rng):
 
     def run(name, t):
         tokens = np.random.default_rng(t).integers(0, 32, (2, t))
-        params = nn.unbox(model.init(jax.random.key(0), tokens))["params"]
+        params = nn.unbox(jax.jit(model.init)(jax.random.key(0), tokens))["params"]
         with parallel.placed(grid, parallel.RULES[name]):
             step = jax.jit(jax.grad(lambda params: jnp.mean(model.apply({"params": params}, tokens) ** 2)))
             program = step.lower(params).compile()

@@ -58,7 +58,7 @@ def texts():
 def trained(texts):
     """By type: the losses, the first step's change of the parameters, and the state at the end."""
     found, optimizer = {}, optax.sgd(RATE)
-    first = Objective("float32").model.init(jax.random.key(0), texts[0]["tokens"])["params"]
+    first = jax.jit(Objective("float32").model.init)(jax.random.key(0), texts[0]["tokens"])["params"]
     for dtype in ("float32", "bfloat16"):
         step = jax.jit(make_train_step(Objective(dtype), optimizer, seed=0))
         state, losses, moved = State.create(nn.meta.unbox(first), optimizer, False), [], None
