@@ -37,6 +37,7 @@ def test_int8_is_the_nearest_of_255_steps_of_each_group(rng, axes):
 
 def test_float8_errs_by_a_sixteenth_of_an_entry(rng):
     x = (rng.normal(size=(16, 64)) * np.exp(2 * rng.normal(size=(16, 64)))).astype(np.float32)
+    x[3] = 0
     found = Quantized.of(jnp.asarray(x), "float8", -1)
     scale = np.abs(x).max(axis=-1, keepdims=True).astype(np.float64) / 448
     np.testing.assert_allclose(found.scale, scale, rtol=1e-6)
