@@ -145,7 +145,10 @@ class SequenceToSequence(Experiment):
             shown = zip(*zip(*pairs, strict=True), written, strict=True)
             return "\n\n".join("source: {}\nwanted: {}\nwritten: {}".format(*texts) for texts in shown)
 
-        c, attend = self.config.train, lambda params: self.attention(params, sources[0])
+        def attend(params: Params) -> AttentionMap | None:
+            return self.attention(params, sources[0])
+
+        c = self.config.train
         return [
             Samples(c.sample_every, sample, folder.samples),
             Pictures(c.sample_every, folder.attention, attend, draw_attention, folder.events, c.writers),
@@ -236,15 +239,7 @@ class SequenceToSequence(Experiment):
 
     def data_lines(self) -> list[str]:
         """The number of pairs, the share of padding, and how many pairs were truncated or left out."""
-        rows: Any = self.train_data().rows  # type: ignore[attr-defined]
-        c = self.config.data
-        lines = [f"{rows.pairs:,} training pairs in {len(rows):,} rows, {rows.padding:.1%} of them padding"]
-        if rows.cut:
-            most = f"{c.source_length} source or {c.target_length} target tokens"
-            lines.append(f"{rows.cut:,} pairs are longer than {most}: they are truncated")
-        if rows.skipped:
-            lines.append(f"{rows.skipped:,} pairs are left out: one side is empty or too long")
-        return lines
+        return self.data.described(self.train_data().rows)  # type: ignore[attr-defined]
 
     def example_flags(self) -> list[str]:
         """The first source of the validation split."""
@@ -296,7 +291,8 @@ class SequenceToSequence(Experiment):
             print(f"{which} {'are' if long > 1 else 'is'} {said}", file=sys.stderr, flush=True)
 
     def _metrics(self) -> list[TextMetric]:
-        return make_metrics((c := self.config.generate).metric, MetricOptions(c.bleu_tokenizer))
+        c = self.config.generate
+        return make_metrics(c.metric, MetricOptions(c.bleu_tokenizer))
 
     def _examples(self, split: str) -> tuple[list[str], list[list[str]]]:
         """The sources of a split that are evaluated, and the references of each."""
@@ -307,7 +303,8 @@ class SequenceToSequence(Experiment):
         self, params: Params, texts: Iterable[str], seed: int = 0, first: int = 0
     ) -> Iterator[list[tuple[float, str]]]:
         """(score, target) pairs of each source; the score of sampled targets is NaN."""
-        if (c := self.config.generate).temperature:
+        c = self.config.generate
+        if c.temperature:
             drawn = self._generator(params).generate(self._shortened(texts), jax.random.key(seed), first)
             yield from ([(math.nan, text) for text in targets] for targets in drawn)
         else:

@@ -184,6 +184,18 @@ class PairData(Corpus):
             said.append(f"{cut:,} sources truncated to {c.source_length} tokens")
         return "; ".join(said)
 
+    def described(self, rows: Any) -> list[str]:
+        """The number of pairs of packed rows, the share of padding, and how many are truncated or left
+        out."""
+        c = self.config
+        lines = [f"{rows.pairs:,} training pairs in {len(rows):,} rows, {rows.padding:.1%} of them padding"]
+        if rows.cut:
+            most = f"{c.source_length} source or {c.target_length} target tokens"
+            lines.append(f"{rows.cut:,} pairs are longer than {most}: they are truncated")
+        if rows.skipped:
+            lines.append(f"{rows.skipped:,} pairs are left out: one side is empty or too long")
+        return lines
+
     def inputs(self, split: str) -> Iterator[str]:
         """The sources of a split."""
         side = Side([self.open(split, field, fields=self.reads) for field in self.reads])
