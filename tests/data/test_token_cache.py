@@ -137,7 +137,7 @@ def test_what_a_killed_process_left_is_removed(tmp_path):
     assert not path.exists()
     assert len(list(tmp_path.glob("folder.new*"))) == 1
     build_once(path, lambda new: None)
-    assert [file.name for file in path.iterdir()] == ["sizes.json"]
+    assert [file.name for file in path.iterdir()] == ["checksums.json"]
     assert not list(tmp_path.glob("folder.new*"))
 
 

@@ -9,6 +9,16 @@ EDITS = {
             "unsorted": ("found.update(zip(order, texts", "found.update(zip(numbers, texts"),
         },
     ),
+    "transformer/evaluation/shared_prefix.py": (
+        "tests/evaluation/test_shared_prefix.py",
+        {
+            "of_another_prefix": ("jnp.repeat(first_bv, copies, axis=0)", "jnp.tile(first_bv, (copies, 1))"),
+            "in_fewer_bits": ('(sampling.weights, sampling.cache) == ("float32", "auto")', "sampling"),
+            "states_too": ("all(kind.has_attention for kind", "any(kind.has_attention for kind"),
+            "never_shared": ("if len(numbers) > 1]", "if len(numbers) > 99]"),
+            "likeliest_of_padding_too": ("likeliest_m[:n].all()", "likeliest_m.all()"),
+        },
+    ),
     "experiments/multiple_choice.py": (
         "tests/test_multiple_choice.py",
         {

@@ -7,11 +7,13 @@ import math
 import pytest
 
 import launch
+from tests import runs
 from tests.planning.test_plan import run_of
 from transformer.planning import plan as planning
 from transformer.planning import search
 from transformer.planning.hardware import CHIPS
 from transformer.planning.search import candidates, meshes, ranking
+from transformer.training import parallel
 
 pytestmark = pytest.mark.usefixtures("in_root")
 
@@ -30,7 +32,8 @@ KEYS = {
 
 @pytest.fixture
 def memory(monkeypatch):
-    """Makes CPUs H100s, with a memory of so many bytes."""
+    """Makes CPUs H100s, all of them, with a memory of so many bytes."""
+    monkeypatch.setattr(parallel, "make_mesh", runs.MAKE_MESH)
 
     def set_memory(size=80e9):
         chip = dataclasses.replace(CHIPS["h100"], memory=size)

@@ -12,6 +12,7 @@ from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 from transformer.decoding.completion import ContextWindow, TextGenerator
 from transformer.errors import UserError
 from transformer.evaluation.scoring import Row, score_rows
+from transformer.evaluation.shared_prefix import score_continuations
 from transformer.training.experiment import Params
 
 
@@ -20,7 +21,8 @@ class HarnessModel(TemplateLM):
 
     Every text follows the start token with which documents are trained, unless `start` is false: then it is
     read as its backend `hf` reads it with `add_bos_token=False`. Of a text that is too long the last tokens
-    are read. Rows are batched by length (see `transformer.evaluation.scoring.scores`).
+    are read. Rows are batched by length (see `transformer.evaluation.scoring.scores`), and a context is read
+    once for all its continuations (see `transformer.evaluation.shared_prefix`).
 
     Raises:
       UserError: the experiment is no language model.
@@ -101,7 +103,7 @@ class HarnessModel(TemplateLM):
 
     def _loglikelihood_tokens(self, requests: Sequence[Any], **_: Any) -> list[tuple[float, bool]]:
         rows = [self._row(context, continuation) for _, context, continuation in requests]
-        scores = score_rows(self._experiment, self._params, rows)
+        scores = score_continuations(self._experiment, self._params, rows)
         return [(score.log_likelihood, score.greedy) for score in scores]
 
     def _row(self, context: Sequence[int], continuation: Sequence[int]) -> Row:
