@@ -187,7 +187,7 @@ def test_no_space_is_lost_between_a_prompt_and_its_completion(capfd, monkeypatch
 
     def answer(generator, texts, *_):
         for text in texts:
-            text.take(following, generator.window.eos_id)
+            text.take(following, generator.window)
         yield
 
     monkeypatch.setattr(TextGenerator, "decode_batch", answer)

@@ -25,7 +25,7 @@ def score_continuations(experiment: Any, params: Params, rows: Sequence[Row]) ->
     Rows without company are scored by `score_rows`, and so are all where a layer caches a state, or the model
     decodes with weights or a cache in fewer bits.
     """
-    stepper, found = experiment.stepper(params), {}
+    stepper, found = experiment.stepper(params), dict[int, Score]()
     of_prefix: dict[tuple[int, ...], list[int]] = {}
     for i, row in enumerate(rows):
         of_prefix.setdefault(tuple(row.tokens[: row.start]), []).append(i)
