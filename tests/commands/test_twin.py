@@ -25,7 +25,8 @@ MARIAN = (
     "configs/papers/vaswani_base.py:tiny",
     {
         **{"model.position": "sinusoidal_halves", "model.norm_epsilon": 1e-5, "model.output_bias": True},
-        **{"model.attention_bias": True, "loss.label_smoothing": 0, "optimizer.name": "adamw"},
+        **{"model.attention_bias": True, "model.feed_forward": "silu", "loss.label_smoothing": 0},
+        "optimizer.name": "adamw",
         **{"optimizer.learning_rate": 1e-3, "optimizer.clip_norm": 1, "optimizer.weight_decay": 0.1},
     }
     | DROPOUTS,
