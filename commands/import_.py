@@ -9,6 +9,7 @@ train with --config.initialize_from=runs/gpt2, or at once with --config.initiali
 
 import argparse
 import dataclasses
+import math
 import shutil
 from typing import TYPE_CHECKING, Any
 
@@ -50,20 +51,19 @@ def run(flags: argparse.Namespace, overrides: "Overrides") -> int:
     _ = hub.places
     shutil.rmtree(part, ignore_errors=True)
     try:
-        size = _write(made, hub)
+        _write(made, hub)
         if folder.path.is_dir():
             folder.path.rmdir()
         part.rename(folder.path)
     finally:
         shutil.rmtree(part, ignore_errors=True)
-    kind = hub.folder.family.model_type
+    kind, size = hub.folder.family.model_type, sum(math.prod(each.shape) for each in hub.places.values())
     print(f"{folder.path}: {size:,} parameters of {hub.folder.path} ({kind}), {len(hub.places):,} tensors")
     return 0
 
 
-def _write(made: "Run", hub: Any) -> int:
-    """Writes config, tokenizer and checkpoint; returns the number of parameters."""
-    import jax
+def _write(made: "Run", hub: Any) -> None:
+    """Writes config, tokenizer and checkpoint."""
     import jax.numpy as jnp
 
     from commands.workdir import Workdir, write_json
@@ -82,4 +82,3 @@ def _write(made: "Run", hub: Any) -> int:
     if hub.labels:
         write_json(folder.labels, list(hub.labels))
     write_json(folder.config, to_values(made.config), indent=2)
-    return sum(leaf.size for leaf in jax.tree.leaves(params))

@@ -1,6 +1,7 @@
 """--mode=import, --mode=export and initialize_from=hf:FOLDER as whole programs, and what they refuse."""
 
 import json
+import math
 import shutil
 
 import numpy as np
@@ -55,6 +56,14 @@ def imported(gpt2, tmp_path_factory):
     folder = tmp_path_factory.mktemp("imported") / "run"
     assert launch.main(["--mode=import", f"--from={gpt2}", f"--workdir={folder}"]) == 0
     return folder
+
+
+def test_both_commands_count_the_same_parameters(imported, gpt2, tmp_path, capfd):
+    given = [f"--workdir={tmp_path / 'run'}", f"--to={tmp_path / 'out'}"]
+    assert launch.main(["--mode=import", f"--from={gpt2}", given[0]]) == 0
+    assert launch.main(["--mode=export", *given]) == 0
+    size = sum(math.prod(tensor.shape) for tensor in open_tensors(gpt2).values())
+    assert capfd.readouterr().out.count(f" {size:,} parameters ") == 2
 
 
 def test_an_imported_model_predicts_and_is_evaluated(imported, corpus, capfd):
