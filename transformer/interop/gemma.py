@@ -10,8 +10,8 @@ from transformer.interop.attention_keys import (
     write_rope,
     write_windows,
 )
-from transformer.interop.family import Family, Key, Values, named
-from transformer.interop.llama import ROPES, SIZES, head_keys, ignored, rules
+from transformer.interop.family import Key, Values, named
+from transformer.interop.llama import ROPES, SIZES, decoder, head_keys
 
 
 def scale_of(model: Any) -> float | int:
@@ -80,9 +80,8 @@ FIXED = {"norm": "rms_offset", "norm_placement": "sandwich", "position": "rope",
 FURTHER = (*ROPES, "sliding_window", "layer_types", "query_pre_attn_scalar")
 WRITTEN = (*ROPE, *WINDOWS, "attention_scale")
 
-GEMMA2 = Family(
+GEMMA2 = decoder(
     model_type="gemma2",
-    experiment="language_modeling",
     architecture="Gemma2ForCausalLM",
     keys=KEYS,
     fixed=FIXED,
@@ -92,14 +91,10 @@ GEMMA2 = Family(
     write=write_gemma2,
     further=FURTHER,
     written=WRITTEN,
-    rules=rules,
-    prefix="model.",
-    ignored=ignored,
 )
 
-GEMMA3 = Family(
+GEMMA3 = decoder(
     model_type="gemma3_text",
-    experiment="language_modeling",
     architecture="Gemma3ForCausalLM",
     keys=(*KEYS, Key("qk_norm_epsilon", "rms_norm_eps", 1e-6)),
     fixed=FIXED | {"qk_norm": True},
@@ -109,7 +104,4 @@ GEMMA3 = Family(
     write=write_gemma3,
     further=(*FURTHER, "rope_local_base_freq", "sliding_window_pattern", "_sliding_window_pattern"),
     written=WRITTEN,
-    rules=rules,
-    prefix="model.",
-    ignored=ignored,
 )

@@ -141,9 +141,13 @@ FIXED = {"norm": "rms", "position": "rope"}
 ROPES = ("rope_theta", "rope_parameters", "rope_scaling")
 QWEN_FURTHER = (*ROPES, "sliding_window", "use_sliding_window", "max_window_layers", "layer_types")
 
-LLAMA = Family(
+decoder = functools.partial(
+    Family, experiment="language_modeling", rules=rules, prefix="model.", ignored=ignored
+)
+"""A family of language models with these names of tensors."""
+
+LLAMA = decoder(
     model_type="llama",
-    experiment="language_modeling",
     architecture="LlamaForCausalLM",
     keys=(*SIZES, *head_keys(as_many, divided), SWIGLU, TIED),
     fixed=FIXED,
@@ -153,14 +157,10 @@ LLAMA = Family(
     write=write,
     further=ROPES,
     written=ROPE,
-    rules=rules,
-    prefix="model.",
-    ignored=ignored,
 )
 
-MISTRAL = Family(
+MISTRAL = decoder(
     model_type="mistral",
-    experiment="language_modeling",
     architecture="MistralForCausalLM",
     keys=(*SIZES, *head_keys(8, divided), SWIGLU, TIED),
     fixed=FIXED,
@@ -168,14 +168,10 @@ MISTRAL = Family(
     write=write_mistral,
     further=(*ROPES, "sliding_window"),
     written=(*ROPE, *WINDOWS),
-    rules=rules,
-    prefix="model.",
-    ignored=ignored,
 )
 
-QWEN2 = Family(
+QWEN2 = decoder(
     model_type="qwen2",
-    experiment="language_modeling",
     architecture="Qwen2ForCausalLM",
     keys=(*SIZES, *head_keys(32, divided), SWIGLU, TIED),
     fixed=FIXED | {"qkv_bias": True},
@@ -183,14 +179,10 @@ QWEN2 = Family(
     write=write_qwen,
     further=QWEN_FURTHER,
     written=(*ROPE, *WINDOWS),
-    rules=rules,
-    prefix="model.",
-    ignored=ignored,
 )
 
-QWEN3 = Family(
+QWEN3 = decoder(
     model_type="qwen3",
-    experiment="language_modeling",
     architecture="Qwen3ForCausalLM",
     keys=(*SIZES, *head_keys(32, 128), SWIGLU, TIED, Key("qk_norm_epsilon", "rms_norm_eps", 1e-6)),
     fixed=FIXED | {"qk_norm": True},
@@ -199,7 +191,4 @@ QWEN3 = Family(
     write=write_qwen,
     further=QWEN_FURTHER,
     written=(*ROPE, *WINDOWS),
-    rules=rules,
-    prefix="model.",
-    ignored=ignored,
 )
