@@ -18,6 +18,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -47,6 +48,15 @@ class Shape:
             .integers(0, self.vocab_size, (self.batch, self.length + 1))
             .astype(np.int32)
         )
+
+    def gpt2(self, **keys: Any) -> Any:
+        """Our decoder of this size as GPT-2 is: LayerNorm, GELU, learned positions, biases."""
+        # Imported here, as the processes of other libraries do without JAX.
+        from transformer.models.decoder import DecoderConfig
+
+        sizes = {"d_model": self.d_model, "num_layers": self.num_layers, "num_heads": self.num_heads}
+        own = {"norm": "layer", "position": "learned", "use_bias": True, "max_length": self.length}
+        return DecoderConfig(**sizes, d_ff=4 * self.d_model, **own | keys)
 
     def training_flops(self) -> float:
         """FLOPs of a training step: 6 per matrix parameter and token, plus the products of attention."""

@@ -63,20 +63,9 @@ def ours(shape: Shape, batch: int):
     from flax import traverse_util
 
     from transformer.decoding.generation import generate
-    from transformer.models.decoder import Decoder, DecoderConfig, DecoderStepper
+    from transformer.models.decoder import Decoder, DecoderStepper
 
-    config = DecoderConfig(
-        norm="layer",
-        d_model=shape.d_model,
-        num_layers=shape.num_layers,
-        num_heads=shape.num_heads,
-        d_ff=4 * shape.d_model,
-        max_length=PROMPT + NEW,
-        position="learned",
-        norm_epsilon=1e-5,
-        use_bias=True,
-        vocab_multiple=1,
-    )
+    config = shape.gpt2(max_length=PROMPT + NEW, norm_epsilon=1e-5, vocab_multiple=1)
     params = traverse_util.unflatten_dict(weights(shape), sep="/")
     stepper = DecoderStepper.of(Decoder(config, shape.vocab_size), jax.tree.map(jnp.asarray, params))
     rngs_b = jax.random.split(jax.random.key(0), batch)

@@ -21,7 +21,7 @@ from flax import traverse_util
 from benchmarks import common, decode_speed
 from commands.opening import load
 from transformer.decoding.generation import advance, begin
-from transformer.models.decoder import Decoder, DecoderConfig, DecoderStepper
+from transformer.models.decoder import Decoder, DecoderStepper
 from transformer.models.reduced import reduced
 
 KINDS = ("float32", "bfloat16", "int8", "int8+int8", "float8")
@@ -39,17 +39,7 @@ def megabytes(tree: object) -> float:
 def time_of(size: str, kind: str, new: int) -> dict[str, object]:
     """A row of the table of times."""
     shape = common.SHAPES[size]
-    config = DecoderConfig(
-        norm="layer",
-        d_model=shape.d_model,
-        num_layers=shape.num_layers,
-        num_heads=shape.num_heads,
-        d_ff=4 * shape.d_model,
-        max_length=decode_speed.PROMPT + decode_speed.NEW,
-        position="learned",
-        use_bias=True,
-        vocab_multiple=1,
-    )
+    config = shape.gpt2(max_length=decode_speed.PROMPT + decode_speed.NEW, vocab_multiple=1)
     params = traverse_util.unflatten_dict(decode_speed.weights(shape), sep="/")
     stepper = stepper_of(Decoder(config, shape.vocab_size), jax.tree.map(jnp.asarray, params), kind)
     rngs, lengths = jax.random.split(jax.random.key(0), 1), np.full(1, decode_speed.PROMPT, np.int32)

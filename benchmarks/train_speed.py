@@ -26,19 +26,9 @@ def our_step(shape: Shape, dtype: str):
     """The lowered step, its state and its batch."""
     import jax
 
-    from transformer.models.decoder import Decoder, DecoderConfig
+    from transformer.models.decoder import Decoder
 
-    config = DecoderConfig(
-        norm="layer",
-        d_model=shape.d_model,
-        num_layers=shape.num_layers,
-        num_heads=shape.num_heads,
-        d_ff=4 * shape.d_model,
-        max_length=shape.length,
-        position="learned",
-        use_bias=True,
-        dtype=dtype,
-    )
+    config = shape.gpt2(dtype=dtype)
     model = Decoder(config, shape.vocab_size)
 
     def logits(params, batch):
