@@ -3,9 +3,10 @@
     python -m benchmarks.attention_kinds [--folder=runs/attention] [--only=window,alibi] [--seeds 0 1 2]
 
 Trains configs/attention.py, each of its presets, and multi-head attention with every position encoding, one
-after another. Prints bits per byte of validation text, the mean over the seeds with its 95 % confidence
-interval (Student's t), tokens/s (median of the logged values) and the memory of a training step by XLA's
-analysis. Runs in the folder that have ended are not trained again, and others go on.
+after another. Prints bits per byte of validation text and, beside multi-head attention, the mean of the
+differences seed by seed, each a mean over the seeds with its 95 % confidence interval (Student's t); tokens/s
+(median of the logged values) and the memory of a training step by XLA's analysis. Runs in the folder that
+have ended are not trained again, and others go on.
 """
 
 import argparse
@@ -53,17 +54,23 @@ def measure(flags: list[str], workdir: Path) -> dict[str, float]:
     }
 
 
-def row(name: str, measured: list[dict[str, float]]) -> dict[str, object]:
-    """The row of a kind from its runs, one for each seed."""
+def row(name: str, measured: list[dict[str, float]], base: list[dict[str, float]]) -> dict[str, object]:
+    """The row of a kind from its runs, one for each seed, and from those of multi-head attention."""
     bits = [each["bits per byte"] for each in measured]
-    mean, n = statistics.mean(bits), len(bits)
-    spread = f" ± {interval(bits):.3f}" if n > 1 else ""
+    differences = [value - other["bits per byte"] for value, other in zip(bits, base, strict=True)]
     return {
         "attention": name,
-        "bits per byte": f"{mean:.3f}{spread}",
+        "bits per byte": spread(bits),
+        "difference": "" if measured is base else spread(differences, "+"),
         "tokens/s": f"{statistics.median(each['tokens/s'] for each in measured):,.0f}",
         "step GB": f"{measured[0]['step GB']:.2f}",
     }
+
+
+def spread(values: Sequence[float], sign: str = "") -> str:
+    """The mean and, of several values, its confidence interval."""
+    width = f" ± {interval(values):.3f}" if len(values) > 1 else ""
+    return f"{statistics.mean(values):{sign}.3f}{width}"
 
 
 def interval(values: Sequence[float], level: float = 0.95) -> float:
@@ -78,18 +85,20 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--folder", type=Path, default=Path("runs/attention"))
-    parser.add_argument("--only", default="", help="comma-separated names of rows (all)")
+    parser.add_argument("--only", default="", help="comma-separated names of rows, beside multi_head (all)")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     flags = parser.parse_args()
     asked = [name for name in flags.only.split(",") if name]
     rows: list[dict[str, object]] = []
+    base: list[dict[str, float]] = []  # of multi-head attention, the first of the runs
     for name, arguments in runs().items():
-        if not asked or name.split(", ")[-1] in asked:
+        if not base or not asked or name.split(", ")[-1] in asked:
             places = {seed: flags.folder / f"{name.replace(', ', '_')}-{seed}" for seed in flags.seeds}
             measured = [
                 measure([*arguments, f"--config.seed={seed}"], place) for seed, place in places.items()
             ]
-            rows.append(row(name, measured))
+            base = base or measured
+            rows.append(row(name, measured, base))
             print(*rows[-1].values(), sep=", ", flush=True)
     print(common.machine(), common.table(rows), sep="\n\n")
 
