@@ -209,7 +209,7 @@ def test_a_save_that_failed_is_tried_again(tmp_path, monkeypatch):
 
 
 def test_slow_storage_is_waited_for_only_so_long(tmp_path, monkeypatch):
-    """5 % of the time of training, and ten seconds once; what must be saved is waited for."""
+    """5 % of the time of training, or ten seconds if that is more; what must be saved is waited for."""
     now, said = [0.0], []
 
     def sleep(seconds):
@@ -227,9 +227,10 @@ def test_slow_storage_is_waited_for_only_so_long(tmp_path, monkeypatch):
             start, before = now[0], fake.begun
             saves.save(step, None, at_once=False)
             waited += now[0] - start
+            assert waited < max(10, 0.05 * now[0]) + 0.1
             if fake.begun != before:
                 fake.saving, ready[0] = True, now[0] + 90
-    assert waited < 0.05 * now[0] + 10.1 and len(fake.done) >= 10
+    assert waited > 0.04 * now[0] and len(fake.done) >= 10
     assert said[0] == "the checkpoint of step 10 is still being written: the next one is put off"
     fake.saving = False
     saves.close()

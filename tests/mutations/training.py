@@ -269,6 +269,10 @@ EDITS = {
         {
             "never_tried_again": (">= RETRY_SECONDS", ">= 9 * RETRY_SECONDS"),
             "waits_as_long_as_it_takes": ("- start < allowed", "- start < 1e9"),
+            "ten_seconds_come_on_top": (
+                "max(SLACK_SECONDS, SHARE * (start - self._begun))",
+                "SLACK_SECONDS + SHARE * (start - self._begun)",
+            ),
             "what_was_waited_is_forgotten": ("self._waited += time.monotonic() - start", "pass"),
             "what_it_has_written_stays": ("self._checkpoints.reopen()", "pass"),
             "another_folder_is_as_good": (

@@ -17,7 +17,7 @@ RETRY_SECONDS = 60.0
 """Time from a save that failed to the next try, if no other is due before."""
 
 SHARE, SLACK_SECONDS = 0.05, 10.0
-"""Training waits for slow storage at most for this share of its time, and once for so many seconds."""
+"""Training waits for slow storage at most for this share of its time, or so many seconds if that is more."""
 
 
 class Saving:
@@ -117,7 +117,7 @@ class Saving:
     def _must_wait(self) -> bool:
         """Whether the save before is still being written, after it was waited for as long as may be."""
         start = time.monotonic()
-        allowed = SLACK_SECONDS + SHARE * (start - self._begun) - self._waited
+        allowed = max(SLACK_SECONDS, SHARE * (start - self._begun)) - self._waited
         while self._is_writing() and time.monotonic() - start < allowed:
             time.sleep(0.01)
         if not any_of(self._is_writing()):
