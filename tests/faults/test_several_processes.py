@@ -125,14 +125,17 @@ sys.exit(launch.main(sys.argv[1:]))
 """
 
 
-def test_full_disks_of_two_processes(tmp_path):
+@pytest.mark.parametrize("who", (0, 1))
+def test_full_disks_of_two_processes(tmp_path, who):
     """Where the disk that both write to is full, and where what is logged cannot be written, training goes
     on; where that of one of them fails while it saves, both end, and the one that failed says why."""
     source, folder = runs.write_corpus(tmp_path / "corpus"), tmp_path / "run"
     command = runs.tiny(source, folder, *OPTIONS, "--config.train.steps=90")
-    (code, _, error), (failed, _, why) = together(2, FULL, *command)
+    ended = together(2, FULL.replace("WHO = 1", f"WHO = {who}"), *command)
+    (code, _, error), (failed, _, why) = ended[0], ended[who]
     assert (code, failed) == (1, 1), error[-2000:]
-    assert error.splitlines()[-1].startswith("error: process 1 on "), error[-2000:]
+    other = ended[1 - who][2]
+    assert other.splitlines()[-1].startswith(f"error: process {who} on "), other[-2000:]
     assert why.splitlines()[-1] == (
         f"error: {folder}/checkpoints: step 6 could not be saved (No space left on device); the last one is "
         "of step 4"
