@@ -35,7 +35,7 @@ def write(tmp_path, records: list) -> str:
 
 def test_the_likeliest_choice_is_the_answer_also_by_length(tmp_path):
     questions = [
-        {"question": "a?", "choices": ["x", "yyyy"], "answer": 0},
+        {"question": "a?", "choices": ["x", "yyyy"], "answer": 1},
         {"question": "b? ", "choices": ["x", "yyyy"], "answer": "yyyy"},
         {"question": "c?", "choices": ["u", "v", " w"], "answer": 2},
     ]
@@ -45,7 +45,7 @@ def test_the_likeliest_choice_is_the_answer_also_by_length(tmp_path):
         ("c?", " u"): -3.0, ("c?", " v"): -2.0, ("c?", " w"): -1.0,  # -3, -2, -0.5
     }  # fmt: skip
     found = MultipleChoice(Scored(tmp_path, likelihoods), None, "test", write(tmp_path, questions))
-    assert found(None) == {"accuracy": pytest.approx(2 / 3), "accuracy_by_length": pytest.approx(2 / 3)}
+    assert found(None) == {"accuracy": pytest.approx(1 / 3), "accuracy_by_length": 1}
     said = found.describe()
     assert said["measured"] == f"3 questions; by chance {(0.5 + 0.5 + 1 / 3) / 3:.3f}"
     assert [*said] == ["measured", *found.names(None)]
