@@ -11,14 +11,10 @@ have ended are not trained again, and others go on.
 
 import argparse
 import json
-import math
 import statistics
 import subprocess
 import sys
-from collections.abc import Sequence
 from pathlib import Path
-
-from scipy import stats
 
 from benchmarks import common
 from configs import attention
@@ -60,23 +56,11 @@ def row(name: str, measured: list[dict[str, float]], base: list[dict[str, float]
     differences = [value - other["bits per byte"] for value, other in zip(bits, base, strict=True)]
     return {
         "attention": name,
-        "bits per byte": spread(bits),
-        "difference": "" if measured is base else spread(differences, "+"),
+        "bits per byte": common.mean(bits),
+        "difference": "" if measured is base else common.mean(differences, "+"),
         "tokens/s": f"{statistics.median(each['tokens/s'] for each in measured):,.0f}",
         "step GB": f"{measured[0]['step GB']:.2f}",
     }
-
-
-def spread(values: Sequence[float], sign: str = "") -> str:
-    """The mean and, of several values, its confidence interval."""
-    width = f" ± {interval(values):.3f}" if len(values) > 1 else ""
-    return f"{statistics.mean(values):{sign}.3f}{width}"
-
-
-def interval(values: Sequence[float], level: float = 0.95) -> float:
-    """Half the width of the mean's confidence interval: t s / sqrt(n), by Student's t with n - 1 degrees of
-    freedom."""
-    return stats.t.ppf((1 + level) / 2, len(values) - 1) * statistics.stdev(values) / math.sqrt(len(values))
 
 
 def main() -> None:

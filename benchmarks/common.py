@@ -230,6 +230,15 @@ def gigabytes(size: float) -> str:
     return "-" if math.isnan(size) else f"{size:.2f}"
 
 
+def mean(values: Sequence[float], sign: str = "", digits: int = 3) -> str:
+    """The mean, and of several values half the width of its 95 % confidence interval (Student's t)."""
+    from transformer.evaluation.paired import interval
+
+    low, high = interval(values, error=0.05)
+    width = f" ± {(high - low) / 2:.{digits}f}" if len(values) > 1 else ""
+    return f"{statistics.mean(values):{sign}.{digits}f}{width}"
+
+
 def table(rows: list[dict[str, object]]) -> str:
     """Rows as a Markdown table."""
     names = list(rows[0])

@@ -12,7 +12,6 @@ evaluated again; interrupted ones go on. Further keys, `--config.KEY=VALUE`, are
 
 import argparse
 import json
-import statistics
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -20,7 +19,6 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import common
-from benchmarks.attention_kinds import interval
 
 CONFIGS = "configs/studies/multi30k"
 RECURRENT = (
@@ -106,8 +104,7 @@ def row(name: str, workdirs: Sequence[Path], data: str) -> dict[str, object]:
     cells |= {f"{key}, millions": f"{value:.2f}" for key, value in of_run.items()}
     for split, file in SPLITS.items():
         scores = [bleu(workdir, pairs(data, file)) for workdir in workdirs]
-        spread = f" ± {interval(scores):.2f}" if len(scores) > 1 else ""
-        cells[f"BLEU, {split}"] = f"{statistics.mean(scores):.2f}{spread}"
+        cells[f"BLEU, {split}"] = common.mean(scores, digits=2)
     return cells
 
 
