@@ -72,11 +72,15 @@ def main() -> None:
     parser.add_argument("--only", default="", help="comma-separated names of rows, beside multi_head (all)")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     flags = parser.parse_args()
-    asked = [name for name in flags.only.split(",") if name]
+    known = {name.split(", ")[-1]: name for name in runs()}
+    asked = flags.only.split(",") if flags.only else [*known]
+    if unknown := [name for name in asked if name not in known]:
+        parser.error(f"--only: {','.join(unknown)}; expected {','.join(known)}")
     rows: list[dict[str, object]] = []
     base: list[dict[str, float]] = []  # of multi-head attention, the first of the runs
-    for name, arguments in runs().items():
-        if not base or not asked or name.split(", ")[-1] in asked:
+    for short, name in known.items():
+        if not base or short in asked:
+            arguments = runs()[name]
             places = {seed: flags.folder / f"{name.replace(', ', '_')}-{seed}" for seed in flags.seeds}
             measured = [
                 measure([*arguments, f"--config.seed={seed}"], place) for seed, place in places.items()

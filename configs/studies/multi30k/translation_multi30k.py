@@ -7,7 +7,7 @@ others in data.source and data.validation_source.
 
 Cost: 12 min 29 s on 2 cores of an AMD EPYC (AVX-512), 2026-11-22, nothing else running.
     49 min with AVX2 and other work on the machine. A step takes 1.3 GB by XLA's analysis; the process had
-    3.6 GB at most in its first 26 steps with an evaluation after 15, one core, 2026-11-25.
+    3.6 GB at most in its first 20 steps with an evaluation after 15, one core, 2026-11-25.
 Result: 39.4 BLEU on test_2016_flickr, 40.2 on the validation captions, with 5 beams
 (nrefs:1|case:mixed|eff:no|tok:13a|smooth:exp|version:2.6.0).
 """
