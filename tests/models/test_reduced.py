@@ -15,6 +15,7 @@ from transformer.layers.quantized import Quantized, dense, is_quantized
 from transformer.models import reduced as module
 from transformer.models.decoder import DecoderConfig, DecoderStepper
 from transformer.models.encoder_decoder import EncoderDecoderConfig
+from transformer.models.recurrent import RecurrentConfig, RecurrentStepper
 from transformer.models.reduced import WEIGHTS, check_cache, reduced
 
 CONFIG = DecoderConfig(d_model=16, num_layers=2, num_heads=4, d_ff=24, use_bias=True, max_length=32)
@@ -26,24 +27,27 @@ KINDS = {
     "latent": {"mixer": "latent", "num_experts": 3, "num_layers": 1, "lora_rank": 2},
     "linear": {"mixer": "linear", "position": "none", "skips": True},
     "pair": {"position": "t5", "num_layers": 1},
+    "recurrent": {"tie_embeddings": False},
+    "summary": {"attention": "none", "cell": "lstm", "bidirectional": False},
 }  # fmt: skip
-STAYS = r"bias|scale|added|skip|lora_(down|up)/kernel|router/kernel|position/|(key|value)_up/kernel"
+RECURRENT = RecurrentConfig(d_model=16, num_layers=2)
+STAYS = r"bias|scale|added|skip|score|lora_(down|up)/kernel|router/kernel|position/|(key|value)_up/kernel"
 """What is never reduced: no product of weights, of few numbers, or multiplied over either of its axes."""
 
 
 def make(rng, kind):
-    config: DecoderConfig = CONFIG
-    if kind == "pair":
-        config = EncoderDecoderConfig(
-            **{each.name: getattr(CONFIG, each.name) for each in dataclasses.fields(CONFIG)}
-        )
+    pair = EncoderDecoderConfig(
+        **{each.name: getattr(CONFIG, each.name) for each in dataclasses.fields(CONFIG)}
+    )
+    config = {"pair": pair, "recurrent": RECURRENT, "summary": RECURRENT}.get(kind, CONFIG)
     model, one = dataclasses.replace(config, **KINDS[kind]).build(VOCAB), jnp.zeros((1, 1), jnp.int32)
-    return model, random_params(rng, model, *([one] * (1 + (kind == "pair"))), scale=0.3)
+    return model, random_params(rng, model, *([one] * (1 + (config is not CONFIG))), scale=0.3)
 
 
 def stepper_of(model, params, cache="auto"):
-    pair = isinstance(model.config, EncoderDecoderConfig)
-    return model.stepper(params, 1, cache) if pair else DecoderStepper.of(model, params, cache)
+    if isinstance(model.config, DecoderConfig) and not isinstance(model.config, EncoderDecoderConfig):
+        return DecoderStepper.of(model, params, cache)
+    return model.stepper(params, 1, cache)
 
 
 def inputs(rng, n=6):
@@ -55,8 +59,8 @@ def inputs(rng, n=6):
 def stepped(stepper, tokens, lengths, new_nb, rows=(1, 0, 2, 2, 5, 4)):
     """The logits after prompts and after each new token: of beams that change places in the middle, and
     forget what they read last where no state hinders it."""
-    forgets = not hasattr(stepper, "layers") or not isinstance(
-        stepper.stack.mixers[0].empty_cache(1, 1), jax.Array
+    forgets = not isinstance(stepper, RecurrentStepper) and not (
+        hasattr(stepper, "layers") and isinstance(stepper.stack.mixers[0].empty_cache(1, 1), jax.Array)
     )
 
     @jax.jit

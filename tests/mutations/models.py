@@ -8,6 +8,8 @@ EDITS = {
             "one_row_of_the_table_for_all": ('table": (-1,)', 'table": (-2,)'),
             "float32_held": ("    del params\n", ""),
             "adapters_reduced": ('{end}$", path)', '{end[:-7]}", path)'),
+            "scale_of_gates": ('bridge)/kernel": (-3,)', 'bridge)/kernel": (-2,)'),
+            "heads_where_there_are_none": ("ndim >= -min(axes) and ", ""),
         },
     ),
     "transformer/models/recurrent.py": (

@@ -17,9 +17,12 @@ SUMMED: dict[str, tuple[int, ...]] = {
     r"feed_forward/(.*/)?(gate|up|down)/kernel": (-2,),
     r"embedding/table": (-1,),
     r"unembedding/kernel": (-2,),
+    r"(input|recurrent|bridge)/kernel": (-3,),
+    r"(attention/(query|key)|combine)/kernel": (-2,),
 }
 """Parameters that are reduced, regular expressions for the ends of their paths, and the axes that a product
-with them sums over: with one scale along these, x . kernel = (x . values) scale."""
+with them sums over: with one scale along these, x . kernel = (x . values) scale. The first with no more axes
+than the parameter counts: recurrent models attend with one head, whose kernels are matrices."""
 
 WEIGHTS = ("float32", "bfloat16", *KINDS)
 """The types that the parameters of products may have in decoding."""
@@ -40,7 +43,8 @@ def reduced(params: Any, kind: str) -> Any:
     paths, leaves = [jax.tree_util.keystr(path, simple=True, separator="/") for path, _ in named], []
     named = [leaf for _, leaf in reversed(named)]
     for path in paths:
-        leaf, axes = named.pop(), _axes(path)
+        leaf = named.pop()
+        axes = _axes(path, len(leaf.shape))
         leaves.append(leaf if axes is None or is_quantized(leaf) else _reduce(leaf, kind, axes))
     return jax.tree.unflatten(tree, leaves)
 
@@ -50,8 +54,9 @@ def reduced_by(group: str) -> Any:
     return lambda experiment, params: reduced(params, getattr(experiment.config, group).weights)
 
 
-def _axes(path: str) -> tuple[int, ...] | None:
-    return next((axes for end, axes in SUMMED.items() if re.search(f"(^|[/_]){end}$", path)), None)
+def _axes(path: str, ndim: int) -> tuple[int, ...] | None:
+    ends = (end for end, axes in SUMMED.items() if ndim >= -min(axes) and re.search(f"(^|[/_]){end}$", path))
+    return next((SUMMED[end] for end in ends), None)
 
 
 @functools.partial(jax.jit, static_argnames=("kind", "axes"))
