@@ -43,7 +43,7 @@ def reduced(params: Any, kind: str) -> Any:
     paths, leaves = [jax.tree_util.keystr(path, simple=True, separator="/") for path, _ in named], []
     named = [leaf for _, leaf in reversed(named)]
     for path in paths:
-        leaf = named.pop()
+        leaf: Any = named.pop()
         axes = _axes(path, len(leaf.shape))
         leaves.append(leaf if axes is None or is_quantized(leaf) else _reduce(leaf, kind, axes))
     return jax.tree.unflatten(tree, leaves)
