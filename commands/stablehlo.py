@@ -32,7 +32,8 @@ prefill, step = (
     for name in ("prefill", "step")
 )
 with np.load(folder / "weights.npz") as stored:
-    weights = [jax.device_put(stored[name]) for name in stored.files]
+    # NumPy's files name no types of few bits, such as bfloat16.
+    weights = [jax.device_put(stored[name].view(kind)) for name, kind in shape["weights"].items()]
 
 given = [int(each) for each in sys.argv[1:]]
 tokens = np.zeros((shape["batch"], shape["length"]), np.int32)
@@ -70,7 +71,7 @@ def write(run: Run, step: Step, folder: Path, flags: argparse.Namespace) -> str:
     experiment: Any = run.experiment
     if not hasattr(experiment, "stepper"):
         raise UserError(f"--format=stablehlo: a model of {run.config.experiment} does not generate")
-    tokenizer, most = experiment.data.tokenizer, experiment.config.model.max_length
+    tokenizer, most = experiment.data.tokenizer, experiment.longest
     needed = flags.length + (flags.room if hasattr(experiment, "continues") else 0)
     if needed > most:
         raise UserError(f"--length, --room: {needed} tokens; the model reads {most} (model.max_length)")
@@ -93,6 +94,7 @@ def write(run: Run, step: Step, folder: Path, flags: argparse.Namespace) -> str:
             "platforms": platforms or [jax.default_backend()],
             "jax": jax.__version__,
             **ids,
+            "weights": {name: each.dtype.name for name, each in named.items()},
             "prefill": "(weights, tokens int32 [batch, length] padded on the right, lengths int32 [batch])",
             "step": "(weights, tokens int32 [batch], cache)",
             "both return": "(logits float32 [batch, vocabulary], cache)",

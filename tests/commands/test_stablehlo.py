@@ -38,10 +38,12 @@ def trained(tmp_path_factory, in_root):
 
 
 @pytest.mark.thorough
-def test_another_process_continues_a_prompt_with_jax_alone(trained, tmp_path):
+@pytest.mark.parametrize("weights", ["float32", "bfloat16", "int8"])
+def test_another_process_continues_a_prompt_with_jax_alone(trained, tmp_path, weights):
     flags = ["--format=stablehlo", "--length=20", f"--room={ROOM}", "--batch=2"]
+    flags.append(f"--config.sample.weights={weights}")
     assert launch.main(["--mode=export", f"--workdir={trained}", f"--to={tmp_path / 'model'}", *flags]) == 0
-    keys = [("sample.temperature", "0"), ("sample.max_new_tokens", str(ROOM))]
+    keys = [("sample.temperature", "0"), ("sample.max_new_tokens", str(ROOM)), ("sample.weights", weights)]
     run, params = opening.load(trained, keys)
     experiment = run.experiment
     tokens = [experiment.data.tokenizer.bos_id, *experiment.data.tokenizer.encode(PROMPT)]
@@ -62,6 +64,14 @@ def test_another_process_continues_a_prompt_with_jax_alone(trained, tmp_path):
     shape = json.loads((tmp_path / "model" / "signature.json").read_text())
     assert (shape["batch"], shape["length"], shape["room"]) == (2, 20, ROOM)
     assert shape["platforms"] == [jax.default_backend()]
+
+
+@pytest.mark.thorough
+def test_a_model_without_a_longest_sequence(tmp_path):
+    run, model = f"--workdir={tmp_path / 'run'}", tmp_path / "model"
+    assert launch.main(["--config=configs/rnn_translation.py:tiny", run]) == 0
+    assert launch.main(["--mode=export", run, f"--to={model}", "--format=stablehlo", "--length=4000"]) == 0
+    assert json.loads((model / "signature.json").read_text())["length"] == 4000
 
 
 @pytest.mark.thorough
