@@ -14,6 +14,7 @@ import launch
 from commands import opening
 from tests import runs
 from transformer.decoding.exported import export
+from transformer.layers import linear
 
 pytestmark = pytest.mark.usefixtures("in_root")
 
@@ -75,9 +76,15 @@ def test_a_model_without_a_longest_sequence(tmp_path):
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("config", ["transformer_xl", "rnn_translation"])
-def test_programs_are_the_stepper_with_ragged_prompts(config, rng):
-    run = opening.open_without_data(opening.read_config(f"configs/{config}.py:tiny"), ())
+@pytest.mark.parametrize(
+    ("config", "dtype"),
+    [("transformer_xl", "float32"), ("rnn_translation", "float32"), ("translation", "bfloat16")],
+)
+def test_programs_are_the_stepper_with_ragged_prompts(config, dtype, rng, monkeypatch):
+    # As on a machine with one CPU device: by its manual layouts.
+    monkeypatch.setattr(linear, "is_single_cpu", lambda: True)
+    keys = [("model.dtype", dtype)]
+    run = opening.open_without_data(opening.read_config(f"configs/{config}.py:tiny"), keys)
     experiment = run.experiment
     params = jax.tree.map(
         lambda x: x + 0.1 * rng.normal(size=x.shape), meta.unbox(run.init(jax.random.key(0)))

@@ -182,8 +182,9 @@ def trial(config: str, keys: Mapping[str, Any], meshes: Sequence[Mapping[str, in
         except Exception as error:
             traceback.print_exc()
             return f"{stage}: {type(error).__name__}: {str(error)[:300]}"
-        if code == 2 and "train" in stage:
-            return f"refused: {stage}: {printed.strip().splitlines()[-1]}"
+        said = printed.strip().splitlines()[-1:]
+        if code == 2 and stage.startswith("trained") and said[0].startswith("error: "):
+            return f"refused: {stage}: {said[0]}"
         if code:
             return f"{stage}: code {code}: {printed[-300:]}"
     expected, got = measured(one), measured(several)

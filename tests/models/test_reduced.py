@@ -45,9 +45,8 @@ def make(rng, kind):
 
 
 def stepper_of(model, params, cache="auto"):
-    if isinstance(model.config, DecoderConfig) and not isinstance(model.config, EncoderDecoderConfig):
-        return DecoderStepper.of(model, params, cache)
-    return model.stepper(params, 1, cache)
+    alone = type(model.config) is DecoderConfig
+    return DecoderStepper.of(model, params, cache) if alone else model.stepper(params, 1, cache)
 
 
 def inputs(rng, n=6):

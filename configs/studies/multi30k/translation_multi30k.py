@@ -5,7 +5,7 @@ others in data.source and data.validation_source.
 
     python launch.py --config=configs/studies/multi30k/translation_multi30k.py
 
-Cost: 86 min on one core of an AMD EPYC (AVX-512), 2026-11-25, with other work on the machine; a step takes
+Cost: 88 min on one core of an AMD EPYC (AVX-512), 2026-11-25, with other work on the machine; a step takes
     1.05 GB by XLA's analysis.
 Result: 40.7 +- 0.5 BLEU on test_2016_flickr (40.8, 40.9 and 40.5 with --config.seed=0, 1 and 2) and 41.5 +-
 1.2 on the validation captions, on which all keys were chosen, with 5 beams
