@@ -37,6 +37,8 @@ import functools  # noqa: E402
 import io  # noqa: E402
 import os  # noqa: E402
 import sys  # noqa: E402
+import threading  # noqa: E402
+import traceback  # noqa: E402
 from logging import getLogger  # noqa: E402
 from pathlib import Path  # noqa: E402
 from typing import Any  # noqa: E402
@@ -49,6 +51,9 @@ from transformer.errors import StorageError, UserError, suggest  # noqa: E402
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 """What a system says where nothing more can be written."""
+
+LEAVING = threading.Lock()
+"""Held by the thread that ends this process, one of several."""
 
 
 class Parser(argparse.ArgumentParser):
@@ -75,9 +80,9 @@ def main(argv: list[str]) -> int:
     except StorageError as error:
         if error.__cause__ and not isinstance(error.__cause__, OSError):
             leave_the_dead(error)  # perhaps a save in which another process did not take part
-        print(f"error: {error}", file=sys.stderr)
         if processes.PLACES:
-            leave(1)
+            leave(f"error: {error}", first_line(error))
+        print(f"error: {error}", file=sys.stderr)
         return 1
     except BrokenPipeError:  # the reader of the output has left; discard what is buffered
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -92,26 +97,35 @@ def main(argv: list[str]) -> int:
         return 130
     except Exception as error:  # perhaps of a collective that another process did not come to
         leave_the_dead(error)
+        if processes.PLACES:
+            leave("".join(traceback.format_exception(error)).rstrip(), first_line(error))
         raise
 
 
 def leave_the_dead(error: Exception) -> None:
-    """Ends this process if another one has ended, with a line that names it: to exit in good order takes all
-    of them."""
+    """Ends this process if another one has ended."""
     if gone := processes.ended():
-        why = str(error).partition("\n")[0][:100]
-        print(
-            f"error: {gone} has ended, and so must the others ({why}); the same command resumes",
-            file=sys.stderr,
-        )
-        leave(1)
+        leave_after(gone, first_line(error))
 
 
-def leave(code: int) -> None:
-    """Ends this process at once: in good order it would wait for the others, which wait for it."""
+def leave_after(gone: str, why: str) -> None:
+    """Ends this process after another one, with a line that names it."""
+    leave(f"error: {gone} has ended, and so must the others ({why}); the same command resumes", why, gone)
+
+
+def leave(said: str, why: str, gone: str = "") -> None:
+    """Prints what there is to say, tells the other processes which one has `gone` (this one), and ends at
+    once: in good order it would wait for the others, which wait for it."""
+    LEAVING.acquire()  # never released: another thread that would leave as well says no more
     sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)
+    print(said, file=sys.stderr, flush=True)
+    processes.tell(why, gone)
+    os._exit(1)
+
+
+def first_line(error: Exception) -> str:
+    """What an error says, short enough to stand in the line of another process."""
+    return (str(error) or type(error).__name__).partition("\n")[0][:200]
 
 
 def parse(argv: list[str]) -> tuple[argparse.Namespace, list[tuple[str, str]]]:
@@ -218,6 +232,7 @@ def prepare(flags: argparse.Namespace) -> None:
     if asked or processes.has_tpu():
         place = flags.coordinator, flags.num_processes, flags.process_id
         processes.meet(*place, heartbeat_seconds=flags.heartbeat_seconds, certain=asked)
+        processes.listen(leave_after)
 
 
 def unless_unread(found: Any) -> None:

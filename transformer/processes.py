@@ -1,11 +1,14 @@
 """The processes of a run on several hosts: whether there are others, how they meet, and how they end."""
 
+import contextlib
 import glob
 import importlib.util
 import socket
 import sys
+import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import numpy as np
 
@@ -21,8 +24,17 @@ SHUTDOWN_SECONDS = 30
 LOOK_SECONDS = 10.0
 """How long to look for the process that has ended, where one can no longer be reached."""
 
+LISTEN_SECONDS = 0.5
+"""How often a process looks whether another one has told that it ends."""
+
+ENDS = "the process that ends all"
+"""The key of JAX's coordination service under which the first one with an error says so."""
+
 PLACES: list[tuple[str, str, int]] = []
 """The host, address and port of each process, where it listens for as long as it lives."""
+
+ENDING = threading.Event()
+"""Set once this process has come to its own end, and listens to the others no more."""
 
 
 def are_several(environment: Mapping[str, str]) -> bool:
@@ -105,6 +117,44 @@ def ended() -> str:
     return ""
 
 
+def tell(why: str, who: str = "") -> None:
+    """Tells the other processes that `who` (this one) has ended, unless that of another one is told already.
+    The first process then stays until all have heard: with it the coordination service ends, and JAX aborts
+    the others before they can say what happened."""
+    import jax
+
+    ENDING.set()
+    number = jax.process_index()
+    with contextlib.suppress(jax.errors.JaxRuntimeError):
+        _service().key_value_set(ENDS, f"{who or f'process {number} on {PLACES[number][0]}'}\n{why}")
+    if number == 0:
+        time.sleep(4 * LISTEN_SECONDS)
+
+
+def listen(heard: Callable[[str, str], None]) -> None:
+    """From a thread, calls `heard("process 1 on node2", why)` when that process has told that it ends."""
+    import jax
+
+    def look() -> None:
+        while not ENDING.wait(LISTEN_SECONDS):
+            try:
+                who, why = _service().key_value_try_get(ENDS).split("\n", 1)
+            except (jax.errors.JaxRuntimeError, AttributeError):  # none has, or JAX has shut down
+                continue
+            if not ENDING.is_set():
+                heard(who, why)
+
+    if PLACES:
+        threading.Thread(target=look, name="listens to the other processes", daemon=True).start()
+
+
+def _service() -> Any:
+    """JAX's client of the coordination service, which has no public name; as in orbax and Flax."""
+    from jax._src import distributed
+
+    return distributed.global_state.client
+
+
 def gathered(text: str) -> list[str]:
     """The texts of all processes; every process must call this."""
     from jax.experimental import multihost_utils
@@ -126,3 +176,4 @@ def part() -> None:
         from jax.experimental import multihost_utils
 
         multihost_utils.sync_global_devices("the end of the command")
+        ENDING.set()

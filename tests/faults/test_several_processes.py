@@ -152,6 +152,35 @@ def test_full_disks_of_two_processes(tmp_path, who):
     assert "Traceback" not in why
 
 
+BROKEN = """
+import sys
+import launch
+from transformer.training.loop import Between
+
+number, after = int(sys.argv[-1][-1]), Between.after
+
+def breaking(self, step, *arguments):
+    if step == 4 and number == WHO:
+        raise ZeroDivisionError("by design")
+    return after(self, step, *arguments)
+
+Between.after = breaking
+sys.exit(launch.main(sys.argv[1:]))
+"""
+
+
+@pytest.mark.parametrize("who", (0, 1))
+def test_an_unexpected_error_of_one_process_ends_all_at_once(tmp_path, who):
+    """With the whole traceback of the one and a line of the other, without waiting for a heartbeat."""
+    source, folder = runs.write_corpus(tmp_path / "corpus"), tmp_path / "run"
+    command = runs.tiny(source, folder, *OPTIONS, "--config.train.steps=90", "--heartbeat_seconds=300")
+    ended = together(2, BROKEN.replace("WHO", str(who)), *command)
+    assert [code for code, _, _ in ended] == [1, 1], ended
+    assert "ZeroDivisionError: by design" in ended[who][2] and "Traceback" in ended[who][2]
+    line = ended[1 - who][2].splitlines()[-1]
+    assert line.startswith(f"error: process {who} on ") and "Traceback" not in ended[1 - who][2], line
+
+
 DYING = """
     import os, signal, threading
     from jax.experimental import multihost_utils
