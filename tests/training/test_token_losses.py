@@ -13,6 +13,8 @@ import launch
 from tests import runs
 from transformer.errors import UserError
 from transformer.layers.embedding import PADDED_LOGIT
+from transformer.planning.collectives import collective
+from transformer.planning.hlo import Program
 from transformer.sums import Sum
 from transformer.training import parallel
 from transformer.training.checkpoint import State
@@ -192,7 +194,8 @@ def test_chunks_never_hold_all_logits():
 
 @pytest.mark.parametrize("chunk", [3, 8])
 def test_devices_gather_what_chunks_use_once_and_add_up_gradients_on_their_own(rng, chunk):
-    """Their loops over chunks have no collectives, and values and gradients are those of one device."""
+    """Their loops over chunks have no collectives, no gradient is added up whole over all devices, and values
+    and gradients are those of one device."""
     mesh = parallel.make_mesh(parallel.MeshConfig(data=2, fsdp=2, context=2))
     x = jnp.asarray(rng.normal(size=(8, 20, 4)), jnp.float32)
     kernel = jnp.asarray(rng.normal(size=(4, 7)), jnp.float32)
@@ -208,14 +211,19 @@ def test_devices_gather_what_chunks_use_once_and_add_up_gradients_on_their_own(r
     with parallel.placed(mesh, parallel.RULES["default"]):
         over = jax.NamedSharding(mesh, jax.P(("fsdp", "context")))
         inputs = jax.device_put(x, by_rows), jax.device_put(kernel, over)
-        program = jax.jit(jax.value_and_grad(loss, (0, 1))).lower(*inputs).compile()
+        placed = (jax.NamedSharding(mesh, jax.P()), (by_rows, over))
+        program = jax.jit(jax.value_and_grad(loss, (0, 1)), out_shardings=placed).lower(*inputs).compile()
         actual = program(*inputs)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5), actual, expected)
     text = program.as_text()
     loops = re.findall(r"body=%?([\w.-]+)", text)
     bodies = [re.search(rf"^%?{re.escape(name)} .*?^}}", text, re.M | re.S).group() for name in loops]
     assert len(bodies) == 2 and not [body for body in bodies if re.search("all-gather|all-reduce", body)]
-    assert "all-gather" in text and "all-reduce" in text
+    read = Program.read(text)
+    found = [collective(read, each, 8) for each in read.computations[read.entry]]
+    sums = {(each.ways, each.size) for each in found if each and each.operation == "all-reduce"}
+    # Over `data` only what a device keeps of the kernel's gradient.
+    assert "all-gather" in text and (2, kernel.nbytes // 4) in sums and all(ways < 8 for ways, _ in sums)
 
 
 class Sowing(nn.Module):

@@ -176,7 +176,8 @@ def chunked(
 
     If f computes logits, at most b * chunk_size rows of them are in memory. 0: one chunk. The last chunk is
     padded, and the results of the padding are dropped. Each of several devices gathers the parameters that f
-    uses before its first chunk, and sums its gradients over all chunks before they are reduced.
+    uses before its first chunk, and sums its gradients over all chunks before they are reduced: over the mesh
+    axes that divide parameters first, so that the others add up only a part of them.
     """
     b, t = targets_bt.shape
     (of_batch, rows), (of_length, columns) = sharded_over("batch"), sharded_over("length")
@@ -197,12 +198,25 @@ def chunked(
     chunk = (jax.ShapeDtypeStruct((x.shape[1], chunk_size, *x.shape[3:]), x.dtype) for x in parts)
     with nn.logical_axis_rules(()):  # within a part there is no batch or length to divide
         f, parameters = jax.closure_convert(f, *chunk)
-    copies = [_divided(jnp.broadcast_to(x, (rows * columns, *x.shape)), axes) for x in parameters]
+    copies = [_divided(_copied(x, axes).reshape(rows * columns, *x.shape), axes) for x in parameters]
 
     def part(x_btd: jax.Array, targets_bt: jax.Array, *parameters: jax.Array) -> tuple[jax.Array, ...]:
         return _in_chunks(lambda *chunk: f(*chunk, *parameters), x_btd, targets_bt, chunk_size)
 
     return tuple(map(join, jax.vmap(part)(*parts, *copies)))
+
+
+def _copied(x: jax.Array, axes: tuple[str, ...]) -> jax.Array:
+    """One x for each place along mesh axes, (*sizes of the axes, *x.shape); made first along the axes that do
+    not divide parameters, since gradients take the way back."""
+    shape, sizes = x.shape, jax.sharding.get_abstract_mesh().shape
+    inside, _ = sharded_over("embed")
+    for there in (set(axes) - set(inside), set(axes)):
+        x = jnp.broadcast_to(x, (*(sizes[axis] if axis in there else 1 for axis in axes), *shape))
+        places = [axis if axis in there else None for axis in axes]
+        spec = PartitionSpec(*places, *[PartitionSpec.UNCONSTRAINED] * len(shape))
+        x = jax.lax.with_sharding_constraint(x, spec)
+    return x
 
 
 def _divided(x: jax.Array, axes: tuple[str, ...]) -> jax.Array:
