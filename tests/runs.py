@@ -59,15 +59,15 @@ MAKE_MESH = parallel.make_mesh
 
 
 def mesh_of_few(config: parallel.MeshConfig, devices: Sequence[jax.Device] | None = None) -> Mesh:
-    """The mesh of a config over `DEVICES` times as many devices as its other axes ask for where one is -1,
-    over so many if there are no more; `make_mesh` itself would take all eight."""
+    """The mesh of a config over as many devices as its axes ask for, where one is -1 over `DEVICES` times as
+    many or, if there are no more, as many; `make_mesh` itself would take all eight."""
+    every = jax.devices() if devices is None else devices
     sizes = [getattr(config, axis) for axis in parallel.AXES]
-    if devices is None and -1 in sizes:
-        asked, every = math.prod(size for size in sizes if size > 0), jax.devices()
-        for number in (DEVICES * asked, asked):
-            if len(every) % number == 0:
-                return MAKE_MESH(config, every[:number])
-    return MAKE_MESH(config, devices)
+    asked = math.prod(size for size in sizes if size > 0)
+    if devices is None:
+        numbers = (DEVICES * asked, asked) if -1 in sizes else (asked,)
+        every = next((every[:number] for number in numbers if len(every) % number == 0), every)
+    return MAKE_MESH(config, every)
 
 
 SAVE = Figure.savefig

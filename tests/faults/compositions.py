@@ -148,12 +148,6 @@ def flags(keys: Mapping[str, Any], mesh: Mapping[str, int]) -> list[str]:
     return [f"--config.{key}={text}" for key, text in texts.items()]
 
 
-def mesh_of_so_many(config: parallel.MeshConfig, devices: Sequence[jax.Device] | None = None) -> Any:
-    """`make_mesh` over as many devices as the config says, in place of all."""
-    sizes = (getattr(config, axis) for axis in parallel.AXES)
-    return runs.MAKE_MESH(config, devices or jax.devices()[: math.prod(size for size in sizes if size > 0)])
-
-
 def measured(folder: Path) -> dict[tuple[int, str], float]:
     """Loss and gradient norm of each step."""
     rows = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
@@ -207,7 +201,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name, pytest.MonkeyPatch.context() as patch:
         patch.chdir(runs.ROOT)
         patch.setenv("XDG_CACHE_HOME", os.path.join(name, "cache"))
-        patch.setattr(parallel, "make_mesh", mesh_of_so_many)
+        patch.setattr(parallel, "make_mesh", runs.mesh_of_few)
         patch.setattr("matplotlib.figure.Figure.savefig", runs.save_blank)
         for number in range(given.trials):
             rng = random.Random(f"{given.seed}/{number}")

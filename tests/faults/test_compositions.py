@@ -8,14 +8,8 @@ import pytest
 from commands.opening import read_config
 from tests.faults import compositions
 from tests.faults.compositions import SETTINGS, command, composed, flags, has, measured, trial
-from transformer.training import parallel
 
 pytestmark = [pytest.mark.usefixtures("in_root"), pytest.mark.thorough]
-
-
-@pytest.fixture(autouse=True)
-def as_many_devices_as_asked_for(in_root, monkeypatch):
-    monkeypatch.setattr(parallel, "make_mesh", compositions.mesh_of_so_many)
 
 
 @pytest.mark.parametrize("config", ["lm", "vision"])
