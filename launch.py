@@ -103,9 +103,10 @@ def main(argv: list[str]) -> int:
 
 
 def leave_the_dead(error: Exception) -> None:
-    """Ends this process if another one has ended."""
-    if gone := processes.ended():
-        leave_after(gone, first_line(error))
+    """Ends this process if another one has ended, of which the error may come."""
+    gone, why = processes.told() or (processes.ended(), first_line(error))
+    if gone:
+        leave_after(gone, why)
 
 
 def leave_after(gone: str, why: str) -> None:

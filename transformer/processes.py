@@ -24,7 +24,7 @@ SHUTDOWN_SECONDS = 30
 LOOK_SECONDS = 10.0
 """How long to look for the process that has ended, where one can no longer be reached."""
 
-LISTEN_SECONDS = 0.5
+LISTEN_SECONDS = 1.0
 """How often a process looks whether another one has told that it ends."""
 
 ENDS = "the process that ends all"
@@ -128,21 +128,27 @@ def tell(why: str, who: str = "") -> None:
     with contextlib.suppress(jax.errors.JaxRuntimeError):
         _service().key_value_set(ENDS, f"{who or f'process {number} on {PLACES[number][0]}'}\n{why}")
     if number == 0:
-        time.sleep(4 * LISTEN_SECONDS)
+        time.sleep(3 * LISTEN_SECONDS)
+
+
+def told() -> tuple[str, str] | None:
+    """Which process has told that it ends, "process 1 on node2", and why; None: no one has."""
+    import jax
+
+    try:
+        who, why = _service().key_value_try_get(ENDS).split("\n", 1)
+    except (jax.errors.JaxRuntimeError, AttributeError):  # there is no such key, or no service (any more)
+        return None
+    return who, why
 
 
 def listen(heard: Callable[[str, str], None]) -> None:
-    """From a thread, calls `heard("process 1 on node2", why)` when that process has told that it ends."""
-    import jax
+    """From a thread, calls `heard(who, why)` when another process has told that it ends."""
 
     def look() -> None:
         while not ENDING.wait(LISTEN_SECONDS):
-            try:
-                who, why = _service().key_value_try_get(ENDS).split("\n", 1)
-            except (jax.errors.JaxRuntimeError, AttributeError):  # none has, or JAX has shut down
-                continue
-            if not ENDING.is_set():
-                heard(who, why)
+            if (found := told()) and not ENDING.is_set():
+                heard(*found)
 
     if PLACES:
         threading.Thread(target=look, name="listens to the other processes", daemon=True).start()

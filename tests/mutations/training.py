@@ -247,6 +247,14 @@ EDITS = {
             "everyone_gives_what_the_first_does": ("padded[: len(given)] = given", "padded[:1] = given[:1]"),
         },
     ),
+    "launch.py": (
+        "tests/faults/test_several_processes.py",
+        {
+            "nobody_is_told": ("    processes.tell(why, gone)\n", ""),
+            "what_was_told_is_not_read": ("processes.told() or (", "("),
+            "waits_for_the_others": ("    os._exit(1)\n", "    sys.exit(1)\n"),
+        },
+    ),
     "transformer/training/compiler_options.py": (
         "tests/training/test_compiler_options.py",
         {
