@@ -106,29 +106,40 @@ def ended() -> str:
     """Which of the processes has ended, "process 1 on node2"; "" if none is found within `LOOK_SECONDS`."""
     deadline = time.monotonic() + LOOK_SECONDS
     while PLACES and time.monotonic() < deadline:
-        for number, (host, address, port) in enumerate(PLACES):
-            try:
-                socket.create_connection((address, port), timeout=2).close()
-            except ConnectionRefusedError:
-                return f"process {number} on {host}"
-            except OSError:  # a host that cannot be reached, or not at this port
-                continue
+        for number, place in enumerate(PLACES):
+            if _has_ended(*place):
+                return _name(number)
         time.sleep(0.2)
     return ""
 
 
+def _has_ended(host: str, address: str, port: int) -> bool:
+    """Whether nothing listens there; a host that cannot be reached may still be at work."""
+    try:
+        socket.create_connection((address, port), timeout=2).close()
+    except ConnectionRefusedError:
+        return True
+    except OSError:
+        return False
+    return False
+
+
+def _name(number: int) -> str:
+    return f"process {number} on {PLACES[number][0]}"
+
+
 def tell(why: str, who: str = "") -> None:
     """Tells the other processes that `who` (this one) has ended, unless that of another one is told already.
-    The first process then stays until all have heard: with it the coordination service ends, and JAX aborts
-    the others before they can say what happened."""
+    The first process then stays until all others have ended, for at most `SHUTDOWN_SECONDS`: with it the
+    coordination service ends, and JAX aborts the others before they can say what happened."""
     import jax
 
     ENDING.set()
-    number = jax.process_index()
+    number, deadline = jax.process_index(), time.monotonic() + SHUTDOWN_SECONDS
     with contextlib.suppress(jax.errors.JaxRuntimeError):
-        _service().key_value_set(ENDS, f"{who or f'process {number} on {PLACES[number][0]}'}\n{why}")
-    if number == 0:
-        time.sleep(3 * LISTEN_SECONDS)
+        _service().key_value_set(ENDS, f"{who or _name(number)}\n{why}")
+    while number == 0 and time.monotonic() < deadline and not all(_has_ended(*each) for each in PLACES[1:]):
+        time.sleep(0.2)
 
 
 def told() -> tuple[str, str] | None:
