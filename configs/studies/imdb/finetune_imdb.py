@@ -5,46 +5,40 @@ run.
     python launch.py --config=configs/studies/imdb/bert_reviews.py
     python launch.py --config=configs/studies/imdb/bert_imdb.py --config.initialize_from=runs/bert_reviews
     python launch.py --config=configs/studies/imdb/finetune_imdb.py --config.initialize_from=runs/bert_imdb
-    python launch.py --workdir=runs/finetune_imdb --mode=evaluate \\
-        --config.data.validation_source=tsv:data/imdb/test.tsv
 
-Without `initialize_from` the same classifier is trained from scratch.
+Without `initialize_from` the same classifier is trained from scratch. The test reviews are measured once, at
+the end of a run that is trained on all others:
 
-Cost: 9 min on 2 cores of an AMD EPYC (AVX-512), 2026-11-22, the third command; 51 min and 8 min the others.
-Result: accuracy on the 1,563 test reviews, with seeds 0, 1 and 2 of the fine-tuning:
+    python launch.py --config=configs/studies/imdb/finetune_imdb.py --config.initialize_from=runs/bert_imdb \\
+        --config.data.validation_source=tsv:data/imdb/test.tsv --config.train.evaluate_every=0
+
+Cost: 37 min for three such runs at once on 2 cores of an AMD EPYC (AVX-512), 2026-11-25; 76 and 19 min the
+first two commands.
+Result: accuracy on the 1,563 test reviews by the last command, with seeds 0, 1 and 2 of the fine-tuning:
+
+    pre-trained, whole reviews in windows        88.0  88.2  87.5   87.9 +- 0.4 %
+
+In float32, with cased tokens and only the first 510 of a review, 2026-11-22, trained on 2,803 of the 3,126
+reviews (means and standard deviations of three):
 
     pre-trained                                  86.1  86.4  86.4   86.3 +- 0.2 %
     the same from scratch                        82.3  82.3  82.8   82.5 +- 0.3 %
     imdb.py, one layer of 128, from scratch      81.9  82.9  82.0   82.3 +- 0.6 %
 
-A bag of words reaches 87.2 % when trained on all 3,126 reviews of the training file; the models above are
-trained on 2,803 of them (2,837 now, since files are split by a hash of their texts). Pre-training reads no
-test review. The keys were chosen for the first row, on 938 training reviews that only pre-training had read:
-85.9 % there (imdb.py, whose keys are for a classifier from scratch, 79.0 %, a bag of words 84.5 %).
+A bag of words reaches 87.2 % when trained on all 3,126 reviews. Pre-training reads no test review. The keys
+were chosen on 937 training reviews that only pre-training had read, after training on the other 2,189; lower
+case and bfloat16 were not compared with what they replace:
 
-Not measured yet is what the end of long reviews adds, of which a row of 512 tokens has no more than the
-beginning, and a tokenizer in lower case. Choose on a part of the training reviews, then measure the test
-reviews once, in a run that is trained on all others:
-
-    python launch.py --config=configs/studies/imdb/bert_reviews.py --workdir=runs/lower_reviews \\
-        --config.data.lowercase=true
-    python launch.py --config=configs/studies/imdb/bert_imdb.py --workdir=runs/lower_imdb \\
-        --config.initialize_from=runs/lower_reviews
     awk 'NR == 1 || NR % 10 < 7' data/imdb/train.tsv > data/imdb/part.tsv
     awk 'NR == 1 || NR % 10 >= 7' data/imdb/train.tsv > data/imdb/held.tsv
-    for encoder in bert_imdb lower_imdb; do for too_long in cut head_tail windows; do for seed in 0 1 2; do
-        python launch.py --config=configs/studies/imdb/finetune_imdb.py \\
-            --workdir=runs/${encoder}_${too_long}_$seed --config.initialize_from=runs/$encoder \\
-            --config.data.source=tsv:data/imdb/part.tsv --config.train.steps=900 --config.seed=$seed \\
-            --config.data.validation_source=tsv:data/imdb/held.tsv --config.data.too_long=$too_long
-    done; done; done
-    python launch.py --config=configs/studies/imdb/finetune_imdb.py --workdir=runs/finetune_imdb_all \\
-        --config.initialize_from=runs/ENCODER --config.data.too_long=TOO_LONG --config.train.steps=1350 \\
-        --config.data.validation_source=tsv:data/imdb/test.tsv --config.train.evaluate_every=0
+    python launch.py --config=configs/studies/imdb/finetune_imdb.py --config.initialize_from=runs/bert_imdb \\
+        --config.data.source=tsv:data/imdb/part.tsv --config.data.validation_source=tsv:data/imdb/held.tsv \\
+        --config.train.steps=900 [--config.data.too_long=head_tail]
 
-A bag of words (`imdb.py` has the command) is right on 83.6 % of held.tsv by the first 510 tokens, on 83.9 %
-by the first 128 and the last 382, and on 84.2 % by all of them, trained on part.tsv; on 87.3 % of the test
-reviews by the first 128 and the last 382.
+After 600 steps 86.4 % of held.tsv are right with windows and 83.4 % by the first 128 and the last 382
+tokens, one run each with a standard error of 1.2 %; after 900 steps 85.6 % with windows. A bag of words
+(`imdb.py` has the command) is right on 83.6 % by the first 510 tokens, on 83.9 % by the first 128 and the
+last 382, and on 84.2 % by all of them.
 """
 
 from ml_collections import ConfigDict
@@ -60,9 +54,12 @@ def get_config(preset: str = "") -> ConfigDict:
     config.model.dropout = 0.1
     config.model.embedding_dropout = 0.1
     config.model.head_dropout = 0.1
+    config.model.dtype = "bfloat16"
     config.data.source = "tsv:data/imdb/train.tsv"
     config.data.vocab_size = 8192
+    config.data.lowercase = True
     config.data.sequence_length = 512
+    config.data.too_long = "windows"
     config.loss.label_smoothing = 0.1
     config.optimizer.name = "adamw"
     config.optimizer.weight_decay = 0.3
