@@ -1,0 +1,42 @@
+"""Sentiment classification of sentences of film reviews (SST-2) with an encoder that was pre-trained on film
+reviews and articles without labels. The data are those of `sst2.py`, whose training phrases pre-training has
+read too, the model and the tokenizer those of the pre-trained run.
+
+    python launch.py --config=configs/studies/imdb/bert_reviews.py
+    python launch.py --config=configs/studies/sst2/finetune_sst2.py --config.initialize_from=runs/bert_reviews
+
+Cost: 11 min for three such runs at once on 2 cores of an AMD EPYC (AVX-512), 2026-11-25; 76 min the first
+command.
+Result: 82.5 % of the 872 sentences of the dev file (81.9, 83.3 and 82.2 % with --config.seed=0, 1 and 2 and
+--config.train.evaluate_every=0), which is not above a bag of words (82.7 %). `sst2.py`, from scratch, has
+80.6 %. The dev file was looked at once for each seed; on 900 sentences held out of the training file, without
+the phrases that are parts of them, it was 80.1 %, 77.2 % with `sst2.py` and 81.3 % with a bag of words.
+"""
+
+from ml_collections import ConfigDict
+
+from configs import base
+from configs.studies.sst2 import sst2
+
+
+def get_config(preset: str = "") -> ConfigDict:
+    """The run, or its `tiny` version for smoke tests."""
+    config = base.defaults("classification")
+    config.model.norm = "layer"
+    config.model.dropout = 0.1
+    config.model.embedding_dropout = 0.1
+    config.model.head_dropout = 0.1
+    config.model.dtype = "bfloat16"
+    config.data.source = "tsv:data/sst2/train.tsv"
+    config.data.validation_source = "tsv:data/sst2/dev.tsv"
+    config.data.text_field = "sentence"
+    config.data.vocab_size = 8192
+    config.data.lowercase = True
+    config.loss.label_smoothing = 0.1
+    config.optimizer.name = "adamw"
+    config.optimizer.weight_decay = 0.3
+    config.optimizer.learning_rate = 3e-4
+    config.train.steps = 800
+    config.train.batch_size = 8
+    config.train.evaluate_every = 200
+    return base.choose(config, preset, {"tiny": sst2.TINY})
