@@ -20,7 +20,6 @@ COUNTS = ("SLURM_STEP_NUM_TASKS", "OMPI_COMM_WORLD_SIZE", "MEGASCALE_NUM_SLICES"
 SHUTDOWN_SECONDS = 30
 """How long a process that ends with an error waits for the others, which then end too."""
 
-
 LOOK_SECONDS = 10.0
 """How long to look for the process that has ended, where one can no longer be reached."""
 
