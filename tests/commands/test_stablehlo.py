@@ -1,6 +1,8 @@
 """Models exported as StableHLO: run without this library, with the same tokens and logits."""
 
+import argparse
 import json
+import runpy
 import subprocess
 import sys
 
@@ -11,9 +13,10 @@ import pytest
 from flax.core import meta
 
 import launch
-from commands import opening
+from commands import opening, stablehlo
 from tests import runs
 from transformer.decoding.exported import export
+from transformer.errors import UserError
 from transformer.layers import linear
 
 pytestmark = pytest.mark.usefixtures("in_root")
@@ -65,6 +68,32 @@ def test_another_process_continues_a_prompt_with_jax_alone(trained, tmp_path, we
     shape = json.loads((tmp_path / "model" / "signature.json").read_text())
     assert (shape["batch"], shape["length"], shape["room"]) == (2, 20, ROOM)
     assert shape["platforms"] == [jax.default_backend()]
+
+
+@pytest.mark.thorough
+def test_the_program_beside_them_ends_where_the_text_does(trained, tmp_path, monkeypatch, capsys):
+    flags = ["--format=stablehlo", "--length=8", f"--room={ROOM}", f"--to={tmp_path / 'model'}"]
+    assert launch.main(["--mode=export", f"--workdir={trained}", *flags]) == 0
+    shape = json.loads((tmp_path / "model" / "signature.json").read_text())
+    assert shape["eos_id"] == opening.reopen_run(trained).experiment.data.tokenizer.eos_id
+
+    def new(eos_id):
+        (tmp_path / "model" / "signature.json").write_text(json.dumps(shape | {"eos_id": eos_id}))
+        capsys.readouterr()
+        monkeypatch.setattr(sys, "argv", ["run.py", "4", "17"])
+        runpy.run_path(str(tmp_path / "model" / "run.py"))
+        return [int(each) for each in capsys.readouterr().out.split()]
+
+    whole = new(-1)
+    last = next(at for at in range(1, ROOM) if whole[at] not in whole[:at])
+    assert len(whole) == ROOM and new(whole[last]) == whole[:last]
+
+
+def test_a_model_that_does_not_generate(tmp_path):
+    run = opening.open_without_data(opening.read_config("configs/vision.py:tiny"), [])
+    with pytest.raises(UserError, match="--format=stablehlo: a model of vision does not generate"):
+        stablehlo.write(run, "latest", tmp_path / "model", argparse.Namespace(length=4, room=4))
+    assert not any(tmp_path.iterdir())
 
 
 @pytest.mark.thorough

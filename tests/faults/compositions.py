@@ -4,7 +4,8 @@
 
 Draws a config, some settings that a user may choose, and two meshes. Three steps are trained on one device;
 and two on the first mesh, of which the second one resumes. Both must have the same losses and gradient norms.
-Then one device evaluates what the meshes have trained, and a run that writes text predicts.
+Then one device evaluates what the meshes have trained, a run that writes text predicts, and the first mesh
+fine-tunes from it for a step.
 """
 
 import argparse
@@ -60,6 +61,7 @@ SETTINGS: tuple[dict[str, Any], ...] = (
     *({key: 0.1} for key in (
         "model.dropout", "model.embedding_dropout", "model.attention_dropout", "loss.label_smoothing",
     )),
+    {"model.dtype": "bfloat16"},
     {"model.num_experts": 4},
     {"model.num_experts": 4, "model.capacity_factor": 1.25},
     {"model.num_kv_heads": 1},
@@ -113,9 +115,9 @@ MESHES: tuple[dict[str, int], ...] = (
     {"data": 2, "fsdp": 2, "tensor": 2},
 )
 
-TOLERANCE = 3e-5
+TOLERANCES = {"float32": 3e-5, "bfloat16": 0.03}
 """The largest difference of losses and gradient norms, as a part of them or of 1: that of other orders of
-sums in float32."""
+sums in a `model.dtype`."""
 
 
 def has(values: Any, key: str) -> bool:
@@ -167,6 +169,10 @@ def trial(config: str, keys: Mapping[str, Any], meshes: Sequence[Mapping[str, in
         "trained on another": [f"--config={config}", *flags(keys, meshes[1]), f"--workdir={several}"],
         "evaluated": ["--mode=evaluate", *flags({}, {}), f"--workdir={several}"],
         "predicted": ["--mode=predict", *flags({}, {}), "--prompt=def", f"--workdir={several}"],
+        "fine-tuned": [
+            *(f"--config={config}", *flags({**keys, "train.steps": 1}, meshes[0])),
+            *(f"--config.initialize_from={several}", f"--workdir={folder / 'fine-tuned'}"),
+        ],
     }
     if not ("generate" in values or "prompt" in values.get("sample", ())):
         del stages["predicted"]
@@ -182,10 +188,11 @@ def trial(config: str, keys: Mapping[str, Any], meshes: Sequence[Mapping[str, in
         if code:
             return f"{stage}: code {code}: {printed[-300:]}"
     expected, got = measured(one), measured(several)
+    tolerance = TOLERANCES[keys.get("model.dtype", "float32")]
     far = {
         at: (x, got.get(at))
         for at, x in expected.items()
-        if not abs(x - got.get(at, math.nan)) <= TOLERANCE * max(1.0, abs(x))
+        if not abs(x - got.get(at, math.nan)) <= tolerance * max(1.0, abs(x))
     }
     return f"differs: {far}" if far or not expected else "ok"
 

@@ -38,6 +38,18 @@ EDITS = {
             "every_start_again": ("if about == before:", "if False:"),
         },
     ),
+    "commands/stablehlo.py": (
+        "tests/commands/test_stablehlo.py",
+        {
+            "room_is_not_counted": ("flags.length + (flags.room", "flags.length + (0 * flags.room"),
+            "the_end_is_not_heard": ('if token[0] == shape["eos_id"]:', "if False:"),
+            "one_token_too_many": ('while len(new) < shape["room"]:', 'while len(new) <= shape["room"]:'),
+            "types_of_few_bits": ("stored[name].view(kind)", "stored[name]"),
+            "all_models_generate": ('if not hasattr(experiment, "stepper"):', "if False:"),
+            "nothing_is_a_length": ("vars(flags)[name] < 1:", "vars(flags)[name] < 0:"),
+            "any_platform": ("if platform not in PLATFORMS:", "if False:"),
+        },
+    ),
     "transformer/decoding/exported.py": (
         "tests/commands/test_stablehlo.py",
         {
