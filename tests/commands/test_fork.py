@@ -124,7 +124,7 @@ def test_a_fork_with_nothing_changed_is_the_run_to_its_end(tmp_path, source, kin
 
 @pytest.mark.thorough
 def test_cool_downs_of_a_stable_run_decay_to_their_ends(capfd, tmp_path, stable):
-    """And a fork of a fork with a longer plan warms up again from the end of the decay."""
+    """And a fork of a fork with a longer plan warms up again from the end of the decay, as does its fork."""
     one = fork(stable, tmp_path / "one", *WSD)
     out = capfd.readouterr().out
     assert f"{one}: a fork of {stable}, step 4: optimizer.schedule 'constant' -> 'wsd'" in out
@@ -139,8 +139,9 @@ def test_cool_downs_of_a_stable_run_decay_to_their_ends(capfd, tmp_path, stable)
         stable, tmp_path / "half", *WSD, "--config.train.steps=7", "--config.optimizer.learning_rate=0.01"
     )
     np.testing.assert_allclose(rates(half), [0.01 * 2 / 3, 0.01 / 3, 0], atol=1e-7)
-    more = fork(one, tmp_path / "more", "--at_step=8", "--config.train.steps=16", *CONSTANT)
-    np.testing.assert_allclose(rates(more), [0.01, *[0.02] * 7], atol=1e-7)
+    slowly = "--config.optimizer.warmup_steps=8"
+    more = fork(one, tmp_path / "more", "--at_step=8", "--config.train.steps=16", *CONSTANT, slowly)
+    np.testing.assert_allclose(rates(more), 0.02 * np.arange(1, 9) / 8, atol=1e-7)
     unchanged = fork(more, tmp_path / "unchanged", "--at_step=12")
     assert_same(runs.state(unchanged), runs.state(more))
 
