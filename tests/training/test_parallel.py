@@ -13,6 +13,7 @@ from jax.sharding import PartitionSpec as P
 
 from transformer.errors import UserError
 from transformer.models.decoder import Decoder, DecoderConfig
+from transformer.models.encoder import EncoderConfig, TextEncoder
 from transformer.training import parallel
 from transformer.training.checkpoint import State
 from transformer.training.optax_optimizers import is_hidden_matrix
@@ -244,6 +245,16 @@ def test_optimizer_steps_agree_on_every_mesh(rng):
 def test_errors_name_the_key(make, message):
     with pytest.raises(UserError, match=message):
         make()
+
+
+def test_token_types_are_not_divided_with_the_vocabulary():
+    """Two rows, over more devices."""
+    model = TextEncoder(EncoderConfig(d_model=16, num_layers=1, num_heads=8, d_ff=32), vocab_size=128)
+    abstract = jax.eval_shape(model.init, jax.random.key(0), jnp.zeros((1, 4), jnp.int32))
+    mesh = parallel.make_mesh(parallel.MeshConfig(data=1, tensor=8))
+    found = parallel.state_shardings(state(abstract["params"], ()), mesh, RULES).params
+    assert found["token_types"]["table"].spec[0] is None
+    assert found["embedding"]["table"].spec[0] == "tensor"
 
 
 def test_indivisible_dimension_names_parameter_and_axis():

@@ -33,10 +33,11 @@ class Embedding(nn.Module):
     rms: float = 0.0
     logit_scale: float = 1.0
     soft_cap: float = 0.0
+    rows: str = "vocab"  # the logical axis of the table's rows; without a rule for it, each device has all
 
     def setup(self) -> None:
         """One parameter: `table` (v, d)."""
-        init = nn.with_logical_partitioning(nn.initializers.normal(self._deviation), ("vocab", "embed"))
+        init = nn.with_logical_partitioning(nn.initializers.normal(self._deviation), (self.rows, "embed"))
         rows = padded_size(self.vocab_size, self.multiple)
         self.table = self.param("table", init, (rows, self.d_model), jnp.float32)
 
