@@ -6,6 +6,9 @@ from typing import Any
 import jax
 from flax import linen as nn
 
+DESCRIBED: dict[str, float] = {}
+"""The compute capability of GPUs that are described, for plans, and not on this machine: kind -> capability."""
+
 
 def platform() -> str:
     """ "cpu", "tpu", "nvidia" or another name in JAX: the platform of the current mesh, whose devices may be
@@ -16,10 +19,10 @@ def platform() -> str:
 
 def compute_capability() -> float:
     """The compute capability of the NVIDIA GPUs of the current mesh, or else of the default devices; 0 if
-    unknown, because there are none of their kind on this machine."""
+    unknown, because there are none of their kind on this machine, nor in `DESCRIBED`."""
     target, here = _target(), jax.devices()[0]
     known = here.platform == "gpu" and here.device_kind == target.device_kind
-    return float(here.compute_capability) if known else 0.0
+    return float(here.compute_capability) if known else DESCRIBED.get(target.device_kind, 0.0)
 
 
 def _target() -> Any:

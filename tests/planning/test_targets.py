@@ -63,6 +63,17 @@ def test_a_small_model(topology, devices, kind, kernel, link, tmp_path):
 
 
 @needs("jax_cuda13_plugin")
+def test_packed_rows_too_large_for_a_bias_have_wide_heads():
+    """As on a Hopper at hand, whose cuDNN takes heads of 128 with their segments in 16 more columns."""
+    keys = ("model.d_model=128", "model.num_heads=1", "model.num_layers=1", "model.max_length=8192")
+    large = ("data.sequence_length=8192", "train.batch_size=40", "loss.chunk_size=1024")
+    more = (f"--config.{key}" for key in (*keys, *large))
+    found = plan("--config=configs/papers/gpt2.py", "--topology=h100:1x8", *KEYS, *more)
+    assert found.returncode == 0, found.stderr
+    assert "attention: cudnn\n" in found.stdout
+
+
+@needs("jax_cuda13_plugin")
 def test_what_does_not_fit_a_gpu():
     found = plan("--config=configs/papers/llama_70b.py", "--topology=h100:1x1", "--config.train.batch_size=1")
     assert found.returncode == 1, found.stderr

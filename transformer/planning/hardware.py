@@ -11,6 +11,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from transformer.devices import DESCRIBED
 from transformer.errors import UserError
 from transformer.planning.collectives import Collective
 from transformer.training.throughput import peak_of_kind
@@ -135,7 +136,7 @@ def described(topology: str, slices: int = 1) -> list[Any]:
             several = {"num_slices": slices} if slices > 1 else {}
             found = topologies.get_topology_desc(topology_name=topology, platform="tpu", **several)
             return list(found.devices)
-        _answer_for_cudnn()
+        _answer_for_cudnn(chip)
         hosts, _, gpus = shape.rpartition("x")
         whole = f"1x{hosts or 1}x{gpus}"
         return list(
@@ -148,8 +149,9 @@ def described(topology: str, slices: int = 1) -> list[Any]:
         raise UserError(f"--topology: {topology!r}: {said}") from None
 
 
-def _answer_for_cudnn() -> None:
+def _answer_for_cudnn(chip: Chip) -> None:
     """Answers the questions that cuDNN's attention asks of a GPU, as there is none to ask."""
+    DESCRIBED[chip.name] = 9.0  # as in `_target`
     from jax._src.cudnn import fused_attention_stablehlo as attention
 
     attention.check_cudnn_version = lambda: 91000
