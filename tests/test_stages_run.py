@@ -215,6 +215,21 @@ def test_other_runs_train_in_stages(tmp_path, config, name):
     assert measurements(tmp_path / "run")[0][f"train/{name}"] == 8
 
 
+def test_a_run_goes_on_with_more_devices_than_its_first_batches_had_rows(capfd, tmp_path, source):
+    """Which they must divide only until these are past."""
+    folder, given = tmp_path / "run", options({"batch_size": {"2": 2, "3": 12}}, "train.batch_size=24")
+    assert runs.train(source, folder, *given, hooks=[Send(1, signal.SIGTERM)]) == "SIGTERM"
+    more = [f"--workdir={folder}", "--config.parallel.mesh.fsdp=4"]
+    assert launch.main(more) == 2
+    assert "train.batch_size: 2 is not a multiple of 8 = " in capfd.readouterr().err
+    assert runs.train(source, folder, *given, hooks=[Send(2, signal.SIGTERM)]) == "SIGTERM"
+    assert launch.main(more) == 2
+    assert "train.batch_size: 12 is not a multiple of 8 = " in capfd.readouterr().err
+    assert runs.train(source, folder, *given, hooks=[Send(3, signal.SIGTERM)]) == "SIGTERM"
+    assert launch.main(more) == 0
+    assert [line["train/batch_size"] for line in measurements(folder)] == [2, 2, 12, *[24] * 5]
+
+
 def test_another_schedule_is_refused_on_resume(capfd, straight):
     assert launch.main([f"--workdir={straight}", "--config.train.until.window.7=5"]) == 2
     assert "train.until.window.7 4 (here 5); choose another folder" in capfd.readouterr().err

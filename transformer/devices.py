@@ -7,7 +7,7 @@ import jax
 from flax import linen as nn
 
 DESCRIBED: dict[str, float] = {}
-"""The compute capability of GPUs that are described, for plans, and not on this machine: kind -> capability."""
+"""The compute capability of GPUs, by kind, that are described for plans and not on this machine."""
 
 
 def platform() -> str:

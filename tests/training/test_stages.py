@@ -10,6 +10,7 @@ import pytest
 from transformer.data.interleaving import Interleaving
 from transformer.data.loader import DataLoader
 from transformer.data.mixture import MixedLoader
+from transformer.errors import UserError
 from transformer.sums import Sum
 from transformer.training import metrics, stages
 from transformer.training.divergence import Watch
@@ -56,13 +57,9 @@ def made(until, last=6, length=None):
     ends = [*firsts[1:], FOREVER]
     values = {"sequence_length": length} if length else {}
     return [
-        Stage(first, end, run_of(size_at(first, until, last)), values)
+        Stage(first, end, size_at(first, until, last), "a run", values)
         for first, end in zip(firsts, ends, strict=True)
     ]
-
-
-def run_of(rows):
-    return types.SimpleNamespace(config=types.SimpleNamespace(train=types.SimpleNamespace(batch_size=rows)))
 
 
 def rows_of(batches, start=0, steps=STEPS):
@@ -129,6 +126,21 @@ def test_batches_may_begin_at_any_row():
         assert found == by_hand(loader(), until, place=row - before)[step:]
 
 
+def test_a_stage_that_devices_do_not_divide_can_be_past_and_not_read(monkeypatch):
+    def by_four(rows):
+        assert rows % 4 == 0
+        return np.arange(rows)
+
+    monkeypatch.setattr(stages, "rows_here", by_four)
+    until, both = {3: 2}, made({3: 2}, last=8)
+    both[0] = dataclasses.replace(both[0], run=None)
+    batches = StagedBatches(loader(), both, None)
+    for start in (3, 7):
+        assert rows_of(batches, start) == by_hand(loader(), until, last=8)[start:]
+    with pytest.raises(UserError, match="step 2: the devices do not divide its 2 rows"):
+        rows_of(batches, 1)
+
+
 def test_rows_are_cut_in_the_stages_of_a_length():
     both = [*made({4: 6})]
     both[0] = dataclasses.replace(both[0], values={"sequence_length": 2})
@@ -191,7 +203,7 @@ class Measured:
 
     def __init__(self):
         few, many = Peak(100.0), Peak(50.0)
-        self.both = [Stage(0, 2, few, {"batch_size": 1}), Stage(2, FOREVER, many, {"batch_size": 4})]
+        self.both = [Stage(0, 2, 1, few, {"batch_size": 1}), Stage(2, FOREVER, 4, many, {"batch_size": 4})]
         self.memory_gb = {few: 1.0, many: 4.0}
 
     def at(self, done):

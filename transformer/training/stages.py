@@ -10,8 +10,9 @@ from typing import Any
 import jax
 import numpy as np
 
+from transformer.errors import UserError
 from transformer.training import measured
-from transformer.training.checkpoint import State
+from transformer.training.checkpoint import State, trained_steps
 from transformer.training.experiment import Batch
 from transformer.training.metrics import Meter, Sum
 from transformer.training.parallel import rows_here
@@ -24,25 +25,23 @@ FOREVER = 2**62
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Stage:
-    """The steps from number `first` on, counted from 0, and before `end`: those of `run`, a `Run` with the
-    keys of the stage. Stages with the same keys have the same one."""
+    """The steps from number `first` on, counted from 0, and before `end`, each of `rows` rows: those of
+    `run`, a `Run` with the keys of the stage. Stages with the same keys have the same one; it is None if the
+    stage is past and the devices do not divide its rows."""
 
     first: int
     end: int
+    rows: int
     run: Any
     values: Mapping[str, int]  # by the names in `train.until`
-
-    @property
-    def rows(self) -> int:
-        """The number of rows that a step reads."""
-        return self.run.config.train.batch_size
 
 
 class Stages:
     """The stages of a `Run` with `train.until`, and its batches, train step and meter."""
 
     def __init__(self, run: Any) -> None:
-        """Raises `UserError` where devices times microbatches do not divide the batch of a stage."""
+        """Raises `UserError` where devices times microbatches do not divide the batch of a stage that is not
+        past: with small batches first, a run may go on with more devices than they had rows."""
         self._run, found = run, [*stage_configs(run.config)]
         self.pause: Callable[[], Any] = contextlib.nullcontext
         """A context for work that is not training."""
@@ -50,12 +49,15 @@ class Stages:
         """The memory of a step of each stage's run that has begun, in GiB on each device."""
         last = {name: SCHEDULED[name].value(run.config) for name in run.config.train.until}
         runs, ends = [(found[-1].config, run)], [*(each.first for each in found[1:]), FOREVER]
+        done = trained_steps(run.folder.checkpoints)
         self._stages: list[Stage] = []
         for each, end in zip(found, ends, strict=True):
-            if all(each.config != config for config, _ in runs):
-                runs.append((each.config, _stage_run(run, each.config)))
-            (its_run,) = (known for config, known in runs if config == each.config)
-            self._stages.append(Stage(each.first, end, its_run, last | each.values))
+            its_run = next((known for config, known in runs if config == each.config), None)
+            if its_run is None:
+                its_run = _stage_run(run, each.config, past=end <= done)
+                runs.append((each.config, its_run))
+            rows = each.config.train.batch_size
+            self._stages.append(Stage(each.first, end, rows, its_run, last | each.values))
 
     def at(self, done: int) -> Stage:
         """The stage of the step after `done` steps."""
@@ -81,10 +83,15 @@ class Stages:
         return meter
 
 
-def _stage_run(run: Any, config: Any) -> Any:
-    """The run with the config of a stage, which has the same state."""
+def _stage_run(run: Any, config: Any, past: bool) -> Any:
+    """The run with the config of a stage, which has the same state; None if that is `past` and impossible."""
     experiment = type(run.experiment)(config, **run.experiment.data.kept())
-    found = dataclasses.replace(run, experiment=experiment, config=config)
+    try:
+        found = dataclasses.replace(run, experiment=experiment, config=config)
+    except UserError:
+        if not past:
+            raise
+        return None
     found.abstract = run.abstract
     return found
 
@@ -102,8 +109,9 @@ class StagedBatches:
         """`place` is that of the first row; `cut` is that of `Experiment`."""
         self._loader, self._stages, self._cut, self._loaders = loader, stages, cut, []
         for stage in stages:
+            here = np.arange(stage.rows) if stage.run is None else rows_here(stage.rows)
             # Batch s of a loader has the rows s b + these.
-            needed = rows_here(stage.rows) + place - stage.first * stage.rows
+            needed = here + place - stage.first * stage.rows
             self._loaders.append(dataclasses.replace(loader, batch_size=stage.rows, needed=needed))
             place += (stage.end - stage.first) * stage.rows
 
@@ -119,6 +127,8 @@ class StagedBatches:
         """The batches from step `start` on."""
         for stage, loader in zip(self._stages, self._loaders, strict=True):
             if (first := max(start, stage.first)) < stage.end:
+                if stage.run is None:
+                    raise UserError(f"step {first + 1}: the devices do not divide its {stage.rows} rows")
                 with contextlib.closing(loader.iterate(first)) as batches:
                     for batch in itertools.islice(batches, stage.end - first):
                         length = stage.values.get("sequence_length")
