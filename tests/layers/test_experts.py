@@ -18,6 +18,7 @@ from tests.layers.test_feed_forward import ACTIVATIONS
 from tests.parameters import random_params
 from transformer.config import refuse_idle
 from transformer.errors import UserError
+from transformer.layers import grouped
 from transformer.layers.experts import Experts
 from transformer.layers.feed_forward import FEED_FORWARDS
 from transformer.models.decoder import Decoder, DecoderConfig
@@ -27,6 +28,12 @@ from transformer.training.checkpoint import State
 from transformer.training.token_losses import model_terms, token_loss
 
 ROWS, LENGTH, WIDTH, HIDDEN, EXPERTS = 3, 10, 8, 12, 4
+
+
+@pytest.fixture(autouse=True)
+def small_blocks(monkeypatch):
+    """Few rows, too, are multiplied in blocks, as many are."""
+    monkeypatch.setattr(grouped, "SMALLEST", 2)
 
 
 def make(rng, kind="gelu", experts=EXPERTS, k=2, factor=0.0, dtype="float32", rows=ROWS):

@@ -133,12 +133,6 @@ EDITS = {
             "z_not_squared": ("jnp.square(jax.nn.logsumexp", "jnp.abs(jax.nn.logsumexp"),
             "no_bias_of_sorted": ("return bias_eo[self.experts_pn]", "return bias_eo[0 * self.experts_pn]"),
             "results_not_sorted_back": ("jnp.argsort(self.order_pn, axis=-1)", "self.order_pn"),
-            "kernel_gradient_in_half": (
-                "return dx.astype(like_x.dtype), d_kernel, None",
-                "return dx.astype(like_x.dtype), d_kernel.astype(dtype).astype(d_kernel.dtype), None",
-            ),
-            "gradient_of_own_rows": ("jax.lax.psum(d_kernel, rows) if rows", "d_kernel if rows"),
-            "partial_sums": ("jax.lax.psum(y_pno, inside) if inside", "y_pno if inside"),
             "buffers_not_exchanged": (
                 'hidden: ClassVar[tuple[str | None, ...]] = ("group", "expert", None',
                 'hidden: ClassVar[tuple[str | None, ...]] = ("batch", None, None',
@@ -146,12 +140,35 @@ EDITS = {
             "experts_not_divided": ('("expert", *self.names)', "(None, *self.names)"),
         },
     ),
+    "transformer/layers/grouped.py": (
+        "tests/layers/test_grouped.py tests/layers/test_experts.py",
+        {
+            "kernel_gradient_in_half": (
+                "return dx.astype(like_x.dtype), d_kernel, None",
+                "return dx.astype(like_x.dtype), d_kernel.astype(dtype).astype(d_kernel.dtype), None",
+            ),
+            "gradient_of_own_rows": ("jax.lax.psum(d_kernel, rows) if rows", "d_kernel if rows"),
+            "partial_sums": ("jax.lax.psum(y_pno, inside) if inside", "y_pno if inside"),
+            "too_few_blocks": ("(n + len(sizes_g) * (size - 1)) // size)", "n // size)"),
+            "next_group_too_late": (">= after_g, axis=1)", "> after_g, axis=1)"),
+            "blocks_left_over_within": ("jnp.where(left_j, n,", "jnp.where(left_j, 0,"),
+            "from_the_first_row": ("+ size * within_j)", "+ within_j)"),
+            "rows_of_the_next_group_too": ("jnp.where(own_s1, blocks", "jnp.where(own_s1 | True, blocks"),
+            "one_factor_masked": (
+                "0) for each in padded)",
+                "0) if each is padded[0] else blocks.rows(each, j) for each in padded)",
+            ),
+            "large_blocks": ("n / (4 * groups)", "n / groups"),
+            "on_tpus_too": ('platform() != "tpu" and ', ""),
+            "for_few_rows_too": ("< 0.75 * groups * n", "< 99 * groups * n"),
+        },
+    ),
     "transformer/layers/linear.py": (
         "tests/layers/test_linear.py",
         {
             "no_bias": ("(y.astype(jnp.float32) + bias)", "(y.astype(jnp.float32) + 0 * bias)"),
             "init_scale_squared": ("math.sqrt(self.init_scale / math", "(self.init_scale / math"),
-            "gradient_of_x_halved": ("return _dot(dy, kernel,", "return 0.5 * _dot(dy, kernel,"),
+            "gradient_of_x_halved": ("return dot(dy, kernel,", "return 0.5 * dot(dy, kernel,"),
             "result_in_half": (
                 "return y.reshape(free).astype(dtype)",
                 "return y.reshape(free).astype(a.dtype).astype(dtype)",

@@ -9,9 +9,9 @@ from typing import Any, ClassVar, Protocol
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
-from jax.sharding import PartitionSpec
 
 from transformer.devices import sharded_over
+from transformer.layers.grouped import grouped
 from transformer.layers.linear import Linear, contract
 from transformer.layers.quantized import dense, is_quantized
 from transformer.sums import Sum
@@ -216,7 +216,7 @@ class Sorted:
         over = [sharded_over(name)[0] if name == "mlp" else () for name in names]
         kernel_eio = dense(kernel_eio, dtype) if is_quantized(kernel_eio) else kernel_eio
         rows = sharded_over("batch")[0] if len(x_pni) > 1 else ()
-        return _grouped(x_pni, kernel_eio, self.sizes_pe, jnp.dtype(dtype), rows, *over)
+        return grouped(x_pni, kernel_eio, self.sizes_pe, jnp.dtype(dtype), rows, *over)
 
     def spread(self, bias_eo: jax.Array) -> jax.Array:
         """(e, o) -> (p, n, o)."""
@@ -235,56 +235,3 @@ def _taken(x_bsd: jax.Array, indices_bn: jax.Array) -> jax.Array:
 
 def _by_row(x_becd: jax.Array) -> jax.Array:
     return nn.with_logical_constraint(x_becd, ("batch", None, None, None))
-
-
-@functools.partial(jax.custom_vjp, nondiff_argnums=(3, 4, 5, 6))
-def _grouped(x_pni, kernel_eio, sizes_pe, dtype, rows, inside, outside):
-    """x . kernel_i, for the first sizes_0 of n with the kernel of expert 0, and so on; numbers as `contract`.
-
-    The mesh axes `rows` divide p, `inside` i and `outside` o.
-    """
-    return _grouped_forward(x_pni, kernel_eio, sizes_pe, dtype, rows, inside, outside)[0]
-
-
-def _grouped_forward(x_pni, kernel_eio, sizes_pe, dtype, rows, inside, outside):
-    low_x, low_kernel = x_pni.astype(dtype), kernel_eio.astype(dtype)
-    y = _forward(low_x, low_kernel, sizes_pe, rows, inside, outside)
-    return y, (low_x, low_kernel, sizes_pe, jnp.zeros(0, x_pni.dtype))
-
-
-def _grouped_backward(dtype, rows, inside, outside, residuals, dy_pno):
-    # Autodiff would compute the kernel's gradient in bfloat16, the type of the forward operands.
-    x_pni, kernel_eio, sizes_pe, like_x = residuals
-    dy_pno = dy_pno.astype(dtype)
-    dx = _forward(dy_pno, kernel_eio.swapaxes(1, 2), sizes_pe, rows, outside, inside)
-
-    def of_kernel(x_pni: jax.Array, dy_pno: jax.Array, sizes_pe: jax.Array) -> jax.Array:
-        over_n = jax.lax.RaggedDotDimensionNumbers((((0,), (0,)), ((), ())), (0,), ())
-        given = x_pni[0], dy_pno[0], sizes_pe[0], over_n
-        d_kernel = jax.lax.ragged_dot_general(*given, preferred_element_type=jnp.float32)
-        return jax.lax.psum(d_kernel, rows) if rows else d_kernel
-
-    specs = PartitionSpec(rows, None, inside), PartitionSpec(rows, None, outside), PartitionSpec(rows)
-    d_kernel = _on_each(of_kernel, specs, PartitionSpec(None, inside, outside))(x_pni, dy_pno, sizes_pe)
-    return dx.astype(like_x.dtype), d_kernel, None
-
-
-_grouped.defvjp(_grouped_forward, _grouped_backward)
-
-
-def _forward(x_pni, kernel_eio, sizes_pe, rows, inside, outside):
-    def product(x_pni: jax.Array, kernel_eio: jax.Array, sizes_pe: jax.Array) -> jax.Array:
-        y_no = jax.lax.ragged_dot(x_pni[0], kernel_eio, sizes_pe[0], preferred_element_type=jnp.float32)
-        y_pno = y_no[None].astype(x_pni.dtype)
-        return jax.lax.psum(y_pno, inside) if inside else y_pno
-
-    specs = PartitionSpec(rows, None, inside), PartitionSpec(None, inside, outside), PartitionSpec(rows)
-    return _on_each(product, specs, PartitionSpec(rows, None, outside))(x_pni, kernel_eio, sizes_pe)
-
-
-def _on_each(f: Callable, in_specs: tuple[PartitionSpec, ...], out_specs: PartitionSpec) -> Callable:
-    """f on each device, on its part of the arguments: a grouped product is not divided by XLA itself."""
-    mesh = jax.sharding.get_abstract_mesh()
-    if all(mesh.shape[axis] == 1 for axis in mesh.auto_axes):  # also where each runs a program of its own
-        return f
-    return jax.shard_map(f, in_specs=in_specs, out_specs=out_specs, check_vma=False)

@@ -86,7 +86,7 @@ def _contract(x, kernel, dtype, out_dtype, axis, transposed):
 def _contract_forward(x, kernel, dtype, out_dtype, axis, transposed):
     # Autodiff would compute the kernel's gradient in bfloat16, the type of the forward operands.
     low_x, low_kernel = x.astype(dtype), kernel.astype(dtype)
-    y = _dot(low_x, low_kernel, _axes(x, -axis), _axes(kernel, -axis if transposed else axis), out_dtype)
+    y = dot(low_x, low_kernel, _axes(x, -axis), _axes(kernel, -axis if transposed else axis), out_dtype)
     return y, (low_x, low_kernel, jnp.zeros(0, x.dtype), jnp.zeros(0, kernel.dtype))
 
 
@@ -95,7 +95,7 @@ def _contract_backward(dtype, out_dtype, axis, transposed, residuals, dy):
     dy, features, rows = dy.astype(dtype), kernel.ndim - axis, range(x.ndim - axis)
     over = _axes(dy, -features), _axes(kernel, features if transposed else -features)
     factors = (dy, x) if transposed else (x, dy)
-    return _dot(dy, kernel, *over, like_x.dtype), _dot(*factors, rows, rows, like_kernel.dtype)
+    return dot(dy, kernel, *over, like_x.dtype), dot(*factors, rows, rows, like_kernel.dtype)
 
 
 _contract.defvjp(_contract_forward, _contract_backward)
@@ -106,8 +106,9 @@ def _axes(x: jax.Array, n: int) -> range:
     return range(n) if n > 0 else range(x.ndim + n, x.ndim)
 
 
-def _dot(a: jax.Array, b: jax.Array, over_a: range, over_b: range, dtype: jnp.dtype) -> jax.Array:
-    """The product of a and b, summed over axes that are the first or the last ones of each."""
+def dot(a: jax.Array, b: jax.Array, over_a: range, over_b: range, dtype: jnp.dtype) -> jax.Array:
+    """The product of a and b, of type `dtype` and summed in float32, over axes that are the first or the last
+    ones of each."""
     if not is_single_cpu():
         # All axes stay: one that is divided over devices is gathered before it is flattened with others. Sums
         # over devices are of results in `dtype`, or the network would carry float32.
