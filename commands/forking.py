@@ -138,6 +138,8 @@ def _plan(
         raise UserError(f"config.train.steps: {config.train.steps}; a fork of step {at} needs more")
     run = open_run(source, config)
     run.prepare()
+    if config.train.until:
+        run.stages.check(at)
     theirs = source.read_fork()
     sizes = before.train.batch_size, config.train.batch_size
     order = _other_order(source, run, changed, accept_data)

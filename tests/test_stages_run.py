@@ -217,7 +217,8 @@ def test_other_runs_train_in_stages(tmp_path, config, name):
 
 def test_a_run_goes_on_with_more_devices_than_its_first_batches_had_rows(capfd, tmp_path, source):
     """Which they must divide only until these are past."""
-    folder, given = tmp_path / "run", options({"batch_size": {"2": 2, "3": 12}}, "train.batch_size=24")
+    keys = ("train.batch_size=24", "train.keep_last=9")
+    folder, given = tmp_path / "run", options({"batch_size": {"2": 2, "3": 12}}, *keys)
     assert runs.train(source, folder, *given, hooks=[Send(1, signal.SIGTERM)]) == "SIGTERM"
     more = [f"--workdir={folder}", "--config.parallel.mesh.fsdp=4"]
     assert launch.main(more) == 2
@@ -228,6 +229,9 @@ def test_a_run_goes_on_with_more_devices_than_its_first_batches_had_rows(capfd, 
     assert runs.train(source, folder, *given, hooks=[Send(3, signal.SIGTERM)]) == "SIGTERM"
     assert launch.main(more) == 0
     assert [line["train/batch_size"] for line in measurements(folder)] == [2, 2, 12, *[24] * 5]
+    assert fork(folder, tmp_path / "fork", 1, "parallel.mesh.fsdp=4") == 2
+    assert "train.batch_size: 2 is not a multiple of 8 = " in capfd.readouterr().err
+    assert not (tmp_path / "fork").exists()
 
 
 def test_another_schedule_is_refused_on_resume(capfd, straight):

@@ -40,8 +40,7 @@ class Stages:
     """The stages of a `Run` with `train.until`, and its batches, train step and meter."""
 
     def __init__(self, run: Any) -> None:
-        """Raises `UserError` where devices times microbatches do not divide the batch of a stage that is not
-        past: with small batches first, a run may go on with more devices than they had rows."""
+        """Raises as `check` of the steps after the latest checkpoint."""
         self._run, found = run, [*stage_configs(run.config)]
         self.pause: Callable[[], Any] = contextlib.nullcontext
         """A context for work that is not training."""
@@ -49,15 +48,29 @@ class Stages:
         """The memory of a step of each stage's run that has begun, in GiB on each device."""
         last = {name: SCHEDULED[name].value(run.config) for name in run.config.train.until}
         runs, ends = [(found[-1].config, run)], [*(each.first for each in found[1:]), FOREVER]
-        done = trained_steps(run.folder.checkpoints)
         self._stages: list[Stage] = []
+        self._impossible: dict[int, UserError] = {}  # by the end of the stage
         for each, end in zip(found, ends, strict=True):
             its_run = next((known for config, known in runs if config == each.config), None)
             if its_run is None:
-                its_run = _stage_run(run, each.config, past=end <= done)
+                try:
+                    its_run = _stage_run(run, each.config)
+                except UserError as error:
+                    self._impossible[end] = error
                 runs.append((each.config, its_run))
             rows = each.config.train.batch_size
             self._stages.append(Stage(each.first, end, rows, its_run, last | each.values))
+        self.check(trained_steps(run.folder.checkpoints))
+
+    def check(self, done: int) -> None:
+        """Raises `UserError` where devices times microbatches do not divide the batch of a step after `done`.
+
+        They need not divide earlier ones: with small batches first, a run may go on with more devices than
+        these had rows.
+        """
+        for end, error in self._impossible.items():
+            if end > done:
+                raise error
 
     def at(self, done: int) -> Stage:
         """The stage of the step after `done` steps."""
@@ -83,15 +96,10 @@ class Stages:
         return meter
 
 
-def _stage_run(run: Any, config: Any, past: bool) -> Any:
-    """The run with the config of a stage, which has the same state; None if that is `past` and impossible."""
+def _stage_run(run: Any, config: Any) -> Any:
+    """The run with the config of a stage, which has the same state."""
     experiment = type(run.experiment)(config, **run.experiment.data.kept())
-    try:
-        found = dataclasses.replace(run, experiment=experiment, config=config)
-    except UserError:
-        if not past:
-            raise
-        return None
+    found = dataclasses.replace(run, experiment=experiment, config=config)
     found.abstract = run.abstract
     return found
 
