@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 DECODING = ("temperature", "top_k", "top_p", "min_p", "num_samples", "max_new_tokens", "weights", "cache")
 """Keys of the config group `sample` or `generate` that are also flags."""
 
+SEARCH = ("beam_size", "length_penalty", "n_best", "with_scores")
+"""Further ones, of `generate`: for beam search."""
+
 
 def add_flags(parser: Any) -> None:
     """The flags of this command."""
@@ -31,6 +34,8 @@ def add_flags(parser: Any) -> None:
         parser.add_argument(
             f"--{name}", type=text, help=f"overrides sample.{name} or generate.{name} of the run"
         )
+    for name in SEARCH:
+        parser.add_argument(f"--{name}", type=text, help=f"overrides generate.{name} of the run")
     what = "run folder of a smaller language model with the same tokenizer, for speculative decoding"
     parser.add_argument("--draft", help=what)
     what = "with --draft: the number of proposed tokens that the model reads in a pass (4)"
@@ -56,7 +61,8 @@ def run(flags: argparse.Namespace, overrides: "Overrides") -> int:
     from commands.texts import check_files
 
     check_files(flags.prompt, flags.input, flags.output)
-    if decoding := {name: value for name in (*DECODING, "stop") if (value := vars(flags)[name]) is not None}:
+    given = {name: vars(flags)[name] for name in (*DECODING, *SEARCH, "stop")}
+    if decoding := {name: value for name, value in given.items() if value is not None}:
         overrides = [*overrides, *decoding_keys(named(flags.workdir).read_config(), decoding)]
     run = reopen_run(flags.workdir, overrides)
     if flags.draft:

@@ -136,7 +136,7 @@ def test_a_target_is_drawn_where_a_temperature_is_given(capfd, tmp_path, transla
     assert first.count("\n") == 6
     assert predicted(capfd, translator, *drawn)[0] == first
     assert predicted(capfd, translator, *drawn, "--seed=1")[0] != first
-    for how in (["--config.generate.beam_size=2", "--config.generate.n_best=2"], drawn[1:]):
+    for how in (["--beam_size=2", "--n_best=2"], drawn[1:]):
         whole, _ = predicted(capfd, translator, options[0], *how)
         stop = next(c for c in whole if c not in "\n\\")
         short, _ = predicted(capfd, translator, options[0], *how, f"--stop={stop}")
@@ -150,7 +150,7 @@ def test_flags_that_do_nothing_together_are_refused(capfd, translator):
         "config.generate.num_samples: 2 with temperature 0, which is beam search, which takes n_best\n"
     )
     assert refused(capfd, *run, "--top_k=3").startswith("config.generate.top_k: 3 with temperature 0")
-    assert refused(capfd, *run, "--temperature=1", "--config.generate.n_best=2") == (
+    assert refused(capfd, *run, "--temperature=1", "--n_best=2") == (
         "config.generate.n_best: 2 with temperature 1, which is sampling\n"
     )
     line = refused(capfd, *run, "--max_new_tokens=1000")

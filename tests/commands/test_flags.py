@@ -58,5 +58,7 @@ def test_a_decoding_flag_without_its_key_is_named_as_the_flag():
     assert decoding_keys(values, {"max_new_tokens": "3"}) == [("generate.max_new_tokens", "3")]
     with pytest.raises(UserError, match=r"^--min_p: .* no generate.min_p; generate has max_new_tokens"):
         decoding_keys(values, {"min_p": "0.1"})
+    with pytest.raises(UserError, match=r"^--n_best: .* no sample.n_best; sample has max_new_tokens"):
+        decoding_keys({"experiment": "language_modeling", "sample": {"max_new_tokens": 8}}, {"n_best": "2"})
     with pytest.raises(UserError, match=r"^--top_k: this is a run of bert, which writes no text"):
         decoding_keys({"experiment": "bert"}, {"top_k": "1"})
