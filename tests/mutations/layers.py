@@ -148,7 +148,7 @@ EDITS = {
                 "return dx.astype(like_x.dtype), d_kernel.astype(dtype).astype(d_kernel.dtype), None",
             ),
             "gradient_of_own_rows": ("jax.lax.psum(d_kernel, rows) if rows", "d_kernel if rows"),
-            "partial_sums": ("jax.lax.psum(y_pno, inside) if inside", "y_pno if inside"),
+            "partial_sums": ("jax.lax.psum(y_pno, over) if over", "y_pno if over"),
             "too_few_blocks": ("(n + len(sizes_g) * (size - 1)) // size)", "n // size)"),
             "next_group_too_late": (">= after_g, axis=1)", "> after_g, axis=1)"),
             "blocks_left_over_within": ("jnp.where(left_j, n,", "jnp.where(left_j, 0,"),

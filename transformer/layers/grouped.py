@@ -36,7 +36,7 @@ def _grouped_backward(dtype, rows, inside, outside, residuals, dy_pno):
     # Autodiff would compute the kernel's gradient in bfloat16, the type of the forward operands.
     x_pni, kernel_gio, sizes_pg, like_x = residuals
     dy_pno = dy_pno.astype(dtype)
-    dx = _forward(dy_pno, kernel_gio.swapaxes(1, 2), sizes_pg, rows, outside, inside)
+    dx = _forward(dy_pno, kernel_gio, sizes_pg, rows, inside, outside, transposed=True)
 
     def of_kernel(x_pni: jax.Array, dy_pno: jax.Array, sizes_pg: jax.Array) -> jax.Array:
         d_kernel = outer_products(x_pni[0], dy_pno[0], sizes_pg[0])
@@ -50,31 +50,37 @@ def _grouped_backward(dtype, rows, inside, outside, residuals, dy_pno):
 grouped.defvjp(_grouped_forward, _grouped_backward)
 
 
-def _forward(x_pni, kernel_gio, sizes_pg, rows, inside, outside):
+def _forward(x_pni, kernel_gio, sizes_pg, rows, inside, outside, transposed=False):
+    over, left = (outside, inside) if transposed else (inside, outside)
+
     def product(x_pni: jax.Array, kernel_gio: jax.Array, sizes_pg: jax.Array) -> jax.Array:
-        y_pno = products(x_pni[0], kernel_gio, sizes_pg[0])[None]
-        return jax.lax.psum(y_pno, inside) if inside else y_pno
+        y_pno = products(x_pni[0], kernel_gio, sizes_pg[0], transposed)[None]
+        return jax.lax.psum(y_pno, over) if over else y_pno
 
-    specs = PartitionSpec(rows, None, inside), PartitionSpec(None, inside, outside), PartitionSpec(rows)
-    return _on_each(product, specs, PartitionSpec(rows, None, outside))(x_pni, kernel_gio, sizes_pg)
+    specs = PartitionSpec(rows, None, over), PartitionSpec(None, inside, outside), PartitionSpec(rows)
+    return _on_each(product, specs, PartitionSpec(rows, None, left))(x_pni, kernel_gio, sizes_pg)
 
 
-def products(x_ni: jax.Array, kernel_gio: jax.Array, sizes_g: jax.Array) -> jax.Array:
-    """x . kernel_g, (n, i) . (g, i, o) -> (n, o), of the type of x and summed in float32."""
+def products(
+    x_ni: jax.Array, kernel_gio: jax.Array, sizes_g: jax.Array, transposed: bool = False
+) -> jax.Array:
+    """x . kernel_g, (n, i) . (g, i, o) -> (n, o), of the type of x and summed in float32; of `transposed`
+    kernels (g, o, i)."""
     n, size = len(x_ni), rows_of_blocks(len(x_ni), len(sizes_g))
     if not size:
-        return jax.lax.ragged_dot(x_ni, kernel_gio, sizes_g, preferred_element_type=jnp.float32).astype(
-            x_ni.dtype
-        )
+        kernel_gio = kernel_gio.swapaxes(1, 2) if transposed else kernel_gio
+        y_no = jax.lax.ragged_dot(x_ni, kernel_gio, sizes_g, preferred_element_type=jnp.float32)
+        return y_no.astype(x_ni.dtype)
     blocks, x_mi = Blocks.of(sizes_g, n, size), jnp.pad(x_ni, ((0, size), (0, 0)))
+    axis = 1 if transposed else 0
 
     def multiply(j: jax.Array, y_mo: jax.Array) -> jax.Array:
-        kernel_io = kernel_gio[blocks.groups_j[j]]
-        y_so = dot(blocks.rows(x_mi, j), kernel_io, range(1, 2), range(1), y_mo.dtype)
+        kernel = kernel_gio[blocks.groups_j[j]]
+        y_so = dot(blocks.rows(x_mi, j), kernel, range(1, 2), range(axis, axis + 1), y_mo.dtype)
         # The rows of the next groups in it are computed again by their own blocks, which come later.
         return jax.lax.dynamic_update_slice_in_dim(y_mo, y_so, blocks.firsts_j[j], axis=0)
 
-    y_mo = jnp.zeros((n + size, kernel_gio.shape[2]), x_ni.dtype)
+    y_mo = jnp.zeros((n + size, kernel_gio.shape[1 if transposed else 2]), x_ni.dtype)
     return jax.lax.fori_loop(0, len(blocks.groups_j), multiply, y_mo)[:n]
 
 
@@ -126,11 +132,11 @@ class Blocks:
 
 
 def rows_of_blocks(n: int, groups: int) -> int:
-    """The rows of a block for n rows of so many groups, a power of two: blocks that are not full, at most one
-    of each group, cost at most about a quarter of n more. 0: XLA's own product is to be taken.
+    """The rows of a block for n rows of so many groups, a power of two; 0: XLA's own product is to be taken.
 
-    TPUs have a kernel for it. Elsewhere XLA multiplies all rows with the kernels of all groups, which is less
-    where there are few of both.
+    Blocks that are not full, at most one of each group, cost at most about a quarter of n more. TPUs have a
+    kernel for grouped products. Elsewhere XLA multiplies all rows with the kernels of all groups, which is
+    less where there are few of both.
     """
     size = max(SMALLEST, 2 ** round(math.log2(max(1, n / (4 * groups)))))
     computed = (n + groups * (size - 1)) // size * size
