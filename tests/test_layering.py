@@ -75,6 +75,7 @@ ALLOWED = {
         "transformer.planning",
         "transformer.training",
         "transformer.layers.kernels",  # which of them were chosen
+        "transformer.devices",  # what described ones can
         "transformer.errors",
     },
     "transformer.interop": {

@@ -26,8 +26,7 @@ def compute_capability() -> float:
 
 
 def _target() -> Any:
-    device = jax.sharding.get_abstract_mesh().abstract_device
-    return jax.devices()[0] if device is None else device
+    return jax.sharding.get_abstract_mesh().abstract_device or jax.devices()[0]
 
 
 def sharded_over(logical: str) -> tuple[tuple[str, ...], int]:
