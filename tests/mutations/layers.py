@@ -158,7 +158,7 @@ EDITS = {
                 "0) for each in padded)",
                 "0) if each is padded[0] else blocks.rows(each, j) for each in padded)",
             ),
-            "large_blocks": ("n / (4 * groups)", "n / groups"),
+            "large_blocks": ("n / (share * groups)", "n / groups"),
             "on_tpus_too": ('platform() != "tpu" and ', ""),
             "for_few_rows_too": ("< 0.75 * groups * n", "< 99 * groups * n"),
         },

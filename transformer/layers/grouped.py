@@ -12,8 +12,9 @@ from jax.sharding import PartitionSpec
 from transformer.devices import platform
 from transformer.layers.linear import dot
 
-SMALLEST = 64
-"""The fewest rows of a block: with fewer a GPU would wait for the kernels."""
+SMALLEST, LARGEST = 64, 2048
+"""The fewest and most rows of a block. With fewer a GPU would wait for its kernels' starts; with 2,048 it
+multiplies for longer than it reads."""
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(3, 4, 5, 6))
@@ -134,11 +135,13 @@ class Blocks:
 def rows_of_blocks(n: int, groups: int) -> int:
     """The rows of a block for n rows of so many groups, a power of two; 0: XLA's own product is to be taken.
 
-    Blocks that are not full, at most one of each group, cost at most about a quarter of n more. TPUs have a
-    kernel for grouped products. Elsewhere XLA multiplies all rows with the kernels of all groups, which is
-    less where there are few of both.
+    Blocks that are not full, at most one of each group, cost at most about a quarter of n more, and on GPUs,
+    where larger ones make up for reading a kernel for each, half. TPUs have a kernel for grouped products.
+    Elsewhere XLA multiplies all rows with the kernels of all groups, which is less where both are few.
     """
-    size = max(SMALLEST, 2 ** round(math.log2(max(1, n / (4 * groups)))))
+    share = 4 if platform() == "cpu" else 2
+    size = 2 ** round(math.log2(max(1, n / (share * groups))))
+    size = min(max(size, SMALLEST), LARGEST)
     computed = (n + groups * (size - 1)) // size * size
     return size if platform() != "tpu" and computed < 0.75 * groups * n else 0
 
