@@ -137,7 +137,7 @@ def test_a_stage_that_devices_do_not_divide_can_be_past_and_not_read(monkeypatch
     batches = StagedBatches(loader(), both, None)
     for start in (3, 7):
         assert rows_of(batches, start) == by_hand(loader(), until, last=8)[start:]
-    with pytest.raises(UserError, match="step 2: the devices do not divide its 2 rows"):
+    with pytest.raises(UserError, match="step 2: devices do not divide its batch of 2 rows"):
         rows_of(batches, 1)
 
 

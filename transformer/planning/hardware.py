@@ -151,9 +151,9 @@ def described(topology: str, slices: int = 1) -> list[Any]:
 
 def _answer_for_cudnn(chip: Chip) -> None:
     """Answers the questions that cuDNN's attention asks of a GPU, as there is none to ask."""
-    DESCRIBED[chip.name] = 9.0  # as in `_target`
     from jax._src.cudnn import fused_attention_stablehlo as attention
 
+    DESCRIBED[chip.name] = 9.0  # that of `_target`
     attention.check_cudnn_version = lambda: 91000
     attention.check_compute_capability = lambda *_: True
     attention.is_cuda_compute_capability_equal = lambda *_: False

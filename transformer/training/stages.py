@@ -55,9 +55,9 @@ class Stages:
             if its_run is None:
                 try:
                     its_run = _stage_run(run, each.config)
+                    runs.append((each.config, its_run))
                 except UserError as error:
                     self._impossible[end] = error
-                runs.append((each.config, its_run))
             rows = each.config.train.batch_size
             self._stages.append(Stage(each.first, end, rows, its_run, last | each.values))
         self.check(trained_steps(run.folder.checkpoints))
@@ -136,7 +136,7 @@ class StagedBatches:
         for stage, loader in zip(self._stages, self._loaders, strict=True):
             if (first := max(start, stage.first)) < stage.end:
                 if stage.run is None:
-                    raise UserError(f"step {first + 1}: the devices do not divide its {stage.rows} rows")
+                    raise UserError(f"step {first + 1}: devices do not divide its batch of {stage.rows} rows")
                 with contextlib.closing(loader.iterate(first)) as batches:
                     for batch in itertools.islice(batches, stage.end - first):
                         length = stage.values.get("sequence_length")
