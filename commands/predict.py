@@ -22,7 +22,7 @@ DECODING = ("temperature", "top_k", "top_p", "min_p", "num_samples", "max_new_to
 """Keys of the config group `sample` or `generate` that are also flags."""
 
 SEARCH = ("beam_size", "length_penalty", "n_best", "with_scores")
-"""Further ones, of `generate`: for beam search."""
+"""Those of beam search, which are in `generate` alone."""
 
 
 def add_flags(parser: Any) -> None:
@@ -35,7 +35,8 @@ def add_flags(parser: Any) -> None:
             f"--{name}", type=text, help=f"overrides sample.{name} or generate.{name} of the run"
         )
     for name in SEARCH:
-        parser.add_argument(f"--{name}", type=text, help=f"overrides generate.{name} of the run")
+        switch: Any = {"nargs": "?", "const": "true"} if name == "with_scores" else {}
+        parser.add_argument(f"--{name}", type=text, help=f"overrides generate.{name} of the run", **switch)
     what = "run folder of a smaller language model with the same tokenizer, for speculative decoding"
     parser.add_argument("--draft", help=what)
     what = "with --draft: the number of proposed tokens that the model reads in a pass (4)"

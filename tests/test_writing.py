@@ -136,6 +136,9 @@ def test_a_target_is_drawn_where_a_temperature_is_given(capfd, tmp_path, transla
     assert first.count("\n") == 6
     assert predicted(capfd, translator, *drawn)[0] == first
     assert predicted(capfd, translator, *drawn, "--seed=1")[0] != first
+    scored, _ = predicted(capfd, translator, *options, "--beam_size=2", "--n_best=2", "--with_scores")
+    best = [line.partition("\t") for line in scored.splitlines()]
+    assert len(best) == 4 and all(float(score) < 0 and tab for score, tab, _ in best)
     for how in (["--beam_size=2", "--n_best=2"], drawn[1:]):
         whole, _ = predicted(capfd, translator, options[0], *how)
         stop = next(c for c in whole if c not in "\n\\")
