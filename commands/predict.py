@@ -18,11 +18,11 @@ if TYPE_CHECKING:
     from transformer.training.checkpoint import Step
     from transformer.training.run import Run
 
-DECODING = ("temperature", "top_k", "top_p", "min_p", "num_samples", "max_new_tokens", "weights", "cache")
-"""Keys of the config group `sample` or `generate` that are also flags."""
+SAMPLING = ("temperature", "top_k", "top_p", "min_p", "num_samples", "max_new_tokens", "weights", "cache")
+"""Keys of the config groups `sample` and `generate`."""
 
-SEARCH = ("beam_size", "length_penalty", "n_best", "with_scores")
-"""Those of beam search, which are in `generate` alone."""
+DECODING = (*SAMPLING, "beam_size", "length_penalty", "n_best", "with_scores")
+"""Keys that are also flags; the last ones are of beam search, in `generate` alone."""
 
 
 def add_flags(parser: Any) -> None:
@@ -31,12 +31,9 @@ def add_flags(parser: Any) -> None:
     add_step(parser)
     parser.add_argument("--seed", type=int, default=0, help="seed of the samples (0)")
     for name in DECODING:
-        parser.add_argument(
-            f"--{name}", type=text, help=f"overrides sample.{name} or generate.{name} of the run"
-        )
-    for name in SEARCH:
         switch: Any = {"nargs": "?", "const": "true"} if name == "with_scores" else {}
-        parser.add_argument(f"--{name}", type=text, help=f"overrides generate.{name} of the run", **switch)
+        what = f"overrides {name} in the group sample or generate of the run's config"
+        parser.add_argument(f"--{name}", type=text, help=what, **switch)
     what = "run folder of a smaller language model with the same tokenizer, for speculative decoding"
     parser.add_argument("--draft", help=what)
     what = "with --draft: the number of proposed tokens that the model reads in a pass (4)"
@@ -62,8 +59,7 @@ def run(flags: argparse.Namespace, overrides: "Overrides") -> int:
     from commands.texts import check_files
 
     check_files(flags.prompt, flags.input, flags.output)
-    given = {name: vars(flags)[name] for name in (*DECODING, *SEARCH, "stop")}
-    if decoding := {name: value for name, value in given.items() if value is not None}:
+    if decoding := {name: value for name in (*DECODING, "stop") if (value := vars(flags)[name]) is not None}:
         overrides = [*overrides, *decoding_keys(named(flags.workdir).read_config(), decoding)]
     run = reopen_run(flags.workdir, overrides)
     if flags.draft:
