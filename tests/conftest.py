@@ -1,7 +1,9 @@
 """Eight virtual CPU devices for every test, so that sharding is tested anywhere; options of the suite."""
 
+import argparse
 import gc
 import os
+import re
 
 gc.set_threshold(200_000, 20, 50)  # before the imports: most of what they and tracing make stays
 # There is a process for each core: further threads of NumPy and PyTorch would only wait.
@@ -58,6 +60,14 @@ OPTIMIZED = (
 """Tests marked `optimized`, which CI runs again with full compilation, as users run; two minutes."""
 
 
+def share(text: str) -> tuple[int, int]:
+    """`K/N`: the part of the files that has the number K modulo N, and N."""
+    if not (match := re.fullmatch(r"(\d+)/([1-9]\d*)", text)):
+        raise argparse.ArgumentTypeError(f"{text!r} is not of the form K/N, as in 0/4")
+    number, parts = map(int, match.groups())
+    return number % parts, parts
+
+
 class Contexts:
     """JAX's `make_ir_context`, called for every fiftieth program: registering all dialects in a new context
     takes two thirds of lowering a small program. What is lowered is the same."""
@@ -80,6 +90,13 @@ def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginMa
         action="store_true",
         help="fail if a test is skipped because a package is not installed",
     )
+    parser.addoption(
+        "--share",
+        type=share,
+        default=(0, 1),
+        metavar="K/N",
+        help="run thorough tests of every Nth of their files only, from the Kth on (and all other tests)",
+    )
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -96,12 +113,24 @@ def pytest_configure(config: pytest.Config) -> None:
         os.environ["XLA_FLAGS"] = f"{FAST_COMPILATION} {os.environ.get('XLA_FLAGS', '')}"
 
 
+def pytest_report_header(config: pytest.Config) -> str | None:
+    number, parts = config.option.share
+    return None if parts == 1 else f"thorough tests: --share={number}/{parts}"
+
+
 @pytest.hookimpl(tryfirst=True)  # before tests are deselected by their marks
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     for item in items:
         for name, chosen in {"core": CORE, "optimized": OPTIMIZED}.items():
             if item.nodeid.startswith(chosen):
                 item.add_marker(name)
+    number, parts = config.option.share
+    thorough = [item for item in items if item.get_closest_marker("thorough")]
+    # Whole files, as tests of one file share the runs that they train.
+    here = set(sorted({item.path for item in thorough})[number::parts])
+    if left_out := {item for item in thorough if item.path not in here}:
+        config.hook.pytest_deselected(items=list(left_out))
+        items[:] = [item for item in items if item not in left_out]
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:

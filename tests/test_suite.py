@@ -1,10 +1,14 @@
-"""The names of test files, and the lists of tests in `tests/conftest.py`, which CI runs again."""
+"""The names of test files, the lists of tests in `tests/conftest.py`, which CI runs again, and its shares."""
 
+import argparse
 import collections
+import dataclasses
+import types
+from pathlib import Path
 
 import pytest
 
-from tests import runs
+from tests import conftest, runs
 from tests.conftest import CORE, OPTIMIZED
 
 
@@ -19,3 +23,43 @@ def test_no_two_test_files_have_the_same_name():
     """The folders of tests are no packages, so pytest would import one of the two for both."""
     names = collections.Counter(path.name for path in (runs.ROOT / "tests").rglob("test_*.py"))
     assert [name for name, count in names.items() if count > 1] == []
+
+
+@dataclasses.dataclass(frozen=True)
+class Item:
+    path: Path
+    number: int
+    thorough: bool
+
+    @property
+    def nodeid(self):
+        return f"{self.path}::test_{self.number}"
+
+    def get_closest_marker(self, name):
+        return self.thorough and name == "thorough"
+
+
+@pytest.mark.parametrize("parts", [1, 2, 4, 40])
+def test_shares_have_every_thorough_test_once_and_all_others_always(parts):
+    places = [(file, test) for test in range(6) for file in range(13)]
+    items = [Item(Path(f"test_{file}.py"), test, test % 3 > file % 2) for file, test in places]
+    quick = {item for item in items if not item.thorough}
+    seen = collections.Counter()
+    for number in range(1000, 1000 + parts):
+        here, left_out = list(items), []
+        hook = types.SimpleNamespace(pytest_deselected=lambda items, to=left_out: to.extend(items))
+        option = types.SimpleNamespace(share=conftest.share(f"{number}/{parts}"))
+        config = types.SimpleNamespace(hook=hook, option=option)
+        conftest.pytest_collection_modifyitems(config, here)
+        assert here == [item for item in items if item in set(here)]  # in their order
+        assert collections.Counter(here + left_out) == collections.Counter(items)
+        assert quick <= set(here)
+        assert not {item.path for item in left_out} & {item.path for item in here if item.thorough}
+        seen.update(here)
+    assert all(seen[item] == (1 if item.thorough else parts) for item in items)
+
+
+@pytest.mark.parametrize("text", ["", "1", "1/0", "a/2", "1/-2", "0.5/2"])
+def test_a_share_that_is_none_is_refused(text):
+    with pytest.raises(argparse.ArgumentTypeError, match="K/N"):
+        conftest.share(text)
