@@ -101,14 +101,14 @@ def as_overrides(setting: Setting) -> list[tuple[str, str]]:
 
 def names(settings: Iterable[Setting]) -> list[str]:
     """A short name for each run, also as a folder: "learning_rate=0.001,seed=0". A key is named by its last
-    part, unless two keys of the sweep have the same.
+    part, with those before a number ("window.2=4"), unless two keys of the sweep have the same.
 
     Raises:
       UserError: two runs have the same values.
     """
     settings = [dict(as_overrides(each)) for each in settings]
     keys = {key for each in settings for key in each}
-    last = [key.rpartition(".")[2] for key in keys]
+    last = [_last_part(key) for key in keys]
     short = {key: key if last.count(part) > 1 else part for key, part in zip(keys, last, strict=True)}
     found: list[str] = []
     for each in settings:
@@ -119,6 +119,11 @@ def names(settings: Iterable[Setting]) -> list[str]:
             raise UserError(f"--sweep: two runs have {name}")
         found.append(name)
     return found
+
+
+def _last_part(key: str) -> str:
+    before, _, part = key.rpartition(".")
+    return f"{_last_part(before)}.{part}" if before and part.isdecimal() else part
 
 
 def _shown(value: str) -> str:

@@ -65,6 +65,8 @@ def test_names_are_short_and_apart():
         "learning_rate=3e-05,seed=0",
     ]
     assert names([{"model.name": "a", "data.name": "b"}]) == ["model.name=a,data.name=b"]
+    stages = zipped(over("train.until.window.2", [4, 8]), over("train.until.batch_size.2", [6, 9]))
+    assert names(stages) == ["window.2=4,batch_size.2=6", "window.2=8,batch_size.2=9"]
     (long,) = names(over("data.source", ["text:" + "/folder" * 20]))
     assert long.startswith("source=text-folder-folder-") and len(long) < 50
     one, other = names(over("data.source", ["x" * 99, "x" * 98 + "y"]))
