@@ -5,9 +5,10 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from commands.rows import Row, Trained, label, shortened
+from commands.rows import Row, Trained, label
 from transformer.errors import UserError
 from transformer.evaluation.paired import interval
+from transformer.sweep import shortened
 
 ERROR = 0.05
 """The probability that a true difference is outside of its interval."""

@@ -3,9 +3,10 @@
 import dataclasses
 import math
 import statistics
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
+
+from transformer.sweep import shortened
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,14 +50,6 @@ class Row:
     def more(self) -> dict[str, Any]:
         """Further values for a file."""
         return {}
-
-
-def shortened(keys: Iterable[str]) -> list[str]:
-    """The last part of each key, or the whole key where two have the same; of a source of a mixture its whole
-    name, which may have dots."""
-    keys = list(keys)
-    last = [key.partition("data.sources.")[2] or key.rpartition(".")[2] for key in keys]
-    return [key if last.count(part) > 1 else part for key, part in zip(keys, last, strict=True)]
 
 
 def label(row: Row) -> str:

@@ -18,10 +18,11 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from commands.rows import Row, Trained, label, shortened
+from commands.rows import Row, Trained, label
 from transformer.config import flatten
 from transformer.errors import UserError, suggest
 from transformer.json_text import parse_json
+from transformer.sweep import shortened
 
 if TYPE_CHECKING:
     from commands.opening import Overrides

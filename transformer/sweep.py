@@ -22,8 +22,8 @@ from transformer.errors import UserError
 Setting = dict[str, Any]
 
 LONGEST = 40
-"""Characters of a value in the name of a run; of a longer one, or one with characters that a folder's name
-should not have, it has the beginning and a hash."""
+"""Characters of a key and of a value in the name of a run; of a longer one, or one with characters that a
+folder's name should not have, it has the beginning and a hash."""
 
 
 def over(key: str, values: Iterable[Any]) -> list[Setting]:
@@ -100,16 +100,14 @@ def as_overrides(setting: Setting) -> list[tuple[str, str]]:
 
 
 def names(settings: Iterable[Setting]) -> list[str]:
-    """A short name for each run, also as a folder: "learning_rate=0.001,seed=0". A key is named by its last
-    part, with those before a number ("window.2=4"), unless two keys of the sweep have the same.
+    """A short name for each run, also as a folder: "learning_rate=0.001,seed=0", with `shortened` keys.
 
     Raises:
       UserError: two runs have the same values.
     """
     settings = [dict(as_overrides(each)) for each in settings]
-    keys = {key for each in settings for key in each}
-    last = [_last_part(key) for key in keys]
-    short = {key: key if last.count(part) > 1 else part for key, part in zip(keys, last, strict=True)}
+    keys = list({key: None for each in settings for key in each})
+    short = dict(zip(keys, map(_in_a_name, shortened(keys)), strict=True))
     found: list[str] = []
     for each in settings:
         name = ",".join(f"{short[key]}={_shown(value)}" for key, value in each.items())
@@ -121,7 +119,17 @@ def names(settings: Iterable[Setting]) -> list[str]:
     return found
 
 
+def shortened(keys: Iterable[str]) -> list[str]:
+    """The last part of each key, with the part before a number ("window.2"), or the whole key where two have
+    the same; of a source of a mixture its whole name, which may have dots."""
+    keys = list(keys)
+    last = [_last_part(key) for key in keys]
+    return [key if last.count(part) > 1 else part for key, part in zip(keys, last, strict=True)]
+
+
 def _last_part(key: str) -> str:
+    if source := key.partition("data.sources.")[2]:
+        return source
     before, _, part = key.rpartition(".")
     return f"{_last_part(before)}.{part}" if before and part.isdecimal() else part
 
@@ -137,8 +145,12 @@ def _shown(value: str) -> str:
             exact = int(value) if re.fullmatch(r"[+-]?[0-9]+", value) else number
             whole = number.is_integer() and abs(number) < 2**53
             value = repr(int(number) if whole else exact)
-    safe = re.sub(r"[^\w.+-]+", "-", value)
-    return safe if safe == value and len(safe) <= LONGEST else f"{safe[: LONGEST - 8]}-{_digest(value)}"
+    return _in_a_name(value)
+
+
+def _in_a_name(text: str) -> str:
+    safe = re.sub(r"[^\w.+-]+", "-", text)
+    return safe if safe == text and len(safe) <= LONGEST else f"{safe[: LONGEST - 8]}-{_digest(text)}"
 
 
 def _digest(text: str) -> str:

@@ -17,7 +17,7 @@ from commands.jobs import Halving, Job, Work, work
 from commands.workdir import exclusive
 from tests import runs
 from transformer.errors import UserError
-from transformer.sweep import names, over, product, read_sweep, zipped
+from transformer.sweep import names, over, product, read_sweep, shortened, zipped
 
 pytestmark = pytest.mark.usefixtures("in_root")
 
@@ -67,6 +67,10 @@ def test_names_are_short_and_apart():
     assert names([{"model.name": "a", "data.name": "b"}]) == ["model.name=a,data.name=b"]
     stages = zipped(over("train.until.window.2", [4, 8]), over("train.until.batch_size.2", [6, 9]))
     assert names(stages) == ["window.2=4,batch_size.2=6", "window.2=8,batch_size.2=9"]
+    shares = over("data.sources.text:data/b.txt", [0.5]) + over("data.sources.text:data-b.txt", [0.5])
+    one, other = names(shares)
+    assert "/" not in one + other and one != other and one.startswith("text-data-b.txt-")
+    assert shortened(["data.sources.text:a.b", "seed", "x.until.1"]) == ["text:a.b", "seed", "until.1"]
     (long,) = names(over("data.source", ["text:" + "/folder" * 20]))
     assert long.startswith("source=text-folder-folder-") and len(long) < 50
     one, other = names(over("data.source", ["x" * 99, "x" * 98 + "y"]))

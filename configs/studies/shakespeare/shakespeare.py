@@ -15,12 +15,12 @@ positions, RMSNorm and Muon, the defaults of this repository. One alternative (S
 tried, on held-out training text; the validation text was evaluated once.
 
 `large` has the size of its run for GPUs (6 layers, d_model 384, context 256, 5,000 steps of 64 rows, dropout
-0.2), for which its README says 1.4697, the best of all evaluations. Here it was run on 11.5 million characters
-in place of 82 million, and its whole length was not:
+0.2), for which its README says 1.4697, the best of all evaluations. Here it was run on 11.5 million
+characters in place of 82 million, and its whole length was not:
 
-    python launch.py --config=configs/studies/shakespeare/shakespeare.py:large --config.model.dtype=bfloat16 \\
-        --config.train.batch_size=16 --config.train.steps=2800 --config.train.evaluate_every=200 \\
-        --config.train.checkpoint_every=200
+    python launch.py --config=configs/studies/shakespeare/shakespeare.py:large --config.train.batch_size=16 \\
+        --config.train.steps=2800 --config.train.evaluate_every=200 --config.train.checkpoint_every=200 \\
+        --config.model.dtype=bfloat16
 
 Cost: 9 min 5 s on 2 cores of an AMD EPYC (AVX-512) shared with other work (3 min 47 s of processor
     time), 2026-11-23; 0.8 GB of memory. `large` by the command above: 112 min on 2 cores of an AMD EPYC
