@@ -57,7 +57,8 @@ OPTIMIZED = (
     "tests/training/test_step.py::test_microbatches_change_nothing[4]",
     "tests/training/test_step.py::test_the_gradient",
 )
-"""Tests marked `optimized`, which CI runs again with full compilation, as users run; two minutes."""
+"""Tests marked `optimized`, which CI runs again for some commits with full compilation, as users
+run; two minutes."""
 
 
 def share(text: str) -> tuple[int, int]:

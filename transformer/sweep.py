@@ -106,7 +106,7 @@ def names(settings: Iterable[Setting]) -> list[str]:
       UserError: two runs have the same values.
     """
     settings = [dict(as_overrides(each)) for each in settings]
-    keys = list({key: None for each in settings for key in each})
+    keys = dict.fromkeys(key for each in settings for key in each)
     short = dict(zip(keys, map(_in_a_name, shortened(keys)), strict=True))
     found: list[str] = []
     for each in settings:
