@@ -3,6 +3,7 @@
 import argparse
 import collections
 import dataclasses
+import subprocess
 import types
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import pytest
 
 from tests import conftest, runs
 from tests.conftest import CORE, OPTIMIZED
+from transformer.data.disk_cache import TAG
 
 
 @pytest.mark.parametrize("name", sorted({*CORE, *OPTIMIZED}))
@@ -23,6 +25,14 @@ def test_no_two_test_files_have_the_same_name():
     """The folders of tests are no packages, so pytest would import one of the two for both."""
     names = collections.Counter(path.name for path in (runs.ROOT / "tests").rglob("test_*.py"))
     assert [name for name, count in names.items() if count > 1] == []
+
+
+def test_no_prepared_data_are_in_the_repository():
+    """Caches and runs mark their folders with a tag."""
+    if not (runs.ROOT / ".git").exists():
+        pytest.skip("no clone of the repository")
+    listed = subprocess.run(["git", "ls-files"], cwd=runs.ROOT, capture_output=True, text=True, check=True)
+    assert [name for name in listed.stdout.splitlines() if name.rpartition("/")[2] == TAG] == []
 
 
 @dataclasses.dataclass(frozen=True)

@@ -9,6 +9,7 @@ the checks of a config accept make one training step, if the model and the batch
 
 import argparse
 import collections
+import contextlib
 import copy
 import math
 import random
@@ -73,7 +74,13 @@ def accepted(config: str, rng: random.Random) -> tuple[dict, str]:
 
 
 def one_step(values: dict, folder: Path) -> str:
-    """How a single training step ends, of which nothing is written."""
+    """How a single training step ends, of which nothing is written; folders that a key names as they come,
+    data.cache_dir above all, are made in one that is removed."""
+    with tempfile.TemporaryDirectory() as there, contextlib.chdir(there):
+        return _one_step(values, folder)
+
+
+def _one_step(values: dict, folder: Path) -> str:
     import jax
 
     try:
