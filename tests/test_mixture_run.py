@@ -185,6 +185,22 @@ def test_masked_language_models_train_on_mixtures(capfd, tmp_path, mixture):
     assert last["eval/loss"] == pytest.approx(0.7 * last["eval/one/loss"] + 0.3 * last["eval/two/loss"])
 
 
+@pytest.mark.parametrize("mode", [["config"], ["sweep", "--sweep=seed=0,1", "--dry_run"]])
+@pytest.mark.parametrize(
+    "sources,said",
+    [
+        ({"stdlib": 1}, "config.data.sources: only 'stdlib'; give several, or one as source"),
+        ({"stdlib": 1, "snippets": -1}, "config.data.sources: 'snippets' has the weight -1; expected a posi"),
+        ({"stdlib": 1, "nonsense": 1}, "config.data.sources: 'nonsense'; expected one of stdlib, text"),
+    ],
+)
+def test_impossible_sources_are_refused_with_the_config(capfd, mode, sources, said):
+    """Before a run is begun: a sweep would begin all of them."""
+    flags = [f"--mode={mode[0]}", "--config=configs/lm.py:tiny", *mode[1:]]
+    assert launch.main([*flags, f"--config.data.sources={json.dumps(sources)}"]) == 2
+    assert said in capfd.readouterr().err
+
+
 def test_a_model_with_memory_refuses_a_mixture(capfd, tmp_path, mixture):
     flags = ["--config=configs/transformer_xl.py:tiny", mixture, f"--workdir={tmp_path}/xl"]
     assert launch.main(flags) == 2

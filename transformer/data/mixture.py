@@ -109,8 +109,7 @@ class Mixture:
     To be inherited from together with the class of the data of one source (see `mixture_of`).
 
     Raises:
-      UserError: impossible sources or weights (see `check_sources`), a source that is missing, unreadable,
-        empty or smaller than a row.
+      UserError: a source that is missing, unreadable, empty or smaller than a row.
     """
 
     config: Any
@@ -121,7 +120,6 @@ class Mixture:
 
     def __init__(self, config: Any, tokenizer: Any = None) -> None:
         """`tokenizer` is that of the run folder; by default that of the config."""
-        check_sources(config)
         self.weights = dict(sorted(config.sources.items()))  # in any order the same mixture
         super().__init__(config, tokenizer)  # type: ignore[call-arg]
 
@@ -231,34 +229,36 @@ def mixture_of(kind: type) -> Any:
 
 
 def check_sources(config: Any) -> None:
-    """Checks the sources and weights of a mixture.
+    """Checks the sources and weights of a mixture; no file is opened.
 
     Raises:
       UserError: a single source, an unknown one or one given twice, another key `source` than the default, or
         a weight that is no positive number.
     """
-    key, sources = "data.sources", config.sources
+    sources = config.sources
     (default,) = (field.default for field in dataclasses.fields(config) if field.name == "source")
     if config.source != default:
-        raise UserError(f"data.source: {config.source!r} together with {key}; leave it at {default!r}")
+        raise UserError(f"source: {config.source!r} together with sources; leave it at {default!r}")
     if len(sources) == 1:
-        raise UserError(f"{key}: only {next(iter(sources))!r}; give several, or one as data.source")
+        raise UserError(f"sources: only {next(iter(sources))!r}; give several, or one as source")
     known: dict[str, str] = {}
     for source, weight in sources.items():
         kind, colon, place = source.partition(":")
         if isinstance(weight, Mapping):
             raise UserError(
-                f"{key}.{source}: a dot divides keys; give all sources as --config.data.sources='{{...}}'"
+                f"sources.{source}: a dot divides keys; give all sources as --config.data.sources='{{...}}'"
             )
         if kind not in SOURCES:
-            raise UserError(f"{key}: {source!r}; expected one of {', '.join(SOURCES)}, then :PATH or :NAME")
+            raise UserError(f"sources: {source!r}; expected one of {', '.join(SOURCES)}, then :PATH or :NAME")
         if type(weight) not in (int, float) or not (weight > 0 and math.isfinite(weight)):
-            raise UserError(f"{key}: {source!r} has the weight {weight!r}; expected a positive number")
+            raise UserError(f"sources: {source!r} has the weight {weight!r}; expected a positive number")
         place = os.path.realpath(os.path.expanduser(place)) if kind in FILES else place
         if (other := known.setdefault(kind + colon + place, source)) != source:
-            raise UserError(f"{key}: {other!r} and {source!r} are the same source; give it once")
-    with naming("sources"):
+            raise UserError(f"sources: {other!r} and {source!r} are the same source; give it once")
+    try:
         whole_weights([*sources.values()])
+    except UserError as error:
+        raise UserError(f"sources: {error}") from None
 
 
 def short_names(sources: Sequence[str]) -> list[str]:

@@ -113,6 +113,13 @@ class TextDataConfig(CorpusConfig):
     document: Literal["file", "line", "paragraph"] = "file"  # one document of text:GLOB
     sequence_length: Positive = 256  # tokens per row
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.sources:
+            from transformer.data.mixture import check_sources
+
+            check_sources(self)
+
 
 class TextData(Corpus):
     """The documents of a config; raises as `Corpus`."""
