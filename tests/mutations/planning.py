@@ -6,6 +6,14 @@ EDITS = {
         {
             "loops_run_once": ("times * trips)", "times)"),
             "fusions_without_products": ('("fusion", "call", "async-start", "custom-call")', '("call",)'),
+            "products_of_libraries_uncounted": (
+                "if instruction.of_cublas:\n            left",
+                "if False:\n            left",
+            ),
+            "space_to_work_in_is_written": (
+                "top_level(instruction.result)[:-1]",
+                "top_level(instruction.result)",
+            ),
             "sums_not_multiplied": ("2.0 * math.prod(dot.shape) * summed", "2.0 * math.prod(dot.shape)"),
             "holes_are_inputs": ("& (at % hole == 0)", ""),
             "all_of_an_operand_is_read": ("if others or not uses:", "if True:"),

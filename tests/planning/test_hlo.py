@@ -54,6 +54,32 @@ ENTRY %main (a: bf16[64,32], b: bf16[32,16]) -> bf16[64,32] {
 """
 
 
+CUBLAS = """
+HloModule jit_step, is_scheduled=true
+
+ENTRY %main (a: bf16[2,1024,768], b: bf16[2,768,256]) -> f32[2,1024,256] {
+  %a = bf16[2,1024,768]{2,1,0} parameter(0)
+  %b = bf16[2,768,256]{2,1,0} parameter(1)
+  %gemm = (f32[2,1024,256]{2,1,0}, s8[33554432]{0}) custom-call(%a, %b), \
+custom_call_target="__cublas$lt$matmul", metadata={op_name="jit(f)/dot_general"}, \
+backend_config={"gemm_backend_config":{"alpha_real":1,"beta":0,"dot_dimension_numbers":{\
+"lhs_batch_dimensions":["0"],"lhs_contracting_dimensions":["2"],"rhs_batch_dimensions":["0"],\
+"rhs_contracting_dimensions":["1"]},"epilogue":"DEFAULT"},"operation_queue_id":"0"}
+  ROOT %out = f32[2,1024,256]{2,1,0} get-tuple-element(%gemm), index=0
+}
+"""
+
+
+def test_products_by_a_library_of_a_gpu_count_without_their_space_to_work_in():
+    """As XLA writes them for the GPU at hand (jax 0.11 on an H200)."""
+    program = Program.read(CUBLAS)
+    assert flops(program) == 2 * 2 * 1024 * 768 * 256
+    product = next(each for each in program.computations["main"] if each.name == "gemm")
+    assert program.flops("main", product) == {"bf16": 2 * 2 * 1024 * 768 * 256}
+    sizes = 2 * 1024 * 768 * 2 + 2 * 768 * 256 * 2 + 2 * 1024 * 256 * 4
+    assert program.traffic("main", product) == sizes
+
+
 def test_products_in_a_fusion_in_a_loop():
     program = Program.read(GPU)
     assert flops(program) == 7 * 2 * 64 * 32 * 16

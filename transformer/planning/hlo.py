@@ -57,6 +57,12 @@ class Instruction:
         """The shape of the result, or of its first element."""
         return _shapes(self.result)[0]
 
+    @property
+    def of_cublas(self) -> bool:
+        """Whether it is a matrix product that a GPU's library computes: XLA chooses among these and its own
+        where it can time them on the device."""
+        return self.opcode == "custom-call" and 'custom_call_target="__cublas' in self.attributes
+
     @functools.cached_property
     def called(self) -> str:
         """The computation of a fusion or call, or the body of a loop, or ""."""
@@ -125,6 +131,11 @@ class Program:
             left, right = (self.named(computation)[name] for name in instruction.operands[:2])
             count = _dot_flops if instruction.opcode == "dot" else _convolution_flops
             found[_kind(left.result)] = count(instruction, left.shape, right.shape)
+        if instruction.of_cublas:
+            left = self.named(computation)[instruction.operands[0]]
+            axes = instruction.attribute(r'"lhs_contracting_dimensions":\[([^\]]*)\]')
+            summed = math.prod(left.shape[int(axis)] for axis in re.findall(r"\d+", axes))
+            found[_kind(left.result)] = 2.0 * math.prod(instruction.shape) * summed
         return found
 
     def traffic(self, computation: str, instruction: Instruction) -> int:
@@ -144,6 +155,9 @@ class Program:
         if instruction.opcode.endswith("-start"):
             return in_memory(instruction.result)
         operands = [names[name] for name in instruction.operands if name in names]
+        if instruction.of_cublas:  # whose last result is space to work in
+            result = "".join(top_level(instruction.result)[:-1])
+            return in_memory(result) + sum(in_memory(each.result) for each in operands)
         if instruction.opcode in ("dynamic-update-slice", "scatter") and len(operands) > 1:
             return 2 * in_memory(operands[-1 if instruction.opcode == "scatter" else 1].result)
         if instruction.opcode == "fusion":
