@@ -28,7 +28,11 @@ from transformer.layers.positions.alibi import slopes
 on_gpu = pytest.mark.skipif(jax.default_backend() != "gpu", reason="needs a GPU")
 
 
-def pretend(monkeypatch, name):
+def pretend(monkeypatch, name, capability=None):
+    """As if this were that platform; `capability` is of its GPUs, by default of those at hand."""
+    if capability:
+        cudnn_ = importlib.import_module("transformer.layers.kernels.cudnn")
+        monkeypatch.setattr(cudnn_, "compute_capability", lambda: capability)
     for module in ("devices", "layers.kernels", "layers.kernels.cudnn", "layers.kernels.splash"):
         module = importlib.import_module(f"transformer.{module}")
         monkeypatch.setattr(module, "platform", lambda: name)
@@ -108,7 +112,7 @@ def test_segments_in_columns_of_queries_and_keys_are_the_same_attention(rng, mon
         return attend(q, k, v, implementation="xla", **options)
 
     monkeypatch.setattr(jax.nn, "dot_product_attention", without_cudnn)
-    monkeypatch.setattr(importlib.import_module("transformer.layers.kernels.cudnn"), "MOST", 0)
+    monkeypatch.setattr(importlib.import_module("transformer.layers.kernels.cudnn"), "SHORT", 0)
     t, s = (21, 34) if name == "crossing" else (40, 40)
     mask = crossing(rng, t, s) if name == "crossing" else masks(rng, t)[name]
     q, k, v, dout = draw(rng, t=t, s=s, k=16, v=8)
@@ -116,6 +120,36 @@ def test_segments_in_columns_of_queries_and_keys_are_the_same_attention(rng, mon
     low = draw(rng, t=t, s=s, k=16, v=8, dtype="bfloat16")
     assert_like_reference(cudnn, low, mask, Scoring(scale=scale), tolerance=0.06)
     assert all(each == (32, None, None) for each in asked)
+
+
+@pytest.mark.parametrize(
+    "t,width,capability,asked",
+    [
+        (1024, 64, 8.0, (64, True)),
+        (4096, 64, 8.0, (80, False)),
+        (4096, 128, 8.0, (128, True)),
+        (4096, 128, 9.0, (144, False)),
+        (2**15, 64, 8.0, (96, False)),
+    ],
+)
+def test_long_rows_have_segments_in_columns_where_they_fit(monkeypatch, t, width, capability, asked):
+    """Columns are 14 for 4,096 tokens and 17 for 2^15, in multiples of 16."""
+    found = []
+
+    def recorded(q, k, v, bias, mask, **options):
+        found.append((q.shape[-1], mask is not None))
+        return v
+
+    monkeypatch.setattr(jax.nn, "dot_product_attention", recorded)
+    pretend(monkeypatch, "nvidia", capability)
+    x, packed = jax.ShapeDtypeStruct((1, t, 2, width), "bfloat16"), jax.ShapeDtypeStruct((1, t), "int32")
+
+    def attend(x, packed):
+        mask = Mask(packed, packed, causal=True)
+        return choose("auto", x, x, x, mask=mask)(x, x, x, mask=mask)
+
+    assert jax.eval_shape(attend, x, packed).shape == x.shape
+    assert found == [asked]
 
 
 @on_gpu
@@ -132,7 +166,7 @@ def test_cudnn_itself(rng, name, alibi):
 @on_gpu
 @pytest.mark.parametrize("name", ["packed", "invalid", "all"])
 def test_cudnn_itself_with_segments_in_columns(rng, monkeypatch, name):
-    monkeypatch.setattr(importlib.import_module("transformer.layers.kernels.cudnn"), "MOST", 0)
+    monkeypatch.setattr(importlib.import_module("transformer.layers.kernels.cudnn"), "SHORT", 0)
     inputs, mask = draw(rng, t=128, k=64, dtype="bfloat16"), masks(rng, 128)[name]
     assert_like_reference(cudnn, inputs, mask, tolerance=0.06)
 
@@ -205,7 +239,8 @@ def test_the_columns_of_alibi_are_exact_in_half_precision():
 
 
 def test_splash_on_several_devices(rng, interpreted):
-    mesh = jax.make_mesh((2, 2), ("data", "tensor"), (AxisType.Auto,) * 2, devices=jax.devices()[:4])
+    four = jax.devices("cpu")[:4]
+    mesh = jax.make_mesh((2, 2), ("data", "tensor"), (AxisType.Auto,) * 2, devices=four)
     rules = (("batch", "data"), ("heads", "tensor"), ("kv_heads", "tensor"))
     with jax.set_mesh(mesh), nn.logical_axis_rules(rules):
         mask = masks(rng, 128)["packed"]
@@ -251,7 +286,7 @@ def refusals():
 
 @pytest.mark.parametrize("kernel,shape,mask,scoring,rate,message", list(refusals()))
 def test_refusals_name_the_reason(rng, monkeypatch, kernel, shape, mask, scoring, rate, message):
-    pretend(monkeypatch, {"cudnn": "nvidia", "splash": "tpu"}[kernel])
+    pretend(monkeypatch, {"cudnn": "nvidia", "splash": "tpu"}[kernel], capability=8.0)
     q, k, v, _ = draw(rng, **{"dtype": "bfloat16"} | shape)
     options = {"mask": mask, "scoring": scoring, "dropout_rate": rate}
     with pytest.raises(
@@ -279,7 +314,7 @@ def test_wide_heads_are_for_a_hopper_at_hand(rng, monkeypatch):
 
 
 def test_an_array_too_large_for_cudnn_is_refused(monkeypatch):
-    pretend(monkeypatch, "nvidia")
+    pretend(monkeypatch, "nvidia", capability=8.0)
     t = 2**14
     x = jax.ShapeDtypeStruct((2, t, 2, 64), "bfloat16")
     packed = jax.ShapeDtypeStruct((2, t), "int32")
@@ -288,6 +323,8 @@ def test_an_array_too_large_for_cudnn_is_refused(monkeypatch):
     wide = jax.ShapeDtypeStruct((2, t, 2, 128), "bfloat16")
     with pytest.raises(UserError, match="heads are 144 wide with segments"):
         choose("cudnn", wide, wide, wide, mask=Mask(packed, packed, causal=True))
+    one = jax.ShapeDtypeStruct((1, t, 2, 128), "bfloat16")  # its array is not too large
+    assert choose("auto", one, one, one, mask=Mask(packed, packed, causal=True)) is cudnn
     with pytest.raises(UserError, match=r"biases would take 2\.0 GiB in each layer; at most 0\.5"):
         choose("cudnn", x, x, x, mask=Mask(causal=True), scoring=Scoring(position=Alibi()))
 
@@ -295,6 +332,7 @@ def test_an_array_too_large_for_cudnn_is_refused(monkeypatch):
 def test_each_platform_has_its_own(rng, monkeypatch):
     q, k, v, _ = draw(rng, t=128, k=64, dtype="bfloat16")
     mask = Mask(causal=True)
+    pretend(monkeypatch, "cpu")
     for kind in ("cudnn", "splash"):
         with pytest.raises(UserError, match=f"'{kind}' does not support these inputs: .* and this is cpu"):
             choose(kind, q, k, v, mask=mask)
@@ -308,6 +346,7 @@ def test_the_platform_is_that_of_the_mesh(monkeypatch):
     """Which may be of devices that no one has here."""
     device = jax.sharding.AbstractDevice("NVIDIA H100 80GB HBM3", None, "gpu")
     mesh = jax.sharding.AbstractMesh((8,), ("data",), abstract_device=device)
-    assert devices.platform() == "cpu"
+    here = jax.default_backend()
+    assert devices.platform() == {"gpu": "nvidia"}.get(here, here)
     with jax.sharding.use_abstract_mesh(mesh):
         assert devices.platform() == "nvidia"

@@ -272,6 +272,11 @@ EDITS = {
     "transformer/layers/kernels/cudnn.py": (
         "tests/layers/test_platform_kernels.py",
         {
+            "columns_in_short_rows": ("faster = t * s > SHORT and", "faster ="),
+            "columns_where_they_do_not_fit": (
+                "t * s > SHORT and k + _added_width(t, s) <= _widest()",
+                "t * s > SHORT",
+            ),
             "segments_of_one_bit": ("return np.arange(max(t, s).bit_length())", "return np.arange(1)"),
             "invalid_keys_seen": ("jnp.where(valid_bs, -1.0, -3.0)", "jnp.where(valid_bs, -1.0, -1.0)"),
             "scores_not_far_apart": ("np.log2(APART / (2 * scale))", "np.log2(APART / 2 * scale)"),

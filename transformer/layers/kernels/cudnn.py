@@ -17,6 +17,11 @@ support matrix of cuDNN 9.18); JAX checks that of the devices at hand."""
 MOST = 2**28
 """The most entries of a materialised bias of the scores (1/2 GiB)."""
 
+SHORT = 2**22
+"""The most pairs of a query and a key in a row up to which such a bias is as fast as columns of queries and
+keys: in rows of 1,024 tokens it is, in rows of 4,096 or 16,384 columns are faster by an eighth (H200,
+docs/benchmarks.md)."""
+
 APART = 2.0**11
 """By how much at least the scores of masked keys fall by `_with_segments`."""
 
@@ -33,9 +38,9 @@ def cudnn(
 
     Causal masks and windows take no memory, and masked blocks are skipped. Segments, invalid keys and
     position biases become a bias array of the queries' type, quadratic in the length, with the precision of
-    that type. Segments and invalid keys that would take more than `MOST` entries become columns of queries
-    and keys instead (see `_with_segments`). Values narrower than the keys are padded with zeros, as JAX asks
-    for both of one width.
+    that type. In long rows, segments and invalid keys become columns of queries and keys instead (see
+    `_with_segments`), if the heads are narrow enough for them. Values narrower than the keys are padded with
+    zeros, as JAX asks for both of one width.
     Source: Dao et al. 2022 (FlashAttention), as NVIDIA built it into cuDNN.
     """
     scoring = scoring or Scoring()
@@ -47,7 +52,7 @@ def cudnn(
         allowed_bhts = mask.dense(t, s)
     q_bthk, scale = scoring.queries(q_bhtk).swapaxes(1, 2), scoring.scale or k**-0.5
     seen_bhts = allowed_bhts
-    if _entries(q_bthk, k_bsgk, mask, scoring) > MOST:
+    if _in_columns(q_bthk, k_bsgk, mask, scoring):
         q_bthk, k_bsgk = _with_segments(q_bthk, k_bsgk, mask, scale)
         allowed_bhts = None
     window = None if mask.pattern is None else (mask.pattern.size - 1, 0)  # type: ignore[attr-defined]
@@ -72,16 +77,15 @@ def serves(q_bthk, k_bsgk, v_bsgk, mask: Mask, scoring: Scoring, dropout_rate: f
     """Why `cudnn` does not support these inputs; "" if it does."""
     (_, t, _, k), s = q_bthk.shape, k_bsgk.shape[1]
     entries = _entries(q_bthk, k_bsgk, mask, scoring)
-    if many := entries > MOST:
+    if many := _in_columns(q_bthk, k_bsgk, mask, scoring):
         k += _added_width(t, s)
     if platform() != "nvidia":
         return f"it is for NVIDIA's GPUs, and this is {platform()}"
     if q_bthk.dtype not in (jnp.bfloat16, jnp.float16):
         return f"it computes in bfloat16 or float16, not in {q_bthk.dtype}"
-    widest = 256 if int(compute_capability()) == HOPPER else 128
-    if k % 8 or k > widest or v_bsgk.shape[-1] > k:
+    if k % 8 or k > _widest() or v_bsgk.shape[-1] > k:
         widths = f"heads are {k} wide{' with segments' * many}, and values {v_bsgk.shape[-1]}"
-        return f"{widths}; it takes multiples of 8 up to {widest}, and values at most as wide"
+        return f"{widths}; it takes multiples of 8 up to {_widest()}, and values at most as wide"
     if mask.pattern is not None and not (
         isinstance(mask.pattern, Window) and mask.pattern.dilation == 1 and mask.causal
     ):
@@ -90,7 +94,7 @@ def serves(q_bthk, k_bsgk, v_bsgk, mask: Mask, scoring: Scoring, dropout_rate: f
         return "the queries do not stand where the keys do"
     if entries and not many and (t % 2 or s % 2):
         return f"lengths {t} and {s} must be even with a bias, segments or invalid keys"
-    if many and scoring.has("bias"):
+    if entries > MOST and scoring.has("bias"):
         return f"the biases would take {entries / 2**29:.1f} GiB in each layer; at most {MOST / 2**29:.1f}"
     if scoring.sinks_h is not None:
         return "it has no sinks"
@@ -99,6 +103,18 @@ def serves(q_bthk, k_bsgk, v_bsgk, mask: Mask, scoring: Scoring, dropout_rate: f
     if scoring.has("values"):
         return "it keeps no weights for the position to add values with"
     return "it has no dropout of weights" if dropout_rate else ""
+
+
+def _widest() -> int:
+    """The widest heads that cuDNN takes on these GPUs."""
+    return 256 if int(compute_capability()) == HOPPER else 128
+
+
+def _in_columns(q_bthk: jax.Array, k_bsgk: jax.Array, mask: Mask, scoring: Scoring) -> bool:
+    """Whether segments and invalid keys are told by columns, and not by an array."""
+    (_, t, _, k), s, entries = q_bthk.shape, k_bsgk.shape[1], _entries(q_bthk, k_bsgk, mask, scoring)
+    faster = t * s > SHORT and k + _added_width(t, s) <= _widest()
+    return not scoring.has("bias") and (entries > MOST or (entries > 0 and faster))
 
 
 def _entries(q_bthk: jax.Array, k_bsgk: jax.Array, mask: Mask, scoring: Scoring) -> int:
