@@ -140,14 +140,15 @@ EDITS = {
         "tests/data/test_masked_text.py",
         {
             "special_tokens_chosen": (
-                "free = np.flatnonzero((segments_t > 0) & ~special)",
-                "free = np.flatnonzero(segments_t > 0)",
+                'free_bt = (batch["segments"] > 0) & ~special_bt',
+                'free_bt = batch["segments"] > 0',
             ),
             "masks_every_step_alike": ("default_rng([self.seed, places[i]])", "default_rng([self.seed, 0])"),
+            "random_tokens_are_special": ("self.words.ordinary[anything]", "self.special_tokens.cls"),
             "share_of_masks": ("MASKED, RANDOM = 0.8, 0.1", "MASKED, RANDOM = 0.9, 0.1"),
-            "targets_of_the_masked": (
-                'chosen["targets"][i, :m] = tokens_bt[i, where]',
-                'chosen["targets"][i, :m] = 0',
+            "targets_of_nothing": (
+                "np.where(guessed > 0, tokens_bt[here], 0)",
+                "np.zeros_like(tokens_bt[here])",
             ),
         },
     ),

@@ -79,34 +79,36 @@ class Masking:
         most = max(1, round(self.share * t))
         chosen = {name: np.zeros((b, most), np.int32) for name in ("places", "targets")}
         guessed = np.zeros((b, most), np.float32)
+        special = (self.special_tokens.cls, self.special_tokens.sep, self.special_tokens.mask)
+        special_bt = np.isin(tokens_bt, special)
+        free_bt = (batch["segments"] > 0) & ~special_bt
+        fate, anything = np.ones((b, most)), np.zeros((b, most), np.int64)
         for i in range(b):
             rng = np.random.default_rng([self.seed, places[i]])
-            where, span = self._choose(batch["tokens"][i], batch["segments"][i], rng)
+            where, span = self._choose(batch["tokens"][i], special_bt[i], np.flatnonzero(free_bt[i]), rng)
             where, span = where[:most], span[:most]
             m = len(where)
-            chosen["places"][i, :m] = where
-            chosen["targets"][i, :m] = tokens_bt[i, where]
-            guessed[i, :m] = 1
-            fate = rng.random(int(span.max(initial=-1)) + 1)[span]
-            anything = self.words.ordinary[rng.integers(0, len(self.words.ordinary), m)]
-            replaced = np.where(fate < MASKED, self.special_tokens.mask, anything)
-            tokens_bt[i, where] = np.where(fate < MASKED + RANDOM, replaced, tokens_bt[i, where])
+            chosen["places"][i, :m], guessed[i, :m] = where, 1
+            fate[i, :m] = rng.random(int(span.max(initial=-1)) + 1)[span]
+            anything[i, :m] = rng.integers(0, len(self.words.ordinary), m)
+        here = np.arange(b)[:, None], chosen["places"]
+        chosen["targets"] = np.where(guessed > 0, tokens_bt[here], 0)
+        new = np.where(fate < MASKED, self.special_tokens.mask, self.words.ordinary[anything])
+        changed = np.nonzero(fate < MASKED + RANDOM)
+        tokens_bt[changed[0], chosen["places"][changed]] = new[changed]
         return batch | chosen | {"tokens": tokens_bt, "guessed": guessed}
 
     def _choose(
-        self, tokens_t: np.ndarray, segments_t: np.ndarray, rng: np.random.Generator
+        self, tokens_t: np.ndarray, special_t: np.ndarray, free: np.ndarray, rng: np.random.Generator
     ) -> tuple[np.ndarray, np.ndarray]:
-        """The chosen positions of one row, in order, and the number of the unit of each."""
-        special = np.isin(
-            tokens_t, (self.special_tokens.cls, self.special_tokens.sep, self.special_tokens.mask)
-        )
-        free = np.flatnonzero((segments_t > 0) & ~special)
+        """The chosen ones of the positions `free` of one row, in order, and the number of the unit of
+        each."""
         if not len(free):
             return free, free
         budget = max(1, round(self.share * len(free)))
         if self.kind == "token":
             return np.sort(rng.permutation(free)[:budget]), np.arange(budget)
-        begins = self.words.begins(tokens_t) | np.append(True, special[:-1])
+        begins = self.words.begins(tokens_t) | np.append(True, special_t[:-1])
         word_of = np.cumsum(begins[free]) - begins[free][0]
         count = int(word_of[-1]) + 1
         firsts = np.searchsorted(word_of, np.arange(count + 1))

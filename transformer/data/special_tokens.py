@@ -40,8 +40,10 @@ class SpecialTokens:
     def build_input(self, texts: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
         """`[CLS] text [SEP]`, or with two texts `[CLS] first [SEP] second [SEP]`; and the type of each token:
         1 in the second text, else 0."""
-        tokens = [np.array([self.cls])]
-        for text in texts:
-            tokens += [text, np.array([self.sep])]
-        types = np.repeat(np.arange(len(texts)), [len(text) + 1 for text in texts])
-        return np.concatenate(tokens).astype(np.int32), np.append(0, types).astype(np.int32)
+        size = 1 + sum(len(text) + 1 for text in texts)
+        tokens, types, end = np.full(size, self.sep, np.int32), np.zeros(size, np.int32), 1
+        tokens[0] = self.cls
+        for kind, text in enumerate(texts):
+            start, end = end, end + len(text) + 1
+            tokens[start : end - 1], types[start:end] = text, kind
+        return tokens, types
