@@ -69,6 +69,13 @@ SHAPES = {
     "M": Shape(num_layers=12, d_model=768, num_heads=12, length=512, batch=2, vocab_size=50257),
 }
 
+ACCELERATOR = Shape(num_layers=12, d_model=768, num_heads=12, length=1024, batch=16, vocab_size=50304)
+"""GPT-2 small with the batch of one GPU, and its vocabulary as nanoGPT rounds it up."""
+
+
+SHARED = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
+"""Environment of processes that use one GPU together: by default JAX takes most of its memory for itself."""
+
 
 class Contestant:
     """A process that reports when it is ready, then does one measured call for each line it reads."""
@@ -79,7 +86,7 @@ class Contestant:
         """Starts `python -m module --worker ...` and waits until it has warmed up; `malloc` as launch.py sets
         it."""
         command = [sys.executable, "-m", module, "--worker", *arguments]
-        variables = {**malloc, **os.environ, **environment}
+        variables = {**malloc, **SHARED, **os.environ, **environment}
         self._process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=variables
         )
@@ -126,12 +133,29 @@ def serve(call: Callable[[], object], **report: object) -> None:
     """The worker's side: reports, then measures `call` for each line read; `call` must block until it is
     done."""
     call()
-    report["memory_gb"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+    report["memory_gb"] = most_gb()
     print(json.dumps(report), flush=True)
     for _ in sys.stdin:
         start = time.perf_counter()
         call()
         print(time.perf_counter() - start, flush=True)
+
+
+def torch_device() -> str:
+    """The device on which PyTorch computes: as with JAX, a GPU where there is one."""
+    import torch
+
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def most_gb() -> float:
+    """The most memory that this process has used until now: of the GPU, if it computes on one."""
+    if torch := sys.modules.get("torch"):
+        if torch.cuda.is_available():
+            return torch.cuda.max_memory_allocated() / 2**30
+    elif (jax := sys.modules.get("jax")) and (used := jax.devices()[0].memory_stats()):
+        return used["peak_bytes_in_use"] / 2**30
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
 
 
 def alternate(contestants: dict[str, Contestant], repeats: int) -> None:
@@ -150,22 +174,25 @@ def contest(
     work: Callable[[str, str], None],
     row: Callable[[str, str, Contestant, Contestant, float], dict[str, object]],
     measure: Callable[[str], float] = lambda case: 0.0,
+    default: Sequence[str] = (),
 ) -> None:
     """The main program of a benchmark: parses flags, alternates the contestants, prints a table.
 
     `work(name, case)` runs in the process of a contestant; `row(case, name, contestant, first, limit)`
     returns a row of the table, where `limit` is `measure(case)`, a peak rate of the machine. Contestants
-    named "ours" and "plain..." always run, others with `--peer`; `--only` names some.
+    named "ours" and "plain..." always run, others with `--peer`; `--only` names some. Without `--cases` those
+    of `default` run, or all.
     """
     parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--worker", nargs=2, help=argparse.SUPPRESS)
     parser.add_argument("--peer", action="store_true")
-    parser.add_argument("--cases", nargs="+", choices=cases, default=cases)
+    parser.add_argument("--cases", nargs="+", choices=cases, default=default or cases)
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--only", nargs="+", choices=list(contestants), help='some contestants, "ours" first')
     flags = parser.parse_args()
     if flags.worker:
         return work(*flags.worker)
+    os.environ |= {**SHARED, **os.environ}  # for `measure`, in this process
     names = flags.only or [name for name in contestants if flags.peer or not is_peer(name)]
     print(machine(), flush=True)
     for number, case in enumerate(flags.cases):
@@ -193,11 +220,12 @@ def ratio(ours: Contestant, other: Contestant) -> float:
     return statistics.median(b / a for a, b in zip(ours.seconds, other.seconds, strict=True))
 
 
-def ceiling(dtype: str, size: int = 2048, repeats: int = 7) -> float:
-    """The best FLOP/s of a square matrix product on this machine, in JAX."""
+def ceiling(dtype: str, repeats: int = 7) -> float:
+    """The best FLOP/s of a square matrix product on this machine, in JAX, of a size that fills the device."""
     import jax
     import jax.numpy as jnp
 
+    size = 2048 if jax.default_backend() == "cpu" else 8192
     a = jnp.asarray(np.random.default_rng(0).normal(size=(size, size)), dtype)
     product = jax.jit(lambda a: jnp.matmul(a, a, preferred_element_type=jnp.float32))
     product(a).block_until_ready()

@@ -96,13 +96,14 @@ def transformers(shape: Shape, batch: int):
     )
     model = GPT2LMHeadModel(config).eval()
     model.load_state_dict(_gpt2(weights(shape), shape))
-    tokens = torch.from_numpy(prompts(shape, batch)).long()
+    model.to(device := common.torch_device())
+    tokens = torch.from_numpy(prompts(shape, batch)).long().to(device)
     options = {"do_sample": False, "use_cache": True, "max_new_tokens": NEW, "pad_token_id": 0}
 
     def call() -> np.ndarray:
         with torch.inference_mode():
             both = model.generate(tokens, attention_mask=torch.ones_like(tokens), **options)
-        return both[:, PROMPT:].numpy()
+        return both[:, PROMPT:].cpu().numpy()
 
     return call, {"compile_s": 0.0, "program_gb": float("nan")}
 

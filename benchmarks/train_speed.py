@@ -6,6 +6,10 @@
 people write it by hand, eager and with `torch.compile`, and that of Hugging Face transformers. All
 contestants train on the same tokens. A loss that does not start near log(vocabulary) and fall ends the
 benchmark.
+
+On a GPU (`--cases GPT-2-bfloat16`) all compute on it, PyTorch with TF32 for float32 as JAX by default, and
+memory is the GPU's. "ours" gets rows as training packs them, with the document of each token; "ours_whole"
+gets none, as PyTorch: each row is one document.
 """
 
 import math
@@ -22,8 +26,12 @@ def ours(shape: Shape, dtype: str):
     return _measured(*our_step(shape, dtype))
 
 
-def our_step(shape: Shape, dtype: str):
-    """The lowered step, its state and its batch."""
+def ours_whole(shape: Shape, dtype: str):
+    return _measured(*our_step(shape, dtype, packed=False))
+
+
+def our_step(shape: Shape, dtype: str, packed: bool = True):
+    """The lowered step, its state and its batch; `packed`: rows are divided into documents, here into one."""
     import jax
 
     from transformer.models.decoder import Decoder
@@ -35,7 +43,7 @@ def our_step(shape: Shape, dtype: str):
         return model.apply(
             {"params": params},
             batch["tokens"],
-            segments_bt=batch["segments"],
+            segments_bt=batch["segments"] if packed else None,
             positions_bt=batch["positions"],
         )
 
@@ -154,12 +162,15 @@ def _torch_step(shape: Shape, dtype: str, model, compiled: bool = False, of=lamb
     """A training step of a PyTorch model; `of` finds the logits in what the model returns."""
     import torch
 
+    device = common.torch_device()
+    torch.backends.cuda.matmul.allow_tf32 = True  # as JAX by default
+    model.to(device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0.1, fused=True)
-    tokens = torch.from_numpy(shape.batch_of_tokens()).long()
+    tokens = torch.from_numpy(shape.batch_of_tokens()).long().to(device)
     inputs, targets = tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
 
     def mean_loss(inputs, targets):
-        with torch.autocast("cpu", torch.bfloat16, enabled=dtype == "bfloat16"):
+        with torch.autocast(device, torch.bfloat16, enabled=dtype == "bfloat16"):
             logits = of(model(inputs))
         return torch.nn.functional.cross_entropy(logits.float().flatten(0, 1), targets.flatten())
 
@@ -180,6 +191,7 @@ def _torch_step(shape: Shape, dtype: str, model, compiled: bool = False, of=lamb
 
 CONTESTANTS = {
     "ours": ours,
+    "ours_whole": ours_whole,
     "torch_gpt": torch_gpt,
     "torch_gpt_compiled": torch_gpt_compiled,
     "plain_linen": plain_linen,
@@ -187,19 +199,20 @@ CONTESTANTS = {
 }
 
 
-CASES = {f"{size}-{dtype}": (size, dtype) for size in SHAPES for dtype in ("float32", "bfloat16")}
+SIZES = SHAPES | {"GPT-2": common.ACCELERATOR}
+CASES = {f"{size}-{dtype}": (size, dtype) for size in SIZES for dtype in ("float32", "bfloat16")}
 
 
 def work(name: str, case: str) -> None:
     size, dtype = CASES[case]
-    call, report = CONTESTANTS[name](SHAPES[size], dtype)
+    call, report = CONTESTANTS[name](SIZES[size], dtype)
     losses = [call() for _ in range(WARM_UP)]
     common.serve(call, losses=losses, **report)
 
 
 def row(case: str, name: str, contestant: Contestant, first: Contestant, peak: float) -> dict:
     size, dtype = CASES[case]
-    shape, report = SHAPES[size], contestant.report
+    shape, report = SIZES[size], contestant.report
     losses = report["losses"]
     if not (abs(losses[0] - math.log(shape.vocab_size)) < 1 and losses[-1] < losses[0]):
         raise SystemExit(f"{name} {size} {dtype}: losses {losses} do not start at log(vocabulary) and fall")
@@ -228,4 +241,5 @@ if __name__ == "__main__":
         work,
         row,
         measure=lambda case: common.ceiling(CASES[case][1]),
+        default=[case for case, (size, _) in CASES.items() if size in SHAPES],
     )

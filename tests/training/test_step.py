@@ -62,7 +62,7 @@ def make_state(optimizer, ema=False):
 
 
 def assert_close(a, b, atol):
-    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, atol=atol), a, b)
+    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, atol=atol, rtol=1e-6), a, b)
 
 
 @pytest.mark.thorough
