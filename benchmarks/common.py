@@ -35,6 +35,7 @@ class Shape:
     length: int
     batch: int
     vocab_size: int
+    learning_rate: float = 1e-3
 
     @property
     def tokens(self) -> int:
@@ -69,7 +70,7 @@ SHAPES = {
     "M": Shape(num_layers=12, d_model=768, num_heads=12, length=512, batch=2, vocab_size=50257),
 }
 
-ACCELERATOR = Shape(num_layers=12, d_model=768, num_heads=12, length=1024, batch=16, vocab_size=50304)
+ACCELERATOR = Shape(12, 768, 12, length=1024, batch=16, vocab_size=50304, learning_rate=3e-4)
 """GPT-2 small with the batch of one GPU, and its vocabulary as nanoGPT rounds it up."""
 
 

@@ -94,7 +94,7 @@ def _step(shape: Shape, init, logits):
         "positions": jnp.cumsum(ones, axis=1) - 1,
         "weights": ones.astype(jnp.float32),
     }
-    optimizer = optax.adamw(1e-3, weight_decay=0.1)
+    optimizer = optax.adamw(shape.learning_rate, weight_decay=0.1)
     params = nn.meta.unbox(jax.jit(init)(batch["tokens"]))["params"]
     state = State.create(params, optimizer, ema=False)
     step = jax.jit(make_train_step(Objective(), optimizer, seed=0), donate_argnums=0)
@@ -165,7 +165,7 @@ def _torch_step(shape: Shape, dtype: str, model, compiled: bool = False, of=lamb
     device = common.torch_device()
     torch.backends.cuda.matmul.allow_tf32 = True  # as JAX by default
     model.to(device)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0.1, fused=True)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=shape.learning_rate, weight_decay=0.1, fused=True)
     tokens = torch.from_numpy(shape.batch_of_tokens()).long().to(device)
     inputs, targets = tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
 

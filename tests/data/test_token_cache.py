@@ -164,7 +164,7 @@ TOKENISE = """
     config = TextDataConfig(f"text:{sys.argv[1]}/a.txt", vocab_size=300, cache_dir=sys.argv[2])
     data = TextData(config)
     rows = data.rows("train")
-    print(data.tokenizer.identity, rows.cache.tokens.filename, int(rows.cache.tokens.astype(int).sum()))
+    print(data.tokenizer.identity, rows.cache.folder, int(rows.cache.tokens.astype(int).sum()))
 """
 
 

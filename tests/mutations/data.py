@@ -46,12 +46,22 @@ EDITS = {
     "transformer/data/pair_packing.py": (
         "tests/data/test_pair_packing.py",
         {
-            "targets_not_shifted": ("= target[1 : ends[1] - second + 1]\n", "= target[: ends[1] - second]\n"),
-            "source_in_the_loss": (
-                "counts = (np.arange(s + t) >= s) |",
-                "counts = (np.arange(s + t) >= 0) |",
+            "targets_not_shifted": ("self.targets.tokens[second_m + 1]", "self.targets.tokens[second_m]"),
+            "source_in_the_loss": ("((step_m >= source_m) | ", "((step_m >= 0) | "),
+            "pairs_alike": (
+                "np.repeat(segment_n, length_n))\n            batch",
+                "np.ones(length_n.sum()))\n            batch",
             ),
-            "pairs_alike": ('batch["source_segments"][here] = k', 'batch["source_segments"][here] = 1'),
+            "part_without_an_end": (
+                "first_m[np.cumsum(source_n) - 1] = self.sources.offsets[pair_n + 1] - 1",
+                "first_m[np.cumsum(source_n) - 1] += 0",
+            ),
+            "joined_part_without_an_end": (
+                "begin_m + here_m, end_m - 1)",
+                "begin_m + here_m, begin_m + source_m)",
+            ),
+            "row_before": ("before_nc - before_nc[first_n]", "before_nc"),
+            "part_learned_to_its_end": ("(whole_m | (step_m != source_m - 1))", "True"),
         },
     ),
     "transformer/data/chat.py": (

@@ -79,22 +79,31 @@ class DrawnTokens:
         self.offsets = self._begins + 2 * np.arange(len(self._begins))
 
     @functools.cached_property
-    def _tokens(self) -> np.ndarray:
+    def tokens(self) -> np.ndarray:
+        """All tokens, as in a `TokenCache`."""
         words, choice = self._all.words, self._choice
         counts, starts = self._all.lengths[words, choice], self._all.starts[words, choice]
         before = np.cumsum(counts, dtype=np.int64) - counts
-        return self._all.ids[np.arange(self._begins[-1]) + np.repeat(starts - before, counts)]
+        found = np.zeros(self.offsets[-1], self._all.ids.dtype)
+        found[self._inside] = self._all.ids[np.arange(self._begins[-1]) + np.repeat(starts - before, counts)]
+        found[self.offsets[:-1]], found[self.offsets[1:] - 1] = self._all.around
+        return found
+
+    @functools.cached_property
+    def num_bytes(self) -> np.ndarray:
+        """The number of bytes of each token."""
+        return np.where(self._inside, self._all.sizes[self.tokens], 0)
+
+    @functools.cached_property
+    def _inside(self) -> np.ndarray:
+        """Whether each token is of text, and not the first or last one of a document."""
+        inside = np.ones(self.offsets[-1], bool)
+        inside[self.offsets[:-1]] = inside[self.offsets[1:] - 1] = False
+        return inside
 
     def document(self, index: int) -> np.ndarray:
         """The tokens of a document, with bos and eos."""
-        own = self._tokens[self._begins[index] : self._begins[index + 1]]
-        return np.pad(own, 1, constant_values=self._all.around)
-
-    def document_bytes(self, index: int) -> np.ndarray:
-        """The number of bytes of each of these tokens."""
-        sizes = self._all.sizes[self.document(index)]
-        sizes[[0, -1]] = 0
-        return sizes
+        return self.tokens[self.offsets[index] : self.offsets[index + 1]]
 
 
 def segment(word: str, ranks: Mapping[tuple[str, str], int], rate: float, rng: random.Random) -> list[str]:

@@ -30,7 +30,7 @@ class CheckedArray:
 
     def __init__(self, values: np.memmap, path: Path, sums: bytes) -> None:
         """`sums` has the checksums of the blocks of the file."""
-        self._values, self._path = values, path
+        self._values, self._path, self._start = values.view(np.ndarray), path, int(values.offset)
         self.dtype, self.shape = values.dtype, values.shape
         self._sums = np.frombuffer(sums, ">u4")
         with open(path, "rb") as opened:
@@ -51,7 +51,7 @@ class CheckedArray:
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
         self._check(np.arange(len(self._sums)))
-        return np.array(self._values, dtype, copy=bool(copy) or None, subok=False)
+        return np.array(self._values, dtype, copy=bool(copy) or None)
 
     def sum(self) -> Any:
         """The sum of all elements."""
@@ -59,7 +59,7 @@ class CheckedArray:
 
     def _blocks(self, key: Any) -> np.ndarray:
         """The blocks of the rows of this key."""
-        row, start = self._values.strides[0], int(self._values.offset)
+        row, start = self._values.strides[0], self._start
         if isinstance(key, slice):
             chosen = range(len(self))[key]
             if not chosen:

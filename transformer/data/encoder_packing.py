@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from transformer.data.long_texts import count_excerpts, excerpt
-from transformer.data.pair_packing import pack
+from transformer.data.pair_packing import pack, steps
 from transformer.data.special_tokens import SpecialTokens
 from transformer.data.token_cache import TokenCache
 from transformer.errors import UserError
@@ -72,17 +72,23 @@ class EncoderRows:
             "labels": np.zeros((b, self.most), np.int32),
             "weights": np.zeros((b, self.most), np.float32),
         }
+        inputs, places = [], []
         for i, row in enumerate(rows):
-            start = 0
+            place = i * t
             for k, index in enumerate(self._rows[row] if row >= 0 else ()):
                 texts, label = self.read(index, 0 if epochs is None else int(epochs[i]))
-                tokens, types = self.special_tokens.build_input(texts)
-                here = np.s_[i, start : start + len(tokens)]
-                batch["tokens"][here], batch["types"][here] = tokens, types
-                batch["segments"][here] = k + 1
-                batch["positions"][here] = np.arange(len(tokens))
                 batch["labels"][i, k], batch["weights"][i, k] = label, 1
-                start += len(tokens)
+                inputs.append(self.special_tokens.build_input(texts))
+                places.append((place, k + 1))
+                place += len(inputs[-1][0])
+        if inputs:
+            (tokens, types), (place_n, segment_n) = zip(*inputs, strict=True), np.array(places).T
+            length_n = np.array([len(each) for each in tokens])
+            place_m = np.repeat(place_n, length_n) + steps(length_n)
+            values = {"tokens": np.concatenate(tokens), "types": np.concatenate(types)}
+            values |= {"segments": np.repeat(segment_n, length_n), "positions": steps(length_n)}
+            for name, values_m in values.items():
+                batch[name].reshape(-1)[place_m] = values_m
         return batch
 
     @abstractmethod

@@ -8,6 +8,7 @@ import numpy as np
 
 from transformer.config import Positive
 from transformer.data.corpus import Corpus, CorpusConfig, counted
+from transformer.data.mixture import check_sources, mixture_of
 from transformer.data.sources import Source
 from transformer.data.token_cache import BLANK, TokenCache
 from transformer.data.tokenizers import Tokenizer
@@ -116,8 +117,6 @@ class TextDataConfig(CorpusConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.sources:
-            from transformer.data.mixture import check_sources
-
             check_sources(self)
 
 
@@ -132,8 +131,6 @@ class TextData(Corpus):
         """The data of one source or of a mixture; `tokenizer` is that of the run folder, by default that of
         the config."""
         if config.sources:
-            from transformer.data.mixture import mixture_of
-
             return mixture_of(cls)(config, tokenizer)
         return cls(config, tokenizer)
 

@@ -84,26 +84,46 @@ class PackedPairs:
 
     def batch(self, rows: np.ndarray) -> dict[str, np.ndarray]:
         """The rows with these indices, stacked; index -1 is a row of padding."""
-        b, s, t = len(rows), self.source_length, self.target_length
-        names = {"source": s, "source_segments": s, "source_positions": s}
-        names |= {"tokens": t, "targets": t, "segments": t, "positions": t, "bytes": t}
-        batch = {name: np.zeros((b, length), np.int32) for name, length in names.items()}
-        for i, row in enumerate(rows):
-            starts = np.zeros(2, np.int64)
-            for k, pair in enumerate(self._rows[row] if row >= 0 else (), 1):
-                (first, second), ends = starts, starts + self._lengths_n2[pair]
-                here, there = np.s_[i, first : ends[0]], np.s_[i, second : ends[1]]
-                source, target = self.sources.document(pair), self.targets.document(pair)
-                batch["source"][here] = _ended(source[1:], ends[0] - first)
-                batch["source_segments"][here] = k
-                batch["source_positions"][here] = np.arange(ends[0] - first)
-                batch["tokens"][there] = target[: ends[1] - second]
-                batch["targets"][there] = target[1 : ends[1] - second + 1]
-                batch["segments"][there] = k
-                batch["positions"][there] = np.arange(ends[1] - second)
-                batch["bytes"][there] = self.targets.document_bytes(pair)[1 : ends[1] - second + 1]
-                starts = ends
+        pair_n, row_n, segment_n, start_n2 = self._chosen(rows, self._lengths_n2)
+        most = self.source_length, self.target_length
+
+        def laid_out(side: int, values_m: np.ndarray) -> np.ndarray:
+            """The values of one side of all pairs, one after another, in their rows."""
+            length_n, batch = self._lengths_n2[pair_n, side], np.zeros((len(rows), most[side]), np.int32)
+            place_n = row_n * most[side] + start_n2[:, side]
+            batch.reshape(-1)[np.repeat(place_n, length_n) + steps(length_n)] = values_m
+            return batch
+
+        batch = {}
+        for side, name in enumerate(("source_", "")):
+            length_n = self._lengths_n2[pair_n, side]
+            batch[f"{name}segments"] = laid_out(side, np.repeat(segment_n, length_n))
+            batch[f"{name}positions"] = laid_out(side, steps(length_n))
+        source_n, target_n = self._lengths_n2[pair_n].T
+        first_m = np.repeat(self.sources.offsets[pair_n] + 1, source_n) + steps(source_n)
+        first_m[np.cumsum(source_n) - 1] = self.sources.offsets[pair_n + 1] - 1  # `[eos]`, also of a part
+        second_m = np.repeat(self.targets.offsets[pair_n], target_n) + steps(target_n)
+        batch["source"] = laid_out(0, self.sources.tokens[first_m])
+        batch["tokens"] = laid_out(1, self.targets.tokens[second_m])
+        batch["targets"] = laid_out(1, self.targets.tokens[second_m + 1])
+        batch["bytes"] = laid_out(1, self.targets.num_bytes[second_m + 1])
         return batch | {"weights": (batch["segments"] > 0).astype(np.float32)}
+
+    def _chosen(
+        self, rows: np.ndarray, lengths_pc: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+        """Of all pairs in these rows: their numbers (n,), the places of their rows in `rows`, their numbers
+        in the rows, counted from 1, and where they start there (n, c), by the lengths of all pairs (p, c)."""
+        chosen = [self._rows[row] if row >= 0 else np.zeros(0, int) for row in rows]
+        count_r, pair_n = np.array([len(each) for each in chosen]), np.concatenate(chosen)
+        before_nc = np.cumsum(lengths_pc[pair_n], axis=0) - lengths_pc[pair_n]
+        first_n = np.repeat(np.cumsum(count_r) - count_r, count_r)
+        return (
+            pair_n,
+            np.repeat(np.arange(len(rows)), count_r),
+            steps(count_r) + 1,
+            before_nc - before_nc[first_n],
+        )
 
     def documents(self, rows: np.ndarray) -> np.ndarray:
         """The number, from 0, of the pair of each position (b, t) of the targets; -1 for padding."""
@@ -134,26 +154,31 @@ class JoinedPairs(PackedPairs):
 
     def batch(self, rows: np.ndarray) -> dict[str, np.ndarray]:
         """The rows with these indices, stacked; index -1 is a row of padding."""
+        both_p1 = self._lengths_n2.sum(axis=1, keepdims=True)
+        pair_n, row_n, segment_n, start_n1 = self._chosen(rows, both_p1)
+        length_n, step_m = both_p1[pair_n, 0], steps(both_p1[pair_n, 0])
+        pair_m, source_m = (np.repeat(each_n, length_n) for each_n in (pair_n, self._lengths_n2[pair_n, 0]))
+        begin_m, end_m = self.sources.offsets[pair_m], self.sources.offsets[pair_m + 1]
+
+        def read(name: str, later: int) -> np.ndarray:
+            """What the caches have for each place, or for the one after it."""
+            here_m = step_m + later
+            first_m = np.where(here_m < source_m, begin_m + here_m, end_m - 1)
+            second_m = self.targets.offsets[pair_m] + np.maximum(here_m - source_m, 0)
+            first, second = getattr(self.sources, name), getattr(self.targets, name)
+            return np.where(here_m <= source_m, first[first_m], second[second_m])
+
+        whole_m = end_m - begin_m == source_m + 1
+        counts_m = ((step_m >= source_m) | (self.loss_on == "all")) & (whole_m | (step_m != source_m - 1))
+        values = {"tokens": read("tokens", 0), "targets": read("tokens", 1), "positions": step_m}
+        values |= {"segments": np.repeat(segment_n, length_n), "bytes": read("num_bytes", 1) * counts_m}
         shape = len(rows), self.source_length + self.target_length
-        names = ("tokens", "targets", "segments", "positions", "bytes")
-        batch = {name: np.zeros(shape, np.int32) for name in names} | {"weights": np.zeros(shape, np.float32)}
-        for i, row in enumerate(rows):
-            start = 0
-            for k, pair in enumerate(self._rows[row] if row >= 0 else (), 1):
-                s, t = self._lengths_n2[pair]
-                source = _ended(self.sources.document(pair), s + 1)
-                target = self.targets.document(pair)[1 : t + 1]
-                sizes = self.sources.document_bytes(pair), self.targets.document_bytes(pair)
-                here = np.s_[i, start : start + s + t]
-                batch["tokens"][here] = np.concatenate([source, target[:-1]])
-                batch["targets"][here] = np.concatenate([source[1:], target])
-                batch["segments"][here] = k
-                batch["positions"][here] = np.arange(s + t)
-                counts = (np.arange(s + t) >= s) | (self.loss_on == "all")
-                counts[s - 1] &= len(sizes[0]) == s + 1
-                batch["weights"][here] = counts
-                batch["bytes"][here] = np.concatenate([sizes[0][1 : s + 1], sizes[1][1 : t + 1]]) * counts
-                start += s + t
+        batch = {name: np.zeros(shape, np.int32) for name in values} | {
+            "weights": np.zeros(shape, np.float32)
+        }
+        place_m = np.repeat(row_n * shape[1] + start_n1[:, 0], length_n) + step_m
+        for name, values_m in (values | {"weights": counts_m}).items():
+            batch[name].reshape(-1)[place_m] = values_m
         return batch
 
 
@@ -229,6 +254,7 @@ def pack(lengths_n2: np.ndarray, pairs: np.ndarray, most: Sequence[int], seed: i
     return [np.array(row) for row in rows + open_rows if row]
 
 
-def _ended(tokens: np.ndarray, length: int) -> np.ndarray:
-    """A text truncated to `length` tokens, its last token (the end token) kept."""
-    return tokens if len(tokens) == length else np.append(tokens[: length - 1], tokens[-1])
+def steps(length_n: np.ndarray) -> np.ndarray:
+    """0, 1, ... below each of these lengths, one after another."""
+    end_n = np.cumsum(length_n)
+    return np.arange(length_n.sum()) - np.repeat(end_n - length_n, length_n)

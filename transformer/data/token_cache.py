@@ -65,10 +65,6 @@ class TokenCache:
         """The number, from 0, of the document of the token at this place."""
         return int(np.searchsorted(self.offsets, place, side="right")) - 1
 
-    def document_bytes(self, index: int) -> np.ndarray:
-        """The number of bytes of each of these tokens."""
-        return self.num_bytes[self.offsets[index] : self.offsets[index + 1]]
-
     @classmethod
     def of(cls, source: Source, tokenizer: Tokenizer, data_folder: Path) -> "TokenCache":
         """Opens the cache of `source` and `tokenizer`, or makes it.
