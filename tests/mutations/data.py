@@ -223,7 +223,7 @@ EDITS = {
         {
             "only_the_first_block_of_a_row": (".max(initial=0))", ".min(initial=0))"),
             "negative_indices": ("rows_r + len(self), rows_r)", "rows_r, rows_r)"),
-            "header_not_counted": ("int(self._values.offset)", "0"),
+            "header_not_counted": ("int(values.offset)", "0"),
             "the_last_block_of_a_slice": ("- 1) // BLOCK + 1)", "- 1) // BLOCK)"),
         },
     ),

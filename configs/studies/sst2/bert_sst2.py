@@ -33,5 +33,5 @@ def get_config(preset: str = "") -> ConfigDict:
     config.train.batch_size = 128
     config.train.evaluate_every = 2000
     config.train.checkpoint_every = 2000
-    config.train.sample_every = 0
+    config.train.sample_every = 2000
     return base.choose(config, preset, {"tiny": bert_reviews.TINY})
