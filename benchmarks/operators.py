@@ -29,7 +29,7 @@ def operators(case: str, top: int) -> list[dict[str, object]]:
     import jax
 
     size, dtype = train_speed.CASES[case]
-    lowered, state, batch = train_speed.our_step(common.SHAPES[size], dtype)
+    lowered, state, batch = train_speed.our_step(train_speed.SIZES[size], dtype)
     step = lowered.compile()
     for _ in range(train_speed.WARM_UP):
         state, _ = jax.block_until_ready(step(state, batch))
@@ -133,7 +133,7 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--cases", nargs="+", choices=train_speed.CASES, default=list(train_speed.CASES))
+    parser.add_argument("--cases", nargs="+", choices=train_speed.CASES, default=train_speed.FOR_CPUS)
     parser.add_argument("--top", type=int, default=25)
     parser.add_argument("--products", action="store_true")
     flags = parser.parse_args()

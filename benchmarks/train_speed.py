@@ -201,6 +201,7 @@ CONTESTANTS = {
 
 SIZES = SHAPES | {"GPT-2": common.ACCELERATOR}
 CASES = {f"{size}-{dtype}": (size, dtype) for size in SIZES for dtype in ("float32", "bfloat16")}
+FOR_CPUS = [case for case, (size, _) in CASES.items() if size in SHAPES]
 
 
 def work(name: str, case: str) -> None:
@@ -241,5 +242,5 @@ if __name__ == "__main__":
         work,
         row,
         measure=lambda case: common.ceiling(CASES[case][1]),
-        default=[case for case, (size, _) in CASES.items() if size in SHAPES],
+        default=FOR_CPUS,
     )
