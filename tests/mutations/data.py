@@ -49,8 +49,12 @@ EDITS = {
             "targets_not_shifted": ("self.targets.tokens[second_m + 1]", "self.targets.tokens[second_m]"),
             "source_in_the_loss": ("((step_m >= source_m) | ", "((step_m >= 0) | "),
             "pairs_alike": (
-                "np.repeat(segment_n, length_n))\n            batch",
-                "np.ones(length_n.sum()))\n            batch",
+                '"segments": np.repeat(segment_n, target_n)',
+                '"segments": np.ones_like(second_m)',
+            ),
+            "every_text_at_the_start": (
+                "np.repeat(row_n * shape[1] + start_n, length_n)",
+                "np.repeat(row_n * shape[1], length_n)",
             ),
             "part_without_an_end": (
                 "first_m[np.cumsum(source_n) - 1] = self.sources.offsets[pair_n + 1] - 1",

@@ -1,5 +1,6 @@
 """Programs read from the text of HLO: FLOPs, bytes and trips."""
 
+import dataclasses
 import itertools
 import math
 
@@ -78,6 +79,8 @@ def test_products_by_a_library_of_a_gpu_count_without_their_space_to_work_in():
     assert program.flops("main", product) == {"bf16": 2 * 2 * 1024 * 768 * 256}
     sizes = 2 * 1024 * 768 * 2 + 2 * 768 * 256 * 2 + 2 * 1024 * 256 * 4
     assert program.traffic("main", product) == sizes
+    whole = dataclasses.replace(product, result="f32[2,1024,256]{2,1,0}")  # without such space
+    assert program.traffic("main", whole) == sizes
 
 
 def test_products_in_a_fusion_in_a_loop():

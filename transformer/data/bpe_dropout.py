@@ -12,6 +12,7 @@ import numpy as np
 from tqdm import tqdm
 
 from transformer.data.disk_cache import build_once, digest, map_arrays
+from transformer.data.pair_packing import ranges
 from transformer.data.sources import Source
 from transformer.data.token_cache import BAR, byte_sizes
 from transformer.data.tokenizers import Tokenizer
@@ -83,9 +84,8 @@ class DrawnTokens:
         """All tokens, as in a `TokenCache`."""
         words, choice = self._all.words, self._choice
         counts, starts = self._all.lengths[words, choice], self._all.starts[words, choice]
-        before = np.cumsum(counts, dtype=np.int64) - counts
         found = np.zeros(self.offsets[-1], self._all.ids.dtype)
-        found[self._inside] = self._all.ids[np.arange(self._begins[-1]) + np.repeat(starts - before, counts)]
+        found[self._inside] = self._all.ids[np.repeat(starts, counts) + ranges(counts)]
         found[self.offsets[:-1]], found[self.offsets[1:] - 1] = self._all.around
         return found
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from transformer.data.long_texts import count_excerpts, excerpt
-from transformer.data.pair_packing import pack, steps
+from transformer.data.pair_packing import laid_out, pack, ranges
 from transformer.data.special_tokens import SpecialTokens
 from transformer.data.token_cache import TokenCache
 from transformer.errors import UserError
@@ -65,31 +65,23 @@ class EncoderRows:
     def batch(self, rows: np.ndarray, epochs: np.ndarray | None = None) -> dict[str, np.ndarray]:
         """The rows with these indices, stacked, as in these epochs (None: the first); index -1 is a row of
         padding."""
-        b, t = len(rows), self.sequence_length
-        batch = {
-            name: np.zeros((b, t), np.int32) for name in ("tokens", "segments", "positions", "types")
-        } | {
-            "labels": np.zeros((b, self.most), np.int32),
-            "weights": np.zeros((b, self.most), np.float32),
-        }
+        shape = len(rows), self.sequence_length
+        labels_bk, weights_bk = (np.zeros((len(rows), self.most), kind) for kind in (np.int32, np.float32))
         inputs, places = [], []
         for i, row in enumerate(rows):
-            place = i * t
+            start = 0
             for k, index in enumerate(self._rows[row] if row >= 0 else ()):
                 texts, label = self.read(index, 0 if epochs is None else int(epochs[i]))
-                batch["labels"][i, k], batch["weights"][i, k] = label, 1
-                inputs.append(self.special_tokens.build_input(texts))
-                places.append((place, k + 1))
-                place += len(inputs[-1][0])
-        if inputs:
-            (tokens, types), (place_n, segment_n) = zip(*inputs, strict=True), np.array(places).T
-            length_n = np.array([len(each) for each in tokens])
-            place_m = np.repeat(place_n, length_n) + steps(length_n)
-            values = {"tokens": np.concatenate(tokens), "types": np.concatenate(types)}
-            values |= {"segments": np.repeat(segment_n, length_n), "positions": steps(length_n)}
-            for name, values_m in values.items():
-                batch[name].reshape(-1)[place_m] = values_m
-        return batch
+                labels_bk[i, k], weights_bk[i, k] = label, 1
+                inputs.append(np.stack(self.special_tokens.build_input(texts)))
+                places.append((i, k + 1, start, inputs[-1].shape[1]))
+                start += inputs[-1].shape[1]
+        row_n, segment_n, start_n, length_n = np.array(places, int).reshape(-1, 4).T
+        tokens_m, types_m = np.concatenate([np.zeros((2, 0), np.int32), *inputs], axis=1)
+        values = {"tokens": tokens_m, "segments": np.repeat(segment_n, length_n)}
+        values |= {"positions": ranges(length_n), "types": types_m}
+        batch = laid_out(values, row_n, start_n, length_n, shape)
+        return batch | {"labels": labels_bk, "weights": weights_bk}
 
     @abstractmethod
     def document(self, index: int) -> int:

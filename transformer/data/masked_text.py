@@ -13,6 +13,7 @@ from transformer.data.loader import DataLoader
 from transformer.data.masking import Masking, WordBoundaries
 from transformer.data.next_sentence import NextSentencePairs
 from transformer.data.packed_text import TextData, TextDataConfig
+from transformer.data.pair_packing import ranges
 from transformer.data.special_tokens import SpecialTokens
 from transformer.data.token_cache import TokenCache
 from transformer.data.tokenizers import Tokenizer
@@ -97,8 +98,7 @@ def _cut(cache: TokenCache, most: int, least: int = 1) -> np.ndarray:
     """
     starts, ends = cache.offsets[:-1] + 1, cache.offsets[1:] - 1  # without `[bos]` and `[eos]`
     counts = -(-(ends - starts) // most)
-    number = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
-    first = np.repeat(starts, counts) + number * most
+    first = np.repeat(starts, counts) + ranges(counts) * most
     found = np.stack([first, np.minimum(first + most, np.repeat(ends, counts))], axis=1)
     found = found[found[:, 1] - found[:, 0] >= least]
     if not len(found):

@@ -1,7 +1,7 @@
 """Packing of pairs: several sources in one row, and their targets in another."""
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -85,28 +85,24 @@ class PackedPairs:
     def batch(self, rows: np.ndarray) -> dict[str, np.ndarray]:
         """The rows with these indices, stacked; index -1 is a row of padding."""
         pair_n, row_n, segment_n, start_n2 = self._chosen(rows, self._lengths_n2)
-        most = self.source_length, self.target_length
-
-        def laid_out(side: int, values_m: np.ndarray) -> np.ndarray:
-            """The values of one side of all pairs, one after another, in their rows."""
-            length_n, batch = self._lengths_n2[pair_n, side], np.zeros((len(rows), most[side]), np.int32)
-            place_n = row_n * most[side] + start_n2[:, side]
-            batch.reshape(-1)[np.repeat(place_n, length_n) + steps(length_n)] = values_m
-            return batch
-
-        batch = {}
-        for side, name in enumerate(("source_", "")):
-            length_n = self._lengths_n2[pair_n, side]
-            batch[f"{name}segments"] = laid_out(side, np.repeat(segment_n, length_n))
-            batch[f"{name}positions"] = laid_out(side, steps(length_n))
         source_n, target_n = self._lengths_n2[pair_n].T
-        first_m = np.repeat(self.sources.offsets[pair_n] + 1, source_n) + steps(source_n)
+        first_m = np.repeat(self.sources.offsets[pair_n] + 1, source_n) + ranges(source_n)
         first_m[np.cumsum(source_n) - 1] = self.sources.offsets[pair_n + 1] - 1  # `[eos]`, also of a part
-        second_m = np.repeat(self.targets.offsets[pair_n], target_n) + steps(target_n)
-        batch["source"] = laid_out(0, self.sources.tokens[first_m])
-        batch["tokens"] = laid_out(1, self.targets.tokens[second_m])
-        batch["targets"] = laid_out(1, self.targets.tokens[second_m + 1])
-        batch["bytes"] = laid_out(1, self.targets.num_bytes[second_m + 1])
+        second_m = np.repeat(self.targets.offsets[pair_n], target_n) + ranges(target_n)
+        sources = {
+            "source": self.sources.tokens[first_m],
+            "source_segments": np.repeat(segment_n, source_n),
+            "source_positions": ranges(source_n),
+        }
+        targets = {
+            "tokens": self.targets.tokens[second_m],
+            "targets": self.targets.tokens[second_m + 1],
+            "segments": np.repeat(segment_n, target_n),
+            "positions": ranges(target_n),
+            "bytes": self.targets.num_bytes[second_m + 1],
+        }
+        batch = laid_out(sources, row_n, start_n2[:, 0], source_n, (len(rows), self.source_length))
+        batch |= laid_out(targets, row_n, start_n2[:, 1], target_n, (len(rows), self.target_length))
         return batch | {"weights": (batch["segments"] > 0).astype(np.float32)}
 
     def _chosen(
@@ -118,12 +114,8 @@ class PackedPairs:
         count_r, pair_n = np.array([len(each) for each in chosen]), np.concatenate(chosen)
         before_nc = np.cumsum(lengths_pc[pair_n], axis=0) - lengths_pc[pair_n]
         first_n = np.repeat(np.cumsum(count_r) - count_r, count_r)
-        return (
-            pair_n,
-            np.repeat(np.arange(len(rows)), count_r),
-            steps(count_r) + 1,
-            before_nc - before_nc[first_n],
-        )
+        row_n, segment_n = np.repeat(np.arange(len(rows)), count_r), ranges(count_r) + 1
+        return pair_n, row_n, segment_n, before_nc - before_nc[first_n]
 
     def documents(self, rows: np.ndarray) -> np.ndarray:
         """The number, from 0, of the pair of each position (b, t) of the targets; -1 for padding."""
@@ -156,7 +148,8 @@ class JoinedPairs(PackedPairs):
         """The rows with these indices, stacked; index -1 is a row of padding."""
         both_p1 = self._lengths_n2.sum(axis=1, keepdims=True)
         pair_n, row_n, segment_n, start_n1 = self._chosen(rows, both_p1)
-        length_n, step_m = both_p1[pair_n, 0], steps(both_p1[pair_n, 0])
+        length_n = both_p1[pair_n, 0]
+        step_m = ranges(length_n)
         pair_m, source_m = (np.repeat(each_n, length_n) for each_n in (pair_n, self._lengths_n2[pair_n, 0]))
         begin_m, end_m = self.sources.offsets[pair_m], self.sources.offsets[pair_m + 1]
 
@@ -173,13 +166,8 @@ class JoinedPairs(PackedPairs):
         values = {"tokens": read("tokens", 0), "targets": read("tokens", 1), "positions": step_m}
         values |= {"segments": np.repeat(segment_n, length_n), "bytes": read("num_bytes", 1) * counts_m}
         shape = len(rows), self.source_length + self.target_length
-        batch = {name: np.zeros(shape, np.int32) for name in values} | {
-            "weights": np.zeros(shape, np.float32)
-        }
-        place_m = np.repeat(row_n * shape[1] + start_n1[:, 0], length_n) + step_m
-        for name, values_m in (values | {"weights": counts_m}).items():
-            batch[name].reshape(-1)[place_m] = values_m
-        return batch
+        batch = laid_out(values | {"weights": counts_m}, row_n, start_n1[:, 0], length_n, shape)
+        return batch | {"weights": batch["weights"].astype(np.float32)}
 
 
 class RepackedPairs:
@@ -254,7 +242,23 @@ def pack(lengths_n2: np.ndarray, pairs: np.ndarray, most: Sequence[int], seed: i
     return [np.array(row) for row in rows + open_rows if row]
 
 
-def steps(length_n: np.ndarray) -> np.ndarray:
+def ranges(length_n: np.ndarray) -> np.ndarray:
     """0, 1, ... below each of these lengths, one after another."""
-    end_n = np.cumsum(length_n)
-    return np.arange(length_n.sum()) - np.repeat(end_n - length_n, length_n)
+    end_n = np.cumsum(length_n, dtype=np.int64)
+    return np.arange(int(length_n.sum())) - np.repeat(end_n - length_n, length_n)
+
+
+def laid_out(
+    values: Mapping[str, np.ndarray],
+    row_n: np.ndarray,
+    start_n: np.ndarray,
+    length_n: np.ndarray,
+    shape: tuple[int, int],
+) -> dict[str, np.ndarray]:
+    """Rows of this shape, int32, with the values of n texts, which follow one another, where each text starts
+    in its row, and 0 elsewhere."""
+    place_m = np.repeat(row_n * shape[1] + start_n, length_n) + ranges(length_n)
+    batch = {name: np.zeros(shape, np.int32) for name in values}
+    for name, values_m in values.items():
+        batch[name].reshape(-1)[place_m] = values_m
+    return batch

@@ -155,7 +155,7 @@ class Program:
         if instruction.opcode.endswith("-start"):
             return in_memory(instruction.result)
         operands = [names[name] for name in instruction.operands if name in names]
-        if instruction.of_cublas:  # whose last result is space to work in
+        if instruction.of_cublas and instruction.result.startswith("("):  # the last one is space to work in
             result = "".join(top_level(instruction.result)[:-1])
             return in_memory(result) + sum(in_memory(each.result) for each in operands)
         if instruction.opcode in ("dynamic-update-slice", "scatter") and len(operands) > 1:
