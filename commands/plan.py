@@ -4,9 +4,9 @@ python launch.py --mode=plan --config=configs/papers/llama_8b.py --topology=v5p:
 python launch.py --mode=plan --config=configs/papers/gpt2.py:xl --topology=h100:1x8 --price=2.5 --search
 
 Compiles the step as training does, for h100:HOSTSxGPUS, h200:HOSTSxGPUS, v5e:16x16, v5p:4x4x4 or v6e:8x8,
-or without --topology for the devices of this machine. Times are estimates from the compiled program; steps of
-two models on one H200 took 1.4 times as long as by the default --efficiency (docs/scaling.md). The exit code
-is 1 if it does not fit.
+or without --topology for the devices of this machine. Times are estimates from the compiled program, at a
+share of the data sheet's rates: for GPUs the one that was measured on an H200, for TPUs an assumption
+(docs/scaling.md). The exit code is 1 if it does not fit.
 """
 
 import argparse
@@ -32,7 +32,7 @@ def add_flags(parser: Any) -> None:
     add("--topology", default="", help="h100:8x8 (hosts x GPUs), v5p:4x4x4, ... (this machine's devices)")
     add("--slices", type=int, default=1, help="slices of TPUs, joined by the data-centre network (1)")
     add("--price", type=float, default=0.0, help="the price of a device for an hour, for the cost of tokens")
-    add("--efficiency", type=share, default=0.75, help="the share of data sheets' rates to assume (0.75)")
+    add("--efficiency", type=share, help="the share of data sheets' rates to assume (GPUs 0.53, TPUs 0.75)")
     add("--search", action="store_true", help="try meshes, rematerialisation and microbatches")
     add("--compile", type=int, default=6, help="with --search: how many of the best to compile (6)")
     add("--parameters", action="store_true", help="how each parameter is divided over the mesh")

@@ -84,6 +84,13 @@ EDITS = {
             "one_mesh_alone": ("others[: most - len(ways)]", "[]"),
         },
     ),
+    "transformer/planning/plan.py": (
+        "tests/planning/test_search.py",
+        {
+            "every_chip_is_perfect": ("(chip.efficiency if chip else 1.0)", "1.0"),
+            "the_given_share_is_lost": ("efficiency or (chip", "(chip"),
+        },
+    ),
     "transformer/training/partition.py": (
         "tests/training/test_partition.py",
         {

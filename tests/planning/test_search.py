@@ -85,6 +85,17 @@ def test_less_memory_asks_for_more_devices_or_less_to_save(memory):
     assert candidates(planned, []) == []
 
 
+@pytest.mark.parametrize(("flags", "share"), [([], 0.53), (["--efficiency=0.8"], 0.8)])
+def test_the_share_of_the_rates_is_that_of_the_chip_or_the_given_one(flags, share, memory, capsys, tmp_path):
+    out = tmp_path / "plan.json"
+    keys = [f"--config.{key}={value}" for key, value in KEYS.items()]
+    assert launch.main(["--mode=plan", "--config=configs/lm.py:tiny", f"--output={out}", *flags, *keys]) == 0
+    found = json.loads(out.read_text())
+    assert found["efficiency"] == share
+    assert found["seconds"] == pytest.approx(found["schedule"]["seconds"] / share)
+    assert f"(at {share:.0%} of the data sheet's rates)" in capsys.readouterr().out
+
+
 def test_keys_that_are_given_stay(memory):
     given = [("parallel.mesh.fsdp", "4"), ("model.remat", "full"), ("parallel.microbatches", "2")]
     found = candidates(planned, given)

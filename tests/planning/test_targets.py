@@ -58,6 +58,7 @@ def test_a_small_model(topology, devices, kind, kernel, link, tmp_path):
     gathered = sum(row["size"] for row in moved if row["operation"] in ("all-gather", "collective-permute"))
     kernels = 4 * 12 * 256**2 * 2  # bytes in bfloat16, without the embedding
     assert kernels < gathered < 4 * kernels + 2 * 4 * 256 * 50_257
+    assert values["efficiency"] == (0.75 if topology.startswith("v") else 0.53)
     assert 0 < values["seconds"] < 1
     assert values["memory_total"] == sum(values["memory"].values())
 

@@ -28,7 +28,8 @@ class Chip:
 
     `link` is what a device sends to all GPUs of its host, or to one neighbour in a TPU's torus, in one
     direction; `network` what it sends to other hosts, or other slices of TPUs. `wrapped` is the least size of
-    an axis of the torus whose ends are joined. `target` describes a GPU to the compiler.
+    an axis of the torus whose ends are joined. `target` describes a GPU to the compiler. `efficiency` is the
+    share of all these rates that a step is taken to reach: an assumption unless said otherwise.
     """
 
     name: str
@@ -38,6 +39,7 @@ class Chip:
     network: float
     wrapped: int = 0
     target: str = ""
+    efficiency: float = 0.75
 
     def flops(self, kind: str) -> float:
         """FLOP/s for products of a type of HLO."""
@@ -69,9 +71,12 @@ device_description_str: "{name}"
 
 
 def _hopper(name: str, memory: int, bandwidth: float) -> Chip:
-    """NVLink 4: 900 GB/s in both directions; one ConnectX-7 of 400 Gbit/s for each GPU, as in a DGX H100."""
+    """NVLink 4: 900 GB/s in both directions; one ConnectX-7 of 400 Gbit/s for each GPU, as in a DGX H100.
+
+    Two models reached 52 and 54 % of the rates of one H200 (docs/benchmarks.md, "On a GPU").
+    """
     target = _target(name, memory, bandwidth, 52_428_800)
-    return Chip(name, memory, bandwidth, 450 * GB, 50 * GB, target=target)
+    return Chip(name, memory, bandwidth, 450 * GB, 50 * GB, target=target, efficiency=0.53)
 
 
 CHIPS: dict[str, Chip] = {

@@ -16,9 +16,6 @@ from transformer.training.compiler_options import check_compiler_options
 from transformer.training.run import Run
 from transformer.training.throughput import peak_of_kind, sizes_of
 
-EFFICIENCY = 0.75
-"""The share of the rates of data sheets that is assumed to be reached."""
-
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
@@ -79,8 +76,9 @@ class TooLarge(Exception):
     """The compiler found no program that fits; the text says by how much."""
 
 
-def make_plan(run: Run, efficiency: float = EFFICIENCY) -> Plan:
-    """Compiles the train step of a run for its devices.
+def make_plan(run: Run, efficiency: float | None = None) -> Plan:
+    """Compiles the train step of a run for its devices. `efficiency` is the share of the data sheet's rates
+    that is assumed to be reached; None: that of the chip.
 
     Raises:
       TooLarge: it does not fit (TPUs; for GPUs it is compiled all the same).
@@ -109,7 +107,7 @@ def make_plan(run: Run, efficiency: float = EFFICIENCY) -> Plan:
         schedule=schedule(program, chip, devices, attention_flops(run)),
         model_flops=run.experiment.flops_per_token(run.abstract.params) * tokens / len(devices),
         peak=peak(run, chip),
-        efficiency=efficiency,
+        efficiency=efficiency or (chip.efficiency if chip else 1.0),
         attention=" ".join(attention),
     )
 

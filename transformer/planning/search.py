@@ -133,7 +133,7 @@ def _seconds(run: Run, chip: Chip, axis: str, operation: str, size: float) -> fl
 
 
 def ranking(
-    planned: Planned, given: Overrides, most: int, efficiency: float
+    planned: Planned, given: Overrides, most: int, efficiency: float | None
 ) -> Iterator[tuple[Candidate, Plan | None, str]]:
     """At most `most` candidates, as they are compiled: their plan, or None and why there is none. Half of
     them are ways to rematerialise on the mesh that is expected to be best, half other meshes with the best
