@@ -7,15 +7,20 @@ or name others in data.source and data.validation_source. TFDS has them too, wit
 
     python launch.py --config=configs/studies/sst2/sst2.py
 
-Cost: 38 s on one core of an AMD EPYC (AVX-512), with other work on the other, 2026-11-25; 0.6 GB of memory.
-Result: 81.4 % of the 872 sentences of a dev file (82.3, 80.8 and 81.1 % with --config.seed=0, 1 and 2 and
+Cost: 1 min 57 s on 2 cores of an AMD EPYC (AVX2), with two other trainings on them, 2026-11-26; 0.6 GB of
+memory.
+Result: 81.9 % of the 872 sentences of a dev file (82.8, 81.7 and 81.3 % with --config.seed=0, 1 and 2 and
 --config.train.evaluate_every=0), which has 436 of each label and of which no training phrase is a part. This
 is not above a bag of words (82.7 %; python -m benchmarks.bag_of_words with the same files).
 
 The keys were chosen on 900 sentences held out of the training file, without the phrases that are parts of
-them: 81.1 and 79.1 % with seeds 0 and 1, a bag of words 81.2 %. 19 other settings (more decay, width, dropout
-or steps, larger batches, max pooling, no positions) were worse, or better by less than the two seeds differ;
-two layers on pieces of words had 77.2 %.
+them: 82.6 % (82.7, 82.9, 82.3), where a bag of words has 81.7 %. Most of the gain comes without a norm,
+perhaps since one before the mean of the words' vectors makes those of rare words, of which little is learned,
+as long as all others. With LayerNorm, embeddings of RMS 0.02 and dropout 0.3 it was 80.7 % (81.7, 79.7; 81.4
+% of dev), and some 25 settings of it (decay, width, dropout, steps, batches, pooling, windows, fewer words)
+gave no more than seeds differ. Without the norm it was 82.1 %, then with RMS 0.1 82.3 %; with these and
+dropout 0.3, twice the width had 81.7 % and 400 steps 82.1 %; with the shipped rates embedding_dropout 0.7 had
+82.7 % and 0.8 82.0 %.
 """
 
 from ml_collections import ConfigDict
@@ -29,10 +34,11 @@ def get_config(preset: str = "") -> ConfigDict:
     config.model.d_model = 128
     config.model.num_layers = 1
     config.model.d_ff = 512
-    config.model.norm = "layer"
-    config.model.dropout = 0.3
+    config.model.norm = "none"
+    config.model.embedding_rms = 0.1
+    config.model.dropout = 0.5
     config.model.embedding_dropout = 0.5
-    config.model.head_dropout = 0.3
+    config.model.head_dropout = 0.5
     config.data.source = "tsv:data/sst2/train.tsv"
     config.data.validation_source = "tsv:data/sst2/dev.tsv"
     config.data.text_field = "sentence"
