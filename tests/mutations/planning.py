@@ -85,7 +85,7 @@ EDITS = {
         },
     ),
     "transformer/planning/plan.py": (
-        "tests/planning/test_search.py",
+        "tests/planning/test_search.py::test_the_share_of_the_rates_is_that_of_the_chip_or_the_given_one",
         {
             "every_chip_is_perfect": ("(chip.efficiency if chip else 1.0)", "1.0"),
             "the_given_share_is_lost": ("efficiency or (chip", "(chip"),
