@@ -3,7 +3,7 @@
     python -m benchmarks.translation_models [--folder=runs/multi30k] [--data=data/multi30k]
         [--only=additive,none] [--seeds 0 1 2] [--config.train.steps=100 ...]
 
-Trains configs/studies/multi30k with one optimizer, Muon, on the same number of target tokens, a third of
+Trains configs/studies/multi30k with one optimizer, Muon, on the same number of target tokens, a sixth of
 those of the Transformer's config, one run after another, and translates the test captions with each run's
 own decoding config. Prints their BLEU, the mean over the seeds with its 95 % confidence interval (Student's
 t), and that of the validation captions, which keys were chosen on. `--data` is the folder of the files. Runs
@@ -27,14 +27,14 @@ RECURRENT = (
     "--config.optimizer.name=contrib.muon",
     "--config.optimizer.learning_rate=0.02",
     "--config.optimizer.weight_decay=0.1",
-    "--config.train.steps=1030",
+    "--config.train.steps=515",
 )
 """Config and flags of the recurrent models: the optimizer of the Transformer, and more steps, to make up for
 the padding of their shorter rows."""
 
 SHORT = (
     f"{CONFIGS}/translation_multi30k.py",
-    "--config.train.steps=1000",
+    "--config.train.steps=500",
     "--config.model.dropout=0.2",
     "--config.model.dtype=float32",
     "--config.generate.length_penalty=0.6",

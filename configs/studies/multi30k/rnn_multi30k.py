@@ -6,8 +6,9 @@ translation_multi30k.py. --config.model.attention=none trains without attention.
 Cost: 33 min without attention and 68 min with additive attention, on one core of an AMD EPYC (AVX2), with
 other work on the machine, 2026-11-21; 1.7 GB of memory. It reads a third of the Transformer's target tokens.
 Result: on test_2016_flickr, with 5 beams, 31.9 BLEU with additive attention and 13.9 without; a
-Transformer that read as many reached 39.4 (nrefs:1|case:mixed|eff:no|tok:13a|smooth:exp|version:2.6.0). By
-length: docs/benchmarks.md.
+Transformer that read as many reached 39.4 (nrefs:1|case:mixed|eff:no|tok:13a|smooth:exp|version:2.6.0). With
+Muon half as many tokens give as much or more (docs/benchmarks.md, "Attention in recurrent models", three
+seeds, and by length).
 """
 
 from ml_collections import ConfigDict
