@@ -32,7 +32,7 @@ def add_flags(parser: Any) -> None:
     add("--topology", default="", help="h100:8x8 (hosts x GPUs), v5p:4x4x4, ... (this machine's devices)")
     add("--slices", type=int, default=1, help="slices of TPUs, joined by the data-centre network (1)")
     add("--price", type=float, default=0.0, help="the price of a device for an hour, for the cost of tokens")
-    add("--efficiency", type=share, help="the share of data sheets' rates to assume (GPUs 0.53, TPUs 0.75)")
+    add("--efficiency", type=share, help="the share of the data sheet's rates to assume (that of the chip)")
     add("--search", action="store_true", help="try meshes, rematerialisation and microbatches")
     add("--compile", type=int, default=6, help="with --search: how many of the best to compile (6)")
     add("--parameters", action="store_true", help="how each parameter is divided over the mesh")
