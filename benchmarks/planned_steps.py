@@ -26,6 +26,7 @@ WITHOUT_DROPOUT = tuple(f"model.{name}=0.0" for name in ("dropout", "attention_d
 CASES: dict[str, tuple[str, tuple[str, ...]]] = {
     "gpt2": ("configs/papers/gpt2.py", ("train.batch_size=16", *WITHOUT_DROPOUT)),
     "gpt2-dropout": ("configs/papers/gpt2.py", ("train.batch_size=16",)),
+    "gpt2-dropout-unrolled": ("configs/papers/gpt2.py", ("train.batch_size=16", "model.kernel=unrolled")),
     "gpt2-medium": ("configs/papers/gpt2.py:medium", ("train.batch_size=16", *WITHOUT_DROPOUT)),
     "llama_1b": ("configs/papers/llama_1b.py", ("train.batch_size=1",)),
     "llama_1b-muon": ("configs/papers/llama_1b.py", ("train.batch_size=1", "optimizer.name=contrib.muon")),

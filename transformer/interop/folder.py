@@ -143,20 +143,24 @@ def family_for(config: Any, name: str = "") -> tuple[Family, dict[str, Any]]:
     """The family `name`, or the first one, that can express the model of a run, and its config.json.
 
     Raises:
-      UserError: there is none; the message names the key that is in the way.
+      UserError: there is none; the message names the keys that are in the way of the family with the fewest.
     """
     if name and name not in FAMILIES:
         raise UserError(f"--family: {name!r}; {suggest(name, FAMILIES)}")
     known: Iterable[Family] = FAMILIES[name] if name else itertools.chain(*FAMILIES.values())
-    refused = [f"it is a run of {config.experiment}"]
+    refused: dict[str, str] = {}
     for family in known:
         if family.experiment != config.experiment:
             continue
         try:
             return family, family.config(config.model) | family.write_data(config.data)
         except UserError as error:
-            refused.append(str(error))
-    raise UserError(f"--family: no family can express this model: {'; '.join(refused[1:] or refused)}")
+            refused[family.model_type] = str(error)
+    why = f"it is a run of {config.experiment}"
+    if refused:
+        closest = min(refused, key=lambda each: refused[each].count("; "))
+        why = f"of {', '.join(refused)} the closest is {closest}: {refused[closest]}"
+    raise UserError(f"--family: no family can express this model: {why}")
 
 
 def numbered(labels: Sequence[str]) -> dict[str, Any]:
