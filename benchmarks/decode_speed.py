@@ -2,14 +2,16 @@
 
     python -m benchmarks.decode_speed [--peer] [--cases S1 S16 M1] [--repeats 5]
 
-A prompt of 32 tokens and 224 new ones, float32, without early stopping. `--peer` adds `generate` of Hugging
-Face transformers on PyTorch (`pip install torch transformers`) with its dynamic cache and the same weights;
-the table has the share of equal tokens.
+A prompt of 32 tokens and 224 new ones, float32, without early stopping. `--peer` adds PyTorch (`pip install
+torch transformers`) with the same weights: GPT-2 as people write it by hand, with a KV cache of fixed size,
+eager and with `torch.compile`, and `generate` of Hugging Face transformers with its dynamic cache. The table
+has the share of equal tokens.
 
 The ceiling of a step is the longer of two times measured on this machine: reading all weights once, by
 matrix-vector products of the same total size, and multiplying at the rate of large matrix products.
 """
 
+import dataclasses
 import statistics
 import time
 
@@ -108,6 +110,41 @@ def transformers(shape: Shape, batch: int):
     return call, {"compile_s": 0.0, "program_gb": float("nan")}
 
 
+def torch_gpt(shape: Shape, batch: int, compiled: bool = False):
+    import torch
+
+    from benchmarks.torch_gpt import TorchDecoder, TorchGenerator
+
+    model = TorchDecoder(dataclasses.replace(shape, length=PROMPT + NEW)).eval()
+    model.load_state_dict(_by_hand(_gpt2(weights(shape), shape)))
+    model.to(device := common.torch_device())
+    generator = TorchGenerator(model, batch, PROMPT + NEW, compiled)
+    tokens = torch.from_numpy(prompts(shape, batch)).long().to(device)
+    start = time.perf_counter()
+    generator.generate(tokens, 2)
+    report = {"compile_s": time.perf_counter() - start if compiled else 0.0, "program_gb": float("nan")}
+    return lambda: generator.generate(tokens, NEW).cpu().numpy(), report
+
+
+def torch_gpt_compiled(shape: Shape, batch: int):
+    return torch_gpt(shape, batch, compiled=True)
+
+
+def _by_hand(state: dict) -> dict:
+    """The parameters of GPT-2 by the names of `TorchDecoder`, kernels transposed."""
+    names = {"wte": "embedding", "wpe": "positions", "ln_f": "norm", "h": "blocks", "ln_1": "attention_norm"}
+    names |= {"ln_2": "feed_forward_norm", "c_attn": "query_key_value", "c_fc": "up", "attn": "", "mlp": ""}
+    found = {}
+    for name, x in state.items():
+        parts = name.removeprefix("transformer.").split(".")
+        if "c_proj" in parts:
+            parts[parts.index("c_proj")] = "output" if "attn" in parts else "down"
+        if parts[0] != "lm_head":
+            path = ".".join(each for part in parts if (each := names.get(part, part)))
+            found[path] = x.T.contiguous() if parts[0] == "h" and x.ndim == 2 else x
+    return found
+
+
 def _gpt2(ours: dict[str, np.ndarray], shape: Shape) -> dict:
     """The same parameters by the names of GPT-2, one layer at a time, with q, k, v concatenated."""
     import torch
@@ -159,7 +196,12 @@ def step_floor(shape: Shape, batch: int) -> float:
     return max(reading, 2 * batch * matrices / common.ceiling("float32"))
 
 
-CONTESTANTS = {"ours": ours, "transformers": transformers}
+CONTESTANTS = {
+    "ours": ours,
+    "torch_gpt": torch_gpt,
+    "torch_gpt_compiled": torch_gpt_compiled,
+    "transformers": transformers,
+}
 
 
 def work(name: str, case: str) -> None:

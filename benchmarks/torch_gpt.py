@@ -1,6 +1,9 @@
 """A peer: GPT-2 in PyTorch as people write it by hand: one projection for q, k and v, fused attention, a tied
 head."""
 
+import itertools
+from typing import Any
+
 import torch
 from torch import nn
 from torch.nn import functional
@@ -16,11 +19,16 @@ class TorchBlock(nn.Module):
         self.query_key_value, self.output = nn.Linear(width, 3 * width), nn.Linear(width, width)
         self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
 
-    def forward(self, x_btd: torch.Tensor) -> torch.Tensor:
+    def forward(self, x_btd: torch.Tensor, remember=None) -> torch.Tensor:
+        """`remember(k, v)` gives the keys and values to attend to, and a mask; None: these, causally."""
         b, t, d = x_btd.shape
         projected = self.query_key_value(self.attention_norm(x_btd)).view(b, t, 3, self.num_heads, -1)
         q_bhtk, k_bhtk, v_bhtk = projected.permute(2, 0, 3, 1, 4)
-        y_bhtk = functional.scaled_dot_product_attention(q_bhtk, k_bhtk, v_bhtk, is_causal=True)
+        options: dict[str, Any] = {"is_causal": True}
+        if remember is not None:
+            k_bhtk, v_bhtk, options["attn_mask"] = remember(k_bhtk, v_bhtk)
+            options["is_causal"] = False
+        y_bhtk = functional.scaled_dot_product_attention(q_bhtk, k_bhtk, v_bhtk, **options)
         x_btd = x_btd + self.output(y_bhtk.transpose(1, 2).reshape(b, t, d))
         hidden = functional.gelu(self.up(self.feed_forward_norm(x_btd)), approximate="tanh")
         return x_btd + self.down(hidden)
@@ -46,3 +54,52 @@ class TorchDecoder(nn.Module):
         """(b, t) tokens -> logits (b, t, v)."""
         x_btd = self.embedding(tokens_bt) + self.positions.weight
         return functional.linear(self.norm(self.blocks(x_btd)), self.embedding.weight)
+
+
+class TorchGenerator:
+    """Greedy decoding with a KV cache of fixed size, and compiled, in whose steps no shape changes (as in
+    gpt-fast), or not, which reads only what is filled."""
+
+    def __init__(self, model: TorchDecoder, batch: int, length: int, compiled: bool) -> None:
+        self.model, self.compiled = model, compiled
+        width, heads = model.embedding.embedding_dim, model.blocks[0].num_heads
+        kind: dict[str, Any] = {"device": model.embedding.weight.device, "dtype": torch.float32}
+        shape = batch, heads, length, width // heads
+        self.caches = [(torch.zeros(shape, **kind), torch.zeros(shape, **kind)) for _ in model.blocks]
+        for cache in itertools.chain(*self.caches):  # else CUDA graphs would not write into them
+            torch._dynamo.mark_static_address(cache)
+        self.slots_s = torch.arange(length, device=kind["device"])
+        self.step = torch.compile(self._read, mode=self.mode) if compiled else self._read
+
+    @property
+    def mode(self) -> str:
+        """CUDA graphs on a GPU, where launching the operations of a small step takes longer than they do."""
+        return "reduce-overhead" if self.slots_s.is_cuda else "default"
+
+    @torch.no_grad()
+    def generate(self, tokens_bt: torch.Tensor, new: int) -> torch.Tensor:
+        """(b, t) prompts -> (b, new) tokens."""
+        length = tokens_bt.shape[1]
+        token_b1 = self._read(tokens_bt, self.slots_s[:length], length)
+        found = [token_b1]
+        for place in range(length, length + new - 1):
+            end = len(self.slots_s) if self.compiled else place + 1
+            token_b1 = self.step(token_b1, self.slots_s[place : place + 1], end).clone()
+            found.append(token_b1)
+        return torch.cat(found, dim=1)
+
+    def _read(self, tokens_bt: torch.Tensor, places_t: torch.Tensor, end: int) -> torch.Tensor:
+        """Reads tokens into these places of the cache, of which it attends to those before `end`; returns the
+        next token of each row, (b, 1)."""
+        model, mask_ts = self.model, self.slots_s[:end] <= places_t[:, None]
+        x_btd = model.embedding(tokens_bt) + model.positions(places_t)
+        for block, cache in zip(model.blocks, self.caches, strict=True):
+
+            def remember(k_bhtk, v_bhtk, cache=cache):
+                cache[0].index_copy_(2, places_t, k_bhtk)
+                cache[1].index_copy_(2, places_t, v_bhtk)
+                return cache[0][:, :, :end], cache[1][:, :, :end], mask_ts
+
+            x_btd = block(x_btd, remember)
+        logits_bv = functional.linear(model.norm(x_btd[:, -1]), model.embedding.weight)
+        return logits_bv.argmax(dim=-1, keepdim=True)
