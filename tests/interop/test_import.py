@@ -219,7 +219,8 @@ def test_a_model_with_parts_that_no_family_has_is_not_exported(corpus, tmp_path,
     capfd.readouterr()
     given = ["--mode=export", f"--workdir={tmp_path / 'run'}", f"--to={tmp_path / 'out'}", "--family=gpt2"]
     assert launch.main(given) == 2
-    assert "model.position: 'alibi', 'gpt2' has 'learned'" in capfd.readouterr().err
+    said = capfd.readouterr().err
+    assert "--family: gpt2 cannot express" in said and "model.position: 'alibi', 'gpt2' has 'learned'" in said
     assert launch.main(given[:-1]) == 2
     said = capfd.readouterr().err
     assert re.search(r": of gpt2, llama, [a-z0-9_, ]* the closest is gpt2: ", said)

@@ -24,6 +24,16 @@ EDITS = {
             "any_depth": ("except RecursionError:", "except ZeroDivisionError:"),
         },
     ),
+    "transformer/interop/folder.py": (
+        "tests/interop/test_import.py::test_a_model_with_parts_that_no_family_has_is_not_exported",
+        {
+            "farthest_family_named": ("closest = min(refused,", "closest = max(refused,"),
+            "family_asked_for_not_named": (
+                'f"{name} cannot" if name else',
+                'f"{name} cannot" if not name else',
+            ),
+        },
+    ),
     "transformer/interop/rules.py": (
         "tests/interop/test_transfer.py tests/interop/test_import.py",
         {

@@ -159,8 +159,10 @@ def family_for(config: Any, name: str = "") -> tuple[Family, dict[str, Any]]:
     why = f"it is a run of {config.experiment}"
     if refused:
         closest = min(refused, key=lambda each: refused[each].count("; "))
-        why = f"of {', '.join(refused)} the closest is {closest}: {refused[closest]}"
-    raise UserError(f"--family: no family can express this model: {why}")
+        first = f"of {', '.join(refused)} the closest is {closest}: " if len(refused) > 1 else ""
+        why = first + refused[closest]
+    which = f"{name} cannot" if name else "no family can"
+    raise UserError(f"--family: {which} express this model: {why}")
 
 
 def numbered(labels: Sequence[str]) -> dict[str, Any]:
