@@ -20,15 +20,14 @@ class TorchBlock(nn.Module):
         self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
 
     def forward(self, x_btd: torch.Tensor, remember=None) -> torch.Tensor:
-        """`remember(k, v)` gives the keys and values to attend to, and a mask; None: these, causally."""
+        """`remember(k, v)` returns the keys and values to attend to, and a mask; None: these, causally."""
         b, t, d = x_btd.shape
         projected = self.query_key_value(self.attention_norm(x_btd)).view(b, t, 3, self.num_heads, -1)
         q_bhtk, k_bhtk, v_bhtk = projected.permute(2, 0, 3, 1, 4)
-        options: dict[str, Any] = {"is_causal": True}
-        if remember is not None:
-            k_bhtk, v_bhtk, options["attn_mask"] = remember(k_bhtk, v_bhtk)
-            options["is_causal"] = False
-        y_bhtk = functional.scaled_dot_product_attention(q_bhtk, k_bhtk, v_bhtk, **options)
+        k_bhsk, v_bhsk, mask_ts = remember(k_bhtk, v_bhtk) if remember else (k_bhtk, v_bhtk, None)
+        y_bhtk = functional.scaled_dot_product_attention(
+            q_bhtk, k_bhsk, v_bhsk, attn_mask=mask_ts, is_causal=mask_ts is None
+        )
         x_btd = x_btd + self.output(y_bhtk.transpose(1, 2).reshape(b, t, d))
         hidden = functional.gelu(self.up(self.feed_forward_norm(x_btd)), approximate="tanh")
         return x_btd + self.down(hidden)
@@ -57,8 +56,8 @@ class TorchDecoder(nn.Module):
 
 
 class TorchGenerator:
-    """Greedy decoding with a KV cache of fixed size, and compiled, in whose steps no shape changes (as in
-    gpt-fast), or not, which reads only what is filled."""
+    """Greedy decoding with a KV cache of fixed size. A compiled step reads all of it, so that no shape
+    changes (as in gpt-fast); an eager one reads what is filled."""
 
     def __init__(self, model: TorchDecoder, batch: int, length: int, compiled: bool) -> None:
         self.model, self.compiled = model, compiled

@@ -27,7 +27,7 @@ EDITS = {
     "transformer/interop/folder.py": (
         "tests/interop/test_import.py::test_a_model_with_parts_that_no_family_has_is_not_exported",
         {
-            "farthest_family_named": ("closest = min(refused,", "closest = max(refused,"),
+            "farthest_family_named": ("closest, why = min(refused,", "closest, why = max(refused,"),
             "family_asked_for_not_named": (
                 'f"{name} cannot" if name else',
                 'f"{name} cannot" if not name else',

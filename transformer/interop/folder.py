@@ -148,19 +148,19 @@ def family_for(config: Any, name: str = "") -> tuple[Family, dict[str, Any]]:
     if name and name not in FAMILIES:
         raise UserError(f"--family: {name!r}; {suggest(name, FAMILIES)}")
     known: Iterable[Family] = FAMILIES[name] if name else itertools.chain(*FAMILIES.values())
-    refused: dict[str, str] = {}
+    refused: list[tuple[str, str]] = []
     for family in known:
         if family.experiment != config.experiment:
             continue
         try:
             return family, family.config(config.model) | family.write_data(config.data)
         except UserError as error:
-            refused[family.model_type] = str(error)
+            refused.append((family.model_type, str(error)))
     why = f"it is a run of {config.experiment}"
     if refused:
-        closest = min(refused, key=lambda each: refused[each].count("; "))
-        first = f"of {', '.join(refused)} the closest is {closest}: " if len(refused) > 1 else ""
-        why = first + refused[closest]
+        closest, why = min(refused, key=lambda each: each[1].count("; "))
+        names = dict.fromkeys(each for each, _ in refused)
+        why = f"of {', '.join(names)} the closest is {closest}: {why}" if len(names) > 1 else why
     which = f"{name} cannot" if name else "no family can"
     raise UserError(f"--family: {which} express this model: {why}")
 
