@@ -110,15 +110,10 @@ def make_mesh(config: MeshConfig, devices: Sequence[jax.Device] | None = None) -
     slices = len({_slice(device) for device in devices})
     sizes = {axis: getattr(config, axis) for axis in AXES} | {"slice": config.slice or slices}
     if sizes["slice"] != slices and slices > 1:
-        raise UserError(
-            f"parallel.mesh.slice: {config.slice}; the devices are in {slices} slices, expected 0"
-        )
+        raise UserError(f"parallel.mesh.slice: {config.slice}; devices are in {slices} slices, expected 0")
     given = math.prod(size for size in sizes.values() if size != -1)
     if len(devices) % given or (-1 not in sizes.values() and given != len(devices)):
-        ours = [axis for axis, size in sizes.items() if size > 1 and not (axis == "slice" and slices > 1)]
-        fitting = dict.fromkeys(ours, 1) | ({} if -1 in sizes.values() else {"data": -1})
-        flags = " ".join(f"--config.parallel.mesh.{axis}={size}" for axis, size in fitting.items())
-        why = f"does not divide the {len(devices)} devices; {flags} fits any number"
+        why = f"does not divide the {len(devices)} devices; data -1 with all others 1 fits any number"
         raise UserError(f"parallel.mesh: {_described(sizes)} {why}")
     shape = tuple(len(devices) // given if size == -1 else size for size in sizes.values())
     arranged = _arranged(shape, devices, slices)
