@@ -1,8 +1,10 @@
 """The speed of greedy decoding: tokens/s, share of the machine's peak, memory, compile time.
 
-    python -m benchmarks.decode_speed [--peer] [--cases S1 S16 M1] [--repeats 5]
+    python -m benchmarks.decode_speed [--peer] [--cases S1 S16 M1 S16-992] [--repeats 5]
 
-A prompt of 32 tokens and 224 new ones, float32, without early stopping. `--peer` adds PyTorch (`pip install
+A prompt of 32 tokens and 224 new ones or 992, float32, without early stopping. `ours` is `generate`, one
+program with a cache of fixed size; `ours_growing` is `TextGenerator`, as launch.py samples, whose cache grows
+when more than 256 tokens are new. `--peer` adds PyTorch (`pip install
 torch transformers`) with the same weights: GPT-2 as people write it by hand, with a KV cache of fixed size,
 eager and with `torch.compile`, and `generate` of Hugging Face transformers with its dynamic cache. The table
 has the share of equal tokens.
@@ -14,6 +16,7 @@ matrix-vector products of the same total size, and multiplying at the rate of la
 import dataclasses
 import statistics
 import time
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -21,7 +24,22 @@ from benchmarks import common
 from benchmarks.common import SHAPES, Contestant, Shape
 
 PROMPT, NEW = 32, 224
-CASES = {"S1": ("S", 1), "S16": ("S", 16), "M1": ("M", 1)}
+
+
+class Case(NamedTuple):
+    """The size of the model, the number of rows, and the new tokens of each."""
+
+    size: str
+    batch: int
+    new: int = NEW
+
+    @property
+    def shape(self) -> Shape:
+        """The model, with all tokens in its context."""
+        return dataclasses.replace(SHAPES[self.size], length=PROMPT + self.new)
+
+
+CASES = {"S1": Case("S", 1), "S16": Case("S", 16), "M1": Case("M", 1), "S16-992": Case("S", 16, 992)}
 
 
 def weights(shape: Shape) -> dict[str, np.ndarray]:
@@ -32,7 +50,7 @@ def weights(shape: Shape) -> dict[str, np.ndarray]:
     n, d, f, h = shape.num_layers, shape.d_model, 4 * shape.d_model, shape.num_heads
     sizes = {
         "embedding/table": (shape.vocab_size, d),
-        "position/table": (PROMPT + NEW, d),
+        "position/table": (shape.length, d),
         "blocks/attention/query/kernel": (n, d, h, d // h),
         "blocks/attention/key/kernel": (n, d, h, d // h),
         "blocks/attention/value/kernel": (n, d, h, d // h),
@@ -59,22 +77,28 @@ def prompts(shape: Shape, batch: int) -> np.ndarray:
     return np.random.default_rng(1).integers(0, shape.vocab_size, (batch, PROMPT)).astype(np.int32)
 
 
-def ours(shape: Shape, batch: int):
+def our_stepper(shape: Shape) -> Any:
     import jax
     import jax.numpy as jnp
     from flax import traverse_util
 
-    from transformer.decoding.generation import generate
     from transformer.models.decoder import Decoder, DecoderStepper
 
-    config = shape.gpt2(max_length=PROMPT + NEW, norm_epsilon=1e-5, vocab_multiple=1)
+    config = shape.gpt2(max_length=shape.length, norm_epsilon=1e-5, vocab_multiple=1)
     params = traverse_util.unflatten_dict(weights(shape), sep="/")
-    stepper = DecoderStepper.of(Decoder(config, shape.vocab_size), jax.tree.map(jnp.asarray, params))
-    rngs_b = jax.random.split(jax.random.key(0), batch)
-    lengths_b = np.full(batch, PROMPT, np.int32)
-    inputs = stepper, prompts(shape, batch), lengths_b, rngs_b
+    return DecoderStepper.of(Decoder(config, shape.vocab_size), jax.tree.map(jnp.asarray, params))
+
+
+def ours(case: Case):
+    import jax
+
+    from transformer.decoding.generation import generate
+
+    rngs_b = jax.random.split(jax.random.key(0), case.batch)
+    lengths_b = np.full(case.batch, PROMPT, np.int32)
+    inputs = our_stepper(case.shape), prompts(case.shape, case.batch), lengths_b, rngs_b
     start = time.perf_counter()
-    compiled = generate.lower(*inputs, max_new_tokens=NEW, temperature=0.0).compile()
+    compiled = generate.lower(*inputs, max_new_tokens=case.new, temperature=0.0).compile()
     report = {
         "compile_s": time.perf_counter() - start,
         "program_gb": compiled.memory_analysis().temp_size_in_bytes / 2**30,
@@ -82,15 +106,40 @@ def ours(shape: Shape, batch: int):
     return lambda: np.asarray(compiled(*inputs, temperature=0.0)[0]), report
 
 
-def transformers(shape: Shape, batch: int):
+def ours_growing(case: Case):
+    import jax
+
+    from transformer.decoding.completion import ContextWindow, TextGenerator
+    from transformer.decoding.sampling import DecodingConfig
+
+    config = DecodingConfig(max_new_tokens=case.new, temperature=0.0)
+    window = ContextWindow(-1, case.shape.length, rolling=True)
+    # No text is decoded, so no tokenizer is needed.
+    generator: Any = TextGenerator(our_stepper(case.shape), None, config, window, batch_size=case.batch)
+    given = prompts(case.shape, case.batch).tolist()
+
+    def call() -> np.ndarray:
+        return np.array([text.new for (text,) in generator.complete(given, jax.random.key(0))])
+
+    start = time.perf_counter()
+    call()
+    first = time.perf_counter() - start
+    start = time.perf_counter()
+    call()
+    report = {"compile_s": first - (time.perf_counter() - start), "program_gb": float("nan")}
+    return call, report
+
+
+def transformers(case: Case):
     import torch
     from transformers import GPT2Config, GPT2LMHeadModel
 
+    shape, batch = case.shape, case.batch
     config = GPT2Config(
         n_layer=shape.num_layers,
         n_embd=shape.d_model,
         n_head=shape.num_heads,
-        n_positions=PROMPT + NEW,
+        n_positions=shape.length,
         vocab_size=shape.vocab_size,
         activation_function="gelu_new",
         bos_token_id=None,
@@ -100,7 +149,7 @@ def transformers(shape: Shape, batch: int):
     model.load_state_dict(_gpt2(weights(shape), shape))
     model.to(device := common.torch_device())
     tokens = torch.from_numpy(prompts(shape, batch)).long().to(device)
-    options = {"do_sample": False, "use_cache": True, "max_new_tokens": NEW, "pad_token_id": 0}
+    options = {"do_sample": False, "use_cache": True, "max_new_tokens": case.new, "pad_token_id": 0}
 
     def call() -> np.ndarray:
         with torch.inference_mode():
@@ -110,24 +159,25 @@ def transformers(shape: Shape, batch: int):
     return call, {"compile_s": 0.0, "program_gb": float("nan")}
 
 
-def torch_gpt(shape: Shape, batch: int, compiled: bool = False):
+def torch_gpt(case: Case, compiled: bool = False):
     import torch
 
     from benchmarks.torch_gpt import TorchDecoder, TorchGenerator
 
-    model = TorchDecoder(dataclasses.replace(shape, length=PROMPT + NEW)).eval()
+    shape, batch = case.shape, case.batch
+    model = TorchDecoder(shape).eval()
     model.load_state_dict(_by_hand(_gpt2(weights(shape), shape)))
     model.to(device := common.torch_device())
-    generator = TorchGenerator(model, batch, PROMPT + NEW, compiled)
+    generator = TorchGenerator(model, batch, shape.length, compiled)
     tokens = torch.from_numpy(prompts(shape, batch)).long().to(device)
     start = time.perf_counter()
     generator.generate(tokens, 2)
     report = {"compile_s": time.perf_counter() - start if compiled else 0.0, "program_gb": float("nan")}
-    return lambda: generator.generate(tokens, NEW).cpu().numpy(), report
+    return lambda: generator.generate(tokens, case.new).cpu().numpy(), report
 
 
-def torch_gpt_compiled(shape: Shape, batch: int):
-    return torch_gpt(shape, batch, compiled=True)
+def torch_gpt_compiled(case: Case):
+    return torch_gpt(case, compiled=True)
 
 
 def _by_hand(state: dict) -> dict:
@@ -198,6 +248,7 @@ def step_floor(shape: Shape, batch: int) -> float:
 
 CONTESTANTS = {
     "ours": ours,
+    "ours_growing": ours_growing,
     "torch_gpt": torch_gpt,
     "torch_gpt_compiled": torch_gpt_compiled,
     "transformers": transformers,
@@ -205,22 +256,22 @@ CONTESTANTS = {
 
 
 def work(name: str, case: str) -> None:
-    size, batch = CASES[case]
-    call, report = CONTESTANTS[name](SHAPES[size], batch)
+    call, report = CONTESTANTS[name](CASES[case])
     common.serve(call, tokens=call().tolist(), **report)
 
 
 def row(case: str, name: str, contestant: Contestant, first: Contestant, floor: float) -> dict:
-    size, batch = CASES[case]
+    size, batch, new = CASES[case]
     seconds = statistics.median(contestant.seconds)
     same = np.mean(np.equal(contestant.report["tokens"], first.report["tokens"]))
     return {
         "size": size,
         "batch": batch,
+        "new": new,
         "who": name,
-        "tokens/s": f"{batch * NEW / seconds:,.0f}",
-        "best": f"{batch * NEW / min(contestant.seconds):,.0f}",
-        "of ceiling": f"{floor * NEW / seconds:.0%}",
+        "tokens/s": f"{batch * new / seconds:,.0f}",
+        "best": f"{batch * new / min(contestant.seconds):,.0f}",
+        "of ceiling": f"{floor * new / seconds:.0%}",
         "ours is faster": f"{common.ratio(first, contestant):.2f}x",
         "same tokens": f"{same:.0%}",
         "memory GB": f"{contestant.report['memory_gb']:.2f}",
@@ -231,8 +282,7 @@ def row(case: str, name: str, contestant: Contestant, first: Contestant, floor: 
 
 def step_floor_of(case: str) -> float:
     """`step_floor` of a case."""
-    size, batch = CASES[case]
-    return step_floor(SHAPES[size], batch)
+    return step_floor(CASES[case].shape, CASES[case].batch)
 
 
 if __name__ == "__main__":

@@ -38,8 +38,8 @@ def megabytes(tree: object) -> float:
 
 def time_of(size: str, kind: str, new: int) -> dict[str, object]:
     """A row of the table of times."""
-    shape = common.SHAPES[size]
-    config = shape.gpt2(max_length=decode_speed.PROMPT + decode_speed.NEW, vocab_multiple=1)
+    shape = decode_speed.Case(size, 1).shape
+    config = shape.gpt2(max_length=shape.length, vocab_multiple=1)
     params = traverse_util.unflatten_dict(decode_speed.weights(shape), sep="/")
     stepper = stepper_of(Decoder(config, shape.vocab_size), jax.tree.map(jnp.asarray, params), kind)
     rngs, lengths = jax.random.split(jax.random.key(0), 1), np.full(1, decode_speed.PROMPT, np.int32)

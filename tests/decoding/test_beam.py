@@ -460,6 +460,26 @@ def test_translate_writes_so_many_tokens_more_than_it_read(rng):
     assert [len(best[0]) for best, *_ in answers] == [4, 5, 3]
 
 
+def test_the_cache_has_room_for_the_tokens_that_there_may_be_and_no_more():
+    """Of each shape of sources, however many tokens any other might have."""
+    rooms = []
+
+    @struct.dataclass
+    class Room(Chain):
+        def prefill(self, tokens_bt, lengths_b, room):
+            rooms.append((tokens_bt.shape[1], room))
+            return super().prefill(tokens_bt, lengths_b, room)
+
+    table = np.full((2, 2), -np.inf, np.float32)
+    table[0, 1] = table[1, 1] = 0.0
+    sources = [[1] * n + [EOS] for n in (1, 3, 0, 40, 35, 62)]
+    config = dataclasses.replace(CONFIG, beam_size=1, n_best=1, max_new_tokens=40, extra_tokens=2)
+    options = {"eos_id": EOS, "max_source_length": 64, "batch_size": 3}
+    answers = translate(Room(jnp.asarray(table)), sources, config, **options)
+    assert [len(best[0]) for best, *_ in answers] == [4, 6, 3, 40, 38, 40]
+    assert rooms == [(16, 18), (64, 40)]
+
+
 def test_translate_takes_sources_as_it_needs_them_and_gives_only_what_there_is():
     taken = []
 

@@ -15,6 +15,7 @@ from tests.decoding.toy import Chain, chain, cycle
 from tests.models import test_encoder_decoder as transformers
 from tests.models import test_recurrent_encoder_decoder as recurrent
 from tests.parameters import random_params
+from transformer.decoding import completion, generation
 from transformer.decoding.completion import ContextWindow, TextGenerator
 from transformer.decoding.generation import advance, begin
 from transformer.decoding.sampling import DecodingConfig, draw
@@ -204,6 +205,73 @@ def test_targets_are_drawn_as_the_whole_model_gives_them(rng, config):
                 break
             expected.append(token)
         assert got[i][j] == expected
+
+
+@pytest.fixture
+def growths(monkeypatch):
+    """By how much caches grow, from room for 3 new tokens on."""
+    seen, grow = [], generation.grow
+
+    def note(*inputs, more):
+        seen.append(more)
+        return grow(*inputs, more=more)
+
+    monkeypatch.setattr(generation, "grow", note)
+    monkeypatch.setattr(completion, "FIRST_ROOM", 3)
+    return seen
+
+
+WINDOW = {"pattern": "window", "pattern_size": 24, **FULL_EVERY_2}
+
+
+KINDS = ("window", "drafted_window", "int8", "translation", "recurrent")
+
+
+@pytest.mark.parametrize("kind", [pytest.param(kind, marks=[pytest.mark.thorough] * bool(i))
+                                  for i, kind in enumerate(KINDS)])  # fmt: skip
+def test_a_cache_that_grows_changes_nothing(rng, monkeypatch, growths, kind):
+    """Of texts that end at different times, in one piece, with a check of what was drawn, and as a stream;
+    layers with a window become rings as they grow."""
+    if kind in ("translation", "recurrent"):
+        config = transformers.SMALL if kind == "translation" else recurrent.CONFIG
+        model, source = config.build(9), jnp.zeros((1, 1), jnp.int32)
+        stepper, vocab = model.stepper(random_params(rng, model, source, source), 0), 9
+    else:
+        changes = WINDOW if "window" in kind else {"position": "rope"}
+        model, params = make(rng, max_length=80, **changes)
+        stepper = DecoderStepper.of(model, params, "int8" if kind == "int8" else "auto")
+        vocab = VOCAB
+        if kind == "drafted_window":
+            draft = DecoderStepper.of(*make(rng, max_length=80, **changes))
+            stepper = SpeculativePair(stepper, draft, draft_tokens=2)
+    prompts = [rng.integers(1, vocab, n).tolist() for n in (1, 14)]
+    config = DecodingConfig(max_new_tokens=50, temperature=0.0 if "drafted" in kind else 1.5, num_samples=2)
+    window, key = ContextWindow(0, 64, kind not in ("translation", "recurrent")), jax.random.key(3)
+
+    def all_ways():
+        yield list(complete(stepper, prompts, key, config, window))
+        finished = {"finished": lambda prompt, new: len(new) > 30}  # a few tokens later with a draft
+        early = complete(stepper, prompts, key, config, window, **finished)
+        yield [[text[:31] for text in samples] for samples in early]
+        yield list(stream(stepper, prompts[1], key, config, window))
+
+    got, grown = list(all_ways()), sum(growths)
+    assert grown > 40 and len(growths) < 20
+    monkeypatch.setattr(completion, "FIRST_ROOM", 1_000)
+    assert list(all_ways()) == got and sum(growths) == grown
+
+
+def test_a_cache_grows_only_for_texts_that_go_on(growths):
+    config = DecodingConfig(max_new_tokens=1_000, temperature=0.0)
+    for end, sizes in (3, []), (5, [19]), (30, [19, 38]):
+        growths.clear()
+        (((*text,),),) = sampled(cycle(200), [[0]], config, eos_id=end, longest=2_000)
+        assert text == [*range(1, end)] and growths == sizes
+    # What the limit leaves no room for is not added.
+    growths.clear()
+    config = DecodingConfig(max_new_tokens=30, temperature=0.0)
+    sampled(cycle(200), [[0]], config, eos_id=150, longest=2_000)
+    assert growths == [19, 8]
 
 
 def test_a_stream_gives_what_the_whole_gives_token_by_token(rng):

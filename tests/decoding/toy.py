@@ -35,6 +35,9 @@ class Chain:
             jax.debug.callback(self.counter)
         return self.table_nv[tokens_bn], cache + tokens_bn.shape[1]
 
+    def grow(self, cache, more, rewound=0):
+        return cache
+
     def rewind(self, cache, n):
         return cache - n
 
@@ -72,6 +75,9 @@ class Tree:
     def extend(self, tokens_bn, cache):
         cache, logits_nbv = jax.lax.scan(lambda c, token_b: self.step(token_b, c)[::-1], cache, tokens_bn.T)
         return logits_nbv.swapaxes(0, 1), cache
+
+    def grow(self, cache, more, rewound=0):
+        return cache
 
     def rewind(self, cache, n):
         parent = jax.lax.fori_loop(0, n, lambda _, node_b: (node_b - 1) // self.vocab_size, cache["node"])

@@ -17,8 +17,8 @@ EDITS = {
             ),
             "filtered_tokens_drawn": ("mass(token_b) > target_b", "mass(token_b) >= target_b"),
             "filters_not_combined": (
-                "logits_bv = keep_top_p(logits_bv, top_p)",
-                "keep_top_p(logits_bv, top_p)",
+                "logits_bv = FILTERS[name][0](logits_bv, filters[name])",
+                "logits_bv = FILTERS[name][0](logits_bv, filters[name]) if name != 'top_p' else logits_bv",
             ),
             "one_random_number": (
                 "jax.vmap(jax.random.uniform)(rngs_b) * mass(last_b)",
@@ -52,6 +52,7 @@ EDITS = {
             "limit_ignored": ("| (length >= limit_b1)", "| (length >= max_new_tokens)"),
             "not_log_probabilities": ("values_bkc - total_bk1", "values_bkc"),
             "last_block_lost": ("blocks = -(-x_bkv.shape[-1] // width)", "blocks = x_bkv.shape[-1] // width"),
+            "cache_without_room": ("tokens_bt.shape[1] + config.extra_tokens)", "config.extra_tokens)"),
             "source_without_end": ("[*source[: longest - 1], source[-1]]", "[*source[:longest]]"),
         },
     ),
@@ -88,6 +89,11 @@ EDITS = {
         {
             "further_ends_do_not_end": (" or token in window.further", ""),
             "window_one_more": ("self.length + 1 - read", "self.length + 2 - read"),
+            "cache_grows_too_late": (
+                "if capacity < min(index + n, room):",
+                "if capacity < min(index, room):",
+            ),
+            "cache_grows_for_nothing": ("min(room, FIRST_ROOM)", "room"),
             "first_half_kept": (
                 "return tokens[-(max(window.length // 2, 1) if self.new else window.length) :]",
                 "return tokens[: max(window.length // 2, 1) if self.new else window.length]",

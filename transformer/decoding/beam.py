@@ -192,13 +192,17 @@ def translate(
             batch = order[start : start + batch_size]
             padded = [rows[i] for i in fill(batch, batch_size)]
             tokens_bt, lengths_b = pad(padded, max_source_length, eos_id)
+            limits_b, longest = None, config.max_new_tokens
+            if config.extra_tokens:  # every step reads the whole cache, so it has no more room than that
+                limits_b = lengths_b + config.extra_tokens
+                longest = min(longest, tokens_bt.shape[1] + config.extra_tokens)
             results = beam_search(
                 stepper,
                 tokens_bt,
                 lengths_b,
-                limits_b=lengths_b + config.extra_tokens if config.extra_tokens else None,
+                limits_b=limits_b,
                 beam_size=config.beam_size,
-                max_new_tokens=config.max_new_tokens,
+                max_new_tokens=longest,
                 length_penalty=config.length_penalty,
                 length_offset=config.length_offset,
                 eos_id=eos_id,

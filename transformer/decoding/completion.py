@@ -20,6 +20,10 @@ from transformer.host import on_host
 STOP_CHECK_EVERY = 16
 """Tokens that are drawn between two checks for stop strings."""
 
+FIRST_ROOM = 256
+"""New tokens that a cache has room for at first. When it is full its size doubles: a step reads the whole
+cache, and many texts end long before their limit."""
+
 
 class Detokenizer(Protocol):
     """Decodes tokens that follow others."""
@@ -153,9 +157,9 @@ class TextGenerator:
     def decode_batch(
         self, texts: Sequence[Completion], rng: jax.Array, at_once: int, batch_size: int
     ) -> Iterator[None]:
-        """Decodes all texts until each has ended, and yields after every `at_once` tokens (a speculative
-        pair: or a few more); the caller may then set `ended`. The tokens of a text depend only on it and its
-        number."""
+        """Decodes all texts until each has ended, and yields after every `at_once` tokens or fewer (a
+        speculative pair: or a few more); the caller may then set `ended`. The tokens of a text depend only on
+        it and its number."""
         while live := [text for text in texts if not text.ended]:
             yield from self._decode_window(live, rng, at_once, batch_size)
 
@@ -170,11 +174,13 @@ class TextGenerator:
         views = [text.view(window) for text in group]
         wanted = [text.limit - len(text.new) for text in group]
         limits = [window.room(len(view), n) for view, n in zip(views, wanted, strict=True)]
+        padded, capacity = generation.pad(views, window.length, window.eos_id), min(room, FIRST_ROOM)
+        n = min(at_once, capacity - 1)
         state = generation.begin(
             self.stepper,
-            *generation.pad(views, window.length, window.eos_id),
+            *padded,
             rngs_b,
-            room=room,
+            room=capacity,
             limits_b=np.array(limits, np.int32),
             positions_b=np.array([len(text.prompt) + len(text.new) for text in group], np.int32),
             **options,
@@ -183,7 +189,7 @@ class TextGenerator:
         new_bn, index = on_host(state.token_b)[:, None], 0
         while True:
             count = int(state.index) - index
-            for text, limit, new_n in zip(texts, limits, new_bn, strict=False):
+            for text, limit, new_n in zip(texts, limits, on_host(new_bn), strict=False):
                 text.take(new_n[: min(count, max(0, limit - index))].tolist(), window)
             index += count
             yield
@@ -191,8 +197,10 @@ class TextGenerator:
             if np.all(ended_b | on_host(state.done_b)):
                 return
             state = dataclasses.replace(state, done_b=jnp.asarray(ended_b) | state.done_b)
-            new_bn, state = advance(self.stepper, state, rngs_b, n=min(at_once, room - 1), **options)
-            new_bn = on_host(new_bn)
+            if capacity < min(index + n, room):
+                more = min(room - capacity, padded[0].shape[1] + capacity)
+                state, capacity = generation.grow(self.stepper, state, more=more), capacity + more
+            new_bn, state = advance(self.stepper, state, rngs_b, n=n, **options)
 
     def _begun(self, prompt: Sequence[int], number: tuple[int, int]) -> Completion:
         limit = self.config.max_new_tokens

@@ -104,6 +104,12 @@ def advance(
     return jax.lax.while_loop(unfinished, step, (new_bn, state))
 
 
+@functools.partial(jax.jit, static_argnames="more")
+def grow(stepper: Stepper, state: DecodeState, *, more: int) -> DecodeState:
+    """The state with room for `more` further tokens of each row."""
+    return dataclasses.replace(state, cache=stepper.grow(state.cache, more))
+
+
 @functools.partial(jax.jit, static_argnames="max_new_tokens")
 def generate(
     stepper: Stepper,

@@ -18,9 +18,6 @@ from transformer.config import (
 )
 from transformer.errors import UserError
 
-NO_FILTER = {"top_k": 0, "top_p": 1.0, "min_p": 0.0}
-"""The values at which a filter keeps every token."""
-
 
 @dataclass(frozen=True)
 class DecodingConfig(Bounded):
@@ -45,8 +42,8 @@ class DecodingConfig(Bounded):
     @property
     def options(self) -> dict[str, Any]:
         """The arguments of `draw`: the temperature, and the filters that are on."""
-        values = {name: getattr(self, name) for name in ("temperature", *NO_FILTER)}
-        return {name: value for name, value in values.items() if value != NO_FILTER.get(name)}
+        values = {key: getattr(self, key) for key in ("temperature", *FILTERS)}
+        return {key: value for key, value in values.items() if key not in FILTERS or value != FILTERS[key][1]}
 
 
 @dataclass(frozen=True)
@@ -64,8 +61,8 @@ def draw(
 ) -> jax.Array:
     """One token for each row, (b,) int32: argmax(logits) at temperature 0, otherwise drawn from
 
-    softmax(MinP(TopP(TopK(logits / temperature)))), all in float32, with those of the `filters` `top_k`,
-    `top_p` and `min_p` that are given.
+    softmax(MinP(TopP(TopK(logits / temperature)))), all in float32, with those of the `FILTERS` that are
+    given.
     """
 
     def greedy() -> jax.Array:
@@ -89,16 +86,12 @@ def probabilities(logits_bv: jax.Array, *, temperature: jax.Array | float = 1.0,
     return jax.lax.cond(jnp.greater(temperature, 0), sample, greedy)
 
 
-def _softmax(logits_bv: jax.Array, temperature, top_k=None, top_p=None, min_p=None) -> jax.Array:
+def _softmax(logits_bv: jax.Array, temperature, **filters) -> jax.Array:
     logits_bv = logits_bv.astype(jnp.float32)
     # Subtract the maximum before the division, so that a temperature near 0 gives no infinities.
     logits_bv = (logits_bv - jnp.max(logits_bv, axis=-1, keepdims=True)) / temperature
-    if top_k is not None:
-        logits_bv = keep_top_k(logits_bv, top_k)
-    if top_p is not None:
-        logits_bv = keep_top_p(logits_bv, top_p)
-    if min_p is not None:
-        logits_bv = keep_min_p(logits_bv, min_p)
+    for name in sorted(filters, key=[*FILTERS].index):
+        logits_bv = FILTERS[name][0](logits_bv, filters[name])
     return jax.nn.softmax(logits_bv, axis=-1)
 
 
@@ -151,6 +144,11 @@ def keep_min_p(logits_bv: jax.Array, p: jax.Array | float) -> jax.Array:
     """
     below_bv = logits_bv - jnp.max(logits_bv, axis=-1, keepdims=True) < jnp.log(p)
     return jnp.where(below_bv, -jnp.inf, logits_bv)
+
+
+FILTERS = {"top_k": (keep_top_k, 0), "top_p": (keep_top_p, 1.0), "min_p": (keep_min_p, 0.0)}
+"""Key of `DecodingConfig` -> filter and the value at which it keeps every token, in the order in which they
+follow one another."""
 
 
 def bisect(

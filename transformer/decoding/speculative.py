@@ -41,6 +41,12 @@ class SpeculativePair:
         _, draft_cache = draft.prefill(tokens_bt, lengths_b, room + rewound, rewound)
         return logits_bv, (target_cache, draft_cache, jnp.int32(0))
 
+    def grow(self, cache: Any, more: int) -> Any:
+        """As `Stepper.grow` for both models."""
+        target_cache, draft_cache, passes = cache
+        target_cache = self.target.grow(target_cache, more, self.draft_tokens)
+        return target_cache, self.draft.grow(draft_cache, more, self.draft_tokens), passes
+
 
 @functools.partial(jax.jit, static_argnames="n", donate_argnames="state")
 def advance(

@@ -25,6 +25,10 @@ class Stepper(Protocol):
         """Appends one token to each row: float32 logits (b, v) of the next one, and the new cache."""
         ...
 
+    def grow(self, cache: PyTree, more: int) -> PyTree:
+        """The cache with room for `more` further tokens per row."""
+        ...
+
     def repeat(self, cache: PyTree, n: int) -> PyTree:
         """The cache with n adjacent copies of each row: those of row i are rows i n ... i n + n - 1."""
         ...
@@ -42,6 +46,10 @@ class Extender(Stepper, Protocol):
     ) -> tuple[jax.Array, PyTree]:
         """As `Stepper.prefill`. The cache must support `rewind` by at most `rewound` tokens and `extend` by
         at most `rewound` + 1."""
+        ...
+
+    def grow(self, cache: PyTree, more: int, rewound: int = 0) -> PyTree:
+        """As `Stepper.grow`, with the same `rewound` as in `prefill`."""
         ...
 
     def extend(self, tokens_bn: jax.Array, cache: PyTree) -> tuple[jax.Array, PyTree]:

@@ -123,10 +123,11 @@ class Cache:
         return jnp.arange(self.slots) - self.offsets_b[:, None]
 
     def grow(self, slots: int, reaches: Sequence[int | None], rewound: int = 0) -> "Cache":
-        """A full cache with empty slots added, up to `slots`.
+        """A cache with empty slots added, up to `slots`.
 
         If the queries of layer i attend to at most the last `reaches[i]` keys (None: all), the layer keeps
-        only these, and those needed after `rewind` by `rewound` tokens. States do not grow.
+        only these, and those needed after `rewind` by `rewound` tokens; if that is less than it has, the
+        cache must be full. States do not grow.
 
         Raises:
           UserError: `rewound` is not 0 and there is a state.

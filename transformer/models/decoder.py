@@ -151,6 +151,10 @@ class StackStepper:
         """A layer's cache in the type that it is kept in; states stay as they are."""
         return cache.quantized() if self.cache_type == "int8" and isinstance(cache, KVCache) else cache
 
+    def grow(self, cache: Any, more: int, rewound: int = 0) -> Any:
+        """The cache with room for `more` further tokens per row."""
+        return cache.grow(cache.slots + more, [mixer.reach for mixer in self.stack.mixers], rewound)
+
     def read(
         self, tokens_bt: jax.Array, cache: Cache, start: jax.Array | int, **inputs: Any
     ) -> tuple[jax.Array, Cache]:
@@ -196,14 +200,13 @@ class DecoderStepper(StackStepper):
         self, tokens_bt: jax.Array, lengths_b: jax.Array, room: int, rewound: int = 0
     ) -> tuple[jax.Array, Cache]:
         """Reads right-padded prompts; returns the logits after the last token of each row and the cache."""
-        (rows, width), mixers = tokens_bt.shape, self.stack.mixers
+        rows, width = tokens_bt.shape
         # The padding is moved to the left, so that all rows end at the same slot.
         offsets_b = width - lengths_b
         tokens_bt = jax.vmap(jnp.roll)(tokens_bt, offsets_b)
-        empty = tuple(self.stored(mixer.empty_cache(rows, width)) for mixer in mixers)
+        empty = tuple(self.stored(mixer.empty_cache(rows, width)) for mixer in self.stack.mixers)
         x_btd, cache = self.read(tokens_bt, Cache(empty, offsets_b, jnp.zeros_like(offsets_b), width), 0)
-        cache = cache.grow(width + room, [mixer.reach for mixer in mixers], rewound)
-        return self.apply("logits", x_btd[:, -1:])[:, 0], cache
+        return self.apply("logits", x_btd[:, -1:])[:, 0], self.grow(cache, room, rewound)
 
     def step(self, tokens_b: jax.Array, cache: Cache) -> tuple[jax.Array, Cache]:
         """Appends one token to each row."""

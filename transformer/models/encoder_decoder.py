@@ -185,8 +185,7 @@ class EncoderDecoderStepper(StackStepper):
         )
         empty = tuple(self.stored(mixer.empty_cache(batch, 0)) for mixer in stack.mixers)
         none_b = jnp.zeros(batch, jnp.int32)
-        reaches = [mixer.reach for mixer in stack.mixers]
-        targets = Cache(empty, none_b, none_b, 0).grow(room, reaches, rewound)
+        targets = super().grow(Cache(empty, none_b, none_b, 0), room, rewound)
         start = jnp.full(batch, self.bos_id, jnp.int32)
         return self.step(start, EncoderDecoderCache(targets, memories, valid_bs))
 
@@ -209,6 +208,10 @@ class EncoderDecoderStepper(StackStepper):
             memory_mask=Mask(query_indices_bt=places_m1, key_valid_bs=cache.valid_ms),
         )
         return self.apply("logits", x_bnd), dataclasses.replace(cache, targets=targets)
+
+    def grow(self, cache: EncoderDecoderCache, more: int, rewound: int = 0) -> EncoderDecoderCache:
+        """Room for `more` further tokens of each target."""
+        return dataclasses.replace(cache, targets=super().grow(cache.targets, more, rewound))
 
     def rewind(self, cache: EncoderDecoderCache, n: jax.Array | int) -> EncoderDecoderCache:
         """Removes the last n tokens of each target."""

@@ -261,6 +261,10 @@ class RecurrentStepper:
         logits_bv, states = self._apply("extend", jnp.asarray(tokens_b), cache.states, cache.memory)
         return logits_bv[:, : self.vocab_size], RecurrentCache(states, cache.memory)
 
+    def grow(self, cache: RecurrentCache, more: int) -> RecurrentCache:
+        """The same cache: states do not grow."""
+        return cache
+
     def repeat(self, cache: RecurrentCache, n: int) -> RecurrentCache:
         """n adjacent copies of each target, which share their source."""
         return RecurrentCache(
