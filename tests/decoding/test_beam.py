@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 from flax import struct
 
-from tests.decoding.test_incremental import VOCAB, make
+from tests.decoding.test_incremental import FULL_EVERY_2, VOCAB, make
 from tests.decoding.toy import Chain, Counter, Tree, chain, cycle, tree
 from tests.models import test_encoder_decoder as transformers
 from tests.models import test_recurrent_encoder_decoder as recurrent
 from tests.parameters import random_params
-from transformer.decoding.beam import BeamConfig, _largest, beam_search, translate
+from transformer.decoding.beam import BeamConfig, _largest, _rooms, beam_search, translate
 from transformer.decoding.generation import generate
 from transformer.errors import UserError
 from transformer.models.decoder import DecoderStepper
@@ -309,6 +309,40 @@ def test_scores_are_what_the_whole_model_gives(rng):
             log_softmax(logits[row, lengths[i] + t - 1])[texts[row, lengths[i] + t]] for t in range(length)
         )
         np.testing.assert_allclose(scores[i, j], normalized(score, length, 0.6), atol=1e-3)
+
+
+@pytest.mark.parametrize("kind", ["window", pytest.param("translation", marks=pytest.mark.thorough)])
+def test_a_cache_that_grows_changes_nothing(rng, monkeypatch, kind):
+    """Of texts of which some end in each part; a layer with a window becomes a ring while the beams share
+    their prompt's keys."""
+    if kind == "window":
+        window = {"pattern": "window", "pattern_size": 14}
+        stepper = DecoderStepper.of(*make(rng, max_length=64, **window, **FULL_EVERY_2))
+    else:
+        one = jnp.zeros((1, 1), jnp.int32)
+        model = dataclasses.replace(transformers.SMALL, pattern="window", pattern_size=7).build(VOCAB)
+        stepper = model.stepper(random_params(rng, model, one, one), EOS)
+    sources = rng.integers(1, VOCAB, (3, 6)).astype(np.int32)
+    options = {"beam_size": 3, "length_penalty": 0.6, "eos_id": EOS, "max_new_tokens": 25}
+    search = functools.partial(beam_search, stepper, sources, np.array([2, 6, 4], np.int32), **options)
+    limits = np.array([3, 25, 11])
+    found = []
+    for first, rooms in (64, [25]), (2, [2, 8, 25]):
+        monkeypatch.setattr("transformer.decoding.beam.FIRST_ROOM", first)
+        assert _rooms(25) == rooms
+        beam_search.clear_cache()
+        found += [search(), search(limits_b=limits)]
+    for expected, got in zip(found[:2], found[2:], strict=True):
+        np.testing.assert_array_equal(got[0], expected[0])
+        np.testing.assert_allclose(got[2], expected[2], atol=1e-4)
+        assert len({*np.asarray(got[0]).ravel().tolist()}) > 3
+    beam_search.clear_cache()
+
+
+@pytest.mark.parametrize("most,rooms", [(1, [1]), (64, [64]), (65, [64, 65]), (256, [64, 256]),
+                                        (1_000, [64, 256, 1_000])])  # fmt: skip
+def test_a_cache_has_room_for_few_tokens_and_four_times_as_many_when_it_is_full(most, rooms):
+    assert _rooms(most) == rooms
 
 
 WRITERS = {

@@ -52,6 +52,7 @@ EDITS = {
             "limit_ignored": ("| (length >= limit_b1)", "| (length >= max_new_tokens)"),
             "not_log_probabilities": ("values_bkc - total_bk1", "values_bkc"),
             "last_block_lost": ("blocks = -(-x_bkv.shape[-1] // width)", "blocks = x_bkv.shape[-1] // width"),
+            "read_past_the_room": ("(state[0] < room)", "(state[0] < room + 2)"),
             "cache_without_room": ("tokens_bt.shape[1] + config.extra_tokens)", "config.extra_tokens)"),
             "source_without_end": ("[*source[: longest - 1], source[-1]]", "[*source[:longest]]"),
         },

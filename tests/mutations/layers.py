@@ -257,9 +257,10 @@ EDITS = {
         },
     ),
     "transformer/layers/cache.py": (
-        "tests/decoding/test_incremental.py",
+        "tests/decoding/test_incremental.py tests/decoding/test_beam.py",
         {
             "ring_one_off": ("last = filled - 1\n", "last = filled\n"),
+            "ancestors_do_not_grow": ("jnp.pad(self.ancestors_mrs, added)", "self.ancestors_mrs"),
             "positions_from_slot_zero": (
                 "jnp.arange(self.slots) - self.offsets_b[:, None]",
                 "jnp.arange(self.slots) - 0 * self.offsets_b[:, None]",

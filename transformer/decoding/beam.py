@@ -35,6 +35,10 @@ class BeamConfig(Bounded):
             raise UserError(f"n_best: {self.n_best}; expected 1 to beam_size {self.beam_size}")
 
 
+FIRST_ROOM = 64
+"""New tokens that a cache has room for at first; when it is full, four times as many."""
+
+
 @functools.partial(jax.jit, static_argnames=("beam_size", "max_new_tokens", "n_best"))
 def beam_search(
     stepper: Stepper,
@@ -97,8 +101,8 @@ def beam_search(
             open_b1 &= ~counts_bm[:, :1]
         return Hypotheses(jnp.where(open_b1, live.scores_bk, -jnp.inf), live.tokens_bkn), best, parents_bk
 
-    def unfinished(state) -> jax.Array:
-        return jnp.any(state[1].scores_bk > -jnp.inf)
+    def unfinished(room: int, state) -> jax.Array:
+        return jnp.any(state[1].scores_bk > -jnp.inf) & (state[0] < room)
 
     def extend(state):
         index, live, best, parents_bk, cache = state
@@ -109,7 +113,8 @@ def beam_search(
         logits_bkv = logits_bv.reshape(batch, beam_size, -1)
         return index + 1, *grow(index, live, best, logits_bkv), cache
 
-    logits_bv, cache = stepper.prefill(tokens_bt, lengths_b, max_new_tokens)
+    rooms = _rooms(max_new_tokens)
+    logits_bv, cache = stepper.prefill(tokens_bt, lengths_b, rooms[0])
     # A row starts with one hypothesis, the empty one; the others are placeholders with score -inf.
     first_k = jnp.where(jnp.arange(beam_size) == 0, 0.0, -jnp.inf)
     first_bk = jnp.broadcast_to(first_k, (batch, beam_size))
@@ -117,7 +122,11 @@ def beam_search(
     best = Hypotheses(jnp.full((batch, kept), -jnp.inf), live.tokens_bkn[:, :kept])
     logits_bkv = jnp.broadcast_to(logits_bv[:, None], (batch, beam_size, logits_bv.shape[-1]))
     state = jnp.int32(1), *grow(0, live, best, logits_bkv), stepper.repeat(cache, beam_size)
-    _, _, best, _, _ = jax.lax.while_loop(unfinished, extend, state)
+    for before, room in itertools.pairwise([0, *rooms]):
+        if before:  # every step reads the whole cache, and most texts are short
+            state = *state[:-1], stepper.grow(state[-1], room - before)
+        state = jax.lax.while_loop(functools.partial(unfinished, room), extend, state)
+    best = state[2]
     tokens_bkn = jnp.where(best.scores_bk[..., None] > -jnp.inf, best.tokens_bkn, eos_id)
     return tokens_bkn, jnp.sum(jnp.cumprod(tokens_bkn != eos_id, axis=2), axis=2), best.scores_bk
 
@@ -128,6 +137,14 @@ class Hypotheses:
 
     scores_bk: jax.Array
     tokens_bkn: jax.Array
+
+
+def _rooms(most: int) -> list[int]:
+    """The numbers of new tokens, up to `most`, that a cache has room for in turn."""
+    rooms = [FIRST_ROOM]
+    while rooms[-1] < most:
+        rooms.append(4 * rooms[-1])
+    return [*rooms[:-1], most]
 
 
 def _take(tree: Any, places_bk: jax.Array) -> Any:

@@ -172,8 +172,7 @@ class TextGenerator:
         group = generation.fill(texts, batch_size)  # padding rows are copies of the last one
         rngs_b = _row_rngs(rng, *np.array([text.number for text in group], np.uint32).T)
         views = [text.view(window) for text in group]
-        wanted = [text.limit - len(text.new) for text in group]
-        limits = [window.room(len(view), n) for view, n in zip(views, wanted, strict=True)]
+        limits = [window.room(len(view), t.limit - len(t.new)) for view, t in zip(views, group, strict=True)]
         padded, capacity = generation.pad(views, window.length, window.eos_id), min(room, FIRST_ROOM)
         n = min(at_once, capacity - 1)
         state = generation.begin(
@@ -203,9 +202,8 @@ class TextGenerator:
             new_bn, state = advance(self.stepper, state, rngs_b, n=n, **options)
 
     def _begun(self, prompt: Sequence[int], number: tuple[int, int]) -> Completion:
-        limit = self.config.max_new_tokens
-        if self.extra_tokens:
-            limit = min(limit, len(prompt) + self.extra_tokens)
+        most = self.config.max_new_tokens
+        limit = min(most, len(prompt) + self.extra_tokens) if self.extra_tokens else most
         return Completion(prompt, number, limit)
 
     def _end_stopped(self, texts: Iterable[Completion]) -> None:

@@ -140,8 +140,9 @@ class Cache:
                 raise UserError("no token can be taken back from the state of a recurrent layer")
             return layer
 
-        layers = tuple(map(grown, self.layers, reaches))
-        return dataclasses.replace(self, layers=layers, slots=slots)
+        layers, added = tuple(map(grown, self.layers, reaches)), ((0, 0), (0, 0), (0, slots - self.slots))
+        ancestors_mrs = None if self.ancestors_mrs is None else jnp.pad(self.ancestors_mrs, added)
+        return dataclasses.replace(self, layers=layers, slots=slots, ancestors_mrs=ancestors_mrs)
 
     def own(self, start: jax.Array | int) -> "Cache":
         """The cache for writing from slot `start` on: from there each row has its own tokens."""
