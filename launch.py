@@ -39,6 +39,7 @@ import os  # noqa: E402
 import sys  # noqa: E402
 import threading  # noqa: E402
 import traceback  # noqa: E402
+from difflib import get_close_matches  # noqa: E402
 from logging import getLogger  # noqa: E402
 from pathlib import Path  # noqa: E402
 from typing import Any  # noqa: E402
@@ -138,7 +139,7 @@ def parse(argv: list[str]) -> tuple[argparse.Namespace, list[tuple[str, str]]]:
     find_command(mode).add_flags(parser.add_argument_group(f"flags of --mode={mode}"))
     flags, unknown = parser.parse_known_args(plain)
     if unknown:
-        raise UserError(why_unknown(unknown[0]))
+        raise UserError(why_unknown(unknown[0], mode))
     if flags.help:
         explain(parser, flags, overrides)
         raise SystemExit(0)
@@ -204,18 +205,19 @@ def split_overrides(argv: list[str]) -> tuple[list[str], list[tuple[str, str]]]:
     return plain, overrides
 
 
-def why_unknown(argument: str) -> str:
-    """Why a command does not have a flag: it belongs to other commands, or is misspelt."""
+def why_unknown(argument: str, mode: str) -> str:
+    """Why a command, `mode`, does not have a flag: it belongs to other commands, or is misspelt."""
     takers: dict[str, list[str]] = {}
-    for mode in COMMANDS:
+    for command in COMMANDS:
         parser = Parser(add_help=False)
         add_common_flags(parser)
-        find_command(mode).add_flags(parser)
+        find_command(command).add_flags(parser)
         for name in parser._option_string_actions:
-            takers.setdefault(name, []).append(mode)
+            takers.setdefault(name, []).append(command)
     name = argument.split("=")[0]
     if name not in takers:
-        return f"{argument}: no such flag; {suggest(name, takers)}"
+        own = [flag for flag, commands in takers.items() if mode in commands]
+        return f"{argument}: no such flag; {suggest(name, own if get_close_matches(name, own) else takers)}"
     *others, last = takers[name]
     listed = f"{', '.join(others)} and {last} take" if others else f"{last} takes"
     return f"{name}: only --mode={listed} it"
