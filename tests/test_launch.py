@@ -41,7 +41,6 @@ def fails(capfd, arguments: list[str]) -> str:
 BEFORE_THE_DATA = {
     "--mode=trian": "--mode: invalid choice: 'trian' (choose from",
     "--workdri=x": "--workdri=x: no such flag; did you mean '--workdir'?",
-    "--scores --mode=predict": "--scores: no such flag; did you mean '--with_scores'?",  # not --score
     "extra": "extra: no such flag",
     "--seed=x --mode=predict": "--seed: invalid int value: 'x'",
     "--temperature=1": "--temperature: only --mode=predict takes it",

@@ -13,7 +13,7 @@ from transformer.errors import UserError
 
 
 def test_flags_of_every_command_are_checked_without_jax():
-    code = "import launch, sys; launch.why_unknown('--x'); sys.exit('jax' in sys.modules)"
+    code = "import launch, sys; launch.why_unknown('--x', 'train'); sys.exit('jax' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], cwd=runs.ROOT).returncode == 0
 
 
@@ -62,3 +62,9 @@ def test_a_decoding_flag_without_its_key_is_named_as_the_flag():
         decoding_keys({"experiment": "language_modeling", "sample": {"max_new_tokens": 8}}, {"n_best": "2"})
     with pytest.raises(UserError, match=r"^--top_k: this is a run of bert, which writes no text"):
         decoding_keys({"experiment": "bert"}, {"top_k": "1"})
+
+
+def test_a_flag_of_the_command_is_suggested_before_those_of_others():
+    assert launch.why_unknown("--scores", "predict").endswith("did you mean '--with_scores'?")
+    assert launch.why_unknown("--scores", "scaling").endswith("did you mean '--score'?")
+    assert launch.why_unknown("--temperatur=1", "train").endswith("did you mean '--temperature'?")
