@@ -4,10 +4,9 @@
 
 A prompt of 32 tokens and 224 new ones or 992, float32, without early stopping. `ours` is `generate`, one
 program with a cache of fixed size; `ours_growing` is `TextGenerator`, as launch.py samples, whose cache grows
-when more than 256 tokens are new. `--peer` adds PyTorch (`pip install
-torch transformers`) with the same weights: GPT-2 as people write it by hand, with a KV cache of fixed size,
-eager and with `torch.compile`, and `generate` of Hugging Face transformers with its dynamic cache. The table
-has the share of equal tokens.
+when more than 256 tokens are new. `--peer` adds PyTorch (`pip install torch transformers`) with the same
+weights: GPT-2 as people write it by hand, with a KV cache of fixed size, eager and with `torch.compile`, and
+`generate` of Hugging Face transformers with its dynamic cache. The table has the share of equal tokens.
 
 The ceiling of a step is the longer of two times measured on this machine: reading all weights once, by
 matrix-vector products of the same total size, and multiplying at the rate of large matrix products.

@@ -4,9 +4,9 @@
 
 6 + 6 layers, d_model 512, 8 heads, d_ff 2048, vocabulary 8000, source and target of 64 tokens, float32;
 training with 16 pairs per batch, beam search with 4 beams for 1 and for 16 sources; `beam16-256` may write
-256 tokens and ends after 64 as well, as most texts end before a limit. `--peer` adds the Marian
-model of Hugging Face transformers on PyTorch (`pip install torch transformers`) with the same weights; the
-table has both losses and the share of equal tokens. No hypothesis ends early.
+256 tokens and ends after 64 as well, as most texts end before a limit. `--peer` adds the Marian model of
+Hugging Face transformers on PyTorch (`pip install torch transformers`) with the same weights; the table has
+both losses and the share of equal tokens. No hypothesis ends early.
 """
 
 import statistics

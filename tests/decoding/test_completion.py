@@ -237,7 +237,7 @@ def test_a_cache_that_grows_changes_nothing(rng, monkeypatch, growths, kind):
         model, source = config.build(9), jnp.zeros((1, 1), jnp.int32)
         stepper, vocab = model.stepper(random_params(rng, model, source, source), 0), 9
     else:
-        changes = WINDOW if "window" in kind else {"position": "rope"}
+        changes = {"position": "rope"} if kind == "int8" else WINDOW
         model, params = make(rng, max_length=80, **changes)
         stepper = DecoderStepper.of(model, params, "int8" if kind == "int8" else "auto")
         vocab = VOCAB
@@ -261,9 +261,52 @@ def test_a_cache_that_grows_changes_nothing(rng, monkeypatch, growths, kind):
     assert list(all_ways()) == got and sum(growths) == grown
 
 
+@struct.dataclass
+class Slots(Chain):
+    """Notes how many tokens are read beyond the slots of the cache, (b, 2): tokens read, and slots."""
+
+    over: list = struct.field(pytree_node=False, default=None)
+
+    def prefill(self, tokens_bt, lengths_b, room, rewound=0):
+        logits_bv, _ = super().prefill(tokens_bt, lengths_b, room)
+        return logits_bv, jnp.zeros((len(lengths_b), 2), jnp.int32).at[:, 1].set(room)
+
+    def grow(self, cache, more, rewound=0):
+        return cache.at[:, 1].add(more)
+
+    def step(self, tokens_b, cache):
+        logits_bnv, cache = self.extend(tokens_b[:, None], cache)
+        return logits_bnv[:, 0], cache
+
+    def extend(self, tokens_bn, cache):
+        cache = self.rewind(cache, -tokens_bn.shape[1])
+        jax.debug.callback(lambda beyond: self.over.append(int(beyond)), jnp.max(cache[:, 0] - cache[:, 1]))
+        return self.table_nv[tokens_bn], cache
+
+    def rewind(self, cache, n):
+        return cache.at[:, 0].add(-n)
+
+
+@pytest.mark.parametrize("drafted", [0, 1, 4])
+def test_nothing_is_read_beyond_the_cache(rng, monkeypatch, growths, drafted):
+    """However many drafted tokens are accepted at once."""
+    monkeypatch.setattr(completion, "FIRST_ROOM", 12)
+    table, over = chain(rng, 12, scale=1.0).table_nv, []
+    config = DecodingConfig(max_new_tokens=90, temperature=1.0, num_samples=12)
+    model, draft = Slots(table, over=over), chain(rng, 12, scale=1.0)
+    # A draft that knows most of what the target does: any number of its tokens is accepted.
+    near = Slots(0.8 * table + 0.2 * draft.table_nv, over=over)
+    stepper = SpeculativePair(model, near, draft_tokens=drafted) if drafted else model
+    for finished in (None, lambda prompt, new: False):
+        texts = sampled(stepper, [[1]], config, eos_id=-1, longest=200, finished=finished, batch_size=1)
+        assert {len(text) for samples in texts for text in samples} == {90}
+    jax.effects_barrier()
+    assert len(over) > 40 and max(over) <= 0 and len(growths) >= 6
+
+
 def test_a_cache_grows_only_for_texts_that_go_on(growths):
     config = DecodingConfig(max_new_tokens=1_000, temperature=0.0)
-    for end, sizes in (3, []), (5, [19]), (30, [19, 38]):
+    for end, sizes in (3, []), (5, [3]), (30, [3, 6, 12, 24]):
         growths.clear()
         (((*text,),),) = sampled(cycle(200), [[0]], config, eos_id=end, longest=2_000)
         assert text == [*range(1, end)] and growths == sizes
@@ -271,7 +314,7 @@ def test_a_cache_grows_only_for_texts_that_go_on(growths):
     growths.clear()
     config = DecodingConfig(max_new_tokens=30, temperature=0.0)
     sampled(cycle(200), [[0]], config, eos_id=150, longest=2_000)
-    assert growths == [19, 8]
+    assert growths == [3, 6, 12, 6]
 
 
 def test_a_stream_gives_what_the_whole_gives_token_by_token(rng):

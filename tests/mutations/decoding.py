@@ -91,9 +91,10 @@ EDITS = {
             "further_ends_do_not_end": (" or token in window.further", ""),
             "window_one_more": ("self.length + 1 - read", "self.length + 2 - read"),
             "cache_grows_too_late": (
-                "if capacity < min(index + n, room):",
-                "if capacity < min(index, room):",
+                "while capacity < min(index + n, room):",
+                "while capacity < min(index, room):",
             ),
+            "cache_grows_once": ("while capacity < ", "if capacity < "),
             "cache_grows_for_nothing": ("min(room, FIRST_ROOM)", "room"),
             "first_half_kept": (
                 "return tokens[-(max(window.length // 2, 1) if self.new else window.length) :]",

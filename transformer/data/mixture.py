@@ -95,10 +95,6 @@ class CountedRows:
     def __len__(self) -> int:
         return sum(map(len, self._rows))
 
-    def batch(self, rows: np.ndarray) -> HostBatch:
-        """Not known without the order of the mixture."""
-        raise NotImplementedError
-
 
 class Mixture:
     """The documents of several sources, by the key `sources`: source -> weight.
@@ -195,7 +191,7 @@ class Mixture:
         weights = [*self.weights.values()]
         if not options.get("repeat"):
             return PartsInTurn(parts, weights)
-        rows = CountedRows([part.rows for part in parts.values()])
+        rows: Any = CountedRows([part.rows for part in parts.values()])  # `batch_at` asks the parts for them
         workers = self.config.workers
         return MixedLoader(rows, batch_size, parts=parts, weights=weights, workers=workers, **options)
 

@@ -36,7 +36,8 @@ class BeamConfig(Bounded):
 
 
 FIRST_ROOM = 64
-"""New tokens that a cache has room for at first; when it is full, four times as many."""
+"""New tokens that a cache has room for at first; when it is full, four times as many. More sizes would take
+longer to compile: there is a loop for each, also for those that no text is long enough for."""
 
 
 @functools.partial(jax.jit, static_argnames=("beam_size", "max_new_tokens", "n_best"))

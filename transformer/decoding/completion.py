@@ -21,7 +21,7 @@ STOP_CHECK_EVERY = 16
 """Tokens that are drawn between two checks for stop strings."""
 
 FIRST_ROOM = 256
-"""New tokens that a cache has room for at first. When it is full its size doubles: a step reads the whole
+"""New tokens that a cache has room for at first; when it is full, twice as many. A step reads the whole
 cache, and many texts end long before their limit."""
 
 
@@ -173,11 +173,11 @@ class TextGenerator:
         rngs_b = _row_rngs(rng, *np.array([text.number for text in group], np.uint32).T)
         views = [text.view(window) for text in group]
         limits = [window.room(len(view), t.limit - len(t.new)) for view, t in zip(views, group, strict=True)]
-        padded, capacity = generation.pad(views, window.length, window.eos_id), min(room, FIRST_ROOM)
+        capacity = min(room, FIRST_ROOM)
         n = min(at_once, capacity - 1)
         state = generation.begin(
             self.stepper,
-            *padded,
+            *generation.pad(views, window.length, window.eos_id),
             rngs_b,
             room=capacity,
             limits_b=np.array(limits, np.int32),
@@ -196,8 +196,8 @@ class TextGenerator:
             if np.all(ended_b | on_host(state.done_b)):
                 return
             state = dataclasses.replace(state, done_b=jnp.asarray(ended_b) | state.done_b)
-            if capacity < min(index + n, room):
-                more = min(room - capacity, padded[0].shape[1] + capacity)
+            while capacity < min(index + n, room):  # twice after many drafted tokens
+                more = min(room, 2 * capacity) - capacity
                 state, capacity = generation.grow(self.stepper, state, more=more), capacity + more
             new_bn, state = advance(self.stepper, state, rngs_b, n=n, **options)
 

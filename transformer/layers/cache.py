@@ -140,7 +140,8 @@ class Cache:
                 raise UserError("no token can be taken back from the state of a recurrent layer")
             return layer
 
-        layers, added = tuple(map(grown, self.layers, reaches)), ((0, 0), (0, 0), (0, slots - self.slots))
+        added, layers = ((0, 0), (0, 0), (0, slots - self.slots)), tuple(map(grown, self.layers, reaches))
+        # What is added is set by `own` before it is read.
         ancestors_mrs = None if self.ancestors_mrs is None else jnp.pad(self.ancestors_mrs, added)
         return dataclasses.replace(self, layers=layers, slots=slots, ancestors_mrs=ancestors_mrs)
 

@@ -52,6 +52,9 @@ class Experiment(ABC):
     measures: Callable[[bool, bool], Any] | None = None
     """`measures(norms, attention)` is a flax method interceptor that sows measurements of the layers as terms
     of `loss`, with a method `finished(name, value)` (see `transformer.layers.measures.Measures`)."""
+    cut: Callable[[dict[str, np.ndarray], int], dict[str, np.ndarray]] | None = None
+    """`cut(batch, length)` cuts the rows of a batch into rows of `length` tokens, if the config's `scheduled`
+    has "sequence_length"."""
 
     @abstractmethod
     def init(self, rng: jax.Array) -> Any:
@@ -118,11 +121,6 @@ class Experiment(ABC):
     def blank(self) -> dict[str, np.ndarray] | None:
         """A row of padding, stacked, if its shapes are known without data."""
         return self.data.blank() if hasattr(self.data, "blank") else None
-
-    def cut(self, batch: dict[str, np.ndarray], length: int) -> dict[str, np.ndarray]:
-        """The rows of a batch cut into rows of `length` tokens, if the config's `scheduled` has
-        "sequence_length"."""
-        raise NotImplementedError
 
     def batch_shapes(self) -> dict[str, jax.ShapeDtypeStruct]:
         """The shapes and types of a training batch over all processes; those of the first one, where there is
