@@ -317,7 +317,7 @@ def shapes(tree) -> list:
 
 
 @pytest.mark.parametrize("config", [
-    pytest.param(name, marks=[] if name in ("lm.py", "vision.py") else pytest.mark.thorough)
+    pytest.param(name, marks=[] if name == "lm.py" else pytest.mark.thorough)
     for name in ONE_OF_EACH
 ])  # fmt: skip
 def test_the_tiny_preset_trains_saves_evaluates_and_predicts(monkeypatch, capfd, tmp_path, config):

@@ -114,6 +114,7 @@ def test_the_loss_of_cut_rows_is_that_of_the_model_called_on_each(source):
         run.experiment.model.vocab_size,
     )
     assert stage.experiment.model == model
+    apply = jax.jit(model.apply)
     total, count = 0.0, 0.0
     for row, piece in itertools.product(range(16), range(4)):
         at = slice(8 * piece, 8 * piece + 8)
@@ -123,7 +124,7 @@ def test_the_loss_of_cut_rows_is_that_of_the_model_called_on_each(source):
         places = np.arange(8)
         starts = [next(j for j in places if segments[0, j] == segments[0, i]) for i in places]
         inputs = {"segments_bt": segments, "positions_bt": jnp.asarray(places - starts)[None]}
-        logits = model.apply({"params": params}, tokens, **inputs)[..., : model.vocab_size]
+        logits = apply({"params": params}, tokens, **inputs)[..., : model.vocab_size]
         losses = optax.softmax_cross_entropy_with_integer_labels(logits, targets)
         total, count = total + float(jnp.sum(losses * weights)), count + float(weights.sum())
     np.testing.assert_allclose(float(metrics["loss"].mean), total / count, rtol=1e-5)
@@ -215,6 +216,7 @@ def test_other_runs_train_in_stages(tmp_path, config, name):
     assert measurements(tmp_path / "run")[0][f"train/{name}"] == 8
 
 
+@pytest.mark.thorough
 def test_a_run_goes_on_with_more_devices_than_its_first_batches_had_rows(capfd, tmp_path, source):
     """Which they must divide only until these are past."""
     keys = ("train.batch_size=24", "train.keep_last=9")

@@ -80,16 +80,18 @@ def test_what_is_not_finite_stays_in_its_group(size, rng):
 
 
 def test_blocks_have_every_row_once(rng):
-    for _ in range(200):
-        groups, size = rng.integers(1, 9), 2 ** rng.integers(0, 5)
-        sizes = rng.multinomial(rng.integers(1, 60), rng.dirichlet(np.full(groups, 0.5)))
-        n, blocks = sum(sizes), Blocks.of(jnp.array(sizes, jnp.int32), sum(sizes), int(size))
-        owned = []
-        for group, first, end in zip(blocks.groups_j, blocks.firsts_j, blocks.ends_j, strict=True):
-            rows = [*range(int(first), min(int(first) + size, int(end)))]
-            assert first <= n and set(rows) <= set(range(n)[parts(sizes)[group]])
-            owned += rows
-        assert owned == [*range(n)]
+    blocks_of = jax.jit(Blocks.of, static_argnums=(1, 2))
+    for _ in range(12):
+        groups, n, size = rng.integers(1, 9), int(rng.integers(1, 60)), int(2 ** rng.integers(0, 5))
+        for _ in range(20):
+            sizes = rng.multinomial(n, rng.dirichlet(np.full(groups, 0.5)))
+            blocks = jax.device_get(blocks_of(jnp.array(sizes, jnp.int32), n, size))
+            owned = []
+            for group, first, end in zip(blocks.groups_j, blocks.firsts_j, blocks.ends_j, strict=True):
+                rows = [*range(first, min(first + size, end))]
+                assert first <= n and set(rows) <= set(range(n)[parts(sizes)[group]])
+                owned += rows
+            assert owned == [*range(n)]
 
 
 def test_fewer_products_than_all_rows_with_all_kernels(rng):

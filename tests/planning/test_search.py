@@ -1,6 +1,7 @@
 """The search, on CPU devices that are taken for H100s."""
 
 import dataclasses
+import functools
 import json
 import math
 
@@ -45,8 +46,13 @@ def memory(monkeypatch):
 
 
 def planned(overrides):
-    keys = {key.replace(".", "__"): value for key, value in (KEYS | dict(overrides)).items()}
-    return run_of(devices=8, **keys)
+    """The run, opened once for all tests."""
+    return opened(*sorted((KEYS | dict(overrides)).items()))
+
+
+@functools.cache
+def opened(*keys):
+    return run_of(devices=8, **{key.replace(".", "__"): value for key, value in keys})
 
 
 def mesh_of(each):

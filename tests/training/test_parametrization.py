@@ -224,7 +224,7 @@ def step_of(mup, rng, gradient=1.0):
     gradients = jax.tree.map(
         lambda p: jnp.asarray(gradient * rng.choice([-1.0, 1.0], p.shape), p.dtype), params
     )
-    updates, _ = optimizer.update(gradients, optimizer.init(params), params)
+    updates, _ = jax.jit(optimizer.update)(gradients, optimizer.init(params), params)
     return named(params), named(updates)
 
 

@@ -70,6 +70,7 @@ def test_a_resumed_run_leaves_out_lines_that_are_damaged(tmp_path):
     assert whole_lines(path, 2) == [kept[0].decode()]
 
 
+@pytest.mark.thorough
 def test_pictures_are_no_events_where_those_are_left_out(tmp_path):
     arguments = ["--config=configs/translation.py:tiny", f"--workdir={tmp_path}/run"]
     assert launch.main([*arguments, "--config.train.writers=jsonl"]) == 0
