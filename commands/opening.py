@@ -20,7 +20,7 @@ from commands.workdir import Workdir, together
 from experiments import find_experiment
 from transformer.config import from_values, refuse_idle
 from transformer.data.tokenizers import TOKENIZERS, Tokenizer
-from transformer.errors import UserError
+from transformer.errors import MeshError, UserError
 from transformer.training.checkpoint import Step, split_step
 from transformer.training.experiment import Params
 from transformer.training.hooks import Hook
@@ -213,16 +213,18 @@ def resumed(run: Run, folder: Workdir, accept_data: bool) -> Run:
     return forked(run, folder.read_fork())
 
 
-def open_run(folder: Workdir, config: Any, hooks: Sequence[Hook] = ()) -> Run:
+def open_run(
+    folder: Workdir, config: Any, hooks: Sequence[Hook] = (), devices: Sequence[jax.Device] | None = None
+) -> Run:
     """The run of a config, with the folder's tokenizer and labels if it has them, otherwise with the
-    tokenizer of the run that `initialize_from` names; `hooks` are those of `Run`."""
+    tokenizer of the run that `initialize_from` names; `hooks` and `devices` are those of `Run`."""
     kept, source = folder.read_kept(), config.initialize_from
     origin = None if folder.begun else find_hub(source)
     if source and "tokenizer" not in kept:
         theirs = origin.kept if origin else named(source).read_kept()
         kept |= {name: value for name, value in theirs.items() if name == "tokenizer"}
     experiment = find_experiment(config.experiment)(config, **kept)
-    return Run(experiment, config, folder.path, extra_hooks=hooks, origin=origin)
+    return Run(experiment, config, folder.path, extra_hooks=hooks, devices=devices, origin=origin)
 
 
 def find_hub(name: Any) -> Any:
@@ -264,7 +266,8 @@ def _blank(vocab_size: int) -> Tokenizer:
 
 
 def reopen_run(workdir: str | os.PathLike, overrides: Overrides = ()) -> Run:
-    """The run in a folder.
+    """The run in a folder, on the devices that are here: where the mesh that it was trained on does not fit
+    them, and no other is given, on `devices_here.nearest`.
 
     Raises:
       UserError: no run, no checkpoint, or an override of a key that concerns training only.
@@ -275,7 +278,15 @@ def reopen_run(workdir: str | os.PathLike, overrides: Overrides = ()) -> Run:
         raise UserError(f"--workdir: {folder.path} has no checkpoints yet; train first")
     if over := [key for key, _ in overrides if key.startswith(OVER) and key not in STILL]:
         raise UserError(f"--config.{over[0]}: it concerns training, and does not change a trained model")
-    return open_run(folder, check_config(values, overrides))
+    config = check_config(values, overrides)
+    try:
+        return open_run(folder, config)
+    except MeshError as error:
+        if jax.process_count() > 1 or any(key.startswith("parallel.mesh") for key, _ in overrides):
+            raise
+        from commands import devices_here
+
+        return open_run(folder, *devices_here.nearest(config, error))
 
 
 def chosen(run: Run, workdir: str | os.PathLike, step: Step | None = None) -> Step:

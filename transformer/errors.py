@@ -1,4 +1,4 @@
-"""`UserError`, the exception for mistakes of the user, and errors after which training may go on."""
+"""`UserError`, the exception for mistakes of the user, and errors after which work may go on."""
 
 import difflib
 from collections.abc import Iterable
@@ -11,6 +11,10 @@ class UserError(ValueError):
 
 class Recoverable(UserError):
     """What ended training can be set right in the run's folder, so that the same command goes on."""
+
+
+class MeshError(UserError):
+    """The devices that a config asks for are not those of this machine, or do not divide its batches."""
 
 
 class StorageError(Exception):

@@ -74,47 +74,34 @@ def read_backend(path: Path) -> tokenizers.Tokenizer:
         raise UserError(f"{path}: not a tokenizer.json ({str(error).splitlines()[0]})") from None
 
 
-def special_in(path: Path, backend: tokenizers.Tokenizer) -> dict[str, str]:
-    """Role -> name of the special tokens that a `tokenizer_config.json` names and the tokenizer has; {} if
-    there is no such file.
+def settings_beside(file: Path) -> dict[str, Any]:
+    """What stands beside a `tokenizer.json`: the values of a `tokenizer_config.json`, with the chat template
+    of a `chat_template.jinja`; {} if there is neither.
 
     Raises:
-      UserError: it is no JSON object.
+      UserError: one of them cannot be read, or the first is no JSON object.
     """
-    if not path.is_file():
-        return {}
+    path, template = file.with_name(NAMES), file.with_name(TEMPLATE)
     try:
-        given = json.loads(path.read_text(encoding="utf-8"))
+        given = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+        own = {"chat_template": template.read_text(encoding="utf-8")} if template.is_file() else {}
     except (OSError, ValueError, RecursionError) as error:
-        raise UserError(f"{path}: not readable as JSON ({str(error)[:160]})") from None
+        raise UserError(f"{path} or {TEMPLATE} beside it: not readable ({str(error)[:160]})") from None
     if not isinstance(given, dict):
         raise UserError(f"{path}: a JSON {type(given).__name__}; expected an object, {{...}}")
-    # Some name a token as {"content": "<s>", ...}, with how it is stripped.
-    names = {
-        role: each["content"] if isinstance(each := given.get(role), dict) and "content" in each else each
-        for role in ROLES
-    }
-    return {
-        role: name
-        for role, name in names.items()
-        if isinstance(name, str) and backend.token_to_id(name) is not None
-    }
+    return given | own
 
 
-def template_beside(file: Path) -> str:
-    """The chat template beside a `tokenizer.json`; "" if there is none.
-
-    Raises:
-      UserError: it cannot be read.
-    """
-    settings, template = file.with_name(NAMES), file.with_name(TEMPLATE)
-    try:
-        if template.is_file():
-            return template.read_text(encoding="utf-8")
-        found = json.loads(settings.read_text(encoding="utf-8")) if settings.is_file() else {}
-    except (OSError, ValueError, RecursionError) as error:
-        raise UserError(f"{template} or {settings.name} beside it: not readable ({error})") from None
-    return chat_template_in(found)
+def special_in(settings: Mapping[str, Any], backend: tokenizers.Tokenizer) -> dict[str, str]:
+    """Role -> name of the special tokens that the values of a `tokenizer_config.json` name and the tokenizer
+    has."""
+    found = {}
+    for role in ROLES:
+        name = settings.get(role)
+        name = name.get("content") if isinstance(name, dict) else name  # with how the token is stripped
+        if isinstance(name, str) and backend.token_to_id(name) is not None:
+            found[role] = name
+    return found
 
 
 def chat_template_in(settings: Any) -> str:
@@ -205,10 +192,11 @@ class Tokenizer:
         """
         file = Path(path).expanduser()
         backend = read_backend(file)
-        special = special_in(file.with_name(NAMES), backend)
+        settings = settings_beside(file)
+        special = special_in(settings, backend)
         targets = cls(read_backend(other), special) if (other := file.with_name(TARGETS)).is_file() else None
         found = cls(backend, special, targets)
-        found.chat_template = template_beside(file)
+        found.chat_template = chat_template_in(settings)
         return found
 
     def save(self, path: str | os.PathLike) -> None:

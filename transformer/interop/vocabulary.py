@@ -13,9 +13,10 @@ from transformer.data.tokenizers import (
     ROLES,
     TARGETS,
     Tokenizer,
+    chat_template_in,
     read_backend,
+    settings_beside,
     special_in,
-    template_beside,
 )
 from transformer.errors import UserError
 from transformer.interop.json_files import read_object
@@ -45,12 +46,12 @@ def read_tokenizer(folder: Path, config: Mapping[str, Any]) -> Tokenizer:
     ids = {role: _first(config.get(f"{role}_id")) for role in ROLES}
     named = {role: backend.id_to_token(i) for role, i in ids.items() if i is not None}
     special = {role: name for role, name in named.items() if name is not None}
-    special |= special_in(folder / NAMES, backend)
+    special |= special_in(settings := settings_beside(folder / "tokenizer.json"), backend)
     if (start := _first(config.get(DECODER_START))) is not None and (name := backend.id_to_token(start)):
         special["bos_token"] = name  # of encoder-decoders, whose sources have no start token
     targets = None if of_targets is None else Tokenizer(of_targets, special)
     tokenizer = Tokenizer(backend, special, targets)
-    tokenizer.chat_template = template_beside(folder / "tokenizer.json")
+    tokenizer.chat_template = chat_template_in(settings)
     size = config.get("vocab_size")
     if type(size) is int and tokenizer.vocab_size > size:
         raise UserError(

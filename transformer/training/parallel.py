@@ -20,7 +20,7 @@ from jax.experimental import mesh_utils
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from transformer.config import Bound, Bounded, OneOf, Positive
-from transformer.errors import UserError
+from transformer.errors import MeshError, UserError
 
 Rules = Sequence[tuple[str, str | tuple[str, ...] | None]]
 
@@ -104,17 +104,17 @@ def make_mesh(config: MeshConfig, devices: Sequence[jax.Device] | None = None) -
     neighbours in the mesh where its shape allows that.
 
     Raises:
-      UserError: the product of the sizes is not the number of devices, or `slice` not the number of slices.
+      MeshError: the product of the sizes is not the number of devices, or `slice` not the number of slices.
     """
     devices = jax.devices() if devices is None else devices
     slices = len({_slice(device) for device in devices})
     sizes = {axis: getattr(config, axis) for axis in AXES} | {"slice": config.slice or slices}
     if sizes["slice"] != slices and slices > 1:
-        raise UserError(f"parallel.mesh.slice: {config.slice}; devices are in {slices} slices, expected 0")
+        raise MeshError(f"parallel.mesh.slice: {config.slice}; devices are in {slices} slices, expected 0")
     given = math.prod(size for size in sizes.values() if size != -1)
     if len(devices) % given or (-1 not in sizes.values() and given != len(devices)):
         why = f"does not divide the {len(devices)} devices; data -1 with all others 1 fits any number"
-        raise UserError(f"parallel.mesh: {_described(sizes)} {why}")
+        raise MeshError(f"parallel.mesh: {described(sizes)} {why}")
     shape = tuple(len(devices) // given if size == -1 else size for size in sizes.values())
     arranged = _arranged(shape, devices, slices)
     return Mesh(arranged, tuple(sizes), axis_types=(AxisType.Auto,) * len(sizes))
@@ -135,7 +135,8 @@ def _slice(device: jax.Device) -> int:
     return getattr(device, "slice_index", 0) if device.platform == "tpu" else 0
 
 
-def _described(sizes: Mapping[str, int]) -> str:
+def described(sizes: Mapping[str, int]) -> str:
+    """The sizes of a mesh in one line, without a single slice."""
     return " x ".join(f"{axis} {n}" for axis, n in sizes.items() if axis != "slice" or n > 1)
 
 
@@ -279,13 +280,13 @@ def put_batch(batch: Mapping[str, np.ndarray], sharding: NamedSharding) -> dict[
 
 
 def check_batch_size(key: str, batch_size: int, mesh: Mesh, microbatches: int) -> None:
-    """Raises `UserError` if devices times microbatches do not divide the batch size."""
+    """Raises `MeshError` if devices times microbatches do not divide the batch size."""
     sizes = {axis: mesh.shape[axis] for axis in ROWS}
     parts = math.prod(sizes.values()) * microbatches
     if batch_size % parts:
-        raise UserError(
+        raise MeshError(
             f"{key}: {batch_size} is not a multiple of {parts} = "
-            f"{_described(sizes)} devices x {microbatches} microbatches"
+            f"{described(sizes)} devices x {microbatches} microbatches"
         )
 
 
