@@ -45,11 +45,11 @@ class Arm:
 
     def values(self, **keys: Any) -> dict[str, Any]:
         """The checked values of its config, with further keys, "train__steps"."""
-        from commands.opening import check_config, read_config
+        from commands.settings import check_config_to_train
         from transformer.config import to_values
 
         try:
-            return to_values(check_config(read_config(self.config), [*self.keys, *_overrides(keys)]))
+            return to_values(check_config_to_train(self.config, [*self.keys, *_overrides(keys)]))
         except UserError as error:
             raise UserError(f"--{self.name}: {error}") from None
 
@@ -179,9 +179,9 @@ def match(flags: argparse.Namespace, a: Arm, b: Arm) -> None:
 
 def of_a_step(flags: argparse.Namespace, arm: Arm) -> float:
     """The tokens, FLOPs or seconds of one step."""
-    from commands.opening import open_without_data, read_config
+    from commands.opening import open_without_data, read_to_train
 
-    run = open_without_data(read_config(arm.config), arm.keys)
+    run = open_without_data(read_to_train(arm.config, arm.keys), arm.keys)
     if run.config.train.until:
         raise UserError(f"--basis: {flags.basis}, but the steps of {arm.name} differ by config.train.until")
     tokens = run.config.train.batch_size * run.experiment.tokens_per_example

@@ -23,9 +23,10 @@ def add_flags(parser: Any) -> None:
 
 def run(flags: argparse.Namespace, overrides: "Overrides") -> int:
     """Prints `model.d_model = 192  # default: 256` for each key."""
-    from commands.opening import check_config, named, read_config
+    from commands.opening import check_config, named, read_to_train
 
-    values = read_config(flags.config) if flags.config else named(flags.workdir).read_config()
+    folder = None if flags.config else named(flags.workdir)
+    values = read_to_train(folder.read_config() if folder else flags.config, overrides, folder)
     config = check_config(values, overrides)
     for key, value in keys_of(config):
         line = f"{key.name} = {value!r}"
@@ -36,9 +37,9 @@ def run(flags: argparse.Namespace, overrides: "Overrides") -> int:
 
 def explain(config_file: str, overrides: "Overrides") -> None:
     """Prints all keys of a config file with defaults, differing values and meanings."""
-    from commands.opening import check_config, read_config
+    from commands.opening import check_config, read_to_train
 
-    config = check_config(read_config(config_file), overrides)
+    config = check_config(read_to_train(config_file, overrides), overrides)
     print(f"\nkeys of {config_file}: default (value here, if it differs)  # meaning")
     for key, value in keys_of(config):
         shown = f"  --config.{key.name}={key.default!r}" + (f" ({value!r})" if value != key.default else "")

@@ -1,6 +1,7 @@
 """Opens runs: a config file or a folder's config -> values -> checked config -> experiment -> `Run`."""
 
 import ast
+import contextlib
 import copy
 import dataclasses
 import functools
@@ -47,6 +48,9 @@ ROOT = Path(__file__).resolve().parent.parent
 
 Overrides = Iterable[tuple[str, str]]
 """Config keys and their values as text: ("model.num_layers", "4")."""
+
+Values = dict[str, Any]
+"""The values of a config as nested dictionaries."""
 
 ConfigSource = str | Mapping[str, Any]
 """A config file, "file.py" or "file.py:preset", or the values, such as a `ConfigDict`."""
@@ -124,16 +128,12 @@ def _parse(text: str, default: Any) -> Any:
         value = _parse(text, None)
         single = value if isinstance(value, dict) else text
         return value if isinstance(value, (list, tuple)) else [single]
-    for read in (ast.literal_eval, json.loads):  # as Python or as JSON writes it
-        try:
-            value = read(text)
-            break
-        except (ValueError, SyntaxError):
-            continue
-    else:
-        return text
-    whole = isinstance(default, int) and isinstance(value, float) and value.is_integer()
-    return int(value) if whole else value
+    found: Any = text
+    for read in (json.loads, ast.literal_eval):  # as JSON writes it or, where both can read it, Python
+        with contextlib.suppress(ValueError, SyntaxError):
+            found = read(text)
+    whole = isinstance(default, int) and isinstance(found, float) and found.is_integer()
+    return int(found) if whole else found
 
 
 def _plain(value: Any) -> Any:
@@ -147,9 +147,16 @@ def check_config(values: dict[str, Any], overrides: Overrides = ()) -> Any:
     return from_values(find_experiment(values.get("experiment")).Config, values)
 
 
-def inherit(values: dict[str, Any], folder: Workdir) -> dict[str, Any]:
-    """The values, with the architecture of the run that `initialize_from` names, or of the folder's own run
-    once it has begun, so that a config need not repeat it."""
+def read_to_train(config: ConfigSource, overrides: Overrides = (), folder: Workdir | None = None) -> Values:
+    """`read_config`, with the architecture of the run that `initialize_from` names, or of the folder's own
+    run once it has begun, so that a config need not repeat it; `check_config` with the overrides lets these
+    win over it."""
+    values = read_config(config, overrides)
+    return inherit(values, folder) if values.get("initialize_from") else values
+
+
+def inherit(values: Values, folder: Workdir | None) -> Values:
+    """The values with an inherited architecture (see `read_to_train`)."""
     if isinstance(values.get("model"), dict):
         theirs = _model_of(folder, values["initialize_from"])
         values["model"] |= {
@@ -158,13 +165,14 @@ def inherit(values: dict[str, Any], folder: Workdir) -> dict[str, Any]:
     return values
 
 
-def _model_of(folder: Workdir, origin: Any) -> Mapping[str, Any]:
-    if not folder.begun and (hub := find_hub(origin)):
+def _model_of(folder: Workdir | None, origin: Any) -> Mapping[str, Any]:
+    begun = folder if folder and folder.begun else None
+    if not begun and (hub := find_hub(origin)):
         return hub.values["model"]
     try:
-        return (folder if folder.begun else named(origin)).read_config().get("model", {})
+        return (begun or named(origin)).read_config().get("model", {})
     except UserError as error:
-        key = "--workdir" if folder.begun else "config.initialize_from"
+        key = "--workdir" if begun else "config.initialize_from"
         raise UserError(str(error).replace("--workdir", key, 1)) from None
 
 
@@ -179,10 +187,7 @@ def open_to_train(
         that has trained for more steps than the config says; processes with different configs or data.
     """
     with together():
-        values = read_config(config or folder.read_config(), overrides)
-        if values.get("initialize_from"):
-            values = inherit(values, folder)
-        frozen = check_config(values, overrides)  # overrides win over inherited keys
+        frozen = check_config(read_to_train(config or folder.read_config(), overrides, folder), overrides)
         if folder.path.exists():
             folder.check(frozen)
         trained = folder.trained_steps()
@@ -191,7 +196,7 @@ def open_to_train(
     if jax.process_count() > 1:
         consistency.check_config(frozen)
     with together():
-        run = open_run(folder, frozen, hooks)
+        run = open_run(folder, frozen, extra_hooks=hooks)
         if trained:
             run = resumed(run, folder, accept_data)
         run.prepare()
@@ -213,18 +218,16 @@ def resumed(run: Run, folder: Workdir, accept_data: bool) -> Run:
     return forked(run, folder.read_fork())
 
 
-def open_run(
-    folder: Workdir, config: Any, hooks: Sequence[Hook] = (), devices: Sequence[jax.Device] | None = None
-) -> Run:
+def open_run(folder: Workdir, config: Any, devices: Sequence[jax.Device] | None = None, **more: Any) -> Run:
     """The run of a config, with the folder's tokenizer and labels if it has them, otherwise with the
-    tokenizer of the run that `initialize_from` names; `hooks` and `devices` are those of `Run`."""
+    tokenizer of the run that `initialize_from` names; `devices` and `more` are those of `Run`."""
     kept, source = folder.read_kept(), config.initialize_from
     origin = None if folder.begun else find_hub(source)
     if source and "tokenizer" not in kept:
         theirs = origin.kept if origin else named(source).read_kept()
         kept |= {name: value for name, value in theirs.items() if name == "tokenizer"}
-    experiment = find_experiment(config.experiment)(config, **kept)
-    return Run(experiment, config, folder.path, extra_hooks=hooks, devices=devices, origin=origin)
+    make = find_experiment(config.experiment)
+    return Run(make(config, **kept), config, folder.path, origin=origin, devices=devices, **more)
 
 
 def find_hub(name: Any) -> Any:
@@ -282,11 +285,9 @@ def reopen_run(workdir: str | os.PathLike, overrides: Overrides = ()) -> Run:
     try:
         return open_run(folder, config)
     except MeshError as error:
-        if jax.process_count() > 1 or any(key.startswith("parallel.mesh") for key, _ in overrides):
-            raise
         from commands import devices_here
 
-        return open_run(folder, *devices_here.nearest(config, error))
+        return open_run(folder, *devices_here.nearest(config, overrides, error))
 
 
 def chosen(run: Run, workdir: str | os.PathLike, step: Step | None = None) -> Step:

@@ -90,14 +90,18 @@ def check(flags: argparse.Namespace) -> None:
 
 def opener(flags: argparse.Namespace) -> "Callable[[Overrides], Run]":
     """The function from config keys to the run to plan, on devices that are described once."""
-    from commands.opening import named, open_without_data, read_config
+    from commands.opening import named, open_without_data, read_to_train
     from transformer.planning import hardware
 
     devices = hardware.described(flags.topology, flags.slices) if flags.topology else None
     folder = None if flags.config else named(flags.workdir)
-    values = read_config(flags.config) if folder is None else folder.read_config()
+    given = flags.config if folder is None else folder.read_config()
     kept = {} if folder is None else folder.read_kept()
-    return lambda overrides: open_without_data(values, overrides, kept, devices)
+
+    def planned(overrides: "Overrides") -> "Run":
+        return open_without_data(read_to_train(given, overrides, folder), overrides, kept, devices)
+
+    return planned
 
 
 def search(flags: argparse.Namespace, planned: "Callable[[Overrides], Run]", overrides: "Overrides") -> int:

@@ -1,11 +1,12 @@
-"""What a sweep and a search make runs of: flags, keys for all runs, and the setting of each."""
+"""What a command makes runs of that it trains: flags, keys for all runs, and the setting of each."""
 
 import argparse
 from pathlib import Path
+from typing import Any
 
 from commands.jobs import Job
-from commands.opening import Overrides, check_config, read_config
-from transformer.config import to_values
+from commands.opening import ConfigSource, Overrides, check_config, read_to_train
+from transformer.config import refuse_idle, to_values
 from transformer.errors import UserError
 from transformer.sweep import Setting, as_overrides
 
@@ -24,10 +25,21 @@ def refuse_twice(given: Overrides, setting: Setting, what: str) -> None:
         raise UserError(f"--config.{min(twice)}: it is a key of the {what} too")
 
 
+def check_config_to_train(config: ConfigSource, overrides: Overrides) -> Any:
+    """The checked, frozen config of a run that is to be trained in a folder of its own.
+
+    Raises:
+      UserError: an impossible config, or a key without effect that was changed.
+    """
+    frozen = check_config(read_to_train(config, overrides), overrides)
+    refuse_idle(frozen)
+    return frozen
+
+
 def make_job(flags: argparse.Namespace, given: Overrides, name: str, setting: Setting) -> Job:
     """The run with the keys that are given for all and those of its setting. Raises `UserError` for bad keys
     or values."""
     keys = [*given, *as_overrides(setting)]
-    config, folder = check_config(read_config(flags.config), keys), Path(flags.workdir) / name
+    config, folder = check_config_to_train(flags.config, keys), Path(flags.workdir) / name
     arguments = [f"--workdir={folder}", f"--config={flags.config}", *(f"--config.{k}={v}" for k, v in keys)]
     return Job(name, folder, arguments, to_values(config))

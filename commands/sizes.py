@@ -77,10 +77,11 @@ class Family:
         """
         import jax
 
-        from commands.opening import open_without_data, read_config
+        from commands.opening import open_without_data, read_to_train
 
         keys = self.keys(depth)
-        run = open_without_data(read_config(self.config), [*self.overrides, *_as_text(keys)])
+        overrides = [*self.overrides, *_as_text(keys)]
+        run = open_without_data(read_to_train(self.config, overrides), overrides)
         if run.config.train.until:
             raise UserError("--config.train.until: budgets of --mode=scaling are shared by equal steps")
         params = run.abstract.params
@@ -113,11 +114,10 @@ class Family:
 
     def values(self, keys: Keys) -> dict[str, Any]:
         """The checked values of the config with further keys."""
-        from commands.opening import check_config, read_config
+        from commands.settings import check_config_to_train
         from transformer.config import to_values
 
-        overrides = [*self.overrides, *_as_text(keys)]
-        return to_values(check_config(read_config(self.config), overrides))
+        return to_values(check_config_to_train(self.config, [*self.overrides, *_as_text(keys)]))
 
     def job(self, workdir: str, size: Size, budget: float, seed: int) -> "Job":
         """The run of a size for a budget.

@@ -77,14 +77,15 @@ def write(run: Run, step: Step, folder: Path, flags: argparse.Namespace) -> str:
         raise UserError(f"--length, --room: {needed} tokens; the model reads {most} (model.max_length)")
     params = jax.device_get(run.restore_params(step))  # whole, and of no mesh
     platforms = [each for each in flags.platforms.split(",") if each]
-    programs = export(experiment.stepper(params), flags.batch, flags.length, flags.room, platforms)
+    stepper = experiment.stepper(params)
+    programs = export(stepper, flags.batch, flags.length, flags.room, platforms)
     folder.mkdir(parents=True)
     (folder / "prefill.stablehlo").write_bytes(programs.prefill)
     (folder / "step.stablehlo").write_bytes(programs.step)
     named: dict[str, Any] = programs.weights
     np.savez(folder / "weights.npz", **named)
     tokenizer.save(folder / "tokenizer.json")
-    ids = {"bos_id": tokenizer.bos_id, "eos_id": tokenizer.eos_id, "vocab_size": tokenizer.vocab_size}
+    ids = {"bos_id": tokenizer.bos_id, "eos_id": tokenizer.eos_id, "vocab_size": stepper.vocab_size}
     write_json(
         folder / "signature.json",
         {
@@ -97,7 +98,7 @@ def write(run: Run, step: Step, folder: Path, flags: argparse.Namespace) -> str:
             "weights": {name: each.dtype.name for name, each in named.items()},
             "prefill": "(weights, tokens int32 [batch, length] padded on the right, lengths int32 [batch])",
             "step": "(weights, tokens int32 [batch], cache)",
-            "both return": "(logits float32 [batch, vocabulary], cache)",
+            "both return": "(logits float32 [batch, vocab_size], cache)",
         },
         indent=1,
     )

@@ -211,7 +211,7 @@ def write(path: Path, rows: Sequence[Row], metric: str, table: Sequence[Sequence
         ]
         write_page(path, metric, table, [(label(row), row.curves(metric)) for row in rows], runs)
     else:
-        heading, *others = table
+        heading, *others = ([cell.replace("|", r"\|") for cell in line] for line in table)
         ruler = ["---"] * len(heading)
         text = ("| " + " | ".join(line) + " |\n" for line in [heading, ruler, *others])
         path.write_text("".join(text), encoding="utf-8")

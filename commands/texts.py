@@ -1,11 +1,13 @@
 """Input texts and output files of commands, which can be continued after an interruption."""
 
 import contextlib
+import gzip
 import hashlib
 import json
 import os
 import sys
 import time
+import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -110,8 +112,13 @@ def open_input(source: str | None, experiment: Any) -> Input:
 
 
 def lines(source: str | None) -> Iterator[str]:
-    """The lines of a file or of standard input; raises an error with the line number if a line is not
-    UTF-8."""
+    """The lines of a file, packed if its name ends in .gz, or of standard input, as data sources read them:
+    only a line feed ends a line, carriage returns before it and a byte-order mark at the beginning are left
+    out.
+
+    Raises:
+      UserError: it is missing or no whole gzip file, or a line, whose number is given, is not UTF-8.
+    """
     name = source or "standard input"
     if source and not Path(source).exists():
         raise UserError(f"--input: there is no file {source!r}")
@@ -120,13 +127,14 @@ def lines(source: str | None) -> Iterator[str]:
     if not source and sys.stdin.isatty():
         print("Reading one text per line from the keyboard; Ctrl-D ends.", file=sys.stderr)
     try:
-        with open(source or 0, encoding="utf-8", errors="surrogateescape", closefd=bool(source)) as stream:
+        packed = name.endswith(".gz")
+        with gzip.open(name) if packed else open(source or 0, "rb", closefd=bool(source)) as stream:
             for number, line in enumerate(stream, 1):
-                try:
-                    line.encode()
-                except UnicodeEncodeError:
-                    raise UserError(f"--input: {name}:{number} is not UTF-8") from None
-                yield line.rstrip("\r\n")
+                yield line.decode("utf-8-sig" if number == 1 else "utf-8").rstrip("\r\n")
+    except UnicodeDecodeError:
+        raise UserError(f"--input: {name}:{number} is not UTF-8") from None
+    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+        raise UserError(f"--input: {name}: not a whole gzip file ({error})") from None
     except OSError as error:
         raise UserError(f"--input: {name}: {error.strerror}") from None
 

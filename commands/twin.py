@@ -68,15 +68,13 @@ def run(flags: argparse.Namespace, overrides: "Overrides") -> int:
 
 def _open(flags: argparse.Namespace, overrides: "Overrides", place: Path) -> "Run":
     """The run of the config, checked."""
-    from commands.opening import check_config, inherit, open_run, read_config
+    from commands.opening import check_config, open_run, read_to_train
     from commands.workdir import Workdir
     from transformer.config import refuse_idle
     from transformer.interop.folder import family_for
 
-    values, folder = read_config(flags.config, overrides), Workdir(place)
-    if values.get("initialize_from"):
-        values = inherit(values, folder)
-    config = check_config(values, overrides)
+    folder = Workdir(place)
+    config = check_config(read_to_train(flags.config, overrides, folder), overrides)
     refuse_idle(config)
     check_plain(config)
     family_for(config, flags.peer)

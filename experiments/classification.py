@@ -229,9 +229,9 @@ class Classification(Experiment):
         return lines
 
     def example_flags(self) -> list[str]:
-        """The beginning of the first text of the validation split."""
-        first = "\t".join(next(self.data.texts("validation"))[0])
-        return [f"--prompt={first.splitlines()[0][:80]}"]
+        """The beginning of the first line of the validation split that is not only white space."""
+        lines = (line for texts, _ in self.data.texts("validation") for line in "\t".join(texts).splitlines())
+        return [f"--prompt={next(filter(str.strip, lines), '')[:80]}"]
 
     def result_lines(self, measured: dict[str, float]) -> list[str]:
         """The accuracy, and that of always predicting the most frequent label."""

@@ -73,6 +73,24 @@ def test_what_was_found_is_drawn_and_said_also_where_the_best_is_kept(texts, tmp
     assert [*(workdir / "classes").glob("*.png")]
 
 
+@pytest.mark.parametrize(
+    ("first", "prompt"),
+    [
+        (["", " \n", "\n two people\nin town"], " two people"),
+        (["a" * 99], "a" * 80),
+        (["", " \n"], ""),
+    ],
+)
+def test_the_text_to_try_is_one_with_content(texts, tmp_path, first, prompt):
+    path = tmp_path / "validation.jsonl"
+    records = ({"text": text, "label": "schlecht"} for text in first)
+    path.write_text("".join(json.dumps(each) + "\n" for each in records))
+    values = read_config("configs/classification.py:tiny")
+    values["data"] |= {"source": f"jsonl:{texts}", "validation_source": f"jsonl:{path}", "tokenizer": "words"}
+    config = opening.check_config(values)
+    assert find_experiment(config.experiment)(config).example_flags() == [f"--prompt={prompt}"]
+
+
 @pytest.mark.thorough
 def test_evaluate_writes_what_it_predicts_of_a_split(trained, tmp_path, capfd):
     capfd.readouterr()

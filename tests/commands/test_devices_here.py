@@ -53,7 +53,7 @@ def test_the_nearest_mesh_divides_what_the_given_one_divides(rng, here):
         overrides += [(f"{key}.batch_size", str(size)) for key, size in sizes.items()]
         config = opening.check_config(values, [*overrides, ("parallel.microbatches", str(parts))])
         here(number)
-        found, _, devices = devices_here.nearest(config, MeshError("why"))
+        found, devices = devices_here.nearest(config, [], MeshError("why"))
         mesh = parallel.make_mesh(found.parallel.mesh, devices)
         assert all(
             given[axis] % mesh.shape[axis] == 0 for axis in given if axis != "data" and given[axis] > 0

@@ -1,14 +1,17 @@
 """What predict reads and writes: files looked at before a model is loaded, and answers gone on with."""
 
+import gzip
+import os
 from pathlib import Path
 
 import pytest
 
 import launch
-from commands.texts import writing
+from commands.texts import lines, open_input, writing
 from experiments.language_modeling import LanguageModeling
 from tests import runs
 from transformer.data import token_cache
+from transformer.errors import UserError
 from transformer.training.run import Run
 
 pytestmark = pytest.mark.usefixtures("in_root")
@@ -80,6 +83,66 @@ def test_what_may_be_meant_is_said(capfd, tmp_path, classifier):
     out, error = capfd.readouterr()
     assert out.count("\n") == 3 and f"{path}:1 is 'review'; if that is a header, remove it" in error
     assert f"{path}: 1 of 3 lines have tabs, read as part of the text" in error
+
+
+@pytest.mark.parametrize("name", ["texts", "texts.gz", None])
+def test_only_a_line_feed_ends_a_line(tmp_path, name):
+    """In files, packed or not, and in standard input; carriage returns before it and a byte-order mark at the
+    beginning are no text."""
+    data = "\ufeffone\rtwo\r\n\nthr\u2028ee\x0b\x85\n\ufefffour".encode()
+    path = tmp_path / (name or "stdin")
+    path.write_bytes(gzip.compress(data) if path.suffix == ".gz" else data)
+    wanted = ["one\rtwo", "", "thr\u2028ee\x0b\x85", "\ufefffour"]
+    if name:
+        assert list(lines(str(path))) == wanted
+        return
+    before = os.dup(0)
+    try:
+        with path.open("rb") as file:
+            os.dup2(file.fileno(), 0)
+        assert list(lines(None)) == wanted
+    finally:
+        os.dup2(before, 0)
+        os.close(before)
+
+
+def test_a_packed_file_is_answered_line_by_line(capfd, tmp_path, classifier):
+    path, plain = tmp_path / "texts.gz", tmp_path / "texts"
+    path.write_bytes(gzip.compress("\ufeffgood\rfilm\r\nbad plot\r\n".encode()))
+    plain.write_bytes(b"good\rfilm\nbad plot\n")
+    answers = []
+    for each in (plain, path):
+        capfd.readouterr()
+        assert predict(classifier, f"--input={each}") == 0
+        answers.append(capfd.readouterr().out)
+    assert answers[0] == answers[1] and answers[0].count("\n") == 2
+    path.write_bytes(gzip.compress(b"review\tliked\r\ngood\tyes\r\n"))
+    assert predict(classifier, f"--input={path}") == 2
+    assert f"{path}:1 is a header (review, liked); --input=tsv:{path} reads" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("data", "said"),
+    [
+        (b"plain", "not a whole gzip file (Not a gzipped file"),
+        (gzip.compress(b"a line\n" * 99)[:-12], "not a whole gzip file (Compressed file ended"),
+        (gzip.compress(b"a line\n")[:10] + b"\xff" * 99, "not a whole gzip file (Error"),
+        (gzip.compress(b"fine\n\xff\n"), "{}:2 is not UTF-8"),
+        (b"", "{} is empty"),
+    ],
+    ids=["plain", "cut", "overwritten", "latin", "empty"],
+)
+def test_a_broken_packed_file_is_refused_in_one_line(tmp_path, data, said):
+    class Experiment:
+        class data:
+            kinds, lines = ("jsonl",), "jsonl"
+
+    path = tmp_path / "texts.gz"
+    path.write_bytes(data)
+    with pytest.raises(UserError) as error:
+        open_input(str(path), Experiment)
+    message = str(error.value)
+    assert message.startswith(f"--input: {path}") and said.format(path) in message and "\n" not in message
 
 
 def test_a_table_is_read_by_the_names_of_the_run(capfd, tmp_path, classifier, table):

@@ -1,6 +1,7 @@
 """Log-likelihoods of continuations: by full forward passes, by search, and by the loss."""
 
 import functools
+import gzip
 
 import jax
 import jax.numpy as jnp
@@ -164,6 +165,19 @@ def test_the_command_writes_a_line_for_each(capfd, tmp_path, trained):
     assert launch.main([*mode, "--prompt=alpha\t beta"]) == 0
     alone = capfd.readouterr().out.split()  # in a batch of another shape, which rounds otherwise
     assert float(alone[0]) == pytest.approx(float(lines[0][0]), abs=1e-5) and alone[1:] == lines[0][1:]
+
+
+def test_a_packed_file_with_a_byte_order_mark_is_scored(capfd, tmp_path, trained):
+    scores = []
+    for name, pack, text in (
+        ("pairs", bytes, "alpha\\r\t beta\n"),
+        ("pairs.gz", gzip.compress, "\ufeffalpha\r\t beta\r\n"),
+    ):
+        (tmp_path / name).write_bytes(pack(text.encode()))
+        capfd.readouterr()
+        assert launch.main([f"--workdir={trained}", "--mode=score", f"--input={tmp_path / name}"]) == 0
+        scores.append(capfd.readouterr().out)
+    assert scores[0] == scores[1] and scores[0].count("\n") == 1
 
 
 @pytest.mark.parametrize(

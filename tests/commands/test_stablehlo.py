@@ -96,6 +96,28 @@ def test_a_model_that_does_not_generate(tmp_path):
     assert not any(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize(
+    ("config", "keys", "size"),
+    [
+        ("lm", [("data.tokenizer", "bytes"), ("model.vocab_size", "300")], 300),
+        ("lm", [("data.tokenizer", "bytes"), ("model.vocab_multiple", "100")], 257),
+        ("translation", [("data.tokenizer", "bytes"), ("model.vocab_size", "300")], 300),
+        ("rnn_translation", [("data.tokenizer", "bytes"), ("model.vocab_multiple", "100")], 257),
+    ],
+)
+def test_the_size_of_the_vocabulary_is_that_of_the_logits(config, keys, size, tmp_path, monkeypatch):
+    """Which have no padding, and may have more tokens than the tokenizer."""
+    run = opening.open_without_data(opening.read_config(f"configs/{config}.py:tiny"), keys)
+    params = meta.unbox(run.init(jax.random.key(0)))
+    monkeypatch.setattr(run, "restore_params", lambda step: params)
+    flags = argparse.Namespace(batch=2, length=4, room=4, platforms="")
+    stablehlo.write(run, "latest", tmp_path / "model", flags)
+    for name in ("prefill", "step"):
+        program = jax.export.deserialize(bytearray((tmp_path / f"model/{name}.stablehlo").read_bytes()))
+        assert program.out_avals[0].shape == (2, size)
+    assert json.loads((tmp_path / "model" / "signature.json").read_text())["vocab_size"] == size
+
+
 @pytest.mark.thorough
 def test_a_model_without_a_longest_sequence(tmp_path):
     run, model = f"--workdir={tmp_path / 'run'}", tmp_path / "model"

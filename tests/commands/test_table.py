@@ -122,6 +122,26 @@ def test_files(folder, tmp_path_factory, capsys):
     assert (out / "table.md").read_text().splitlines()[2] == "| 0.4 | 1.1 | 0.1 | 3 |"
 
 
+def test_a_bar_in_a_value_or_a_heading_divides_no_cell(tmp_path, capsys):
+    for number, layers in enumerate(("attention/|feed_forward/", "attention/")):
+        path = tmp_path / str(number)
+        write_run(path, [1.0 + number], model={"lora_layers": layers}, data={"a|b": number})
+    for suffix in ("csv", "json", "md"):
+        assert table(tmp_path, f"--output={tmp_path / 'table'}.{suffix}") == 0
+    assert capsys.readouterr().out.split()[6] == "attention/|feed_forward/"
+    assert (tmp_path / "table.md").read_text().splitlines() == [
+        r"| lora_layers | a\|b | eval/loss | spread | runs |",
+        "| --- | --- | --- | --- | --- |",
+        r"| attention/\|feed_forward/ | 0 | 1 |  | 1 |",
+        "| attention/ | 1 | 2 |  | 1 |",
+    ]
+    with (tmp_path / "table.csv").open() as file:
+        rows = list(csv.reader(file))
+    assert rows[0][:2] == ["model.lora_layers", "data.a|b"] and rows[1][0] == "attention/|feed_forward/"
+    values = json.loads((tmp_path / "table.json").read_text())
+    assert values[0]["keys"] == {"model.lora_layers": "attention/|feed_forward/", "data.a|b": 0}
+
+
 def test_pictures_have_bands_and_logarithmic_axes(folder, tmp_path_factory, monkeypatch):
     drawn = {}
     monkeypatch.setattr(comparison, "save", lambda figure, axes, path: drawn.update({path.name: axes}))

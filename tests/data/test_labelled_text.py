@@ -1,3 +1,4 @@
+import csv
 import dataclasses
 import json
 import re
@@ -100,6 +101,19 @@ def test_a_spreadsheet_s_quotes_hold_commas_and_lines(tmp_path):
     path.write_bytes(b"text,label\none,good\ntw\xffo,bad\n")
     with pytest.raises(UserError, match=r"a\.csv:3: byte 22 is not UTF-8"):
         data(path, "csv")
+
+
+def test_a_value_of_a_table_is_as_long_as_it_is(tmp_path):
+    before = csv.field_size_limit(131_072)  # as a process begins
+    try:
+        path, text = tmp_path / "a.csv", "a, b\n" * 100_000
+        path.write_text(f'text,label\n"{text}",good\nshort,bad\n')
+        assert list(data(path, "csv").texts("train")) == [((text,), "good"), (("short",), "bad")]
+        csv.field_size_limit(1 << 40)  # what another library has set is not lowered
+        data(tmp_path / "a.csv", "csv", text_field="label", label_field="text")
+        assert csv.field_size_limit() == 1 << 40
+    finally:
+        csv.field_size_limit(before)
 
 
 def test_labels_of_no_use_are_refused(tmp_path):

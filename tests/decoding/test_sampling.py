@@ -7,7 +7,7 @@ import pytest
 
 from tests.decoding.toy import Counter, chain, cycle
 from transformer.decoding.generation import generate
-from transformer.decoding.sampling import DecodingConfig, draw, pick
+from transformer.decoding.sampling import DecodingConfig, draw, keep_top_k, keep_top_p, pick
 from transformer.errors import UserError
 
 OFF = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
@@ -210,3 +210,10 @@ def test_tokens_of_probability_zero_are_not_drawn_by_the_lowest_random_number(mo
     monkeypatch.setattr(jax.random, "uniform", lambda *_: jnp.float32(0))
     (token,) = pick(jnp.asarray([[0.0, 0.0, 0.4, 0.6]]), jax.random.split(jax.random.key(0), 1))
     assert token == 2
+
+
+@pytest.mark.parametrize("keep", [lambda x: keep_top_k(x, 1), lambda x: keep_top_p(x, 0.1)])
+def test_zeros_of_both_signs_are_a_tie(keep):
+    """A hidden state of zeros has both, with kernels of both signs."""
+    x = jnp.array([[0.0, -0.0, -1e-30, -1.0], [-0.0, -1.0, -0.0, -jnp.inf], [1.0, -0.0, 0.0, -2.0]])
+    np.testing.assert_array_equal(np.isfinite(keep(x)), np.asarray(x == x.max(-1, keepdims=True)))

@@ -226,3 +226,9 @@ def test_a_kind_leaves_what_its_mixer_and_position_do_not_have():
     config = dataclasses.replace(CONFIG, **changes, **kinds)
     assert config.kinds["a"].qk_norm and not config.kinds["b"].qk_norm
     assert config.kinds["b"].position_factor == 1.0
+
+
+def test_a_kind_is_not_named_as_a_part_of_a_layer():
+    """Their parameters could not be told apart."""
+    with pytest.raises(UserError, match=r"layer_kinds\.feed_forward: parameters of a part"):
+        dataclasses.replace(CONFIG, layers=("feed_forward",), layer_kinds={"feed_forward": {}})

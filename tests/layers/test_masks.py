@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from transformer.errors import UserError
-from transformer.layers.masks import Mask
+from transformer.layers.masks import Mask, positions_in
 from transformer.layers.patterns import PATTERNS, Blocks, Fixed, Global, Strided, Window
 
 
@@ -146,3 +146,11 @@ def test_blocks_see_themselves_their_neighbours_the_first_and_some_drawn():
         blocks, np.asarray(Mask(pattern=Blocks(2, drawn=2)).dense(60, 60))[0, 0, :40:2, :40:2]
     )
     assert 20 * 3 < np.tril(blocks)[1:].sum() < 20 * 5
+
+
+def test_positions_count_in_each_segment():
+    rows = [[1, 1, 1, 2, 2, 0, 0], [3, 1, 3, 3, 2, 2, 2], [0] * 7]
+    expected = [[0, 1, 2, 0, 1, 0, 1], [0, 0, 0, 1, 0, 1, 2], [*range(7)]]
+    np.testing.assert_array_equal(positions_in(jnp.array(rows)), expected)
+    np.testing.assert_array_equal(Mask.self_attention(jnp.array(rows), None).positions((3, 7)), expected)
+    np.testing.assert_array_equal(Mask.self_attention(None, None).positions((2, 3)), [[0, 1, 2]] * 2)

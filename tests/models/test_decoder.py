@@ -68,6 +68,19 @@ def test_packed_documents_equal_separate_ones(rng, position):
     assert np.isfinite(packed).all()
 
 
+@pytest.mark.parametrize("changes", [
+    {"mixer": "linear", "position": "none"},
+    {"position": "learned"},
+    {"pattern": "global", "pattern_size": 2},
+])  # fmt: skip
+def test_positions_that_are_not_given_count_in_each_document(rng, changes):
+    model, params = make(rng, **changes)
+    row, segments = tokens(rng), jnp.array([[1, 1, 1, 2, 2, 2, 2, 2]] * 2)
+    packed = model.apply({"params": params}, row, segments_bt=segments)
+    alone = model.apply({"params": params}, row[:, 3:])
+    np.testing.assert_allclose(packed[:, 3:], alone, atol=1e-5)
+
+
 @pytest.mark.thorough
 def test_scanned_unrolled_and_rematerialised_are_one_function(rng):
     """Values and gradients, dropout included, agree; the traced program really has, or has not, the loop

@@ -222,3 +222,18 @@ def test_targets_begin_with_the_token_that_they_are_said_to_begin_with(rng):
     first, _ = model.stepper(params, bos_id=7).prefill(source, np.array([4, 4], np.int32), 3)
     expected = model.apply({"params": params}, source, np.full((2, 1), 7, np.int32))
     np.testing.assert_allclose(first, expected[:, 0, :VOCAB], atol=1e-5)
+
+
+def test_segments_of_one_side_alone_are_those_of_a_whole_other_side(rng):
+    model, params = make(SMALL, rng)
+    source, tokens = (rng.integers(1, VOCAB, (2, n)).astype(np.int32) for n in (5, 4))
+    padded, packed = np.array([[1, 1, 1, 0, 0]] * 2), np.array([[1, 1, 2, 2]] * 2)
+    apply = jax.jit(lambda *a, **k: model.apply({"params": params}, *a, **k))
+    of_source = apply(source, tokens, source_segments_bs=padded)
+    both = {"source_segments_bs": padded, "segments_bt": np.ones_like(tokens)}
+    np.testing.assert_allclose(of_source, apply(source, tokens, **both), atol=1e-6)
+    other = np.where(padded, source, source % (VOCAB - 1) + 1)
+    np.testing.assert_array_equal(of_source, apply(other, tokens, source_segments_bs=padded))
+    of_targets = apply(source, tokens, segments_bt=packed)
+    both = {"source_segments_bs": np.ones_like(source), "segments_bt": packed}
+    np.testing.assert_allclose(of_targets, apply(source, tokens, **both), atol=1e-6)

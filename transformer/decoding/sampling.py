@@ -177,8 +177,8 @@ def _keep_top(logits_bv: jax.Array, weights_bv: jax.Array, limit: jax.Array) -> 
     over the row; sorting a large vocabulary would take longer than a whole step of a small model.
     """
     bits_bv = jax.lax.bitcast_convert_type(logits_bv, jnp.int32)
-    # The bits of negative floats are in reverse order, so they are flipped.
-    order_bv = jnp.where(bits_bv < 0, bits_bv ^ jnp.iinfo(jnp.int32).max, bits_bv)
+    # The bits of negative floats are in reverse order, so they are counted down from those of -0, which is 0.
+    order_bv = jnp.where(bits_bv < 0, jnp.iinfo(jnp.int32).min - bits_bv, bits_bv)
 
     def few_above(threshold_b: jax.Array) -> jax.Array:
         above_bv = order_bv > threshold_b[:, None]

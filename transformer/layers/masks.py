@@ -71,9 +71,16 @@ class Mask:
     def self_attention(
         cls, segments_bt: jax.Array | None, positions_bt: jax.Array | None, *, causal: bool = False
     ) -> "Mask":
-        """The mask of a sequence that attends to itself; positions None: 0, 1, ..."""
+        """The mask of a sequence that attends to itself; positions None: 0, 1, ... in each segment."""
+        if positions_bt is None and segments_bt is not None:
+            positions_bt = positions_in(segments_bt)
         places: Any = {"query_positions_bt": positions_bt, "key_positions_bs": positions_bt}
         return cls(segments_bt, segments_bt, **places, causal=causal)
+
+    def positions(self, shape: tuple[int, ...]) -> jax.Array:
+        """The positions of the queries, by default their indices, in an array of `shape` (b, t)."""
+        given = self.query_positions_bt
+        return jnp.broadcast_to(jnp.arange(shape[1]), shape) if given is None else given
 
     def pick(self, indices_s: jax.Array) -> "Mask":
         """The mask for the keys at these indices only; indices below 0 are masked."""
@@ -148,6 +155,14 @@ class Mask:
             key_positions_bs=_lengthened(self.key_positions_bs, added),
             key_valid_bs=_lengthened(valid_bs, added),
         )
+
+
+def positions_in(segments_bt: jax.Array) -> jax.Array:
+    """0, 1, ... in each run of the same segment number."""
+    index_t = jnp.arange(segments_bt.shape[1])
+    differs = segments_bt[:, 1:] != segments_bt[:, :-1]
+    begins_bt = jnp.where(jnp.pad(differs, ((0, 0), (1, 0))), index_t, 0)
+    return index_t - jax.lax.cummax(begins_bt, axis=1)
 
 
 def _cut(x_bt: jax.Array, start: jax.Array | int, size: int) -> jax.Array:

@@ -85,11 +85,11 @@ class Decoder(nn.Module):
     ) -> jax.Array:
         """(b, t) tokens -> (b, t, d), the input of `unembed`.
 
-        `segments_bt` separates packed documents, `positions_bt` counts within them (None: 0, 1, ...).
+        `segments_bt` separates packed documents, `positions_bt` counts within them (None: 0, 1, ... in
+        each).
         """
         mask = Mask.self_attention(segments_bt, positions_bt, causal=True)
-        if positions_bt is None:
-            positions_bt = jnp.broadcast_to(jnp.arange(tokens_bt.shape[1]), tokens_bt.shape)
+        positions_bt = mask.positions(tokens_bt.shape)
         x_btd, stack = self.embed(tokens_bt, positions_bt, train), self.config.stack(causal=True)
         params = stack.declare(self, "blocks", x_btd)
         x_btd, _ = stack.run(self, "blocks", params, x_btd, mask=mask, positions_bt=positions_bt, train=train)

@@ -52,11 +52,10 @@ class Encoder(nn.Module):
         positions_bt: jax.Array | None = None,
         train: bool = False,
     ) -> jax.Array:
-        """(b, t, d) -> (b, t, d); positions (None: 0, 1, ...) attend to each other within a segment (None: to
-        all)."""
+        """(b, t, d) -> (b, t, d); vectors attend to each other within a segment (None: to all), and positions
+        count in it (None: 0, 1, ...)."""
         c, mask = self.config, Mask.self_attention(segments_bt, positions_bt)
-        if positions_bt is None:
-            positions_bt = jnp.broadcast_to(jnp.arange(x_btd.shape[1]), x_btd.shape[:2])
+        positions_bt = mask.positions(x_btd.shape[:2])
         x_btd = c.positions(name="position").embed(x_btd, positions_bt)
         if self.embedding_norm:
             x_btd = c.normalization(name="embedding_norm")(x_btd)

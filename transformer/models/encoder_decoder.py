@@ -94,12 +94,16 @@ class EncoderDecoder(Decoder):
         """Sources (b, s) and target prefixes (b, t) -> (b, t, d), the input of `unembed`.
 
         Segments separate the pairs of a packed row: a target attends to the source with its own segment
-        number; positions count within each segment. Without segments a row is one pair without padding.
+        number; positions count within each segment. Without segments of one side its row is one text without
+        padding.
         """
+        if segments_bt is None and source_segments_bs is not None:
+            segments_bt = jnp.ones_like(tokens_bt)
+        if source_segments_bs is None and segments_bt is not None:
+            source_segments_bs = jnp.ones_like(source_bs)
         memory_bsd = self.encode(source_bs, source_segments_bs, source_positions_bs, train)
         mask = Mask.self_attention(segments_bt, positions_bt, causal=True)
-        if positions_bt is None:
-            positions_bt = jnp.broadcast_to(jnp.arange(tokens_bt.shape[1]), tokens_bt.shape)
+        positions_bt = mask.positions(tokens_bt.shape)
         x_btd, _ = self.config.decoder_stack.run(
             self,
             "decoder",
@@ -107,7 +111,7 @@ class EncoderDecoder(Decoder):
             self.embed(tokens_bt, positions_bt, train),
             mask=mask,
             memory=memory_bsd,
-            memory_mask=Mask(segments_bt, None if segments_bt is None else source_segments_bs),
+            memory_mask=Mask(segments_bt, source_segments_bs),
             positions_bt=positions_bt,
             train=train,
         )
@@ -122,8 +126,7 @@ class EncoderDecoder(Decoder):
     ) -> jax.Array:
         """(b, s) tokens -> (b, s, d)."""
         c, mask = self.config, Mask.self_attention(segments_bs, positions_bs)
-        if positions_bs is None:
-            positions_bs = jnp.broadcast_to(jnp.arange(source_bs.shape[1]), source_bs.shape)
+        positions_bs = mask.positions(source_bs.shape)
         x_bsd = self.source_position.embed(self.source_embedding(source_bs), positions_bs)
         x_bsd, _ = c.encoder_stack.run(
             self,

@@ -114,10 +114,11 @@ class RecurrentEncoderDecoder(nn.Module):
         """Sources (b, s) and target prefixes (b, t) -> (b, t, d), the input of `unembed`.
 
         Segments separate the pairs of a packed row: a target reads the source with its own segment number; 0
-        is padding. Without segments a row is one pair without padding.
+        is padding. Without segments of one side its row is one text without padding.
         """
-        if segments_bt is None or source_segments_bs is None:
-            segments_bt, source_segments_bs = jnp.ones_like(tokens_bt), jnp.ones_like(source_bs)
+        segments_bt = jnp.ones_like(tokens_bt) if segments_bt is None else segments_bt
+        if source_segments_bs is None:
+            source_segments_bs = jnp.ones_like(source_bs)
         h_bsd = self.encode(source_bs, source_segments_bs, train)
         summary_btd = self.summarize(h_bsd, source_segments_bs, segments_bt)
         starts_bt, _, valid_bt = boundaries(segments_bt)

@@ -136,6 +136,10 @@ class StackConfig(WidthConfig):
                 hint = suggest(name, self.layer_kinds) if self.layer_kinds else "define it there"
                 raise UserError(f"layers: {name!r} is no kind of layer_kinds; {hint}")
         for name in self.layer_kinds:
+            if name in ("attention", "cross_attention", "feed_forward"):
+                raise UserError(
+                    f"layer_kinds.{name}: parameters of a part of a layer have this name; choose another"
+                )
             if name not in self.layers:
                 raise UserError(f"layer_kinds.{name}: no layer is of this kind; name it in layers")
         for name, kind in self.kinds.items():

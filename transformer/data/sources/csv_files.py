@@ -9,6 +9,9 @@ from transformer.data.sources.base import Options, belong, key_of
 from transformer.data.sources.files import Files
 from transformer.errors import UserError
 
+LONGEST = 2**31 - 1
+"""Characters of the longest value: the most that `csv.field_size_limit` takes on every platform."""
+
 
 class CommaSeparated(Files):
     """`csv:GLOB`, whose first line names the columns; quoted values may have commas, quotes ("") and line
@@ -41,6 +44,9 @@ class CommaSeparated(Files):
     def _read(self, file: int) -> Iterator[dict[str, str]]:
         size, path = self._sizes[file], self._files[file]
         text = self._decode(file, 0, size) if size else ""
+        # The limit is of the whole process, at first 131,072. It is only raised, to one number, and never set
+        # back: a reader in another thread may be in the middle of a longer text.
+        csv.field_size_limit(max(csv.field_size_limit(), LONGEST))
         reader = csv.reader((line + "\n" for line in text.removeprefix("\ufeff").split("\n")), strict=True)
         try:
             names = next(reader, [])
