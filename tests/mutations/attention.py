@@ -38,6 +38,8 @@ EDITS = {
         f"tests/layers/test_masks.py {VARIANTS}",
         {
             "not_itself": ("allowed &= j <= i", "allowed &= j < i"),
+            "documents_count_on": ("if positions_bt is None and segments_bt is not None:", "if False:"),
+            "later_documents_begin_late": ("begins_bt = jnp.where(", "begins_bt = 1 + jnp.where("),
             "one_future_key": ("allowed &= j <= i", "allowed &= j <= i + 1"),
             "earlier_documents": (
                 "queries(self.query_segments_bt) == keys(self.key_segments_bs)",
@@ -384,8 +386,12 @@ EDITS = {
                 "Mask.self_attention(segments_bs, positions_bs, causal=True)",
             ),
             "other_sources_seen": (
-                "memory_mask=Mask(segments_bt, None if segments_bt is None else source_segments_bs)",
+                "memory_mask=Mask(segments_bt, source_segments_bs)",
                 "memory_mask=Mask()",
+            ),
+            "padding_of_sources_read": (
+                "if segments_bt is None and source_segments_bs is not None:",
+                "if False:",
             ),
             "begins_with_zero": ("jnp.full(batch, self.bos_id, jnp.int32)", "jnp.full(batch, 0, jnp.int32)"),
             "padding_of_sources_seen": (

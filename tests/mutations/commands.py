@@ -151,9 +151,42 @@ EDITS = {
             "written_over": ("while found.exists():", "while False:"),
         },
     ),
+    "commands/opening.py": (
+        "tests/commands/test_inherited.py tests/commands/test_devices_here.py",
+        {
+            "sizes_of_the_config": (
+                "return inherit(values, folder) if values.get(",
+                "return values if values.get(",
+            ),
+            "given_keys_lose": ("override(values, overrides)\n    return from_values", "return from_values"),
+        },
+    ),
+    "commands/settings.py": (
+        "tests/commands/test_inherited.py",
+        {"idle_keys_are_tried": ("    refuse_idle(frozen)\n", "")},
+    ),
+    "commands/devices_here.py": (
+        "tests/commands/test_devices_here.py",
+        {
+            "devices_without_rows": ("math.gcd(most, rows) if axis", "most if axis"),
+            "data_first": (
+                '("tensor", "fsdp", "expert", "context", "data")',
+                '("data", "tensor", "fsdp", "expert", "context")',
+            ),
+            "given_meshes_change": ('any(key.startswith("parallel.mesh") for key, _ in overrides)', "False"),
+        },
+    ),
+    "commands/texts.py": (
+        "tests/commands/test_predict.py::test_only_a_line_feed_ends_a_line",
+        {
+            "marks_are_text": ('"utf-8-sig" if number == 1 else "utf-8"', '"utf-8"'),
+            "packed_files_are_text": ('name.endswith(".gz")', "False"),
+        },
+    ),
     "commands/table.py": (
         "tests/commands/test_table.py",
         {
+            "bars_divide_cells": ('cell.replace("|", r"\\|")', "cell"),
             "seeds_are_rows": ('BESIDE = ("seed", ', "BESIDE = ("),
             "worst_first": ("sign * row.mean if row.values", "-sign * row.mean if row.values"),
             "best_is_the_last": ("float(min(sign * each)) if best", "float(each[-1]) if best"),

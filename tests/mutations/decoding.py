@@ -12,8 +12,12 @@ EDITS = {
             ),
             "min_p_of_logits": ("< jnp.log(p)", "< p"),
             "negative_logits_in_order": (
-                "jnp.where(bits_bv < 0, bits_bv ^ jnp.iinfo(jnp.int32).max, bits_bv)",
+                "jnp.where(bits_bv < 0, jnp.iinfo(jnp.int32).min - bits_bv, bits_bv)",
                 "bits_bv",
+            ),
+            "zeros_of_two_signs": (
+                "jnp.iinfo(jnp.int32).min - bits_bv",
+                "bits_bv ^ jnp.iinfo(jnp.int32).max",
             ),
             "filtered_tokens_drawn": ("mass(token_b) > target_b", "mass(token_b) >= target_b"),
             "filters_not_combined": (
