@@ -223,11 +223,16 @@ def open_run(folder: Workdir, config: Any, devices: Sequence[jax.Device] | None 
     tokenizer of the run that `initialize_from` names; `devices` and `more` are those of `Run`."""
     kept, source = folder.read_kept(), config.initialize_from
     origin = None if folder.begun else find_hub(source)
-    if source and "tokenizer" not in kept:
-        theirs = origin.kept if origin else named(source).read_kept()
-        kept |= {name: value for name, value in theirs.items() if name == "tokenizer"}
+    if source:
+        kept = with_tokenizer(kept, source, origin)
     make = find_experiment(config.experiment)
     return Run(make(config, **kept), config, folder.path, origin=origin, devices=devices, **more)
+
+
+def with_tokenizer(kept: Mapping[str, Any], source: str, origin: Any) -> dict[str, Any]:
+    """`kept`, if it has no tokenizer with that of the run `source`, or of its `Hub`."""
+    theirs = {} if "tokenizer" in kept else origin.kept if origin else named(source).read_kept()
+    return {**kept, **{name: value for name, value in theirs.items() if name == "tokenizer"}}
 
 
 def find_hub(name: Any) -> Any:
@@ -250,11 +255,13 @@ def open_without_data(
     kept: Mapping[str, Any] | None = None,
     devices: Sequence[jax.Device] | None = None,
 ) -> Run:
-    """A run that is not trained, on `devices`, with `kept` tokenizer and labels. Where a tokenizer would be
-    learnt, a blank one of `data.vocab_size` tokens stands for it, if the shapes of batches are known without
-    data."""
+    """A run that is not trained, on `devices`, with `kept` tokenizer and labels, or the tokenizer of the run
+    that `initialize_from` names. Where one would be learnt, a blank one of `data.vocab_size` tokens stands
+    for it, if the shapes of batches are known without data."""
     config = check_config(copy.deepcopy(values), overrides)
-    make = find_experiment(config.experiment)
+    make, source = find_experiment(config.experiment), config.initialize_from
+    if source:
+        kept = with_tokenizer(kept or {}, source, find_hub(source))
     kind = TOKENIZERS.get(getattr(config.data, "tokenizer", ""))
     if not kept and kind and kind.learns and kind.least_size:
         experiment = make(config, tokenizer=_blank(config.data.vocab_size))

@@ -32,6 +32,13 @@ def test_plan(origin, tmp_path, capfd):
     found = json.loads(out.read_text())["parameters"]
     assert launch.main(["--mode=plan", f"--workdir={origin}", f"--output={out}"]) == 0
     assert found == json.loads(out.read_text())["parameters"]
+    other = [
+        "--config=configs/finetune_chat.py",
+        "--config.train.batch_size=2",
+        keys[0],
+    ]  # with its tokenizer
+    assert launch.main(["--mode=plan", *other, f"--output={out}"]) == 0
+    assert found == json.loads(out.read_text())["parameters"]
     missing = [keys[1], f"--config.initialize_from={tmp_path}/none"]
     assert launch.main(["--mode=plan", f"--config={TINY}", *missing]) == 2
     assert f"error: config.initialize_from: {tmp_path}/none does not exist" in capfd.readouterr().err
