@@ -12,6 +12,7 @@ from flax import traverse_util
 from commands import HUB
 from experiments import find_experiment
 from transformer.config import from_values
+from transformer.errors import UserError
 from transformer.interop.folder import HubFolder
 from transformer.interop.rules import Place
 from transformer.interop.transfer import load
@@ -98,5 +99,12 @@ class Hub:
 
 @functools.lru_cache(maxsize=1)
 def find(name: str) -> Hub:
-    """The folder that "hf:FOLDER" names."""
-    return Hub(str(Path(name.removeprefix(HUB))))
+    """The folder that `initialize_from`, "hf:FOLDER", names.
+
+    Raises:
+      UserError: it has no model of a known family.
+    """
+    try:
+        return Hub(str(Path(name.removeprefix(HUB))))
+    except UserError as error:
+        raise UserError(f"config.initialize_from: {error}") from None

@@ -230,7 +230,7 @@ def open_run(folder: Workdir, config: Any, devices: Sequence[jax.Device] | None 
 
 
 def with_tokenizer(kept: Mapping[str, Any], source: str, origin: Any) -> dict[str, Any]:
-    """`kept`, if it has no tokenizer with that of the run `source`, or of its `Hub`."""
+    """`kept`, which gets the tokenizer of the run `source`, or of the `Hub` that it names, if it has none."""
     theirs = {} if "tokenizer" in kept else origin.kept if origin else named(source).read_kept()
     return {**kept, **{name: value for name, value in theirs.items() if name == "tokenizer"}}
 

@@ -68,17 +68,15 @@ def run(flags: argparse.Namespace, overrides: "Overrides") -> int:
 
 def _open(flags: argparse.Namespace, overrides: "Overrides", place: Path) -> "Run":
     """The run of the config, checked."""
-    from commands.opening import check_config, open_run, read_to_train
+    from commands.opening import open_run
+    from commands.settings import check_config_to_train
     from commands.workdir import Workdir
-    from transformer.config import refuse_idle
     from transformer.interop.folder import family_for
 
-    folder = Workdir(place)
-    config = check_config(read_to_train(flags.config, overrides, folder), overrides)
-    refuse_idle(config)
+    config = check_config_to_train(flags.config, overrides)
     check_plain(config)
     family_for(config, flags.peer)
-    opened = open_run(folder, config)
+    opened = open_run(Workdir(place), config)
     opened.prepare()
     return opened
 

@@ -25,23 +25,24 @@ def origin(tmp_path_factory):
     return folder / "run"
 
 
-def test_plan(origin, tmp_path, capfd):
+def test_plan(origin, tmp_path):
     out = tmp_path / "plan.json"
     keys = [f"--config.initialize_from={origin}", "--config.data.source=stdlib"]
     assert launch.main(["--mode=plan", f"--config={TINY}", *keys, f"--output={out}"]) == 0
     found = json.loads(out.read_text())["parameters"]
     assert launch.main(["--mode=plan", f"--workdir={origin}", f"--output={out}"]) == 0
     assert found == json.loads(out.read_text())["parameters"]
-    other = [
-        "--config=configs/finetune_chat.py",
-        "--config.train.batch_size=2",
-        keys[0],
-    ]  # with its tokenizer
-    assert launch.main(["--mode=plan", *other, f"--output={out}"]) == 0
+    chat = ["--config=configs/finetune_chat.py", "--config.train.batch_size=2"]  # of another tokenizer
+    assert launch.main(["--mode=plan", *chat, keys[0], f"--output={out}"]) == 0
     assert found == json.loads(out.read_text())["parameters"]
-    missing = [keys[1], f"--config.initialize_from={tmp_path}/none"]
-    assert launch.main(["--mode=plan", f"--config={TINY}", *missing]) == 2
-    assert f"error: config.initialize_from: {tmp_path}/none does not exist" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(("kind", "said"), [("", "does not exist"), ("hf:", "there is no such folder")])
+def test_an_origin_that_is_missing(tmp_path, capfd, kind, said):
+    missing = f"--config.initialize_from={kind}{tmp_path}/none"
+    assert launch.main(["--mode=plan", f"--config={TINY}", missing]) == 2
+    error = capfd.readouterr().err
+    assert error.startswith(f"error: config.initialize_from: {tmp_path}/none") and said in error
 
 
 def test_flops_of_a_step(origin):

@@ -10,6 +10,7 @@ from transformer.decoding.generation import generate
 from transformer.decoding.speculative import generate_speculative
 from transformer.errors import UserError
 from transformer.models.encoder_decoder import EncoderDecoderConfig
+from transformer.models.recurrent import RecurrentConfig
 
 VOCAB = 11
 SMALL = EncoderDecoderConfig(
@@ -24,7 +25,7 @@ VARIANTS = [
 ]
 
 
-def make(config: EncoderDecoderConfig, rng: np.random.Generator):
+def make(config: EncoderDecoderConfig | RecurrentConfig, rng: np.random.Generator):
     model = config.build(VOCAB)
     source, tokens = jnp.zeros((1, 3), jnp.int32), jnp.zeros((1, 2), jnp.int32)
     return model, random_params(rng, model, source, tokens)
@@ -224,8 +225,9 @@ def test_targets_begin_with_the_token_that_they_are_said_to_begin_with(rng):
     np.testing.assert_allclose(first, expected[:, 0, :VOCAB], atol=1e-5)
 
 
-def test_segments_of_one_side_alone_are_those_of_a_whole_other_side(rng):
-    model, params = make(SMALL, rng)
+@pytest.mark.parametrize("config", [SMALL, RecurrentConfig(d_model=8, num_layers=1)])
+def test_segments_of_one_side_alone_are_those_of_a_whole_other_side(rng, config):
+    model, params = make(config, rng)
     source, tokens = (rng.integers(1, VOCAB, (2, n)).astype(np.int32) for n in (5, 4))
     padded, packed = np.array([[1, 1, 1, 0, 0]] * 2), np.array([[1, 1, 2, 2]] * 2)
     apply = jax.jit(lambda *a, **k: model.apply({"params": params}, *a, **k))

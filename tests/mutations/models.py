@@ -13,7 +13,8 @@ EDITS = {
         },
     ),
     "transformer/models/recurrent.py": (
-        "tests/models/test_recurrent_encoder_decoder.py",
+        "tests/models/test_recurrent_encoder_decoder.py "
+        "tests/models/test_encoder_decoder.py::test_segments_of_one_side_alone_are_those_of_a_whole_other_side",
         {
             "segments_of_sources_ignored": ("if source_segments_bs is None:", "if True:"),
             "summary_of_the_start": ("return pick(h_bsd, ends_bs)", "return pick(h_bsd, ends_bs & False)"),
