@@ -21,7 +21,7 @@ from commands.workdir import take
 from transformer.errors import UserError
 from transformer.json_text import parse_json
 
-KINDS = {".jsonl": "jsonl", ".csv": "csv", ".tsv": "tsv"}
+KINDS = {".jsonl": "jsonl", ".csv": "csv", ".tsv": "tsv", ".parquet": "parquet"}
 """Suffix of a file -> kind of source."""
 
 NOTED_EVERY = 1.0

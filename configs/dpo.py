@@ -4,8 +4,9 @@ ones, for questions about functions of Python's standard library.
     python launch.py --config=configs/dpo.py --config.initialize_from=runs/finetune_chat
     python launch.py --workdir=runs/dpo --mode=predict --prompt='What does loads(s) of json do?'
 
-The run in `initialize_from` is also the reference. Your own preferences are JSON lines, {"prompt": "...",
-"chosen": "...", "rejected": "..."}, where a prompt may be messages: --config.data.source=jsonl:PATH.
+The run in `initialize_from` is also the reference. Your own preferences are JSON lines (or Parquet),
+{"prompt": "...", "chosen": "...", "rejected": "..."}, where a prompt may be messages, and an answer a
+conversation that ends with it: --config.data.source=jsonl:PATH.
 
 Cost: 79 s of processor time on 2 cores of an AMD EPYC, 2026-11-24, for the small model of docs/chat.md.
 Result: sampled answers of 237 characters in the mean, 278 before, with that model.

@@ -5,8 +5,8 @@ answered by their docstrings. The loss is that of the answers alone.
     python launch.py --config=configs/finetune_chat.py --config.initialize_from=runs/lm
     python launch.py --workdir=runs/finetune_chat --mode=predict --prompt='What does loads(s) of json do?'
 
-Your own conversations are JSON lines, {"messages": [{"role": "user", "content": "..."}, {"role": "assistant",
-"content": "..."}]}: --config.data.source=jsonl:PATH. To train LoRA of the attention's projections only, add
+Your own conversations are JSON lines (or Parquet), {"messages": [{"role": "user", "content": "..."}, {"role":
+"assistant", "content": "..."}]}: --config.data.source=jsonl:PATH. To train LoRA of the attention's projections only, add
 --config.model.lora_rank=8 --config.model.lora_layers=attention/ --config.optimizer.train_only=lora.
 
 Cost: 88 s of processor time on 2 cores of an AMD EPYC, 2026-11-24, for the small model of docs/chat.md.

@@ -10,8 +10,8 @@ A line of questions.txt is a question, a tab and the text, in which \\n is a lin
 backslash. With `initialize_from` the model and the tokenizer are the pre-trained run's; without it the
 encoder below is trained from scratch. Sources are squad:GLOB
 (--config.data.source=squad:train-v1.1.json with --config.data.validation_source=squad:dev-v1.1.json),
-tfds:squad, or jsonl:GLOB with one record per line, {"question": ..., "context": ..., "answers": {"text":
-[...], "answer_start": [...]}}. For questions that may have no answer, as in SQuAD 2.0:
+tfds:squad, parquet:GLOB, or jsonl:GLOB with one record per line, {"question": ..., "context": ...,
+"answers": {"text": [...], "answer_start": [...]}}. For questions that may have no answer, as in SQuAD 2.0:
 --config.answer.allow_none=true.
 
 Cost: the first command, with its data prepared (a minute more), 15 min 38 s on one core of an AMD EPYC (AVX2)

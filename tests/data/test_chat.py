@@ -227,14 +227,18 @@ def test_a_bad_row_is_refused_by_file_and_line(tmp_path, record, why):
         ({"prompt": "a", "chosen": "b"}, "no field 'rejected'"),
         ({"prompt": "a", "chosen": "b", "rejected": " "}, "the answer is empty"),
         ({"prompt": GOOD["messages"], "chosen": "b", "rejected": "c"}, "the prompt ends with an answer"),
-        ({"prompt": "a", "chosen": GOOD["messages"], "rejected": "c"}, "2 messages as an answer"),
+        ({"prompt": "x", "chosen": GOOD["messages"], "rejected": "c"}, "2 messages as an answer"),
+        ({"prompt": "a", "chosen": "b", "rejected": [GOOD["messages"][0]] * 2}, "2 messages as an answer"),
+        ({"chosen": "b", "rejected": GOOD["messages"]}, "no message before the chosen answer"),
+        ({"chosen": GOOD["messages"], "rejected": [*GOOD["messages"], ANSWER]}, "3 messages as an answer"),
         ({"prompt": 3, "chosen": "b", "rejected": "c"}, "int, not text, in 'prompt'"),
     ],
 )
 def test_a_bad_preference_is_refused_by_file_and_line(tmp_path, record, why):
-    good = {"prompt": "a", "chosen": "b", "rejected": "c"}
+    good = {"prompt": "a", "chosen": GOOD["messages"], "rejected": "c"}
     source = write(tmp_path, [good, record])
     keys = {"source": source, "validation_source": source, "tokenizer": "bytes", "cache_dir": f"{tmp_path}/c"}
+    keys |= {} if "prompt" in record else {"prompt_field": ""}
     with pytest.raises(UserError) as error:
         PreferenceData(PreferenceDataConfig(**keys)).rows("train")
     assert f"{tmp_path}/a.jsonl:2: " in str(error.value) and why in str(error.value)
@@ -281,17 +285,18 @@ def test_every_conversation_is_in_one_row_with_a_loss_on_its_answers(tmp_path, t
         chat_data(tmp_path, [GOOD], sequence_length=8, too_long="refuse").rows("train")
 
 
-def test_a_pair_has_both_answers_in_one_row(tmp_path):
-    records = [
-        {
-            "prompt": talk[:-1],
-            "chosen": talk[-1]["content"],
-            "rejected": [ANSWER],
-        }
-        for talk in talks(20, "pairs")
-    ]
-    source = write(tmp_path, records)
+@pytest.mark.parametrize("form", ["answers", "conversations", "conversations alone"])
+def test_a_pair_has_both_answers_in_one_row(tmp_path, form):
+    def record(talk: list[dict]) -> dict:
+        prompt, chosen = talk[:-1], talk[-1]
+        if form == "answers":
+            return {"prompt": prompt, "chosen": chosen["content"], "rejected": [ANSWER]}
+        return {"prompt": prompt, "chosen": talk, "rejected": [*prompt, ANSWER]}
+
+    every = talks(20, "pairs")
+    source = write(tmp_path, [*map(record, every)])
     keys = {"source": source, "validation_source": source, "tokenizer": "bytes", "cache_dir": f"{tmp_path}/c"}
+    keys |= {"prompt_field": ""} if form == "conversations alone" else {}
     data = PreferenceData(PreferenceDataConfig(**keys, sequence_length=400))
     reference = np.random.default_rng(0).normal(size=(20, 2)).astype(np.float32)
     data.reference = lambda split: reference
@@ -306,9 +311,8 @@ def test_a_pair_has_both_answers_in_one_row(tmp_path):
         seen += there.tolist()
     assert sorted(seen) == [*range(20)]
     for place, (record, tokens, targets, answers) in enumerate(unpacked(rows)):
-        answer = "b" if place % 2 else records[record]["chosen"]
-        talk = [*records[record]["prompt"], {"role": "assistant", "content": answer}]
-        ids, marks = data.chat.encode(talk, last_only=True)
+        *prompt, chosen = every[record]
+        ids, marks = data.chat.encode([*prompt, ANSWER if place % 2 else chosen], last_only=True)
         assert [tokens[0], *targets] == ids.tolist() and answers == marks[1:].tolist()
     blank = data.blank()
     assert {name: (x.shape, x.dtype) for name, x in rows.batch(np.array([-1])).items()} == {

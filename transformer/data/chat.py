@@ -18,7 +18,7 @@ from transformer.data.pair_packing import RepackedPairs, pack
 from transformer.data.sources import SOURCES
 from transformer.errors import UserError
 
-KINDS = ("library_questions", "jsonl")
+KINDS = ("library_questions", "jsonl", "parquet", "hf")
 """Sources that have conversations."""
 
 
@@ -26,7 +26,7 @@ KINDS = ("library_questions", "jsonl")
 class DialogueConfig(CorpusConfig):
     """What conversations and preferences have in common."""
 
-    source: str = "library_questions"  # about functions of Python's standard library; or jsonl:GLOB
+    source: str = "library_questions"  # about functions of Python's standard library; or jsonl:GLOB ...
     # auto (that of tokenizer_config.json beside the tokenizer, else plain), plain, or the path of a template
     template: str = "auto"
     sequence_length: Positive = 256  # tokens per row
@@ -149,7 +149,7 @@ class ChatData(Corpus):
     @property
     def reads(self) -> Sequence[str]:
         """The fields of the messages."""
-        return [getattr(self.config, key) for key in self.fields_of]
+        return [field for key in self.fields_of if (field := getattr(self.config, key))]
 
     def source(self, split: str) -> Dialogues:
         """The records of a split."""

@@ -85,23 +85,29 @@ class Conversations(Dialogues):
 
 
 class Preferences(Dialogues):
-    """The chosen and the rejected answer to the same prompt, which is a text or messages."""
+    """The chosen and the rejected answer to the same prompt, which is a text or messages.
+
+    An answer is a text, a message, or a conversation that ends with it: the prompt first, or without a field
+    of the prompt what both begin with.
+    """
 
     each = 2
     last_only = True
 
     def _read(self, *texts: str) -> list[list[Message]]:
-        prompt, *answers = texts
-        before = conversation(prompt)
+        *prompts, chosen, rejected = map(conversation, texts)
+        before = prompts[0] if prompts else chosen[:-1]
+        if not before:
+            raise UserError("no message before the chosen answer; expected the prompt there")
         if before[-1]["role"] == "assistant":
             raise UserError("the prompt ends with an answer")
-        return [[*before, self._answer(text)] for text in answers]
+        return [[*before, self._answer(messages, before)] for messages in (chosen, rejected)]
 
-    def _answer(self, text: str) -> Message:
-        messages = conversation(text)
-        if len(messages) != 1:
-            raise UserError(f"{len(messages)} messages as an answer; expected one")
-        return check_messages([{"role": "assistant", "content": messages[0]["content"]}])[0]
+    def _answer(self, messages: list[Message], before: list[Message]) -> Message:
+        *earlier, last = messages
+        if earlier and (earlier != before or last["role"] != "assistant"):
+            raise UserError(f"{len(messages)} messages as an answer; expected one, or the prompt and one")
+        return check_messages([{"role": "assistant", "content": last["content"]}])[0]
 
 
 class ChatTokens:

@@ -147,6 +147,11 @@ class SpanData(Corpus):
         super().__init__(config, tokenizer)
         self.special_tokens = SpecialTokens.of(self.tokenizer)
 
+    def fields(self, split: str) -> tuple[str, ...]:
+        """The fields of a question."""
+        c = self.config
+        return c.question_field, c.context_field, c.answers_field
+
     def sources(self, split: str) -> Sequence[Source]:
         """The sources of the questions and of the contexts of a split."""
         return [self.open(split, field) for field in (self.config.question_field, self.config.context_field)]

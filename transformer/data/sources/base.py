@@ -59,6 +59,23 @@ class Options:
         """The fields by which records are split; (): all."""
         return self.split_by or self.reads
 
+    def as_text(self, value: Any) -> Any:
+        """A number, a list or an object as text, where these options say how; else the value itself."""
+        if self.numbers and isinstance(value, int | float):
+            return json.dumps(value)
+        if self.structures and isinstance(value, list | dict):
+            return json.dumps(value, default=str)
+        if (texts := self.alternatives(value)) is not None:
+            return texts[0] if texts else ""
+        return value
+
+    def alternatives(self, value: Any) -> list[str] | None:
+        """The texts of a list that are not only white space; None if the value is not such a list, or `lists`
+        are not asked for."""
+        if not self.lists or not isinstance(value, list) or not all(isinstance(each, str) for each in value):
+            return None
+        return [each for each in value if each.strip()]
+
 
 class Source(ABC):
     """Records (`{"text": ..., ...}`) by index. `identity` changes when a record does, and is computed without
@@ -164,5 +181,6 @@ def key_of(record: Mapping[str, Any], names: Sequence[str], place: str) -> bytes
         if name not in record:
             raise UserError(f"{place}: no field {name!r} to split by; fields there: {', '.join(record)}")
     values = (record[name] for name in names)
-    texts = (value if isinstance(value, str) else json.dumps(value, sort_keys=True) for value in values)
+    write = json.JSONEncoder(sort_keys=True, default=str).encode  # a column may also have times
+    texts = (value if isinstance(value, str) else write(value) for value in values)
     return "\0".join(text.strip() for text in texts).encode("utf-8", "surrogatepass")

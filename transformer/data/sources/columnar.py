@@ -38,7 +38,8 @@ class Columns:
         """Column -> names of classes, as `datasets` writes them beside the numbers of classes."""
         written = parse_json((self.schema.metadata or {}).get(b"huggingface", b"{}"))
         features = written.get("info", {}).get("features", {})
-        return {name: each["names"] for name, each in features.items() if each.get("_type") == "ClassLabel"}
+        found = {name: each for name, each in features.items() if isinstance(each, dict)}  # or a list of one
+        return {name: each["names"] for name, each in found.items() if each.get("_type") == "ClassLabel"}
 
 
 class ColumnarFiles(Files):
@@ -67,17 +68,26 @@ class ColumnarFiles(Files):
         return len(self._rows)
 
     def __getitem__(self, index: int) -> dict[str, Any]:
+        record = self._record(index)
+        text = self._options.as_text(record[self.field])
+        if not isinstance(text, str):
+            raise UserError(f"{self.place(index)}: {self.field!r} is {text!r}; expected text")
+        return record | {self.field: text}
+
+    def alternatives(self, index: int) -> list[str]:
+        """The text of one record, or all of its list."""
+        return self._options.alternatives(self._record(index)[self.field]) or [self.text(index)]
+
+    def _record(self, index: int) -> dict[str, Any]:
         row = int(self._rows[index])
         group = bisect.bisect(self._firsts, row) - 1
         (record,) = self._records(group, slice(row - self._firsts[group], row - self._firsts[group] + 1))
-        value = record[self.field]
-        return record | {self.field: value if isinstance(value, str) else str(value)}
+        return record
 
     @functools.cached_property
     def _opened(self) -> list[Columns]:
         try:
-            import pyarrow
-            import pyarrow.parquet
+            import pyarrow.parquet  # noqa: F401 (looked for, before a file is opened)
         except ImportError:
             raise UserError(f"{self.name}: reading it needs pyarrow: `pip install pyarrow`") from None
         found = []
@@ -88,9 +98,7 @@ class ColumnarFiles(Files):
                     there = ", ".join(file.schema.names)
                     raise UserError(f"{path}: no column {name!r}; columns there: {there}")
             kind = file.schema.field(self.field).type
-            number = pyarrow.types.is_integer(kind) or pyarrow.types.is_floating(kind)
-            is_read = str(kind) in TEXT or self.field in file.classes or (self._options.numbers and number)
-            if not is_read:
+            if self.field not in file.classes and not _is_read(kind, self._options):
                 raise UserError(f"{path}: {self.field!r} is {kind}; expected text")
         return found
 
@@ -200,6 +208,20 @@ class SavedDataset(ColumnarFiles):
             raise UserError(f"{path}: not a file of Arrow's streaming format") from None
         batches = table.to_batches()
         return Columns(table.schema, [*map(len, batches)], lambda i, names: batches[i].select(names))
+
+
+def _is_read(kind: Any, options: Options) -> bool:
+    """Whether a column of this type of Arrow's is text, or read as text with these options."""
+    from pyarrow import types
+
+    kind = kind.value_type if types.is_dictionary(kind) else kind
+    is_list = types.is_list(kind) or types.is_large_list(kind)
+    return (
+        str(kind) in TEXT
+        or (options.numbers and (types.is_primitive(kind) and not types.is_temporal(kind)))
+        or (options.structures and types.is_nested(kind))
+        or (options.lists and is_list and str(kind.value_type) in TEXT)
+    )
 
 
 def _read_json(path: Path) -> Any:

@@ -1,7 +1,6 @@
 """Files of the user with one record per line: JSON lines, tab-separated columns, two aligned files."""
 
 import functools
-import json
 import re
 from abc import abstractmethod
 from array import array
@@ -83,13 +82,8 @@ class JsonLines(LineFiles):
     def __getitem__(self, index: int) -> dict[str, Any]:
         file, start, end = self._ranges[index].tolist()
         record = self._read(file, start, end)
-        value = record.get(self.field)
-        if self._options.numbers and isinstance(value, int | float):
-            record[self.field] = json.dumps(value)
-        if self._options.structures and isinstance(value, list | dict):
-            record[self.field] = json.dumps(value)
-        if self._options.lists and (texts := _listed(value)) is not None:
-            record[self.field] = texts[0] if texts else ""
+        if self.field in record:
+            record[self.field] = self._options.as_text(record[self.field])
         try:
             self._field(record, file, start).encode()
         except UnicodeEncodeError:
@@ -99,8 +93,8 @@ class JsonLines(LineFiles):
 
     def alternatives(self, index: int) -> list[str]:
         """The text of one record, or all of its list."""
-        texts = _listed(self._read(*self._ranges[index].tolist()).get(self.field))
-        return texts if self._options.lists and texts else [self.text(index)]
+        value = self._read(*self._ranges[index].tolist()).get(self.field)
+        return self._options.alternatives(value) or [self.text(index)]
 
     def _read(self, file: int, start: int, end: int) -> dict[str, Any]:
         try:
@@ -113,13 +107,6 @@ class JsonLines(LineFiles):
         if not isinstance(record, dict):
             raise UserError(f"{self._place(file, start)}: {type(record).__name__}; expected a JSON object")
         return record
-
-
-def _listed(value: Any) -> list[str] | None:
-    """The texts of a list that are not only white space; None if the value is not a list of texts."""
-    if not isinstance(value, list) or not all(isinstance(each, str) for each in value):
-        return None
-    return [each for each in value if each.strip()]
 
 
 class Columns(LineFiles):
