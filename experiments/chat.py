@@ -1,5 +1,6 @@
 """Fine-tuning on conversations: predict the assistant's answers from the messages before them."""
 
+import contextlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -82,7 +83,11 @@ class Chat(LanguageModeling):
 
     def example_flags(self) -> list[str]:
         """The first question of the validation split."""
-        return [f"--prompt={self.data.source('validation').opening(0)[-1]['content']}"]
+        source = self.data.source("validation")
+        for index in range(len(source)):
+            with contextlib.suppress(UserError):  # a conversation that begins with its only answer
+                return [f"--prompt={source.opening(index)[-1]['content']}"]
+        return []
 
     def result_lines(self, measured: dict[str, float]) -> list[str]:
         """The loss of answers has no baseline."""

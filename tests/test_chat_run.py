@@ -216,3 +216,14 @@ def test_scores_are_of_the_answer_with_its_end(tuned):
         own = [float(log_p[i - 1, ids[i]]) for i in np.flatnonzero(answers)]
         assert score.tokens == len(own)
         assert score.log_likelihood == pytest.approx(sum(own), abs=1e-3)
+
+
+def test_a_conversation_that_begins_with_its_answer_leaves_nothing_to_answer(tuned, tmp_path, capfd):
+    alone = [{"role": "assistant", "content": "hello"}]
+    lines = [json.dumps({"messages": messages}) for messages in (alone, json.loads(TALK))]
+    (tmp_path / "a.jsonl").write_text("\n".join(lines) + "\n")
+    source = f"jsonl:{tmp_path}/a.jsonl"
+    run = opening.reopen_run(tuned, overrides=[("data.validation_source", source)])
+    assert run.experiment.example_flags() == ["--prompt=what is 1 and 1?"]
+    assert launch.main([f"--workdir={tuned}", "--mode=predict", f"--input={source}"]) == 2
+    assert f"{tmp_path}/a.jsonl:1: no message before the last answer" in capfd.readouterr().err

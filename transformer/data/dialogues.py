@@ -62,9 +62,15 @@ class Dialogues(Source):
             raise UserError(f"{self.place(index)}: {error}") from None
 
     def opening(self, index: int) -> list[Message]:
-        """The messages of a record up to its last answer."""
+        """The messages of a record up to its last answer.
+
+        Raises:
+          UserError: there are none; the message names the record's place.
+        """
         messages = self.conversations(index)[0]
         last = max(i for i, message in enumerate(messages) if message["role"] == "assistant")
+        if not last:
+            raise UserError(f"{self.place(index)}: no message before the last answer: nothing to answer")
         return messages[:last]
 
     @abstractmethod
