@@ -1,9 +1,11 @@
 """Eight virtual CPU devices for every test, so that sharding is tested anywhere; options of the suite."""
 
 import argparse
+import collections
 import gc
 import os
 import re
+from pathlib import Path
 
 gc.set_threshold(200_000, 20, 50)  # before the imports: most of what they and tracing make stays
 # There is a process for each core: further threads of NumPy and PyTorch would only wait.
@@ -38,7 +40,7 @@ CORE = (
     "tests/training/test_checkpoint.py",
     "tests/training/test_step.py",
 )
-"""Tests marked `core`, which CI also runs under a second Python."""
+"""Tests marked `core`, of which CI runs the quick ones also under a second Python."""
 
 OPTIMIZED = (
     "tests/data/test_packing.py",
@@ -59,6 +61,9 @@ OPTIMIZED = (
 )
 """Tests marked `optimized`, which CI runs again for some commits with full compilation, as users
 run; two minutes."""
+
+LISTS = {"core": CORE, "optimized": OPTIMIZED}
+"""Mark -> the tests that have it."""
 
 
 def share(text: str) -> tuple[int, int]:
@@ -119,12 +124,33 @@ def pytest_report_header(config: pytest.Config) -> str | None:
     return None if parts == 1 else f"thorough tests: --share={number}/{parts}"
 
 
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """With `-m core` and `-m optimized`, also before other marks, only the files of the list are imported."""
+    chosen = LISTS.get(config.option.markexpr.partition(" ")[0])
+    if chosen is None or collection_path.is_dir():
+        return None
+    path = collection_path.relative_to(config.rootpath).as_posix()
+    return None if path in {name.partition("::")[0] for name in chosen} else True
+
+
+def mark_quick_cases(items: list[pytest.Item]) -> None:
+    """Takes the mark from the first cases of a function of which they are quick: `thorough(but=1)`."""
+    seen = collections.Counter[str]()
+    for item in items:
+        for mark in [mark for mark in item.own_markers if mark.name == "thorough" and "but" in mark.kwargs]:
+            function = item.nodeid.partition("[")[0]
+            seen[function] += 1
+            if seen[function] <= mark.kwargs["but"]:
+                item.own_markers.remove(mark)
+
+
 @pytest.hookimpl(tryfirst=True)  # before tests are deselected by their marks
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     for item in items:
-        for name, chosen in {"core": CORE, "optimized": OPTIMIZED}.items():
+        for name, chosen in LISTS.items():
             if item.nodeid.startswith(chosen):
                 item.add_marker(name)
+    mark_quick_cases(items)
     number, parts = config.option.share
     thorough = [item for item in items if item.get_closest_marker("thorough")]
     # Whole files, as tests of one file share the runs that they train.

@@ -83,6 +83,7 @@ def edges(bound: Bound | OneOf, default: typing.Any) -> tuple[list, list]:
     return [*outside, *bound.without, math.nan, math.inf, -math.inf], inside
 
 
+@pytest.mark.thorough(but=1)
 @pytest.mark.parametrize("name", EXPERIMENTS)
 def test_every_key_with_a_bound_refuses_what_is_outside_and_takes_what_is_at_it(name):
     found = [*bounded_keys(name)]

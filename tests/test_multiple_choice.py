@@ -95,6 +95,7 @@ def test_a_wrong_name_is_refused(tmp_path, also, why):
         named_evaluators(experiment, None, "test")
 
 
+@pytest.mark.thorough
 def test_it_measures_a_run_as_score_does(tmp_path, capfd):
     source = runs.write_corpus(tmp_path / "corpus")
     assert launch.main(runs.tiny(source, tmp_path / "run")) == 0

@@ -90,7 +90,8 @@ def test_the_notebook_example_works(monkeypatch, capsys, tmp_path):
 
 
 @pytest.mark.slow
-def test_the_training_command_beats_gzip_in_a_fresh_environment(tmp_path):
+@pytest.mark.parametrize("flags", ["--config.train.steps=150", pytest.param("", marks=pytest.mark.thorough)])
+def test_the_training_command_beats_gzip_in_a_fresh_environment(tmp_path, flags):
     clone = tmp_path / "clone"
     listed = subprocess.run(
         ["git", "ls-files", "-z"], cwd=runs.ROOT, capture_output=True, text=True, check=True
@@ -113,7 +114,11 @@ def test_the_training_command_beats_gzip_in_a_fresh_environment(tmp_path):
     environment.setdefault("PIP_CACHE_DIR", str(wheels))
     environment["XDG_CACHE_HOME"] = str(tmp_path / "cache")
     done = subprocess.run(
-        ["bash", "-euo", "pipefail", "-c", TRAIN], cwd=clone, env=environment, capture_output=True, text=True
+        ["bash", "-euo", "pipefail", "-c", f"{TRAIN} {flags}"],
+        cwd=clone,
+        env=environment,
+        capture_output=True,
+        text=True,
     )
     print(done.stdout, done.stderr)
     assert done.returncode == 0

@@ -96,6 +96,7 @@ def test_a_stage_is_the_run_with_its_keys(tmp_path, source, name):
     assert losses[0] == losses[1]
 
 
+@pytest.mark.thorough
 def test_the_loss_of_cut_rows_is_that_of_the_model_called_on_each(source):
     """Piece by piece, without the batch's positions; and with microbatches and a narrow window."""
     keys = ["train.until={'sequence_length': {'2': 8}, 'window': {'2': 3}}", "parallel.microbatches=2"]
@@ -255,6 +256,7 @@ def test_a_fork_with_nothing_changed_is_the_run_to_its_end(tmp_path, straight):
         assert_same(runs.state(tmp_path / str(at)), runs.state(straight))
 
 
+@pytest.mark.thorough
 def test_a_fork_goes_on_at_the_row_that_was_reached(monkeypatch, capfd, tmp_path, source, straight):
     """With another schedule, without one, and again with one."""
     monkeypatch.setattr(train, "run", lambda *_: 0)

@@ -45,6 +45,10 @@ class Item:
     def nodeid(self):
         return f"{self.path}::test_{self.number}"
 
+    @property
+    def own_markers(self):
+        return []
+
     def get_closest_marker(self, name):
         return self.thorough and name == "thorough"
 
@@ -67,6 +71,32 @@ def test_shares_have_every_thorough_test_once_and_all_others_always(parts):
         assert not {item.path for item in left_out} & {item.path for item in here if item.thorough}
         seen.update(here)
     assert all(seen[item] == (1 if item.thorough else parts) for item in items)
+
+
+def test_the_first_cases_of_a_function_are_quick():
+    """Of those that say how many; another mark of a case stays."""
+    own = {"test_a[1]": 1, "test_a[2]": 1, "test_b": None, "test_c[1]": 2, "test_a[3]": 1, "test_c[2]": 2}
+    marks = {None: pytest.mark.thorough.mark} | {i: pytest.mark.thorough(but=i).mark for i in (1, 2)}
+    other = pytest.mark.skipif(False, reason="").mark
+    items = [types.SimpleNamespace(nodeid=name, own_markers=[other, marks[i]]) for name, i in own.items()]
+    conftest.mark_quick_cases(items)
+    assert all(other in item.own_markers for item in items)
+    thorough = [item.nodeid for item in items if len(item.own_markers) == 2]
+    assert thorough == ["test_a[2]", "test_b", "test_a[3]"]
+
+
+@pytest.mark.parametrize("name", conftest.LISTS)
+def test_of_a_list_only_its_files_are_imported(name):
+    option = types.SimpleNamespace(markexpr=f"{name} and not thorough")
+    config = types.SimpleNamespace(option=option, rootpath=runs.ROOT)
+    files = [*(runs.ROOT / "tests").rglob("test_*.py")]
+    read = [path for path in files if not conftest.pytest_ignore_collect(path, config)]
+    assert {path.relative_to(runs.ROOT).as_posix() for path in read} == {
+        test.partition("::")[0] for test in conftest.LISTS[name]
+    }
+    option.markexpr = "not slow"
+    assert not any(conftest.pytest_ignore_collect(path, config) for path in files)
+    assert not any(conftest.pytest_ignore_collect(path.parent, config) for path in files)
 
 
 @pytest.mark.parametrize("text", ["", "1", "1/0", "a/2", "1/-2", "0.5/2"])

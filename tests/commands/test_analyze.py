@@ -10,7 +10,7 @@ from commands.opening import load
 from tests import runs
 from transformer.evaluation.embeddings import word_vectors
 
-pytestmark = pytest.mark.usefixtures("in_root", "drawn")
+pytestmark = [pytest.mark.usefixtures("in_root", "drawn"), pytest.mark.thorough]
 
 
 @pytest.fixture(scope="module")
@@ -77,7 +77,6 @@ def cosines(lines: list[str], count: int) -> np.ndarray:
     return np.array([[float(cell) for cell in line.split()[-count:]] for line in lines])
 
 
-@pytest.mark.thorough
 @pytest.mark.parametrize("kind", ["words", "bpe"])
 def test_the_table_of_a_run_is_compared_by_cosine(capfd, request, kind):
     folder = request.getfixturevalue(kind)
@@ -135,7 +134,6 @@ def test_questions_are_counted_by_section(capfd, words, tmp_path):
 SENTENCES = ["alpha beta gamma.", "Épsilon: Beta, delta beta!", "no such word: betas"]
 
 
-@pytest.mark.thorough
 @pytest.mark.parametrize("as_file", [True, False])
 def test_a_word_is_compared_with_itself_in_other_contexts(capfd, letters, tmp_path, as_file):
     """Of a model of bytes, where it is plain which states are the word's."""
@@ -167,7 +165,6 @@ def test_a_word_is_compared_with_itself_in_other_contexts(capfd, letters, tmp_pa
     assert picture.is_file()
 
 
-@pytest.mark.thorough
 def test_an_encoder_knows_what_follows_a_word_and_a_decoder_what_precedes_it(capfd, letters, masked):
     def known(folder, first: str, second: str) -> bool:
         """Whether the word's states differ between the two sentences."""
@@ -182,7 +179,6 @@ def test_an_encoder_knows_what_follows_a_word_and_a_decoder_what_precedes_it(cap
     assert len(analyze(capfd, masked, "--words=beta", "--contexts=beta. Beta")) == 5
 
 
-@pytest.mark.thorough
 def test_a_map_shows_what_is_asked_for_or_the_first_words(capfd, bpe, words, tmp_path):
     picture = tmp_path / "map.png"
     lines = analyze(capfd, words, "--words=alpha,beta", "--neighbours=alpha", f"--map={picture}")

@@ -53,6 +53,7 @@ def keys_of(compare, name):
     return json.loads((compare.folder / name / "keys.json").read_text())
 
 
+@pytest.mark.thorough
 def test_what_is_better_is_said_as_soon_as_it_is_shown(compare):
     said = compare("--b=model.norm=layer")
     assert said[0] == "equal steps: 2 steps of a, 2 of b"
@@ -75,6 +76,7 @@ def test_more_may_be_better(compare):
     assert compare("--b=model.norm=layer", "--metric=-eval/loss")[-1].startswith("a is better: b - a: -0.")
 
 
+@pytest.mark.thorough
 def test_no_difference_that_matters_and_no_decision(compare):
     said = compare("--b=model.norm=none", "--smallest=0.05")
     assert said[-1].startswith("no difference larger than 0.05: b - a: ")
@@ -90,6 +92,7 @@ def test_arms_may_be_files_and_keys_and_share_keys(compare):
     assert keys_of(compare, "b,seed=0")["train.batch_size"] == "4"
 
 
+@pytest.mark.thorough
 def test_equal_tokens_and_flops(compare):
     steps = "--config.train.steps=60"
     said = compare("--b=train.batch_size=16", "--basis=tokens", "--pairs=1", steps)

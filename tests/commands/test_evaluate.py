@@ -71,6 +71,7 @@ def test_several_sets_are_measured_while_training(trained):
     assert last["other/compressors/gzip"] < 1 < last["compressors/gzip"]
 
 
+@pytest.mark.thorough
 def test_the_loss_by_position_is_the_loss_divided(trained):
     run, params = opening.load(trained, [("train.evaluate_batches", "0")])
     found = run.evaluate(params, "train")
@@ -132,6 +133,7 @@ def test_any_number_of_devices_measures_the_same(capfd, trained):
     )
 
 
+@pytest.mark.thorough
 def test_a_file_is_measured_whole(capfd, trained, other):
     found = [evaluated(capfd, trained, f"--input={each}") for each in (other, f"text:{other}")]
     assert found[0] == found[1] and found[0].startswith(
@@ -183,6 +185,7 @@ def test_a_step_is_chosen(capfd, trained, corpus, tmp_path):
         assert printed[0] == printed[1]
 
 
+@pytest.mark.thorough
 def test_a_run_begins_with_a_step_of_another(trained, corpus, tmp_path):
     keys = [("initialize_from", f"{trained}@1"), ("data.source", corpus), ("optimizer.warmup_steps", "1")]
     values = opening.read_config("configs/lm.py:tiny", keys)

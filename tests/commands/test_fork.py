@@ -146,6 +146,7 @@ def test_cool_downs_of_a_stable_run_decay_to_their_ends(capfd, tmp_path, stable)
     assert_same(runs.state(unchanged), runs.state(more))
 
 
+@pytest.mark.thorough
 def test_the_state_of_a_checkpoint_begins_the_fork(monkeypatch, tmp_path, stable):
     found, run = begun(monkeypatch, stable, tmp_path / "new", "--config.parallel.mesh.fsdp=2")
     assert_same(found, runs.state(stable, AT))
@@ -175,6 +176,7 @@ OTHER_ROWS = {
 }
 
 
+@pytest.mark.thorough(but=1)
 @pytest.mark.parametrize("key", OTHER_ROWS)
 def test_other_rows_are_read_from_their_first(monkeypatch, capfd, tmp_path, stable, key):
     other = runs.write_corpus(tmp_path / "other", documents=20)
@@ -190,6 +192,7 @@ def test_other_rows_are_read_from_their_first(monkeypatch, capfd, tmp_path, stab
     assert (theirs == ours) == (key not in ("source", "validation"))
 
 
+@pytest.mark.thorough
 def test_other_validation_data_leave_the_rows_as_they_are(monkeypatch, tmp_path, stable):
     """Unless the first ones were a part of the source."""
     for number in (1, 2):
@@ -208,6 +211,7 @@ def test_data_that_only_lie_elsewhere_are_the_same(monkeypatch, tmp_path, stable
     assert record(tmp_path / "new")["batch"] == 2 and record(tmp_path / "new")["anew"] == {}
 
 
+@pytest.mark.thorough
 def test_an_average_may_begin_and_end(monkeypatch, tmp_path, stable):
     found, _ = begun(monkeypatch, stable, tmp_path / "on", "--config.optimizer.ema_decay=0.9")
     assert_same(found.ema, found.params)
@@ -217,6 +221,7 @@ def test_an_average_may_begin_and_end(monkeypatch, tmp_path, stable):
     assert_same(found, runs.state(stable, AT))
 
 
+@pytest.mark.thorough
 def test_another_optimizer_begins_anew_when_asked_and_warms_up(monkeypatch, capfd, tmp_path, stable):
     keys = ["--config.optimizer.name=adamw", "--config.optimizer.learning_rate=0.001"]
     assert launch.main(command(stable, tmp_path / "new", *keys)) == 2
@@ -300,6 +305,7 @@ REFUSED = {
 }
 
 
+@pytest.mark.thorough(but=1)
 @pytest.mark.parametrize("given", REFUSED)
 def test_what_cannot_be_forked_is_one_line_and_nothing_is_written(capfd, tmp_path, stable, given):
     before = runs.listing(stable.parent)
@@ -319,6 +325,7 @@ def test_a_run_without_a_checkpoint_cannot_be_forked(capfd, tmp_path, stable):
     assert os.listdir(tmp_path) == ["run"]
 
 
+@pytest.mark.thorough
 def test_data_that_have_changed_unsaid_are_refused(monkeypatch, capfd, tmp_path, source, stable):
     copy = tmp_path / "there"
     shutil.copytree(source.removeprefix("text:").removesuffix("/*.txt"), copy)

@@ -165,6 +165,7 @@ def test_trials_are_those_of_a_search_that_was_never_stopped(search, tmp_path):
     assert drawn(search(3, seed=1)) != whole[:3]
 
 
+@pytest.mark.thorough(but=1)
 @pytest.mark.parametrize("place", ["drawn", "half_drawn", "started", "ended", "told"])
 def test_a_killed_search_loses_no_trial_and_trains_none_twice(search, tmp_path, monkeypatch, place):
     """Killed at the third trial, at each place where something has just been written."""
@@ -216,6 +217,7 @@ def test_equal_trials_at_the_same_time_are_trained_once(search, tmp_path):
     assert begun(tmp_path) == {"rate=1": ["0"], "rate=2": ["0"]}
 
 
+@pytest.mark.thorough
 def test_failed_runs_are_failed_trials(search, tmp_path, capsys):
     found = search(8, "rate=13,2,3")
     said = capsys.readouterr().out
@@ -249,6 +251,7 @@ def test_a_metric_that_no_run_has_is_named_and_the_runs_are_stopped(search):
         search(4, metric="eval/los")
 
 
+@pytest.mark.thorough(but=1)
 @pytest.mark.parametrize("metric", ["eval/loss", "-eval/loss"])
 def test_the_best_is_that_of_all_metrics(search, tmp_path, metric):
     best = search(12, metric=metric, at_once=2).study.best_trial
@@ -258,6 +261,7 @@ def test_the_best_is_that_of_all_metrics(search, tmp_path, metric):
     assert best.value == (max(last) if metric.startswith("-") else min(last))
 
 
+@pytest.mark.thorough
 def test_what_halving_has_stopped_is_pruned(search, job, tmp_path, monkeypatch):
     halving = Halving("eval/loss", 1, 3, 2)
     slow = Work.fill
@@ -282,6 +286,7 @@ def test_what_halving_has_stopped_is_pruned(search, job, tmp_path, monkeypatch):
     assert again.reached[3] == halving.reached[3]
 
 
+@pytest.mark.thorough
 def test_a_removed_study_is_drawn_again_and_nothing_is_trained_again(search, tmp_path):
     before, started = drawn(search(5)), begun(tmp_path)
     (tmp_path / "runs/search.db").unlink()

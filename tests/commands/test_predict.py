@@ -145,6 +145,7 @@ def test_a_broken_packed_file_is_refused_in_one_line(tmp_path, data, said):
     assert message.startswith(f"--input: {path}") and said.format(path) in message and "\n" not in message
 
 
+@pytest.mark.thorough
 def test_a_table_is_read_by_the_names_of_the_run(capfd, tmp_path, classifier, table):
     texts = [line.split("\t")[0] for line in table.read_text().splitlines()[1:]]
     (tmp_path / "texts").write_text("\n".join(texts))
@@ -160,6 +161,7 @@ def test_a_table_is_read_by_the_names_of_the_run(capfd, tmp_path, classifier, ta
     assert capfd.readouterr().out == wanted
 
 
+@pytest.mark.thorough
 def test_a_table_is_measured_in_any_form(capfd, tmp_path, classifier, table):
     """Whole, also where the run has another validation source."""
     rows = [line.split("\t") for line in table.read_text().splitlines()[1:]]

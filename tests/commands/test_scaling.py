@@ -100,6 +100,7 @@ def test_a_budget_is_spent_with_the_schedule_stretched(tmp_path):
     assert job.name == "flops=1e+11,depth=2,seed=3"
 
 
+@pytest.mark.thorough
 def test_runs_are_trained_once_and_fitted(scaling):
     said = scaling(*FIT, "--seeds=2")
     assert sum("finished" in line for line in said) == 24
@@ -124,6 +125,7 @@ def test_runs_are_trained_once_and_fitted(scaling):
     assert again[0] == "24 of 24 runs have ended before" and again[1:] == said[heading:]
 
 
+@pytest.mark.thorough
 def test_budgets_without_a_minimum_are_named(scaling):
     said = scaling(FIT[0], "--budgets=2e11,4e11", "--depths=4,5,6,7")
     missing = [line for line in said if line.endswith("the parabola has no minimum among these depths")]
@@ -142,6 +144,7 @@ def test_parabolas_without_a_minimum_have_no_power_law():
     assert "by parabolas: no power law, since a budget has no minimum" in said(found)
 
 
+@pytest.mark.thorough
 def test_a_forecast_is_written_before_and_scored_after(scaling):
     assert "there is no" in scaling("--forecast=1e12", code=2)
     scaling(*FIT)
@@ -168,6 +171,7 @@ def test_a_forecast_is_written_before_and_scored_after(scaling):
     assert scaling("--score")[-1] == said[-1]
 
 
+@pytest.mark.thorough
 def test_a_failed_run_ends_it_and_the_same_command_goes_on(scaling, tmp_path):
     (tmp_path / "root" / "fails").touch()
     flags = [*FIT[:2], "--depths=1,2,3,5"]
@@ -184,6 +188,7 @@ def test_the_folder_is_named_after_the_config_or_must_be_given(capsys):
     assert "or, of a law that is there, --workdir: which run?" in capsys.readouterr().err
 
 
+@pytest.mark.thorough
 def test_a_config_that_has_changed_is_not_scored(scaling, tmp_path):
     config = tmp_path / "mine.py"
     text = """from configs import lm
@@ -199,6 +204,7 @@ def get_config():
     assert "has changed since" in scaling("--score", code=2)
 
 
+@pytest.mark.thorough(but=1)
 @pytest.mark.parametrize(
     ("flags", "said"),
     [

@@ -94,6 +94,7 @@ def test_what_search_writes_has_the_score_that_search_gives_it(rng, kind):
                 assert score.greedy or size > 1
 
 
+@pytest.mark.thorough
 def test_a_text_that_is_too_long_loses_its_beginning_and_says_so(rng):
     made = experiment("learned")
     most = made.config.model.max_length
@@ -105,6 +106,7 @@ def test_a_text_that_is_too_long_loses_its_beginning_and_says_so(rng):
     assert short[:3] == pytest.approx(whole[:3]) and short[:3] == pytest.approx(long[:3])
 
 
+@pytest.mark.thorough(but=1)
 @pytest.mark.parametrize(
     ("kind", "pair", "message"),
     [

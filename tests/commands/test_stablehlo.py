@@ -89,6 +89,7 @@ def test_the_program_beside_them_ends_where_the_text_does(trained, tmp_path, mon
     assert len(whole) == ROOM and new(whole[last]) == whole[:last]
 
 
+@pytest.mark.thorough
 def test_a_model_that_does_not_generate(tmp_path):
     run = opening.open_without_data(opening.read_config("configs/vision.py:tiny"), [])
     with pytest.raises(UserError, match="--format=stablehlo: a model of vision does not generate"):

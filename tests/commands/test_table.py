@@ -185,6 +185,7 @@ def test_it_needs_runs(capsys):
     assert capsys.readouterr().err == "error: --runs: which ones? 'runs/lm-sweep/*', say (--mode=table)\n"
 
 
+@pytest.mark.thorough
 def test_a_thousand_runs(tmp_path, capsys):
     for number in range(1000):
         write_run(tmp_path / f"{number:04}", [2.0] * 20, seed=number % 10, model={"d": number // 10})

@@ -216,6 +216,7 @@ def test_some_batches_are_not_the_longest_texts(tmp_path, rng):
         np.testing.assert_array_equal(one["tokens"], other["tokens"])
 
 
+@pytest.mark.thorough
 @pytest.mark.usefixtures("in_root")
 def test_the_embedded_snippets_divide_without_overlap():
     made = LabelledData(LabelledDataConfig(tokenizer="bytes"))

@@ -91,6 +91,7 @@ def test_processes_share_the_batches_of_training():
             np.testing.assert_array_equal(np.concatenate(parts), together.batch_at(step)["row"])
 
 
+@pytest.mark.thorough(but=1)
 @pytest.mark.parametrize("workers", [0, 1, 3])
 @pytest.mark.parametrize("repeat", [True, False])
 def test_iterating_from_any_step_is_the_same_as_asking(repeat, workers):

@@ -92,6 +92,7 @@ def test_of_a_pair_the_longer_text_is_truncated_first(rng):
         assert fit(sizes, room) == expected
 
 
+@pytest.mark.thorough(but=1)
 @pytest.mark.parametrize("stride", [0, 1, 7, 29, 30])
 def test_windows_hold_every_token_and_weigh_as_much_as_their_text(tmp_path, rng, stride):
     texts, labels = write(tmp_path / "a.tsv", rng)

@@ -67,6 +67,7 @@ def test_over_a_million_tokens_the_shares_are_those_of_the_paper(rng):
     assert places.std() < 1.5 * np.sqrt(places.mean())
 
 
+@pytest.mark.thorough(but=1)
 @pytest.mark.parametrize("kind", ["token", "word", "span"])
 def test_the_same_for_any_number_of_hosts_and_other_ones_each_time(rng, kind):
     mask = masking(kind, seed=3)

@@ -48,6 +48,7 @@ def test_half_of_the_second_texts_follow_and_the_others_are_of_another_document(
     assert np.mean(shares) == pytest.approx(0.5, abs=5 * 0.5 / np.sqrt(5 * len(rows.kept)))
 
 
+@pytest.mark.thorough
 def test_each_epoch_has_other_pairs_and_any_host_and_any_start_the_same_ones(small):
     def loader(**options):
         return small.loader("train", 8, seed=3, shuffle=True, repeat=True, **options)
@@ -152,6 +153,7 @@ def bayes(seen, train, held_out):
     return np.mean(right)
 
 
+@pytest.mark.thorough(but=1)
 @pytest.mark.parametrize("what", SEEN)
 def test_the_label_cannot_be_told_without_comparing_the_texts(pairs, what):
     assert bayes(SEEN[what], pairs["train"], pairs["validation"]) == pytest.approx(0.5, abs=0.02)

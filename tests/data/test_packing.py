@@ -14,6 +14,7 @@ def random_texts(rng, count=6, longest=40):
     return ["".join(rng.choice(ALPHABET, size)) for size in sizes]
 
 
+@pytest.mark.thorough(but=1)
 @pytest.mark.parametrize("length", [1, 2, 7, 64, 10_000])
 @pytest.mark.parametrize("kind", TOKENIZERS)
 def test_rows_are_those_made_by_hand(kind, length, rng, tmp_path):

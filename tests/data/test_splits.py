@@ -37,6 +37,7 @@ def records_of(count, alike, rng):
     return [records[i] for i in rng.permutation(count)]
 
 
+@pytest.mark.thorough(but=1)
 @pytest.mark.parametrize("kind", ["jsonl", "tsv", "csv"])
 @pytest.mark.parametrize("count", [90, 2000])
 def test_copies_with_another_id_are_in_one_split(tmp_path, rng, kind, count):
@@ -124,6 +125,7 @@ def test_a_key_says_by_what_a_file_is_divided(tmp_path, rng, kind, count):
     assert len(whole) == 1 and len(opened("test", divide=False)[0]) == count
 
 
+@pytest.mark.thorough
 def test_where_a_key_would_do_nothing_it_is_refused(tmp_path):
     (tmp_path / "a.txt").write_text("some text\n" * 30)
     for source, by in ((f"text:{tmp_path}/a.txt", "its files or the place"), ("snippets", "text")):

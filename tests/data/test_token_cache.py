@@ -168,6 +168,7 @@ TOKENISE = """
 """
 
 
+@pytest.mark.thorough
 def test_two_processes_start_together(tmp_path):
     (tmp_path / "a.txt").write_text("".join(f"{i} times é\n" for i in range(20_000)))
     command = [sys.executable, "-c", textwrap.dedent(TOKENISE), str(tmp_path), str(tmp_path / "cache")]
@@ -201,6 +202,7 @@ MEMORY = """
 """
 
 
+@pytest.mark.thorough
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="where Linux tells the use of memory")
 def test_memory_does_not_grow_with_the_corpus(tmp_path):
     line = "some text of no importance, é\n"

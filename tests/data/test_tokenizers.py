@@ -25,6 +25,7 @@ def counted(kind, some):
 texts = st.text() | st.text(alphabet=list("a é日🙂\n\r\t\x00\ufffd'<|>endoftext")) | st.just(END)
 
 
+@pytest.mark.thorough(but=1)
 @pytest.mark.parametrize("kind", ["bytes", "bpe"])
 @settings(max_examples=200, deadline=None)
 @given(text=texts)
@@ -53,6 +54,7 @@ def test_a_byte_is_its_own_id():
     assert made("bytes").eos_id == 256
 
 
+@pytest.mark.thorough(but=1)
 @pytest.mark.parametrize("kind", TOKENIZERS)
 @settings(max_examples=60, deadline=None)
 @given(some=st.lists(texts, min_size=1, max_size=4))
@@ -126,6 +128,7 @@ def test_a_stream_joins_to_the_whole(kind, data):
     assert "".join(made(kind).stream(ids)) == made(kind).decode(ids)
 
 
+@pytest.mark.thorough(but=1)
 @pytest.mark.parametrize("kind", TOKENIZERS)
 @settings(max_examples=60, deadline=None)
 @given(data=st.data())

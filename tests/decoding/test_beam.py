@@ -119,6 +119,7 @@ def roots(n):
     return np.arange(n, dtype=np.int32)[:, None], np.ones(n, np.int32)
 
 
+@pytest.mark.thorough(but=1)
 @pytest.mark.parametrize("kind", ["chain", "tree"])
 @pytest.mark.parametrize("vocabulary,depth", [(3, 4), (4, 3)])
 def test_a_beam_that_holds_everything_finds_the_best_of_all(rng, kind, vocabulary, depth):
@@ -169,6 +170,7 @@ def test_stopping_early_never_changes_what_is_found(rng, beam, n_best):
                 check(row, expected[: n_best or beam], depth)
 
 
+@pytest.mark.thorough(but=1)
 @pytest.mark.parametrize("penalty", [*PENALTIES, 10.0, -10.0])
 def test_one_beam_is_greedy(rng, penalty):
     """Whatever the penalty: also where a longer text than the greedy one would have the better score."""
@@ -250,6 +252,7 @@ def test_the_penalty_holds_the_loop_open_only_as_far_as_length_can_help():
         np.testing.assert_allclose(scores[0, 0], best, rtol=1e-5)
 
 
+@pytest.mark.thorough(but=1)
 @pytest.mark.parametrize("vocabulary,beam", [(1, 3), (2, 4), (3, 5)])
 def test_a_vocabulary_smaller_than_the_beam_leaves_places_empty(rng, vocabulary, beam):
     for eos in (EOS, -1):
@@ -311,7 +314,8 @@ def test_scores_are_what_the_whole_model_gives(rng):
         np.testing.assert_allclose(scores[i, j], normalized(score, length, 0.6), atol=1e-3)
 
 
-@pytest.mark.parametrize("kind", ["window", pytest.param("translation", marks=pytest.mark.thorough)])
+@pytest.mark.thorough
+@pytest.mark.parametrize("kind", ["window", "translation"])
 def test_a_cache_that_grows_changes_nothing(rng, monkeypatch, kind):
     """Of texts of which some end in each part; a layer with a window becomes a ring while the beams share
     their prompt's keys."""

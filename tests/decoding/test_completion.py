@@ -287,6 +287,7 @@ class Slots(Chain):
         return cache.at[:, 0].add(-n)
 
 
+@pytest.mark.thorough(but=1)
 @pytest.mark.parametrize("drafted", [0, 1, 4])
 def test_nothing_is_read_beyond_the_cache(rng, monkeypatch, growths, drafted):
     """However many drafted tokens are accepted at once."""

@@ -28,6 +28,7 @@ def roots(n):
     return np.arange(n, dtype=np.int32)[:, None], np.ones(n, np.int32)
 
 
+@pytest.mark.thorough(but=1)
 @pytest.mark.parametrize("draft_tokens,max_new_tokens", [(1, 6), (4, 7), (6, 3)])
 def test_greedy_is_the_target_s_whatever_the_draft(rng, draft_tokens, max_new_tokens):
     for trial in range(8):

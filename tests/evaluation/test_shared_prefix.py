@@ -50,7 +50,7 @@ def drawn(rng):
 
 
 @pytest.mark.parametrize("kind", [
-    pytest.param(kind, marks=[] if kind in ("window", "some linear") else pytest.mark.thorough)
+    pytest.param(kind, marks=[] if kind == "window" else pytest.mark.thorough)
     for kind in KINDS
 ])  # fmt: skip
 def test_scores_are_those_of_each_row_by_itself(kind, rng):
@@ -93,6 +93,7 @@ def test_one_of_all_tokens_is_the_likeliest(rng):
     assert np.exp([score.log_likelihood for score in found[:-1]]).sum() == pytest.approx(1, abs=1e-5)
 
 
+@pytest.mark.thorough
 def test_fewer_bits_are_not_for_likelihoods(rng):
     experiment, params = make(rng)
     rows = drawn(rng)

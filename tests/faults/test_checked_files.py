@@ -26,6 +26,7 @@ def flip(file, rng, start=0):
     file.write_bytes(content)
 
 
+@pytest.mark.thorough
 def test_of_a_hundred_flipped_bits_none_is_read(tmp_path, rng, capfd):
     """In all files of a cache, that of the checksums too."""
     cache = TokenCache.of(Texts(TEXTS), BYTES, tmp_path)

@@ -59,6 +59,7 @@ def saved(tmp_path_factory):
     return folder, jax.device_get(state), abstract
 
 
+@pytest.mark.thorough(but=1)
 @pytest.mark.parametrize("damage", [flip, cut, empty, delete])
 def test_what_is_read_is_what_was_written_or_is_refused(saved, tmp_path, damage: Damage, rng):
     """Of every file, at random places; files that only repeat what others say may be lost."""

@@ -28,6 +28,7 @@ from transformer.errors import UserError
 BYTES = Tokenizer.train("bytes")
 
 
+@pytest.mark.thorough(but=1)
 @pytest.mark.parametrize("kind", KINDS)
 def test_damaged_files_are_read_or_refused_in_a_line(kind, rng):
     drawn = random.Random(int(rng.integers(1 << 30)))

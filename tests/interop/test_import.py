@@ -67,6 +67,7 @@ def test_both_commands_count_the_same_parameters(imported, gpt2, tmp_path, capfd
     assert capfd.readouterr().out.count(f" {size:,} parameters ") == 2
 
 
+@pytest.mark.thorough
 def test_an_imported_model_predicts_and_is_evaluated(imported, corpus, capfd):
     assert launch.main([f"--workdir={imported}", "--mode=predict", "--prompt=né", "--max_new_tokens=4"]) == 0
     assert capfd.readouterr().out.startswith("né")
@@ -214,6 +215,7 @@ def test_folders_that_are_there_are_not_written_over(gpt2, imported, tmp_path, c
     assert "there is no such folder" in capfd.readouterr().err
 
 
+@pytest.mark.thorough
 def test_a_model_with_parts_that_no_family_has_is_not_exported(corpus, tmp_path, capfd):
     assert launch.main(runs.tiny(corpus, tmp_path / "run", "--config.model.position=alibi")) == 0
     capfd.readouterr()

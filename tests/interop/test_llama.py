@@ -50,6 +50,7 @@ def model(request, tmp_path_factory):
     return parity.Imported(parity.save(made, folder, 1)), made, count
 
 
+@pytest.mark.thorough(but=1)
 def test_logits(model, rng):
     parity.check_logits(*model[:2], rng, 48)
 

@@ -45,6 +45,7 @@ def imported(theirs):
     return pairs.Pairs(theirs[0])
 
 
+@pytest.mark.thorough(but=1)
 def test_logits(imported, theirs, rng):
     pairs.check_logits(imported, theirs[1], rng)
 

@@ -87,6 +87,7 @@ def by_loop(kind, params, x_btd, k, capacity=math.inf, valid_bt=None):
     return y_btd, dropped
 
 
+@pytest.mark.thorough(but=1)
 @pytest.mark.parametrize("k", [1, 2])
 @pytest.mark.parametrize("kind", ACTIVATIONS)
 def test_against_float64(kind, k, rng):

@@ -79,6 +79,7 @@ def test_what_is_not_finite_stays_in_its_group(size, rng):
     np.testing.assert_array_equal(np.isfinite(sums).all(axis=(1, 2)), [True, False, True])
 
 
+@pytest.mark.thorough
 def test_blocks_have_every_row_once(rng):
     blocks_of = jax.jit(Blocks.of, static_argnums=(1, 2))
     for _ in range(12):

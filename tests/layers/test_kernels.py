@@ -116,6 +116,7 @@ def small_blocks():
         yield
 
 
+@pytest.mark.thorough(but=1)
 @pytest.mark.parametrize("kernel", KERNELS)
 @pytest.mark.parametrize("t", [1, 8, 29])
 @pytest.mark.parametrize("window", [None, 1, 5])
@@ -131,6 +132,7 @@ def test_queries_that_begin_after_keys(rng, kernel, pattern):
     assert_exact(KERNELS[kernel], rng, Mask(causal=True, pattern=pattern, start=start), t, s=start + t)
 
 
+@pytest.mark.thorough(but=1)
 @pytest.mark.parametrize("kernel", KERNELS)
 @pytest.mark.parametrize("h,g,bias_heads", [(4, 4, 1), (4, 1, 0), (6, 3, -1)])
 def test_segments_groups_and_biases(rng, kernel, h, g, bias_heads):
@@ -158,6 +160,7 @@ def test_a_query_side_and_a_key_side_of_different_lengths(rng, kernel, pattern):
 SPARSE = [Window(2, dilation=3), Strided(5), Fixed(5, 2), Global(3, 2), Blocks(4)]
 
 
+@pytest.mark.thorough(but=1)
 @pytest.mark.parametrize("kernel", sorted(KERNELS.keys() - {"unrolled"}))
 @pytest.mark.parametrize("pattern", SPARSE, ids=repr)
 @pytest.mark.parametrize("causal", [True, False])
@@ -165,6 +168,7 @@ def test_patterns(rng, kernel, pattern, causal):
     assert_exact(KERNELS[kernel], rng, Mask(causal=causal, pattern=pattern), 29, h=2, g=2)
 
 
+@pytest.mark.thorough(but=1)
 @pytest.mark.parametrize("kernel", KERNELS)
 @pytest.mark.parametrize("h,g,d,bias_heads", [(4, 2, 2, 0), (4, 1, 4, 0), (2, 2, 2, 2)])
 def test_blocks_drawn_for_each_head(rng, kernel, h, g, d, bias_heads):

@@ -76,6 +76,7 @@ def masks(rng, t):
 NAMES = ["full", "causal", "window", "packed", "invalid", "all"]
 
 
+@pytest.mark.thorough(but=1)
 @pytest.mark.parametrize("name", NAMES)
 def test_what_cudnn_is_asked_is_the_same_attention(rng, monkeypatch, name):
     """JAX's own implementation in its place: masks, windows, groups and biases mean what they should."""
@@ -100,6 +101,7 @@ def crossing(rng, t, s):
     return Mask(queries, keys, jnp.asarray(rng.random((2, s)) < 0.8))
 
 
+@pytest.mark.thorough(but=1)
 @pytest.mark.parametrize("name", ["packed", "invalid", "all", "crossing"])
 @pytest.mark.parametrize("scale", [0.0, 1 / 256])
 def test_segments_in_columns_of_queries_and_keys_are_the_same_attention(rng, monkeypatch, name, scale):

@@ -168,6 +168,7 @@ def some_positions(rng, batch):
     return rng.integers(0, 24, (batch, 5)), rng.integers(0, 24, (batch, 6))
 
 
+@pytest.mark.thorough(but=1)
 @pytest.mark.parametrize("rows", [1, 2])
 @pytest.mark.parametrize("kind", BIASES)
 def test_bias_and_its_gradient_against_the_formula(rng, kind, rows):
@@ -252,6 +253,7 @@ def test_transformer_xl_sees_distances_alone_far_from_the_start(rng):
 # What holds for every encoding.
 
 
+@pytest.mark.thorough(but=1)
 @pytest.mark.parametrize("name", POSITIONS)
 def test_every_encoding_keeps_shape_and_type(name):
     module = build(name, max_length=16, head_dim=8)
@@ -272,6 +274,7 @@ def test_every_encoding_keeps_shape_and_type(name):
     assert values is None or (values.shape == (2, 4, 1, 8) and values.dtype == jnp.float32)
 
 
+@pytest.mark.thorough(but=1)
 @pytest.mark.parametrize("name", POSITIONS)
 def test_parts_of_queries_and_keys_make_up_the_whole(rng, name):
     module, params = make(rng, name)

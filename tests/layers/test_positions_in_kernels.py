@@ -56,6 +56,7 @@ def program(f, params, weights):
     return jax.jit(jax.grad(weighed, has_aux=True)).trace(params)
 
 
+@pytest.mark.thorough(but=1)
 @pytest.mark.parametrize("kernel,position", pairs(*KERNELS))
 def test_of_packed_rows(rng, kernel, position):
     config = DecoderConfig(**SIZES, kernel=kernel, position=position)

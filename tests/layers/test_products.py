@@ -13,6 +13,7 @@ from transformer.models.decoder import DecoderConfig
 from transformer.models.encoder_decoder import EncoderDecoderConfig
 
 
+@pytest.mark.thorough(but=1)
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("name", [name for name, make in PATTERNS.items() if make])
 def test_pairs_are_those_of_the_mask(rng, monkeypatch, name, causal):
@@ -43,6 +44,7 @@ def test_layers_are_counted_by_their_own_pattern_and_width():
     assert found == expected + across
 
 
+@pytest.mark.thorough(but=1)
 @pytest.mark.parametrize("mixer", ["multi_head", "latent", "plain"])
 def test_products_of_a_pair_are_those_of_the_program(mixer):
     """FLOPs grow with the square of the length by 2 x products, forward; a few more are of the softmax."""

@@ -46,6 +46,7 @@ def test_float8_errs_by_a_sixteenth_of_an_entry(rng):
     np.testing.assert_allclose(dense(found, "float32"), exact(found), rtol=1e-6)
 
 
+@pytest.mark.thorough(but=1)
 @pytest.mark.parametrize("kind", ["int8", "float8"])
 @pytest.mark.parametrize("dtype,error", [("float32", 1e-5), ("bfloat16", 2e-2)])
 @pytest.mark.parametrize("contracted,features", [((7,), (2, 3)), ((3, 5), (4,)), ((3, 87), (257,))])
@@ -79,6 +80,7 @@ def test_a_table_in_int8_is_looked_up_and_multiplied_by_its_rows(rng):
     np.testing.assert_allclose(logits[..., :5], (x @ exact(small).T)[..., :5], rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.thorough(but=1)
 @pytest.mark.parametrize("with_values", [True, False])
 def test_a_cache_in_int8_holds_every_entry_to_half_a_step(rng, with_values):
     """Written at its start, in its middle and at its end, grown, and as a ring: what it holds is the

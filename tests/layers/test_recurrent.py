@@ -52,6 +52,7 @@ def packed(rng, lengths=((3, 1, 4), (2, 5)), t=10):
     return segments, rng.normal(size=(*segments.shape, INPUTS)).astype(np.float32)
 
 
+@pytest.mark.thorough(but=1)
 @pytest.mark.parametrize("with_begin", [False, True])
 @pytest.mark.parametrize("reverse", [False, True])
 @pytest.mark.parametrize("cell", CELLS)
@@ -73,6 +74,7 @@ def test_each_segment_of_packed_rows_is_a_loop_of_its_own(rng, cell, reverse, wi
     assert np.isfinite(got).all()
 
 
+@pytest.mark.thorough(but=1)
 @pytest.mark.parametrize("reverse", [False, True])
 @pytest.mark.parametrize("cell", CELLS)
 def test_the_gradient_is_that_of_steps_in_a_row(rng, cell, reverse):

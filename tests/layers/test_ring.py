@@ -61,18 +61,21 @@ def assert_like_one_device(rng, devices, mask, t, s=None, *, data=1, scoring=Non
     jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, atol=1e-5, rtol=3e-5), got, expected)
 
 
+@pytest.mark.thorough(but=1)
 @pytest.mark.parametrize("devices,data", [(1, 1), (2, 2), (4, 1), (8, 1)])
 def test_packed_segments_under_a_causal_mask(rng, devices, data):
     packed = jnp.asarray(segments(rng, 2, 48))
     assert_like_one_device(rng, devices, Mask(packed, packed, causal=True), 48, data=data)
 
 
+@pytest.mark.thorough
 def test_blocks_of_the_kernel_inside_the_parts_of_the_ring(rng, monkeypatch):
     """Parts of 5 tokens in blocks of 2: the last block of each is filled up."""
     monkeypatch.setattr(parts, "SIZES", (2,))
     assert_like_one_device(rng, 4, Mask(causal=True), 40)
 
 
+@pytest.mark.thorough(but=1)
 @pytest.mark.parametrize(
     "window", [Window(1), Window(4), Window(8), Window(4, dilation=3), Window(99)], ids=repr
 )
@@ -88,6 +91,7 @@ def test_a_window_passes_keys_on_only_as_far_as_it_reaches(rng, window):
     assert program.count("ppermute") == 2 * (passes + 1)  # of keys and values; nobody needs the last
 
 
+@pytest.mark.thorough
 def test_rows_that_may_see_nothing(rng):
     valid = rng.random((2, 24)) < 0.4
     valid[0] = False
@@ -95,11 +99,13 @@ def test_rows_that_may_see_nothing(rng):
     assert_like_one_device(rng, 4, Mask(key_valid_bs=jnp.asarray(valid), causal=True), 24)
 
 
+@pytest.mark.thorough
 def test_without_a_causal_mask_the_lengths_may_differ(rng):
     target, source = jnp.asarray(segments(rng, 2, 9)), jnp.asarray(segments(rng, 2, 15))
     assert_like_one_device(rng, 3, Mask(target, source), 9, 15)
 
 
+@pytest.mark.thorough
 def test_positions_sinks_and_soft_cap(rng):
     """The biases' table is whole on every device, and its gradient the sum of what all found."""
     t = 16
@@ -113,6 +119,7 @@ def test_positions_sinks_and_soft_cap(rng):
     assert_like_one_device(rng, 2, Mask(causal=True), t, scoring=scoring, learned=learned)
 
 
+@pytest.mark.thorough
 def test_keys_go_round_and_are_nowhere_gathered(rng):
     x = jnp.zeros((2, 64, 2, 8))
     with around(4, data=2) as mesh:
@@ -144,6 +151,7 @@ def test_every_device_multiplies_the_same_under_a_causal_mask(monkeypatch):
     assert sorted(seen) == [(i, j) for i in range(2 * n) for j in range(i + 1)]
 
 
+@pytest.mark.thorough
 def test_a_model_on_a_mesh_with_context_and_tensor_is_that_on_one_device(rng):
     """Heads over `tensor`, rows over `data`, tokens over `context`; a bias for each head goes along."""
     tokens = jnp.asarray(rng.integers(0, 32, (2, 16)))
@@ -169,6 +177,7 @@ def mean_square(model, params, tokens, packed):
     return jnp.mean(jnp.square(model.apply({"params": params}, tokens, segments_bt=packed)))
 
 
+@pytest.mark.thorough(but=1)
 @pytest.mark.parametrize(
     "mask,t,rate,message",
     [

@@ -137,6 +137,7 @@ def test_heads_over_devices_too_in_a_model_of_rematerialised_layers(rng):
     jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, atol=2e-4, rtol=2e-3), got, expected)
 
 
+@pytest.mark.thorough
 def test_the_blocks_are_lowered_for_tpus(rng):
     """With heads on several devices too, to the kernels' custom calls: none is left for the compiler to
     divide, which it refuses."""

@@ -78,6 +78,7 @@ def test_yarn_divides_only_what_turns_slowly():
     assert score_factor == pytest.approx((1 + math.log(factor) / 10) ** 2)
 
 
+@pytest.mark.thorough(but=1)
 @pytest.mark.parametrize(
     ("width", "base", "factor", "length"), [(64, 1e4, 16.0, 4096), (16, 500.0, 2.0, 64), (8, 1e4, 4.0, 100)]
 )
@@ -121,6 +122,7 @@ def test_the_trained_length_is_the_longest_over_the_factor_unless_given(rng):
     assert config.idle().keys() == StackConfig().idle().keys() - {"position_original_length"}
 
 
+@pytest.mark.thorough(but=1)
 @pytest.mark.parametrize("num_kv_heads", [4, 2])
 def test_yarn_in_multi_head_attention_stretches_queries_and_keys(rng, num_kv_heads):
     """Softmax of (s R q) . (s R k) / sqrt(k) with s = 0.1 ln(factor) + 1, in float64."""

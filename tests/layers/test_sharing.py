@@ -67,6 +67,7 @@ def test_decoding_is_the_sequence_form(rng, changes):
     incremental.check_steps(rng, *make(rng, **changes))
 
 
+@pytest.mark.thorough
 def test_all_layers_read_one_table(rng):
     """The model with a table in each layer computes the same if all these are equal."""
     model, params = make(rng)

@@ -26,6 +26,7 @@ def told(model, *inputs, **options):
     return lines
 
 
+@pytest.mark.thorough(but=1)
 @pytest.mark.parametrize("scan", [False, True])
 def test_each_kind_of_layers_has_its_kernel_and_the_reason(monkeypatch, scan):
     model = Decoder(DecoderConfig(d_model=128, num_heads=2, scan_layers=scan, remat="full", **KINDS), 11)
@@ -36,6 +37,7 @@ def test_each_kind_of_layers_has_its_kernel_and_the_reason(monkeypatch, scan):
     assert told(model, tokens) == [f"attention: splash {both} (splash: it has no dropout of weights)"]
 
 
+@pytest.mark.thorough
 def test_all_three_attentions_of_an_encoder_decoder():
     model = EncoderDecoder(EncoderDecoderConfig(num_layers=2), 11)
     tokens = jnp.zeros((2, 16), jnp.int32)

@@ -57,6 +57,7 @@ def test_texts_that_share_a_row_are_classified_as_alone(rng, pooling, placement)
     np.testing.assert_array_equal(apply(other, segments, positions, 4)[0, :3], together[:3])
 
 
+@pytest.mark.thorough(but=1)
 @pytest.mark.parametrize(
     ("pooling", "keys"),
     [(pooling, {}) for pooling in POOLINGS]
@@ -107,6 +108,7 @@ def test_padding_gets_no_gradient(rng, pooling):
     assert (gradient[[0, 3]] > 0).all() or pooling == "max"
 
 
+@pytest.mark.thorough
 def test_without_positions_the_order_of_tokens_is_nothing_to_a_mean(rng):
     model, params = make(rng, position="none")
     text = rng.integers(0, VOCAB, 9)

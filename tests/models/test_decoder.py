@@ -28,11 +28,8 @@ def tokens(rng, b=2, t=8):
     return jnp.asarray(rng.integers(0, VOCAB, (b, t)))
 
 
-@pytest.mark.parametrize("placement", [
-    "pre",
-    pytest.param("post", marks=pytest.mark.thorough),
-    pytest.param("sandwich", marks=pytest.mark.thorough),
-])  # fmt: skip
+@pytest.mark.thorough(but=1)
+@pytest.mark.parametrize("placement", ["pre", "post", "sandwich"])
 @pytest.mark.parametrize("position", POSITIONS)
 def test_future_tokens_carry_zero_gradient(rng, position, placement):
     model, params = make(rng, position=position, norm_placement=placement, tie_embeddings=False)
@@ -49,6 +46,7 @@ def test_future_tokens_carry_zero_gradient(rng, position, placement):
     np.testing.assert_array_equal(size[at + 1 :], 0)
 
 
+@pytest.mark.thorough(but=1)
 @pytest.mark.parametrize("position", POSITIONS)
 def test_packed_documents_equal_separate_ones(rng, position):
     model, params = make(rng, position=position)
@@ -146,6 +144,7 @@ def test_tied_embeddings_are_one_array(rng):
     )
 
 
+@pytest.mark.thorough(but=1)
 @pytest.mark.parametrize("tie", [False, True])
 def test_the_vocabulary_s_padding_has_no_probability(rng, tie):
     model, params = make(rng, tie_embeddings=tie)
@@ -153,6 +152,7 @@ def test_the_vocabulary_s_padding_has_no_probability(rng, tie):
     np.testing.assert_array_equal(probabilities[..., VOCAB:], 0)
 
 
+@pytest.mark.thorough(but=1)
 @pytest.mark.parametrize("norm", NORMS)
 def test_half_precision_stays_near_full(rng, norm):
     model, params = make(rng, norm=norm)

@@ -34,6 +34,7 @@ FAMILIES = {
 }
 
 
+@pytest.mark.thorough(but=1)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_against_float64(rng, family):
     """Two texts and padding in a row, the second token of each of another type; and the gradient."""

@@ -153,6 +153,7 @@ def test_speculation_on_targets_changes_nothing(rng, config):
     np.testing.assert_array_equal(got, expected)
 
 
+@pytest.mark.thorough
 def test_the_future_of_the_target_is_not_seen_and_all_of_the_source_is(rng):
     model, params = make(SMALL, rng)
     source, tokens = tokens_of(rng, 1, 4), tokens_of(rng, 1, 5)
@@ -181,6 +182,7 @@ def test_the_future_of_the_target_is_not_seen_and_all_of_the_source_is(rng):
     assert (of_source > 0).all() and (of_target[:3] > 0).all() and (of_target[3:] == 0).all()
 
 
+@pytest.mark.thorough
 def test_without_positions_the_order_of_the_source_does_not_matter(rng):
     model, params = make(dataclasses.replace(SMALL, position="none"), rng)
     source, tokens = tokens_of(rng, 2, 6), tokens_of(rng, 2, 4)
@@ -217,6 +219,7 @@ def test_an_impossible_shape_is_refused():
         dataclasses.replace(SMALL, num_encoder_layers=-1)
 
 
+@pytest.mark.thorough
 def test_targets_begin_with_the_token_that_they_are_said_to_begin_with(rng):
     model, params = make(SMALL, rng)
     source = tokens_of(rng, 2, 4)

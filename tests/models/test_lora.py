@@ -100,6 +100,7 @@ def test_adapters_are_a_change_of_the_kernels_that_begins_as_none(rng, name):
     assert np.abs(got - apply(model, others)).max() > 1e-2
 
 
+@pytest.mark.thorough(but=1)
 @pytest.mark.parametrize(
     ("name", "expected"),
     [

@@ -31,6 +31,7 @@ def make(rng, next_sentence=True, **keys):
     return model, random_params(rng, model, one, one)
 
 
+@pytest.mark.thorough(but=1)
 @pytest.mark.parametrize("act", [gelu, gelu_exact])
 def test_the_logits_against_float64(rng, act):
     """E Norm(act(x W + b)) + c, of the states at the places."""
@@ -44,6 +45,7 @@ def test_the_logits_against_float64(rng, act):
     np.testing.assert_allclose(found[..., :VOCAB], expected[..., :VOCAB], atol=2e-5, rtol=2e-5)
 
 
+@pytest.mark.thorough
 def test_only_the_places_asked_for_have_logits_and_packed_equals_alone(rng):
     model, params = make(rng)
     texts = [rng.integers(0, VOCAB, n) for n in (6, 9)]

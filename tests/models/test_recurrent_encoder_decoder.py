@@ -89,6 +89,7 @@ def test_what_each_output_depends_on(rng, changes, monkeypatch):
     np.testing.assert_array_equal(reads_target, (segments[0] == 2) & (np.arange(8) <= at))
 
 
+@pytest.mark.thorough(but=1)
 @pytest.mark.parametrize("bidirectional", [False, True])
 def test_only_a_bidirectional_encoder_sees_to_the_right(rng, bidirectional):
     model, params = make(rng, bidirectional=bidirectional)
@@ -101,6 +102,7 @@ def test_only_a_bidirectional_encoder_sees_to_the_right(rng, bidirectional):
     np.testing.assert_array_equal(changed, [bidirectional] * 3 + [True] * 2)
 
 
+@pytest.mark.thorough(but=1)
 @pytest.mark.parametrize("kind", ["dot", "additive"])
 def test_attention_weights_are_shown_when_asked_for_and_stay_within_the_pair(rng, kind):
     model, params = make(rng, attention=kind)
@@ -119,6 +121,7 @@ def test_attention_weights_are_shown_when_asked_for_and_stay_within_the_pair(rng
     np.testing.assert_allclose(weights_bhts.sum(-1)[:, 0], segments > 0, atol=1e-6)
 
 
+@pytest.mark.thorough
 def test_context_and_state_are_combined_and_squashed(rng):
     """tanh(W [context; s]), with large values, where a tanh is far from its argument."""
     model, params = make(rng, attention="dot")
@@ -176,6 +179,7 @@ def test_steps_equal_the_full_pass_also_with_several_rows_a_source(rng, changes)
     np.testing.assert_allclose(got, full[..., :VOCAB], atol=2e-5)
 
 
+@pytest.mark.thorough
 def test_padding_of_a_source_is_never_read_in_decoding(rng):
     model, params = make(rng)
     lengths = np.array([3, 5], np.int32)
@@ -192,6 +196,7 @@ def test_padding_of_a_source_is_never_read_in_decoding(rng):
         np.testing.assert_array_equal(a, b)
 
 
+@pytest.mark.thorough
 def test_greedy_generation_is_the_likeliest_of_the_full_pass(rng):
     model, params = make(rng)
     source, lengths = rng.integers(0, VOCAB, (2, 4)).astype(np.int32), np.array([4, 4], np.int32)

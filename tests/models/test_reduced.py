@@ -84,6 +84,7 @@ def divergence(logits, others):
     return (np.exp(p) * (p - q)).sum(-1)
 
 
+@pytest.mark.thorough(but=1)
 @pytest.mark.parametrize("kind", KINDS)
 def test_decoding_reads_what_is_stored(rng, kind, monkeypatch):
     """int8 weights and an int8 cache give the logits of the rounded parameters, keys and values in float32:
@@ -103,6 +104,7 @@ def test_decoding_reads_what_is_stored(rng, kind, monkeypatch):
     assert difference.max() < 0.03 and np.median(difference) < 1e-4
 
 
+@pytest.mark.thorough(but=1)
 @pytest.mark.parametrize("kind", KINDS)
 def test_which_parameters_are_reduced(rng, kind):
     """All of products, so that x . W = (x . values) scale; a second time nothing changes."""
@@ -117,6 +119,7 @@ def test_which_parameters_are_reduced(rng, kind):
     assert all(a is b for a, b in zip(again, jax.tree.leaves(small), strict=True))
 
 
+@pytest.mark.thorough
 def test_the_model_stays_near(rng):
     """With parameters of the size that training gives them, of sure and of unsure predictions."""
     config = dataclasses.replace(CONFIG, d_model=64, d_ff=256, num_kv_heads=2)
@@ -140,6 +143,7 @@ def test_the_model_stays_near(rng):
         assert (full.argmax(-1) == other.argmax(-1)).mean() > 0.9
 
 
+@pytest.mark.thorough
 def test_weights_in_bfloat16_are_those_of_a_computation_in_bfloat16(rng):
     model = dataclasses.replace(CONFIG, dtype="bfloat16", num_layers=1).build(VOCAB)
     params = random_params(rng, model, jnp.zeros((1, 1), jnp.int32))

@@ -23,6 +23,7 @@ CONFIG = DecoderConfig(**SIZES, num_kv_heads=2, value_embeddings=(0, -1))
 VOCAB = 19
 
 
+@pytest.mark.thorough
 def test_initially_a_model_is_almost_the_one_without(rng):
     """Its other parameters are the same, by the same seed."""
     tokens = rng.integers(0, VOCAB, (2, 7))
@@ -40,6 +41,7 @@ def test_initially_a_model_is_almost_the_one_without(rng):
     np.testing.assert_array_equal(jax.jit(valued.apply)({"params": none}, tokens), expected)
 
 
+@pytest.mark.thorough(but=1)
 @pytest.mark.parametrize("skips", [False, True])
 def test_against_numpy(rng, skips):
     """And read a token at a time."""

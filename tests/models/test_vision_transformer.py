@@ -69,6 +69,7 @@ def test_without_positions_the_order_of_patches_is_nothing(rng, pooling):
     assert np.abs(apply(within) - apply(images)).max() > 1e-3
 
 
+@pytest.mark.thorough(but=1)
 @pytest.mark.parametrize("position", [name for name in POSITIONS if name != "none"])
 def test_with_positions_it_is_not(rng, position):
     model, params, images = make(rng, position=position)

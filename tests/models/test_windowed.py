@@ -31,6 +31,7 @@ def reach(config):
     return found
 
 
+@pytest.mark.thorough
 def test_full_attention_becomes_a_window_and_wider_windows_narrower():
     plain = DecoderConfig(**SIZES)
     assert reach(plain) == {"": 12}

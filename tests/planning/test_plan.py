@@ -46,6 +46,7 @@ def small(**keys):
     return run_of(**({key.replace(".", "__"): value for key, value in SMALL.items()} | keys))
 
 
+@pytest.mark.thorough(but=1)
 @pytest.mark.parametrize(
     "config",
     [
@@ -129,6 +130,7 @@ def test_flops_are_those_of_the_model():
     assert full.schedule.flops > 1.15 * plan.schedule.flops
 
 
+@pytest.mark.thorough
 def test_devices_share_the_flops_and_gather_the_parameters():
     run = small(devices=8, parallel__mesh__fsdp=8, parallel__mesh__data=1)
     one, eight = make_plan(small()), make_plan(run)

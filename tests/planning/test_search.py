@@ -70,6 +70,7 @@ def meshes_of(devices):
     return [tuple(each.values()) for each in meshes(devices)]
 
 
+@pytest.mark.thorough
 def test_candidates_are_sorted_and_possible(memory):
     found = candidates(planned, [])
     assert [each.seconds for each in found] == sorted(each.seconds for each in found)
@@ -79,6 +80,7 @@ def test_candidates_are_sorted_and_possible(memory):
     assert all(each.keys["parallel.microbatches"] == "1" for each in found)
 
 
+@pytest.mark.thorough
 def test_less_memory_asks_for_more_devices_or_less_to_save(memory):
     plenty = candidates(planned, [])
     most = max(each.memory for each in plenty)

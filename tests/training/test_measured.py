@@ -152,6 +152,7 @@ def test_a_layer_of_a_kind_has_its_number_in_the_stack(rng):
         np.testing.assert_allclose(found[f"norms/gradient/blocks/{i}"].mean, expected, rtol=1e-6)
 
 
+@pytest.mark.thorough
 def test_microbatches_measure_the_same_batch(rng):
     config, params, batch = make(rng)
     batch["segments"][:] = 1

@@ -93,6 +93,7 @@ def test_the_update_of_each_gate_is_orthogonal(rng, changes):
         assert sizes.min() > 0.6 and sizes.max() < 1.3
 
 
+@pytest.mark.thorough
 def test_rules_and_weight_decay_take_the_same_matrices(rng):
     """With rules, and with Adam's own rate, the matrices move as without; they alone decay."""
     params, gradients = (drawn(rng, shapes()) for _ in range(2))

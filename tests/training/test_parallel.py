@@ -275,6 +275,7 @@ def test_indivisible_dimension_names_parameter_and_axis():
         parallel.state_shardings(state(params, ()), mesh(1, 2, 1, 4), RULES)
 
 
+@pytest.mark.thorough(but=1)
 @pytest.mark.parametrize("axes", [{"fsdp": 2, "context": 4}, {"fsdp": 4, "tensor": 2}, {"fsdp": 8}])
 def test_no_axis_multiplies_the_work_of_a_model_or_gathers_what_it_divides(rng, axes):
     """Each of eight devices does an eighth of the FLOPs, and gathers parameters alone: no sequence, no
@@ -306,6 +307,7 @@ def test_no_axis_multiplies_the_work_of_a_model_or_gathers_what_it_divides(rng, 
 MUONS = [{"fsdp": 8}, {"data": 2, "fsdp": 4}, {"fsdp": 4, "tensor": 2}, {"fsdp": 2, "context": 4}]
 
 
+@pytest.mark.thorough(but=1)
 @pytest.mark.parametrize("axes", MUONS)
 @pytest.mark.parametrize("layers", [8, 6])
 def test_muon_exchanges_matrices_and_gathers_none(rng, axes, layers):

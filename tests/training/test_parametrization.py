@@ -159,6 +159,7 @@ def shapes(name, config, build):
     return lambda rng: model.init(rng, *given)["params"]
 
 
+@pytest.mark.thorough(but=1)
 @pytest.mark.parametrize("name", MODELS)
 def test_every_layer_is_scaled_by_how_much_its_own_axes_have_grown(name):
     cls, keys, build = MODELS[name]()
@@ -208,6 +209,7 @@ def test_at_the_base_width_training_is_equal_to_the_last_bit(in_root, optimizer)
     jax.tree.map(np.testing.assert_array_equal, base, trained())
 
 
+@pytest.mark.thorough
 def test_the_first_step_of_each_parameter_has_its_own_rate(rng):
     mup = decoder({"weight_decay": 0.0}, tie_embeddings=False)
     params, found = step_of(mup, rng)

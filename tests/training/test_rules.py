@@ -77,6 +77,7 @@ def test_of_what_is_frozen_the_optimizer_keeps_nothing(rng):
         assert bool(jnp.abs(leaf).any()) == ("lora" in names or "head" in names)
 
 
+@pytest.mark.thorough(but=1)
 @pytest.mark.parametrize("name", ["adamw", "contrib.muon", "adafactor"])
 @pytest.mark.parametrize("layers", [1, 2])
 def test_of_frozen_blocks_the_optimizer_keeps_nothing_and_sees_nothing(rng, name, layers):

@@ -81,6 +81,7 @@ def by_hand(whole, until, last=6, place=0):
 SCHEDULES = [{}, {5: 2}, {3: 2, 11: 4}, {1: 12, 2: 2, 20: 10}, {100: 2}]
 
 
+@pytest.mark.thorough(but=1)
 @pytest.mark.parametrize("whole", [loader(), mixed()], ids=["one", "mixture"])
 @pytest.mark.parametrize("until", SCHEDULES, ids=str)
 def test_every_row_is_read_once_in_an_epoch_from_wherever_it_resumes(whole, until):

@@ -131,6 +131,7 @@ def write_some(name, folder, steps, until):
         writer.close()
 
 
+@pytest.mark.thorough
 def test_wandb_writes_offline_and_goes_on_under_the_same_id(tmp_path, monkeypatch):
     pytest.importorskip("wandb")
     for name, value in {"MODE": "offline", "SILENT": "true", "PROJECT": "letters"}.items():
@@ -153,6 +154,7 @@ def test_wandb_writes_offline_and_goes_on_under_the_same_id(tmp_path, monkeypatc
     assert missing == []
 
 
+@pytest.mark.thorough
 def test_mlflow_writes_offline_and_goes_on_in_the_same_run(tmp_path, monkeypatch):
     mlflow = pytest.importorskip("mlflow")
     monkeypatch.chdir(tmp_path)
