@@ -222,12 +222,20 @@ def last(job: "Job", metric: str) -> float:
     """The last value that a run has measured.
 
     Raises:
-      UserError: it has measured none.
+      UserError: it has measured none, or the last was not finite.
     """
     metric = metric.removeprefix("-")
     if not (found := job.measured(metric)):
         raise UserError(f"--metric: {job.folder} has not measured {metric}")
-    return found[-1][1]
+    return _finite(found[-1][1], metric, job.folder)
+
+
+def _finite(value: float, metric: str, folder: Path) -> float:
+    if math.isnan(value):
+        raise UserError(
+            f"--metric: the last {metric} of {folder} is not finite: with that run nothing is compared"
+        )
+    return value
 
 
 def _is_pattern(text: str) -> bool:
@@ -264,8 +272,8 @@ def _measured(flag: str, pattern: str, metric: str) -> Iterator[tuple[int, float
 
     metric = metric.removeprefix("-")
     for run in read_runs([pattern], flag)[0]:
-        if metric in run.series:
-            yield run.config["seed"], float(run.series[metric][1][-1])
+        if metric in run.last:
+            yield run.config["seed"], _finite(run.last[metric], metric, run.path)
 
 
 def said(flags: argparse.Namespace, found: Sequence[float]) -> str:

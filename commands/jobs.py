@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import glob
 import json
+import math
 import os
 import signal
 import subprocess
@@ -112,9 +113,9 @@ class Job:
         return max((line["step"] for line in _lines(RunFolder(self.folder).metrics, 4096)), default=0)
 
     def measured(self, metric: str) -> list[tuple[int, float]]:
-        """(step, value) of a metric."""
-        lines = _lines(RunFolder(self.folder).metrics)
-        return [(line["step"], line[metric]) for line in lines if line.get(metric) is not None]
+        """(step, value) of a metric, NaN where it was not finite."""
+        lines = [line for line in _lines(RunFolder(self.folder).metrics) if metric in line]
+        return [(line["step"], math.nan if line[metric] is None else line[metric]) for line in lines]
 
 
 def _lines(path: Path, end: int = 0) -> Iterator[dict[str, Any]]:
@@ -174,7 +175,7 @@ class Halving:
             if job.name not in table:
                 value = next((value for at, value in job.measured(self.metric) if at >= step), None)
                 if value is not None:
-                    table[job.name] = self.sign * value
+                    table[job.name] = math.inf if math.isnan(value) else self.sign * value
                     best = sorted(table.values())[: max(1, len(table) // self.factor)]
                     hopeless |= len(table) >= self.factor and not table[job.name] <= best[-1]
             step *= self.factor

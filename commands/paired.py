@@ -5,7 +5,7 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from commands.rows import Row, Trained, label
+from commands.rows import DIVERGED, Row, Trained, label, or_null, rank
 from transformer.errors import UserError
 from transformer.evaluation.paired import interval
 from transformer.sweep import shortened
@@ -27,13 +27,14 @@ class Change(Row):
 
     @property
     def interval(self) -> tuple[float, float]:
-        """The interval of the mean difference."""
+        """The interval of the mean difference; all numbers, if a run has diverged."""
+        if math.isnan(self.mean_difference):
+            return -math.inf, math.inf
         return interval(self.differences, ERROR)
 
     def more(self) -> dict[str, Any]:
-        """Differences and interval (null: infinite)."""
-        ends = [None if math.isinf(end) else end for end in self.interval]
-        return {"differences": self.differences, "interval": ends}
+        """Differences and interval (null: infinite, or of runs that have diverged)."""
+        return {"differences": or_null(self.differences), "interval": or_null(self.interval)}
 
     @property
     def is_shown(self) -> bool:
@@ -72,11 +73,11 @@ def changes(rows: Sequence[Row], others: Sequence[Trained], metric: str, sign: i
     if not compared:
         seeds = ", ".join(map(str, sorted(expected)))
         raise UserError(f"--against: no other run has measured {metric} with one of its seeds, {seeds}")
-    return sorted(compared, key=lambda row: sign * row.mean_difference)
+    return sorted(compared, key=lambda row: rank(sign * row.mean_difference))
 
 
 def _by_seed(row: Row, metric: str) -> dict[int, float]:
-    measured = [run for run in row.runs if metric in run.series]
+    measured = [run for run in row.runs if metric in run.last]
     found: dict[int, float] = {}
     for run, value in zip(measured, row.values, strict=True):
         if (seed := run.config["seed"]) in found:
@@ -90,5 +91,8 @@ def cells(rows: Sequence[Change], metric: str) -> Iterator[list[str]]:
     yield ["change", metric, "difference", f"{1 - ERROR:.0%} interval", "pairs"]
     for row in rows:
         low, high = row.interval
-        ends = "" if math.isinf(low) else f"{low:+.4f} to {high:+.4f}"
-        yield [label(row), f"{row.mean:.4f}", f"{row.mean_difference:+.4f}", ends, str(len(row.differences))]
+        ends = f"{low:+.4f} to {high:+.4f}" if math.isfinite(low) else ""
+        numbers = [f"{row.mean:.4f}", f"{row.mean_difference:+.4f}"]
+        if math.isnan(row.mean_difference):
+            numbers = [DIVERGED, ""]
+        yield [label(row), *numbers, ends, str(len(row.differences))]

@@ -3,21 +3,26 @@
 import dataclasses
 import math
 import statistics
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from transformer.sweep import shortened
 
+DIVERGED = "diverged"
+"""In the place of a mean of runs of which one has diverged."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Trained:
-    """A run's folder: the values of its config by key, the steps of the whole run, and the steps and values
-    of its metrics."""
+    """A run's folder: the values of its config by key, the steps of the whole run, the steps and the finite
+    values of its metrics, and the last value of each, NaN if it was not finite."""
 
     path: Path
     config: dict[str, Any]
     steps: int
     series: dict[str, tuple[Any, Any]]
+    last: dict[str, float]
 
     @property
     def last_step(self) -> int:
@@ -27,7 +32,8 @@ class Trained:
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """Runs that differ in their seed alone, and a value of the metric for each that measured it."""
+    """Runs that differ in their seed alone, and a value of the metric for each that measured it, NaN for one
+    that has diverged."""
 
     keys: dict[str, Any]
     runs: list[Trained]
@@ -44,12 +50,24 @@ class Row:
 
     @property
     def spread(self) -> float:
-        """The standard deviation over runs, of n - 1 degrees of freedom; NaN for fewer than two."""
-        return statistics.stdev(self.values) if len(self.values) > 1 else math.nan
+        """The standard deviation over runs, of n - 1 degrees of freedom; NaN for fewer than two, or if one
+        has diverged."""
+        many = len(self.values) > 1 and math.isfinite(self.mean)
+        return statistics.stdev(self.values) if many else math.nan
 
     def more(self) -> dict[str, Any]:
         """Further values for a file."""
         return {}
+
+
+def rank(value: float) -> float:
+    """The place of a value where less is better: NaN is behind all others."""
+    return math.inf if math.isnan(value) else value
+
+
+def or_null(numbers: Iterable[float]) -> list[float | None]:
+    """Numbers for JSON, which has none that are not finite."""
+    return [number if math.isfinite(number) else None for number in numbers]
 
 
 def label(row: Row) -> str:

@@ -18,7 +18,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from commands.rows import Row, Trained, label
+from commands.rows import DIVERGED, Row, Trained, label, or_null, rank
 from transformer.config import flatten
 from transformer.errors import UserError, suggest
 from transformer.json_text import parse_json
@@ -64,7 +64,7 @@ def run(flags: argparse.Namespace, overrides: "Overrides") -> int:
         table, marked = [*paired.cells(compared, metric)], [row.is_shown for row in compared]
     for line in lines(table, marked):
         print(line)
-    for line in [*left_out, *unfinished(runs)]:
+    for line in [*left_out, *unfinished(runs), *diverged(runs, metric)]:
         print(line)
     if flags.output:
         write(Path(flags.output), rows, metric, table)
@@ -92,7 +92,7 @@ def read_runs(patterns: Sequence[str], flag: str = "--runs") -> tuple[list[Train
       UserError: there is none.
     """
     from transformer.run_folder import RunFolder
-    from transformer.visualization.report import read_metrics
+    from transformer.visualization.report import last_values, read_metrics
 
     if not patterns:
         raise UserError("--runs: which ones? 'runs/lm-sweep/*', say (--mode=table)")
@@ -104,18 +104,18 @@ def read_runs(patterns: Sequence[str], flag: str = "--runs") -> tuple[list[Train
         try:
             config = parse_json(folder.config.read_bytes())
             steps = int(config["train"]["steps"])
-            found.append(Trained(path, flatten(config), steps, read_metrics(folder.metrics)))
+            series, last = read_metrics(folder.metrics), last_values(folder.metrics)
+            found.append(Trained(path, flatten(config), steps, series, last))
         except (UserError, ValueError, KeyError, TypeError):
             without.append(path)
     if not found:
         raise UserError(f"{flag}: {' '.join(patterns)} has no folder of a run with metrics")
-    listed = ", ".join(path.name for path in without[:4]) + (", ..." if without[4:] else "")
-    return found, [f"without metrics: {len(without)} ({listed})"] if without else []
+    return found, _listed("without metrics", [path.name for path in without])
 
 
 def check_metric(metric: str, runs: Sequence[Trained]) -> None:
     """Raises `UserError` if no run has measured the metric."""
-    known = sorted({name for run in runs for name in run.series})
+    known = sorted({name for run in runs for name in run.last})
     if metric not in known:
         raise UserError(f"--metric: no run has measured {metric!r}; {suggest(metric, known)}")
 
@@ -132,11 +132,15 @@ def rows_of(runs: Sequence[Trained], metric: str, sign: int, best: bool) -> list
         groups.setdefault(json.dumps([run.config.get(key) for key in differing]), []).append(run)
     rows = []
     for together in groups.values():
-        row = Row({key: together[0].config.get(key) for key in differing}, together, [])
-        curves = [values for _, values in row.curves(metric)]
-        row.values.extend(sign * float(min(sign * each)) if best else float(each[-1]) for each in curves)
-        rows.append(row)
-    return sorted(rows, key=lambda row: sign * row.mean if row.values else math.inf)
+        values = [
+            sign * float(min(sign * run.series[metric][1]))
+            if best and metric in run.series
+            else run.last[metric]
+            for run in together
+            if metric in run.last
+        ]
+        rows.append(Row({key: together[0].config.get(key) for key in differing}, together, values))
+    return sorted(rows, key=lambda row: rank(sign * row.mean))
 
 
 def lines(table: Sequence[Sequence[str]], marked: Sequence[bool]) -> Iterator[str]:
@@ -154,14 +158,25 @@ def cells(rows: Sequence[Row], metric: str) -> Iterator[list[str]]:
     yield [*short, metric, "spread", "runs"]
     for row in rows:
         numbers = ["" if math.isnan(each) else f"{each:.5g}" for each in (row.mean, row.spread)]
+        if row.values and not numbers[0]:
+            numbers[0] = DIVERGED
         yield [*(str(value) for value in row.keys.values()), *numbers, str(len(row.values))]
+
+
+def diverged(runs: Sequence[Trained], metric: str) -> list[str]:
+    """A line for runs whose last value of the metric is not finite, if there are any."""
+    return _listed(DIVERGED, [run.path.name for run in runs if math.isnan(run.last.get(metric, 0.0))])
 
 
 def unfinished(runs: Sequence[Trained]) -> list[str]:
     """A line for runs that have not trained to their end, if there are any."""
     found = [run for run in runs if run.last_step < run.steps]
-    listed = ", ".join(f"{run.path.name} at {run.last_step}" for run in found[:4])
-    return [f"not finished: {len(found)} ({listed}{', ...' if found[4:] else ''})"] if found else []
+    return _listed("not finished", [f"{run.path.name} at {run.last_step}" for run in found])
+
+
+def _listed(what: str, names: Sequence[str]) -> list[str]:
+    more = ", ..." if names[4:] else ""
+    return [f"{what}: {len(names)} ({', '.join(names[:4])}{more})"] if names else []
 
 
 def over_keys(rows: Sequence[Row]) -> Iterator[tuple[str, list[tuple[str, list[float], list[list[float]]]]]]:
@@ -187,9 +202,8 @@ def write(path: Path, rows: Sequence[Row], metric: str, table: Sequence[Sequence
             {
                 "keys": row.keys,
                 "metric": metric,
-                "mean": row.mean if row.values else None,
-                "spread": row.spread if len(row.values) > 1 else None,
-                "values": row.values,
+                **dict(zip(("mean", "spread"), or_null([row.mean, row.spread]), strict=True)),
+                "values": or_null(row.values),
                 "runs": [str(run.path) for run in row.runs],
                 **row.more(),
             }

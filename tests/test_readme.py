@@ -90,7 +90,7 @@ def test_the_notebook_example_works(monkeypatch, capsys, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("flags", ["--config.train.steps=150", pytest.param("", marks=pytest.mark.thorough)])
+@pytest.mark.parametrize("flags", ["--config.train.steps=200", pytest.param("", marks=pytest.mark.thorough)])
 def test_the_training_command_beats_gzip_in_a_fresh_environment(tmp_path, flags):
     clone = tmp_path / "clone"
     listed = subprocess.run(

@@ -144,6 +144,10 @@ def test_runs_that_are_there_are_paired_by_seed(tmp_path, capsys, rng):
     said = capsys.readouterr().out
     assert said.startswith("b is better: b - a: -0.") and said.endswith("8 pairs\n")
     assert launch.main([*flags, "--config.seed=1"]) == 2
+    write_run(tmp_path / "b7" / "again", [0.0, None], seed=7)
+    capsys.readouterr()
+    assert launch.main([*flags[:2], f"--b={tmp_path}/b7/*"]) == 2
+    assert f"the last eval/loss of {tmp_path}/b7/again is not finite" in capsys.readouterr().err
     write_run(tmp_path / "b10", [9.0, 0.0], seed=9)
     assert launch.main(flags) == 2
     assert "--b: two runs have seed 9" in capsys.readouterr().err

@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import math
 import os
 import signal
 import subprocess
@@ -220,6 +221,19 @@ def test_halving_by_a_metric_of_which_more_is_better(job):
     better.folder.mkdir()
     (better.folder / "metrics.jsonl").write_text('{"step": 12, "m": 4.5}\n')
     assert not halving.is_hopeless(better)
+
+
+def test_halving_stops_what_has_diverged(job):
+    halving = Halving.of("m", 10, 2, [job("r", rate=1, steps=60)])
+    found = []
+    for rate, value in enumerate((None, 3.0, None, 2.0)):
+        each = job(f"r{rate}", rate=rate, steps=60)
+        each.folder.mkdir(parents=True)
+        lines = [{"step": 5, "m": 0.5}, {"step": 10, "m": value}, {"step": 11, "m": 0.1}]
+        (each.folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+        found.append(halving.is_hopeless(each))
+        assert math.isnan(each.measured("m")[1][1]) is (value is None)
+    assert found == [False, False, True, False]
 
 
 SWEEP = ["--mode=sweep", "--config=configs/lm.py:tiny"]

@@ -263,6 +263,38 @@ def test_differences_in_files_and_a_picture(tmp_path, rng, monkeypatch, capsys):
     assert [f"{each[0]:+.4f}" for each in points] == [row[2] for row in rows[1:]]
 
 
+@pytest.mark.parametrize("sign", ["", "-"])
+def test_a_run_that_has_diverged_is_not_ranked_by_what_it_measured_before(tmp_path, capsys, sign):
+    for number, losses in enumerate(([2.5, 2.0, 2.2], [1.0, 1.5, None], [1.7, 1.8, 1.9], [None] * 3)):
+        for seed in (0, 1):
+            shifted = [loss if loss is None else loss + seed / 10 for loss in losses]
+            write_run(tmp_path / f"{number}-{seed}", shifted, 30, seed=seed, model={"d": number})
+    out = tmp_path / "out.json"
+    assert table(tmp_path, f"--metric={sign}eval/loss", f"--output={out}", f"--pictures={tmp_path}/p") == 0
+    listed = [line.split() for line in capsys.readouterr().out.splitlines()]
+    finite = [["2", "1.95", "0.070711", "2"], ["0", "2.25", "0.070711", "2"]][:: -1 if sign else 1]
+    assert listed[1:3] == [["*", *finite[0]], finite[1]]
+    assert sorted(listed[3:5]) == [[number, "diverged", "2"] for number in "13"]
+    assert listed[5:] == [["diverged:", "4", "(1-0,", "1-1,", "3-0,", "3-1)"]]
+    rows = {row["keys"]["model.d"]: row for row in json.loads(out.read_text())}
+    assert rows[1]["values"] == [None, None] and rows[1]["mean"] is rows[1]["spread"] is None
+    assert table(tmp_path, f"--metric={sign}eval/loss", f"--against={tmp_path}/0-*", f"--output={out}") == 0
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert lines[1][-2:] == ["-0.3000", "2"] or "to" in lines[1]
+    assert sorted(lines[2:4]) == [["d", number, "diverged", "2"] for number in "13"]
+    assert [row["differences"] for row in json.loads(out.read_text())[1:]] == [[None, None]] * 2
+    assert table(tmp_path, f"--against={tmp_path}/3-*") == 0  # a difference from it is none
+    assert all("diverged" in line for line in capsys.readouterr().out.splitlines()[1:])
+
+
+def test_the_best_value_of_a_run_may_be_from_before_it_diverged(tmp_path, capsys):
+    for number, losses in enumerate(([2.0, 2.2], [1.5, None], [None, None])):
+        write_run(tmp_path / str(number), losses, seed=0, model={"d": number})
+    assert table(tmp_path, "--best") == 0
+    rows = [line.replace("*", " ").split() for line in capsys.readouterr().out.splitlines()]
+    assert rows[1:4] == [["1", "1.5", "1"], ["0", "2", "1"], ["2", "diverged", "1"]]
+
+
 def test_one_pair_has_no_interval(tmp_path, capsys):
     for number, loss in enumerate((1.0, 3.0)):
         write_run(tmp_path / str(number), [loss], steps=10, seed=3, model={"d": number})
