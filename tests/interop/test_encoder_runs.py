@@ -11,6 +11,7 @@ from transformer.data.special_tokens import SpecialTokens
 from transformer.data.tokenizers import Tokenizer
 from transformer.errors import UserError
 from transformer.interop import wordpiece
+from transformer.interop.folder import HubFolder
 from transformer.interop.vocabulary import byte_level_bpe
 
 torch = pytest.importorskip("torch")
@@ -148,6 +149,25 @@ def test_images_are_classified_alike_and_fine_tuned(tmp_path, capfd):
     assert pixels["image_mean"] == [0.5] * 3 and pixels["size"] == {"height": 8, "width": 8}
     back = transformers.ViTForImageClassification.from_pretrained(tmp_path / "out")
     assert back.config.id2label == {0: "cat", 1: "dog"}
+
+
+@pytest.mark.parametrize("kind", ["BertForSequenceClassification", "ModernBertForSequenceClassification"])
+def test_what_is_no_choice_between_classes_is_refused(tmp_path, kind):
+    """One class is a regression there, also where nothing else says so."""
+    values = {"model_type": kind.partition("For")[0].lower(), "architectures": [kind]}
+    two = {"0": "bad", "1": "good"}
+
+    def labels(**more):
+        (tmp_path / "config.json").write_text(json.dumps(values | more))
+        return HubFolder(tmp_path).labels
+
+    assert labels(id2label=two) == labels(id2label=two, problem_type=None) == ["bad", "good"]
+    assert labels(problem_type="single_label_classification") == ["LABEL_0", "LABEL_1"]
+    for problem in ("multi_label_classification", "regression"):
+        with pytest.raises(UserError, match=f"config.json: problem_type: '{problem}'; only 'single_label"):
+            labels(id2label=two, problem_type=problem)
+    with pytest.raises(UserError, match=r"id2label: one class, which stands for regression there$"):
+        labels(id2label={"0": "LABEL_0"})
 
 
 def test_a_vocabulary_of_word_pieces(tmp_path):

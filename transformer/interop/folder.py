@@ -19,6 +19,7 @@ from transformer.interop.vocabulary import read_tokenizer
 
 CONFIG, PIXELS = "config.json", "preprocessor_config.json"
 GENERATION_CONFIG = "generation_config.json"
+SINGLE = "single_label_classification"
 
 
 class HubFolder:
@@ -74,15 +75,20 @@ class HubFolder:
         """The labels of its classes in order; None if it has none.
 
         Raises:
-          UserError: id2label does not number them.
+          UserError: id2label does not number them; or the model is no classifier into one of several classes.
         """
         if not self.family.labelled:
             return None
+        problem = given(self.config, "problem_type", SINGLE)
+        if problem != SINGLE:
+            raise UserError(f"{self.path / CONFIG}: problem_type: {problem!r}; only {SINGLE!r} is known here")
         numbered = given(self.config, "id2label", {"0": "LABEL_0", "1": "LABEL_1"})
         found = [numbered.get(str(i)) for i in range(len(numbered))] if isinstance(numbered, dict) else []
         names = [name for name in found if isinstance(name, str)]
         if not names or len({*names}) < len(found):
             raise UserError(f"{self.path / CONFIG}: id2label: expected different names of classes 0, 1, ...")
+        if len(names) == 1:
+            raise UserError(f"{self.path / CONFIG}: id2label: one class, which stands for regression there")
         return names
 
     def search(self, longest: int) -> dict[str, Any]:
