@@ -97,6 +97,7 @@ def moved(params, seed: int = 1):
     )
 
 
+@pytest.mark.thorough
 def test_the_loss_and_its_gradient_are_those_of_equation_7_also_in_microbatches(tuned, source):
     _, experiment = dpo(tuned, source)
     start = jax.device_get(opening.load(tuned)[1])

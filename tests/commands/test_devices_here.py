@@ -64,6 +64,7 @@ def test_the_nearest_mesh_divides_what_the_given_one_divides(rng, here):
         assert same == config
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("number", "mesh"), [
     (1, "data 1 x fsdp 1 x expert 1 x context 1 x tensor 1"),
     (3, "data 1 x fsdp 1 x expert 1 x context 1 x tensor 1"),

@@ -25,6 +25,7 @@ def origin(tmp_path_factory):
     return folder / "run"
 
 
+@pytest.mark.thorough
 def test_plan(origin, tmp_path):
     out = tmp_path / "plan.json"
     keys = [f"--config.initialize_from={origin}", "--config.data.source=stdlib"]

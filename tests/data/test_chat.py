@@ -200,6 +200,12 @@ GOOD = {"messages": [{"role": "user", "content": "a"}, ANSWER]}
         ({"texts": []}, "no field 'messages'"),
         ({"messages": []}, "expected messages, each with role and content; found []"),
         ({"messages": "a question"}, "expected messages, each with role and content; found 'a question'"),
+        ({"messages": None}, "null, not text, in 'messages'; fields there: messages"),
+        ({"messages": "[1"}, "expected messages, each with role and content; found '[1'"),
+        (
+            {"messages": [{"role": "user", "content": "\ud83d"}, ANSWER]},
+            "message 1: half of a surrogate pair",
+        ),
         ({"messages": [{"role": "user", "content": "a"}]}, "no message of the assistant"),
         (
             {"messages": [{"role": "robot", "content": "a"}]},
@@ -218,7 +224,7 @@ def test_a_bad_row_is_refused_by_file_and_line(tmp_path, record, why):
     with pytest.raises(UserError) as error:
         chat_data(tmp_path, [GOOD, record, GOOD]).rows("train")
     assert f"{tmp_path}/a.jsonl:2: " in str(error.value) and why in str(error.value)
-    assert "\n" not in str(error.value)
+    assert "\n" not in str(error.value) and str(error.value).count("a.jsonl") == 1
 
 
 @pytest.mark.parametrize(
@@ -280,7 +286,7 @@ def test_every_conversation_is_in_one_row_with_a_loss_on_its_answers(tmp_path, t
     assert rows.skipped == 40 - len(seen) and rows.cut == (0 if too_long == "skip" else len(long - first))
     assert len(rows) < 40
     with pytest.raises(
-        UserError, match=r"data.too_long: record \d+ has \d+ tokens; data.sequence_length is 8"
+        UserError, match=r"data.too_long: \S+a\.jsonl:1 has \d+ tokens; data.sequence_length is 8"
     ):
         chat_data(tmp_path, [GOOD], sequence_length=8, too_long="refuse").rows("train")
 

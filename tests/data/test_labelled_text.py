@@ -116,6 +116,17 @@ def test_a_value_of_a_table_is_as_long_as_it_is(tmp_path):
         csv.field_size_limit(before)
 
 
+def test_a_row_of_a_table_is_named_by_the_line_at_which_it_ends(tmp_path):
+    rows = [f'"text {i},\n ""too""",{"" if i == 26 else "ab"[i % 2]}' for i in range(30)]
+    (tmp_path / "b.csv").write_text("\n".join(["text,label", *rows]))
+    (tmp_path / "a.csv").write_text("text,label\none,a\ntwo,b\n")
+    with pytest.raises(UserError, match=r"^data.label_field: \S+/b\.csv:55 has no label; fill them in"):
+        data(tmp_path / "b.csv", "csv", validation_source=f"csv:{tmp_path}/a.csv")
+    made = data(tmp_path / "a.csv", "csv", validation_source=f"csv:{tmp_path}/b.csv")
+    with pytest.raises(UserError, match=r"^data.validation_source: \S+/b\.csv:55 has no label; those"):
+        made.rows("validation")
+
+
 def test_labels_of_no_use_are_refused(tmp_path):
     train, other = tmp_path / "a.tsv", tmp_path / "b.tsv"
     train.write_text("text\tlabel\none\tgood\ntwo\tgood\n")
@@ -124,7 +135,7 @@ def test_labels_of_no_use_are_refused(tmp_path):
     train.write_text("text\tlabel\none\tgood\ntwo\tbad\n")
     other.write_text("text\tlabel\none\tgood\ntwo\tmeh\n")
     made = data(train, validation_source=f"tsv:{other}")
-    expected = r"^data.validation_source: record 2 of validation has the label 'meh'; .* are 'bad', 'good'$"
+    expected = r"^data.validation_source: \S+/b\.tsv:3 has the label 'meh'; .* are 'bad', 'good'$"
     with pytest.raises(UserError, match=expected):
         made.rows("validation")
     train.write_text("text\tlabel\none\tgood\ntwo\n")
@@ -182,9 +193,7 @@ def test_a_record_to_measure_without_a_label_is_refused(tmp_path):
     (tmp_path / "b.tsv").write_text("text\tlabel\none\ta\ntwo\t\n")
     made = labelled_as(tmp_path / "a.tsv", ["a", "b"] * 5)
     made = data(tmp_path / "a.tsv", validation_source=f"tsv:{tmp_path}/b.tsv")
-    with pytest.raises(
-        UserError, match=r"record 2 of validation has no label; those of the training data are 'a'"
-    ):
+    with pytest.raises(UserError, match=r"b\.tsv:3 has no label; those of the training data are 'a'"):
         made.rows("validation")
 
 

@@ -173,6 +173,7 @@ GOOD = {"question": "q?", "context": "one two", "answers": {"text": ["two"], "an
     ("change", "message"),
     [
         ({"question": None}, "a.jsonl:3: no text 'question'; fields there: question, context, answers"),
+        ({"question": "\ud83d"}, "a.jsonl:3: half of a surrogate pair in 'question'"),
         ({"context": 3}, "a.jsonl:3: int, not text, in 'context'; fields there: "),
         ({"answers": None}, "a.jsonl:3: no field 'answers'; expected {\"text\": "),
         ({"answers": "two"}, "a.jsonl:3: 'answers' is no object; expected "),
@@ -192,6 +193,19 @@ def test_a_record_of_no_use_is_named_by_file_and_line(tmp_path, change, message)
     with pytest.raises(UserError, match=re.escape(message)) as caught:
         made.rows("train")
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("tokenizer", ["words", "bpe"])
+def test_an_answer_keeps_the_marks_that_the_tokenizer_leaves_out(tmp_path, tokenizer):
+    answers = ["cafe\u0301", "\u0928\u093f", "nai\u0308ve e\u0323\u0301", "plain"]
+    context = f"at the {answers[0]} in {answers[1]}: {answers[2]}, {answers[3]}"
+    found = [{"text": [text], "answer_start": [context.index(text)]} for text in answers]
+    records = [{"question": "where ?", "context": context, "answers": each} for each in found] * 8
+    keys = {"tokenizer": tokenizer, "vocab_size": 300, "strip_accents": True}
+    made = data(f"jsonl:{write(tmp_path / 'a.jsonl', records)}", tmp_path, **keys)
+    cache, reading = made.rows("train").cache, made.read("where ?", context)
+    read = {reading.text(*map(int, cache.answers[i][0])) for i in range(len(cache))}
+    assert read == {*answers}
 
 
 def test_misplaced_and_empty_ones_are_left_out_and_counted(tmp_path):
@@ -223,6 +237,9 @@ def test_misplaced_and_empty_ones_are_left_out_and_counted(tmp_path):
 def test_windows_that_would_leave_gaps_are_refused(tmp_path, changes, message):
     with pytest.raises(UserError, match=re.escape(message)):
         data("function_questions", tmp_path, **changes)
+
+
+ASKED = {"question": "a?", "answers": []}
 
 
 def test_squad_s_own_files_hold_the_same_questions(tmp_path, rng):
@@ -262,9 +279,18 @@ def test_squad_s_own_files_hold_the_same_questions(tmp_path, rng):
         ("{\n[", r"a\.json:2: not JSON \("),
         (
             '{"data": [{"paragraphs": [{"context": "x"}]}]}',
-            r"a\.json: not in SQuAD's form, data > .*KeyError..qas",
+            r"a\.json: article 1, paragraph 1 has no 'qas'; expected SQuAD's, data > ",
         ),
-        ("[1]", r"a\.json: not in SQuAD's form"),
+        (
+            '{"data": [{"paragraphs": []}, {"paragraphs": [{"context": "x", "qas": [{}]}]}]}',
+            r"a\.json: article 2, paragraph 1, question 1 has no 'answers'; expected SQuAD's",
+        ),
+        ('{"data": [{"paragraphs": []}, 3]}', r"a\.json: article 2 has another form; expected SQuAD's"),
+        ("[1]", r"a\.json: the whole has another form; expected SQuAD's"),
+        (
+            json.dumps({"data": [{"paragraphs": [{"context": "\ud83d", "qas": [ASKED]}]}]}),
+            r"a\.json: question '1': half of a surrogate pair in 'context'$",
+        ),
     ]:
         (tmp_path / "a.json").write_text(broken)
         with pytest.raises(UserError, match=message):

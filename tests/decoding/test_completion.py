@@ -224,11 +224,8 @@ def growths(monkeypatch):
 WINDOW = {"pattern": "window", "pattern_size": 24, **FULL_EVERY_2}
 
 
-KINDS = ("window", "drafted_window", "int8", "translation", "recurrent")
-
-
-@pytest.mark.parametrize("kind", [pytest.param(kind, marks=[pytest.mark.thorough] * bool(i))
-                                  for i, kind in enumerate(KINDS)])  # fmt: skip
+@pytest.mark.thorough
+@pytest.mark.parametrize("kind", ["window", "drafted_window", "int8", "translation", "recurrent"])
 def test_a_cache_that_grows_changes_nothing(rng, monkeypatch, growths, kind):
     """Of texts that end at different times, in one piece, with a check of what was drawn, and as a stream;
     layers with a window become rings as they grow."""

@@ -66,6 +66,7 @@ def test_packed_documents_equal_separate_ones(rng, position):
     assert np.isfinite(packed).all()
 
 
+@pytest.mark.thorough(but=1)
 @pytest.mark.parametrize("changes", [
     {"mixer": "linear", "position": "none"},
     {"position": "learned"},

@@ -228,6 +228,7 @@ def test_targets_begin_with_the_token_that_they_are_said_to_begin_with(rng):
     np.testing.assert_allclose(first, expected[:, 0, :VOCAB], atol=1e-5)
 
 
+@pytest.mark.thorough(but=1)
 @pytest.mark.parametrize("config", [SMALL, RecurrentConfig(d_model=8, num_layers=1)])
 def test_segments_of_one_side_alone_are_those_of_a_whole_other_side(rng, config):
     model, params = make(config, rng)

@@ -66,8 +66,10 @@ class PackedSequences:
         *,
         each: int = 1,
         seed: int = 0,
+        place: Callable[[int], str] = "record {}".format,
     ) -> None:
-        """`sequence_length` is t; `seed` is that of the order in which records are packed."""
+        """`sequence_length` is t, `seed` that of the order in which records are packed, and `place` gives the
+        location of a record, for messages."""
         self.sequences, self.sequence_length, self.each = sequences, sequence_length, each
         most = sequence_length // each
         lengths_ne = (np.diff(sequences.offsets) - 1).reshape(-1, each)  # the last token is only a target
@@ -75,7 +77,7 @@ class PackedSequences:
         if too_long == "refuse" and long_n.any():
             first = int(np.flatnonzero(long_n)[0])
             found = f"{lengths_ne[first].max() + 1} tokens; data.sequence_length is {sequence_length}"
-            raise UserError(f"record {first + 1} has {found}" + (f" for {each} answers" if each > 1 else ""))
+            raise UserError(f"{place(first)} has {found}" + (f" for {each} answers" if each > 1 else ""))
         nothing_n = (sequences.firsts.reshape(-1, each) > most).any(axis=1)
         left_out_n = nothing_n | long_n if too_long == "skip" else nothing_n
         self.skipped, self.cut = int(left_out_n.sum()), int((long_n & ~left_out_n).sum())
@@ -185,11 +187,12 @@ class ChatData(Corpus):
 
     def packer(self, split: str) -> Callable[..., PackedSequences]:
         """`seed` -> the rows of a split, packed in another order."""
-        return functools.partial(self._pack, self.sequences(split))
+        return functools.partial(self._pack, self.sequences(split), self.source(split).place)
 
-    def _pack(self, sequences: Sequences, seed: int) -> PackedSequences:
+    def _pack(self, sequences: Sequences, place: Callable[[int], str], seed: int) -> PackedSequences:
+        c = self.config
         with naming("too_long"):
-            return PackedSequences(sequences, self.config.sequence_length, self.config.too_long, seed=seed)
+            return PackedSequences(sequences, c.sequence_length, c.too_long, seed=seed, place=place)
 
     def sequences(self, split: str) -> Sequences:
         """The tokenised conversations of a split."""

@@ -13,6 +13,7 @@ from jinja2 import nodes
 from jinja2.ext import Extension
 from jinja2.sandbox import ImmutableSandboxedEnvironment, SecurityError
 
+from transformer.data.sources.base import check_text
 from transformer.data.tokenizers import chat_template_in
 from transformer.errors import UserError
 
@@ -106,6 +107,7 @@ def check_messages(value: Any) -> list[Message]:
             raise UserError(f"{where}: role {role!r}; expected one of {', '.join(ROLES)}")
         if not isinstance(content, str):
             raise UserError(f"{where}: content is {type(content).__name__}; expected text")
+        check_text(content, where)
         if role == "assistant" and not content.strip():
             raise UserError(f"{where}: the answer is empty")
     return [{"role": message["role"], "content": message["content"]} for message in value]

@@ -1,7 +1,7 @@
 """Conversations and preferences as sources, and their tokens with the answers marked."""
 
+import contextlib
 import functools
-import json
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -17,6 +17,7 @@ from transformer.data.sources import Source
 from transformer.data.token_cache import BAR
 from transformer.data.tokenizers import Tokenizer
 from transformer.errors import UserError
+from transformer.json_text import parse_json
 
 
 class Dialogues(Source):
@@ -56,8 +57,9 @@ class Dialogues(Source):
         Raises:
           UserError: it has no such conversations; the message names its place.
         """
+        texts = [part.text(index) for part in self._parts]
         try:
-            return self._read(*(part.text(index) for part in self._parts))
+            return self._read(*texts)
         except UserError as error:
             raise UserError(f"{self.place(index)}: {error}") from None
 
@@ -84,7 +86,10 @@ class Conversations(Dialogues):
     each = 1
 
     def _read(self, *texts: str) -> list[list[Message]]:
-        messages = check_messages(json.loads(texts[0]) if texts[0].lstrip().startswith("[") else texts[0])
+        value: Any = texts[0]
+        with contextlib.suppress(ValueError):
+            value = parse_json(value)
+        messages = check_messages(value)
         if all(message["role"] != "assistant" for message in messages):
             raise UserError("no message of the assistant: there is nothing to learn")
         return [messages]

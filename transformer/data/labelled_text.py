@@ -95,7 +95,8 @@ class LabelledData(Corpus):
           UserError: a label that the training data do not have.
         """
         with naming(self.key(split)):
-            labels = number_labels(self._labels_of(split), self.labels, lambda i: f"record {i} of {split}")
+            place = self._label_source(split).place
+            labels = number_labels(self._labels_of(split), self.labels, lambda i: place(i - 1))
         caches = [TokenCache.of(source, self.tokenizer, self.folder) for source in self.sources(split)]
         with naming("too_long"):
             c = self.config

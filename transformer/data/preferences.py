@@ -77,7 +77,12 @@ class PreferenceData(ChatData):
         c, sequences = self.config, self.sequences(split)
         with naming("too_long"):
             return PreferenceRows(
-                sequences, c.sequence_length, c.too_long, seed=seed, reference_n2=reference_n2
+                sequences,
+                c.sequence_length,
+                c.too_long,
+                seed=seed,
+                place=self.source(split).place,
+                reference_n2=reference_n2,
             )
 
     def contents(self) -> dict[str, dict[str, Any]]:

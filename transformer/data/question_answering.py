@@ -1,5 +1,6 @@
 """Extractive question answering: from a config's `data` group to batches."""
 
+import unicodedata
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -133,8 +134,11 @@ class QuestionWindows:
     inputs: list[tuple[np.ndarray, np.ndarray]]
 
     def text(self, first: int, last: int) -> str:
-        """The text of the context from token `first` to `last`, inclusive."""
-        return self.context[self.characters_c2[first, 0] : self.characters_c2[last, 1]].strip()
+        """The text of the context from token `first` to `last`, inclusive, with its combining marks."""
+        start, end = self.characters_c2[first, 0], self.characters_c2[last, 1]
+        while unicodedata.category(self.context[end : end + 1] or " ").startswith("M"):
+            end += 1  # a mark of the last letter, where the tokenizer leaves marks out
+        return self.context[start:end].strip()
 
 
 class SpanData(Corpus):

@@ -11,6 +11,7 @@ from tqdm import tqdm
 
 from transformer.data.disk_cache import build_once, digest, load_array
 from transformer.data.sources import Source
+from transformer.data.sources.base import check_text
 from transformer.data.token_cache import BAR
 from transformer.data.tokenizers import Tokenizer
 from transformer.errors import UserError
@@ -57,6 +58,7 @@ class Question:
         for field in (fields.question, fields.context):
             if not isinstance(record.get(field), str):
                 raise UserError(f"{place}: no text {field!r}; fields there: {', '.join(record)}")
+            check_text(record[field], place, field)
         context, answers = record[fields.context], record.get(fields.answers)
         expected = 'expected {"text": [...], "answer_start": [...]}, both of one length'
         if not isinstance(answers, Mapping):

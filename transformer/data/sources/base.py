@@ -132,6 +132,15 @@ class Source(ABC):
             yield from self.pieces(index)
 
 
+def check_text(text: str, place: str, field: str = "") -> None:
+    """Raises `UserError` if the text, of this field at this place, cannot be written as UTF-8."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        where = f" in {field!r}" if field else ""
+        raise UserError(f"{place}: half of a surrogate pair{where}") from None
+
+
 def part_of(split: str) -> tuple[str, str]:
     """The split and the source in "test of tsv:/my.tsv"; the source is "" if only a split of the config's
     source is named."""

@@ -31,17 +31,21 @@ class CommaSeparated(Files):
         return len(self._rows)
 
     def __getitem__(self, index: int) -> dict[str, Any]:
-        return self._rows[index]
+        return self._rows[index][1]
+
+    def place(self, index: int) -> str:
+        """The file of a record and the line at which it ends."""
+        return self._rows[index][0]
 
     @functools.cached_property
-    def _rows(self) -> list[dict[str, str]]:
+    def _rows(self) -> list[tuple[str, dict[str, str]]]:
         rows = [row for file in range(len(self._files)) for row in self._read(file)]
         if not self._options.divide:
             return rows
-        keys = (key_of(row, self._options.key or list(row), self.name) for row in rows)
+        keys = (key_of(row, self._options.key or list(row), place) for place, row in rows)
         return [row for row, mine in zip(rows, belong(self._split, keys), strict=True) if mine]
 
-    def _read(self, file: int) -> Iterator[dict[str, str]]:
+    def _read(self, file: int) -> Iterator[tuple[str, dict[str, str]]]:
         size, path = self._sizes[file], self._files[file]
         text = self._decode(file, 0, size) if size else ""
         # The limit is of the whole process, at first 131,072. It is only raised, to one number, and never set
@@ -59,6 +63,6 @@ class CommaSeparated(Files):
                     where = f"{path}:{reader.line_num}"
                     raise UserError(f"{where}: {len(values)} values; the first line names {len(names)}")
                 if values:
-                    yield dict(zip(names, values, strict=True))
+                    yield f"{path}:{reader.line_num}", dict(zip(names, values, strict=True))
         except csv.Error as error:
             raise UserError(f"{path}:{reader.line_num}: {error}") from None

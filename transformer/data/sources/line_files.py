@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from transformer.data.disk_cache import digest
-from transformer.data.sources.base import SPLITS, Options, belong, key_of
+from transformer.data.sources.base import SPLITS, Options, belong, check_text, key_of
 from transformer.data.sources.files import Files
 from transformer.errors import UserError
 from transformer.json_text import parse_json
@@ -64,7 +64,8 @@ class LineFiles(Files):
         text = record.get(self.field)
         if not isinstance(text, str):
             found = ", ".join(record) or "none"
-            problem = "no field" if text is None else f"{type(text).__name__}, not text, in"
+            kind = "null" if text is None else type(text).__name__
+            problem = f"{kind}, not text, in" if self.field in record else "no field"
             raise UserError(f"{self._place(file, start)}: {problem} {self.field!r}; fields there: {found}")
         return text
 
@@ -84,11 +85,7 @@ class JsonLines(LineFiles):
         record = self._read(file, start, end)
         if self.field in record:
             record[self.field] = self._options.as_text(record[self.field])
-        try:
-            self._field(record, file, start).encode()
-        except UnicodeEncodeError:
-            problem = f"half of a surrogate pair in {self.field!r}"
-            raise UserError(f"{self._place(file, start)}: {problem}") from None
+        check_text(self._field(record, file, start), self._place(file, start), self.field)
         return record
 
     def alternatives(self, index: int) -> list[str]:

@@ -4,7 +4,7 @@ import functools
 import json
 from typing import Any
 
-from transformer.data.sources.base import Options, belong, key_of
+from transformer.data.sources.base import Options, belong, check_text, key_of
 from transformer.data.sources.files import Files
 from transformer.errors import UserError
 from transformer.json_text import parse_json
@@ -32,6 +32,7 @@ class SquadFiles(Files):
         record = self._records[index][1]
         if not isinstance(record.get(self.field), str):
             raise UserError(f"{self.place(index)}: no text {self.field!r}; fields there: {', '.join(record)}")
+        check_text(record[self.field], self.place(index), self.field)
         return record
 
     def place(self, index: int) -> str:
@@ -53,24 +54,17 @@ class SquadFiles(Files):
 
     def _read(self, file: int) -> list[list[dict[str, Any]]]:
         """The questions of each paragraph with questions."""
+        found, place = [], "the whole"
         try:
             articles = parse_json(self._decode(file, 0, self._sizes[file]))["data"]
-            paragraphs = [paragraph for article in articles for paragraph in article["paragraphs"]]
-            found = [
-                [
-                    {
-                        "question": question["question"],
-                        "context": paragraph["context"],
-                        "answers": {
-                            name: [answer[name] for answer in question["answers"]]
-                            for name in ("text", "answer_start")
-                        },
-                        "id": str(question.get("id", number)),
-                    }
-                    for number, question in enumerate(paragraph["qas"], 1)
-                ]
-                for paragraph in paragraphs
-            ]
+            for i, article in enumerate(articles, 1):
+                place = f"article {i}"
+                for j, paragraph in enumerate(article["paragraphs"], 1):
+                    place, records = f"article {i}, paragraph {j}", []
+                    for k, question in enumerate(paragraph["qas"], 1):
+                        place = f"article {i}, paragraph {j}, question {k}"
+                        records.append(_record(paragraph, question, k))
+                    found.append(records)
         except json.JSONDecodeError as error:
             raise UserError(f"{self._files[file]}:{error.lineno}: not JSON ({error.msg})") from None
         except UserError:  # not UTF-8
@@ -78,5 +72,12 @@ class SquadFiles(Files):
         except ValueError as error:
             raise UserError(f"{self._files[file]}: not JSON ({error})") from None
         except (KeyError, TypeError, AttributeError) as error:
-            raise UserError(f"{self._files[file]}: not in SQuAD's form, {FORM} ({error!r})") from None
+            problem = f"has no {error}" if isinstance(error, KeyError) else "has another form"
+            raise UserError(f"{self._files[file]}: {place} {problem}; expected SQuAD's, {FORM}") from None
         return [records for records in found if records]
+
+
+def _record(paragraph: Any, question: Any, number: int) -> dict[str, Any]:
+    answers = {name: [answer[name] for answer in question["answers"]] for name in ("text", "answer_start")}
+    record = {"question": question["question"], "context": paragraph["context"], "answers": answers}
+    return record | {"id": str(question.get("id", number))}
