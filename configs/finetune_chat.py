@@ -6,8 +6,9 @@ answered by their docstrings. The loss is that of the answers alone.
     python launch.py --workdir=runs/finetune_chat --mode=predict --prompt='What does loads(s) of json do?'
 
 Your own conversations are JSON lines (or Parquet), {"messages": [{"role": "user", "content": "..."}, {"role":
-"assistant", "content": "..."}]}: --config.data.source=jsonl:PATH. To train LoRA of the attention's projections only, add
---config.model.lora_rank=8 --config.model.lora_layers=attention/ --config.optimizer.train_only=lora.
+"assistant", "content": "..."}]}: --config.data.source=jsonl:PATH. To train LoRA of the attention's
+projections only, add --config.model.lora_rank=8 --config.model.lora_layers=attention/
+--config.optimizer.train_only=lora.
 
 Cost: 88 s of processor time on 2 cores of an AMD EPYC, 2026-11-24, for the small model of docs/chat.md.
 Result: 4.65 nats per token of held-out answers, 5.14 before, with that model.

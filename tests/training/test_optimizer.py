@@ -302,6 +302,7 @@ def test_mask_sees_through_the_names_of_axes():
             r"^arguments.b1: 0.0; contrib.schedule_free_sgd .*in \(0, 1\]",
         ),
         ({"name": "contrib.schedule_free_adamw", "weight_decay": 0.1}, r"^weight_decay: 0.1 .*takes no mask"),
+        ({"name": "noisy_sgd"}, r"^arguments: noisy_sgd cannot be used with {}: it keeps a random key"),
         ({"name": "novograd", "weight_decay": 0.1}, r"^weight_decay: 0.1 .*novograd takes no mask"),
     ],
 )

@@ -15,6 +15,7 @@ import optax.contrib
 
 from transformer.errors import UserError
 from transformer.training.checkpoint import Params
+from transformer.training.layerwise import OF_ARRAYS, by_layer, is_stacked
 from transformer.training.schedules import Schedule
 
 CAUTIOUS = "cautious."
@@ -76,13 +77,14 @@ def multiplies_matrices(name: str) -> bool:
 
 def find_optimizer(name: str, key: str = "name") -> Callable[..., optax.GradientTransformation]:
     """The optimizer of optax by `name` ("adamw", "contrib.muon"), or its `cautious` variant
-    ("cautious.adamw"); raises `UserError` about `key` if there is none."""
+    ("cautious.adamw"); raises `UserError` about `key` if there is none. One that works on whole arrays takes
+    each layer by itself (see `layerwise`)."""
     found: Any = optax
     for part in name.split("."):
         found = getattr(found, part, None)
     if not _is_optimizer(found):
         return _variant(name, key)
-    return found
+    return by_layer(found) if name in OF_ARRAYS else found
 
 
 def _variant(name: str, key: str) -> Callable[..., optax.GradientTransformation]:
@@ -126,8 +128,7 @@ def cautious(name: str, key: str) -> Callable[..., optax.GradientTransformation]
 
 def _agreeing(path: tuple, update: jax.Array, gradient: jax.Array) -> jax.Array:
     agrees = (update * gradient < 0).astype(update.dtype)
-    stacked = any(key.endswith("blocks") for key in _keys(path))
-    share = jnp.mean(agrees, axis=tuple(range(stacked, agrees.ndim)), keepdims=True)
+    share = jnp.mean(agrees, axis=tuple(range(is_stacked(path), agrees.ndim)), keepdims=True)
     return update * agrees / jnp.maximum(share, 1e-3)
 
 
@@ -160,7 +161,7 @@ def matrix_dimensions(params: Params) -> Params:
         if not is_hidden_matrix(path):
             return None
         last = leaf.ndim - 1
-        if not any(key.endswith("blocks") for key in _keys(path)):
+        if not is_stacked(path):
             return optax.contrib.MuonDimensionNumbers((0,), (last,))
         if "experts" in _keys(path):
             return optax.contrib.MuonDimensionNumbers((2,), (3,))
@@ -172,18 +173,21 @@ def matrix_dimensions(params: Params) -> Params:
 
 
 def check_arguments(name: str, arguments: Mapping[str, Any], key: str = "arguments") -> None:
-    """Raises if the optimizer does not take the arguments, or cannot be traced with them."""
+    """Raises if the optimizer does not take the arguments, cannot be traced with them, or has a state that no
+    checkpoint can keep."""
     if arguments:
         _check_names(name, arguments, key)
     matrices, vectors, table = (jax.ShapeDtypeStruct(n, jnp.float32) for n in ((1, 2, 2), (1, 2), (2, 2)))
     blocks = {"up": {"kernel": matrices}, "norm": {"scale": vectors}}
 
-    def update(params: Params) -> Params:
+    def update(params: Params) -> tuple[Params, Any]:
         optimizer = build(name, arguments, lambda count: jnp.float32(1), 0.0, decayed=None)
-        return optimizer.update(params, optimizer.init(params), params)[0]
+        return optimizer.update(params, optimizer.init(params), params)
 
     try:
-        jax.eval_shape(update, {"blocks": blocks, "table": table})
+        _, state = jax.eval_shape(update, {"blocks": blocks, "table": table})
+        if any(jnp.issubdtype(x.dtype, jax.dtypes.extended) for x in jax.tree.leaves(state)):
+            raise ValueError("it keeps a random key, which a checkpoint does not")
     except Exception as error:
         reason = (str(error) or type(error).__name__).strip().splitlines()[0]
         raise UserError(f"{key}: {name} cannot be used with {dict(arguments)}: {reason}") from error
