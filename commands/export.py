@@ -13,11 +13,11 @@ model that generates is two programs of fixed shapes, which jax runs without thi
 
 import argparse
 import math
-import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from commands import add_step
+from commands.outputs import check_new, new_folder
 from transformer.errors import UserError
 
 if TYPE_CHECKING:
@@ -58,8 +58,7 @@ def run(flags: argparse.Namespace, overrides: "Overrides") -> int:
     if not flags.shard_gb > 0:
         raise UserError(f"--shard_gb: {flags.shard_gb}; expected more than 0")
     target = Path(flags.to)
-    if target.exists() and (not target.is_dir() or any(target.iterdir())):
-        raise UserError(f"--to: {target} is there already; choose a new folder")
+    check_new("--to", target)
     write: Any = _write
     if flags.format == "gguf":
         from commands import gguf_file
@@ -72,16 +71,9 @@ def run(flags: argparse.Namespace, overrides: "Overrides") -> int:
         stablehlo.check(flags)
         write = stablehlo.write
     opened = reopen_run(flags.workdir, overrides)
-    part = target.with_name(f"{target.name}.part")
-    shutil.rmtree(part, ignore_errors=True)
-    try:
-        step = chosen(opened, flags.workdir, flags.step)
-        line = write(opened, step, part, flags)
-        if target.is_dir():
-            target.rmdir()
-        part.rename(target)
-    finally:
-        shutil.rmtree(part, ignore_errors=True)
+    step = chosen(opened, flags.workdir, flags.step)
+    with new_folder("--to", target) as new:
+        line = write(opened, step, new, flags)
     print(f"{target}: {line}")
     return 0
 

@@ -11,6 +11,7 @@ import jax
 
 from commands.differences import FREE, LOCATIONS, kind_of
 from commands.opening import Overrides, check_config, open_run
+from commands.outputs import rename
 from commands.workdir import Workdir, exclusive, together, write_json
 from transformer.config import flatten, refuse_idle, to_values
 from transformer.errors import UserError
@@ -83,7 +84,7 @@ def make_fork(
             checkpoints.save(fork.step, fork.state(run))
         with together():
             if first:
-                _rename(made.path, place)
+                rename("--to", made.path, place)
     if first:
         with contextlib.suppress(OSError):  # another command waits for the lock in it
             part.rmdir()
@@ -256,13 +257,6 @@ def _rate(
         return theirs.get("rate", []), lengths
     planned: list[tuple[int, Any]] = [*earlier_rate(theirs, before.optimizer), *lengths]
     return [at, float(make_schedule(before.optimizer, before.train.steps, planned)(at - 1))], []
-
-
-def _rename(made: Path, place: Path) -> None:
-    try:
-        os.rename(made, place)
-    except OSError as error:
-        raise UserError(f"--to: {place} cannot be made ({error.strerror})") from None
 
 
 def _told(record: dict[str, Any]) -> str:

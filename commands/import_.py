@@ -10,10 +10,10 @@ train with --config.initialize_from=runs/gpt2, or at once with --config.initiali
 import argparse
 import dataclasses
 import math
-import shutil
 from typing import TYPE_CHECKING, Any
 
 from commands import WHICH_RUN
+from commands.outputs import check_new, new_folder
 from transformer.errors import UserError
 
 if TYPE_CHECKING:
@@ -42,21 +42,13 @@ def run(flags: argparse.Namespace, overrides: "Overrides") -> int:
     if jax.process_count() > 1:
         raise UserError("--mode=import: several processes; one process with all devices imports a model")
     folder = Workdir(flags.workdir)
-    if folder.path.exists() and (not folder.path.is_dir() or any(folder.path.iterdir())):
-        raise UserError(f"--workdir: {folder.path} is there already; choose a new folder")
+    check_new("--workdir", folder.path)
     hub = Hub(flags.source)
     config = check_config(hub.values, overrides)
-    part = folder.path.with_name(f"{folder.path.name}.part")
-    made = Run(find_experiment(config.experiment)(config, **hub.kept), config, part, origin=hub)
+    experiment = find_experiment(config.experiment)(config, **hub.kept)
     _ = hub.places
-    shutil.rmtree(part, ignore_errors=True)
-    try:
-        _write(made, hub)
-        if folder.path.is_dir():
-            folder.path.rmdir()
-        part.rename(folder.path)
-    finally:
-        shutil.rmtree(part, ignore_errors=True)
+    with new_folder("--workdir", folder.path) as new:
+        _write(Run(experiment, config, new, origin=hub), hub)
     kind, size = hub.folder.family.model_type, sum(math.prod(each.shape) for each in hub.places.values())
     print(f"{folder.path}: {size:,} parameters of {hub.folder.path} ({kind}), {len(hub.places):,} tensors")
     return 0

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import launch
+from commands import export
 from commands.hub import Hub
 from commands.opening import load
 from tests import runs
@@ -131,7 +132,7 @@ def refused(folder, tmp_path, capfd, *more):
     assert launch.main(["--mode=import", f"--from={folder}", f"--workdir={tmp_path / 'run'}", *more]) == 2
     out, err = capfd.readouterr()
     assert out == "" and err.count("\n") == 1 and runs.listing(tmp_path) == before
-    assert not (tmp_path / "run").exists() and not (tmp_path / "run.part").exists()
+    assert not [*tmp_path.glob("run*")]
     return err
 
 
@@ -213,6 +214,49 @@ def test_folders_that_are_there_are_not_written_over(gpt2, imported, tmp_path, c
     assert "is there already" in capfd.readouterr().err
     assert launch.main(["--mode=import", "--from=nowhere", f"--workdir={tmp_path / 'run'}"]) == 2
     assert "there is no such folder" in capfd.readouterr().err
+
+
+def test_folders_of_the_user_beside_the_new_one_stay(gpt2, imported, tmp_path, capfd):
+    for name in ("out", "run"):
+        (tmp_path / f"{name}.part").mkdir()
+        (tmp_path / f"{name}.part" / "mine").write_text(name)
+    before = runs.listing(tmp_path)
+    export = ["--mode=export", f"--workdir={imported}", f"--to={tmp_path / 'out'}"]
+    wrong = [[*export, "--family=llama"]]
+    wrong += [["--mode=import", f"--from={gpt2}", f"--workdir={tmp_path / 'run'}", "--config.model.nrm=rms"]]
+    for given in wrong:
+        assert launch.main(given) == 2
+        assert runs.listing(tmp_path) == before and len([*tmp_path.iterdir()]) == 2
+    assert launch.main(export) == launch.main(wrong[-1][:-1]) == 0
+    assert {each.name for each in tmp_path.iterdir()} == {"out", "out.part", "run", "run.part"}
+    assert before.items() <= runs.listing(tmp_path).items()
+
+
+def test_of_two_exports_at_once_the_first_to_end_stays(imported, gpt2, tmp_path, capfd, monkeypatch):
+    given = ["--mode=export", f"--workdir={imported}", f"--to={tmp_path / 'new' / 'out'}"]
+    write = export._write
+
+    def meanwhile(*arguments):
+        monkeypatch.setattr(export, "_write", write)
+        line = write(*arguments)
+        assert launch.main(given) == 0
+        return line
+
+    monkeypatch.setattr(export, "_write", meanwhile)
+    assert launch.main(given) == 2
+    assert f"--to: {tmp_path / 'new' / 'out'} cannot be made (" in capfd.readouterr().err
+    assert [each.name for each in tmp_path.rglob("*") if each.is_dir()] == ["new", "out"]
+    written = {name.removeprefix("transformer.") for name in open_tensors(tmp_path / "new" / "out")}
+    assert written == open_tensors(gpt2).keys()
+
+
+def test_a_folder_that_cannot_be_made_is_one_line(gpt2, imported, tmp_path, capfd):
+    (tmp_path / "file").write_text("")
+    place = tmp_path / "file" / "new"
+    assert launch.main(["--mode=export", f"--workdir={imported}", f"--to={place}"]) == 2
+    assert capfd.readouterr().err == f"error: --to: {place} cannot be made (Not a directory)\n"
+    assert launch.main(["--mode=import", f"--from={gpt2}", f"--workdir={place}"]) == 2
+    assert capfd.readouterr().err == f"error: --workdir: {place} cannot be made (Not a directory)\n"
 
 
 @pytest.mark.thorough
