@@ -21,7 +21,8 @@ class MultipleChoice:
     Source: Brown et al. 2020 (GPT-3), section 2.4; Gao et al. 2021 (lm-evaluation-harness), acc and acc_norm.
 
     Raises:
-      UserError: the experiment scores no texts; there is no such file, or a line of it is no such question.
+      UserError: the experiment scores no texts; there is no such file, it has no questions, or a line of it
+        is no such question.
     """
 
     def __init__(self, experiment: Any, put: Put, split: str, file: str) -> None:
@@ -29,8 +30,13 @@ class MultipleChoice:
         cache, self._experiment = experiment.data.config.cache_dir, experiment
         if not isinstance(experiment, Scorer):
             raise UserError(f"evaluate.also: choices: {experiment.config.experiment} scores no texts")
-        source = open_source(f"jsonl:{file}", "test", cache_dir=cache, field="question", divide=False)
+        try:
+            source = open_source(f"jsonl:{file}", "test", cache_dir=cache, field="question", divide=False)
+        except UserError as error:
+            raise UserError(f"evaluate.also: choices: {error}") from None
         self._questions = [question(source, index) for index in range(len(source))]
+        if not self._questions:
+            raise UserError(f"evaluate.also: choices: {file} has no questions in it")
         self._right_n2 = np.zeros((0, 2))
 
     def names(self, params: Params) -> list[str]:

@@ -79,13 +79,22 @@ def test_a_bad_question_is_refused_by_file_and_line(tmp_path, record, why):
     assert f"{tmp_path}/q.jsonl:2: " in str(error.value) and why in str(error.value)
 
 
+@pytest.mark.parametrize("text", ["", "\n\n", " \n"])
+def test_a_file_without_questions_is_refused(tmp_path, text):
+    (tmp_path / "q.jsonl").write_text(text)
+    with pytest.raises(UserError) as error:
+        MultipleChoice(Scored(tmp_path, {}), None, "test", str(tmp_path / "q.jsonl"))
+    said = str(error.value)
+    assert said.startswith("evaluate.also: choices: ") and str(tmp_path / "q.jsonl") in said
+
+
 @pytest.mark.parametrize(
     ("also", "why"),
     [
         ("choices", "evaluate.also: 'choices'; expected choices:FILE"),
         ("positions:a", "expected positions alone"),
         ("choises:a", "did you mean 'choices'"),
-        ("choices:/none.jsonl", "no such file"),
+        ("choices:/none.jsonl", "evaluate.also: choices: jsonl:/none.jsonl: no such file"),
     ],
 )
 def test_a_wrong_name_is_refused(tmp_path, also, why):
