@@ -55,8 +55,8 @@ def run(flags: argparse.Namespace, overrides: "Overrides") -> int:
 
     if not flags.to:
         raise UserError("--to: which new folder? models/lm, say (--mode=export)")
-    if not flags.shard_gb > 0:
-        raise UserError(f"--shard_gb: {flags.shard_gb}; expected more than 0")
+    if not 0 < flags.shard_gb * 1e9 < math.inf:
+        raise UserError(f"--shard_gb: {flags.shard_gb}; expected the gigabytes of a file, above 0")
     target = Path(flags.to)
     check_new("--to", target)
     write: Any = _write

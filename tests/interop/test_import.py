@@ -250,6 +250,14 @@ def test_of_two_exports_at_once_the_first_to_end_stays(imported, gpt2, tmp_path,
     assert written == open_tensors(gpt2).keys()
 
 
+@pytest.mark.parametrize("size", ["0", "-1", "inf", "nan", "1e300"])
+def test_sizes_of_files_that_cannot_be(tmp_path, capfd, size):
+    given = [f"--workdir={tmp_path / 'run'}", f"--to={tmp_path / 'out'}", f"--shard_gb={size}"]
+    assert launch.main(["--mode=export", *given]) == 2
+    said = f"error: --shard_gb: {float(size)}; expected the gigabytes of a file, above 0\n"
+    assert capfd.readouterr().err == said and not [*tmp_path.iterdir()]
+
+
 def test_a_folder_that_cannot_be_made_is_one_line(gpt2, imported, tmp_path, capfd):
     (tmp_path / "file").write_text("")
     place = tmp_path / "file" / "new"
