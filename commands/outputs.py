@@ -1,4 +1,5 @@
-"""Where commands write: new folders, which are there whole or not at all."""
+"""Where commands write: what is checked before anything is computed, and new folders, which are there whole
+or not at all."""
 
 import contextlib
 import os
@@ -7,6 +8,27 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from transformer.errors import UserError
+
+
+def check_file(flag: str, target: str | None) -> None:
+    """Raises `UserError` if a file is asked for in a folder that is not there, or in place of a folder."""
+    if not target:
+        return
+    if not (folder := Path(target).parent).is_dir():
+        raise UserError(f"{flag}: there is no folder {str(folder)!r}")
+    if Path(target).is_dir():
+        raise UserError(f"{flag}: {target} is a folder; expected a file")
+
+
+def check_folder(flag: str, target: str | None) -> None:
+    """Raises `UserError` if a folder is asked for at or below a file."""
+    if target and not (near := nearest(Path(target).absolute())).is_dir():
+        raise UserError(f"{flag}: {near} is a file; expected a folder")
+
+
+def nearest(path: Path) -> Path:
+    """The path itself, or the first folder above it that is there."""
+    return next(each for each in (path, *path.parents) if os.path.lexists(each))
 
 
 def check_new(flag: str, place: Path) -> None:
@@ -24,7 +46,7 @@ def new_folder(flag: str, place: Path) -> Iterator[Path]:
       UserError: it cannot be made there, or something is there by now.
     """
     whole = Path(os.path.realpath(place))
-    near = next(each for each in whole.parents if os.path.lexists(each))
+    near = nearest(whole.parent)
     name = whole.relative_to(near).parts[0]
     try:
         own = tempfile.TemporaryDirectory(prefix=f"{name}.part-", dir=near, ignore_cleanup_errors=True)

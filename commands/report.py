@@ -10,6 +10,7 @@ import contextlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from commands.outputs import check_file
 from transformer.errors import UserError
 
 if TYPE_CHECKING:
@@ -29,8 +30,7 @@ def run(flags: argparse.Namespace, overrides: "Overrides") -> int:
     from commands.opening import named, reopen_run
     from commands.summary import measured
 
-    if flags.output and not Path(flags.output).parent.is_dir():
-        raise UserError(f"--output: there is no folder {str(Path(flags.output).parent)!r}")
+    check_file("--output", flags.output)
     folder = named(flags.workdir)
     found = reopen_run(folder.path)
     lines: list[str] = []

@@ -18,6 +18,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from commands.outputs import check_file, check_folder
 from commands.rows import DIVERGED, Row, Trained, label, or_null, rank
 from transformer.config import flatten
 from transformer.errors import UserError, suggest
@@ -51,6 +52,8 @@ def run(flags: argparse.Namespace, overrides: "Overrides") -> int:
         raise UserError(f"--config.{given[0]}: --mode=table changes no keys")
     if flags.output and Path(flags.output).suffix not in FORMATS:
         raise UserError(f"--output: {flags.output}; expected a name that ends in {', '.join(FORMATS)}")
+    check_file("--output", flags.output)
+    check_folder("--pictures", flags.pictures)
     metric, sign = flags.metric.removeprefix("-"), -1 if flags.metric.startswith("-") else 1
     patterns = [flags.against] if flags.against else []
     runs, left_out = read_runs([*flags.runs, *patterns])

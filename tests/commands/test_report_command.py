@@ -75,6 +75,7 @@ def test_the_mode_adds_a_later_evaluation(trained, capsys):
         (["--config.seed=1"], "--config.seed: --mode=report changes no keys"),
         (["--workdir=nowhere"], "nowhere does not exist"),
         (["--output=nowhere/report.html"], "--output: there is no folder 'nowhere'"),
+        (["--output=tests"], "--output: tests is a folder; expected a file"),
     ],
 )
 def test_mistakes_are_one_line(trained, flags, said, capsys):

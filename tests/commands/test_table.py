@@ -180,6 +180,25 @@ def test_mistakes(folder, flags, said, capsys):
     assert said in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("flag", "said"),
+    [
+        ("--output={}/none/out.csv", "--output: there is no folder '{}/none'"),
+        ("--output={}/file/out.csv", "--output: there is no folder '{}/file'"),
+        ("--output={}/out.csv", "--output: {}/out.csv is a folder; expected a file"),
+        ("--pictures={}/file", "--pictures: {}/file is a file; expected a folder"),
+        ("--pictures={}/file/pictures/all", "--pictures: {}/file is a file; expected a folder"),
+    ],
+)
+def test_places_that_cannot_be_are_told_before_the_table(folder, tmp_path_factory, capsys, flag, said):
+    place = tmp_path_factory.mktemp("place")
+    (place / "file").write_text("mine")
+    (place / "out.csv").mkdir()
+    assert table(folder, flag.format(place)) == 2
+    assert capsys.readouterr() == ("", f"error: {said.format(place)}\n")
+    assert {each.name for each in place.iterdir()} == {"file", "out.csv"}
+
+
 def test_it_needs_runs(capsys):
     assert launch.main(["--mode=table"]) == 2
     assert capsys.readouterr().err == "error: --runs: which ones? 'runs/lm-sweep/*', say (--mode=table)\n"
