@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from commands import add_step
+from commands.outputs import check_file
 from transformer.data.disk_cache import data_folder, digest, locked
 from transformer.errors import UserError
 from transformer.json_text import parse_json
@@ -83,6 +84,7 @@ def evaluate(
     from transformer.training.hooks import described
 
     folder, given = named(workdir), list(overrides)
+    check_file("--per_document", per_document)
     _read(folder.evaluation)  # raises on a damaged file before anything is evaluated
     keys, there = {key for key, _ in given}, flatten(folder.read_config())
     for key, _ in given:
@@ -157,10 +159,13 @@ def _write_documents(target: str, run: "Run", params: "Params", split: str) -> s
             about |= {"targets": each.targets, "bits_per_byte": each.bits_per_byte}
             found.append((each, source, about | ({"source": name} if name else {})))
     found.sort(key=lambda each: -each[0].loss)
-    with writing(target) as out:
-        for each, source, about in found:
-            text = {"text": source.text(each.number)[:SHOWN]} if hasattr(source, "text") else {}
-            out.write([json.dumps(about | text, ensure_ascii=False)])
+    try:
+        with writing(target) as out:
+            for each, source, about in found:
+                text = {"text": source.text(each.number)[:SHOWN]} if hasattr(source, "text") else {}
+                out.write([json.dumps(about | text, ensure_ascii=False)])
+    except UserError as error:
+        raise UserError(str(error).replace("--output", "--per_document", 1)) from None
     highest = f"{found[0][0].loss:.6g} of {found[0][2]['place']}"
     return f"{target}: the loss of {len(found):,} documents; the highest is {highest}"
 

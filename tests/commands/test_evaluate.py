@@ -161,6 +161,8 @@ def test_what_cannot_be_measured_is_one_line(capfd, trained, tmp_path):
         "--step=best": "no checkpoint was saved with train.keep_best",
         "--split=tets": "--split: invalid choice",
         "--output=x": "--output: language_modeling has no labels; --mode=predict writes its answers",
+        "--per_document=no/such.jsonl": "--per_document: there is no folder 'no'",
+        f"--per_document={tmp_path}": f"--per_document: {tmp_path} is a folder; expected a file",
     }.items():
         assert expected in fails(capfd, [*run, arguments])
     assert runs.listing(trained) == before

@@ -176,6 +176,14 @@ def test_the_command_writes_all_documents_and_their_losses_give_the_loss(trained
     assert f"the loss of 8 documents; the highest is {lines[0]['loss']:.6g} of {lines[0]['place']}" in printed
 
 
+def test_a_file_that_cannot_be_written_is_named_by_its_flag(trained, capsys):
+    out = trained / "other.jsonl"
+    (trained / "other.jsonl.part").write_text("mine")
+    assert launch.main([f"--workdir={trained}/run", "--mode=evaluate", f"--per_document={out}"]) == 2
+    assert capsys.readouterr().err.startswith(f"error: --per_document: {out}.part is there, of another")
+    assert (trained / "other.jsonl.part").read_text() == "mine" and not out.exists()
+
+
 def test_the_documents_of_a_step_are_those_it_was_trained_on(trained, capsys):
     run = f"--workdir={trained}/run"
     assert launch.main([run, "--mode=batch", "--step=2"]) == 0
