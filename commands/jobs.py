@@ -16,6 +16,7 @@ from typing import Any, TextIO
 
 from tqdm import tqdm
 
+from commands.outputs import make_folder
 from commands.workdir import free
 from transformer.data.disk_cache import digest
 from transformer.errors import UserError
@@ -191,7 +192,13 @@ def gpus() -> list[str]:
 
 
 def work(jobs: Sequence[Job], at_once: int, halving: Halving | None = None) -> int:
-    """Trains all jobs that are not over (see `Work.run`)."""
+    """Trains all jobs that are not over (see `Work.run`).
+
+    Raises:
+      UserError: the folder that they have in common cannot be written.
+    """
+    for folder in {job.folder.parent for job in jobs}:
+        make_folder(folder)
     return Work(jobs, at_once, halving).run()
 
 

@@ -26,6 +26,20 @@ def check_folder(flag: str, target: str | None) -> None:
         raise UserError(f"{flag}: {near} is a file; expected a folder")
 
 
+def make_folder(path: Path) -> None:
+    """Makes the folder of --workdir for the runs of a command, unless it is there.
+
+    Raises:
+      UserError: it is a file, or cannot be written.
+    """
+    from commands.workdir import Workdir, holding
+
+    if (folder := Workdir(path).path).is_file():
+        raise UserError(f"--workdir: {folder} is a file")
+    with holding(folder / f"{os.getpid()}.lock"):  # as training does in the folder of a run
+        pass
+
+
 def nearest(path: Path) -> Path:
     """The path itself, or the first folder above it that is there."""
     return next(each for each in (path, *path.parents) if os.path.lexists(each))

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from commands.jobs import Halving, Job, Work
+from commands.outputs import make_folder
 from commands.settings import check_flags, make_job, refuse_twice
 from transformer.config import describe_keys, flatten, with_defaults
 from transformer.data.disk_cache import digest
@@ -38,7 +39,8 @@ def search(flags: argparse.Namespace, given: list[tuple[str, str]]) -> int:
     """Trains --trials runs, and prints the best. Returns 0, 1 if all failed, or 128 + the number of a signal.
 
     Raises:
-      UserError: bad flags, keys or values; a folder with another search; a metric that no run measures.
+      UserError: bad flags, keys or values; a folder with another search, or that cannot be written; a
+        metric that no run measures.
     """
     import filelock
 
@@ -60,7 +62,7 @@ def search(flags: argparse.Namespace, given: list[tuple[str, str]]) -> int:
     halving = None
     if flags.halving:
         halving = Halving.of(flags.halving, flags.halving_start, flags.halving_factor, jobs)
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     try:
         with filelock.FileLock(folder / "search.lock", timeout=0):
             asked = {"--search": [each.text for each in space], "--metric": metric} | values

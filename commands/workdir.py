@@ -238,7 +238,7 @@ def exclusive(path: Path) -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         with together():
             if jax.process_index() == 0:
-                stack.enter_context(_locked(path))
+                stack.enter_context(holding(path))
         yield
 
 
@@ -260,7 +260,8 @@ def _of_several() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _locked(path: Path) -> Iterator[None]:
+def holding(path: Path) -> Iterator[None]:
+    """Holds a lock file as `exclusive` does, but for this process alone."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         file = path.open("a+", errors="replace")

@@ -178,6 +178,17 @@ def test_mistakes(compare, capsys, flags, said):
     assert said in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("more", [[], ["--tune"]])
+def test_a_folder_that_cannot_be_written_is_one_line(capsys, tmp_path, more):
+    (tmp_path / "file").write_text("mine")
+    for folder in (tmp_path / "file", tmp_path / "file" / "runs"):
+        given = ["--mode=compare", "--config=configs/lm.py:tiny", f"--workdir={folder}", *more]
+        assert launch.main([*given, "--b=model.norm=layer"]) == 2
+        error = capsys.readouterr().err
+        assert error.startswith(f"error: --workdir: {folder} ") and error.count("\n") == 1
+    assert (tmp_path / "file").read_text() == "mine"
+
+
 def test_a_config_compared_with_other_seeds_of_itself(rng):
     """Differences of two draws of the same runs, as a change of no effect gives, are seldom called."""
     from transformer.evaluation.sequential import verdict

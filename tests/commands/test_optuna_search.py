@@ -384,6 +384,16 @@ def test_mistakes_are_told_before_anything_is_written(flags, said, capsys, tmp_p
     assert not (tmp_path / "search").exists()
 
 
+@pytest.mark.parametrize("place", ["file", "file/search"])
+def test_a_folder_that_cannot_be_written_is_told_before_a_trial_is_drawn(capsys, tmp_path, place):
+    pytest.importorskip("optuna")
+    (tmp_path / "file").write_text("mine")
+    assert launch.main([*SEARCH, f"--workdir={tmp_path / place}", RATE, "--trials=2", MEASURED]) == 2
+    out, error = capsys.readouterr()
+    assert out == "" and error.startswith(f"error: --workdir: {tmp_path / place} ") and error.count("\n") == 1
+    assert (tmp_path / "file").read_text() == "mine"
+
+
 def test_a_missing_package_is_named_before_anything_is_written(capsys, tmp_path, monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     assert launch.main([*SEARCH, f"--workdir={tmp_path / 'search'}", RATE, "--trials=2"]) == 2

@@ -205,6 +205,15 @@ def get_config():
 
 
 @pytest.mark.thorough(but=1)
+@pytest.mark.parametrize("place", ["file", "file/law"])
+def test_a_folder_that_cannot_be_written_is_told_before_a_run_begins(scaling, tmp_path, place):
+    (tmp_path / "file").write_text("mine")
+    said = scaling(*FIT, f"--workdir={tmp_path / place}", code=2)
+    assert said.startswith(f"error: --workdir: {tmp_path / place} ") and said.count("\n") == 1
+    assert (tmp_path / "file").read_text() == "mine"
+
+
+@pytest.mark.thorough(but=1)
 @pytest.mark.parametrize(
     ("flags", "said"),
     [

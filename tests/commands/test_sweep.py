@@ -267,6 +267,24 @@ def test_mistakes_are_told_before_anything_is_written(flags, said, capsys, tmp_p
     assert not (tmp_path / "sweep").exists()
 
 
+@pytest.mark.parametrize(
+    ("place", "said"),
+    [
+        ("file", "is a file"),
+        ("file/sweep", "cannot be written (Not a directory)"),
+        ("link", "cannot be written (a link to "),
+    ],
+)
+def test_a_folder_that_cannot_be_written_is_told_before_a_run_begins(place, said, capsys, tmp_path):
+    (tmp_path / "file").write_text("mine")
+    (tmp_path / "link").symlink_to(tmp_path / "nowhere")
+    folder = tmp_path / place
+    assert launch.main([*SWEEP, f"--workdir={folder}", "--sweep=seed=0,1"]) == 2
+    out, error = capsys.readouterr()
+    assert out == "" and error.startswith(f"error: --workdir: {folder} {said}") and error.count("\n") == 1
+    assert {each.name for each in tmp_path.iterdir()} == {"file", "link"}
+
+
 def test_a_config_file_may_have_a_sweep(tmp_path, capsys):
     config = tmp_path / "mine.py"
     config.write_text(

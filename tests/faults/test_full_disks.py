@@ -350,8 +350,9 @@ def test_folders_that_cannot_be_written_are_refused_in_a_line(tmp_path, capfd):
         cannot = {disk / "run": "cannot be written (Read-only file system)"} | workdirs(tmp_path)
         for folder, why in cannot.items():
             capfd.readouterr()
-            assert launch.main(runs.tiny(source, folder)) == 2
-            assert capfd.readouterr().err == f"error: --workdir: {folder} {why}\n"
+            for more in ([], ["--mode=sweep", "--sweep=seed=0,1"]):
+                assert launch.main([*runs.tiny(source, folder), *more]) == 2
+                assert capfd.readouterr().err == f"error: --workdir: {folder} {why}\n"
 
 
 @pytest.mark.thorough
