@@ -5,7 +5,7 @@ import math
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from commands.laws import LAW, describe, family_of, fit, read, write
+from commands.laws import FORECAST, describe, family_of, fit, read_forecast, read_law, write
 from transformer.errors import UserError
 
 if TYPE_CHECKING:
@@ -20,11 +20,11 @@ def predict(folder: Path, budget: float, depth: int | None) -> None:
     """Writes and prints the loss that a run for a larger budget should have.
 
     Raises:
-      UserError: no law.json; a budget that is not larger; a run that has begun.
+      UserError: no law.json, or one of another form; a budget that is not larger; a run that has begun.
     """
     from transformer.data.disk_cache import digest
 
-    law = read(folder / LAW, "first fit, with --config, --budgets and --depths")
+    law = read_law(folder)
     runs = law["runs"]
     if budget <= (most := max(each["budget"] for each in runs)):
         raise UserError(f"--forecast: {budget:g}; expected more than the largest budget, {most:g}")
@@ -43,17 +43,17 @@ def predict(folder: Path, budget: float, depth: int | None) -> None:
         "config": digest(job.values),
         "runs": len(runs),
     }
-    write(folder / "forecast.json", values)
+    write(folder / FORECAST, values)
     print(
         f"forecast of {job.name}: {law['metric']} {loss:.4f} (90 % interval {low:.4f} to {high:.4f}), "
-        f"N {size.n:,.0f} (N* {best:,.0f}), {size.steps(budget):,} steps; in {folder / 'forecast.json'}"
+        f"N {size.n:,.0f} (N* {best:,.0f}), {size.steps(budget):,} steps; in {folder / FORECAST}"
     )
 
 
 def check_unseen(folder: Path, job: "Job") -> None:
     """Raises `UserError` if the run to forecast, or that of an earlier forecast, has begun."""
-    earlier = folder / "forecast.json"
-    names = [job.name, *([read(earlier, "")["name"]] if earlier.exists() else [])]
+    there = (folder / FORECAST).exists()
+    names = [job.name, *([read_forecast(folder)["name"]] if there else [])]
     for name in names:
         if (folder / name / "config.json").exists():
             raise UserError(f"--forecast: {folder / name} has begun; a forecast comes before its run")
@@ -76,19 +76,19 @@ def score(folder: Path, at_once: int) -> int:
     """Trains the run that was forecast, and prints and writes the error. Returns 0, or 1 if it failed.
 
     Raises:
-      UserError: no forecast, or a config that has changed since.
+      UserError: no forecast, or one of another form; or a config that has changed since.
     """
     from commands.jobs import work
     from transformer.data.disk_cache import digest
     from transformer.visualization.scaling import draw_forecast
 
-    law = read(folder / LAW, "first fit, with --config, --budgets and --depths")
-    forecast = read(folder / "forecast.json", "first --forecast=FLOPS")
+    law = read_law(folder)
+    forecast = read_forecast(folder)
     family = family_of(law)
     size = family.size(forecast["depth"])
     job = family.job(str(folder), size, forecast["budget"], forecast["seed"])
     if digest(job.values) != forecast["config"]:
-        raise UserError(f"{folder / 'forecast.json'}: {law['config']} has changed since; forecast again")
+        raise UserError(f"{folder / FORECAST}: {law['config']} has changed since; forecast again")
     if code := work([job], at_once):
         return code
     actual = describe(job, size, forecast["budget"], forecast["seed"], law["metric"])["loss"]

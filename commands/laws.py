@@ -3,6 +3,7 @@
 import json
 import math
 import os
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,7 +17,20 @@ if TYPE_CHECKING:
     from commands.sizes import Size
     from transformer.evaluation.scaling_law import Study
 
-LAW = "law.json"
+LAW, FORECAST = "law.json", "forecast.json"
+
+NUMBER = (int, float)
+
+OF_LAW = {"config": str, "overrides": list, "width": NUMBER, "metric": str, "runs": list}
+OF_RUN = {"depth": int, "n": NUMBER, "d": NUMBER, "budget": NUMBER, "loss": NUMBER}
+OF_FORECAST = {
+    **{"name": str, "written": str, "config": str, "depth": int, "seed": int},
+    **{"budget": NUMBER, "loss": NUMBER, "interval": list},
+}
+"""Keys of the files that are read again, and their types."""
+
+ABOVE_0 = ("depth", "n", "d", "budget", "loss")
+"""Keys of numbers above 0."""
 
 
 def describe(job: "Job", size: "Size", budget: float, seed: int, metric: str) -> dict[str, Any]:
@@ -71,18 +85,56 @@ def family_of(law: dict[str, Any]) -> Family:
     return Family(law["config"], tuple((key, value) for key, value in law["overrides"]), law["width"])
 
 
-def read(path: Path, first: str) -> dict[str, Any]:
-    """What an earlier command has written.
+def read_law(folder: Path) -> dict[str, Any]:
+    """law.json, which an earlier command has written.
 
     Raises:
-      UserError: nothing; `first` says what comes first.
+      UserError: there is none, or it has another form.
     """
+    path = folder / LAW
+    law = _read(path, "first fit, with --config, --budgets and --depths")
+    _check(path, "", law, OF_LAW)
+    if any(not isinstance(each, list) or [*map(type, each)] != [str, str] for each in law["overrides"]):
+        raise UserError(f"{path}: overrides: expected pairs of a key and its value, as text")
+    for place, each in enumerate(law["runs"]):
+        _check(path, f"runs[{place}].", each, OF_RUN)
+    runs_of = Counter(each["budget"] for each in law["runs"])
+    if len(runs_of) < 2 or min(runs_of.values()) < 4:
+        raise UserError(f"{path}: runs: expected those of 2 or more budgets, 4 or more of each")
+    return law
+
+
+def read_forecast(folder: Path) -> dict[str, Any]:
+    """forecast.json, which an earlier command has written.
+
+    Raises:
+      UserError: there is none, or it has another form.
+    """
+    path = folder / FORECAST
+    forecast = _read(path, "first --forecast=FLOPS")
+    _check(path, "", forecast, OF_FORECAST)
+    if [isinstance(each, NUMBER) for each in forecast["interval"]] != [True, True]:
+        raise UserError(f"{path}: interval: {forecast['interval']}; expected two losses")
+    return forecast
+
+
+def _read(path: Path, first: str) -> Any:
+    """The values in a file; `first` says what comes before it."""
     try:
         return parse_json(path.read_bytes())
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         raise UserError(f"--workdir: there is no {path}; {first}") from None
     except ValueError:
         raise UserError(f"{path}: it is no JSON") from None
+
+
+def _check(path: Path, where: str, values: Any, kinds: dict[str, Any]) -> None:
+    """Raises `UserError` unless these are the values of an object, with keys of these types."""
+    for key, kind in kinds.items():
+        value = values.get(key) if isinstance(values, dict) else None
+        if not isinstance(value, kind) or (key in ABOVE_0 and not 0 < value < math.inf):
+            found = "is missing" if value is None else f"is {value!r}"
+            raise UserError(f"{path}: {where}{key} {found}; expected what --mode=scaling writes there")
 
 
 def write(path: Path, values: dict[str, Any]) -> None:

@@ -204,6 +204,46 @@ def get_config():
     assert "has changed since" in scaling("--score", code=2)
 
 
+RUN = {"depth": 2, "n": 1e4, "d": 1e6, "loss": 2.0}
+LAW = {"config": TINY, "overrides": [], "width": 0.0, "metric": "eval/loss"}
+LAW["runs"] = [RUN | {"budget": budget} for budget in (1e11, 2e11) for _ in range(4)]
+FORECAST = {"name": "a", "written": "b", "config": "c", "depth": 5, "seed": 0, "budget": 1e12, "loss": 2.0}
+FORECAST["interval"] = [1.9, 2.1]
+
+
+@pytest.mark.parametrize(
+    ("name", "values", "said"),
+    [
+        ("law.json", {}, "config is missing; expected what --mode=scaling writes there"),
+        ("law.json", [], "config is missing"),
+        ("law.json", {"runs": []}, "config is missing"),
+        ("law.json", LAW | {"runs": []}, "runs: expected those of 2 or more budgets, 4 or more of each"),
+        ("law.json", LAW | {"runs": {}}, "runs is {}"),
+        ("law.json", LAW | {"runs": [*LAW["runs"], 3]}, "runs[8].depth is missing"),
+        ("law.json", LAW | {"runs": [RUN | {"budget": "x"}]}, "runs[0].budget is 'x'"),
+        ("law.json", LAW | {"runs": [RUN | {"budget": -1}]}, "runs[0].budget is -1"),
+        ("law.json", LAW | {"overrides": [["seed"]]}, "overrides: expected pairs of a key and its value"),
+        ("forecast.json", {}, "name is missing"),
+        ("forecast.json", [], "name is missing"),
+        ("forecast.json", FORECAST | {"depth": 0}, "depth is 0"),
+        ("forecast.json", FORECAST | {"interval": [1]}, "interval: [1]; expected two losses"),
+    ],
+)
+def test_files_of_another_form_are_named(tmp_path, capsys, name, values, said):
+    (tmp_path / "law.json").write_text(json.dumps(LAW))
+    (tmp_path / name).write_text(json.dumps(values))
+    for flag in ["--score", "--forecast=1e13"][: 1 + (name == "law.json")]:
+        assert launch.main(["--mode=scaling", f"--workdir={tmp_path}", flag]) == 2
+        error = capsys.readouterr().err
+        assert error.startswith(f"error: {tmp_path / name}: {said}") and error.count("\n") == 1
+
+
+def test_a_law_below_a_file_is_not_there(tmp_path, capsys):
+    (tmp_path / "file").write_text("")
+    assert launch.main(["--mode=scaling", f"--workdir={tmp_path / 'file'}", "--score"]) == 2
+    assert f"there is no {tmp_path / 'file' / 'law.json'}; first fit" in capsys.readouterr().err
+
+
 @pytest.mark.thorough(but=1)
 @pytest.mark.parametrize("place", ["file", "file/law"])
 def test_a_folder_that_cannot_be_written_is_told_before_a_run_begins(scaling, tmp_path, place):
