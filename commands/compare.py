@@ -212,10 +212,25 @@ def tune(flags: argparse.Namespace, arm: Arm) -> bool:
 
 
 def train(flags: argparse.Namespace, jobs: Sequence["Job"]) -> int:
-    """Trains jobs; returns their exit code."""
-    from commands.jobs import work
+    """Trains jobs; returns their exit code.
 
-    return work(jobs, flags.jobs)
+    Raises:
+      UserError: one of them has not measured --metric; the others are stopped.
+    """
+    from commands.jobs import Work
+
+    def check_measured(job: "Job") -> None:
+        if job.outcome == "finished":
+            last(job, flags.metric)
+
+    class Measuring(Work):
+        def end(self, job: "Job", how: str) -> None:
+            super().end(job, how)
+            check_measured(job)
+
+    for job in jobs:
+        check_measured(job)
+    return Measuring(jobs, flags.jobs).run()
 
 
 def last(job: "Job", metric: str) -> float:

@@ -192,22 +192,22 @@ def gpus() -> list[str]:
 
 
 def work(jobs: Sequence[Job], at_once: int, halving: Halving | None = None) -> int:
-    """Trains all jobs that are not over (see `Work.run`).
-
-    Raises:
-      UserError: the folder that they have in common cannot be written.
-    """
-    for folder in {job.folder.parent for job in jobs}:
-        make_folder(folder)
+    """Trains all jobs that are not over (see `Work`)."""
     return Work(jobs, at_once, halving).run()
 
 
 class Work:
-    """Jobs that are trained, `at_once` at a time, and without those that `halving` finds hopeless."""
+    """Jobs that are trained, `at_once` at a time, and without those that `halving` finds hopeless.
+
+    Raises:
+      UserError: the folder that they have in common cannot be written.
+    """
 
     elsewhere = "trained by another command"  # said of a job that was over before it could be started
 
     def __init__(self, jobs: Sequence[Job], at_once: int, halving: Halving | None = None) -> None:
+        for folder in {job.folder.parent for job in jobs}:
+            make_folder(folder)
         self.at_once, self.halving = at_once, halving
         self.queue = [job for job in jobs if not job.over]
         if halving:

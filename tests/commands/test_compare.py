@@ -178,6 +178,13 @@ def test_mistakes(compare, capsys, flags, said):
     assert said in capsys.readouterr().err
 
 
+def test_a_metric_that_the_first_run_has_not_measured_ends_it(compare, capsys):
+    flags = ["--b=model.norm=layer", "--metric=eval/los", "--tune", "--jobs=1"]
+    for _ in range(2):
+        compare(*flags, code=2)
+        assert len([*compare.folder.iterdir()]) == 1
+
+
 @pytest.mark.parametrize("more", [[], ["--tune"]])
 def test_a_folder_that_cannot_be_written_is_one_line(capsys, tmp_path, more):
     (tmp_path / "file").write_text("mine")

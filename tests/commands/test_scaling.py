@@ -204,6 +204,11 @@ def get_config():
     assert "has changed since" in scaling("--score", code=2)
 
 
+def test_a_metric_that_the_first_run_has_not_measured_ends_it(scaling):
+    assert "has not measured eval/los" in scaling(*FIT, "--metric=eval/los", "--jobs=1", code=2)
+    assert len([*scaling.folder.iterdir()]) == 1
+
+
 RUN = {"depth": 2, "n": 1e4, "d": 1e6, "loss": 2.0}
 LAW = {"config": TINY, "overrides": [], "width": 0.0, "metric": "eval/loss"}
 LAW["runs"] = [RUN | {"budget": budget} for budget in (1e11, 2e11) for _ in range(4)]
