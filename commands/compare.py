@@ -17,6 +17,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from commands.rows import rank
 from transformer.errors import UserError
 
 if TYPE_CHECKING:
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from commands.opening import Overrides
 
 BASES = ("steps", "tokens", "flops", "seconds")
+SPEED = "train/tokens_per_second"
 
 PROBE = 40
 """Steps of the runs that measure how long a step takes."""
@@ -97,6 +99,7 @@ def add_flags(parser: Any) -> None:
 
 def run(flags: argparse.Namespace, overrides: "Overrides") -> int:
     """Prints the answer, and writes comparison.json to --workdir. Returns 0, or 1 if a run failed."""
+    from commands.measuring import finite, last, train
     from transformer.evaluation.sequential import verdict
 
     check(flags)
@@ -115,9 +118,9 @@ def run(flags: argparse.Namespace, overrides: "Overrides") -> int:
     while len(found) < flags.pairs and not (found and verdict(found, flags.error, flags.smallest)):
         seeds = range(len(found), min(flags.pairs, len(found) + max(1, flags.jobs // 2)))
         jobs = [arm.job(flags.workdir, seed=seed) for seed in seeds for arm in arms]
-        if code := train(flags, jobs):
+        if code := train(jobs, flags.jobs, flags.metric):
             return code
-        values = [last(job, flags.metric) for job in jobs]
+        values = [finite(last(job, flags.metric), flags.metric, job.folder) for job in jobs]
         found += [b - a for a, b in zip(values[::2], values[1::2], strict=True)]
         print(f"{len(found)} pairs, {said(flags, found)}", flush=True)
     text = answer(flags, found)
@@ -179,6 +182,7 @@ def match(flags: argparse.Namespace, a: Arm, b: Arm) -> None:
 
 def of_a_step(flags: argparse.Namespace, arm: Arm) -> float:
     """The tokens, FLOPs or seconds of one step."""
+    from commands.measuring import last, train
     from commands.opening import open_without_data, read_to_train
 
     run = open_without_data(read_to_train(arm.config, arm.keys), arm.keys)
@@ -191,66 +195,32 @@ def of_a_step(flags: argparse.Namespace, arm: Arm) -> float:
         return tokens * run.experiment.flops_per_token(run.abstract.params)
     steps = min(PROBE, run.config.train.steps)
     probe = arm.job(flags.workdir, train__steps=steps, train__log_every=max(1, steps // 4))
-    if train(flags, [probe]):
+    if train([probe], 1, SPEED):
         raise UserError(f"--{arm.name}: the run that measures its speed failed ({probe.output})")
-    return tokens / last(probe, "train/tokens_per_second")
+    return tokens / last(probe, SPEED)
 
 
 def tune(flags: argparse.Namespace, arm: Arm) -> bool:
-    """Gives an arm the best of five learning rates around its own; False if a run failed."""
+    """Gives an arm the best of five learning rates around its own; False if a run failed.
+
+    Raises:
+      UserError: with each of them training diverges.
+    """
+    from commands.measuring import finite, last, train
+
     rate = arm.values()["optimizer"]["learning_rate"]
     rates = [float(f"{rate * factor:.6g}") for factor in TUNED]
     jobs = [arm.job(flags.workdir, optimizer__learning_rate=each, seed=TUNING_SEED) for each in rates]
-    if train(flags, jobs):
+    if train(jobs, flags.jobs, flags.metric):
         return False
     sign = -1 if flags.metric.startswith("-") else 1
-    best = min(range(len(rates)), key=lambda i: sign * last(jobs[i], flags.metric))
+    measured = [last(job, flags.metric) for job in jobs]
+    best = min(range(len(rates)), key=lambda i: rank(sign * measured[i]))
+    finite(measured[best], flags.metric, jobs[best].folder)
     arm.keys.append(("optimizer.learning_rate", repr(rates[best])))
     edge = "; at the end of the grid, a wider one may be better" if best in (0, len(rates) - 1) else ""
     print(f"{arm.name}: optimizer.learning_rate={rates[best]:g} of {rates[0]:g} to {rates[-1]:g}{edge}")
     return True
-
-
-def train(flags: argparse.Namespace, jobs: Sequence["Job"]) -> int:
-    """Trains jobs; returns their exit code.
-
-    Raises:
-      UserError: one of them has not measured --metric; the others are stopped.
-    """
-    from commands.jobs import Work
-
-    def check_measured(job: "Job") -> None:
-        if job.outcome == "finished":
-            last(job, flags.metric)
-
-    class Measuring(Work):
-        def end(self, job: "Job", how: str) -> None:
-            super().end(job, how)
-            check_measured(job)
-
-    for job in jobs:
-        check_measured(job)
-    return Measuring(jobs, flags.jobs).run()
-
-
-def last(job: "Job", metric: str) -> float:
-    """The last value that a run has measured.
-
-    Raises:
-      UserError: it has measured none, or the last was not finite.
-    """
-    metric = metric.removeprefix("-")
-    if not (found := job.measured(metric)):
-        raise UserError(f"--metric: {job.folder} has not measured {metric}")
-    return _finite(found[-1][1], metric, job.folder)
-
-
-def _finite(value: float, metric: str, folder: Path) -> float:
-    if math.isnan(value):
-        raise UserError(
-            f"--metric: the last {metric} of {folder} is not finite: with that run nothing is compared"
-        )
-    return value
 
 
 def _is_pattern(text: str) -> bool:
@@ -283,12 +253,13 @@ def pairs_there(flags: argparse.Namespace) -> list[float]:
 
 
 def _measured(flag: str, pattern: str, metric: str) -> Iterator[tuple[int, float]]:
+    from commands.measuring import finite
     from commands.table import read_runs
 
     metric = metric.removeprefix("-")
     for run in read_runs([pattern], flag)[0]:
         if metric in run.last:
-            yield run.config["seed"], _finite(run.last[metric], metric, run.path)
+            yield run.config["seed"], finite(run.last[metric], metric, run.path)
 
 
 def said(flags: argparse.Namespace, found: Sequence[float]) -> str:

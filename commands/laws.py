@@ -39,7 +39,7 @@ def describe(job: "Job", size: "Size", budget: float, seed: int, metric: str) ->
     Raises:
       UserError: it has not measured the metric, or no positive number.
     """
-    from commands.compare import last
+    from commands.measuring import last
 
     if not 0 < (loss := last(job, metric)) < math.inf:
         raise UserError(f"--metric: {metric} of {job.folder} is {loss}; expected a loss above 0")

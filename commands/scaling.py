@@ -74,8 +74,8 @@ def check(flags: argparse.Namespace, overrides: Sequence[tuple[str, str]]) -> No
 
 def measure(flags: argparse.Namespace, overrides: Sequence[tuple[str, str]]) -> int:
     """Trains what is missing, fits, prints, and writes law.json and pictures."""
-    from commands.compare import train
     from commands.laws import LAW, describe, fit, summary, write
+    from commands.measuring import train
     from commands.sizes import Family
     from transformer.visualization.scaling import draw_isoflop, draw_optimum
 
@@ -86,7 +86,7 @@ def measure(flags: argparse.Namespace, overrides: Sequence[tuple[str, str]]) -> 
     sizes = [family.size(int(depth)) for depth in depths]
     wanted = [(size, budget, seed) for budget in budgets for size in sizes for seed in range(flags.seeds)]
     jobs = [family.job(flags.workdir, *each) for each in wanted]
-    if code := train(flags, jobs):
+    if code := train(jobs, flags.jobs, flags.metric):
         return code
     runs = [describe(job, *each, flags.metric) for job, each in zip(jobs, wanted, strict=True)]
     found, folder = fit(runs), Path(flags.workdir)

@@ -27,6 +27,7 @@ TRAINER = """
         sys.exit("error: out of memory")
     steps, speed = int(keys.get("train.steps", 2)), 800 if norm == "rms" else 200
     with (folder / "metrics.jsonl").open("a") as file:
+        loss = None if rate > 0.1 else loss
         file.write(json.dumps({"step": steps, "eval/loss": loss, "train/tokens_per_second": speed}) + "\\n")
     (folder / "keys.json").write_text(json.dumps(keys))
 """
@@ -125,6 +126,17 @@ def test_each_side_is_tuned_first(compare):
     assert keys_of(compare, "b,seed=0")["optimizer.learning_rate"] == "0.04"
     seeds = {keys_of(compare, path.name)["seed"] for path in compare.folder.glob("a,learning_rate*")}
     assert seeds == {"1000000"}
+
+
+def test_a_rate_at_which_training_diverges_is_not_chosen(compare, capsys):
+    """Of the rates 0.02 to 0.32 the last two; where all diverge there is none."""
+    said = compare("--b=model.norm=layer", "--tune", "--config.optimizer.learning_rate=0.08", "--pairs=1")
+    assert "a: optimizer.learning_rate=0.04 of 0.02 to 0.32" in said
+    assert launch.main([
+        *["--mode=compare", f"--workdir={compare.folder}2", "--config=configs/lm.py:tiny", "--pairs=1"],
+        *["--b=model.norm=layer", "--tune", "--config.optimizer.learning_rate=2"],
+    ]) == 2  # fmt: skip
+    assert "is not finite: there is nothing to compare" in capsys.readouterr().err
 
 
 def test_a_failed_run_ends_it(compare):
