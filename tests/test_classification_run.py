@@ -65,6 +65,7 @@ def test_it_learns_to_tell_texts_that_it_has_not_seen(trained):
     assert last["eval/accuracy"] > 0.95 and last["eval/f1"] > 0.95 and last["eval/loss"] < 0.3
 
 
+@pytest.mark.thorough
 def test_what_was_found_is_drawn_and_said_also_where_the_best_is_kept(texts, tmp_path, capfd):
     arguments = [f"--config.data.source=jsonl:{texts}", "--config.train.keep_best=eval/loss"]
     workdir = tmp_path / "run"
@@ -247,6 +248,7 @@ def as_read(tokenizer, token):
     return text if re.fullmatch("[!-~]+", text.strip()) and text == text.strip() else tokenizer.name(token)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("kind", ["words", "bytes"])
 def test_what_is_guessed_for_a_mask_is_what_the_model_finds_likeliest(texts, kind):
     values = read_config("configs/bert.py:tiny")

@@ -240,6 +240,7 @@ def test_what_adapters_have_learned_is_not_left_in_silence(labelled, tmp_path):
     assert any("lora_up" in path for path in found.left) and not any("lora" in path for path in found.new)
 
 
+@pytest.mark.thorough
 def test_a_head_without_labels_is_not_one_with_labels(data, labelled, tmp_path):
     """A span's beginning and end are two outputs too."""
     lengths = ["sequence_length", "question_length", "stride"]

@@ -116,6 +116,7 @@ def test_what_is_wrong_is_one_line(files, tmp_path, capfd, arguments):
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.thorough
 def test_a_source_that_is_too_long_is_said_or_refused(trained, tmp_path, capfd):
     (tmp_path / "in.txt").write_text("number 1\n" + "number 2 of the lines\n" * 2)
     command = [f"--workdir={trained}", "--mode=predict", f"--input={tmp_path / 'in.txt'}"]
@@ -132,12 +133,14 @@ def test_a_source_that_is_too_long_is_said_or_refused(trained, tmp_path, capfd):
     assert found.err.count("\n") == 1
 
 
+@pytest.mark.thorough
 def test_a_table_of_sources_alone_is_answered(trained, tmp_path, capfd):
     (tmp_path / "in.tsv").write_text("id\tsource\n1\tnumber 1\n2\tnumber 2\n")
     assert launch.main([f"--workdir={trained}", "--mode=predict", f"--input=tsv:{tmp_path}/in.tsv"]) == 0
     assert len(capfd.readouterr().out.splitlines()) == 2
 
 
+@pytest.mark.thorough
 def test_an_evaluation_says_what_it_measured_and_how(trained, files, tmp_path):
     (tmp_path / "test.tsv").write_text(
         "target\tsource\tother\n"

@@ -65,6 +65,7 @@ def test_a_run_stopped_in_every_stage_is_the_straight_one(tmp_path, source, stra
     assert measurements(folder) == measurements(straight)
 
 
+@pytest.mark.thorough
 def test_each_step_logs_the_values_of_its_stage(straight):
     lines = measurements(straight)
     found = {name: [line[f"train/{name}"] for line in lines] for name in UNTIL}
@@ -237,6 +238,7 @@ def test_a_run_goes_on_with_more_devices_than_its_first_batches_had_rows(capfd, 
     assert not (tmp_path / "fork").exists()
 
 
+@pytest.mark.thorough
 def test_another_schedule_is_refused_on_resume(capfd, straight):
     assert launch.main([f"--workdir={straight}", "--config.train.until.window.7=5"]) == 2
     assert "train.until.window.7 4 (here 5); choose another folder" in capfd.readouterr().err

@@ -70,6 +70,7 @@ def test_what_the_model_cannot_see_or_was_not_trained_for_is_said_once(capfd, tm
     assert prompt.startswith("text 3: 55 tokens are more than model.max_length 24; only the last 24 are")
 
 
+@pytest.mark.thorough
 def test_a_long_text_is_written_to_its_end(capfd, model):
     out, error = predicted(capfd, model, *PROMPT, "--max_new_tokens=200", "--seed=3")
     tokens = len(out.encode("utf-8", "surrogateescape"))

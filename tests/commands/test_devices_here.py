@@ -87,6 +87,7 @@ def test_a_run_of_eight_devices_is_read(trained, here, capfd, number, mesh):
     jax.tree.map(np.testing.assert_array_equal, whole, runs.state(trained).params)
 
 
+@pytest.mark.thorough
 def test_a_batch_of_fewer_rows_than_devices_is_read_by_as_many(tmp_path, here, capfd):
     here(1)
     source = runs.write_corpus(tmp_path)
@@ -97,6 +98,7 @@ def test_a_batch_of_fewer_rows_than_devices_is_read_by_as_many(tmp_path, here, c
     assert "train.batch_size: 4 is not a multiple of 8" in said and "is read on data 4 x fsdp 1" in said
 
 
+@pytest.mark.thorough
 def test_a_given_mesh_and_training_are_refused(trained, here, capfd):
     here(3)
     for flags in (["--mode=predict", "--prompt=a", "--config.parallel.mesh.fsdp=2"], []):

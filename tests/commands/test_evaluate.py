@@ -65,6 +65,7 @@ def fails(capfd, arguments: list[str]) -> str:
     return error
 
 
+@pytest.mark.thorough
 def test_several_sets_are_measured_while_training(trained):
     last = json.loads((trained / "metrics.jsonl").read_text().splitlines()[-1])
     assert {"eval/loss", "other/loss", "compressors/gzip", "other/compressors/xz"} <= last.keys()
@@ -147,6 +148,7 @@ def test_a_file_is_measured_whole(capfd, trained, other):
     assert f"{len(text.encode()) + 1:,} targets" in found[0]  # every byte, and the end
 
 
+@pytest.mark.thorough
 def test_what_cannot_be_measured_is_one_line(capfd, trained, tmp_path):
     run = [f"--workdir={trained}", "--mode=evaluate"]
     before = runs.listing(trained)
@@ -224,6 +226,7 @@ def test_what_is_wrong_with_the_keys_is_one_line_before_anything_is_written(
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.thorough
 def test_a_folder_with_a_key_that_is_gone_still_opens(trained, tmp_path):
     values = json.loads((trained / "config.json").read_text())
     values["data"]["evaluate_on"] = "test"

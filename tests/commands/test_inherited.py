@@ -46,6 +46,7 @@ def test_an_origin_that_is_missing(tmp_path, capfd, kind, said):
     assert error.startswith(f"error: config.initialize_from: {tmp_path}/none") and said in error
 
 
+@pytest.mark.thorough
 def test_flops_of_a_step(origin):
     def flops(*keys):
         arm = Arm("a", TINY, [("data.source", "stdlib"), *keys])

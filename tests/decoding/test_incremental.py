@@ -220,6 +220,7 @@ def test_a_cache_that_grew_goes_on_as_before(rng):
         np.testing.assert_allclose(a, b, atol=1e-4)
 
 
+@pytest.mark.thorough(but=1)
 @pytest.mark.parametrize("size,dilation", [(1, 1), (4, 1), (3, 2), (12, 1)])
 def test_a_windowed_layer_keeps_its_window(rng, size, dilation):
     """However long the text; of a full layer beside it all is kept."""

@@ -44,6 +44,7 @@ def test_greedy_is_the_target_s_whatever_the_draft(rng, draft_tokens, max_new_to
         assert passes <= max_new_tokens - 1
 
 
+@pytest.mark.thorough(but=1)
 @pytest.mark.parametrize("draft_tokens", [1, 5])
 def test_a_perfect_draft_saves_all_passes_it_can(rng, draft_tokens):
     model, inputs = tree(rng, 4, 3, 8), (*roots(4), keys(rng, 4))

@@ -158,6 +158,7 @@ def lines_of(path):
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
 
 
+@pytest.mark.thorough
 def test_the_command_writes_all_documents_and_their_losses_give_the_loss(trained, capsys):
     out = trained / "documents.jsonl"
     run = f"--workdir={trained}/run"

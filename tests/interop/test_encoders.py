@@ -106,6 +106,7 @@ def encoder(request, tmp_path_factory):
     return Encoder(folder, theirs, np.random.default_rng(2))
 
 
+@pytest.mark.thorough(but=1)
 def test_logits(encoder):
     expected = encoder.expected(encoder.theirs)
     ours = encoder.logits(encoder.params)

@@ -37,6 +37,7 @@ def model(request, tmp_path_factory):
     return parity.Imported(parity.save(made, folder, 2, embedding=0.2)), made
 
 
+@pytest.mark.thorough(but=1)
 def test_logits(model, rng):
     parity.check_logits(*model, rng, 48)
 

@@ -13,6 +13,7 @@ from tests.parameters import random_params
 from transformer.layers.linear import Linear, contract
 
 
+@pytest.mark.thorough(but=1)
 @pytest.mark.parametrize("transposed", [False, True])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize(

@@ -81,6 +81,7 @@ def test_they_are_added_in_the_order_in_which_layers_are_named(rng):
 KINDS = {"layers": ("heads", "latent"), "layer_kinds": {"heads": {}, "latent": {"mixer": "latent"}}}
 
 
+@pytest.mark.thorough(but=1)
 @pytest.mark.parametrize("changes", [{"position": "transformer_xl"}, {"position": "rope", **KINDS}])
 def test_segments_with_memory_are_the_whole_text(rng, changes):
     config = TransformerXLConfig(**SIZES, **changes, memory_length=8, value_embeddings=(2, 0))

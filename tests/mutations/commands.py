@@ -82,9 +82,21 @@ EDITS = {
             "equal_runs_are_trained_twice": ("if name in found:", "if False:"),
         },
     ),
+    "commands/measuring.py": (
+        "tests/commands/test_compare.py tests/commands/test_scaling.py",
+        {
+            "unmeasured_to_the_end": ('if job.outcome == "finished":', "if False:"),
+            "diverged_is_compared": ("if math.isnan(value):", "if False:"),
+        },
+    ),
     "commands/jobs.py": (
         "tests/commands/test_sweep.py",
         {
+            "diverged_is_not_measured": ("if metric in line]", "if line.get(metric)]"),
+            "diverged_is_not_hopeless": (
+                "= math.inf if math.isnan(value) else",
+                "= 0.0 if math.isnan(value) else",
+            ),
             "all_configs_are_the_same": ('found.get("config") == digest(self.values)', "True"),
             "what_has_ended_begins_again": ('in ("finished", "stopped")', "in ()"),
             "one_gpu_for_all": ("gpus[slot % len(gpus)]", "gpus[0]"),
@@ -188,13 +200,17 @@ EDITS = {
         {
             "bars_divide_cells": ('cell.replace("|", r"\\|")', "cell"),
             "seeds_are_rows": ('BESIDE = ("seed", ', "BESIDE = ("),
-            "worst_first": ("sign * row.mean if row.values", "-sign * row.mean if row.values"),
-            "best_is_the_last": ("float(min(sign * each)) if best", "float(each[-1]) if best"),
+            "worst_first": ("rank(sign * row.mean)", "rank(-sign * row.mean)"),
+            "best_is_the_last": ("if best and metric in", "if not best and metric in"),
+            "diverged_unsaid": ("if row.values and not numbers[0]:", "if False:"),
         },
     ),
     "commands/rows.py": (
         "tests/commands/test_table.py",
-        {"spread_of_n": ("statistics.stdev", "statistics.pstdev")},
+        {
+            "spread_of_n": ("statistics.stdev", "statistics.pstdev"),
+            "diverged_anywhere": ("return math.inf if math.isnan(value)", "return 0.0 if math.isnan(value)"),
+        },
     ),
     "commands/paired.py": (
         "tests/commands/test_table.py",
@@ -248,7 +264,7 @@ EDITS = {
         "tests/commands/test_scaling.py",
         {
             "forecasts_after_the_run": ('if (folder / name / "config.json").exists():', "if False:"),
-            "earlier_forecasts_do_not_count": ("if earlier.exists() else []", "if False else []"),
+            "earlier_forecasts_do_not_count": ("if there else []", "if False else []"),
             "configs_may_change": ('if digest(job.values) != forecast["config"]:', "if False:"),
             "forecasts_of_what_is_known": ("if budget <= (most :=", "if 0 > (most :="),
             "errors_are_absolute": ('forecast["loss"] / actual - 1', 'forecast["loss"] - actual'),

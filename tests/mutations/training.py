@@ -356,12 +356,20 @@ EDITS = {
             "a_step_too_late": ("        self.done += 1\n        return", "        return"),
         },
     ),
+    "transformer/training/layerwise.py": (
+        "tests/training/test_layerwise.py",
+        {
+            "all_layers_are_one_array": ('if group == "others" else', "if group else"),
+            "stacks_of_any_depth_together": ('f"layers_{leaf.shape[0]}"', 'f"layers_{leaf.ndim}"'),
+            "one_is_missing": ('"adafactor", "fromage", ', '"fromage", '),
+        },
+    ),
     "transformer/training/optax_optimizers.py": (
         "tests/training/test_optax_optimizers.py tests/training/test_cautious.py",
         {
             "bold": ("(update * gradient < 0)", "(update * gradient != 0)"),
             "reckless": ("(update * gradient < 0)", "(update * gradient > 0)"),
-            "share_over_layers": ("tuple(range(stacked, agrees.ndim))", "tuple(range(agrees.ndim))"),
+            "share_over_layers": ("range(is_stacked(path), agrees.ndim)", "range(agrees.ndim)"),
             "no_cautious_decay": (
                 "        if not decay:\n            return careful",
                 "        if True:\n            return careful",

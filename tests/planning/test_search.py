@@ -93,6 +93,7 @@ def test_less_memory_asks_for_more_devices_or_less_to_save(memory):
     assert candidates(planned, []) == []
 
 
+@pytest.mark.thorough(but=1)
 @pytest.mark.parametrize(("flags", "share"), [([], 0.53), (["--efficiency=0.8"], 0.8)])
 def test_the_share_of_the_rates_is_that_of_the_chip_or_the_given_one(flags, share, memory, capsys, tmp_path):
     out = tmp_path / "plan.json"

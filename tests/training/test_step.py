@@ -175,6 +175,7 @@ def test_the_moving_average(rng):
     assert new.eval_params is new.ema and state.replace(ema=None).eval_params is state.params
 
 
+@pytest.mark.thorough(but=1)
 @pytest.mark.parametrize("decay", [0.75, 0.9999])
 def test_the_moving_average_has_nothing_of_the_initial_parameters(rng, decay):
     """Against the weighted mean of the parameters after each update in float64; a skipped step is none."""
@@ -192,6 +193,7 @@ def test_the_moving_average_has_nothing_of_the_initial_parameters(rng, decay):
     jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-5, atol=1e-6), state.ema, wanted)
 
 
+@pytest.mark.thorough(but=1)
 @pytest.mark.parametrize("name", ["contrib.schedule_free_sgd", "contrib.schedule_free_adamw"])
 def test_schedule_free_optimizers_are_evaluated_at_their_own_average(rng, name):
     """x_t, the mean of the fast iterates z_1 ... z_t (all of one rate), where y = b1 x + (1 - b1) z."""
