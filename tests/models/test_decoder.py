@@ -4,6 +4,7 @@ import itertools
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from flax import linen as nn
 
@@ -262,3 +263,29 @@ def test_keys_without_effect_are_refused(key, value, why):
 def test_impossible_shapes_are_refused(changes, message):
     with pytest.raises(UserError, match=message):
         dataclasses.replace(CONFIG, **changes)
+
+
+@pytest.mark.thorough
+def test_a_hessian_times_a_vector_is_the_gradient_of_a_product(rng):
+    """As docs/notebooks.md has it; forward mode is refused by JAX."""
+    model, params = make(rng)
+    inputs = tokens(rng)
+    vector = jax.tree.map(lambda x: jnp.asarray(rng.normal(size=x.shape), jnp.float32), params)
+
+    def loss(params):
+        return -jax.nn.log_softmax(model.apply({"params": params}, inputs))[..., 0].mean()
+
+    def product(params):
+        return optax.tree.vdot(jax.grad(loss)(params), vector)
+
+    def beside(step):
+        return jax.tree.map(lambda p, v: p + step * v, params, vector)
+
+    step = 1e-3
+    found, gradient = jax.jit(jax.grad(product))(params), jax.jit(jax.grad(loss))
+    ahead, behind = gradient(beside(step)), gradient(beside(-step))
+    largest = max(np.abs(x).max() for x in jax.tree.leaves(found))
+    for exact, a, b in zip(*map(jax.tree.leaves, (found, ahead, behind)), strict=True):
+        np.testing.assert_allclose(exact, (a - b) / (2 * step), atol=0.02 * largest)
+    with pytest.raises(TypeError, match="forward-mode"):
+        jax.jvp(loss, (params,), (vector,))
