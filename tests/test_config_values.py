@@ -88,6 +88,20 @@ def test_a_key_may_be_left_open_also_in_a_list_of_groups():
         from_values(Several, {"items": [{"rate": "x"}]})
 
 
+@dataclasses.dataclass(frozen=True)
+class Weighted:
+    weights: Mapping[str, float] = dataclasses.field(default_factory=dict)
+
+
+def test_the_values_of_a_mapping_have_its_type():
+    weights = from_values(Weighted, {"weights": {"a": 2, "b": 0.5}}).weights
+    assert weights == {"a": 2.0, "b": 0.5} and isinstance(weights["a"], float)
+    for wrong in ("x", True, float("nan"), {"c": 1}, None):
+        with pytest.raises(UserError) as error:
+            from_values(Weighted, {"weights": {"a": 1, "b": wrong}})
+        assert str(error.value) == f"config.weights.b: {wrong!r} ({type(wrong).__name__}); expected float"
+
+
 def test_nothing_can_be_changed_afterwards():
     given = values()
     config = from_values(Root, given)

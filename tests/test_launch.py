@@ -75,6 +75,7 @@ BEFORE_THE_DATA = {
     "--config.optimizer.schedule=constant": "decay_steps: 1 does nothing with schedule 'constant'; leave it",
     "--config.model.pattern_size=8": "config.model.pattern_size: 8 does nothing with pattern 'full'; leave",
     "--config.model.lora_alpha=8": "config.model.lora_alpha: 8.0 does nothing with lora_rank 0; leave it at",
+    "--config.loss.model_terms.load_balance=abc": "loss.model_terms.load_balance: 'abc' (str); expected flo",
     "--config.train.keep_best=eval/los": "config.train.keep_best: 'eval/los' is not measured; there are",
     "--config.train.keep_best=-eval/bleu": "keep_best: 'eval/bleu' is not measured; there are eval/",
     "--config.optimizer.train_only=haed": "train_only: no parameter's name begins with 'haed'; names there: ",

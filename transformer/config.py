@@ -247,7 +247,8 @@ def _convert(hint: Any, value: Any, path: str) -> Any:
     if dataclasses.is_dataclass(hint) and isinstance(value, Mapping):
         return from_values(hint, value, path)  # type: ignore[arg-type]
     if origin is Mapping and isinstance(value, Mapping):
-        return types.MappingProxyType(to_values(value))
+        items = {key: _convert(arguments[1], x, f"{path}.{key}") for key, x in to_values(value).items()}
+        return types.MappingProxyType(items)
     if origin is tuple and isinstance(value, (tuple, list)):
         return tuple(_convert(arguments[0], item, f"{path}[{i}]") for i, item in enumerate(value))
     if origin is typing.Literal and any(type(value) is type(each) and value == each for each in arguments):
@@ -256,7 +257,7 @@ def _convert(hint: Any, value: Any, path: str) -> Any:
         return None if value is None else _convert(arguments[0], value, path)
     if hint is float and type(value) in (int, float) and math.isfinite(value):
         return float(value)
-    if hint in (str, int, bool) and type(value) is hint:
+    if hint is Any or (hint in (str, int, bool) and type(value) is hint):
         return value
     raise UserError(f"{path}: {value!r} ({type(value).__name__}); expected {_describe(hint)}")
 

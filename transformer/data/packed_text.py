@@ -109,7 +109,7 @@ class TextDataConfig(CorpusConfig):
     # stdlib (Python's own source text), text:GLOB, jsonl:GLOB, parquet:GLOB, hf:FOLDER, tfds:NAME
     source: str = "stdlib"
     # several sources instead, with their weights: {"stdlib": 0.7, "text:GLOB": 0.3}
-    sources: Mapping[str, float] = field(default_factory=dict)
+    sources: Mapping[str, Any] = field(default_factory=dict)
     text_field: str = "text"  # field of the text, in jsonl, parquet, hf and tfds
     document: Literal["file", "line", "paragraph"] = "file"  # one document of text:GLOB
     sequence_length: Positive = 256  # tokens per row

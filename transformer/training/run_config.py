@@ -94,11 +94,11 @@ class EvaluateConfig(Bounded):
         return [name.strip() for name in self.also.split(",") if name.strip()]
 
 
-def _check_set(name: str, source: object) -> None:
+def _check_set(name: str, source: str) -> None:
     if not name.isidentifier() or name in TAKEN:
         expected = f"a name of letters, digits and _, and none of {', '.join(TAKEN)}"
         raise UserError(f"sets: {name!r} names a set; expected {expected}")
-    if not isinstance(source, str) or not source:
+    if not source:
         raise UserError(f"sets.{name}: {source!r}; expected a source, as data.source is given")
 
 
