@@ -133,7 +133,7 @@ def test_the_loss_and_its_gradient_are_those_of_equation_7_also_in_microbatches(
 def test_the_reference_is_the_model_as_training_begins_on_any_mesh_and_with_adapters(tuned, source):
     plain = dpo(tuned, source)[1].reference("train")
     for keys in (
-        ["model.lora_rank=2", "model.lora_layers=."],
+        ["model.lora_rank=2", "model.lora_layers=.", "optimizer.train_only=lora"],
         ["parallel.mesh.fsdp=2", "parallel.mesh.tensor=2", "parallel.mesh.data=2"],
     ):
         run, experiment = dpo(tuned, source, *keys)

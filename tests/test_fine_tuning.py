@@ -145,7 +145,7 @@ def test_lora_leaves_all_else_as_it_was(data, pretrained, tmp_path):
     [
         (
             ["--config.model.lora_rank=2"],
-            "^error: config.optimizer.train_only: with model.lora_rank",
+            "^error: config.optimizer.train_only: '' with model.lora_rank 2",
         ),
         (
             ["--config.model.d_ff=32"],

@@ -246,6 +246,7 @@ SWEEP = ["--mode=sweep", "--config=configs/lm.py:tiny"]
         (["--sweep=seed=0", "--sweep=seed=1"], "seed: it is in two of the sweeps"),
         (["--sweep=optimizer.learning_rat=1"], "learning_rat=1: config.optimizer.learning_rat: unknown key"),
         (["--sweep=seed=0,x"], "seed=x: config.seed: "),
+        (["--sweep=model.lora_rank=0,8"], "config.optimizer.train_only: '' with model.lora_rank 8; expected"),
         (["--sweep=seed=0", "--jobs=0"], "--jobs: 0; expected 1 or more"),
         ([], "--sweep: none is given, and configs/lm.py: there is no sweep() in it"),
         (

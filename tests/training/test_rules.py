@@ -1,4 +1,5 @@
 import re
+import types
 
 import jax
 import jax.numpy as jnp
@@ -8,8 +9,10 @@ import pytest
 
 from tests.training.test_optimizer import CONFIG
 from transformer.errors import UserError
-from transformer.training.optimizer import OptimizerConfig, check_adapters, make_optimizer
+from transformer.models.decoder import DecoderConfig
+from transformer.training.optimizer import OptimizerConfig, make_optimizer
 from transformer.training.rules import Rule, check_rules, parameter_settings, stop_gradients
+from transformer.training.run_config import check_adapters
 
 N = 3
 
@@ -359,11 +362,15 @@ def test_what_matches_nothing_is_refused(rng, changes, message):
         check_rules(params(rng), OptimizerConfig(**CONFIG | changes))
 
 
-def test_adapters_beside_which_everything_is_trained_are_refused(rng):
-    with pytest.raises(UserError, match=r"train_only: with model.lora_rank, say what is trained"):
-        check_adapters(params(rng), OptimizerConfig(**CONFIG))
-    check_adapters(params(rng), OptimizerConfig(**CONFIG | {"train_only": "lora"}))
-    check_adapters(params(rng), OptimizerConfig(**CONFIG | {"rules": (Rule("^(?!.*lora)", frozen=True),)}))
+def test_adapters_beside_which_everything_is_trained_are_refused():
+    def check(**settings):
+        optimizer = OptimizerConfig(**CONFIG | settings)
+        check_adapters(types.SimpleNamespace(optimizer=optimizer, model=DecoderConfig(lora_rank=8)))
+
+    with pytest.raises(UserError, match=r"^optimizer.train_only: '' with model.lora_rank 8; expected pre"):
+        check()
+    check(train_only="lora")
+    check(rules=(Rule("^(?!.*lora)", frozen=True),))
 
 
 def test_layers_of_one_array_have_one_optimizer_and_one_decay(rng):

@@ -195,13 +195,3 @@ def make_schedule(config: OptimizerConfig, steps: int, lengths: Lengths = ()) ->
     for (at, _), after in zip(lengths, shapes[1:], strict=True):
         shape = extended(shape, after, at, config.warmup_steps)
     return lambda count: config.learning_rate * shape(count)
-
-
-def check_adapters(params: Params, config: OptimizerConfig) -> None:
-    """Raises if LoRA is trained together with the full parameters."""
-    freezes = config.train_only or any(rule.frozen for rule in config.rules)
-    paths = [jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_leaves_with_path(params)]
-    if any("lora" in path for path in paths) and not freezes:
-        raise UserError(
-            "config.optimizer.train_only: with model.lora_rank, say what is trained: lora,head for example"
-        )

@@ -24,7 +24,7 @@ from transformer.training.initialize import Origin, WarmStart
 from transformer.training.loop import train
 from transformer.training.metrics import Meter
 from transformer.training.optax_optimizers import is_hidden_matrix, multiplies_matrices, own_average
-from transformer.training.optimizer import Lengths, check_adapters, make_optimizer
+from transformer.training.optimizer import Lengths, make_optimizer
 from transformer.training.parametrization import parametrized
 from transformer.training.partition import check_batch_fits, check_divided, check_fits
 from transformer.training.rules import check_rules, stop_gradients
@@ -135,7 +135,6 @@ class Run:
         check_compiler_options(self.compiler_options, self.mesh)
         _ = self.loader, self.hooks, self.abstract, self.warm_start
         check_fits(self.abstract)
-        check_adapters(self.abstract.params, self.config.optimizer)
         if self.config.optimizer.has_rules:
             check_rules(self.abstract.params, self.config.optimizer, self.layers)
         if self.config.train.keep_best:

@@ -122,6 +122,7 @@ class RunConfig(Bounded):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        check_adapters(self)
         if self.train.until:
             self._check_stages()
 
@@ -140,3 +141,10 @@ def check_row_length(config: Any) -> None:
     length, most = config.data.sequence_length, config.model.max_length
     if length > most:
         raise UserError(f"data.sequence_length: {length} is longer than model.max_length {most}")
+
+
+def check_adapters(config: Any) -> None:
+    """Raises if LoRA is trained together with the full parameters."""
+    freezes = config.optimizer.train_only or any(rule.frozen for rule in config.optimizer.rules)
+    if (rank := getattr(config.model, "lora_rank", 0)) and not freezes:
+        raise UserError(f"optimizer.train_only: '' with model.lora_rank {rank}; expected prefixes: lora,head")
