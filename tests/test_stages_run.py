@@ -169,7 +169,7 @@ def test_devices_and_measured_steps_change_nothing(tmp_path, source, straight):
 
 REFUSED = {
     "batch_sise={'2':8}": "train.until.batch_sise: unknown; did you mean 'batch_size'?",
-    "batch_size={'2':13}": "train.batch_size: 13 is not a multiple of 2 = ",
+    "batch_size={'2':13}": "config.train.until.batch_size: 13 in steps 1 to 2 is not a multiple of 2 = ",
     "batch_size={'x':8}": "train.until.batch_size: until 'x'; expected the number of a step",
     "batch_size={'0':8}": "train.until.batch_size: until '0'; expected",
     "batch_size={'2':0}": "train.until.batch_size: 0 until step 2; expected a whole number",
@@ -226,15 +226,15 @@ def test_a_run_goes_on_with_more_devices_than_its_first_batches_had_rows(capfd, 
     assert runs.train(source, folder, *given, hooks=[Send(1, signal.SIGTERM)]) == "SIGTERM"
     more = [f"--workdir={folder}", "--config.parallel.mesh.fsdp=4"]
     assert launch.main(more) == 2
-    assert "train.batch_size: 2 is not a multiple of 8 = " in capfd.readouterr().err
+    assert "train.until.batch_size: 2 in steps 1 to 2 is not a multiple of 8 = " in capfd.readouterr().err
     assert runs.train(source, folder, *given, hooks=[Send(2, signal.SIGTERM)]) == "SIGTERM"
     assert launch.main(more) == 2
-    assert "train.batch_size: 12 is not a multiple of 8 = " in capfd.readouterr().err
+    assert "train.until.batch_size: 12 in steps 3 to 3 is not a multiple of 8 = " in capfd.readouterr().err
     assert runs.train(source, folder, *given, hooks=[Send(3, signal.SIGTERM)]) == "SIGTERM"
     assert launch.main(more) == 0
     assert [line["train/batch_size"] for line in measurements(folder)] == [2, 2, 12, *[24] * 5]
     assert fork(folder, tmp_path / "fork", 1, "parallel.mesh.fsdp=4") == 2
-    assert "train.batch_size: 2 is not a multiple of 8 = " in capfd.readouterr().err
+    assert "train.until.batch_size: 2 in steps 1 to 2 is not a multiple of 8 = " in capfd.readouterr().err
     assert not (tmp_path / "fork").exists()
 
 

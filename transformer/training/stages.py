@@ -52,13 +52,15 @@ class Stages:
         self._impossible: dict[int, UserError] = {}  # by the end of the stage
         for each, end in zip(found, ends, strict=True):
             its_run = next((known for config, known in runs if config == each.config), None)
+            rows = each.config.train.batch_size
             if its_run is None:
                 try:
                     its_run = _stage_run(run, each.config)
                     runs.append((each.config, its_run))
                 except UserError as error:
-                    self._impossible[end] = error
-            rows = each.config.train.batch_size
+                    given = f"config.train.until.batch_size: {rows} in steps {each.first + 1} to {end}"
+                    said = str(error).replace(f"train.batch_size: {rows}", given, 1)
+                    self._impossible[end] = UserError(said)
             self._stages.append(Stage(each.first, end, rows, its_run, last | each.values))
         self.check(trained_steps(run.folder.checkpoints))
 
