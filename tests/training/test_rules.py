@@ -355,11 +355,21 @@ def test_rules_that_say_nothing_or_nonsense_are_refused(rule, message):
         ),
         ({"train_only": "haed"}, "train_only: no parameter's name begins with 'haed'; did you mean 'head'"),
         ({"frozen_layers": 4}, "frozen_layers: 4; the model has 3 blocks"),
+        (
+            {"rules": (Rule("head", weight_decay=0.1), Rule("", frozen=True))},
+            r"^config.optimizer.rules\[1\].match '': all parameters are frozen; leave some out$",
+        ),
+        (
+            {"frozen_layers": 3, "train_only": "blocks"},
+            "optimizer.frozen_layers 3, train_only 'blocks': all parameters are frozen",
+        ),
     ],
 )
-def test_what_matches_nothing_is_refused(rng, changes, message):
+def test_what_matches_or_leaves_nothing_is_refused(rng, changes, message):
     with pytest.raises(UserError, match=message):
         check_rules(params(rng), OptimizerConfig(**CONFIG | changes))
+    one_layer = (Rule("blocks/0/", frozen=False), Rule("", frozen=True))
+    check_rules(params(rng), OptimizerConfig(**CONFIG | {"rules": one_layer}))
 
 
 def test_adapters_beside_which_everything_is_trained_are_refused():

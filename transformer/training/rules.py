@@ -197,7 +197,8 @@ def stop_gradients(params: Params, config: Any, layers: Sequence[str] = ()) -> P
 
 
 def check_rules(params: Params, config: Any, layers: Sequence[str] = ()) -> None:
-    """Raises `UserError` if a rule, or a key that stands for rules, matches no parameter."""
+    """Raises `UserError` if a rule, or a key that stands for rules, matches no parameter, or if all are
+    frozen."""
     paths = [name for names in numbered(params, layers) for name in names]
     names = sorted({name for path in paths for name in path.split("/") if not name.isdecimal()})
     for i, rule in enumerate(config.rules):
@@ -216,6 +217,11 @@ def check_rules(params: Params, config: Any, layers: Sequence[str] = ()) -> None
         raise UserError(
             f"config.optimizer.frozen_layers: {config.frozen_layers}; the model has {depth} blocks"
         )
+    if all(each.frozen is True for each in jax.tree.leaves(parameter_settings(params, config, layers))):
+        given = [f"rules[{i}].match {rule.match!r}" for i, rule in enumerate(config.rules) if rule.frozen]
+        short = {"frozen_layers": config.frozen_layers, "train_only": config.train_only}
+        given += [f"{key} {value!r}" for key, value in short.items() if value]
+        raise UserError(f"config.optimizer.{', '.join(given)}: all parameters are frozen; leave some out")
 
 
 def _settle(rules: list[Rule], path: str) -> ParameterSettings:
