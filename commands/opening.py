@@ -190,8 +190,7 @@ def open_to_train(
         frozen = check_config(read_to_train(config or folder.read_config(), overrides, folder), overrides)
         if folder.path.exists():
             folder.check(frozen)
-        trained = folder.trained_steps()
-        if not trained:
+        if not (trained := folder.trained_steps()):
             refuse_idle(frozen)
     if jax.process_count() > 1:
         consistency.check_config(frozen)

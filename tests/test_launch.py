@@ -76,6 +76,11 @@ BEFORE_THE_DATA = {
     "--config.model.pattern_size=8": "config.model.pattern_size: 8 does nothing with pattern 'full'; leave",
     "--config.model.lora_alpha=8": "config.model.lora_alpha: 8.0 does nothing with lora_rank 0; leave it at",
     "--config.loss.model_terms.load_balance=abc": "loss.model_terms.load_balance: 'abc' (str); expected flo",
+    "--config.loss.model_terms.load_balance=0.1": "loss.model_terms.load_balance: the model's layers re",
+    "--config.loss.model_terms.load_balence=0.1 --config.model.num_experts=4": "no such term; expected one",
+    "--config.model.kernel=cudnn": "kernel: 'cudnn' does not support these inputs: ",
+    "--config.model.kernel=ring --config.data.sequence_length=30 --config.parallel.mesh.context=2 "
+    "--config.parallel.mesh.data=4": "kernel: 'ring' does not support these inputs: ",
     "--config.train.keep_best=eval/los": "config.train.keep_best: 'eval/los' is not measured; there are",
     "--config.train.keep_best=-eval/bleu": "keep_best: 'eval/bleu' is not measured; there are eval/",
     "--config.optimizer.train_only=haed": "train_only: no parameter's name begins with 'haed'; names there: ",
@@ -161,6 +166,8 @@ def test_a_folder_of_another_config_is_left_alone(capfd, trained, source):
     )
     line = fails(capfd, runs.tiny(source, trained, "--config.train.batch_size=16"))
     assert "train.batch_size 8 (here 16)" in line
+    line = fails(capfd, runs.tiny(source, trained, "--config.train.steps=4", "--config.model.kernel=cudnn"))
+    assert line.startswith("kernel: 'cudnn' does not support these inputs: ")
     line = fails(
         capfd, runs.tiny(source, trained, "--config.train.steps=1", "--config.optimizer.decay_steps=0")
     )

@@ -177,6 +177,8 @@ REFUSED = {
     "batch_size=8": "train.until.batch_size: 8; expected values by the steps until which they hold",
     "sequence_length={'2':12}": "train.until.sequence_length: 12 tokens do not divide a row of data.",
     "sequence_length={'2':64}": "train.until.sequence_length: 64 tokens do not divide",
+    "sequence_length={'2':2} --config.model.kernel=ring --config.parallel.mesh.context=2 "
+    "--config.parallel.mesh.data=4": "train.until: in steps 1 to 2: kernel: 'ring' does not support these",
     "window={'2':8} --config.model.pattern=strided": "train.until.window: 8; expected model.pattern 'full'",
     "window={'2':8} --config.model.mixer=linear": "train.until.window: 8; no layer attends to more",
 }

@@ -8,6 +8,7 @@ from typing import Protocol
 
 import jax
 
+from transformer.errors import UserError
 from transformer.training import trace
 from transformer.training.checkpoint import Params, State
 from transformer.training.events import Events
@@ -76,6 +77,16 @@ def measures(evaluators: Mapping[str, Evaluator], params: Params) -> dict[str, l
     be abstract."""
     tell = {prefix: getattr(evaluator, "names", None) for prefix, evaluator in evaluators.items()}
     return {prefix: names(params) if names else None for prefix, names in tell.items()}
+
+
+def check_measured(name: str, evaluators: Mapping[str, Evaluator], params: Params) -> None:
+    """Raises `UserError` if no evaluator measures the metric `name`, that of `train.keep_best`."""
+    found = measures(evaluators, params)
+    known = [f"{prefix}/{each}" for prefix, names in found.items() for each in names or ()]
+    untold = [f"{prefix}/" for prefix, names in found.items() if names is None]
+    if name not in known and not name.startswith(tuple(untold)):
+        listed = ", ".join([*known, *(f"{prefix}..." for prefix in untold)])
+        raise UserError(f"config.train.keep_best: {name!r} is not measured; there are {listed}")
 
 
 def described(evaluator: Evaluator) -> dict[str, str]:

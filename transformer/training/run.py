@@ -18,7 +18,7 @@ from transformer.training.checkpoint import Checkpoints, State, Step, trained_st
 from transformer.training.compiler_options import check_compiler_options, options_for
 from transformer.training.divergence import Watch
 from transformer.training.experiment import Batches, Experiment, Params, Put
-from transformer.training.hooks import Evaluate, Evaluator, Hook, Profile, measures
+from transformer.training.hooks import Evaluate, Evaluator, Hook, Profile, check_measured
 from transformer.training.initial_values import redraw
 from transformer.training.initialize import Origin, WarmStart
 from transformer.training.loop import train
@@ -28,7 +28,7 @@ from transformer.training.optimizer import Lengths, make_optimizer
 from transformer.training.parametrization import parametrized
 from transformer.training.partition import check_batch_fits, check_divided, check_fits
 from transformer.training.rules import check_rules, stop_gradients
-from transformer.training.run_config import RunConfig
+from transformer.training.run_config import RunConfig, asks_layers
 from transformer.training.step import Program, TrainStep, make_train_step
 from transformer.training.throughput import peak_flops
 from transformer.training.writers import EXTRAS, Latest, check_installed, make_writers, names_of
@@ -104,12 +104,11 @@ class Run:
 
     def create(self) -> Any:
         """The initial state, with parameters boxed with their logical axes."""
-        rng, std = jax.random.key(self.config.seed), self.config.initialize_std
+        rng, c = jax.random.key(self.config.seed), self.config.optimizer
         params = self.init(rng)
-        if std:
+        if std := self.config.initialize_std:
             params = redraw(params, jax.random.fold_in(rng, 1), std)
         carry = jax.tree.map(parallel.by_rows, self.experiment.initial_carry())
-        c = self.config.optimizer
         return State.create(params, self.optimizer, c.ema_decay > 0 or c.averages_itself, carry)
 
     @functools.cached_property
@@ -139,16 +138,13 @@ class Run:
             check_rules(self.abstract.params, self.config.optimizer, self.layers)
         if self.config.train.keep_best:
             self._check_best(self.config.train.keep_best.removeprefix("-"))
+        if asks_layers(self.config):
+            _ = (self.stages if self.config.train.until else self).traced()
 
     def _check_best(self, name: str) -> None:
         """Raises if `train.keep_best` names a metric that is not measured."""
         with self.placed():
-            found = measures(self.validation, self.abstract.params)
-        known = [f"{prefix}/{each}" for prefix, names in found.items() for each in names or ()]
-        untold = [f"{prefix}/" for prefix, names in found.items() if names is None]
-        if name not in known and not name.startswith(tuple(untold)):
-            listed = ", ".join([*known, *(f"{prefix}..." for prefix in untold)])
-            raise UserError(f"config.train.keep_best: {name!r} is not measured; there are {listed}")
+            check_measured(name, self.validation, self.abstract.params)
 
     @functools.cached_property
     def warm_start(self) -> WarmStart | None:
@@ -217,13 +213,18 @@ class Run:
 
         return measured.make(self, step, around, int(state.step))
 
-    def compiled(self) -> jax.stages.Compiled:
-        """The train step, for the batches of this run; nothing is allocated, and no data are read where their
-        shapes are known without."""
+    def traced(self) -> Any:
+        """The train step, traced for the batches of this run; nothing is allocated, and no data are read
+        where their shapes are known without. Raises if a layer cannot do what the config asks of it."""
         batch, whole = self.experiment.batch_shapes(), parallel.batch_sharding(self.mesh)
         batch = {k: x.update(sharding=parallel.shard_of_rows(whole, x.shape)) for k, x in batch.items()}
         with self.placed():
-            return self.jitted(unchanged).lower(self.abstract, batch).compile(self.compiler_options)
+            return self.jitted(unchanged).trace(self.abstract, batch)
+
+    def compiled(self) -> jax.stages.Compiled:
+        """The train step of `traced`, compiled."""
+        with self.placed():
+            return self.traced().lower().compile(self.compiler_options)
 
     def jitted(self, around: Callable, **options: Any) -> Any:
         """The train step, decorated and jitted; `options` as for `make_train_step`."""

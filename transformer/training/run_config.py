@@ -148,3 +148,10 @@ def check_adapters(config: Any) -> None:
     freezes = config.optimizer.train_only or any(rule.frozen for rule in config.optimizer.rules)
     if (rank := getattr(config.model, "lora_rank", 0)) and not freezes:
         raise UserError(f"optimizer.train_only: '' with model.lora_rank {rank}; expected prefixes: lora,head")
+
+
+def asks_layers(config: Any) -> bool:
+    """Whether layers are to use a named kernel or to return terms of the loss; whether they can shows only
+    where the train step is traced."""
+    named = any(kind.kernel != "auto" for kind in getattr(config.model, "kinds", {}).values())
+    return named or bool(getattr(vars(config).get("loss"), "model_terms", None))

@@ -74,6 +74,12 @@ class Stages:
             if end > done:
                 raise error
 
+    def traced(self) -> list[Any]:
+        """The train steps of the stages to come, the last one first; as `Run.traced`, with the steps of the
+        stage in errors of the others."""
+        done = trained_steps(self._run.folder.checkpoints)
+        return [_traced(stage) for stage in reversed(self._stages) if stage.end > done]
+
     def at(self, done: int) -> Stage:
         """The stage of the step after `done` steps."""
         return next(stage for stage in self._stages if done < stage.end)
@@ -104,6 +110,15 @@ def _stage_run(run: Any, config: Any) -> Any:
     found = dataclasses.replace(run, experiment=experiment, config=config)
     found.abstract = run.abstract
     return found
+
+
+def _traced(stage: Stage) -> Any:
+    try:
+        return stage.run.traced()
+    except UserError as error:
+        if stage.end == FOREVER:
+            raise
+        raise UserError(f"config.train.until: in steps {stage.first + 1} to {stage.end}: {error}") from None
 
 
 class StagedBatches:
