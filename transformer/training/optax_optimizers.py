@@ -15,7 +15,7 @@ import optax.contrib
 
 from transformer.errors import UserError
 from transformer.training.checkpoint import Params
-from transformer.training.layerwise import OF_ARRAYS, by_layer, is_stacked
+from transformer.training.layerwise import OF_ARRAYS, by_layer
 from transformer.training.schedules import Schedule
 
 CAUTIOUS = "cautious."
@@ -79,12 +79,10 @@ def find_optimizer(name: str, key: str = "name") -> Callable[..., optax.Gradient
     """The optimizer of optax by `name` ("adamw", "contrib.muon"), or its `cautious` variant
     ("cautious.adamw"); raises `UserError` about `key` if there is none. One that works on whole arrays takes
     each layer by itself (see `layerwise`)."""
-    found: Any = optax
-    for part in name.split("."):
-        found = getattr(found, part, None)
+    found = functools.reduce(lambda at, part: getattr(at, part, None), name.split("."), optax)
     if not _is_optimizer(found):
         return _variant(name, key)
-    return by_layer(found) if name in OF_ARRAYS else found
+    return by_layer(found, is_stacked) if name in OF_ARRAYS else found
 
 
 def _variant(name: str, key: str) -> Callable[..., optax.GradientTransformation]:
@@ -213,6 +211,11 @@ def is_hidden_matrix(path: tuple) -> bool:
     return re.search(HIDDEN_MATRIX, joined(path)) is not None
 
 
+def is_stacked(path: tuple) -> bool:
+    """Whether the first axis of a parameter is that of the layers."""
+    return any(key.endswith("blocks") for key in _keys(path))
+
+
 def joined(path: tuple) -> str:
     """The names of a path: "encoder/blocks/norm/scale"."""
     return "/".join(_keys(path))
@@ -224,15 +227,12 @@ def _keys(path: tuple) -> list[str]:
 
 def mask_name(parameters: Mapping[str, Any]) -> str | None:
     """The name of an optimizer's parameter for the mask of weight decay, or None."""
-    if "weight_decay" not in parameters:
-        return None
-    return next((name for name in MASKS if name in parameters), None)
+    return next((name for name in MASKS if {name, "weight_decay"} <= parameters.keys()), None)
 
 
 def _is_optimizer(found: Any) -> bool:
-    if not isinstance(found, (types.FunctionType, functools.partial)):
-        return False
-    if getattr(found, "__name__", "").startswith(("_", "scale_by_")):
+    kinds, others = (types.FunctionType, functools.partial), ("_", "scale_by_")
+    if not isinstance(found, kinds) or getattr(found, "__name__", "").startswith(others):
         return False
     parameters = inspect.signature(found).parameters
     return "learning_rate" in parameters and "base_optimizer" not in parameters
