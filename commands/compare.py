@@ -258,8 +258,8 @@ def _measured(flag: str, pattern: str, metric: str) -> Iterator[tuple[int, float
 
     metric = metric.removeprefix("-")
     for run in read_runs([pattern], flag)[0]:
-        if metric in run.last:
-            yield run.config["seed"], finite(run.last[metric], metric, run.path)
+        if metric in run.measured:
+            yield run.config["seed"], finite(run.last(metric), metric, run.path)
 
 
 def said(flags: argparse.Namespace, found: Sequence[float]) -> str:

@@ -159,13 +159,10 @@ def _write_documents(target: str, run: "Run", params: "Params", split: str) -> s
             about |= {"targets": each.targets, "bits_per_byte": each.bits_per_byte}
             found.append((each, source, about | ({"source": name} if name else {})))
     found.sort(key=lambda each: -each[0].loss)
-    try:
-        with writing(target) as out:
-            for each, source, about in found:
-                text = {"text": source.text(each.number)[:SHOWN]} if hasattr(source, "text") else {}
-                out.write([json.dumps(about | text, ensure_ascii=False)])
-    except UserError as error:
-        raise UserError(str(error).replace("--output", "--per_document", 1)) from None
+    with writing(target, flag="--per_document") as out:
+        for each, source, about in found:
+            text = {"text": source.text(each.number)[:SHOWN]} if hasattr(source, "text") else {}
+            out.write([json.dumps(about | text, ensure_ascii=False)])
     highest = f"{found[0][0].loss:.6g} of {found[0][2]['place']}"
     return f"{target}: the loss of {len(found):,} documents; the highest is {highest}"
 

@@ -92,8 +92,7 @@ def read_law(folder: Path) -> dict[str, Any]:
       UserError: there is none, or it has another form.
     """
     path = folder / LAW
-    law = _read(path, "first fit, with --config, --budgets and --depths")
-    _check(path, "", law, OF_LAW)
+    law = _read(path, OF_LAW, "first fit, with --config, --budgets and --depths")
     if any(not isinstance(each, list) or [*map(type, each)] != [str, str] for each in law["overrides"]):
         raise UserError(f"{path}: overrides: expected pairs of a key and its value, as text")
     for place, each in enumerate(law["runs"]):
@@ -111,21 +110,22 @@ def read_forecast(folder: Path) -> dict[str, Any]:
       UserError: there is none, or it has another form.
     """
     path = folder / FORECAST
-    forecast = _read(path, "first --forecast=FLOPS")
-    _check(path, "", forecast, OF_FORECAST)
+    forecast = _read(path, OF_FORECAST, "first --forecast=FLOPS")
     if [isinstance(each, NUMBER) for each in forecast["interval"]] != [True, True]:
         raise UserError(f"{path}: interval: {forecast['interval']}; expected two losses")
     return forecast
 
 
-def _read(path: Path, first: str) -> Any:
-    """The values in a file; `first` says what comes before it."""
+def _read(path: Path, kinds: dict[str, Any], first: str) -> dict[str, Any]:
+    """The object in a file, with keys of these types; `first` says what comes before it."""
     try:
-        return parse_json(path.read_bytes())
+        values = parse_json(path.read_bytes())
     except (FileNotFoundError, NotADirectoryError):
         raise UserError(f"--workdir: there is no {path}; {first}") from None
     except ValueError:
         raise UserError(f"{path}: it is no JSON") from None
+    _check(path, "", values, kinds)
+    return values
 
 
 def _check(path: Path, where: str, values: Any, kinds: dict[str, Any]) -> None:

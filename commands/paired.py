@@ -34,7 +34,8 @@ class Change(Row):
 
     def more(self) -> dict[str, Any]:
         """Differences and interval (null: infinite, or of runs that have diverged)."""
-        return {"differences": or_null(self.differences), "interval": or_null(self.interval)}
+        found = {"differences": self.differences, "interval": self.interval}
+        return {name: [*map(or_null, numbers)] for name, numbers in found.items()}
 
     @property
     def is_shown(self) -> bool:
@@ -77,7 +78,7 @@ def changes(rows: Sequence[Row], others: Sequence[Trained], metric: str, sign: i
 
 
 def _by_seed(row: Row, metric: str) -> dict[int, float]:
-    measured = [run for run in row.runs if metric in run.last]
+    measured = [run for run in row.runs if metric in run.measured]
     found: dict[int, float] = {}
     for run, value in zip(measured, row.values, strict=True):
         if (seed := run.config["seed"]) in found:

@@ -1,9 +1,9 @@
 """Trained runs, and rows of them that differ in their seed alone."""
 
 import dataclasses
+import functools
 import math
 import statistics
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -15,19 +15,33 @@ DIVERGED = "diverged"
 
 @dataclasses.dataclass(frozen=True)
 class Trained:
-    """A run's folder: the values of its config by key, the steps of the whole run, the steps and the finite
-    values of its metrics, and the last value of each, NaN if it was not finite."""
+    """A run's folder: the values of its config by key, the steps of the whole run, and the steps and values
+    of its metrics, NaN where they were not finite."""
 
     path: Path
     config: dict[str, Any]
     steps: int
-    series: dict[str, tuple[Any, Any]]
-    last: dict[str, float]
+    measured: dict[str, tuple[Any, Any]]
+
+    @functools.cached_property
+    def series(self) -> dict[str, tuple[Any, Any]]:
+        """The finite values."""
+        from transformer.visualization.report import finite
+
+        return finite(self.measured)
 
     @property
     def last_step(self) -> int:
         """The last step that was measured."""
-        return max(int(steps[-1]) for steps, _ in self.series.values())
+        return max(int(steps[-1]) for steps, _ in self.measured.values())
+
+    def last(self, metric: str) -> float:
+        """The last value of a metric, NaN if it was not finite."""
+        return float(self.measured[metric][1][-1])
+
+    def best(self, metric: str, sign: int) -> float:
+        """The least finite value of a metric, for sign -1 the greatest; NaN if there is none."""
+        return sign * float(min(sign * self.series[metric][1])) if metric in self.series else math.nan
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,6 +69,11 @@ class Row:
         many = len(self.values) > 1 and math.isfinite(self.mean)
         return statistics.stdev(self.values) if many else math.nan
 
+    @property
+    def has_diverged(self) -> bool:
+        """Whether it has values, and one of them is NaN."""
+        return any(map(math.isnan, self.values))
+
     def more(self) -> dict[str, Any]:
         """Further values for a file."""
         return {}
@@ -65,9 +84,9 @@ def rank(value: float) -> float:
     return math.inf if math.isnan(value) else value
 
 
-def or_null(numbers: Iterable[float]) -> list[float | None]:
-    """Numbers for JSON, which has none that are not finite."""
-    return [number if math.isfinite(number) else None for number in numbers]
+def or_null(number: float) -> float | None:
+    """A number for JSON, which has none that are not finite."""
+    return number if math.isfinite(number) else None
 
 
 def label(row: Row) -> str:

@@ -95,7 +95,7 @@ def read_runs(patterns: Sequence[str], flag: str = "--runs") -> tuple[list[Train
       UserError: there is none.
     """
     from transformer.run_folder import RunFolder
-    from transformer.visualization.report import last_values, read_metrics
+    from transformer.visualization.report import all_values
 
     if not patterns:
         raise UserError("--runs: which ones? 'runs/lm-sweep/*', say (--mode=table)")
@@ -107,8 +107,9 @@ def read_runs(patterns: Sequence[str], flag: str = "--runs") -> tuple[list[Train
         try:
             config = parse_json(folder.config.read_bytes())
             steps = int(config["train"]["steps"])
-            series, last = read_metrics(folder.metrics), last_values(folder.metrics)
-            found.append(Trained(path, flatten(config), steps, series, last))
+            if not (measured := all_values(folder.metrics)):
+                raise UserError("it is empty")
+            found.append(Trained(path, flatten(config), steps, measured))
         except (UserError, ValueError, KeyError, TypeError):
             without.append(path)
     if not found:
@@ -118,7 +119,7 @@ def read_runs(patterns: Sequence[str], flag: str = "--runs") -> tuple[list[Train
 
 def check_metric(metric: str, runs: Sequence[Trained]) -> None:
     """Raises `UserError` if no run has measured the metric."""
-    known = sorted({name for run in runs for name in run.last})
+    known = sorted({name for run in runs for name in run.measured})
     if metric not in known:
         raise UserError(f"--metric: no run has measured {metric!r}; {suggest(metric, known)}")
 
@@ -135,13 +136,8 @@ def rows_of(runs: Sequence[Trained], metric: str, sign: int, best: bool) -> list
         groups.setdefault(json.dumps([run.config.get(key) for key in differing]), []).append(run)
     rows = []
     for together in groups.values():
-        values = [
-            sign * float(min(sign * run.series[metric][1]))
-            if best and metric in run.series
-            else run.last[metric]
-            for run in together
-            if metric in run.last
-        ]
+        measured = [run for run in together if metric in run.measured]
+        values = [run.best(metric, sign) if best else run.last(metric) for run in measured]
         rows.append(Row({key: together[0].config.get(key) for key in differing}, together, values))
     return sorted(rows, key=lambda row: rank(sign * row.mean))
 
@@ -160,15 +156,15 @@ def cells(rows: Sequence[Row], metric: str) -> Iterator[list[str]]:
     short = shortened(rows[0].keys)
     yield [*short, metric, "spread", "runs"]
     for row in rows:
-        numbers = ["" if math.isnan(each) else f"{each:.5g}" for each in (row.mean, row.spread)]
-        if row.values and not numbers[0]:
-            numbers[0] = DIVERGED
-        yield [*(str(value) for value in row.keys.values()), *numbers, str(len(row.values))]
+        mean, spread = ("" if math.isnan(each) else f"{each:.5g}" for each in (row.mean, row.spread))
+        numbers = [DIVERGED if row.has_diverged else mean, spread, str(len(row.values))]
+        yield [*(str(value) for value in row.keys.values()), *numbers]
 
 
 def diverged(runs: Sequence[Trained], metric: str) -> list[str]:
     """A line for runs whose last value of the metric is not finite, if there are any."""
-    return _listed(DIVERGED, [run.path.name for run in runs if math.isnan(run.last.get(metric, 0.0))])
+    measured = [run for run in runs if metric in run.measured]
+    return _listed(DIVERGED, [run.path.name for run in measured if math.isnan(run.last(metric))])
 
 
 def unfinished(runs: Sequence[Trained]) -> list[str]:
@@ -205,8 +201,9 @@ def write(path: Path, rows: Sequence[Row], metric: str, table: Sequence[Sequence
             {
                 "keys": row.keys,
                 "metric": metric,
-                **dict(zip(("mean", "spread"), or_null([row.mean, row.spread]), strict=True)),
-                "values": or_null(row.values),
+                "mean": or_null(row.mean),
+                "spread": or_null(row.spread),
+                "values": [*map(or_null, row.values)],
                 "runs": [str(run.path) for run in row.runs],
                 **row.more(),
             }

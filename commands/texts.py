@@ -194,9 +194,11 @@ class ResumableAnswers(Answers):
         self._noted = time.monotonic()
 
 
-def writing(target: str | None, of: Mapping[str, Any] | None = None) -> AbstractContextManager[Answers]:
+def writing(
+    target: str | None, of: Mapping[str, Any] | None = None, flag: str = "--output"
+) -> AbstractContextManager[Answers]:
     """Answers to standard output, or to a file that appears when all are written; only the first process
-    writes.
+    writes. `flag` is that of the file, for messages.
 
     Until then they are in TARGET.part. With `of`, which identifies the input and the model, an interrupted
     command leaves this file and a note of its progress, TARGET.part.json; the same command continues it
@@ -211,22 +213,22 @@ def writing(target: str | None, of: Mapping[str, Any] | None = None) -> Abstract
         return contextlib.nullcontext(Answers(sys.stdout))
     path = Path(target)
     if path.exists() and not path.is_file():  # a pipe or /dev/null
-        return _to_special(path)
-    return _to_file(path) if of is None else _resuming(path, of)
+        return _to_special(path, flag)
+    return _to_file(path, flag) if of is None else _resuming(path, of, flag)
 
 
 @contextlib.contextmanager
-def _to_special(path: Path) -> Iterator[Answers]:
-    with _open(path, "w", path) as stream:
+def _to_special(path: Path, flag: str) -> Iterator[Answers]:
+    with _open(path, "w", path, flag) as stream:
         yield Answers(stream)
 
 
 @contextlib.contextmanager
-def _to_file(path: Path) -> Iterator[Answers]:
+def _to_file(path: Path, flag: str) -> Iterator[Answers]:
     part = path.with_name(path.name + ".part")
-    with _alone(part, path) as stream:
+    with _alone(part, path, flag) as stream:
         if os.fstat(stream.fileno()).st_size:
-            raise _of_another(part)
+            raise _of_another(part, flag)
         try:
             yield Answers(stream)
             stream.flush()
@@ -237,11 +239,11 @@ def _to_file(path: Path) -> Iterator[Answers]:
 
 
 @contextlib.contextmanager
-def _resuming(path: Path, of: Mapping[str, Any]) -> Iterator[Answers]:
+def _resuming(path: Path, of: Mapping[str, Any], flag: str) -> Iterator[Answers]:
     part, note = (path.with_name(path.name + end) for end in (".part", ".part.json"))
     there = part.exists()
-    with _alone(part, path) as stream:
-        done, size = _left(part, note, of) if there else (0, 0)
+    with _alone(part, path, flag) as stream:
+        done, size = _left(part, note, of, flag) if there else (0, 0)
         answers = ResumableAnswers(stream, note, of, done)
         try:
             stream.truncate(size)
@@ -262,7 +264,7 @@ def _resuming(path: Path, of: Mapping[str, Any]) -> Iterator[Answers]:
         note.unlink(missing_ok=True)
 
 
-def _left(part: Path, note: Path, of: Mapping[str, Any]) -> tuple[int, int]:
+def _left(part: Path, note: Path, of: Mapping[str, Any], flag: str) -> tuple[int, int]:
     """The number of texts that an interrupted command has answered in `part`, and the size up to there."""
     try:
         said = parse_json(note.read_bytes())
@@ -270,34 +272,34 @@ def _left(part: Path, note: Path, of: Mapping[str, Any]) -> tuple[int, int]:
     except (OSError, ValueError, KeyError, TypeError):
         same, done, size = False, 0, 0
     if not same or part.stat().st_size < size:
-        raise _of_another(part)
+        raise _of_another(part, flag)
     return done, size
 
 
-def _of_another(part: Path) -> UserError:
+def _of_another(part: Path, flag: str) -> UserError:
     return UserError(
-        f"--output: {part} is there, of another input, model or flags; move it away, or give them again"
+        f"{flag}: {part} is there, of another input, model or flags; move it away, or give them again"
     )
 
 
 @contextlib.contextmanager
-def _alone(part: Path, target: Path) -> Iterator[TextIO]:
+def _alone(part: Path, target: Path, flag: str) -> Iterator[TextIO]:
     """The file `part`, to append to, which no other command writes meanwhile.
 
     Raises:
       UserError: another one does, or it cannot be written.
     """
-    with _open(part, "a", target) as stream:
+    with _open(part, "a", target, flag) as stream:
         if not take(stream, part):
-            raise UserError(f"--output: {part} is being written by another command; choose another file")
+            raise UserError(f"{flag}: {part} is being written by another command; choose another file")
         yield stream
 
 
-def _open(path: Path, mode: str, target: Path) -> TextIO:
+def _open(path: Path, mode: str, target: Path, flag: str) -> TextIO:
     try:
         return path.open(mode, encoding="utf-8", errors="surrogateescape")  # type: ignore[return-value]
     except OSError as error:
-        raise UserError(f"--output: {target}: {error.strerror}") from None
+        raise UserError(f"{flag}: {target}: {error.strerror}") from None
 
 
 def one_line(text: str) -> str:

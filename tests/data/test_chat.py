@@ -289,6 +289,8 @@ def test_every_conversation_is_in_one_row_with_a_loss_on_its_answers(tmp_path, t
         UserError, match=r"data.too_long: \S+a\.jsonl:1 has \d+ tokens; data.sequence_length is 8"
     ):
         chat_data(tmp_path, [GOOD], sequence_length=8, too_long="refuse").rows("train")
+    with pytest.raises(UserError, match=r"^record 1 has \d+ tokens"):  # of a source without places
+        PackedSequences(chat_data(tmp_path, [GOOD]).sequences("train"), 8, "refuse")
 
 
 @pytest.mark.parametrize("form", ["answers", "conversations", "conversations alone"])

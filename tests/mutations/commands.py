@@ -201,8 +201,8 @@ EDITS = {
             "bars_divide_cells": ('cell.replace("|", r"\\|")', "cell"),
             "seeds_are_rows": ('BESIDE = ("seed", ', "BESIDE = ("),
             "worst_first": ("rank(sign * row.mean)", "rank(-sign * row.mean)"),
-            "best_is_the_last": ("if best and metric in", "if not best and metric in"),
-            "diverged_unsaid": ("if row.values and not numbers[0]:", "if False:"),
+            "best_is_the_last": ("run.best(metric, sign) if best", "run.last(metric) if best"),
+            "diverged_unsaid": ("DIVERGED if row.has_diverged else mean", "mean"),
         },
     ),
     "commands/rows.py": (

@@ -66,7 +66,7 @@ class PackedSequences:
         *,
         each: int = 1,
         seed: int = 0,
-        place: Callable[[int], str] = "record {}".format,
+        place: Callable[[int], str] = lambda index: f"record {index + 1}",
     ) -> None:
         """`sequence_length` is t, `seed` that of the order in which records are packed, and `place` gives the
         location of a record, for messages."""

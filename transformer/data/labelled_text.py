@@ -95,8 +95,7 @@ class LabelledData(Corpus):
           UserError: a label that the training data do not have.
         """
         with naming(self.key(split)):
-            place = self._label_source(split).place
-            labels = number_labels(self._labels_of(split), self.labels, lambda i: place(i - 1))
+            labels = number_labels(self._labels_of(split), self.labels, self._label_source(split).place)
         caches = [TokenCache.of(source, self.tokenizer, self.folder) for source in self.sources(split)]
         with naming("too_long"):
             c = self.config
@@ -132,8 +131,7 @@ class LabelledData(Corpus):
         return [np.array(self.tokenizer.encode(part), np.int32) for part in parts]
 
     def _find_labels(self) -> list[str]:
-        source = self._label_source("train")
-        return find_labels(self._labels_of("train"), "label_field", lambda i: source.place(i - 1))
+        return find_labels(self._labels_of("train"), "label_field", self._label_source("train").place)
 
     def _label_source(self, split: str) -> Source:
         return self.open(split, self.config.label_field, numbers=True)

@@ -18,7 +18,7 @@ def find_labels(names: Sequence[str], key: str, place: Callable[[int], str] = st
     """The distinct labels of the training data in the order of the model's outputs, numerical if all are
     numbers.
 
-    `place` gives the location of the i-th name, from 1.
+    `place` gives the location of a name by its index.
 
     Raises:
       UserError: fewer than two labels, a record without one, or labels that are no classes: more than `MANY`
@@ -26,7 +26,7 @@ def find_labels(names: Sequence[str], key: str, place: Callable[[int], str] = st
     """
     found = set(names)
     if "" in found:
-        empty = [number for number, name in enumerate(names, 1) if not name]
+        empty = [index for index, name in enumerate(names) if not name]
         others = f", and {len(empty) - 1:,} more have none" if len(empty) > 1 else ""
         raise UserError(f"data.{key}: {place(empty[0])} has no label{others}; fill them in or leave them out")
     if len(found) < 2:
@@ -57,14 +57,13 @@ def remarks(labels: Sequence[str]) -> list[str]:
 
 
 def number_labels(names: Sequence[str], labels: Sequence[str], place: Callable[[int], str]) -> np.ndarray:
-    """The index of each name among the labels, (n,) int32; `place` gives the location of the i-th name, from
-    1.
+    """The index of each name among the labels, (n,) int32; `place` gives the location of a name by its index.
 
     Raises:
       UserError: an unknown label.
     """
     numbers = {label: number for number, label in enumerate(labels)}
-    for index, name in enumerate(names, 1):
+    for index, name in enumerate(names):
         if name not in numbers:
             problem = f"has the label {name!r}" if name else "has no label"
             raise UserError(f"{place(index)} {problem}; those of the training data are {shown(labels, MANY)}")

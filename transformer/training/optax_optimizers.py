@@ -231,8 +231,8 @@ def mask_name(parameters: Mapping[str, Any]) -> str | None:
 
 
 def _is_optimizer(found: Any) -> bool:
-    kinds, others = (types.FunctionType, functools.partial), ("_", "scale_by_")
-    if not isinstance(found, kinds) or getattr(found, "__name__", "").startswith(others):
+    kinds, parts = (types.FunctionType, functools.partial), ("_", "scale_by_")
+    if not isinstance(found, kinds) or getattr(found, "__name__", "").startswith(parts):
         return False
     parameters = inspect.signature(found).parameters
     return "learning_rate" in parameters and "base_optimizer" not in parameters

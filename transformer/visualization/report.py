@@ -56,10 +56,7 @@ def write_report(folder: RunFolder) -> Path:
 def last_values(path: Path) -> dict[str, float]:
     """The last value of each metric in a `metrics.jsonl`, NaN if it was not finite; raises as
     `read_metrics`."""
-    found: dict[str, float] = {}
-    for _, values in _lines(path):
-        found |= {name: math.nan if value is None else float(value) for name, value in values.items()}
-    return found
+    return {name: float(values[-1]) for name, (_, values) in all_values(path).items()}
 
 
 def read_metrics(path: Path) -> Series:
@@ -68,15 +65,33 @@ def read_metrics(path: Path) -> Series:
     Raises:
       UserError: the file does not exist, is empty, or has a line in another format.
     """
+    if not (found := finite(all_values(path))):
+        raise UserError(f"{path}: there are no metrics in it")
+    return found
+
+
+def all_values(path: Path) -> Series:
+    """Every value of a `metrics.jsonl`, NaN where it was not finite.
+
+    Raises:
+      UserError: the file does not exist, or has a line in another format.
+    """
     points: dict[str, list[tuple[int, float]]] = {}
     for step, values in _lines(path):
         for name, value in values.items():
-            if value is not None:
-                points.setdefault(name, []).append((step, value))
-    if not points:
-        raise UserError(f"{path}: there are no metrics in it")
+            points.setdefault(name, []).append((step, math.nan if value is None else value))
     return {
         name: (np.array(pairs)[:, 0].astype(int), np.array(pairs)[:, 1]) for name, pairs in points.items()
+    }
+
+
+def finite(series: Series) -> Series:
+    """The finite values, of the metrics that have some."""
+    there = {name: np.isfinite(values) for name, (_, values) in series.items()}
+    return {
+        name: (steps[there[name]], values[there[name]])
+        for name, (steps, values) in series.items()
+        if there[name].any()
     }
 
 
