@@ -194,9 +194,10 @@ class ResumableAnswers(Answers):
         self._noted = time.monotonic()
 
 
-def writing(
-    target: str | None, of: Mapping[str, Any] | None = None, flag: str = "--output"
-) -> AbstractContextManager[Answers]:
+Writing = AbstractContextManager[Answers]
+
+
+def writing(target: str | None, of: Mapping[str, Any] | None = None, flag: str = "--output") -> Writing:
     """Answers to standard output, or to a file that appears when all are written; only the first process
     writes. `flag` is that of the file, for messages.
 

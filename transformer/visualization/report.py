@@ -80,19 +80,14 @@ def all_values(path: Path) -> Series:
     for step, values in _lines(path):
         for name, value in values.items():
             points.setdefault(name, []).append((step, math.nan if value is None else value))
-    return {
-        name: (np.array(pairs)[:, 0].astype(int), np.array(pairs)[:, 1]) for name, pairs in points.items()
-    }
+    arrays = {name: np.array(pairs) for name, pairs in points.items()}
+    return {name: (pairs[:, 0].astype(int), pairs[:, 1]) for name, pairs in arrays.items()}
 
 
 def finite(series: Series) -> Series:
     """The finite values, of the metrics that have some."""
-    there = {name: np.isfinite(values) for name, (_, values) in series.items()}
-    return {
-        name: (steps[there[name]], values[there[name]])
-        for name, (steps, values) in series.items()
-        if there[name].any()
-    }
+    kept = ((name, steps, values, np.isfinite(values)) for name, (steps, values) in series.items())
+    return {name: (steps[there], values[there]) for name, steps, values, there in kept if there.any()}
 
 
 def draw(series: Series, path: Path) -> None:
