@@ -41,6 +41,14 @@ def test_rows_in_their_order_and_at_random(pattern, tmp_path, rng):
         assert source[index] == {"text": expected[index]}
 
 
+def test_a_record_has_the_place_of_its_row(pattern, tmp_path):
+    source = open_source(pattern, "test", field="text", cache_dir=tmp_path)
+    assert len(source) > 5
+    for index in range(len(source)):
+        file, row = source.place(index).split(": row ")
+        assert parquet.read_table(file).column("text")[int(row) - 1].as_py() == source.text(index)
+
+
 def test_every_row_is_in_one_split(pattern, tmp_path):
     splits = [open_source(pattern, split, field="text", cache_dir=tmp_path) for split in SPLITS]
     found = [text for split in splits for text in split.texts()]

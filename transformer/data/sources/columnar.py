@@ -78,11 +78,23 @@ class ColumnarFiles(Files):
         """The text of one record, or all of its list."""
         return self._options.alternatives(self._record(index)[self.field]) or [self.text(index)]
 
+    def place(self, index: int) -> str:
+        """The file of a record and its row there, from 1."""
+        group, row = self._at(index)
+        file, number = self._groups[group]
+        before = self._firsts[group] - self._firsts[group - number]
+        return f"{self._files[file]}: row {before + row + 1}"
+
     def _record(self, index: int) -> dict[str, Any]:
+        group, row = self._at(index)
+        (record,) = self._records(group, slice(row, row + 1))
+        return record
+
+    def _at(self, index: int) -> tuple[int, int]:
+        """The group of a record, and its row there."""
         row = int(self._rows[index])
         group = bisect.bisect(self._firsts, row) - 1
-        (record,) = self._records(group, slice(row - self._firsts[group], row - self._firsts[group] + 1))
-        return record
+        return group, row - self._firsts[group]
 
     @functools.cached_property
     def _opened(self) -> list[Columns]:
