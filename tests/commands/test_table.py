@@ -306,6 +306,22 @@ def test_a_run_that_has_diverged_is_not_ranked_by_what_it_measured_before(tmp_pa
     assert all("diverged" in line for line in capsys.readouterr().out.splitlines()[1:])
 
 
+def test_a_picture_has_a_cross_where_a_run_has_diverged(tmp_path, monkeypatch):
+    drawn = {}
+    monkeypatch.setattr(comparison, "save", lambda figure, axes, path: drawn.update({path.name: axes}))
+    for rate, loss in ((1, 3.0), (2, 2.0), (4, None)):
+        for seed in (0, 1):
+            each = 2.5 if seed and loss is None else loss  # one of two has diverged
+            write_run(tmp_path / f"{rate}-{seed}", [5.0, each], seed=seed, optimizer={"rate": rate})
+    assert table(tmp_path, f"--pictures={tmp_path}/p") == 0
+    axes = drawn["optimizer.rate.png"]
+    (crosses,) = (line for line in axes.get_lines() if line.get_marker() == "x")
+    assert crosses.get_xdata() == [4] and crosses.get_label() == "diverged"
+    assert axes.get_xlim()[0] < 1 and axes.get_xlim()[1] > 4
+    points = [y for line in axes.get_lines() if line.get_marker() == "o" for y in line.get_ydata()]
+    assert sorted(y for y in points if math.isfinite(y)) == [2.0, 2.0, 2.5, 3.0, 3.0]
+
+
 def test_the_best_value_of_a_run_may_be_from_before_it_diverged(tmp_path, capsys):
     for number, losses in enumerate(([2.0, 2.2], [1.5, None], [None, None])):
         write_run(tmp_path / str(number), losses, seed=0, model={"d": number})

@@ -51,7 +51,7 @@ def draw_curves(rows: Sequence[tuple[str, Sequence[Curve]]], metric: str, path: 
 def draw_over_key(curves: Sequence[Points], key: str, metric: str, path: Path) -> None:
     """Draws the means and all values of a metric over the values of a key, on a logarithmic axis where these
     are positive and spread over a factor of 4. Curves of one value each, as of a search, are points of one
-    colour."""
+    colour. A cross at the top is where a run has diverged."""
     figure, axes = figure_of(metric, key)
     places = sorted({x for _, xs, _ in curves for x in xs})
     if places[0] > 0 and places[-1] >= 4 * places[0]:
@@ -75,6 +75,12 @@ def draw_over_key(curves: Sequence[Points], key: str, metric: str, path: Path) -
         )
         for x, each in pairs:
             axes.plot([x] * len(each), each, "o", color=colour, markersize=4, alpha=0.5)
+    lost = sorted(
+        {x for _, xs, values in curves for x, each in zip(xs, values, strict=True) if np.isnan(each).any()}
+    )
+    if lost:
+        top = axes.get_xaxis_transform()
+        axes.plot(lost, [1.0] * len(lost), "x", color=MUTED, transform=top, clip_on=False, label="diverged")
     save(figure, axes, path)
 
 
