@@ -61,6 +61,17 @@ EDITS = {
             "balanced_by_the_count": ("(len(counts_c) * counts_c)", "len(counts_c) * counts_c"),
         },
     ),
+    "transformer/training/trackers.py": (
+        "tests/training/test_writers.py",
+        {
+            "errors_of_a_tracker_end_training": ("raise OSError(reason(error)) from error", "raise"),
+            "keys_kept_before_they_are_taken": (
+                "        self._mlflow = mlflow\n",
+                '        self._mlflow = mlflow\n        keep_id(folder, "mlflow", known or "0")\n',
+            ),
+            "failed_runs_finish": ("return sys.exc_info()[0] is not None", "return False"),
+        },
+    ),
     "transformer/training/negative_sampling.py": (
         "tests/training/test_negative_sampling.py",
         {

@@ -1,5 +1,6 @@
 """Each writer can be left out, and nothing else goes with it."""
 
+import contextlib
 import json
 import os
 import subprocess
@@ -16,7 +17,7 @@ from tests.faults.test_full_disks import shown
 from transformer.errors import UserError
 from transformer.run_folder import RunFolder
 from transformer.training.events import Events
-from transformer.training.writers import EXTRAS, make_writers, names_of, whole_lines
+from transformer.training.writers import EXTRAS, Lasting, make_writers, names_of, whole_lines
 
 FILES = {"jsonl": "metrics.jsonl", "tensorboard": "events"}
 
@@ -169,6 +170,120 @@ def test_mlflow_writes_offline_and_goes_on_in_the_same_run(tmp_path, monkeypatch
     assert run.info.status == "FINISHED"
     history = mlflow.MlflowClient().get_metric_history(run.info.run_id, "train/loss")
     assert [(each.step, each.value) for each in history] == [(step, 1.0 / step) for step in (10, 20, 30)]
+
+
+class Unreachable(Exception):
+    """What the library of a tracker raises, which is no `OSError`."""
+
+
+class Tracker:
+    """The libraries of both trackers at once: `ended` is how runs ended there, `params` what they were told;
+    the calls in `failing` raise."""
+
+    def __init__(self, failing=()):
+        self.failing, self.logged, self.ended, self.params = failing, [], [], {}
+        self.entities, self.info, self.run_id = self, self, "5e"
+        self.Param = self.Metric = lambda *values: values
+        self.Settings = dict
+
+    def __call__(self, call):
+        if call in self.failing:
+            raise Unreachable("no answer\nand more")
+
+    def start_run(self, run_id, run_name):
+        self("start")
+        return self
+
+    def init(self, **options):
+        self("start")
+        return self
+
+    def MlflowClient(self):
+        return self
+
+    def log_batch(self, _, params=(), metrics=()):
+        self("log")
+        self.params |= dict(params)
+        self.logged += [step for _, _, _, step in metrics]
+
+    def log(self, values, step):
+        self("log")
+        self.logged.append(step)
+
+    def end_run(self, status):
+        self("end")
+        self.ended.append(status)
+
+    def finish(self, exit_code):
+        self("end")
+        self.ended.append(exit_code)
+
+
+def tracked(name, folder, monkeypatch, failing=()):
+    folder.path.mkdir(parents=True, exist_ok=True)
+    tracker = Tracker(failing)
+    monkeypatch.setitem(sys.modules, name, tracker)
+    (writer,) = make_writers(folder, 0, [name])
+    return writer, tracker
+
+
+@pytest.mark.parametrize("name", EXTRAS)
+def test_a_tracker_that_does_not_answer_is_no_reason_to_stop(tmp_path, monkeypatch, capsys, name):
+    writer, tracker = tracked(name, RunFolder(tmp_path), monkeypatch)
+    said = []
+    lasting = Lasting(writer, said.append)
+    tracker.failing = ("log",)
+    lasting.write(1, {"train/loss": 1.0})
+    assert [line.rpartition(": ")[2] for line in said] == [
+        "values since step 1 cannot be written (no answer) and are kept"
+    ]
+    tracker.failing = ("end",)
+    lasting.write(2, {"train/loss": 1.0})
+    lasting.close()
+    assert tracker.logged == [1, 2]
+    assert capsys.readouterr().err == f"warning: {name}: the run could not be ended there (no answer)\n"
+
+
+@pytest.mark.parametrize("name", EXTRAS)
+def test_a_tracker_that_does_not_start_is_named(tmp_path, monkeypatch, name):
+    expected = rf"^config.train.writers: '{name}' does not start: no answer$"
+    with pytest.raises(UserError, match=expected):
+        tracked(name, RunFolder(tmp_path), monkeypatch, ("start",))
+    (tmp_path / "trackers.json").write_text(json.dumps({name: "5e"}))
+    with pytest.raises(UserError, match=r"no answer; .*trackers.json names the run 5e, without it a new one"):
+        tracked(name, RunFolder(tmp_path), monkeypatch, ("start",))
+
+
+@pytest.mark.parametrize("text", ["", "[]", '{"wandb": 3}', '{"wandb": "5'])
+def test_a_damaged_list_of_ids_is_named(tmp_path, monkeypatch, text):
+    (tmp_path / "trackers.json").write_text(text)
+    with pytest.raises(UserError, match=r"trackers.json: expected the ids of trackers; without it new runs"):
+        tracked("wandb", RunFolder(tmp_path), monkeypatch)
+
+
+@pytest.mark.parametrize(("name", "good", "failed"), [("wandb", 0, 1), ("mlflow", "FINISHED", "FAILED")])
+def test_a_run_that_ends_with_an_error_has_failed_there(tmp_path, monkeypatch, name, good, failed):
+    writer, tracker = tracked(name, RunFolder(tmp_path), monkeypatch)
+    with contextlib.ExitStack() as stack:
+        stack.callback(writer.close)
+    with pytest.raises(ValueError, match="diverged"), contextlib.ExitStack() as stack:
+        stack.callback(writer.close)
+        raise ValueError("diverged")
+    assert tracker.ended == [good, failed]
+
+
+def test_a_place_is_no_key_of_a_tracker(tmp_path, monkeypatch):
+    sources, until = {"stdlib": 0.5, "text:/my (1)/*.txt": 0.5}, {"batch_size": {"200": 8}}
+    (tmp_path / "config.json").write_text(json.dumps({"data": {"sources": sources}, "until": until}))
+    _, tracker = tracked("mlflow", RunFolder(tmp_path), monkeypatch)
+    assert tracker.params == {"data.sources": str(sources), "until.batch_size": "{'200': 8}"}
+
+
+def test_a_run_whose_keys_were_not_taken_begins_anew(tmp_path, monkeypatch):
+    (tmp_path / "config.json").write_text('{"seed": 3}')
+    with pytest.raises(UserError, match="no answer"):
+        tracked("mlflow", RunFolder(tmp_path), monkeypatch, ("log",))
+    assert not (tmp_path / "trackers.json").exists()
 
 
 @pytest.mark.parametrize("name", EXTRAS)
