@@ -139,7 +139,7 @@ def refused(folder, tmp_path, capfd, *more):
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"model_type": "gpt3"}, "model_type: 'gpt3'; did you mean 'gpt2'?"),
+        ({"model_type": "gpt3"}, "model_type: 'gpt3'; expected one of gpt2, llama, "),
         ({"model_type": ["gpt2"]}, "model_type: \"['gpt2']\""),
         ({"n_layer": "two"}, "num_layers: 'two'"),
         ({"n_layer": 10**9}, "num_layers: 1000000000"),

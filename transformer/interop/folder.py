@@ -39,9 +39,9 @@ class HubFolder:
         self.config = read_object(self.path / CONFIG)
         kind = self.config.get("model_type")
         if not isinstance(kind, str) or kind not in FAMILIES:
-            raise UserError(
-                f"{self.path / CONFIG}: model_type: {str(kind)[:80]!r}; {suggest(kind, FAMILIES)}"
-            )
+            # Another architecture is no misspelt name: nothing is suggested.
+            known = ", ".join(FAMILIES)
+            raise UserError(f"{self.path / CONFIG}: model_type: {str(kind)[:80]!r}; expected one of {known}")
         self.family = self._family(FAMILIES[kind])
 
     def _family(self, heads: tuple[Family, ...]) -> Family:
