@@ -7,7 +7,14 @@ import pytest
 
 from tests.decoding.toy import Counter, chain, cycle
 from transformer.decoding.generation import generate
-from transformer.decoding.sampling import DecodingConfig, draw, keep_top_k, keep_top_p, pick
+from transformer.decoding.sampling import (
+    DecodingConfig,
+    draw,
+    keep_top_k,
+    keep_top_p,
+    pick,
+    probabilities,
+)
 from transformer.errors import UserError
 
 OFF = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
@@ -217,3 +224,17 @@ def test_zeros_of_both_signs_are_a_tie(keep):
     """A hidden state of zeros has both, with kernels of both signs."""
     x = jnp.array([[0.0, -0.0, -1e-30, -1.0], [-0.0, -1.0, -0.0, -jnp.inf], [1.0, -0.0, 0.0, -2.0]])
     np.testing.assert_array_equal(np.isfinite(keep(x)), np.asarray(x == x.max(-1, keepdims=True)))
+
+
+@pytest.mark.thorough(but=1)
+@pytest.mark.parametrize("temperature", [1.0, 0.0])
+def test_types_are_the_same_where_jax_has_64_bits(rng, temperature):
+    model, inputs = chain(rng, 11), (*prompts(rng, 3, 4, 11), keys(0, 3))
+    options = {"temperature": temperature, "top_k": 3, "min_p": 0.1}
+    expected, _ = generate(model, *inputs, max_new_tokens=5, **options)
+    with jax.enable_x64(True):
+        new, _ = generate(model, *inputs, max_new_tokens=5, **options)
+        assert probabilities(jnp.zeros((2, 5), jnp.float32), **options).dtype == jnp.float32
+    assert new.dtype == jnp.int32
+    if not temperature:  # uniform numbers of 64 bits are others
+        np.testing.assert_array_equal(new, expected)

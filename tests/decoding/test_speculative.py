@@ -57,6 +57,15 @@ def test_a_perfect_draft_saves_all_passes_it_can(rng, draft_tokens):
         assert passes == -(-7 // (draft_tokens + 1))
 
 
+@pytest.mark.thorough
+def test_it_decodes_where_jax_has_64_bits(rng):
+    model, inputs = tree(rng, 2, 3, 4), (*roots(2), keys(rng, 2))
+    expected, _ = generate(model, *inputs, max_new_tokens=4, temperature=0.0)
+    with jax.enable_x64(True):
+        got, *_ = generate_speculative(model, model, *inputs, max_new_tokens=4, temperature=0.0)
+    np.testing.assert_array_equal(got, expected)
+
+
 def test_a_useless_draft_costs_a_pass_for_each_token():
     ahead, behind = cycle(7), cycle(7).replace(table_nv=cycle(7).table_nv.T)
     inputs = *roots(3), jax.random.split(jax.random.key(0), 3)

@@ -262,6 +262,12 @@ def test_second_derivatives_in_either_order(rng, kernel, pattern):
 
 
 @pytest.mark.parametrize("kernel", KERNELS)
+def test_sums_are_in_float32_where_jax_has_64_bits(rng, kernel):
+    with jax.enable_x64(True):
+        assert_exact(KERNELS[kernel], rng, Mask(causal=True, pattern=Window(5)), 13, dtype="float64")
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
 def test_half_precision_is_as_exact_as_its_type(rng, kernel):
     assert_exact(KERNELS[kernel], rng, Mask(causal=True), 21, dtype="bfloat16", tolerance=0.06)
 

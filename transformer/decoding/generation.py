@@ -96,7 +96,7 @@ def advance(
         logits_bv, cache = stepper.step(state.token_b, state.cache)
         token_b = draw(logits_bv, state.keys(rngs_b), **options)
         token_b = jnp.where(state.done_b, filler(eos_id), token_b)
-        new_bn = jax.lax.dynamic_update_slice(new_bn, token_b[:, None], (0, state.index - first))
+        new_bn = jax.lax.dynamic_update_slice_in_dim(new_bn, token_b[:, None], state.index - first, axis=1)
         index = state.index + 1
         done_b = state.done_b | is_end(token_b, eos_id) | (index >= state.limits_b)
         return new_bn, dataclasses.replace(state, token_b=token_b, done_b=done_b, index=index, cache=cache)

@@ -78,7 +78,7 @@ def probabilities(logits_bv: jax.Array, *, temperature: jax.Array | float = 1.0,
     """The probability of each token in `draw`, (b, v) float32; one-hot at temperature 0."""
 
     def greedy() -> jax.Array:
-        return jax.nn.one_hot(jnp.argmax(logits_bv, axis=-1), logits_bv.shape[-1])
+        return jax.nn.one_hot(jnp.argmax(logits_bv, axis=-1), logits_bv.shape[-1], dtype=jnp.float32)
 
     def sample() -> jax.Array:
         return _softmax(logits_bv, temperature, **filters)
@@ -104,12 +104,12 @@ def pick(probabilities_bv: jax.Array, rngs_b: jax.Array) -> jax.Array:
     row, the Gumbel trick one per token of the vocabulary.
     """
     rows, vocabulary = probabilities_bv.shape
-    tokens_v = jnp.arange(vocabulary)
+    tokens_v = jnp.arange(vocabulary, dtype=jnp.int32)
 
     def mass(last_b: jax.Array) -> jax.Array:
         return jnp.sum(jnp.where(tokens_v <= last_b[:, None], probabilities_bv, 0.0), axis=-1)
 
-    last_b = jnp.full(rows, vocabulary - 1)
+    last_b = jnp.full(rows, vocabulary - 1, jnp.int32)
     target_b = jax.vmap(jax.random.uniform)(rngs_b) * mass(last_b)
     none_b, halvings = jnp.zeros_like(last_b), vocabulary.bit_length()
     return bisect(lambda token_b: mass(token_b) > target_b, none_b, last_b, halvings)

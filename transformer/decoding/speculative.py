@@ -103,7 +103,7 @@ def advance(
         is_end_bm = is_end(proposed_bm, eos_id)
         ended_bm = state.done_b[:, None] | (jnp.cumsum(is_end_bm, axis=1) - is_end_bm > 0)
         accepted_bm |= ended_bm | (state.index + offsets_m >= state.limits_b[:, None])
-        count_b = jnp.sum(jnp.cumprod(accepted_bm, axis=1), axis=1)
+        count_b = jnp.sum(jnp.cumprod(accepted_bm, axis=1), axis=1, dtype=jnp.int32)
         last = jnp.minimum(jnp.min(count_b), pair.draft_tokens)  # index of the last token of this round
         replaced_b = _replacement(p_bmv[:, last], q_bmv[:, last], state.keys(rngs_b, last))
         token_b = jnp.where(count_b > last, proposed_bm[:, last], replaced_b)
@@ -113,7 +113,7 @@ def advance(
         index, back = state.index + last + 1, pair.draft_tokens - last
         cache = target.rewind(target_cache, back), draft.rewind(draft_cache, back), state.cache[2] + 1
         done_b = state.done_b | ends_b | (index >= state.limits_b)
-        new_bn = jax.lax.dynamic_update_slice(new_bn, round_bm, (0, state.index - first))
+        new_bn = jax.lax.dynamic_update_slice_in_dim(new_bn, round_bm, state.index - first, axis=1)
         token_b = round_bm[:, last]
         return new_bn, dataclasses.replace(state, token_b=token_b, done_b=done_b, index=index, cache=cache)
 

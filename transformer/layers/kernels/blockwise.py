@@ -220,11 +220,11 @@ def _forward(blocks: _Blocks, q_bhtk, learned) -> Any:
             out = decay * out + blocks.weighted(e, v_bgsk, learned, i, j)
             return new_top, decay * total + jnp.sum(e, axis=-1, keepdims=True), out
 
-        top = jnp.full((*q_bhqk.shape[:3], 1), -jnp.inf)
+        top = jnp.full((*q_bhqk.shape[:3], 1), -jnp.inf, jnp.float32)
         start = top, jnp.zeros_like(top)
         if sinks_h is not None:
             start = top.at[:].set(sinks_h[:, None, None].astype(jnp.float32)), jnp.ones_like(top)
-        out = jnp.zeros((*q_bhqk.shape[:3], width))
+        out = jnp.zeros((*q_bhqk.shape[:3], width), jnp.float32)
         top, total, out = loop(block, (*start, out))
         return None, (out / _positive(total), _norm(top, total))
 
@@ -243,9 +243,9 @@ def _backward(blocks: _Blocks, learned, q_bhtk, dout_bhtk, mean_bht1, norm_bht1)
             dq_part, dk, dlearned_scores = pull_scores(weights * (dweights - mean))
             add = functools.partial(_add_at, at=j * blocks.sizes[1])
             dlearned = jax.tree.map(lambda *x: sum(x), dlearned, dlearned_out, dlearned_scores)
-            return dq + dq_part, add(dk_bgsk, dk), add(dv_bgsk, dv), dlearned
+            return dq + dq_part.astype(jnp.float32), add(dk_bgsk, dk), add(dv_bgsk, dv), dlearned
 
-        dq, *carry = loop(block, (jnp.zeros(q_bhqk.shape), *carry))
+        dq, *carry = loop(block, (jnp.zeros(q_bhqk.shape, jnp.float32), *carry))
         return tuple(carry), dq
 
     like = *blocks.keys, learned
@@ -263,7 +263,7 @@ def _cut(x_bgsk: jax.Array, at: jax.Array, size: int) -> jax.Array:
 
 
 def _add_at(total_bgsk: jax.Array, part_bgsk: jax.Array, at: jax.Array) -> jax.Array:
-    new_bgsk = _cut(total_bgsk, at, part_bgsk.shape[2]) + part_bgsk
+    new_bgsk = _cut(total_bgsk, at, part_bgsk.shape[2]) + part_bgsk.astype(total_bgsk.dtype)
     if at.ndim:
         put = functools.partial(jax.lax.dynamic_update_slice_in_dim, axis=1)
         return jax.vmap(put, (1, 1, 0), 1)(total_bgsk, new_bgsk, at)
