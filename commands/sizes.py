@@ -58,8 +58,8 @@ class Family:
 
     With depth grow, in the proportions of the config, the width (`width` for each layer), the number of heads
     and `d_ff`; the width of a head stays, and the width is rounded up to a multiple of it. Adam's learning
-    rate is that of the config times (its width / the width)^0.5; Muon's rate for matrices stays. Warm-up and
-    decay take the config's share of the steps; the batch stays.
+    rate is that of the config times (its width / the width)^0.5; Muon's rate for matrices stays, and with
+    muP every rate. Warm-up and decay take the config's share of the steps; the batch stays.
 
     Source: nanochat (Karpathy 2025), where depth is the only dial: a width of 64 for each layer, heads of
     128, and these learning rates.
@@ -107,9 +107,10 @@ class Family:
         }
         if groups := model.get("num_kv_heads"):
             keys["model.num_kv_heads"] = max(1, int(heads) * groups // model["num_heads"])
-        rate = "adam_learning_rate" if "muon" in optimizer["name"] else "learning_rate"
-        adam = optimizer[rate] or optimizer["learning_rate"]
-        keys[f"optimizer.{rate}"] = float(f"{adam * (model['d_model'] / width) ** 0.5:.6g}")
+        if model.get("parametrization") != "mup":  # which scales the steps with the width by itself
+            rate = "adam_learning_rate" if "muon" in optimizer["name"] else "learning_rate"
+            adam = optimizer[rate] or optimizer["learning_rate"]
+            keys[f"optimizer.{rate}"] = float(f"{adam * (model['d_model'] / width) ** 0.5:.6g}")
         return keys
 
     def values(self, keys: Keys) -> dict[str, Any]:

@@ -88,6 +88,14 @@ def test_other_keys_follow_the_depth():
     assert keys["optimizer.learning_rate"] == pytest.approx(0.02 * 2**0.5, rel=1e-5)
 
 
+@pytest.mark.parametrize("optimizer", ["adamw", "contrib.muon"])
+def test_learning_rates_are_left_to_mup(optimizer):
+    given = {"optimizer.name": optimizer, "model.parametrization": "mup", "model.base_width": "192"}
+    keys = Family("configs/lm.py", (*given.items(), ("model.head_dim", "48"))).keys(8)
+    assert keys["model.d_model"] == 384
+    assert not [key for key in keys if key.startswith("optimizer.")]
+
+
 def test_a_budget_is_spent_with_the_schedule_stretched(tmp_path):
     size = FAMILY.size(2)
     assert size.tokens_per_step == 8 * 32

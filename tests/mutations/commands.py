@@ -253,6 +253,7 @@ EDITS = {
                 "(model['d_model'] / width) ** 0.5",
                 "(width / model['d_model']) ** 0.5",
             ),
+            "rates_fall_with_mup_too": ('if model.get("parametrization") != "mup":', "if True:"),
             "widths_are_rounded_down": ("heads = -(-depth * ", "heads = (depth * "),
             "warmup_is_not_stretched": ("max(1, round(steps * share))", "of_config"),
             "any_number_of_steps_will_do": ("if steps < LEAST_STEPS:", "if False:"),
