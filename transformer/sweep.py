@@ -95,8 +95,9 @@ def split(text: str, separator: str) -> list[str]:
 
 
 def as_overrides(setting: Setting) -> list[tuple[str, str]]:
-    """The setting as on the command line: keys and values as text."""
-    return [(key, value if isinstance(value, str) else repr(value)) for key, value in setting.items()]
+    """The setting as on the command line: keys and values as text, of NumPy's numbers as of Python's."""
+    plain = {key: value.tolist() if hasattr(value, "tolist") else value for key, value in setting.items()}
+    return [(key, value if isinstance(value, str) else repr(value)) for key, value in plain.items()]
 
 
 def names(settings: Iterable[Setting]) -> list[str]:

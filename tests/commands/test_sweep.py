@@ -10,6 +10,7 @@ import sys
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import launch
@@ -18,7 +19,7 @@ from commands.jobs import Halving, Job, Work, work
 from commands.workdir import exclusive
 from tests import runs
 from transformer.errors import UserError
-from transformer.sweep import names, over, product, read_sweep, shortened, zipped
+from transformer.sweep import as_overrides, names, over, product, read_sweep, shortened, zipped
 
 pytestmark = pytest.mark.usefixtures("in_root")
 
@@ -37,6 +38,13 @@ def test_products_zips_and_sums():
         zipped(over("a", [1, 2]), over("b", [1]))
     with pytest.raises(UserError, match="a: it is in two"):
         product(over("a", [1]), over("a", [2]))
+
+
+def test_numbers_of_numpy_are_those_of_python():
+    settings = product(over("optimizer.learning_rate", np.array([0.5, 2])), over("x", np.arange(1)))
+    assert as_overrides(settings[0]) == [("optimizer.learning_rate", "0.5"), ("x", "0")]
+    assert names(settings) == ["learning_rate=0.5,x=0", "learning_rate=2,x=0"]
+    assert as_overrides({"x": np.bool_(True), "y": np.arange(2)}) == [("x", "True"), ("y", "[0, 1]")]
 
 
 @pytest.mark.parametrize(
