@@ -33,13 +33,8 @@ OWN = (*DROPOUTS, "dtype", "kernel", "scan_layers", "remat", *ADAPTERS)
 """Keys of `model` that concern training and computation, not the architecture."""
 
 OVER = ("train.", "optimizer.", "initialize_")
-STILL = (
-    "train.evaluate_batches",
-    "train.average_last",
-    "train.keep_last",
-    "train.batch_size",
-    "train.keep_best",
-)
+STILL: tuple[str, ...] = ("train.evaluate_batches", "train.average_last", "train.keep_last")
+STILL += ("train.batch_size", "train.keep_best")
 """Prefixes of keys that concern training only, and exceptions that concern evaluation or the choice of a
 checkpoint."""
 
@@ -71,9 +66,9 @@ def read_config(argument: ConfigSource, overrides: Overrides = ()) -> dict[str, 
 def _run_file(argument: str) -> dict[str, Any]:
     name, _, preset = argument.partition(":")
     found = call_in(name, "get_config", *([preset] if preset else []))
-    if not hasattr(found, "to_dict"):
+    if not isinstance(found, dict):
         raise UserError(f"{name}: get_config() should return a ConfigDict, not {type(found).__name__}")
-    return found.to_dict()
+    return found
 
 
 def call_in(name: str, function: str, *arguments: Any) -> Any:
@@ -89,13 +84,16 @@ def call_in(name: str, function: str, *arguments: Any) -> Any:
         found = runpy.run_path(path)
         if function not in found:
             raise UserError(f"there is no {function}() in it")
-        return found[function](*arguments)
+        made = found[function](*arguments)
+        return made.to_dict() if hasattr(made, "to_dict") else made
     except Exception as error:
         raise UserError(_why_it_failed(path, error)) from None
 
 
 def _why_it_failed(path: str, error: Exception) -> str:
     """An error in a config file, in one line, with its line number."""
+    if path.endswith(".json"):
+        return f"--config: {path} is no program; a run goes on with --workdir, with other keys by --mode=fork"
     said = " ".join(str(error).split())
     # For an unknown key ml_collections lists all others with their values before its suggestion.
     said = re.sub(r" and cannot be added .*(Did you mean)", r". \1", said)

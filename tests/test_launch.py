@@ -98,6 +98,12 @@ def test_what_the_user_got_wrong_is_one_line_and_nothing_is_written(capfd, tmp_p
     assert not (tmp_path / "run").exists() and not (runs.ROOT / "gs:").exists()
 
 
+def test_the_config_of_a_runs_folder_is_no_config_file(capfd, tmp_path, trained):
+    path = trained / "config.json"
+    line = fails(capfd, [f"--config={path}", f"--workdir={tmp_path / 'run'}"])
+    assert line.startswith(f"--config: {path} is no program; a run goes on with --workdir")
+
+
 @pytest.mark.parametrize(
     ("code", "message"),
     [
@@ -108,6 +114,12 @@ def test_what_the_user_got_wrong_is_one_line_and_nothing_is_written(capfd, tmp_p
         (
             "def get_config():\n    pass\n",
             "{path}: get_config() should return a ConfigDict, not NoneType",
+        ),
+        (
+            "from ml_collections import config_dict\nfrom configs import base\n\n\ndef get_config():\n"
+            "    config = base.defaults('vision')\n"
+            "    config.seed = config_dict.required_placeholder(int)\n    return config\n",
+            "{path}: RequiredValueError: None value found in required reference",
         ),
         (
             "from configs import base\n\n\ndef get_config():\n    config = base.defaults('vision')\n"
