@@ -14,6 +14,7 @@ import dataclasses
 import functools
 import inspect
 import io
+import json
 import math
 import textwrap
 import tokenize
@@ -255,11 +256,27 @@ def _convert(hint: Any, value: Any, path: str) -> Any:
         return value
     if origin is types.UnionType:  # X | None
         return None if value is None else _convert(arguments[0], value, path)
-    if hint is float and type(value) in (int, float) and math.isfinite(value):
+    if hint is float and (isinstance(value, float) or type(value) is int) and math.isfinite(value):
         return float(value)
-    if hint is Any or (hint in (str, int, bool) and type(value) is hint):
+    if (hint is Any and _is_json(value)) or (hint in (str, int, bool) and type(value) is hint):
         return value
-    raise UserError(f"{path}: {value!r} ({type(value).__name__}); expected {_describe(hint)}")
+    raise UserError(f"{path}: {value!r} ({type(value).__name__}); expected {_expected(hint, value)}")
+
+
+def _is_json(value: Any) -> bool:
+    """Whether a value of any type can be written to a run's folder."""
+    try:
+        json.dumps(value)
+    except (TypeError, ValueError):
+        return False
+    return True
+
+
+def _expected(hint: Any, value: Any) -> str:
+    """What `value` should have been, in words."""
+    if hint is float and isinstance(value, float):
+        return "a finite number"
+    return "a value that JSON has" if hint is Any else _describe(hint)
 
 
 def _describe(hint: Any) -> str:
