@@ -74,6 +74,8 @@ def test_the_standard_parametrisation_drifts(tmp_path, capsys):
         (["--steps=0"], "--steps: 0; expected 1 or more"),
         (["--seeds=0"], "--seeds: 0; expected 1 or more"),
         (["--bound=0"], "--bound: 0.0; expected more than 0"),
+        (["--output=drift.xyz"], "--output: drift.xyz; expected a name that ends in .png, .svg, .pdf"),
+        (["--output=no/such/drift.png"], "--output: there is no folder 'no/such'"),
         (["--widths=24,32", "--config.model.num_heads=2"], "num_heads: 2 at d_model 32 is 1.5 at 24"),
         (["--config=configs/word_embedding.py:tiny"], "--mode=coordinates: a model of word_embedding has no"),
     ],
