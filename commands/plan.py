@@ -11,6 +11,7 @@ share of the data sheet's rates: for GPUs the one that was measured on an H200, 
 
 import argparse
 import json
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -80,7 +81,7 @@ def check(flags: argparse.Namespace) -> None:
         ("compile", flags.compile, 1),
         ("price", flags.price, 0),
     ):
-        if value < least:
+        if not least <= value < math.inf:
             raise UserError(f"--{name}: {value}; expected {least} or more")
     if flags.slices > 1 and not flags.topology.startswith("v"):
         raise UserError(f"--slices: {flags.slices}; only TPUs are in slices: --topology=v5e:16x16")

@@ -175,6 +175,7 @@ def test_the_command_writes_json(tmp_path, capsys):
         (["--slices=2", "--topology=h100:1x8"], "--slices: 2; only TPUs are in slices"),
         (["--compile=0", "--search"], "--compile: 0; expected 1 or more"),
         (["--price=-1"], "--price: -1.0; expected 0 or more"),
+        (["--price=nan"], "--price: nan; expected 0 or more"),
         (["--output=no/such/plan.json"], "--output: no/such/plan.json: there is no such folder"),
         (["--search"], "--search: the rates of cpu are not known; give --topology"),
         (["--config.model.d_modl=3"], "d_modl"),
