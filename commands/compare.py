@@ -184,6 +184,7 @@ def of_a_step(flags: argparse.Namespace, arm: Arm) -> float:
     """The tokens, FLOPs or seconds of one step."""
     from commands.measuring import last, train
     from commands.opening import open_without_data, read_to_train
+    from transformer.training.throughput import run_flops_per_token
 
     run = open_without_data(read_to_train(arm.config, arm.keys), arm.keys)
     if run.config.train.until:
@@ -192,7 +193,7 @@ def of_a_step(flags: argparse.Namespace, arm: Arm) -> float:
     if flags.basis == "tokens":
         return tokens
     if flags.basis == "flops":
-        return tokens * run.experiment.flops_per_token(run.abstract.params)
+        return tokens * run_flops_per_token(run)
     steps = min(PROBE, run.config.train.steps)
     probe = arm.job(flags.workdir, train__steps=steps, train__log_every=max(1, steps // 4))
     if train([probe], 1, SPEED):

@@ -131,6 +131,13 @@ def test_flops_are_those_of_the_model():
 
 
 @pytest.mark.thorough
+@pytest.mark.thorough
+def test_flops_with_adapters_are_those_of_the_model():
+    lora = {"model.lora_rank": "2", "optimizer.train_only": "lora"}
+    plan = make_plan(run_of(**SMALL, **lora, model__kernel="reference"))
+    assert plan.model_flops == pytest.approx(plan.schedule.flops, rel=1e-3)
+
+
 def test_devices_share_the_flops_and_gather_the_parameters():
     run = small(devices=8, parallel__mesh__fsdp=8, parallel__mesh__data=1)
     one, eight = make_plan(small()), make_plan(run)

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import pytest
 from flax import linen as nn
 
+from commands.opening import open_without_data, read_config
 from transformer.layers.products import attention_products
 from transformer.models.decoder import DecoderConfig
 from transformer.models.encoder_decoder import EncoderDecoderConfig
@@ -15,6 +16,8 @@ from transformer.training.throughput import (
     matmul_parameters,
     pair_flops_per_token,
     peak_flops,
+    run_flops_per_token,
+    sizes_of,
     train_flops_per_token,
 )
 
@@ -119,6 +122,23 @@ def test_a_tied_table_counts_and_a_looked_up_one_does_not():
     assert matmul_parameters(tied) == 21
     assert matmul_parameters({**tied, "unembedding": {"kernel": jnp.zeros((3, 7))}}) == 21
     assert matmul_parameters({**tied, "blocks": {"up": {"kernel": jnp.zeros((2, 3, 4))}}}) == 21 + 24
+
+
+@pytest.mark.parametrize(
+    ("keys", "frozen"),
+    [
+        ({}, lambda name: False),
+        ({"model.lora_rank": "2", "optimizer.train_only": "lora"}, lambda name: "lora" not in name),
+        ({"optimizer.train_only": "blocks"}, lambda name: "blocks" not in name),
+    ],
+)
+def test_what_is_frozen_needs_no_gradients(keys, frozen):
+    overrides = [("model.num_layers", "2"), *keys.items()]
+    run = open_without_data(read_config("configs/lm.py:tiny", overrides), overrides)
+    params = run.abstract.params
+    sizes = {name: size for name, size in sizes_of(params).items() if name.endswith(("kernel", "table"))}
+    less = 2 * sum(size for name, size in sizes.items() if frozen(name))
+    assert run_flops_per_token(run) == pytest.approx(run.experiment.flops_per_token(params) - less)
 
 
 def test_of_experts_those_of_a_token_count():

@@ -14,7 +14,7 @@ from transformer.planning.memory import Memory, memory
 from transformer.planning.schedule import Moved, Schedule, schedule
 from transformer.training.compiler_options import check_compiler_options
 from transformer.training.run import Run
-from transformer.training.throughput import peak_of_kind, sizes_of
+from transformer.training.throughput import peak_of_kind, run_flops_per_token, sizes_of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -105,7 +105,7 @@ def make_plan(run: Run, efficiency: float | None = None) -> Plan:
         memory=memory(run, compiled),
         limit=chip.usable if chip else 0.0,
         schedule=schedule(program, chip, devices, attention_flops(run)),
-        model_flops=run.experiment.flops_per_token(run.abstract.params) * tokens / len(devices),
+        model_flops=run_flops_per_token(run) * tokens / len(devices),
         peak=peak(run, chip),
         efficiency=efficiency or (chip.efficiency if chip else 1.0),
         attention=" ".join(attention),

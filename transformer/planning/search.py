@@ -13,7 +13,7 @@ from transformer.planning.memory import held, rows_apart, saved_bytes
 from transformer.planning.plan import Plan, TooLarge, make_plan, peak
 from transformer.training.parallel import AXES
 from transformer.training.run import Run
-from transformer.training.throughput import sizes_of
+from transformer.training.throughput import run_flops_per_token, sizes_of
 
 Overrides = Sequence[tuple[str, str]]
 Planned = Callable[[Overrides], Run]
@@ -108,7 +108,7 @@ def estimated(run: Run, keys: dict[str, str], saved: float, chip: Chip) -> Candi
     saved_here = saved / rows_apart(mesh)
     memory = 2 * held(params) + held(run.abstract.opt_state) + saved_here
     tokens = config.train.batch_size * run.experiment.tokens_per_example
-    model_flops = run.experiment.flops_per_token(params) * tokens / mesh.size
+    model_flops = run_flops_per_token(run) * tokens / mesh.size
     seconds = model_flops * (1 + RECOMPUTED[remat]) / peak(run, chip)
     seconds += 2 * saved_here * parts / chip.bandwidth
     whole = sum(sizes_of(params).values()) / mesh.shape["tensor"]

@@ -30,7 +30,7 @@ from transformer.training.partition import check_batch_fits, check_divided, chec
 from transformer.training.rules import check_rules, stop_gradients
 from transformer.training.run_config import RunConfig, asks_layers
 from transformer.training.step import Program, TrainStep, make_train_step
-from transformer.training.throughput import peak_flops
+from transformer.training.throughput import peak_flops, run_flops_per_token
 from transformer.training.writers import EXTRAS, Latest, check_installed, make_writers, names_of
 
 
@@ -317,4 +317,4 @@ class Run:
     def peak_rate(self) -> float | None:
         """Tokens/s at the peak FLOP/s of the devices; None where that is not known."""
         peak = peak_flops([*self.mesh.devices.flat], self.experiment.config.model.dtype)
-        return peak / self.experiment.flops_per_token(self.abstract.params) if peak else None
+        return peak / run_flops_per_token(self) if peak else None

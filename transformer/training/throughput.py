@@ -3,10 +3,13 @@
 import math
 import re
 from collections.abc import Sequence
+from typing import Any
 
 import jax
+import numpy as np
 
 from transformer.training.checkpoint import Params
+from transformer.training.rules import ParameterSettings, parameter_settings
 
 PEAK_FLOPS: dict[str, tuple[float, float]] = {
     # NVIDIA: dense tensor-core rates of bfloat16 and of TF32, which is what JAX multiplies float32 with.
@@ -49,6 +52,19 @@ def peak_of_kind(device_kind: str, dtype: str) -> float:
     known = [name for name in PEAK_FLOPS if device_kind.startswith(name)]
     halves, float32 = PEAK_FLOPS[max(known, key=len)] if known else (0.0, 0.0)
     return halves if dtype in ("bfloat16", "float16") else float32
+
+
+def run_flops_per_token(run: Any) -> float:
+    """FLOPs of training a `Run` on one token: those of its experiment, less the gradients of what is frozen,
+    2 for each parameter that a token is multiplied with. Only what is trained needs them."""
+    params, count = run.abstract.params, run.experiment.flops_per_token
+
+    def trained(settings: ParameterSettings, leaf: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
+        layers = np.broadcast_to(~np.asarray(settings.frozen), leaf.shape[:1] + (1,) * (leaf.ndim - 1))
+        return jax.ShapeDtypeStruct((int(layers.sum()), *leaf.shape[1:]), leaf.dtype)
+
+    settings = parameter_settings(params, run.config.optimizer, run.layers)
+    return count(params) - (count(params) - count(jax.tree.map(trained, settings, params))) / 3
 
 
 READS = re.compile(r"encoder|attention/key/|.*cross_attention/(key|value|latent|rotary_key)/")
