@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import glob
 import json
 import os
 import re
@@ -40,10 +41,9 @@ class Workdir(RunFolder):
 
     def __init__(self, path: str | os.PathLike) -> None:
         """`path` is a local folder, without the name of a checkpoint."""
-        if re.match(r"\w[\w.+-]*://", str(path)):
-            raise UserError(
-                f"--workdir: {path} is on another system; expected a folder of this one, or mounted"
-            )
+        if re.match(r"\w[\w.+-]*://", str(path)) or glob.has_magic(os.path.abspath(path)):
+            why = "is on another system, or has *, ? or [ in its path, by which orbax searches"
+            raise UserError(f"--workdir: {path} {why}; expected a folder of this one, or mounted")
         super().__init__(path)
 
     @property

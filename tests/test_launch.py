@@ -86,7 +86,7 @@ BEFORE_THE_DATA = {
     "--config.optimizer.train_only=haed": "train_only: no parameter's name begins with 'haed'; names there: ",
     "--config.optimizer.train_only=lora,atention": "begins with 'lora'",
     "--config.optimizer.frozen_layers=99": "config.optimizer.frozen_layers: 99; the model has ",
-    "--workdir=gs://bucket/run": "--workdir: gs://bucket/run is on another system; expected a folder of this",
+    "--workdir=gs://bucket/run": "--workdir: gs://bucket/run is on another system, or has",
     "--config.initialize_strict=false": "config.initialize_strict: False does nothing with initialize_from",
 }
 
@@ -350,6 +350,12 @@ def test_what_is_wrong_with_predict_is_one_line(capfd, tmp_path, trained):
 def test_a_special_file_is_written_to_and_not_replaced(capfd, trained):
     predicted(capfd, trained, "--prompt=x", f"--output={os.devnull}", "--max_new_tokens=1")
     assert stat.S_ISCHR(os.stat(os.devnull).st_mode)
+
+
+@pytest.mark.parametrize("name", ["run[1]", "run*", "what?/run"])
+def test_a_folder_that_is_a_pattern_is_refused(capfd, tmp_path, source, name):
+    line = fails(capfd, runs.tiny(source, tmp_path / name))
+    assert line.startswith(f"--workdir: {tmp_path / name} ") and "has *, ? or [ in its path" in line
 
 
 def test_without_a_workdir_the_config_names_it():
