@@ -30,7 +30,7 @@ PICTURES = (".png", ".svg", ".pdf")
 
 AT_ONCE: dict[str, dict[str, Any]] = {
     "model": {"scan_layers": False, "remat": "none", "vocab_multiple": 1},
-    "loss": {"chunk_size": 0},
+    "loss": {"chunk_size": 0, "vocab_parts": 1},
     "optimizer": {"schedule": "constant", "warmup_steps": 0, "decay_steps": 0},
 }
 """Keys, where a config has them, with which layers can be seen and the first step is a whole one."""

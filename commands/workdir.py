@@ -42,8 +42,7 @@ class Workdir(RunFolder):
     def __init__(self, path: str | os.PathLike) -> None:
         """`path` is a local folder, without the name of a checkpoint."""
         if re.match(r"\w[\w.+-]*://", str(path)) or glob.has_magic(os.path.abspath(path)):
-            why = "is on another system, or has *, ? or [ in its path, by which orbax searches"
-            raise UserError(f"--workdir: {path} {why}; expected a folder of this one, or mounted")
+            raise UserError(f"--workdir: {path} {_why_refused(path)}")
         super().__init__(path)
 
     @property
@@ -186,6 +185,12 @@ class Workdir(RunFolder):
     def trained_steps(self) -> int:
         """The step of the latest checkpoint, or 0."""
         return trained_steps(self.checkpoints)
+
+
+def _why_refused(path: str | os.PathLike) -> str:
+    if "://" in str(path):
+        return "is on another system; expected a folder of this one, or mounted"
+    return "has *, ? or [ in its path, a pattern to orbax; expected a path without them"
 
 
 @functools.cache

@@ -11,7 +11,7 @@ import numpy as np
 
 from experiments.chat import Chat, ChatConfig
 from experiments.evaluators import named_evaluators
-from transformer.config import Bounded, Nonnegative, PositiveFloat, to_values
+from transformer.config import PositiveFloat, to_values
 from transformer.data.disk_cache import build_once, digest, load_array
 from transformer.data.preferences import PreferenceData, PreferenceDataConfig
 from transformer.data.tokenizers import Tokenizer
@@ -22,15 +22,14 @@ from transformer.training.experiment import Batch, Params, Put
 from transformer.training.hooks import Evaluator
 from transformer.training.metrics import Sum
 from transformer.training.run import Run
-from transformer.training.token_losses import chunked, token_loss
+from transformer.training.token_losses import LogitsConfig, loss_of_states
 
 
 @dataclass(frozen=True)
-class PreferenceLossConfig(Bounded):
+class PreferenceLossConfig(LogitsConfig):
     """The loss of each pair."""
 
     beta: PositiveFloat = 0.1  # how much a difference from the reference counts
-    chunk_size: Nonnegative = 0  # tokens whose logits are in memory at once; 0: all
 
 
 @dataclass(frozen=True)
@@ -78,13 +77,10 @@ class PreferenceOptimization(Chat):
 
     def _log_likelihoods(self, params: Params, batch: Batch, **options: Any) -> jax.Array:
         """log p of both answers of each pair, (b, k, 2) float32: sums over their tokens."""
-
-        def head(x_btd: jax.Array, targets_bt: jax.Array) -> tuple[jax.Array, ...]:
-            logits_btv = self.model.apply({"params": params}, x_btd, method="unembed")
-            return token_loss(logits_btv, targets_bt, self.model.vocab_size)
-
         x_btd = self.hidden(params, batch, **options)
-        nll_bt, *_ = chunked(head, x_btd, batch["targets"], self.config.loss.chunk_size)
+        unembed = functools.partial(self.model.apply, {"params": params}, method="unembed")
+        vocab_size = self.model.vocab_size
+        nll_bt, *_ = loss_of_states(unembed, x_btd, batch["targets"], self.config.loss, vocab_size)
         (b, k, _), segments_bt = batch["reference"].shape, batch["segments"]
         add = functools.partial(jax.ops.segment_sum, num_segments=2 * k + 1)
         return jax.vmap(add)(-nll_bt * batch["answers"], segments_bt)[:, 1:].reshape(b, k, 2)

@@ -86,7 +86,7 @@ BEFORE_THE_DATA = {
     "--config.optimizer.train_only=haed": "train_only: no parameter's name begins with 'haed'; names there: ",
     "--config.optimizer.train_only=lora,atention": "begins with 'lora'",
     "--config.optimizer.frozen_layers=99": "config.optimizer.frozen_layers: 99; the model has ",
-    "--workdir=gs://bucket/run": "--workdir: gs://bucket/run is on another system, or has",
+    "--workdir=gs://bucket/run": "--workdir: gs://bucket/run is on another system; expected",
     "--config.initialize_strict=false": "config.initialize_strict: False does nothing with initialize_from",
 }
 

@@ -37,7 +37,7 @@ def get_config(preset: str = "") -> ConfigDict:
     config.data.source = "tfds:wiki40b/en"
     config.data.vocab_size = 128_256
     config.data.sequence_length = 8192
-    config.loss.chunk_size = 1024
+    config.loss.vocab_parts = 8
     config.optimizer.name = "adamw"
     config.optimizer.learning_rate = 3e-4
     config.optimizer.warmup_steps = 8_000
@@ -51,5 +51,5 @@ def get_config(preset: str = "") -> ConfigDict:
     return base.choose(config, preset, {"tiny": TINY_LLAMA})
 
 
-TINY_LLAMA = TINY | {"model": TINY["model"] | {"num_kv_heads": 1}, "loss": {"chunk_size": 8}}
+TINY_LLAMA = TINY | {"model": TINY["model"] | {"num_kv_heads": 1}, "loss": {"vocab_parts": 2}}
 """Keys for smoke tests."""

@@ -71,6 +71,7 @@ SETTINGS: tuple[dict[str, Any], ...] = (
     {"model.lora_rank": 2, "optimizer.train_only": "lora"},
     {"model.parametrization": "mup", "model.base_width": 16, "model.base_head_dim": 8},
     {"loss.chunk_size": 16},
+    {"loss.vocab_parts": 4},
     {"loss.z_loss": 1e-3},
     {"loss.name": "focal"},
     *({"optimizer.name": each} for each in ("adamw", "sgd", "lion", "adafactor", "cautious.adamw")),

@@ -33,14 +33,33 @@ EDITS = {
                 "config.z_loss * jnp.abs(log_z_bt)",
             ),
             "nats_per_byte": ("Sum(nll.total / math.log(2), Sum", "Sum(nll.total, Sum"),
-            "chunks_out_of_order": (
-                "return tuple(r.swapaxes(0, 1).reshape(batch, -1)[:, :t] for r in results)",
-                "return tuple(r.reshape(batch, -1)[:, :t] for r in results)",
-            ),
             "model_terms_unweighted": (
                 "Sum(coefficient * rows * terms[name].mean, float(rows))",
                 "Sum(coefficient * terms[name].mean, float(rows))",
             ),
+        },
+    ),
+    "transformer/training/logits_memory.py": (
+        "tests/training/test_logits_memory.py tests/training/test_token_losses.py",
+        {
+            "chunks_out_of_order": (
+                "return tuple(r.swapaxes(0, 1).reshape(batch, -1)[:, :t] for r in results)",
+                "return tuple(r.reshape(batch, -1)[:, :t] for r in results)",
+            ),
+            "padding_counts": ("tokens_v < vocab_size, tokens_v ==", "tokens_v >= 0, tokens_v =="),
+            "mean_over_padding": (
+                "sum_kbt.sum(axis=0) / vocab_size",
+                "sum_kbt.sum(axis=0) / (vocab_size + 1)",
+            ),
+            "smoothing_share_of_parts": ("(1 - label_smoothing) * loss_bt + label", "loss_bt + label"),
+            "sum_of_logarithms": ("jax.nn.logsumexp(log_z_kbt, axis=0)", "log_z_kbt.sum(axis=0)"),
+            "gradients_in_the_type_of_states": ("x_btd = x_btd.astype(jnp.float32)", "pass"),
+            "all_logits_are_kept": ("    @jax.checkpoint\n    def statistics", "    def statistics"),
+            "parts_gathered_whole": (
+                "return nn.with_logical_constraint(x, names) if x.ndim > 1 else x",
+                "return x",
+            ),
+            "parts_across_devices": ('x.shape[axis:], sharded_over("vocab")', "x.shape[axis:], ((), 1)"),
         },
     ),
     "transformer/training/losses/focal.py": (

@@ -13,7 +13,8 @@ from transformer.data.tokenizers import Tokenizer
 from transformer.decoding.generation import fill, pad
 from transformer.errors import UserError
 from transformer.training.experiment import Batch, Params
-from transformer.training.token_losses import chunked, token_loss
+from transformer.training.logits_memory import chunked
+from transformer.training.token_losses import token_loss
 
 BATCH_SIZE, CHUNK = 16, 128
 """Rows per batch, and tokens of a row whose logits are in memory at once."""

@@ -1,5 +1,6 @@
 """Token embeddings, and the projection to the vocabulary."""
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -12,8 +13,17 @@ from transformer.layers.quantized import dense
 PADDED_LOGIT = -1e9
 """The logit of vocabulary padding: its exp is 0, but 0 times it is finite."""
 
+Part = Callable[[jax.Array, int], jax.Array]
+"""A part of the vocabulary: (x, axis) -> x with some of the tokens that lie along the axis, in their order.
+Whoever asks for the logits of a part masks its padding."""
+
 TABLE_STD = 0.02
 """The standard deviation of initial embeddings of tokens and positions."""
+
+
+def whole(x: jax.Array, axis: int) -> jax.Array:
+    """The part that is all of the vocabulary."""
+    return x
 
 
 class Embedding(nn.Module):
@@ -51,9 +61,10 @@ class Embedding(nn.Module):
             return x_btd * jnp.asarray(self.rms / self._deviation, x_btd.dtype)
         return x_btd * jnp.asarray(self.d_model**0.5, x_btd.dtype) if self.scale else x_btd
 
-    def attend(self, x_btd: jax.Array) -> jax.Array:
+    def attend(self, x_btd: jax.Array, part: Part = whole) -> jax.Array:
         """(b, t, d) -> float32 logits (b, t, v), with padded v; the logits of padding are `PADDED_LOGIT`."""
-        logits_btv = contract(x_btd, self.table, dtype=self.dtype, out_dtype=jnp.float32, transposed=True)
+        table_vd = part(self.table, 0)
+        logits_btv = contract(x_btd, table_vd, dtype=self.dtype, out_dtype=jnp.float32, transposed=True)
         return mask_padding(logits_btv * self.logit_scale, self.vocab_size, self.soft_cap)
 
     @property
@@ -71,14 +82,14 @@ class Unembedding(nn.Module):
     soft_cap: float = 0.0
 
     @nn.compact
-    def __call__(self, x_btd: jax.Array) -> jax.Array:
+    def __call__(self, x_btd: jax.Array, part: Part = whole) -> jax.Array:
         """(b, t, d) -> float32 logits (b, t, v)."""
         d_model = x_btd.shape[-1]
         init = nn.with_logical_partitioning(nn.initializers.normal(d_model**-0.5), ("embed", "vocab"))
         kernel_dv = self.param(
             "kernel", init, (d_model, padded_size(self.vocab_size, self.multiple)), jnp.float32
         )
-        logits_btv = contract(x_btd, kernel_dv, dtype=self.dtype, out_dtype=jnp.float32)
+        logits_btv = contract(x_btd, part(kernel_dv, 1), dtype=self.dtype, out_dtype=jnp.float32)
         return mask_padding(logits_btv, self.vocab_size, self.soft_cap)
 
 
@@ -97,7 +108,5 @@ def mask_padding(logits_btv: jax.Array, vocab_size: int, soft_cap: float = 0.0) 
     """Sets the logits from `vocab_size` on to `PADDED_LOGIT`. With a `soft_cap` c the others become
     c tanh(logit / c), between -c and c (Gemma Team 2024, Gemma 2, section 2)."""
     logits_btv = soft_cap * jnp.tanh(logits_btv / soft_cap) if soft_cap else logits_btv
-    if logits_btv.shape[-1] == vocab_size:
-        return logits_btv
     real_v = jnp.arange(logits_btv.shape[-1]) < vocab_size
-    return jnp.where(real_v, logits_btv, PADDED_LOGIT)
+    return logits_btv if len(real_v) <= vocab_size else jnp.where(real_v, logits_btv, PADDED_LOGIT)

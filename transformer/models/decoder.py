@@ -11,7 +11,7 @@ from flax import struct
 
 from transformer.config import NonnegativeFloat
 from transformer.layers.cache import Cache, KVCache
-from transformer.layers.embedding import Embedding, Unembedding, mask_padding, output_bias
+from transformer.layers.embedding import Embedding, Part, Unembedding, mask_padding, output_bias, whole
 from transformer.layers.masks import Mask
 from transformer.layers.stack import Stack
 from transformer.models.text_config import TextConfig
@@ -108,14 +108,14 @@ class Decoder(nn.Module):
         """The final normalisation; the identity with post-norm."""
         return x_btd if self.config.norm_placement == "post" else self.final_norm(x_btd)
 
-    def unembed(self, x_btd: jax.Array) -> jax.Array:
+    def unembed(self, x_btd: jax.Array, part: Part = whole) -> jax.Array:
         """(b, t, d) -> float32 logits (b, t, v), with v padded to a multiple of `vocab_multiple`."""
         c = self.config
         if c.scale_logits:
             x_btd = x_btd * jnp.asarray(c.d_model**-0.5, x_btd.dtype)
-        logits_btv = self.embedding.attend(x_btd) if c.tie_embeddings else self.unembedding(x_btd)
+        logits_btv = (self.embedding.attend if c.tie_embeddings else self.unembedding)(x_btd, part)
         if c.output_bias:
-            logits_btv = mask_padding(logits_btv + self.output_bias, self.vocab_size)
+            logits_btv = mask_padding(logits_btv + part(self.output_bias, 0), self.vocab_size)
         return nn.with_logical_constraint(logits_btv, ("batch", "length", "vocab"))
 
     def logits(self, x_btd: jax.Array) -> jax.Array:

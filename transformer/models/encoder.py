@@ -9,7 +9,7 @@ from flax import linen as nn
 
 from transformer.config import Positive
 from transformer.errors import UserError
-from transformer.layers.embedding import Embedding
+from transformer.layers.embedding import Embedding, Part, whole
 from transformer.layers.masks import Mask
 from transformer.models.stack_config import StackConfig
 from transformer.models.text_config import TextConfig
@@ -103,6 +103,6 @@ class TextEncoder(nn.Module):
             x_btd += self.token_types(jnp.zeros_like(tokens_bt) if types_bt is None else types_bt)
         return self.trunk(x_btd, segments_bt, positions_bt, train)
 
-    def attend(self, x_btd: jax.Array) -> jax.Array:
+    def attend(self, x_btd: jax.Array, part: Part = whole) -> jax.Array:
         """(..., d) -> float32 logits (..., v), with the tied embedding."""
-        return self.embedding.attend(x_btd)
+        return self.embedding.attend(x_btd, part)

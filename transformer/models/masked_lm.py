@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
-from transformer.layers.embedding import mask_padding, output_bias
+from transformer.layers.embedding import Part, mask_padding, output_bias, whole
 from transformer.models.classifier import ClassifierHead, Pooler, pool
 from transformer.models.encoder import TextEncoder
 from transformer.models.heads import HeadConfig
@@ -50,9 +50,10 @@ class MaskedLanguageModel(nn.Module):
         x_bmd = jnp.take_along_axis(x_btd, places_bm[..., None], axis=1)
         return self.config.hidden(self.transform, self.transform_norm, x_bmd)
 
-    def unembed(self, x_bmd: jax.Array) -> jax.Array:
+    def unembed(self, x_bmd: jax.Array, part: Part = whole) -> jax.Array:
         """(b, m, d) -> float32 logits (b, m, v)."""
-        return mask_padding(self.encoder.attend(x_bmd) + self.output_bias, self.vocab_size)
+        logits_bmv = self.encoder.attend(x_bmd, part) + part(self.output_bias, 0)
+        return mask_padding(logits_bmv, self.vocab_size)
 
     def next_sentence_logits(self, x_btd: jax.Array, segments_bt: jax.Array, k: int) -> jax.Array:
         """(b, t, d) -> float32 next-sentence logits (b, k, 2) of each pair of texts."""

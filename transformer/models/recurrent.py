@@ -11,7 +11,7 @@ from flax import struct
 from transformer.config import Bound, Bounded, OneOf, Positive, Rate
 from transformer.errors import UserError
 from transformer.layers.alignment import ALIGNMENTS, Remembered
-from transformer.layers.embedding import Embedding, Unembedding
+from transformer.layers.embedding import Embedding, Part, Unembedding, whole
 from transformer.layers.linear import Linear
 from transformer.layers.recurrent import CELLS, CellState, RNNLayer, boundaries
 
@@ -170,9 +170,10 @@ class RecurrentEncoderDecoder(nn.Module):
         context_btd = self.attention(s_btd, remembered, allowed_bts)
         return jnp.tanh(self.combine(jnp.concatenate([context_btd, s_btd], axis=-1)))
 
-    def unembed(self, x_btd: jax.Array) -> jax.Array:
+    def unembed(self, x_btd: jax.Array, part: Part = whole) -> jax.Array:
         """(b, t, d) -> float32 logits (b, t, v), with v padded to a multiple of `vocab_multiple`."""
-        logits_btv = self.embedding.attend(x_btd) if self.config.tie_embeddings else self.unembedding(x_btd)
+        head = self.embedding.attend if self.config.tie_embeddings else self.unembedding
+        logits_btv = head(x_btd, part)
         return nn.with_logical_constraint(logits_btv, ("batch", "length", "vocab"))
 
     def prefill(

@@ -81,25 +81,18 @@ def odd(config: Any, width: int) -> str:
 
 def idle_in_layer(config: Any) -> dict[str, str]:
     """The keys of a `StackConfig` that do nothing in layers of one kind, and why."""
-    found: dict[str, str] = {}
-    if config.pattern == "full":
-        found |= dict.fromkeys(("pattern_size", "pattern_extra"), "with pattern 'full'")
-    if config.pattern != "blocks":
-        found["pattern_draws"] = f"with pattern {config.pattern!r}"
-    if not config.qk_norm:
-        found["qk_norm_epsilon"] = "with qk_norm False"
-    if config.use_bias and config.attention_bias:
-        found["qkv_bias"] = "with use_bias and attention_bias, which have them"
-    if not config.use_bias:
-        found["attention_bias"] = "with use_bias False"
-    if config.position_scaling not in ("yarn", "llama3"):
-        found["position_original_length"] = f"with position_scaling {config.position_scaling!r}"
-    if config.feed_forward == "none":
-        found |= dict.fromkeys(("d_ff", "num_experts", "parallel_sublayers"), "with feed_forward 'none'")
-    if not config.num_experts:
-        found |= dict.fromkeys(("experts_per_token", "capacity_factor"), "with num_experts 0")
-    if config.norm == "none":
-        found |= dict.fromkeys(("norm_placement", "norm_epsilon", "attention_norm"), "with norm 'none'")
-    if "base" not in POSITIONS[config.position].__dataclass_fields__:
-        found["position_base"] = f"with position {config.position!r}"
-    return found
+    c, no_original = config, config.position_scaling not in ("yarn", "llama3")
+    no_base = "base" not in POSITIONS[c.position].__dataclass_fields__
+    idle = [
+        (c.pattern == "full", "pattern_size pattern_extra", "pattern 'full'"),
+        (c.pattern != "blocks", "pattern_draws", f"pattern {c.pattern!r}"),
+        (not c.qk_norm, "qk_norm_epsilon", "qk_norm False"),
+        (c.use_bias and c.attention_bias, "qkv_bias", "use_bias and attention_bias, which have them"),
+        (not c.use_bias, "attention_bias", "use_bias False"),
+        (no_original, "position_original_length", f"position_scaling {c.position_scaling!r}"),
+        (c.feed_forward == "none", "d_ff num_experts parallel_sublayers", "feed_forward 'none'"),
+        (not c.num_experts, "experts_per_token capacity_factor", "num_experts 0"),
+        (c.norm == "none", "norm_placement norm_epsilon attention_norm", "norm 'none'"),
+        (no_base, "position_base", f"position {c.position!r}"),
+    ]
+    return {key: f"with {why}" for does_nothing, keys, why in idle if does_nothing for key in keys.split()}

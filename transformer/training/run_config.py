@@ -151,7 +151,8 @@ def check_adapters(config: Any) -> None:
 
 
 def asks_layers(config: Any) -> bool:
-    """Whether layers are to use a named kernel or to return terms of the loss; whether they can shows only
-    where the train step is traced."""
+    """Whether layers are to use a named kernel, to return terms of the loss or to be divided into parts;
+    whether they can shows only where the train step is traced."""
     named = any(kind.kernel != "auto" for kind in getattr(config.model, "kinds", {}).values())
-    return named or bool(getattr(vars(config).get("loss"), "model_terms", None))
+    loss = vars(config).get("loss")
+    return named or bool(getattr(loss, "model_terms", None)) or getattr(loss, "vocab_parts", 1) > 1

@@ -5,28 +5,23 @@ import functools
 import inspect
 import math
 import operator
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any
 
 import jax
 import jax.numpy as jnp
-from flax import linen as nn
-from jax.sharding import PartitionSpec
 
-from transformer.config import Bounded, Nonnegative, NonnegativeFloat, OneOf, Rate
-from transformer.devices import sharded_over
+from transformer.config import NonnegativeFloat, OneOf, Rate
 from transformer.errors import UserError
 from transformer.sums import Sum, named_terms
 from transformer.training.experiment import Batch
+from transformer.training.logits_memory import LogitsConfig, Loss, Unembed, chunked, token_loss_in_parts
 from transformer.training.losses import LOSSES
-
-Loss = Callable[[jax.Array], jax.Array]
-"""Log-probabilities of targets -> losses."""
 
 
 @dataclass(frozen=True)
-class LossConfig(Bounded):
+class LossConfig(LogitsConfig):
     """The loss of each target token.
 
     Raises:
@@ -36,7 +31,6 @@ class LossConfig(Bounded):
     name: Annotated[str, OneOf(LOSSES)] = "cross_entropy"  # the loss of each token
     label_smoothing: Rate = 0.0  # share of the target probability that is spread over the vocabulary
     z_loss: NonnegativeFloat = 0.0  # coefficient of (log Z)^2, which keeps logits from drifting; 0: off
-    chunk_size: Nonnegative = 0  # tokens whose logits are in memory at once; 0: all
     arguments: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # further arguments of the loss
     # coefficients of the terms that layers sow, by name; others are only reported
     model_terms: Mapping[str, float] = dataclasses.field(default_factory=dict)
@@ -45,6 +39,15 @@ class LossConfig(Bounded):
         super().__post_init__()
         if self.arguments:
             self._check_arguments()
+        if self.vocab_parts > 1:
+            self._check_parts()
+
+    def _check_parts(self) -> None:
+        if self.label_smoothing and self.name != "cross_entropy":
+            raise UserError(
+                f"vocab_parts: {self.vocab_parts} with name={self.name!r} and label_smoothing="
+                f"{self.label_smoothing}, for which all logits of a token are needed; expected 1"
+            )
 
     def _check_arguments(self) -> None:
         valid = [*inspect.signature(LOSSES[self.name]).parameters][1:]
@@ -68,7 +71,7 @@ class LossConfig(Bounded):
 
 
 def token_losses(
-    unembed: Callable[[jax.Array], jax.Array],
+    unembed: Unembed,
     x_btd: jax.Array,
     batch: Batch,
     config: LossConfig,
@@ -80,17 +83,11 @@ def token_losses(
 
     `loss` per target token, with label smoothing in training only; `nll`, nats per target token, if the loss
     is not cross-entropy; `bits_per_byte`, if the batch has `bytes`; `z_loss`, if it is on; in training also
-    `model_terms(sown, ...)`. `unembed` maps (b, t, d) to logits (b, t, v).
+    `model_terms(sown, ...)`. `unembed` is the model's.
     """
 
-    def head(x_btd: jax.Array, targets_bt: jax.Array) -> tuple[jax.Array, ...]:
-        smoothing = config.label_smoothing if train else 0.0
-        return token_loss(unembed(x_btd), targets_bt, vocab_size, config.loss, smoothing)
-
-    if config.chunk_size:
-        nll_bt, loss_bt, log_z_bt = chunked(head, x_btd, batch["targets"], config.chunk_size)
-    else:
-        nll_bt, loss_bt, log_z_bt = head(x_btd, batch["targets"])
+    values = vocab_size, config.loss, config.label_smoothing if train else 0.0
+    nll_bt, loss_bt, log_z_bt = loss_of_states(unembed, x_btd, batch["targets"], config, *values)
     weights_bt = batch["weights"]
     nll = Sum.of(nll_bt, weights_bt)
     terms = {"loss": Sum.of(loss_bt, weights_bt)}
@@ -103,6 +100,21 @@ def token_losses(
     if train and (jax.tree.leaves(sown) or config.model_terms):
         terms |= model_terms(sown, len(weights_bt), config.model_terms)
     return terms
+
+
+def loss_of_states(
+    unembed: Unembed, x_btd: jax.Array, targets_bt: jax.Array, config: LogitsConfig, *values: Any
+) -> tuple[jax.Array, ...]:
+    """`token_loss(unembed(x_btd), targets_bt, *values)`, with as many logits in memory as `config` says."""
+
+    def head(x_btd: jax.Array, targets_bt: jax.Array) -> tuple[jax.Array, ...]:
+        if config.vocab_parts > 1:
+            return token_loss_in_parts(unembed, x_btd, targets_bt, config.vocab_parts, *values)
+        return token_loss(unembed(x_btd), targets_bt, *values)
+
+    if not config.chunk_size:
+        return head(x_btd, targets_bt)
+    return chunked(head, x_btd, targets_bt, config.chunk_size)
 
 
 def token_weights(weights_bt: jax.Array, config: LossConfig) -> dict[str, jax.Array]:
@@ -163,80 +175,3 @@ def mean_loss(log_p_btv: jax.Array, vocab_size: int, loss: Loss) -> jax.Array:
     """The mean loss (b, t) over all tokens of the vocabulary."""
     real_v = jnp.arange(log_p_btv.shape[-1]) < vocab_size
     return jnp.sum(jnp.where(real_v, loss(log_p_btv), 0.0), axis=-1) / vocab_size
-
-
-def chunked(
-    f: Callable[[jax.Array, jax.Array], tuple[jax.Array, ...]],
-    x_btd: jax.Array,
-    targets_bt: jax.Array,
-    chunk_size: int,
-) -> tuple[jax.Array, ...]:
-    """f(x_btd, targets_bt), computed in chunks of `chunk_size` positions and rematerialised in the backward
-    pass.
-
-    If f computes logits, at most b * chunk_size rows of them are in memory. 0: one chunk. The last chunk is
-    padded, and the results of the padding are dropped. Each of several devices gathers the parameters that f
-    uses before its first chunk, and sums its gradients over all chunks before they are reduced: over the mesh
-    axes that divide parameters first, so that the others add up only a part of them.
-    """
-    b, t = targets_bt.shape
-    (of_batch, rows), (of_length, columns) = sharded_over("batch"), sharded_over("length")
-    if not chunk_size or chunk_size >= t:
-        return f(x_btd, targets_bt)
-    if rows * columns == 1 or b % rows or t % columns:
-        return _in_chunks(f, x_btd, targets_bt, chunk_size)
-    chunk_size, axes = -(-chunk_size // columns), (*of_batch, *of_length)
-
-    def split(x: jax.Array) -> jax.Array:
-        x = x.reshape(rows, b // rows, columns, t // columns, *x.shape[2:]).swapaxes(1, 2)
-        return _divided(x.reshape(rows * columns, *x.shape[2:]), axes)
-
-    def join(x: jax.Array) -> jax.Array:
-        return x.reshape(rows, columns, *x.shape[1:]).swapaxes(1, 2).reshape(b, t)
-
-    parts = split(x_btd), split(targets_bt)
-    chunk = (jax.ShapeDtypeStruct((x.shape[1], chunk_size, *x.shape[3:]), x.dtype) for x in parts)
-    with nn.logical_axis_rules(()):  # within a part there is no batch or length to divide
-        f, parameters = jax.closure_convert(f, *chunk)
-    copies = [_divided(_copied(x, axes).reshape(rows * columns, *x.shape), axes) for x in parameters]
-
-    def part(x_btd: jax.Array, targets_bt: jax.Array, *parameters: jax.Array) -> tuple[jax.Array, ...]:
-        return _in_chunks(lambda *chunk: f(*chunk, *parameters), x_btd, targets_bt, chunk_size)
-
-    return tuple(map(join, jax.vmap(part)(*parts, *copies)))
-
-
-def _copied(x: jax.Array, axes: tuple[str, ...]) -> jax.Array:
-    """One x for each place along mesh axes, (*sizes of the axes, *x.shape); made first along the axes that do
-    not divide parameters, since gradients take the way back."""
-    shape, sizes = x.shape, jax.sharding.get_abstract_mesh().shape
-    inside, _ = sharded_over("embed")
-    for there in (set(axes) - set(inside), set(axes)):
-        x = jnp.broadcast_to(x, (*(sizes[axis] if axis in there else 1 for axis in axes), *shape))
-        places = [axis if axis in there else None for axis in axes]
-        spec = PartitionSpec(*places, *[PartitionSpec.UNCONSTRAINED] * len(shape))
-        x = jax.lax.with_sharding_constraint(x, spec)
-    return x
-
-
-def _divided(x: jax.Array, axes: tuple[str, ...]) -> jax.Array:
-    """x with its first axis divided over mesh axes, the others as the compiler finds best."""
-    spec = PartitionSpec(axes, *[PartitionSpec.UNCONSTRAINED] * (x.ndim - 1))
-    return jax.lax.with_sharding_constraint(x, spec)
-
-
-def _in_chunks(
-    f: Callable, x_btd: jax.Array, targets_bt: jax.Array, chunk_size: int
-) -> tuple[jax.Array, ...]:
-    batch, t = targets_bt.shape
-    count = -(-t // chunk_size)
-    padding = count * chunk_size - t
-
-    def split(a: jax.Array) -> jax.Array:
-        a = jnp.pad(a, ((0, 0), (0, padding)) + ((0, 0),) * (a.ndim - 2))
-        return a.reshape(batch, count, chunk_size, *a.shape[2:]).swapaxes(0, 1)
-
-    _, results = jax.lax.scan(
-        lambda _, chunk: (None, jax.checkpoint(f)(*chunk)), None, (split(x_btd), split(targets_bt))
-    )
-    return tuple(r.swapaxes(0, 1).reshape(batch, -1)[:, :t] for r in results)

@@ -1,0 +1,196 @@
+"""Parts of the vocabulary, whose logits are in memory one after another."""
+
+import functools
+import json
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import linen as nn
+
+import launch
+from tests import runs
+from transformer.errors import UserError
+from transformer.models.decoder import Decoder, DecoderConfig
+from transformer.planning.collectives import collective
+from transformer.planning.hlo import Program
+from transformer.training import parallel
+from transformer.training.token_losses import LossConfig, loss_of_states
+
+KINDS = {
+    "tied": {"tie_embeddings": True},
+    "untied, limited": {"tie_embeddings": False, "logit_soft_cap": 2.0},
+    "tied, limited, with a bias": {"tie_embeddings": True, "output_bias": True, "logit_soft_cap": 3.0},
+    "scaled, with a bias": {"tie_embeddings": False, "output_bias": True, "scale_logits": True},
+}
+VALUES = [("cross_entropy", 0.0), ("cross_entropy", 0.3), ("focal", 0.0)]
+
+
+def decoder(rng, vocab_size, multiple, **keys):
+    """A model's head with random parameters: f(params, x, part), and params."""
+    sizes = {"d_model": 8, "num_layers": 1, "num_heads": 1, "d_ff": 8, "vocab_multiple": multiple}
+    model = Decoder(DecoderConfig(**sizes | keys), vocab_size)
+    shapes = nn.unbox(jax.eval_shape(model.init, jax.random.key(0), jnp.zeros((1, 2), jnp.int32))["params"])
+    params = jax.tree.map(lambda x: jnp.asarray(rng.normal(size=x.shape), x.dtype), shapes)
+    return functools.partial(model.apply, method="unembed"), {"params": params}
+
+
+def measured(head, params, x, targets, vocab_size, weights, smoothing=0.0, **config):
+    """The weighted sum of the three results of each token, these results, and the gradients."""
+    values = LossConfig(**config)
+
+    def loss(params, x):
+        unembed = functools.partial(head, params)
+        found = loss_of_states(unembed, x, targets, values, vocab_size, values.loss, smoothing)
+        return sum(jnp.sum(w * each) for w, each in zip(weights, found, strict=True)), found
+
+    return jax.jit(jax.value_and_grad(loss, (0, 1), has_aux=True))(params, x)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("name", "smoothing"), VALUES)
+def test_parts_change_neither_values_nor_gradients(rng, kind, name, smoothing):
+    """With padding in the last parts, alone and in chunks of tokens too."""
+    head, params = decoder(rng, 21, 8, **KINDS[kind])
+    x, targets = (
+        jnp.asarray(rng.normal(size=(2, 5, 8)), jnp.float32),
+        jnp.asarray(rng.integers(0, 21, (2, 5))),
+    )
+    inputs = head, params, x, targets, 21, jnp.asarray(rng.random((3, 2, 5)), jnp.float32), smoothing
+    whole = measured(*inputs, name=name)
+    for keys in ({"vocab_parts": 3}, {"vocab_parts": 8}, {"vocab_parts": 2, "chunk_size": 2}):
+        found = measured(*inputs, name=name, **keys)
+        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-5, atol=2e-5), found, whole)
+
+
+@pytest.mark.parametrize(("vocab_size", "parts"), [(3, 4), (8, 2), (1, 16), (16, 16)])
+def test_parts_of_padding_alone_have_no_weight(rng, vocab_size, parts):
+    """Also where a part has as many tokens as the vocabulary."""
+    head, params = decoder(rng, vocab_size, 16)
+    x, targets = (
+        jnp.asarray(rng.normal(size=(1, 4, 8)), jnp.float32),
+        jnp.asarray(rng.integers(0, vocab_size, (1, 4))),
+    )
+    inputs = head, params, x, targets, vocab_size, jnp.ones((3, 1, 4)), 0.1
+    whole, found = measured(*inputs), measured(*inputs, vocab_parts=parts)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-5, atol=2e-5), found, whole)
+    assert all(np.isfinite(each).all() for each in jax.tree.leaves(found))
+
+
+def test_in_half_precision_gradients_of_states_are_summed_in_float32(rng):
+    """Of many parts as exactly as of one: of bfloat16 the sum would lose some of them."""
+    head, params = decoder(rng, 512, 128, dtype="bfloat16")
+    x, targets = (
+        jnp.asarray(rng.normal(size=(2, 6, 8)), jnp.bfloat16),
+        jnp.asarray(rng.integers(0, 512, (2, 6))),
+    )
+    rest = targets, 512, jnp.asarray(rng.random((3, 2, 6)), jnp.float32)
+    (whole, _), (_, dx) = measured(head, params, x, *rest)
+    (sum_of_parts, _), (_, dx_in_parts) = measured(head, params, x, *rest, vocab_parts=128)
+    _, (_, exact) = measured(head, params, x.astype(jnp.float32), *rest)
+    errors = [np.linalg.norm(np.asarray(each, np.float64) - np.asarray(exact)) for each in (dx_in_parts, dx)]
+    assert dx_in_parts.dtype == jnp.bfloat16 and errors[0] < 1.2 * errors[1]
+    np.testing.assert_allclose(sum_of_parts, whole, rtol=1e-4)
+
+
+def test_parts_never_hold_all_logits(rng):
+    head, params = decoder(rng, 1024, 128)
+    x, targets = jnp.ones((2, 64, 8)), jnp.zeros((2, 64), jnp.int32)
+
+    def peak(parts):
+        def loss(params):
+            unembed = functools.partial(head, params)
+            return loss_of_states(unembed, x, targets, LossConfig(vocab_parts=parts), 1024)[0].sum()
+
+        return jax.jit(jax.grad(loss)).lower(params).compile().memory_analysis().temp_size_in_bytes
+
+    assert peak(8) < 0.3 * peak(1)
+
+
+@pytest.mark.parametrize(
+    "axes", [{"fsdp": 8}, {"data": 2, "fsdp": 2, "tensor": 2}, {"fsdp": 4, "context": 2}]
+)
+def test_no_device_has_the_whole_projection_or_its_gradient(rng, axes):
+    """It is gathered and its gradients are reduced part by part, and together as much as the whole; values
+    and gradients are those of one device."""
+    head, params = decoder(rng, 250, 256)
+    x, targets = (
+        jnp.asarray(rng.normal(size=(8, 6, 8)), jnp.float32),
+        jnp.asarray(rng.integers(0, 250, (8, 6))),
+    )
+    weights = jnp.asarray(rng.random((8, 6)), jnp.float32)
+    table = params["params"]["embedding"]["table"]
+
+    def loss(table, x, parts=4, chunk_size=0):
+        unembed = functools.partial(head, {"params": {"embedding": {"table": table}}})
+        config = LossConfig(vocab_parts=parts, chunk_size=chunk_size)
+        nll, _, log_z = loss_of_states(unembed, x, targets, config, 250)
+        return jnp.sum(weights * (nll + 0.1 * log_z**2))
+
+    expected = jax.value_and_grad(functools.partial(loss, parts=1), (0, 1))(table, x)
+    mesh = parallel.make_mesh(parallel.MeshConfig(**{"data": 1} | axes))
+    by_rows = parallel.batch_sharding(mesh)
+    with parallel.placed(mesh, parallel.RULES["default"]):
+        over = jax.NamedSharding(mesh, nn.logical_to_mesh_axes(("vocab", "embed")))
+        inputs = jax.device_put(table, over), jax.device_put(x, by_rows)
+        placed = (jax.NamedSharding(mesh, jax.P()), (over, by_rows))
+        program = jax.jit(jax.value_and_grad(loss, (0, 1)), out_shardings=placed).lower(*inputs).compile()
+        actual = program(*inputs)
+        in_chunks = jax.jit(jax.value_and_grad(functools.partial(loss, chunk_size=1), (0, 1)))(*inputs)
+    for found in (actual, in_chunks):
+        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5), found, expected)
+    read = Program.read(program.as_text())
+    found = [collective(read, each, 8) for body in read.computations.values() for each in body]
+    moved = [
+        each for each in found if each and each.operation in ("all-gather", "all-reduce", "reduce-scatter")
+    ]
+    assert {"all-gather"} <= {each.operation for each in moved}
+    assert max(each.size for each in moved) <= table.nbytes // 4 // axes.get("tensor", 1)
+
+
+CONFIGS = ("lm", "bert", "translation", "rnn_translation", "transformer_xl", "dpo", "summarization_decoder")
+
+
+@pytest.mark.thorough
+@pytest.mark.usefixtures("in_root")
+@pytest.mark.parametrize("config", CONFIGS)
+def test_models_train_in_parts_as_before(tmp_path, config):
+    """Every model whose loss is over a vocabulary, on two devices, with microbatches."""
+    losses = {}
+    for parts in (1, 4):
+        workdir = tmp_path / f"in {parts}"
+        flags = [
+            f"--config=configs/{config}.py:tiny",
+            f"--workdir={workdir}",
+            f"--config.loss.vocab_parts={parts}",
+        ]
+        flags += ["--config.parallel.microbatches=2", "--config.train.log_every=1", "--config.seed=3"]
+        assert launch.main(flags) == 0
+        lines = [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
+        losses[parts] = [line[name] for line in lines for name in ("train/loss", "eval/loss") if name in line]
+    assert len(losses[1]) > 1
+    np.testing.assert_allclose(losses[4], losses[1], rtol=1e-4)
+
+
+@pytest.mark.usefixtures("in_root")
+@pytest.mark.parametrize(("parts", "more", "said"), [
+    (7, [], "config.loss.vocab_parts: 7 does not divide the 384 tokens (the vocabulary with its padding)"),
+    (384, ["--config.parallel.mesh.tensor=2"], "384 does not divide the 192 tokens of each of 2 devices"),
+    (0, [], "loss.vocab_parts: 0; expected at least 1"),
+])  # fmt: skip
+def test_parts_that_are_not_equal_are_refused_before_there_is_a_folder(tmp_path, capsys, parts, more, said):
+    source = runs.write_corpus(tmp_path / "corpus")
+    code = launch.main(runs.tiny(source, tmp_path / "run", f"--config.loss.vocab_parts={parts}", *more))
+    assert code == 2 and re.search(re.escape(said), capsys.readouterr().err)
+    assert not (tmp_path / "run").exists()
+
+
+def test_smoothing_of_another_loss_needs_all_logits():
+    LossConfig(name="focal", vocab_parts=2)
+    with pytest.raises(
+        UserError, match=r"^vocab_parts: 2 with name='focal' and label_smoothing=0.1, .* expected 1$"
+    ):
+        LossConfig(name="focal", vocab_parts=2, label_smoothing=0.1)
+    LossConfig(vocab_parts=2, label_smoothing=0.1)
