@@ -24,7 +24,7 @@ from transformer.data.tokenizers import Tokenizer
 from transformer.errors import UserError
 from transformer.json_text import parse_json
 from transformer.processes import gathered
-from transformer.run_folder import Inside, RunFolder
+from transformer.run_folder import Inside, RunFolder, why_not_local
 from transformer.training.checkpoint import trained_steps
 from transformer.training.storage import replace
 
@@ -42,7 +42,7 @@ class Workdir(RunFolder):
     def __init__(self, path: str | os.PathLike) -> None:
         """`path` is a local folder, without the name of a checkpoint."""
         if re.match(r"\w[\w.+-]*://", str(path)) or glob.has_magic(os.path.abspath(path)):
-            raise UserError(f"--workdir: {path} {_why_refused(path)}")
+            raise UserError(f"--workdir: {path} {why_not_local(path)}")
         super().__init__(path)
 
     @property
@@ -185,12 +185,6 @@ class Workdir(RunFolder):
     def trained_steps(self) -> int:
         """The step of the latest checkpoint, or 0."""
         return trained_steps(self.checkpoints)
-
-
-def _why_refused(path: str | os.PathLike) -> str:
-    if "://" in str(path):
-        return "is on another system; expected a folder of this one, or mounted"
-    return "has *, ? or [ in its path, a pattern to orbax; expected a path without them"
 
 
 @functools.cache

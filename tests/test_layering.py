@@ -64,6 +64,7 @@ ALLOWED = {
         "transformer.decoding",
         "transformer.data",
         "transformer.training.experiment",
+        "transformer.training.logits_memory",
         "transformer.training.metrics",
         "transformer.training.step",
         "transformer.training.token_losses",

@@ -45,3 +45,10 @@ class RunFolder:
 
     def __init__(self, path: str | os.PathLike) -> None:
         self.path = Path(path)
+
+
+def why_not_local(path: str | os.PathLike) -> str:
+    """Why a run's folder cannot be of this name, and what would be valid."""
+    if "://" in str(path):
+        return "is on another system; expected a folder of this one, or mounted"
+    return "has *, ? or [ in its path, a pattern to orbax; expected a path without them"

@@ -188,8 +188,8 @@ EDITS = {
                 "x_btd",
             ),
             "padding_capped": (
-                "return jnp.where(real_v, logits_btv, PADDED_LOGIT)",
-                "return jnp.where(real_v, logits_btv, -soft_cap or PADDED_LOGIT)",
+                "jnp.where(real_v, logits_btv, PADDED_LOGIT)",
+                "jnp.where(real_v, logits_btv, -soft_cap or PADDED_LOGIT)",
             ),
             "cap_only_of_one": ("soft_cap * jnp.tanh(logits_btv / soft_cap)", "jnp.tanh(logits_btv)"),
             "padding_has_probability": ("PADDED_LOGIT = -1e9", "PADDED_LOGIT = 0.0"),

@@ -56,8 +56,8 @@ EDITS = {
         "tests/models/test_masked_lm.py",
         {
             "no_output_bias": (
-                "self.encoder.attend(x_bmd) + self.output_bias",
-                "self.encoder.attend(x_bmd) + 0 * self.output_bias",
+                "self.encoder.attend(x_bmd, part) + part(",
+                "self.encoder.attend(x_bmd, part) + 0 * part(",
             ),
         },
     ),

@@ -55,10 +55,6 @@ EDITS = {
             "sum_of_logarithms": ("jax.nn.logsumexp(log_z_kbt, axis=0)", "log_z_kbt.sum(axis=0)"),
             "gradients_in_the_type_of_states": ("x_btd = x_btd.astype(jnp.float32)", "pass"),
             "all_logits_are_kept": ("    @jax.checkpoint\n    def statistics", "    def statistics"),
-            "parts_gathered_whole": (
-                "return nn.with_logical_constraint(x, names) if x.ndim > 1 else x",
-                "return x",
-            ),
             "parts_across_devices": ('x.shape[axis:], sharded_over("vocab")', "x.shape[axis:], ((), 1)"),
         },
     ),

@@ -12,10 +12,12 @@ from jax.sharding import PartitionSpec
 from transformer.config import Bounded, Nonnegative, Positive
 from transformer.devices import sharded_over
 from transformer.errors import UserError
-from transformer.layers.embedding import PADDED_LOGIT, Part
 
 Loss = Callable[[jax.Array], jax.Array]
 """Log-probabilities of targets -> losses."""
+
+Part = Callable[[jax.Array, int], jax.Array]
+"""As in `transformer.layers.embedding`: (x, axis) -> some of the tokens that lie along the axis."""
 
 Unembed = Callable[..., jax.Array]
 """States (b, t, d), and optionally a `Part` -> logits (b, t, v)."""
@@ -60,7 +62,9 @@ def token_loss_in_parts(
         logits_btv = unembed(x_btd, part).astype(jnp.float32)
         tokens_v = part(jnp.arange(logits_btv.shape[-1] * parts), 0)
         is_real_v, is_target_btv = tokens_v < vocab_size, tokens_v == targets_bt[..., None]
-        log_z_bt = jax.nn.logsumexp(jnp.where(is_real_v, logits_btv, PADDED_LOGIT), axis=-1)
+        # Finite, since the gradient of a part of padding alone would be 0 times infinity.
+        real_btv = jnp.where(is_real_v, logits_btv, jnp.finfo(jnp.float32).min)
+        log_z_bt = jax.nn.logsumexp(real_btv, axis=-1)
         return log_z_bt, masked_sum(logits_btv, is_target_btv), masked_sum(logits_btv, is_real_v)
 
     # In float32, since the gradients of all parts are added up in the type of x.
@@ -83,10 +87,8 @@ def masked_sum(logits_btv: jax.Array, mask: jax.Array) -> jax.Array:
 
 
 def vocabulary_part(k: jax.Array, parts: int) -> Part:
-    """Part number k: of each device's tokens the k-th of `parts` equal runs.
-
-    A part of a matrix is divided over devices as the whole, and so is its gradient.
-    """
+    """Part number k: of each device's tokens the k-th of `parts` equal runs, so that a part is divided over
+    devices as the whole."""
 
     def part(x: jax.Array, axis: int) -> jax.Array:
         before, (size, *after), (_, shards) = x.shape[:axis], x.shape[axis:], sharded_over("vocab")
@@ -97,9 +99,7 @@ def vocabulary_part(k: jax.Array, parts: int) -> Part:
                 f"vocabulary with its padding); expected a power of two, or another model.vocab_multiple"
             )
         x = x.reshape(*before, shards, parts, -1, *after)
-        x = jax.lax.dynamic_index_in_dim(x, k, axis + 1, keepdims=False).reshape(*before, -1, *after)
-        names = (*["embed"] * axis, "vocab", *["embed"] * len(after))
-        return nn.with_logical_constraint(x, names) if x.ndim > 1 else x
+        return jax.lax.dynamic_index_in_dim(x, k, axis + 1, keepdims=False).reshape(*before, -1, *after)
 
     return part
 
