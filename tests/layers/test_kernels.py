@@ -150,6 +150,20 @@ def test_rows_that_may_see_nothing_are_zero_and_so_are_their_gradients(rng, kern
     assert_exact(KERNELS[kernel], rng, mask, 17)
 
 
+@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize("b,t,s", [(0, 3, 4), (2, 0, 4), (2, 3, 0), (2, 0, 0)])
+def test_without_rows_queries_or_keys_outputs_and_gradients_are_zero(kernel, b, t, s):
+    def loss(q, k, v):
+        out = KERNELS[kernel](q, k, v, mask=Mask(causal=True))
+        return jnp.sum(out), out
+
+    inputs = jnp.ones((b, t, 4, 8)), jnp.ones((b, s, 2, 8)), jnp.ones((b, s, 2, 6))
+    grads, out = jax.grad(loss, (0, 1, 2), has_aux=True)(*inputs)
+    np.testing.assert_array_equal(out, np.zeros((b, t, 4, 6)))
+    for grad, x in zip(grads, inputs, strict=True):
+        np.testing.assert_array_equal(grad, np.zeros(x.shape))
+
+
 @pytest.mark.parametrize("kernel", sorted(KERNELS.keys() - {"unrolled"}))
 @pytest.mark.parametrize("pattern", [None, Window(3)])
 def test_a_query_side_and_a_key_side_of_different_lengths(rng, kernel, pattern):

@@ -33,6 +33,8 @@ def blockwise(
 
     Source: Milakov & Gimelshein 2018 (online softmax); Rabe & Staats 2021; Dao et al. 2022 (FlashAttention).
     """
+    if 0 in (*q_bthk.shape[:2], k_bsgk.shape[1]):  # there are no blocks to loop over
+        return jnp.zeros((*q_bthk.shape[:3], v_bsgk.shape[-1]), q_bthk.dtype)
     scoring = scoring or Scoring()
     if mask.seeds_d is not None and len(mask.seeds_d) > k_bsgk.shape[2]:  # heads that share keys see others
         k_bsgk, v_bsgk = (jnp.repeat(x, len(mask.seeds_d) // x.shape[2], axis=2) for x in (k_bsgk, v_bsgk))

@@ -152,7 +152,7 @@ def masked_softmax(scores: jax.Array, allowed: jax.Array, sinks_h: jax.Array | N
 
 def highest(scores: jax.Array, sinks_h: jax.Array | None) -> jax.Array:
     """The maximum score of each query, including its sink, or 0 without allowed keys."""
-    top = jnp.max(scores, axis=-1, keepdims=True)
+    top = jnp.max(scores, axis=-1, keepdims=True, initial=-jnp.inf)
     top = top if sinks_h is None else jnp.maximum(top, sinks_h[:, None, None])
     return jax.lax.stop_gradient(jnp.where(jnp.isfinite(top), top, 0.0))
 

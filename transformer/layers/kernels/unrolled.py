@@ -31,7 +31,7 @@ def unrolled(
     # Head-major, so that each product reads contiguous rows.
     q_bhtk, k_bgsk, v_bgsk = (x.transpose(0, 2, 1, 3) for x in (q_bthk, k_bsgk, v_bsgk))
     blocks = []
-    for start in range(0, t, BLOCK):
+    for start in range(0, max(t, 1), BLOCK):  # without queries one empty block
         end = min(start + BLOCK, t)
         past = min(mask.start + end, s)
         part = scoring.block(start, end - start, 0, past)
