@@ -72,6 +72,7 @@ BEFORE_THE_DATA = {
     "--config.model.norm_epsilon=-1": "config.model.norm_epsilon: -1.0; expected more than 0",
     "--config.model.position_base=1e999": "config.model.position_base: inf (float); expected a finite number",
     "--config.data.vocab_size=300": "config.data.vocab_size: 300 does nothing with tokenizer 'bytes'; leave",
+    "--config.data.tokenizer=pieces --config.data.vocab_size=300": "data.tokenizer: 'pieces' is no file",
     "--config.optimizer.schedule=constant": "decay_steps: 1 does nothing with schedule 'constant'; leave it",
     "--config.model.pattern_size=8": "config.model.pattern_size: 8 does nothing with pattern 'full'; leave",
     "--config.model.lora_alpha=8": "config.model.lora_alpha: 8.0 does nothing with lora_rank 0; leave it at",

@@ -54,10 +54,16 @@ class CorpusConfig(Bounded):
     def idle(self) -> dict[str, str]:
         """See `transformer.config.refuse_idle`."""
         kind, why = TOKENIZERS.get(self.tokenizer), f"with tokenizer {self.tokenizer!r}"
-        unread = [] if kind and kind.least_size else ["vocab_size"]
-        unread += [] if kind else ["lowercase", "strip_accents"]
+        unread = ([] if kind.least_size else ["vocab_size"]) if kind else self._decided_by_file
         always = {"lowercase": f"{why}, which is always in lower case"} if self.tokenizer == "words" else {}
         return dict.fromkeys(unread, why) | always
+
+    @property
+    def _decided_by_file(self) -> list[str]:
+        """The keys that a `tokenizer.json` leaves without effect; none if there is no such file, which is the
+        mistake then."""
+        there = Path(self.tokenizer).expanduser().is_file()
+        return ["vocab_size", "lowercase", "strip_accents"] if there else []
 
 
 class Uncounted:
