@@ -37,7 +37,8 @@ class VisionConfig(LoraConfig):
             raise UserError(f"patch_size: {self.patch_size} does not divide data.image_size {image_size}")
         length = (image_size // self.patch_size) ** 2 + (self.pooling == "cls")
         if length > self.max_length:
-            raise UserError(f"max_length: {self.max_length}; an image has {length} patches, [CLS] among them")
+            among = ", [CLS] among them" if self.pooling == "cls" else ""
+            raise UserError(f"max_length: {self.max_length}; an image has {length:,} patches{among}")
         return length
 
 
