@@ -134,7 +134,7 @@ def test_what_is_wrong_is_one_line_and_nothing_is_written(images, tmp_path, capf
         (tiny(f"folder:{broken}", workdir), f"data.source: {broken}/red/x.png: it is no image"),
         (
             tiny(source, workdir, f"--config.data.validation_source=folder:{other}"),
-            "data.validation_source: image 21 of validation has the label 'pink'",
+            f"data.validation_source: {other}/pink/0.png has the label 'pink'",
         ),
         (
             tiny(source, workdir, "--config.data.image_size=9"),
@@ -156,6 +156,8 @@ def test_what_is_wrong_is_one_line_and_nothing_is_written(images, tmp_path, capf
     ]:
         assert fails(capfd, arguments).startswith(expected)
         assert not workdir.exists()
+    of_means = tiny(source, workdir, "--config.model.pooling=mean", "--config.model.max_length=8")
+    assert fails(capfd, of_means) == "config.model.max_length: 8; an image has 16 patches"
 
 
 def test_what_is_no_image_is_not_classified(trained, tmp_path, capfd):

@@ -105,7 +105,8 @@ def test_a_validation_source_is_all_of_it(data, rng, tmp_path):
     assert [len(made.rows(split)) for split in SHARES] == [20, 5, 5]
     assert set(everything(made.rows("test"))["labels"]) == {1}
     unknown = write(tmp_path / "unknown", rng, classes=("cow", "dog"), count=3)
-    expected = "data.validation_source: image 1 of validation has the label 'cow'; those of the training data"
+    file = tmp_path / "unknown" / "cow" / "0.png"
+    expected = f"data.validation_source: {file} has the label 'cow'; those of the training data"
     assert expected in failure(data, train, validation_source=unknown)
 
 

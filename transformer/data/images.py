@@ -109,7 +109,7 @@ class ImageData(SplitData):
         """
         folder, kept = self._prepared(split)
         with naming(self.key(split)):
-            numbers = number_labels(_names(folder, kept), self.labels, lambda i: f"image {i + 1} of {split}")
+            numbers = number_labels(_names(folder, kept), self.labels, lambda i: self.places(split)[i])
         return ImageRows(load_array(folder / "images.npy", lazily=True), numbers, kept)
 
     def loader(self, split: str, batch_size: int, *, seed: int = 0, **options: Any) -> DataLoader:
