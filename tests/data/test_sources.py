@@ -204,6 +204,7 @@ def test_too_little_for_a_split(opened, tmp_path):
         ("texts:a", {}, f"'texts:a': no such source; expected {', '.join(SOURCES)}"),
         ("stdlib", {"split": "dev"}, "no split 'dev'; splits there: train, validation, test"),
         ("text:a", {"document": "page"}, "document 'page'; expected one of file, line, paragraph"),
+        ("text:a", {"fields": ("text", "label")}, "plain text has no fields, and 'text', 'label' are"),
         ("stdlib", {"field": "body"}, "no field 'body'; fields there: text, path"),
         ("stdlib:x", {}, "stdlib takes no argument"),
         ("tfds:imdb_reviews", {"field": "body"}, "no field 'body'; fields there: text, label"),

@@ -98,8 +98,8 @@ class TextFiles(Files):
     names and split by position, 90/5/5, at ends of lines.
 
     Raises:
-      UserError: an unknown kind of document; no such file, no text in it, or (when read) text that is not
-        UTF-8.
+      UserError: an unknown kind of document; several fields; no such file, no text in it, or (when read)
+        text that is not UTF-8.
     """
 
     BY_KEY = False
@@ -108,6 +108,9 @@ class TextFiles(Files):
         if options.document not in DOCUMENTS:
             expected = ", ".join(DOCUMENTS)
             raise UserError(f"text:{pattern}: document {options.document!r}; expected one of {expected}")
+        if len(options.asked) > 1:
+            fields = ", ".join(map(repr, options.asked))
+            raise UserError(f"text:{pattern}: plain text has no fields, and {fields} are read; give jsonl:")
         super().__init__("text", pattern, split, options)
 
     def __len__(self) -> int:
