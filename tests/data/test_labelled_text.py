@@ -164,6 +164,8 @@ def labelled_as(path, names):
         ([f"n{i // 2}" for i in range(40)] + list("stuvwxyz"), r"28 labels in 48 records.*most occur once"),
         ([f"{i % 30 / 4}" for i in range(300)], r"30 labels in 300 records, .*: they are measurements"),
         (["a"] * 9, "all training data have the label 'a'; expected two or more"),
+        (["so long " * 99] * 9, "all training data have the label '(so long ){7}so …'; expected two"),
+        ([f"text {i} " * 99 for i in range(30)], r"30 labels in 30 records, '[^']{59}…', '[^']{59}…',"),
     ],
 )
 def test_what_is_no_class_is_refused(tmp_path, names, message):

@@ -13,6 +13,9 @@ MANY = 20
 """The most labels that are listed. More labels than this that occur less than twice on average are refused:
 they are probably not classes."""
 
+LONGEST = 60
+"""Characters of a label that are shown in a message."""
+
 
 def find_labels(names: Sequence[str], key: str, place: Callable[[int], str] = str) -> list[str]:
     """The distinct labels of the training data in the order of the model's outputs, numerical if all are
@@ -30,7 +33,7 @@ def find_labels(names: Sequence[str], key: str, place: Callable[[int], str] = st
         others = f", and {len(empty) - 1:,} more have none" if len(empty) > 1 else ""
         raise UserError(f"data.{key}: {place(empty[0])} has no label{others}; fill them in or leave them out")
     if len(found) < 2:
-        only = ", ".join(map(repr, found)) or "none"
+        only = ", ".join(map(quoted, found)) or "none"
         raise UserError(f"data.{key}: all training data have the label {only}; expected two or more")
     some = f"{len(found):,} labels in {len(names):,} records, {shown(sorted(found), 3)}"
     if len(found) > MANY and len(names) < 2 * len(found):
@@ -65,7 +68,7 @@ def number_labels(names: Sequence[str], labels: Sequence[str], place: Callable[[
     numbers = {label: number for number, label in enumerate(labels)}
     for index, name in enumerate(names):
         if name not in numbers:
-            problem = f"has the label {name!r}" if name else "has no label"
+            problem = f"has the label {quoted(name)}" if name else "has no label"
             raise UserError(f"{place(index)} {problem}; those of the training data are {shown(labels, MANY)}")
     return np.array([numbers[name] for name in names], np.int32)
 
@@ -79,7 +82,12 @@ def count_labels(names: Sequence[str], labels: Sequence[str]) -> np.ndarray:
 def shown(labels: Sequence[str], most: int) -> str:
     """The first `most` labels in one line."""
     more = f" and {len(labels) - most:,} more" if len(labels) > most else ""
-    return ", ".join(map(repr, labels[:most])) + more
+    return ", ".join(map(quoted, labels[:most])) + more
+
+
+def quoted(label: str) -> str:
+    """The label in quotes; the beginning of a long one, which is rather a text than a label."""
+    return repr(label if len(label) <= LONGEST else label[: LONGEST - 1] + "…")
 
 
 def _are_numbers(labels: Sequence[str] | set[str]) -> bool:
