@@ -206,6 +206,9 @@ class SpanExtraction(Experiment):
         for what, count in rows.cache.skipped.items():
             if count:
                 lines.append(f"{count:,} questions are left out: {what}")
+        unanswered = int((rows.cache.answers.sizes == 0).sum())
+        if unanswered and not self.config.answer.allow_none:
+            lines.append(f"{unanswered:,} questions have no answer, but get one: answer.allow_none is false")
         return lines
 
     def example_flags(self) -> list[str]:

@@ -103,6 +103,11 @@ def test_questions_without_an_answer_may_be_answered_by_nothing(data, tmp_path):
     (nothing,), (found,) = loaded.experiment.predict(params, ["1?\tab cab cc ab", "1?\tab ca ZXY ab"])
     assert nothing.split("\t")[0] == "" and float(nothing.split("\t")[1]) > 0.5
     assert found.split("\t")[0].strip(" abc") != ""
+    # Where nothing is no answer, it is said how many questions are answered all the same.
+    forced, _ = opening.load(tmp_path / "run", [("answer.allow_none", "false")])
+    unanswered = sum(not question.answers for question in forced.experiment.data.questions("train"))
+    (said,) = set(forced.experiment.data_lines()) - set(loaded.experiment.data_lines())
+    assert said.startswith(f"{unanswered} questions have no answer, but get one: answer.allow_none is false")
 
 
 @pytest.mark.thorough
