@@ -88,6 +88,15 @@ def test_copies_of_an_image_are_in_one_split(data, rng, tmp_path):
     assert sum(map(len, rows.values())) == len(set.union(*rows.values())) == 240
 
 
+@pytest.mark.parametrize("count", [3, 7, 60, 150])
+@pytest.mark.parametrize("copies", [2, 3])
+def test_copies_are_in_one_split_however_few_images_there_are(rng, count, copies):
+    shares = rng.permutation(np.repeat(rng.random(count), copies))
+    parts = [divide(shares, split) for split in SHARES]
+    assert sorted(np.concatenate(parts)) == [*range(count * copies)]
+    assert sum(len({*shares[part]}) for part in parts) == count
+
+
 @pytest.mark.parametrize("count", [7, 199, 200, 2000])
 def test_every_image_is_in_one_split(rng, count):
     shares = rng.random(count)

@@ -229,11 +229,11 @@ class Augmentation:
 
 
 def divide(shares_n: np.ndarray, split: str) -> np.ndarray:
-    """The indices of the images in a split, by their hashes in [0, 1)."""
-    low, high = SHARES[split]
-    if len(shares_n) < MANY:
-        order = np.argsort(shares_n, kind="stable")
-        return np.sort(order[round(low * len(order)) : round(high * len(order))])
+    """The indices of the images in a split, by their hashes in [0, 1); copies have the same hash."""
+    (low, high), n = SHARES[split], len(shares_n)
+    if n < MANY:
+        low, high = round(low * n), round(high * n)
+        shares_n = np.searchsorted(np.sort(shares_n), shares_n)  # the place of the first copy
     return np.flatnonzero((low <= shares_n) & (shares_n < high))
 
 
