@@ -15,6 +15,7 @@ FREE = (
     "data.cache_dir",
     "data.workers",
     "loss.chunk_size",
+    "loss.vocab_parts",
     "model.kernel",
     "model.scan_layers",
     "model.remat",

@@ -11,7 +11,11 @@ import pytest
 from flax import linen as nn
 
 import launch
+from commands.differences import differences
+from configs import lm
+from experiments.language_modeling import LanguageModelingConfig
 from tests import runs
+from transformer.config import flatten, from_values, to_values
 from transformer.errors import UserError
 from transformer.models.decoder import Decoder, DecoderConfig
 from transformer.planning.collectives import collective
@@ -194,3 +198,11 @@ def test_smoothing_of_another_loss_needs_all_logits():
     ):
         LossConfig(name="focal", vocab_parts=2, label_smoothing=0.1)
     LossConfig(vocab_parts=2, label_smoothing=0.1)
+
+
+def test_a_run_may_go_on_with_other_parts():
+    there = lm.get_config("tiny").to_dict()
+    here = there | {"loss": there["loss"] | {"vocab_parts": 4}}
+    config = from_values(LanguageModelingConfig, here | {"experiment": "language_modeling"})
+    before, now = flatten(there), flatten(to_values(config))
+    assert before != now and differences(config, now, before, data_known=True) == ""
