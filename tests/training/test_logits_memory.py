@@ -53,6 +53,7 @@ def measured(head, params, x, targets, vocab_size, weights, smoothing=0.0, **con
     return jax.jit(jax.value_and_grad(loss, (0, 1), has_aux=True))(params, x)
 
 
+@pytest.mark.thorough(but=4)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(("name", "smoothing"), VALUES)
 def test_parts_change_neither_values_nor_gradients(rng, kind, name, smoothing):
@@ -113,8 +114,9 @@ def test_parts_never_hold_all_logits(rng):
     assert peak(8) < 0.3 * peak(1)
 
 
+@pytest.mark.thorough(but=1)
 @pytest.mark.parametrize(
-    "axes", [{"fsdp": 8}, {"data": 2, "fsdp": 2, "tensor": 2}, {"fsdp": 4, "context": 2}]
+    "axes", [{"data": 2, "fsdp": 2, "tensor": 2}, {"fsdp": 8}, {"fsdp": 4, "context": 2}]
 )
 def test_no_device_has_the_whole_projection_or_its_gradient(rng, axes):
     """It is gathered and its gradients are reduced part by part, and together as much as the whole; values
