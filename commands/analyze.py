@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from commands import add_step, text
+from commands.outputs import PICTURES, check_picture
 from transformer.errors import UserError
 
 if TYPE_CHECKING:
@@ -22,8 +23,6 @@ if TYPE_CHECKING:
 
 MAPPED = 150
 """Without --words a map shows so many words, the first by `WordVectors.common`."""
-
-ENDINGS = (".png", ".svg", ".pdf")
 
 QUESTIONS = ("words", "neighbours", "analogy", "analogies", "contexts", "map")
 """Flags of which at least one is required."""
@@ -38,7 +37,7 @@ def add_flags(parser: Any) -> None:
     add("--analogies", help="a file of analogies in the format of word2vec's questions-words.txt")
     what = "sentences, or a file of sentences: compare the occurrences of each of --words in them"
     add("--contexts", type=text, help=what)
-    add("--map", help=f"a file for a map of the embeddings, {', '.join(ENDINGS)}")
+    add("--map", help=f"a file for a map of the embeddings, {', '.join(PICTURES)}")
     add_step(parser)
 
 
@@ -68,11 +67,7 @@ def check(flags: argparse.Namespace) -> None:
     for name in ("words", "neighbours"):
         if (given := vars(flags)[name]) is not None and not _split(given):
             raise UserError(f"--{name}: {given!r}; expected comma-separated words")
-    if flags.map is not None:
-        if not flags.map.endswith(ENDINGS):
-            raise UserError(f"--map: {flags.map!r}; expected a name that ends with {', '.join(ENDINGS)}")
-        if not Path(flags.map).parent.is_dir():
-            raise UserError(f"--map: there is no folder {str(Path(flags.map).parent)!r}")
+    check_picture("--map", flags.map)
 
 
 def analyze(experiment: Any, params: "Params", flags: argparse.Namespace) -> Iterator[str]:

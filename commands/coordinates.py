@@ -17,16 +17,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from commands import WHICH_CONFIG
-from commands.outputs import check_file
+from commands.outputs import check_picture
 from transformer.errors import UserError
 
 if TYPE_CHECKING:
     from commands.opening import Overrides
     from transformer.evaluation.coordinates import Coordinates
     from transformer.training.run import Run
-
-PICTURES = (".png", ".svg", ".pdf")
-"""What the name of a picture may end in."""
 
 AT_ONCE: dict[str, dict[str, Any]] = {
     "model": {"scan_layers": False, "remat": "none", "vocab_multiple": 1},
@@ -90,9 +87,7 @@ def check(flags: argparse.Namespace) -> None:
             raise UserError(f"--{name}: {value}; expected 1 or more")
     if not flags.bound > 0:
         raise UserError(f"--bound: {flags.bound}; expected more than 0")
-    if flags.output and not flags.output.endswith(PICTURES):
-        raise UserError(f"--output: {flags.output}; expected a name that ends in {', '.join(PICTURES)}")
-    check_file("--output", flags.output)
+    check_picture("--output", flags.output)
 
 
 def open_widths(values: dict[str, Any], widths: list[int], steps: int) -> dict[int, "Run"]:

@@ -33,8 +33,9 @@ OWN = (*DROPOUTS, "dtype", "kernel", "scan_layers", "remat", *ADAPTERS)
 """Keys of `model` that concern training and computation, not the architecture."""
 
 OVER = ("train.", "optimizer.", "initialize_")
-STILL: tuple[str, ...] = ("train.evaluate_batches", "train.average_last", "train.keep_last")
-STILL += ("train.batch_size", "train.keep_best")
+STILL = tuple(
+    f"train.{key}" for key in ("evaluate_batches", "average_last", "keep_last", "batch_size", "keep_best")
+)
 """Prefixes of keys that concern training only, and exceptions that concern evaluation or the choice of a
 checkpoint."""
 

@@ -9,6 +9,9 @@ from pathlib import Path
 
 from transformer.errors import UserError
 
+PICTURES = (".png", ".svg", ".pdf")
+"""What the name of a picture may end in."""
+
 
 def check_file(flag: str, target: str | None) -> None:
     """Raises `UserError` if a file is asked for in a folder that is not there, or in place of a folder."""
@@ -18,6 +21,13 @@ def check_file(flag: str, target: str | None) -> None:
         raise UserError(f"{flag}: there is no folder {str(folder)!r}")
     if Path(target).is_dir():
         raise UserError(f"{flag}: {target} is a folder; expected a file")
+
+
+def check_picture(flag: str, target: str | None) -> None:
+    """Raises `UserError` if a picture is asked for under a name of no such kind, or as `check_file`."""
+    if target is not None and not target.endswith(PICTURES):
+        raise UserError(f"{flag}: {target}; expected a name that ends in {', '.join(PICTURES)}")
+    check_file(flag, target)
 
 
 def check_folder(flag: str, target: str | None) -> None:

@@ -1,4 +1,4 @@
-"""Parts of the vocabulary, whose logits are in memory one after another."""
+"""Logits of parts of the vocabulary or chunks of tokens, in memory one after another."""
 
 import functools
 import json
@@ -21,7 +21,8 @@ from transformer.models.decoder import Decoder, DecoderConfig
 from transformer.planning.collectives import collective
 from transformer.planning.hlo import Program
 from transformer.training import parallel
-from transformer.training.token_losses import LossConfig, loss_of_states
+from transformer.training.logits_memory import chunked
+from transformer.training.token_losses import LossConfig, loss_of_states, token_loss
 
 KINDS = {
     "tied": {"tie_embeddings": True},
@@ -30,6 +31,24 @@ KINDS = {
     "scaled, with a bias": {"tie_embeddings": False, "output_bias": True, "scale_logits": True},
 }
 VALUES = [("cross_entropy", 0.0), ("cross_entropy", 0.3), ("focal", 0.0)]
+
+
+def assert_close(actual, expected, tolerance=1e-5):
+    compare = functools.partial(np.testing.assert_allclose, rtol=tolerance, atol=tolerance)
+    jax.tree.map(compare, actual, expected)
+
+
+def on_devices(loss, x, matrix, names, **axes):
+    """loss(x, matrix) and its gradients on a mesh that divides rows, and the matrix by its logical axes; and
+    the compiled program."""
+    mesh = parallel.make_mesh(parallel.MeshConfig(**{"data": 1} | axes))
+    by_rows = parallel.batch_sharding(mesh)
+    with parallel.placed(mesh, parallel.RULES["default"]):
+        over = jax.NamedSharding(mesh, nn.logical_to_mesh_axes(names))
+        inputs = jax.device_put(x, by_rows), jax.device_put(matrix, over)
+        placed = (jax.NamedSharding(mesh, jax.P()), (by_rows, over))
+        program = jax.jit(jax.value_and_grad(loss, (0, 1)), out_shardings=placed).lower(*inputs).compile()
+        return program(*inputs), program.as_text()
 
 
 def decoder(rng, vocab_size, multiple, **keys):
@@ -67,7 +86,7 @@ def test_parts_change_neither_values_nor_gradients(rng, kind, name, smoothing):
     whole = measured(*inputs, name=name)
     for keys in ({"vocab_parts": 3}, {"vocab_parts": 8}, {"vocab_parts": 2, "chunk_size": 2}):
         found = measured(*inputs, name=name, **keys)
-        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-5, atol=2e-5), found, whole)
+        assert_close(found, whole, 2e-5)
 
 
 @pytest.mark.parametrize(("vocab_size", "parts"), [(3, 4), (8, 2), (1, 16), (16, 16)])
@@ -80,7 +99,7 @@ def test_parts_of_padding_alone_have_no_weight(rng, vocab_size, parts):
     )
     inputs = head, params, x, targets, vocab_size, jnp.ones((3, 1, 4)), 0.1
     whole, found = measured(*inputs), measured(*inputs, vocab_parts=parts)
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-5, atol=2e-5), found, whole)
+    assert_close(found, whole, 2e-5)
     assert all(np.isfinite(each).all() for each in jax.tree.leaves(found))
 
 
@@ -129,25 +148,18 @@ def test_no_device_has_the_whole_projection_or_its_gradient(rng, axes):
     weights = jnp.asarray(rng.random((8, 6)), jnp.float32)
     table = params["params"]["embedding"]["table"]
 
-    def loss(table, x, parts=4, chunk_size=0):
+    def loss(x, table, parts=4, chunk_size=0):
         unembed = functools.partial(head, {"params": {"embedding": {"table": table}}})
         config = LossConfig(vocab_parts=parts, chunk_size=chunk_size)
         nll, _, log_z = loss_of_states(unembed, x, targets, config, 250)
         return jnp.sum(weights * (nll + 0.1 * log_z**2))
 
-    expected = jax.value_and_grad(functools.partial(loss, parts=1), (0, 1))(table, x)
-    mesh = parallel.make_mesh(parallel.MeshConfig(**{"data": 1} | axes))
-    by_rows = parallel.batch_sharding(mesh)
-    with parallel.placed(mesh, parallel.RULES["default"]):
-        over = jax.NamedSharding(mesh, nn.logical_to_mesh_axes(("vocab", "embed")))
-        inputs = jax.device_put(table, over), jax.device_put(x, by_rows)
-        placed = (jax.NamedSharding(mesh, jax.P()), (over, by_rows))
-        program = jax.jit(jax.value_and_grad(loss, (0, 1)), out_shardings=placed).lower(*inputs).compile()
-        actual = program(*inputs)
-        in_chunks = jax.jit(jax.value_and_grad(functools.partial(loss, chunk_size=1), (0, 1)))(*inputs)
+    expected = jax.value_and_grad(functools.partial(loss, parts=1), (0, 1))(x, table)
+    actual, text = on_devices(loss, x, table, ("vocab", "embed"), **axes)
+    in_chunks, _ = on_devices(functools.partial(loss, chunk_size=1), x, table, ("vocab", "embed"), **axes)
     for found in (actual, in_chunks):
-        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5), found, expected)
-    read = Program.read(program.as_text())
+        assert_close(found, expected)
+    read = Program.read(text)
     found = [collective(read, each, 8) for body in read.computations.values() for each in body]
     moved = [
         each for each in found if each and each.operation in ("all-gather", "all-reduce", "reduce-scatter")
@@ -191,6 +203,61 @@ def test_parts_that_are_not_equal_are_refused_before_there_is_a_folder(tmp_path,
     code = launch.main(runs.tiny(source, tmp_path / "run", f"--config.loss.vocab_parts={parts}", *more))
     assert code == 2 and re.search(re.escape(said), capsys.readouterr().err)
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("chunk", [0, 1, 3, 4, 10, 99])
+def test_chunks_change_neither_values_nor_gradients(rng, chunk):
+    """Also where the last chunk is not full, and where one chunk holds everything."""
+    x = jnp.asarray(rng.normal(size=(2, 10, 4)), jnp.float32)
+    kernel = jnp.asarray(rng.normal(size=(4, 7)), jnp.float32)
+    targets = jnp.asarray(rng.integers(0, 7, (2, 10)))
+    weights = jnp.asarray(rng.random((2, 10)), jnp.float32)
+
+    def loss(x, kernel, chunk):
+        nll, _, log_z = chunked(lambda x, y: token_loss(x @ kernel, y, 7), x, targets, chunk)
+        return jnp.sum(weights * (nll + 0.1 * log_z**2))
+
+    expected = jax.value_and_grad(loss, (0, 1))(x, kernel, 0)
+    actual = jax.value_and_grad(loss, (0, 1))(x, kernel, chunk)
+    assert_close(actual, expected)
+
+
+def test_chunks_never_hold_all_logits():
+    x, kernel, targets = jnp.ones((2, 64, 4)), jnp.ones((4, 1000)), jnp.zeros((2, 64), jnp.int32)
+
+    def peak(chunk):
+        def loss(kernel):
+            return chunked(lambda x, y: token_loss(x @ kernel, y, 1000), x, targets, chunk)[0].sum()
+
+        return jax.jit(jax.grad(loss)).lower(kernel).compile().memory_analysis().temp_size_in_bytes
+
+    assert peak(8) < 0.5 * peak(0)
+
+
+@pytest.mark.parametrize("chunk", [3, 8])
+def test_devices_gather_what_chunks_use_once_and_add_up_gradients_on_their_own(rng, chunk):
+    """Their loops over chunks have no collectives, no gradient is added up whole over all devices, and values
+    and gradients are those of one device."""
+    x = jnp.asarray(rng.normal(size=(8, 20, 4)), jnp.float32)
+    kernel = jnp.asarray(rng.normal(size=(4, 7)), jnp.float32)
+    targets = jnp.asarray(rng.integers(0, 7, (8, 20)))
+    weights = jnp.asarray(rng.random((8, 20)), jnp.float32)
+
+    def loss(x, kernel):
+        nll, _, log_z = chunked(lambda x, y: token_loss(x @ kernel, y, 7), x, targets, chunk)
+        return jnp.sum(weights * (nll + 0.1 * log_z**2))
+
+    expected = jax.value_and_grad(loss, (0, 1))(x, kernel)
+    actual, text = on_devices(loss, x, kernel, ("embed", "vocab"), data=2, fsdp=2, context=2)
+    assert_close(actual, expected)
+    loops = re.findall(r"body=%?([\w.-]+)", text)
+    bodies = [re.search(rf"^%?{re.escape(name)} .*?^}}", text, re.M | re.S).group() for name in loops]
+    assert len(bodies) == 2 and not [body for body in bodies if re.search("all-gather|all-reduce", body)]
+    read = Program.read(text)
+    found = [collective(read, each, 8) for each in read.computations[read.entry]]
+    sums = {(each.ways, each.size) for each in found if each and each.operation == "all-reduce"}
+    # Over `data` only what a device keeps of the kernel's gradient.
+    assert "all-gather" in text and (2, kernel.nbytes // 4) in sums and all(ways < 8 for ways, _ in sums)
 
 
 def test_smoothing_of_another_loss_needs_all_logits():

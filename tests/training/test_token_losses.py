@@ -13,14 +13,11 @@ import launch
 from tests import runs
 from transformer.errors import UserError
 from transformer.layers.embedding import PADDED_LOGIT
-from transformer.planning.collectives import collective
-from transformer.planning.hlo import Program
 from transformer.sums import Sum
-from transformer.training import parallel
 from transformer.training.checkpoint import State
 from transformer.training.losses import LOSSES
 from transformer.training.step import make_train_step
-from transformer.training.token_losses import LossConfig, chunked, token_loss, token_losses, token_weights
+from transformer.training.token_losses import LossConfig, token_loss, token_losses, token_weights
 
 BY_DEFINITION = {
     "cross_entropy": lambda log_p: -log_p,
@@ -162,69 +159,6 @@ def test_half_precision_logits_are_summed_in_float32():
     _, _, log_z = token_loss(logits, jnp.zeros((1, 1), jnp.int32), 4096)
     assert log_z.dtype == jnp.float32
     np.testing.assert_allclose(log_z, np.log(4096), rtol=1e-6)
-
-
-@pytest.mark.parametrize("chunk", [0, 1, 3, 4, 10, 99])
-def test_chunks_change_neither_values_nor_gradients(rng, chunk):
-    """Also where the last chunk is not full, and where one chunk holds everything."""
-    x = jnp.asarray(rng.normal(size=(2, 10, 4)), jnp.float32)
-    kernel = jnp.asarray(rng.normal(size=(4, 7)), jnp.float32)
-    targets = jnp.asarray(rng.integers(0, 7, (2, 10)))
-    weights = jnp.asarray(rng.random((2, 10)), jnp.float32)
-
-    def loss(x, kernel, chunk):
-        nll, _, log_z = chunked(lambda x, y: token_loss(x @ kernel, y, 7), x, targets, chunk)
-        return jnp.sum(weights * (nll + 0.1 * log_z**2))
-
-    expected = jax.value_and_grad(loss, (0, 1))(x, kernel, 0)
-    actual = jax.value_and_grad(loss, (0, 1))(x, kernel, chunk)
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5), actual, expected)
-
-
-def test_chunks_never_hold_all_logits():
-    x, kernel, targets = jnp.ones((2, 64, 4)), jnp.ones((4, 1000)), jnp.zeros((2, 64), jnp.int32)
-
-    def peak(chunk):
-        def loss(kernel):
-            return chunked(lambda x, y: token_loss(x @ kernel, y, 1000), x, targets, chunk)[0].sum()
-
-        return jax.jit(jax.grad(loss)).lower(kernel).compile().memory_analysis().temp_size_in_bytes
-
-    assert peak(8) < 0.5 * peak(0)
-
-
-@pytest.mark.parametrize("chunk", [3, 8])
-def test_devices_gather_what_chunks_use_once_and_add_up_gradients_on_their_own(rng, chunk):
-    """Their loops over chunks have no collectives, no gradient is added up whole over all devices, and values
-    and gradients are those of one device."""
-    mesh = parallel.make_mesh(parallel.MeshConfig(data=2, fsdp=2, context=2))
-    x = jnp.asarray(rng.normal(size=(8, 20, 4)), jnp.float32)
-    kernel = jnp.asarray(rng.normal(size=(4, 7)), jnp.float32)
-    targets = jnp.asarray(rng.integers(0, 7, (8, 20)))
-    weights = jnp.asarray(rng.random((8, 20)), jnp.float32)
-
-    def loss(x, kernel):
-        nll, _, log_z = chunked(lambda x, y: token_loss(x @ kernel, y, 7), x, targets, chunk)
-        return jnp.sum(weights * (nll + 0.1 * log_z**2))
-
-    expected = jax.value_and_grad(loss, (0, 1))(x, kernel)
-    by_rows = parallel.batch_sharding(mesh)
-    with parallel.placed(mesh, parallel.RULES["default"]):
-        over = jax.NamedSharding(mesh, jax.P(("fsdp", "context")))
-        inputs = jax.device_put(x, by_rows), jax.device_put(kernel, over)
-        placed = (jax.NamedSharding(mesh, jax.P()), (by_rows, over))
-        program = jax.jit(jax.value_and_grad(loss, (0, 1)), out_shardings=placed).lower(*inputs).compile()
-        actual = program(*inputs)
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5), actual, expected)
-    text = program.as_text()
-    loops = re.findall(r"body=%?([\w.-]+)", text)
-    bodies = [re.search(rf"^%?{re.escape(name)} .*?^}}", text, re.M | re.S).group() for name in loops]
-    assert len(bodies) == 2 and not [body for body in bodies if re.search("all-gather|all-reduce", body)]
-    read = Program.read(text)
-    found = [collective(read, each, 8) for each in read.computations[read.entry]]
-    sums = {(each.ways, each.size) for each in found if each and each.operation == "all-reduce"}
-    # Over `data` only what a device keeps of the kernel's gradient.
-    assert "all-gather" in text and (2, kernel.nbytes // 4) in sums and all(ways < 8 for ways, _ in sums)
 
 
 class Sowing(nn.Module):
