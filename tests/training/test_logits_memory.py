@@ -194,8 +194,10 @@ def test_models_train_in_parts_as_before(tmp_path, config):
 
 @pytest.mark.usefixtures("in_root")
 @pytest.mark.parametrize(("parts", "more", "said"), [
-    (7, [], "config.loss.vocab_parts: 7 does not divide the 384 tokens (the vocabulary with its padding)"),
-    (384, ["--config.parallel.mesh.tensor=2"], "384 does not divide the 192 tokens of each of 2 devices"),
+    (7, [], "config.loss.vocab_parts: 7 does not divide the 384 tokens (the vocabulary with its padding); "
+     "expected a divisor such as 6, or another model.vocab_multiple"),
+    (384, ["--config.parallel.mesh.tensor=2"], "384 does not divide the 192 tokens of each of 2 devices (the "
+     "vocabulary with its padding); expected a divisor such as 192,"),
     (0, [], "loss.vocab_parts: 0; expected at least 1"),
 ])  # fmt: skip
 def test_parts_that_are_not_equal_are_refused_before_there_is_a_folder(tmp_path, capsys, parts, more, said):

@@ -93,10 +93,12 @@ def vocabulary_part(k: jax.Array, parts: int) -> Part:
     def part(x: jax.Array, axis: int) -> jax.Array:
         before, (size, *after), (_, shards) = x.shape[:axis], x.shape[axis:], sharded_over("vocab")
         if size % (shards * parts):
-            on_each = f" of each of {shards} devices" if shards > 1 else ""
+            each, on_each = size // shards, f" of each of {shards} devices" if shards > 1 else ""
+            nearest = min((n for n in range(1, each + 1) if each % n == 0), key=lambda n: abs(n - parts))
             raise UserError(
-                f"config.loss.vocab_parts: {parts} does not divide the {size // shards} tokens{on_each} (the "
-                f"vocabulary with its padding); expected a power of two, or another model.vocab_multiple"
+                f"config.loss.vocab_parts: {parts} does not divide the {each} tokens{on_each} (the "
+                "vocabulary with its padding); expected a divisor such as "
+                f"{nearest}, or another model.vocab_multiple"
             )
         x = x.reshape(*before, shards, parts, -1, *after)
         return jax.lax.dynamic_index_in_dim(x, k, axis + 1, keepdims=False).reshape(*before, -1, *after)
