@@ -83,6 +83,8 @@ def _open(flags: argparse.Namespace, overrides: "Overrides", place: Path) -> "Ru
 
 def check_plain(config: Any) -> None:
     """Raises `UserError` for keys of a `RunConfig` that a plain loop of PyTorch does not have."""
+    from transformer.training.logits_memory import LogitsConfig
+
     model, c = config.model, config.optimizer
     wrong: dict[str, tuple[Any, Any]] = {f"model.{key}": (getattr(model, key, 0), 0) for key in DROPOUTS}
     wrong |= {"model.dtype": (model.dtype, "float32"), "train.until": (dict(config.train.until), {})}
@@ -91,7 +93,7 @@ def check_plain(config: Any) -> None:
               ("rules", "frozen_layers", "train_only", "layer_decay", "embedding_weight_decay")}  # fmt: skip
     loss = vars(config).get("loss")
     if dataclasses.is_dataclass(loss):
-        chosen = [each.name for each in dataclasses.fields(loss) if each.name != "chunk_size"]
+        chosen = [each.name for each in dataclasses.fields(loss) if not hasattr(LogitsConfig, each.name)]
         wrong |= {f"loss.{key}": (getattr(loss, key), _default(loss, key)) for key in chosen}
     for key, (value, expected) in wrong.items():
         if value != expected:

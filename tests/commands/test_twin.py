@@ -39,6 +39,12 @@ def given(config: str, keys: dict, steps: int) -> list[str]:
     return ["--mode=twin", f"--config={config}", f"--steps={steps}", *flags]
 
 
+def test_how_logits_are_kept_in_memory_is_free(capfd):
+    config, keys = GPT2
+    assert launch.main(given(config, keys | {"loss.vocab_parts": 2, "loss.chunk_size": 8}, 2)) == 0
+    assert "largest difference in 2 steps" in capfd.readouterr().out
+
+
 @pytest.mark.thorough
 @pytest.mark.parametrize(("peer", "run"), [("gpt2", GPT2), ("bert", BERT), ("marian", MARIAN)])
 def test_both_learn_alike(peer, run, capfd):
