@@ -34,7 +34,7 @@ def add_flags(parser: Any) -> None:
     add("--slices", type=int, default=1, help="slices of TPUs, joined by the data-centre network (1)")
     add("--price", type=float, default=0.0, help="the price of a device for an hour, for the cost of tokens")
     add("--efficiency", type=share, help="the share of the data sheet's rates to assume (that of the chip)")
-    add("--search", action="store_true", help="try meshes, rematerialisation and microbatches")
+    add("--search", action="store_true", help="try meshes, remat, microbatches and vocab_parts")
     add("--compile", type=int, default=6, help="with --search: how many of the best to compile (6)")
     add("--parameters", action="store_true", help="how each parameter is divided over the mesh")
     add("--output", help="a file for the plan as JSON")

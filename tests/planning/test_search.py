@@ -78,6 +78,7 @@ def test_candidates_are_sorted_and_possible(memory):
     assert {mesh_of(each) for each in found} == {each for each in meshes_of(8) if each[2] < 8}
     assert {each.keys["model.remat"] for each in found} == set(search.REMATS)
     assert all(each.keys["parallel.microbatches"] == "1" for each in found)
+    assert all(each.keys["loss.vocab_parts"] == "1" for each in found)
 
 
 @pytest.mark.thorough
@@ -89,6 +90,7 @@ def test_less_memory_asks_for_more_devices_or_less_to_save(memory):
     assert few
     assert all(each.memory < search.FILLED * most / 2 for each in few)
     assert any(int(each.keys["parallel.microbatches"]) > 1 for each in few)
+    assert {each.keys["loss.vocab_parts"] for each in few} == {"1", "8"}
     memory(1.0)
     assert candidates(planned, []) == []
 
@@ -111,6 +113,17 @@ def test_keys_that_are_given_stay(memory):
     assert {mesh_of(each) for each in found} == {(2, 4, 1), (1, 4, 2)}
     assert {each.keys["model.remat"] for each in found} == {"full"}
     assert {each.keys["parallel.microbatches"] for each in found} == {"2"}
+
+
+def test_a_vocabulary_that_has_no_eight_parts_is_left_whole(memory):
+    given = [("data.vocab_size", "509"), ("model.vocab_multiple", "1"), ("parallel.mesh.fsdp", "8")]
+    (plenty,) = candidates(planned, [*given, ("model.remat", "full")])
+    memory(plenty.memory)
+    (few,) = candidates(planned, [*given, ("model.remat", "full")])
+    assert few.keys["loss.vocab_parts"] == "1"
+    assert int(few.keys["parallel.microbatches"]) > 1
+    (given_one,) = candidates(planned, [*given, ("model.remat", "full"), ("loss.vocab_parts", "1")])
+    assert "loss.vocab_parts" not in given_one.keys
 
 
 @pytest.mark.thorough

@@ -1,6 +1,9 @@
-"""The search for a mesh, rematerialisation and microbatches: all are estimated, the best are compiled."""
+"""The search for a mesh, rematerialisation, microbatches and parts of the vocabulary: all are estimated, the
+best are compiled."""
 
+import contextlib
 import dataclasses
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -29,6 +32,9 @@ third, with `attention` all but those of attention, with `dots` as in the compil
 PARTS = (1, 2, 4, 8)
 """Microbatches to try."""
 
+LOGITS = (1, 8)
+"""Values of `loss.vocab_parts` to try, where a run has this key."""
+
 FILLED = 0.85
 """The share of the memory that a candidate may be expected to need; the rest is working memory."""
 
@@ -49,7 +55,8 @@ class Candidate:
 
 def candidates(planned: Planned, given: Overrides) -> list[Candidate]:
     """All meshes over `data`, `fsdp` and `tensor`, each with every rematerialisation and the fewest
-    microbatches with which it is expected to fit, fastest first. Keys that are given stay.
+    microbatches and parts of the vocabulary with which it is expected to fit, fastest first. Keys that are
+    given stay.
 
     Raises:
       UserError: devices whose rates are not known.
@@ -62,9 +69,15 @@ def candidates(planned: Planned, given: Overrides) -> list[Candidate]:
     fixed = dict(given)
     remats = [first.config.model.remat] if "model.remat" in fixed else REMATS
     parts = [first.config.parallel.microbatches] if "parallel.microbatches" in fixed else PARTS
+    has_logits = hasattr(vars(first.config).get("loss"), "vocab_parts") and "loss.vocab_parts" not in fixed
+    logits = [{"loss.vocab_parts": str(each)} for each in LOGITS] if has_logits else [{}]
 
     once = [*given, ("parallel.microbatches", "1")]
-    whole = {remat: saved_bytes(planned([*once, ("model.remat", remat)])) for remat in remats}
+    whole = {}
+    for remat, some in itertools.product(remats, logits):
+        with contextlib.suppress(UserError):  # the vocabulary does not have this many equal parts
+            run = planned([*once, ("model.remat", remat), *some.items()])
+            whole[remat, *some.values()] = saved_bytes(run)
     found = []
     for sizes in meshes(len(devices)):
         mesh = {f"parallel.mesh.{axis}": str(size) for axis, size in sizes.items()}
@@ -77,9 +90,12 @@ def candidates(planned: Planned, given: Overrides) -> list[Candidate]:
             continue
         rows = run.config.train.batch_size // rows_apart(run.mesh)
         for remat in remats:
-            for part in (each for each in parts if rows % each == 0):
-                keys = mesh | {"model.remat": remat, "parallel.microbatches": str(part)}
-                each = estimated(run, keys, whole[remat] / part, chip)
+            for part, some in itertools.product(parts, logits):
+                saved = whole.get((remat, *some.values()))
+                if saved is None or rows % part:
+                    continue
+                keys = mesh | {"model.remat": remat, "parallel.microbatches": str(part)} | some
+                each = estimated(run, keys, saved / part, chip)
                 if each.memory < FILLED * chip.usable:
                     found.append(each)
                     break
@@ -141,8 +157,8 @@ def ranking(
     found = candidates(planned, given)
     tried: list[tuple[Candidate, Plan]] = []
 
-    def way(each: Candidate) -> tuple[str, ...]:
-        return each.keys["model.remat"], each.keys["parallel.microbatches"]
+    def way(each: Candidate) -> list[tuple[str, str]]:
+        return [(key, value) for key, value in each.keys.items() if "mesh" not in key]
 
     def mesh(each: Candidate) -> list[tuple[str, str]]:
         return [(key, value) for key, value in each.keys.items() if "mesh" in key]
@@ -153,6 +169,9 @@ def ranking(
                 plan = make_plan(planned([*given, *each.keys.items()]), efficiency)
             except TooLarge as error:
                 yield each, None, f"does not fit: {error}"
+                continue
+            except UserError as error:  # the mesh does not divide what the step computes
+                yield each, None, str(error)
                 continue
             if plan.fits:
                 tried.append((each, plan))
