@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 from experiments.language_modeling import LanguageModeling, LanguageModelingConfig
 from transformer.data.chat import ChatData, ChatDataConfig
-from transformer.data.chat_template import conversation
+from transformer.data.chat_template import Message, conversation
 from transformer.data.tokenizers import Tokenizer
 from transformer.errors import UserError
 from transformer.evaluation.scoring import Row
@@ -62,12 +62,15 @@ class Chat(LanguageModeling):
     def row(self, text: str, continuation: str) -> Row:
         """The messages of a text and an answer with its end; the first tokens of those that are too long are
         dropped."""
-        prompt, answer, most = self._prompt(text), self.data.chat.answer(continuation), self.longest
-        if len(answer) > most:
-            raise UserError(f"an answer of {len(answer)} tokens; the model reads {most} (model.max_length)")
-        unread = max(0, len(prompt) + len(answer) - 1 - most)
-        kept = prompt[unread:]
-        return Row([*kept, *answer], len(kept), unread=unread)
+        answer: Message = {"role": "assistant", "content": continuation}
+        tokens, learned = self.data.chat.encode([*self._messages(text), answer], last_only=True)
+        start, most = int(learned.argmax()), self.longest
+        if len(tokens) - start > most:
+            raise UserError(
+                f"an answer of {len(tokens) - start} tokens; the model reads {most} (model.max_length)"
+            )
+        unread = max(0, len(tokens) - 1 - most)
+        return Row(tokens[unread:].tolist(), start - unread, unread=unread)
 
     def data_lines(self) -> list[str]:
         """The number of records, the share of padding, and how many were truncated or left out."""
@@ -93,11 +96,14 @@ class Chat(LanguageModeling):
         """The loss of answers has no baseline."""
         return []
 
-    def _prompt(self, text: str) -> list[int]:
+    def _messages(self, text: str) -> list[Message]:
         messages = conversation(text)
         if messages[-1]["role"] == "assistant":
             raise UserError("the conversation ends with an answer; end it with a message of the user")
-        return self.data.chat.prompt(messages)
+        return messages
+
+    def _prompt(self, text: str) -> list[int]:
+        return self.data.chat.prompt(self._messages(text))
 
     def _prompts(self, texts: Iterable[str], first: int = 0) -> Iterator[list[int]]:
         """The tokens of each conversation and of the beginning of an answer."""

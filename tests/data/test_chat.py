@@ -4,6 +4,8 @@ import string
 
 import numpy as np
 import pytest
+import tokenizers
+from tokenizers import decoders, models, normalizers
 
 from transformer.data.chat import ChatData, ChatDataConfig, PackedSequences
 from transformer.data.chat_template import PLAIN, ChatTemplate, conversation
@@ -37,6 +39,22 @@ def tokenizer() -> Tokenizer:
     return Tokenizer(backend)
 
 
+@pytest.fixture(scope="module")
+def pieces() -> Tokenizer:
+    """Llama 2's kind of tokenizer, which begins every text with a space."""
+    letters = {letter: i for i, letter in enumerate(["<0x0A>", *"▁", *map(chr, range(33, 127)), *"größ🙂"])}
+    words = ["as", "ass", "an", "ant", "is", "▁a", "▁is"]
+    merges = [("a", "s"), ("as", "s"), ("a", "n"), ("an", "t"), ("i", "s"), ("▁", "a"), ("▁", "is")]
+    ids = {name: i for i, name in enumerate(dict.fromkeys([*letters, *words]))}
+    backend = tokenizers.Tokenizer(models.BPE(ids, merges, byte_fallback=True))
+    backend.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    backend.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
+    )
+    backend.add_special_tokens(["<|im_start|>", "<|im_end|>"])
+    return Tokenizer(backend)
+
+
 def talks(count: int, seed: str) -> list[list[dict]]:
     draw = random.Random(seed)
 
@@ -65,8 +83,10 @@ def test_the_plain_template_ends_every_message_with_the_end_token():
     assert chat.prompt(TALK[1:2]) == said
 
 
-def test_tokens_and_answers_are_those_of_transformers(tokenizer, tmp_path):
+@pytest.mark.parametrize("kind", ["bytes", "pieces"])
+def test_tokens_and_answers_are_those_of_transformers(tokenizer, pieces, tmp_path, kind):
     transformers = pytest.importorskip("transformers")
+    tokenizer = pieces if kind == "pieces" else tokenizer
     tokenizer.save(tmp_path / "tokenizer.json")
     peer = transformers.PreTrainedTokenizerFast(tokenizer_file=str(tmp_path / "tokenizer.json"))
     peer.chat_template = CHATML
@@ -75,15 +95,18 @@ def test_tokens_and_answers_are_those_of_transformers(tokenizer, tmp_path):
     chat = ChatTokens(tokenizer, ChatTemplate(CHATML))
     ids, answers = chat.encode(TALK)
     assert chat.end_id == tokenizer.find("<|im_end|>")
-    assert ids.tolist() == found["input_ids"][:-1]  # but the line break after the last end
-    assert answers.tolist() == [bool(each) for each in found["assistant_masks"][:-1]]
+    assert ids.tolist() == found["input_ids"][: len(ids)]
+    after = tokenizer.backend.decode(found["input_ids"][len(ids) :])
+    assert not after.strip()  # the line break after the last end
+    assert answers.tolist() == [bool(each) for each in found["assistant_masks"][: len(ids)]]
     asked = peer.apply_chat_template(TALK[:4], add_generation_prompt=True, **options)["input_ids"]
     assert chat.prompt(TALK[:4]) == asked
 
 
 @pytest.mark.parametrize("source", [PLAIN, CHATML])
-def test_a_prompt_is_what_training_has_before_an_answer(tokenizer, source):
-    chat = ChatTokens(tokenizer, ChatTemplate(source))
+@pytest.mark.parametrize("kind", ["bytes", "pieces"])
+def test_a_prompt_is_what_training_has_before_an_answer(tokenizer, pieces, source, kind):
+    chat = ChatTokens(pieces if kind == "pieces" else tokenizer, ChatTemplate(source))
     for talk in talks(20, source):
         ids, answers = chat.encode(talk)
         begins = np.flatnonzero(answers & ~np.roll(answers, 1))
@@ -91,10 +114,17 @@ def test_a_prompt_is_what_training_has_before_an_answer(tokenizer, source):
         assert len(begins) == len(asked)
         for begin, i in zip(begins, asked, strict=True):
             assert chat.prompt(talk[:i]) == ids[:begin].tolist()
-            answer = chat.answer(talk[i]["content"])
-            assert ids[begin : begin + len(answer)].tolist() == answer
         last = chat.encode(talk, last_only=True)[1]
         assert np.flatnonzero(last).tolist() == [*range(begins[-1], len(ids))]
+
+
+def test_an_answer_ends_after_its_text_though_special_tokens_are_before_it(tokenizer):
+    template = CHATML.replace("{% generation %}", "{% generation %}<|im_start|>")
+    chat = ChatTokens(tokenizer, ChatTemplate(template))
+    start, end = map(tokenizer.find, ("<|im_start|>", "<|im_end|>"))
+    ids, answers = chat.encode(TALK[1:3])
+    assert chat.end_id == end
+    assert ids[answers].tolist() == [start, *TALK[2]["content"].encode(), end]
 
 
 def test_a_template_is_kept_with_the_tokenizer(tokenizer, tmp_path):

@@ -88,6 +88,7 @@ EDITS = {
             "all_tokens_learned": ("[is_answer and i < stop for", "[i < stop for"),
             "the_end_not_learned": ("stop = len(new) - new[::-1]", "stop = len(new) - 1 - new[::-1]"),
             "any_answer_of_a_pair": ("found[: np.flatnonzero(~found)[-1]] = False", "pass"),
+            "pieces_alone": ("if both[: len(head)] == head else", "if False else"),
             "special_tokens_from_text": ('if name in message["content"]:', "if False:"),
         },
     ),

@@ -138,14 +138,15 @@ class ChatTokens:
         self._special = {i: token.content for i, token in added.items() if token.special}
         talk = [{"role": "user", "content": "question"}, {"role": "assistant", "content": "answer"}]
         answer, _ = self.template.pieces(talk)[-1]
-        ends = [i for i in self._ids(answer) if i in self._special]
+        # A template may also begin an answer with special tokens.
+        ends = [i for i in self._ids(answer.rpartition("answer")[2]) if i in self._special]
         if not ends:
             raise UserError("the template ends answers with no special token of the tokenizer")
         self.end_id: int = ends[0]
 
     def encode(self, messages: Sequence[Message], last_only: bool = False) -> tuple[np.ndarray, np.ndarray]:
         """The tokens (m,) up to the end of the last answer, and whether each is one of an answer or its end;
-        with `last_only` of the last answer. Each piece is encoded alone, as in `prompt`.
+        with `last_only` of the last answer.
 
         Raises:
           UserError: a message has the text of a special token, or the template refuses the messages.
@@ -153,8 +154,7 @@ class ChatTokens:
         self._check(messages)
         ids: list[int] = []
         marks: list[bool] = []
-        for text, is_answer in self.template.pieces(messages):
-            new = self._ids(text)
+        for new, is_answer in self._pieces(messages):
             stop = len(new) - new[::-1].index(self.end_id) if is_answer and self.end_id in new else len(new)
             ids += new
             marks += [is_answer and i < stop for i in range(len(new))]
@@ -167,11 +167,21 @@ class ChatTokens:
     def prompt(self, messages: Sequence[Message]) -> list[int]:
         """The tokens of messages and of the beginning of an answer to them. Raises as `encode`."""
         self._check(messages)
-        return [i for text, _ in self.template.pieces(messages, answering=True) for i in self._ids(text)]
+        return [i for new, _ in self._pieces(messages, answering=True) for i in new]
 
-    def answer(self, text: str) -> list[int]:
-        """The tokens of an answer and its end, without those of the template between them."""
-        return [*self._backend.encode(text, add_special_tokens=False).ids, self.end_id]
+    def _pieces(
+        self, messages: Sequence[Message], answering: bool = False
+    ) -> Iterator[tuple[list[int], bool]]:
+        """The tokens that each piece of the template adds to the one before it, or of a piece alone where a
+        token would span both: so a prompt has the tokens that training has before its answer.
+
+        SentencePiece begins a text with a space, but not what continues one.
+        """
+        before = ""
+        for text, is_answer in self.template.pieces(messages, answering):
+            head, both = self._ids(before), self._ids(before + text)
+            yield both[len(head) :] if both[: len(head)] == head else self._ids(text), is_answer
+            before = text or before
 
     def _check(self, messages: Sequence[Message]) -> None:
         for number, message in enumerate(messages, 1):
@@ -211,7 +221,7 @@ class Sequences:
         Raises:
           UserError: there is no record, or one is not valid; the message names its place.
         """
-        key = digest(1, source.identity, tokens.identity)
+        key = digest(2, source.identity, tokens.identity)
         return cls(build_once(data_folder / "dialogues" / key, functools.partial(_write, source, tokens)))
 
 
