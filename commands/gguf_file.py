@@ -5,7 +5,7 @@ It needs the library of that format: pip install '.[gguf]'.
 
 import argparse
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -64,7 +64,8 @@ def write(opened: Any, step: Any, part: Path, flags: argparse.Namespace) -> str:
         opened, opened.restore_params(step), flags.family, flags.dtype
     )
     check_values(family.model_type, values)
-    tokens = _tokens(opened.experiment.data.tokenizer, opened.experiment.model.vocab_size)
+    ends = getattr(opened.experiment, "ends", ())
+    tokens = _tokens(opened.experiment.data.tokenizer, opened.experiment.model.vocab_size, ends)
     part.mkdir(parents=True)
     architecture = ARCHITECTURES[family.model_type]
     writer: Any = gguf.GGUFWriter(part / FILE, architecture)
@@ -115,8 +116,9 @@ def check_values(family: str, values: dict[str, Any]) -> None:
             raise UserError(f"--format=gguf: {key}: {values[key]!r}; expected {wanted!r}")
 
 
-def _tokens(tokenizer: Tokenizer, vocab_size: int) -> Iterator[tuple[str, Any]]:
-    """`add_...` of the writer and its values, of a tokenizer as that of GPT-2.
+def _tokens(tokenizer: Tokenizer, vocab_size: int, ends: Sequence[int]) -> Iterator[tuple[str, Any]]:
+    """`add_...` of the writer and its values, of a tokenizer as that of GPT-2; `ends` are the tokens that end
+    a completion, of which the format has one besides the tokenizer's.
 
     Raises:
       UserError: it is another kind of tokenizer.
@@ -143,4 +145,6 @@ def _tokens(tokenizer: Tokenizer, vocab_size: int) -> Iterator[tuple[str, Any]]:
     yield "bos_token_id", tokenizer.bos_id
     yield "eos_token_id", tokenizer.eos_id
     yield "pad_token_id", tokenizer.pad_id
+    yield from [("eot_token_id", end) for end in ends if end != tokenizer.eos_id][:1]
+    yield from [("chat_template", tokenizer.chat_template)] if tokenizer.chat_template else []
     yield "add_bos_token", True

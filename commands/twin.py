@@ -75,7 +75,11 @@ def _open(flags: argparse.Namespace, overrides: "Overrides", place: Path) -> "Ru
 
     config = check_config_to_train(flags.config, overrides)
     check_plain(config)
-    family_for(config, flags.peer)
+    family, _ = family_for(config, flags.peer)
+    if config.experiment != family.experiment:
+        raise UserError(
+            f"config.experiment: {config.experiment!r}; --mode=twin expects {family.experiment!r}"
+        )
     opened = open_run(Workdir(place), config)
     opened.prepare()
     return opened

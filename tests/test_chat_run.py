@@ -48,7 +48,8 @@ def train(config: str, workdir, source: str, *keys: str) -> int:
 def tuned(source, tmp_path_factory):
     """A run of conversations."""
     folder = tmp_path_factory.mktemp("runs") / "chat"
-    keys = ["--config.model.num_layers=2", "--config.data.tokenizer=bpe", "--config.data.vocab_size=300"]
+    keys = ["--config.model.num_layers=2", "--config.model.feed_forward=swiglu"]
+    keys += ["--config.data.tokenizer=bpe", "--config.data.vocab_size=300"]
     assert train("finetune_chat", folder, source, *keys) == 0
     return folder
 
@@ -228,3 +229,30 @@ def test_a_conversation_that_begins_with_its_answer_leaves_nothing_to_answer(tun
     assert run.experiment.example_flags() == ["--prompt=what is 1 and 1?"]
     assert launch.main([f"--workdir={tuned}", "--mode=predict", f"--input={source}"]) == 2
     assert f"{tmp_path}/a.jsonl:1: no message before the last answer" in capfd.readouterr().err
+
+
+@pytest.mark.thorough
+def test_an_exported_model_answers_in_transformers(tuned, tmp_path, capfd):
+    transformers, torch = map(pytest.importorskip, ("transformers", "torch"))
+    assert launch.main(["--mode=export", f"--workdir={tuned}", f"--to={tmp_path / 'out'}"]) == 0
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "out")
+    model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out").eval()
+    run, params = opening.load(tuned)
+    question = json.loads(TALK)[:1]
+    options = {"add_generation_prompt": True, "return_tensors": "pt", "return_dict": True}
+    asked = tokenizer.apply_chat_template(question, **options)
+    assert asked["input_ids"][0].tolist() == run.experiment.data.chat.prompt(question)
+    said = model.generate(**asked, max_new_tokens=24, do_sample=False)[0, asked["input_ids"].shape[1] :]
+    capfd.readouterr()
+    predict = ["--mode=predict", f"--prompt={question[0]['content']}", "--temperature=0"]
+    assert launch.main([f"--workdir={tuned}", *predict, "--max_new_tokens=24"]) == 0
+    assert tokenizer.decode(said, skip_special_tokens=True) == capfd.readouterr().out[:-1]
+    with torch.no_grad():
+        theirs = model(asked["input_ids"]).logits.numpy()
+    ours = run.experiment.model.apply({"params": params}, asked["input_ids"].numpy())
+    np.testing.assert_allclose(ours[..., : theirs.shape[-1]], theirs, atol=1e-4 * np.abs(theirs).max())
+    flags = [f"--to={tmp_path / 'gguf'}", "--format=gguf"]
+    gguf = pytest.importorskip("gguf")
+    assert launch.main(["--mode=export", f"--workdir={tuned}", *flags]) == 0
+    fields = gguf.GGUFReader(tmp_path / "gguf" / "model.gguf").fields
+    assert fields["tokenizer.chat_template"].contents() == run.experiment.data.chat.template.source

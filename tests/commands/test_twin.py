@@ -67,3 +67,11 @@ def test_what_has_no_twin_is_refused(changes, said, capfd):
     config, keys = GPT2
     assert launch.main([*given(config, keys | changes, 1), "--peer=gpt2"]) == 2
     assert said in capfd.readouterr().err
+
+
+def test_a_run_of_pairs_has_no_twin(capfd):
+    keys = {"model.feed_forward": "swiglu", "model.dropout": 0, "model.embedding_dropout": 0}
+    keys |= {"model.attention_dropout": 0, "model.dtype": "float32", "optimizer.name": "adamw"}
+    assert launch.main(given("configs/summarization_decoder.py:tiny", keys, 1)) == 2
+    expected = "config.experiment: 'text_to_text'; --mode=twin expects 'language_modeling'"
+    assert expected in capfd.readouterr().err

@@ -4,6 +4,7 @@ import json
 import math
 import re
 import shutil
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -14,7 +15,10 @@ from commands.hub import Hub
 from commands.opening import load
 from tests import runs
 from transformer.data.tokenizers import Tokenizer
+from transformer.errors import UserError
+from transformer.interop.folder import family_for
 from transformer.interop.tensors import WHOLE, Output, open_tensors, write_tensors
+from transformer.models.decoder import DecoderConfig
 
 pytestmark = pytest.mark.usefixtures("in_root")
 
@@ -265,6 +269,15 @@ def test_a_folder_that_cannot_be_made_is_one_line(gpt2, imported, tmp_path, capf
     assert capfd.readouterr().err == f"error: --to: {place} cannot be made (Not a directory)\n"
     assert launch.main(["--mode=import", f"--from={gpt2}", f"--workdir={place}"]) == 2
     assert capfd.readouterr().err == f"error: --workdir: {place} cannot be made (Not a directory)\n"
+
+
+@pytest.mark.parametrize("experiment", ["language_modeling", "chat", "dpo", "text_to_text"])
+def test_a_language_model_is_exported_whatever_it_was_trained_on(experiment):
+    run = SimpleNamespace(experiment=experiment, model=DecoderConfig(feed_forward="swiglu"), data=None)
+    family, config = family_for(run)
+    assert (family.model_type, config["architectures"]) == ("llama", ["LlamaForCausalLM"])
+    with pytest.raises(UserError, match="it is a run of classification"):
+        family_for(SimpleNamespace(**vars(run) | {"experiment": "classification"}), "llama")
 
 
 @pytest.mark.thorough

@@ -9,6 +9,9 @@ from transformer.config import LARGEST, idle_keys
 from transformer.errors import UserError
 from transformer.interop.rules import Rule
 
+DECODERS = ("chat", "dpo", "text_to_text")
+"""Objectives that train a language model, besides language modelling."""
+
 REQUIRED = object()
 """The default of a key that must be there."""
 
@@ -114,7 +117,7 @@ def nothing(given: Any) -> dict[str, Any]:
 class Family:
     """How models with one `model_type` in config.json are read and written.
 
-    - `experiment`: the objective that they are trained with here;
+    - `experiment`: the objective that they are trained with here, and `also` others of such models;
     - `architecture`: the class of transformers that an exported model names;
     - `keys`: what corresponds one to one;
     - `fixed`: keys of our `model` that such models always have, and their values;
@@ -154,6 +157,7 @@ class Family:
     renamed: tuple[tuple[str, str], ...] = ()
     ignored: Callable[[Any], Iterable[str]] = lambda model: ()
     paired: bool = False
+    also: tuple[str, ...] = ()
 
     def model(self, config: Values) -> dict[str, Any]:
         """The keys of our `model` for their config.

@@ -156,7 +156,7 @@ def family_for(config: Any, name: str = "") -> tuple[Family, dict[str, Any]]:
     known: Iterable[Family] = FAMILIES[name] if name else itertools.chain(*FAMILIES.values())
     refused: list[tuple[str, str]] = []
     for family in known:
-        if family.experiment != config.experiment:
+        if config.experiment not in (family.experiment, *family.also):
             continue
         try:
             return family, family.config(config.model) | family.write_data(config.data)

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import Any
 
-from transformer.interop.family import Family, Key, named
+from transformer.interop.family import DECODERS, Family, Key, named
 from transformer.interop.parts import affine, norm
 from transformer.interop.rules import Rule
 
@@ -35,6 +35,7 @@ def rules(model: Any) -> Iterator[Rule]:
 GPT2 = Family(
     model_type="gpt2",
     experiment="language_modeling",
+    also=DECODERS,
     architecture="GPT2LMHeadModel",
     keys=(
         Key("vocab_size", "vocab_size", 50257),

@@ -13,7 +13,7 @@ from transformer.interop.attention_keys import (
     write_rope,
     write_windows,
 )
-from transformer.interop.family import Family, Key, Values, named
+from transformer.interop.family import DECODERS, Family, Key, Values, named
 from transformer.interop.parts import heads, joined, linear, norm
 from transformer.interop.rules import Rule
 
@@ -142,7 +142,7 @@ ROPES = ("rope_theta", "rope_parameters", "rope_scaling")
 QWEN_FURTHER = (*ROPES, "sliding_window", "use_sliding_window", "max_window_layers", "layer_types")
 
 decoder = functools.partial(
-    Family, experiment="language_modeling", rules=rules, prefix="model.", ignored=ignored
+    Family, experiment="language_modeling", also=DECODERS, rules=rules, prefix="model.", ignored=ignored
 )
 """A family of language models with these names of tensors."""
 
