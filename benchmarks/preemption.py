@@ -24,7 +24,6 @@ OPTIONS = (
     "--config.train.checkpoint_every=1",
     "--config.train.log_every=1",
     "--config.optimizer.schedule=constant",
-    "--config.optimizer.decay_steps=0",
 )
 
 

@@ -71,7 +71,7 @@ TINY_PAIRS: dict[str, dict] = {
         "source_length": 48,
         "target_length": 48,
     },
-    "optimizer": {"warmup_steps": 1, "decay_steps": 1},
+    "optimizer": {"warmup_steps": 1},
     "train": {"steps": 2, "batch_size": 8, "evaluate_every": 0, "evaluate_batches": 1, "checkpoint_every": 0},
     "generate": {"max_new_tokens": 8, "examples": 5},
 }

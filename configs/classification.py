@@ -14,7 +14,7 @@ from configs import base
 TINY = {
     "model": {"d_model": 32, "num_layers": 1, "num_heads": 2, "d_ff": 64, "max_length": 64},
     "data": {"tokenizer": "bytes", "sequence_length": 64},
-    "optimizer": {"warmup_steps": 1, "decay_steps": 1},
+    "optimizer": {"warmup_steps": 1},
     "train": {"steps": 2, "batch_size": 8, "evaluate_every": 0, "evaluate_batches": 1},
 }
 """Keys for smoke tests of any text classifier."""

@@ -30,7 +30,7 @@ TINY = {
     "model": {"d_model": 32, "num_layers": 2, "num_heads": 2, "d_ff": 64, "max_length": 256},
     "data": {"tokenizer": "bytes"},
     "answer": {"examples": 5},
-    "optimizer": {"warmup_steps": 1, "decay_steps": 1},
+    "optimizer": {"warmup_steps": 1},
     "train": {"steps": 2, "batch_size": 8, "evaluate_every": 0, "evaluate_batches": 1},
 }
 """Keys for smoke tests."""

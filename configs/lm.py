@@ -29,7 +29,7 @@ def get_config(preset: str = "") -> ConfigDict:
 TINY: dict[str, dict] = {
     "model": {"d_model": 32, "num_layers": 1, "num_heads": 2, "d_ff": 64},
     "data": {"tokenizer": "bytes", "sequence_length": 32},
-    "optimizer": {"warmup_steps": 1, "decay_steps": 1},
+    "optimizer": {"warmup_steps": 1},
     "train": {"steps": 2, "batch_size": 8, "evaluate_every": 0, "evaluate_batches": 1, "checkpoint_every": 0},
     "sample": {"max_new_tokens": 8},
 }

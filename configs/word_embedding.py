@@ -39,6 +39,6 @@ def get_config(preset: str = "") -> ConfigDict:
 TINY = {
     "model": {"d_model": 8},
     "data": {"vocab_size": 300, "sequence_length": 32},
-    "optimizer": {"warmup_steps": 1, "decay_steps": 1},
+    "optimizer": {"warmup_steps": 1},
     "train": {"steps": 2, "batch_size": 8, "evaluate_every": 0, "evaluate_batches": 1, "checkpoint_every": 0},
 }

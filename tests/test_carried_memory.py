@@ -26,7 +26,6 @@ def run(source, folder, *options, steps=STEPS):
         f"--config.data.source={source}",
         "--config.train.batch_size=16",
         "--config.optimizer.schedule=constant",
-        "--config.optimizer.decay_steps=0",
         "--config.model.dropout=0.1",
     ]
     assert launch.main([*command, f"--config.train.steps={steps}", *options]) == 0

@@ -13,7 +13,7 @@ from transformer.data.tokenizers import Tokenizer
 
 pytestmark = pytest.mark.usefixtures("in_root")
 
-SCHEDULE = ["--config.optimizer.schedule=constant", "--config.optimizer.decay_steps=0"]
+SCHEDULE = ["--config.optimizer.schedule=constant"]
 
 
 @pytest.fixture(scope="module")

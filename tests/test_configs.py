@@ -28,6 +28,7 @@ from transformer.config import (
     to_values,
 )
 from transformer.errors import UserError
+from transformer.training.optimizer import make_schedule
 from transformer.training.run import Run
 from transformer.training.step import make_train_step
 
@@ -170,6 +171,14 @@ def test_a_config_says_only_what_differs_and_is_valid(config):
             assert key not in default or flatten(values)[key] != default[key], f"{key} is the default"
     for each in (values, read_config(f"configs/{config}:tiny")):
         refuse_idle(from_values(find_experiment(values["experiment"]).Config, each))
+
+
+@pytest.mark.parametrize("config", [*CONFIGS, "studies/speedrun.py:modern"])
+def test_a_tiny_run_that_is_lengthened_goes_on_learning(config):
+    values = read_config(f"configs/{config}{',' if ':' in config else ':'}tiny")
+    optimizer = from_values(find_experiment(values["experiment"]).Config, values).optimizer
+    rates = make_schedule(optimizer, 50)
+    assert min(float(rates(count)) for count in range(25)) > 0.1 * optimizer.learning_rate
 
 
 @pytest.mark.parametrize("kind", attention.KINDS)

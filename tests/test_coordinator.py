@@ -17,7 +17,6 @@ STEPS, TOKENS = 4, 8 * 32
 OPTIONS = [
     "--config.optimizer.name=sgd",  # Adam and Muon make whole steps of a gradient that is only rounding
     "--config.optimizer.schedule=constant",
-    "--config.optimizer.decay_steps=0",
     "--config.optimizer.learning_rate=0.5",
     "--config.model.dropout=0.1",
     "--config.train.log_every=1",

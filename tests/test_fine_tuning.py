@@ -70,7 +70,7 @@ def test_an_optimizer_that_keeps_parameters_begins_with_those_that_were_taken(da
     """A schedule-free one at a rate of 0: its average is what it began with, and what is evaluated."""
     workdir, group = tmp_path / "tuned", "--config.optimizer."
     keys = {"name": "contrib.schedule_free_adamw", "learning_rate": 0.0, "weight_decay": 0.0}
-    keys |= {"schedule": "constant", "decay_steps": 0, "layer_decay": 1.0}
+    keys |= {"schedule": "constant", "layer_decay": 1.0}
     assert tune(data, pretrained, workdir, *(f"{group}{key}={value}" for key, value in keys.items())) == 0
     (_, theirs), (_, ours) = opening.load(pretrained), opening.load(workdir)
     jax.tree.map(

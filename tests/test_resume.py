@@ -359,7 +359,7 @@ def rates(folder):
 @pytest.mark.thorough
 def test_an_extended_run_warms_up_again_and_resumes_bit_for_bit(capfd, tmp_path, source):
     """With an average, microbatches and dropout: stopped twice on the way, and stopped never."""
-    keys = ("optimizer.schedule=cosine", "optimizer.decay_steps=0", "optimizer.warmup_steps=3")
+    keys = ("optimizer.schedule=cosine", "optimizer.warmup_steps=3")
     keys += ("optimizer.final_fraction=0.0", "train.steps=6", "train.batch_size=16")
     keys += ("parallel.microbatches=2",)
     arguments = [*OPTIONS, *(f"--config.{key}" for key in keys)]
@@ -385,9 +385,7 @@ def test_an_extended_run_warms_up_again_and_resumes_bit_for_bit(capfd, tmp_path,
 @pytest.mark.thorough
 def test_a_finished_run_can_be_extended_but_not_shortened(capfd, tmp_path, source):
     folder = tmp_path / "run"
-    arguments = runs.tiny(
-        source, folder, "--config.optimizer.schedule=constant", "--config.optimizer.decay_steps=0"
-    )
+    arguments = runs.tiny(source, folder, "--config.optimizer.schedule=constant")
     assert launch.main(arguments) == 0
     assert launch.main([*arguments, "--config.train.steps=4", "--config.train.log_every=1"]) == 0
     assert [line["step"] for line in measurements(folder)] == [2, 3, 4]

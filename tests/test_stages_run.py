@@ -27,7 +27,7 @@ UNTIL = {
     "window": {"7": 4},
 }
 KEYS = [f"train.steps={STEPS}", "train.log_every=1", "train.batch_size=24", "optimizer.schedule=constant"]
-KEYS += ["optimizer.decay_steps=0", "model.dropout=0.2"]
+KEYS += ["model.dropout=0.2"]
 
 
 def options(until=UNTIL, *more):

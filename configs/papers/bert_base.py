@@ -15,7 +15,8 @@ from ml_collections import ConfigDict
 from configs import base, bert
 
 TINY = bert.TINY | {
-    "data": {"source": "stdlib", "tokenizer": "bytes", "vocab_size": 4096, "sequence_length": 64}
+    "data": {"source": "stdlib", "tokenizer": "bytes", "vocab_size": 4096, "sequence_length": 64},
+    "optimizer": {"warmup_steps": 1, "decay_steps": 1},
 }
 """Keys for smoke tests, on data that need no download."""
 

@@ -59,8 +59,5 @@ def get_config(preset: str = "") -> ConfigDict:
     config.train.checkpoint_every = 5_000
     config.generate.max_new_tokens = 256
     sizes = {size: {"model": dict(zip(KEYS, values, strict=True))} for size, values in SIZES.items()}
-    tiny = base.TINY_PAIRS | {
-        "model": base.TINY_PAIRS["model"] | {"head_dim": 16},
-        "optimizer": {"warmup_steps": 1},
-    }
+    tiny = base.TINY_PAIRS | {"model": base.TINY_PAIRS["model"] | {"head_dim": 16}}
     return base.choose(config, f"base,{preset}".rstrip(","), sizes | {"tiny": tiny})

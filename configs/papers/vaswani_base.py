@@ -57,4 +57,4 @@ def get_config(preset: str = "") -> ConfigDict:
     config.train.average_last = 5
     config.generate.max_new_tokens = 256
     config.generate.extra_tokens = 50
-    return base.choose(config, preset, {"tiny": base.TINY_PAIRS | {"optimizer": {"warmup_steps": 1}}})
+    return base.choose(config, preset, {"tiny": base.TINY_PAIRS})

@@ -27,4 +27,4 @@ def get_config(preset: str = "") -> ConfigDict:
     config.train.steps = 300_000
     config.train.keep_last = 20
     config.train.average_last = 20
-    return base.choose(config, preset, {"tiny": base.TINY_PAIRS | {"optimizer": {"warmup_steps": 1}}})
+    return base.choose(config, preset, {"tiny": base.TINY_PAIRS})

@@ -98,6 +98,7 @@ WITHOUT: list[Setting] = [
 TINY = lm.TINY | {
     "model": lm.TINY["model"] | {"num_layers": 2},
     "data": lm.TINY["data"] | {"vocab_size": 4096},
+    "optimizer": {"schedule": "wsd", "warmup_steps": 1, "decay_steps": 1},  # fits both recipes
 }
 
 

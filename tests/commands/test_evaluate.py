@@ -43,8 +43,6 @@ def trained(tmp_path_factory, corpus, other) -> Path:
         "train.checkpoint_every=1",
         "train.keep_last=2",
         "optimizer.schedule=constant",
-        "optimizer.decay_steps=0",
-        "optimizer.decay_steps=0",
     ]
     assert launch.main(runs.tiny(corpus, folder, *(f"--config.{key}" for key in keys))) == 0
     return folder

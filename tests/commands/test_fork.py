@@ -29,7 +29,7 @@ EVERY_RUN = [
     "--config.model.dropout=0.2",
     "--config.optimizer.warmup_steps=2",
 ]
-CONSTANT = ["--config.optimizer.schedule=constant", "--config.optimizer.decay_steps=0"]
+CONSTANT = ["--config.optimizer.schedule=constant"]
 WSD = ["--config.optimizer.schedule=wsd", "--config.optimizer.decay_steps=3"]
 
 KILLED = """
@@ -100,7 +100,7 @@ RUNS = {
 def test_a_fork_with_nothing_changed_is_the_run_to_its_end(tmp_path, source, kind):
     """Also of a run that was extended: the learning rate warms up again where it did there."""
     config, options = RUNS[kind]
-    options = [*options, *EVERY_RUN, "--config.optimizer.schedule=cosine", "--config.optimizer.decay_steps=0"]
+    options = [*options, *EVERY_RUN, "--config.optimizer.schedule=cosine"]
     options += ["--config.train.evaluate_every=3"]  # and so also where it ended at first
     if kind == "translation":
         lines = [f"number {i} of the lines\tZahl {i} der Zeilen\n" for i in range(200)]

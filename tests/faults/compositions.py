@@ -100,7 +100,6 @@ SAME: dict[str, Any] = {
     "train.evaluate_batches": 1,
     "train.writers": "jsonl",
     "optimizer.schedule": "constant",
-    "optimizer.decay_steps": 0,
 }
 """Keys of every run, unless a setting has another value."""
 

@@ -26,7 +26,6 @@ OPTIONS = (
     "--config.train.evaluate_every=4",
     "--config.train.log_every=1",
     "--config.optimizer.schedule=constant",
-    "--config.optimizer.decay_steps=0",
 )
 
 

@@ -124,7 +124,7 @@ def run(tmp_path_factory, request):
     with runs.in_root(tmp_path_factory):
         source = runs.write_corpus(folder / "corpus")
         often = ["--config.train.checkpoint_every=2", "--config.train.keep_last=3"]
-        schedule = ["--config.optimizer.schedule=constant", "--config.optimizer.decay_steps=0"]
+        schedule = ["--config.optimizer.schedule=constant"]
         arguments = runs.tiny(source, folder / "run", *often, *schedule, "--config.train.log_every=1")
         assert launch.main([*arguments, "--config.train.steps=6"]) == 0
         shutil.copytree(folder / "run", folder / "whole")

@@ -29,7 +29,7 @@ sys.exit(launch.main(sys.argv[1:]))
 
 OPTIONS = (
     "--config.optimizer.name=sgd",  # Adam makes whole steps of a gradient that is only rounding
-    "--config.optimizer.schedule=constant", "--config.optimizer.decay_steps=0",
+    "--config.optimizer.schedule=constant",
     "--config.optimizer.learning_rate=0.5", "--config.model.dropout=0.1", "--config.train.log_every=1",
     "--config.train.evaluate_batches=0", "--config.train.checkpoint_every=2", "--config.train.keep_last=9",
     "--config.train.max_skipped=2", "--config.train.rollbacks=1",

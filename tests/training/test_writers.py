@@ -40,7 +40,7 @@ def test_an_unknown_one_is_refused():
 @pytest.mark.usefixtures("in_root")
 def test_a_run_without_any_still_says_what_it_measured_and_may_take_one_up_later(capfd, tmp_path):
     folder, source = tmp_path / "run", runs.write_corpus(tmp_path / "corpus")
-    schedule = ["--config.optimizer.schedule=constant", "--config.optimizer.decay_steps=0"]
+    schedule = ["--config.optimizer.schedule=constant"]
     assert launch.main(runs.tiny(source, folder, *schedule, "--config.train.writers=")) == 0
     assert not {"metrics.jsonl", "events", "report.md"} & {path.name for path in folder.iterdir()}
     said = capfd.readouterr().out
