@@ -121,7 +121,10 @@ def test_kinds_of_devices(kind, name):
     assert found is (CHIPS[name] if name else None)
 
 
-@pytest.mark.parametrize("topology", ["h100", "h100:", "h900:8", "v5p:4x", "v5p:4x4x4x4", "h100:8x8 "])
+@pytest.mark.parametrize(
+    "topology",
+    ["h100", "h100:", "h900:8", "v5p:4x", "v5p:4x4x4x4", "h100:8x8 ", "h100:0x8", "h100:2x2x2", "v5p:4x0x4"],
+)
 def test_unknown_topologies(topology):
     with pytest.raises(UserError, match="expected one of h100, h200, v5e, v5p, v6e with a shape"):
         hardware.prepare(topology)

@@ -105,7 +105,8 @@ def prepare(topology: str) -> None:
       UserError: no such topology, or the packages to compile for it are not installed.
     """
     name, _, shape = topology.partition(":")
-    if name not in CHIPS or not re.fullmatch(r"\d+(x\d+){0,2}", shape):
+    sizes = r"[1-9]\d*(x[1-9]\d*)"
+    if name not in CHIPS or not re.fullmatch(sizes + ("?" if CHIPS[name].target else "{0,2}"), shape):
         known = ", ".join(CHIPS)
         raise UserError(
             f"--topology: {topology!r}; expected one of {known} with a shape: h100:HOSTSxGPUS, v5p:4x4x4"
