@@ -181,6 +181,7 @@ GOOD = {"question": "q?", "context": "one two", "answers": {"text": ["two"], "an
         ({"answers": {"text": ["two"], "answer_start": []}}, "a.jsonl:3: 'answers' is not of its form"),
         ({"answers": {"text": ["two"], "answer_start": ["4"]}}, "a.jsonl:3: 'two' at '4'; expected a text"),
         ({"answers": {"text": ["two"], "answer_start": [-3]}}, "a.jsonl:3: 'two' at -3; expected a text"),
+        ({"answers": {"text": ["n"], "answer_start": [True]}}, "a.jsonl:3: 'n' at True; expected a text"),
         ({"answers": {"text": [" "], "answer_start": [3]}}, "a.jsonl:3: ' ' at 3; expected a text"),
         (
             {"answers": {"text": ["two"], "answer_start": [3]}},

@@ -71,7 +71,7 @@ class Question:
             raise UserError(f"{place}: {fields.answers!r} is not of its form; {expected}")
         found = []
         for text, start in zip(texts, starts, strict=True):
-            if not isinstance(text, str) or not isinstance(start, int) or start < 0 or not text.strip():
+            if not isinstance(text, str) or type(start) is not int or start < 0 or not text.strip():
                 raise UserError(f"{place}: {text!r} at {start!r}; expected a text and the character it is at")
             there = context[start : start + len(text)]
             if there != text:
