@@ -14,13 +14,16 @@ PICTURES = (".png", ".svg", ".pdf")
 
 
 def check_file(flag: str, target: str | None) -> None:
-    """Raises `UserError` if a file is asked for in a folder that is not there, or in place of a folder."""
+    """Raises `UserError` if a file is asked for in a folder that is not there or cannot be written, or in
+    place of a folder."""
     if not target:
         return
     if not (folder := Path(target).parent).is_dir():
         raise UserError(f"{flag}: there is no folder {str(folder)!r}")
     if Path(target).is_dir():
         raise UserError(f"{flag}: {target} is a folder; expected a file")
+    if Path(target).is_file() or not Path(target).exists():  # not a pipe or /dev/null
+        _check_writable(flag, folder)
 
 
 def check_picture(flag: str, target: str | None) -> None:
@@ -31,9 +34,19 @@ def check_picture(flag: str, target: str | None) -> None:
 
 
 def check_folder(flag: str, target: str | None) -> None:
-    """Raises `UserError` if a folder is asked for at or below a file."""
-    if target and not (near := nearest(Path(target).absolute())).is_dir():
+    """Raises `UserError` if a folder is asked for at or below a file, or where it cannot be written."""
+    if not target:
+        return
+    if not (near := nearest(Path(target).absolute())).is_dir():
         raise UserError(f"{flag}: {near} is a file; expected a folder")
+    _check_writable(flag, near)
+
+
+def _check_writable(flag: str, folder: Path) -> None:
+    try:
+        tempfile.TemporaryFile(dir=folder).close()
+    except OSError as error:
+        raise UserError(f"{flag}: {folder} cannot be written ({error.strerror})") from None
 
 
 def make_folder(path: Path) -> None:

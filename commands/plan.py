@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from commands import WHICH_CONFIG, WHICH_RUN
+from commands.outputs import check_file
 from transformer.errors import UserError
 
 if TYPE_CHECKING:
@@ -85,8 +86,7 @@ def check(flags: argparse.Namespace) -> None:
             raise UserError(f"--{name}: {value}; expected {least} or more")
     if flags.slices > 1 and not flags.topology.startswith("v"):
         raise UserError(f"--slices: {flags.slices}; only TPUs are in slices: --topology=v5e:16x16")
-    if flags.output and not Path(flags.output).absolute().parent.is_dir():
-        raise UserError(f"--output: {flags.output}: there is no such folder")
+    check_file("--output", flags.output)
 
 
 def opener(flags: argparse.Namespace) -> "Callable[[Overrides], Run]":

@@ -1,9 +1,11 @@
 """Tables of runs, from folders written here."""
 
 import csv
+import errno
 import json
 import math
 import statistics
+import tempfile
 
 import numpy as np
 import pytest
@@ -11,6 +13,7 @@ from scipy import stats
 
 import launch
 from commands.table import read_runs, rows_of
+from tests import runs
 from tests.runs import SAVE
 from transformer.visualization import comparison
 
@@ -197,6 +200,19 @@ def test_places_that_cannot_be_are_told_before_the_table(folder, tmp_path_factor
     assert table(folder, flag.format(place)) == 2
     assert capsys.readouterr() == ("", f"error: {said.format(place)}\n")
     assert {each.name for each in place.iterdir()} == {"file", "out.csv"}
+
+
+@pytest.mark.parametrize("flag", ["--output={}/out.csv", "--pictures={}/new/pictures"])
+def test_a_place_that_cannot_be_written_is_told_before_the_table(folder, monkeypatch, capsys, flag):
+    def refuse(dir):
+        raise PermissionError(errno.EACCES, "Permission denied", str(dir))
+
+    monkeypatch.setattr(tempfile, "TemporaryFile", refuse)  # no folder is closed to root
+    before = runs.listing(folder)
+    assert table(folder, flag.format(folder)) == 2
+    name = flag.partition("=")[0]
+    assert capsys.readouterr() == ("", f"error: {name}: {folder} cannot be written (Permission denied)\n")
+    assert runs.listing(folder) == before
 
 
 def test_it_needs_runs(capsys):

@@ -183,7 +183,7 @@ def test_the_command_writes_json(tmp_path, capsys):
         (["--compile=0", "--search"], "--compile: 0; expected 1 or more"),
         (["--price=-1"], "--price: -1.0; expected 0 or more"),
         (["--price=nan"], "--price: nan; expected 0 or more"),
-        (["--output=no/such/plan.json"], "--output: no/such/plan.json: there is no such folder"),
+        (["--output=no/such/plan.json"], "--output: there is no folder 'no/such'"),
         (["--search"], "--search: the rates of cpu are not known; give --topology"),
         (["--config.model.d_modl=3"], "d_modl"),
     ],
