@@ -33,17 +33,21 @@ def run(flags: argparse.Namespace, overrides: "Overrides") -> int:
     texts = itertools.chain([next(texts)], texts)  # raises on an empty file before a model is loaded
     run, params = load(flags.workdir, overrides, flags.step)
     with run.placed(), writing(flags.output) as out:
-        for line in score_lines(run.experiment, params, texts):
+        where = f"--input: {flags.input or 'standard input'}" if flags.prompt is None else "--prompt"
+        for line in score_lines(run.experiment, params, texts, where):
             out.write([line])
     return 0
 
 
-def score_lines(experiment: Any, params: "Params", lines: Iterable[str]) -> Iterator[str]:
+def score_lines(
+    experiment: Any, params: "Params", lines: Iterable[str], where: str = "--input"
+) -> Iterator[str]:
     """For each line TEXT, a tab, CONTINUATION (with the escapes of `escape`: \\n, \\r, \\t, \\\\) one line,
     tab-separated: the log-likelihood, the number of tokens, and true or false for greedy.
 
     Raises:
-      UserError: an experiment without likelihoods, or a line in another format.
+      UserError: an experiment without likelihoods, a line in another format, or a continuation that cannot be
+        scored; `where` says in the message where the lines are from.
     """
     from transformer.data.line_escapes import unescape
     from transformer.training.experiment import Scorer
@@ -57,14 +61,17 @@ def score_lines(experiment: Any, params: "Params", lines: Iterable[str]) -> Iter
             text, tab, continuation = line.partition("\t")
             if not tab or "\t" in continuation:
                 raise UserError(
-                    f"--prompt or --input: line {number} has {line.count(chr(9))} tabs; expected TEXT, a "
-                    "tab, CONTINUATION (\\t is a tab within one of them)"
+                    f"pair {number}: {line.count(chr(9))} tabs in its line; expected TEXT, a tab, "
+                    "CONTINUATION (\\t is a tab within one of them)"
                 )
             yield unescape(text), unescape(continuation)
 
     cut = 0
-    for each in experiment.score(params, pairs()):
-        cut += each.unread > 0
-        yield f"{each.log_likelihood:.6f}\t{each.tokens}\t{str(each.greedy).lower()}"
+    try:
+        for each in experiment.score(params, pairs()):
+            cut += each.unread > 0
+            yield f"{each.log_likelihood:.6f}\t{each.tokens}\t{str(each.greedy).lower()}"
+    except UserError as error:
+        raise UserError(f"{where}: {error}") from None
     if cut:
         print(f"{cut} texts are longer than the model's context: they are truncated", file=sys.stderr)

@@ -185,14 +185,17 @@ def test_a_packed_file_with_a_byte_order_mark_is_scored(capfd, tmp_path, trained
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--prompt=alpha beta"], "line 1 has 0 tabs; expected TEXT, a tab, CONTINUATION"),
-        (["--prompt=a\tb\tc"], "line 1 has 2 tabs"),
-        (["--prompt=a\t"], "pair 1: the continuation '' adds no token"),
+        (["--prompt=alpha beta"], "--prompt: pair 1: 0 tabs in its line; expected TEXT, a tab, CONTINUATION"),
+        (["--prompt=a\tb\tc"], "--prompt: pair 1: 2 tabs in its line"),
+        (["--prompt=a\t"], "--prompt: pair 1: the continuation '' adds no token"),
+        (["--input={}"], "--input: {}: pair 2: the continuation '' adds no token"),
         (["--prompt=a\tb", "--temperature=1"], "--temperature: only --mode=predict takes it"),
         (["--input=/dev/null"], "/dev/null"),
     ],
 )
-def test_what_the_command_is_given_wrong_is_one_line(capfd, trained, arguments, message):
+def test_what_the_command_is_given_wrong_is_one_line(capfd, trained, tmp_path, arguments, message):
+    (file := tmp_path / "pairs.tsv").write_text("a\tb\na\t\n")
+    *arguments, message = [each.replace("{}", str(file)) for each in [*arguments, message]]
     assert launch.main([f"--workdir={trained}", "--mode=score", *arguments]) == 2
     out, error = capfd.readouterr()
     assert out == "" and message in error and error.count("\n") == 1
