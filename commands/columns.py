@@ -46,8 +46,6 @@ def look_for_columns(source: str, lines: Iterable[str], data: Any) -> None:
         print(
             f"{source}: {many:,} of {_first(rows)} lines have tabs, read as part of the text", file=sys.stderr
         )
-    if few := sum(len(columns) < expected for columns in rows):
-        print(f"{source}: {few:,} of {_first(rows)} lines have no tab before a second text", file=sys.stderr)
 
 
 def _first(rows: Iterable[Any]) -> str:

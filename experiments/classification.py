@@ -124,15 +124,17 @@ class Classification(Experiment):
         windows if it is read in several. The result is deterministic: `seed` is ignored.
 
         Raises:
-          UserError: a text that is too long, with `data.too_long` "refuse".
+          UserError: a text with a `problem`.
         """
         inputs = map(self.data.encoder_inputs, self._noting(texts, first))
         while batch := list(itertools.islice(inputs, AT_ONCE)):
             yield from ranked_labels(self._read(params, batch), self.data.labels)
 
     def problem(self, text: str) -> str:
-        """Why a text cannot be answered: it is too long, with `data.too_long` "refuse"."""
+        """Why a text cannot be answered: it should be two, or is too long, with `data.too_long` "refuse"."""
         c = self.config.data
+        if c.second_field and "\t" not in text:
+            return f"has no tab: expected two texts, {' and '.join(self.data.reads)}, with a tab between them"
         if c.too_long != "refuse" or (length := self.data.length(text)) <= c.sequence_length:
             return ""
         most = f"data.sequence_length is {c.sequence_length}, and data.too_long refuses"

@@ -15,6 +15,7 @@ from commands import opening
 from commands.opening import read_config
 from experiments import find_experiment
 from tests import runs
+from transformer.errors import UserError
 from transformer.training import parallel
 
 pytestmark = pytest.mark.usefixtures("in_root")
@@ -42,6 +43,18 @@ def texts(tmp_path_factory):
     return folder / "a.jsonl"
 
 
+def test_a_classifier_of_pairs_is_given_pairs(tmp_path):
+    (tmp_path / "a.tsv").write_text("text\tother\tlabel\n" + "".join(f"{i}\tb\t{i % 2}\n" for i in range(40)))
+    keys = [("data.source", f"tsv:{tmp_path}/a.tsv"), ("data.second_field", "other")]
+    config = opening.check_config(read_config("configs/classification.py:tiny"), keys)
+    made = find_experiment("classification")(config)
+    assert made.problem("one\ttwo") == made.problem("one\t") == ""
+    expected = "has no tab: expected two texts, text and other, with a tab between them"
+    assert made.problem("one") == expected
+    with pytest.raises(UserError, match=f"^--prompt or --input: text 2 {expected}"):
+        [*made.predict(None, ["one\ttwo", "one"])]
+
+
 @pytest.fixture(scope="module")
 def trained(texts):
     keys = {
@@ -49,7 +62,6 @@ def trained(texts):
         "data.tokenizer": "words",
         "optimizer.learning_rate": "0.01",
         "optimizer.schedule": "constant",
-        "optimizer.decay_steps": "0",
         "train.steps": "60",
         "train.evaluate_batches": "0",
     }
@@ -159,7 +171,6 @@ def windowed(texts):
         "data.stride": "4",
         "optimizer.learning_rate": "0.01",
         "optimizer.schedule": "constant",
-        "optimizer.decay_steps": "0",
         "train.steps": "20",
         "train.evaluate_batches": "0",
         "parallel.microbatches": "2",
