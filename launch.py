@@ -47,8 +47,9 @@ from typing import Any  # noqa: E402
 from absl import logging  # noqa: E402
 
 from commands import COMMANDS, WHICH_RUN, find_command, text  # noqa: E402
+from commands.included import include  # noqa: E402
 from transformer import process, processes  # noqa: E402
-from transformer.errors import StorageError, UserError, suggest  # noqa: E402
+from transformer.errors import StorageError, UnknownMember, UserError, suggest  # noqa: E402
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 """What a system says where nothing more can be written."""
@@ -76,7 +77,9 @@ def main(argv: list[str]) -> int:
         processes.part()
         return code
     except UserError as error:
-        print("error:", *str(error).split("\n"), file=sys.stderr)
+        lacking = isinstance(error, UnknownMember) and not flags.config  # the config file may have added it
+        hint = ["(--include=FILE runs a file that adds it)"] * lacking
+        print("error:", *str(error).split("\n"), *hint, file=sys.stderr)
         return 2
     except StorageError as error:
         if error.__cause__ and not isinstance(error.__cause__, OSError):
@@ -178,12 +181,8 @@ def add_common_flags(parser: argparse.ArgumentParser) -> None:
     add("--coordinator", help="host:port of the first process; not needed on clusters that JAX knows")
     add("--num_processes", type=int, help="the number of processes")
     add("--process_id", type=int, help="the number of this process, from 0")
-    add(
-        "--heartbeat_seconds",
-        type=int,
-        default=30,
-        help="silence after which a process is dead, and all end (30)",
-    )
+    add("--heartbeat_seconds", type=int, default=30, help="silence of a process after which all end (30)")
+    add("--include", default="", help="a Python file to run first, as it adds a mixer, a loss ... of a run")
     parser.set_defaults(config="", started=STARTED, missing=WHICH_RUN, suffix="")
 
 
@@ -236,6 +235,8 @@ def prepare(flags: argparse.Namespace) -> None:
         place = flags.coordinator, flags.num_processes, flags.process_id
         processes.meet(*place, heartbeat_seconds=flags.heartbeat_seconds, certain=asked)
         processes.listen(leave_after)
+    if flags.include:
+        include(flags.include)
 
 
 def unless_unread(found: Any) -> None:

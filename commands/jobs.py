@@ -16,6 +16,7 @@ from typing import Any, TextIO
 
 from tqdm import tqdm
 
+from commands.included import INCLUDED
 from commands.outputs import make_folder
 from commands.workdir import free
 from transformer.data.disk_cache import digest
@@ -89,7 +90,7 @@ class Job:
         self.slot = slot
         with self.output.open("a") as output:
             self.process = subprocess.Popen(
-                [sys.executable, str(ROOT / "launch.py"), *self.arguments],
+                [sys.executable, str(ROOT / "launch.py"), *INCLUDED, *self.arguments],
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,

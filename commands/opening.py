@@ -88,10 +88,10 @@ def call_in(name: str, function: str, *arguments: Any) -> Any:
         made = found[function](*arguments)
         return made.to_dict() if hasattr(made, "to_dict") else made
     except Exception as error:
-        raise UserError(_why_it_failed(path, error)) from None
+        raise UserError(why_it_failed(path, error)) from None
 
 
-def _why_it_failed(path: str, error: Exception) -> str:
+def why_it_failed(path: str, error: Exception) -> str:
     """An error in a config file, in one line, with its line number."""
     if path.endswith(".json"):
         return f"--config: {path} is no program; a run goes on with --workdir, with other keys by --mode=fork"

@@ -18,6 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from commands.included import INCLUDED
 from commands.jobs import Halving, Job, Work
 from commands.outputs import make_folder
 from commands.settings import check_flags, make_job, refuse_twice
@@ -292,7 +293,7 @@ def report(flags: argparse.Namespace, trials: Trials) -> int:
     best = trials.study.best_trial
     job = trials.make(trials.setting(best.params))
     print(f"best of {listed}: {job.name}, {trials.metric} {best.value:.5g}")
-    again = ["python", "launch.py", f"--workdir={flags.workdir}-best", *job.arguments[1:]]
+    again = ["python", "launch.py", *INCLUDED, f"--workdir={flags.workdir}-best", *job.arguments[1:]]
     table = ["python", "launch.py", "--mode=table", f"--runs={Path(flags.workdir) / '*'}"]
     print(shlex.join(again))
     print(shlex.join([*table, f"--metric={flags.metric or METRIC}", f"--pictures={flags.workdir}"]))

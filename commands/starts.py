@@ -10,6 +10,7 @@ import subprocess
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from commands.included import INCLUDED
 from commands.workdir import Workdir, read_json, write_json
 from transformer.errors import UserError
 
@@ -68,12 +69,12 @@ def command_line(config: "ConfigSource", workdir: str, overrides: "Overrides") -
         return ""
     given = [f"--config={config}"] if config else []
     keys = [f"--config.{key}={value}" for key, value in overrides]
-    return shlex.join(["python", "launch.py", *given, f"--workdir={workdir}", *keys])
+    return shlex.join(["python", "launch.py", *INCLUDED, *given, f"--workdir={workdir}", *keys])
 
 
 def command(folder: Workdir, *arguments: str) -> str:
     """A shell command on the run's folder."""
-    return shlex.join(["python", "launch.py", f"--workdir={folder.path}", *arguments])
+    return shlex.join(["python", "launch.py", *INCLUDED, f"--workdir={folder.path}", *arguments])
 
 
 def _version(package: str) -> str:

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from commands import WHICH_CONFIG
+from commands.included import INCLUDED
 from transformer.errors import UserError
 from transformer.sweep import Setting, names, product, read_sweep
 
@@ -64,7 +65,7 @@ def run(flags: argparse.Namespace, overrides: "Overrides") -> int:
         return submit(flags, overrides, len(jobs))
     if flags.dry_run:
         for job in jobs:
-            print(shlex.join(["python", "launch.py", *job.arguments]))
+            print(shlex.join(["python", "launch.py", *INCLUDED, *job.arguments]))
         return 0
     if "SLURM_ARRAY_TASK_ID" in os.environ:
         return one_of_an_array(jobs)
@@ -116,7 +117,7 @@ def read_settings(flags: argparse.Namespace) -> list[Setting]:
 def submit(flags: argparse.Namespace, overrides: "Overrides", runs: int) -> int:
     """Submits an array of Slurm jobs, one for each run."""
     sweeps = [f"--sweep={each}" for each in flags.sweep]
-    keys = [f"--config.{key}={value}" for key, value in overrides]
+    keys = [*INCLUDED, *(f"--config.{key}={value}" for key, value in overrides)]
     array = [] if "--array" in flags.slurm else [f"--array=0-{runs - 1}"]
     again = ["--mode=sweep", f"--workdir={flags.workdir}", f"--config={flags.config}", *sweeps, *keys]
     command = ["sbatch", *array, *shlex.split(flags.slurm), str(ROOT / "cluster" / "slurm.sh"), *again]

@@ -3,7 +3,7 @@
 import importlib
 from typing import Any
 
-from transformer.errors import UserError, suggest
+from transformer.errors import UnknownMember, suggest
 
 EXPERIMENTS = {
     "language_modeling": "experiments.language_modeling:LanguageModeling",
@@ -31,6 +31,6 @@ def find_experiment(name: Any) -> Any:
       UserError: unknown name.
     """
     if not isinstance(name, str) or name not in EXPERIMENTS:
-        raise UserError(f"config.experiment: {name!r} is no experiment; {suggest(name, EXPERIMENTS)}")
+        raise UnknownMember(f"config.experiment: {name!r} is no experiment; {suggest(name, EXPERIMENTS)}")
     module, _, attribute = EXPERIMENTS[name].partition(":")
     return getattr(importlib.import_module(module), attribute)

@@ -12,7 +12,7 @@ import numpy as np
 
 from experiments.induction_score import InductionScore
 from experiments.multiple_choice import MultipleChoice
-from transformer.errors import UserError, suggest
+from transformer.errors import UnknownMember, UserError, suggest
 from transformer.evaluation.likelihood import LikelihoodEvaluator, by_target
 from transformer.training.experiment import Batch, Params, Put
 from transformer.training.hooks import Evaluator
@@ -113,7 +113,7 @@ def named_evaluators(experiment: Any, put: Put, split: str) -> dict[str, Evaluat
     for each in experiment.config.evaluate.others:
         name, _, file = each.partition(":")
         if name not in EVALUATORS:
-            raise UserError(f"evaluate.also: {name!r} is no evaluator; {suggest(name, EVALUATORS)}")
+            raise UnknownMember(f"evaluate.also: {name!r} is no evaluator; {suggest(name, EVALUATORS)}")
         if bool(file) != (name in OF_A_FILE):
             expected = f"{name}:FILE" if name in OF_A_FILE else f"{name} alone"
             raise UserError(f"evaluate.also: {each!r}; expected {expected}")

@@ -9,7 +9,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import launch
 from commands import notebook, opening
+from commands.included import INCLUDED
+from commands.starts import command
+from commands.workdir import Workdir
 from configs import lm
 from tests import runs
 from transformer.config import describe_keys, from_values
@@ -136,6 +140,47 @@ def test_the_recipe_for_a_notebook_trains_and_decodes(small, monkeypatch, tmp_pa
         np.testing.assert_allclose(step_bv, logits_btv[:, i, : step_bv.shape[1]], atol=1e-4)
         if i + 1 < ids.shape[1]:
             step_bv, cache = stepper.step(ids[:, i + 1], cache)
+
+
+OWN = """
+import jax.numpy as jnp
+from configs import lm
+from transformer.layers.feed_forward import FEED_FORWARDS
+
+FEED_FORWARDS["cube"] = FEED_FORWARDS["relu"]
+
+
+def get_config():
+    config = lm.get_config("tiny")
+    config.model.feed_forward = "cube"
+    return config
+"""
+
+
+def test_a_config_file_may_add_a_member_which_other_commands_include(monkeypatch, tmp_path, capfd):
+    file, workdir = tmp_path / "mein Maß.py", tmp_path / "run"
+    file.write_text(OWN, encoding="utf-8")
+    monkeypatch.setitem(FEED_FORWARDS, "cube", None)  # is removed after the test
+    source = runs.write_corpus(tmp_path / "corpus")
+    arguments = [f"--config={file}", f"--config.data.source={source}", f"--workdir={workdir}"]
+    assert launch.main(arguments) == 0
+    predict = [f"--workdir={workdir}", "--mode=predict", "--prompt=alpha"]
+    del FEED_FORWARDS["cube"]
+    capfd.readouterr()
+    assert launch.main(predict) == 2
+    said = capfd.readouterr().err
+    assert said.startswith("error: config.model.feed_forward: 'cube'; expected one of ")
+    assert said.endswith(" (--include=FILE runs a file that adds it)\n")
+    try:
+        assert launch.main([*predict, f"--include={file}"]) == 0
+        assert command(Workdir("run")) == f"python launch.py '--include={file}' --workdir=run"
+    finally:
+        INCLUDED.clear()
+    (tmp_path / "wrong.py").write_text("\n1 / 0\n")
+    for name, message in {"no.py": "there is no file", "wrong.py": "wrong.py, line 2: ZeroDivision"}.items():
+        capfd.readouterr()
+        assert launch.main([*predict, f"--include={tmp_path / name}"]) == 2
+        assert message in capfd.readouterr().err
 
 
 def test_own_weights_take_no_other_kernel(monkeypatch):

@@ -23,7 +23,7 @@ import typing
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Annotated, Any, TypeVar
 
-from transformer.errors import UserError, suggest
+from transformer.errors import UnknownMember, UserError, suggest
 
 T = TypeVar("T")
 
@@ -36,6 +36,7 @@ class Bound:
     least: float = -math.inf
     most: float = math.inf
     without: tuple[float, ...] = ()
+    error = UserError
 
     def holds(self, value: float) -> bool:
         """Whether a field may be `value`."""
@@ -49,6 +50,7 @@ class OneOf:
 
     family: Collection[str]
     first: str = ""
+    error = UnknownMember
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -90,7 +92,7 @@ class Bounded:
         for name, bound in bounds_of(type(self)).items():  # type: ignore[arg-type]
             value = getattr(self, name)
             if not bound.holds(value):
-                raise UserError(f"{name}: {value!r}; expected {bound.expected}")
+                raise bound.error(f"{name}: {value!r}; expected {bound.expected}")
             if isinstance(value, int) and value > LARGEST:
                 raise UserError(f"{name}: {value!r}; expected at most {LARGEST:,}")
 
@@ -123,7 +125,7 @@ def from_values(cls: type[T], values: Mapping[str, Any], path: str = "config") -
     try:
         return cls(**converted)
     except UserError as error:
-        raise UserError(f"{path}.{error}") from None
+        raise type(error)(f"{path}.{error}") from None
 
 
 def _wrong_key(values: Mapping[str, Any], names: Sequence[str], hints: Mapping[str, Any]) -> str:

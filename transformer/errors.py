@@ -9,6 +9,10 @@ class UserError(ValueError):
     what would be valid. `launch.py` prints it and exits with code 2."""
 
 
+class UnknownMember(UserError):
+    """A value that is no member of its family, which a file of the user may add."""
+
+
 class Recoverable(UserError):
     """What ended training can be set right in the run's folder, so that the same command goes on."""
 

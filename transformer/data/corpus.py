@@ -19,7 +19,7 @@ from transformer.data.sources.base import SPLITS, part_of
 from transformer.data.token_cache import BAR, TokenCache
 from transformer.data.tokenizer_kinds import TokenizerKind
 from transformer.data.tokenizers import TOKENIZERS, Tokenizer
-from transformer.errors import UserError
+from transformer.errors import UnknownMember, UserError
 
 FILES = ("text", "jsonl", "tsv", "csv", "parquet", "hf", "aligned", "squad")
 """Sources that are files of the user, without splits."""
@@ -45,7 +45,7 @@ class CorpusConfig(Bounded):
             value = getattr(self, key)
             if (key == "source" or value) and value.partition(":")[0] not in SOURCES:
                 expected = ", ".join(SOURCES)
-                raise UserError(f"{key}: {value!r}; expected one of {expected}, then :PATH or :NAME")
+                raise UnknownMember(f"{key}: {value!r}; expected one of {expected}, then :PATH or :NAME")
         kind = TOKENIZERS.get(self.tokenizer)
         if kind and self.vocab_size < kind.least_size:
             needs = f"{self.tokenizer} needs at least {kind.least_size}: {kind.needs}"

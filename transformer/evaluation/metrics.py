@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from transformer.errors import UserError
+from transformer.errors import UnknownMember
 from transformer.evaluation.exact import ExactMatch
 from transformer.evaluation.rouge import Rouge
 from transformer.evaluation.sacre import Bleu, Chrf, ChrfWords
@@ -32,7 +32,7 @@ def metric_names(listed: str) -> list[str]:
     for name in names:
         if name not in METRICS or names.count(name) > 1:
             expected = f"{', '.join(METRICS)}, several separated by commas, or {NONE}"
-            raise UserError(f"metric: {listed!r}; expected {expected}")
+            raise UnknownMember(f"metric: {listed!r}; expected {expected}")
     return names
 
 
