@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from transformer.visualization.labels import as_they_are
 from transformer.visualization.report import MUTED, TRAIN
 
 HEADS = 8
@@ -124,8 +125,7 @@ def _label(axes: Any, target_tokens: Sequence[str], source_tokens: Sequence[str]
     for axis, tokens in ((axes.xaxis, source_tokens), (axes.yaxis, target_tokens)):
         texts = [_visible(token) for token in tokens]
         axis.set_ticks(np.arange(len(texts)) + 0.5, texts, fontsize=size)
-        for label in axis.get_ticklabels():
-            label.set_parse_math(False)  # a token may be a dollar sign
+        as_they_are(axis.get_ticklabels())
     for label in axes.get_xticklabels():
         if len(label.get_text()) > 2:
             label.set(rotation=60, ha="left", va="bottom", rotation_mode="anchor")

@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 
 from transformer.visualization.attention import COLORS
+from transformer.visualization.labels import as_they_are
 from transformer.visualization.report import MUTED, TRAIN
 
 MOST_WRITTEN = 20
@@ -35,6 +36,7 @@ def draw_classification(
     left.imshow(share_cc, cmap=LinearSegmentedColormap.from_list("shares", COLORS), vmin=0, vmax=1)
     left.set_xticks(range(classes), labels, rotation=60, ha="right", rotation_mode="anchor")
     left.set_yticks(range(classes), labels)
+    as_they_are([*left.get_xticklabels(), *left.get_yticklabels()])
     left.set(xlabel="predicted", ylabel="label")
     if classes <= MOST_WRITTEN:
         for row, column in np.ndindex(classes, classes):

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from transformer.visualization.labels import as_they_are
 from transformer.visualization.report import EVAL, GRID, MUTED, TRAIN
 
 Curve = tuple[np.ndarray, np.ndarray]
@@ -96,6 +97,7 @@ def draw_differences(rows: Sequence[tuple[str, float, tuple[float, float]]], met
             axes.plot([low, high], [place, place], color=colour, linewidth=1.8)
         axes.plot(mean, place, "o", color=colour, markersize=5)
     axes.set_yticks(range(len(rows)), [label for label, _, _ in rows])
+    as_they_are(axes.get_yticklabels())
     axes.invert_yaxis()
     save(figure, axes, path)
 
@@ -108,7 +110,7 @@ def figure_of(metric: str, under: str) -> tuple[Any, Any]:
     figure = Figure(figsize=(8, 4.8), dpi=110, layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.add_subplot()
-    axes.set_title(metric, loc="left", fontsize=11, fontweight="bold")
+    as_they_are([axes.set_title(metric, loc="left", fontsize=11, fontweight="bold")])
     axes.set_xlabel(under, color=MUTED)
     axes.tick_params(colors=MUTED, labelsize=9)
     axes.grid(axis="y", color=GRID, linewidth=0.8)
@@ -123,5 +125,6 @@ def save(figure: Any, axes: Any, path: Path) -> None:
     """Writes a figure, with a legend in the order of the table."""
     handles, labels = axes.get_legend_handles_labels()
     if labels:
-        axes.legend(handles[::-1], labels[::-1], frameon=False, fontsize=9, labelcolor="linecolor")
+        options = {"frameon": False, "fontsize": 9, "labelcolor": "linecolor"}
+        as_they_are(axes.legend(handles[::-1], labels[::-1], **options).get_texts())
     figure.savefig(path)

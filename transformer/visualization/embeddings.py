@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from transformer.visualization.labels import fonts_of
 from transformer.visualization.report import GRID, MUTED, TRAIN
 
 DISTANCES = (5, 16, 28, 42, 60, 80)
@@ -87,7 +88,7 @@ def draw_map(vectors_nd: np.ndarray, labels: Sequence[str], path: Path) -> None:
         line.set_visible(False)
     figure.draw_without_rendering()  # determines the positions of the points
     points_n2 = axes.transData.transform(places_n2)
-    font = FontProperties(size=9)
+    font = FontProperties(family=fonts_of("".join(labels)), size=9)
     sizes = [renderer.get_text_width_height_descent(label, font, False)[:2] for label in labels]
     corners_n2, free = arrange(points_n2, np.array(sizes))
     for place, point, corner, label, alone in zip(

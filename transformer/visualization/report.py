@@ -10,6 +10,7 @@ import numpy as np
 from transformer.errors import UserError
 from transformer.json_text import parse_json
 from transformer.run_folder import RunFolder
+from transformer.visualization.labels import as_they_are
 
 Series = dict[str, tuple[np.ndarray, np.ndarray]]
 """Name of a metric -> its steps, ascending, and its values."""
@@ -159,7 +160,7 @@ def _draw_line(axes: Any, name: str, steps: np.ndarray, values: np.ndarray) -> N
 
 
 def _frame(axes: Any, title: str, values: np.ndarray) -> None:
-    axes.set_title(title, loc="left", fontsize=11, fontweight="bold")
+    as_they_are([axes.set_title(title, loc="left", fontsize=11, fontweight="bold")])
     axes.set_xlabel("step", color=MUTED)
     axes.tick_params(colors=MUTED, labelsize=9)
     axes.grid(axis="y", color=GRID, linewidth=0.8)

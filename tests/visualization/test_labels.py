@@ -1,0 +1,65 @@
+"""Labels that are no plain words: formulas that are none, and characters that the default font lacks."""
+
+import warnings
+
+import numpy as np
+import pytest
+from matplotlib.figure import Figure
+from matplotlib.font_manager import FontProperties, findfont
+from matplotlib.ft2font import FT2Font
+
+from tests.runs import SAVE
+from transformer.visualization import comparison, labels
+from transformer.visualization.classification import draw_classification
+from transformer.visualization.embeddings import draw_map
+
+ODD = r"$\foo$ a_1"
+"""No formula: Matplotlib knows no such symbol."""
+
+ELSEWHERE = "\u20ec"
+"""A character that DejaVu Sans lacks, and fonts that come with Matplotlib have."""
+
+CURVE = (np.array([1, 2]), np.array([3.0, 2.0]))
+
+DRAWN = {
+    "classification": lambda text, path: draw_classification(np.eye(2), np.ones((3, 5)), [text, "b"], path),
+    "curves": lambda text, path: comparison.draw_curves([(text, [CURVE])], text, path),
+    "over_key": lambda text, path: comparison.draw_over_key(
+        [(text, [1, 2], [[3.0], [2.0]])], "x", text, path
+    ),
+    "differences": lambda text, path: comparison.draw_differences([(text, 1.0, (0.0, 2.0))], text, path),
+    "map": lambda text, path: draw_map(np.eye(3), [text, "b", "c"], path),
+}
+
+
+@pytest.mark.parametrize("picture", DRAWN)
+def test_a_label_is_drawn_as_it_is(monkeypatch, tmp_path, picture):
+    shown = []
+
+    def save(figure, path, **options):
+        shown.extend(text.get_text() for text in figure.findobj(lambda each: hasattr(each, "get_text")))
+        SAVE(figure, path, **options)
+
+    monkeypatch.setattr(Figure, "savefig", save)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        DRAWN[picture](ODD + ELSEWHERE, tmp_path / "a.png")
+    assert ODD + ELSEWHERE in shown
+
+
+def test_fonts_are_added_for_what_the_default_one_lacks(capsys):
+    default, *none = labels.fonts_of("plain ü")
+    assert not none
+    first, other = labels.fonts_of("plain" + ELSEWHERE)
+    assert first == default
+    files = [findfont(FontProperties(family=[name])) for name in (first, other)]
+    assert [ord(ELSEWHERE) in FT2Font(file).get_charmap() for file in files] == [False, True]
+    assert capsys.readouterr().err == ""
+
+
+def test_what_no_font_has_is_said_once(capsys):
+    labels._note.cache_clear()
+    with warnings.catch_warnings():
+        assert len(labels.fonts_of("\U000131ff")) == len(labels.fonts_of("\U000131fe\n")) == 1  # hieroglyphs
+    said = capsys.readouterr().err
+    assert said == "boxes in pictures are characters that no font here has: install one that does\n"

@@ -1,0 +1,54 @@
+"""Texts of the user in pictures: labels of classes, tokens, words, values of keys."""
+
+import functools
+import sys
+import warnings
+from collections.abc import Iterable
+from typing import Any
+
+BOXES = "Last Resort"
+"""The beginning of the name of a font that has a box for every character."""
+
+
+def as_they_are(texts: Iterable[Any]) -> None:
+    """Draws Matplotlib's `texts` as they are, each in its `fonts_of`: a dollar sign begins no formula."""
+    for each in texts:
+        each.set_parse_math(False)
+        each.set_fontfamily(fonts_of(each.get_text()))
+
+
+def fonts_of(text: str) -> list[str]:
+    """The default fonts, and installed ones for the characters that these lack, such as Chinese. If some are
+    in none, which are drawn as boxes, a line says so once."""
+    from matplotlib import rcParams
+    from matplotlib.font_manager import FontProperties, findfont, fontManager
+
+    names = [*rcParams["font.family"]]
+    lacking = {*map(ord, text)}.difference(_characters(findfont(FontProperties(family=names))))
+    lacking = {code for code in lacking if chr(code).isprintable() and not chr(code).isspace()}
+    installed = [font for font in fontManager.ttflist if lacking and not font.name.startswith(BOXES)]
+    while lacking:
+        have = [_characters(font.fname) for font in installed]
+        best = max(range(len(have)), key=lambda i: (len(lacking & have[i]), len(have[i])))
+        if not lacking & have[best]:
+            _note()
+            break
+        names.append(installed[best].name)
+        lacking -= have[best]
+    return names
+
+
+@functools.cache
+def _characters(font: str) -> frozenset[int]:
+    from matplotlib.ft2font import FT2Font
+
+    try:
+        return frozenset(FT2Font(font).get_charmap())
+    except RuntimeError:  # a format that Matplotlib cannot draw
+        return frozenset()
+
+
+@functools.cache
+def _note() -> None:
+    warnings.filterwarnings("ignore", message="Glyph .* missing from ")  # Matplotlib's, of each character
+    print("boxes in pictures are characters that no font here has: install one that does", file=sys.stderr)
