@@ -214,9 +214,14 @@ def why_unknown(argument: str, mode: str) -> str:
         for name in parser._option_string_actions:
             takers.setdefault(name, []).append(command)
     name = argument.split("=")[0]
+    if "." in name:  # of a config file, or a key
+        bare = argument.lstrip("-").removeprefix("config.")
+        meant = f"config={bare}" if name.partition(":")[0].endswith(".py") else f"config.{bare}"
+        return f"{argument}: no such flag; did you mean --{meant}?"
     if name not in takers:
         own = [flag for flag, commands in takers.items() if mode in commands]
-        return f"{argument}: no such flag; {suggest(name, own if get_close_matches(name, own) else takers)}"
+        near = get_close_matches(name, own) or not get_close_matches(name, takers)
+        return f"{argument}: no such flag; {suggest(name, own if near else takers)}"
     *others, last = takers[name]
     listed = f"{', '.join(others)} and {last} take" if others else f"{last} takes"
     return f"{name}: only --mode={listed} it"

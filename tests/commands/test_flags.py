@@ -43,6 +43,17 @@ def test_a_command_has_its_own_help(capsys, mode):
             "--step=1",
             "--step: only --mode=evaluate, predict, score, analyze, batch, replay and export take it",
         ),
+        (
+            "config.model.d_model=3",
+            "config.model.d_model=3: no such flag; did you mean --config.model.d_model=3?",
+        ),
+        ("--model.d_model 3", "--model.d_model: no such flag; did you mean --config.model.d_model?"),
+        ("-config.seed=3", "-config.seed=3: no such flag; did you mean --config.seed=3?"),
+        ("configs/lm.py:tiny", "configs/lm.py:tiny: no such flag; did you mean --config=configs/lm.py:tiny?"),
+        (
+            "--mode=predict anything",
+            "anything: no such flag; expected one of --help, -h, --mode, --workdir, ",
+        ),
         ("--mode=predict --workdir=x --prompt=\udcff", "--prompt: b'\\xff' is not UTF-8"),
         ("--config=x --config.data.source=\udcff", "--config.data.source: b'\\xff' is not UTF-8"),
     ],
@@ -51,6 +62,7 @@ def test_a_flag_of_another_command_is_named_with_those_that_take_it(flag, said):
     with pytest.raises(UserError) as raised:
         launch.parse(flag.split())
     assert str(raised.value).startswith(said)
+    assert "--budgets" not in str(raised.value)  # of scaling alone
 
 
 def test_a_decoding_flag_without_its_key_is_named_as_the_flag():
