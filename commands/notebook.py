@@ -12,6 +12,7 @@ from typing import Any
 from commands import opening
 from commands import train as command
 from transformer import process
+from transformer.errors import UserError, suggest
 from transformer.evaluation.embeddings import word_vectors
 from transformer.run_folder import RunFolder
 from transformer.training.experiment import Params
@@ -90,8 +91,12 @@ def samples(workdir: str | os.PathLike) -> dict[int, str]:
 
 
 def curves(workdirs: Mapping[str, str | os.PathLike], metric: str = "train/loss") -> Picture:
-    """The curves of a metric of runs, {label: folder}, in one plot."""
-    return Picture(draw_curves, [(name, [metrics(path)[metric]]) for name, path in workdirs.items()], metric)
+    """The curves of a metric of runs, {label: folder}, in one plot. Raises `UserError` if a run lacks it."""
+    found = {name: metrics(path) for name, path in workdirs.items()}
+    for name, series in found.items():
+        if metric not in series:
+            raise UserError(f"{metric!r}: not measured in {workdirs[name]}; {suggest(metric, series)}")
+    return Picture(draw_curves, [(name, [series[metric]]) for name, series in found.items()], metric)
 
 
 def attention_maps(run: Run, params: Params, text: str, layer: int = -1) -> Picture:

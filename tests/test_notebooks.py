@@ -5,7 +5,9 @@ import re
 
 import pytest
 
+from commands.notebook import curves
 from tests import runs
+from transformer.errors import UserError
 
 NOTEBOOKS = sorted((runs.ROOT / "notebooks").glob("*.ipynb"))
 
@@ -61,3 +63,11 @@ def test_a_notebook_is_saved_as_one_run_from_top_to_bottom(path):
     assert all(each["output_type"] != "error" and each.get("name") != "stderr" for each in outputs)
     assert sum("image/png" in each.get("data", {}) for each in outputs) >= 3
     assert not re.search(r"/(?:home|work|tmp|usr|root|Users)/", path.read_text(encoding="utf-8"))
+
+
+def test_a_metric_that_no_run_has_measured_is_named(tmp_path):
+    (tmp_path / "metrics.jsonl").write_text('{"step": 1, "eval/loss": 2.0}\n{"step": 2, "eval/loss": 1.0}\n')
+    assert curves({"mine": tmp_path}, "eval/loss").png.startswith(b"\x89PNG")
+    expected = f"^'eval/los': not measured in {tmp_path}; did you mean 'eval/loss'"
+    with pytest.raises(UserError, match=expected):
+        curves({"mine": tmp_path}, "eval/los")
