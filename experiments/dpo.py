@@ -56,6 +56,13 @@ class PreferenceOptimization(Chat):
         super().__init__(config, tokenizer)
         self.data.reference, self.data.reference_identity = self.reference, lambda: self._identity
 
+    def data_lines(self) -> list[str]:
+        """As for conversations, and how many pairs teach nothing."""
+        equal = self.data.equal_pairs("train")
+        return super().data_lines() + (
+            [f"{equal:,} records have two equal answers, from which nothing is learned"] if equal else []
+        )
+
     def loss(self, params: Params, batch: Batch, rng: jax.Array, train: bool) -> dict[str, Sum]:
         """`loss`, nats per pair; `accuracy`, the share of m > 0; `margin`, the mean of m; `chosen` and
         `rejected`, its two terms."""

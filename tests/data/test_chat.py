@@ -323,6 +323,15 @@ def test_every_conversation_is_in_one_row_with_a_loss_on_its_answers(tmp_path, t
         PackedSequences(chat_data(tmp_path, [GOOD]).sequences("train"), 8, "refuse")
 
 
+def test_pairs_of_equal_answers_are_counted(tmp_path):
+    answers = [("yes", "no"), ("no", "no"), ("ja", "ja "), ("same", "same"), ("a", "bcd")]
+    pairs = [{"prompt": "?", "chosen": one, "rejected": two} for one, two in answers]
+    source = write(tmp_path, pairs)
+    keys = {"source": source, "validation_source": source, "tokenizer": "bytes", "cache_dir": f"{tmp_path}/c"}
+    data = PreferenceData(PreferenceDataConfig(**keys, sequence_length=400))
+    assert data.equal_pairs("train") == 2
+
+
 @pytest.mark.parametrize("form", ["answers", "conversations", "conversations alone"])
 def test_a_pair_has_both_answers_in_one_row(tmp_path, form):
     def record(talk: list[dict]) -> dict:

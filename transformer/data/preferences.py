@@ -85,6 +85,13 @@ class PreferenceData(ChatData):
                 reference_n2=reference_n2,
             )
 
+    def equal_pairs(self, split: str) -> int:
+        """The number of pairs whose answers are the same, so that their loss has no gradient."""
+        found = self.sequences(split)
+        bounds_n3 = np.stack([found.offsets[i : len(found) + i : 2] for i in range(3)], axis=1)
+        alike = [(a, b, c) for a, b, c in bounds_n3 if b - a == c - b]
+        return sum(np.array_equal(found.tokens[a:b], found.tokens[b:c]) for a, b, c in alike)
+
     def contents(self) -> dict[str, dict[str, Any]]:
         """As for `Corpus`, and the reference model."""
         found = super().contents()
