@@ -61,7 +61,13 @@ def test_processes_wait_for_the_slowest_at_the_end():
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("ending", ["os.kill(os.getpid(), signal.SIGKILL)", "raise SystemError('broken')"])
+@pytest.mark.parametrize(
+    "ending",
+    [
+        *(f"os.kill(os.getpid(), signal.{name})" for name in ("SIGKILL", "SIGTERM")),
+        "raise SystemError('broken')",
+    ],
+)
 def test_all_end_when_one_has_died(ending):
     """In less than a minute, with a number that is not that of success, and without parting."""
     started, said, seconds = together(ending)

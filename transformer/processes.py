@@ -69,6 +69,8 @@ def meet(
     """
     import jax
 
+    # That service would catch SIGTERM, which then ends nothing but training, where `loop` catches it.
+    jax.config.update("jax_enable_preemption_service", False)
     try:
         jax.distributed.initialize(
             coordinator,
