@@ -79,8 +79,7 @@ def main(argv: list[str]) -> int:
     except UserError as error:
         lacking = isinstance(error, UnknownMember) and not flags.config  # the config file may have added it
         hint = ["(--include=FILE runs a file that adds it)"] * lacking
-        print("error:", *str(error).split("\n"), *hint, file=sys.stderr)
-        return 2
+        return end(2, " ".join(["error:", *str(error).split("\n"), *hint]))
     except StorageError as error:
         if error.__cause__ and not isinstance(error.__cause__, OSError):
             leave_the_dead(error)  # perhaps a save in which another process did not take part
@@ -97,13 +96,21 @@ def main(argv: list[str]) -> int:
         print(f"error: {error.filename or 'the output'}: {error.strerror}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
-        return 130
+        return end(130, "interrupted")
     except Exception as error:  # perhaps of a collective that another process did not come to
         leave_the_dead(error)
         if processes.PLACES:
             leave("".join(traceback.format_exception(error)).rstrip(), first_line(error))
         raise
+
+
+def end(code: int, said: str) -> int:
+    """Says why this process ends; returns its exit code, or of several ends at once if the others do not end
+    too."""
+    print(said, file=sys.stderr, flush=True)
+    if processes.PLACES and not processes.all_end():
+        leave("", said.removeprefix("error: ")[:200], code=code)
+    return code
 
 
 def leave_the_dead(error: Exception) -> None:
@@ -118,14 +125,14 @@ def leave_after(gone: str, why: str) -> None:
     leave(f"error: {gone} has ended, and so must the others ({why}); the same command resumes", why, gone)
 
 
-def leave(said: str, why: str, gone: str = "") -> None:
+def leave(said: str, why: str, gone: str = "", code: int = 1) -> None:
     """Prints what there is to say, tells the other processes which one has `gone` (this one), and ends at
     once: in good order it would wait for the others, which wait for it."""
     LEAVING.acquire()  # never released: another thread that would leave as well says no more
     sys.stdout.flush()
-    print(said, file=sys.stderr, flush=True)
+    print(said, end="\n" if said else "", file=sys.stderr, flush=True)
     processes.tell(why, gone)
-    os._exit(1)
+    os._exit(code)
 
 
 def first_line(error: Exception) -> str:

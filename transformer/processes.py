@@ -26,6 +26,9 @@ LOOK_SECONDS = 10.0
 LISTEN_SECONDS = 1.0
 """How often a process looks whether another one has told that it ends."""
 
+SAME_SECONDS = 5
+"""How long a process that a mistake or the user ends waits for the others to end in the same way."""
+
 ENDS = "the process that ends all"
 """The key of JAX's coordination service under which the first one with an error says so."""
 
@@ -141,6 +144,17 @@ def tell(why: str, who: str = "") -> None:
         _service().key_value_set(ENDS, f"{who or _name(number)}\n{why}")
     while number == 0 and time.monotonic() < deadline and not all(_has_ended(*each) for each in PLACES[1:]):
         time.sleep(0.2)
+
+
+def all_end() -> bool:
+    """Whether all processes call this within `SAME_SECONDS`."""
+    import jax
+
+    try:
+        _service().wait_at_barrier("all end", 1000 * SAME_SECONDS)
+    except jax.errors.JaxRuntimeError:
+        return False
+    return True
 
 
 def told() -> tuple[str, str] | None:

@@ -183,6 +183,40 @@ def test_an_unexpected_error_of_one_process_ends_all_at_once(tmp_path, who):
     assert "Traceback" not in ended[1 - who][2]
 
 
+MISTAKEN = """
+import sys
+import launch
+from commands import config
+from transformer.errors import UserError
+
+run = config.run
+
+def ending(*arguments):
+    if int(sys.argv[-1][-1]) in WHO:
+        raise ERROR
+    return run(*arguments)
+
+config.run = ending
+sys.exit(launch.main(sys.argv[1:]))
+"""
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "last"),
+    [("UserError('by design')", 2, "error: by design"), ("KeyboardInterrupt", 130, "interrupted")],
+)
+def test_a_mistake_or_an_interrupt_of_one_process_ends_all_within_seconds(error, code, last):
+    """With one line each, without JAX's messages; the same one where it is of all of them."""
+    for who in ((1,), (0,), (0, 1)):
+        program = MISTAKEN.replace("WHO", str(who)).replace("ERROR", error)
+        ended = together(2, program, "--mode=config", "--config=configs/lm.py:tiny")
+        assert [each for each, _, _ in ended] == [code if i in who else 1 for i in range(2)], ended
+        lines = [said.splitlines()[-1] for _, _, said in ended]
+        other = f"({last.removeprefix('error: ')}); the same command resumes"
+        for number, line in enumerate(lines):
+            assert line == last if number in who else line.endswith(other), lines
+
+
 DYING = """
     import os, signal, threading
     from jax.experimental import multihost_utils
