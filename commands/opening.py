@@ -278,7 +278,7 @@ def reopen_run(workdir: str | os.PathLike, overrides: Overrides = ()) -> Run:
     them, and no other is given, on `devices_here.nearest`.
 
     Raises:
-      UserError: no run, no checkpoint, or an override of a key that concerns training only.
+      UserError: no run, no checkpoint, a lost tokenizer, or an override of a key of training alone.
     """
     folder = named(workdir)
     values = folder.read_config()
@@ -288,11 +288,13 @@ def reopen_run(workdir: str | os.PathLike, overrides: Overrides = ()) -> Run:
         raise UserError(f"--config.{over[0]}: it concerns training, and does not change a trained model")
     config = check_config(values, overrides)
     try:
-        return open_run(folder, config)
+        run = open_run(folder, config)
     except MeshError as error:
         from commands import devices_here
 
-        return open_run(folder, *devices_here.nearest(config, overrides, error))
+        run = open_run(folder, *devices_here.nearest(config, overrides, error))
+    folder.check_lost(run.experiment.data)  # type: ignore[attr-defined]
+    return run
 
 
 def chosen(run: Run, workdir: str | os.PathLike, step: Step | None = None) -> Step:

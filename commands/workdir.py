@@ -1,13 +1,11 @@
 """The folder of a run, with everything to resume, evaluate and predict."""
 
 import contextlib
-import functools
 import glob
 import json
 import os
 import re
 import socket
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, TextIO
@@ -19,7 +17,7 @@ from commands.retired_keys import RETIRED, with_present_keys
 from experiments import EXPERIMENTS, find_experiment
 from transformer.config import flatten, to_values, with_defaults
 from transformer.data.content_digests import changes
-from transformer.data.disk_cache import digest, is_ours
+from transformer.data.disk_cache import digest, own_cache
 from transformer.data.tokenizers import Tokenizer
 from transformer.errors import UserError
 from transformer.json_text import parse_json
@@ -142,6 +140,15 @@ class Workdir(RunFolder):
                 found.append(f"{name}.json is another one")
         return ", ".join(filter(None, found))
 
+    def check_lost(self, data: Any) -> None:
+        """Raises `UserError` if tokenizer or labels whose file is gone are not by these data what they were:
+        the model's tokens or outputs would mean something else."""
+        lost = [path for path in (self.tokenizer, self.labels) if not path.exists()]
+        known = read_json(self.data) if lost and self.data.exists() else {}
+        for path in lost if isinstance(known, dict) else ():
+            if known.get(path.stem) not in (None, identities(data).get(path.stem)):
+                raise UserError(f"{path}: it is not there, and the data as they are now give another one")
+
     def read_lengths(self, steps: int) -> list[tuple[int, int]]:
         """The changes of `train.steps` in a run that is resumed with `steps`, as (at, before): until step
         `at` the run was to have `before` steps. Several changes at the same step count as one."""
@@ -187,17 +194,6 @@ class Workdir(RunFolder):
         return trained_steps(self.checkpoints)
 
 
-@functools.cache
-def own_cache(cache_dir: str, config: Path) -> str:
-    """The `data.cache_dir` of a run's folder, which may be from elsewhere: "", the user's cache, with a note,
-    unless that folder holds prepared data. So nobody's config has commands write where they should not."""
-    if is_ours(cache_dir):
-        return cache_dir
-    note = f"{config}: data.cache_dir {cache_dir!r} has no prepared data and is not used"
-    print(f"{note}; --config.data.cache_dir={cache_dir} uses it", file=sys.stderr)
-    return ""
-
-
 def read_json(path: Path) -> Any:
     """The values in a file; raises `UserError` if it is not JSON."""
     try:
@@ -217,13 +213,17 @@ def write_json(path: Path, values: Any, **layout: Any) -> None:
 
 def describe(data: Any) -> dict[str, Any]:
     """What a run stores of its data, to compare when it is resumed."""
-    kept = data.kept()
-    described = {"sources": data.contents()}
+    return {"sources": data.contents(), **identities(data)}
+
+
+def identities(data: Any) -> dict[str, str]:
+    """Digests of the tokenizer and the labels of these data, where they have them."""
+    found, kept = {}, data.kept()
     if "tokenizer" in kept:
-        described["tokenizer"] = kept["tokenizer"].identity
+        found["tokenizer"] = kept["tokenizer"].identity
     if "labels" in kept:
-        described["labels"] = digest(list(kept["labels"]))
-    return described
+        found["labels"] = digest(list(kept["labels"]))
+    return found
 
 
 @contextlib.contextmanager

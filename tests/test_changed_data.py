@@ -144,3 +144,18 @@ def test_changes_are_those_of_names_sizes_and_content(rng, tmp_path):
     assert changes({"source": {"s": "v1"}}, {"source": {"s": "v2"}}) == "data.source: s was 'v1' and is 'v2'"
     many = {str(i): [1, "x"] for i in range(9)}
     assert changes({}, {"validation_source": many}).endswith("3 is new (1 bytes) and 5 more")
+
+
+@pytest.mark.thorough
+def test_a_lost_tokenizer_is_learnt_again_only_where_it_is_the_same(tmp_path, capfd):
+    source = runs.write_corpus(tmp_path / "data", documents=30)
+    assert runs.train(source, tmp_path / "run", "--config.data.tokenizer=characters") == "finished"
+    (tmp_path / "run" / "tokenizer.json").unlink()
+    evaluate = [f"--workdir={tmp_path}/run", "--mode=evaluate"]
+    assert launch.main(evaluate) == 0
+    for number in range(30):
+        (tmp_path / "data" / f"{number}.txt").write_text(f"other letters, {number}" * 40)
+    capfd.readouterr()
+    assert launch.main(evaluate) == 2
+    lost = f"{tmp_path}/run/tokenizer.json: it is not there, and the data as they are now give another one"
+    assert capfd.readouterr().err == f"error: {lost}\n"

@@ -12,9 +12,9 @@ import zlib
 import numpy as np
 import pytest
 
-from commands.workdir import Workdir, own_cache
+from commands.workdir import Workdir
 from tests import runs
-from transformer.data.disk_cache import TAG, build_once, load_array
+from transformer.data.disk_cache import TAG, build_once, load_array, own_cache
 from transformer.data.image_sources import open_image
 from transformer.errors import UserError
 from transformer.json_text import parse_json

@@ -56,6 +56,17 @@ def is_ours(cache_dir: str) -> bool:
         return False
 
 
+@functools.cache
+def own_cache(cache_dir: str, config: Path) -> str:
+    """The `data.cache_dir` of a run's folder, which may be from elsewhere: "", the user's cache, with a note,
+    unless that folder holds prepared data. So nobody's config has commands write where they should not."""
+    if is_ours(cache_dir):
+        return cache_dir
+    note = f"{config}: data.cache_dir {cache_dir!r} has no prepared data and is not used"
+    print(f"{note}; --config.data.cache_dir={cache_dir} uses it", file=sys.stderr)
+    return ""
+
+
 def _mark(folder: Path) -> None:
     """Marks a folder as one of prepared data, unless it cannot be written."""
     if not (folder / TAG).exists():
