@@ -6,7 +6,7 @@ from matplotlib.image import imread
 
 from transformer.errors import UserError
 from transformer.run_folder import RunFolder
-from transformer.visualization.report import read_metrics, smooth, write_report
+from transformer.visualization.report import last_values, read_metrics, smooth, write_report
 
 
 def write(path, rows):
@@ -39,6 +39,18 @@ def test_metrics_that_cannot_be_read_are_named(tmp_path, content):
     if content is not None:
         path.write_bytes(content)
     with pytest.raises(UserError, match=r"metrics\.jsonl"):
+        read_metrics(path)
+
+
+def test_a_line_that_is_being_written_is_left_out(tmp_path):
+    """As it is where a run was killed in it; inside of the file half a line is damage."""
+    path = tmp_path / "metrics.jsonl"
+    write(path, [{"step": 1, "train/loss": 3.0}, {"step": 2, "train/loss": 2.0}])
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-9])
+    assert last_values(path) == {"train/loss": 3.0}
+    path.write_bytes(whole[:-9] + b"\n" + whole)
+    with pytest.raises(UserError, match=r"metrics\.jsonl:2: not a JSON object"):
         read_metrics(path)
 
 

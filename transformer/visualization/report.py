@@ -32,11 +32,13 @@ PANELS = {
 def _lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
     if not path.is_file():
         raise UserError(f"{path}: there are no metrics")
-    for number, line in enumerate(path.read_bytes().splitlines(), 1):
+    for number, line in enumerate(path.read_bytes().splitlines(keepends=True), 1):
         try:
             values = parse_json(line)
             step = values.pop("step")
         except (ValueError, KeyError, TypeError, AttributeError):
+            if not line.endswith(b"\n"):  # the last one, of a run that is writing it or was killed there
+                return
             raise UserError(f"{path}:{number}: not a JSON object with a step") from None
         yield step, values
 
