@@ -145,8 +145,16 @@ class InContextRegression(Experiment):
             raise UserError("is not a list of numbers") from None
         if len(rows) < 2 or [*map(len, rows)] != [d + 1] * (len(rows) - 1) + [d]:
             raise UserError(f"is not examples of {d + 1} numbers and a query of {d}, separated by ;")
+        if len(rows) > (most := self.config.model.max_length):
+            raise UserError(
+                f"is {len(rows)} vectors with the query; expected at most {most} (model.max_length)"
+            )
         rows[-1].append(0.0)
-        return np.array(rows, np.float32)
+        with np.errstate(over="ignore"):
+            tokens_tc = np.array(rows, np.float32)
+        if not np.isfinite(tokens_tc).all():
+            raise UserError("has a number that is not finite in float32")
+        return tokens_tc
 
     @functools.cached_property
     def _predictions(self) -> Callable[..., jax.Array]:

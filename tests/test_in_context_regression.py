@@ -128,6 +128,16 @@ def test_predictions_read_examples_and_a_query(rng):
     assert experiment.problem("1 x; 2") == "'1 x; 2' is not a list of numbers"
     wrong = "'1 2; 1' is not examples of 6 numbers and a query of 5, separated by ;"
     assert experiment.problem("1 2; 1") == wrong
+    for number in ("nan", "-inf", "1e39"):
+        assert "has a number that is not finite" in experiment.problem(f"0 0 0 0 0 {number}; 1 2 3 4 5")
+
+
+def test_no_more_examples_are_read_than_the_model_has_positions_for():
+    experiment = made(("model.position", "learned"), ("model.max_length", "5"))
+    examples, query = ["0 0 0 0 0 0; "] * 5, "0 0 0 0 0"
+    assert not experiment.problem("".join(examples[1:]) + query)
+    why = "is 6 vectors with the query; expected at most 5 (model.max_length)"
+    assert experiment.problem("".join(examples) + query).endswith(why)
 
 
 @pytest.mark.parametrize(
