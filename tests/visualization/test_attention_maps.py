@@ -35,12 +35,15 @@ def test_weights_that_do_not_fit_the_tokens_are_an_error(tmp_path):
         draw_attention(np.ones((1, 3, 2)), ["a", "b"], ["c", "d", "e"], tmp_path / "attention.png")
 
 
-def test_labels_of_many_tokens_stay_apart(tmp_path, figures):
-    target, source = [f"token{i}" for i in range(50)], [f"token{i}" for i in range(9)]
-    draw_attention(np.ones((1, 50, 9)) / 9, target, source, tmp_path / "attention.png")
-    renderer = figures[0].canvas.get_renderer()
-    boxes = [label.get_window_extent(renderer) for label in figures[0].axes[0].get_yticklabels()]
+@pytest.mark.parametrize(("tokens", "every"), [(50, 1), (300, 3)])
+def test_labels_of_many_tokens_stay_apart(tmp_path, figures, tokens, every):
+    target, source = [f"token{i}" for i in range(tokens)], [f"token{i}" for i in range(9)]
+    draw_attention(np.ones((1, tokens, 9)) / 9, target, source, tmp_path / "attention.png")
+    labels, renderer = figures[0].axes[0].get_yticklabels(), figures[0].canvas.get_renderer()
+    boxes = [label.get_window_extent(renderer) for label in labels]
     assert all(upper.y0 >= lower.y1 for upper, lower in itertools.pairwise(boxes))
+    assert [label.get_text() for label in labels] == target[::every]
+    assert [label.get_position()[1] for label in labels] == [i + 0.5 for i in range(0, tokens, every)]
 
 
 def test_maps_of_several_models_are_the_means_of_their_heads_on_one_scale(tmp_path, rng, figures):

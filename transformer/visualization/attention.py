@@ -1,5 +1,6 @@
 """Attention maps: heat maps of attention weights."""
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,10 @@ HEADS = 8
 
 CELL, SHORTEST, LONGEST = 0.36, 1.6, 14.0
 """Inches: the side of a cell of the large map, and the limits of the sides of that map."""
+
+SMALLEST = 4.0
+"""Points: the size of the smallest labels. Where they do not fit, every second or third token has one, or
+fewer."""
 
 COLORS = ("#ffffff", "#dbe6f4", "#8fb0da", TRAIN, "#173a6b")
 """The colour map, from weight 0 to the largest weight."""
@@ -118,13 +123,14 @@ def _save(figure: Any, picture: Any, path: Path) -> None:
 
 
 def _label(axes: Any, target_tokens: Sequence[str], source_tokens: Sequence[str], cell: float) -> None:
-    size = min(10.0, max(4.0, 0.5 * 72 * cell))
+    fits = 0.5 * 72 * cell
+    size, every = min(10.0, max(SMALLEST, fits)), math.ceil(max(1.0, SMALLEST / fits))
     axes.xaxis.tick_top()
     axes.set_xlabel("source", color=MUTED)
     axes.xaxis.set_label_position("bottom")
     for axis, tokens in ((axes.xaxis, source_tokens), (axes.yaxis, target_tokens)):
-        texts = [_visible(token) for token in tokens]
-        axis.set_ticks(np.arange(len(texts)) + 0.5, texts, fontsize=size)
+        texts = [_visible(token) for token in tokens[::every]]
+        axis.set_ticks(every * np.arange(len(texts)) + 0.5, texts, fontsize=size)
         as_they_are(axis.get_ticklabels())
     for label in axes.get_xticklabels():
         if len(label.get_text()) > 2:
