@@ -35,6 +35,18 @@ def test_other_shapes_are_an_error_and_not_another_program():
         program(jnp.zeros(4))
 
 
+def test_without_jit_a_debugger_sees_values_and_not_tracers():
+    seen = []
+
+    def double(x):
+        seen.append(float(x[0]))  # an error for a tracer
+        return 2 * x
+
+    with jax.disable_jit():
+        found = Program(jax.jit(double, donate_argnums=0))(jnp.full(2, 3.0))
+    assert seen == [3.0] and found.tolist() == [6.0, 6.0]
+
+
 @pytest.mark.thorough
 def test_a_run_says_what_its_step_takes(tmp_path):
     runs.train(runs.write_corpus(tmp_path / "text"), tmp_path / "run")

@@ -196,8 +196,8 @@ class Program:
     _compiled: jax.stages.Compiled | None = None
 
     def __call__(self, *arguments: Any) -> Any:
-        """The function's result."""
-        return self.compile(*arguments)(*arguments)
+        """The function's result; with `JAX_DISABLE_JIT` operation by operation, for debugging."""
+        return (self.function if jax.config.jax_disable_jit else self.compile(*arguments))(*arguments)  # type: ignore[attr-defined]
 
     def compile(self, *arguments: Any) -> jax.stages.Compiled:
         """The program, compiled for these arguments if it has not been."""
