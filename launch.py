@@ -32,13 +32,10 @@ if __name__ == "__main__":
     gc.set_threshold(200_000, 20, 50)
 
 import argparse  # noqa: E402
-import errno  # noqa: E402
 import functools  # noqa: E402
 import io  # noqa: E402
 import os  # noqa: E402
 import sys  # noqa: E402
-import threading  # noqa: E402
-import traceback  # noqa: E402
 from difflib import get_close_matches  # noqa: E402
 from logging import getLogger  # noqa: E402
 from pathlib import Path  # noqa: E402
@@ -46,16 +43,10 @@ from typing import Any  # noqa: E402
 
 from absl import logging  # noqa: E402
 
-from commands import COMMANDS, WHICH_RUN, find_command, text  # noqa: E402
+from commands import COMMANDS, WHICH_RUN, ending, find_command, text  # noqa: E402
 from commands.included import include  # noqa: E402
 from transformer import process, processes  # noqa: E402
-from transformer.errors import StorageError, UnknownMember, UserError, suggest  # noqa: E402
-
-FULL = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
-"""What a system says where nothing more can be written."""
-
-LEAVING = threading.Lock()
-"""Held by the thread that ends this process, one of several."""
+from transformer.errors import UserError, suggest  # noqa: E402
 
 
 class Parser(argparse.ArgumentParser):
@@ -76,68 +67,8 @@ def main(argv: list[str]) -> int:
         sys.stdout.flush()
         processes.part()
         return code
-    except UserError as error:
-        lacking = isinstance(error, UnknownMember) and not flags.config  # the config file may have added it
-        hint = ["(--include=FILE runs a file that adds it)"] * lacking
-        return end(2, " ".join(["error:", *str(error).split("\n"), *hint]))
-    except StorageError as error:
-        if error.__cause__ and not isinstance(error.__cause__, OSError):
-            leave_the_dead(error)  # perhaps a save in which another process did not take part
-        if processes.PLACES:
-            leave(f"error: {error}", first_line(error))
-        print(f"error: {error}", file=sys.stderr)
-        return 1
-    except BrokenPipeError:  # the reader of the output has left; discard what is buffered
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
-    except OSError as error:
-        if error.errno not in FULL:
-            raise
-        print(f"error: {error.filename or 'the output'}: {error.strerror}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        return end(130, "interrupted")
-    except Exception as error:  # perhaps of a collective that another process did not come to
-        leave_the_dead(error)
-        if processes.PLACES:
-            leave("".join(traceback.format_exception(error)).rstrip(), first_line(error))
-        raise
-
-
-def end(code: int, said: str) -> int:
-    """Says why this process ends; returns its exit code, or of several ends at once if the others do not end
-    too."""
-    print(said, file=sys.stderr, flush=True)
-    if processes.PLACES and not processes.all_end():
-        leave("", said.removeprefix("error: ")[:200], code=code)
-    return code
-
-
-def leave_the_dead(error: Exception) -> None:
-    """Ends this process if another one has ended, of which the error may come."""
-    gone, why = processes.told() or (processes.ended(), first_line(error))
-    if gone:
-        leave_after(gone, why)
-
-
-def leave_after(gone: str, why: str) -> None:
-    """Ends this process after another one, with a line that names it."""
-    leave(f"error: {gone} has ended, and so must the others ({why}); the same command resumes", why, gone)
-
-
-def leave(said: str, why: str, gone: str = "", code: int = 1) -> None:
-    """Prints what there is to say, tells the other processes which one has `gone` (this one), and ends at
-    once: in good order it would wait for the others, which wait for it."""
-    LEAVING.acquire()  # never released: another thread that would leave as well says no more
-    sys.stdout.flush()
-    print(said, end="\n" if said else "", file=sys.stderr, flush=True)
-    processes.tell(why, gone)
-    os._exit(code)
-
-
-def first_line(error: Exception) -> str:
-    """What an error says, short enough to stand in the line of another process."""
-    return (str(error) or type(error).__name__).partition("\n")[0][:200]
+    except (Exception, KeyboardInterrupt) as error:
+        return ending.code_of(error, any(each.split("=")[0] == "--config" for each in argv))
 
 
 def parse(argv: list[str]) -> tuple[argparse.Namespace, list[tuple[str, str]]]:
@@ -246,7 +177,7 @@ def prepare(flags: argparse.Namespace) -> None:
     if asked or processes.has_tpu():
         place = flags.coordinator, flags.num_processes, flags.process_id
         processes.meet(*place, heartbeat_seconds=flags.heartbeat_seconds, certain=asked)
-        processes.listen(leave_after)
+        processes.listen(ending.leave_after)
     if flags.include:
         include(flags.include)
 

@@ -220,7 +220,7 @@ def test_a_mistake_or_an_interrupt_of_one_process_ends_all_within_seconds(error,
 DYING = """
     import os, signal, threading
     from jax.experimental import multihost_utils
-    import launch
+    from commands import ending
     import numpy as np
     multihost_utils.sync_global_devices("both have imported")
     if number == 1:
@@ -229,7 +229,7 @@ DYING = """
         while True:
             multihost_utils.process_allgather(np.ones(3))
     except Exception as error:
-        launch.leave_the_dead(error)
+        ending.leave_the_dead(error)
 """
 
 

@@ -1,0 +1,87 @@
+"""How a command ends that an error ends: the line that says why, the exit code, and the other processes of a
+run."""
+
+import errno
+import os
+import sys
+import threading
+import traceback
+
+from transformer import processes
+from transformer.errors import StorageError, UnknownMember, UserError
+
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
+"""What a system says where nothing more can be written."""
+
+INCLUDE = " (--include=FILE runs a file that adds it)"
+"""What is said of a member that a run's config file may have added to its family."""
+
+LEAVING = threading.Lock()
+"""Held by the thread that ends this process, one of several."""
+
+
+def code_of(error: Exception | KeyboardInterrupt, has_config: bool) -> int:
+    """The exit code of the error that is being handled, which is printed in a line; one that has no code is
+    raised again. `has_config` says whether a config file is given."""
+    match error:
+        case UserError():
+            hint = INCLUDE if isinstance(error, UnknownMember) and not has_config else ""
+            return end(2, " ".join(["error:", *str(error).split("\n")]) + hint)
+        case StorageError():
+            if error.__cause__ and not isinstance(error.__cause__, OSError):
+                leave_the_dead(error)  # perhaps a save in which another process did not take part
+            if processes.PLACES:
+                leave(f"error: {error}", first_line(error))
+            print(f"error: {error}", file=sys.stderr)
+            return 1
+        case BrokenPipeError():  # the reader of the output has left; discard what is buffered
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            return 0
+        case OSError() if error.errno in FULL:
+            print(f"error: {error.filename or 'the output'}: {error.strerror}", file=sys.stderr)
+            return 1
+        case KeyboardInterrupt():
+            return end(130, "interrupted")
+        case OSError():
+            raise
+        case _:  # perhaps of a collective that another process did not come to
+            leave_the_dead(error)
+            if processes.PLACES:
+                leave("".join(traceback.format_exception(error)).rstrip(), first_line(error))
+            raise
+
+
+def end(code: int, said: str) -> int:
+    """Says why this process ends; returns its exit code, or of several ends at once if the others do not end
+    too."""
+    print(said, file=sys.stderr, flush=True)
+    if processes.PLACES and not processes.all_end():
+        leave("", said.removeprefix("error: ")[:200], code=code)
+    return code
+
+
+def leave_the_dead(error: Exception) -> None:
+    """Ends this process if another one has ended, of which the error may come."""
+    gone, why = processes.told() or (processes.ended(), first_line(error))
+    if gone:
+        leave_after(gone, why)
+
+
+def leave_after(gone: str, why: str) -> None:
+    """Ends this process after another one, with a line that names it."""
+    leave(f"error: {gone} has ended, and so must the others ({why}); the same command resumes", why, gone)
+
+
+def leave(said: str, why: str, gone: str = "", code: int = 1) -> None:
+    """Prints what there is to say, tells the other processes which one has `gone` (this one), and ends at
+    once: in good order it would wait for the others, which wait for it."""
+    LEAVING.acquire()  # never released: another thread that would leave as well says no more
+    sys.stdout.flush()
+    print(said, end="\n" if said else "", file=sys.stderr, flush=True)
+    processes.tell(why, gone)
+    os._exit(code)
+
+
+def first_line(error: Exception) -> str:
+    """What an error says, short enough to stand in the line of another process."""
+    return (str(error) or type(error).__name__).partition("\n")[0][:200]
