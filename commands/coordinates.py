@@ -70,7 +70,7 @@ def run(flags: argparse.Namespace, overrides: "Overrides") -> int:
     draw_coordinates(found, [name for name, *_ in drifting], path)
     print(f"{path}: sizes over the width")
     if not drifting:
-        print(f"no layer drifts: all powers are within {flags.bound:g}")
+        print(f"no layer drifts: none grows, or falls to nothing, by a power beyond {flags.bound:g}")
         return 0
     (name, what, slope), *others = drifting
     after = f"; after it {len(others)} more" if others else ""

@@ -53,6 +53,16 @@ def test_layers_that_grow_or_do_not_learn_drift(rng, sizes, changes, what):
     assert [(name, why) for name, why, _ in drifting] == ([("b", what)] if what else [])
 
 
+def test_a_change_that_falls_towards_a_constant_is_no_drift():
+    widths = np.array([32, 64, 128, 256])[:, None, None]
+    falling = (0.02 + 0.2 / widths**0.5) * np.ones((4, 3, 2))
+    size = np.ones((4, 3, 2))
+    check = Coordinates([32, 64, 128, 256], {"a": size}, {"a": falling})
+    assert check.slopes(falling)[-1] < -0.25 < -0.22 < check.slopes(falling, first=-2)[-1]
+    assert [*check.drifting(0.25)] == []
+    assert [name for name, *_ in check.drifting(0.2)] == ["a"]
+
+
 def test_sizes_are_means_of_absolute_outputs_and_of_their_changes(rng):
     outputs = rng.normal(size=(2, 2, 3, 4, 5))  # widths, seeds, steps
     given = {8 * (i + 1): [[{"x": step} for step in seed] for seed in each] for i, each in enumerate(outputs)}

@@ -63,12 +63,12 @@ class Coordinates:
     size: dict[str, np.ndarray]
     change: dict[str, np.ndarray]
 
-    def slopes(self, sizes: np.ndarray) -> np.ndarray:
+    def slopes(self, sizes: np.ndarray, first: int = 0) -> np.ndarray:
         """(steps + 1): the power of the width that the mean over seeds grows with, by least squares of its
-        logarithm; nan where it is 0."""
-        mean_ws = sizes.mean(axis=1)
+        logarithm; nan where it is 0. Widths before number `first` are left out."""
+        mean_ws = sizes.mean(axis=1)[first:]
         known_s = (np.isfinite(mean_ws) & (mean_ws > 0)).all(axis=0)
-        log_w = np.log(np.array(self.widths, float))
+        log_w = np.log(np.array(self.widths[first:], float))
         centred_w = log_w - log_w.mean()
         found_s = centred_w @ np.log(np.where(known_s, mean_ws, 1.0)) / (centred_w @ centred_w)
         return np.where(known_s, found_s, np.nan)
@@ -77,12 +77,14 @@ class Coordinates:
         """(layer, what of it, the slope) of the layers that drift, in the order of computation: the first one
         is the cause of those after it. The size grows with a power of the width above `bound`, before or
         after training; or the change does after the last step; or it falls by one below -`bound` after every
-        step, and so the layer does not learn in wide models."""
+        step, also from the last width but one to the last, and so the layer does not learn in wide models.
+        One that stops falling has a random part of n^-1/2 besides one that does not depend on the width n."""
         for name in self.size:
             sizes, changes = self.slopes(self.size[name]), self.slopes(self.change[name])[1:]
+            falls = np.maximum(changes, self.slopes(self.change[name], first=-2)[1:]) < -bound
             if sizes[0] > bound:
                 yield name, "initial size", float(sizes[0])
-            elif changes[-1] > bound or (changes < -bound).all():
+            elif changes[-1] > bound or falls.all():
                 yield name, "change", float(changes[-1])
             elif sizes[-1] > bound:
                 yield name, "size", float(sizes[-1])
