@@ -72,7 +72,8 @@ EDITS = {
         {
             "changes_of_means": ("np.abs(x - initial).mean()", "np.abs(x.mean() - initial.mean())"),
             "layers_not_numbered": ("counts[stack] += 1", "pass"),
-            "growth_only": ("or (changes < -bound).all()", ""),
+            "growth_only": ("or falls.all()", ""),
+            "falls_of_all_widths": ("np.maximum(changes, ", "np.minimum(changes, "),
             "power_of_base_ten": ("log_w = np.log(", "log_w = np.log10("),
         },
     ),
