@@ -201,7 +201,7 @@ WRONG = {
     "--analogy=alpha,beta,xyz": "--analogy: 'xyz' is not one of the ",
     "--analogies=nowhere.txt": "--analogies: nowhere.txt: cannot be read (No such file or directory)",
     "--contexts=text": "--contexts: which word? --words=bank, say",
-    "--map=map.gif": "--map: 'map.gif'; expected a name that ends with .png, .svg, .pdf",
+    "--map=map.gif": "--map: map.gif; expected a name that ends in .png, .svg, .pdf",
     "--map=nowhere/map.png": "--map: there is no folder 'nowhere'",
     "--words=alpha,beta --map=map.png": "--map: 2 vectors; expected at least 3",
     "--words=beta --contexts=beta": "--contexts: a run of word_embedding has no contextual vectors",
