@@ -3,6 +3,7 @@
 import pytest
 
 from tests.interop import parity
+from transformer.interop import FAMILIES
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
@@ -40,6 +41,26 @@ MODELS = {
     ),
 }
 """Name -> class, config and the least number of wrong tables."""
+
+SLIDING = {"layer_types": ["sliding_attention", "full_attention"]}
+
+
+@pytest.mark.parametrize(
+    ("family", "changes", "said"),
+    [
+        ("llama", {"rope_theta": 0}, "rope_theta: 0; expected a number above 0"),
+        ("llama", {"rope_parameters": {"rope_theta": 0}}, "rope_theta: 0; expected a number above 0"),
+        ("llama", {"rope_theta": "500000"}, "rope_theta: '500000'; expected a number above 0"),
+        ("qwen2", SLIDING, "layer_types: 'sliding_attention', but no sliding_window that is used"),
+        ("qwen3", SLIDING | {"use_sliding_window": True, "sliding_window": None}, "no sliding_window"),
+        ("gemma3_text", {"rope_local_base_freq": 0}, "rope_local_base_freq: 0; expected a number above 0"),
+        ("gemma2", {"query_pre_attn_scalar": 0}, "query_pre_attn_scalar: 0; expected a number above 0"),
+        ("gemma2", {"query_pre_attn_scalar": "256"}, "query_pre_attn_scalar: '256'; expected a number"),
+    ],
+)
+def test_what_cannot_be_expressed_is_refused_by_their_name(family, changes, said):
+    with pytest.raises(parity.UserError, match=said):
+        FAMILIES[family][0].model(SMALL | changes)
 
 
 @pytest.fixture(scope="module", params=MODELS)

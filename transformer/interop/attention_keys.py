@@ -4,6 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from transformer.errors import UserError
+from transformer.interop.family import positive
 
 SCALINGS: dict[str, tuple[str, dict[str, Any]]] = {
     "default": ("none", {}),
@@ -29,7 +30,8 @@ def read_rope(given: Any, theta: Any, max_length: Any) -> dict[str, Any]:
     """Our keys for their `rope_parameters` or `rope_scaling`, with `theta` as the base if they name none.
 
     Raises:
-      UserError: an unknown kind of scaling, or one with an unknown key or value.
+      UserError: an unknown kind of scaling, one with an unknown key or value, or a base that is no number
+        above 0.
     """
     given = {} if given is None else given
     if not isinstance(given, dict):
@@ -42,7 +44,7 @@ def read_rope(given: Any, theta: Any, max_length: Any) -> dict[str, Any]:
         wanted = known.get(name, 1.0 if name == "partial_rotary_factor" else None)
         if name not in ANY and value is not None and value != wanted:
             raise UserError(f"rope_parameters.{name}: {value!r} of {kind!r}; expected {wanted!r}")
-    keys = {"position_base": given.get("rope_theta") or theta}
+    keys = {"position_base": positive(given, "rope_theta", theta)}
     factor = given.get("factor")
     if scaling == "none" or factor == 1:
         return keys
@@ -74,15 +76,17 @@ def read_windows(
     """Our keys for their `layer_types` with a sliding `window`; `of_sliding` are further keys of such layers.
 
     Raises:
-      UserError: an unknown type, another number of them than of layers, or a window that is no size.
+      UserError: an unknown type, another number of them than of layers, or no window for sliding layers.
     """
     for each in types if isinstance(types, list) else [types]:
         if not isinstance(each, str) or each not in KINDS:
             raise UserError(f"layer_types: {each!r}; expected one of {', '.join(map(repr, KINDS))}")
     if len(types) != num_layers:
         raise UserError(f"layer_types: {len(types)} of them; the model has {num_layers!r} layers")
-    sliding = {"pattern": "window", "pattern_size": window, **(of_sliding or {})}
     names = [KINDS[each] for each in types]
+    if "sliding" in names and window is None:
+        raise UserError("layer_types: 'sliding_attention', but no sliding_window that is used")
+    sliding = {"pattern": "window", "pattern_size": window, **(of_sliding or {})}
     if "full" not in names:
         return sliding
     if "sliding" not in names:

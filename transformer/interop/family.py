@@ -108,6 +108,14 @@ def whole(config: Values, name: str, default: int, least: int = 1, most: int = L
     return value
 
 
+def positive(config: Values, name: str, default: Any) -> Any:
+    """Their number `name`; raises `UserError` if it is none above 0."""
+    value = given(config, name, default)
+    if type(value) not in (int, float) or not value > 0:
+        raise UserError(f"{name}: {_short(value)}; expected a number above 0")
+    return value
+
+
 def nothing(given: Any) -> dict[str, Any]:
     """No further keys."""
     return {}

@@ -10,7 +10,7 @@ from transformer.interop.attention_keys import (
     write_rope,
     write_windows,
 )
-from transformer.interop.family import Key, Values, named
+from transformer.interop.family import Key, Values, named, positive
 from transformer.interop.llama import ROPES, SIZES, decoder, head_keys
 
 
@@ -26,17 +26,17 @@ def read(given: Values, theta: float, theta_of_sliding: float | None, every: int
     ropes = given.get("rope_parameters")
     nested = ropes if isinstance(ropes, dict) and {*ropes} & {"full_attention", "sliding_attention"} else {}
     full = nested.get("full_attention") if nested else ropes or given.get("rope_scaling")
-    keys = read_rope(full, given.get("rope_theta") or theta, length)
+    keys = read_rope(full, positive(given, "rope_theta", theta), length)
     own: dict[str, Any] = {}
     if theta_of_sliding is not None:
-        base = given.get("rope_local_base_freq") or theta_of_sliding
+        base = positive(given, "rope_local_base_freq", theta_of_sliding)
         own = read_rope(nested.get("sliding_attention"), base, length)
         own = {"position_scaling": "none"} | own
     types = given.get("layer_types")
     if types is None and type(count) is int and count <= 10_000:
         types = ["sliding_attention" if (i + 1) % every else "full_attention" for i in range(count)]
     keys |= read_windows(types, given.get("sliding_window", 4096), count, own)
-    return keys | {"attention_scale": float(given.get("query_pre_attn_scalar", 256)) ** -0.5}
+    return keys | {"attention_scale": positive(given, "query_pre_attn_scalar", 256) ** -0.5}
 
 
 def read_gemma2(given: Values) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from transformer.interop.attention_keys import (
     write_rope,
     write_windows,
 )
-from transformer.interop.family import DECODERS, Family, Key, Values, named
+from transformer.interop.family import DECODERS, Family, Key, Values, named, positive
 from transformer.interop.parts import heads, joined, linear, norm
 from transformer.interop.rules import Rule
 
@@ -92,7 +92,8 @@ SWIGLU = Key("feed_forward", "hidden_act", "silu", {"silu": "swiglu", "gelu_pyto
 def read(given: Values) -> dict[str, Any]:
     """Rotary positions."""
     scaled = given.get("rope_parameters") or given.get("rope_scaling")
-    return read_rope(scaled, given.get("rope_theta") or 10_000.0, given.get("max_position_embeddings"))
+    theta = positive(given, "rope_theta", 10_000.0)
+    return read_rope(scaled, theta, given.get("max_position_embeddings"))
 
 
 def write(model: Any) -> dict[str, Any]:
