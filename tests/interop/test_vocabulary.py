@@ -9,6 +9,7 @@ from tests import runs
 from transformer.data.packed_text import TextData, TextDataConfig
 from transformer.data.tokenizers import Tokenizer
 from transformer.errors import UserError
+from transformer.interop.json_files import read_object
 from transformer.interop.vocabulary import read_tokenizer
 
 TEXTS = ["alpha beta gamma", "épsilon (eta) zeta;", "alpha alpha\n beta"] * 20
@@ -29,6 +30,27 @@ def folder(trained, tmp_path):
     backend.add_special_tokens(["<s>", "</s>"])
     backend.save(str(tmp_path / "tokenizer.json"))
     return tmp_path
+
+
+def test_files_may_begin_with_a_byte_order_mark(folder):
+    settings = {"bos_token": "<s>", "chat_template": "{{ messages[0].content }}"}
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    plain = read_tokenizer(folder, {})
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (folder / name).write_text((folder / name).read_text(), encoding="utf-8-sig")
+    found = read_tokenizer(folder, {})
+    assert (found.identity, found.chat_template) == (plain.identity, plain.chat_template)
+    (folder / "config.json").write_text('{"a": 1}', encoding="utf-8-sig")
+    assert read_object(folder / "config.json") == {"a": 1}
+
+
+@pytest.mark.parametrize("given", [("vocab.txt",), ("vocab.json", "merges.txt")])
+def test_vocabularies_may_begin_with_a_byte_order_mark(tmp_path, given):
+    texts = {"vocab.txt": "[UNK]\na\nb\n", "vocab.json": '{"a": 0, "b": 1, "ab": 2}', "merges.txt": "a b\n"}
+    for name in given:
+        (tmp_path / name).write_text(texts[name], encoding="utf-8-sig")
+    found = read_tokenizer(tmp_path, {})
+    assert found.find("a") == (1 if len(given) == 1 else 0) and found.decode(found.encode("a")) == "a"
 
 
 def test_vocabulary_and_merges_of_gpt2(trained, tmp_path):

@@ -52,7 +52,7 @@ class ChatTemplate:
           UserError: the file cannot be read, or has no template.
         """
         try:
-            text = Path(path).expanduser().read_text(encoding="utf-8")
+            text = Path(path).expanduser().read_text(encoding="utf-8-sig")
             source = chat_template_in(json.loads(text)) if str(path).endswith(".json") else text
         except (OSError, ValueError, RecursionError) as error:
             raise UserError(f"{path}: cannot be read ({getattr(error, 'strerror', None) or error})") from None

@@ -67,7 +67,7 @@ TARGETS = "target_tokenizer.json"
 def read_backend(path: Path) -> tokenizers.Tokenizer:
     """The tokenizer in a `tokenizer.json`; raises `UserError` if it cannot be read."""
     try:
-        return tokenizers.Tokenizer.from_str(path.read_text(encoding="utf-8"))
+        return tokenizers.Tokenizer.from_str(path.read_text(encoding="utf-8-sig"))
     except OSError as error:
         raise UserError(f"{path}: cannot be read ({error.strerror})") from None
     except Exception as error:  # the library raises nothing more precise
@@ -83,8 +83,8 @@ def settings_beside(file: Path) -> dict[str, Any]:
     """
     path, template = file.with_name(NAMES), file.with_name(TEMPLATE)
     try:
-        given = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-        own = {"chat_template": template.read_text(encoding="utf-8")} if template.is_file() else {}
+        given = json.loads(path.read_text(encoding="utf-8-sig")) if path.is_file() else {}
+        own = {"chat_template": template.read_text(encoding="utf-8-sig")} if template.is_file() else {}
     except (OSError, ValueError, RecursionError) as error:
         raise UserError(f"{path} or {TEMPLATE} beside it: not readable ({str(error)[:160]})") from None
     if not isinstance(given, dict):

@@ -1,6 +1,7 @@
 """JSON of unknown origin: objects of bounded size, without repeated names, NaN or infinities."""
 
 import json
+from codecs import BOM_UTF8
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ LONGEST = 1 << 28
 
 
 def read_object(path: Path) -> dict[str, Any]:
-    """The object in a JSON file.
+    """The object in a JSON file, which may begin with a byte order mark.
 
     Raises:
       UserError: it cannot be read, is too long, or is no JSON object (see `parse_object`).
@@ -19,7 +20,7 @@ def read_object(path: Path) -> dict[str, Any]:
     try:
         if path.stat().st_size > LONGEST:
             raise UserError(f"{path}: {path.stat().st_size:,} bytes; expected at most {LONGEST:,}")
-        return parse_object(path.read_bytes(), path)
+        return parse_object(path.read_bytes().removeprefix(BOM_UTF8), path)
     except OSError as error:
         raise UserError(f"{path}: cannot be read ({error.strerror})") from None
 

@@ -123,7 +123,7 @@ def byte_level_bpe(vocab: Path, merges: Path) -> tokenizers.Tokenizer:
     if not all(type(i) is int and 0 <= i < 1 << 31 for i in ids.values()):
         raise UserError(f"{vocab}: expected an id for each token")
     try:
-        lines = merges.read_text(encoding="utf-8").split("\n")
+        lines = merges.read_text(encoding="utf-8-sig").split("\n")
         pairs: Any = [tuple(line.split(" ")) for line in lines if line and not line.startswith("#version")]
         backend = tokenizers.Tokenizer(models.BPE(vocab=ids, merges=pairs))
     except Exception as error:  # the library raises nothing more precise

@@ -27,7 +27,7 @@ def word_piece(vocab: Path) -> tokenizers.Tokenizer:
     try:
         if vocab.stat().st_size > LONGEST:
             raise UserError(f"{vocab}: {vocab.stat().st_size:,} bytes; expected at most {LONGEST:,}")
-        tokens = vocab.read_text(encoding="utf-8").removesuffix("\n").split("\n")
+        tokens = vocab.read_text(encoding="utf-8-sig").removesuffix("\n").split("\n")
     except (OSError, ValueError) as error:
         raise UserError(f"{vocab}: cannot be read ({error})") from None
     ids = {token.removesuffix("\r"): i for i, token in enumerate(tokens)}
