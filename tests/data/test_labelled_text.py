@@ -98,6 +98,12 @@ def test_a_spreadsheet_s_quotes_hold_commas_and_lines(tmp_path):
     path.write_text("words,label\none,good\ntwo,bad\n")
     with pytest.raises(UserError, match=r"a\.csv:1: no column 'text'; columns there: words, label$"):
         data(path, "csv").rows("train")
+    path.write_text('text,label\n"one\n",good\n"two,bad\nthree,good\n')
+    with pytest.raises(UserError, match=r"a\.csv:4: a quote that is never closed, in the record that"):
+        data(path, "csv")
+    path.write_text('text,"label\none,good\n')
+    with pytest.raises(UserError, match=r"a\.csv:1: a quote that is never closed"):
+        data(path, "csv")
     path.write_bytes(b"text,label\none,good\ntw\xffo,bad\n")
     with pytest.raises(UserError, match=r"a\.csv:3: byte 22 is not UTF-8"):
         data(path, "csv")

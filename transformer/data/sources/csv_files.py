@@ -51,6 +51,7 @@ class CommaSeparated(Files):
         # The limit is of the whole process, at first 131,072. It is only raised, to one number, and never set
         # back: a reader in another thread may be in the middle of a longer text.
         csv.field_size_limit(max(csv.field_size_limit(), LONGEST))
+        first = 1  # the line at which the record begins
         reader = csv.reader((line + "\n" for line in text.removeprefix("\ufeff").split("\n")), strict=True)
         try:
             names = next(reader, [])
@@ -58,11 +59,14 @@ class CommaSeparated(Files):
                 if names.count(name) != 1:
                     problem = f"{name!r} twice" if name in names else f"no column {name!r}"
                     raise UserError(f"{path}:1: {problem}; columns there: {', '.join(names) or 'none'}")
+            first = reader.line_num + 1
             for values in reader:
                 if len(values) != len(names) and values:
                     where = f"{path}:{reader.line_num}"
                     raise UserError(f"{where}: {len(values)} values; the first line names {len(names)}")
                 if values:
                     yield f"{path}:{reader.line_num}", dict(zip(names, values, strict=True))
+                first = reader.line_num + 1
         except csv.Error as error:
-            raise UserError(f"{path}:{reader.line_num}: {error}") from None
+            problem = "a quote that is never closed" if "end of data" in str(error) else str(error)
+            raise UserError(f"{path}:{first}: {problem}, in the record that begins here") from None
