@@ -138,7 +138,13 @@ class MaskedLanguageModeling(Experiment):
 
     def problem(self, text: str) -> str:
         """Why a text cannot be answered: it has no mask."""
-        return "" if MASK in text else f"has no {MASK}: which word is to be guessed?"
+        has_one = MASK in text or self.mask in text
+        return "" if has_one else f"has no {self.mask}: which word is to be guessed?"
+
+    @property
+    def mask(self) -> str:
+        """The tokenizer's name of `[MASK]`, which stands for it in texts too; of RoBERTa `<mask>`."""
+        return self.data.tokenizer.name(self.data.special_tokens.mask) or MASK
 
     def predict(
         self, params: Params, texts: Iterable[str], seed: int = 0, first: int = 0
@@ -165,7 +171,7 @@ class MaskedLanguageModeling(Experiment):
             places = np.flatnonzero(tokens == self.data.special_tokens.mask)
             if not len(places):
                 raise UserError(
-                    f"--prompt or --input: text {number} has no {MASK}: which word is to be guessed?"
+                    f"--prompt or --input: text {number} has no {self.mask}: which word is to be guessed?"
                 )
             if len(tokens) > room:
                 raise UserError(
@@ -212,7 +218,7 @@ class MaskedLanguageModeling(Experiment):
         """`[CLS] text [SEP]` as tokens, each `[MASK]` in the text one token."""
         tokenizer, special_tokens = self.data.tokenizer, self.data.special_tokens
         spaced = len(tokenizer.encode(" a")) == 1  # a space belongs to the token of the word after it
-        parts = text.split(MASK)
+        parts = text.replace(self.mask, MASK).split(MASK)
         ids = [special_tokens.cls]
         for number, part in enumerate(parts):
             before_mask = spaced and number < len(parts) - 1

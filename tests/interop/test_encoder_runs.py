@@ -62,7 +62,9 @@ def test_masks_are_filled_with_the_same_tokens(name, tokenizer, tmp_path):
     predict, data = hub.experiment.predict, hub.experiment.data
     for text, found in zip(TEXTS, predict(hub.read(hub.abstract), TEXTS), strict=True):
         inputs = tokens(text.replace("[MASK]", tokens.mask_token), return_tensors="pt")
-        np.testing.assert_array_equal(hub.experiment.masked_tokens(text), inputs["input_ids"][0])
+        for each in (text, text.replace("[MASK]", tokens.mask_token)):
+            np.testing.assert_array_equal(hub.experiment.masked_tokens(each), inputs["input_ids"][0])
+            assert not hub.experiment.problem(each)
         with torch.no_grad():
             logits_tv = theirs(**inputs).logits[0]
         places = (inputs["input_ids"][0] == tokens.mask_token_id).nonzero()[:, 0]
