@@ -83,6 +83,20 @@ def test_the_plain_template_ends_every_message_with_the_end_token():
     assert chat.prompt(TALK[1:2]) == said
 
 
+@pytest.mark.parametrize("special", [{}, {"bos_token": "<|im_start|>"}])
+def test_a_start_token_that_is_not_named_is_empty_in_a_template(tokenizer, tmp_path, special):
+    transformers = pytest.importorskip("transformers")
+    special = {"eos_token": "<|im_end|>"} | special
+    source = "{{ bos_token }}{% for m in messages %}{{ m.role }}: {{ m.content }}{{ eos_token }}{% endfor %}"
+    tokenizer.save(tmp_path / "tokenizer.json")
+    peer = transformers.PreTrainedTokenizerFast(tokenizer_file=str(tmp_path / "tokenizer.json"), **special)
+    chat = ChatTokens(Tokenizer(tokenizer.backend, special), ChatTemplate(source))
+    expected = peer.apply_chat_template(TALK, chat_template=source, tokenize=True, return_dict=True)[
+        "input_ids"
+    ]
+    assert chat.encode(TALK)[0].tolist() == expected
+
+
 @pytest.mark.parametrize("kind", ["bytes", "pieces"])
 def test_tokens_and_answers_are_those_of_transformers(tokenizer, pieces, tmp_path, kind):
     transformers = pytest.importorskip("transformers")

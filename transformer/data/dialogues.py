@@ -130,7 +130,10 @@ class ChatTokens:
 
     def __init__(self, tokenizer: Tokenizer, template: ChatTemplate) -> None:
         ids = {"bos_token": tokenizer.bos_id, "eos_token": tokenizer.eos_id, "pad_token": tokenizer.pad_id}
-        self.template = ChatTemplate(template.source, {role: tokenizer.name(i) for role, i in ids.items()})
+        names = {role: tokenizer.name(i) for role, i in ids.items()}
+        if tokenizer.special and "bos_token" not in tokenizer.special:
+            names["bos_token"] = ""  # as in transformers, where what is not named is empty in a template
+        self.template = ChatTemplate(template.source, names)
         self.identity = digest("chat", tokenizer.identity, self.template.source, self.template.tokens)
         self._backend = tokenizers.Tokenizer.from_str(tokenizer.content)
         self._backend.encode_special_tokens = False
