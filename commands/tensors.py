@@ -1,5 +1,6 @@
 """The tensors of a run's model under the names of another library, for `--mode=export`."""
 
+import dataclasses
 from typing import Any
 
 import jax
@@ -19,5 +20,8 @@ def tensors_of(opened: Any, params: Any, name: str, dtype: str) -> tuple[Any, di
     family, values = family_for(opened.config, name)
     abstract = jax.eval_shape(lambda params: merged(params, model), opened.abstract.params)
     shapes = {path: leaf.shape for path, leaf in traverse_util.flatten_dict(abstract, sep="/").items()}
-    found = places(family.rules(model), shapes, getattr(opened.experiment.model, "vocab_size", 0))
+    used = model
+    if family.write_pixels:  # theirs has as many positions as an image has patches, ours may have more
+        used = dataclasses.replace(model, max_length=model.length(opened.config.data.image_size))
+    found = places(family.rules(used), shapes, getattr(opened.experiment.model, "vocab_size", 0))
     return family, values, found, outputs(found, merged(params, model), jnp.dtype(dtype))

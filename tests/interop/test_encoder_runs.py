@@ -115,6 +115,34 @@ def test_bert_is_fine_tuned_and_goes_back(tmp_path, capfd):
 
 
 @pytest.mark.thorough
+def test_an_exported_vision_transformer_reads_images_of_any_size_alike(tmp_path, capfd):
+    """Also where the run has more positions than an image has patches."""
+    from PIL import Image
+
+    run, out, image = tmp_path / "run", tmp_path / "out", tmp_path / "a.png"
+    keys = {"position": "learned", "pooling": "cls", "max_length": 40}
+    given = [f"--config.model.{key}={value}" for key, value in keys.items()]
+    assert launch.main(["--config=configs/vision.py:tiny", f"--workdir={run}", *given]) == 0
+    assert launch.main([f"--workdir={run}", "--mode=export", f"--to={out}"]) == 0
+    pixels = np.random.default_rng(0).integers(0, 256, (13, 13)).astype(np.uint8)
+    Image.fromarray(pixels).save(image)
+    capfd.readouterr()
+    assert launch.main([f"--workdir={run}", "--mode=predict", f"--prompt={image}"]) == 0
+    ours = dict(each.split("=") for each in capfd.readouterr().out.strip().split("\t")[1:])
+    theirs = transformers.ViTForImageClassification.from_pretrained(out).eval()
+    settings = json.loads((out / "preprocessor_config.json").read_text())
+    size = tuple(settings["size"].values())
+    x_hw = np.asarray(Image.open(image).resize(size, settings["resample"]), np.float32)
+    x_hw = (x_hw * settings["rescale_factor"] - settings["image_mean"][0]) / settings["image_std"][0]
+    with torch.no_grad():
+        p_c = theirs(torch.tensor(x_hw)[None, None]).logits.softmax(-1)[0].tolist()
+    names = theirs.config.id2label
+    assert {name: float(each) for name, each in ours.items()} == pytest.approx(
+        {names[i]: each for i, each in enumerate(p_c)}, abs=2e-4
+    )
+
+
+@pytest.mark.thorough
 def test_images_are_classified_alike_and_fine_tuned(tmp_path, capfd):
     from PIL import Image
 

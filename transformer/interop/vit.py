@@ -13,11 +13,12 @@ from transformer.interop.rules import Rule
 def rules(model: Any) -> Iterator[Rule]:
     """The tensors. Patches are projected by a convolution, in whose kernel channels are before pixels."""
     sides = {"i": model.patch_size, "j": model.patch_size}
+    positions = {"p": model.max_length}
     patches = "vit.embeddings.patch_embeddings.projection"
     yield Rule("embedding/kernel", f"{patches}.weight", "d c i j -> (i j c) d", sides)
     yield Rule("embedding/bias", f"{patches}.bias")
     yield Rule("cls", "vit.embeddings.cls_token", "1 1 d -> d")
-    yield Rule("trunk/position/table", "vit.embeddings.position_embeddings", "1 p d -> p d")
+    yield Rule("trunk/position/table", "vit.embeddings.position_embeddings", "1 p d -> p d", positions)
     ours, theirs = "trunk/blocks", "vit.encoder.layer.{n}"
     for name in ("query", "key", "value"):
         yield from heads(f"{ours}/attention/{name}", f"{theirs}.attention.attention.{name}")
@@ -106,7 +107,7 @@ def write_pixels(model: Any, config: Any) -> dict[str, Any]:
         "image_std": [model.pixel_scale / 255] * config.channels,
         "do_resize": True,
         "size": size,
-        "resample": 2,
+        "resample": 3,  # bicubic
     }
 
 
