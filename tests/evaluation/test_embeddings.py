@@ -125,6 +125,9 @@ def test_questions_are_read(tmp_path):
         "capitals": [("Athens", "Greece", "Rome", "Italy")],
         "family": [("king", "queen", "man", "woman"), ("boy", "girl", "he", "she")],
     }
+    found = read_questions(file)
+    file.write_text(file.read_text(), encoding="utf-8-sig")
+    assert read_questions(file) == found
 
 
 @pytest.mark.parametrize(

@@ -145,7 +145,7 @@ def read_questions(path: str | Path) -> dict[str, list[tuple[str, str, str, str]
       UserError: no such file, or a line in another format.
     """
     try:
-        lines = Path(path).read_text(encoding="utf-8").splitlines()
+        lines = Path(path).read_text(encoding="utf-8-sig").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"{path}: cannot be read ({getattr(error, 'strerror', 'not UTF-8')})") from None
     found: dict[str, list[tuple[str, str, str, str]]] = {}
