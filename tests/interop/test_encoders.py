@@ -196,6 +196,12 @@ def test_old_names_of_tensors_and_duplicates_are_read(encoder, tmp_path):
             {"rope_parameters": {"full_attention": {"rope_type": "yarn", "factor": 2.0}}},
             "rope_parameters: full_attention: .*; only the default rope_type",
         ),
+        (modernbert.MODERNBERT, {"global_rope_theta": 0}, "global_rope_theta: 0; expected a number above 0"),
+        (
+            modernbert.MODERNBERT,
+            {"rope_parameters": {"sliding_attention": {"rope_theta": "x"}}},
+            "rope_theta: 'x'; expected a number above 0",
+        ),
         (vit.VIT, {"patch_size": [16, 8]}, r"patch_size: \[16, 8\]; only squares"),
         (vit.VIT, {"qkv_bias": False}, "qkv_bias: False; only True"),
     ],

@@ -7,7 +7,7 @@ from typing import Any
 
 from transformer.errors import UserError
 from transformer.interop.bert import GELU, without_next
-from transformer.interop.family import Family, Key, Values, given, whole
+from transformer.interop.family import Family, Key, Values, given, positive, whole
 from transformer.interop.parts import affine, joined, linear, norm
 from transformer.interop.rules import Rule
 
@@ -72,14 +72,14 @@ def bases(config: Values) -> dict[str, float]:
     """Their type of a layer -> the base of its rotary positions.
 
     Raises:
-      UserError: positions of another kind.
+      UserError: positions of another kind, or a base that is no number above 0.
     """
     parameters = given(config, "rope_parameters", {})
     if not isinstance(parameters, dict):
         raise UserError(f"rope_parameters: {parameters!r}; expected one for each type of layer")
     old = {
-        "full_attention": given(config, "global_rope_theta", 160_000.0),
-        "sliding_attention": given(config, "local_rope_theta", 10_000.0),
+        "full_attention": positive(config, "global_rope_theta", 160_000.0),
+        "sliding_attention": positive(config, "local_rope_theta", 10_000.0),
     }
     for name, each in parameters.items():
         known = isinstance(each, dict) and {*each} <= {"rope_type", "rope_theta"}
@@ -87,7 +87,7 @@ def bases(config: Values) -> dict[str, float]:
             raise UserError(
                 f"rope_parameters: {name[:80]}: {each!r}; only the default rope_type is known here"
             )
-        old[name] = each.get("rope_theta", old[name])
+        old[name] = positive(each, "rope_theta", old[name])
     return old
 
 
