@@ -46,6 +46,16 @@ def test_labels_of_many_tokens_stay_apart(tmp_path, figures, tokens, every):
     assert [label.get_position()[1] for label in labels] == [i + 0.5 for i in range(0, tokens, every)]
 
 
+@pytest.mark.filterwarnings("error")
+def test_long_labels_leave_the_maps_their_size(tmp_path, figures):
+    for label in ("ab", "a" * 150):
+        draw_attention(np.full((2, 3, 6), 1 / 6), [label, "b", "c"], [label, *"bcdef"], tmp_path / "a.png")
+        draw_beside({"one": (np.full((2, 3, 6), 1 / 6), [label] * 3, [label] * 6)}, tmp_path / "b.png")
+    sizes = [[axes.get_window_extent().size for axes in figure.axes[:-1]] for figure in figures]
+    for short, long in ((0, 2), (1, 3)):
+        assert (np.array(sizes[long]) > 0.6 * np.array(sizes[short])).all()
+
+
 def test_maps_of_several_models_are_the_means_of_their_heads_on_one_scale(tmp_path, rng, figures):
     source = list("march 3")
     found = {

@@ -5,6 +5,7 @@ import pytest
 from matplotlib.image import imread
 
 from transformer.visualization.embeddings import DISTANCES, arrange, draw_map, project
+from transformer.visualization.labels import LONGEST
 
 
 def test_the_plane_is_that_of_the_two_largest_eigenvectors_of_the_covariance(rng):
@@ -67,6 +68,27 @@ def test_every_vector_has_its_label_beside_its_point(tmp_path, rng, figures):
         np.testing.assert_allclose(text.xy, place)
     picture = imread(tmp_path / "map.png")
     assert min(picture.shape[:2]) > 500 and picture[..., :3].std() > 0.01
+
+
+def test_labels_stay_within_the_bounds_where_there_is_room(rng):
+    points, sizes = 100 + rng.random((20, 2)) * 700, np.stack([np.full(20, 90), np.full(20, 14)], axis=1)
+    corners, free = arrange(points, sizes, ((90, 90), (810, 810)))
+    assert free.all() and (corners >= 90).all() and (corners + sizes <= 810).all()
+
+
+@pytest.mark.filterwarnings("error")
+def test_long_labels_are_drawn_where_they_were_placed(tmp_path, rng, figures):
+    labels = ["z" * 150, *(f"https://example.org/a-page-with-a-long-name{i}" for i in range(9))]
+    draw_map(rng.normal(size=(10, 4)), labels, tmp_path / "map.png")
+    (figure,) = figures
+    (axes,) = figure.axes
+    assert (axes.get_window_extent().size > 0.7 * figure.bbox.size).all()
+    dots = axes.transData.transform(axes.collections[0].get_offsets())
+    for text, dot in zip(axes.texts, dots, strict=True):
+        assert len(text.get_text()) == LONGEST
+        box = text.get_window_extent()
+        apart = np.maximum(np.maximum([box.x0, box.y0] - dot, dot - [box.x1, box.y1]), 0)
+        assert apart.max() <= max(DISTANCES) + 5
 
 
 def test_equal_vectors_make_a_map(tmp_path):

@@ -47,6 +47,12 @@ def test_a_label_is_drawn_as_it_is(monkeypatch, tmp_path, picture):
     assert ODD + ELSEWHERE in shown
 
 
+def test_a_long_label_keeps_its_beginning_and_its_end():
+    assert labels.shortened("a" * labels.LONGEST) == "a" * labels.LONGEST
+    assert labels.shortened("https://example.org/page-17") == "https://example…/page-17"
+    assert len(labels.shortened("a" * 500)) == labels.LONGEST
+
+
 def test_fonts_are_added_for_what_the_default_one_lacks(capsys):
     default, *none = labels.fonts_of("plain ü")
     assert not none

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from transformer.visualization.labels import as_they_are
+from transformer.visualization.labels import as_they_are, shortened
 from transformer.visualization.report import MUTED, TRAIN
 
 HEADS = 8
@@ -19,6 +19,9 @@ CELL, SHORTEST, LONGEST = 0.36, 1.6, 14.0
 SMALLEST = 4.0
 """Points: the size of the smallest labels. Where they do not fit, every second or third token has one, or
 fewer."""
+
+SHORT = 8
+"""Characters of a label for which every picture has room."""
 
 COLORS = ("#ffffff", "#dbe6f4", "#8fb0da", TRAIN, "#173a6b")
 """The colour map, from weight 0 to the largest weight."""
@@ -51,7 +54,8 @@ def draw_attention(
     maps = {"mean of all heads" if shown else "": weights_hts.mean(axis=0)}
     maps |= {f"head {head + 1}": weights_hts[head] for head in range(shown)}
     look = _look(maps.values())
-    figure = _figure(width * (1 + columns / 2) + 2.2, height + 1.4)
+    beside, above = _room(target_tokens, cell), _room(source_tokens, cell)
+    figure = _figure(width * (1 + columns / 2) + 2.2 + beside, height + 1.4 + above)
     grid = figure.add_gridspec(2, 1 + columns, width_ratios=[2] + [1] * columns)
     for index, (title, weights_ts) in enumerate(maps.items()):
         place = grid[:, 0] if index == 0 else grid[(index - 1) // columns, 1 + (index - 1) % columns]
@@ -75,7 +79,9 @@ def draw_beside(maps: Mapping[str, tuple[np.ndarray, Sequence[str], Sequence[str
     rows, columns = [len(each) for each in means.values()], max(each.shape[1] for each in means.values())
     cell = min(CELL, LONGEST / max(*rows, columns))
     look = _look(means.values())
-    figure = _figure(max(cell * columns, SHORTEST) + 2.2, cell * sum(rows) + 1.1 * len(rows))
+    beside = max(_room(target_tokens, cell) for _, target_tokens, _ in maps.values())
+    above = sum(_room(source_tokens, cell) for *_, source_tokens in maps.values())
+    figure = _figure(max(cell * columns, SHORTEST) + 2.2 + beside, cell * sum(rows) + 1.1 * len(rows) + above)
     panels = figure.subplots(len(rows), 1, squeeze=False, height_ratios=rows)[:, 0]
     for axes, (name, weights_ts) in zip(panels, means.items(), strict=True):
         picture = _map(axes, name, weights_ts, 2 * cell, look)
@@ -122,14 +128,24 @@ def _save(figure: Any, picture: Any, path: Path) -> None:
     figure.savefig(path, bbox_inches="tight", pad_inches=0.15)
 
 
+def _size(cell: float) -> float:
+    """The size of the labels of cells, in points."""
+    return min(10.0, max(SMALLEST, 0.5 * 72 * cell))
+
+
+def _room(tokens: Sequence[str], cell: float) -> float:
+    """Inches that labels take beyond those of `SHORT` characters."""
+    longest = max(len(shortened(token)) for token in tokens)
+    return max(0, longest - SHORT) * 0.6 * _size(cell) / 72
+
+
 def _label(axes: Any, target_tokens: Sequence[str], source_tokens: Sequence[str], cell: float) -> None:
-    fits = 0.5 * 72 * cell
-    size, every = min(10.0, max(SMALLEST, fits)), math.ceil(max(1.0, SMALLEST / fits))
+    size, every = _size(cell), math.ceil(max(1.0, SMALLEST / (0.5 * 72 * cell)))
     axes.xaxis.tick_top()
     axes.set_xlabel("source", color=MUTED)
     axes.xaxis.set_label_position("bottom")
     for axis, tokens in ((axes.xaxis, source_tokens), (axes.yaxis, target_tokens)):
-        texts = [_visible(token) for token in tokens[::every]]
+        texts = [shortened(_visible(token)) for token in tokens[::every]]
         axis.set_ticks(every * np.arange(len(texts)) + 0.5, texts, fontsize=size)
         as_they_are(axis.get_ticklabels())
     for label in axes.get_xticklabels():

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 
 from transformer.visualization.attention import COLORS
-from transformer.visualization.labels import as_they_are
+from transformer.visualization.labels import as_they_are, shortened
 from transformer.visualization.report import MUTED, TRAIN
 
 MOST_WRITTEN = 20
@@ -34,6 +34,7 @@ def draw_classification(
 
     share_cc = confusion_cc / np.maximum(confusion_cc.sum(axis=1, keepdims=True), 1)
     left.imshow(share_cc, cmap=LinearSegmentedColormap.from_list("shares", COLORS), vmin=0, vmax=1)
+    labels = [*map(shortened, labels)]
     left.set_xticks(range(classes), labels, rotation=60, ha="right", rotation_mode="anchor")
     left.set_yticks(range(classes), labels)
     as_they_are([*left.get_xticklabels(), *left.get_yticklabels()])

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from transformer.visualization.labels import fonts_of
+from transformer.visualization.labels import fonts_of, shortened
 from transformer.visualization.report import GRID, MUTED, TRAIN
 
 DISTANCES = (5, 16, 28, 42, 60, 80)
@@ -36,10 +36,13 @@ def project(vectors_nd: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return places_n2 * np.where(farthest < 0, -1, 1), s_k[:2] ** 2 / max(np.sum(s_k**2), 1e-30)
 
 
-def arrange(points_n2: np.ndarray, sizes_n2: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def arrange(
+    points_n2: np.ndarray, sizes_n2: np.ndarray, bounds_22: Any = ((-np.inf,) * 2, (np.inf,) * 2)
+) -> tuple[np.ndarray, np.ndarray]:
     """Places labels of (width, height) at points, all in pixels: returns the lower left corner (n, 2) of each
-    label, and whether (n,) it overlaps no point and no earlier label. Each label takes the nearest free
-    position among four corners at six distances, or the nearest position if none is free."""
+    label, and whether (n,) it overlaps no point and no earlier label. Each label takes the nearest position
+    among four corners at six distances that is free and within the bounds, the lower left and upper right
+    corner of an area; or the nearest that is free, or that is within the bounds, or the nearest."""
     boxes = [np.concatenate([points_n2 - RADIUS, points_n2 + RADIUS], axis=1)]
     corners, free = np.zeros_like(points_n2), np.zeros(len(points_n2), bool)
     for i, (point, size) in enumerate(zip(points_n2, sizes_n2, strict=True)):
@@ -52,14 +55,16 @@ def arrange(points_n2: np.ndarray, sizes_n2: np.ndarray) -> tuple[np.ndarray, np
         high_k2 = low_k2 + size
         apart_km = (high_k2[:, None] <= taken[:, :2]) | (low_k2[:, None] >= taken[:, 2:])
         free_k = apart_km.any(axis=2).all(axis=1)
-        best = int(free_k.argmax())
+        inside_k = ((low_k2 >= bounds_22[0]) & (high_k2 <= bounds_22[1])).all(axis=1)
+        best = int((2 * free_k + inside_k).argmax())
         corners[i], free[i] = low_k2[best], free_k[best]
         boxes.append(np.concatenate([low_k2[best], high_k2[best]])[None])
     return corners, free
 
 
 def draw_map(vectors_nd: np.ndarray, labels: Sequence[str], path: Path) -> None:
-    """Draws `project` of vectors (n, d) with labels, placed by `arrange`; labels that overlap are pale grey.
+    """Draws `project` of vectors (n, d) with labels, `shortened` and placed by `arrange`; labels that overlap
+    are pale grey.
 
     Raises:
       ValueError: the numbers of labels and vectors differ, or the vectors do not span a plane.
@@ -70,6 +75,7 @@ def draw_map(vectors_nd: np.ndarray, labels: Sequence[str], path: Path) -> None:
 
     if len(labels) != len(vectors_nd):
         raise ValueError(f"{len(labels)} labels for {len(vectors_nd)} vectors")
+    labels = [*map(shortened, labels)]
     places_n2, shares = project(vectors_nd)
     side = 7.0 if len(labels) <= 40 else 11.0
     figure = Figure(figsize=(side, side), dpi=130, layout="constrained")
@@ -87,10 +93,11 @@ def draw_map(vectors_nd: np.ndarray, labels: Sequence[str], path: Path) -> None:
     for line in axes.spines.values():
         line.set_visible(False)
     figure.draw_without_rendering()  # determines the positions of the points
+    figure.set_layout_engine("none")  # which labels would move
     points_n2 = axes.transData.transform(places_n2)
     font = FontProperties(family=fonts_of("".join(labels)), size=9)
     sizes = [renderer.get_text_width_height_descent(label, font, False)[:2] for label in labels]
-    corners_n2, free = arrange(points_n2, np.array(sizes))
+    corners_n2, free = arrange(points_n2, np.array(sizes), axes.bbox.get_points())
     for place, point, corner, label, alone in zip(
         places_n2, points_n2, corners_n2, labels, free, strict=True
     ):

@@ -10,6 +10,16 @@ BOXES = "Last Resort"
 """The beginning of the name of a font that has a box for every character."""
 
 
+LONGEST = 24
+"""Characters of the longest label beside a cell or a point: a longer one takes the room of the picture."""
+
+
+def shortened(label: str) -> str:
+    """A label of at most `LONGEST` characters: of a longer one its beginning and its end."""
+    end = LONGEST // 3
+    return label if len(label) <= LONGEST else f"{label[: LONGEST - end - 1]}…{label[-end:]}"
+
+
 def as_they_are(texts: Iterable[Any]) -> None:
     """Draws Matplotlib's `texts` as they are, each in its `fonts_of`: a dollar sign begins no formula."""
     for each in texts:
