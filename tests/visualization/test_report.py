@@ -6,7 +6,7 @@ from matplotlib.image import imread
 
 from transformer.errors import UserError
 from transformer.run_folder import RunFolder
-from transformer.visualization.report import last_values, read_metrics, smooth, write_report
+from transformer.visualization.report import draw, greatest, last_values, read_metrics, smooth, write_report
 
 
 def write(path, rows):
@@ -75,3 +75,20 @@ def test_the_report_has_a_picture_and_the_last_and_least_values(tmp_path, rng, s
     assert f"| {abs(least - 2) + 1.5:.5g} | {least} |" in text
     picture = imread(tmp_path / "report.png")
     assert min(picture.shape[:2]) > 300 and picture[..., :3].std() > 0.01
+
+
+def test_an_axis_leaves_out_only_what_would_flatten_the_rest():
+    curve = np.linspace(3, 2, 20)
+    assert greatest(curve) == 3
+    assert greatest(np.append(curve, 4.5)) == 4.5
+    assert greatest(np.append(curve, 900)) == 3
+    assert greatest(np.append(np.ones(20), 900)) == 900
+
+
+def test_one_logged_step_is_a_point_at_it(tmp_path, figures):
+    value = (np.array([1]), np.array([0.01]))
+    draw({"train/loss": value, "train/learning_rate": value}, tmp_path / "report.png")
+    for axes in figures[0].axes:
+        (line,) = axes.lines
+        assert line.get_marker() == "o"
+        assert all(tick == int(tick) for tick in axes.get_xticks())

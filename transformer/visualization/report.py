@@ -108,9 +108,7 @@ def draw(series: Series, path: Path) -> None:
             _draw_line(axes, name, *series[name])
         _frame(axes, title, np.concatenate([series[name][1] for name in names]))
         if len(names) > 1:
-            # Off the curves, which fall, or rise if they are accuracies.
-            loc: Any = "lower right" if title == "Accuracy" else "upper right"
-            axes.legend(frameon=False, loc=loc, labelcolor="linecolor")
+            axes.legend(frameon=False, loc="best", labelcolor="linecolor")
     figure.savefig(path)
 
 
@@ -139,6 +137,13 @@ def smooth(values: np.ndarray, window: int) -> np.ndarray:
     return (sums[end] - sums[first]) / (end - first)
 
 
+def greatest(values: np.ndarray) -> float:
+    """The upper end of an axis: the greatest value, or their 98th percentile if that is out of proportion,
+    as the first losses may be, which would flatten the rest."""
+    least, usual, most = np.percentile(values, (0, 98, 100), method="lower")
+    return float(usual if most - least > 3 * (usual - least) > 0 else most)
+
+
 def _draw_line(axes: Any, name: str, steps: np.ndarray, values: np.ndarray) -> None:
     if name.startswith("eval/"):
         axes.plot(
@@ -155,7 +160,8 @@ def _draw_line(axes: Any, name: str, steps: np.ndarray, values: np.ndarray) -> N
             fontsize=9,
         )
     elif name == "train/learning_rate" or len(values) < 20:
-        axes.plot(steps, values, color=TRAIN, linewidth=1.6, label="training")
+        alone = "o" if len(values) == 1 else ""  # of one point there is no line
+        axes.plot(steps, values, alone, color=TRAIN, linewidth=1.6, markersize=4, label="training")
     else:
         axes.plot(steps, values, color=TRAIN, linewidth=0.8, alpha=0.3)
         axes.plot(steps, smooth(values, len(values) // 20 | 1), color=TRAIN, linewidth=1.8, label="training")
@@ -168,6 +174,7 @@ def _frame(axes: Any, title: str, values: np.ndarray) -> None:
     axes.grid(axis="y", color=GRID, linewidth=0.8)
     axes.set_axisbelow(True)
     axes.margins(x=0.02)
+    axes.xaxis.get_major_locator().set_params(integer=True, min_n_ticks=1)
     for side in axes.spines:
         axes.spines[side].set_visible(side == "bottom")
     axes.spines["bottom"].set_color(GRID)
@@ -176,7 +183,5 @@ def _frame(axes: Any, title: str, values: np.ndarray) -> None:
     elif title == "Tokens per second":
         axes.set_ylim(bottom=0)
         axes.yaxis.set_major_formatter("{x:,.0f}")
-    elif (top := np.percentile(values, 98)) > (
-        bottom := values.min()
-    ):  # the first steps would flatten the rest
+    elif (top := greatest(values)) > (bottom := values.min()):
         axes.set_ylim(bottom - 0.06 * (top - bottom), top + 0.1 * (top - bottom))

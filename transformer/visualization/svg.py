@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from transformer.visualization.html import Markup, tag
-from transformer.visualization.report import smooth
+from transformer.visualization.report import greatest, smooth
 
 WIDTH, HEIGHT = 420, 230
 LEFT, RIGHT, TOP, BOTTOM = 56, 10, 12, 26
@@ -36,8 +36,8 @@ class Curve:
 
 
 def plot(title: str, curves: Sequence[Curve], zero: bool = False) -> Markup:
-    """A figure of curves over steps, with a legend if there are several. The axis covers the lowest 98 % of
-    the values, for the first losses would flatten the rest; with `zero` it begins at 0."""
+    """A figure of curves over steps, with a legend if there are several. The axis ends at `greatest`; with
+    `zero` it begins at 0."""
     values = np.concatenate([curve.values for curve in curves])
     low, high = limits(values, zero)
     first = min(0, *(int(curve.steps[0]) for curve in curves))
@@ -97,10 +97,8 @@ def legend(curves: Sequence[Curve]) -> Markup:
 
 
 def limits(values: np.ndarray, zero: bool) -> tuple[float, float]:
-    """The ends of an axis for values: from the least to the 98th percentile, with a margin."""
-    low, high = float(values.min()), float(np.percentile(values, 98))
-    if not high > low:
-        high = float(values.max())
+    """The ends of an axis for values: from the least to `greatest`, with a margin."""
+    low, high = float(values.min()), greatest(values)
     low = min(low, 0.0) if zero else low
     margin = 0.08 * (high - low) or 0.1 * abs(high) or 1.0
     return (low if zero else low - margin), high + margin
