@@ -11,6 +11,7 @@ import time
 import types
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
@@ -558,6 +559,17 @@ def test_writers_agree(tmp_path):
     )
     assert [line["step"] for line in lines(tmp_path)] == [2, 4]
     assert list((tmp_path / "events").glob("events.out.tfevents.*"))
+
+
+def test_hooks_and_evaluators_may_return_arrays_of_one_number(tmp_path):
+    class Largest(Hook):
+        def __call__(self, step, state, metrics):
+            return {"largest": max(jnp.abs(x).max() for x in jax.tree.leaves(state.params))}
+
+    hooks = [Evaluate(2, {"eval": lambda params: {"loss": jnp.bfloat16(2)}}), Largest(2)]
+    run(2, writers=[MetricsFile(RunFolder(tmp_path), 0)], hooks=hooks)
+    (line,) = lines(tmp_path)
+    assert line["eval/loss"] == 2 and line["largest"] > 0
 
 
 def test_what_is_no_number_is_null(tmp_path):

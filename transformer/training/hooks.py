@@ -66,7 +66,7 @@ class Evaluate(Hook):
     def measure(self, params: Params) -> dict[str, float]:
         """The results of all evaluators, by names like "eval/loss"."""
         return {
-            f"{prefix}/{name}": value
+            f"{prefix}/{name}": float(value)
             for prefix, evaluator in self.evaluators.items()
             for name, value in evaluator(params).items()
         }

@@ -164,7 +164,8 @@ class Between:
             with contextlib.nullcontext() if kept else self.stop.raising():
                 for hook in due:
                     with self.going_on(f"{type(hook).__name__} of step {step}"):
-                        measured |= hook(step, state, {**values, **measured}) or {}
+                        found = hook(step, state, {**values, **measured}) or {}
+                        measured |= {name: float(value) for name, value in found.items()}
         except Stopped:
             return None
         if measured:
