@@ -1,3 +1,5 @@
+import functools
+import runpy
 import subprocess
 import sys
 import textwrap
@@ -8,10 +10,12 @@ import numpy as np
 import pytest
 
 from tests.data.documents import TOKENIZERS, Texts, cache_of, tokenizer
-from transformer.data import token_cache
+from transformer.data import token_cache, tokenizers
 from transformer.data.disk_cache import build_once, data_folder
+from transformer.data.packed_text import TextData, TextDataConfig
 from transformer.data.sources import base, open_source
 from transformer.data.token_cache import TokenCache
+from transformer.data.tokenizer_kinds import TokenizerKind
 from transformer.data.tokenizers import Tokenizer
 from transformer.errors import UserError
 
@@ -178,6 +182,30 @@ def test_two_processes_start_together(tmp_path):
     assert ended[0][0] == ended[1][0] != ""
     for kind in ("tokens", "tokenizers"):
         assert len([path for path in (tmp_path / "cache" / kind).iterdir() if path.is_dir()]) == 1
+
+
+KIND = """
+import tokenizers
+from transformer.data.tokenizer_kinds import TokenizerKind, UNKNOWN
+
+MOST = {most}
+
+def train(texts, vocab_size):
+    words = [UNKNOWN, *sorted(set().union(*texts))[:MOST]]
+    return tokenizers.Tokenizer(tokenizers.models.WordLevel(dict(zip(words, range(9))), UNKNOWN))
+"""
+
+
+def test_a_kind_of_ones_own_is_trained_again_when_its_file_has_changed(tmp_path, monkeypatch):
+    (tmp_path / "a.txt").write_text("abcdefg" * 50)
+    config = TextDataConfig(f"text:{tmp_path}/a.txt", tokenizer="own", cache_dir=str(tmp_path / "cache"))
+    for most in (2, 5, 2):
+        (tmp_path / "own.py").write_text(KIND.format(most=most))
+        kind = TokenizerKind(runpy.run_path(str(tmp_path / "own.py"))["train"])
+        monkeypatch.setitem(tokenizers.TOKENIZERS, "own", kind)
+        assert TextData(config).tokenizer.vocab_size == most + 2
+    assert len([path for path in (tmp_path / "cache" / "tokenizers").iterdir() if path.is_dir()]) == 2
+    assert TokenizerKind(functools.partial(kind.train)).code == ""
 
 
 MEMORY = """

@@ -237,8 +237,7 @@ class Corpus(SplitData):
     def _learn_tokenizer(self, kind: TokenizerKind) -> Tokenizer:
         name, size, sources = self.config.tokenizer, self.config.vocab_size, self.sources("train")
         given, changes = [source.identity for source in sources], self._normalization
-        # The names of those that are on, so that tokenizers cached without any keep their keys.
-        key = digest(given, name, size if kind.least_size else 0, *filter(changes.get, changes))
+        key = digest(given, name, size if kind.least_size else 0, *filter(changes.get, changes), kind.code)
 
         def build(new: Path) -> None:
             texts = itertools.chain.from_iterable(source.texts() for source in sources)

@@ -1,5 +1,6 @@
 """The kinds of tokenizers that are trained on a text."""
 
+import inspect
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
@@ -28,6 +29,14 @@ class TokenizerKind:
     learns: bool = True
     least_size: int = 0
     needs: str = ""
+
+    @property
+    def code(self) -> str:
+        """The file that defines `train`, by which its cached tokenizers are found; "" if there is none."""
+        try:
+            return "".join(inspect.findsource(self.train)[0])
+        except (OSError, TypeError):  # written at a prompt, or no function of Python
+            return ""
 
 
 def text_normalizer(lowercase: bool, strip_accents: bool) -> normalizers.Normalizer | None:
