@@ -1,6 +1,7 @@
 """Event files of TensorBoard, by tensorboardX without TensorFlow or its thread, which a full disk ends."""
 
 import contextlib
+import logging
 import socket
 import struct
 import sys
@@ -23,6 +24,7 @@ class Events:
             from tensorboardX import record_writer, summary
             from tensorboardX.proto import event_pb2
 
+        logging.getLogger("tensorboardX.x2num").setLevel(logging.ERROR)  # it warns of each NaN
         self._checksum, self._summary, self._pb = record_writer.masked_crc32c, summary, event_pb2
         directory.mkdir(parents=True, exist_ok=True)
         # The name has fractions of a second: a run may open a file more than once in a second.
