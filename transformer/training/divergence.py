@@ -58,9 +58,11 @@ class Watch:
                 f"train.max_skipped: the gradient was not finite in {self.in_a_row} steps in a row, "
                 f"up to step {step}"
             )
+            since = step - self.in_a_row + 1
             if not self.config.rollbacks:
-                raise UserError(f"{why}; {REMEDY}")
-            raise Diverged(why, step - self.in_a_row + 1, step)
+                where = f"--mode=replay --step={since} names the module where it begins"
+                raise UserError(f"{why}; {REMEDY}; {where}")
+            raise Diverged(why, since, step)
 
     def window(self, step: int, values: Mapping[str, float]) -> None:
         """Looks at the values of steps up to `step`, before they are logged; raises as above."""
