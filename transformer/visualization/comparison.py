@@ -21,6 +21,9 @@ COLOURS = (EVAL, TRAIN, "#3f8f5b", "#8a5fb0", "#b8892b", "#2a9d9d", "#c2517a", "
 MANY = 20
 """A curve of so many points is cut off above, where its first steps are."""
 
+LINE = 100
+"""Characters of a legend that fit beside one another, with the handles."""
+
 LEAST_SPACE = 0.08
 """Values of a key are written below their points if neighbours are this part of a logarithmic axis apart."""
 
@@ -29,6 +32,7 @@ def draw_curves(rows: Sequence[tuple[str, Sequence[Curve]]], metric: str, path: 
     """Draws the mean of each row's runs, and a band from their least to their greatest value. `rows` are
     (label, a curve of each run), best first; those beyond the colours are grey."""
     figure, axes = figure_of(metric, "step")
+    axes.xaxis.get_major_locator().set_params(integer=True, min_n_ticks=1)
     everything = [np.zeros(0)]
     for number, (label, curves) in reversed([*enumerate(rows)]):
         found = [dict(zip(steps.tolist(), values.tolist(), strict=True)) for steps, values in curves]
@@ -37,7 +41,8 @@ def draw_curves(rows: Sequence[tuple[str, Sequence[Curve]]], metric: str, path: 
             continue
         values = np.array([[each[step] for step in steps] for each in found])
         colour, label = (COLOURS[number], label) if number < len(COLOURS) else (GRID, "")
-        axes.plot(steps, values.mean(0), color=colour, linewidth=1.8, label=label or None)
+        alone = "o" if len(steps) == 1 else ""  # of one point there is no line
+        axes.plot(steps, values.mean(0), alone, color=colour, linewidth=1.8, label=label or None)
         if len(values) > 1:
             axes.fill_between(steps, values.min(0), values.max(0), color=colour, alpha=0.2, linewidth=0)
         everything.append(values.ravel())
@@ -122,9 +127,12 @@ def figure_of(metric: str, under: str) -> tuple[Any, Any]:
 
 
 def save(figure: Any, axes: Any, path: Path) -> None:
-    """Writes a figure, with a legend in the order of the table."""
+    """Writes a figure, with a legend in the order of the table below it, where it covers no curve."""
     handles, labels = axes.get_legend_handles_labels()
     if labels:
-        options = {"frameon": False, "fontsize": 9, "labelcolor": "linecolor"}
-        as_they_are(axes.legend(handles[::-1], labels[::-1], **options).get_texts())
+        columns = min(len(labels), max(1, LINE // (len(max(labels, key=len)) + 6)))
+        figure.set_figheight(figure.get_figheight() + 0.2 * -(-len(labels) // columns))
+        options = {"frameon": False, "fontsize": 9, "labelcolor": "linecolor", "ncols": columns}
+        legend = figure.legend(handles[::-1], labels[::-1], loc="outside lower left", **options)
+        as_they_are(legend.get_texts())
     figure.savefig(path)
