@@ -35,6 +35,7 @@ import argparse  # noqa: E402
 import functools  # noqa: E402
 import io  # noqa: E402
 import os  # noqa: E402
+import signal  # noqa: E402
 import sys  # noqa: E402
 from difflib import get_close_matches  # noqa: E402
 from logging import getLogger  # noqa: E402
@@ -193,4 +194,6 @@ if __name__ == "__main__":
     process.restart_with_malloc()
     sys.unraisablehook = unless_unread
     getLogger("asyncio").disabled = True  # as above, of orbax
-    sys.exit(main(sys.argv[1:]))
+    code = main(sys.argv[1:])
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # a second Ctrl-C ends what libraries do at exit, silently
+    sys.exit(code)

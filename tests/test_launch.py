@@ -1,6 +1,7 @@
 import json
 import os
 import shutil
+import signal
 import stat
 import subprocess
 import sys
@@ -479,3 +480,15 @@ def test_bits_per_byte_is_left_out_where_tokens_do_not_give_the_text_back(capfd,
     assert launch.main([f"--workdir={tmp_path / 'run'}", "--mode=evaluate"]) == 0
     out, error = capfd.readouterr()
     assert "bits_per_byte is left out" in error and "eval/bits_per_byte" not in out
+
+
+def test_an_interruption_while_the_program_leaves_is_silent():
+    code = """
+        import atexit, os, runpy, signal, sys
+        atexit.register(lambda: os.kill(os.getpid(), signal.SIGINT))
+        sys.argv = ["launch.py", "--mode=nothing"]
+        runpy.run_path("launch.py", run_name="__main__")
+    """
+    done = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True)
+    assert done.stderr.startswith("error: --mode") and done.stderr.count("\n") == 1
+    assert done.returncode == -signal.SIGINT
