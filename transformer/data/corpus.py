@@ -237,7 +237,9 @@ class Corpus(SplitData):
     def _learn_tokenizer(self, kind: TokenizerKind) -> Tokenizer:
         name, size, sources = self.config.tokenizer, self.config.vocab_size, self.sources("train")
         given, changes = [source.identity for source in sources], self._normalization
-        key = digest(given, name, size if kind.least_size else 0, *filter(changes.get, changes), kind.code)
+        # The names of those that are on, so that tokenizers cached without any keep their keys.
+        more = [*filter(changes.get, changes), *filter(None, [kind.code])]
+        key = digest(given, name, size if kind.least_size else 0, *more)
 
         def build(new: Path) -> None:
             texts = itertools.chain.from_iterable(source.texts() for source in sources)

@@ -32,7 +32,10 @@ class TokenizerKind:
 
     @property
     def code(self) -> str:
-        """The file that defines `train`, by which its cached tokenizers are found; "" if there is none."""
+        """The user's file that defines `train`, by which its cached tokenizers are found; "" if there is
+        none, and for the kinds that are defined here."""
+        if getattr(self.train, "__module__", "") == __name__:
+            return ""
         try:
             return "".join(inspect.findsource(self.train)[0])
         except (OSError, TypeError):  # written at a prompt, or no function of Python
