@@ -139,8 +139,8 @@ def test_cool_downs_of_a_stable_run_decay_to_their_ends(capfd, tmp_path, stable)
         stable, tmp_path / "half", *WSD, "--config.train.steps=7", "--config.optimizer.learning_rate=0.01"
     )
     np.testing.assert_allclose(rates(half), [0.01 * 2 / 3, 0.01 / 3, 0], atol=1e-7)
-    slowly = "--config.optimizer.warmup_steps=8"
-    more = fork(one, tmp_path / "more", "--at_step=8", "--config.train.steps=16", *CONSTANT, slowly)
+    slowly = ["--config.optimizer.decay_steps=0", "--config.optimizer.warmup_steps=8"]
+    more = fork(one, tmp_path / "more", "--at_step=8", "--config.train.steps=16", *CONSTANT, *slowly)
     np.testing.assert_allclose(rates(more), 0.02 * np.arange(1, 9) / 8, atol=1e-7)
     unchanged = fork(more, tmp_path / "unchanged", "--at_step=12")
     assert_same(runs.state(unchanged), runs.state(more))
