@@ -40,7 +40,7 @@ from commands import forking, train
 def die(*_):
     os.kill(os.getpid(), signal.SIGKILL)
 
-place, name = {"made": (forking, "_rename"), "begun": (train, "run")}[sys.argv[1]]
+place, name = {"made": (forking, "rename"), "begun": (train, "run")}[sys.argv[1]]
 setattr(place, name, die)
 launch.main(sys.argv[2:])
 """
