@@ -113,18 +113,18 @@ def draw(series: Series, path: Path) -> None:
 
 
 def describe(series: Series, name: str) -> str:
-    """The report in Markdown: the plot, and the last and the least value of each metric."""
+    """The report in Markdown: the plot, and the last, the least and the greatest value of each metric."""
     lines = [
         f"# {name}",
         "",
         "![Curves of the run](report.png)",
         "",
-        "| value | last | at step | least | at step |",
-        "|---|---:|---:|---:|---:|",
+        "| value | last | at step | least | at step | greatest | at step |",
+        "|---|---:|---:|---:|---:|---:|---:|",
     ]
     for key, (steps, values) in sorted(series.items()):
-        least = int(np.argmin(values))
-        lines.append(f"| {key} | {values[-1]:.5g} | {steps[-1]} | {values[least]:.5g} | {steps[least]} |")
+        shown = [f"{values[i]:.5g} | {steps[i]}" for i in (-1, values.argmin(), values.argmax())]
+        lines.append(f"| {key} | {' | '.join(shown)} |")
     return "\n".join(lines) + "\n"
 
 
