@@ -359,7 +359,7 @@ def rates(folder):
 @pytest.mark.thorough
 def test_an_extended_run_warms_up_again_and_resumes_bit_for_bit(capfd, tmp_path, source):
     """With an average, microbatches and dropout: stopped twice on the way, and stopped never."""
-    keys = ("optimizer.schedule=cosine", "optimizer.warmup_steps=3")
+    keys = ("optimizer.schedule=cosine", "optimizer.decay_steps=0", "optimizer.warmup_steps=3")
     keys += ("optimizer.final_fraction=0.0", "train.steps=6", "train.batch_size=16")
     keys += ("parallel.microbatches=2",)
     arguments = [*OPTIONS, *(f"--config.{key}" for key in keys)]
