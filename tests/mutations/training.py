@@ -277,12 +277,13 @@ EDITS = {
             "everyone_gives_what_the_first_does": ("padded[: len(given)] = given", "padded[:1] = given[:1]"),
         },
     ),
-    "launch.py": (
+    "commands/ending.py": (
         "tests/faults/test_several_processes.py",
         {
             "nobody_is_told": ("    processes.tell(why, gone)\n", ""),
             "what_was_told_is_not_read": ("processes.told() or (", "("),
-            "waits_for_the_others": ("    os._exit(1)\n", "    sys.exit(1)\n"),
+            "waits_for_the_others": ("    os._exit(code)\n", "    sys.exit(code)\n"),
+            "each_end_is_its_own": ("if processes.PLACES and not processes.all_end():", "if False:"),
         },
     ),
     "transformer/training/compiler_options.py": (
