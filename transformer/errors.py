@@ -30,3 +30,8 @@ def suggest(name: object, valid: Iterable[str], otherwise: str = "expected one o
     """The end of an error about an unknown name: the most similar valid name, or all valid names."""
     near = difflib.get_close_matches(str(name), valid := list(valid), n=1)
     return f"did you mean {near[0]!r}?" if near else otherwise + ", ".join(valid)
+
+
+def brief(text: str, longest: int, end: int = 0) -> str:
+    """A text of at most `longest` characters; of a longer one the beginning, and the last `end` of them."""
+    return text if len(text) <= longest else f"{text[: longest - end - 1]}…{text[len(text) - end :]}"

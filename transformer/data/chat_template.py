@@ -15,7 +15,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment, SecurityError
 
 from transformer.data.sources.base import check_text
 from transformer.data.tokenizers import chat_template_in
-from transformer.errors import UserError
+from transformer.errors import UserError, brief
 
 Message = Mapping[str, str]
 """{"role": one of `ROLES`, "content": its text}."""
@@ -177,5 +177,4 @@ def _added(before: str, after: str) -> str:
 
 
 def _short(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else text[:57] + "..."
+    return brief(repr(value), 60)

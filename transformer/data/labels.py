@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from transformer.errors import UserError
+from transformer.errors import UserError, brief
 
 MANY = 20
 """The most labels that are listed. More labels than this that occur less than twice on average are refused:
@@ -87,7 +87,7 @@ def shown(labels: Sequence[str], most: int) -> str:
 
 def quoted(label: str) -> str:
     """The label in quotes; the beginning of a long one, which is rather a text than a label."""
-    return repr(label if len(label) <= LONGEST else label[: LONGEST - 1] + "…")
+    return repr(brief(label, LONGEST))
 
 
 def _are_numbers(labels: Sequence[str] | set[str]) -> bool:

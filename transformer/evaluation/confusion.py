@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from transformer.data.line_escapes import in_a_line
+from transformer.errors import brief
 
 WIDE = 12
 """The most classes whose confusion matrix is printed; of more, the most frequent confusions are listed."""
@@ -28,8 +29,7 @@ def macro_f1(confusion_cc: np.ndarray) -> float:
 def confusion_lines(confusion_cc: np.ndarray, labels: Sequence[str]) -> list[str]:
     """A matrix of counts (label, prediction) as a table with recall, precision and F1 of each label; for more
     than `WIDE` labels, a list of the most frequent confusions."""
-    whole = map(in_a_line, labels)
-    names = [label if len(label) <= 20 else label[:19] + "…" for label in whole]
+    names = [brief(in_a_line(label), 20) for label in labels]
     if len(names) > WIDE:
         wrong_cc = confusion_cc - np.diag(np.diag(confusion_cc))
         order = np.argsort(-wrong_cc, axis=None, kind="stable")[:WIDE]

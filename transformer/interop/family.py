@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from transformer.config import LARGEST, idle_keys
-from transformer.errors import UserError
+from transformer.errors import UserError, brief
 from transformer.interop.rules import Rule
 
 DECODERS = ("chat", "dpo", "text_to_text")
@@ -220,4 +220,4 @@ def _listed(values: Iterable[Any]) -> str:
 
 
 def _short(value: Any) -> str:
-    return text if len(text := repr(value)) <= 80 else f"{text[:77]}..."
+    return brief(repr(value), 80)

@@ -6,9 +6,10 @@ import warnings
 from collections.abc import Iterable
 from typing import Any
 
+from transformer.errors import brief
+
 BOXES = "Last Resort"
 """The beginning of the name of a font that has a box for every character."""
-
 
 LONGEST = 24
 """Characters of the longest label beside a cell or a point: a longer one takes the room of the picture."""
@@ -16,8 +17,7 @@ LONGEST = 24
 
 def shortened(label: str) -> str:
     """A label of at most `LONGEST` characters: of a longer one its beginning and its end."""
-    end = LONGEST // 3
-    return label if len(label) <= LONGEST else f"{label[: LONGEST - end - 1]}…{label[-end:]}"
+    return brief(label, LONGEST, end=LONGEST // 3)
 
 
 def as_they_are(texts: Iterable[Any]) -> None:
