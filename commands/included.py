@@ -1,12 +1,18 @@
-"""The file of --include, which may add members to families."""
+"""The file of --include, which may add members to families, in this program and in those that it starts."""
 
 import runpy
+import shlex
 from pathlib import Path
 
 from transformer.errors import UserError
 
 INCLUDED: list[str] = []
-"""The flag, for the programs that this one starts and the commands that it suggests."""
+"""The flag, for the programs that this one starts."""
+
+
+def shell(*arguments: str) -> str:
+    """A command that is suggested, as one writes it in a shell."""
+    return shlex.join(["python", "launch.py", *INCLUDED, *arguments])
 
 
 def include(name: str) -> None:

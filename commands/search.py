@@ -13,12 +13,11 @@ import json
 import math
 import operator
 import os
-import shlex
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from commands.included import INCLUDED
+from commands.included import shell
 from commands.jobs import Halving, Job, Work
 from commands.outputs import make_folder
 from commands.settings import check_flags, make_job, refuse_twice
@@ -293,8 +292,7 @@ def report(flags: argparse.Namespace, trials: Trials) -> int:
     best = trials.study.best_trial
     job = trials.make(trials.setting(best.params))
     print(f"best of {listed}: {job.name}, {trials.metric} {best.value:.5g}")
-    again = ["python", "launch.py", *INCLUDED, f"--workdir={flags.workdir}-best", *job.arguments[1:]]
-    table = ["python", "launch.py", "--mode=table", f"--runs={Path(flags.workdir) / '*'}"]
-    print(shlex.join(again))
-    print(shlex.join([*table, f"--metric={flags.metric or METRIC}", f"--pictures={flags.workdir}"]))
+    print(shell(f"--workdir={flags.workdir}-best", *job.arguments[1:]))
+    runs, metric = f"--runs={Path(flags.workdir) / '*'}", f"--metric={flags.metric or METRIC}"
+    print(shell("--mode=table", runs, metric, f"--pictures={flags.workdir}"))
     return 0

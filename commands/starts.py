@@ -5,12 +5,11 @@ import importlib.metadata
 import os
 import platform
 import re
-import shlex
 import subprocess
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from commands.included import INCLUDED
+from commands.included import shell
 from commands.workdir import Workdir, read_json, write_json
 from transformer.errors import UserError
 
@@ -69,12 +68,12 @@ def command_line(config: "ConfigSource", workdir: str, overrides: "Overrides") -
         return ""
     given = [f"--config={config}"] if config else []
     keys = [f"--config.{key}={value}" for key, value in overrides]
-    return shlex.join(["python", "launch.py", *INCLUDED, *given, f"--workdir={workdir}", *keys])
+    return shell(*given, f"--workdir={workdir}", *keys)
 
 
 def command(folder: Workdir, *arguments: str) -> str:
     """A shell command on the run's folder."""
-    return shlex.join(["python", "launch.py", *INCLUDED, f"--workdir={folder.path}", *arguments])
+    return shell(f"--workdir={folder.path}", *arguments)
 
 
 def _version(package: str) -> str:

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from commands import WHICH_CONFIG
-from commands.included import INCLUDED
+from commands.included import INCLUDED, shell
 from transformer.errors import UserError
 from transformer.sweep import Setting, names, product, read_sweep
 
@@ -65,7 +65,7 @@ def run(flags: argparse.Namespace, overrides: "Overrides") -> int:
         return submit(flags, overrides, len(jobs))
     if flags.dry_run:
         for job in jobs:
-            print(shlex.join(["python", "launch.py", *INCLUDED, *job.arguments]))
+            print(shell(*job.arguments))
         return 0
     if "SLURM_ARRAY_TASK_ID" in os.environ:
         return one_of_an_array(jobs)
@@ -74,7 +74,7 @@ def run(flags: argparse.Namespace, overrides: "Overrides") -> int:
         halving = Halving.of(flags.halving, flags.halving_start, flags.halving_factor, jobs)
     ended = work(jobs, flags.jobs, halving)
     if ended <= 1:
-        print(f"python launch.py --mode=table --runs={shlex.quote(str(Path(flags.workdir) / '*'))}")
+        print(shell("--mode=table", f"--runs={Path(flags.workdir) / '*'}"))
     return ended
 
 

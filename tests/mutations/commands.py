@@ -67,7 +67,7 @@ EDITS = {
         "tests/commands/test_report_command.py",
         {
             "only_the_last_start": ("read_starts(folder) if step else []", "[]"),
-            "keys_are_left_out": ('f"--workdir={workdir}", *keys]', 'f"--workdir={workdir}"]'),
+            "keys_are_left_out": ('f"--workdir={workdir}", *keys)', 'f"--workdir={workdir}")'),
         },
     ),
     "transformer/sweep.py": (
