@@ -187,7 +187,10 @@ class WarmStart:
 def _checkpoints(folder: Path) -> Checkpoints:
     paths = RunFolder(folder)
     if not paths.checkpoints.is_dir():
-        raise UserError(f"initialize_from: {folder} has no checkpoints; expected the folder of a run")
+        made = "--mode=import makes one of a model of transformers"
+        raise UserError(
+            f"initialize_from: {folder} has no checkpoints; expected the folder of a run ({made})"
+        )
     kept = _read(paths.config) or {}
     keep_best = kept.get("train", {}).get("keep_best", "")
     return Checkpoints(paths.checkpoints, keep_best=keep_best, write=False)

@@ -147,7 +147,8 @@ def check_adapters(config: Any) -> None:
     """Raises if LoRA is trained together with the full parameters."""
     freezes = config.optimizer.train_only or any(rule.frozen for rule in config.optimizer.rules)
     if (rank := getattr(config.model, "lora_rank", 0)) and not freezes:
-        raise UserError(f"optimizer.train_only: '' with model.lora_rank {rank}; expected prefixes: lora,head")
+        expected = "expected prefixes: lora, or lora,head of a classifier"
+        raise UserError(f"optimizer.train_only: '' with model.lora_rank {rank}; {expected}")
 
 
 def asks_layers(config: Any) -> bool:
