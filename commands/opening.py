@@ -129,7 +129,7 @@ def _parse(text: str, default: Any) -> Any:
         return value if isinstance(value, (list, tuple)) else [single]
     found: Any = text
     for read in (json.loads, ast.literal_eval):  # as JSON writes it or, where both can read it, Python
-        with contextlib.suppress(ValueError, SyntaxError):
+        with contextlib.suppress(ValueError, SyntaxError, RecursionError):
             found = read(text)
     whole = isinstance(default, int) and isinstance(found, float) and found.is_integer()
     return int(found) if whole else found

@@ -85,6 +85,7 @@ ALLOWED = {
         "transformer.data.tokenizers",
         "transformer.config",
         "transformer.errors",
+        "transformer.json_text",
     },
     "transformer.visualization": {
         "transformer.visualization",

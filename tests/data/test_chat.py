@@ -384,6 +384,7 @@ def test_a_pair_has_both_answers_in_one_row(tmp_path, form):
 def test_a_text_is_a_message_and_json_a_conversation():
     assert conversation("[1, 2] is a list") == [{"role": "user", "content": "[1, 2] is a list"}]
     assert conversation("[1, 2]") == [{"role": "user", "content": "[1, 2]"}]
+    assert conversation("[" * 9999) == [{"role": "user", "content": "[" * 9999}]
     assert conversation(json.dumps(TALK)) == TALK == conversation(json.dumps({"messages": TALK}))
     with pytest.raises(UserError, match="message 1: expected role and content"):
         conversation('[{"role": "user"}]')

@@ -2,6 +2,7 @@
 say, and no header takes more memory than its file is large."""
 
 import ast
+import gc
 import json
 import struct
 import subprocess
@@ -147,6 +148,37 @@ def test_images(name, tmp_path):
 def test_json(text):
     with pytest.raises(ValueError, match=r"."):
         parse_json(text)
+
+
+class Garbage:
+    """In a cycle of its own, so that the collector finds it; its finalizer needs 400 frames of Python."""
+
+    def __init__(self):
+        self.itself = self
+
+    def __del__(self):
+        self.down(400)
+
+    def down(self, steps):
+        return self.down(steps - 1) if steps else self
+
+
+def test_nothing_is_collected_where_nested_json_ends():
+    """A finalizer that the collector ran there would fail, with a message about a file that nobody reads."""
+    failed = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "unraisablehook", lambda given: failed.append(given.exc_type))
+        thresholds = gc.get_threshold()
+        gc.collect(0)  # so that the count begins here
+        try:
+            garbage = [Garbage() for _ in range(9)]
+            gc.set_threshold(700, 1, 1)
+            del garbage
+            with pytest.raises(ValueError, match="nested too deeply"):
+                parse_json("[" * 100_000)
+        finally:
+            gc.set_threshold(*thresholds)
+    assert not failed and gc.isenabled()
 
 
 LIMITED = """

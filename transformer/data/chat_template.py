@@ -16,6 +16,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment, SecurityError
 from transformer.data.sources.base import check_text
 from transformer.data.tokenizers import chat_template_in
 from transformer.errors import UserError, brief
+from transformer.json_text import parse_json
 
 Message = Mapping[str, str]
 """{"role": one of `ROLES`, "content": its text}."""
@@ -53,8 +54,8 @@ class ChatTemplate:
         """
         try:
             text = Path(path).expanduser().read_text(encoding="utf-8-sig")
-            source = chat_template_in(json.loads(text)) if str(path).endswith(".json") else text
-        except (OSError, ValueError, RecursionError) as error:
+            source = chat_template_in(parse_json(text)) if str(path).endswith(".json") else text
+        except (OSError, ValueError) as error:
             raise UserError(f"{path}: cannot be read ({getattr(error, 'strerror', None) or error})") from None
         if not source:
             raise UserError(f"{path}: there is no chat template in it")
@@ -119,7 +120,7 @@ def conversation(text: str) -> list[Message]:
     value: Any = None
     if text.lstrip()[:1] in ("[", "{"):
         with contextlib.suppress(ValueError):
-            value = json.loads(text)
+            value = parse_json(text)
     if isinstance(value, dict) and "messages" in value:
         return check_messages(value["messages"])
     if isinstance(value, list) and any(isinstance(each, dict) and "role" in each for each in value):

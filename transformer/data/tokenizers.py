@@ -23,6 +23,7 @@ from transformer.data.tokenizer_kinds import (
     train_words,
 )
 from transformer.errors import UserError
+from transformer.json_text import parse_json
 
 ENDS = (END, "<|end_of_text|>", "</s>", "<eos>", "[SEP]")
 """Names of the end-of-text token in other tokenizers, in order of preference."""
@@ -83,9 +84,9 @@ def settings_beside(file: Path) -> dict[str, Any]:
     """
     path, template = file.with_name(NAMES), file.with_name(TEMPLATE)
     try:
-        given = json.loads(path.read_text(encoding="utf-8-sig")) if path.is_file() else {}
+        given = parse_json(path.read_text(encoding="utf-8-sig")) if path.is_file() else {}
         own = {"chat_template": template.read_text(encoding="utf-8-sig")} if template.is_file() else {}
-    except (OSError, ValueError, RecursionError) as error:
+    except (OSError, ValueError) as error:
         raise UserError(f"{path} or {TEMPLATE} beside it: not readable ({str(error)[:160]})") from None
     if not isinstance(given, dict):
         raise UserError(f"{path}: a JSON {type(given).__name__}; expected an object, {{...}}")

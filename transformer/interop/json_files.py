@@ -1,11 +1,11 @@
 """JSON of unknown origin: objects of bounded size, without repeated names, NaN or infinities."""
 
-import json
 from codecs import BOM_UTF8
 from pathlib import Path
 from typing import Any
 
 from transformer.errors import UserError
+from transformer.json_text import parse_json
 
 LONGEST = 1 << 28
 """Bytes of a file. An index or a tokenizer has some tens of megabytes at most."""
@@ -32,9 +32,7 @@ def parse_object(text: bytes, path: Path) -> dict[str, Any]:
       UserError: it is no JSON, no object, repeats a name, or has NaN or an infinity.
     """
     try:
-        found = json.loads(text.decode("utf-8"), object_pairs_hook=_unique, parse_constant=_no_number)
-    except RecursionError:
-        raise UserError(f"{path}: not readable as JSON (nested too deeply)") from None
+        found = parse_json(text.decode("utf-8"), object_pairs_hook=_unique, parse_constant=_no_number)
     except ValueError as error:
         raise UserError(f"{path}: not readable as JSON ({str(error)[:160]})") from None
     if not isinstance(found, dict):

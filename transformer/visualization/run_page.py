@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from transformer.json_text import parse_json
 from transformer.run_folder import RunFolder
 from transformer.visualization.html import Markup, grid, joined, page, picture, section, table, tag
 from transformer.visualization.report import PANELS, Series, read_metrics
@@ -255,6 +256,6 @@ def _text(value: Any) -> str:
 
 def _json(path: Path) -> Any:
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        return parse_json(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None
