@@ -293,7 +293,7 @@ def reopen_run(workdir: str | os.PathLike, overrides: Overrides = ()) -> Run:
         from commands import devices_here
 
         run = open_run(folder, *devices_here.nearest(config, overrides, error))
-    folder.check_lost(run.experiment.data)  # type: ignore[attr-defined]
+    folder.check_kept(run.experiment.data)  # type: ignore[attr-defined]
     return run
 
 

@@ -6,6 +6,7 @@ import json
 import os
 import re
 import socket
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, TextIO
@@ -140,14 +141,17 @@ class Workdir(RunFolder):
                 found.append(f"{name}.json is another one")
         return ", ".join(filter(None, found))
 
-    def check_lost(self, data: Any) -> None:
-        """Raises `UserError` if tokenizer or labels whose file is gone are not by these data what they were:
-        the model's tokens or outputs would mean something else."""
-        lost = [path for path in (self.tokenizer, self.labels) if not path.exists()]
-        known = read_json(self.data) if lost and self.data.exists() else {}
-        for path in lost if isinstance(known, dict) else ():
-            if known.get(path.stem) not in (None, identities(data).get(path.stem)):
-                raise UserError(f"{path}: it is not there, and the data as they are now give another one")
+    def check_kept(self, data: Any) -> None:
+        """Warns of a tokenizer or labels that are not those of the training: the model's tokens or outputs
+        mean something else.
+
+        Raises:
+          UserError: their file is gone, and they are not by these data what they were.
+        """
+        known = read_json(self.data) if self.data.exists() else {}
+        for path in (self.tokenizer, self.labels) if isinstance(known, dict) else ():
+            if known.get(path.stem) and known[path.stem] != identities(data).get(path.stem):
+                _is_another(path)
 
     def read_lengths(self, steps: int) -> list[tuple[int, int]]:
         """The changes of `train.steps` in a run that is resumed with `steps`, as (at, before): until step
@@ -200,6 +204,12 @@ def read_json(path: Path) -> Any:
         return parse_json(path.read_bytes())
     except ValueError as error:
         raise UserError(f"{path}: not readable as JSON ({error})") from None
+
+
+def _is_another(path: Path) -> None:
+    if not path.exists():
+        raise UserError(f"{path}: it is not there, and the data as they are now give another one")
+    print(f"warning: {path} is not the one that the run was trained with", file=sys.stderr)
 
 
 def _is_pair(value: Any) -> bool:

@@ -159,3 +159,7 @@ def test_a_lost_tokenizer_is_learnt_again_only_where_it_is_the_same(tmp_path, ca
     assert launch.main(evaluate) == 2
     lost = f"{tmp_path}/run/tokenizer.json: it is not there, and the data as they are now give another one"
     assert capfd.readouterr().err == f"error: {lost}\n"
+    Tokenizer.train("characters", ["other"]).save(tmp_path / "run" / "tokenizer.json")
+    launch.main(evaluate)
+    said = f"warning: {tmp_path}/run/tokenizer.json is not the one that the run was trained with\n"
+    assert capfd.readouterr().err.startswith(said)
