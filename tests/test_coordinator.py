@@ -111,3 +111,21 @@ def test_what_two_processes_trained_one_evaluates_and_uses(capfd, folders):
     assert float(found["eval/loss"]) == pytest.approx(last["eval/loss"], rel=1e-5)
     assert launch.main([f"--workdir={two}", "--mode=predict", "--prompt=alpha", "--max_new_tokens=2"]) == 0
     assert capfd.readouterr().out.startswith("alpha")
+
+
+def test_processes_that_share_each_sequence_score_as_one_does(capfd, folders):
+    """XLA may leave a part of the results on each of them."""
+    score = [f"--workdir={folders[0]}", "--mode=score", "--prompt=alpha\tbeta gamma"]
+    first, second = together(*score, "--config.parallel.mesh.data=1", "--config.parallel.mesh.context=2")
+    capfd.readouterr()
+    assert launch.main(score) == 0
+    (expected, found) = (out.splitlines()[-1].split("\t") for out in (capfd.readouterr().out, first))
+    assert float(found[0]) == pytest.approx(float(expected[0]), rel=1e-5) and found[1:] == expected[1:]
+    assert "\t" not in second
+
+
+def test_processes_that_share_parameters_write_targets(tmp_path):
+    """XLA may leave a part of what beam search finds on each of them."""
+    over = ["--config.parallel.mesh.data=1", "--config.parallel.mesh.fsdp=2"]
+    first, _ = together("--config=configs/translation.py:tiny", f"--workdir={tmp_path / 'run'}", *over)
+    assert "\nwritten: " in first

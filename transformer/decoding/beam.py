@@ -15,6 +15,7 @@ from transformer.config import Bound, Bounded, Nonnegative, NonnegativeFloat, Po
 from transformer.decoding.generation import fill, pad
 from transformer.decoding.stepper import Stepper
 from transformer.errors import UserError
+from transformer.host import on_host
 
 
 @dataclass(frozen=True)
@@ -226,7 +227,7 @@ def translate(
                 eos_id=eos_id,
                 n_best=config.n_best,
             )
-            for i, *best in zip(batch, *map(np.asarray, results), strict=False):
+            for i, *best in zip(batch, *map(on_host, results), strict=False):
                 found[i] = [
                     (tokens[:length].tolist(), float(score))
                     for tokens, length, score in zip(*best, strict=True)

@@ -12,6 +12,7 @@ import numpy as np
 from transformer.data.tokenizers import Tokenizer
 from transformer.decoding.generation import fill, pad
 from transformer.errors import UserError
+from transformer.host import on_host
 from transformer.training.experiment import Batch, Params
 from transformer.training.logits_memory import chunked
 from transformer.training.token_losses import token_loss
@@ -124,7 +125,7 @@ def scores(
             numbers = order[first : first + batch_size]
             batch = [window[i] for i in numbers]
             arrays = _arrays(fill(batch, batch_size), room)
-            log_p_bm, likeliest_bm = map(np.asarray, likelihood(arrays))
+            log_p_bm, likeliest_bm = map(on_host, likelihood(arrays))
             for i, row, log_p_m, likeliest_m in zip(numbers, batch, log_p_bm, likeliest_bm, strict=False):
                 n = len(row.tokens) - row.start
                 total = float(log_p_m[:n].astype(np.float64).sum())

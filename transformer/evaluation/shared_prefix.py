@@ -12,6 +12,7 @@ import numpy as np
 from transformer.decoding.generation import bucket, fill, pad
 from transformer.decoding.stepper import Extender
 from transformer.evaluation.scoring import Row, Score, score_rows
+from transformer.host import on_host
 from transformer.training.experiment import Params
 
 MOST = 64
@@ -69,7 +70,7 @@ def _of_batch(
     for target_m, target in zip(targets_rm, targets, strict=True):
         target_m[: len(target)] = target
     likelihoods = _likelihood(stepper, *pad(heads, longest, 0), targets_rm)
-    for i, target, log_p_m, likeliest_m in zip(numbers, targets, *map(np.asarray, likelihoods), strict=True):
+    for i, target, log_p_m, likeliest_m in zip(numbers, targets, *map(on_host, likelihoods), strict=True):
         n = len(target)
         total = float(log_p_m[:n].astype(np.float64).sum())
         yield i, Score(total, n, bool(likeliest_m[:n].all()), rows[i].unread)
