@@ -12,6 +12,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from flax import traverse_util
 
 from commands.hub import Hub
@@ -150,6 +151,33 @@ def check_round_trip(imported: Imported, theirs: Any, tmp_path: Path, rng: np.ra
         back = type(theirs).from_pretrained(folder).eval()
     tokens_bt = rng.integers(0, imported.vocab_size, (1, 12), np.int32)
     np.testing.assert_array_equal(their_logits(back, tokens_bt), their_logits(theirs, tokens_bt))
+
+
+def check_copies(imported: Imported, tmp_path: Path, *ignored: str) -> None:
+    """Tensors that are there once more, and others of no meaning, are read over; copies with another value
+    are refused."""
+    from safetensors.numpy import load_file, save_file
+
+    def read(tensors: dict[str, np.ndarray]) -> Any:
+        save_file(tensors, tmp_path / "model.safetensors")
+        hub = Hub(str(tmp_path))
+        return flat(hub.read(hub.abstract))
+
+    folder, copies = imported.hub.folder, imported.hub.folder.family.copies(imported.hub.model)
+    for name in ("config.json", "tokenizer.json"):
+        (tmp_path / name).write_text((folder.path / name).read_text())
+    own = load_file(folder.path / "model.safetensors")
+    names = {path: name for name, place in imported.hub.places.items() for path in place.paths}
+    tensors = own | {copy: own[names[path]].copy() for copy, path in copies.items()}
+    tensors |= {name: np.ones(3, np.float32) for name in ignored}
+    for path, leaf in read(tensors).items():
+        np.testing.assert_array_equal(leaf, flat(imported.params)[path], path)
+    for copy, path in copies.items():
+        other = tensors[copy].copy()
+        other[-1] += 1
+        for wrong in (other, other[:-1]):
+            with pytest.raises(UserError, match=f"{copy} differs from {names[path]}; such models"):
+                read(tensors | {copy: wrong})
 
 
 def broken_tables(

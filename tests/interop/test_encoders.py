@@ -158,6 +158,10 @@ def test_a_wrong_entry_of_the_table_is_caught(encoder):
     assert caught >= 1.7 * len(encoder.rules), (caught, len(encoder.rules))
 
 
+def test_copies(encoder, tmp_path):
+    parity.check_copies(encoder, tmp_path)
+
+
 def test_old_names_of_tensors_and_duplicates_are_read(encoder, tmp_path):
     """BERT's files from the time of its paper: gamma and beta, numbers of positions, the output once more."""
     if encoder.hub.folder.family is not bert.BERT_PRETRAINING:

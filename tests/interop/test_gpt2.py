@@ -37,5 +37,9 @@ def test_round_trip(imported, theirs, tmp_path, rng):
     parity.check_round_trip(imported, theirs[1], tmp_path, rng)
 
 
+def test_copies(imported, tmp_path):
+    parity.check_copies(imported, tmp_path, *(f"transformer.h.{n}.attn.bias" for n in range(2)))
+
+
 def test_a_wrong_entry_of_the_table_is_caught(imported, rng):
     parity.check_broken_tables(imported, rng, 40, at_least=25)

@@ -69,6 +69,10 @@ def test_greedy_and_beam_search(imported, theirs):
     pairs.check_search(imported, theirs[1], 4, 16)
 
 
+def test_copies(imported, tmp_path):
+    parity.check_copies(imported, tmp_path)
+
+
 @pytest.mark.thorough
 @pytest.mark.parametrize("theirs", ["apart"], indirect=True)
 def test_a_wrong_entry_of_the_table_is_caught(imported, rng):

@@ -26,8 +26,10 @@ EDITS = {
     ),
     "transformer/interop/folder.py": (
         "tests/interop/test_import.py::test_a_model_with_parts_that_no_family_has_is_not_exported "
-        "tests/interop/test_encoder_runs.py::test_what_is_no_choice_between_classes_is_refused",
+        "tests/interop/test_encoder_runs.py::test_what_is_no_choice_between_classes_is_refused "
+        "tests/interop/test_gpt2.py::test_copies",
         {
+            "any_copies": ("if copy in self.tensors and not", "if copy in () and not"),
             "regression_is_a_choice": ("if len(names) == 1:", "if False:"),
             "several_labels_are_a_choice": ("if problem != SINGLE:", "if False:"),
             "farthest_family_named": ("closest, why = min(refused,", "closest, why = max(refused,"),

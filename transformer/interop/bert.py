@@ -74,6 +74,11 @@ def roberta_classifier(model: Any) -> Iterator[Rule]:
     yield from linear("head/classes", "classifier.out_proj")
 
 
+def output_of(head: str) -> dict[str, str]:
+    """The output of a head, which is the table of embeddings, with a bias."""
+    return {f"{head}.decoder.weight": "encoder/embedding/table", f"{head}.decoder.bias": "output_bias"}
+
+
 def read(config: Values, offset: bool = False) -> dict[str, Any]:
     """Our keys of positions and token types; RoBERTa's positions begin after the id of padding (`offset`)."""
     first = whole(config, "pad_token_id", 1, 0) + 1 if offset else 0
@@ -215,13 +220,9 @@ BERT = _masked(
     rules=masked,
     prefix="bert.",
     renamed=RENAMED,
-    # Files of both heads are also named after one of them. The output is the table of embeddings.
-    ignored=lambda model: (
-        r"bert\.pooler\..*",
-        r"cls\.seq_relationship\..*",
-        r"cls\.predictions\.decoder\.(weight|bias)",
-        r".*position_ids",
-    ),
+    # Files of both heads are also named after one of them.
+    ignored=lambda model: (r"bert\.pooler\..*", r"cls\.seq_relationship\..*", r".*position_ids"),
+    copies=lambda model: output_of("cls.predictions"),
 )
 BERT_PRETRAINING = _masked(
     model_type="bert",
@@ -234,7 +235,8 @@ BERT_PRETRAINING = _masked(
     renamed=RENAMED,
     data=lambda config: {"next_sentence": True},
     write_data=with_next,
-    ignored=lambda model: (r"cls\.predictions\.decoder\.(weight|bias)", r".*position_ids"),
+    ignored=lambda model: (r".*position_ids",),
+    copies=lambda model: output_of("cls.predictions"),
 )
 BERT_CLASSIFIER = _classifier(
     model_type="bert",
@@ -255,11 +257,8 @@ ROBERTA = _masked(
     write=functools.partial(write, offset=True),
     rules=roberta_masked,
     prefix="roberta.",
-    ignored=lambda model: (
-        r"roberta\.pooler\..*",
-        r"lm_head\.decoder\.(weight|bias)",
-        r".*position_ids",
-    ),
+    ignored=lambda model: (r"roberta\.pooler\..*", r".*position_ids"),
+    copies=lambda model: output_of("lm_head"),
 )
 ROBERTA_CLASSIFIER = _classifier(
     model_type="roberta",

@@ -1,7 +1,7 @@
 """A family of models of another library: its config keys, its tensors, and which of ours can be one."""
 
 import dataclasses
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -141,6 +141,7 @@ class Family:
     - `prefix`: what the names of tensors may begin with or not;
     - `renamed`: regular expressions in names of tensors, and what replaces them;
     - `ignored`: regular expressions for names of tensors that are no parameters, for a config of ours;
+    - `copies`: names of tensors that may be there for a parameter of ours once more, for a config of ours;
     - `paired`: whether it is an encoder-decoder.
     """
 
@@ -163,7 +164,8 @@ class Family:
     write_pixels: Callable[[Any, Any], dict[str, Any]] | None = None
     prefix: str = ""
     renamed: tuple[tuple[str, str], ...] = ()
-    ignored: Callable[[Any], Iterable[str]] = lambda model: ()
+    ignored: Callable[[Any], Sequence[str]] = lambda model: ()
+    copies: Callable[[Any], Mapping[str, str]] = nothing
     paired: bool = False
     also: tuple[str, ...] = ()
 

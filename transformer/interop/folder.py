@@ -138,10 +138,17 @@ class HubFolder:
         """Where each tensor belongs in parameters of these shapes, path -> shape.
 
         Raises:
-          UserError: a tensor is missing, unknown or of another shape.
+          UserError: a tensor is missing, unknown or of another shape; or it should be a copy of another one
+            and is none, so that transformers computes with both.
         """
-        found = places(self.family.rules(model), shapes, vocab_size)
-        compare(self.tensors, found, self.family.ignored(model), self.path)
+        found, copies = places(self.family.rules(model), shapes, vocab_size), self.family.copies(model)
+        ignored = [*self.family.ignored(model), *map(re.escape, copies)]
+        compare(self.tensors, found, ignored, self.path)
+        names = {path: name for name, place in found.items() for path in place.paths}
+        for copy, path in copies.items():
+            name = names[path]
+            if copy in self.tensors and not self.tensors[copy].equals(self.tensors[name]):
+                raise UserError(f"{self.path}: {copy} differs from {name}; such models have one of both")
         return found
 
 

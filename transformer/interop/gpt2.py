@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from transformer.interop.family import DECODERS, Family, Key, named
-from transformer.interop.parts import affine, norm
+from transformer.interop.parts import affine, norm, tied_output
 from transformer.interop.rules import Rule
 
 GELU = {"gelu_new": "gelu", "gelu_pytorch_tanh": "gelu", "gelu": "gelu_exact", "relu": "relu"}
@@ -64,8 +64,6 @@ GPT2 = Family(
     ),
     rules=rules,
     prefix="transformer.",
-    ignored=lambda model: (
-        r"transformer\.h\.\d+\.attn\.(masked_)?bias",  # the causal mask
-        *(["lm_head.weight"] if model.tie_embeddings else []),
-    ),
+    ignored=lambda model: (r"transformer\.h\.\d+\.attn\.(masked_)?bias",),  # the causal mask
+    copies=tied_output,
 )

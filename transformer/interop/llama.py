@@ -14,7 +14,7 @@ from transformer.interop.attention_keys import (
     write_windows,
 )
 from transformer.interop.family import DECODERS, Family, Key, Values, named, positive
-from transformer.interop.parts import heads, joined, linear, norm
+from transformer.interop.parts import heads, joined, linear, norm, tied_output
 from transformer.interop.rules import Rule
 
 PRE_NORMS = {"attention_norm": "input_layernorm", "feed_forward_norm": "post_attention_layernorm"}
@@ -46,13 +46,6 @@ def rules(model: Any) -> Iterator[Rule]:
     yield from scaled("final_norm", "model.norm")
     if not model.tie_embeddings:
         yield Rule("unembedding/kernel", "lm_head.weight", "v d -> d v")
-
-
-def ignored(model: Any) -> Iterator[str]:
-    """The table of frequencies, and an output that is the embedding."""
-    yield r"model\.(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq"
-    if model.tie_embeddings:
-        yield r"lm_head\.weight"
 
 
 SIZES = (
@@ -143,7 +136,13 @@ ROPES = ("rope_theta", "rope_parameters", "rope_scaling")
 QWEN_FURTHER = (*ROPES, "sliding_window", "use_sliding_window", "max_window_layers", "layer_types")
 
 decoder = functools.partial(
-    Family, experiment="language_modeling", also=DECODERS, rules=rules, prefix="model.", ignored=ignored
+    Family,
+    experiment="language_modeling",
+    also=DECODERS,
+    rules=rules,
+    prefix="model.",
+    ignored=lambda model: (r"model\.(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq",),
+    copies=tied_output,
 )
 """A family of language models with these names of tensors."""
 

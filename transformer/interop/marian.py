@@ -5,7 +5,7 @@ from typing import Any
 
 from transformer.errors import UserError
 from transformer.interop.family import GENERATION, Family, Key, Values, named
-from transformer.interop.parts import heads, joined, linear, norm
+from transformer.interop.parts import heads, joined, linear, norm, tied_output
 from transformer.interop.rules import Rule
 
 ACTIVATIONS = {
@@ -69,13 +69,10 @@ def write(model: Any) -> dict[str, Any]:
     return sizes | {"dropout": model.dropout, "forced_eos_token_id": None}
 
 
-def ignored(model: Any) -> Iterator[str]:
-    """Positions, which are computed, and copies of the embeddings."""
-    yield r"model\.(encoder|decoder)\.embed_positions\.weight"
-    if model.share_embeddings:
-        yield r"model\.(encoder|decoder)\.embed_tokens\.weight"
-    if model.tie_embeddings:
-        yield r"lm_head\.weight"
+def copies(model: Any) -> dict[str, str]:
+    """The embeddings of each stack, and the output."""
+    own = ("model.encoder.embed_tokens.weight", "model.decoder.embed_tokens.weight")
+    return tied_output(model) | dict.fromkeys(own if model.share_embeddings else (), "embedding/table")
 
 
 MARIAN = Family(
@@ -119,6 +116,7 @@ MARIAN = Family(
     write=write,
     further=("dropout", *ALIKE),
     rules=rules,
-    ignored=ignored,
+    ignored=lambda model: (r"model\.(encoder|decoder)\.embed_positions\.weight",),  # which are computed
+    copies=copies,
     paired=True,
 )

@@ -221,7 +221,7 @@ MODERNBERT = _family(
     written=WRITTEN,
     data=lambda config: {"next_sentence": False},
     write_data=without_next,
-    ignored=lambda model: (r"decoder\.weight",),
+    copies=lambda model: {"decoder.weight": "encoder/embedding/table"},
 )
 MODERNBERT_CLASSIFIER = _family(
     architecture="ModernBertForSequenceClassification",

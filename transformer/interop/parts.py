@@ -39,5 +39,10 @@ def norm(ours: str, theirs: str, bias: bool = True, scale: str = "scale", **opti
         yield Rule(f"{ours}/bias", f"{theirs}.bias", **options)
 
 
+def tied_output(model: Any) -> dict[str, str]:
+    """The output of a language model, where it is the table of embeddings."""
+    return {"lm_head.weight": "embedding/table"} if model.tie_embeddings else {}
+
+
 def _each(ours: Paths, leaf: str) -> Paths:
     return f"{ours}/{leaf}" if isinstance(ours, str) else tuple(f"{each}/{leaf}" for each in ours)

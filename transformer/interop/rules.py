@@ -10,7 +10,7 @@ that are one in ours all but one have their sizes in `sizes`.
 
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -146,7 +146,7 @@ def _groups(side: str) -> tuple[tuple[str, ...], ...]:
 
 
 def compare(
-    found: Mapping[str, Any], wanted: Mapping[str, Place], ignored: Iterable[str], where: object
+    found: Mapping[str, Any], wanted: Mapping[str, Place], ignored: Sequence[str], where: object
 ) -> None:
     """Checks that the tensors of a model, name -> anything with a `shape`, are those of the rules, besides
     names that match one of the regular expressions `ignored`.
@@ -165,7 +165,7 @@ def compare(
             raise UserError(f"{where}: {name} has the shape {shapes}")
 
 
-def _any(patterns: Iterable[str], name: str) -> bool:
+def _any(patterns: Sequence[str], name: str) -> bool:
     return any(re.fullmatch(pattern, name) for pattern in patterns)
 
 

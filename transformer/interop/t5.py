@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from transformer.interop.family import GENERATION, Family, Key, Values, given, named
-from transformer.interop.parts import heads, joined, linear, norm
+from transformer.interop.parts import heads, joined, linear, norm, tied_output
 from transformer.interop.rules import Rule
 
 FEED_FORWARDS = {
@@ -67,10 +67,10 @@ def write(model: Any) -> dict[str, Any]:
     return {"dropout_rate": model.dropout, "scale_decoder_outputs": model.scale_logits}
 
 
-def ignored(model: Any) -> Iterator[str]:
-    """Copies of the embeddings, and a table that no layer reads."""
-    yield r"(encoder|decoder)\.embed_tokens\.weight"
-    yield r"decoder\.block\.0\.layer\.1\.EncDecAttention\.relative_attention_bias\.weight"
+def copies(model: Any) -> dict[str, str]:
+    """The embeddings of each stack, and the output."""
+    own = ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight")
+    return tied_output(model) | dict.fromkeys(own, "embedding/table")
 
 
 T5 = Family(
@@ -109,6 +109,8 @@ T5 = Family(
     further=("dropout_rate", "scale_decoder_outputs"),
     written=("scale_logits",),
     rules=rules,
-    ignored=ignored,
+    # A table that no layer reads.
+    ignored=lambda model: (r"decoder\.block\.0\.layer\.1\.EncDecAttention\.relative_attention_bias\.weight",),
+    copies=copies,
     paired=True,
 )

@@ -62,6 +62,13 @@ class Tensor:
             return np.zeros(self.shape, self.dtype)
         return np.memmap(self.path, self.dtype, "r", self.offset, self.shape)
 
+    def equals(self, other: "Tensor") -> bool:
+        """Whether the values of two arrays are equal; of each a few rows at a time are in memory."""
+        parts = (slice(i, i + 1024) for i in range(0, self.shape[0] if self.shape else 0, 1024))
+        return self.shape == other.shape and all(
+            np.array_equal(self.open()[part], other.open()[part]) for part in parts
+        )
+
 
 def open_tensors(folder: Path) -> dict[str, Tensor]:
     """The tensors of a model in a folder, by name; their bytes are not read.
