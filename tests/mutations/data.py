@@ -250,7 +250,7 @@ EDITS = {
     ),
     "transformer/json_text.py": (
         "tests/faults/test_untrusted_files.py",
-        {"depth_is_an_error_of_its_own": ("except RecursionError:", "except ZeroDivisionError:")},
+        {"depth_is_an_error_of_its_own": ("(ValueError, RecursionError) as error:", "ValueError as error:")},
     ),
     "transformer/data/sources/files.py": (
         "tests/faults/test_data_faults.py",

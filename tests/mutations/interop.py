@@ -21,7 +21,6 @@ EDITS = {
         {
             "names_twice": ("if len(found) < len(pairs):", "if False:"),
             "any_number": ('raise ValueError(f"{text} is no number")', "return 0.0"),
-            "any_depth": ("except RecursionError:", "except ZeroDivisionError:"),
         },
     ),
     "transformer/interop/folder.py": (
