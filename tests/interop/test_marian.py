@@ -84,6 +84,7 @@ def test_a_wrong_entry_of_the_table_is_caught(imported, rng):
     [
         ({"decoder_ffn_dim": 24}, "decoder_ffn_dim: 24 and encoder_ffn_dim: 20; only equal ones"),
         ({"decoder_vocab_size": 200}, "decoder_vocab_size: 200 and vocab_size: 300"),
+        ({"num_hidden_layers": 6}, "num_hidden_layers: 6 and encoder_layers: 2; only equal ones"),
         ({"normalize_before": True}, "normalize_before: True; only False is known here"),
         ({"activation_function": "tanh"}, "activation_function: 'tanh'; expected one of 'relu'"),
         ({"forced_bos_token_id": 3}, "forced_bos_token_id: 3 has no meaning here for 'marian'"),

@@ -5,6 +5,7 @@ import json
 import pytest
 
 from tests.interop import pairs, parity
+from transformer.interop.t5 import T5
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
@@ -67,3 +68,20 @@ def test_copies(imported, tmp_path):
 @pytest.mark.parametrize("theirs", ["1.1 untied"], indirect=True)
 def test_a_wrong_entry_of_the_table_is_caught(imported, rng):
     pairs.check_broken_tables(imported, rng, at_least=50)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        (
+            {"dense_act_fn": "gelu"},
+            "dense_act_fn: 'gelu' with feed_forward_proj 'gated-gelu'; expected 'gelu_new'",
+        ),
+        ({"is_gated_act": False}, "is_gated_act: False with feed_forward_proj 'gated-gelu'; expected True"),
+    ],
+)
+def test_an_activation_that_is_said_twice_is_the_same(changes, said):
+    agreed = SIZES | {"feed_forward_proj": "gated-gelu", "dense_act_fn": "gelu_new", "is_gated_act": True}
+    assert T5.model(agreed)["feed_forward"] == "geglu"
+    with pytest.raises(parity.UserError, match=said):
+        T5.model(agreed | changes)

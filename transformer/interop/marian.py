@@ -47,8 +47,9 @@ ALIKE = {
     "decoder_attention_heads": ("encoder_attention_heads", 16),
     "decoder_ffn_dim": ("encoder_ffn_dim", 4096),
     "decoder_vocab_size": ("vocab_size", 58101),
+    "num_hidden_layers": ("encoder_layers", 12),
 }
-"""Their key of the decoder -> that of the encoder, which has the same value here, and its default."""
+"""Their key -> that of the encoder, which has the same value here, and its default."""
 
 
 def read(config: Values) -> dict[str, Any]:
@@ -56,7 +57,8 @@ def read(config: Values) -> dict[str, Any]:
     for key, (same, default) in ALIKE.items():
         value, wanted = config.get(key), config.get(same) or default
         # Without a value the numbers of heads and of hidden units are the defaults, not those of the encoder.
-        value = wanted if key == "decoder_vocab_size" and value is None else value or default
+        follows = key in ("decoder_vocab_size", "num_hidden_layers")
+        value = wanted if follows and value is None else value or default
         if value != wanted:
             raise UserError(f"{key}: {value!r} and {same}: {wanted!r}; only equal ones are known here")
     rate = config.get("dropout")
@@ -110,7 +112,7 @@ MARIAN = Family(
     silent=GENERATION
     | named(
         "activation_dropout classif_dropout classifier_dropout encoder_layerdrop decoder_layerdrop init_std "
-        "num_hidden_layers add_bias_logits extra_pos_embeddings"
+        "add_bias_logits extra_pos_embeddings"
     ),
     read=read,
     write=write,

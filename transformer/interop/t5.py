@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from typing import Any
 
+from transformer.errors import UserError
 from transformer.interop.family import GENERATION, Family, Key, Values, given, named
 from transformer.interop.parts import heads, joined, linear, norm, tied_output
 from transformer.interop.rules import Rule
@@ -51,7 +52,16 @@ GATED = [ours for theirs, ours in FEED_FORWARDS.items() if theirs.startswith("ga
 
 def read(config: Values) -> dict[str, Any]:
     """The dropout of all places, and the factor of the output, which version 1.1 does not have: that is known
-    by its tie_word_embeddings, false, where scale_decoder_outputs does not say it."""
+    by its tie_word_embeddings, false, where scale_decoder_outputs does not say it.
+
+    Raises:
+      UserError: the activation is said once more, and is another.
+    """
+    kind = given(config, "feed_forward_proj", "relu")
+    activation = "gelu_new" if kind == "gated-gelu" else kind.removeprefix("gated-")
+    for key, wanted in (("dense_act_fn", activation), ("is_gated_act", kind.startswith("gated-"))):
+        if given(config, key, wanted) != wanted:
+            raise UserError(f"{key}: {config[key]!r} with feed_forward_proj {kind!r}; expected {wanted!r}")
     rate = config.get("dropout_rate")
     rates = dict.fromkeys(
         ("dropout", "embedding_dropout", "attention_dropout"), 0.1 if rate is None else rate
@@ -103,10 +113,10 @@ T5 = Family(
         Key("tie_embeddings", "tie_word_embeddings", True),
     ),
     fixed={"position": "t5", "share_position": True, "attention_scale": 1.0},
-    silent=GENERATION | named("dense_act_fn is_gated_act initializer_factor classifier_dropout output_past"),
+    silent=GENERATION | named("initializer_factor classifier_dropout output_past"),
     read=read,
     write=write,
-    further=("dropout_rate", "scale_decoder_outputs"),
+    further=("dropout_rate", "scale_decoder_outputs", "dense_act_fn", "is_gated_act"),
     written=("scale_logits",),
     rules=rules,
     # A table that no layer reads.
