@@ -1,9 +1,12 @@
 """Gemma of transformers, in and out."""
 
+import copy
+
 import pytest
 
 from tests.interop import parity
 from tests.interop.test_llama import SMALL
+from transformer.interop import FAMILIES
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
@@ -35,6 +38,32 @@ def model(request, tmp_path_factory):
     made = getattr(transformers, kind)(getattr(transformers, config)(**GEMMA | keys))
     folder = tmp_path_factory.mktemp(request.param)
     return parity.Imported(parity.save(made, folder, 2, embedding=0.2)), made
+
+
+NAMES = {"soft_cap": "attn_logit_softcapping", "logit_soft_cap": "final_logit_softcapping"}
+
+
+@pytest.mark.parametrize(("kind", "caps"), [("gemma2", (50.0, 30.0)), ("gemma3_text", (0.0, 0.0))])
+def test_a_missing_cap_is_the_default_of_transformers_and_null_is_none(kind, caps):
+    family, default = FAMILIES[kind][0], transformers.AutoConfig.for_model(kind)
+    assert caps == tuple(getattr(default, name) or 0.0 for name in NAMES.values())
+    for config, wanted in ((SMALL, caps), (SMALL | dict.fromkeys(NAMES.values()), (0.0, 0.0))):
+        found = {"soft_cap": 0.0} | family.model(config)
+        assert (found["soft_cap"], found["logit_soft_cap"]) == wanted
+
+
+def test_of_both_keys_of_rotary_positions_the_older_counts():
+    """As in transformers, whose config says which base and scaling full attention has."""
+    scaled = {"rope_type": "linear", "factor": 3.0}
+    for kind in ("llama", "qwen2", "gemma2", "gemma3_text"):
+        ropes = LINEAR if kind == "gemma3_text" else {"rope_type": "default", "rope_theta": 500.0}
+        keys = SMALL | {"rope_theta": 70.0, "rope_scaling": scaled, "rope_parameters": ropes}
+        keys |= {"layer_types": ["sliding_attention", "full_attention"]} if "gemma" in kind else {}
+        theirs = transformers.AutoConfig.for_model(kind, **copy.deepcopy(keys)).rope_parameters
+        theirs = theirs.get("full_attention", theirs)
+        found = FAMILIES[kind][0].model(keys)
+        assert theirs["rope_type"] == found["position_scaling"]
+        assert (theirs["rope_theta"], theirs["factor"]) == (found["position_base"], found["position_factor"])
 
 
 @pytest.mark.thorough(but=1)

@@ -54,6 +54,8 @@ SLIDING = {"layer_types": ["sliding_attention", "full_attention"]}
         ("qwen2", SLIDING, "layer_types: 'sliding_attention', but no sliding_window that is used"),
         ("qwen3", SLIDING | {"use_sliding_window": True, "sliding_window": None}, "no sliding_window"),
         ("gemma3_text", {"rope_local_base_freq": 0}, "rope_local_base_freq: 0; expected a number above 0"),
+        ("gemma3_text", {"rope_parameters": {"rope_theta": 90.0}}, "rope_parameters: .* expected an object"),
+        ("gemma3_text", {"attn_logit_softcapping": 2.0}, "attn_logit_softcapping: 2.0; only None is known"),
         ("gemma2", {"query_pre_attn_scalar": 0}, "query_pre_attn_scalar: 0; expected a number above 0"),
         ("gemma2", {"query_pre_attn_scalar": "256"}, "query_pre_attn_scalar: '256'; expected a number"),
     ],

@@ -2,7 +2,10 @@
 
 from typing import Any
 
+from transformer.errors import UserError
+from transformer.interop import llama
 from transformer.interop.attention_keys import (
+    KINDS,
     ROPE,
     WINDOWS,
     read_rope,
@@ -20,28 +23,18 @@ def scale_of(model: Any) -> float | int:
     return round(scalar) if abs(scalar - round(scalar)) < 1e-6 * scalar else scalar
 
 
-def read(given: Values, theta: float, theta_of_sliding: float | None, every: int) -> dict[str, Any]:
-    """Positions, windows in all but each `every`-th layer, and the scale of scores."""
-    length, count = given.get("max_position_embeddings", 8192), given.get("num_hidden_layers")
-    ropes = given.get("rope_parameters")
-    nested = ropes if isinstance(ropes, dict) and {*ropes} & {"full_attention", "sliding_attention"} else {}
-    full = nested.get("full_attention") if nested else ropes or given.get("rope_scaling")
-    keys = read_rope(full, positive(given, "rope_theta", theta), length)
-    own: dict[str, Any] = {}
-    if theta_of_sliding is not None:
-        base = positive(given, "rope_local_base_freq", theta_of_sliding)
-        own = read_rope(nested.get("sliding_attention"), base, length)
-        own = {"position_scaling": "none"} | own
-    types = given.get("layer_types")
+def read(given: Values, every: int, of_sliding: dict[str, Any] | None = None) -> dict[str, Any]:
+    """Windows in all but each `every`-th layer, and the scale of scores."""
+    types, count = given.get("layer_types"), given.get("num_hidden_layers")
     if types is None and type(count) is int and count <= 10_000:
         types = ["sliding_attention" if (i + 1) % every else "full_attention" for i in range(count)]
-    keys |= read_windows(types, given.get("sliding_window", 4096), count, own)
+    keys = read_windows(types, given.get("sliding_window", 4096), count, of_sliding)
     return keys | {"attention_scale": positive(given, "query_pre_attn_scalar", 256) ** -0.5}
 
 
 def read_gemma2(given: Values) -> dict[str, Any]:
     """One base of rotary positions; every other layer has a window."""
-    return read(given, 10_000.0, None, 2)
+    return llama.read(given) | read(given, 2)
 
 
 def write_gemma2(model: Any) -> dict[str, Any]:
@@ -52,9 +45,21 @@ def write_gemma2(model: Any) -> dict[str, Any]:
 
 
 def read_gemma3(given: Values) -> dict[str, Any]:
-    """Layers with a window have a smaller base; they are five of six."""
+    """Layers with a window have a smaller base; they are five of six.
+
+    Raises:
+      UserError: rotary positions that are not those of each type of layer.
+    """
+    ropes, length = given.get("rope_parameters") or {}, given.get("max_position_embeddings")
+    if not isinstance(ropes, dict) or not {*ropes} <= {*KINDS}:
+        raise UserError(f"rope_parameters: {ropes!r}; expected an object with {' and '.join(KINDS)}")
+    full, scaled = ropes.get("full_attention"), given.get("rope_scaling")
+    full = full | scaled if isinstance(full, dict) and isinstance(scaled, dict) else scaled or full
+    keys = read_rope(full, positive(given, "rope_theta", 1_000_000.0), length)
+    base = positive(given, "rope_local_base_freq", 10_000.0)
+    own = {"position_scaling": "none"} | read_rope(ropes.get("sliding_attention"), base, length)
     every = given.get("sliding_window_pattern", given.get("_sliding_window_pattern"))
-    return read(given, 1_000_000.0, 10_000.0, every if type(every) is int and every > 0 else 6)
+    return keys | read(given, every if type(every) is int and every > 0 else 6, own)
 
 
 def write_gemma3(model: Any) -> dict[str, Any]:
@@ -67,13 +72,21 @@ def write_gemma3(model: Any) -> dict[str, Any]:
     return found | {"rope_parameters": ropes}
 
 
+def cap(ours: str, theirs: str, default: float) -> Key:
+    """A cap of scores or logits. Null is none; where the key is missing it is the default."""
+    return Key(
+        ours,
+        theirs,
+        lambda given: 0.0 if theirs in given else default,
+        get=lambda model: getattr(model, ours) or None,
+    )
+
+
 KEYS = (
     *SIZES,
     *head_keys(4, 256),
     Key("feed_forward", "hidden_activation", "gelu_pytorch_tanh", {"gelu_pytorch_tanh": "geglu"}),
     Key("tie_embeddings", "tie_word_embeddings", True),
-    Key("soft_cap", "attn_logit_softcapping", 0.0, get=lambda model: model.soft_cap or None),
-    Key("logit_soft_cap", "final_logit_softcapping", 0.0, get=lambda model: model.logit_soft_cap or None),
 )
 
 FIXED = {"norm": "rms_offset", "norm_placement": "sandwich", "position": "rope", "scale_embeddings": True}
@@ -83,7 +96,11 @@ WRITTEN = (*ROPE, *WINDOWS, "attention_scale")
 GEMMA2 = decoder(
     model_type="gemma2",
     architecture="Gemma2ForCausalLM",
-    keys=KEYS,
+    keys=(
+        *KEYS,
+        cap("soft_cap", "attn_logit_softcapping", 50.0),
+        cap("logit_soft_cap", "final_logit_softcapping", 30.0),
+    ),
     fixed=FIXED,
     assumed={"attention_bias": False, "use_bidirectional_attention": False},
     silent=named("hidden_act cache_implementation"),
@@ -96,9 +113,17 @@ GEMMA2 = decoder(
 GEMMA3 = decoder(
     model_type="gemma3_text",
     architecture="Gemma3ForCausalLM",
-    keys=(*KEYS, Key("qk_norm_epsilon", "rms_norm_eps", 1e-6)),
+    keys=(
+        *KEYS,
+        cap("logit_soft_cap", "final_logit_softcapping", 0.0),
+        Key("qk_norm_epsilon", "rms_norm_eps", 1e-6),
+    ),
     fixed=FIXED | {"qk_norm": True},
-    assumed={"attention_bias": False, "use_bidirectional_attention": False},
+    assumed={
+        "attention_bias": False,
+        "use_bidirectional_attention": False,
+        "attn_logit_softcapping": None,  # transformers has the key, and does not use it
+    },
     silent=named("hidden_act cache_implementation"),
     read=read_gemma3,
     write=write_gemma3,

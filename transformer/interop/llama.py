@@ -83,8 +83,8 @@ SWIGLU = Key("feed_forward", "hidden_act", "silu", {"silu": "swiglu", "gelu_pyto
 
 
 def read(given: Values) -> dict[str, Any]:
-    """Rotary positions."""
-    scaled = given.get("rope_parameters") or given.get("rope_scaling")
+    """Rotary positions; of both keys for them the older one counts, as in transformers."""
+    scaled = given.get("rope_scaling") or given.get("rope_parameters")
     theta = positive(given, "rope_theta", 10_000.0)
     return read_rope(scaled, theta, given.get("max_position_embeddings"))
 
