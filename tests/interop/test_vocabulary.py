@@ -62,6 +62,33 @@ def test_vocabulary_and_merges_of_gpt2(trained, tmp_path):
     assert (found.bos_id, found.eos_id) == (trained.eos_id,) * 2
 
 
+def test_a_space_before_a_text_is_added_if_its_settings_say_so(trained, tmp_path):
+    trained.backend.model.save(str(tmp_path))
+    for spaced in (True, False):
+        (tmp_path / "tokenizer_config.json").write_text(json.dumps({"add_prefix_space": spaced}))
+        found = read_tokenizer(tmp_path, {}).encode("alpha beta")
+        assert found == trained.encode(" alpha beta" if spaced else "alpha beta")
+
+
+@pytest.mark.parametrize("vocabulary", ["vocab.txt", "vocab.json"])
+def test_tokens_that_another_file_adds_are_refused_by_name(tmp_path, vocabulary):
+    """Those that the vocabulary has anyway are no further ones."""
+    (tmp_path / "merges.txt").write_text("a b\n")
+    texts = {"vocab.txt": "[UNK]\na\n", "vocab.json": '{"[UNK]": 0, "a": 1, "b": 2, "ab": 3}'}
+    (tmp_path / vocabulary).write_text(texts[vocabulary])
+    own = {"0": {"content": "[UNK]"}}
+    for name, i in (("a", 1), ("<ent>", 4), ("a", 0)):
+        for more, decoder in (({name: i}, {}), ({}, {str(i): {"content": name}})):
+            (tmp_path / "added_tokens.json").write_text(json.dumps({"a": 1} | more))
+            given = {"added_tokens_decoder": own | decoder}
+            (tmp_path / "tokenizer_config.json").write_text(json.dumps(given))
+            if (name, i) == ("a", 1):
+                assert read_tokenizer(tmp_path, {}).find("a") == 1
+                continue
+            with pytest.raises(UserError, match=f"'{name}', token {i}, is added to its vocabulary; give its"):
+                read_tokenizer(tmp_path, {})
+
+
 @pytest.mark.parametrize(
     ("config", "settings", "expected"),
     [

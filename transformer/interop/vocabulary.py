@@ -29,6 +29,9 @@ PIECES = ("tokenizer.model", "spiece.model")
 SIDES, UNKNOWN = ("source.spm", "target.spm"), "<unk>"
 """Names of the SentencePiece models of the two sides of pairs, and of their token for unknown text."""
 
+ADDED = "added_tokens.json"
+"""The name of a file with tokens that are added to a vocabulary, and their ids."""
+
 DECODER_START = "decoder_start_token_id"
 """The key of config.json with the token that an encoder-decoder's targets begin with."""
 
@@ -70,16 +73,29 @@ def _backend(folder: Path) -> tokenizers.Tokenizer:
     if (folder / "tokenizer.json").is_file():
         return read_backend(folder / "tokenizer.json")
     if (folder / "vocab.json").is_file() and (folder / "merges.txt").is_file():
-        return byte_level_bpe(folder / "vocab.json", folder / "merges.txt")
+        return _whole(byte_level_bpe(folder / "vocab.json", folder / "merges.txt"), folder)
     if (folder / SIDES[0]).is_file():
         return read_sentencepiece(folder / SIDES[0], _shared_ids(folder))
     if (folder / "vocab.txt").is_file():
-        return word_piece(folder / "vocab.txt")
+        return _whole(word_piece(folder / "vocab.txt"), folder)
     for name in PIECES:
         if (folder / name).is_file():
             return read_sentencepiece(folder / name)
     files = f"no vocab.txt, no {PIECES[0]}, and no vocab.json with merges.txt"
     raise UserError(f"{folder}: there is no tokenizer.json, {files}")
+
+
+def _whole(backend: tokenizers.Tokenizer, folder: Path) -> tokenizers.Tokenizer:
+    """The tokenizer of a vocabulary; raises `UserError` if other files of the folder add tokens to it."""
+    added = read_object(folder / ADDED) if (folder / ADDED).is_file() else {}
+    more = settings_beside(folder / "tokenizer.json").get("added_tokens_decoder")
+    for i, each in more.items() if isinstance(more, dict) else ():
+        added |= {str(each.get("content")): i} if isinstance(each, dict) else {}
+    for name, i in added.items():
+        if str(backend.token_to_id(name)) != str(i):
+            why = f"{name[:80]!r}, token {str(i)[:80]}, is added to its vocabulary"
+            raise UserError(f"{folder}: {why}; give its tokenizer.json instead")
+    return backend
 
 
 def _targets(folder: Path) -> tokenizers.Tokenizer | None:
@@ -114,11 +130,12 @@ def _shared_ids(folder: Path) -> dict[str, int]:
 
 def byte_level_bpe(vocab: Path, merges: Path) -> tokenizers.Tokenizer:
     """The tokenizer of GPT-2 in its two files: tokens with their ids, and the merges in order (Radford et al.
-    2019, section 2.2).
+    2019, section 2.2), with the add_prefix_space of tokenizer_config.json beside them.
 
     Raises:
       UserError: they are not such files.
     """
+    spaced = settings_beside(vocab).get("add_prefix_space") is True
     ids = read_object(vocab)
     if not all(type(i) is int and 0 <= i < 1 << 31 for i in ids.values()):
         raise UserError(f"{vocab}: expected an id for each token")
@@ -130,7 +147,7 @@ def byte_level_bpe(vocab: Path, merges: Path) -> tokenizers.Tokenizer:
         raise UserError(
             f"{merges}: not the merges of {vocab.name} ({str(error).splitlines()[0][:160]})"
         ) from None
-    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=spaced)
     backend.decoder = decoders.ByteLevel()
     backend.post_processor = processors.ByteLevel(trim_offsets=False)
     return backend
