@@ -1,11 +1,11 @@
 """Objectives, one file each, by the value of the key `experiment`."""
 
-import importlib
+import pkgutil
 from typing import Any
 
 from transformer.errors import UnknownMember, suggest
 
-EXPERIMENTS = {
+EXPERIMENTS: dict[str, str | type] = {
     "language_modeling": "experiments.language_modeling:LanguageModeling",
     "transformer_xl": "experiments.transformer_xl:SegmentRecurrence",
     "sequence_to_sequence": "experiments.sequence_to_sequence:SequenceToSequence",
@@ -21,7 +21,7 @@ EXPERIMENTS = {
     "algorithmic": "experiments.algorithmic:Algorithmic",
     "in_context_regression": "experiments.in_context_regression:InContextRegression",
 }
-"""Name -> module and class; a module is imported only when a run needs it."""
+"""Name -> module and class, imported only when a run needs it; or the class itself, as of a notebook."""
 
 
 def find_experiment(name: Any) -> Any:
@@ -32,5 +32,5 @@ def find_experiment(name: Any) -> Any:
     """
     if not isinstance(name, str) or name not in EXPERIMENTS:
         raise UnknownMember(f"config.experiment: {name!r} is no experiment; {suggest(name, EXPERIMENTS)}")
-    module, _, attribute = EXPERIMENTS[name].partition(":")
-    return getattr(importlib.import_module(module), attribute)
+    found = EXPERIMENTS[name]
+    return pkgutil.resolve_name(found) if isinstance(found, str) else found

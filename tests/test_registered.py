@@ -15,6 +15,7 @@ from commands.included import INCLUDED
 from commands.starts import command
 from commands.workdir import Workdir
 from configs import lm
+from experiments import EXPERIMENTS
 from tests import runs
 from transformer.config import describe_keys, from_values
 from transformer.errors import UserError
@@ -181,6 +182,48 @@ def test_a_config_file_may_add_a_member_which_other_commands_include(monkeypatch
         capfd.readouterr()
         assert launch.main([*predict, f"--include={tmp_path / name}"]) == 2
         assert message in capfd.readouterr().err
+
+
+OBJECTIVE = """
+from dataclasses import dataclass
+
+from configs import base, lm
+from experiments import EXPERIMENTS
+from experiments.language_modeling import LanguageModeling, LanguageModelingConfig
+
+
+@dataclass(frozen=True)
+class MineConfig(LanguageModelingConfig):
+    factor: float = 1.0  # of nothing
+
+
+class Mine(LanguageModeling):
+    Config = MineConfig
+
+
+EXPERIMENTS["mine"] = Mine
+
+
+def get_config():
+    return base.choose(base.defaults("mine"), "tiny", {"tiny": lm.TINY})
+"""
+
+
+@pytest.mark.thorough
+def test_a_config_file_may_add_an_objective(monkeypatch, tmp_path, capfd):
+    file, workdir = tmp_path / "mine.py", tmp_path / "run"
+    file.write_text(OBJECTIVE, encoding="utf-8")
+    monkeypatch.setitem(EXPERIMENTS, "mine", "")  # is removed after the test
+    arguments = [f"--config.data.source={runs.write_corpus(tmp_path / 'corpus')}", "--config.factor=2"]
+    assert launch.main([f"--config={file}", f"--workdir={workdir}", *arguments]) == 0
+    del EXPERIMENTS["mine"]
+    capfd.readouterr()
+    assert launch.main([f"--workdir={workdir}", "--mode=evaluate"]) == 2
+    assert capfd.readouterr().err.endswith(" (--include=FILE runs a file that adds it)\n")
+    try:
+        assert launch.main([f"--workdir={workdir}", "--mode=evaluate", f"--include={file}"]) == 0
+    finally:
+        INCLUDED.clear()
 
 
 def test_own_weights_take_no_other_kernel(monkeypatch):
