@@ -81,7 +81,7 @@ def evaluate(
     from commands.opening import chosen, named, reopen_run
     from commands.texts import as_source, check_files, writing
     from transformer.config import flatten
-    from transformer.training.hooks import described
+    from transformer.training.hooks import described, results
 
     folder, given = named(workdir), list(overrides)
     check_file("--per_document", per_document)
@@ -103,10 +103,10 @@ def evaluate(
     params = run.restore_params(step)
     with run.placed(), writing(target) if target else contextlib.nullcontext() as out:
         evaluators = run.evaluators(name)
-        results: dict[str, dict[str, float]] = {}
+        measured: dict[str, dict[str, float]] = {}
         about: dict[str, dict[str, str]] = {}
         for prefix, evaluator in evaluators.items():
-            results[prefix] = {f"{prefix}/{key}": value for key, value in evaluator(params).items()}
+            measured[prefix] = results(prefix, evaluator, params)
             about[prefix] = {f"{prefix}/{key}": text for key, text in described(evaluator).items()}
         if out and predictions:
             for line in predictions(params, name):
@@ -121,11 +121,11 @@ def evaluate(
         said, count = about[prefix], f"{prefix}/measured"
         if count in said:
             print(f"{prefix}: {said[count]}")
-        for key, value in results[prefix].items():
+        for key, value in measured[prefix].items():
             more = f"  {said[key]}" if key in said else ""
             print(f"{key} {'none' if math.isnan(value) else f'{value:.6g}'}{more}")
         for key, text in said.items():
-            if key != count and key not in results[prefix]:
+            if key != count and key not in measured[prefix]:
                 print(f"{key}:\n{text}" if "\n" in text else f"{key}: {text}")
     if highest:
         print(highest)
@@ -135,7 +135,7 @@ def evaluate(
         {
             "results": {
                 key: value if math.isfinite(value) else None
-                for found in results.values()
+                for found in measured.values()
                 for key, value in found.items()
             },
             "about": {key: text for each in about.values() for key, text in each.items()},

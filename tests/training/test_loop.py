@@ -263,6 +263,30 @@ def test_too_many_skipped_steps_end_the_run_with_its_state_saved(tmp_path):
     run(8, loader=Loader(poison=(1, 3, 4, 5)), max_skipped=0)
 
 
+@pytest.mark.parametrize(
+    ("found", "said"),
+    [
+        ({"good": "yes"}, r"^eval/good: 'yes'; expected a number$"),
+        ({"good": np.ones(2)}, r"^eval/good: array.*; expected a number$"),
+        (None, r"^eval: the evaluator returns None; expected numbers by name$"),
+    ],
+)
+def test_what_is_no_number_is_named_and_the_state_is_saved(tmp_path, found, said):
+    with Checkpoints(tmp_path) as checkpoints:
+        with pytest.raises(UserError, match=said):
+            run(4, hooks=[Evaluate(3, {"eval": lambda params: found})], checkpoints=checkpoints)
+        assert checkpoints.steps() == [3]
+
+
+def test_a_hook_that_returns_no_number_is_named():
+    class Wrong(Hook):
+        def __call__(self, step, state, metrics):
+            return {"mine/best": "none yet"}
+
+    with pytest.raises(UserError, match=r"^mine/best: 'none yet'; expected a number$"):
+        run(2, hooks=[Wrong(1)])
+
+
 def test_a_checkpoint_is_written_when_its_time_has_come(monkeypatch, tmp_path):
     """By a clock that is a minute later with every step: every third one, counted from the last save; bit for
     bit what follows is what would have followed."""

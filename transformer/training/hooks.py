@@ -8,7 +8,7 @@ from typing import Protocol
 
 import jax
 
-from transformer.errors import UserError
+from transformer.errors import UserError, brief
 from transformer.training import trace
 from transformer.training.checkpoint import Params, State
 from transformer.training.events import Events
@@ -65,11 +65,30 @@ class Evaluate(Hook):
 
     def measure(self, params: Params) -> dict[str, float]:
         """The results of all evaluators, by names like "eval/loss"."""
-        return {
-            f"{prefix}/{name}": float(value)
-            for prefix, evaluator in self.evaluators.items()
-            for name, value in evaluator(params).items()
-        }
+        found: dict[str, float] = {}
+        for prefix, evaluator in self.evaluators.items():
+            found |= results(prefix, evaluator, params)
+        return found
+
+
+def results(prefix: str, evaluator: Evaluator, params: Params) -> dict[str, float]:
+    """The results of one evaluator, by names with its prefix.
+
+    Raises:
+      UserError: they are no numbers by name.
+    """
+    found = evaluator(params)
+    if not isinstance(found, Mapping):
+        raise UserError(f"{prefix}: the evaluator returns {found!r}; expected numbers by name")
+    return {f"{prefix}/{name}": as_number(f"{prefix}/{name}", value) for name, value in found.items()}
+
+
+def as_number(name: str, value: object) -> float:
+    """A measured value as a float. Raises `UserError` if it is no number."""
+    try:
+        return float(value)  # type: ignore[arg-type]
+    except (TypeError, ValueError):
+        raise UserError(f"{name}: {brief(repr(value), 100)}; expected a number") from None
 
 
 def measures(evaluators: Mapping[str, Evaluator], params: Params) -> dict[str, list[str] | None]:
