@@ -263,6 +263,13 @@ def test_too_many_skipped_steps_end_the_run_with_its_state_saved(tmp_path):
     run(8, loader=Loader(poison=(1, 3, 4, 5)), max_skipped=0)
 
 
+def test_a_short_run_whose_steps_are_all_skipped_has_not_succeeded():
+    run(3, loader=Loader(poison=(1, 2)), max_skipped=20)
+    with pytest.raises(UserError, match=r"^train.max_skipped: .* 3 steps in a row, up to step 3"):
+        run(3, loader=Loader(poison=(0, 1, 2)), max_skipped=20)
+    run(3, loader=Loader(poison=(0, 1, 2)), max_skipped=0)
+
+
 @pytest.mark.parametrize(
     ("found", "said"),
     [

@@ -30,8 +30,9 @@ class Diverged(Recoverable):
 
 @dataclasses.dataclass
 class Watch:
-    """Raises where training goes wrong: `train.max_skipped` steps in a row had a gradient that is not finite;
-    or a logged loss is not finite, or exceeds the median of the `RECENT` before by more than `train.spike`.
+    """Raises where training goes wrong: `train.max_skipped` steps in a row, or all of a shorter run, had a
+    gradient that is not finite; or a logged loss is not finite, or exceeds the median of the `RECENT` before
+    by more than `train.spike`.
 
     The losses that a resumed run had logged before are read from `metrics` when they are first needed.
     """
@@ -53,7 +54,7 @@ class Watch:
           Diverged: as above, or with `train.rollbacks` 0 another `UserError`.
         """
         self.in_a_row = self.in_a_row + 1 if skipped else 0
-        if self.in_a_row == self.config.max_skipped and skipped:
+        if skipped and self.in_a_row == min(self.config.max_skipped, self.config.steps):
             why = (
                 f"train.max_skipped: the gradient was not finite in {self.in_a_row} steps in a row, "
                 f"up to step {step}"
