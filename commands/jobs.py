@@ -170,7 +170,8 @@ class Halving:
         return cls(metric.removeprefix("-"), -1 if metric.startswith("-") else 1, start, factor)
 
     def is_hopeless(self, job: Job) -> bool:
-        """Compares a run at each step of comparison that it has reached since the last call."""
+        """Compares a run at each step of comparison that it has reached since the last call. None is hopeless
+        that has done all its steps: it is writing its results."""
         hopeless, step, last = False, self.start, job.step
         while step < job.steps and step <= last:
             table = self.reached.setdefault(step, {})
@@ -181,7 +182,7 @@ class Halving:
                     best = sorted(table.values())[: max(1, len(table) // self.factor)]
                     hopeless |= len(table) >= self.factor and not table[job.name] <= best[-1]
             step *= self.factor
-        return hopeless
+        return hopeless and last < job.steps
 
 
 def gpus() -> list[str]:

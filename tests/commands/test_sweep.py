@@ -231,6 +231,17 @@ def test_halving_by_a_metric_of_which_more_is_better(job):
     assert not halving.is_hopeless(better)
 
 
+def test_halving_lets_a_run_end_that_has_done_all_its_steps(job):
+    halving, found = Halving.of("m", 10, 2, [job("r", rate=1, steps=60)]), []
+    for value, last in ((1.0, 60), (2.0, 60), (2.0, 59)):
+        each = job(f"r{value}-{last}", rate=1, steps=60)
+        each.folder.mkdir(parents=True)
+        lines = [{"step": 10, "m": value}, {"step": last, "m": value}]
+        (each.folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+        found.append(halving.is_hopeless(each))
+    assert found == [False, False, True]
+
+
 def test_halving_stops_what_has_diverged(job):
     halving = Halving.of("m", 10, 2, [job("r", rate=1, steps=60)])
     found = []
