@@ -13,6 +13,7 @@ import dataclasses
 import glob
 import json
 import math
+import os
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -88,8 +89,8 @@ def run(flags: argparse.Namespace, overrides: "Overrides") -> int:
 
 
 def read_runs(patterns: Sequence[str], flag: str = "--runs") -> tuple[list[Trained], list[str]]:
-    """The runs with metrics in the folders that match, in the order of their names, and a line that says how
-    many folders were left out, if any. Errors are about `flag`.
+    """The runs with metrics in the folders that match, in the order of their names, and lines that say which
+    folders were left out, if any. Errors are about `flag`.
 
     Raises:
       UserError: there is none.
@@ -99,22 +100,37 @@ def read_runs(patterns: Sequence[str], flag: str = "--runs") -> tuple[list[Train
 
     if not patterns:
         raise UserError("--runs: which ones? 'runs/lm-sweep/*', say (--mode=table)")
-    found, without = [], []
-    for path in sorted({Path(each) for pattern in patterns for each in glob.glob(pattern)}):
+    found = []
+    damaged: list[str] = []
+    without: list[str] = []
+    for path in sorted({Path(each) for pattern in patterns for each in _matching(pattern)}):
         folder = RunFolder(path)
         if not folder.config.is_file():
             continue
         try:
             config = parse_json(folder.config.read_bytes())
             steps = int(config["train"]["steps"])
-            if not (measured := all_values(folder.metrics)):
-                raise UserError("it is empty")
+        except (ValueError, KeyError, TypeError):
+            damaged.append(path.name)
+            continue
+        try:
+            measured = all_values(folder.metrics)
+        except UserError:
+            measured = {}
+        if measured:
             found.append(Trained(path, flatten(config), steps, measured))
-        except (UserError, ValueError, KeyError, TypeError):
-            without.append(path)
+        else:
+            without.append(path.name)
+    left_out = [*_listed("with a damaged config.json", damaged), *_listed("without metrics", without)]
     if not found:
-        raise UserError(f"{flag}: {' '.join(patterns)} has no folder of a run with metrics")
-    return found, _listed("without metrics", [path.name for path in without])
+        why = "; ".join([f"{' '.join(patterns)} has no folder of a run with metrics", *left_out])
+        raise UserError(f"{flag}: {why}")
+    return found, left_out
+
+
+def _matching(pattern: str) -> list[str]:
+    """The paths that match, or the one that has this very name."""
+    return [pattern] if os.path.lexists(pattern) else glob.glob(pattern)
 
 
 def check_metric(metric: str, runs: Sequence[Trained]) -> None:

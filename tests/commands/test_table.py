@@ -92,6 +92,28 @@ def test_what_is_missing_is_said(folder, capsys):
     assert lines[4].split() == ["0.8", "5", "1"]
 
 
+def test_a_damaged_config_is_said(folder, tmp_path_factory, capsys):
+    write_run(folder / "bad", [5.0])
+    for text in ("{", "[]", '{"train": 3}'):
+        (folder / "bad" / "config.json").write_text(text)
+        assert table(folder) == 0
+        assert capsys.readouterr().out.splitlines()[-1] == "with a damaged config.json: 1 (bad)"
+    alone = tmp_path_factory.mktemp("alone")
+    write_run(alone / "bad", [5.0])
+    (alone / "bad" / "config.json").write_text("{")
+    assert table(alone) == 2
+    said = "has no folder of a run with metrics; with a damaged config.json: 1 (bad)"
+    assert capsys.readouterr().err == f"error: --runs: {alone}/* {said}\n"
+
+
+def test_a_folder_whose_name_is_a_pattern_is_that_folder(tmp_path):
+    for name in ("run[1]", "run1"):
+        write_run(tmp_path / name, [1.0])
+    found, _ = read_runs([str(tmp_path / "run[1]")])
+    assert [run.path.name for run in found] == ["run[1]"]
+    assert len(read_runs([str(tmp_path / "run*")])[0]) == 2
+
+
 def test_keys_of_one_name_are_told_apart(tmp_path, capsys):
     write_run(tmp_path / "a", [1.0], model={"rate": 1}, optimizer={"rate": 1})
     write_run(tmp_path / "b", [2.0], model={"rate": 2}, optimizer={"rate": 3})
