@@ -175,7 +175,8 @@ def _scores(sections: dict[str, "Answers"]) -> Iterator[str]:
     width = max(map(len, (*sections, "all")))
     yield f"{'section':{width}}  right  asked  accuracy  in vocabulary"
     for name, each in (*sections.items(), ("all", total)):
-        counts = f"{each.right:5}  {each.covered:5}  {each.accuracy:8.1%}"
+        accuracy = f"{each.accuracy:.1%}" if each.covered else "none"
+        counts = f"{each.right:5}  {each.covered:5}  {accuracy:>8}"
         yield f"{name:{width}}  {counts}  {each.covered / each.questions:8.1%} of {each.questions}"
     missing = total.questions - total.covered
     yield f"{missing:,} of {total.questions:,} questions have a word that is not in the vocabulary: skipped"

@@ -126,7 +126,7 @@ def test_questions_are_counted_by_section(capfd, words, tmp_path):
     lines = analyze(capfd, words, f"--analogies={file}")
     found = {line.split()[0]: line.split()[1:] for line in lines}
     assert found["one"] == ["1", "2", "50.0%", "100.0%", "of", "2"]
-    assert found["two"] == ["0", "0", "nan%", "0.0%", "of", "1"]
+    assert found["two"] == ["0", "0", "none", "0.0%", "of", "1"]
     assert found["all"] == ["1", "2", "50.0%", "66.7%", "of", "3"]
     assert lines[-1].startswith("1 of 3 questions have a word that is not in the vocabulary")
 
