@@ -69,7 +69,7 @@ def leave_the_dead(error: Exception) -> None:
 
 def leave_after(gone: str, why: str) -> None:
     """Ends this process after another one, with a line that names it."""
-    leave(f"error: {gone} has ended, and so must the others ({why}); the same command resumes", why, gone)
+    leave(f"error: {gone} has ended, and so must the others ({why}); give the same command again", why, gone)
 
 
 def leave(said: str, why: str, gone: str = "", code: int = 1) -> None:

@@ -212,7 +212,7 @@ def test_a_mistake_or_an_interrupt_of_one_process_ends_all_within_seconds(error,
         ended = together(2, program, "--mode=config", "--config=configs/lm.py:tiny")
         assert [each for each, _, _ in ended] == [code if i in who else 1 for i in range(2)], ended
         lines = [said.splitlines()[-1] for _, _, said in ended]
-        other = f"({last.removeprefix('error: ')}); the same command resumes"
+        other = f"({last.removeprefix('error: ')}); give the same command again"
         for number, line in enumerate(lines):
             assert line == last if number in who else line.endswith(other), lines
 
@@ -241,5 +241,5 @@ def test_the_process_that_was_killed_is_named_in_a_line(tmp_path):
     (code, _, error), (killed, _, _) = together(2, program + textwrap.dedent(DYING))
     assert (code, killed) == (1, -9), error
     line = error.splitlines()[-1]
-    assert line.startswith("error: process 1 on ") and line.endswith("; the same command resumes")
+    assert line.startswith("error: process 1 on ") and line.endswith("; give the same command again")
     assert "Traceback" not in error
