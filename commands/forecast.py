@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from commands.laws import FORECAST, describe, family_of, fit, read_forecast, read_law, write
+from commands.outputs import check_folder
 from transformer.errors import UserError
 
 if TYPE_CHECKING:
@@ -25,6 +26,7 @@ def predict(folder: Path, budget: float, depth: int | None) -> None:
     from transformer.data.disk_cache import digest
 
     law = read_law(folder)
+    check_folder("--workdir", str(folder))
     runs = law["runs"]
     if budget <= (most := max(each["budget"] for each in runs)):
         raise UserError(f"--forecast: {budget:g}; expected more than the largest budget, {most:g}")

@@ -1,14 +1,17 @@
 """Scaling laws: what depth changes, what is trained, and that a forecast comes before its run."""
 
+import errno
 import functools
 import json
 import re
+import tempfile
 import textwrap
 
 import numpy as np
 import pytest
 
 import launch
+from commands import forecast
 from commands import jobs as running
 from commands.laws import fit, summary
 from commands.opening import read_config
@@ -150,6 +153,17 @@ def test_parabolas_without_a_minimum_have_no_power_law():
     found = fit(runs)
     assert set(summary(found)["exponents"]) == {"law"}
     assert "by parabolas: no power law, since a budget has no minimum" in said(found)
+
+
+def test_a_folder_that_cannot_be_written_is_told_before_the_forecast(scaling, monkeypatch):
+    def refuse(dir):
+        raise PermissionError(errno.EACCES, "Permission denied", str(dir))
+
+    scaling.folder.mkdir()
+    monkeypatch.setattr(forecast, "read_law", lambda folder: {"runs": "not read yet"})
+    monkeypatch.setattr(tempfile, "TemporaryFile", refuse)  # no folder is closed to root
+    said = f"error: --workdir: {scaling.folder} cannot be written (Permission denied)\n"
+    assert scaling("--forecast=1e12", code=2) == said
 
 
 @pytest.mark.thorough
