@@ -9,6 +9,7 @@ imports JAX inside its functions, so that flags are checked without waiting for 
 import argparse
 import importlib
 import os
+import shlex
 from typing import Any
 
 COMMANDS = {
@@ -37,6 +38,9 @@ COMMANDS = {
 WHICH_RUN = "--workdir: which run?"
 WHICH_CONFIG = "--config: which one? configs/lm.py, say"
 
+INCLUDED: list[str] = []
+"""The flag --include, for commands that are suggested and programs that this one starts."""
+
 HUB = "hf:"
 """What begins the name of a folder of transformers, where a run may be named too."""
 
@@ -44,6 +48,11 @@ HUB = "hf:"
 def find_command(mode: str) -> Any:
     """The module of a command."""
     return importlib.import_module(COMMANDS[mode])
+
+
+def shell(*arguments: str) -> str:
+    """A command that is suggested, as one writes it in a shell."""
+    return shlex.join(["python", "launch.py", *INCLUDED, *arguments])
 
 
 def text(value: str) -> str:

@@ -1,18 +1,14 @@
 """The file of --include, which may add members to families, in this program and in those that it starts."""
 
+import re
 import runpy
-import shlex
 from pathlib import Path
 
+from commands import INCLUDED
 from transformer.errors import UserError
 
-INCLUDED: list[str] = []
-"""The flag, for the programs that this one starts."""
-
-
-def shell(*arguments: str) -> str:
-    """A command that is suggested, as one writes it in a shell."""
-    return shlex.join(["python", "launch.py", *INCLUDED, *arguments])
+ADDS = re.compile(r"^[A-Z_]+\[.+\] = ", re.MULTILINE)
+"""A line that adds a member to a family, as CONTRIBUTING.md shows."""
 
 
 def include(name: str) -> None:
@@ -30,3 +26,11 @@ def include(name: str) -> None:
         runpy.run_path(name)
     except Exception as error:
         raise UserError(why_it_failed(name, error)) from None
+
+
+def suggest_including(config: object) -> None:
+    """Adds --include to the commands that are suggested from here on, if `config` is a config file that adds
+    members, "file.py:preset": commands on the run's folder do not run it."""
+    path = Path(config.partition(":")[0]) if isinstance(config, str) else None
+    if path and path.is_file() and not INCLUDED and ADDS.search(path.read_text(encoding="utf-8")):
+        INCLUDED.append(f"--include={path}")

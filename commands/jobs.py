@@ -16,7 +16,7 @@ from typing import Any, TextIO
 
 from tqdm import tqdm
 
-from commands.included import INCLUDED
+from commands import INCLUDED
 from commands.outputs import make_folder
 from commands.workdir import free
 from transformer.data.disk_cache import digest

@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from commands.included import shell
+from commands import shell
 from commands.jobs import Halving, Job, Work
 from commands.outputs import make_folder
 from commands.settings import check_flags, make_job, refuse_twice

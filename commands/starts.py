@@ -9,7 +9,7 @@ import subprocess
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from commands.included import shell
+from commands import shell
 from commands.workdir import Workdir, read_json, write_json
 from transformer.errors import UserError
 

@@ -21,8 +21,7 @@ import subprocess
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from commands import WHICH_CONFIG
-from commands.included import INCLUDED, shell
+from commands import INCLUDED, WHICH_CONFIG, shell
 from transformer.errors import UserError
 from transformer.sweep import Setting, names, product, read_sweep
 

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TextIO
 
 from commands import WHICH_CONFIG
+from commands.included import suggest_including
 from transformer.errors import Recoverable, UserError
 
 if TYPE_CHECKING:
@@ -102,9 +103,9 @@ def _train(
             print(*_first_lines(run, folder.trained_steps()), sep="\n", flush=True)
         _, reason = run.train(started, Recorded(lambda text: run.experiment.note("attention", text)))
         if first:
+            suggest_including(config)
             lines = summary(run, folder) if reason == "finished" else [f"Resume with: {command(folder)}"]
-            for line in lines:
-                print(line)
+            print(*lines, sep="\n")
         return reason
 
 

@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 
 import launch
-from commands import notebook, opening
-from commands.included import INCLUDED
+from commands import INCLUDED, notebook, opening
 from commands.starts import command
 from commands.workdir import Workdir
 from configs import lm
@@ -164,7 +163,12 @@ def test_a_config_file_may_add_a_member_which_other_commands_include(monkeypatch
     monkeypatch.setitem(FEED_FORWARDS, "cube", None)  # is removed after the test
     source = runs.write_corpus(tmp_path / "corpus")
     arguments = [f"--config={file}", f"--config.data.source={source}", f"--workdir={workdir}"]
-    assert launch.main(arguments) == 0
+    try:
+        assert launch.main(arguments) == 0
+    finally:
+        INCLUDED.clear()
+    suggested = re.findall(r"^  python launch.py (.*)$", capfd.readouterr().out, re.MULTILINE)
+    assert len(suggested) == 3 and all(each.startswith(f"'--include={file}' ") for each in suggested)
     predict = [f"--workdir={workdir}", "--mode=predict", "--prompt=alpha"]
     del FEED_FORWARDS["cube"]
     capfd.readouterr()
