@@ -85,6 +85,25 @@ def test_many_files_are_divided_by_their_names(opened, tmp_path):
         assert [text for text in after if text != "new\n"] == before
 
 
+@pytest.mark.parametrize(
+    "record", ["text", None, {}, {"txt": "a"}, {"text": 5}, {"text": None}, {"text": ["a"]}]
+)
+def test_a_record_without_a_text_is_named(opened, monkeypatch, record):
+    class Own(base.Source):
+        def __init__(self, argument, split, options):
+            self.name = self.identity = f"own:{argument}"
+
+        def __len__(self):
+            return 2
+
+        def __getitem__(self, index):
+            return {"text": "a"} if index == 0 else record
+
+    monkeypatch.setitem(SOURCES, "own", Own)
+    assert list(opened("own:x").pieces(0)) == ["a"]
+    assert failure(opened, "own:x") == f"own:x: record 2: no text in 'text': {record!r}"
+
+
 def test_long_documents_come_in_pieces(opened, tmp_path, monkeypatch):
     monkeypatch.setattr(files, "PIECE", 100)
     monkeypatch.setattr(base, "PIECE", 100)

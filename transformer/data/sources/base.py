@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from transformer.errors import UserError
+from transformer.errors import UserError, brief
 
 SPLITS = {"train": (0.0, 0.90), "validation": (0.90, 0.95), "test": (0.95, 1.0)}
 """The interval in [0, 1) of each split, for data sets without splits."""
@@ -102,15 +102,19 @@ class Source(ABC):
         return f"{self.name}: record {index + 1}"
 
     def pieces(self, index: int) -> Iterator[str]:
-        """The text of one record in one or more pieces, split at ends of lines."""
-        text = self[index][self.field]
-        start = 0
+        """The text of one record in one or more pieces, split at ends of lines.
+
+        Raises:
+          UserError: the record has no text in the field.
+        """
+        record, start = self[index], 0
+        if not isinstance(record, Mapping) or not isinstance(text := record.get(self.field), str):
+            raise UserError(f"{self.place(index)}: no text in {self.field!r}: {brief(repr(record), 100)}")
         while len(text) - start > PIECE:
             end = text.find("\n", start + PIECE, start + 2 * PIECE) + 1 or start + 2 * PIECE
             yield text[start:end]
             start = end
-        if start < len(text) or not text:
-            yield text[start:]
+        yield text[start:]
 
     def text(self, index: int) -> str:
         """The text of one record."""
