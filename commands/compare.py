@@ -101,6 +101,7 @@ def run(flags: argparse.Namespace, overrides: "Overrides") -> int:
     """Prints the answer, and writes comparison.json to --workdir. Returns 0, or 1 if a run failed."""
     from commands.measuring import finite, last, train
     from transformer.evaluation.sequential import verdict
+    from transformer.training.storage import replace
 
     check(flags)
     if folders := [each for each in (flags.a, flags.b) if _is_pattern(each)]:
@@ -126,7 +127,7 @@ def run(flags: argparse.Namespace, overrides: "Overrides") -> int:
     text = answer(flags, found)
     print(text)
     kept = {"metric": flags.metric, "differences": found, "error": flags.error, "answer": text}
-    (Path(flags.workdir) / "comparison.json").write_text(json.dumps(kept) + "\n")
+    replace(Path(flags.workdir) / "comparison.json", json.dumps(kept) + "\n")
     return 0
 
 

@@ -11,6 +11,7 @@ import argparse
 import csv
 import dataclasses
 import glob
+import io
 import json
 import math
 import os
@@ -211,7 +212,9 @@ def over_keys(rows: Sequence[Row]) -> Iterator[tuple[str, list[tuple[str, list[f
 
 def write(path: Path, rows: Sequence[Row], metric: str, table: Sequence[Sequence[str]]) -> None:
     """Writes the table: as JSON with the value and folder of each run, as HTML with curves and samples beside
-    each other, as CSV or Markdown its cells."""
+    each other, as CSV or Markdown its cells. What was there before stays until the new one is whole."""
+    from transformer.training.storage import replace
+
     if path.suffix == ".json":
         values = [
             {
@@ -225,11 +228,11 @@ def write(path: Path, rows: Sequence[Row], metric: str, table: Sequence[Sequence
             }
             for row in rows
         ]
-        path.write_text(json.dumps(values, indent=1) + "\n", encoding="utf-8")
+        replace(path, json.dumps(values, indent=1) + "\n")
     elif path.suffix == ".csv":
-        with path.open("w", newline="", encoding="utf-8") as file:
-            keys = [] if "change" in table[0] else [*rows[0].keys]
-            csv.writer(file).writerows([[*keys, *table[0][len(keys) :]], *table[1:]])
+        keys = [] if "change" in table[0] else [*rows[0].keys]
+        csv.writer(text := io.StringIO()).writerows([[*keys, *table[0][len(keys) :]], *table[1:]])
+        replace(path, text.getvalue())
     elif path.suffix == ".html":
         from transformer.visualization.table_page import Compared, write_page
 
@@ -243,5 +246,4 @@ def write(path: Path, rows: Sequence[Row], metric: str, table: Sequence[Sequence
     else:
         heading, *others = ([cell.replace("|", r"\|") for cell in line] for line in table)
         ruler = ["---"] * len(heading)
-        text = ("| " + " | ".join(line) + " |\n" for line in [heading, ruler, *others])
-        path.write_text("".join(text), encoding="utf-8")
+        replace(path, "".join("| " + " | ".join(line) + " |\n" for line in [heading, ruler, *others]))

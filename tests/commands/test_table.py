@@ -4,6 +4,7 @@ import csv
 import errno
 import json
 import math
+import os
 import statistics
 import tempfile
 
@@ -12,7 +13,7 @@ import pytest
 from scipy import stats
 
 import launch
-from commands.table import read_runs, rows_of
+from commands.table import FORMATS, read_runs, rows_of
 from tests import runs
 from tests.runs import SAVE
 from transformer.visualization import comparison
@@ -145,6 +146,18 @@ def test_files(folder, tmp_path_factory, capsys):
     assert values[0]["values"] == pytest.approx([1.0, 1.1, 1.2])
     assert len(values[0]["runs"]) == 3
     assert (out / "table.md").read_text().splitlines()[2] == "| 0.4 | 1.1 | 0.1 | 3 |"
+
+
+@pytest.mark.parametrize("suffix", FORMATS)
+def test_a_table_stays_where_the_disk_is_full(folder, tmp_path_factory, monkeypatch, suffix):
+    def refuse(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    path = tmp_path_factory.mktemp("out") / f"table{suffix}"
+    path.write_text("before")
+    monkeypatch.setattr(os, "replace", refuse)
+    assert table(folder, f"--output={path}") == 1
+    assert path.read_text() == "before"
 
 
 def test_a_bar_in_a_value_or_a_heading_divides_no_cell(tmp_path, capsys):
