@@ -1,7 +1,6 @@
 """The folder of a run, with everything to resume, evaluate and predict."""
 
 import contextlib
-import glob
 import json
 import os
 import re
@@ -23,7 +22,7 @@ from transformer.data.tokenizers import Tokenizer
 from transformer.errors import UserError
 from transformer.json_text import parse_json
 from transformer.processes import gathered
-from transformer.run_folder import Inside, RunFolder, why_not_local
+from transformer.run_folder import UNUSABLE, Inside, RunFolder, why_not_local
 from transformer.training.checkpoint import trained_steps
 from transformer.training.storage import replace
 
@@ -40,7 +39,7 @@ class Workdir(RunFolder):
 
     def __init__(self, path: str | os.PathLike) -> None:
         """`path` is a local folder, without the name of a checkpoint."""
-        if re.match(r"\w[\w.+-]*://", str(path)) or glob.has_magic(os.path.abspath(path)):
+        if re.match(r"\w[\w.+-]*://", str(path)) or UNUSABLE.search(os.path.abspath(path)):
             raise UserError(f"--workdir: {path} {why_not_local(path)}")
         super().__init__(path)
 

@@ -101,6 +101,12 @@ def test_what_the_user_got_wrong_is_one_line_and_nothing_is_written(capfd, tmp_p
     assert not (tmp_path / "run").exists() and not (runs.ROOT / "gs:").exists()
 
 
+def test_a_folder_whose_name_is_not_utf8_is_refused(capfd, tmp_path, source):
+    folder = tmp_path / os.fsdecode(b"run\xe9")
+    assert " is not UTF-8; expected a path that is" in fails(capfd, runs.tiny(source, folder))
+    assert not folder.exists()
+
+
 def test_the_config_of_a_runs_folder_is_no_config_file(capfd, tmp_path, trained):
     path = trained / "config.json"
     line = fails(capfd, [f"--config={path}", f"--workdir={tmp_path / 'run'}"])

@@ -1,8 +1,12 @@
 """The names of the files in a run's folder."""
 
 import os
+import re
 from pathlib import Path
 from typing import Any
+
+UNUSABLE = re.compile(r"[*?[\ud800-\udfff]")
+"""What is a pattern to orbax, or stands for a byte that is not UTF-8."""
 
 
 class Inside:
@@ -51,4 +55,8 @@ def why_not_local(path: str | os.PathLike) -> str:
     """Why a run's folder cannot be of this name, and what would be valid."""
     if "://" in str(path):
         return "is on another system; expected a folder of this one, or mounted"
+    try:
+        os.path.abspath(path).encode()
+    except UnicodeEncodeError:
+        return "is not UTF-8; expected a path that is, as orbax writes to no other"
     return "has *, ? or [ in its path, a pattern to orbax; expected a path without them"
