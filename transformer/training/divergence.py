@@ -54,7 +54,7 @@ class Watch:
           Diverged: as above, or with `train.rollbacks` 0 another `UserError`.
         """
         self.in_a_row = self.in_a_row + 1 if skipped else 0
-        if skipped and self.in_a_row == min(self.config.max_skipped, self.config.steps):
+        if self.in_a_row == min(self.config.max_skipped, self.config.steps) and skipped:
             why = (
                 f"train.max_skipped: the gradient was not finite in {self.in_a_row} steps in a row, "
                 f"up to step {step}"
