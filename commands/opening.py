@@ -206,7 +206,7 @@ def open_to_train(
 def resumed(run: Run, folder: Workdir, accept_data: bool) -> Run:
     """The run with the lengths that its folder had before, and with what a fork continues; checks that the
     data are the same, unless `accept_data`."""
-    if jax.process_index() == 0 and not accept_data:
+    if not accept_data:  # by all processes: a reference model is part of the data
         folder.check_data(run.experiment.data)  # type: ignore[attr-defined]
     run = dataclasses.replace(run, lengths=folder.read_lengths(run.config.train.steps))
     if not folder.fork.exists():

@@ -12,15 +12,16 @@ import numpy as np
 from experiments.chat import Chat, ChatConfig
 from experiments.evaluators import named_evaluators
 from transformer.config import PositiveFloat, to_values
-from transformer.data.disk_cache import build_once, digest, load_array
-from transformer.data.preferences import PreferenceData, PreferenceDataConfig
+from transformer.data.disk_cache import build_once, digest, is_made, load_array
+from transformer.data.preferences import PreferenceData, PreferenceDataConfig, PreferenceRows
 from transformer.data.tokenizers import Tokenizer
-from transformer.errors import UserError
 from transformer.evaluation.likelihood import everywhere, likelihood_evaluator
+from transformer.processes import gathered
 from transformer.training.checksums import checksums
 from transformer.training.experiment import Batch, Params, Put
 from transformer.training.hooks import Evaluator
 from transformer.training.metrics import Sum
+from transformer.training.parallel import rows_here
 from transformer.training.run import Run
 from transformer.training.token_losses import LogitsConfig, loss_of_states
 
@@ -54,7 +55,9 @@ class PreferenceOptimization(Chat):
 
     def __init__(self, config: PreferenceConfig, tokenizer: Tokenizer | None = None) -> None:
         super().__init__(config, tokenizer)
-        self.data.reference, self.data.reference_identity = self.reference, lambda: self._identity
+        # Once for each split: later calls, of one process alone, wait for no others.
+        self.data.reference = functools.cache(self.reference)
+        self.data.reference_identity = lambda: self._identity
 
     def data_lines(self) -> list[str]:
         """As for conversations, and how many pairs teach nothing."""
@@ -93,31 +96,37 @@ class PreferenceOptimization(Chat):
         return jax.vmap(add)(-nll_bt * batch["answers"], segments_bt)[:, 1:].reshape(b, k, 2)
 
     def reference(self, split: str) -> np.ndarray:
-        """The log-likelihoods (n, 2) by the reference of both answers of the records of a split."""
+        """The log-likelihoods (n, 2) by the reference of both answers of the records of a split. With several
+        processes all must call this."""
         rows = self.data.pairs(split)
+        key = digest(self._identity, to_values(self.config.model), rows.identity)
+        folder, measured = self.data.folder / "references" / key, functools.cache(self._of_reference)
+        if jax.process_count() > 1 and not all(gathered("it is there" if is_made(folder) else "")):
+            measured(rows)  # by all of them, before one makes the folder and the others wait
 
         def build(new: Path) -> None:
-            run, params = self._initial()
-            found_n2 = np.zeros((len(rows.sequences) // 2, 2), np.float32)
-            with run.placed():
-                measure = jax.jit(lambda *inputs: everywhere(self._log_likelihoods(*inputs)))
-                for first in range(0, len(rows), size := self.batch_size()):
-                    which = np.arange(first, first + size)
-                    which[which >= len(rows)] = -1  # padding
-                    log_p_bk2, numbers_bk = measure(params, run.put(rows.batch(which))), rows.documents(which)
-                    found_n2[numbers_bk[numbers_bk >= 0]] = np.asarray(log_p_bk2)[numbers_bk >= 0]
-            np.save(new / "log_likelihoods.npy", found_n2)
+            np.save(new / "log_likelihoods.npy", measured(rows))
 
-        key = digest(self._identity, to_values(self.config.model), rows.identity)
-        return load_array(build_once(self.data.folder / "references" / key, build) / "log_likelihoods.npy")
+        return load_array(build_once(folder, build) / "log_likelihoods.npy")
+
+    def _of_reference(self, rows: PreferenceRows) -> np.ndarray:
+        run, params = self._initial()
+        found_n2 = np.zeros((len(rows.sequences) // 2, 2), np.float32)
+        with run.placed():
+            measure = jax.jit(lambda *inputs: everywhere(self._log_likelihoods(*inputs)))
+            for first in range(0, len(rows), size := self.batch_size()):
+                which = np.arange(first, first + size)
+                which[which >= len(rows)] = -1  # padding
+                batch, numbers_bk = rows.batch(which[rows_here(size)]), rows.documents(which)
+                log_p_bk2 = np.asarray(measure(params, run.put(batch)))
+                found_n2[numbers_bk[numbers_bk >= 0]] = log_p_bk2[numbers_bk >= 0]
+        return found_n2
 
     @functools.cached_property
     def _identity(self) -> str:
         return digest(checksums(self._initial()[1]))
 
     def _initial(self) -> tuple[Run, Params]:
-        if jax.process_count() > 1:
-            raise UserError("config.experiment: 'dpo' computes its reference in one process")
         run = Run(self, self.config, self.data.folder / "references" / "no run")
         with run.placed():
             return run, run.first_state().params

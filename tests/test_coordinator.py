@@ -129,3 +129,26 @@ def test_processes_that_share_parameters_write_targets(tmp_path):
     over = ["--config.parallel.mesh.data=1", "--config.parallel.mesh.fsdp=2"]
     first, _ = together("--config=configs/translation.py:tiny", f"--workdir={tmp_path / 'run'}", *over)
     assert "\nwritten: " in first
+
+
+@pytest.mark.parametrize("axis", ["data", "fsdp"])
+def test_processes_learn_preferences_as_one_does(tmp_path, axis):
+    """The reference is computed by all of them, from a warm start that is sharded over them; when they go on
+    it is in their cache, and compared."""
+    chat, steps = tmp_path / "chat", f"--config.train.steps={STEPS}"
+    assert launch.main(["--config=configs/finetune_chat.py:tiny", f"--workdir={chat}"]) == 0
+    found = {}
+    for name in ("one", "two"):
+        given = ["--config=configs/dpo.py:tiny", f"--workdir={tmp_path / name}", *OPTIONS]
+        given += [f"--config.initialize_from={chat}", f"--config.data.cache_dir={tmp_path / f'{name}-cache'}"]
+        if name == "one":
+            assert launch.main([*given, steps]) == 0
+        else:
+            over = ["--config.parallel.mesh.data=1", f"--config.parallel.mesh.{axis}=2"]
+            together(*given, *over, f"--config.train.steps={STEPS // 2}")
+            together(f"--workdir={tmp_path / name}", steps)
+        lines = [json.loads(line) for line in (tmp_path / name / "metrics.jsonl").read_text().splitlines()]
+        keys = ("train/loss", "train/margin", "train/gradient_norm", "eval/loss", "eval/margin")
+        found[name] = [line.get(key) for line in lines for key in keys]
+    assert len(found["one"]) == len(keys) * STEPS
+    np.testing.assert_allclose(*(np.array(each, float) for each in found.values()), rtol=1e-4, atol=1e-4)

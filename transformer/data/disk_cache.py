@@ -91,7 +91,7 @@ def build_once(path: Path, build: Callable[[Path], None]) -> Path:
       UserError: the folder cannot be written.
     """
     _mark(path.parent.parent)
-    if path.exists() and not damage(path):
+    if is_made(path):
         return path
     with locked(path):
         name = f"{path.name}.new"
@@ -106,6 +106,11 @@ def build_once(path: Path, build: Callable[[Path], None]) -> Path:
                 _finish(Path(new))
                 os.rename(new, path)
     return path
+
+
+def is_made(path: Path) -> bool:
+    """Whether the folder is there as it was made."""
+    return path.exists() and not damage(path)
 
 
 def _finish(folder: Path) -> None:
