@@ -7,7 +7,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from commands.workdir import Workdir, describe, together
+from commands.workdir import Workdir, describe
 from transformer import processes
 from transformer.config import flatten, to_values
 from transformer.data.disk_cache import digest
@@ -48,7 +48,7 @@ def check_data(data: Any, sets: Mapping[str, str]) -> None:
     Raises:
       UserError: some do not; on all of them.
     """
-    with together():
+    with processes.together():
         found = describe(data)
         sources = {f"data.{key}": files for key, files in found.pop("sources").items()}
         for name, source in sets.items():

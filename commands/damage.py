@@ -5,8 +5,9 @@ from pathlib import Path
 
 import jax
 
-from commands.workdir import Workdir, exclusive, together
+from commands.workdir import Workdir, exclusive
 from transformer.errors import UserError
+from transformer.processes import together
 from transformer.training.checkpoint import DamagedCheckpoint, checkpoint_steps
 
 

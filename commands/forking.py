@@ -12,9 +12,10 @@ import jax
 from commands.differences import FREE, LOCATIONS, kind_of
 from commands.opening import Overrides, check_config, open_run
 from commands.outputs import rename
-from commands.workdir import Workdir, exclusive, together, write_json
+from commands.workdir import Workdir, exclusive, write_json
 from transformer.config import flatten, refuse_idle, to_values
 from transformer.errors import UserError
+from transformer.processes import together
 from transformer.training.checkpoint import Checkpoints, Step, split_step
 from transformer.training.fork import Fork, counts_apart, earlier_rate
 from transformer.training.optimizer import make_schedule

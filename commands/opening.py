@@ -17,11 +17,12 @@ from typing import Any
 import jax
 
 from commands import HUB, consistency
-from commands.workdir import Workdir, together
+from commands.workdir import Workdir
 from experiments import find_experiment
 from transformer.config import from_values, refuse_idle
 from transformer.data.tokenizers import TOKENIZERS, Tokenizer
 from transformer.errors import MeshError, UserError
+from transformer.processes import together
 from transformer.training.checkpoint import Step, split_step
 from transformer.training.experiment import Params
 from transformer.training.hooks import Hook
@@ -314,7 +315,6 @@ def chosen(run: Run, workdir: str | os.PathLike, step: Step | None = None) -> St
 def load(
     workdir: str | os.PathLike, overrides: Overrides = (), step: Step | None = None
 ) -> tuple[Run, Params]:
-    """The run in a folder and its trained parameters of the checkpoint by `chosen`. Raises as
-    `reopen_run`."""
+    """The run in a folder and its parameters in the checkpoint by `chosen`. Raises as `reopen_run`."""
     run = reopen_run(workdir, overrides)
     return run, run.restore_params(chosen(run, workdir, step))

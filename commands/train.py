@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 from commands import WHICH_CONFIG
 from commands.included import suggest_including
 from transformer.errors import Recoverable, UserError
+from transformer.processes import together
 
 if TYPE_CHECKING:
     from commands.opening import Overrides
@@ -77,7 +78,7 @@ def _train(
     from commands.opening import open_to_train
     from commands.starts import command, command_line, record
     from commands.summary import summary
-    from commands.workdir import Workdir, exclusive, together
+    from commands.workdir import Workdir, exclusive
     from transformer.layers.kernels import Recorded
     from transformer.training.checkpoint import split_step
 
@@ -113,9 +114,8 @@ def _first_lines(run: "Run", trained: int) -> Iterator[str]:
     import jax
 
     size = sum(leaf.size for leaf in jax.tree.leaves(run.abstract.params))
-    devices = f"{run.mesh.size} x {run.mesh.devices.flat[0].device_kind}"
-    steps = run.config.train.steps
-    yield f"{run.folder.path}: {size:,} parameters on {devices}, from step {trained} to {steps}"
+    mesh = f"{run.mesh.size} x {run.mesh.devices.flat[0].device_kind}"
+    yield f"{run.folder.path}: {size:,} parameters on {mesh}, from step {trained} to {run.config.train.steps}"
     experiment: Any = run.experiment
     if hasattr(experiment, "data_lines"):
         yield from experiment.data_lines()

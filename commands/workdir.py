@@ -21,7 +21,7 @@ from transformer.data.disk_cache import digest, own_cache
 from transformer.data.tokenizers import Tokenizer
 from transformer.errors import UserError
 from transformer.json_text import parse_json
-from transformer.processes import gathered
+from transformer.processes import together
 from transformer.run_folder import UNUSABLE, Inside, RunFolder, why_not_local
 from transformer.training.checkpoint import trained_steps
 from transformer.training.storage import replace
@@ -248,23 +248,6 @@ def exclusive(path: Path) -> Iterator[None]:
             if jax.process_index() == 0:
                 stack.enter_context(holding(path))
         yield
-
-
-def together() -> contextlib.AbstractContextManager[None]:
-    """Raises errors of any process on all of them, so that none waits for one that has exited."""
-    return _of_several() if jax.process_count() > 1 else contextlib.nullcontext()
-
-
-@contextlib.contextmanager
-def _of_several() -> Iterator[None]:
-    refused = ""
-    try:
-        yield
-    except UserError as error:
-        refused = str(error)
-    said = [f"process {number}: {text}" for number, text in enumerate(gathered(refused)) if text]
-    if said:
-        raise UserError(refused or said[0])
 
 
 @contextlib.contextmanager

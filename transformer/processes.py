@@ -7,7 +7,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -197,6 +197,25 @@ def gathered(text: str) -> list[str]:
     padded[: len(given)] = given
     rows = np.reshape(multihost_utils.process_allgather(padded), (len(sizes), -1))
     return [bytes(row[:size]).decode() for row, size in zip(rows, sizes, strict=True)]
+
+
+def together() -> contextlib.AbstractContextManager[None]:
+    """Raises errors of any process on all of them, so that none waits for one that has exited."""
+    import jax
+
+    return _of_several() if jax.process_count() > 1 else contextlib.nullcontext()
+
+
+@contextlib.contextmanager
+def _of_several() -> Iterator[None]:
+    refused = ""
+    try:
+        yield
+    except UserError as error:
+        refused = str(error)
+    said = [f"process {number}: {text}" for number, text in enumerate(gathered(refused)) if text]
+    if said:
+        raise UserError(refused or said[0])
 
 
 def part() -> None:

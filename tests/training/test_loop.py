@@ -285,12 +285,19 @@ def test_what_is_no_number_is_named_and_the_state_is_saved(tmp_path, found, said
         assert checkpoints.steps() == [3]
 
 
-def test_a_hook_that_returns_no_number_is_named():
+@pytest.mark.parametrize(
+    ("found", "said"),
+    [
+        ({"mine/best": "none yet"}, r"^mine/best: 'none yet'; expected a number$"),
+        ([1.0], r"^the hook Wrong returns \[1.0\]; expected numbers by name$"),
+    ],
+)
+def test_a_hook_that_returns_no_number_is_named(found, said):
     class Wrong(Hook):
         def __call__(self, step, state, metrics):
-            return {"mine/best": "none yet"}
+            return found
 
-    with pytest.raises(UserError, match=r"^mine/best: 'none yet'; expected a number$"):
+    with pytest.raises(UserError, match=said):
         run(2, hooks=[Wrong(1)])
 
 

@@ -115,8 +115,7 @@ def is_made(path: Path) -> bool:
 
 def _finish(folder: Path) -> None:
     """Notes the checksums of the files, and waits until all are on the disk."""
-    files = [file for file in folder.iterdir() if file.is_file()]
-    for file in (*files, note(folder)):
+    for file in (*filter(Path.is_file, folder.iterdir()), note(folder)):
         flush(file)
 
 

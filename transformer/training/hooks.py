@@ -77,14 +77,21 @@ def results(prefix: str, evaluator: Evaluator, params: Params) -> dict[str, floa
     Raises:
       UserError: they are no numbers by name.
     """
-    found = evaluator(params)
+    return numbers(f"{prefix}: the evaluator", evaluator(params), f"{prefix}/")
+
+
+def numbers(who: str, found: object, prefix: str = "") -> dict[str, float]:
+    """What an evaluator or a hook has found as floats, by names with a prefix.
+
+    Raises:
+      UserError: they are no numbers by name.
+    """
     if not isinstance(found, Mapping):
-        raise UserError(f"{prefix}: the evaluator returns {found!r}; expected numbers by name")
-    return {f"{prefix}/{name}": as_number(f"{prefix}/{name}", value) for name, value in found.items()}
+        raise UserError(f"{who} returns {brief(repr(found), 100)}; expected numbers by name")
+    return {f"{prefix}{name}": _as_number(f"{prefix}{name}", value) for name, value in found.items()}
 
 
-def as_number(name: str, value: object) -> float:
-    """A measured value as a float. Raises `UserError` if it is no number."""
+def _as_number(name: str, value: object) -> float:
     try:
         return float(value)  # type: ignore[arg-type]
     except (TypeError, ValueError):

@@ -17,7 +17,7 @@ from transformer.training.agreement import Agreement
 from transformer.training.checkpoint import Checkpoints, State
 from transformer.training.divergence import Diverged
 from transformer.training.experiment import Batch, Batches
-from transformer.training.hooks import Hook, as_number, is_due
+from transformer.training.hooks import Hook, is_due, numbers
 from transformer.training.metrics import Meter, Sum
 from transformer.training.run_config import TrainConfig
 from transformer.training.saving import Saving
@@ -164,8 +164,8 @@ class Between:
             with contextlib.nullcontext() if kept else self.stop.raising():
                 for hook in due:
                     with self.going_on(f"{type(hook).__name__} of step {step}"):
-                        found = hook(step, state, {**values, **measured}) or {}
-                        measured |= {name: as_number(name, value) for name, value in found.items()}
+                        found = hook(step, state, {**values, **measured})
+                        measured |= numbers(f"the hook {type(hook).__name__}", found or {})
         except Stopped:
             return None
         if measured:

@@ -135,7 +135,9 @@ def keep_id(folder: RunFolder, tracker: str, run_id: str) -> None:
 def config_keys(folder: RunFolder) -> dict[str, Any]:
     """The keys of the folder's config, {"model.d_model": 256, ...}; {} if there is none. A mapping whose keys
     are no names, such as `data.sources`, is one value: trackers do not take any text as a key."""
-    return dict(_flat(json.loads(folder.config.read_text()))) if folder.config.exists() else {}
+    return (
+        dict(_flat(json.loads(folder.config.read_text(encoding="utf-8")))) if folder.config.exists() else {}
+    )
 
 
 def _ids(folder: RunFolder) -> dict[str, str]:

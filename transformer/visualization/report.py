@@ -52,7 +52,7 @@ def write_report(folder: RunFolder) -> Path:
     series = read_metrics(folder.metrics)
     draw(series, folder.curves)
     page = folder.report
-    page.write_text(describe(series, folder.path.resolve().name))
+    page.write_text(describe(series, folder.path.resolve().name), encoding="utf-8")
     return page
 
 
