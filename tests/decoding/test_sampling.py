@@ -137,6 +137,21 @@ def test_a_temperature_near_zero_is_greedy(rng, temperature):
     np.testing.assert_array_equal(tokens, np.asarray(logits).argmax(-1))
 
 
+@pytest.mark.parametrize("filters,expected", [
+    ({}, [1 / 3, 1 / 3, 0, 1 / 3]),
+    ({"top_k": 2}, [1 / 2, 1 / 2, 0, 0]),
+    ({"min_p": 0.1}, [1 / 3, 1 / 3, 0, 1 / 3]),
+])  # fmt: skip
+@pytest.mark.parametrize("temperature", [1e37, 1e38, 3e38])
+def test_a_temperature_of_any_size_gives_nothing_to_a_token_without_probability(
+    temperature, filters, expected
+):
+    logits = jnp.array([[1.0, 2.0, -jnp.inf, 0.0]])
+    np.testing.assert_allclose(
+        jax.jit(probabilities)(logits, temperature=temperature, **filters), [expected], rtol=1e-6
+    )
+
+
 def test_a_token_without_probability_is_never_drawn(rng):
     v, n = 300, 4096
     x = np.where(rng.random((n, v)) < 0.02, 0.0, -np.inf)
