@@ -73,6 +73,31 @@ def test_copies(imported, tmp_path):
     parity.check_copies(imported, tmp_path)
 
 
+@pytest.mark.parametrize("theirs", ["shared"], indirect=True)
+@pytest.mark.parametrize("stack", ["encoder", "decoder"])
+def test_a_stored_table_of_positions_must_be_the_one_that_is_computed(imported, theirs, stack, tmp_path):
+    """A table in the file is what transformers computes with; older files have one, some in float16."""
+    from safetensors.numpy import load_file, save_file
+
+    folder, name = imported.hub.folder.path, f"model.{stack}.embed_positions.weight"
+    for file in ("config.json", "tokenizer.json"):
+        (tmp_path / file).write_text((folder / file).read_text())
+    tensors, table = load_file(folder / "model.safetensors"), theirs[1].state_dict()[name].numpy()
+
+    def read(table):
+        save_file(tensors | {name: table}, tmp_path / "model.safetensors")
+        hub = parity.Hub(str(tmp_path))
+        return hub.read(hub.abstract)
+
+    for right in (table, table.astype(np.float16), table[:20]):
+        assert read(right)
+    interleaved = np.stack(np.split(table, 2, axis=1), axis=2).reshape(table.shape)
+    narrow = table[:, :-1].copy()
+    for wrong in (interleaved, 2 * table, table[1:], table[:0], narrow, table[0], np.float32(0.0)):
+        with pytest.raises(UserError, match=f"{name} has other values than are computed for it here$"):
+            read(np.asarray(wrong))
+
+
 @pytest.mark.thorough
 @pytest.mark.parametrize("theirs", ["apart"], indirect=True)
 def test_a_wrong_entry_of_the_table_is_caught(imported, rng):

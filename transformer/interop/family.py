@@ -141,6 +141,8 @@ class Family:
     - `prefix`: what the names of tensors may begin with or not;
     - `renamed`: regular expressions in names of tensors, and what replaces them;
     - `ignored`: regular expressions for names of tensors that are no parameters, for a config of ours;
+    - `computed`: names of tensors that may be there although they are computed here, for a config of ours,
+      and the function (shape) -> values;
     - `copies`: names of tensors that may be there for a parameter of ours once more, for a config of ours;
     - `paired`: whether it is an encoder-decoder.
     """
@@ -165,6 +167,7 @@ class Family:
     prefix: str = ""
     renamed: tuple[tuple[str, str], ...] = ()
     ignored: Callable[[Any], Sequence[str]] = lambda model: ()
+    computed: Callable[[Any], Mapping[str, Callable[[tuple[int, ...]], Any]]] = nothing
     copies: Callable[[Any], Mapping[str, str]] = nothing
     paired: bool = False
     also: tuple[str, ...] = ()

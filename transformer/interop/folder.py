@@ -7,6 +7,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from transformer.config import from_values, to_values
 from transformer.data.tokenizers import Tokenizer
 from transformer.errors import UserError, suggest
@@ -138,17 +140,23 @@ class HubFolder:
         """Where each tensor belongs in parameters of these shapes, path -> shape.
 
         Raises:
-          UserError: a tensor is missing, unknown or of another shape; or it should be a copy of another one
-            and is none, so that transformers computes with both.
+          UserError: a tensor is missing, unknown or of another shape; or it should be a copy of another one,
+            or what is computed here, and is not, so that transformers computes with other values.
         """
         found, copies = places(self.family.rules(model), shapes, vocab_size), self.family.copies(model)
-        ignored = [*self.family.ignored(model), *map(re.escape, copies)]
+        computed = self.family.computed(model)
+        ignored = [*self.family.ignored(model), *map(re.escape, [*copies, *computed])]
         compare(self.tensors, found, ignored, self.path)
         names = {path: name for name, place in found.items() for path in place.paths}
         for copy, path in copies.items():
             name = names[path]
             if copy in self.tensors and not self.tensors[copy].equals(self.tensors[name]):
                 raise UserError(f"{self.path}: {copy} differs from {name}; such models have one of both")
+        for name in computed.keys() & self.tensors.keys():
+            stored, here = self.tensors[name].open(), computed[name](self.tensors[name].shape)
+            # Up to the rounding of values of at most 1 to bfloat16.
+            if stored.shape != here.shape or not np.allclose(np.asarray(stored, float), here, atol=4e-3):
+                raise UserError(f"{self.path}: {name} has other values than are computed for it here")
         return found
 
 

@@ -1,7 +1,9 @@
 """Marian (Junczys-Dowmunt et al. 2018), as the OPUS-MT translation models have it."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
+
+import jax.numpy as jnp
 
 from transformer.errors import UserError
 from transformer.interop.family import GENERATION, Family, Key, Values, named
@@ -71,6 +73,16 @@ def write(model: Any) -> dict[str, Any]:
     return sizes | {"dropout": model.dropout, "forced_eos_token_id": None}
 
 
+def computed(model: Any) -> dict[str, Callable[[tuple[int, ...]], Any]]:
+    """The positions, of which older files hold a table for each stack."""
+
+    def table(shape: tuple[int, ...]) -> Any:
+        positions_1t = jnp.arange(max((1, *shape[:1])))[None]
+        return model.positions().embed(jnp.zeros((*positions_1t.shape, model.d_model)), positions_1t)[0]
+
+    return {f"model.{stack}.embed_positions.weight": table for stack in ("encoder", "decoder")}
+
+
 def copies(model: Any) -> dict[str, str]:
     """The embeddings of each stack, and the output."""
     own = ("model.encoder.embed_tokens.weight", "model.decoder.embed_tokens.weight")
@@ -118,7 +130,7 @@ MARIAN = Family(
     write=write,
     further=("dropout", *ALIKE),
     rules=rules,
-    ignored=lambda model: (r"model\.(encoder|decoder)\.embed_positions\.weight",),  # which are computed
+    computed=computed,
     copies=copies,
     paired=True,
 )
