@@ -193,6 +193,10 @@ def test_what_is_no_choice_between_classes_is_refused(tmp_path, kind):
 
     assert labels(id2label=two) == labels(id2label=two, problem_type=None) == ["bad", "good"]
     assert labels(problem_type="single_label_classification") == ["LABEL_0", "LABEL_1"]
+    assert labels(num_labels=3) == ["LABEL_0", "LABEL_1", "LABEL_2"]
+    assert labels(num_labels=2, id2label=two) == ["bad", "good"]
+    with pytest.raises(UserError, match=r"config.json: num_labels: 'x'; expected a whole number"):
+        labels(num_labels="x")
     for problem in ("multi_label_classification", "regression"):
         with pytest.raises(UserError, match=f"config.json: problem_type: '{problem}'; only 'single_label"):
             labels(id2label=two, problem_type=problem)

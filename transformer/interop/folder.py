@@ -13,7 +13,7 @@ from transformer.config import from_values, to_values
 from transformer.data.tokenizers import Tokenizer
 from transformer.errors import UserError, suggest
 from transformer.interop import FAMILIES
-from transformer.interop.family import Family, given
+from transformer.interop.family import Family, given, whole
 from transformer.interop.json_files import read_object
 from transformer.interop.rules import Place, compare, places
 from transformer.interop.tensors import Tensor, open_tensors
@@ -74,7 +74,8 @@ class HubFolder:
 
     @property
     def labels(self) -> list[str] | None:
-        """The labels of its classes in order; None if it has none.
+        """The labels of its classes in order; None if it has none. Without id2label they are, as in
+        transformers, LABEL_0, LABEL_1, ..., `num_labels` of them, or two.
 
         Raises:
           UserError: id2label does not number them; or the model is no classifier into one of several classes.
@@ -84,7 +85,11 @@ class HubFolder:
         problem = given(self.config, "problem_type", SINGLE)
         if problem != SINGLE:
             raise UserError(f"{self.path / CONFIG}: problem_type: {problem!r}; only {SINGLE!r} is known here")
-        numbered = given(self.config, "id2label", {"0": "LABEL_0", "1": "LABEL_1"})
+        try:
+            count = whole(self.config, "num_labels", 2, most=10**6)
+        except UserError as error:
+            raise UserError(f"{self.path / CONFIG}: {error}") from None
+        numbered = given(self.config, "id2label", {str(i): f"LABEL_{i}" for i in range(count)})
         found = [numbered.get(str(i)) for i in range(len(numbered))] if isinstance(numbered, dict) else []
         names = [name for name in found if isinstance(name, str)]
         if not names or len({*names}) < len(found):
