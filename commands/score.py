@@ -49,6 +49,8 @@ def score_lines(
       UserError: an experiment without likelihoods, a line in another format, or a continuation that cannot be
         scored; `where` says in the message where the lines are from.
     """
+    import jax
+
     from transformer.data.line_escapes import unescape
     from transformer.training.experiment import Scorer
 
@@ -73,5 +75,5 @@ def score_lines(
             yield f"{each.log_likelihood:.6f}\t{each.tokens}\t{str(each.greedy).lower()}"
     except UserError as error:
         raise UserError(f"{where}: {error}") from None
-    if cut:
+    if cut and jax.process_index() == 0:
         print(f"{cut} texts are longer than the model's context: they are truncated", file=sys.stderr)

@@ -18,7 +18,7 @@ from tests import runs
 from tests.parameters import random_params
 from transformer.data.tokenizers import Tokenizer
 from transformer.errors import UserError
-from transformer.evaluation.scoring import continued, score_rows
+from transformer.evaluation.scoring import Score, continued, score_rows
 
 pytestmark = pytest.mark.usefixtures("in_root")
 
@@ -207,3 +207,14 @@ def test_a_run_that_writes_no_text_is_refused():
 
     with pytest.raises(UserError, match="a run of language_modeling has no likelihood"):
         next(score_lines(Other(), None, ["a\tb"]))
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_only_the_first_process_says_that_texts_were_cut(monkeypatch, capfd, number):
+    class Cut:
+        def score(self, params, pairs):
+            return (Score(-1.0, 1, False, unread=3) for _ in pairs)
+
+    monkeypatch.setattr(jax, "process_index", lambda: number)
+    assert list(score_lines(Cut(), None, ["a\tb"])) == ["-1.000000\t1\tfalse"]
+    assert capfd.readouterr().err.count("1 texts are longer") == 1 - number
