@@ -303,6 +303,8 @@ def test_mask_sees_through_the_names_of_axes():
         ),
         ({"name": "contrib.schedule_free_adamw", "weight_decay": 0.1}, r"^weight_decay: 0.1 .*takes no mask"),
         ({"name": "noisy_sgd"}, r"^arguments: noisy_sgd cannot be used with {}: it keeps a random key"),
+        ({"name": "sm3"}, r"^arguments: sm3 cannot be used with {}: it takes a number as learning rate, no "),
+        ({"name": "rprop"}, r"^arguments: rprop cannot be used with {}: it takes a number as learning rate"),
         ({"name": "novograd", "weight_decay": 0.1}, r"^weight_decay: 0.1 .*novograd takes no mask"),
     ],
 )

@@ -1,5 +1,6 @@
 """Optimizers of optax: found by name, built with a schedule and masked weight decay."""
 
+import contextlib
 import difflib
 import functools
 import inspect
@@ -176,18 +177,22 @@ def check_arguments(name: str, arguments: Mapping[str, Any], key: str = "argumen
     if arguments:
         _check_names(name, arguments, key)
     matrices, vectors, table = (jax.ShapeDtypeStruct(n, jnp.float32) for n in ((1, 2, 2), (1, 2), (2, 2)))
-    blocks = {"up": {"kernel": matrices}, "norm": {"scale": vectors}}
+    params = {"blocks": {"up": {"kernel": matrices}, "norm": {"scale": vectors}}, "table": table}
 
-    def update(params: Params) -> tuple[Params, Any]:
-        optimizer = build(name, arguments, lambda count: jnp.float32(1), 0.0, decayed=None)
-        return optimizer.update(params, optimizer.init(params), params)
-
-    try:
-        _, state = jax.eval_shape(update, {"blocks": blocks, "table": table})
+    def update(rate: Any, params: Params) -> tuple[Params, Any]:
+        optimizer = build(name, arguments, rate, 0.0, decayed=None)
+        updates, state = optimizer.update(params, optimizer.init(params), params)
         if any(jnp.issubdtype(x.dtype, jax.dtypes.extended) for x in jax.tree.leaves(state)):
             raise ValueError("it keeps a random key, which a checkpoint does not")
+        return updates, state
+
+    try:
+        jax.eval_shape(functools.partial(update, lambda count: jnp.float32(1)), params)
     except Exception as error:
         reason = (str(error) or type(error).__name__).strip().splitlines()[0]
+        with contextlib.suppress(Exception):
+            jax.eval_shape(functools.partial(update, 1.0), params)
+            reason = "it takes a number as learning rate, no schedule"
         raise UserError(f"{key}: {name} cannot be used with {dict(arguments)}: {reason}") from error
 
 
