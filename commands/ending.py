@@ -16,6 +16,9 @@ FULL = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 INCLUDE = " (--include=FILE runs a file that adds it)"
 """What is said of a member that a run's config file may have added to its family."""
 
+LESS_MEMORY = "a device has too little memory: docs/devices.md, Costs and memory, lists what saves it"
+"""What is said of a device whose memory a program exhausts."""
+
 LEAVING = threading.Lock()
 """Held by the thread that ends this process, one of several."""
 
@@ -46,6 +49,8 @@ def code_of(error: Exception | KeyboardInterrupt, has_config: bool) -> int:
             raise
         case _:  # perhaps of a collective that another process did not come to
             leave_the_dead(error)
+            if "RESOURCE_EXHAUSTED" in str(error):
+                error.add_note(LESS_MEMORY)
             if processes.PLACES:
                 leave("".join(traceback.format_exception(error)).rstrip(), first_line(error))
             raise

@@ -7,9 +7,12 @@ import subprocess
 import sys
 import textwrap
 
+import jax
+import jax.numpy as jnp
 import pytest
 
 import launch
+from commands import config
 from tests import runs
 
 pytestmark = pytest.mark.usefixtures("in_root")
@@ -498,3 +501,15 @@ def test_an_interruption_while_the_program_leaves_is_silent():
     done = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True)
     assert done.stderr.startswith("error: --mode") and done.stderr.count("\n") == 1
     assert done.returncode == -signal.SIGINT
+
+
+def test_a_program_that_exhausts_the_memory_says_where_what_saves_it_is_listed(monkeypatch):
+    def exhaust(flags, overrides):
+        jax.block_until_ready(jnp.zeros((1 << 30, 1 << 14)))
+
+    monkeypatch.setattr(config, "run", exhaust)
+    with pytest.raises(jax.errors.JaxRuntimeError, match="RESOURCE_EXHAUSTED") as found:
+        launch.main(["--mode=config", "--workdir=runs/any"])
+    note = found.value.__notes__[-1]
+    page, heading = note.partition(": ")[2].split(", ")[:2]
+    assert f"## {heading}" in (runs.ROOT / page).read_text()
