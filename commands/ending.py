@@ -80,11 +80,14 @@ def leave_after(gone: str, why: str) -> None:
 def leave(said: str, why: str, gone: str = "", code: int = 1) -> None:
     """Prints what there is to say, tells the other processes which one has `gone` (this one), and ends at
     once: in good order it would wait for the others, which wait for it."""
+    from tqdm import tqdm
+
     LEAVING.acquire()  # never released: another thread that would leave as well says no more
     sys.stdout.flush()
-    print(said, end="\n" if said else "", file=sys.stderr, flush=True)
-    processes.tell(why, gone)
-    os._exit(code)
+    with tqdm.external_write_mode(sys.stderr):  # clears a progress bar, at whose end it would be written
+        print(said, end="\n" if said else "", file=sys.stderr, flush=True)
+        processes.tell(why, gone)
+        os._exit(code)
 
 
 def first_line(error: Exception) -> str:

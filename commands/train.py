@@ -88,8 +88,7 @@ def _train(
     with ignore_closed_pipes(), contextlib.ExitStack() as stack:
         if jax.process_count() > 1:
             check_folder(folder)
-        known = folder.config.is_file()
-        if known:
+        if known := folder.config.is_file():
             stack.enter_context(exclusive(folder.lock))
         run = open_to_train(folder, overrides, config, accept_data, hooks)
         if not known:  # nothing is written before this, not even a lock

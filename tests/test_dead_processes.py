@@ -92,3 +92,20 @@ def test_all_end_when_one_has_died(ending):
 )
 def test_what_says_that_there_are_others(environment, several):
     assert processes.are_several(environment) == several
+
+
+def test_the_last_line_is_not_written_after_a_progress_bar():
+    program = """
+        from tqdm import tqdm
+        from commands import ending
+        from transformer import processes
+        processes.tell = lambda *said: None
+        bar = tqdm(total=3, mininterval=0)
+        bar.update()
+        ending.leave("error: said", "why", code=5)
+    """
+    ended = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(program)], cwd=runs.ROOT, capture_output=True, text=True
+    )
+    lines = ended.stderr.splitlines()
+    assert (ended.returncode, lines[-1]) == (5, "error: said") and "1/3" in lines[-3], lines

@@ -280,9 +280,9 @@ EDITS = {
     "commands/ending.py": (
         "tests/faults/test_several_processes.py",
         {
-            "nobody_is_told": ("    processes.tell(why, gone)\n", ""),
+            "nobody_is_told": ("processes.tell(why, gone)\n", "pass\n"),
             "what_was_told_is_not_read": ("processes.told() or (", "("),
-            "waits_for_the_others": ("    os._exit(code)\n", "    sys.exit(code)\n"),
+            "waits_for_the_others": ("os._exit(code)\n", "sys.exit(code)\n"),
             "each_end_is_its_own": ("if processes.PLACES and not processes.all_end():", "if False:"),
         },
     ),

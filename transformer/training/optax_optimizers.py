@@ -176,24 +176,31 @@ def check_arguments(name: str, arguments: Mapping[str, Any], key: str = "argumen
     checkpoint can keep."""
     if arguments:
         _check_names(name, arguments, key)
-    matrices, vectors, table = (jax.ShapeDtypeStruct(n, jnp.float32) for n in ((1, 2, 2), (1, 2), (2, 2)))
-    params = {"blocks": {"up": {"kernel": matrices}, "norm": {"scale": vectors}}, "table": table}
-
-    def update(rate: Any, params: Params) -> tuple[Params, Any]:
-        optimizer = build(name, arguments, rate, 0.0, decayed=None)
-        updates, state = optimizer.update(params, optimizer.init(params), params)
-        if any(jnp.issubdtype(x.dtype, jax.dtypes.extended) for x in jax.tree.leaves(state)):
-            raise ValueError("it keeps a random key, which a checkpoint does not")
-        return updates, state
-
     try:
-        jax.eval_shape(functools.partial(update, lambda count: jnp.float32(1)), params)
+        _trace(name, arguments, lambda count: jnp.float32(1))
     except Exception as error:
-        reason = (str(error) or type(error).__name__).strip().splitlines()[0]
-        with contextlib.suppress(Exception):
-            jax.eval_shape(functools.partial(update, 1.0), params)
-            reason = "it takes a number as learning rate, no schedule"
-        raise UserError(f"{key}: {name} cannot be used with {dict(arguments)}: {reason}") from error
+        raise _refused(name, arguments, key, error) from error
+
+
+def _trace(name: str, arguments: Mapping[str, Any], rate: Any) -> None:
+    matrices, vectors, table = (jax.ShapeDtypeStruct(n, jnp.float32) for n in ((1, 2, 2), (1, 2), (2, 2)))
+    blocks = {"up": {"kernel": matrices}, "norm": {"scale": vectors}}
+
+    def update(params: Params) -> tuple[Params, Any]:
+        optimizer = build(name, arguments, rate, 0.0, decayed=None)
+        return optimizer.update(params, optimizer.init(params), params)
+
+    _, state = jax.eval_shape(update, {"blocks": blocks, "table": table})
+    if any(jnp.issubdtype(x.dtype, jax.dtypes.extended) for x in jax.tree.leaves(state)):
+        raise ValueError("it keeps a random key, which a checkpoint does not")
+
+
+def _refused(name: str, arguments: Mapping[str, Any], key: str, error: Exception) -> UserError:
+    why = (str(error) or type(error).__name__).strip().splitlines()[0]
+    with contextlib.suppress(Exception):
+        _trace(name, arguments, 1.0)
+        why = "it takes a number as learning rate, no schedule"
+    return UserError(f"{key}: {name} cannot be used with {dict(arguments)}: {why}")
 
 
 def _check_names(name: str, arguments: Mapping[str, Any], key: str) -> None:
