@@ -98,7 +98,8 @@ def test_schedules_match_their_formulas(name, rng):
 def test_a_run_made_longer_warms_up_again_from_where_it_was(name, rng):
     """Until then the schedule of the first length; from there on that of the new one, but for rises, which
     are those of the warm-up. Written out update by update, twice extended and once made shorter."""
-    warmup, peak = int(rng.integers(2, 9)), float(rng.uniform(1e-4, 1))
+    # with a warm-up of 2 its own steps are as high as what the schedule jumps by
+    warmup, peak = int(rng.integers(3, 9)), float(rng.uniform(1e-4, 1))
     config = dict(schedule=name, warmup_steps=warmup, decay_steps=8 * (name == "wsd"), learning_rate=peak)
     first, second, third, at = 30, 60, 120, 45
     last = 100
