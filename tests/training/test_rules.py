@@ -6,6 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from flax import linen as nn
 
 from tests.training.test_optimizer import CONFIG
 from transformer.errors import UserError
@@ -126,6 +127,24 @@ def test_what_is_frozen_has_no_gradient(rng):
             )
         assert np.all(gradients["encoder"]["embedding"]["table"] == (zero == 0))
         assert np.all(gradients["head"]["kernel"] == 1)
+
+
+def test_the_backward_pass_ends_above_frozen_blocks(rng):
+    """The compiled step has neither their gradients nor what leads to them alone."""
+    model = DecoderConfig(d_model=32, num_layers=4, num_heads=2, d_ff=64).build(32)
+    tokens = rng.integers(0, 32, (2, 16))
+    tree = nn.unbox(model.init(jax.random.key(0), tokens)["params"])
+
+    def flops(**keys):
+        config = OptimizerConfig(**CONFIG | keys)
+
+        def loss(p):
+            return jnp.sum(model.apply({"params": stop_gradients(p, config)}, tokens) ** 2)
+
+        return jax.jit(jax.grad(loss)).lower(tree).compile().cost_analysis()["flops"]
+
+    whole, half, none = flops(), flops(frozen_layers=2), flops(train_only="final_norm")
+    np.testing.assert_allclose(half, (whole + none) / 2, rtol=0.1)
 
 
 KINDS = ("window", "window", "full")

@@ -191,7 +191,9 @@ def stop_gradients(params: Params, config: Any, layers: Sequence[str] = ()) -> P
     def held(settings: ParameterSettings, param: jax.Array) -> jax.Array:
         if isinstance(settings.frozen, bool):
             return jax.lax.stop_gradient(param) if settings.frozen else param
-        return jnp.where(settings.frozen, jax.lax.stop_gradient(param), param)
+        # layer by layer, since the compiler drops what is computed for a whole part of a concatenation alone
+        parts = zip(jax.lax.split(param, [1] * len(param)), settings.frozen.flat, strict=True)
+        return jnp.concatenate([jax.lax.stop_gradient(part) if frozen else part for part, frozen in parts])
 
     return jax.tree.map(held, parameter_settings(params, config, layers), params)
 
