@@ -1,6 +1,7 @@
 """How a command ends that an error ends: the line that says why, the exit code, and the other processes of a
 run."""
 
+import contextlib
 import errno
 import os
 import sys
@@ -39,13 +40,14 @@ def code_of(error: Exception | KeyboardInterrupt, has_config: bool) -> int:
             return 1
         case BrokenPipeError():  # the reader of the output has left; discard what is buffered
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            if processes.PLACES:
+                leave("", "the reader of its output has left", code=0)
             return 0
         case OSError() if error.errno in FULL:
-            print(f"error: {error.filename or 'the output'}: {error.strerror}", file=sys.stderr)
-            return 1
+            return end(1, f"error: {error.filename or 'the output'}: {error.strerror}")
         case KeyboardInterrupt():
             return end(130, "interrupted")
-        case OSError():
+        case OSError() if not processes.PLACES:
             raise
         case _:  # perhaps of a collective that another process did not come to
             leave_the_dead(error)
@@ -83,7 +85,8 @@ def leave(said: str, why: str, gone: str = "", code: int = 1) -> None:
     from tqdm import tqdm
 
     LEAVING.acquire()  # never released: another thread that would leave as well says no more
-    sys.stdout.flush()
+    with contextlib.suppress(OSError):  # its disk may be what is full
+        sys.stdout.flush()
     with tqdm.external_write_mode(sys.stderr):  # clears a progress bar, at whose end it would be written
         print(said, end="\n" if said else "", file=sys.stderr, flush=True)
         processes.tell(why, gone)

@@ -203,9 +203,13 @@ sys.exit(launch.main(sys.argv[1:]))
 
 @pytest.mark.parametrize(
     ("error", "code", "last"),
-    [("UserError('by design')", 2, "error: by design"), ("KeyboardInterrupt", 130, "interrupted")],
+    [
+        ("UserError('by design')", 2, "error: by design"),
+        ("KeyboardInterrupt", 130, "interrupted"),
+        ("OSError(28, 'full by design', 'config.json')", 1, "error: config.json: full by design"),
+    ],
 )
-def test_a_mistake_or_an_interrupt_of_one_process_ends_all_within_seconds(error, code, last):
+def test_a_mistake_a_full_disk_or_an_interrupt_of_one_process_ends_all_within_seconds(error, code, last):
     """With one line each, without JAX's messages; the same one where it is of all of them."""
     for who in ((1,), (0,), (0, 1)):
         program = MISTAKEN.replace("WHO", str(who)).replace("ERROR", error)
@@ -215,6 +219,15 @@ def test_a_mistake_or_an_interrupt_of_one_process_ends_all_within_seconds(error,
         other = f"({last.removeprefix('error: ')}); give the same command again"
         for number, line in enumerate(lines):
             assert line == last if number in who else line.endswith(other), lines
+
+
+def test_a_reader_that_has_left_one_process_ends_all_within_seconds():
+    program = MISTAKEN.replace("WHO", "(0,)").replace("ERROR", "BrokenPipeError")
+    ended = together(2, program, "--mode=config", "--config=configs/lm.py:tiny")
+    assert [code for code, _, _ in ended] == [0, 1], ended
+    line = ended[1][2].splitlines()[-1]
+    assert line.startswith("error: process 0 on ") and "(the reader of its output has left)" in line
+    assert not any("Traceback" in said or "coordination" in said for _, _, said in ended), ended
 
 
 DYING = """
