@@ -122,7 +122,7 @@ def add_common_flags(parser: argparse.ArgumentParser) -> None:
     add("--process_id", type=int, help="the number of this process, from 0")
     add("--heartbeat_seconds", type=int, default=30, help="silence of a process after which all end (30)")
     add("--include", default="", help="a Python file to run first, as it adds a mixer, a loss ... of a run")
-    parser.set_defaults(config="", started=STARTED, missing=WHICH_RUN, suffix="")
+    parser.set_defaults(config="", started=STARTED, missing=WHICH_RUN, suffix="", alone=False)
 
 
 def split_overrides(argv: list[str]) -> tuple[list[str], list[tuple[str, str]]]:
@@ -176,8 +176,8 @@ def prepare(flags: argparse.Namespace) -> None:
         sys.stdout.reconfigure(encoding="utf-8", errors="surrogateescape")
     asked = bool(flags.coordinator) or processes.are_several(os.environ)
     if asked or processes.has_tpu():
-        place = flags.coordinator, flags.num_processes, flags.process_id
-        processes.meet(*place, heartbeat_seconds=flags.heartbeat_seconds, certain=asked)
+        place = flags.coordinator, flags.num_processes, flags.process_id, flags.heartbeat_seconds
+        processes.meet(*place, certain=asked, alone=flags.mode if flags.alone else "")
         processes.listen(ending.leave_after)
     if flags.include:
         include(flags.include)

@@ -2,8 +2,9 @@
 
 The module of a command has a docstring (the help text), `add_flags(parser)`, and `run(flags, overrides)`,
 which returns the exit code. `add_flags` may set the defaults `missing`, what is said when there is neither
---workdir nor --config ("" if the command needs neither), and `suffix`, of its default folder. The module
-imports JAX inside its functions, so that flags are checked without waiting for it.
+--workdir nor --config ("" if the command needs neither), `suffix`, of its default folder, and `alone`, that
+several processes cannot run it together. The module imports JAX inside its functions, so that flags are
+checked without waiting for it.
 """
 
 import argparse

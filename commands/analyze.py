@@ -30,6 +30,7 @@ QUESTIONS = ("words", "neighbours", "analogy", "analogies", "contexts", "map")
 
 def add_flags(parser: Any) -> None:
     """The flags of this command."""
+    parser.set_defaults(alone=True)
     add = parser.add_argument
     add("--words", type=text, help="comma-separated words to compare with each other")
     add("--neighbours", type=text, help="comma-separated words whose nearest neighbours to list")

@@ -21,6 +21,7 @@ TEXTS = {"source": "source_segments", "tokens": "segments"}
 
 def add_flags(parser: Any) -> None:
     """The flags of this command."""
+    parser.set_defaults(alone=True)
     parser.add_argument("--step", type=int, help="the step, as in metrics.jsonl: 1 is the first")
     parser.add_argument("--accept_data", action="store_true", help="read data that have changed since")
     parser.add_argument("--output", help="a file for the lines (standard output)")

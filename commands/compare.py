@@ -73,7 +73,7 @@ def _overrides(keys: dict[str, Any]) -> list[tuple[str, str]]:
 
 def add_flags(parser: Any) -> None:
     """The flags of this command."""
-    parser.set_defaults(missing="", suffix="compare")
+    parser.set_defaults(missing="", suffix="compare", alone=True)
     add = parser.add_argument
     add("--config", default="", help="the config file of A and B, unless they name their own")
     add("--a", default="", help="a config file, or KEY=VALUE KEY=VALUE, or both; or folders, 'runs/x/*'")

@@ -35,7 +35,7 @@ AT_ONCE: dict[str, dict[str, Any]] = {
 
 def add_flags(parser: Any) -> None:
     """The flags of this command."""
-    parser.set_defaults(missing=WHICH_CONFIG, suffix="coordinates")
+    parser.set_defaults(missing=WHICH_CONFIG, suffix="coordinates", alone=True)
     add = parser.add_argument
     add("--config", default="", help="a config file, configs/lm.py, or a preset of it, configs/lm.py:tiny")
     add("--widths", type=widths, default="64,128,256,512", help="values of model.d_model (64,128,256,512)")

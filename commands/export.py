@@ -32,6 +32,7 @@ SHAPES = (("batch", 1, "rows"), ("length", 64, "tokens of a prompt, padded"), ("
 
 def add_flags(parser: Any) -> None:
     """The flags of this command."""
+    parser.set_defaults(alone=True)
     add_step(parser)
     parser.add_argument("--to", help="the new folder")
     parser.add_argument(

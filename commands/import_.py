@@ -23,14 +23,12 @@ if TYPE_CHECKING:
 
 def add_flags(parser: Any) -> None:
     """The flags of this command."""
-    parser.set_defaults(missing=WHICH_RUN)
+    parser.set_defaults(missing=WHICH_RUN, alone=True)
     parser.add_argument("--from", dest="source", help="the folder of the model")
 
 
 def run(flags: argparse.Namespace, overrides: "Overrides") -> int:
     """Reads and checks everything, and then puts the folder in place at once."""
-    import jax
-
     from commands.hub import Hub
     from commands.opening import check_config
     from commands.workdir import Workdir
@@ -39,8 +37,6 @@ def run(flags: argparse.Namespace, overrides: "Overrides") -> int:
 
     if not flags.source:
         raise UserError("--from: which folder? models/gpt2, say (--mode=import)")
-    if jax.process_count() > 1:
-        raise UserError("--mode=import: several processes; one process with all devices imports a model")
     folder = Workdir(flags.workdir)
     check_new("--workdir", folder.path)
     hub = Hub(flags.source)

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 def add_flags(parser: Any) -> None:
     """The flags of this command."""
+    parser.set_defaults(alone=True)
     parser.add_argument("--output", help="another file for it (report.html in the run's folder)")
 
 

@@ -25,7 +25,9 @@ if TYPE_CHECKING:
 
 def add_flags(parser: Any) -> None:
     """The flags of this command."""
-    parser.set_defaults(missing=f"{WHICH_CONFIG}; or, of a law that is there, {WHICH_RUN}", suffix="scaling")
+    parser.set_defaults(
+        missing=f"{WHICH_CONFIG}; or, of a law that is there, {WHICH_RUN}", suffix="scaling", alone=True
+    )
     add = parser.add_argument
     add("--config", default="", help="a config file, configs/lm.py: the member of the family of its depth")
     add("--budgets", default="", help="FLOPs of a run, 1e12,2e12,4e12: each for every depth")

@@ -38,7 +38,7 @@ FORMATS = (".csv", ".json", ".md", ".html")
 
 def add_flags(parser: Any) -> None:
     """The flags of this command."""
-    parser.set_defaults(missing="")
+    parser.set_defaults(missing="", alone=True)
     add = parser.add_argument
     add("--runs", nargs="+", default=[], help="folders of runs, also as patterns: 'runs/lm-sweep/*'")
     add("--metric", default="eval/loss", help="the metric; -METRIC if more of it is better (eval/loss)")

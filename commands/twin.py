@@ -33,7 +33,7 @@ SHOWN = 20
 
 def add_flags(parser: Any) -> None:
     """The flags of this command."""
-    parser.set_defaults(missing=WHICH_CONFIG, suffix="twin")
+    parser.set_defaults(missing=WHICH_CONFIG, suffix="twin", alone=True)
     parser.add_argument("--config", default="", help="a config file, configs/lm.py, or a preset of it")
     parser.add_argument("--peer", default="", help="the family: gpt2, bert, marian ...; by default the first")
     parser.add_argument("--steps", type=int, default=200, help="training steps, at most train.steps (200)")

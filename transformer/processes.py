@@ -58,17 +58,19 @@ def meet(
     coordinator: str | None = None,
     count: int | None = None,
     number: int | None = None,
-    *,
     heartbeat_seconds: int = 30,
+    *,
     certain: bool = True,
+    alone: str = "",
 ) -> None:
     """Connects to the other processes: what is not given, JAX reads from the scheduler's environment.
 
     The first one prints which are on which host. If one is silent for `heartbeat_seconds`, all end, with its
-    number. Unless it is `certain` that there are others, none need be found.
+    number. Unless it is `certain` that there are others, none need be found. `alone` names a command of a
+    single process.
 
     Raises:
-      UserError: they do not meet.
+      UserError: they do not meet, or the command is one of a single process.
     """
     import jax
 
@@ -91,6 +93,8 @@ def meet(
         if jax.process_index() == 0:
             placed = " ".join(f"{i} on {host}" for i, (host, _, _) in enumerate(PLACES))
             print(f"{len(PLACES)} processes: {placed}", file=sys.stderr)
+        if alone:
+            raise UserError(f"--mode={alone}: a command of one process, and {len(PLACES)} are started")
 
 
 def _announced() -> list[tuple[str, str, int]]:

@@ -221,6 +221,15 @@ def test_a_mistake_a_full_disk_or_an_interrupt_of_one_process_ends_all_within_se
             assert line == last if number in who else line.endswith(other), lines
 
 
+@pytest.mark.parametrize("mode", ["batch", "export"])
+def test_a_command_of_one_process_is_refused_on_all(tmp_path, mode):
+    """Each would read its own rows of a batch, and none has all of a parameter that is sharded over them."""
+    program = "import sys, launch; sys.exit(launch.main(sys.argv[1:]))"
+    for code, _, said in together(2, program, f"--mode={mode}", f"--workdir={tmp_path}"):
+        assert code == 2, said
+        assert said.splitlines()[-1] == f"error: --mode={mode}: a command of one process, and 2 are started"
+
+
 def test_a_reader_that_has_left_one_process_ends_all_within_seconds():
     program = MISTAKEN.replace("WHO", "(0,)").replace("ERROR", "BrokenPipeError")
     ended = together(2, program, "--mode=config", "--config=configs/lm.py:tiny")
