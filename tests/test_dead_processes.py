@@ -76,6 +76,23 @@ def test_all_end_when_one_has_died(ending):
     assert "task:1" in said[0][1] or "task/1" in said[0][1] or "Barrier" in said[0][1], said[0][1]
 
 
+@pytest.mark.thorough
+@pytest.mark.parametrize("number", (0, 1))
+def test_a_process_that_waits_in_vain_for_another_says_so(number):
+    program = f"""
+        from transformer import processes
+        processes.MEET_SECONDS = 1
+        processes.meet("localhost:{runs.free_port()}", 2, {number})
+    """
+    ended = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(program)], cwd=runs.ROOT, capture_output=True, text=True
+    )
+    assert ended.returncode == 2 and ended.stderr.splitlines()[-1] == (
+        "error: --coordinator: the processes did not meet: after 1 seconds not all have come; start each, "
+        "with the same address"
+    )
+
+
 @pytest.mark.parametrize(
     ("environment", "several"),
     [

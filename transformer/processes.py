@@ -3,6 +3,7 @@
 import contextlib
 import glob
 import importlib.util
+import os
 import socket
 import sys
 import threading
@@ -16,6 +17,9 @@ from transformer.errors import UserError
 
 COUNTS = ("SLURM_STEP_NUM_TASKS", "OMPI_COMM_WORLD_SIZE", "MEGASCALE_NUM_SLICES")
 """Environment variables with a number of processes or slices: of Slurm's `srun`, Open MPI, several slices."""
+
+MEET_SECONDS = 300
+"""How long a process waits for all others to come."""
 
 SHUTDOWN_SECONDS = 30
 """How long a process that ends with an error waits for the others, which then end too."""
@@ -76,11 +80,15 @@ def meet(
 
     # That service would catch SIGTERM, which then ends nothing but training, where `loop` catches it.
     jax.config.update("jax_enable_preemption_service", False)
+    late = threading.Timer(MEET_SECONDS, _give_up)
+    late.daemon = True
+    late.start()
     try:
         jax.distributed.initialize(
             coordinator,
             count,
             number,
+            initialization_timeout=MEET_SECONDS + SHUTDOWN_SECONDS,
             heartbeat_timeout_seconds=heartbeat_seconds,
             shutdown_timeout_seconds=SHUTDOWN_SECONDS,
         )
@@ -88,6 +96,8 @@ def meet(
         if certain:
             raise UserError(f"--coordinator: the processes did not meet: {error}") from error
         return
+    finally:
+        late.cancel()
     if jax.process_count() > 1:
         PLACES.extend(_announced())
         if jax.process_index() == 0:
@@ -95,6 +105,13 @@ def meet(
             print(f"{len(PLACES)} processes: {placed}", file=sys.stderr)
         if alone:
             raise UserError(f"--mode={alone}: a command of one process, and {len(PLACES)} are started")
+
+
+def _give_up() -> None:
+    """Ends this process with a line, before JAX would with a stack trace."""
+    why = f"after {MEET_SECONDS} seconds not all have come; start each, with the same address"
+    print(f"error: --coordinator: the processes did not meet: {why}", file=sys.stderr, flush=True)
+    os._exit(2)
 
 
 def _announced() -> list[tuple[str, str, int]]:
