@@ -255,6 +255,25 @@ def test_an_unknown_loss_or_argument_is_refused(message):
         LossConfig(**WRONG[message])
 
 
+MISSHAPEN = {
+    "() float32": lambda log_p: -jnp.mean(log_p),
+    "(2,) float32": lambda log_p: -jnp.mean(log_p, axis=-1),
+    "(2, 3) int32": lambda log_p: (log_p < -1).astype(jnp.int32),
+    "None": lambda log_p: None,
+}
+"""What losses of one's own return in place of (2, 3) float32."""
+
+
+@pytest.mark.parametrize("returned", MISSHAPEN)
+def test_a_loss_that_is_none_of_each_token_is_named(monkeypatch, returned):
+    monkeypatch.setitem(LOSSES, "own", MISSHAPEN[returned])
+    expected = f"name: 'own' returns {returned} for log-probabilities (2, 3) float32; expected a loss of each"
+    with pytest.raises(UserError, match=re.escape(expected)):
+        LossConfig(name="own")
+    monkeypatch.setitem(LOSSES, "own", lambda log_p: -log_p)
+    assert LossConfig(name="own").name == "own"
+
+
 @pytest.mark.thorough
 @pytest.mark.usefixtures("in_root")
 def test_a_run_with_focal_loss_reports_what_it_minimises_and_nats(tmp_path):

@@ -37,8 +37,8 @@ class LossConfig(LogitsConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.arguments:
-            self._check_arguments()
+        if self.arguments or self.name != "cross_entropy":
+            self._check_loss()
         if self.vocab_parts > 1:
             self._check_parts()
 
@@ -49,20 +49,25 @@ class LossConfig(LogitsConfig):
                 f"{self.label_smoothing}, for which all logits of a token are needed; expected 1"
             )
 
-    def _check_arguments(self) -> None:
+    def _check_loss(self) -> None:
         valid = [*inspect.signature(LOSSES[self.name]).parameters][1:]
         for key in self.arguments:
             if key not in valid:
                 what = f"takes only {', '.join(valid)}" if valid else "takes none"
                 raise UserError(f"arguments.{key}: {self.name} {what}")
+        log_p = jax.ShapeDtypeStruct((2, 3), jnp.float32)
         try:
-            jax.eval_shape(self.loss, jax.ShapeDtypeStruct((1,), jnp.float32))
+            found = jax.eval_shape(self.loss, log_p)
         except UserError as error:
             raise UserError(f"arguments.{error}") from None
         except Exception as error:
             reason = (str(error) or type(error).__name__).strip().splitlines()[0]
             given = dict(self.arguments)
             raise UserError(f"arguments: {self.name} cannot be used with {given}: {reason}") from error
+        if [getattr(found, key, None) for key in ("shape", "dtype")] != [log_p.shape, log_p.dtype]:
+            # A sum or a mean would be broadcast over the tokens, and an integer has no gradient.
+            which = f"name: {self.name!r} returns {_said(found)} for log-probabilities {_said(log_p)}"
+            raise UserError(f"{which}; expected a loss of each of them, in the same type")
 
     @property
     def loss(self) -> Loss:
@@ -169,6 +174,11 @@ def token_loss(
         mean_bt = mean_loss(logits_btv - log_z_bt[..., None], vocab_size, loss)
         loss_bt = (1 - label_smoothing) * loss_bt + label_smoothing * mean_bt
     return nll_bt, loss_bt, log_z_bt
+
+
+def _said(x: Any) -> str:
+    """The shape and type of an array."""
+    return f"{x.shape} {x.dtype}" if hasattr(x, "dtype") else repr(x)
 
 
 def mean_loss(log_p_btv: jax.Array, vocab_size: int, loss: Loss) -> jax.Array:
