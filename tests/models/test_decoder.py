@@ -48,6 +48,21 @@ def test_future_tokens_carry_zero_gradient(rng, position, placement):
 
 
 @pytest.mark.thorough(but=1)
+@pytest.mark.parametrize("changes", [
+    {"skips": True, "value_embeddings": (0, -1), "sinks": True, "output_bias": True, "norm": "layer"},
+    {"skips": True, "layers": ("a", "b"), "layer_kinds": {"a": {"mixer": "linear"}, "b": {}}},
+    {"mixer": "latent", "num_experts": 3, "tie_embeddings": False},
+    {"position": "t5", "mixer": "plain"},
+    {"position": "transformer_xl", "qk_norm": True, "num_kv_heads": 1},
+])  # fmt: skip
+def test_parameters_are_float32_where_jax_has_64_bits(changes):
+    config = dataclasses.replace(CONFIG, **changes)
+    with jax.enable_x64(True):
+        made = jax.eval_shape(config.build(VOCAB).init, jax.random.key(0), jnp.zeros((1, 1), jnp.int32))
+    assert {leaf.dtype.name for leaf in jax.tree.leaves(made)} == {"float32"}
+
+
+@pytest.mark.thorough(but=1)
 @pytest.mark.parametrize("position", POSITIONS)
 def test_packed_documents_equal_separate_ones(rng, position):
     model, params = make(rng, position=position)

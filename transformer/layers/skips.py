@@ -39,7 +39,7 @@ class UShaped(Stack):
         params = super().init(rng, x_btd)
 
         def with_skips(tree: Any, n: int) -> Any:
-            return {**tree, SKIP: nn.LogicallyPartitioned(jnp.ones(n), ("layers",))}
+            return {**tree, SKIP: nn.LogicallyPartitioned(jnp.ones(n, jnp.float32), ("layers",))}
 
         if set(params) != set(self.kinds):
             return with_skips(params, self.num_layers)
