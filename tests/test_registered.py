@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import linen as nn
 
 import launch
 from commands import INCLUDED, notebook, opening
@@ -88,6 +89,43 @@ def small(monkeypatch, tmp_path):
     config = lm.get_config("tiny")
     config.data.source, config.train.log_every = runs.write_corpus(tmp_path / "corpus"), 1
     return config
+
+
+class Narrow(MultiHeadAttention):
+    """Attention that forgets to project its outputs to the width of the model."""
+
+    def join(self, out_bthk, width):
+        return out_bthk.mean((2, 3))[..., None]
+
+
+class First(nn.Module):
+    """A norm that keeps the first token alone, or a feed-forward."""
+
+    epsilon: float = 0.0
+
+    def __call__(self, x_btd, **_):
+        return x_btd[:, :1, :3]
+
+
+@pytest.mark.parametrize(
+    ("family", "member", "key", "said"),
+    [
+        (MIXERS, Narrow, "mixer", "attention: norm and Narrow return (1, 1, 1)"),
+        (NORMS, lambda **_: First(), "norm", "attention: norm and MultiHeadAttention return (1, 1, 3)"),
+        (
+            FEED_FORWARDS,
+            lambda *_, **__: First(),
+            "feed_forward",
+            "feed_forward: norm and First return (1, 1, 3)",
+        ),
+    ],
+    ids=["mixer", "norm", "feed_forward"],
+)
+def test_a_member_of_another_width_is_named_and_not_broadcast(monkeypatch, family, member, key, said):
+    monkeypatch.setitem(family, "mine", member)
+    model = DecoderConfig(d_model=8, num_layers=1, num_heads=2, d_ff=8, **{key: "mine"}).build(5)
+    with pytest.raises(UserError, match=re.escape(f"{said} for (1, 1, 8); expected the same shape")):
+        jax.eval_shape(model.init, jax.random.key(0), jnp.zeros((1, 1), jnp.int32))
 
 
 def one_by_one(q_bthk, k_bsgk, v_bsgk, *, mask, scoring, **_):

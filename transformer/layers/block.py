@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from flax import linen as nn
 
 from transformer.devices import sharded_over
+from transformer.errors import UserError
 from transformer.layers.cache import KVCache
 from transformer.layers.masks import Mask
 from transformer.layers.mixers import Attention, Mixer
@@ -55,18 +56,17 @@ class Block(nn.Module):
 
         `memory` is (m, s, d), or its `keys_values`; groups of b / m adjacent rows of x share one of its rows.
         """
-        segments_bt = inputs.get("mask", Mask()).query_segments_bt
+        options = {"segments_bt": inputs.get("mask", Mask()).query_segments_bt, "train": train}
         x_normal_btd = self._before("attention", x_btd)
         y_btd, cache = self.mixer(x_normal_btd, cache=cache, train=train, **inputs)
         if self.parallel and self.feed_forward is not None:
-            y_btd = y_btd + self.feed_forward(x_normal_btd, segments_bt=segments_bt, train=train)
+            y_btd = y_btd + self.feed_forward(x_normal_btd, **options)
         x_btd = self._after("attention", x_btd, y_btd, train)
         if self.cross_attention is not None:
             y_btd = self._cross(self._before("cross_attention", x_btd), memory, memory_mask or Mask(), train)
             x_btd = self._after("cross_attention", x_btd, y_btd, train)
         if self.feed_forward is not None and not self.parallel:
-            x_normal_btd = self._before("feed_forward", x_btd)
-            y_btd = self.feed_forward(x_normal_btd, segments_bt=segments_bt, train=train)
+            y_btd = self.feed_forward(self._before("feed_forward", x_btd), **options)
             x_btd = self._after("feed_forward", x_btd, y_btd, train)
         return x_btd, cache
 
@@ -85,6 +85,9 @@ class Block(nn.Module):
             y_btd = self.norm(name=f"{name}_output_norm")(y_btd)
         if self.dropout:
             y_btd = nn.Dropout(self.dropout, name=f"{name}_dropout")(y_btd, deterministic=not train)
+        if y_btd.shape != x_btd.shape:  # a width or a length of 1 would be broadcast
+            given = f"{name}: norm and {type(getattr(self, name, self.mixer)).__name__} return {y_btd.shape}"
+            raise UserError(f"{given} for {x_btd.shape}; expected the same shape")
         x_btd = _divided(x_btd + _divided(y_btd, "residual_length"), "residual_length")
         return self.norm(name=f"{name}_norm")(x_btd) if self.placement == "post" else x_btd
 
@@ -102,6 +105,5 @@ class Block(nn.Module):
 
 def _divided(x_btd: jax.Array, length: str) -> jax.Array:
     """x, its tokens divided over devices as the logical axis `length`, if they are a multiple of these."""
-    if x_btd.shape[1] % sharded_over(length)[1]:
-        return x_btd
-    return nn.with_logical_constraint(x_btd, ("batch", length, "activation_embed"))
+    fits = x_btd.shape[1] % sharded_over(length)[1] == 0
+    return nn.with_logical_constraint(x_btd, ("batch", length, "activation_embed")) if fits else x_btd

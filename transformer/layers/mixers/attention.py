@@ -81,8 +81,7 @@ class Attention(Mixer, kw_only=True):  # type: ignore[call-arg]
             # A rolling cache has the last tokens in another order: the mask's keys are put in that order.
             indices_s = cache.held_after(start, x_btd.shape[1], self.reach)
             mask, key_positions_bs = mask.pick(indices_s), key_positions_bs[:, indices_s]
-        scoring = self._scoring(q_bthk, positions_bt, key_positions_bs)
-        inputs: dict[str, Any] = {"mask": mask, "scoring": scoring}
+        inputs: Any = {"mask": mask, "scoring": self._scoring(q_bthk, positions_bt, key_positions_bs)}
         if train and self.dropout > 0:
             inputs |= {"dropout_rate": self.dropout, "dropout_rng": self.make_rng("dropout")}
         out_bthk = self.attend_to(seen, q_bthk, functools.partial(self._attend, **inputs))
