@@ -139,6 +139,16 @@ def one_by_one(q_bthk, k_bsgk, v_bsgk, *, mask, scoring, **_):
     return jnp.stack(out, axis=1)
 
 
+def test_a_kernel_may_be_a_partial_function(monkeypatch):
+    monkeypatch.setitem(KERNELS, "mine", Kernel(functools.partial(reference, dropout_rate=0.0)))
+    model = DecoderConfig(d_model=8, num_layers=1, num_heads=2, d_ff=8, kernel="mine").build(5)
+    params = jax.eval_shape(model.init, jax.random.key(0), jnp.zeros((1, 1), jnp.int32))
+    assert jax.eval_shape(model.apply, nn.meta.unbox(params), jnp.zeros((2, 3), jnp.int32)).shape[:2] == (
+        2,
+        3,
+    )
+
+
 @pytest.mark.thorough
 def test_a_kernel_of_a_notebook_trains_as_the_reference_does(small, monkeypatch, tmp_path):
     losses = {}

@@ -93,7 +93,7 @@ class Attention(Mixer, kw_only=True):  # type: ignore[call-arg]
         if not (sows or self._weighs):
             place = f"{self.parent.name}/{self.name}"
             attend = choose(self.kernel, q_bthk, k_bsgk, v_bsgk, place=place, **options)
-        with jax.named_scope(attend.__name__):
+        with jax.named_scope(getattr(attend, "__name__", self.kernel)):  # a partial function has no name
             return attend(q_bthk, k_bsgk, v_bsgk, **options)
 
     def _attend_and_sow(self, *inputs: jax.Array, **options: Any) -> jax.Array:
