@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import linen as nn
-from jax.sharding import NamedSharding, PartitionSpec
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from tests.parameters import random_params
 from transformer.layers.linear import Linear, contract
@@ -108,3 +108,18 @@ def test_sums_over_devices_are_of_results_in_their_own_type(rng):
     with jax.set_mesh(mesh):
         program = str(jax.make_jaxpr(types)(x, kernel))
     assert re.findall(r"preferred_element_type=(\w+)", program) == ["bfloat16", "bfloat16", "float32"]
+
+
+def test_gradients_within_a_shard_map_of_ones_own(rng):
+    layer, x_bd = Linear((3,), ("embed", "mlp")), jnp.asarray(rng.normal(size=(4, 5)), jnp.float32)
+    params = random_params(rng, layer, x_bd)
+    mesh = jax.make_mesh((2,), ("data",), (AxisType.Auto,), devices=jax.devices()[:2])
+
+    def total(params, x_bd):
+        return jnp.sum(jnp.sin(layer.apply({"params": params}, x_bd)), keepdims=True)
+
+    specs = {"in_specs": (PartitionSpec(), PartitionSpec("data")), "out_specs": PartitionSpec("data")}
+    divided = jax.shard_map(total, mesh=mesh, check_vma=False, **specs)
+    found = jax.jit(jax.grad(lambda params: jnp.sum(divided(params, x_bd))))(params)
+    expected = jax.jit(jax.grad(lambda params: jnp.sum(total(params, x_bd))))(params)
+    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-5, atol=1e-6), found, expected)
