@@ -1,5 +1,6 @@
 """The commands of README and docs: all of them make sense, and the first does what it says."""
 
+import importlib.util
 import json
 import os
 import re
@@ -14,6 +15,8 @@ import launch
 from commands import notebook
 from commands.opening import check_config, read_config
 from tests import runs
+from transformer.search import read_space
+from transformer.sweep import as_overrides
 
 README = (runs.ROOT / "README.md").read_text(encoding="utf-8")
 PAGES = {path.stem: path.read_text(encoding="utf-8") for path in sorted((runs.ROOT / "docs").glob("*.md"))}
@@ -59,6 +62,26 @@ def test_links_lead_to_files(name):
     page, folder = (README, runs.ROOT) if name == "README" else (PAGES[name], runs.ROOT / "docs")
     for link in re.findall(r"\]\(([^)#:]+)[)#]", page):
         assert (folder / link).exists(), link
+
+
+def test_what_examples_in_python_import_exists():
+    lines = [line for kind, code in BLOCKS if kind == "python" for line in code.splitlines()]
+    ours = [line for line in lines if re.match(r"from (commands|configs|transformer)\b", line)]
+    assert len(ours) >= 5
+    for line in ours:
+        if "harness" not in line or importlib.util.find_spec("lm_eval"):
+            exec(line, {})
+
+
+def test_the_example_of_a_search_is_read():
+    (code,) = [code for kind, code in BLOCKS if kind == "python" and "def search()" in code]
+    names = {}
+    exec(code, names)
+    types = {"optimizer.learning_rate": "float", "model.num_layers": "int", "model.feed_forward": "str"}
+    (rate, layers, feed_forward) = read_space(names["search"](), types)
+    found = {**rate.extremes[1], **layers.extremes[1], **feed_forward.extremes[1]}
+    config = check_config(read_config("configs/lm.py"), as_overrides(found))
+    assert (config.model.num_layers, config.model.feed_forward) == (6, "swiglu")
 
 
 def test_the_example_of_a_sweep_has_its_runs():
