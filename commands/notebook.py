@@ -85,8 +85,11 @@ def metrics(workdir: str | os.PathLike) -> Series:
 
 
 def samples(workdir: str | os.PathLike) -> dict[int, str]:
-    """The samples of a run by the step at which they were drawn."""
-    found = sorted(RunFolder(workdir).samples.glob("*.txt"))
+    """The samples of a run by the step at which they were drawn. Raises `UserError` where there is no run."""
+    folder = RunFolder(workdir)
+    if not folder.config.is_file():
+        raise UserError(f"{folder.path}: it has no run; expected the folder of one")
+    found = sorted(folder.samples.glob("*.txt"))
     return {int(path.stem): path.read_text(encoding="utf-8") for path in found}
 
 

@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from commands.notebook import curves
+from commands.notebook import curves, samples
 from tests import runs
 from transformer.errors import UserError
 
@@ -71,3 +71,13 @@ def test_a_metric_that_no_run_has_measured_is_named(tmp_path):
     expected = f"^'eval/los': not measured in {tmp_path}; did you mean 'eval/loss'"
     with pytest.raises(UserError, match=expected):
         curves({"mine": tmp_path}, "eval/los")
+
+
+def test_samples_are_those_of_a_run(tmp_path):
+    with pytest.raises(UserError, match=f"{tmp_path}/run: it has no run; expected the folder of one"):
+        samples(tmp_path / "run")
+    (tmp_path / "run" / "samples").mkdir(parents=True)
+    (tmp_path / "run" / "config.json").write_text("{}")
+    assert samples(tmp_path / "run") == {}
+    (tmp_path / "run" / "samples" / "00000020.txt").write_text("def f")
+    assert samples(tmp_path / "run") == {20: "def f"}
