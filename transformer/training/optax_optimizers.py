@@ -171,9 +171,9 @@ def matrix_dimensions(params: Params) -> Params:
     return jax.tree_util.tree_map_with_path(dimensions, params)
 
 
-def check_arguments(name: str, arguments: Mapping[str, Any], key: str = "arguments") -> None:
+def check_arguments(name: str, arguments: Mapping[str, Any], key: str = "name") -> None:
     """Raises if the optimizer does not take the arguments, cannot be traced with them, or has a state that no
-    checkpoint can keep."""
+    checkpoint can keep; `key` is that of its name."""
     if arguments:
         _check_names(name, arguments, key)
     try:
@@ -200,7 +200,13 @@ def _refused(name: str, arguments: Mapping[str, Any], key: str, error: Exception
     with contextlib.suppress(Exception):
         _trace(name, arguments, 1.0)
         why = "it takes a number as learning rate, no schedule"
-    return UserError(f"{key}: {name} cannot be used with {dict(arguments)}: {why}")
+    key, given = (_beside(key), f" with {dict(arguments)}") if arguments else (key, "")
+    return UserError(f"{key}: {name} cannot be used{given}: {why}")
+
+
+def _beside(key: str) -> str:
+    """The key of the arguments, beside that of the name."""
+    return f"{key[: key.rfind('.') + 1]}arguments"
 
 
 def _check_names(name: str, arguments: Mapping[str, Any], key: str) -> None:
@@ -210,7 +216,7 @@ def _check_names(name: str, arguments: Mapping[str, Any], key: str) -> None:
     valid = [each for each in parameters if each not in ours]
     for each in arguments:
         if each not in valid:
-            raise UserError(f"{key}.{each}: {name} takes only {', '.join(valid)} here")
+            raise UserError(f"{_beside(key)}.{each}: {name} takes only {', '.join(valid)} here")
 
 
 def is_matrix(path: tuple) -> bool:

@@ -126,7 +126,7 @@ class OptimizerConfig(Bounded):
         find_optimizer(rule.optimizer, f"{key}.optimizer")
         if is_schedule_free(rule.optimizer):
             raise UserError(f"{key}.optimizer: {rule.optimizer} is for all parameters, by name")
-        check_arguments(rule.optimizer, rule.arguments, f"{key}.arguments")
+        check_arguments(rule.optimizer, rule.arguments, f"{key}.optimizer")
 
     def _check_adam_rate(self) -> None:
         if not self.is_muon:
