@@ -196,6 +196,20 @@ def test_a_key_that_does_nothing_is_refused_where_it_is_not_left_alone():
     assert [key for key, *_ in idle_keys(Whole(Decay()))] == ["decay.steps", "decay.final"]
     assert [*idle_keys(Whole(Decay("line")))] == []
 
+    @dataclasses.dataclass(frozen=True)
+    class Outer:
+        whole: Whole
+        decay: Decay
+
+        def idle(self):
+            return {"decay.kind": "", "whole.decay.kind": "with this whole"}
+
+    outer = Outer(Whole(Decay("line")), Decay("line"))
+    assert [(key, why) for key, *_, why in idle_keys(outer)] == [
+        ("whole.decay.kind", "with this whole"),
+        ("decay.kind", ""),
+    ]
+
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
 def test_a_number_is_finite(value):

@@ -173,6 +173,32 @@ def test_a_config_says_only_what_differs_and_is_valid(config):
         refuse_idle(from_values(find_experiment(values["experiment"]).Config, each))
 
 
+@pytest.mark.parametrize(
+    ("experiment", "key", "idle", "read"),
+    [
+        ("language_modeling", "text_field", "text:/a.txt", "jsonl:/b"),
+        ("masked_lm", "text_field", "text:/a.txt", "hf:/b"),
+        ("vision", "image_field", "folder:/a", "tfds:mnist"),
+        ("vision", "label_field", "digits", "tfds:mnist"),
+    ],
+)
+def test_a_field_that_no_source_has_is_refused(experiment, key, idle, read):
+    def check(**groups):
+        values = values_of(experiment)
+        for name, group in groups.items():
+            values[name] |= group
+        refuse_idle(from_values(find_experiment(experiment).Config, values))
+
+    check(data={"source": idle})
+    with pytest.raises(UserError, match=rf"^config.data.{key}: 'body' does nothing with {idle}; leave it at"):
+        check(data={"source": idle, key: "body"})
+    check(data={"source": read, key: "body"})
+    check(data={"source": idle, "validation_source": read, key: "body"})
+    check(data={"source": idle, key: "body"}, evaluate={"sets": {"other": read}})
+    if experiment != "vision":
+        check(data={"sources": {idle: 1, read: 1}, key: "body"})
+
+
 @pytest.mark.parametrize("config", [*CONFIGS, "studies/speedrun.py:modern"])
 def test_a_tiny_run_that_is_lengthened_goes_on_learning(config):
     values = read_config(f"configs/{config}{',' if ':' in config else ':'}tiny")

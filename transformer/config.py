@@ -171,19 +171,20 @@ def refuse_idle(config: Any) -> None:
             raise UserError(f"{key}: {value!r} does nothing {why}; leave it at {default!r}")
 
 
-def idle_keys(config: Any, path: str = "") -> Iterator[tuple[str, Any, Any, str]]:
+def idle_keys(config: Any, path: str = "", **outer: str) -> Iterator[tuple[str, Any, Any, str]]:
     """The keys that have no effect with the values of other keys: (path, value, default, why).
 
-    A config class names them by a method `idle`, {key: "with ..."}. With the reason "" a key may have any
-    value.
+    A config class names them by a method `idle`, {key: "with ..."}, also those of its groups, "data.source";
+    `outer` are those that outer groups name, by their paths. With the reason "" a key may have any value.
     """
-    reasons = config.idle() if hasattr(config, "idle") else {}
+    own = config.idle() if hasattr(config, "idle") else {}
+    reasons = outer | {path + key: why for key, why in own.items()}
     for field in dataclasses.fields(config):
-        value = getattr(config, field.name)
+        key, value = path + field.name, getattr(config, field.name)
         if dataclasses.is_dataclass(value):
-            yield from idle_keys(value, f"{path}{field.name}.")
-        elif field.name in reasons:
-            yield f"{path}{field.name}", value, field.default, reasons[field.name]
+            yield from idle_keys(value, f"{key}.", **reasons)
+        elif key in reasons:
+            yield key, value, field.default, reasons[key]
 
 
 @dataclasses.dataclass(frozen=True)

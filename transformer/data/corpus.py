@@ -42,9 +42,8 @@ class CorpusConfig(Bounded):
     def __post_init__(self) -> None:
         super().__post_init__()
         for key in ("source", "validation_source"):
-            value = getattr(self, key)
+            value, expected = getattr(self, key), ", ".join(SOURCES)
             if (key == "source" or value) and value.partition(":")[0] not in SOURCES:
-                expected = ", ".join(SOURCES)
                 raise UnknownMember(f"{key}: {value!r}; expected one of {expected}, then :PATH or :NAME")
         kind = TOKENIZERS.get(self.tokenizer)
         if kind and self.vocab_size < kind.least_size:
@@ -185,17 +184,11 @@ class Corpus(SplitData):
         `validation_source` all of `source` is training data, and validation and test are from the other.
         "test of SOURCE" is the test split of another source, or all of a source without splits."""
         c, (name, other) = self.config, part_of(split)
+        by = [each.strip() for each in c.split_by.split(",") if each.strip()]
+        given: dict[str, Any] = {"fields": self.fields(split), "reads": self.reads, "split_by": by} | options
+        given |= {"divide": not c.validation_source and not other, "cache_dir": c.cache_dir}
         with naming(self.key(split)):
-            return open_source(
-                self.location(split),
-                name,
-                field=field,
-                divide=not c.validation_source and not other,
-                reads=self.reads,
-                split_by=[name.strip() for name in c.split_by.split(",") if name.strip()],
-                cache_dir=c.cache_dir,
-                **{"fields": self.fields(split)} | options,
-            )
+            return open_source(self.location(split), name, field=field, **given)
 
     def division(self) -> list[str]:
         """A line on how a source without splits is split; [] for other sources."""

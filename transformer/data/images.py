@@ -52,6 +52,12 @@ class ImageDataConfig(Bounded):
         if not 0 <= self.shift < self.image_size:
             raise UserError(f"shift: {self.shift}; expected 0 or more pixels, and fewer than the image has")
 
+    def unread(self, others: Sequence[str]) -> dict[str, str]:
+        """The keys that no source reads, of these and `others`: {key: "with ..."}."""
+        names = [self.source, *filter(None, [self.validation_source]), *others]
+        nameless = not any(name.startswith("tfds:") for name in names)
+        return dict.fromkeys(("image_field", "label_field"), f"with {', '.join(names)}") if nameless else {}
+
 
 class ImageRows:
     """Images at random access, one per row: `images` (b, h, w, c) uint8, `labels` (b,) int32, and `weights`

@@ -119,6 +119,12 @@ class TextDataConfig(CorpusConfig):
         if self.sources:
             check_sources(self)
 
+    def unread(self, others: Sequence[str]) -> dict[str, str]:
+        """The keys that no source reads, of these and `others`: {key: "with ..."}."""
+        names = [*(self.sources or [self.source]), *filter(None, [self.validation_source]), *others]
+        plain = all(name.startswith("text:") for name in names)
+        return {"text_field": f"with {', '.join(names)}"} if plain else {}
+
 
 class TextData(Corpus):
     """The documents of a config; raises as `Corpus`."""

@@ -133,13 +133,15 @@ class RunConfig(Bounded):
 
     def idle(self) -> dict[str, str]:
         """See `transformer.config.idle_keys`."""
-        return {} if self.initialize_from else {"initialize_strict": "with initialize_from ''"}
+        found = {} if self.initialize_from else {"initialize_strict": "with initialize_from ''"}
+        data: Any = vars(self).get("data")
+        unread = data.unread([*self.evaluate.sets.values()]) if hasattr(data, "unread") else {}
+        return found | {f"data.{key}": why for key, why in unread.items()}
 
 
 def check_row_length(config: Any) -> None:
     """Raises if `data.sequence_length` exceeds `model.max_length`."""
-    length, most = config.data.sequence_length, config.model.max_length
-    if length > most:
+    if (length := config.data.sequence_length) > (most := config.model.max_length):
         raise UserError(f"data.sequence_length: {length} is longer than model.max_length {most}")
 
 
