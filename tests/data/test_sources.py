@@ -178,6 +178,8 @@ def test_files_that_are_not_there(kind, opened, tmp_path):
     assert f"is a folder; name its files, {kind}:{tmp_path}/folder/*" in failure(
         opened, f"{kind}:{tmp_path}/folder/"
     )
+    os.mkfifo(tmp_path / "pipe")
+    assert "neither a file nor a folder; a pipe" in failure(opened, f"{kind}:{tmp_path}/pipe")
     assert "empty" in failure(opened, f"{kind}:{tmp_path}/empty")
     assert "no such file" in failure(opened, f"{kind}:")
     write(tmp_path / "broken.gz", b"x")

@@ -188,7 +188,9 @@ def _find(kind: str, pattern: str) -> list[Path]:
             f"{kind}:{pattern}: {broken[0]} is a link to {os.readlink(broken[0])}, which is not there"
         )
     if not files:
-        hint = f"is a folder; name its files, {kind}:{pattern.rstrip('/')}/*" if paths else "no such file"
+        hint = "neither a file nor a folder; a pipe or a device is read only once, save its text to a file"
+        if not paths or paths[0].is_dir():
+            hint = f"is a folder; name its files, {kind}:{pattern.rstrip('/')}/*" if paths else "no such file"
         raise UserError(f"{kind}:{pattern}: {hint}")
     for file in files:
         if not os.access(file, os.R_OK):
