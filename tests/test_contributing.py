@@ -97,7 +97,7 @@ def metrics(folder: Path) -> dict:
 
 
 def test_the_page_has_the_recipes_it_should_have():
-    assert len(COMMANDS) == 11 and len(FILES) == 11 and len(ADDITIONS) == 10
+    assert len(COMMANDS) == 12 and len(FILES) == 12 and len(ADDITIONS) == 11
     assert all(command[:2] == ["python", "launch.py"] for command in COMMANDS)
 
 
@@ -105,7 +105,7 @@ def test_the_page_has_the_recipes_it_should_have():
 def test_each_recipe_trains(extended):
     config = {}
     names = ("kerple", "moving_average", "by_head", "lion", "mbox", "unigram", "ratio", "poly", "norms")
-    for run in (*names, "confidence_penalty"):
+    for run in (*names, "status", "confidence_penalty"):
         assert metrics(extended / "runs" / run)["step"] == 2
         config[run] = json.loads((extended / "runs" / run / "config.json").read_text())
     assert config["kerple"]["model"]["position"] == "kerple"
@@ -117,6 +117,9 @@ def test_each_recipe_trains(extended):
     assert "generate/length_ratio" in metrics(extended / "runs" / "ratio")
     assert config["poly"]["loss"]["arguments"] == {"epsilon": 2}
     assert metrics(extended / "runs" / "norms")["parameters/norm"] > 0
+    status, written = (extended / "runs" / "status" / name for name in ("status.json", "metrics.jsonl"))
+    finite = {name for line in written.read_text().splitlines() for name in json.loads(line)}
+    assert json.loads(status.read_text()).keys() == finite and metrics(status.parent)["step"] == 2
     poly, penalty = (metrics(extended / "runs" / run) for run in ("poly", "confidence_penalty"))
     assert poly["eval/loss"] > poly["eval/nll"] + 1  # 2 (1 - p) more, with p small after two steps
     assert 0 < penalty["train/certainty"] < 1 and "eval/bits_per_byte" in penalty
