@@ -244,6 +244,8 @@ def write(path: Path, rows: Sequence[Row], metric: str, table: Sequence[Sequence
         ]
         write_page(path, metric, table, [(label(row), row.curves(metric)) for row in rows], runs)
     else:
-        heading, *others = ([cell.replace("|", r"\|") for cell in line] for line in table)
+        from transformer.visualization.labels import in_markdown
+
+        heading, *others = ([in_markdown(cell) for cell in line] for line in table)
         ruler = ["---"] * len(heading)
         replace(path, "".join("| " + " | ".join(line) + " |\n" for line in [heading, ruler, *others]))

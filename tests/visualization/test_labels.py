@@ -12,6 +12,7 @@ from tests.runs import SAVE
 from transformer.visualization import comparison, labels
 from transformer.visualization.classification import draw_classification
 from transformer.visualization.embeddings import draw_map
+from transformer.visualization.report import describe
 
 ODD = r"$\foo$ a_1"
 """No formula: Matplotlib knows no such symbol."""
@@ -69,3 +70,17 @@ def test_what_no_font_has_is_said_once(capsys):
         assert len(labels.fonts_of("\U000131ff")) == len(labels.fonts_of("\U000131fe\n")) == 1  # hieroglyphs
     said = capsys.readouterr().err
     assert said == "boxes in pictures are characters that no font here has: install one that does\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "written"),
+    [
+        ("learning_rate=0.005,d_model=64", "learning_rate=0.005,d_model=64"),
+        ("a|b #1 <i> `c` *d*", r"a\|b \#1 \<i\> \`c\` \*d\*"),
+        ("_a_ [b](c) $d$ &lt; ~~e~~ \\f\ng", r"\_a\_ \[b\](c) \$d\$ \&lt; \~\~e\~\~ \\f g"),
+    ],
+)
+def test_a_text_of_the_user_is_shown_as_it_is_in_markdown(text, written):
+    assert labels.in_markdown(text) == written
+    assert describe({text: (np.array([1]), np.array([2.0]))}, text).startswith(f"# {written}\n\n!")
+    assert f"\n| {written} | 2 | 1 |" in describe({text: (np.array([1]), np.array([2.0]))}, text)

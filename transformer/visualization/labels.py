@@ -1,6 +1,7 @@
-"""Texts of the user in pictures: labels of classes, tokens, words, values of keys."""
+"""Texts of the user in pictures and in Markdown: labels of classes, tokens, words, values of keys."""
 
 import functools
+import re
 import sys
 import warnings
 from collections.abc import Iterable
@@ -18,6 +19,11 @@ LONGEST = 24
 def shortened(label: str) -> str:
     """A label of at most `LONGEST` characters: of a longer one its beginning and its end."""
     return brief(label, LONGEST, end=LONGEST // 3)
+
+
+def in_markdown(text: str) -> str:
+    """A text in one line of Markdown that is shown as it is, also in a cell of a table."""
+    return re.sub(r"[\\`*\[\]<>|#&~$]|\b_|_\b", r"\\\g<0>", " ".join(text.split()))
 
 
 def as_they_are(texts: Iterable[Any]) -> None:

@@ -10,7 +10,7 @@ import numpy as np
 from transformer.errors import UserError
 from transformer.json_text import parse_json
 from transformer.run_folder import RunFolder
-from transformer.visualization.labels import as_they_are
+from transformer.visualization.labels import as_they_are, in_markdown
 
 Series = dict[str, tuple[np.ndarray, np.ndarray]]
 """Name of a metric -> its steps, ascending, and its values."""
@@ -115,7 +115,7 @@ def draw(series: Series, path: Path) -> None:
 def describe(series: Series, name: str) -> str:
     """The report in Markdown: the plot, and the last, the least and the greatest value of each metric."""
     lines = [
-        f"# {name}",
+        f"# {in_markdown(name)}",
         "",
         "![Curves of the run](report.png)",
         "",
@@ -124,7 +124,7 @@ def describe(series: Series, name: str) -> str:
     ]
     for key, (steps, values) in sorted(series.items()):
         shown = [f"{values[i]:.5g} | {steps[i]}" for i in (-1, values.argmin(), values.argmax())]
-        lines.append(f"| {key} | {' | '.join(shown)} |")
+        lines.append(f"| {in_markdown(key)} | {' | '.join(shown)} |")
     return "\n".join(lines) + "\n"
 
 
