@@ -69,7 +69,9 @@ def number_labels(names: Sequence[str], labels: Sequence[str], place: Callable[[
     for index, name in enumerate(names):
         if name not in numbers:
             problem = f"has the label {quoted(name)}" if name else "has no label"
-            raise UserError(f"{place(index)} {problem}; those of the training data are {shown(labels, MANY)}")
+            known = f"those of the training data are {shown(labels, MANY)}"
+            remedy = "; give training some with it, or leave it out" if name else ""
+            raise UserError(f"{place(index)} {problem}; {known}{remedy}")
     return np.array([numbers[name] for name in names], np.int32)
 
 
