@@ -84,6 +84,7 @@ def test_an_axis_leaves_out_only_what_would_flatten_the_rest():
     assert greatest(np.append(curve, 4.5)) == 4.5
     assert greatest(np.append(curve, 900)) == 3
     assert greatest(np.append(np.ones(20), 900)) == 900
+    assert greatest(np.array([900, 3, 2])) == 900
 
 
 def test_one_logged_step_is_a_point_at_it(tmp_path, figures):

@@ -139,9 +139,9 @@ def smooth(values: np.ndarray, window: int) -> np.ndarray:
 
 def greatest(values: np.ndarray) -> float:
     """The upper end of an axis: the greatest value, or their 98th percentile if that is out of proportion,
-    as the first losses may be, which would flatten the rest."""
+    as the first losses may be, which would flatten the rest. Of fewer than eight all are shown."""
     least, usual, most = np.percentile(values, (0, 98, 100), method="lower")
-    return float(usual if most - least > 3 * (usual - least) > 0 else most)
+    return float(usual if len(values) >= 8 and most - least > 3 * (usual - least) > 0 else most)
 
 
 def _draw_line(axes: Any, name: str, steps: np.ndarray, values: np.ndarray) -> None:
