@@ -275,33 +275,44 @@ def test_indivisible_dimension_names_parameter_and_axis():
         parallel.state_shardings(state(params, ()), mesh(1, 2, 1, 4), RULES)
 
 
+def gradient(axes, rules="default"):
+    """The compiled gradient of a model of one block, (8, 512) tokens, over eight devices, or one without
+    axes; and its number of parameters."""
+    config = DecoderConfig(num_layers=1, d_model=64, num_heads=4, d_ff=256, max_length=512)
+    model, tokens = Decoder(config, 128), np.zeros((8, 512), np.int32)
+    boxed = jax.eval_shape(model.init, jax.random.key(0), tokens)["params"]
+    grid = parallel.make_mesh(parallel.MeshConfig(**{"data": 1} | axes), jax.devices()[: 8 if axes else 1])
+    shardings = parallel.state_shardings(state(boxed, ()), grid, parallel.RULES[rules]).params
+    with parallel.placed(grid, parallel.RULES[rules]):
+        given = jax.ShapeDtypeStruct(tokens.shape, jnp.int32, sharding=parallel.batch_sharding(grid))
+        params = parallel.with_shardings(boxed, shardings)
+        step = jax.grad(lambda params, tokens: jnp.sum(model.apply({"params": params}, tokens) ** 2))
+        program = jax.jit(step, out_shardings=shardings).lower(params, given).compile()
+    return program, sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(parallel.unboxed(boxed)))
+
+
 @pytest.mark.thorough(but=1)
 @pytest.mark.parametrize("axes", [{"fsdp": 2, "context": 4}, {"fsdp": 4, "tensor": 2}, {"fsdp": 8}])
-def test_no_axis_multiplies_the_work_of_a_model_or_gathers_what_it_divides(rng, axes):
+def test_no_axis_multiplies_the_work_of_a_model_or_gathers_what_it_divides(axes):
     """Each of eight devices does an eighth of the FLOPs, and gathers parameters alone: no sequence, no
     batch. A parameter is gathered at most once in the forward and once in the backward pass."""
-    config = DecoderConfig(num_layers=1, d_model=64, num_heads=4, d_ff=256, max_length=512)
-    model = Decoder(config, 128)
-    tokens = rng.integers(0, 128, (8, 512))
-    boxed = jax.eval_shape(model.init, jax.random.key(0), tokens)["params"]
-
-    def program(axes):
-        grid = parallel.make_mesh(
-            parallel.MeshConfig(**{"data": 1} | axes), jax.devices()[: 8 if axes else 1]
-        )
-        shardings = parallel.state_shardings(state(boxed, ()), grid, RULES).params
-        with parallel.placed(grid, RULES):
-            given = jax.ShapeDtypeStruct(tokens.shape, jnp.int32, sharding=parallel.batch_sharding(grid))
-            params = parallel.with_shardings(boxed, shardings)
-            step = jax.grad(lambda params, tokens: jnp.sum(model.apply({"params": params}, tokens) ** 2))
-            return jax.jit(step, out_shardings=shardings).lower(params, given).compile()
-
-    one, many = program({}), program(axes)
+    (one, _), (many, count) = gradient({}), gradient(axes)
     assert many.cost_analysis()["flops"] < 1.3 * one.cost_analysis()["flops"] / 8
     gathered = re.findall(r"= \(?f32\[([\d,]+)\]\S* all-gather", many.as_text())
     total = sum(math.prod(map(int, shape.split(","))) for shape in gathered)
-    count = sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(parallel.unboxed(boxed)))
     assert 0 < total <= 2 * count / axes.get("tensor", 1)
+
+
+@pytest.mark.parametrize("rules", ["sequence", pytest.param("default", marks=pytest.mark.thorough)])
+def test_beside_tensor_the_axis_context_still_divides_sequences(rules):
+    """No device receives a whole one, of 512 tokens, or computes more than without the axis."""
+    (without, _), (with_it, _) = (
+        gradient({"data": 4, "tensor": 2}),
+        gradient({"data": 2, "context": 2, "tensor": 2}, rules),
+    )
+    assert with_it.cost_analysis()["flops"] < 1.02 * without.cost_analysis()["flops"]
+    received = re.findall(r"= \(?\w+\[([\d,]+)\]\S* all-(?:gather|reduce)\(", with_it.as_text())
+    assert received and not any("512" in shape.split(",") for shape in received)
 
 
 MUONS = [{"fsdp": 8}, {"data": 2, "fsdp": 4}, {"fsdp": 4, "tensor": 2}, {"fsdp": 2, "context": 4}]

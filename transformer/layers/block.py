@@ -88,7 +88,8 @@ class Block(nn.Module):
         if y_btd.shape != x_btd.shape:  # a width or a length of 1 would be broadcast
             given = f"{name}: norm and {type(getattr(self, name, self.mixer)).__name__} return {y_btd.shape}"
             raise UserError(f"{given} for {x_btd.shape}; expected the same shape")
-        x_btd = _divided(x_btd + _divided(y_btd, "residual_length"), "residual_length")
+        # First as it is computed: else XLA would gather what it is a product of, over `context`.
+        x_btd = _divided(x_btd + _divided(_divided(y_btd, "length"), "residual_length"), "residual_length")
         return self.norm(name=f"{name}_norm")(x_btd) if self.placement == "post" else x_btd
 
     def _cross(self, x_btd: jax.Array, memory: Any, mask: Mask, train: bool) -> jax.Array:

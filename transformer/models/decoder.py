@@ -101,7 +101,7 @@ class Decoder(nn.Module):
         return self.placed(self.embedding_dropout(x_btd, deterministic=not train))
 
     def placed(self, x_btd: jax.Array) -> jax.Array:
-        """(b, t, d), divided over devices as the input of the blocks."""
+        """(b, t, d), divided over devices as the input of the blocks and of the unembedding."""
         return nn.with_logical_constraint(x_btd, ("batch", "length", "activation_embed"))
 
     def normalize(self, x_btd: jax.Array) -> jax.Array:
@@ -111,8 +111,7 @@ class Decoder(nn.Module):
     def unembed(self, x_btd: jax.Array, part: Part = whole) -> jax.Array:
         """(b, t, d) -> float32 logits (b, t, v), with v padded to a multiple of `vocab_multiple`."""
         c = self.config
-        if c.scale_logits:
-            x_btd = x_btd * jnp.asarray(c.d_model**-0.5, x_btd.dtype)
+        x_btd = self.placed(x_btd * jnp.asarray(c.d_model**-0.5, x_btd.dtype) if c.scale_logits else x_btd)
         logits_btv = (self.embedding.attend if c.tie_embeddings else self.unembedding)(x_btd, part)
         if c.output_bias:
             logits_btv = mask_padding(logits_btv + part(self.output_bias, 0), self.vocab_size)
