@@ -10,6 +10,7 @@ import pytest
 import launch
 from tests import runs
 from tests.planning.test_plan import run_of
+from transformer.errors import UserError
 from transformer.planning import plan as planning
 from transformer.planning import search
 from transformer.planning.hardware import CHIPS
@@ -113,6 +114,24 @@ def test_keys_that_are_given_stay(memory):
     assert {mesh_of(each) for each in found} == {(2, 4, 1), (1, 4, 2)}
     assert {each.keys["model.remat"] for each in found} == {"full"}
     assert {each.keys["parallel.microbatches"] for each in found} == {"2"}
+
+
+def test_a_batch_that_not_all_devices_divide_is_left_to_the_meshes_that_do(memory):
+    found = candidates(planned, [("train.batch_size", "4"), ("model.remat", "full")])
+    assert {mesh_of(each) for each in found} == {each for each in meshes_of(8) if each[2] in (2, 4)}
+
+
+def test_other_axes_keep_their_sizes(memory):
+    found = candidates(planned, [("parallel.mesh.context", "4"), ("model.remat", "full")])
+    assert {mesh_of(each) for each in found} == {(2, 1, 1), (1, 2, 1), (1, 1, 2)}
+
+
+@pytest.mark.parametrize(
+    ("tensor", "why"), [("8", r"'kv_heads', 4 wide"), ("3", "none has the sizes that are given")]
+)
+def test_where_no_mesh_can_be_it_says_why(memory, tensor, why):
+    with pytest.raises(UserError, match=f"no mesh .* over 8 devices can be: .*{why}"):
+        candidates(planned, [("parallel.mesh.tensor", tensor)])
 
 
 def test_a_vocabulary_that_has_no_eight_parts_is_left_whole(memory):

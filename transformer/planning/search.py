@@ -4,7 +4,7 @@ best are compiled."""
 import contextlib
 import dataclasses
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -55,14 +55,15 @@ class Candidate:
 
 def candidates(planned: Planned, given: Overrides) -> list[Candidate]:
     """All meshes over `data`, `fsdp` and `tensor`, each with every rematerialisation and the fewest
-    microbatches and parts of the vocabulary with which it is expected to fit, fastest first. Keys that are
-    given stay.
+    microbatches and parts of the vocabulary with which it is expected to fit, fastest first. Other axes and
+    keys that are given stay.
 
     Raises:
-      UserError: devices whose rates are not known.
+      UserError: devices whose rates are not known, or no such mesh can be.
     """
-    first: Any = planned(given)
-    devices = [*first.mesh.devices.flat]
+    all_left = {"data": "1", "fsdp": "1", "tensor": "-1"}  # divides any batch
+    first: Any = planned([*given, *_mesh_keys(all_left).items()])
+    devices, left = [*first.mesh.devices.flat], first.mesh.shape["tensor"]
     chip = chip_of(devices)
     if chip is None:
         raise UserError(f"--search: the rates of {devices[0].device_kind} are not known; give --topology")
@@ -72,22 +73,24 @@ def candidates(planned: Planned, given: Overrides) -> list[Candidate]:
     has_logits = hasattr(vars(first.config).get("loss"), "vocab_parts") and "loss.vocab_parts" not in fixed
     logits = [{"loss.vocab_parts": str(each)} for each in LOGITS] if has_logits else [{}]
 
-    once = [*given, ("parallel.microbatches", "1")]
-    whole = {}
-    for remat, some in itertools.product(remats, logits):
-        with contextlib.suppress(UserError):  # the vocabulary does not have this many equal parts
-            run = planned([*once, ("model.remat", remat), *some.items()])
-            whole[remat, *some.values()] = saved_bytes(run)
-    found = []
-    for sizes in meshes(len(devices)):
-        mesh = {f"parallel.mesh.{axis}": str(size) for axis, size in sizes.items()}
+    whole: dict[Any, int] = {}
+    found, refused = [], "none has the sizes that are given"
+    for sizes in meshes(left):
+        mesh = _mesh_keys(sizes)
         if any(fixed.get(key, value) not in (value, "-1") for key, value in mesh.items()):
             continue
         try:
-            run = planned([*once, *mesh.items()])
+            run = planned([*given, *mesh.items(), ("parallel.microbatches", str(parts[0]))])
             _ = run.abstract
-        except UserError:  # the mesh divides neither the batch nor all parameters
+        except UserError as error:  # the mesh divides neither the batch nor all parameters
+            refused = str(error)
             continue
+        if not whole:
+            once = [*given, *mesh.items(), ("parallel.microbatches", "1")]
+            for remat, some in itertools.product(remats, logits):
+                with contextlib.suppress(UserError):  # the vocabulary does not have this many equal parts
+                    each_run = planned([*once, ("model.remat", remat), *some.items()])
+                    whole[remat, *some.values()] = saved_bytes(each_run)
         rows = run.config.train.batch_size // rows_apart(run.mesh)
         for remat in remats:
             for part, some in itertools.product(parts, logits):
@@ -99,7 +102,13 @@ def candidates(planned: Planned, given: Overrides) -> list[Candidate]:
                 if each.memory < FILLED * chip.usable:
                     found.append(each)
                     break
+    if not whole:
+        raise UserError(f"--search: no mesh of data x fsdp x tensor over {left} devices can be: {refused}")
     return sorted(found, key=lambda each: each.seconds)
+
+
+def _mesh_keys(sizes: Mapping[str, Any]) -> dict[str, str]:
+    return {f"parallel.mesh.{axis}": str(size) for axis, size in sizes.items()}
 
 
 def meshes(devices: int) -> Iterator[dict[str, int]]:
