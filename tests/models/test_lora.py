@@ -130,8 +130,8 @@ def test_their_axes_have_the_names_of_the_kernel_s():
     model = decoder(lora_layers="output")
     names = nn.get_partition_spec(jax.eval_shape(model.init, jax.random.key(0), TOKENS))
     output = names["params"]["blocks"]["attention"]["output"]
-    assert tuple(output["lora_down"]["kernel"]) == ("layers", "heads", "head_dim", None)
-    assert tuple(output["lora_up"]["kernel"]) == ("layers", None, "embed")
+    assert tuple(output["lora_down"]["kernel"]) == ("layers", "heads", "head_dim", "replicated")
+    assert tuple(output["lora_up"]["kernel"]) == ("layers", "replicated", "embed")
 
 
 @pytest.mark.thorough

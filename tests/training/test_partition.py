@@ -86,6 +86,15 @@ def test_models_divide_their_kernels(config):
     assert all("recurrent/kernel" in line for line in whole)
 
 
+def test_adapters_may_be_whole_along_their_rank():
+    """Of those of all layers of a small model more than `MOST`: with fsdp they could not be trained."""
+    overrides = [("model.lora_rank", "8"), ("model.lora_layers", ".*"), ("parallel.mesh.fsdp", "2")]
+    overrides += [("parallel.mesh.data", "1"), ("optimizer.train_only", "lora")]
+    config = check_config(read_config("configs/lm.py:tiny"), overrides)
+    experiment = find_experiment(config.experiment)(config, tokenizer=Tokenizer.blank(256))
+    _ = Run(experiment, config, "nowhere", devices=jax.devices()[:2]).abstract
+
+
 def test_latent_attention_divides_the_kernels_of_its_heads():
     keys = {
         "model.mixer": "latent",

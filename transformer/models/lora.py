@@ -79,7 +79,7 @@ class Adapters:
     block whose path matches the regular expression `layers`; x is the input of the layer.
 
     `up` is initialised with zeros. The two kernels are a low-rank update of the layer's kernel. Their names
-    are `lora_down` and `lora_up`, below that of the layer.
+    are `lora_down` and `lora_up`, below that of the layer. No mesh axis divides their rank, which is small.
     Source: Hu et al. 2022 (LoRA), section 4.1.
     """
 
@@ -97,8 +97,8 @@ class Adapters:
             return y
         inside, outside = module.names[: module.axis], module.names[module.axis :]
         linear = functools.partial(Linear, use_bias=False, dtype=module.dtype)
-        down = linear((self.rank,), names=(*inside, None), axis=module.axis, name="lora_down")
-        up = linear(module.features, names=(None, *outside), init_scale=0.0, name="lora_up")
+        down = linear((self.rank,), names=(*inside, "replicated"), axis=module.axis, name="lora_down")
+        up = linear(module.features, names=("replicated", *outside), init_scale=0.0, name="lora_up")
         return y + up(down(*args, **kwargs)) * jnp.asarray(self.alpha / self.rank, y.dtype)
 
 
