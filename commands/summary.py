@@ -46,6 +46,9 @@ def _report(run: Run, folder: Workdir, results: list[str]) -> list[str]:
 def measured(run: Run, folder: Workdir, logged: bool) -> Iterator[str]:
     """The lines on the last evaluation; with `logged` the folder has metrics."""
     found = (last_values(folder.metrics) if logged else {}) | run.latest.values
+    if skipped := int(found.get("train/skipped_steps", 0)):
+        steps = f"{skipped} of {run.config.train.steps} steps were skipped"
+        yield f"{steps}: their gradients were not finite, or training was rolled back"
     lost = [name for name, value in found.items() if name.startswith("eval/") and math.isnan(value)]
     if lost:
         yield f"the last evaluation gave no number for {', '.join(lost)}: training may have diverged"

@@ -69,7 +69,7 @@ def run(flags: argparse.Namespace, overrides: "Overrides") -> int:
         table, marked = [*paired.cells(compared, metric)], [row.is_shown for row in compared]
     for line in lines(table, marked):
         print(line)
-    for line in [*left_out, *unfinished(runs), *diverged(runs, metric)]:
+    for line in [*left_out, *unfinished(runs), *skipping(runs), *diverged(runs, metric)]:
         print(line)
     if flags.output:
         write(Path(flags.output), rows, metric, table)
@@ -188,6 +188,13 @@ def unfinished(runs: Sequence[Trained]) -> list[str]:
     """A line for runs that have not trained to their end, if there are any."""
     found = [run for run in runs if run.last_step < run.steps]
     return _listed("not finished", [f"{run.path.name} at {run.last_step}" for run in found])
+
+
+def skipping(runs: Sequence[Trained]) -> list[str]:
+    """A line for runs with skipped steps, if there are any: their values are of fewer updates than steps."""
+    name = "train/skipped_steps"
+    counts = [(run, int(run.last(name))) for run in runs if name in run.measured and run.last(name) > 0]
+    return _listed("with skipped steps", [f"{run.path.name}: {n} of {run.last_step}" for run, n in counts])
 
 
 def _listed(what: str, names: Sequence[str]) -> list[str]:

@@ -357,6 +357,16 @@ def test_a_run_that_has_diverged_is_not_ranked_by_what_it_measured_before(tmp_pa
     assert all("diverged" in line for line in capsys.readouterr().out.splitlines()[1:])
 
 
+def test_runs_with_skipped_steps_are_listed(tmp_path, capsys):
+    """A run whose gradients were not finite has a finite loss, of the parameters before."""
+    for name in ("a", "b"):
+        write_run(tmp_path / name, [2.0, 1.5], model={"d": ord(name)})
+    with (tmp_path / "b" / "metrics.jsonl").open("a") as file:
+        file.write(json.dumps({"step": 20, "train/skipped_steps": 15}) + "\n")
+    assert table(tmp_path) == 0
+    assert capsys.readouterr().out.splitlines()[3:] == ["with skipped steps: 1 (b: 15 of 20)"]
+
+
 def test_a_picture_has_a_cross_where_a_run_has_diverged(tmp_path, monkeypatch):
     drawn = {}
     monkeypatch.setattr(comparison, "save", lambda figure, axes, path: drawn.update({path.name: axes}))
