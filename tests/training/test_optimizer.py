@@ -94,6 +94,25 @@ def test_schedules_match_their_formulas(name, rng):
     assert rates[warmup - 1] == pytest.approx(peak)
 
 
+@pytest.mark.parametrize(
+    ("rate", "said"),
+    [
+        (lambda count, **_: 1.0 if count else math.nan, "gives nan for update 1;"),
+        (lambda count, steps, **_: 1 - 2 * count / steps, r"gives -0.05\d* for update 22;"),
+        (lambda count, steps, **_: np.divide(1, steps - 1 - count), "gives inf for update 40;"),
+        (lambda count, **_: np.ones(1), r"gives \[1.\] for update 1;"),
+        (lambda count, **_: jnp.full(2, 0.5), r"gives \[0.5 0.5\] for update 1;"),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:divide by zero")
+def test_a_schedule_that_gives_no_rate_is_refused(monkeypatch, rate, said):
+    monkeypatch.setitem(SCHEDULES, "own", rate)
+    with pytest.raises(
+        UserError, match=f"optimizer.schedule: 'own' {said}.* expected a fraction of the peak"
+    ):
+        make(40, schedule="own")
+
+
 @pytest.mark.parametrize("name", SCHEDULES)
 def test_a_run_made_longer_warms_up_again_from_where_it_was(name, rng):
     """Until then the schedule of the first length; from there on that of the new one, but for rises, which

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
 import jax
+import numpy as np
 import optax
 
 from transformer.config import (
@@ -34,6 +35,9 @@ from transformer.training.rules import Rule, by_rules
 from transformer.training.schedules import SCHEDULES, Schedule, extended
 
 ADAM_RATE = "adam_learning_rate"
+
+CHECKED = 100
+"""Updates, from the first to the last, for which a schedule is checked before training."""
 
 Lengths = Sequence[tuple[int, int | Schedule]]
 """Earlier values of `train.steps`, or earlier schedules (see `make_optimizer`)."""
@@ -153,10 +157,7 @@ class OptimizerConfig(Bounded):
 
 
 def make_optimizer(
-    config: OptimizerConfig,
-    steps: int,
-    lengths: Lengths = (),
-    layers: Sequence[str] = (),
+    config: OptimizerConfig, steps: int, lengths: Lengths = (), layers: Sequence[str] = ()
 ) -> tuple[optax.GradientTransformation, Schedule]:
     """The optimizer of a run of `steps` updates, and its learning rate as a function of the number of updates
     made.
@@ -168,7 +169,7 @@ def make_optimizer(
     averages.
 
     Raises:
-      UserError: a schedule longer than the run.
+      UserError: a schedule longer than the run, or one that gives no number from 0 on.
     """
     schedule = make_schedule(config, steps, lengths)
     if config.has_rules or config.adam_learning_rate:
@@ -190,8 +191,11 @@ def make_schedule(config: OptimizerConfig, steps: int, lengths: Lengths = ()) ->
         )
     planned = [*(before for _, before in lengths), steps]
     named = functools.partial(SCHEDULES[config.schedule], config=config)
-    shapes = [each if callable(each) else functools.partial(named, steps=each) for each in planned]
-    shape: Schedule = shapes[0]
-    for (at, _), after in zip(lengths, shapes[1:], strict=True):
+    shape, *others = (each if callable(each) else functools.partial(named, steps=each) for each in planned)
+    for (at, _), after in zip(lengths, others, strict=True):
         shape = extended(shape, after, at, config.warmup_steps)
+    for count in np.linspace(0, steps - 1, CHECKED).astype(int).tolist():
+        if np.ndim(rate := shape(count)) or not 0 <= rate < np.inf:
+            why = f"{config.schedule!r} gives {rate} for update {count + 1}"
+            raise UserError(f"optimizer.schedule: {why}; expected a fraction of the peak, 0 or more")
     return lambda count: config.learning_rate * shape(count)
