@@ -72,10 +72,7 @@ SETTINGS = ("learning_rate", "weight_decay", "frozen", "optimizer")
 @dataclasses.dataclass(frozen=True)
 class ParameterSettings:
     """The settings of one parameter; if its stacked layers differ, `learning_rate` and `frozen` are (n, 1,
-    ...).
-
-    `rule` is the rule that names another optimizer, if any.
-    """
+    ...). `rule` is the rule that names another optimizer, if any."""
 
     learning_rate: float | np.ndarray
     weight_decay: float
