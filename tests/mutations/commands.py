@@ -201,7 +201,7 @@ EDITS = {
     "commands/table.py": (
         "tests/commands/test_table.py",
         {
-            "bars_divide_cells": ('cell.replace("|", r"\\|")', "cell"),
+            "bars_divide_cells": ("in_markdown(cell)", "cell"),
             "seeds_are_rows": ('BESIDE = ("seed", ', "BESIDE = ("),
             "worst_first": ("rank(sign * row.mean)", "rank(-sign * row.mean)"),
             "best_is_the_last": ("run.best(metric, sign) if best", "run.last(metric) if best"),
