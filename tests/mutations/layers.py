@@ -2,6 +2,7 @@
 
 PADDED = "tests/models/test_decoder.py::test_the_vocabulary_s_padding_has_no_probability"
 AROUND = "tests/layers/test_attention_exact.py::test_around_attention"
+DIVIDED = "tests/training/test_parallel.py::test_beside_tensor_the_axis_context_still_divides_sequences"
 
 EDITS = {
     "transformer/config.py": (
@@ -181,11 +182,15 @@ EDITS = {
         },
     ),
     "transformer/layers/embedding.py": (
-        f"tests/layers/test_embedding.py {PADDED} {AROUND}",
+        f"tests/layers/test_embedding.py {PADDED} {AROUND} {DIVIDED}",
         {
             "whole_gradient_everywhere": (
-                'nn.with_logical_constraint(x_btd, ("lookup", "length", "lookup_embed"))',
-                "x_btd",
+                'nn.with_logical_constraint(dense(rows, self.dtype), ("lookup", "length", "lookup_embed"))',
+                "dense(rows, self.dtype)",
+            ),
+            "tokens_are_gathered": (
+                "None if is_quantized(self.table) else (self.rows",
+                "None and (self.rows",
             ),
             "padding_capped": (
                 "jnp.where(real_v, logits_btv, PADDED_LOGIT)",

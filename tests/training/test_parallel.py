@@ -313,6 +313,8 @@ def test_beside_tensor_the_axis_context_still_divides_sequences(rules):
     assert with_it.cost_analysis()["flops"] < 1.02 * without.cost_analysis()["flops"]
     received = re.findall(r"= \(?\w+\[([\d,]+)\]\S* all-(?:gather|reduce)\(", with_it.as_text())
     assert received and not any("512" in shape.split(",") for shape in received)
+    # columns of the table are gathered, not those of the tokens looked up, (4, 256, 64) on each device
+    assert not re.search(r"= \w+\[4,256,64\]\S* all-gather\([^\n]*_take", with_it.as_text())
 
 
 MUONS = [{"fsdp": 8}, {"data": 2, "fsdp": 4}, {"fsdp": 4, "tensor": 2}, {"fsdp": 2, "context": 4}]
