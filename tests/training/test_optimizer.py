@@ -100,6 +100,7 @@ def test_schedules_match_their_formulas(name, rng):
         (lambda count, **_: 1.0 if count else math.nan, "gives nan for update 1;"),
         (lambda count, steps, **_: 1 - 2 * count / steps, r"gives -0.05\d* for update 22;"),
         (lambda count, steps, **_: np.divide(1, steps - 1 - count), "gives inf for update 40;"),
+        (lambda count, **_: None, "gives None for update 1;"),
         (lambda count, **_: np.ones(1), r"gives \[1.\] for update 1;"),
         (lambda count, **_: jnp.full(2, 0.5), r"gives \[0.5 0.5\] for update 1;"),
     ],

@@ -195,7 +195,7 @@ def make_schedule(config: OptimizerConfig, steps: int, lengths: Lengths = ()) ->
     for (at, _), after in zip(lengths, others, strict=True):
         shape = extended(shape, after, at, config.warmup_steps)
     for count in np.linspace(0, steps - 1, CHECKED).astype(int).tolist():
-        if np.ndim(rate := shape(count)) or not 0 <= rate < np.inf:
+        if (rate := np.asarray(shape(count))).ndim or rate.dtype == object or not 0 <= rate < np.inf:
             why = f"{config.schedule!r} gives {rate} for update {count + 1}"
             raise UserError(f"optimizer.schedule: {why}; expected a fraction of the peak, 0 or more")
     return lambda count: config.learning_rate * shape(count)
