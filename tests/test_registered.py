@@ -128,6 +128,34 @@ def test_a_member_of_another_width_is_named_and_not_broadcast(monkeypatch, famil
         jax.eval_shape(model.init, jax.random.key(0), jnp.zeros((1, 1), jnp.int32))
 
 
+class OfFloat32(nn.Module):
+    """A norm, or a feed-forward network, that returns float32 whatever it is given."""
+
+    @nn.compact
+    def __call__(self, x_btd, **_):
+        return x_btd.astype(jnp.float32) * self.param("scale", nn.initializers.ones, x_btd.shape[-1:])
+
+
+@pytest.mark.parametrize("scan_layers", [False, True])
+@pytest.mark.parametrize("placement", ["pre", "post", "sandwich"])
+@pytest.mark.parametrize("key", ["norm", "feed_forward"])
+def test_a_member_that_returns_float32_leaves_the_residuals_as_they_are(
+    monkeypatch, key, placement, scan_layers
+):
+    monkeypatch.setitem(
+        {"norm": NORMS, "feed_forward": FEED_FORWARDS}[key],
+        "mine",
+        lambda *_, name=None, **__: OfFloat32(name=name),
+    )
+    options = {"norm_placement": placement, "scan_layers": scan_layers, key: "mine"}
+    config = DecoderConfig(d_model=8, num_layers=2, num_heads=2, d_ff=8, dtype="bfloat16", **options)
+    tokens, model = jnp.zeros((1, 4), jnp.int32), config.build(5)
+    params = jax.eval_shape(model.init, jax.random.key(0), tokens)
+    program = str(jax.make_jaxpr(model.apply)(nn.meta.unbox(params), tokens))
+    sums = set(re.findall(r":(\w+\[1,4,8\]) = add ", program))
+    assert sums == {"bf16[1,4,8]"}
+
+
 def one_by_one(q_bthk, k_bsgk, v_bsgk, *, mask, scoring, **_):
     """Attention of one query after another, each with its own softmax."""
     t, s = q_bthk.shape[1], k_bsgk.shape[1]

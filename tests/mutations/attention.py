@@ -320,13 +320,15 @@ EDITS = {
         },
     ),
     "transformer/layers/block.py": (
-        f"{PAIRS} {EXACT} tests/models/test_encoder_decoder.py",
+        f"{PAIRS} {EXACT} tests/models/test_encoder_decoder.py tests/test_registered.py",
         {
             "parallel_after_attention": (
                 "y_btd = y_btd + self.feed_forward(x_normal_btd,",
                 "y_btd = y_btd + self.feed_forward(y_btd,",
             ),
             "feed_forward_twice": ("is not None and not self.parallel:", "is not None:"),
+            "residuals_of_any_type": ("y_btd = y_btd.astype(x_btd.dtype)", "y_btd = y_btd"),
+            "normed_residuals_of_any_type": ("(x_btd).astype(x_btd.dtype)", "(x_btd)"),
             "no_residual": ("_divided(x_btd + _divided(", "_divided(_divided("),
             "other_sources_seen": ("memory, memory_mask or Mask(), train)", "memory, Mask(), train)"),
         },

@@ -88,19 +88,20 @@ class Block(nn.Module):
         if y_btd.shape != x_btd.shape:  # a width or a length of 1 would be broadcast
             given = f"{name}: norm and {type(getattr(self, name, self.mixer)).__name__} return {y_btd.shape}"
             raise UserError(f"{given} for {x_btd.shape}; expected the same shape")
+        y_btd = y_btd.astype(x_btd.dtype)  # residuals are of one type, whatever modules return
         # First as it is computed: else XLA would gather what it is a product of, over `context`.
         x_btd = _divided(x_btd + _divided(_divided(y_btd, "length"), "residual_length"), "residual_length")
-        return self.norm(name=f"{name}_norm")(x_btd) if self.placement == "post" else x_btd
+        if self.placement == "post":
+            x_btd = self.norm(name=f"{name}_norm")(x_btd).astype(x_btd.dtype)
+        return x_btd
 
     def _cross(self, x_btd: jax.Array, memory: Any, mask: Mask, train: bool) -> jax.Array:
         memory = memory if isinstance(memory, KVCache) else self.keys_values(memory)
         # Queries are independent of each other, so those of rows with the same memory can be one row.
         x_mtd = x_btd.reshape(memory.key_bgsk.shape[0], -1, x_btd.shape[-1])
-        positions_mt = jnp.zeros(x_mtd.shape[:2], jnp.int32)
+        zeros_mt = jnp.zeros(x_mtd.shape[:2], jnp.int32)
         assert self.cross_attention is not None
-        y_mtd, _ = self.cross_attention(
-            x_mtd, mask=mask, positions_bt=positions_mt, memory=memory, train=train
-        )
+        y_mtd, _ = self.cross_attention(x_mtd, mask=mask, positions_bt=zeros_mt, memory=memory, train=train)
         return y_mtd.reshape(x_btd.shape)
 
 

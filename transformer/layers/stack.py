@@ -161,12 +161,7 @@ class Stack:
         return x_btd, tuple(cache for _, cache in found)
 
     def _in_turn(
-        self,
-        runners: Runners,
-        x_btd: jax.Array,
-        params: Any,
-        given_n: Any,
-        caches: Sequence[Any],
+        self, runners: Runners, x_btd: jax.Array, params: Any, given_n: Any, caches: Sequence[Any]
     ) -> tuple[jax.Array, list[Any]]:
         found, given = [], [jax.tree.map(operator.itemgetter(i), given_n) for i in range(self.num_layers)]
         for i, layer in enumerate(zip(self.unstack(params), given, caches, strict=True)):
@@ -176,12 +171,7 @@ class Stack:
         return x_btd, found
 
     def _scanned(
-        self,
-        runners: Runners,
-        x_btd: jax.Array,
-        params: Any,
-        given_n: Any,
-        caches: Sequence[Any],
+        self, runners: Runners, x_btd: jax.Array, params: Any, given_n: Any, caches: Sequence[Any]
     ) -> tuple[jax.Array, list[Any]]:
         m = len(runners)
         rounds, rest = divmod(self.num_layers, m)

@@ -38,7 +38,7 @@ TILES = {
     "BLEU": ("generate/bleu", "{:.2f}", 1.0),
     "tokens per second": ("train/tokens_per_second", "{:,.0f}", 1.0),
     "ms per step": ("train/seconds_per_step", "{:,.4g}", 1e3),
-    "GB per device, of a step": ("train/step_gb", "{:.3g}", 1.0),
+    "GiB per device, of a step": ("train/step_gb", "{:.3g}", 1.0),
     "of the peak FLOP/s (MFU)": ("train/mfu", "{:.1%}", 1.0),
 }
 """Name -> the metric whose value is shown large, its format, and the factor of its unit."""
