@@ -231,6 +231,20 @@ def test_halving_by_a_metric_of_which_more_is_better(job):
     assert not halving.is_hopeless(better)
 
 
+@pytest.mark.parametrize("layers", [1, 100, 5000])
+def test_halving_compares_runs_with_long_lines_of_metrics(job, layers):
+    """Of as many layers, whose norms are longer than what is read of the file's end at first."""
+    listed = [job(f"r{rate}", rate=rate, steps=60) for rate in (1, 2)]
+    norms = {f"train/norms/activation/blocks/{number}": 1.2345678901234567 for number in range(layers)}
+    for each in listed:
+        each.folder.mkdir(parents=True)
+        lines = [{"step": step, "m": each.values["rate"]} | norms for step in (5, 10)]
+        (each.folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    halving = Halving.of("m", 10, 2, listed)
+    assert [each.step for each in listed] == [10, 10]
+    assert [halving.is_hopeless(each) for each in listed] == [False, True]
+
+
 def test_halving_lets_a_run_end_that_has_done_all_its_steps(job):
     halving, found = Halving.of("m", 10, 2, [job("r", rate=1, steps=60)]), []
     for value, last in ((1.0, 60), (2.0, 60), (2.0, 59)):
