@@ -272,7 +272,7 @@ def said(flags: argparse.Namespace, found: Sequence[float]) -> str:
     mean = sum(found) / len(found)
     return (
         f"b - a: {mean:+.4g} {flags.metric.removeprefix('-')} "
-        f"({1 - flags.error:.4g} interval {low:+.4g} to {high:+.4g})".replace("0.95 ", "95 % ")
+        f"({100 * (1 - flags.error):.4g} % interval {low:+.4g} to {high:+.4g})"
     )
 
 

@@ -1,5 +1,6 @@
 """Comparisons: what is trained, what is as much on both sides, and the answers."""
 
+import argparse
 import json
 import re
 import textwrap
@@ -8,6 +9,7 @@ import numpy as np
 import pytest
 
 import launch
+from commands import compare as comparing
 from commands import jobs as running
 from commands.opening import open_without_data, read_config
 from tests.commands.test_table import write_run
@@ -167,6 +169,12 @@ def test_runs_that_are_there_are_paired_by_seed(tmp_path, capsys, rng):
     assert "both are folders, or none is" in capsys.readouterr().err
     assert launch.main([*flags[:2], f"--b={tmp_path}/c*"]) == 2
     assert capsys.readouterr().err == f"error: --b: {tmp_path}/c* has no folder of a run with metrics\n"
+
+
+@pytest.mark.parametrize(("error", "level"), [(0.05, "95 %"), (0.01, "99 %"), (0.001, "99.9 %")])
+def test_the_level_is_said_in_percent_and_a_difference_of_its_size_is_left_alone(error, level):
+    flags = argparse.Namespace(metric="eval/loss", error=error)
+    assert comparing.said(flags, [10.94, 10.96]).startswith(f"b - a: +10.95 eval/loss ({level} interval ")
 
 
 @pytest.mark.parametrize(
