@@ -12,7 +12,6 @@ import argparse
 import dataclasses
 import json
 import math
-import shlex
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -152,9 +151,11 @@ def read_arms(flags: argparse.Namespace, overrides: "Overrides") -> tuple[Arm, A
     Raises:
       UserError: no config, a bad key, or equal ones.
     """
+    from commands.settings import words as words_of
+
     arms = []
     for name, text in (("a", flags.a), ("b", flags.b)):
-        words = shlex.split(text)
+        words = words_of(f"--{name}", text)
         config = words.pop(0) if words and "=" not in words[0] else flags.config
         if not config:
             raise UserError(f"--config: which one? configs/lm.py, say; --{name} names none")

@@ -1,6 +1,7 @@
 """What a command makes runs of that it trains: flags, keys for all runs, and the setting of each."""
 
 import argparse
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,14 @@ def check_flags(flags: argparse.Namespace) -> None:
         raise UserError("--config: which one? configs/lm.py, say (--mode=sweep)")
     if flags.jobs < 1:
         raise UserError(f"--jobs: {flags.jobs}; expected 1 or more")
+
+
+def words(flag: str, text: str) -> list[str]:
+    """The words of a flag, as a shell divides them. Raises `UserError` for a quote that is not closed."""
+    try:
+        return shlex.split(text)
+    except ValueError as error:
+        raise UserError(f"{flag}: {text!r} has {str(error).lower()}") from None
 
 
 def refuse_twice(given: Overrides, setting: Setting, what: str) -> None:

@@ -115,11 +115,13 @@ def read_settings(flags: argparse.Namespace) -> list[Setting]:
 
 def submit(flags: argparse.Namespace, overrides: "Overrides", runs: int) -> int:
     """Submits an array of Slurm jobs, one for each run."""
+    from commands.settings import words
+
     sweeps = [f"--sweep={each}" for each in flags.sweep]
     keys = [*INCLUDED, *(f"--config.{key}={value}" for key, value in overrides)]
     array = [] if "--array" in flags.slurm else [f"--array=0-{runs - 1}"]
     again = ["--mode=sweep", f"--workdir={flags.workdir}", f"--config={flags.config}", *sweeps, *keys]
-    command = ["sbatch", *array, *shlex.split(flags.slurm), str(ROOT / "cluster" / "slurm.sh"), *again]
+    command = ["sbatch", *array, *words("--slurm", flags.slurm), str(ROOT / "cluster" / "slurm.sh"), *again]
     print(shlex.join(command), flush=True)
     if flags.dry_run:
         return 0

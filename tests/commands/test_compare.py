@@ -184,6 +184,7 @@ def test_the_level_is_said_in_percent_and_a_difference_of_its_size_is_left_alone
         (["--b=model.norm=rms"], "--b: it is the same as --a"),
         (["--b=model.nrm=rms"], "--b: config.model.nrm: unknown key"),
         (["--b=configs/none.py"], "there is no file 'configs/none.py'"),
+        (["--b=model.norm='layer"], '--b: "model.norm=\'layer" has no closing quotation'),
         (["--b=configs/lm.py layer"], "--b: 'layer'; expected KEY=VALUE"),
         (["--b=seed=3"], "--b: the seeds are those of the pairs"),
         (["--b=model.norm=layer", "--pairs=0"], "--pairs: 0; expected 1 or more"),

@@ -291,6 +291,7 @@ SWEEP = ["--mode=sweep", "--config=configs/lm.py:tiny"]
             ["--sweep=seed=0", "--halving=eval/loss", "--config.train.steps=50"],
             "train.evaluate_every=0 of 50",
         ),
+        (["--sweep=seed=0", "--slurm=--comment='two words"], 'two words" has no closing quotation'),
     ],
 )
 def test_mistakes_are_told_before_anything_is_written(flags, said, capsys, tmp_path):
