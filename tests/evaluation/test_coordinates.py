@@ -72,6 +72,15 @@ def test_sizes_are_means_of_absolute_outputs_and_of_their_changes(rng):
     np.testing.assert_allclose(check.change["x"], np.abs(outputs - outputs[:, :, :1]).mean((3, 4)))
 
 
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
+def test_sizes_in_16_bits_are_summed_in_more(rng, dtype):
+    outputs = rng.normal(size=(2, 1, 2, 64, 512)).astype(dtype)
+    given = {8 * (i + 1): [[{"x": step} for step in seed] for seed in each] for i, each in enumerate(outputs)}
+    check, exact = coordinates(given), outputs.astype(np.float64)
+    np.testing.assert_allclose(check.size["x"], np.abs(exact).mean((3, 4)), rtol=1e-12)
+    np.testing.assert_allclose(check.change["x"], np.abs(exact - exact[:, :, :1]).mean((3, 4)), rtol=1e-12)
+
+
 def test_all_layers_are_recorded_in_the_order_of_computation():
     model = DecoderConfig(**SIZES).build(20)
     params = unboxed(jax.jit(model.init)(jax.random.key(0), TOKENS)["params"])

@@ -99,6 +99,9 @@ def coordinates(found: Mapping[int, Sequence[Sequence[Mapping[str, np.ndarray]]]
             [[[of(step[name], seed[0][name]) for step in seed] for seed in seeds] for seeds in found.values()]
         )
 
-    size = {name: mean(name, lambda x, _: np.abs(x).mean()) for name in first}
-    change = {name: mean(name, lambda x, initial: np.abs(x - initial).mean()) for name in first}
+    def mean_size(x: np.ndarray, initial: Any = 0.0) -> np.floating:
+        return np.abs(np.subtract(x, initial, dtype=np.float64)).mean()  # a sum in bfloat16 stops growing
+
+    size = {name: mean(name, lambda x, _: mean_size(x)) for name in first}
+    change = {name: mean(name, mean_size) for name in first}
     return Coordinates([*found], size, change)
