@@ -13,6 +13,7 @@ import argparse
 import copy
 import dataclasses
 import itertools
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -74,7 +75,8 @@ def run(flags: argparse.Namespace, overrides: "Overrides") -> int:
         return 0
     (name, what, slope), *others = drifting
     after = f"; after it {len(others)} more" if others else ""
-    print(f"{name} drifts: its {what} grows as width^{slope:.2f}{after}")
+    how = f"grows as width^{slope:.2f}" if math.isfinite(slope) else "is not finite"
+    print(f"{name} drifts: its {what} {how}{after}")
     return 1
 
 

@@ -46,6 +46,15 @@ def test_a_wrong_multiplier_is_named(tmp_path, capsys, monkeypatch):
 
 
 @pytest.mark.thorough
+def test_a_rate_at_which_all_diverges_is_no_good_one(tmp_path, capsys):
+    keys = KEYS | MUP | {"optimizer.learning_rate": 1e38, "model.norm": "none"}
+    code, out, _ = check(tmp_path, capsys, keys, "--widths=32,64", "--steps=1", "--seeds=2")
+    assert code == 1
+    assert out[-1].startswith("embedding drifts: its change is not finite; after it ")
+    assert (tmp_path / "coordinates.png").is_file()
+
+
+@pytest.mark.thorough
 def test_the_standard_parametrisation_drifts(tmp_path, capsys):
     code, out, _ = check(tmp_path, capsys, KEYS)
     assert code == 1 and " drifts: its " in out[-1]

@@ -53,6 +53,14 @@ def test_layers_that_grow_or_do_not_learn_drift(rng, sizes, changes, what):
     assert [(name, why) for name, why, _ in drifting] == ([("b", what)] if what else [])
 
 
+@pytest.mark.parametrize("wrong", [np.nan, np.inf])
+def test_what_is_not_finite_at_one_width_drifts(rng, wrong):
+    check = found(rng, [0, 0, 0], [0, 0, 0])
+    for each in (check.size["b"], check.change["b"]):
+        each[2, 1, 2] = wrong
+    assert [*check.drifting(0.25)] == [("b", "change", np.inf)]
+
+
 def test_a_change_that_falls_towards_a_constant_is_no_drift():
     widths = np.array([32, 64, 128, 256])[:, None, None]
     falling = (0.02 + 0.2 / widths**0.5) * np.ones((4, 3, 2))

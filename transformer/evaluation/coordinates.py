@@ -65,13 +65,15 @@ class Coordinates:
 
     def slopes(self, sizes: np.ndarray, first: int = 0) -> np.ndarray:
         """(steps + 1): the power of the width that the mean over seeds grows with, by least squares of its
-        logarithm; nan where it is 0. Widths before number `first` are left out."""
+        logarithm; nan where it is 0, inf where it is not finite. Widths before number `first` are left
+        out."""
         mean_ws = sizes.mean(axis=1)[first:]
-        known_s = (np.isfinite(mean_ws) & (mean_ws > 0)).all(axis=0)
+        finite_s = np.isfinite(mean_ws).all(axis=0)
+        known_s = finite_s & (mean_ws > 0).all(axis=0)
         log_w = np.log(np.array(self.widths[first:], float))
         centred_w = log_w - log_w.mean()
         found_s = centred_w @ np.log(np.where(known_s, mean_ws, 1.0)) / (centred_w @ centred_w)
-        return np.where(known_s, found_s, np.nan)
+        return np.where(known_s, found_s, np.where(finite_s, np.nan, np.inf))
 
     def drifting(self, bound: float) -> Iterator[tuple[str, str, float]]:
         """(layer, what of it, the slope) of the layers that drift, in the order of computation: the first one

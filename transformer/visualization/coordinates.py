@@ -1,5 +1,6 @@
 """The picture of a coordinate check."""
 
+import math
 from collections.abc import Collection
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,8 @@ def draw_coordinates(found: Any, drifting: Collection[str], path: Path) -> None:
         axes = figure.add_subplot(1, len(panels), i + 1)
         for name, each in sizes.items():
             mean, colour = each[:, :, step].mean(axis=1), colours.get(name, GRID)
+            if not 0 < mean[0] < math.inf:
+                continue  # there is no logarithm of it
             style: dict[str, Any] = {"linewidth": 1.8, "zorder": 3} if name in colours else {"linewidth": 1.0}
             axes.plot(
                 found.widths, mean / mean[0], color=colour, label=name if name in colours else None, **style
