@@ -166,6 +166,12 @@ class IsoFlop:
         return self.middle_c - np.where(bend > 0, slope / np.where(bend > 0, 2 * bend, 1), np.nan)
 
     @property
+    def between_c(self) -> np.ndarray:
+        """Whether the minimum of each budget's parabola, in the first row, is between the sizes."""
+        low_c, high_c = self.ends_2c
+        return (low_c < self.log_best_rc[0]) & (self.log_best_rc[0] < high_c)
+
+    @property
     def exponent(self) -> np.ndarray:
         """x of N* ~ C^x by least squares of the logarithms; that of D* is 1 - x."""
         z_c = np.log(self.budget_c) - np.log(self.budget_c).mean()

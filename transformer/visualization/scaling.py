@@ -27,8 +27,8 @@ def draw_isoflop(runs: Sequence[dict[str, Any]], found: Any, path: Path) -> None
             n, np.exp(found.isoflop.log_loss(n, which)[:, 0]), color=colour, label=f"{budget:.3g} FLOPs"
         )
         axes.plot(n, [found.law.loss(x, budget / 6 / x)[0] for x in n], "--", color=colour, linewidth=0.9)
-        best = np.exp(found.isoflop.log_best_rc[0, which])
-        if n[0] <= best <= n[-1]:
+        if found.isoflop.between_c[which]:
+            best = np.exp(found.isoflop.log_best_rc[0, which])
             low = np.exp(found.isoflop.log_loss(np.array([best]), which)[0, 0])
             axes.plot([best], [low], "*", color=colour, markersize=11)
     save(figure, axes, path)
@@ -36,19 +36,20 @@ def draw_isoflop(runs: Sequence[dict[str, Any]], found: Any, path: Path) -> None
 
 def draw_optimum(found: Any, path: Path) -> None:
     """Draws N* and D* over the budget, with the 90 % intervals of L(N, D) as bands and the minima of the
-    parabolas as points."""
+    parabolas as points, where they are between the sizes."""
     figure, axes = figure_of("the best N and D", "FLOPs")
     _logarithmic(axes, "x", "y")
-    budgets, best_c = found.isoflop.budget_c, np.exp(found.isoflop.log_best_rc[0])
+    budgets, there_c = found.isoflop.budget_c, found.isoflop.between_c
+    seen_c, best_c = budgets[there_c], np.exp(found.isoflop.log_best_rc[0, there_c])
     c = np.geomspace(budgets[0], 5 * budgets[-1], 50)
     low, high = found.band(c)
     n = np.array([found.law.best_n(each)[0] for each in c])
     axes.fill_between(c, c / 6 / high, c / 6 / low, color=TRAIN, alpha=0.2, linewidth=0)
     axes.plot(c, c / 6 / n, color=TRAIN, label="D*, tokens")
-    axes.plot(budgets, budgets / 6 / best_c, "o", color=TRAIN)
+    axes.plot(seen_c, seen_c / 6 / best_c, "o", color=TRAIN)
     axes.fill_between(c, low, high, color=EVAL, alpha=0.2, linewidth=0)
     axes.plot(c, n, color=EVAL, label="N*, training FLOPs of a token / 6")
-    axes.plot(budgets, best_c, "o", color=EVAL)
+    axes.plot(seen_c, best_c, "o", color=EVAL)
     save(figure, axes, path)
 
 
