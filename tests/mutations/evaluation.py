@@ -70,7 +70,11 @@ EDITS = {
     "transformer/evaluation/coordinates.py": (
         "tests/evaluation/test_coordinates.py",
         {
-            "changes_of_means": ("np.abs(x - initial).mean()", "np.abs(x.mean() - initial.mean())"),
+            "changes_of_means": (
+                "np.abs(np.subtract(x, initial, dtype=np.float64)).mean()",
+                "np.abs(np.mean(x, dtype=np.float64) - np.mean(initial, dtype=np.float64))",
+            ),
+            "means_in_the_own_type": (", dtype=np.float64)", ")"),
             "layers_not_numbered": ("counts[stack] += 1", "pass"),
             "growth_only": ("or falls.all()", ""),
             "falls_of_all_widths": ("np.maximum(changes, ", "np.minimum(changes, "),
