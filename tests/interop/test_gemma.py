@@ -66,6 +66,17 @@ def test_of_both_keys_of_rotary_positions_the_older_counts():
         assert (theirs["rope_theta"], theirs["factor"]) == (found["position_base"], found["position_factor"])
 
 
+@pytest.mark.parametrize("kind", MODELS)
+@pytest.mark.thorough(but=1)
+def test_without_windows_it_is_a_model_of_theirs_again(kind, tmp_path, rng):
+    """Which makes the mask of a window even where no layer has one."""
+    (config, of), keys = MODELS[kind]
+    keys = GEMMA | keys | {"num_hidden_layers": 2, "layer_types": ["full_attention"] * 2}
+    made = getattr(transformers, of)(getattr(transformers, config)(**keys))
+    imported = parity.Imported(parity.save(made, tmp_path, 2, embedding=0.2))
+    parity.check_round_trip(imported, made, tmp_path, rng)
+
+
 @pytest.mark.thorough(but=1)
 def test_logits(model, rng):
     parity.check_logits(*model, rng, 48)

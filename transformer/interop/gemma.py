@@ -16,6 +16,9 @@ from transformer.interop.attention_keys import (
 from transformer.interop.family import Key, Values, named, positive
 from transformer.interop.llama import ROPES, SIZES, decoder, head_keys
 
+UNUSED = 4096
+"""The window of a model of which no layer has one: transformers makes the mask all the same."""
+
 
 def scale_of(model: Any) -> float | int:
     """s of the factor s^(-1/2) of attention scores."""
@@ -41,7 +44,11 @@ def write_gemma2(model: Any) -> dict[str, Any]:
     """The reverse."""
     types, window, _ = write_windows(model)
     ropes = {"rope_theta": model.position_base, "rope_scaling": write_rope(model)}
-    return ropes | {"layer_types": types, "sliding_window": window, "query_pre_attn_scalar": scale_of(model)}
+    return ropes | {
+        "layer_types": types,
+        "sliding_window": window or UNUSED,
+        "query_pre_attn_scalar": scale_of(model),
+    }
 
 
 def read_gemma3(given: Values) -> dict[str, Any]:
@@ -68,7 +75,11 @@ def write_gemma3(model: Any) -> dict[str, Any]:
     ropes = {
         kind: {"rope_theta": config.position_base, **write_rope(config)} for kind, config in kinds.items()
     }
-    found = {"layer_types": types, "sliding_window": window, "query_pre_attn_scalar": scale_of(model)}
+    found = {
+        "layer_types": types,
+        "sliding_window": window or UNUSED,
+        "query_pre_attn_scalar": scale_of(model),
+    }
     return found | {"rope_parameters": ropes}
 
 
