@@ -281,6 +281,8 @@ def answer(flags: argparse.Namespace, found: Sequence[float]) -> str:
     """The answer in words."""
     from transformer.evaluation.sequential import FURTHEST, pairs_needed, verdict
 
+    if len(found) < 2:
+        return f"not decided: {said(flags, found)}, 1 pair; how much pairs differ is known from 2 on"
     shown, pairs = verdict(found, flags.error, flags.smallest), f"{len(found)} pairs"
     better = "more" if flags.metric.startswith("-") else "less"
     if shown == "same":

@@ -33,7 +33,7 @@ def predict(folder: Path, budget: float, depth: int | None) -> None:
     found, family = fit(runs), family_of(law)
     best = float(found.law.best_n(budget)[0])
     size = family.size(depth) if depth else nearest(family, best, max(each["depth"] for each in runs))
-    job = family.job(str(folder), size, budget, seed=0)
+    job = family.job(str(folder), size, budget, seed=0, flag="--forecast")
     check_unseen(folder, job)
     loss, low, high = found.forecast(size.n, size.tokens(budget))
     values = size.planned(budget, 0) | {

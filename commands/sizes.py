@@ -120,8 +120,8 @@ class Family:
 
         return to_values(check_config_to_train(self.config, [*self.overrides, *_as_text(keys)]))
 
-    def job(self, workdir: str, size: Size, budget: float, seed: int) -> "Job":
-        """The run of a size for a budget.
+    def job(self, workdir: str, size: Size, budget: float, seed: int, flag: str = "--budgets") -> "Job":
+        """The run of a size for a budget, which a flag gives.
 
         Raises:
           UserError: too few steps, or a seed among the keys.
@@ -134,7 +134,7 @@ class Family:
         steps, values = size.steps(budget), self.values({})
         if steps < LEAST_STEPS:
             raise UserError(
-                f"--budgets: {budget:g} FLOPs are {steps} steps at depth {size.depth}; expected "
+                f"{flag}: {budget:g} FLOPs are {steps} steps at depth {size.depth}; expected "
                 f"{LEAST_STEPS} or more: a larger budget, a smaller depth, or a smaller train.batch_size"
             )
         keys = {**size.keys, "train.steps": steps, "seed": seed}

@@ -100,6 +100,7 @@ def test_equal_tokens_and_flops(compare):
     steps = "--config.train.steps=60"
     said = compare("--b=train.batch_size=16", "--basis=tokens", "--pairs=1", steps)
     assert said[0] == "equal tokens: 60 steps of a, 30 of b"
+    assert re.search(r"^not decided: .*, 1 pair; how much pairs differ is known from 2 on$", said[-1])
     assert keys_of(compare, "b,seed=0")["train.steps"] == "30"
     said = compare("--b=model.d_ff=512", "--basis=flops", "--pairs=1", steps, f"--workdir={compare.folder}2")
     assert said[0] == f"equal flops: 60 steps of a, {round(60 * flops() / flops(d_ff=512))} of b"

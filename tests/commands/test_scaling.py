@@ -171,6 +171,8 @@ def test_a_forecast_is_written_before_and_scored_after(scaling):
     assert "there is no" in scaling("--forecast=1e12", code=2)
     scaling(*FIT)
     assert "expected more than the largest budget, 2e+11" in scaling("--forecast=2e11", code=2)
+    small = scaling("--forecast=2.1e11", "--forecast_depth=64", code=2)
+    assert small.startswith("error: --forecast: 2.1e+11 FLOPs are ") and " steps at depth 64" in small
     assert "first --forecast=FLOPS" in scaling("--score", code=2)
     scaling("--forecast=1e12", "--forecast_depth=5")
     (said,) = scaling("--forecast=1e12")  # not yet trained: another one
