@@ -4,6 +4,7 @@ import dataclasses
 import functools
 import json
 import math
+import re
 
 import jax
 import jax.numpy as jnp
@@ -283,11 +284,24 @@ def test_eight_devices_train_as_one_does(factor):
     """With numbers that are always the same: a rounding error may turn a choice between equal experts."""
     expected, _ = curve({}, capacity_factor=factor)
     assert expected[0] - expected[-1] > 0.05
-    for axes in ({"data": 2, "expert": 4}, {"expert": 2, "fsdp": 2, "tensor": 2}, {"fsdp": 4, "context": 2}):
+    for axes in (
+        {"data": 2, "expert": 4},
+        {"expert": 2, "fsdp": 2, "tensor": 2},
+        {"fsdp": 4, "context": 2},
+        {"expert": 2, "context": 2, "tensor": 2},
+        {"context": 8},
+    ):
         found, _ = curve(axes, capacity_factor=factor)
         np.testing.assert_allclose(found, expected, rtol=0, atol=1e-5)
     found, _ = curve({"expert": 4, "data": 2}, capacity_factor=factor, scan_layers=True, remat="full")
     np.testing.assert_allclose(found, expected, rtol=0, atol=1e-5)
+
+
+def test_beside_context_experts_compute_the_tokens_of_a_device():
+    """Of 24 rows of 8 tokens over two and four devices: 12 rows, 2 tokens of each, two choices of a token."""
+    _, program = curve({"data": 2, "context": 4}, rows=24)
+    sizes = set(re.findall(r"\d+", " ".join(re.findall(r" = \w+\[([\d,]+)\]", program))))
+    assert "48" in sizes and not {"192", "384"} & sizes
 
 
 @pytest.mark.thorough

@@ -91,8 +91,9 @@ class Experts(nn.Module):
 class Routes(Protocol):
     """Which expert computes which tokens, and where they lie."""
 
-    hidden: ClassVar[tuple[str | None, ...]]
-    """The logical axes of what an expert's network computes."""
+    @property
+    def hidden(self) -> tuple[str | None, ...]:
+        """The logical axes of what an expert's network computes."""
 
     def deal(self, x_btd: jax.Array) -> jax.Array:
         """The tokens as the experts read them: (b, t, d) -> (..., d)."""
@@ -187,35 +188,47 @@ class Buffers:
 
 @dataclasses.dataclass(frozen=True)
 class Sorted:
-    """Routes without a capacity: the choices of the rows that a device holds, sorted by expert, (p, n, d) for
-    p parts of the batch. Kernels go over the network, as those of `fsdp`."""
+    """Routes without a capacity: the choices of the tokens that a device holds, sorted by expert, (p, n, d)
+    for p parts of rows and of the sequences in them. Kernels go over the network, as those of `fsdp`."""
 
     order_pn: jax.Array
     experts_pn: jax.Array
     sizes_pe: jax.Array
     k: int
-    rows: int
-    hidden: ClassVar[tuple[str | None, ...]] = ("batch", None, "mlp")
+    parts: tuple[int, int, int, int]
+    """Parts of the rows, rows of each, parts of the sequences, and tokens of each."""
 
     @classmethod
     def of(cls, experts_btk: jax.Array, num_experts: int) -> "Sorted":
         """Sorts the choices of each device."""
-        (b, _, k), (_, parts) = experts_btk.shape, sharded_over("batch")
-        experts_pn = experts_btk.reshape(parts if b % parts == 0 else 1, -1)
+        (b, t, k), rows, columns = experts_btk.shape, sharded_over("batch")[1], sharded_over("length")[1]
+        rows, columns = (rows, columns if t % columns == 0 else 1) if b % rows == 0 else (1, 1)
+        parts = rows, b // rows, columns, t // columns
+        experts_pn = _cut(experts_btk, parts).reshape(rows * columns, -1)
         order_pn = jnp.argsort(experts_pn, axis=-1, stable=True)
         sizes_pe = jnp.sum(experts_pn[..., None] == jnp.arange(num_experts), axis=1, dtype=jnp.int32)
-        return cls(order_pn, jnp.take_along_axis(experts_pn, order_pn, axis=-1), sizes_pe, k, b)
+        return cls(order_pn, jnp.take_along_axis(experts_pn, order_pn, axis=-1), sizes_pe, k, parts)
+
+    @property
+    def over(self) -> str:
+        """The logical axis of the parts."""
+        return "token" if self.parts[2] > 1 else "batch"
+
+    @property
+    def hidden(self) -> tuple[str | None, ...]:
+        """The logical axes of what an expert's network computes."""
+        return self.over, None, "mlp"
 
     def deal(self, x_btd: jax.Array) -> jax.Array:
         """(b, t, d) -> (p, n, d)."""
-        x_pmd = x_btd.reshape(len(self.order_pn), -1, x_btd.shape[-1])
+        x_pmd = nn.with_logical_constraint(_cut(x_btd, self.parts), (self.over, None, None))
         return _taken(x_pmd, self.order_pn // self.k)
 
     def multiply(self, x_pni: jax.Array, kernel_eio: jax.Array, names: Any, dtype: str) -> jax.Array:
         """(p, n, i) . (e, i, o) -> (p, n, o)."""
         over = [sharded_over(name)[0] if name == "mlp" else () for name in names]
         kernel_eio = dense(kernel_eio, dtype) if is_quantized(kernel_eio) else kernel_eio
-        rows = sharded_over("batch")[0] if len(x_pni) > 1 else ()
+        rows = sharded_over(self.over)[0] if len(x_pni) > 1 else ()
         return grouped(x_pni, kernel_eio, self.sizes_pe, jnp.dtype(dtype), rows, *over)
 
     def spread(self, bias_eo: jax.Array) -> jax.Array:
@@ -225,7 +238,15 @@ class Sorted:
     def collect(self, y_pnd: jax.Array) -> jax.Array:
         """(p, n, d) -> (b, t, k, d)."""
         y_pnd = _taken(y_pnd, jnp.argsort(self.order_pn, axis=-1))
-        return y_pnd.reshape(self.rows, -1, self.k, y_pnd.shape[-1])
+        rows, height, columns, width = self.parts
+        y = y_pnd.reshape(rows, columns, height, width, self.k, -1).swapaxes(1, 2)
+        return y.reshape(rows * height, columns * width, self.k, -1)
+
+
+def _cut(x_btd: jax.Array, parts: tuple[int, int, int, int]) -> jax.Array:
+    """(b, t, d) -> (p, b t / p, d), rows and sequences in `parts`."""
+    x = x_btd.reshape(*parts, x_btd.shape[-1]).swapaxes(1, 2)
+    return x.reshape(parts[0] * parts[2], parts[1] * parts[3], x_btd.shape[-1])
 
 
 def _taken(x_bsd: jax.Array, indices_bn: jax.Array) -> jax.Array:

@@ -35,6 +35,7 @@ DEFAULT: Rules = (
     ("group", ROWS[:-1]),  # rows, where `expert` shards experts
     ("expert", "expert"),
     ("length", "context"),
+    ("token", (*ROWS, "context")),  # rows and sequences as one axis
     ("residual_length", "context"),
     ("activation_embed", None),
     ("vocab", "tensor"),
