@@ -87,6 +87,13 @@ def test_numbers_are_labels_too_in_their_order(tmp_path):
     assert sorted(unpacked(made, made.rows("train"))) == sorted((r["text"], str(r["label"])) for r in lines)
 
 
+def test_equal_numbers_are_labels_in_an_order_of_their_own(tmp_path):
+    """Not in that of a set, which another process with the same data would have otherwise."""
+    names = [str(2 + i % 2) for i in range(40)] + ["1".zfill(i) for i in range(1, 9)]
+    ones = ["1".zfill(i) for i in range(8, 0, -1)]
+    assert labelled_as(tmp_path / "a.tsv", names).labels == [*ones, "2", "3"]
+
+
 def test_a_spreadsheet_s_quotes_hold_commas_and_lines(tmp_path):
     path = tmp_path / "a.csv"
     path.write_text('text,label\n"one, ""two""\nthree",good\nfour\u2028five,bad\n\n', encoding="utf-8")

@@ -41,7 +41,8 @@ def find_labels(names: Sequence[str], key: str, place: Callable[[int], str] = st
     whole = all(name.removeprefix("-").isdecimal() for name in found)
     if len(found) > MANY and not whole and _are_numbers(found):
         raise UserError(f"data.{key}: {some}: they are measurements; expected classes")
-    return sorted(found, key=int if whole else str)
+    # Of equal numbers, as 1 and 01, the order would be that of the set, which differs between processes.
+    return sorted(sorted(found), key=int if whole else str)
 
 
 def remarks(labels: Sequence[str]) -> list[str]:
