@@ -223,8 +223,20 @@ class SpanExtraction(Experiment):
         return [f"on {asked}: exact match {match:.1f}%, F1 {f1:.1f}%"]
 
     def _best(self, params: Params, questions: Iterable[Question]) -> list[str]:
-        readings = (self.data.read(each.question, each.context) for each in questions)
-        return [_text(reading, spans[0]) for reading, spans in self.answers(params, readings)]
+        """The best answer to each question: "" where the question or the context has no token."""
+        unread = []
+
+        def readings() -> Iterator[QuestionWindows]:
+            for number, each in enumerate(questions):
+                try:
+                    yield self.data.read(each.question, each.context)
+                except UserError:
+                    unread.append(number)
+
+        found = [_text(reading, spans[0]) for reading, spans in self.answers(params, readings())]
+        for number in unread:  # in order, so that those before it are in their places
+            found.insert(number, "")
+        return found
 
     def _read(self, params: Params, frames: list[Any]) -> list[np.ndarray]:
         """The logits (t, 2) of each window."""

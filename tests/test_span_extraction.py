@@ -88,6 +88,26 @@ def test_answers_are_the_same_alone_and_among_others(run, data):
         assert [line.split("\t")[0] for line in alone] == [line.split("\t")[0] for line in answers]
 
 
+def test_a_question_that_cannot_be_read_has_the_empty_answer(run, data, tmp_path, capfd):
+    """It is left out of the windows, and is no reason to end an evaluation."""
+    records = [json.loads(line) for line in data.read_text().splitlines()[:6]]
+    records[2]["question"] = records[5]["question"] = ""
+    records[4] |= {"context": "", "answers": {"text": [], "answer_start": []}}
+    path = tmp_path / "a.jsonl"
+    path.write_text("".join(json.dumps(record) + "\n" for record in records))
+    loaded, params = opening.load(run)
+    texts = [f"{record['question']}\t{record['context']}" for record in records]
+    answers = iter(loaded.experiment.predict(params, [texts[i] for i in (0, 1, 3)]))
+    best = ["" if i in (2, 4, 5) else next(answers)[0].split("\t")[0] for i in range(6)]
+    right = sum(
+        answer == "".join(record["answers"]["text"]) for answer, record in zip(best, records, strict=True)
+    )
+    source = f"--config.data.validation_source=jsonl:{path}"
+    assert launch.main([f"--workdir={run}", "--mode=evaluate", source]) == 0
+    measured = runs.measured(capfd.readouterr().out)
+    assert measured["answer/exact_match"] == pytest.approx(100 * right / 6, abs=0.1) and right > 1
+
+
 @pytest.mark.thorough
 def test_questions_without_an_answer_may_be_answered_by_nothing(data, tmp_path):
     records = [json.loads(line) for line in data.read_text().splitlines()]
