@@ -22,7 +22,7 @@ class MultipleChoice:
 
     Raises:
       UserError: the experiment scores no texts; there is no such file, it has no questions, or a line of it
-        is no such question.
+        is no such question or has a choice that the model cannot read.
     """
 
     def __init__(self, experiment: Any, put: Put, split: str, file: str) -> None:
@@ -37,6 +37,12 @@ class MultipleChoice:
         self._questions = [question(source, index) for index in range(len(source))]
         if not self._questions:
             raise UserError(f"evaluate.also: choices: {file} has no questions in it")
+        for index, (text, choices, _) in enumerate(self._questions):
+            for number, choice in enumerate(choices):
+                try:  # before training, not at its first evaluation
+                    self._experiment.row(*self._pair(text, choice))
+                except UserError as error:
+                    raise UserError(f"{source.place(index)}: choice {number}: {error}") from None
         self._right_n2 = np.zeros((0, 2))
 
     def names(self, params: Params) -> list[str]:
@@ -45,9 +51,7 @@ class MultipleChoice:
 
     def __call__(self, params: Params) -> dict[str, float]:
         """Both accuracies, from 0 to 1."""
-        pairs = [(text, choice) for text, choices, _ in self._questions for choice in choices]
-        if getattr(self._experiment, "continues", False):
-            pairs = [(text, joined(text, choice)) for text, choice in pairs]
+        pairs = [self._pair(text, choice) for text, choices, _ in self._questions for choice in choices]
         found = iter([score.log_likelihood for score in self._experiment.score(params, pairs)])
         right = []
         for _, choices, answer in self._questions:
@@ -65,6 +69,10 @@ class MultipleChoice:
         found = {name: said(each, f"{n:,} questions") for name, each in ends.items()}
         chance = np.mean([1 / len(choices) for _, choices, _ in self._questions])
         return {"measured": f"{n:,} questions; by chance {chance:.3f}"} | found
+
+    def _pair(self, text: str, choice: str) -> tuple[str, str]:
+        """The text and its continuation, as the experiment scores them."""
+        return text, joined(text, choice) if getattr(self._experiment, "continues", False) else choice
 
 
 def joined(text: str, choice: str) -> str:

@@ -24,6 +24,10 @@ class Scored:
         self.config = SimpleNamespace(experiment="toy", evaluate=SimpleNamespace(others=[]))
         self._likelihoods = likelihoods
 
+    def row(self, text, continuation):
+        if len(continuation) > 9:
+            raise UserError(f"a continuation of {len(continuation)} tokens; the model reads 9")
+
     def score(self, params, pairs):
         return (Score(self._likelihoods[pair], 1, False) for pair in pairs)
 
@@ -70,6 +74,7 @@ def test_a_space_joins_only_where_there_is_none():
         ({"question": "a", "choices": ["x", "y"], "answer": True}, "answer True"),
         ({"question": "a", "choices": ["x", "y"], "answer": "z"}, "answer 'z'"),
         ({"choices": ["x", "y"], "answer": 0}, "no field 'question'"),
+        ({"question": "a", "choices": ["x", 9 * "y"], "answer": 0}, "choice 1: a continuation of 10 tokens"),
     ],
 )  # fmt: skip
 def test_a_bad_question_is_refused_by_file_and_line(tmp_path, record, why):
