@@ -56,9 +56,8 @@ RULES: dict[str, Rules] = {
 are replicated. A mesh axis shards at most one dimension of an array: `fsdp` shards the batch of an
 activation, so its width is not sharded, while `embed` of a parameter is.
 
-With `sequence`, `tensor` also shards sequences between attention and feed-forward, where norms, dropout and
-residuals need no other token: less memory for activations, for a third more bytes over the network
-(Korthikanti et al. 2022, "Reducing activation recomputation", section 4.2.2)."""
+With `sequence`, `tensor` also shards sequences between attention and feed-forward: less memory for
+activations, for a third more bytes over the network (Korthikanti et al. 2022, section 4.2.2)."""
 
 
 AXES = (*ROWS, "context", "tensor")
