@@ -112,9 +112,8 @@ class Job:
     @property
     def step(self) -> int:
         """The last step in `metrics.jsonl`, or 0."""
-        ends = (2**12, 2**18, 0)  # bytes; a line with the norms of many layers is longer than most
-        found = ([line["step"] for line in _lines(RunFolder(self.folder).metrics, end)] for end in ends)
-        return max(next(filter(None, found), [0]))
+        path, ends = RunFolder(self.folder).metrics, (2**12, 2**18, 0)  # lines with many norms are long
+        return max(next(filter(None, ([line["step"] for line in _lines(path, end)] for end in ends)), [0]))
 
     def measured(self, metric: str) -> list[tuple[int, float]]:
         """(step, value) of a metric, NaN where it was not finite."""
@@ -219,7 +218,8 @@ class Work:
                 halving.is_hopeless(job)  # what it has measured before
         self.total, self.ended = len(jobs), len(jobs) - len(self.queue)
         self.running: list[Job] = []
-        self.failed, self.gpus = 0, gpus()
+        self.failed = 0
+        self.gpus = gpus()
         self.signals: list[int] = []
         self.silent = not sys.stderr.isatty()
 

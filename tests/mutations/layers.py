@@ -118,6 +118,11 @@ EDITS = {
             "drops_in_evaluation": ("if train and self.capacity_factor", "if self.capacity_factor"),
             "capacity_of_one_choice": ("math.ceil(k * t / e", "math.ceil(t / e"),
             "capacity_rounded_down": ("math.ceil(k * t", "math.floor(k * t"),
+            "experts_of_whole_sequences": ("columns if t % columns == 0 else 1", "1"),
+            "parts_of_sequences_mixed_up": (
+                "reshape(rows, columns, height, width, self.k, -1).swapaxes(1, 2)",
+                "reshape(rows, height, columns, width, self.k, -1)",
+            ),
             "one_token_more": ("(place_bn < capacity)", "(place_bn <= capacity)"),
             "padding_takes_capacity": (
                 "jnp.arange(num_experts)) & valid_bn[..., None]",

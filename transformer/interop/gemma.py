@@ -1,5 +1,6 @@
 """Gemma 2 and Gemma 3 (text): norms before and after each sublayer, windows in most layers, capped scores."""
 
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from transformer.errors import UserError
@@ -16,8 +17,9 @@ from transformer.interop.attention_keys import (
 from transformer.interop.family import Key, Values, named, positive
 from transformer.interop.llama import ROPES, SIZES, decoder, head_keys
 
-UNUSED = 4096
-"""The window of a model of which no layer has one: transformers makes the mask all the same."""
+WINDOW = 4096
+"""The window where none is given; also of models of which no layer has one, as transformers makes its mask
+all the same."""
 
 
 def scale_of(model: Any) -> float | int:
@@ -31,8 +33,15 @@ def read(given: Values, every: int, of_sliding: dict[str, Any] | None = None) ->
     types, count = given.get("layer_types"), given.get("num_hidden_layers")
     if types is None and type(count) is int and count <= 10_000:
         types = ["sliding_attention" if (i + 1) % every else "full_attention" for i in range(count)]
-    keys = read_windows(types, given.get("sliding_window", 4096), count, of_sliding)
+    keys = read_windows(types, given.get("sliding_window", WINDOW), count, of_sliding)
     return keys | {"attention_scale": positive(given, "query_pre_attn_scalar", 256) ** -0.5}
+
+
+def write(model: Any, may_differ: Iterable[str] = ()) -> tuple[dict[str, Any], Mapping[str, Any]]:
+    """The reverse, and our config of each type of layer, which differ in windows and `may_differ`."""
+    types, window, kinds = write_windows(model, may_differ)
+    keys = {"layer_types": types, "sliding_window": window or WINDOW}
+    return keys | {"query_pre_attn_scalar": scale_of(model)}, kinds
 
 
 def read_gemma2(given: Values) -> dict[str, Any]:
@@ -42,13 +51,8 @@ def read_gemma2(given: Values) -> dict[str, Any]:
 
 def write_gemma2(model: Any) -> dict[str, Any]:
     """The reverse."""
-    types, window, _ = write_windows(model)
     ropes = {"rope_theta": model.position_base, "rope_scaling": write_rope(model)}
-    return ropes | {
-        "layer_types": types,
-        "sliding_window": window or UNUSED,
-        "query_pre_attn_scalar": scale_of(model),
-    }
+    return ropes | write(model)[0]
 
 
 def read_gemma3(given: Values) -> dict[str, Any]:
@@ -71,14 +75,9 @@ def read_gemma3(given: Values) -> dict[str, Any]:
 
 def write_gemma3(model: Any) -> dict[str, Any]:
     """The reverse, in both forms that versions of transformers read."""
-    types, window, kinds = write_windows(model, ROPE)
+    found, kinds = write(model, ROPE)
     ropes = {
         kind: {"rope_theta": config.position_base, **write_rope(config)} for kind, config in kinds.items()
-    }
-    found = {
-        "layer_types": types,
-        "sliding_window": window or UNUSED,
-        "query_pre_attn_scalar": scale_of(model),
     }
     return found | {"rope_parameters": ropes}
 
