@@ -253,7 +253,8 @@ class SequenceToSequence(Experiment):
         sources, references = self._examples("validation")
         listed = ", ".join(f"{name.removeprefix('generate/')} {value:.2f}" for name, value in scores.items())
         signatures = zip(metric_names(self.config.generate.metric), self._metrics(), strict=True)
-        return [f"on {len(sources):,} pairs of the validation split: {listed}"] + [
+        some, *_ = self.data.counted("validation", sources).split(";")
+        return [f"on {some} of the validation split: {listed}"] + [
             f"{name} is {metric.signature(references)}" for name, metric in signatures
         ]
 
