@@ -1,4 +1,5 @@
 import dataclasses
+import re
 
 import jax
 import jax.numpy as jnp
@@ -15,6 +16,7 @@ from tests.models.test_classifier import row_of
 from tests.parameters import random_params
 from transformer.models.heads import HeadConfig
 from transformer.models.masked_lm import MaskedLanguageModel
+from transformer.training import parallel
 from transformer.training.checkpoint import State
 from transformer.training.step import make_train_step
 from transformer.training.token_losses import LossConfig
@@ -73,6 +75,28 @@ def test_the_output_is_the_embedding_s_own_table(rng):
     np.testing.assert_allclose(
         found[..., :VOCAB], (expected + np.asarray(params["output_bias"]))[..., :VOCAB], atol=1e-4
     )
+
+
+def test_over_context_a_device_computes_logits_of_its_share_of_the_places(rng):
+    """With the same gradients, also of places that the axis does not divide: 19 of a row, 5 for a device."""
+    tokens, places = rng.integers(0, VOCAB, (8, 128)), rng.integers(0, 128, (8, 19))
+    model, params = make(rng, next_sentence=False, num_layers=1, position="rope", vocab_multiple=48)
+
+    def loss(params, tokens, places):
+        logits_bmv, _ = model.apply({"params": params}, tokens, places)
+        return -jnp.mean(jax.nn.log_softmax(logits_bmv)[..., 1])
+
+    expected = jax.grad(loss)(params, tokens, places)
+    grid = parallel.make_mesh(parallel.MeshConfig(data=2, context=4))
+    with parallel.placed(grid, parallel.DEFAULT):
+        tokens = parallel.put_batch({"tokens": tokens}, parallel.batch_sharding(grid))["tokens"]
+        program = jax.jit(jax.grad(loss)).lower(params, tokens, places).compile()
+        found = program(params, tokens, places)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=2e-6), found, expected)
+    shapes = {
+        tuple(map(int, shape.split(","))) for shape in re.findall(r"f32\[([\d,]+)\]", program.as_text())
+    }
+    assert (4, 5, 48) in shapes and not shapes & {(4, 19, 48), (8, 19, 48)}
 
 
 def test_a_masked_place_sees_both_sides(rng):

@@ -48,6 +48,7 @@ class MaskedLanguageModel(nn.Module):
     def masked_logits(self, x_btd: jax.Array, places_bm: jax.Array) -> jax.Array:
         """(b, t, d), (b, m) -> (b, m, d), the input of `unembed`, only at the masked positions."""
         x_bmd = jnp.take_along_axis(x_btd, places_bm[..., None], axis=1)
+        x_bmd = nn.with_logical_constraint(x_bmd, ("batch", "length", "activation_embed"))
         return self.config.hidden(self.transform, self.transform_norm, x_bmd)
 
     def unembed(self, x_bmd: jax.Array, part: Part = whole) -> jax.Array:
