@@ -6,6 +6,7 @@ import pytest
 
 from commands.hub import Hub
 from tests.interop import parity
+from transformer.errors import UserError
 
 lm_eval = pytest.importorskip("lm_eval")
 torch = pytest.importorskip("torch")
@@ -63,6 +64,23 @@ def test_generation_is_that_of_the_harness(models):
     options = {"until": ["\n", "e"], "max_gen_toks": 12, "do_sample": False}
     given = instances("generate_until", *[(text, options) for text in ("ab", "the number is", "x y z")])
     assert ours.generate_until(given) == theirs.generate_until(given)
+    options = {"max_new_tokens": 7, "do_sample": False, "temperature": 2.0, "num_beams": 1}  # still greedy
+    given = instances("generate_until", *[(text, options) for text in ("ab", "the number is")])
+    found = ours.generate_until(given)
+    assert found == theirs.generate_until(given) and all(0 < len(text) <= 7 for text in found)
+
+
+def test_options_of_generation_are_followed_or_named(models):
+    ours, *_ = models
+    sampled = {"do_sample": True, "temperature": 5.0, "max_gen_toks": 12}
+    greedy, random, likeliest = (
+        ours.generate_until(instances("generate_until", ("the number is", options)))
+        for options in ({"max_gen_toks": 12}, sampled, sampled | {"top_k": 1})
+    )
+    assert likeliest == greedy != random
+    given = instances("generate_until", ("ab", {"num_beams": 4, "until": "e"}))
+    with pytest.raises(UserError, match="generation_kwargs: num_beams=4 cannot be followed; read are until"):
+        ours.generate_until(given)
 
 
 def test_a_local_task_has_the_same_results(models, tmp_path):

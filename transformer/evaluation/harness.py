@@ -7,13 +7,18 @@ from typing import Any
 
 import jax
 from lm_eval.api.model import TemplateLM
+from lm_eval.models.utils import normalize_gen_kwargs
 from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 
 from transformer.decoding.completion import ContextWindow, TextGenerator
+from transformer.decoding.sampling import FILTERS
 from transformer.errors import UserError
 from transformer.evaluation.scoring import Row, score_rows
 from transformer.evaluation.shared_prefix import score_continuations
 from transformer.training.experiment import Params
+
+IDLE = {"num_beams": 1, "repetition_penalty": 1.0}
+"""Further options of tasks -> their values without effect."""
 
 
 class HarnessModel(TemplateLM):
@@ -86,15 +91,20 @@ class HarnessModel(TemplateLM):
         return [found[i] for i in range(len(requests))]
 
     def _complete(self, prompts: Iterable[list[int]], options: dict[str, Any]) -> list[str]:
-        until = options.get("until") or []
-        sampled = options.get("do_sample") or options.get("temperature")
+        given: dict[str, Any] = {**normalize_gen_kwargs(options)}
+        sampled, temperature = given.pop("do_sample"), float(given.pop("temperature", 0.0))
+        limit, until = given.pop("max_gen_toks"), given.pop("until")
+        filters = {name: type(off)(given.pop(name, off)) for name, (_, off) in FILTERS.items()}
+        if other := [f"{name}={value!r}" for name, value in given.items() if value != IDLE.get(name)]:
+            read = ", ".join(["until", "max_gen_toks", "do_sample", "temperature", *filters])
+            raise UserError(f"generation_kwargs: {', '.join(other)} cannot be followed; read are {read}")
         config = dataclasses.replace(
             self._experiment.config.sample,
-            temperature=float(options.get("temperature") or 1.0) if sampled else 0.0,
-            top_p=float(options.get("top_p") or 1.0),
-            max_new_tokens=int(options.get("max_gen_toks") or 256),
-            stop=(until,) if isinstance(until, str) else tuple(until),
+            temperature=(temperature or 1.0) if sampled else 0.0,
+            max_new_tokens=limit,
+            stop=tuple(until),
             num_samples=1,
+            **filters,
         )
         window = ContextWindow(self.eot_token_id, self._experiment.longest, rolling=True)
         stepper = self._experiment.stepper(self._params)
