@@ -97,6 +97,26 @@ def test_a_start_token_that_is_not_named_is_empty_in_a_template(tokenizer, tmp_p
     assert chat.encode(TALK)[0].tolist() == expected
 
 
+@pytest.mark.parametrize(
+    "part",
+    [
+        "{{ 'no tools' if tools is none else 'tools' }}{{ documents is none }}",
+        "{{ messages[0] | tojson }}{{ messages[1] | tojson(indent=2) }}",
+        "{{ messages[2] | tojson(separators=(',', ':'), sort_keys=true) }}{{ messages[0] | tojson(true) }}",
+        "{% for m in messages %}{% if loop.index > 2 %}{% break %}{% endif %}  {{ m.content | trim }}{% endfor %}",
+        "{% set ns = namespace(n=0) %}{% for m in messages %}{% set ns.n = ns.n + 1 %}{% endfor %}{{ ns.n }}",
+        "{% if strftime_now is defined %}{% endif %}{{ messages | map(attribute='role') | join(', ') }}",
+    ],
+)
+def test_a_template_has_what_it_has_in_transformers(tokenizer, tmp_path, part):
+    transformers = pytest.importorskip("transformers")
+    tokenizer.save(tmp_path / "tokenizer.json")
+    peer = transformers.PreTrainedTokenizerFast(tokenizer_file=str(tmp_path / "tokenizer.json"))
+    talk = [*TALK, {"role": "user", "content": "größer <b>&</b> 'als'?"}]
+    expected = peer.apply_chat_template(talk, chat_template=part, tokenize=False)
+    assert ChatTemplate(part).render(talk) == expected
+
+
 @pytest.mark.parametrize("kind", ["bytes", "pieces"])
 def test_tokens_and_answers_are_those_of_transformers(tokenizer, pieces, tmp_path, kind):
     transformers = pytest.importorskip("transformers")

@@ -31,6 +31,9 @@ PLAIN = (
 )
 """The template `plain`: no text can end a message, because the end token is never encoded from text."""
 
+ABSENT = {"tools": None, "documents": None}
+"""What templates ask for and no conversation has here; they test it with `is not none`."""
+
 LARGEST = 1 << 20
 """The largest number that a template may multiply or raise to a power."""
 
@@ -82,9 +85,9 @@ class ChatTemplate:
 
     def render(self, messages: Sequence[Message], answering: bool = False) -> str:
         """The text of the messages, with `answering` and the beginning of an answer. Raises as `pieces`."""
-        values = {**self.tokens, "messages": [*map(dict, messages)], "add_generation_prompt": answering}
+        values = {"messages": [*map(dict, messages)], "add_generation_prompt": answering}
         try:
-            return _compile(self.source).render(values)
+            return _compile(self.source).render({**ABSENT, **self.tokens, **values})
         except jinja2.TemplateSyntaxError as error:
             raise UserError(f"line {error.lineno} of the chat template: {error.message}") from None
         except (jinja2.TemplateError, TypeError, ValueError, ArithmeticError, LookupError) as error:
@@ -163,8 +166,15 @@ def _compile(source: str) -> jinja2.Template:
     return sandbox.from_string(source)
 
 
-def _to_json(value: Any, indent: int | None = None, **options: Any) -> str:
-    return json.dumps(value, ensure_ascii=False, indent=indent)
+def _to_json(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: Any = None,
+    separators: Any = None,
+    sort_keys: bool = False,
+) -> str:
+    options = {"indent": indent, "separators": separators, "sort_keys": sort_keys}
+    return json.dumps(value, ensure_ascii=ensure_ascii, **options)
 
 
 def _refuse(message: str) -> Iterator[None]:
