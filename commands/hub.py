@@ -57,9 +57,14 @@ class Hub:
                 values["data"][key] = min(longest, LONGEST_ROWS)
         if self.folder.family.paired:
             values["generate"] = self.folder.search(longest)
-        if "sample" in self._of and (names := self.folder.end_tokens):
-            values["sample"] = {"end_tokens": names}
+        if "sample" in self._of:
+            values["sample"] = self.folder.sampling
         return own | values
+
+    @property
+    def writes(self) -> bool:
+        """Whether the model generates text."""
+        return not self.values.keys().isdisjoint(("sample", "generate"))
 
     @property
     def name(self) -> str:

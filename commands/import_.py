@@ -10,6 +10,7 @@ train with --config.initialize_from=runs/gpt2, or at once with --config.initiali
 import argparse
 import dataclasses
 import math
+import sys
 from typing import TYPE_CHECKING, Any
 
 from commands import WHICH_RUN
@@ -47,6 +48,8 @@ def run(flags: argparse.Namespace, overrides: "Overrides") -> int:
         _write(Run(experiment, config, new, origin=hub), hub)
     kind, size = hub.folder.family.model_type, sum(math.prod(each.shape) for each in hub.places.values())
     print(f"{folder.path}: {size:,} parameters of {hub.folder.path} ({kind}), {len(hub.places):,} tensors")
+    if hub.writes and (unfollowed := hub.folder.unfollowed):
+        print(f"generation_config.json: {', '.join(unfollowed)} will not be followed", file=sys.stderr)
     return 0
 
 

@@ -19,6 +19,7 @@ from transformer.data.tokenizers import Tokenizer
 from transformer.decoding.beam import shorten, translate
 from transformer.decoding.completion import ContextWindow, TextGenerator, cut
 from transformer.decoding.stepper import Stepper
+from transformer.decoding.suppressed import suppressed
 from transformer.errors import UserError
 from transformer.evaluation.attention import AttentionMap
 from transformer.evaluation.generation import GenerateConfig, GenerationEvaluator
@@ -195,7 +196,8 @@ class SequenceToSequence(Experiment):
     def stepper(self, params: Params) -> Stepper:
         """The model behind the `Stepper` protocol of decoding."""
         bos_id, cache = self.data.tokenizer.bos_id, self.config.generate.cache
-        return self.model.stepper(self.reduced(params), bos_id, cache)
+        stepper = self.model.stepper(self.reduced(params), bos_id, cache)
+        return suppressed(stepper, self.config.generate.suppress, self.data.tokenizer.targets)
 
     def problem(self, text: str) -> str:
         """Why a source cannot be answered: it is too long, with `data.too_long` "refuse"."""

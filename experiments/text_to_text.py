@@ -13,6 +13,8 @@ from experiments.sequence_to_sequence import SequenceToSequence, SequenceToSeque
 from transformer.data.pair_packing import JoinedPairs, PackedPairs
 from transformer.data.text_pairs import PairDataConfig
 from transformer.decoding.beam import shorten
+from transformer.decoding.stepper import Stepper
+from transformer.decoding.suppressed import suppressed
 from transformer.errors import UserError
 from transformer.evaluation.attention import AttentionMap, attention_weights, token_names
 from transformer.evaluation.scoring import Row
@@ -106,9 +108,10 @@ class TextToText(SequenceToSequence):
         target = self.target(continuation, self.longest + 1 - len(read))
         return Row([*read, *target], len(read), unread=len(prompt) - len(read))
 
-    def stepper(self, params: Params) -> DecoderStepper:
+    def stepper(self, params: Params) -> Stepper:
         """The model behind the `Stepper` protocol of decoding."""
-        return DecoderStepper.of(self.model, self.reduced(params), self.config.generate.cache)
+        stepper = DecoderStepper.of(self.model, self.reduced(params), self.config.generate.cache)
+        return suppressed(stepper, self.config.generate.suppress, self.data.tokenizer.targets)
 
     def attention(self, params: Params, source: str, layer: int = -1) -> AttentionMap:
         """The attention weights (h, t, s) of a layer (-1: the last) for the t tokens of the best target over

@@ -103,8 +103,8 @@ def test_a_start_token_that_is_not_named_is_empty_in_a_template(tokenizer, tmp_p
         "{{ 'no tools' if tools is none else 'tools' }}{{ documents is none }}",
         "{{ messages[0] | tojson }}{{ messages[1] | tojson(indent=2) }}",
         "{{ messages[2] | tojson(separators=(',', ':'), sort_keys=true) }}{{ messages[0] | tojson(true) }}",
-        "{% for m in messages %}{% if loop.index > 2 %}{% break %}{% endif %}  {{ m.content | trim }}{% endfor %}",
-        "{% set ns = namespace(n=0) %}{% for m in messages %}{% set ns.n = ns.n + 1 %}{% endfor %}{{ ns.n }}",
+        "{% for m in messages %}{% if loop.last %}{% break %}{% endif %}  {{ m.content }}{% endfor %}",
+        "{% set n = namespace(i=0) %}{% for m in messages %}{% set n.i = n.i + 1 %}{% endfor %}{{ n.i }}",
         "{% if strftime_now is defined %}{% endif %}{{ messages | map(attribute='role') | join(', ') }}",
     ],
 )

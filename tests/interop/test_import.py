@@ -312,6 +312,25 @@ def test_several_tokens_that_end_a_text(gpt2, tmp_path, capfd):
     assert "sample.end_tokens: '<|eot_id|>'; the tokenizer has no such token" in capfd.readouterr().err
 
 
+def test_how_a_model_draws_tokens_is_that_of_its_folder(gpt2, tmp_path, capfd):
+    there, path = tmp_path / "there", tmp_path / "there" / "generation_config.json"
+    shutil.copytree(gpt2, there)
+    drawn = {"do_sample": True, "temperature": 0.6, "top_p": 0.9}
+    path.write_text(json.dumps(drawn | {"repetition_penalty": 1.1, "suppress_tokens": [5], "min_length": 0}))
+    said = {"temperature": 0.6, "top_p": 0.9, "top_k": 50, "min_p": 0.0}  # transformers' default of top_k
+    assert Hub(str(there)).values["sample"] == said
+    assert launch.main(["--mode=import", f"--from={there}", f"--workdir={tmp_path / 'run'}"]) == 0
+    printed = capfd.readouterr()
+    assert "generation_config.json: repetition_penalty=1.1, suppress_tokens=[5] will not be" in printed.err
+    kept = json.loads((tmp_path / "run" / "config.json").read_text())["sample"]
+    assert {key: kept[key] for key in said} == said
+    path.write_text(json.dumps(drawn | {"do_sample": False}))
+    assert Hub(str(there)).values["sample"] == {}
+    path.write_text(json.dumps(drawn | {"top_p": "all", "bad_words_ids": 7}))
+    assert launch.main(["--mode=import", f"--from={there}", f"--workdir={tmp_path / 'bad'}"]) == 2
+    assert "sample.top_p: 'all'" in capfd.readouterr().err and not (tmp_path / "bad").exists()
+
+
 @pytest.mark.thorough
 def test_transformers_continues_a_prompt_as_the_run_does(corpus, tmp_path, capfd):
     """As the page on interoperation shows it: a Llama with a tokenizer that was trained here."""

@@ -1,10 +1,14 @@
 """Marian of transformers, in and out."""
 
+import json
+import shutil
+
 import numpy as np
 import pytest
 
 from tests.interop import pairs, parity
 from transformer.data.tokenizers import Tokenizer
+from transformer.decoding.beam import translate
 from transformer.errors import UserError
 from transformer.interop.marian import MARIAN
 
@@ -67,6 +71,34 @@ def test_round_trip(imported, theirs, tmp_path, rng):
 def test_greedy_and_beam_search(imported, theirs):
     pairs.check_search(imported, theirs[1], 1, 64)
     pairs.check_search(imported, theirs[1], 4, 16)
+
+
+@pytest.mark.parametrize("theirs", ["shared"], indirect=True)
+def test_generation_config_says_what_is_written(theirs, tmp_path):
+    """As those of OPUS-MT, in which padding is never written: with the same texts as in transformers."""
+    folder, model = theirs
+    (written,) = model.generate(torch.ones(1, 1, dtype=torch.long), max_new_tokens=1, do_sample=False)
+    said = {
+        **{"bad_words_ids": [[299], [int(written[1])], [7, 8]], "suppress_tokens": [9]},
+        **{"max_length": 9, "num_beams": 3, "length_penalty": 0.5, "early_stopping": "never"},
+        **{"renormalize_logits": True, "no_repeat_ngram_size": 3, "min_length": 0},
+    }
+    shutil.copytree(folder, tmp_path / "there")
+    (tmp_path / "there" / "generation_config.json").write_text(json.dumps(said))
+    imported = pairs.Pairs(tmp_path / "there")
+    hub, keys = imported.hub, imported.hub.values["generate"]
+    assert hub.folder.unfollowed == ["no_repeat_ngram_size=3", "bad_words_ids=[[7, 8]]"]
+    assert [hub.folder.tokenizer.find(name) for name in keys["suppress"]] == [9, 299, int(written[1])]
+    sources = [row[:length].tolist() for row, length in zip(imported.source, pairs.LENGTHS, strict=True)]
+    stepper = hub.experiment.stepper(imported.params)
+    found = translate(stepper, sources, hub.experiment.config.generate, eos_id=0, max_source_length=80)
+    followed = said | {"bad_words_ids": said["bad_words_ids"][:2], "no_repeat_ngram_size": 0}
+    given, valid = torch.tensor(imported.source), torch.tensor(pairs.VALID)
+    with torch.no_grad():
+        expected_bn = model.generate(given, attention_mask=valid, use_cache=False, **followed).numpy()[:, 1:]
+    for ((ours, _),), theirs_n in zip(found, expected_bn, strict=True):
+        assert ours == theirs_n[: [*theirs_n.tolist(), 0].index(0)].tolist()
+    assert expected_bn.shape[1] == 8
 
 
 def test_copies(imported, tmp_path):

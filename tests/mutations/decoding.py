@@ -1,6 +1,16 @@
 """Mutations of `transformer/decoding`: file -> (tests, {name: (text, replacement)})."""
 
 EDITS = {
+    "transformer/decoding/suppressed.py": (
+        "tests/decoding/test_suppressed.py",
+        {
+            "only_less_likely": ("set(-jnp.inf)", "set(0.0)"),
+            "written_first": (
+                "self._without(*self.stepper.prefill(*inputs))",
+                "self.stepper.prefill(*inputs)",
+            ),
+        },
+    ),
     "transformer/decoding/sampling.py": (
         "tests/decoding/test_filters.py tests/decoding/test_sampling.py",
         {

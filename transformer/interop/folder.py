@@ -11,7 +11,7 @@ import numpy as np
 
 from transformer.config import from_values, to_values
 from transformer.data.tokenizers import Tokenizer
-from transformer.errors import UserError, suggest
+from transformer.errors import UserError, brief, suggest
 from transformer.interop import FAMILIES
 from transformer.interop.family import Family, given, whole
 from transformer.interop.json_files import read_object
@@ -22,6 +22,25 @@ from transformer.interop.vocabulary import read_tokenizer
 CONFIG, PIXELS = "config.json", "preprocessor_config.json"
 GENERATION_CONFIG = "generation_config.json"
 SINGLE = "single_label_classification"
+
+UNFOLLOWED = {
+    "no_repeat_ngram_size": 0,
+    "encoder_no_repeat_ngram_size": 0,
+    "repetition_penalty": 1.0,
+    "encoder_repetition_penalty": 1.0,
+    "min_length": 0,
+    "min_new_tokens": 0,
+    "bad_words_ids": None,
+    "begin_suppress_tokens": None,
+    "sequence_bias": None,
+    "forced_bos_token_id": None,
+    "num_beam_groups": 1,
+    "typical_p": 1.0,
+    "epsilon_cutoff": 0.0,
+    "eta_cutoff": 0.0,
+}
+"""Keys of generation_config.json that change what is written and have no counterpart here -> their values
+without effect."""
 
 
 class HubFolder:
@@ -98,26 +117,65 @@ class HubFolder:
             raise UserError(f"{self.path / CONFIG}: id2label: one class, which stands for regression there")
         return names
 
+    @functools.cached_property
+    def generation(self) -> dict[str, Any]:
+        """The values that say how texts are generated: those of generation_config.json, in older folders of
+        config.json."""
+        path = self.path / GENERATION_CONFIG
+        return self.config | (read_object(path) if path.is_file() else {})
+
     def search(self, longest: int) -> dict[str, Any]:
         """The keys of our group `generate` for an encoder-decoder that writes at most `longest` tokens:
-        beam search as generation_config.json says, or in older folders config.json; by default greedy."""
-        path = self.path / GENERATION_CONFIG
-        said = self.config | (read_object(path) if path.is_file() else {})
+        beam search as `generation` says, by default greedy."""
+        said = self.generation
         found = {"beam_size": said.get("num_beams") or 1, "length_offset": 0.0}
-        alpha = said.get("length_penalty")
-        most = said.get("max_new_tokens") or said.get("max_length")
+        alpha, most, whole = (said.get(key) for key in ("length_penalty", "max_new_tokens", "max_length"))
+        if not most and type(whole) is int:
+            most = whole - 1  # it counts the start token
         found["max_new_tokens"] = min(most, longest) if type(most) is int and most > 0 else min(longest, 128)
+        never = (ids[0] for ids in self._banned if len(ids) == 1)
+        found["suppress"] = self._names([*_list(said.get("suppress_tokens")), *never])
         return found | {"length_penalty": 1.0 if alpha is None else alpha}
 
     @property
+    def sampling(self) -> dict[str, Any]:
+        """The keys of our group `sample` for a language model: the further tokens that end a text, and if
+        `generation` says that tokens are drawn, how, with the defaults of transformers."""
+        said = self.generation
+        found: dict[str, Any] = {"end_tokens": ends} if (ends := self.end_tokens) else {}
+        if said.get("do_sample"):
+            off = {"temperature": 1.0, "top_k": 50, "top_p": 1.0, "min_p": 0.0}
+            found |= {key: given(said, key, value) for key, value in off.items()}
+        return found
+
+    @property
+    def unfollowed(self) -> list[str]:
+        """The values of `generation` that are not followed here, and change what is written."""
+        paired = self.family.paired
+        more = [ids for ids in self._banned if len(ids) > 1 or not paired]
+        said = self.generation | {"bad_words_ids": more}
+        off = UNFOLLOWED | ({"do_sample": False} if paired else {"suppress_tokens": None, "num_beams": 1})
+        found = ((key, said.get(key)) for key in off)
+        return [f"{key}={brief(repr(each), 60)}" for key, each in found if each not in (None, [], off[key])]
+
+    @property
     def end_tokens(self) -> list[str]:
-        """The names of further tokens that end a text, besides the tokenizer's, as generation_config.json or
-        config.json lists them."""
-        path = self.path / GENERATION_CONFIG
-        found = (self.config | (read_object(path) if path.is_file() else {})).get("eos_token_id")
-        ids = [i for i in found if type(i) is int] if isinstance(found, list) else []
-        names = [self.tokenizer.name(i) for i in ids if 0 <= i < self.tokenizer.vocab_size]
-        return [name for name in names if name and name != self.tokenizer.name(self.tokenizer.eos_id)]
+        """The names of further tokens that end a text, besides the tokenizer's, as `generation` lists
+        them."""
+        found = self.generation.get("eos_token_id")
+        return [
+            name for name in self._names(_list(found)) if name != self.tokenizer.name(self.tokenizer.eos_id)
+        ]
+
+    @property
+    def _banned(self) -> list[list[int]]:
+        """The sequences of tokens that are never written."""
+        return [ids for ids in map(_list, _list(self.generation.get("bad_words_ids"))) if ids]
+
+    def _names(self, ids: Sequence[Any]) -> list[str]:
+        size, name = self.tokenizer.vocab_size, self.tokenizer.targets.name
+        found = [name(i) for i in ids if type(i) is int and 0 <= i < size]
+        return [*dict.fromkeys(filter(None, found))]
 
     @functools.cached_property
     def tokenizer(self) -> Tokenizer:
@@ -163,6 +221,10 @@ class HubFolder:
             if stored.shape != here.shape or not np.allclose(np.asarray(stored, float), here, atol=4e-3):
                 raise UserError(f"{self.path}: {name} has other values than are computed for it here")
         return found
+
+
+def _list(given: Any) -> list[Any]:
+    return given if isinstance(given, list) else []
 
 
 def family_for(config: Any, name: str = "") -> tuple[Family, dict[str, Any]]:
