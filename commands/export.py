@@ -95,7 +95,7 @@ def write_model(
     `name` or the first, and the places of its tensors by their names."""
     from commands.tensors import tensors_of
     from commands.workdir import write_json
-    from transformer.interop.folder import CONFIG, PIXELS, numbered
+    from transformer.interop.folder import CONFIG, GENERATION_CONFIG, PIXELS, generation_of, numbered
     from transformer.interop.tensors import write_tensors
 
     config, model = opened.config, opened.experiment.config.model
@@ -110,6 +110,8 @@ def write_model(
         values = _tokenizer(part, opened.experiment, values, family.paired) | {"vocab_size": vocab_size}
     write_tensors(part, outputs, int(shard_gb * 1e9))
     write_json(part / CONFIG, values, indent=2)
+    if generation := generation_of(config, getattr(opened.experiment.data, "tokenizer", None), values):
+        write_json(part / GENERATION_CONFIG, generation, indent=2)
     return family, found
 
 

@@ -324,6 +324,9 @@ def test_how_a_model_draws_tokens_is_that_of_its_folder(gpt2, tmp_path, capfd):
     assert "generation_config.json: repetition_penalty=1.1, suppress_tokens=[5] will not be" in printed.err
     kept = json.loads((tmp_path / "run" / "config.json").read_text())["sample"]
     assert {key: kept[key] for key in said} == said
+    out = tmp_path / "out"
+    assert launch.main(["--mode=export", f"--workdir={tmp_path / 'run'}", f"--to={out}"]) == 0
+    assert Hub(str(out)).values["sample"] == said
     path.write_text(json.dumps(drawn | {"do_sample": False}))
     assert Hub(str(there)).values["sample"] == {}
     path.write_text(json.dumps(drawn | {"top_p": "all", "bad_words_ids": 7}))
@@ -356,7 +359,7 @@ def test_transformers_continues_a_prompt_as_the_run_does(corpus, tmp_path, capfd
     run, params = load(tmp_path / "run")
     ours = run.experiment.data.tokenizer
     assert inputs["input_ids"][0].tolist() == [ours.bos_id, *ours.encode("épsilon beta")]
-    drawn = model.generate(**inputs, max_new_tokens=8, do_sample=False, pad_token_id=ours.pad_id)[0]
+    drawn = model.generate(**inputs, max_new_tokens=8)[0]  # greedily, as the run
     (answer,) = next(iter(run.experiment.predict(params, ["épsilon beta"])))
     new = tokenizer.decode(drawn[inputs["input_ids"].shape[1] :], skip_special_tokens=True)
     assert new == answer and len(new) > 2

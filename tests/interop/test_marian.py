@@ -10,6 +10,7 @@ from tests.interop import pairs, parity
 from transformer.data.tokenizers import Tokenizer
 from transformer.decoding.beam import translate
 from transformer.errors import UserError
+from transformer.interop.folder import generation_of
 from transformer.interop.marian import MARIAN
 
 torch = pytest.importorskip("torch")
@@ -99,6 +100,13 @@ def test_generation_config_says_what_is_written(theirs, tmp_path):
     for ((ours, _),), theirs_n in zip(found, expected_bn, strict=True):
         assert ours == theirs_n[: [*theirs_n.tolist(), 0].index(0)].tolist()
     assert expected_bn.shape[1] == 8
+    written = generation_of(hub.experiment.config, hub.folder.tokenizer, hub.folder.config)
+    (tmp_path / "there" / "generation_config.json").write_text(json.dumps(written))
+    assert pairs.Pairs(tmp_path / "there").hub.values["generate"] == keys
+    again = transformers.MarianMTModel.from_pretrained(tmp_path / "there")
+    with torch.no_grad():
+        found_bn = again.generate(given, attention_mask=valid, use_cache=False)
+    np.testing.assert_array_equal(found_bn[:, 1:], expected_bn)
 
 
 def test_copies(imported, tmp_path):

@@ -32,6 +32,7 @@ EDITS = {
         {
             "start_token_not_counted": ("most = whole - 1", "most = whole"),
             "any_sequence_is_a_token": ("if len(ids) == 1)", "if ids)"),
+            "never_for_transformers": ('found["max_new_tokens"] = c.max_new_tokens', "pass"),
             "always_drawn": ('if said.get("do_sample"):', "if said:"),
             "any_copies": ("if copy in self.tensors and not", "if copy in () and not"),
             "regression_is_a_choice": ("if len(names) == 1:", "if False:"),

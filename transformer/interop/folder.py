@@ -23,6 +23,13 @@ CONFIG, PIXELS = "config.json", "preprocessor_config.json"
 GENERATION_CONFIG = "generation_config.json"
 SINGLE = "single_label_classification"
 
+IDS = ("bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id")
+"""Keys of special tokens in config.json and generation_config.json."""
+
+DRAWING = {"temperature": 1.0, "top_k": 50, "top_p": 1.0, "min_p": 0.0}
+"""Keys of generation_config.json and of ours that say how tokens are drawn -> the defaults of
+transformers."""
+
 UNFOLLOWED = {
     "no_repeat_ngram_size": 0,
     "encoder_no_repeat_ngram_size": 0,
@@ -144,8 +151,7 @@ class HubFolder:
         said = self.generation
         found: dict[str, Any] = {"end_tokens": ends} if (ends := self.end_tokens) else {}
         if said.get("do_sample"):
-            off = {"temperature": 1.0, "top_k": 50, "top_p": 1.0, "min_p": 0.0}
-            found |= {key: given(said, key, value) for key, value in off.items()}
+            found |= {key: given(said, key, default) for key, default in DRAWING.items()}
         return found
 
     @property
@@ -251,6 +257,28 @@ def family_for(config: Any, name: str = "") -> tuple[Family, dict[str, Any]]:
         why = f"of {', '.join(names)} the closest is {closest}: {why}" if len(names) > 1 else why
     which = f"{name} cannot" if name else "no family can"
     raise UserError(f"--family: {which} express this model: {why}")
+
+
+def generation_of(config: Any, tokenizer: Any, values: Mapping[str, Any]) -> dict[str, Any]:
+    """The generation_config.json of a run with the config.json `values`: its ids, and how texts are written,
+    by `sample` or `generate`; {} if it writes none. The limit of a translation is told, which is 20 tokens
+    otherwise; of length penalties those of transformers alone, with `length_offset` 0."""
+    c, paired = getattr(config, "sample", None), getattr(config, "generate", None)
+    if (c := c or paired) is None:
+        return {}
+    found: dict[str, Any] = {key: values[key] for key in IDS if key in values}
+    found["do_sample"] = c.temperature > 0
+    if c.temperature:
+        found |= {key: getattr(c, key) for key in DRAWING}
+    if paired:
+        found["max_new_tokens"] = c.max_new_tokens
+        if c.suppress:
+            banned = [[tokenizer.targets.find(name)] for name in c.suppress]
+            found |= {"bad_words_ids": banned, "renormalize_logits": True}
+        if not c.temperature and c.beam_size > 1:
+            found |= {"num_beams": c.beam_size, "early_stopping": "never"}
+            found |= {} if c.length_offset else {"length_penalty": c.length_penalty}
+    return found
 
 
 def numbered(labels: Sequence[str]) -> dict[str, Any]:
