@@ -263,14 +263,15 @@ def generation_of(config: Any, tokenizer: Any, values: Mapping[str, Any]) -> dic
     """The generation_config.json of a run with the config.json `values`: its ids, and how texts are written,
     by `sample` or `generate`; {} if it writes none. The limit of a translation is told, which is 20 tokens
     otherwise; of length penalties those of transformers alone, with `length_offset` 0."""
-    c, paired = getattr(config, "sample", None), getattr(config, "generate", None)
-    if (c := c or paired) is None:
+    searches = hasattr(config, "generate")
+    if not searches and not hasattr(config, "sample"):
         return {}
+    c = config.generate if searches else config.sample
     found: dict[str, Any] = {key: values[key] for key in IDS if key in values}
     found["do_sample"] = c.temperature > 0
     if c.temperature:
         found |= {key: getattr(c, key) for key in DRAWING}
-    if paired:
+    if searches:
         found["max_new_tokens"] = c.max_new_tokens
         if c.suppress:
             banned = [[tokenizer.targets.find(name)] for name in c.suppress]
