@@ -108,7 +108,7 @@ def test_what_is_no_number_is_never_the_best_and_where_nothing_was_measured_the_
     ):
         with Checkpoints(tmp_path / str(number), keep_last=2, keep_best="eval/loss") as checkpoints:
             for step, loss in losses.items():
-                checkpoints.save(step, state, None if loss is None else {"eval/loss": loss})
+                checkpoints.save(step, state, {"a_hook/x": 0.0} if loss is None else {"eval/loss": loss})
             checkpoints.wait()
             assert checkpoints.find("best") == best
 
@@ -179,15 +179,13 @@ def test_long_differences_are_cut():
     assert compare({"a": ((1,), "float32")}, {"a": ((1,), "bfloat16")}) == "a is float32[1], here bfloat16[1]"
 
 
-def test_missing_checkpoints_and_metrics_are_named(tmp_path):
+def test_missing_checkpoints_are_named(tmp_path):
     state, abstract = trained(1)
     with pytest.raises(UserError, match="there are no checkpoints"):
         Checkpoints(tmp_path / "nowhere", write=False)
     with Checkpoints(tmp_path, keep_best="eval/bleu") as checkpoints:
         with pytest.raises(UserError, match="there are no checkpoints"):
             checkpoints.restore(abstract)
-        with pytest.raises(UserError, match=r"train.keep_best: 'eval/bleu' is not measured; .*eval/loss"):
-            checkpoints.save(1, state, {"eval/loss": 1.0})
         checkpoints.save(1, state)
         checkpoints.wait()
         with pytest.raises(UserError, match="no checkpoint of step 7; there are 1"):

@@ -1,3 +1,4 @@
+import contextlib
 import functools
 import gzip
 import json
@@ -299,6 +300,23 @@ def test_a_hook_that_returns_no_number_is_named(found, said):
 
     with pytest.raises(UserError, match=said):
         run(2, hooks=[Wrong(1)])
+
+
+@pytest.mark.parametrize(("best", "said"), [("eval/loss", ""), ("eval/bleu", "'eval/bleu' is not measured")])
+def test_the_best_is_a_metric_of_the_evaluation_whatever_a_hook_returns_between(tmp_path, best, said):
+    """A save that no evaluation belongs to, as one by the clock, has only the values of other hooks."""
+
+    class Another(Hook):
+        def __call__(self, step, state, metrics):
+            return {"mine/x": 1.0}
+
+    losses = iter((2.0, 3.0))
+    hooks = [Evaluate(2, {"eval": lambda params: {"loss": next(losses)}}, best), Another(1)]
+    with Checkpoints(tmp_path, keep_best=best) as checkpoints:
+        expected = pytest.raises(UserError, match=said) if said else contextlib.nullcontext()
+        with expected:
+            run(3, hooks=hooks, checkpoints=checkpoints, checkpoint_every=1, keep_best=best, evaluate_every=1)
+        assert said or checkpoints.find("best") == 2
 
 
 def test_a_checkpoint_is_written_when_its_time_has_come(monkeypatch, tmp_path):

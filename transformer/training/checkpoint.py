@@ -162,19 +162,14 @@ class Checkpoints:
     def save(self, step: int, state: State, metrics: Mapping[str, float] | None = None) -> None:
         """Copies the state to the host and returns; writing continues in the background.
 
-        `metrics` are those measured at this step. An existing step is left unchanged, and a step with a
-        metric that is NaN is never the best.
-
-        Raises:
-          UserError: `keep_best` names none of the metrics.
+        `metrics` are those measured at this step. An existing step is left unchanged, and one without
+        the metric of `keep_best`, or with NaN, is never the best.
         """
+        name = self.keep_best.removeprefix("-")
+        value = (metrics or {}).get(name, math.nan)
+        measured = {name: float(value)} if math.isfinite(value) else None
         if step in self._manager.all_steps():
             return
-        name = self.keep_best.removeprefix("-")
-        if name and metrics and name not in metrics:
-            raise UserError(f"train.keep_best: {name!r} is not measured; there are {', '.join(metrics)}")
-        known = name and metrics and math.isfinite(metrics[name])
-        measured = {name: float(metrics[name])} if metrics and known else None
         tree, besides = self._orbax.args.PyTreeSave(state), {"checksums": checksums(state)}
         self._manager.save(step, args=tree, metrics=measured, custom_metadata=besides)
 

@@ -1,7 +1,7 @@
 """Hooks, the callbacks of the training loop: evaluation, samples, plots, profiling."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -58,10 +58,14 @@ class Evaluate(Hook):
 
     every: int
     evaluators: Mapping[str, Evaluator]
+    best: str = ""  # the metric of `train.keep_best`; "": none
 
     def __call__(self, step: int, state: State, metrics: Mapping[str, float]) -> dict[str, float]:
-        """The results of `measure`."""
-        return self.measure(state.eval_params)
+        """The results of `measure`; raises `UserError` if `best` is none of them."""
+        found = self.measure(state.eval_params)
+        if self.best and self.best not in found:
+            raise _not_measured(self.best, found)
+        return found
 
     def measure(self, params: Params) -> dict[str, float]:
         """The results of all evaluators, by names like "eval/loss"."""
@@ -111,8 +115,11 @@ def check_measured(name: str, evaluators: Mapping[str, Evaluator], params: Param
     known = [f"{prefix}/{each}" for prefix, names in found.items() for each in names or ()]
     untold = [f"{prefix}/" for prefix, names in found.items() if names is None]
     if name not in known and not name.startswith(tuple(untold)):
-        listed = ", ".join([*known, *(f"{prefix}..." for prefix in untold)])
-        raise UserError(f"config.train.keep_best: {name!r} is not measured; there are {listed}")
+        raise _not_measured(name, [*known, *(f"{prefix}..." for prefix in untold)])
+
+
+def _not_measured(name: str, known: Iterable[str]) -> UserError:
+    return UserError(f"config.train.keep_best: {name!r} is not measured; there are {', '.join(known)}")
 
 
 def described(evaluator: Evaluator) -> dict[str, str]:

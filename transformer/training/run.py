@@ -92,7 +92,7 @@ class Run:
     def hooks(self) -> list[Hook]:
         """The hooks of training; errors of the validation data are raised here."""
         c = self.config.train
-        hooks: list[Hook] = [Evaluate(c.evaluate_every, self.validation)]
+        hooks: list[Hook] = [Evaluate(c.evaluate_every, self.validation, c.keep_best.removeprefix("-"))]
         if c.profile_steps:
             hooks.append(Profile(c.profile_from, c.profile_steps, self.folder.profile))
         return [*hooks, *self.experiment.hooks(self.folder), *self.extra_hooks]
