@@ -123,6 +123,20 @@ def test_saving_a_step_twice_is_harmless(tmp_path):
         assert checkpoints.steps() == [1]
 
 
+def test_a_step_that_is_saved_before_it_is_measured_may_be_the_best(tmp_path):
+    state, abstract = trained(1)
+    with Checkpoints(tmp_path, keep_best="eval/loss") as checkpoints:
+        checkpoints.save(1, state)
+        for loss in (1.0, 9.0):  # the second changes nothing
+            checkpoints.save(1, state, {"eval/loss": loss})
+        checkpoints.save(2, state, {"eval/loss": 2.0})
+        checkpoints.wait()
+        assert checkpoints.find("best") == 1
+        assert_same(checkpoints.restore(abstract, 1), state)
+    with Checkpoints(tmp_path, keep_best="eval/loss", write=False) as checkpoints:
+        assert (checkpoints.steps(), checkpoints.find("best")) == ([1, 2], 1)
+
+
 def test_a_half_written_checkpoint_is_ignored_and_swept_away(tmp_path):
     program = f"""
         import os, jax.numpy as jnp

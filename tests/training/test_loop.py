@@ -494,11 +494,11 @@ def test_a_signal_saves_before_the_hooks_and_what_it_cuts_short_is_done_when_the
             if step == 4 and at == "in a hook" and not left.exists():
                 os.kill(os.getpid(), signal.SIGTERM)
             super().__call__(step, state, metrics)
-            return {"eval/loss": 1.0}
+            return {"eval/loss": float(step)}
 
     memory = Memory()
     writers = [memory, MetricsFile(RunFolder(tmp_path), 0)]
-    with Saves(tmp_path / "checkpoints") as checkpoints:
+    with Saves(tmp_path / "checkpoints", keep_best="eval/loss") as checkpoints:
         options = {"checkpoints": checkpoints, "hooks": [Stop(4, "evaluate", events)], "left": left}
         step = signalling(4, signal.SIGTERM) if at == "in a step" else None
         _, reason = run(8, **options, writers=writers, log_every=1, step=step)
@@ -515,6 +515,7 @@ def test_a_signal_saves_before_the_hooks_and_what_it_cuts_short_is_done_when_the
             writers=[memory, MetricsFile(RunFolder(tmp_path), int(state.step))],
             log_every=1,
         )
+        assert (checkpoints.steps(), checkpoints.find("best")) == ([4, 8], 4)
     assert [event for event in events if event[0] == "evaluate"] == [("evaluate", 4), ("evaluate", 8)]
     assert not left.exists()
     found = lines(tmp_path)

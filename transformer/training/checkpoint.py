@@ -162,16 +162,26 @@ class Checkpoints:
     def save(self, step: int, state: State, metrics: Mapping[str, float] | None = None) -> None:
         """Copies the state to the host and returns; writing continues in the background.
 
-        `metrics` are those measured at this step. An existing step is left unchanged, and one without
-        the metric of `keep_best`, or with NaN, is never the best.
+        `metrics` are those measured at this step. An existing step only gets those that it was saved without,
+        and one without the metric of `keep_best`, or with NaN, is never the best.
         """
         name = self.keep_best.removeprefix("-")
         value = (metrics or {}).get(name, math.nan)
         measured = {name: float(value)} if math.isfinite(value) else None
         if step in self._manager.all_steps():
-            return
+            return self._add(step, measured)
         tree, besides = self._orbax.args.PyTreeSave(state), {"checksums": checksums(state)}
         self._manager.save(step, args=tree, metrics=measured, custom_metadata=besides)
+
+    def _add(self, step: int, metrics: Mapping[str, float] | None) -> None:
+        """Writes the metrics of a step that is already saved, as a signal has it before its evaluation."""
+        self.wait()
+        if metrics and self._manager.metrics(step) is None:
+            handler = self._orbax.JsonCheckpointHandler(filename="metrics")
+            with self._orbax.Checkpointer(handler) as writer:
+                path = os.path.join(self._path(step), "metrics")
+                writer.save(path, args=self._orbax.args.JsonSave(metrics), force=True)
+            self._manager.reload()
 
     def restore(self, abstract: State, step: Step = "latest") -> State:
         """The state with the shardings of the `jax.ShapeDtypeStruct`s in `abstract`.

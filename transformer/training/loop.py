@@ -125,7 +125,7 @@ class Between:
             if measured is None:
                 self.keep(step, state, due, values)
                 return self.leave(step, self.stop.received)
-            if save and not name and (last or not self.meter.watch.doubtful):
+            if save and (name or last or not self.meter.watch.doubtful):
                 c = self.config
                 self.saving.save(step, state, measured, last or c.average_last > 1 or bool(c.keep_best))
                 self.saved = time.monotonic()
@@ -218,6 +218,7 @@ class Between:
         if measured is None:
             self.progress.say(f"{self.stop.received}: leaving before the evaluation of step {step} is done")
             return self.stop.received
+        self.saving.save(step, state, measured)
         self.write(step, measured)
         return ""
 
