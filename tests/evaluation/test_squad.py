@@ -49,3 +49,19 @@ def test_the_best_reference_counts_and_all_questions_are_averaged():
         "exact_match": pytest.approx(100 / 3),
         "f1": pytest.approx(100 * (4 / 5 + 1 + 2 / 3) / 3),
     }
+
+
+@pytest.mark.parametrize(
+    ("answer", "references", "match", "f"),
+    [
+        ("", ["A", "vitamin A"], 0, 0),  # it is no question without an answer
+        ("A", ["A", "vitamin A"], 0, 0),
+        ("vitamin", ["A", "vitamin A"], 100, 100),
+        ("", ["A", "?"], 100, 100),
+        ("", [""], 100, 100),
+    ],
+)
+def test_references_of_articles_and_punctuation_alone_count_as_the_official_script_has_it(
+    answer, references, match, f
+):
+    assert SquadMetric().measure([answer], [references]) == {"exact_match": match, "f1": f}

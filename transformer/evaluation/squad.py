@@ -35,13 +35,17 @@ def f1(answer: str, reference: str) -> float:
 
 
 class SquadMetric(TextMetric):
-    """{"exact_match", "f1"} in percent: the mean over answers of the best score over the references."""
+    """{"exact_match", "f1"} in percent: the mean over answers of the best score over the references.
+
+    A reference of which `normalize` leaves nothing does not count; without another, no answer is expected.
+    Source: the official evaluation script of SQuAD 2.0.
+    """
 
     def statistics(self, texts: Sequence[str], references: Sequence[Sequence[str]]) -> np.ndarray:
         """(n, 2): exact match and F1 of each answer."""
         return np.array(
             [
-                [max(score(answer, each) for each in wanted) for score in (exact_match, f1)]
+                [max(score(answer, each) for each in _counting(wanted)) for score in (exact_match, f1)]
                 for answer, wanted in zip(texts, references, strict=True)
             ]
         ).reshape(-1, 2)
@@ -54,3 +58,7 @@ class SquadMetric(TextMetric):
     def signature(self, references: Sequence[Sequence[str]]) -> str:
         """The normalisation, which is that of the official script."""
         return "normalised as SQuAD 2.0 does"
+
+
+def _counting(references: Sequence[str]) -> Sequence[str]:
+    return [each for each in references if normalize(each)] or [""]
