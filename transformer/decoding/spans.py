@@ -20,7 +20,8 @@ def scores_of_spans(windows: Iterable[tuple[int, np.ndarray]], length: int, long
     tokens i ... i + m.
 
     A window is the index of its first token and the logits (w, 2) of its tokens. A span in several windows
-    has its highest score (Devlin et al. 2019, section 4.2 and the released code), a span in none -inf.
+    has its highest score, as in transformers' `run_qa` (the code released with Devlin et al. 2019 takes the
+    one of the window with the most context around its start), a span in none -inf.
     """
     found_cm = np.full((length, longest), -np.inf)
     for first, logits_w2 in windows:
