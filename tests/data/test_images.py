@@ -184,7 +184,9 @@ def test_images_of_any_kind_become_pixels(rng, tmp_path):
     exif[0x0112] = 6  # to be turned by a quarter, clockwise
     turned.save(tmp_path / "turned.png", exif=exif)
     assert np.array_equal(np.asarray(open_image(tmp_path / "turned.png")), np.rot90(grey[:4], -1))
+    white = Image.new("LAB", (6, 6), (255, 128, 128))
     for channels in (1, 3):
+        assert (as_pixels(white, 6, channels) >= 254).all()
         pixels = rng.integers(0, 256, (6, 6, channels), np.uint8)
         save_pixels(pixels, tmp_path / "new" / "saved.png")
         assert np.array_equal(as_pixels(open_image(tmp_path / "new" / "saved.png"), 6, channels), pixels)

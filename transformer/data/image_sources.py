@@ -204,6 +204,8 @@ def as_pixels(image: Any, size: int, channels: int) -> np.ndarray:
     if image.has_transparency_data:
         image = image.convert("RGBA")
         image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image)
+    if image.mode == "LAB":
+        image = image.convert("RGB")  # Pillow converts it to no other
     image = image.convert("L" if channels == 1 else "RGB")
     if image.size != (size, size):
         side, (w, h) = min(image.size), image.size
