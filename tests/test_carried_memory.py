@@ -1,5 +1,7 @@
 """Whole runs of a model that carries its memory from step to step."""
 
+import json
+
 import jax
 import numpy as np
 import pytest
@@ -27,6 +29,7 @@ def run(source, folder, *options, steps=STEPS):
         "--config.train.batch_size=16",
         "--config.optimizer.schedule=constant",
         "--config.model.dropout=0.1",
+        "--config.train.log_every=1",
     ]
     assert launch.main([*command, f"--config.train.steps={steps}", *options]) == 0
     opened = opening.reopen_run(folder)
@@ -70,3 +73,13 @@ def test_neither_the_mesh_nor_microbatches_change_it(tmp_path, source, axes, mic
     _, expected = run(source, tmp_path / "whole", *same)
     for a, b in zip(jax.tree.leaves(state), jax.tree.leaves(expected), strict=True):
         np.testing.assert_allclose(a, b, atol=1e-5)
+
+
+@pytest.mark.thorough
+def test_a_step_is_made_again_with_its_memory(straight, capsys):
+    opened, _ = straight
+    *_, last = [json.loads(line) for line in opened.folder.metrics.read_text().splitlines()]
+    capsys.readouterr()
+    assert launch.main([f"--workdir={opened.workdir}", "--mode=replay", f"--step={STEPS}"]) == 0
+    shown = f"step {STEPS}: loss {last['train/loss']:.4g}, gradient norm "
+    assert shown in capsys.readouterr().out

@@ -63,6 +63,8 @@ class Probes:
     def __call__(self, function: Callable, args: Any, kwargs: Any, context: Any) -> Any:
         """Calls `function`, a method of a module, and observes what it returns."""
         module, outside = context.module, (self._root, self._prefix, self._path)
+        if module.scope is None:  # a method without parameters, as of a mixer with a cache
+            return function(*args, **kwargs)
         if not module.path and module.name and module is not self._root:
             self._root, self._prefix = module, f"{self._path}{module.name}/"
         self._path = name = self._prefix + "".join(f"{part}/" for part in module.path)
