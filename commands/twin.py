@@ -11,6 +11,7 @@ family can express, in float32 and without dropout. It reads the data that the c
 import argparse
 import dataclasses
 import importlib.util
+import math
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -56,7 +57,7 @@ def run(flags: argparse.Namespace, overrides: "Overrides") -> int:
         print(f"{'step':>6} {'here':>12} {'transformers':>12} {'difference':>11}")
         for step, (ours, theirs) in enumerate(losses(opened, flags.peer, steps, Path(place)), 1):
             difference = abs(ours - theirs)
-            if not difference <= largest:
+            if not (difference <= largest or math.isnan(largest)):
                 largest, at = difference, step
             if step == 1 or step % max(1, steps // SHOWN) == 0 or step == steps:
                 print(f"{step:6} {ours:12.6f} {theirs:12.6f} {difference:11.1e}", flush=True)

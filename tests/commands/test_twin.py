@@ -5,6 +5,7 @@ import re
 import pytest
 
 import launch
+from commands import twin
 
 pytest.importorskip("torch")
 pytest.importorskip("transformers")
@@ -43,6 +44,13 @@ def test_how_logits_are_kept_in_memory_is_free(capfd):
     config, keys = GPT2
     assert launch.main(given(config, keys | {"loss.vocab_parts": 2, "loss.chunk_size": 8}, 2)) == 0
     assert "largest difference in 2 steps" in capfd.readouterr().out
+
+
+def test_a_loss_that_is_no_number_once_is_the_largest_difference(monkeypatch, capfd):
+    pairs = [(1.0, 1.0), (float("nan"), 1.0), (2.0, 2.0)]
+    monkeypatch.setattr(twin, "losses", lambda *_: iter(pairs))
+    assert launch.main(given(*GPT2, len(pairs))) == 1
+    assert "largest difference in 3 steps: nan, at step 2: more than 0.0001" in capfd.readouterr().out
 
 
 @pytest.mark.thorough
