@@ -248,6 +248,15 @@ def test_models_of_ours_that_a_family_cannot_express():
             family.config(dataclasses.replace(model, **changes))
 
 
+@pytest.mark.parametrize("kind", ["full_attention", "sliding_attention"])
+def test_modernbert_with_layers_of_one_type(kind):
+    theirs = {"num_hidden_layers": 2, "layer_types": [kind] * 2}
+    theirs |= {"global_rope_theta": 9.0, "local_rope_theta": 8.0}
+    ours = modernbert.MODERNBERT.model(theirs)
+    written = modernbert.MODERNBERT.config(from_values(HeadConfig, ours))
+    assert [*written["rope_parameters"]] == [kind] and modernbert.MODERNBERT.model(written) == ours
+
+
 def test_every_head_is_tested():
     names = ("bert", "roberta", "modernbert", "vit")
     ours = {family.architecture for name in names for family in FAMILIES[name]}

@@ -152,7 +152,9 @@ def write(model: Any) -> dict[str, Any]:
         raise UserError(
             "model.layer_kinds: expected one pattern_size, and one position_base for each pattern"
         )
-    rope = {name: {"rope_type": "default", "rope_theta": base} for name, (base,) in found.items() if base}
+    rope = {
+        name: {"rope_type": "default", "rope_theta": base} for name, each in found.items() for base in each
+    }
     return {
         "layer_types": [TYPES[kind.pattern] for kind in kinds],
         "rope_parameters": rope,
