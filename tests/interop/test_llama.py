@@ -1,9 +1,12 @@
 """Llama, Mistral and Qwen of transformers, in and out."""
 
+import dataclasses
+
 import pytest
 
 from tests.interop import parity
 from transformer.interop import FAMILIES
+from transformer.models.decoder import DecoderConfig
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
@@ -63,6 +66,18 @@ SLIDING = {"layer_types": ["sliding_attention", "full_attention"]}
 def test_what_cannot_be_expressed_is_refused_by_their_name(family, changes, said):
     with pytest.raises(parity.UserError, match=said):
         FAMILIES[family][0].model(SMALL | changes)
+
+
+@pytest.mark.parametrize("scaling", ["yarn", "llama3"])
+def test_a_trained_length_that_is_no_whole_number_is_refused(scaling):
+    """Rounded, it would give other frequencies."""
+    sizes = {"d_model": 8, "num_heads": 2, "norm": "rms", "feed_forward": "swiglu", "max_length": 64}
+    config = DecoderConfig(**sizes, position_scaling=scaling, position_factor=1.6)
+    assert FAMILIES["llama"][0].config(config)["rope_scaling"]["original_max_position_embeddings"] == 40
+    with pytest.raises(
+        parity.UserError, match=r"^model.position_original_length: 0, for max_length 64 / .* 1.5; such"
+    ):
+        FAMILIES["llama"][0].config(dataclasses.replace(config, position_factor=1.5))
 
 
 @pytest.fixture(scope="module", params=MODELS)

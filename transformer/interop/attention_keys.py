@@ -1,5 +1,6 @@
 """The keys of config.json about rotary positions and sliding windows, which many families share."""
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -55,7 +56,8 @@ def read_rope(given: Any, theta: Any, max_length: Any) -> dict[str, Any]:
 
 
 def write_rope(model: Any) -> dict[str, Any]:
-    """Their `rope_parameters` without the base, for our config; raises `UserError` if they have no such."""
+    """Their `rope_parameters` without the base, for our config; raises `UserError` if they have no such, or a
+    trained length that is no whole number."""
     kinds = {scaling: (kind, known) for kind, (scaling, known) in SCALINGS.items()}
     scaling = model.position_scaling
     if scaling not in kinds:
@@ -65,9 +67,16 @@ def write_rope(model: Any) -> dict[str, Any]:
         return {"rope_type": kind}
     found = {"rope_type": kind, "factor": model.position_factor, **known}
     if scaling != "linear":
-        length = model.position_original_length or round(model.max_length / model.position_factor)
-        found["original_max_position_embeddings"] = length
+        found["original_max_position_embeddings"] = _trained_length(model)
     return found
+
+
+def _trained_length(model: Any) -> int:
+    length = model.position_original_length or model.max_length / model.position_factor
+    if not math.isclose(length, round(length)):
+        quotient = f"0, for max_length {model.max_length} / position_factor {model.position_factor:g}"
+        raise UserError(f"model.position_original_length: {quotient}; such models have a whole number")
+    return round(length)
 
 
 def read_windows(
