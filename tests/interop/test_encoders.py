@@ -248,6 +248,14 @@ def test_models_of_ours_that_a_family_cannot_express():
             family.config(dataclasses.replace(model, **changes))
 
 
+def test_a_bert_has_one_activation():
+    config = from_values(HeadConfig, bert.BERT.model({"hidden_act": "relu"}))
+    assert bert.BERT.config(config)["hidden_act"] == "relu"
+    said = "model.head_activation: 'gelu' with model.feed_forward: 'relu'; such models have one hidden_act"
+    with pytest.raises(parity.UserError, match=f"^{said}$"):
+        bert.BERT.config(dataclasses.replace(config, head_activation="gelu"))
+
+
 @pytest.mark.parametrize("kind", ["full_attention", "sliding_attention"])
 def test_modernbert_with_layers_of_one_type(kind):
     theirs = {"num_hidden_layers": 2, "layer_types": [kind] * 2}

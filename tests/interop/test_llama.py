@@ -5,6 +5,7 @@ import dataclasses
 import pytest
 
 from tests.interop import parity
+from transformer.config import from_values
 from transformer.interop import FAMILIES
 from transformer.models.decoder import DecoderConfig
 
@@ -78,6 +79,16 @@ def test_a_trained_length_that_is_no_whole_number_is_refused(scaling):
         parity.UserError, match=r"^model.position_original_length: 0, for max_length 64 / .* 1.5; such"
     ):
         FAMILIES["llama"][0].config(dataclasses.replace(config, position_factor=1.5))
+
+
+@pytest.mark.parametrize("name", ["qwen3", "gemma3_text"])
+def test_two_epsilons_of_norms_are_not_written_as_one(name):
+    family = FAMILIES[name][0]
+    config = from_values(DecoderConfig, family.model(SMALL | {"rms_norm_eps": 1e-4}))
+    assert family.config(config)["rms_norm_eps"] == 1e-4
+    said = "model.qk_norm_epsilon: 1e-06 with model.norm_epsilon: 0.0001; such models have one rms_norm_eps"
+    with pytest.raises(parity.UserError, match=f"^{said}$"):
+        family.config(dataclasses.replace(config, qk_norm_epsilon=1e-6))
 
 
 @pytest.fixture(scope="module", params=MODELS)

@@ -68,8 +68,9 @@ EDITS = {
         },
     ),
     "transformer/interop/family.py": (
-        "tests/interop/test_import.py",
+        "tests/interop/test_import.py tests/interop/test_llama.py",
         {
+            "two_of_ours_as_one": ("if value != same:", "if False:"),
             "unknown_keys_ignored": ("if name not in known and value is not None:", "if False:"),
             "assumptions_not_checked": ("config[name] != wanted:", "False:"),
         },
@@ -78,6 +79,7 @@ EDITS = {
         "tests/interop/test_llama.py tests/interop/test_gemma.py",
         {
             "no_scaling": ('if scaling == "none" or factor == 1:', "if True:"),
+            "length_rounded": ("if not math.isclose(length, round(length)):", "if False:"),
             "one_layer_late": (
                 "zip(names, names[m:], strict=False)",
                 "zip(names, names[m + 1 :], strict=False)",

@@ -123,16 +123,7 @@ SHARED = (
 )
 """Keys of both."""
 
-
-def _one_activation(model: Any) -> str:
-    """The activation of the head, which is that of the feed-forward."""
-    if model.head_activation != model.feed_forward:
-        both = f"{model.head_activation!r} with model.feed_forward {model.feed_forward!r}"
-        raise UserError(f"model.head_activation: {both}; such models have one activation")
-    return model.feed_forward
-
-
-HEAD = Key("head_activation", "hidden_act", "gelu", GELU, get=_one_activation)
+HEAD = Key("head_activation", "hidden_act", "gelu", GELU)
 FIXED = {
     "norm": "layer",
     "norm_placement": "post",

@@ -127,7 +127,7 @@ class Family:
 
     - `experiment`: the objective that they are trained with here, and `also` others of such models;
     - `architecture`: the class of transformers that an exported model names;
-    - `keys`: what corresponds one to one;
+    - `keys`: what corresponds one to one, or several of ours that are equal to one of theirs;
     - `fixed`: keys of our `model` that such models always have, and their values;
     - `assumed`: their keys that must have one value, which is also that of a missing one;
     - `silent`: their keys without effect here, besides `COMMON`;
@@ -209,11 +209,17 @@ class Family:
             wanted = self.fixed[name] if name in self.fixed else _default(each)
             if value != wanted:
                 yield f"model.{name}: {_short(value)}, {self.model_type!r} has {wanted!r}"
+        written: dict[str, tuple[Key, Any]] = {}
         for key in self.keys:
             try:
-                key.write(model)
+                value = key.write(model)
             except UserError as error:
                 yield str(error)
+                continue
+            other, same = written.setdefault(key.theirs, (key, value))
+            if value != same:
+                both = (f"model.{each.ours}: {getattr(model, each.ours)!r}" for each in (key, other))
+                yield f"{' with '.join(both)}; such models have one {key.theirs}"
 
 
 def _default(each: dataclasses.Field) -> Any:
