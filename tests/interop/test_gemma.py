@@ -66,6 +66,17 @@ def test_of_both_keys_of_rotary_positions_the_older_counts():
         assert (theirs["rope_theta"], theirs["factor"]) == (found["position_base"], found["position_factor"])
 
 
+@pytest.mark.thorough
+def test_windows_in_all_layers_leave_out_the_scaling_of_full_attention(tmp_path, rng):
+    (config, of), keys = MODELS["gemma3"]
+    keys = GEMMA | keys | {"layer_types": ["sliding_attention"] * 2}
+    made = getattr(transformers, of)(getattr(transformers, config)(**keys))
+    imported = parity.Imported(parity.save(made, tmp_path, 2, embedding=0.2))
+    assert (imported.hub.model.position_scaling, imported.hub.model.position_base) == ("none", 100.0)
+    parity.check_logits(imported, made, rng, 48)
+    parity.check_round_trip(imported, made, tmp_path, rng)
+
+
 @pytest.mark.parametrize("kind", MODELS)
 @pytest.mark.thorough(but=1)
 def test_without_windows_it_is_a_model_of_theirs_again(kind, tmp_path, rng):

@@ -70,7 +70,8 @@ def read_gemma3(given: Values) -> dict[str, Any]:
     base = positive(given, "rope_local_base_freq", 10_000.0)
     own = {"position_scaling": "none"} | read_rope(ropes.get("sliding_attention"), base, length)
     every = given.get("sliding_window_pattern", given.get("_sliding_window_pattern"))
-    return keys | read(given, every if type(every) is int and every > 0 else 6, own)
+    found = read(given, every if type(every) is int and every > 0 else 6, own)
+    return found if "pattern" in found else keys | found  # all layers have a window, or some or none
 
 
 def write_gemma3(model: Any) -> dict[str, Any]:
