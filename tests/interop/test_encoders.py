@@ -265,6 +265,16 @@ def test_modernbert_with_layers_of_one_type(kind):
     assert [*written["rope_parameters"]] == [kind] and modernbert.MODERNBERT.model(written) == ours
 
 
+def test_modernbert_is_written_for_older_versions_of_transformers_too():
+    theirs = {"num_hidden_layers": 5, "global_attn_every_n_layers": 2, "local_attention": 8}
+    theirs |= {"global_rope_theta": 9.0, "local_rope_theta": 8.0}
+    ours = modernbert.MODERNBERT.model(theirs)
+    written = modernbert.MODERNBERT.config(from_values(HeadConfig, ours))
+    assert theirs.items() <= written.items()
+    older = {key: value for key, value in written.items() if key not in ("layer_types", "rope_parameters")}
+    assert modernbert.MODERNBERT.model(older) == ours
+
+
 def test_every_head_is_tested():
     names = ("bert", "roberta", "modernbert", "vit")
     ours = {family.architecture for name in names for family in FAMILIES[name]}

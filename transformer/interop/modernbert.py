@@ -68,6 +68,18 @@ def classifier(model: Any) -> Iterator[Rule]:
     yield from linear("head/classes", "classifier")
 
 
+BASES = {
+    "full_attention": ("global_rope_theta", 160_000.0),
+    "sliding_attention": ("local_rope_theta", 10_000.0),
+}
+"""Their type of a layer -> the key of its base before version 5 of transformers, and the default."""
+
+
+def alternating(count: int, every: int) -> list[str]:
+    """The types of layers of which one in `every` attends to all tokens, the first one among them."""
+    return ["sliding_attention" if i % every else "full_attention" for i in range(count)]
+
+
 def bases(config: Values) -> dict[str, float]:
     """Their type of a layer -> the base of its rotary positions.
 
@@ -77,10 +89,7 @@ def bases(config: Values) -> dict[str, float]:
     parameters = given(config, "rope_parameters", {})
     if not isinstance(parameters, dict):
         raise UserError(f"rope_parameters: {parameters!r}; expected one for each type of layer")
-    old = {
-        "full_attention": positive(config, "global_rope_theta", 160_000.0),
-        "sliding_attention": positive(config, "local_rope_theta", 10_000.0),
-    }
+    old = {name: positive(config, key, default) for name, (key, default) in BASES.items()}
     for name, each in parameters.items():
         known = isinstance(each, dict) and {*each} <= {"rope_type", "rope_theta"}
         if name not in old or not known or each.get("rope_type", "default") != "default":
@@ -107,8 +116,7 @@ def read(config: Values) -> dict[str, Any]:
         whole(config, "num_hidden_layers", 22, most=10_000),
         whole(config, "global_attn_every_n_layers", 3),
     )
-    alternating = ["sliding_attention" if i % every else "full_attention" for i in range(count)]
-    types = given(config, "layer_types", alternating)
+    types = given(config, "layer_types", alternating(count, every))
     if not isinstance(types, list) or len(types) != count or not all(each in [*keys] for each in types):
         raise UserError(f"layer_types: expected {count} of {', '.join(keys)}")
     names = ["first", *({"full_attention": "full", "sliding_attention": "local"}[each] for each in types[1:])]
@@ -155,8 +163,12 @@ def write(model: Any) -> dict[str, Any]:
     rope = {
         name: {"rope_type": "default", "rope_theta": base} for name, each in found.items() for base in each
     }
-    return {
-        "layer_types": [TYPES[kind.pattern] for kind in kinds],
+    types, count = [TYPES[kind.pattern] for kind in kinds], len(kinds)
+    older = {BASES[name][0]: each["rope_theta"] for name, each in rope.items()}
+    if every := next((n for n in range(1, count + 1) if alternating(count, n) == types), 0):
+        older["global_attn_every_n_layers"] = every
+    return older | {
+        "layer_types": types,
         "rope_parameters": rope,
         "local_attention": 2 * (sizes.pop() - 1),
         "norm_bias": model.use_bias,

@@ -176,6 +176,7 @@ def write_tokenizer(
     ids = {"bos_token": tokenizer.bos_id, "eos_token": tokenizer.eos_id, "pad_token": tokenizer.pad_id}
     named = {role: tokenizer.name(i) for role, i in ids.items()}
     settings = {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": max_length} | named
+    settings["clean_up_tokenization_spaces"] = False  # before version 5 decoding turned " ." into "."
     if tokenizer.chat_template:
         settings["chat_template"] = tokenizer.chat_template
     text = json.dumps(settings, ensure_ascii=False, indent=2)
