@@ -356,9 +356,10 @@ EDITS = {
                 "return -value if name != self.keep_best else value",
             ),
             "nan_is_best": (
-                "known = name and metrics and math.isfinite(metrics[name])",
-                "known = name and metrics",
+                "if math.isfinite(value) else None",
+                "if name in (metrics or {}) else None",
             ),
+            "what_is_measured_later_is_left_out": ("return self._add(step, measured)", "return"),
             "shapes_not_compared": ("if found != wanted:", "if found.keys() != wanted.keys():"),
             "checksums_not_compared": ("and checksum != written.get(path)", "and False"),
             "errors_of_orbax_pass": (
