@@ -100,7 +100,7 @@ def run(flags: argparse.Namespace, overrides: "Overrides") -> int:
     """Prints the answer, and writes comparison.json to --workdir. Returns 0, or 1 if a run failed."""
     from commands.measuring import finite, last, train
     from transformer.evaluation.sequential import verdict
-    from transformer.training.storage import replace
+    from transformer.run_folder import replace
 
     check(flags)
     if folders := [each for each in (flags.a, flags.b) if _is_pattern(each)]:

@@ -8,7 +8,6 @@ import contextlib
 import datetime
 import json
 import math
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -180,16 +179,14 @@ def _checkpoint(run: "Run", step: "Step", steps: list[int]) -> str:
 
 def _keep(folder: "Workdir", what: Mapping[str, Any], found: Mapping[str, Any]) -> None:
     """Adds an evaluation to evaluation.json, or replaces an earlier one of the same checkpoint and data."""
+    from commands.workdir import write_json
+
     path = folder.evaluation
     entry = {**what, "date": datetime.datetime.now().astimezone().isoformat(timespec="seconds"), **found}
     with locked(data_folder() / "evaluations" / digest(str(path.absolute()))):
         there = [each for each in _read(path) if any(each.get(key) != what[key] for key in what)]
-        part = path.with_suffix(".part")
         try:
-            part.write_text(
-                json.dumps([*there, entry], indent=2, ensure_ascii=False) + "\n", encoding="utf-8"
-            )
-            os.replace(part, path)
+            write_json(path, [*there, entry], indent=2)
         except OSError as error:
             raise UserError(f"{path}: cannot be written ({error.strerror})") from None
 

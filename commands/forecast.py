@@ -5,7 +5,7 @@ import math
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from commands.laws import FORECAST, describe, family_of, fit, read_forecast, read_law, write
+from commands.laws import FORECAST, describe, family_of, fit, read_forecast, read_law
 from commands.outputs import check_folder
 from transformer.errors import UserError
 
@@ -23,6 +23,7 @@ def predict(folder: Path, budget: float, depth: int | None) -> None:
     Raises:
       UserError: no law.json, or one of another form; a budget that is not larger; a run that has begun.
     """
+    from commands.workdir import write_json
     from transformer.data.disk_cache import digest
 
     law = read_law(folder)
@@ -45,7 +46,7 @@ def predict(folder: Path, budget: float, depth: int | None) -> None:
         "config": digest(job.values),
         "runs": len(runs),
     }
-    write(folder / FORECAST, values)
+    write_json(folder / FORECAST, values, indent=1)
     print(
         f"forecast of {job.name}: {law['metric']} {loss:.4f} (90 % interval {low:.4f} to {high:.4f}), "
         f"N {size.n:,.0f} (N* {best:,.0f}), {size.steps(budget):,} steps; in {folder / FORECAST}"
@@ -81,6 +82,7 @@ def score(folder: Path, at_once: int) -> int:
       UserError: no forecast, or one of another form; or a config that has changed since.
     """
     from commands.jobs import work
+    from commands.workdir import write_json
     from transformer.data.disk_cache import digest
     from transformer.visualization.scaling import draw_forecast
 
@@ -95,7 +97,8 @@ def score(folder: Path, at_once: int) -> int:
         return code
     actual = describe(job, size, forecast["budget"], forecast["seed"], law["metric"])["loss"]
     error, (low, high) = forecast["loss"] / actual - 1, forecast["interval"]
-    write(folder / "score.json", {"forecast": forecast, "actual": actual, "error": error, "scored": now()})
+    values = {"forecast": forecast, "actual": actual, "error": error, "scored": now()}
+    write_json(folder / "score.json", values, indent=1)
     print(
         f"{job.name}: forecast {forecast['loss']:.4f} on {forecast['written']}, actual {actual:.4f}: "
         f"error {error:+.2%}, {'in' if low <= actual <= high else 'outside'} the 90 % interval"

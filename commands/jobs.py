@@ -3,7 +3,6 @@
 import contextlib
 import dataclasses
 import glob
-import json
 import math
 import os
 import signal
@@ -18,7 +17,7 @@ from tqdm import tqdm
 
 from commands import INCLUDED
 from commands.outputs import make_folder
-from commands.workdir import free
+from commands.workdir import free, write_json
 from transformer.data.disk_cache import digest
 from transformer.errors import UserError
 from transformer.json_text import parse_json
@@ -74,9 +73,7 @@ class Job:
 
     def record(self, outcome: str, **more: Any) -> None:
         """Writes `outcome.json`."""
-        part = self.folder / "outcome.part"
-        part.write_text(json.dumps({"outcome": outcome, "config": digest(self.values)} | more) + "\n")
-        os.replace(part, self.folder / "outcome.json")
+        write_json(self.folder / "outcome.json", {"outcome": outcome, "config": digest(self.values)} | more)
 
     @property
     def output(self) -> Path:

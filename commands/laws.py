@@ -1,8 +1,6 @@
 """What `--mode=scaling` keeps: its runs and their fits in law.json, and how it is read again."""
 
-import json
 import math
-import os
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -135,10 +133,3 @@ def _check(path: Path, where: str, values: Any, kinds: dict[str, Any]) -> None:
         if not isinstance(value, kind) or (key in ABOVE_0 and not 0 < value < math.inf):
             found = "is missing" if value is None else f"is {value!r}"
             raise UserError(f"{path}: {where}{key} {found}; expected what --mode=scaling writes there")
-
-
-def write(path: Path, values: dict[str, Any]) -> None:
-    """Writes JSON, whole or not at all."""
-    part = path.with_suffix(".part")
-    part.write_text(json.dumps(values, indent=1) + "\n", encoding="utf-8")
-    os.replace(part, path)

@@ -76,9 +76,10 @@ def check(flags: argparse.Namespace, overrides: Sequence[tuple[str, str]]) -> No
 
 def measure(flags: argparse.Namespace, overrides: Sequence[tuple[str, str]]) -> int:
     """Trains what is missing, fits, prints, and writes law.json and pictures."""
-    from commands.laws import LAW, describe, fit, summary, write
+    from commands.laws import LAW, describe, fit, summary
     from commands.measuring import train
     from commands.sizes import Family
+    from commands.workdir import write_json
     from transformer.visualization.scaling import draw_isoflop, draw_optimum
 
     budgets, depths = numbers("budgets", flags.budgets, 2), numbers("depths", flags.depths, 4)
@@ -93,7 +94,8 @@ def measure(flags: argparse.Namespace, overrides: Sequence[tuple[str, str]]) -> 
     runs = [describe(job, *each, flags.metric) for job, each in zip(jobs, wanted, strict=True)]
     found, folder = fit(runs), Path(flags.workdir)
     of_family = {"config": flags.config, "overrides": family.overrides, "width": flags.width}
-    write(folder / LAW, of_family | {"metric": flags.metric, "runs": runs} | summary(found))
+    values = of_family | {"metric": flags.metric, "runs": runs} | summary(found)
+    write_json(folder / LAW, values, indent=1)
     print(*table(runs), *said(found), *between_seeds(runs), sep="\n")
     draw_isoflop(runs, found, folder / "isoflop.png")
     draw_optimum(found, folder / "optimum.png")

@@ -220,7 +220,7 @@ def over_keys(rows: Sequence[Row]) -> Iterator[tuple[str, list[tuple[str, list[f
 def write(path: Path, rows: Sequence[Row], metric: str, table: Sequence[Sequence[str]]) -> None:
     """Writes the table: as JSON with the value and folder of each run, as HTML with curves and samples beside
     each other, as CSV or Markdown its cells. What was there before stays until the new one is whole."""
-    from transformer.training.storage import replace
+    from transformer.run_folder import replace
 
     if path.suffix == ".json":
         values = [

@@ -22,9 +22,8 @@ from transformer.data.tokenizers import Tokenizer
 from transformer.errors import UserError
 from transformer.json_text import parse_json
 from transformer.processes import together
-from transformer.run_folder import UNUSABLE, Inside, RunFolder, why_not_local
+from transformer.run_folder import UNUSABLE, Inside, RunFolder, replace, why_not_local
 from transformer.training.checkpoint import trained_steps
-from transformer.training.storage import replace
 
 try:
     import fcntl

@@ -1,4 +1,4 @@
-"""The names of the files in a run's folder."""
+"""The names of the files in a run's folder, and how a file is written whole."""
 
 import os
 import re
@@ -60,3 +60,19 @@ def why_not_local(path: str | os.PathLike) -> str:
     except UnicodeEncodeError:
         return "is not UTF-8; expected a path that is, as orbax writes to no other"
     return "has *, ? or [ in its path, a pattern to orbax; expected a path without them"
+
+
+def replace(path: Path, text: str) -> None:
+    """Writes a file, or another one in its place, which is there whole or not at all; raises an `OSError` that
+    names it, and what was there before stays, if it cannot be written."""
+    part = path.with_name(path.name + ".part")
+    try:
+        with part.open("w", encoding="utf-8") as file:
+            print(text, end="", file=file, flush=True)
+            os.fsync(file.fileno())
+        os.replace(part, path)
+    except OSError as error:
+        error.filename = str(path)  # a failed write names none
+        raise
+    finally:
+        part.unlink(missing_ok=True)

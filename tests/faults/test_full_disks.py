@@ -20,12 +20,12 @@ from tests.faults import disks
 from tests.training import test_loop
 from tests.training.toy import assert_same
 from transformer.errors import StorageError
-from transformer.run_folder import RunFolder
+from transformer.run_folder import RunFolder, replace
 from transformer.training import saving
 from transformer.training.checkpoint import Checkpoints
 from transformer.training.hooks import Hook, Samples
 from transformer.training.saving import Saving
-from transformer.training.storage import Appended, Home, replace
+from transformer.training.storage import Appended, Home
 from transformer.training.writers import Lasting, MetricsFile, make_writers
 
 # Orbax leaves tasks whose errors nobody reads.
@@ -115,7 +115,7 @@ def test_training_goes_on_while_the_disk_is_full(tmp_path, capfd, monkeypatch):
         "warning: MetricsFile: values since step",
         "warning: MetricsFile: all values are written again\n",
         "warning: step 10 is saved again\n",
-        "warning: Samples of step 6 could not be written (No space left on device)\n",
+        f"warning: {folder.samples}/00000006.txt could not be written (No space left on device)\n",
     ):
         assert said.count(what) == 1, said
     assert "Traceback" not in said
@@ -251,8 +251,9 @@ def test_what_is_appended_is_there_whole_or_not_at_all(tmp_path):
         file.write(b"x", at=len(content) - 3)
         assert (disk / "file").read_bytes() == content[:-3] + b"x"
         file.close()
-        with pytest.raises(OSError, match="No space"):
+        with pytest.raises(OSError, match="No space") as caught:
             replace(disk / "file", "y" * 99_999)
+        assert caught.value.filename == str(disk / "file")
         assert (disk / "file").read_bytes() == content[:-3] + b"x"
         assert [path.name for path in disk.iterdir()] == ["file"]
 

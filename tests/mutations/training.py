@@ -321,11 +321,17 @@ EDITS = {
             "the_end_may_fail": ("if not self.wait():", "if not self.wait() and False:"),
         },
     ),
+    "transformer/run_folder.py": (
+        "tests/faults/test_full_disks.py",
+        {
+            "half_a_file": ("part.unlink(missing_ok=True)", "pass"),
+            "file_not_named": ("error.filename = str(path)", "pass"),
+        },
+    ),
     "transformer/training/storage.py": (
         "tests/faults/test_full_disks.py",
         {
             "half_a_piece": ("self._put(before, start)  # in", "pass  # in"),
-            "half_a_file": ("part.unlink(missing_ok=True)", "pass"),
             "any_folder_of_this_name": (
                 "return os.path.samestat(os.stat(self._path), os.fstat(self._open))",
                 "return bool(os.stat(self._path))",

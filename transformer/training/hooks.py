@@ -9,10 +9,10 @@ from typing import Protocol
 import jax
 
 from transformer.errors import UserError, brief
+from transformer.run_folder import replace
 from transformer.training import trace
 from transformer.training.checkpoint import Params, State
 from transformer.training.events import Events
-from transformer.training.storage import replace
 from transformer.training.writers import names_of
 
 

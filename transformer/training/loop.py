@@ -13,6 +13,7 @@ import jax
 import numpy as np
 
 from transformer.errors import StorageError, UserError
+from transformer.run_folder import replace
 from transformer.training.agreement import Agreement
 from transformer.training.checkpoint import Checkpoints, State
 from transformer.training.divergence import Diverged
@@ -21,7 +22,7 @@ from transformer.training.hooks import Hook, is_due, numbers
 from transformer.training.metrics import Meter, Sum
 from transformer.training.run_config import TrainConfig
 from transformer.training.saving import Saving
-from transformer.training.storage import is_failing, reason, replace
+from transformer.training.storage import is_failing, reason
 from transformer.training.writers import Lasting, Progress, Writer
 
 

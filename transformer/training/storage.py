@@ -58,25 +58,6 @@ class Appended:
         self._file.close()
 
 
-def replace(path: Path, text: str) -> None:
-    """Writes a file, or another one in its place, which is there whole or not at all.
-
-    Raises:
-      OSError: it cannot be written; what was there before stays.
-    """
-    part = path.with_name(path.name + ".part")
-    try:
-        with part.open("w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(part, path)
-    except OSError:
-        with contextlib.suppress(OSError):
-            part.unlink(missing_ok=True)
-        raise
-
-
 class Home:
     """A folder, which may be removed or moved, and another one put in its place."""
 

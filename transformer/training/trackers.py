@@ -20,8 +20,8 @@ from typing import Any
 
 from transformer.errors import UserError
 from transformer.json_text import parse_json
-from transformer.run_folder import RunFolder
-from transformer.training.storage import reason, replace
+from transformer.run_folder import RunFolder, replace
+from transformer.training.storage import reason
 
 PER_CALL = {"metrics": 1000, "parameters": 100}
 """The most values that a call of MLflow takes."""

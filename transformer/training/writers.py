@@ -18,9 +18,9 @@ from tqdm import tqdm
 
 from transformer.errors import UserError
 from transformer.json_text import parse_json
-from transformer.run_folder import RunFolder
+from transformer.run_folder import RunFolder, replace
 from transformer.training.events import Events
-from transformer.training.storage import Appended, reason, replace
+from transformer.training.storage import Appended, reason
 
 
 class Writer(Protocol):

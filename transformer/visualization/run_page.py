@@ -2,7 +2,6 @@
 
 import json
 import math
-import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -12,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from transformer.json_text import parse_json
-from transformer.run_folder import RunFolder
+from transformer.run_folder import RunFolder, replace
 from transformer.visualization.html import Markup, grid, joined, page, picture, section, table, tag
 from transformer.visualization.report import PANELS, Series, read_metrics
 from transformer.visualization.svg import Curve, number, plot
@@ -67,9 +66,7 @@ def write_page(folder: RunFolder, facts: Facts, path: Path) -> Path:
       UserError: there are no metrics yet.
     """
     series = read_metrics(folder.metrics)
-    part = path.with_suffix(".part")
-    part.write_text(page(facts.name, body(folder, facts, series)), encoding="utf-8")
-    os.replace(part, path)
+    replace(path, page(facts.name, body(folder, facts, series)))
     return path
 
 

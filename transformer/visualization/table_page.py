@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import quote
 
-from transformer.run_folder import RunFolder
+from transformer.run_folder import RunFolder, replace
 from transformer.visualization.comparison import Curve as Points
 from transformer.visualization.html import Markup, grid, page, section, table, tag
 from transformer.visualization.report import Series
@@ -47,9 +47,7 @@ def write_page(
         section("Each run", table(["run", *names], values, numbers=range(1, len(names) + 1))),
         section("Last samples", grid(_samples(runs))),
     ]
-    part = path.with_suffix(".part")
-    part.write_text(page(title, content), encoding="utf-8")
-    os.replace(part, path)
+    replace(path, page(title, content))
 
 
 def _curves(number: int, label: str, curves: Sequence[Points]) -> Iterator[Curve]:
