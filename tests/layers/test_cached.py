@@ -53,6 +53,14 @@ def test_equals_the_reference(rng, b, t, h, g, with_extras):
     jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, atol=1e-5), got, expected)
 
 
+@pytest.mark.parametrize("b,t,s", [(0, 1, 9), (2, 0, 9), (2, 1, 0)])
+def test_no_rows_no_queries_or_no_keys(b, t, s):
+    q, key = jnp.ones((b, t, 4, 5)), jnp.ones((b, s, 2, 5))
+    mask = Mask(query_indices_bt=jnp.zeros((b, t), jnp.int32), causal=True)
+    found = cached(q, key, jnp.ones((b, s, 2, 3)), mask=mask)
+    np.testing.assert_array_equal(found, np.zeros((b, t, 4, 3), np.float32))
+
+
 @pytest.mark.thorough
 @pytest.mark.parametrize("with_extras", [False, True])
 @pytest.mark.parametrize("m,r,t,h,g", [(1, 1, 1, 2, 2), (2, 3, 1, 4, 2), (1, 4, 2, 4, 4), (3, 2, 3, 2, 1)])

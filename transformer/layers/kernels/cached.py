@@ -25,19 +25,19 @@ def cached(
     If r rows share their keys (beams), the queries of each row are multiplied with the keys of all r rows and
     the right ones are selected: r times the products, but keys are never moved.
     """
-    b, t, h, k = q_bthk.shape
-    s, g = k_bsgk.shape[1:3]
+    (b, t, h, k), (_, s, g, _) = q_bthk.shape, k_bsgk.shape
+    n = h // g * t  # -1 in its place would not be known of arrays without entries
     r = 1 if mask.ancestors_mrs is None else mask.ancestors_mrs.shape[1]
 
     def attend(q_bhtk, k_bgsk, v_bgsk, allowed, scoring, ancestors_mrs) -> jax.Array:
         heads = ((0, 1), (0, 1))
-        q_bgqk = scoring.queries(q_bhtk).reshape(b, g, -1, k)
+        q_bgqk = scoring.queries(q_bhtk).reshape(b, g, n, k)
 
         def theirs(x_bgps: jax.Array) -> jax.Array:
             if ancestors_mrs is None:
                 return x_bgps
             own_mars = ancestors_mrs[:, None] == jnp.arange(r)[:, None, None]
-            own_bgps = jnp.repeat(own_mars, x_bgps.shape[2] // r, axis=2).reshape(b, 1, -1, s)
+            own_bgps = jnp.repeat(own_mars, x_bgps.shape[2] // r, axis=2).reshape(b, 1, r * n, s)
             return jnp.where(own_bgps, x_bgps, 0.0)
 
         scores_bgsp = jax.lax.dot_general(
@@ -47,12 +47,12 @@ def cached(
         scores_bgqs = _from_all(theirs(scores_bgsp.swapaxes(2, 3)), r)
         scores_bhts = scoring.finish(scores_bgqs.reshape(b, h, t, s), q_bhtk)
         weights_bhts = masked_softmax(scores_bhts, allowed, scoring.sinks_h)
-        weights_bgqs = weights_bhts.reshape(b, g, -1, s)
+        weights_bgqs = weights_bhts.reshape(b, g, n, s)
         weights_bgps = theirs(_to_all(weights_bgqs, r)).astype(v_bgsk.dtype)
         out_bgpk = jax.lax.dot_general(
             weights_bgps, v_bgsk, (((3,), (2,)), heads), preferred_element_type=jnp.float32
         )
-        out_bhtk, added = _from_all(out_bgpk, r).reshape(b, h, t, -1), scoring.values(weights_bhts)
+        out_bhtk, added = _from_all(out_bgpk, r).reshape(b, h, t, v_bsgk.shape[3]), scoring.values(weights_bhts)
         return out_bhtk if added is None else out_bhtk + added
 
     def apart(*inputs) -> jax.Array:
