@@ -63,8 +63,11 @@ def why_not_local(path: str | os.PathLike) -> str:
 
 
 def replace(path: Path, text: str) -> None:
-    """Writes a file, or another one in its place, which is there whole or not at all; raises an `OSError` that
-    names it, and what was there before stays, if it cannot be written."""
+    """Writes a file, or another one in its place, which is there whole or not at all.
+
+    Raises:
+      OSError: it cannot be written, and is named; what was there before stays.
+    """
     part = path.with_name(path.name + ".part")
     try:
         with part.open("w", encoding="utf-8") as file:

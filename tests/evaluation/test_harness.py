@@ -1,5 +1,6 @@
 """lm-evaluation-harness on our models, against its own backend for those of transformers."""
 
+import dataclasses
 import json
 
 import pytest
@@ -68,6 +69,49 @@ def test_generation_is_that_of_the_harness(models):
     given = instances("generate_until", *[(text, options) for text in ("ab", "the number is")])
     found = ours.generate_until(given)
     assert found == theirs.generate_until(given) and all(0 < len(text) <= 7 for text in found)
+
+
+CHAT = (
+    "{{ bos_token }}{% for m in messages %}[{{ m.role }}] {{ m.content }}{{ eos_token }}{% endfor %}"
+    "{% if add_generation_prompt %}[assistant] {% endif %}"
+)
+
+
+def test_conversations_are_those_of_the_harness(models, monkeypatch):
+    from transformer.evaluation.harness import HarnessModel
+
+    _, theirs, started = models
+    ours = HarnessModel(started._experiment, started._params)
+    with pytest.raises(UserError, match="the tokenizer has no chat template"):
+        ours.apply_chat_template([{"role": "user", "content": "hi"}])
+    for each in (ours._tokenizer, theirs.tokenizer):
+        monkeypatch.setattr(each, "chat_template", CHAT)
+    assert ours.chat_template(True) == theirs.chat_template(True) == CHAT
+    talk = [{"role": "user", "content": "2 + 2?"}, {"role": "assistant", "content": "It is"}]
+    texts = [
+        (ours.apply_chat_template(*given), theirs.apply_chat_template(*given))
+        for given in ((talk[:1],), (talk, True), (talk, False))
+    ]
+    for text, expected in texts:
+        assert text == expected and ours.tok_encode(text) == theirs.tok_encode(text)
+    pairs = [(text, answer) for text, _ in texts for answer in ("four", " 4")]
+    given = instances("loglikelihood", *pairs)
+    found, wanted = ours.loglikelihood(given), theirs.loglikelihood(given)
+    for (log_p, _), (expected, _) in zip(found, wanted, strict=True):
+        assert log_p == pytest.approx(expected, abs=1e-4)
+    given = instances("generate_until", *[(text, {"max_gen_toks": 12}) for text, _ in texts])
+    assert ours.generate_until(given) == theirs.generate_until(given)
+
+
+def test_every_token_that_ends_a_text_ends_it(models, monkeypatch):
+    ours, *_ = models
+    given = instances("generate_until", ("the number is", {"max_gen_toks": 12}))
+    (text,) = ours.generate_until(given)
+    end = next(character for character in text[1:] if character.isascii() and character.isalnum())
+    config = ours._experiment.config
+    sample = dataclasses.replace(config.sample, end_tokens=(end,))
+    monkeypatch.setattr(ours._experiment, "config", dataclasses.replace(config, sample=sample))
+    assert ours.generate_until(given) == [text[: text.index(end)]]
 
 
 def test_options_of_generation_are_followed_or_named(models):

@@ -142,7 +142,7 @@ class ChatTokens:
         talk = [{"role": "user", "content": "question"}, {"role": "assistant", "content": "answer"}]
         answer, _ = self.template.pieces(talk)[-1]
         # A template may also begin an answer with special tokens.
-        ends = [i for i in self._ids(answer.rpartition("answer")[2]) if i in self._special]
+        ends = [i for i in self.read(answer.rpartition("answer")[2]) if i in self._special]
         if not ends:
             raise UserError("the template ends answers with no special token of the tokenizer")
         self.end_id: int = ends[0]
@@ -182,8 +182,8 @@ class ChatTokens:
         """
         before = ""
         for text, is_answer in self.template.pieces(messages, answering):
-            head, both = self._ids(before), self._ids(before + text)
-            yield both[len(head) :] if both[: len(head)] == head else self._ids(text), is_answer
+            head, both = self.read(before), self.read(before + text)
+            yield both[len(head) :] if both[: len(head)] == head else self.read(text), is_answer
             before = text or before
 
     def _check(self, messages: Sequence[Message]) -> None:
@@ -194,7 +194,8 @@ class ChatTokens:
                         f"message {number} has {name!r}, which is a special token: write it otherwise"
                     )
 
-    def _ids(self, text: str) -> list[int]:
+    def read(self, text: str) -> list[int]:
+        """The tokens of a text in which names of special tokens are these."""
         return self._backend.encode(text, add_special_tokens=False).ids
 
 

@@ -10,6 +10,8 @@ from lm_eval.api.model import TemplateLM
 from lm_eval.models.utils import normalize_gen_kwargs
 from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 
+from transformer.data.chat_template import ChatTemplate, Message
+from transformer.data.dialogues import ChatTokens
 from transformer.decoding.completion import ContextWindow, TextGenerator
 from transformer.decoding.sampling import FILTERS
 from transformer.errors import UserError
@@ -39,6 +41,7 @@ class HarnessModel(TemplateLM):
             raise UserError(f"{experiment.config.experiment} is no language model; expected one")
         self._experiment, self._params, self._start = experiment, params, start
         self._tokenizer = experiment.data.tokenizer
+        self._chat: ChatTokens | None = None
 
     @property
     def eot_token_id(self) -> int:
@@ -55,8 +58,31 @@ class HarnessModel(TemplateLM):
         """A name for caches of requests: the identity of the tokenizer."""
         return self._tokenizer.identity
 
+    def chat_template(self, chat_template: bool | str = False) -> str | None:
+        """The template of conversations, if they are asked for."""
+        return self._tokenizer.chat_template if chat_template else None
+
+    def apply_chat_template(self, chat_history: Sequence[Message], add_generation_prompt: bool = True) -> str:
+        """The text of messages up to the beginning of an answer, or up to the text of the last one, which is
+        to be continued. From then on the names of special tokens in texts are these tokens, and the start
+        token is the template's.
+
+        Raises:
+          UserError: the tokenizer has no template, or it refuses the messages.
+        """
+        if not self._tokenizer.chat_template:
+            raise UserError("apply_chat_template: the tokenizer has no chat template")
+        self._chat = self._chat or ChatTokens(self._tokenizer, ChatTemplate(self._tokenizer.chat_template))
+        render = self._chat.template.render
+        if add_generation_prompt:
+            return render(chat_history, True)
+        *before, last = chat_history
+        return render(before, True) + last["content"]
+
     def tok_encode(self, string: str, add_special_tokens: bool | None = None, **_: Any) -> list[int]:
         """The ids of a text, after the start token unless `add_special_tokens` is false."""
+        if self._chat:
+            return self._chat.read(string)
         ids = self._tokenizer.encode(string)
         return [self._tokenizer.bos_id, *ids] if self._start and add_special_tokens is not False else ids
 
@@ -106,7 +132,8 @@ class HarnessModel(TemplateLM):
             num_samples=1,
             **filters,
         )
-        window = ContextWindow(self.eot_token_id, self._experiment.longest, rolling=True)
+        end, *further = self._experiment.ends
+        window = ContextWindow(end, self._experiment.longest, True, tuple(further))
         stepper = self._experiment.stepper(self._params)
         generator = TextGenerator(stepper, self._tokenizer, config, window, continues=True)
         return [text for (text,) in generator.generate(prompts, jax.random.key(0))]

@@ -52,7 +52,10 @@ def cached(
         out_bgpk = jax.lax.dot_general(
             weights_bgps, v_bgsk, (((3,), (2,)), heads), preferred_element_type=jnp.float32
         )
-        out_bhtk, added = _from_all(out_bgpk, r).reshape(b, h, t, v_bsgk.shape[3]), scoring.values(weights_bhts)
+        out_bhtk, added = (
+            _from_all(out_bgpk, r).reshape(b, h, t, v_bsgk.shape[3]),
+            scoring.values(weights_bhts),
+        )
         return out_bhtk if added is None else out_bhtk + added
 
     def apart(*inputs) -> jax.Array:
