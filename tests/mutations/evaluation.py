@@ -6,6 +6,12 @@ EDITS = {
         {
             "always_a_start": ("if self._start and add_special_tokens", "if add_special_tokens"),
             "one_token_less": ("[-(self._experiment.longest + 1) :]", "[-self._experiment.longest :]"),
+            "one_end": ("True, tuple(further))", "True)"),
+            "continued_after_its_end": (
+                'return render(before, True) + last["content"]',
+                "return render(chat_history)",
+            ),
+            "drawn_though_greedy": ("if sampled else 0.0", "if True else 0.0"),
             "unsorted": ("found.update(zip(order, texts", "found.update(zip(numbers, texts"),
         },
     ),
