@@ -74,6 +74,7 @@ def test_greedy_and_beam_search(imported, theirs):
     pairs.check_search(imported, theirs[1], 4, 16)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("theirs", ["shared"], indirect=True)
 def test_generation_config_says_what_is_written(theirs, tmp_path):
     """As those of OPUS-MT, in which padding is never written: with the same texts as in transformers."""

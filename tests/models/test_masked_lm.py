@@ -77,6 +77,7 @@ def test_the_output_is_the_embedding_s_own_table(rng):
     )
 
 
+@pytest.mark.thorough
 def test_over_context_a_device_computes_logits_of_its_share_of_the_places(rng):
     """With the same gradients, also of places that the axis does not divide: 19 of a row, 5 for a device."""
     tokens, places = rng.integers(0, VOCAB, (8, 128)), rng.integers(0, 128, (8, 19))
