@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+from unittest import mock
 
 import pytest
 
@@ -103,15 +104,19 @@ def test_conversations_are_those_of_the_harness(models, monkeypatch):
     assert ours.generate_until(given) == theirs.generate_until(given)
 
 
-def test_every_token_that_ends_a_text_ends_it(models, monkeypatch):
-    ours, *_ = models
-    given = instances("generate_until", ("the number is", {"max_gen_toks": 12}))
+def test_each_token_that_ends_a_completion_ends_it(models):
+    """As transformers does by the list in generation_config.json."""
+    ours, theirs, _ = models
+    experiment, generation = ours._experiment, theirs.model.generation_config
+    given = instances("generate_until", ("the number is", {"until": [], "max_gen_toks": 30}))
     (text,) = ours.generate_until(given)
-    end = next(character for character in text[1:] if character.isascii() and character.isalnum())
-    config = ours._experiment.config
-    sample = dataclasses.replace(config.sample, end_tokens=(end,))
-    monkeypatch.setattr(ours._experiment, "config", dataclasses.replace(config, sample=sample))
-    assert ours.generate_until(given) == [text[: text.index(end)]]
+    last = next(letter for letter in text[1:] if letter.isascii())
+    sample = dataclasses.replace(experiment.config.sample, end_tokens=(last,))
+    with mock.patch.object(experiment, "config", dataclasses.replace(experiment.config, sample=sample)):
+        assert ours.generate_until(given) == [text[: text.index(last)]]
+    ids = [256, experiment.data.tokenizer.find(last)]
+    with mock.patch.object(generation, "eos_token_id", ids):
+        assert theirs.generate_until(given) == [text[: text.index(last) + 1]]  # a special one is not shown
 
 
 def test_options_of_generation_are_followed_or_named(models):

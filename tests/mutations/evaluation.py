@@ -6,7 +6,8 @@ EDITS = {
         {
             "always_a_start": ("if self._start and add_special_tokens", "if add_special_tokens"),
             "one_token_less": ("[-(self._experiment.longest + 1) :]", "[-self._experiment.longest :]"),
-            "one_end": ("True, tuple(further))", "True)"),
+            "one_end": ("rolling=True, further=ends", "rolling=True"),
+            "no_room_is_left": ("prompts = (prompt[-kept:] for prompt in prompts)", "pass"),
             "continued_after_its_end": (
                 'return render(before, True) + last["content"]',
                 "return render(chat_history)",

@@ -132,8 +132,8 @@ class HarnessModel(TemplateLM):
             num_samples=1,
             **filters,
         )
-        end, *further = self._experiment.ends
-        window = ContextWindow(end, self._experiment.longest, True, tuple(further))
+        longest, ends = self._experiment.longest, self._experiment.ends
+        window = ContextWindow(self.eot_token_id, longest, rolling=True, further=ends)
         stepper = self._experiment.stepper(self._params)
         generator = TextGenerator(stepper, self._tokenizer, config, window, continues=True)
         return [text for (text,) in generator.generate(prompts, jax.random.key(0))]
