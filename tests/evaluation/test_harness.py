@@ -72,6 +72,14 @@ def test_generation_is_that_of_the_harness(models):
     assert found == theirs.generate_until(given) and all(0 < len(text) <= 7 for text in found)
 
 
+def test_of_a_long_prompt_the_end_is_read_that_leaves_room(models):
+    ours, theirs, _ = models
+    for limit in (1, 12, 60, 79):
+        options = {"until": [], "max_gen_toks": limit}
+        given = instances("generate_until", *[("abc de" * 3 * n, options) for n in (3, 4, 5, 20)])
+        assert ours.generate_until(given) == theirs.generate_until(given)
+
+
 CHAT = (
     "{{ bos_token }}{% for m in messages %}[{{ m.role }}] {{ m.content }}{{ eos_token }}{% endfor %}"
     "{% if add_generation_prompt %}[assistant] {% endif %}"

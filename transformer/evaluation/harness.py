@@ -28,8 +28,9 @@ class HarnessModel(TemplateLM):
 
     Every text follows the start token with which documents are trained, unless `start` is false: then it is
     read as its backend `hf` reads it with `add_bos_token=False`. Of a text that is too long the last tokens
-    are read. Rows are batched by length (see `transformer.evaluation.scoring.scores`), and a context is read
-    once for all its continuations (see `transformer.evaluation.shared_prefix`).
+    are read that leave room for what follows. Rows are batched by length (see
+    `transformer.evaluation.scoring.scores`), and a context is read once for all its continuations (see
+    `transformer.evaluation.shared_prefix`).
 
     Raises:
       UserError: the experiment is no language model.
@@ -134,6 +135,8 @@ class HarnessModel(TemplateLM):
         )
         longest, ends = self._experiment.longest, self._experiment.ends
         window = ContextWindow(self.eot_token_id, longest, rolling=True, further=ends)
+        kept = max(0, longest - limit)  # 0: there is no room for all new tokens, and the window rolls
+        prompts = (prompt[-kept:] for prompt in prompts)
         stepper = self._experiment.stepper(self._params)
         generator = TextGenerator(stepper, self._tokenizer, config, window, continues=True)
         return [text for (text,) in generator.generate(prompts, jax.random.key(0))]
