@@ -127,6 +127,15 @@ def test_each_token_that_ends_a_completion_ends_it(models):
         assert theirs.generate_until(given) == [text[: text.index(last) + 1]]  # a special one is not shown
 
 
+def test_a_continuation_that_does_not_fit_is_refused(models):
+    """Their backend ends in an assertion."""
+    ours, *_ = models
+    given = instances("loglikelihood", ("a", " b" * 40), ("a", " b" * 40 + "c"))
+    ours.loglikelihood(given[:1])
+    with pytest.raises(UserError, match=r"a continuation of 81 tokens; the model reads 80 \(model.max_len"):
+        ours.loglikelihood(given)
+
+
 def test_options_of_generation_are_followed_or_named(models):
     ours, *_ = models
     sampled = {"do_sample": True, "temperature": 5.0, "max_gen_toks": 12}

@@ -33,7 +33,8 @@ class HarnessModel(TemplateLM):
     `transformer.evaluation.shared_prefix`).
 
     Raises:
-      UserError: the experiment is no language model.
+      UserError: the experiment is no language model; or (when asked) a continuation is longer than its
+        context.
     """
 
     def __init__(self, experiment: Any, params: Params, *, start: bool = True) -> None:
@@ -148,5 +149,8 @@ class HarnessModel(TemplateLM):
 
     def _row(self, context: Sequence[int], continuation: Sequence[int]) -> Row:
         """Both, without the first tokens that do not fit; the last token is not read."""
+        if (count := len(continuation)) > self._experiment.longest:
+            most = self._experiment.longest
+            raise UserError(f"a continuation of {count} tokens; the model reads {most} (model.max_length)")
         tokens = [*(context or [self.prefix_token_id]), *continuation][-(self._experiment.longest + 1) :]
-        return Row(tokens, max(1, len(tokens) - len(continuation)))
+        return Row(tokens, max(1, len(tokens) - count))
