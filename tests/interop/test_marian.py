@@ -102,6 +102,8 @@ def test_generation_config_says_what_is_written(theirs, tmp_path):
         assert ours == theirs_n[: [*theirs_n.tolist(), 0].index(0)].tolist()
     assert expected_bn.shape[1] == 8
     written = generation_of(hub.experiment.config, hub.folder.tokenizer, hub.folder.config)
+    # Pipelines of transformers 4 follow this limit, and take 256 for max_new_tokens.
+    assert written["max_length"] == 9 and "max_new_tokens" not in written
     (tmp_path / "there" / "generation_config.json").write_text(json.dumps(written))
     assert pairs.Pairs(tmp_path / "there").hub.values["generate"] == keys
     again = transformers.MarianMTModel.from_pretrained(tmp_path / "there")

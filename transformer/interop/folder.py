@@ -17,13 +17,13 @@ from transformer.interop.family import Family, given, whole
 from transformer.interop.json_files import read_object
 from transformer.interop.rules import Place, compare, places
 from transformer.interop.tensors import Tensor, open_tensors
-from transformer.interop.vocabulary import read_tokenizer
+from transformer.interop.vocabulary import DECODER_START, read_tokenizer
 
 CONFIG, PIXELS = "config.json", "preprocessor_config.json"
 GENERATION_CONFIG = "generation_config.json"
 SINGLE = "single_label_classification"
 
-IDS = ("bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id")
+IDS = ("bos_token_id", "eos_token_id", "pad_token_id", DECODER_START)
 """Keys of special tokens in config.json and generation_config.json."""
 
 DRAWING = {"temperature": 1.0, "top_k": 50, "top_p": 1.0, "min_p": 0.0}
@@ -276,7 +276,9 @@ def generation_of(config: Any, tokenizer: Any, values: Mapping[str, Any]) -> dic
     if c.temperature:
         found |= {key: getattr(c, key) for key in DRAWING}
     if searches:
-        found["max_new_tokens"] = c.max_new_tokens
+        # Pipelines have a max_new_tokens of their own, which comes before a model's. This counts the start.
+        whole = {"max_length": c.max_new_tokens + 1}
+        found |= whole if DECODER_START in values else {"max_new_tokens": c.max_new_tokens}
         if c.suppress:
             banned = [[tokenizer.targets.find(name)] for name in c.suppress]
             found |= {"bad_words_ids": banned, "renormalize_logits": True}
