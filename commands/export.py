@@ -123,7 +123,8 @@ def _tokenizer(part: Path, experiment: Any, values: dict[str, Any], paired: bool
     tokenizer, model = experiment.data.tokenizer, experiment.config.model
     special = getattr(experiment.data, "special_tokens", None)
     if special is None:
-        ids = write_tokenizer(part, tokenizer, model.max_length, paired)
+        answers = hasattr(experiment.config, "generate")
+        ids = write_tokenizer(part, tokenizer, model.max_length, paired=paired, answers=answers)
         ends = [*dict.fromkeys([tokenizer.eos_id, *getattr(experiment, "ends", ())])]
         return ids | ({"eos_token_id": ends} if len(ends) > 1 else {}) | values
     several = model.num_token_types > 1

@@ -4,13 +4,16 @@ import json
 
 import numpy as np
 import pytest
+import tokenizers
 
+import launch
+from commands.opening import load
 from tests import runs
 from transformer.data.packed_text import TextData, TextDataConfig
 from transformer.data.tokenizers import Tokenizer
 from transformer.errors import UserError
 from transformer.interop.json_files import read_object
-from transformer.interop.vocabulary import read_tokenizer
+from transformer.interop.vocabulary import read_tokenizer, write_tokenizer
 
 TEXTS = ["alpha beta gamma", "épsilon (eta) zeta;", "alpha alpha\n beta"] * 20
 
@@ -139,6 +142,38 @@ def test_documents_begin_with_one_token_and_end_with_another(folder, tmp_path):
     counted = batch["weights"] > 0
     assert np.sum((batch["targets"] == tokenizer.eos_id) & counted) == 5
     assert np.sum((batch["targets"] == tokenizer.bos_id) & counted) == 0
+
+
+@pytest.mark.parametrize("own", [None, "bytes", "start", "end"])
+@pytest.mark.parametrize("paired", [True, False])
+def test_a_text_that_is_answered_has_its_start_and_end(trained, tmp_path, own, paired):
+    """Also by a tokenizer that adds nothing, as GPT-2's, or something else."""
+    backend, end = tokenizers.Tokenizer.from_str(trained.content), trained.eos_id
+    name, before = trained.name(end), [] if paired else [end]
+    if own == "bytes":
+        backend.post_processor = tokenizers.processors.ByteLevel(trim_offsets=False)
+    elif own:
+        single, special = f"{name} $A" if own == "start" else f"$A {name}", [(name, end)]
+        template = tokenizers.processors.TemplateProcessing(single=single, special_tokens=special)
+        backend.post_processor = template
+    write_tokenizer(tmp_path, Tokenizer(backend), 64, paired=paired, answers=True)
+    found = tokenizers.Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
+    assert found.encode("a b").ids == [*before, *trained.encode("a b"), end]
+
+
+@pytest.mark.thorough
+def test_the_tokenizer_of_texts_that_are_answered_gives_the_prompts_of_the_run(tmp_path, in_root):
+    run, out = tmp_path / "run", tmp_path / "out"
+    given = [
+        "--config.model.feed_forward=swiglu",
+        "--config.train.steps=1",
+        "--config.optimizer.warmup_steps=0",
+    ]
+    assert launch.main(["--config=configs/summarization_decoder.py:tiny", f"--workdir={run}", *given]) == 0
+    assert launch.main(["--mode=export", f"--workdir={run}", f"--to={out}"]) == 0
+    experiment, text = load(run)[0].experiment, "def f(x):"
+    found = tokenizers.Tokenizer.from_file(str(out / "tokenizer.json")).encode(text).ids
+    assert found == experiment.prompt(text) == [256, *text.encode(), 256]
 
 
 def test_damaged_tokenizers_are_refused_in_a_line(folder):

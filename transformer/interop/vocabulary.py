@@ -154,21 +154,23 @@ def byte_level_bpe(vocab: Path, merges: Path) -> tokenizers.Tokenizer:
 
 
 def write_tokenizer(
-    folder: Path, tokenizer: Tokenizer, max_length: int, paired: bool = False
+    folder: Path, tokenizer: Tokenizer, max_length: int, *, paired: bool = False, answers: bool = False
 ) -> dict[str, Any]:
     """Writes tokenizer.json and tokenizer_config.json; returns the ids of special tokens for config.json.
 
-    A tokenizer that adds no special tokens puts the start token before a text there, or of a `paired` model,
-    an encoder-decoder, the end token after it, as models here read it.
+    A tokenizer that adds no special tokens adds there what models here read with a text: the start token
+    before it, but not of a `paired` model, an encoder-decoder; and the end token after it, if the model
+    `answers` it with another text. Such a model answers otherwise without them, so there they replace others.
     """
     backend = tokenizers.Tokenizer.from_str(tokenizer.content)
-    added = tokenizer.eos_id if paired else tokenizer.bos_id
-    name = tokenizer.name(added)
-    if backend.post_processor is None:
+    before, after = [] if paired else [tokenizer.bos_id], [tokenizer.eos_id] if answers else []
+    plain, added = (backend.encode("a", add_special_tokens=each).ids for each in (False, True))
+    if backend.post_processor is None or (answers and added != [*before, *plain, *after]):
+        first, last = ([tokenizer.name(i) for i in ids] for ids in (before, after))
         backend.post_processor = processors.TemplateProcessing(
-            single=f"$A {name}" if paired else f"{name} $A",
-            pair=f"$A $B {name}" if paired else f"{name} $A $B",
-            special_tokens=[(name, added)],
+            single=[*first, "$A", *last],
+            pair=[*first, "$A", "$B", *last],
+            special_tokens=[*{tokenizer.name(i): i for i in (*before, *after)}.items()],
         )
     backend.save(str(folder / "tokenizer.json"))
     if tokenizer.targets is not tokenizer:
