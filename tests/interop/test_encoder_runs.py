@@ -4,6 +4,7 @@ import json
 
 import numpy as np
 import pytest
+from tokenizers import processors
 
 import launch
 from tests.interop import parity
@@ -225,10 +226,15 @@ def test_a_vocabulary_of_word_pieces(tmp_path):
             wordpiece.word_piece(path)
 
 
-@pytest.mark.parametrize("kind", ["bytes", "words"])
+@pytest.mark.parametrize("kind", ["bytes", "words", "started"])
 def test_a_tokenizer_of_ours_reads_there_as_here(kind, tmp_path):
-    """Special tokens that only the model had become tokens of the tokenizer, around each text."""
-    tokenizer = Tokenizer.train(kind, ["the film was good"] * 3, 60)
+    """Special tokens that only the model had become tokens of the tokenizer, around each text, in place of
+    others, such as Llama's before a text."""
+    tokenizer = Tokenizer.train("bytes" if kind == "bytes" else "words", ["the film was good"] * 3, 60)
+    if kind == "started":
+        start = [(tokenizer.name(tokenizer.bos_id), tokenizer.bos_id)]
+        template = processors.TemplateProcessing(single=[start[0][0], "$A"], special_tokens=start)
+        tokenizer.backend.post_processor = template
     special = SpecialTokens.of(tokenizer)
     ids = wordpiece.write_encoder_tokenizer(tmp_path, tokenizer, special, 32, types=True)
     theirs = transformers.AutoTokenizer.from_pretrained(tmp_path)

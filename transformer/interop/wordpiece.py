@@ -68,15 +68,16 @@ def write_encoder_tokenizer(
     """Writes tokenizer.json and tokenizer_config.json; returns the ids of special tokens for config.json.
 
     With `types` it gives the types of tokens in pairs of texts, which a model of one type does not have.
-    Special tokens that only the model has are added; a tokenizer that adds none to a text now adds them as
-    the model here reads them.
+    Special tokens that only the model has are added; a tokenizer that adds none to a text, or others, now
+    adds them as the model here reads them.
     """
     backend = tokenizers.Tokenizer.from_str(tokenizer.content)
     size = tokenizer.vocab_size
     backend.add_special_tokens([special.name(i) for i in range(size, special.vocab_size)])
     ids = {"cls_token": special.cls, "sep_token": special.sep, "mask_token": special.mask}
     named = {role: str(backend.id_to_token(i)) for role, i in ids.items()}
-    if not backend.num_special_tokens_to_add(False):
+    plain, added = (backend.encode("a", add_special_tokens=each).ids for each in (False, True))
+    if added != [special.cls, *plain, special.sep]:
         known = {named[role]: i for role, i in ids.items()}
         backend.post_processor = _template(known, named["cls_token"], named["sep_token"])
     backend.save(str(folder / "tokenizer.json"))
