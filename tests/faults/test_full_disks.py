@@ -64,13 +64,20 @@ def events(directory: Path) -> Iterator[Any]:
 
 def shown(directory: Path) -> list[tuple[int, str]]:
     """(step, name) of what TensorBoard shows of the events of a folder: a start of a session hides all before
-    it from its step on."""
-    found: list[tuple[int, str]] = []
+    it from its step on. The first one does so in its `event_accumulator`, and not in its
+    `plugin_event_accumulator`, which serves the page: both show the same."""
+    found: dict[bool, list[tuple[int, str]]] = {True: [], False: []}
+    started = False
     for event in events(directory):
         if event.session_log.status == event.session_log.START:
-            found = [each for each in found if each[0] < event.step]
-        found += [(event.step, value.tag) for value in event.summary.value]
-    return found
+            for first, each in found.items():
+                if first or started:
+                    each[:] = [(step, name) for step, name in each if step < event.step]
+            started = True
+        for each in found.values():
+            each += [(event.step, value.tag) for value in event.summary.value]
+    assert found[True] == found[False]
+    return found[True]
 
 
 def test_training_goes_on_while_the_disk_is_full(tmp_path, capfd, monkeypatch):

@@ -73,7 +73,8 @@ class TensorBoard:
 
     def write(self, step: int, values: Mapping[str, float]) -> None:
         """Writes one scalar per value."""
-        self._events = self._events or Events(self._directory)
+        # TensorBoard hides nothing at the first start of a run that it reads, so the first file has one too.
+        self._events = self._events or Events(self._directory, purge_step=step + 1)
         self._events.add_scalars(step, values)
 
     def close(self) -> None:
