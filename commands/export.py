@@ -95,7 +95,8 @@ def write_model(
     `name` or the first, and the places of its tensors by their names."""
     from commands.tensors import tensors_of
     from commands.workdir import write_json
-    from transformer.interop.folder import CONFIG, GENERATION_CONFIG, PIXELS, generation_of, numbered
+    from transformer.interop.folder import CONFIG, GENERATION_CONFIG, PIXELS, numbered
+    from transformer.interop.generation import generation_of
     from transformer.interop.tensors import write_tensors
 
     config, model = opened.config, opened.experiment.config.model

@@ -56,9 +56,9 @@ class Hub:
             if key in self._of["data"].__dataclass_fields__:
                 values["data"][key] = min(longest, LONGEST_ROWS)
         if self.folder.family.paired:
-            values["generate"] = self.folder.search(longest)
+            values["generate"] = self.folder.generation.search(longest)
         if "sample" in self._of:
-            values["sample"] = self.folder.sampling
+            values["sample"] = self.folder.generation.sampling
         return own | values
 
     @property

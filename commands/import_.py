@@ -48,7 +48,7 @@ def run(flags: argparse.Namespace, overrides: "Overrides") -> int:
         _write(Run(experiment, config, new, origin=hub), hub)
     kind, size = hub.folder.family.model_type, sum(math.prod(each.shape) for each in hub.places.values())
     print(f"{folder.path}: {size:,} parameters of {hub.folder.path} ({kind}), {len(hub.places):,} tensors")
-    if hub.writes and (unfollowed := hub.folder.unfollowed):
+    if hub.writes and (unfollowed := hub.folder.generation.unfollowed):
         print(f"generation_config.json: {', '.join(unfollowed)} will not be followed", file=sys.stderr)
     return 0
 

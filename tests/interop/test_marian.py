@@ -10,7 +10,7 @@ from tests.interop import pairs, parity
 from transformer.data.tokenizers import Tokenizer
 from transformer.decoding.beam import translate
 from transformer.errors import UserError
-from transformer.interop.folder import generation_of
+from transformer.interop.generation import generation_of
 from transformer.interop.marian import MARIAN
 
 torch = pytest.importorskip("torch")
@@ -89,7 +89,7 @@ def test_generation_config_says_what_is_written(theirs, tmp_path):
     (tmp_path / "there" / "generation_config.json").write_text(json.dumps(said))
     imported = pairs.Pairs(tmp_path / "there")
     hub, keys = imported.hub, imported.hub.values["generate"]
-    assert hub.folder.unfollowed == ["no_repeat_ngram_size=3", "bad_words_ids=[[7, 8]]"]
+    assert hub.folder.generation.unfollowed == ["no_repeat_ngram_size=3", "bad_words_ids=[[7, 8]]"]
     assert [hub.folder.tokenizer.find(name) for name in keys["suppress"]] == [9, 299, int(written[1])]
     sources = [row[:length].tolist() for row, length in zip(imported.source, pairs.LENGTHS, strict=True)]
     stepper = hub.experiment.stepper(imported.params)

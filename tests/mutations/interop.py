@@ -23,17 +23,21 @@ EDITS = {
             "any_number": ('raise ValueError(f"{text} is no number")', "return 0.0"),
         },
     ),
-    "transformer/interop/folder.py": (
-        "tests/interop/test_import.py::test_a_model_with_parts_that_no_family_has_is_not_exported "
-        "tests/interop/test_encoder_runs.py::test_what_is_no_choice_between_classes_is_refused "
-        "tests/interop/test_gpt2.py::test_copies "
+    "transformer/interop/generation.py": (
         "tests/interop/test_marian.py::test_generation_config_says_what_is_written "
         "tests/interop/test_import.py::test_how_a_model_draws_tokens_is_that_of_its_folder",
         {
             "start_token_not_counted": ("most = whole - 1", "most = whole"),
             "any_sequence_is_a_token": ("if len(ids) == 1)", "if ids)"),
-            "never_for_transformers": ('found["max_new_tokens"] = c.max_new_tokens', "pass"),
+            "start_token_not_written": ("c.max_new_tokens + 1", "c.max_new_tokens"),
             "always_drawn": ('if said.get("do_sample"):', "if said:"),
+        },
+    ),
+    "transformer/interop/folder.py": (
+        "tests/interop/test_import.py::test_a_model_with_parts_that_no_family_has_is_not_exported "
+        "tests/interop/test_encoder_runs.py::test_what_is_no_choice_between_classes_is_refused "
+        "tests/interop/test_gpt2.py::test_copies",
+        {
             "any_copies": ("if copy in self.tensors and not", "if copy in () and not"),
             "regression_is_a_choice": ("if len(names) == 1:", "if False:"),
             "several_labels_are_a_choice": ("if problem != SINGLE:", "if False:"),

@@ -11,47 +11,18 @@ import numpy as np
 
 from transformer.config import from_values, to_values
 from transformer.data.tokenizers import Tokenizer
-from transformer.errors import UserError, brief, suggest
+from transformer.errors import UserError, suggest
 from transformer.interop import FAMILIES
 from transformer.interop.family import Family, given, whole
+from transformer.interop.generation import Generation
 from transformer.interop.json_files import read_object
 from transformer.interop.rules import Place, compare, places
 from transformer.interop.tensors import Tensor, open_tensors
-from transformer.interop.vocabulary import DECODER_START, read_tokenizer
+from transformer.interop.vocabulary import read_tokenizer
 
 CONFIG, PIXELS = "config.json", "preprocessor_config.json"
 GENERATION_CONFIG = "generation_config.json"
 SINGLE = "single_label_classification"
-
-IDS = ("bos_token_id", "eos_token_id", "pad_token_id", DECODER_START)
-"""Keys of special tokens in config.json and generation_config.json."""
-
-DRAWING = {"temperature": 1.0, "top_k": 50, "top_p": 1.0, "min_p": 0.0}
-"""Keys of generation_config.json and of ours that say how tokens are drawn -> the defaults of
-transformers."""
-
-UNFOLLOWED = {
-    "no_repeat_ngram_size": 0,
-    "encoder_no_repeat_ngram_size": 0,
-    "repetition_penalty": 1.0,
-    "encoder_repetition_penalty": 1.0,
-    "min_length": 0,
-    "min_new_tokens": 0,
-    "bad_words_ids": None,
-    "begin_suppress_tokens": None,
-    "sequence_bias": None,
-    "forced_bos_token_id": None,
-    "exponential_decay_length_penalty": None,
-    "guidance_scale": 1.0,
-    "stop_strings": None,
-    "num_beam_groups": 1,
-    "diversity_penalty": 0.0,
-    "typical_p": 1.0,
-    "epsilon_cutoff": 0.0,
-    "eta_cutoff": 0.0,
-}
-"""Keys of generation_config.json that change what is written and have no counterpart here -> their values
-without effect."""
 
 
 class HubFolder:
@@ -129,63 +100,11 @@ class HubFolder:
         return names
 
     @functools.cached_property
-    def generation(self) -> dict[str, Any]:
-        """The values that say how texts are generated: those of generation_config.json, in older folders of
-        config.json."""
+    def generation(self) -> Generation:
+        """How it writes texts: as generation_config.json says, or in older folders config.json."""
         path = self.path / GENERATION_CONFIG
-        return self.config | (read_object(path) if path.is_file() else {})
-
-    def search(self, longest: int) -> dict[str, Any]:
-        """The keys of our group `generate` for an encoder-decoder that writes at most `longest` tokens:
-        beam search as `generation` says, by default greedy."""
-        said = self.generation
-        found = {"beam_size": said.get("num_beams") or 1, "length_offset": 0.0}
-        alpha, most, whole = (said.get(key) for key in ("length_penalty", "max_new_tokens", "max_length"))
-        if not most and type(whole) is int:
-            most = whole - 1  # it counts the start token
-        found["max_new_tokens"] = min(most, longest) if type(most) is int and most > 0 else min(longest, 128)
-        never = (ids[0] for ids in self._banned if len(ids) == 1)
-        found["suppress"] = self._names([*_list(said.get("suppress_tokens")), *never])
-        return found | {"length_penalty": 1.0 if alpha is None else alpha}
-
-    @property
-    def sampling(self) -> dict[str, Any]:
-        """The keys of our group `sample` for a language model: the further tokens that end a text, and if
-        `generation` says that tokens are drawn, how, with the defaults of transformers."""
-        said = self.generation
-        found: dict[str, Any] = {"end_tokens": ends} if (ends := self.end_tokens) else {}
-        if said.get("do_sample"):
-            found |= {key: given(said, key, default) for key, default in DRAWING.items()}
-        return found
-
-    @property
-    def unfollowed(self) -> list[str]:
-        """The values of `generation` that are not followed here, and change what is written."""
-        paired = self.family.paired
-        more = [ids for ids in self._banned if len(ids) > 1 or not paired]
-        said = self.generation | {"bad_words_ids": more}
-        off = UNFOLLOWED | ({"do_sample": False} if paired else {"suppress_tokens": None, "num_beams": 1})
-        found = ((key, said.get(key)) for key in off)
-        return [f"{key}={brief(repr(each), 60)}" for key, each in found if each not in (None, [], off[key])]
-
-    @property
-    def end_tokens(self) -> list[str]:
-        """The names of further tokens that end a text, besides the tokenizer's, as `generation` lists
-        them."""
-        found = self.generation.get("eos_token_id")
-        return [
-            name for name in self._names(_list(found)) if name != self.tokenizer.name(self.tokenizer.eos_id)
-        ]
-
-    @property
-    def _banned(self) -> list[list[int]]:
-        """The sequences of tokens that are never written."""
-        return [ids for ids in map(_list, _list(self.generation.get("bad_words_ids"))) if ids]
-
-    def _names(self, ids: Sequence[Any]) -> list[str]:
-        size, name = self.tokenizer.vocab_size, self.tokenizer.targets.name
-        found = [name(i) for i in ids if type(i) is int and 0 <= i < size]
-        return [*dict.fromkeys(filter(None, found))]
+        said = self.config | (read_object(path) if path.is_file() else {})
+        return Generation(said, self.tokenizer, self.family.paired)
 
     @functools.cached_property
     def tokenizer(self) -> Tokenizer:
@@ -233,10 +152,6 @@ class HubFolder:
         return found
 
 
-def _list(given: Any) -> list[Any]:
-    return given if isinstance(given, list) else []
-
-
 def family_for(config: Any, name: str = "") -> tuple[Family, dict[str, Any]]:
     """The family `name`, or the first one, that can express the model of a run, and its config.json.
 
@@ -261,31 +176,6 @@ def family_for(config: Any, name: str = "") -> tuple[Family, dict[str, Any]]:
         why = f"of {', '.join(names)} the closest is {closest}: {why}" if len(names) > 1 else why
     which = f"{name} cannot" if name else "no family can"
     raise UserError(f"--family: {which} express this model: {why}")
-
-
-def generation_of(config: Any, tokenizer: Any, values: Mapping[str, Any]) -> dict[str, Any]:
-    """The generation_config.json of a run with the config.json `values`: its ids, and how texts are written,
-    by `sample` or `generate`; {} if it writes none. The limit of a translation is told, which is 20 tokens
-    otherwise; of length penalties those of transformers alone, with `length_offset` 0."""
-    searches = hasattr(config, "generate")
-    if not searches and not hasattr(config, "sample"):
-        return {}
-    c = config.generate if searches else config.sample
-    found: dict[str, Any] = {key: values[key] for key in IDS if key in values}
-    found["do_sample"] = c.temperature > 0
-    if c.temperature:
-        found |= {key: getattr(c, key) for key in DRAWING}
-    if searches:
-        # Pipelines have a max_new_tokens of their own, which comes before a model's. This counts the start.
-        whole = {"max_length": c.max_new_tokens + 1}
-        found |= whole if DECODER_START in values else {"max_new_tokens": c.max_new_tokens}
-        if c.suppress:
-            banned = [[tokenizer.targets.find(name)] for name in c.suppress]
-            found |= {"bad_words_ids": banned, "renormalize_logits": True}
-        if not c.temperature and c.beam_size > 1:
-            found |= {"num_beams": c.beam_size, "early_stopping": "never"}
-            found |= {} if c.length_offset else {"length_penalty": c.length_penalty}
-    return found
 
 
 def numbered(labels: Sequence[str]) -> dict[str, Any]:
