@@ -103,7 +103,7 @@ def test_mistakes(saved, tmp_path):
     (tmp_path / "dataset_dict.json").write_text('{"splits": ["train", "test"]}')
     refused(f"hf:{tmp_path}", r"^hf:.*: it has the splits train, test; name one, hf:.*/train$")
     (tmp_path / "dataset_dict.json").write_text('{"splits": []}')
-    refused(f"hf:{tmp_path}", r"^hf:.*: not readable as what `save_to_disk` writes$")
+    refused(f"hf:{tmp_path}", r"^hf:.*: it is empty; expected at least one record$")
     (folder / "data-00001-of-00002.arrow").write_text("text\n")
     refused(saved, r"data-00001-of-00002\.arrow: not a file of Arrow's streaming format$")
     (folder / "data-00001-of-00002.arrow").unlink()
@@ -113,10 +113,11 @@ def test_mistakes(saved, tmp_path):
         "[]",
         "{}",
         '{"_data_files": [3]}',
-        '{"_data_files": []}',
     ):
         (folder / "state.json").write_text(state)
         refused(saved, r"^hf:.*: not readable as what `save_to_disk` writes$")
+    (folder / "state.json").write_text('{"_data_files": []}')  # of data without records
+    refused(saved, r"^hf:.*: it is empty; expected at least one record$")
 
 
 def test_a_number_without_a_class_is_named(tmp_path):

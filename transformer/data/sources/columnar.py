@@ -203,7 +203,9 @@ class SavedDataset(ColumnarFiles):
             (splits or files)[0]
         except FileNotFoundError:
             raise UserError(f"{name}: no folder that `save_to_disk` has written: no {state}") from None
-        except (ValueError, KeyError, TypeError, IndexError):
+        except IndexError:
+            raise UserError(f"{name}: it is empty; expected at least one record") from None
+        except (ValueError, KeyError, TypeError):
             raise UserError(f"{name}: not readable as what `save_to_disk` writes") from None
         if splits:
             raise UserError(f"{name}: it has the splits {', '.join(splits)}; name one, {name}/{splits[0]}")
