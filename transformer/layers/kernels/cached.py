@@ -47,15 +47,12 @@ def cached(
         scores_bgqs = _from_all(theirs(scores_bgsp.swapaxes(2, 3)), r)
         scores_bhts = scoring.finish(scores_bgqs.reshape(b, h, t, s), q_bhtk)
         weights_bhts = masked_softmax(scores_bhts, allowed, scoring.sinks_h)
-        weights_bgqs = weights_bhts.reshape(b, g, n, s)
-        weights_bgps = theirs(_to_all(weights_bgqs, r)).astype(v_bgsk.dtype)
+        weights_bgps = theirs(_to_all(weights_bhts.reshape(b, g, n, s), r)).astype(v_bgsk.dtype)
         out_bgpk = jax.lax.dot_general(
             weights_bgps, v_bgsk, (((3,), (2,)), heads), preferred_element_type=jnp.float32
         )
-        out_bhtk, added = (
-            _from_all(out_bgpk, r).reshape(b, h, t, v_bsgk.shape[3]),
-            scoring.values(weights_bhts),
-        )
+        out_bhtk = _from_all(out_bgpk, r).reshape(b, h, t, v_bgsk.shape[3])
+        added = scoring.values(weights_bhts)
         return out_bhtk if added is None else out_bhtk + added
 
     def apart(*inputs) -> jax.Array:
