@@ -49,7 +49,7 @@ def run(flags: argparse.Namespace, overrides: "Overrides") -> int:
     kind, size = hub.folder.family.model_type, sum(math.prod(each.shape) for each in hub.places.values())
     print(f"{folder.path}: {size:,} parameters of {hub.folder.path} ({kind}), {len(hub.places):,} tensors")
     if hub.writes and (unfollowed := hub.folder.generation.unfollowed):
-        print(f"generation_config.json: {', '.join(unfollowed)} will not be followed", file=sys.stderr)
+        print(f"{hub.folder.generation_file}: {', '.join(unfollowed)} will not be followed", file=sys.stderr)
     return 0
 
 

@@ -138,6 +138,7 @@ class SequenceToSequence(Experiment):
     def hooks(self, folder: RunFolder) -> list[Hook]:
         """Sources, references and generated targets of some validation pairs, and the attention maps of the
         first one's translation."""
+        suppressed(None, self.config.generate.suppress, self.data.tokenizer.targets)  # or refused
         pairs = list(itertools.islice(self.data.texts("validation"), SHOWN))
         sources = [source for source, _ in pairs]
 

@@ -326,7 +326,7 @@ def test_how_a_model_draws_tokens_is_that_of_its_folder(gpt2, tmp_path, capfd):
     assert {key: kept[key] for key in said} == said
     out = tmp_path / "out"
     assert launch.main(["--mode=export", f"--workdir={tmp_path / 'run'}", f"--to={out}"]) == 0
-    assert Hub(str(out)).values["sample"] == said
+    assert Hub(str(out)).values["sample"] == said and Hub(str(out)).folder.generation_file == path.name
     path.write_text(json.dumps(drawn | {"do_sample": False}))
     assert Hub(str(there)).values["sample"] == {}
     path.write_text(json.dumps(drawn | {"top_p": "all", "bad_words_ids": 7}))

@@ -99,11 +99,15 @@ class HubFolder:
             raise UserError(f"{self.path / CONFIG}: id2label: one class, which stands for regression there")
         return names
 
+    @property
+    def generation_file(self) -> str:
+        """The name of the file that says how texts are written: in older folders config.json."""
+        return GENERATION_CONFIG if (self.path / GENERATION_CONFIG).is_file() else CONFIG
+
     @functools.cached_property
     def generation(self) -> Generation:
-        """How it writes texts: as generation_config.json says, or in older folders config.json."""
-        path = self.path / GENERATION_CONFIG
-        said = self.config | (read_object(path) if path.is_file() else {})
+        """How it writes texts."""
+        said = self.config | read_object(self.path / self.generation_file)
         return Generation(said, self.tokenizer, self.family.paired)
 
     @functools.cached_property
