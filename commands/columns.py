@@ -1,13 +1,56 @@
-"""Detects tables among input files that should have one text per line."""
+"""Tells tables from files with one text per line, by their names and by what is in them."""
 
 import sys
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 from transformer.errors import UserError
 
+KINDS = {".jsonl": "jsonl", ".csv": "csv", ".tsv": "tsv", ".parquet": "parquet"}
+"""Suffix of a file -> kind of source."""
+
 LOOKED_AT = 1000
 """The number of lines that are inspected."""
+
+
+def named_source(text: str, data: Any) -> str:
+    """The source that the text names: "tsv:my.tsv", or a file with a suffix of `KINDS`; "" for another file,
+    whose lines are texts.
+
+    Raises:
+      UserError: the run's data are not read from files with this suffix.
+    """
+    path = Path(text)
+    if not path.exists():
+        return text if text.partition(":")[0] in data.kinds else ""
+    suffixes = [suffix for suffix in path.suffixes if suffix != ".gz"]
+    if not (kind := KINDS.get(suffixes[-1] if suffixes else "")) or not path.is_file():
+        return ""
+    if kind not in data.kinds:
+        raise _unreadable(text, data)
+    return f"{kind}:{text}"
+
+
+def as_source(text: str, data: Any) -> str:
+    """The source that the text names, or that of the lines of a file.
+
+    Raises:
+      UserError: no such file, or the run's data are not read from lines.
+    """
+    if source := named_source(text, data):
+        return source
+    if not Path(text).is_file():
+        kinds = ", ".join(data.kinds)
+        raise UserError(f"--input: there is no file {text!r}; expected one, or a source: {kinds}")
+    if data.lines not in data.kinds:
+        raise _unreadable(text, data)
+    return f"{data.lines}:{text}"
+
+
+def _unreadable(text: str, data: Any) -> UserError:
+    kinds = ", ".join(data.kinds)
+    return UserError(f"--input: {text}: unknown format; expected KIND:{text} with a kind of {kinds}")
 
 
 def look_for_columns(source: str, lines: Iterable[str], data: Any) -> None:

@@ -77,8 +77,9 @@ def evaluate(
     written to `per_document`."""
     import jax
 
+    from commands.columns import as_source
     from commands.opening import chosen, named, reopen_run
-    from commands.texts import as_source, check_files, writing
+    from commands.texts import check_files, writing
     from transformer.config import flatten
     from transformer.training.hooks import described, results
 

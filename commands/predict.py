@@ -43,9 +43,9 @@ def add_flags(parser: Any) -> None:
 
 
 def run(flags: argparse.Namespace, overrides: "Overrides") -> int:
-    """Answers --prompt, or each line of the file --input (standard input), or each record of a source
-    KIND:WHERE, with one line per sample. Writes to the file --output (standard output), and continues an
-    interrupted output.
+    """Answers --prompt, or each line of the file --input (standard input), or each record of a table (.csv,
+    .tsv, .jsonl, .parquet) or a source KIND:WHERE, with one line per sample. Writes to the file --output
+    (standard output), and continues an interrupted output.
 
     --draft is the run folder of a smaller language model with the same tokenizer, for speculative decoding:
     the output is the same at temperature 0, and has the same distribution at any other.

@@ -16,13 +16,10 @@ from typing import Any, TextIO
 
 import jax
 
-from commands.columns import look_for_columns
+from commands.columns import look_for_columns, named_source
 from commands.workdir import take
 from transformer.errors import UserError
 from transformer.json_text import parse_json
-
-KINDS = {".jsonl": "jsonl", ".csv": "csv", ".tsv": "tsv", ".parquet": "parquet"}
-"""Suffix of a file -> kind of source."""
 
 NOTED_EVERY = 1.0
 """Seconds between notes of the progress: a killed program repeats at most the answers of this time."""
@@ -38,30 +35,6 @@ class Input:
     texts: Callable[[], Iterator[str]]
     count: int | None = None
     digest: str | None = None
-
-
-def is_source(text: str, data: Any) -> bool:
-    """Whether the text names a source, "tsv:my.tsv", and not a file."""
-    kind, colon, _ = text.partition(":")
-    return kind in data.kinds and (bool(colon) or not Path(text).exists())
-
-
-def as_source(text: str, data: Any) -> str:
-    """The source of a file, by its suffix, or the named source.
-
-    Raises:
-      UserError: no such file, or an unknown suffix.
-    """
-    if is_source(text, data):
-        return text
-    path, kinds = Path(text), ", ".join(data.kinds)
-    if not path.is_file():
-        raise UserError(f"--input: there is no file {text!r}; expected one, or a source: {kinds}")
-    suffixes = [suffix for suffix in path.suffixes if suffix != ".gz"]
-    kind = KINDS.get(suffixes[-1] if suffixes else "", data.lines)
-    if kind not in data.kinds:
-        raise UserError(f"--input: {text}: unknown format; expected KIND:{text} with a kind of {kinds}")
-    return f"{kind}:{text}"
 
 
 def check_files(prompt: str | None, source: str | None, target: str | None) -> None:
@@ -99,8 +72,8 @@ def open_input(source: str | None, experiment: Any) -> Input:
     if source is None or _special(source):
         return Input(lambda: texts_of(None, source))
     data = experiment.data
-    if is_source(source, data):
-        return _counted(lambda: data.inputs(f"test of {source}"), source)
+    if named := named_source(source, data):
+        return _counted(lambda: data.inputs(f"test of {named}"), source)
     if data.lines == "tsv":
         look_for_columns(source, lines(source), data)
     found = _counted(lambda: lines(source), source)

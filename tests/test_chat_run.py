@@ -194,9 +194,9 @@ def test_a_conversation_goes_on_in_prediction(tuned, tmp_path, capfd):
         assert launch.main([*predict, f"--prompt={prompt}"]) == 0, capfd.readouterr().err
         answers.append(capfd.readouterr().out)
     assert answers[0] == answers[1] and answers[0]
-    (tmp_path / "a.jsonl").write_text('{"messages": [{"role": "user", "content": "and 1?"}]}\n' + TALK + "\n")
-    assert launch.main([*predict, f"--input={tmp_path}/a.jsonl"]) == 2
-    assert f"{tmp_path}/a.jsonl:2 the conversation ends with an answer" in capfd.readouterr().err
+    (tmp_path / "a.txt").write_text('{"messages": [{"role": "user", "content": "and 1?"}]}\n' + TALK + "\n")
+    assert launch.main([*predict, f"--input={tmp_path}/a.txt"]) == 2
+    assert f"{tmp_path}/a.txt:2 the conversation ends with an answer" in capfd.readouterr().err
     assert launch.main([*predict, f"--input=jsonl:{tmp_path}/b.jsonl"]) == 2
     (tmp_path / "b.jsonl").write_text(f'{{"messages": {TALK}}}\n')
     capfd.readouterr()

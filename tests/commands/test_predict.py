@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 
 import launch
+from commands import opening
+from commands.columns import as_source, named_source
 from commands.texts import lines, open_input, writing
 from experiments.language_modeling import LanguageModeling
 from tests import runs
@@ -143,6 +145,28 @@ def test_a_broken_packed_file_is_refused_in_one_line(tmp_path, data, said):
         open_input(str(path), Experiment)
     message = str(error.value)
     assert message.startswith(f"--input: {path}") and said.format(path) in message and "\n" not in message
+
+
+def test_a_file_is_read_by_the_same_rule_everywhere(capfd, tmp_path, classifier):
+    """By its suffix as a table, with a record for each answer; any other as lines of texts."""
+    table = tmp_path / "test.csv"
+    table.write_text('review,liked\n"He said ""hi"", twice",yes\n"two\nlines",no\nplain,yes\n')
+    assert predict(classifier, f"--input={table}") == 0
+    assert capfd.readouterr().out.count("\n") == 3
+    data = opening.reopen_run(classifier).experiment.data
+    wanted = {table: f"csv:{table}", f"csv:{table}": f"csv:{table}", "no.csv": "", tmp_path: ""}
+    there = {"a.tsv": "tsv", "b [1].jsonl.gz": "jsonl", "c.txt": "", "tsv:d": "", "e.gz": ""}
+    for name, kind in there.items():
+        (tmp_path / name).write_text("")
+        wanted[tmp_path / name] = kind and f"{kind}:{tmp_path}/{name}"
+    for name, source in wanted.items():
+        assert named_source(str(name), data) == source
+        if source:
+            assert as_source(str(name), data) == source
+    data.kinds = ("jsonl",)
+    for read in (named_source, as_source):
+        with pytest.raises(UserError, match=r"^--input: \S+test\.csv: unknown format; expected KIND:\S+"):
+            read(str(table), data)
 
 
 @pytest.mark.thorough

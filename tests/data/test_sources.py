@@ -191,6 +191,30 @@ def test_files_that_are_not_there(kind, opened, tmp_path):
     assert "no text" in failure(opened, f"{kind}:{tmp_path}/empty.gz")
 
 
+def test_a_path_that_exists_is_that_path(opened, tmp_path):
+    """Also with what would be a pattern: brackets, stars, commas, in names of files and folders."""
+    folder = tmp_path / "my [en], all*"
+    write(folder / "data [v2].txt", "the file that was named\n")
+    for other in ("data 2.txt", "data v.txt"):
+        write(folder / other, "another file\n")
+    write(folder / "a, [b].de", "eins\n")
+
+    def read(name, **options):
+        source = opened(name, divide=False, **options)
+        return [source.text(i) for i in range(len(source))]
+
+    assert read(f"text:{folder}/data [v2].txt") == ["the file that was named\n"]
+    assert read(f"text:{folder}/data [2v].txt") == ["another file\n"] * 2  # a pattern in such a folder
+    assert len(read(f"text:{folder}/*.txt")) == len(read(f"text:{tmp_path}/**/data*.txt")) == 3
+    aligned = f"aligned:{folder}/data [v2].txt,{folder}/a, [b].de"
+    assert read(aligned, field="source") == ["the file that was named"]
+    assert read(aligned, field="target") == ["eins"]
+    with pytest.raises(UserError, match=r"expected two files, aligned:SOURCE,TARGET$"):
+        opened(f"aligned:{folder}/data [v2].txt,{folder}/no.de", field="source")
+    with pytest.raises(UserError, match=r"is a folder; name its files, text:.*all\*/\*$"):
+        opened(f"text:{folder}")
+
+
 def test_text_that_is_not_utf8(opened, tmp_path):
     path = write(tmp_path / "a.txt", b"a\nb\n" + "é".encode("latin-1") + b"\n")
     assert f"{path}:3: byte 4 is not UTF-8" in failure(opened, f"text:{path}", divide=False)

@@ -253,9 +253,10 @@ EDITS = {
         {"depth_is_an_error_of_its_own": ("(ValueError, RecursionError) as error:", "ValueError as error:")},
     ),
     "transformer/data/sources/files.py": (
-        "tests/faults/test_data_faults.py",
+        "tests/faults/test_data_faults.py tests/data/test_sources.py::test_a_path_that_exists_is_that_path",
         {
             "broken_links_are_left_out": ("if path.is_symlink() and not path.exists()]:", "if False]:"),
+            "folders_are_patterns": ("for each in (path, *path.parents)", "for each in (path.parents[-1],)"),
         },
     ),
 }

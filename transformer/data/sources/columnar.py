@@ -6,7 +6,6 @@ pyarrow is slow to import, so it is imported where it is used.
 import bisect
 import dataclasses
 import functools
-import glob
 import itertools
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
@@ -211,7 +210,7 @@ class SavedDataset(ColumnarFiles):
             raise UserError(f"{name}: it has the splits {', '.join(splits)}; name one, {name}/{splits[0]}")
         if missing := [str(file) for file in files if not file.is_file()]:
             raise UserError(f"{name}: {missing[0]}: no such file")
-        super().__init__("hf", argument, split, options, [glob.escape(str(file)) for file in files])
+        super().__init__("hf", argument, split, options, [*map(str, files)])
 
     def _open_columns(self, path: Path) -> Columns:
         import pyarrow

@@ -180,8 +180,18 @@ class TextFiles(Files):
         return len(self._sizes) - 1, self._sizes[-1]
 
 
+def matching(pattern: str) -> list[Path]:
+    """The path with this name or, if there is none, those that match it: its longest beginning that exists is
+    a path, and the rest a pattern."""
+    path = Path(os.path.expanduser(pattern))
+    there = next(each for each in (path, *path.parents) if os.path.lexists(each))
+    parts = path.relative_to(there).parts
+    names = glob.glob(os.path.join(glob.escape(str(there)), *parts), recursive=True) if pattern else []
+    return [Path(name) for name in sorted(names)]
+
+
 def _find(kind: str, pattern: str) -> list[Path]:
-    paths = [Path(name) for name in sorted(glob.glob(os.path.expanduser(pattern), recursive=True))]
+    paths = matching(pattern)
     files = [path.absolute() for path in paths if path.is_file()]
     if broken := [path for path in paths if path.is_symlink() and not path.exists()]:
         raise UserError(

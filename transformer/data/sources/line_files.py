@@ -11,7 +11,7 @@ import numpy as np
 
 from transformer.data.disk_cache import digest
 from transformer.data.sources.base import SPLITS, Options, belong, check_text, key_of
-from transformer.data.sources.files import Files
+from transformer.data.sources.files import Files, matching
 from transformer.errors import UserError
 from transformer.json_text import parse_json
 
@@ -201,12 +201,14 @@ class Aligned(Files):
     """
 
     def __init__(self, argument: str, split: str, options: Options) -> None:
-        parts = argument.split(",")
-        if len(parts) != 2:
+        halves = [(argument[:i], argument[i + 1 :]) for i, letter in enumerate(argument) if letter == ","]
+        if len(halves) > 1:  # commas in the names of files
+            halves = [both for both in halves if all(map(matching, both))]
+        if len(halves) != 1:
             raise UserError(f"aligned:{argument}: expected two files, aligned:SOURCE,TARGET")
         if options.field not in ("source", "target"):
             raise UserError(f"aligned:{argument}: no field {options.field!r}; fields there: source, target")
-        super().__init__("aligned", argument, split, options, parts)
+        super().__init__("aligned", argument, split, options, halves[0])
         self.identity = digest(self.identity, "without byte-order marks")
         if len(self._files) != 2:
             raise UserError(f"aligned:{argument}: {len(self._files)} files; expected two")
