@@ -270,7 +270,7 @@ GOOD = {"messages": [{"role": "user", "content": "a"}, ANSWER]}
             {"messages": [{"role": "user", "content": "\ud83d"}, ANSWER]},
             "message 1: half of a surrogate pair",
         ),
-        ({"messages": [{"role": "user", "content": "a"}]}, "no message of the assistant"),
+        ({"messages": [{"role": "user", "content": "a"}]}, "no answer to learn"),
         (
             {"messages": [{"role": "robot", "content": "a"}]},
             "message 1: role 'robot'; expected one of",
@@ -312,6 +312,106 @@ def test_a_bad_preference_is_refused_by_file_and_line(tmp_path, record, why):
     with pytest.raises(UserError) as error:
         PreferenceData(PreferenceDataConfig(**keys)).rows("train")
     assert f"{tmp_path}/a.jsonl:2: " in str(error.value) and why in str(error.value)
+
+
+def preferences(folder, records, **keys):
+    """The conversations of the first record."""
+    source = write(folder, records)
+    keys |= {"source": source, "validation_source": source, "tokenizer": "bytes", "cache_dir": f"{folder}/c"}
+    return PreferenceData(PreferenceDataConfig(**keys)).source("train").conversations(0)
+
+
+@pytest.mark.parametrize(
+    "text", ['[{"role": "user", "content": "x"}]', '{"role": "user", "content": "x"}', "[1]"]
+)
+def test_a_text_of_a_preference_is_a_text(tmp_path, text):
+    """What it looks like does not matter, in a prompt or an answer."""
+    found = preferences(tmp_path, [{"prompt": text, "chosen": f"{text}!", "rejected": text}])
+    assert [[message["content"] for message in each] for each in found] == [[text, f"{text}!"], [text, text]]
+    assert [message["role"] for message in found[0]] == ["user", "assistant"]
+
+
+@pytest.mark.parametrize(
+    ("prompt", "chosen", "rejected"),
+    [
+        ({"role": "user", "content": "hi"}, {"role": "assistant", "content": "good"}, {"content": "bad"}),
+        ({"content": "hi"}, {"content": "good", "score": 9.5}, {"role": None, "content": "bad"}),
+        (
+            [{"from": "human", "value": "hi"}],
+            {"from": "gpt", "value": "good"},
+            [{"from": "gpt", "value": "bad"}],
+        ),
+        ({"from": "human", "value": "hi"}, "good", "bad"),
+    ],
+)
+def test_objects_of_a_preference_are_messages(tmp_path, prompt, chosen, rejected):
+    found = preferences(tmp_path, [{"prompt": prompt, "chosen": chosen, "rejected": rejected}])
+    wanted = [[("user", "hi"), ("assistant", answer)] for answer in ("good", "bad")]
+    assert [[(each["role"], each["content"]) for each in talk] for talk in found] == wanted
+    with pytest.raises(
+        UserError, match=r"a\.jsonl:1: an answer is a message of the user; expected one of the as"
+    ):
+        preferences(
+            tmp_path, [{"prompt": prompt, "chosen": {"role": "user", "content": "x"}, "rejected": "y"}]
+        )
+
+
+@pytest.mark.parametrize("unlearned", [{"weight": 0}, {"weight": 0.0}, {"train": False}])
+def test_an_answer_without_weight_is_read_and_not_learned(tmp_path, unlearned):
+    def learned(first, second):
+        talk = [{"role": "user", "content": "q"}, {"role": "assistant", "content": "WRONG"} | first]
+        talk += [{"role": "user", "content": "no"}, {"role": "assistant", "content": "RIGHT"} | second]
+        data = chat_data(tmp_path, [{"messages": talk}])
+        batch = data.rows("train").batch(np.array([0]))
+        read = data.tokenizer.decode(batch["tokens"][0][batch["segments"][0] == 1])
+        return read, data.tokenizer.decode(batch["targets"][0][batch["weights"][0] > 0])
+
+    read, answers = learned({}, {"weight": 1, "train": True})
+    assert "WRONG" in answers and "RIGHT" in answers
+    without = learned(unlearned, {})
+    assert without[0] == read and "RIGHT" in without[1] and "WRONG" not in without[1]
+    last = learned({}, unlearned)
+    assert "WRONG" in last[1] and "RIGHT" not in last[1]
+    with pytest.raises(UserError, match=r"a\.jsonl:1: no answer to learn"):
+        learned(unlearned, unlearned)
+
+
+@pytest.mark.parametrize(
+    ("message", "why"),
+    [
+        (
+            {"tool_calls": [{"type": "function"}]},
+            "message 2: tool_calls [{'type': 'function'}], which is not read",
+        ),
+        ({"reasoning_content": "so"}, "message 2: reasoning_content 'so', which is not read"),
+        ({"weight": 0.5}, "message 2: weight 0.5; expected 0 or 1"),
+        ({"train": "no"}, "message 2: train 'no'; expected 0 or 1"),
+        ({"role": "user", "train": True}, "message 2: train True of the user; only answers are learned"),
+        ({"tool_calls": [], "reasoning_content": None, "weight": None, "id": 7}, ""),
+    ],
+)
+def test_what_a_message_says_besides_its_text_is_followed_or_refused(tmp_path, message, why):
+    talk = [GOOD["messages"][0], ANSWER | message, *GOOD["messages"]]
+    if not why:
+        assert len(chat_data(tmp_path, [{"messages": talk}]).rows("train")) == 1
+        return
+    with pytest.raises(UserError) as error:
+        chat_data(tmp_path, [GOOD, {"messages": talk}]).rows("train")
+    assert f"{tmp_path}/a.jsonl:2: {why}" in str(error.value)
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "parquet"])
+def test_a_record_with_tools_is_refused(tmp_path, kind):
+    records = [GOOD | {"tools": "[]", "system": ""}, GOOD | {"tools": '[{"type": "function"}]', "system": ""}]
+    source = write(tmp_path, records)
+    if kind == "parquet":
+        from pyarrow import Table, parquet
+
+        parquet.write_table(Table.from_pylist(records), tmp_path / "a.parquet")
+        source = f"parquet:{tmp_path}/a.parquet"
+    keys = {"source": source, "validation_source": source, "tokenizer": "bytes", "cache_dir": f"{tmp_path}/c"}
+    with pytest.raises(UserError, match=r"a\.\w+:( row )?2: 'tools' is .*, which is not read; write it into"):
+        ChatData(ChatDataConfig(**keys)).rows("train")
 
 
 def unpacked(rows: PackedSequences) -> list[tuple[int, list, list, list]]:

@@ -83,6 +83,11 @@ EDITS = {
     "transformer/data/dialogues.py": (
         "tests/data/test_chat.py",
         {
+            "texts_are_unwrapped": ('value = {"content": value}', "value = parse_json(value)"),
+            "answers_of_the_user": (
+                'if last["role"] != "assistant":\n            raise',
+                "if False:\n            raise",
+            ),
             "any_prompt_of_an_answer": ("earlier != before or", "False or"),
             "a_conversation_that_asks": ('or last["role"] != "assistant")', "or False)"),
             "all_tokens_learned": ("[is_answer and i < stop for", "[i < stop for"),
@@ -90,6 +95,20 @@ EDITS = {
             "any_answer_of_a_pair": ("found[: np.flatnonzero(~found)[-1]] = False", "pass"),
             "pieces_alone": ("if both[: len(head)] == head else", "if False else"),
             "special_tokens_from_text": ('if name in message["content"]:', "if False:"),
+        },
+    ),
+    "transformer/data/chat_template.py": (
+        "tests/data/test_chat.py",
+        {
+            "every_answer_is_learned": ('message.get("weight") != 0', "True"),
+            "train_is_ignored": (
+                '0 in (message.get("weight"), message.get("train"))',
+                'message.get("weight") == 0',
+            ),
+            "keys_are_dropped": (
+                "for key in UNREAD if message.get(key)",
+                "for key in () if message.get(key)",
+            ),
         },
     ),
     "transformer/data/preferences.py": (

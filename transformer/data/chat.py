@@ -9,7 +9,7 @@ from typing import Any, Literal
 import numpy as np
 
 from transformer.config import Positive
-from transformer.data.chat_template import PLAIN, ChatTemplate
+from transformer.data.chat_template import PLAIN, UNREAD, ChatTemplate
 from transformer.data.corpus import Corpus, CorpusConfig, naming
 from transformer.data.dialogues import ChatTokens, Conversations, Dialogues, Sequences
 from transformer.data.disk_cache import digest
@@ -155,7 +155,8 @@ class ChatData(Corpus):
 
     def source(self, split: str) -> Dialogues:
         """The records of a split."""
-        parts = [self.open(split, field, fields=self.reads, structures=True) for field in self.reads]
+        options: Any = {"fields": self.reads, "structures": True, "unread": ("system", *UNREAD)}
+        parts = [self.open(split, field, **options) for field in self.reads]
         return self.source_class(parts)
 
     def sources(self, split: str) -> Sequence[Dialogues]:

@@ -18,11 +18,17 @@ from transformer.data.tokenizers import chat_template_in
 from transformer.errors import UserError, brief
 from transformer.json_text import parse_json
 
-Message = Mapping[str, str]
-"""{"role": one of `ROLES`, "content": its text}."""
+Message = Mapping[str, Any]
+"""{"role": one of `ROLES`, "content": its text}, with "weight": 0 for an answer that is not to be learned."""
 
 ROLES = ("system", "user", "assistant")
 """Who may speak; an answer is a message of the assistant."""
+
+SPEAKERS = {"human": "user", "gpt": "assistant"}
+"""Roles of ShareGPT's messages, {"from": "human", "value": "..."}, that have another name here."""
+
+UNREAD = ("tool_calls", "function_call", "tools", "functions", "reasoning_content", "thinking")
+"""Keys of a message that say more than its text. They are not read, so a message that has one is refused."""
 
 PLAIN = (
     "{{ bos_token }}"
@@ -66,7 +72,7 @@ class ChatTemplate:
 
     def pieces(self, messages: Sequence[Message], answering: bool = False) -> list[tuple[str, bool]]:
         """The conversation up to its last answer, with `answering` up to the beginning of the next one:
-        (text, whether it is an answer with what ends it).
+        (text, whether it is an answer to learn with what ends it).
 
         Answer i is what the messages up to i add to those before it and the beginning of an answer.
 
@@ -77,7 +83,7 @@ class ChatTemplate:
         for i, message in enumerate(messages):
             if message["role"] == "assistant":
                 before, after = self.render(messages[:i], True), self.render(messages[: i + 1])
-                found += [(_added(done, before), False), (_added(before, after), True)]
+                found += [(_added(done, before), False), (_added(before, after), message.get("weight") != 0)]
                 done = after
         if answering:
             found.append((_added(done, self.render(messages, True)), False))
@@ -95,26 +101,48 @@ class ChatTemplate:
 
 
 def check_messages(value: Any) -> list[Message]:
-    """The messages of a conversation.
+    """The messages of a conversation, {"role", "content"} or ShareGPT's {"from", "value"}. An answer with
+    `weight` 0 or `train` false is not learned.
 
     Raises:
-      UserError: it is no list of messages with a role and a text, or an answer is empty.
+      UserError: it is not a list of messages with a role and a text, an answer is empty, or a message has
+        something that is not read.
     """
     if not isinstance(value, list) or not value:
         raise UserError(f"expected messages, each with role and content; found {_short(value)}")
-    for number, message in enumerate(value, 1):
-        where = f"message {number}"
-        if not isinstance(message, dict) or not {"role", "content"} <= message.keys():
-            raise UserError(f"{where}: expected role and content, found {_short(message)}")
-        role, content = message["role"], message["content"]
-        if role not in ROLES:
-            raise UserError(f"{where}: role {role!r}; expected one of {', '.join(ROLES)}")
-        if not isinstance(content, str):
-            raise UserError(f"{where}: content is {type(content).__name__}; expected text")
-        check_text(content, where)
-        if role == "assistant" and not content.strip():
-            raise UserError(f"{where}: the answer is empty")
-    return [{"role": message["role"], "content": message["content"]} for message in value]
+    return [_checked(message, f"message {number}") for number, message in enumerate(value, 1)]
+
+
+def _checked(message: Any, where: str) -> Message:
+    if isinstance(message, dict) and {"from", "value"} <= message.keys() and not message.get("role"):
+        role = SPEAKERS.get(str(message["from"]), message["from"])
+        message = message | {"role": role, "content": message["value"]}
+    if not isinstance(message, dict) or not {"role", "content"} <= message.keys():
+        raise UserError(f"{where}: expected role and content, found {_short(message)}")
+    role, content = message["role"], message["content"]
+    if role not in ROLES:
+        raise UserError(f"{where}: role {role!r}; expected one of {', '.join(ROLES)}")
+    if unread := [key for key in UNREAD if message.get(key)]:
+        found = f"{unread[0]} {_short(message[unread[0]])}"
+        raise UserError(f"{where}: {found}, which is not read; write it into the content, or leave it out")
+    if not isinstance(content, str):
+        raise UserError(f"{where}: content is {type(content).__name__}; expected text")
+    check_text(content, where)
+    if role == "assistant" and not content.strip():
+        raise UserError(f"{where}: the answer is empty")
+    return {"role": role, "content": content} | _weight(message, where)
+
+
+def _weight(message: Message, where: str) -> dict[str, int]:
+    """{"weight": 0} of an answer that is not to be learned, else {}."""
+    for key in ("weight", "train"):
+        value = message.get(key)
+        if value not in (None, 0, 1):
+            raise UserError(f"{where}: {key} {_short(value)}; expected 0 or 1, false or true")
+        if value and message["role"] != "assistant":
+            raise UserError(f"{where}: {key} {value!r} of the {message['role']}; only answers are learned")
+    unlearned = message["role"] == "assistant" and 0 in (message.get("weight"), message.get("train"))
+    return {"weight": 0} if unlearned else {}
 
 
 def conversation(text: str) -> list[Message]:

@@ -11,7 +11,7 @@ import numpy as np
 import tokenizers
 from tqdm import tqdm
 
-from transformer.data.chat_template import ChatTemplate, Message, check_messages, conversation
+from transformer.data.chat_template import ChatTemplate, Message, check_messages
 from transformer.data.disk_cache import build_once, digest, map_arrays
 from transformer.data.sources import Source
 from transformer.data.token_cache import BAR
@@ -57,56 +57,58 @@ class Dialogues(Source):
         Raises:
           UserError: it has no such conversations; the message names its place.
         """
-        texts = [part.text(index) for part in self._parts]
+        values = [part.value(index) for part in self._parts]
         try:
-            return self._read(*texts)
+            return self._read(*values)
         except UserError as error:
             raise UserError(f"{self.place(index)}: {error}") from None
 
     def opening(self, index: int) -> list[Message]:
-        """The messages of a record up to its last answer.
+        """The messages of a record, without the answer if they end with one.
 
         Raises:
           UserError: there are none; the message names the record's place.
         """
-        messages = self.conversations(index)[0]
-        last = max(i for i, message in enumerate(messages) if message["role"] == "assistant")
-        if not last:
+        *before, last = self.conversations(index)[0]
+        if last["role"] != "assistant":
+            return [*before, last]
+        if not before:
             raise UserError(f"{self.place(index)}: no message before the last answer: nothing to answer")
-        return messages[:last]
+        return before
 
     @abstractmethod
-    def _read(self, *texts: str) -> list[list[Message]]:
-        """The conversations in the texts of the fields."""
+    def _read(self, *values: Any) -> list[list[Message]]:
+        """The conversations in the values of the fields."""
 
 
 class Conversations(Dialogues):
-    """One conversation in each record, with at least one answer."""
+    """One conversation in each record, a list of messages or the JSON of one."""
 
     each = 1
 
-    def _read(self, *texts: str) -> list[list[Message]]:
-        value: Any = texts[0]
-        with contextlib.suppress(ValueError):
-            value = parse_json(value)
-        messages = check_messages(value)
-        if all(message["role"] != "assistant" for message in messages):
-            raise UserError("no message of the assistant: there is nothing to learn")
-        return [messages]
+    def _read(self, *values: Any) -> list[list[Message]]:
+        (value,) = values
+        if isinstance(value, str):
+            with contextlib.suppress(ValueError):
+                value = parse_json(value)
+        return [check_messages(value)]
 
 
 class Preferences(Dialogues):
-    """The chosen and the rejected answer to the same prompt, which is a text or messages.
+    """The chosen and the rejected answer to the same prompt, which is a text, a message or a list of them.
 
     An answer is a text, a message, or a conversation that ends with it: the prompt first, or without a field
-    of the prompt what both begin with.
+    of the prompt what both begin with. A text is a text, also where it could be read as JSON.
     """
 
     each = 2
     last_only = True
 
-    def _read(self, *texts: str) -> list[list[Message]]:
-        *prompts, chosen, rejected = map(conversation, texts)
+    def _read(self, *values: Any) -> list[list[Message]]:
+        *prompts, chosen, rejected = (
+            _messages(value, role)
+            for value, role in zip(values, ("user", "assistant", "assistant")[-len(values) :], strict=True)
+        )
         before = prompts[0] if prompts else chosen[:-1]
         if not before:
             raise UserError("no message before the chosen answer; expected the prompt there")
@@ -118,7 +120,20 @@ class Preferences(Dialogues):
         *earlier, last = messages
         if earlier and (earlier != before or last["role"] != "assistant"):
             raise UserError(f"{len(messages)} messages as an answer; expected one, or the prompt and one")
-        return check_messages([{"role": "assistant", "content": last["content"]}])[0]
+        if last["role"] != "assistant":
+            raise UserError(f"an answer is a message of the {last['role']}; expected one of the assistant")
+        if "weight" in last:
+            raise UserError("an answer has the weight 0; leave the record out")
+        return last
+
+
+def _messages(value: Any, role: str) -> list[Message]:
+    """The messages of a text or of an object, whose role is by default this one, or of a list."""
+    if isinstance(value, str):
+        value = {"content": value}
+    if isinstance(value, dict):
+        value = [value if value.get("role") or value.get("from") else value | {"role": role}]
+    return check_messages(value)
 
 
 class ChatTokens:
@@ -148,11 +163,12 @@ class ChatTokens:
         self.end_id: int = ends[0]
 
     def encode(self, messages: Sequence[Message], last_only: bool = False) -> tuple[np.ndarray, np.ndarray]:
-        """The tokens (m,) up to the end of the last answer, and whether each is one of an answer or its end;
-        with `last_only` of the last answer.
+        """The tokens (m,) up to the end of the last answer to learn, and whether each is one of such an
+        answer or its end; with `last_only` of the last one.
 
         Raises:
-          UserError: a message has the text of a special token, or the template refuses the messages.
+          UserError: a message has the text of a special token, there is nothing to learn, or the template
+            refuses the messages.
         """
         self._check(messages)
         ids: list[int] = []
@@ -161,6 +177,8 @@ class ChatTokens:
             stop = len(new) - new[::-1].index(self.end_id) if is_answer and self.end_id in new else len(new)
             ids += new
             marks += [is_answer and i < stop for i in range(len(new))]
+        if not any(marks):
+            raise UserError("no answer to learn: expected a message of the assistant, without weight 0")
         last = len(marks) - marks[::-1].index(True)
         found = np.array(marks[:last])
         if last_only:
@@ -225,7 +243,7 @@ class Sequences:
         Raises:
           UserError: there is no record, or one is not valid; the message names its place.
         """
-        key = digest(2, source.identity, tokens.identity)
+        key = digest(3, source.identity, tokens.identity)
         return cls(build_once(data_folder / "dialogues" / key, functools.partial(_write, source, tokens)))
 
 

@@ -61,7 +61,8 @@ def open_source(name: str, split: str, *, cache_dir: str | Path = "", **options:
     "line", "paragraph"). Files have no splits: with `divide` they are split 90/5/5, otherwise every split is
     the whole. Records equal in the fields `split_by` (default: `reads`) are in one split. With `numbers` a
     field may be a number, which is read as text; with `lists` it may be a JSON list of alternative texts, of
-    which the first is read; with `structures` it may be any JSON list or object, whose text is its JSON.
+    which the first is read; with `structures` the value may also be a JSON list or object. A record with
+    something in one of the fields `unread` is refused.
 
     Raises:
       UserError: unknown source or split; missing, unreadable or empty files; an unknown field;

@@ -32,8 +32,9 @@ class Options:
     """Options of a source: the `folder` of prepared data; the `field` of the text; the unit of a `document`
     of plain text; whether to `divide` data without splits (otherwise every split is the whole); whether
     `numbers` are read as text; all `fields` that several sources read of the same records ((): only `field`);
-    whether the text may be in `lists` of alternatives, of which the first is read; whether it may be any of
-    JSON's `structures`, whose text is its JSON.
+    whether the text may be in `lists` of alternatives, of which the first is read; whether the value may also
+    be one of JSON's `structures`, a list or an object, which `Source.value` gives; the fields `unread` of
+    which a record may have none, because they change what the others mean.
 
     Records equal in the fields `split_by`, or without these in `reads` (the fields that a model reads), or
     without both in all fields, are in one split."""
@@ -48,6 +49,7 @@ class Options:
     split_by: Sequence[str] = ()
     lists: bool = False
     structures: bool = False
+    unread: Sequence[str] = ()
 
     @property
     def asked(self) -> Sequence[str]:
@@ -60,14 +62,22 @@ class Options:
         return self.split_by or self.reads
 
     def as_text(self, value: Any) -> Any:
-        """A number, a list or an object as text, where these options say how; else the value itself."""
+        """A number or a list as text, where these options say how; else the value itself."""
         if self.numbers and isinstance(value, int | float):
             return json.dumps(value)
-        if self.structures and isinstance(value, list | dict):
-            return json.dumps(value, default=str)
         if (texts := self.alternatives(value)) is not None:
             return texts[0] if texts else ""
         return value
+
+    def is_read(self, value: Any) -> bool:
+        """Whether a value is text, or what these options also read."""
+        return isinstance(value, str) or (self.structures and isinstance(value, list | dict))
+
+    def check_unread(self, record: Mapping[str, Any], place: str) -> None:
+        """Raises `UserError` if the record at this place has something in a field of `unread`."""
+        if there := [name for name in self.unread if record.get(name) not in (None, "", "[]", [], {})]:
+            what = f"{there[0]!r} is {brief(repr(record[there[0]]), 60)}, which is not read"
+            raise UserError(f"{place}: {what}; write it into the messages, or leave it out")
 
     def alternatives(self, value: Any) -> list[str] | None:
         """The texts of a list that are not only white space; None if the value is not such a list, or `lists`
@@ -119,6 +129,10 @@ class Source(ABC):
     def text(self, index: int) -> str:
         """The text of one record."""
         return "".join(self.pieces(index))
+
+    def value(self, index: int) -> Any:
+        """The text of one record or, with `Options.structures`, the list or object there."""
+        return self[index].get(self.field)
 
     def alternatives(self, index: int) -> list[str]:
         """The text of one record, and alternatives to it."""

@@ -69,7 +69,8 @@ class ColumnarFiles(Files):
     def __getitem__(self, index: int) -> dict[str, Any]:
         record = self._record(index)
         text = self._options.as_text(record[self.field])
-        if not isinstance(text, str):
+        self._options.check_unread(record, self.place(index))
+        if not self._options.is_read(text):
             raise UserError(f"{self.place(index)}: {self.field!r} is {text!r}; expected text")
         return record | {self.field: text}
 
@@ -163,7 +164,9 @@ class ColumnarFiles(Files):
 
     def _read(self, group: int) -> Any:
         file, number = self._groups[group]
-        rows = self._opened[file].read(number, self._columns)
+        opened = self._opened[file]
+        unread = [name for name in self._options.unread if name in opened.schema.names]
+        rows = opened.read(number, [*self._columns, *unread])
         rows.validate(full=True)  # what Arrow has from a file it takes as it is, also lengths below 0
         return rows
 

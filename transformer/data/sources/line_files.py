@@ -60,9 +60,9 @@ class LineFiles(Files):
         """The position of the first record of a file."""
         return self._begin(file)
 
-    def _field(self, record: dict[str, Any], file: int, start: int) -> str:
+    def _field(self, record: dict[str, Any], file: int, start: int) -> Any:
         text = record.get(self.field)
-        if not isinstance(text, str):
+        if not self._options.is_read(text):
             found = ", ".join(record) or "none"
             kind = "null" if text is None else type(text).__name__
             problem = f"{kind}, not text, in" if self.field in record else "no field"
@@ -85,7 +85,9 @@ class JsonLines(LineFiles):
         record = self._read(file, start, end)
         if self.field in record:
             record[self.field] = self._options.as_text(record[self.field])
-        check_text(self._field(record, file, start), self._place(file, start), self.field)
+        if isinstance(value := self._field(record, file, start), str):
+            check_text(value, self._place(file, start), self.field)
+        self._options.check_unread(record, self._place(file, start))
         return record
 
     def alternatives(self, index: int) -> list[str]:
