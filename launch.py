@@ -176,10 +176,10 @@ def prepare(flags: argparse.Namespace) -> None:
         sys.stdout.reconfigure(encoding="utf-8", errors="surrogateescape")
     asked = bool(flags.coordinator) or processes.are_several(os.environ)
     if asked or processes.has_tpu():
-        place = flags.coordinator, flags.num_processes, flags.process_id, flags.heartbeat_seconds
-        processes.meet(*place, certain=asked, alone=flags.mode if flags.alone else "")
-        processes.listen(ending.leave_after)
-    if flags.include:
+        from commands.rendezvous import meet
+
+        meet(flags, certain=asked)
+    elif flags.include:
         include(flags.include)
 
 

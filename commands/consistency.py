@@ -1,12 +1,21 @@
-"""Checks that all processes of a run have the same folder, config, data and tokenizer, before it begins.
+"""Checks that all processes of a run have the same code, folder, config, data and tokenizer, before it
+begins.
 
 Every process must call them, for they ask one another.
 """
 
+import hashlib
 import json
+import os
+import sys
+import sysconfig
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
+import jax
+
+from commands.starts import ROOT, versions
 from commands.workdir import Workdir, describe
 from transformer import processes
 from transformer.config import flatten, to_values
@@ -16,8 +25,72 @@ from transformer.errors import UserError
 OF_A_HOST = ("data.cache_dir", "data.workers")
 """Keys that may differ between processes: they change nothing that is computed."""
 
+PACKAGES = ("commands", "experiments", "transformer")
+"""The packages of this repository. A command imports some of their modules late, so that all are compared."""
+
+INSTALLED = ("site-packages", "dist-packages")
+"""Folders of installed packages, which are compared by their versions."""
+
+SETTINGS = (
+    "jax_enable_x64",
+    "jax_default_matmul_precision",
+    "jax_default_prng_impl",
+    "jax_threefry_partitionable",
+    "jax_numpy_dtype_promotion",
+)
+"""Settings of JAX that change what is computed."""
+
 SHOWN = 4
 """How many differences, and how many processes with the same value, an error lists."""
+
+
+def check_code(*files: str) -> None:
+    """Checks that all processes run the same code: the packages of this repository, the programs `files` ("":
+    none) and what they have imported so far, with the same libraries and `SETTINGS`.
+
+    Raises:
+      UserError: some do not, as where a host has another commit or a changed file; on all of them.
+    """
+    programs = {**_packages(), **_modules(), **_programs(files)}
+    code = {name: _described(path) for name, path in programs.items()}
+    _check_same(code, "all processes must run the same code: check out one commit on all hosts")
+    given = {name: getattr(jax.config, name) for name in SETTINGS if hasattr(jax.config, name)}
+    for name in ("XLA_FLAGS", "LIBTPU_INIT_ARGS"):
+        words = os.environ.get(name, "").split()
+        given[name] = " ".join(sorted(word for word in words if not word.startswith("--xla_dump")))
+    _check_same(versions() | given, "all processes need the same libraries and settings of JAX")
+
+
+def _packages() -> dict[str, Path]:
+    """Every file of code in this repository's packages, by its path in the repository."""
+    files = (path for package in PACKAGES for path in (ROOT / package).rglob("*.py"))
+    names = {path.relative_to(ROOT).as_posix(): path for path in (ROOT / "launch.py", *files)}
+    return {name: path for name, path in names.items() if "/." not in name}
+
+
+def _programs(files: tuple[str, ...]) -> dict[str, Path]:
+    """The files that exist, found as config files are."""
+    found = {name: Path(name) if Path(name).is_file() else ROOT / name for name in files if name}
+    return {name: path for name, path in found.items() if path.is_file()}
+
+
+def _modules() -> dict[str, Path]:
+    """The files of imported modules that are neither installed nor in `PACKAGES`, by the modules' names."""
+    library = [Path(sysconfig.get_path(name)).resolve() for name in ("stdlib", "platstdlib")]
+    own = [ROOT / name for name in (*PACKAGES, "launch.py")]
+    found = {}
+    for name, module in [*sys.modules.items()]:
+        path = Path(getattr(module, "__file__", None) or "").resolve()
+        elsewhere = not any(path.is_relative_to(folder) for folder in (*library, *own))
+        if path.is_file() and elsewhere and not any(part in INSTALLED for part in path.parts):
+            found[f"the module {name}"] = path
+    return found
+
+
+def _described(path: Path) -> list:
+    """The size and digest of a file."""
+    content = path.read_bytes()
+    return [len(content), hashlib.blake2b(content, digest_size=10).hexdigest()]
 
 
 def check_folder(folder: Workdir) -> None:
@@ -31,11 +104,13 @@ def check_folder(folder: Workdir) -> None:
 
 
 def check_config(config: Any) -> None:
-    """Checks that all processes have the same config but for `OF_A_HOST`.
+    """Checks that all processes have the same config but for `OF_A_HOST`, and the same code where the config
+    file has imported more of it.
 
     Raises:
       UserError: some do not; on all of them.
     """
+    check_code()
     values = flatten(to_values(config))
     found = {f"config.{key}": value for key, value in values.items() if key not in OF_A_HOST}
     _check_same(found, "start all processes with the same config")

@@ -47,7 +47,6 @@ def surroundings(run: "Run") -> dict[str, Any]:
     import jax
 
     devices = run.mesh.devices.flat[0]
-    versions = {name: version for name in LIBRARIES if (version := _version(name))}
     return {
         "date": datetime.datetime.now().astimezone().isoformat(timespec="seconds"),
         "devices": f"{run.mesh.size} x {devices.device_kind}",
@@ -57,9 +56,15 @@ def surroundings(run: "Run") -> dict[str, Any]:
         "cores": _cores(),
         "memory_gb": _memory(),
         "system": platform.platform(),
-        "versions": {"python": platform.python_version(), **versions},
+        "versions": versions(),
         "code": _commit(),
     }
+
+
+def versions() -> dict[str, str]:
+    """The versions of Python and of those of `LIBRARIES` that are installed."""
+    libraries = {name: version for name in LIBRARIES if (version := _version(name))}
+    return {"python": platform.python_version(), **libraries}
 
 
 def command_line(config: "ConfigSource", workdir: str, overrides: "Overrides") -> str:

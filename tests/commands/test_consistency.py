@@ -1,11 +1,14 @@
-"""That processes with different configs, data or tokenizers all end before anything is written."""
+"""That processes with different code, configs, data or tokenizers all end before anything is written."""
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import types
+from pathlib import Path
 
+import jax
 import pytest
 import tokenizers
 
@@ -75,6 +78,77 @@ def test_the_data_of_further_evaluation_sets_are_compared(others):
     assert asked == ["validation of text:b.txt"]
 
 
+@pytest.fixture
+def repository(tmp_path, monkeypatch):
+    """A small repository in place of this one, without another process that runs other code."""
+    for name in (
+        "launch.py",
+        "transformer/training/step.py",
+        "transformer/.backup/step.py",
+        "configs/mine.py",
+    ):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("RATE = 1\n")
+    monkeypatch.setattr(consistency, "ROOT", tmp_path)
+    monkeypatch.setattr(processes, "gathered", lambda text: [text])
+    return tmp_path
+
+
+def code_of(monkeypatch, *files):
+    """What `check_code` compares: the files, and the libraries and settings."""
+    compared = []
+    monkeypatch.setattr(consistency, "_check_same", lambda found, remedy: compared.append(found))
+    consistency.check_code(*files)
+    return compared
+
+
+def test_the_code_of_all_packages_and_of_the_programs_given_is_compared(repository, monkeypatch):
+    names = {"launch.py", "transformer/training/step.py", "configs/mine.py"}
+    before, _ = code_of(monkeypatch, "", "configs/mine.py", "configs/none.py")
+    assert {name for name in before if not name.startswith("the module")} == names
+    for name in names:
+        (repository / name).write_text("RATE = 2\n")
+        after, _ = code_of(monkeypatch, "configs/mine.py")
+        assert [key for key in before if before[key] != after[key]] == [name]
+        before = after
+
+
+def test_the_code_of_imported_modules_is_compared_and_of_installed_ones_the_version(
+    repository, monkeypatch, tmp_path
+):
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / "mixer_of_mine.py").write_text("RATE = 1\n")
+    monkeypatch.syspath_prepend(tmp_path / "elsewhere")
+    assert "the module mixer_of_mine" not in code_of(monkeypatch)[0]
+    monkeypatch.setitem(sys.modules, "mixer_of_mine", __import__("mixer_of_mine"))
+    code, others = code_of(monkeypatch)
+    assert code["the module mixer_of_mine"][0] == len("RATE = 1\n")
+    assert not {"the module json", "the module numpy"} & code.keys()
+    assert others["numpy"] == __import__("numpy").__version__ and "python" in others
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "differs"),
+    [
+        ("XLA_FLAGS", "--xla_gpu_deterministic_ops=true", True),
+        ("XLA_FLAGS", "--xla_dump_to=/tmp/dump --xla_dump_hlo_as_text", False),
+        ("LIBTPU_INIT_ARGS", "--xla_tpu_scoped_vmem_limit_kib=98304", True),
+    ],
+)
+def test_settings_that_change_what_is_computed_are_compared(repository, monkeypatch, name, value, differs):
+    monkeypatch.delenv(name, raising=False)
+    _, before = code_of(monkeypatch)
+    monkeypatch.setenv(name, value)
+    assert (code_of(monkeypatch)[1] != before) == differs
+
+
+def test_a_setting_of_jax_is_compared(repository, monkeypatch):
+    _, before = code_of(monkeypatch)
+    with jax.default_matmul_precision("highest"):
+        _, after = code_of(monkeypatch)
+    assert [key for key in before if before[key] != after[key]] == ["jax_default_matmul_precision"]
+
+
 LOCAL = [
     "--config=configs/lm.py:tiny",
     "--config.data.source=text:text/*.txt",
@@ -82,20 +156,21 @@ LOCAL = [
 ]
 
 
-def started(folders, options, workdirs):
-    """What two processes in these folders say, and their exit codes."""
+def started(folders, more, workdirs, roots=(runs.ROOT,) * 2, base=LOCAL):
+    """What two processes in these folders say, with the code of these roots, and their exit codes."""
     place = [f"--coordinator=localhost:{runs.free_port()}", "--num_processes=2"]
-    command = [sys.executable, str(runs.ROOT / "launch.py"), *LOCAL, *place]
+    settings = {"JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": "1", "PYTHONDONTWRITEBYTECODE": "1"}
     begun = [
         subprocess.Popen(
-            [*command, f"--process_id={number}", f"--workdir={workdir}", *more],
+            [sys.executable, root / "launch.py", *base, *place, f"--process_id={number}", *options],
             cwd=folder,
-            env=os.environ | {"JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": "1"},
+            env=os.environ | settings | {"PYTHONPATH": str(folder)},
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
         )
-        for number, (folder, more, workdir) in enumerate(zip(folders, options, workdirs, strict=True))
+        for number, (folder, workdir, root) in enumerate(zip(folders, workdirs, roots, strict=True))
+        for options in [[f"--workdir={workdir}", *more[number]]]
     ]
     try:
         said = [process.communicate(timeout=120) for process in begun]
@@ -151,3 +226,49 @@ def test_all_processes_end_with_one_line_that_names_what_differs(tmp_path, diffe
     assert errors[0] == errors[1] or differs in ("folder", "missing")
     assert errors[0][0].startswith("error: process 1: ") == (differs == "missing")
     assert not (tmp_path / "run").exists()
+
+
+CONFIG = """
+import mixer_of_mine
+from configs.lm import get_config as base
+
+def get_config():
+    return base("tiny")
+"""
+
+
+@pytest.mark.thorough
+@pytest.mark.usefixtures("in_root")
+@pytest.mark.parametrize(
+    ("changed", "mode"),
+    [
+        ("transformer/training/step.py", "train"),
+        ("transformer/training/step.py", "evaluate"),
+        ("configs/lm.py", "train"),
+        ("added.py", "evaluate"),
+        ("mixer_of_mine.py", "train"),
+    ],
+)
+def test_processes_with_other_code_end_before_anything_is_written(tmp_path, changed, mode):
+    """The repository and the user's own files, of which a line differs between two hosts."""
+    roots, run = [tmp_path / "0", tmp_path / "1"], tmp_path / "run"
+    for root in roots:
+        for name in (*consistency.PACKAGES, "configs"):
+            shutil.copytree(runs.ROOT / name, root / name, ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copy(runs.ROOT / "launch.py", root)
+        (root / "added.py").write_text("")
+        (root / "mixer_of_mine.py").write_text("")
+        (root / "own.py").write_text(CONFIG)
+    with Path(roots[1], changed).open("a") as file:
+        file.write("RATE = 2\n")
+    options = [f"--mode={mode}", "--include=added.py"]
+    options += ["--config=own.py" if "mixer" in changed else "--config=configs/lm.py:tiny"] * (
+        mode == "train"
+    )
+    codes, errors, said = started(roots, [options] * 2, [run] * 2, roots, base=())
+    assert codes == [2, 2], said
+    name = "the module mixer_of_mine" if changed == "mixer_of_mine.py" else changed
+    for (line,) in errors:
+        assert line.startswith(f"error: the processes differ in {name} ("), line
+        assert line.endswith("; all processes must run the same code: check out one commit on all hosts")
+    assert not run.exists()

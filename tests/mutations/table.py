@@ -5,6 +5,7 @@ from pathlib import Path
 
 from tests.mutations import (
     attention,
+    cluster,
     commands,
     data,
     decoding,
@@ -42,6 +43,7 @@ def _all() -> list[Mutation]:
         evaluation,
         planning,
         commands,
+        cluster,
         interop,
     ):
         for file, (tests, edits) in part.EDITS.items():
