@@ -29,9 +29,9 @@ class Hub:
       UserError: see `HubFolder` and its methods; with the name of the file.
     """
 
-    def __init__(self, path: str) -> None:
-        """Reads config.json and the tokenizer; `values` is the config of the run."""
-        self.folder = HubFolder(path)
+    def __init__(self, path: str, ignore: Sequence[str] = ()) -> None:
+        """Reads config.json, without the keys `ignore`, and the tokenizer; `values` is the run's config."""
+        self.folder = HubFolder(path, ignore)
         self._kind = find_experiment(self.folder.family.experiment)
         self._of = {name: each.type for name, each in self._kind.Config.__dataclass_fields__.items()}
         self.labels: Sequence[str] | None = self.folder.labels
@@ -70,6 +70,11 @@ class Hub:
     def name(self) -> str:
         """See `Origin`."""
         return str(self)
+
+    @property
+    def remarks(self) -> Sequence[str]:
+        """See `Origin`."""
+        return self.folder.remarks
 
     def __str__(self) -> str:
         return f"{HUB}{self.folder.path}"

@@ -26,6 +26,14 @@ def add_flags(parser: Any) -> None:
     """The flags of this command."""
     parser.set_defaults(missing=WHICH_RUN, alone=True)
     parser.add_argument("--from", dest="source", help="the folder of the model")
+    parser.add_argument(
+        "--ignore",
+        action="extend",
+        type=lambda names: names.split(","),
+        default=[],
+        metavar="KEY",
+        help="an unknown key of its config.json that is left out, as you know that it changes nothing",
+    )
 
 
 def run(flags: argparse.Namespace, overrides: "Overrides") -> int:
@@ -40,7 +48,7 @@ def run(flags: argparse.Namespace, overrides: "Overrides") -> int:
         raise UserError("--from: which folder? models/gpt2, say (--mode=import)")
     folder = Workdir(flags.workdir)
     check_new("--workdir", folder.path)
-    hub = Hub(flags.source)
+    hub = Hub(flags.source, flags.ignore)
     config = check_config(hub.values, overrides)
     experiment = find_experiment(config.experiment)(config, **hub.kept)
     _ = hub.places
@@ -48,6 +56,7 @@ def run(flags: argparse.Namespace, overrides: "Overrides") -> int:
         _write(Run(experiment, config, new, origin=hub), hub)
     kind, size = hub.folder.family.model_type, sum(math.prod(each.shape) for each in hub.places.values())
     print(f"{folder.path}: {size:,} parameters of {hub.folder.path} ({kind}), {len(hub.places):,} tensors")
+    print(*(f"{line}\n" for line in hub.remarks), sep="", end="")
     if hub.writes and (unfollowed := hub.folder.generation.unfollowed):
         print(f"{hub.folder.generation_file}: {', '.join(unfollowed)} will not be followed", file=sys.stderr)
     return 0

@@ -172,6 +172,23 @@ def test_a_config_that_means_nothing_here_is_refused(broken, tmp_path, capfd, ch
     assert said in refused(broken, tmp_path, capfd)
 
 
+def test_an_import_says_once_which_keys_it_ignores(broken, tmp_path, capfd):
+    config = CONFIG | {"n_special": 0, "output_past": True, "zap": 2, "zip": 3}
+    (broken / "config.json").write_text(json.dumps(config))
+    command = ["--mode=import", f"--from={broken}", f"--workdir={tmp_path / 'run'}"]
+    assert launch.main(command) == 2
+    assert "zap: 2, zip: 3 have no meaning here for 'gpt2'; if " in capfd.readouterr().err
+    for keys, said in (
+        (["--ignore=nothing"], "--ignore: 'nothing': there is no such key in"),
+        (["--ignore=n_layer"], "--ignore: 'n_layer': 'gpt2' has this key; only others can be left out"),
+        (["--ignore=zap"], "zip: 3 has no meaning"),
+    ):
+        assert launch.main([*command, *keys]) == 2
+        assert said in capfd.readouterr().err and not (tmp_path / "run").exists()
+    assert launch.main([*command, "--ignore=zap", "--ignore=zip"]) == 0
+    assert capfd.readouterr().out.endswith("\nconfig.json: ignored: zap, zip, n_special, output_past\n")
+
+
 def test_tensors_that_are_not_the_models_are_refused(broken, tmp_path, capfd):
     whole = {name: np.array(tensor.open()) for name, tensor in open_tensors(broken).items()}
     for change, said in (

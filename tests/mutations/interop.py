@@ -34,18 +34,33 @@ EDITS = {
         },
     ),
     "transformer/interop/folder.py": (
+        "tests/interop/test_config_keys.py::test_labels_that_share_a_name_are_told_apart_by_their_numbers "
+        "tests/interop/test_import.py::test_an_import_says_once_which_keys_it_ignores "
         "tests/interop/test_import.py::test_a_model_with_parts_that_no_family_has_is_not_exported "
         "tests/interop/test_encoder_runs.py::test_what_is_no_choice_between_classes_is_refused "
         "tests/interop/test_gpt2.py::test_copies",
         {
+            "known_keys_left_out": ("if name in self.family.known:", "if False:"),
+            "one_name_for_two_classes": ("if counts[name] > 1 else", "if False else"),
+            "silent_about_keys": ('{"ignored": map(shown_key, self.ignored), ', "{"),
             "any_copies": ("if copy in self.tensors and not", "if copy in () and not"),
-            "regression_is_a_choice": ("if len(names) == 1:", "if False:"),
+            "regression_is_a_choice": ("if len(labels) == 1:", "if False:"),
             "several_labels_are_a_choice": ("if problem != SINGLE:", "if False:"),
             "farthest_family_named": ("closest, why = min(refused,", "closest, why = max(refused,"),
             "family_asked_for_not_named": (
                 'f"{name} cannot" if name else',
                 'f"{name} cannot" if not name else',
             ),
+        },
+    ),
+    "transformer/interop/harmless.py": (
+        "tests/interop/test_config_keys.py::test_keys_that_can_change_the_function_are_refused "
+        "tests/interop/test_config_keys.py::test_what_is_off_or_of_another_program_is_harmless",
+        {
+            "off_is_always_harmless": (" and name not in ON)", ")"),
+            "any_object_is_off": ("all(map(_is_off, value.values()))", "True"),
+            "a_list_of_ids_is_no_id": ("_token(_ids?)?", "_token(_id)?"),
+            "names_of_any_end": ("FORMS.fullmatch(name)", "FORMS.search(name)"),
         },
     ),
     "transformer/interop/rules.py": (
@@ -75,7 +90,7 @@ EDITS = {
         "tests/interop/test_import.py tests/interop/test_llama.py",
         {
             "two_of_ours_as_one": ("if value != same:", "if False:"),
-            "unknown_keys_ignored": ("if name not in known and value is not None:", "if False:"),
+            "unknown_keys_ignored": ("if not is_harmless(name, config[name])]:", "if False]:"),
             "assumptions_not_checked": ("config[name] != wanted:", "False:"),
         },
     ),

@@ -7,6 +7,7 @@ from typing import Any
 
 from transformer.config import LARGEST, idle_keys
 from transformer.errors import UserError, brief
+from transformer.interop.harmless import COMMON, is_harmless, named
 from transformer.interop.rules import Rule
 
 DECODERS = ("chat", "dpo", "text_to_text")
@@ -17,11 +18,6 @@ REQUIRED = object()
 
 Values = Mapping[str, Any]
 """The keys of their config.json, or of our config group `model`."""
-
-
-def named(names: str) -> frozenset[str]:
-    """The names in a text, which spaces separate."""
-    return frozenset(names.split())
 
 
 @dataclass(frozen=True)
@@ -68,23 +64,6 @@ class Key:
         expected = _listed(dict.fromkeys(self.values.values()))
         raise UserError(f"model.{self.ours}: {value!r}; expected one of {expected}")
 
-
-COMMON = named(
-    "architectures model_type transformers_version dtype torch_dtype use_cache initializer_range "
-    "_name_or_path name_or_path task_specific_params id2label label2id num_labels problem_type prefix "
-    "finetuning_task return_dict output_attentions output_hidden_states gradient_checkpointing "
-    "bos_token_id eos_token_id pad_token_id sep_token_id tokenizer_class chunk_size_feed_forward "
-    "is_decoder is_encoder_decoder"
-)
-"""Keys of any config.json that say nothing about the function that the model computes."""
-
-GENERATION = named(
-    "decoder_start_token_id forced_eos_token_id bad_words_ids max_length min_length do_sample early_stopping "
-    "num_beams num_beam_groups diversity_penalty temperature top_k top_p typical_p repetition_penalty "
-    "length_penalty no_repeat_ngram_size encoder_no_repeat_ngram_size num_return_sequences output_scores "
-    "return_dict_in_generate remove_invalid_values"
-)
-"""Keys of older config.json files that say how text is generated; they change the model not at all."""
 
 NEUTRAL = named(
     "dropout embedding_dropout attention_dropout dtype kernel scan_layers remat vocab_multiple lora_rank "
@@ -178,14 +157,25 @@ class Family:
         Raises:
           UserError: a key that is missing, unknown, or has a value that cannot be expressed here.
         """
-        known = {key.theirs for key in self.keys} | {*self.assumed, *self.further} | self.silent | COMMON
-        for name, value in config.items():
-            if name not in known and value is not None:
-                raise UserError(f"{name[:80]}: {_short(value)} has no meaning here for {self.model_type!r}")
+        if unknown := [name for name in self.foreign(config) if not is_harmless(name, config[name])]:
+            shown = ", ".join(f"{shown_key(name)}: {_short(config[name])}" for name in unknown)
+            what = f"{shown} {'have' if unknown[1:] else 'has'} no meaning here for {self.model_type!r}"
+            flag = f"--mode=import --ignore={brief(','.join(map(shown_key, unknown)), 200)}"
+            raise UserError(f"{what}; if it cannot change the function, {flag} leaves it out")
         for name, wanted in self.assumed.items():
             if config.get(name) is not None and config[name] != wanted:
                 raise UserError(f"{name}: {_short(config[name])}; only {wanted!r} is known here")
         return dict(self.fixed) | {key.ours: key.read(config) for key in self.keys} | self.read(config)
+
+    @property
+    def known(self) -> frozenset[str]:
+        """Their keys that are read here, or are known to have no effect."""
+        return COMMON | self.silent | {*self.further, *(key.theirs for key in self.keys)}
+
+    def foreign(self, config: Values) -> list[str]:
+        """The keys of their config that the family does not have, and that are not null."""
+        known = self.known | {*self.assumed}
+        return [name for name, value in config.items() if name not in known and value is not None]
 
     def config(self, model: Any) -> dict[str, Any]:
         """Their config for our `model`, without the numbers of tokens.
@@ -220,6 +210,11 @@ class Family:
             if value != same:
                 both = (f"model.{each.ours}: {getattr(model, each.ours)!r}" for each in (key, other))
                 yield f"{' with '.join(both)}; such models have one {key.theirs}"
+
+
+def shown_key(name: str) -> str:
+    """A key of a file, as a message names it."""
+    return brief(name if name.isprintable() else repr(name), 80)
 
 
 def _default(each: dataclasses.Field) -> Any:

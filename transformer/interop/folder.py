@@ -3,6 +3,7 @@
 import functools
 import itertools
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,9 +12,9 @@ import numpy as np
 
 from transformer.config import from_values, to_values
 from transformer.data.tokenizers import Tokenizer
-from transformer.errors import UserError, suggest
+from transformer.errors import UserError, brief, suggest
 from transformer.interop import FAMILIES
-from transformer.interop.family import Family, given, whole
+from transformer.interop.family import Family, given, shown_key, whole
 from transformer.interop.generation import Generation
 from transformer.interop.json_files import read_object
 from transformer.interop.rules import Place, compare, places
@@ -26,13 +27,14 @@ SINGLE = "single_label_classification"
 
 
 class HubFolder:
-    """A model of a known family in a local folder.
+    """A model of a known family in a local folder, without the keys `ignore` of its config.json.
 
     Raises:
-      UserError: there is no such folder, or its config.json is of no known family.
+      UserError: there is no such folder, or its config.json is of no known family; or a key of `ignore` is
+        not in it, or known to the family.
     """
 
-    def __init__(self, path: str | Path) -> None:
+    def __init__(self, path: str | Path, ignore: Sequence[str] = ()) -> None:
         """Reads config.json alone."""
         self.path = Path(path).expanduser()
         if not self.path.is_dir():
@@ -46,6 +48,22 @@ class HubFolder:
             known = ", ".join(FAMILIES)
             raise UserError(f"{self.path / CONFIG}: model_type: {str(kind)[:80]!r}; expected one of {known}")
         self.family = self._family(FAMILIES[kind])
+        for name in ignore:
+            if name not in self.config:
+                raise UserError(f"--ignore: {name!r}: there is no such key in {self.path / CONFIG}")
+            if name in self.family.known:
+                raise UserError(f"--ignore: {name!r}: {kind!r} has this key; only others can be left out")
+        self.config = {name: value for name, value in self.config.items() if name not in ignore}
+        self.ignored = [*ignore, *self.family.foreign(self.config)]
+
+    @property
+    def remarks(self) -> list[str]:
+        """What its user should know: which keys are left out, and which labels are told apart by numbers."""
+        names = {*self._names} if self.labels else set()
+        numbers = [label for label in self.labels or () if label not in names]
+        said = {"ignored": map(shown_key, self.ignored), "classes of one name": map(repr, numbers)}
+        lines = {what: brief(", ".join(which), 1000) for what, which in said.items()}
+        return [f"{CONFIG}: {what}: {which}" for what, which in lines.items() if which]
 
     def _family(self, heads: tuple[Family, ...]) -> Family:
         """The family of the class in "architectures", without it the first."""
@@ -73,10 +91,9 @@ class HubFolder:
                 raise UserError(f"{pixels}: {error}") from None
         return {"model": model, "data": data}
 
-    @property
+    @functools.cached_property
     def labels(self) -> list[str] | None:
-        """The labels of its classes in order; None if it has none. Without id2label they are, as in
-        transformers, LABEL_0, LABEL_1, ..., `num_labels` of them, or two.
+        """The labels of its classes in order, each once; None if it has none.
 
         Raises:
           UserError: id2label does not number them; or the model is no classifier into one of several classes.
@@ -86,6 +103,17 @@ class HubFolder:
         problem = given(self.config, "problem_type", SINGLE)
         if problem != SINGLE:
             raise UserError(f"{self.path / CONFIG}: problem_type: {problem!r}; only {SINGLE!r} is known here")
+        labels = told_apart(self._names)
+        if len(labels) == 1:
+            raise UserError(f"{self.path / CONFIG}: id2label: one class, which stands for regression there")
+        if not labels or len({*labels}) < len(labels):
+            raise UserError(f"{self.path / CONFIG}: id2label: expected different names of classes 0, 1, ...")
+        return labels
+
+    @functools.cached_property
+    def _names(self) -> list[str]:
+        """The names in id2label in order; [] if it does not number them. Without it they are, as in
+        transformers, LABEL_0, LABEL_1, ..., `num_labels` of them, or two."""
         try:
             count = whole(self.config, "num_labels", 2, most=10**6)
         except UserError as error:
@@ -93,11 +121,7 @@ class HubFolder:
         numbered = given(self.config, "id2label", {str(i): f"LABEL_{i}" for i in range(count)})
         found = [numbered.get(str(i)) for i in range(len(numbered))] if isinstance(numbered, dict) else []
         names = [name for name in found if isinstance(name, str)]
-        if not names or len({*names}) < len(found):
-            raise UserError(f"{self.path / CONFIG}: id2label: expected different names of classes 0, 1, ...")
-        if len(names) == 1:
-            raise UserError(f"{self.path / CONFIG}: id2label: one class, which stands for regression there")
-        return names
+        return names if len(names) == len(found) else []
 
     @property
     def generation_file(self) -> str:
@@ -180,6 +204,13 @@ def family_for(config: Any, name: str = "") -> tuple[Family, dict[str, Any]]:
         why = f"of {', '.join(names)} the closest is {closest}: {why}" if len(names) > 1 else why
     which = f"{name} cannot" if name else "no family can"
     raise UserError(f"--family: {which} express this model: {why}")
+
+
+def told_apart(names: Sequence[str]) -> list[str]:
+    """The names of classes, where several have one with the number of the class: ImageNet's two cranes are
+    "crane (134)" and "crane (517)"."""
+    counts = Counter(names)
+    return [f"{name} ({i})" if counts[name] > 1 else name for i, name in enumerate(names)]
 
 
 def numbered(labels: Sequence[str]) -> dict[str, Any]:

@@ -14,7 +14,8 @@ from transformer.interop.attention_keys import (
     write_rope,
     write_windows,
 )
-from transformer.interop.family import Key, Values, named, positive
+from transformer.interop.family import Key, Values, positive
+from transformer.interop.harmless import GENERATION, named
 from transformer.interop.llama import ROPES, SIZES, decoder, head_keys
 
 WINDOW = 4096
@@ -114,7 +115,7 @@ GEMMA2 = decoder(
     ),
     fixed=FIXED,
     assumed={"attention_bias": False, "use_bidirectional_attention": False},
-    silent=named("hidden_act cache_implementation"),
+    silent=GENERATION | named("hidden_act cache_implementation"),
     read=read_gemma2,
     write=write_gemma2,
     further=FURTHER,
@@ -135,7 +136,7 @@ GEMMA3 = decoder(
         "use_bidirectional_attention": False,
         "attn_logit_softcapping": None,  # transformers has the key, and does not use it
     },
-    silent=named("hidden_act cache_implementation"),
+    silent=GENERATION | named("hidden_act cache_implementation"),
     read=read_gemma3,
     write=write_gemma3,
     further=(*FURTHER, "rope_local_base_freq", "sliding_window_pattern", "_sliding_window_pattern"),

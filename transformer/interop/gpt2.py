@@ -3,7 +3,8 @@
 from collections.abc import Iterator
 from typing import Any
 
-from transformer.interop.family import DECODERS, Family, Key, named
+from transformer.interop.family import DECODERS, Family, Key
+from transformer.interop.harmless import GENERATION, named
 from transformer.interop.parts import affine, norm, tied_output
 from transformer.interop.rules import Rule
 
@@ -58,7 +59,8 @@ GPT2 = Family(
         "add_cross_attention": False,
     },
     # The summary is of a classifier's head; upcasting is of lower precision only.
-    silent=named(
+    silent=GENERATION
+    | named(
         "n_ctx reorder_and_upcast_attn summary_type summary_use_proj summary_activation "
         "summary_first_dropout summary_proj_to_labels"
     ),

@@ -13,7 +13,8 @@ from transformer.interop.attention_keys import (
     write_rope,
     write_windows,
 )
-from transformer.interop.family import DECODERS, Family, Key, Values, named, positive
+from transformer.interop.family import DECODERS, Family, Key, Values, positive
+from transformer.interop.harmless import GENERATION, named
 from transformer.interop.parts import heads, joined, linear, norm, tied_output
 from transformer.interop.rules import Rule
 
@@ -139,6 +140,7 @@ decoder = functools.partial(
     Family,
     experiment="language_modeling",
     also=DECODERS,
+    silent=GENERATION,
     rules=rules,
     prefix="model.",
     ignored=lambda model: (r"model\.(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq",),
@@ -152,7 +154,7 @@ LLAMA = decoder(
     keys=(*SIZES, *head_keys(as_many, divided), SWIGLU, TIED),
     fixed=FIXED,
     assumed={"attention_bias": False, "mlp_bias": False},
-    silent=named("pretraining_tp"),
+    silent=GENERATION | named("pretraining_tp"),
     read=read,
     write=write,
     further=ROPES,

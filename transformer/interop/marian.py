@@ -6,7 +6,8 @@ from typing import Any
 import jax.numpy as jnp
 
 from transformer.errors import UserError
-from transformer.interop.family import GENERATION, Family, Key, Values, named
+from transformer.interop.family import Family, Key, Values
+from transformer.interop.harmless import GENERATION, named
 from transformer.interop.parts import heads, joined, linear, norm, tied_output
 from transformer.interop.rules import Rule
 

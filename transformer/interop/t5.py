@@ -4,7 +4,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from transformer.errors import UserError
-from transformer.interop.family import GENERATION, Family, Key, Values, given, named
+from transformer.interop.family import Family, Key, Values, given
+from transformer.interop.harmless import GENERATION, named
 from transformer.interop.parts import heads, joined, linear, norm, tied_output
 from transformer.interop.rules import Rule
 

@@ -39,6 +39,11 @@ class Origin(Protocol):
         """The labels of its head; None if it has none."""
         ...
 
+    @property
+    def remarks(self) -> Sequence[str]:
+        """What its user should know."""
+        ...
+
     def shapes(self) -> dict[str, tuple]:
         """Path -> (shape, type)."""
         ...
@@ -74,6 +79,8 @@ class Checkpoint:
     def labels(self) -> Sequence[str] | None:
         """See `Origin`."""
         return _read(RunFolder(self.folder).labels)
+
+    remarks = ()
 
     def shapes(self) -> dict[str, tuple]:
         """See `Origin`."""
@@ -162,7 +169,8 @@ class WarmStart:
                 "initialize_strict=false leaves them"
             )
         why = [f"{LABELLED} is new: its labels are {_named(theirs)} there and {_named(labels)} here"]
-        return cls(origin, taken, new, left, (*(why if relabelled else ()), *shapes.values()))
+        remarks = (*origin.remarks, *(why if relabelled else ()), *shapes.values())
+        return cls(origin, taken, new, left, remarks)
 
     def table(self) -> list[str]:
         """One line for each group of parameters, taken, new or left, and the reasons for new ones."""
