@@ -23,7 +23,7 @@ from commands.outputs import make_folder
 from commands.settings import check_flags, make_job, refuse_twice
 from transformer.config import describe_keys, flatten, with_defaults
 from transformer.data.disk_cache import digest
-from transformer.errors import UserError
+from transformer.errors import UserError, first_line
 from transformer.processes import are_several
 from transformer.search import Choices, Dimension, check_space, read_space
 from transformer.sweep import Setting, names
@@ -140,7 +140,7 @@ def open_study(path: Path, asked: dict[str, Any], metric: str) -> "optuna.Study"
         study = optuna.create_study(storage=url, study_name=STUDY, direction=direction, load_if_exists=True)
         before = study.user_attrs.get("asked", asked)
     except Exception as error:  # of Optuna, SQLAlchemy or SQLite
-        raise UserError(f"{path}: not readable as a study of Optuna ({str(error).splitlines()[0]})") from None
+        raise UserError(f"{path}: not readable as a study of Optuna ({first_line(error)})") from None
     for key, value in before.items():
         if value != (now := asked.get(key)):
             hint = f", or remove {path}: what has finished is not trained again"

@@ -11,6 +11,7 @@ import numpy as np
 
 from experiments.evaluators import named_evaluators
 from transformer.data.masked_text import MaskedData, MaskedDataConfig
+from transformer.data.special_tokens import takes_space
 from transformer.data.tokenizers import Tokenizer
 from transformer.errors import UserError
 from transformer.evaluation.attention import AttentionMap, encoder_attention, first_tokens
@@ -217,7 +218,7 @@ class MaskedLanguageModeling(Experiment):
     def masked_tokens(self, text: str) -> np.ndarray:
         """`[CLS] text [SEP]` as tokens, each `[MASK]` in the text one token."""
         tokenizer, special_tokens = self.data.tokenizer, self.data.special_tokens
-        spaced = len(tokenizer.encode(" a")) == 1  # a space belongs to the token of the word after it
+        spaced = takes_space(tokenizer)
         parts = text.replace(self.mask, MASK).split(MASK)
         ids = [special_tokens.cls]
         for number, part in enumerate(parts):

@@ -32,6 +32,11 @@ def suggest(name: object, valid: Iterable[str], otherwise: str = "expected one o
     return f"did you mean {near[0]!r}?" if near else otherwise + ", ".join(valid)
 
 
+def first_line(error: BaseException) -> str:
+    """The first line of an exception's message; the name of its type, if it has no message."""
+    return next(iter(str(error).strip().splitlines()), type(error).__name__)
+
+
 def brief(text: str, longest: int, end: int = 0) -> str:
     """A text of at most `longest` characters; of a longer one the beginning, and the last `end` of them."""
     return text if len(text) <= longest else f"{text[: longest - end - 1]}…{text[len(text) - end :]}"

@@ -1,11 +1,14 @@
 import functools
 import json
 import unicodedata
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import tokenizers
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tokenizers import models, pre_tokenizers, trainers
 
 from tests.data.documents import TEXT, TOKENIZERS, tokenizer
 from transformer.data import token_cache, tokenizer_kinds
@@ -182,16 +185,14 @@ def test_its_size_is_kept():
 
 
 def test_a_tokenizer_without_an_end_gets_one(tmp_path):
-    import tokenizers
-
-    plain = tokenizers.Tokenizer(tokenizers.models.WordLevel({"a": 0, "?": 1}, unk_token="?"))
+    plain = tokenizers.Tokenizer(models.WordLevel({"a": 0, "?": 1}, unk_token="?"))
     plain.enable_truncation(1)
     plain.enable_padding(length=7)
     plain.save(str(tmp_path / "tokenizer.json"))
     loaded = Tokenizer.load(tmp_path / "tokenizer.json")
     assert loaded.eos_id == 2
     assert loaded.vocab_size == 3
-    loaded.backend.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    loaded.backend.pre_tokenizer = pre_tokenizers.Whitespace()
     assert loaded.encode("a a a") == [0, 0, 0]
 
 
@@ -202,6 +203,58 @@ def test_what_is_no_tokenizer(content, tmp_path):
         Tokenizer.load(tmp_path / "tokenizer.json")
     with pytest.raises(UserError, match=r"other\.json: cannot be read \(No such file"):
         Tokenizer.load(tmp_path / "other.json")
+
+
+def test_a_tokenizer_trained_with_dropout_encodes_a_text_always_alike(tmp_path):
+    backend = tokenizers.Tokenizer(models.BPE(dropout=0.5))
+    trainer = trainers.BpeTrainer(vocab_size=60, show_progress=False)
+    backend.train_from_iterator(["abababab abab"] * 9, trainer)
+    backend.save(str(tmp_path / "tokenizer.json"))
+    assert len({tuple(backend.encode("abababab").ids) for _ in range(30)}) > 1
+    loaded = Tokenizer.load(tmp_path / "tokenizer.json")
+    assert len({tuple(loaded.encode("abababab")) for _ in range(30)}) == 1
+    assert json.loads(loaded.content)["model"]["dropout"] is None
+
+
+CLOSED = {
+    "unigram": lambda: models.Unigram([("a", -1.0), ("b", -2.0)], None, False),
+    "unigram_bytes": lambda: models.Unigram([("a", -1.0), ("b", -2.0)], None, True),
+    "words": lambda: models.WordLevel({"a": 0, "b": 1}, "[UNK]"),
+    "wordpiece": lambda: models.WordPiece({"a": 0, "b": 1, "##b": 2}, unk_token="[UNK]"),
+    "bpe": lambda: models.BPE({"a": 0, "b": 1}, [], unk_token="[UNK]"),
+}
+
+
+@pytest.mark.parametrize("kind", CLOSED)
+def test_a_word_that_is_not_in_a_closed_vocabulary_is_named(kind, tmp_path):
+    backend = tokenizers.Tokenizer(CLOSED[kind]())
+    backend.pre_tokenizer = pre_tokenizers.Whitespace()
+    backend.save(str(tmp_path / "closed.json"))
+    loaded = Tokenizer.load(tmp_path / "closed.json")
+    assert loaded.encode("a b a") == [0, 1, 0] == loaded.encode_with_spans("a b a")[0]
+    assert loaded.find("b") == 1 and loaded.eos_id == loaded.vocab_size - 1
+    loaded.save(tmp_path / "tokenizer.json")
+    encode, _ = token_cache.encoder(Tokenizer.load(tmp_path / "tokenizer.json"))
+    for read in (loaded.encode, loaded.encode_with_spans, lambda text: list(encode(["a b", text]))):
+        with pytest.raises(UserError, match=r"\.json: 'zzz' in 'a zzz b' has no token, .*: add one"):
+            read("a zzz b")
+
+
+class Silent(Exception):
+    """An exception without a message."""
+
+
+def test_a_reader_that_raises_without_a_message_is_named(tmp_path, monkeypatch):
+    (tmp_path / "tokenizer.json").write_text("{}")
+
+    def fail(text):
+        raise Silent
+
+    monkeypatch.setattr(
+        "transformer.data.tokenizers.tokenizers", SimpleNamespace(Tokenizer=SimpleNamespace(from_str=fail))
+    )
+    with pytest.raises(UserError, match=r"not a tokenizer\.json \(Silent\)$"):
+        Tokenizer.load(tmp_path / "tokenizer.json")
 
 
 def test_an_unknown_kind():

@@ -247,6 +247,15 @@ def test_a_tokenizer_of_ours_reads_there_as_here(kind, tmp_path):
     assert SpecialTokens.of(Tokenizer.load(tmp_path / "tokenizer.json")) == special
 
 
+def test_an_added_mask_takes_the_space_before_it_where_words_do(tmp_path):
+    for kind, takes in (("bpe", True), ("words", False), ("bytes", False)):
+        tokenizer = Tokenizer.train(kind, ["a film and a cat"] * 9, 270)
+        wordpiece.write_encoder_tokenizer(tmp_path, tokenizer, SpecialTokens.of(tokenizer), 32, types=True)
+        written = json.loads((tmp_path / "tokenizer.json").read_text())["added_tokens"]
+        assert {each["content"]: each["lstrip"] for each in written}["[MASK]"] is takes
+        assert not any(each["lstrip"] for each in written if each["content"] != "[MASK]")
+
+
 def test_special_tokens_of_roberta_are_found(tmp_path):
     byte_pairs(tmp_path)
     backend = byte_level_bpe(tmp_path / "vocab.json", tmp_path / "merges.txt")

@@ -3,6 +3,7 @@
 import inspect
 import io
 import json as module_with_text
+import unicodedata
 
 import numpy as np
 import pytest
@@ -64,6 +65,23 @@ def test_the_same_tokens_as_the_library(tmp_path, rng, kind):
         assert ids == theirs.encode(text), text
         if "unk" not in text and theirs.unk_id() not in ids:
             assert ours.decode(ids) == theirs.decode(ids)
+
+
+DECOMPOSED = ["ắ ằ ấ ầ ế ề ệ ố ồ ớ ờ", "Tiếng Việt rất đẹp", "한국어 각", "naïve café", "が ぱ"]
+
+
+@pytest.mark.parametrize("kind", ["unigram", "unigram_plain", "bpe"])
+def test_decomposed_text_has_the_tokens_that_it_has_in_the_library(tmp_path, kind):
+    path, out = tmp_path / "tokenizer.model", io.BytesIO()
+    options = {"vocab_size": 60, "minloglevel": 2, "character_coverage": 1.0, **KINDS[kind]}
+    options["hard_vocab_limit"] = kind == "bpe"
+    lines = [*DECOMPOSED, *(unicodedata.normalize("NFD", text) for text in DECOMPOSED)] * 30
+    sentencepiece.SentencePieceTrainer.train(sentence_iterator=iter(lines), model_writer=out, **options)
+    path.write_bytes(out.getvalue())
+    theirs, ours = sentencepiece.SentencePieceProcessor(str(path)), read_sentencepiece(path)
+    for text in DECOMPOSED:
+        parts = unicodedata.normalize("NFD", text)
+        assert ours.encode(parts, add_special_tokens=False).ids == theirs.encode(parts), text
 
 
 @pytest.mark.parametrize("kind", KINDS)

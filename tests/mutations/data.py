@@ -242,8 +242,13 @@ EDITS = {
     "transformer/data/tokenizers.py": (
         "tests/data/test_tokenizers.py",
         {
-            "learns_the_text_as_it_is": ("map(normalizer.normalize_str, texts)", "texts"),
-            "own_normalizer_lost": ("Sequence([normalizer, *own])", "Sequence([normalizer])"),
+            "learns_the_text_as_it_is": (
+                "texts if change is None else map(change.normalize_str, texts)",
+                "texts",
+            ),
+            "own_normalizer_lost": ("[change, *filter(None, [backend.normalizer])]", "[change]"),
+            "dropout_is_kept": ("backend.model.dropout = None", "pass"),
+            "closed_vocabularies_are_not_noticed": ("ClosedVocabulary(backend, name)", "backend"),
         },
     ),
     "transformer/data/disk_cache.py": (

@@ -108,6 +108,8 @@ EDITS = {
     "transformer/interop/sentencepiece.py": (
         "tests/interop/test_sentencepiece.py tests/interop/test_marian_tokenizers.py",
         {
+            "composed_never": ("== COMPOSED", "== None"),
+            "composed_always": ("if steps and steps[0].normalize_str(DECOMPOSED) == COMPOSED", "if True"),
             "lowest_first": ("found.append((-score,", "found.append((score,"),
             "spaces_stay": ("if normal.get(4, 1):", "if False:"),
             "foreign_characters_unknown": ("if len(name) == 1 else", "if not name else"),
@@ -179,6 +181,7 @@ EDITS = {
                 '*(["token_type_ids"] if types else [])',
                 '*(["token_type_ids"] if not types else [])',
             ),
+            "mask_without_its_space": ("lstrip=name in takes", "lstrip=False"),
             "special_tokens_left_out": ("range(size, special.vocab_size)", "range(size, size)"),
         },
     ),

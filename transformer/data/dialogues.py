@@ -15,7 +15,7 @@ from transformer.data.chat_template import ChatTemplate, Message, check_messages
 from transformer.data.disk_cache import build_once, digest, map_arrays
 from transformer.data.sources import Source
 from transformer.data.token_cache import BAR
-from transformer.data.tokenizers import Tokenizer
+from transformer.data.tokenizers import Tokenizer, whole
 from transformer.errors import UserError
 from transformer.json_text import parse_json
 
@@ -150,7 +150,7 @@ class ChatTokens:
             names["bos_token"] = ""  # as in transformers, where what is not named is empty in a template
         self.template = ChatTemplate(template.source, names)
         self.identity = digest("chat", tokenizer.identity, self.template.source, self.template.tokens)
-        self._backend = tokenizers.Tokenizer.from_str(tokenizer.content)
+        self._backend = whole(tokenizers.Tokenizer.from_str(tokenizer.content), "the tokenizer")
         self._backend.encode_special_tokens = False
         added = self._backend.get_added_tokens_decoder()
         self._special = {i: token.content for i, token in added.items() if token.special}

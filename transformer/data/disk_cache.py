@@ -19,7 +19,7 @@ from tqdm import tqdm
 
 from transformer.data import checked_array
 from transformer.data.checked_array import DAMAGED, CheckedArray
-from transformer.errors import UserError
+from transformer.errors import UserError, first_line
 from transformer.json_text import parse_json
 
 CHECKSUMS = "checksums.json"
@@ -219,7 +219,7 @@ def load_array(path: Path, lazily: bool = False) -> Any:
     try:
         mapped = np.lib.format.open_memmap(path, mode="r")  # reads nothing but this format, and no objects
     except (OSError, ValueError, EOFError, SyntaxError, OverflowError) as error:
-        said = str(error).splitlines()[0]
+        said = first_line(error)
         raise UserError(f"{path}: not a whole array ({said}); delete its folder") from None
     return _checked(mapped, lazily)
 

@@ -15,7 +15,7 @@ from transformer.data.content_digests import contents_of
 from transformer.data.disk_cache import digest
 from transformer.data.sources.base import Options
 from transformer.data.sources.tfds import TfdsText
-from transformer.errors import UserError
+from transformer.errors import UserError, first_line
 
 SUFFIXES = (".png", ".jpg", ".jpeg")
 """Suffixes of image files in `folder:`; other files are ignored."""
@@ -191,7 +191,7 @@ def open_image(file: str | Path | BinaryIO) -> Any:
     except UnidentifiedImageError:
         raise UserError(f"{file}: it is no image, or of a format that is not known") from None
     except (OSError, SyntaxError, ValueError, EOFError, *bombs) as error:
-        raise UserError(f"{file}: it cannot be read as an image ({str(error).splitlines()[0]})") from None
+        raise UserError(f"{file}: it cannot be read as an image ({first_line(error)})") from None
 
 
 def as_pixels(image: Any, size: int, channels: int) -> np.ndarray:

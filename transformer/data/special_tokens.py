@@ -11,6 +11,11 @@ NAMES = (("[CLS]", "[SEP]", "[MASK]"), ("<s>", "</s>", "<mask>"))
 """The names of these tokens in tokenizers of BERT and of RoBERTa."""
 
 
+def takes_space(tokenizer: Tokenizer) -> bool:
+    """Whether a space belongs to the token of the word after it, and so to a `[MASK]` in its place."""
+    return any(tokenizer.find(name) is not None for name in ("\u0120a", "\u2581a"))
+
+
 @dataclass(frozen=True)
 class SpecialTokens:
     """Ids of `[CLS]`, `[SEP]` and `[MASK]`: those of the tokenizer, or the first ids after its vocabulary.

@@ -12,6 +12,7 @@ from typing import Any
 import tokenizers
 from tokenizers import decoders, models, normalizers, pre_tokenizers
 
+from transformer.data.closed_vocabulary import ClosedVocabulary
 from transformer.data.disk_cache import digest, flush
 from transformer.data.tokenizer_kinds import (
     END,
@@ -22,7 +23,7 @@ from transformer.data.tokenizer_kinds import (
     train_characters,
     train_words,
 )
-from transformer.errors import UserError
+from transformer.errors import UserError, first_line
 from transformer.json_text import parse_json
 
 ENDS = (END, "<|end_of_text|>", "</s>", "<eos>", "[SEP]")
@@ -58,6 +59,9 @@ TOKENIZERS = {
 """Value of `data.tokenizer` -> how to make it; any other value is the path of a `tokenizer.json`."""
 
 
+RARE = "\ua66e"
+"""A letter that hardly any vocabulary has: U+A66E, of one Slavonic manuscript."""
+
 NAMES, TEMPLATE = "tokenizer_config.json", "chat_template.jinja"
 """Files beside a `tokenizer.json`: one names the special tokens, and either may have a chat template."""
 
@@ -66,13 +70,26 @@ TARGETS = "target_tokenizer.json"
 
 
 def read_backend(path: Path) -> tokenizers.Tokenizer:
-    """The tokenizer in a `tokenizer.json`; raises `UserError` if it cannot be read."""
+    """The tokenizer in a `tokenizer.json` as one that encodes a text always alike (see `whole`); raises
+    `UserError` if it cannot be read."""
     try:
-        return tokenizers.Tokenizer.from_str(path.read_text(encoding="utf-8-sig"))
+        return whole(tokenizers.Tokenizer.from_str(path.read_text(encoding="utf-8-sig")), str(path))
     except OSError as error:
         raise UserError(f"{path}: cannot be read ({error.strerror})") from None
     except Exception as error:  # the library raises nothing more precise
-        raise UserError(f"{path}: not a tokenizer.json ({str(error).splitlines()[0]})") from None
+        raise UserError(f"{path}: not a tokenizer.json ({first_line(error)})") from None
+
+
+def whole(backend: tokenizers.Tokenizer, name: str) -> Any:
+    """The tokenizer of this name, for messages, without the dropout that it was trained with; of a model
+    without an unknown token a `ClosedVocabulary`."""
+    if getattr(backend.model, "dropout", None):
+        backend.model.dropout = None
+    try:
+        backend.model.tokenize(RARE)
+    except Exception:  # the library raises nothing more precise
+        return ClosedVocabulary(backend, name)
+    return backend
 
 
 def settings_beside(file: Path) -> dict[str, Any]:
@@ -96,24 +113,19 @@ def settings_beside(file: Path) -> dict[str, Any]:
 def special_in(settings: Mapping[str, Any], backend: tokenizers.Tokenizer) -> dict[str, str]:
     """Role -> name of the special tokens that the values of a `tokenizer_config.json` name and the tokenizer
     has."""
-    found = {}
-    for role in ROLES:
-        name = settings.get(role)
-        name = name.get("content") if isinstance(name, dict) else name  # with how the token is stripped
-        if isinstance(name, str) and backend.token_to_id(name) is not None:
-            found[role] = name
-    return found
+    given, vocabulary = {role: settings.get(role) for role in ROLES}, backend.get_vocab()
+    # A name may come with how the token is stripped.
+    names = {role: name.get("content") if isinstance(name, dict) else name for role, name in given.items()}
+    return {role: name for role, name in names.items() if isinstance(name, str) and name in vocabulary}
 
 
-def chat_template_in(settings: Any) -> str:
+def chat_template_in(settings: Mapping[str, Any]) -> str:
     """The chat template in the values of a `tokenizer_config.json`, of several the one named "default"; ""
     if there is none."""
-    found = settings.get("chat_template") if isinstance(settings, dict) else None
-    if isinstance(found, list):
-        found = {each.get("name"): each.get("template") for each in found if isinstance(each, dict)}.get(
-            "default"
-        )
-    return found if isinstance(found, str) else ""
+    given = settings.get("chat_template")
+    named = given if isinstance(given, list) else [{"name": "default", "template": given}]
+    default = [each for each in named if isinstance(each, dict) and each.get("name") == "default"]
+    return next((each["template"] for each in default if isinstance(each.get("template"), str)), "")
 
 
 def _write(path: Path, text: str) -> None:
@@ -139,8 +151,7 @@ class Tokenizer:
     ) -> None:
         """Wraps a tokenizer of the `tokenizers` library. `special` are names of special tokens by their role,
         a key of `ROLES`; without an end-of-text token one of `ENDS` is taken, or `<|endoftext|>` is added."""
-        vocabulary = backend.get_vocab()
-        end = special.get("eos_token") or next((end for end in ENDS if end in vocabulary), END)
+        end = special.get("eos_token") or next(filter(backend.get_vocab().__contains__, ENDS), END)
         names = {role: special.get(role) or end for role in ROLES}
         backend.add_special_tokens(sorted({*names.values()}))
         backend.no_truncation()
@@ -169,12 +180,11 @@ class Tokenizer:
         """
         if kind not in TOKENIZERS:
             raise UserError(f"{kind!r}: unknown tokenizer; expected a file or one of {', '.join(TOKENIZERS)}")
-        normalizer = text_normalizer(lowercase, strip_accents)
-        if normalizer is None:
-            return cls(TOKENIZERS[kind].train(texts, vocab_size))
-        backend = TOKENIZERS[kind].train(map(normalizer.normalize_str, texts), vocab_size)
-        own = [backend.normalizer] if backend.normalizer else []
-        backend.normalizer = normalizers.Sequence([normalizer, *own])
+        change = text_normalizer(lowercase, strip_accents)
+        read = texts if change is None else map(change.normalize_str, texts)
+        backend = TOKENIZERS[kind].train(read, vocab_size)
+        if change is not None:
+            backend.normalizer = normalizers.Sequence([change, *filter(None, [backend.normalizer])])
         return cls(backend)
 
     @classmethod

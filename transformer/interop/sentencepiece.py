@@ -14,7 +14,7 @@ from typing import Any
 import tokenizers
 from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers
 
-from transformer.errors import UserError
+from transformer.errors import UserError, first_line
 
 LONGEST = 1 << 26
 """Bytes of a file. Those of the largest vocabularies have a few megabytes."""
@@ -27,6 +27,9 @@ FOREIGN = "\uffff"
 
 MARK, LANGUAGE = r"<[^\s<>]+>", r">>[^\s<>]+<<"
 """The names of tokens that stand for no text, and of those that name the language of a target."""
+
+DECOMPOSED, COMPOSED = "e\u0301", "\u00e9"
+"""A letter and its mark, and both in one character: a table of Unicode's NFKC makes one of the other."""
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)
 """Types of pieces."""
@@ -73,7 +76,7 @@ def read_sentencepiece(path: Path, ids: Mapping[str, int] | None = None) -> toke
     try:
         backend = _build(pieces, trained, normal)
     except Exception as error:  # the library raises nothing more precise
-        raise UserError(f"{path}: not a SentencePiece model ({str(error).splitlines()[0][:160]})") from None
+        raise UserError(f"{path}: not a SentencePiece model ({first_line(error)[:160]})") from None
     backend.add_special_tokens([piece.text for piece in pieces if piece.type == CONTROL])
     languages = [name for name in ids or () if re.fullmatch(LANGUAGE, name)]
     backend.add_tokens([tokenizers.AddedToken(name, normalized=False) for name in languages])
@@ -174,6 +177,10 @@ def _build(pieces: Sequence[Piece], trained: dict[int, Any], normal: dict[int, A
 def _normalizer(normal: dict[int, Any]) -> normalizers.Normalizer:
     """Characters by a table, then spaces: at most one between words, one before the text, and all visible."""
     steps: list[Any] = [normalizers.Precompiled(table)] if (table := normal.get(2)) else []
+    if steps and steps[0].normalize_str(DECOMPOSED) == COMPOSED:
+        # The library reads the table by grapheme, and takes the shortest match there: of a letter with two
+        # marks the second is lost. A composed letter is one character.
+        steps = [normalizers.NFC(), *steps]
     if normal.get(4, 1):
         steps += [normalizers.Replace(Regex(r"\A +| +\z"), ""), normalizers.Replace(Regex(" {2,}"), " ")]
     steps += [normalizers.Prepend(" ")] if normal.get(3, 1) else []

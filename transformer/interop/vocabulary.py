@@ -18,7 +18,7 @@ from transformer.data.tokenizers import (
     settings_beside,
     special_in,
 )
-from transformer.errors import UserError
+from transformer.errors import UserError, first_line
 from transformer.interop.json_files import read_object
 from transformer.interop.sentencepiece import read_sentencepiece
 from transformer.interop.wordpiece import word_piece
@@ -144,9 +144,7 @@ def byte_level_bpe(vocab: Path, merges: Path) -> tokenizers.Tokenizer:
         pairs: Any = [tuple(line.split(" ")) for line in lines if line and not line.startswith("#version")]
         backend = tokenizers.Tokenizer(models.BPE(vocab=ids, merges=pairs))
     except Exception as error:  # the library raises nothing more precise
-        raise UserError(
-            f"{merges}: not the merges of {vocab.name} ({str(error).splitlines()[0][:160]})"
-        ) from None
+        raise UserError(f"{merges}: not the merges of {vocab.name} ({first_line(error)[:160]})") from None
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=spaced)
     backend.decoder = decoders.ByteLevel()
     backend.post_processor = processors.ByteLevel(trim_offsets=False)
@@ -164,7 +162,7 @@ def write_tokenizer(
     """
     backend = tokenizers.Tokenizer.from_str(tokenizer.content)
     before, after = [] if paired else [tokenizer.bos_id], [tokenizer.eos_id] if answers else []
-    plain, added = (backend.encode("a", add_special_tokens=each).ids for each in (False, True))
+    plain, added = (backend.encode("", add_special_tokens=each).ids for each in (False, True))
     if backend.post_processor is None or (answers and added != [*before, *plain, *after]):
         first, last = ([tokenizer.name(i) for i in ids] for ids in (before, after))
         backend.post_processor = processors.TemplateProcessing(

@@ -8,7 +8,7 @@ from typing import Any
 import tokenizers
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 
-from transformer.data.special_tokens import SpecialTokens
+from transformer.data.special_tokens import SpecialTokens, takes_space
 from transformer.data.tokenizers import NAMES, Tokenizer
 from transformer.errors import UserError
 from transformer.interop.json_files import LONGEST, read_object
@@ -73,10 +73,12 @@ def write_encoder_tokenizer(
     """
     backend = tokenizers.Tokenizer.from_str(tokenizer.content)
     size = tokenizer.vocab_size
-    backend.add_special_tokens([special.name(i) for i in range(size, special.vocab_size)])
+    missing = [special.name(i) for i in range(size, special.vocab_size)]
+    takes = {special.name(special.mask)} if takes_space(tokenizer) else {*()}
+    backend.add_special_tokens([tokenizers.AddedToken(name, lstrip=name in takes) for name in missing])
     ids = {"cls_token": special.cls, "sep_token": special.sep, "mask_token": special.mask}
     named = {role: str(backend.id_to_token(i)) for role, i in ids.items()}
-    plain, added = (backend.encode("a", add_special_tokens=each).ids for each in (False, True))
+    plain, added = (backend.encode("", add_special_tokens=each).ids for each in (False, True))
     if added != [special.cls, *plain, special.sep]:
         known = {named[role]: i for role, i in ids.items()}
         backend.post_processor = _template(known, named["cls_token"], named["sep_token"])

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import optax
 import optax.contrib
 
-from transformer.errors import UserError
+from transformer.errors import UserError, first_line
 from transformer.training.checkpoint import Params
 from transformer.training.layerwise import OF_ARRAYS, by_layer
 from transformer.training.schedules import Schedule
@@ -196,7 +196,7 @@ def _trace(name: str, arguments: Mapping[str, Any], rate: Any) -> None:
 
 
 def _refused(name: str, arguments: Mapping[str, Any], key: str, error: Exception) -> UserError:
-    why = (str(error) or type(error).__name__).strip().splitlines()[0]
+    why = first_line(error)
     with contextlib.suppress(Exception):
         _trace(name, arguments, 1.0)
         why = "it takes a number as learning rate, no schedule"

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from transformer.config import NonnegativeFloat, OneOf, Rate
-from transformer.errors import UserError
+from transformer.errors import UserError, first_line
 from transformer.sums import Sum, named_terms
 from transformer.training.experiment import Batch
 from transformer.training.logits_memory import LogitsConfig, Loss, Unembed, chunked, token_loss_in_parts
@@ -61,7 +61,7 @@ class LossConfig(LogitsConfig):
         except UserError as error:
             raise UserError(f"arguments.{error}") from None
         except Exception as error:
-            reason = (str(error) or type(error).__name__).strip().splitlines()[0]
+            reason = first_line(error)
             given = dict(self.arguments)
             raise UserError(f"arguments: {self.name} cannot be used with {given}: {reason}") from error
         if [getattr(found, key, None) for key in ("shape", "dtype")] != [log_p.shape, log_p.dtype]:

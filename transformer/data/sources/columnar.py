@@ -17,7 +17,7 @@ import numpy as np
 from transformer.data.disk_cache import digest
 from transformer.data.sources.base import Options, belong, key_of
 from transformer.data.sources.files import Files
-from transformer.errors import UserError
+from transformer.errors import UserError, first_line
 from transformer.json_text import parse_json
 
 TEXT = ("string", "large_string", "string_view")
@@ -159,7 +159,7 @@ class ColumnarFiles(Files):
             return self._group(group)[rows].to_pylist()
         except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:
             file, number = self._groups[group]
-            said = str(error).splitlines()[0]
+            said = first_line(error)
             raise UserError(f"{self._files[file]}: rows of group {number + 1} are damaged ({said})") from None
 
     def _read(self, group: int) -> Any:

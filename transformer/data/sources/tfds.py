@@ -15,7 +15,7 @@ from typing import Any
 
 from transformer.data.disk_cache import locked
 from transformer.data.sources.base import SPLITS, Options, Source
-from transformer.errors import UserError
+from transformer.errors import UserError, first_line
 
 RETRIES = 4
 """How often a download is tried again, after 0.4, 0.8 ... seconds."""
@@ -141,7 +141,7 @@ def _needs(name: str, module: str | None) -> UserError:
 
 
 def _line(error: Exception) -> str:
-    return f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else ''}"
+    return f"{type(error).__name__}: {first_line(error)}"
 
 
 def _text(value: Any, feature: Any) -> Any:
