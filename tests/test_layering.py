@@ -11,7 +11,8 @@ ROOT = Path(__file__).parent.parent
 ALLOWED = {
     "transformer.backend": set(),
     "transformer.process": {"transformer.backend"},
-    "transformer.processes": {"transformer.errors"},
+    "transformer.coordinators": {"transformer.errors"},
+    "transformer.processes": {"transformer.coordinators", "transformer.errors"},
     "transformer.errors": set(),
     "transformer.json_text": set(),
     "transformer.host": set(),

@@ -3,16 +3,19 @@
 import contextlib
 import glob
 import importlib.util
+import ipaddress
 import os
 import socket
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
 
+from transformer import coordinators
 from transformer.errors import UserError
 
 COUNTS = ("SLURM_STEP_NUM_TASKS", "OMPI_COMM_WORLD_SIZE", "MEGASCALE_NUM_SLICES")
@@ -37,7 +40,8 @@ ENDS = "the process that ends all"
 """The key of JAX's coordination service under which the first one with an error says so."""
 
 PLACES: list[tuple[str, str, int]] = []
-"""The host, address and port of each process, where it listens for as long as it lives."""
+"""The host, address and port of each process, where it listens for as long as it lives; port 0 where this
+process cannot reach it, and so cannot say whether it has ended."""
 
 ENDING = threading.Event()
 """Set once this process has come to its own end, and listens to the others no more."""
@@ -84,6 +88,8 @@ def meet(
     late.daemon = True
     late.start()
     try:
+        coordinator, count, number = coordinators.find(coordinator, count, number)
+        host = coordinators.check(coordinator, is_here=number == 0)
         jax.distributed.initialize(
             coordinator,
             count,
@@ -93,13 +99,13 @@ def meet(
             shutdown_timeout_seconds=SHUTDOWN_SECONDS,
         )
     except (ValueError, RuntimeError) as error:
-        if certain:
+        if certain or (count or 1) > 1:
             raise UserError(f"--coordinator: the processes did not meet: {error}") from error
         return
     finally:
         late.cancel()
     if jax.process_count() > 1:
-        PLACES.extend(_announced())
+        PLACES.extend(_reachable(_announced(host)))
         if jax.process_index() == 0:
             placed = " ".join(f"{i} on {host}" for i, (host, _, _) in enumerate(PLACES))
             print(f"{len(PLACES)} processes: {placed}", file=sys.stderr)
@@ -114,17 +120,28 @@ def _give_up() -> None:
     os._exit(2)
 
 
-def _announced() -> list[tuple[str, str, int]]:
-    """Makes this process listen, without ever answering: the system closes the port when it dies."""
-    listening = socket.create_server(("", 0), backlog=128)
-    host, port = socket.gethostname(), listening.getsockname()[1]
+def _announced(coordinator: str = coordinators.ANYWHERE) -> list[tuple[str, str, int]]:
+    """Makes this process listen, without ever answering: the system closes the port when it dies.
+
+    Each gives the address from which it reaches the host of the coordinator. On that host itself this may be
+    a loopback address, by which no other host finds it; then it is the one from which it reaches another."""
+    listening = coordinators.listening()
+    port = listening.getsockname()[1]
     listening.detach()  # it stays open until the process ends
-    try:
-        address = socket.gethostbyname(host)
-    except OSError:
-        address = host
-    rows = [text.split() for text in gathered(f"{host} {address} {port}")]
+    address = coordinators.address_towards(coordinator)
+    elsewhere = [each for each in gathered(address) if not ipaddress.ip_address(each).is_loopback]
+    if elsewhere and ipaddress.ip_address(address).is_loopback:
+        address = coordinators.address_towards(elsewhere[0])
+    rows = [text.split() for text in gathered(f"{socket.gethostname()} {address} {port}")]
     return [(row[0], row[1], int(row[2])) for row in rows]
+
+
+def _reachable(places: list[tuple[str, str, int]]) -> list[tuple[str, str, int]]:
+    """The places, with port 0 where a process that has just announced itself seems to have ended, as behind a
+    firewall that refuses connections."""
+    with ThreadPoolExecutor(32) as pool:
+        refused = pool.map(lambda place: _has_ended(*place), places)
+        return [(*place[:2], 0 if no else place[2]) for place, no in zip(places, refused, strict=True)]
 
 
 def ended() -> str:
@@ -140,6 +157,8 @@ def ended() -> str:
 
 def _has_ended(host: str, address: str, port: int) -> bool:
     """Whether nothing listens there; a host that cannot be reached may still be at work."""
+    if not port:
+        return False
     try:
         socket.create_connection((address, port), timeout=2).close()
     except ConnectionRefusedError:

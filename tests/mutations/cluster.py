@@ -28,4 +28,29 @@ EDITS = {
             "included_code_is_not_compared": (", flags.include)", ")"),
         },
     ),
+    "transformer/coordinators.py": (
+        "tests/test_network.py",
+        {
+            "nobody_tries_the_port": ("if is_here:", "if False:"),
+            "everyone_tries_the_port": ("if is_here:", "if True:"),
+            "ports_without_limit": ("not 0 < int(port) < 2**16", "not 0 < int(port)"),
+            "brackets_stay": ('return host.strip("[]")', "return host"),
+            "what_is_given_is_not_kept": (
+                'given = coordinator or os.environ.get("JAX_COORDINATOR_ADDRESS"), count, number',
+                "given = None, None, None",
+            ),
+            "only_the_old_protocol": ("if socket.has_dualstack_ipv6():", "if False:"),
+        },
+    ),
+    "transformer/processes.py": (
+        "tests/test_network.py",
+        {
+            "refused_is_ended": ("0 if no else place[2]", "place[2]"),
+            "unreachable_is_ended": ("    if not port:\n", "    if False:\n"),
+            "loopback_of_the_coordinator_stays": (
+                "if elsewhere and ipaddress.ip_address(address).is_loopback:",
+                "if False:",
+            ),
+        },
+    ),
 }
