@@ -5,6 +5,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from transformer.data.sources.packed_files import PACKED
 from transformer.errors import UserError
 
 KINDS = {".jsonl": "jsonl", ".csv": "csv", ".tsv": "tsv", ".parquet": "parquet"}
@@ -24,7 +25,7 @@ def named_source(text: str, data: Any) -> str:
     path = Path(text)
     if not path.exists():
         return text if text.partition(":")[0] in data.kinds else ""
-    suffixes = [suffix for suffix in path.suffixes if suffix != ".gz"]
+    suffixes = [suffix for suffix in path.suffixes if suffix.lower() not in PACKED]
     if not (kind := KINDS.get(suffixes[-1] if suffixes else "")) or not path.is_file():
         return ""
     if kind not in data.kinds:

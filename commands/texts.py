@@ -1,13 +1,12 @@
 """Input texts and output files of commands, which can be continued after an interruption."""
 
 import contextlib
-import gzip
 import hashlib
 import json
 import os
+import shlex
 import sys
 import time
-import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ import jax
 
 from commands.columns import look_for_columns, named_source
 from commands.workdir import take
+from transformer.data.sources.packed_files import PACKED, SAMPLE, WINDOWS, reading, refuse_binary
 from transformer.errors import UserError
 from transformer.json_text import parse_json
 
@@ -85,12 +85,12 @@ def open_input(source: str | None, experiment: Any) -> Input:
 
 
 def lines(source: str | None) -> Iterator[str]:
-    """The lines of a file, packed if its name ends in .gz, or of standard input, as data sources read them:
-    only a line feed ends a line, carriage returns before it and a byte-order mark at the beginning are left
-    out.
+    """The lines of a file, packed if it has a suffix of `PACKED`, or of standard input, as data sources read
+    them: only a line feed ends a line, carriage returns before it and a byte-order mark at the beginning are
+    left out.
 
     Raises:
-      UserError: it is missing or no whole gzip file, or a line, whose number is given, is not UTF-8.
+      UserError: it is missing, damaged or binary, or a line, whose number is given, is not UTF-8.
     """
     name = source or "standard input"
     if source and not Path(source).exists():
@@ -100,14 +100,19 @@ def lines(source: str | None) -> Iterator[str]:
     if not source and sys.stdin.isatty():
         print("Reading one text per line from the keyboard; Ctrl-D ends.", file=sys.stderr)
     try:
-        packed = name.endswith(".gz")
-        with gzip.open(name) if packed else open(source or 0, "rb", closefd=bool(source)) as stream:
+        path = Path(name)
+        packed = path.suffix.lower() in PACKED
+        with reading(path) if packed else open(source or 0, "rb", closefd=bool(source)) as stream:
+            if source and not _special(source):
+                refuse_binary(stream.peek(SAMPLE), path)
             for number, line in enumerate(stream, 1):
                 yield line.decode("utf-8-sig" if number == 1 else "utf-8").rstrip("\r\n")
     except UnicodeDecodeError:
-        raise UserError(f"--input: {name}:{number} is not UTF-8") from None
-    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-        raise UserError(f"--input: {name}: not a whole gzip file ({error})") from None
+        raise UserError(
+            f"--input: {name}:{number} is not UTF-8; {WINDOWS.format(shlex.quote(name))}"
+        ) from None
+    except UserError as error:
+        raise UserError(f"--input: {error}") from None
     except OSError as error:
         raise UserError(f"--input: {name}: {error.strerror}") from None
 

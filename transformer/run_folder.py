@@ -70,7 +70,7 @@ def replace(path: Path, text: str) -> None:
     """
     part = path.with_name(path.name + ".part")
     try:
-        with part.open("w", encoding="utf-8") as file:
+        with part.open("w", encoding="utf-8", errors="backslashreplace") as file:
             print(text, end="", file=file, flush=True)
             os.fsync(file.fileno())
         os.replace(part, path)

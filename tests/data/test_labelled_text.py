@@ -194,7 +194,13 @@ def test_what_may_be_a_mistake_is_said(tmp_path):
         ["Pos", "pos"],
         ["ss", "ß"],
     ]
-    assert all("2 classes: only case or spaces differ" in line for line in said)
+    assert all("2 classes: only case, spaces or the form of characters differ" in line for line in said)
+    alike = remarks(["caf\u00e9", "cafe\u0301", "\u200bno", "no", "Ja", "ja"])
+    assert [re.findall("'(.*?)'", line) for line in alike] == [
+        [r"caf\xe9", r"cafe\u0301"],
+        [r"\u200bno", "no"],
+        ["Ja", "ja"],
+    ]
     assert remarks(labelled_as(tmp_path / "b.tsv", [str(i % 25) for i in range(100)]).labels) == [
         "the 25 labels are numbers, and each a class: which are near does not count"
     ]

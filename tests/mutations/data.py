@@ -239,6 +239,16 @@ EDITS = {
             "case_kept": ("[normalizers.Lowercase()] if lowercase", "[] if lowercase"),
         },
     ),
+    "transformer/data/sources/packed_files.py": (
+        "tests/data/test_packed_files.py",
+        {
+            "nul_is_text": ('if b"\\0" in head', "if False"),
+            "signatures_are_not_known": ("== signature", "== None"),
+            "the_first_of_several": ("if len(members) != 1", "if not members"),
+            "damage_is_a_traceback": ('getattr(error, "errno", None)', "True"),
+            "suffixes_in_lower_case": ("path.suffix.lower()", "path.suffix"),
+        },
+    ),
     "transformer/data/tokenizers.py": (
         "tests/data/test_tokenizers.py",
         {

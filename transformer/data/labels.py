@@ -46,15 +46,16 @@ def find_labels(names: Sequence[str], key: str, place: Callable[[int], str] = st
 
 
 def remarks(labels: Sequence[str]) -> list[str]:
-    """Warnings about suspicious labels: nearly equal ones, and many numbers."""
+    """Warnings about suspicious labels: those that look alike, and many numbers."""
     alike: dict[str, list[str]] = {}
     for label in labels:
-        alike.setdefault(" ".join(unicodedata.normalize("NFKC", label).casefold().split()), []).append(label)
-    lines = [
-        f"the labels {', '.join(map(repr, same))} are {len(same)} classes: only case or spaces differ"
-        for same in alike.values()
-        if len(same) > 1
-    ]
+        alike.setdefault(_as_read(label), []).append(label)
+    lines = []
+    for same in (same for same in alike.values() if len(same) > 1):
+        # Forms of a character look the same unless they are escaped.
+        write = repr if len({unicodedata.normalize("NFKC", label) for label in same}) == len(same) else ascii
+        what = f"{len(same)} classes: only case, spaces or the form of characters differ"
+        lines.append(f"the labels {', '.join(map(write, same))} are {what}")
     if len(labels) > MANY and _are_numbers(labels):
         lines.append(f"the {len(labels)} labels are numbers, and each a class: which are near does not count")
     return lines
@@ -91,6 +92,13 @@ def shown(labels: Sequence[str], most: int) -> str:
 def quoted(label: str) -> str:
     """The label in quotes; the beginning of a long one, which is rather a text than a label."""
     return repr(brief(label, LONGEST))
+
+
+def _as_read(label: str) -> str:
+    """The label without what a reader does not see: case, white space, forms of a character, and characters
+    without a width."""
+    shown = "".join(c for c in unicodedata.normalize("NFKC", label) if unicodedata.category(c) != "Cf")
+    return unicodedata.normalize("NFKC", " ".join(shown.casefold().split()))
 
 
 def _are_numbers(labels: Sequence[str] | set[str]) -> bool:

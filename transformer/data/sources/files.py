@@ -3,12 +3,11 @@
 import bisect
 import functools
 import glob
-import gzip
 import mmap
 import os
 import re
+import shlex
 import shutil
-import zlib
 from array import array
 from codecs import BOM_UTF8
 from collections.abc import Iterator, Sequence
@@ -20,6 +19,7 @@ import numpy as np
 from transformer.data.content_digests import contents_of
 from transformer.data.disk_cache import build_once, digest
 from transformer.data.sources.base import MANY, PIECE, SPLITS, Options, Source, falls_in
+from transformer.data.sources.packed_files import PACKED, WINDOWS, reading, refuse_binary
 from transformer.errors import UserError
 
 DOCUMENTS = {"file": None, "line": re.compile(rb"\n"), "paragraph": re.compile(rb"\n(?:[ \t\r]*\n)+")}
@@ -52,22 +52,25 @@ class Files(Source):
         return contents_of(self._files, self._options.folder)
 
     def _open(self, file: int) -> mmap.mmap:
-        path = self._files[file]
-        if path.suffix == ".gz":
-            path = _unpacked(path, self._options.folder)
+        path = self._plain(file)
         try:
             with open(path, "rb") as opened:
-                return mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ)
+                data = mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ)
         except OSError as error:
             raise UserError(f"{path}: cannot be read ({error.strerror})") from None
+        refuse_binary(data, self._files[file])
+        return data
+
+    def _plain(self, file: int) -> Path:
+        path = self._files[file]
+        return _unpacked(path, self._options.folder) if path.suffix.lower() in PACKED else path
 
     @functools.cached_property
     def _sizes(self) -> list[int]:
         return [self._size(file) for file in range(len(self._files))]
 
     def _size(self, file: int) -> int:
-        path = self._files[file]
-        return (_unpacked(path, self._options.folder) if path.suffix == ".gz" else path).stat().st_size
+        return self._plain(file).stat().st_size
 
     def _begin(self, file: int) -> int:
         """The position where the text of a file begins: after a byte-order mark, if there is one."""
@@ -83,8 +86,9 @@ class Files(Source):
             return data[start:end].decode()
         except UnicodeDecodeError as error:
             at = start + error.start
-            message = f"{self._place(file, at)}: byte {at} is not UTF-8 ({error.reason})"
-            raise UserError(message) from None
+            found = f"{self._place(file, at)}: byte {at} is not UTF-8 ({error.reason})"
+            remedy = WINDOWS.format(shlex.quote(str(self._files[file])))
+            raise UserError(f"{found}; {remedy}") from None
 
     def _place(self, file: int, position: int) -> str:
         line = self._map(file)[:position].count(b"\n") + 1
@@ -112,6 +116,7 @@ class TextFiles(Files):
             fields = ", ".join(map(repr, options.asked))
             raise UserError(f"text:{pattern}: plain text has no fields, and {fields} are read; give jsonl:")
         super().__init__("text", pattern, split, options)
+        self.identity = digest(self.identity, "without byte-order marks")
 
     def __len__(self) -> int:
         return len(self._ends)
@@ -137,7 +142,8 @@ class TextFiles(Files):
         ends, firsts = self._ends, self._firsts
         number = bisect.bisect(firsts, index) - 1
         file, start, _ = self._parts[number]
-        return file, int(ends[index - 1]) if index > firsts[number] else start, int(ends[index])
+        begin = start or self._begin(file)
+        return file, int(ends[index - 1]) if index > firsts[number] else begin, int(ends[index])
 
     @functools.cached_property
     def _ends(self) -> np.ndarray:
@@ -160,7 +166,7 @@ class TextFiles(Files):
         if self._options.divide and len(parts) >= MANY:
             common = os.path.commonpath(self._files)
             names = [os.path.relpath(file, common) for file in self._files]
-            parts = [part for part in parts if falls_in(self._split, names[part[0]].encode())]
+            parts = [part for part in parts if falls_in(self._split, os.fsencode(names[part[0]]))]
         elif self._options.divide:
             low, high = SPLITS[self._split]
             first, last = self._at(low), self._at(high)
@@ -227,10 +233,7 @@ def _unpacked(path: Path, folder: Path) -> Path:
     stat = path.stat()
 
     def build(new: Path) -> None:
-        try:
-            with gzip.open(path, "rb") as packed, open(new / "text", "wb") as plain:
-                shutil.copyfileobj(packed, plain, PIECE)
-        except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-            raise UserError(f"{path}: not a whole gzip file ({error})") from None
+        with reading(path) as packed, open(new / "text", "wb") as plain:
+            shutil.copyfileobj(packed, plain, PIECE)
 
     return build_once(folder / "unpacked" / digest(str(path), stat.st_size, stat.st_mtime_ns), build) / "text"

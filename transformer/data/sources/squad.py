@@ -56,7 +56,7 @@ class SquadFiles(Files):
         """The questions of each paragraph with questions."""
         found, place = [], "the whole"
         try:
-            articles = parse_json(self._decode(file, 0, self._sizes[file]))["data"]
+            articles = parse_json(self._decode(file, self._begin(file), self._sizes[file]))["data"]
             for i, article in enumerate(articles, 1):
                 place = f"article {i}"
                 for j, paragraph in enumerate(article["paragraphs"], 1):
