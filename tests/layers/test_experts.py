@@ -205,12 +205,38 @@ def test_bfloat16_products_with_gradients_in_float32(factor, rng):
         assert np.mean(kernel == kernel.astype(jnp.bfloat16).astype(jnp.float32)) < 0.2
 
 
-def test_padding_takes_no_capacity(rng):
-    module, params, x = make(rng, factor=0.6)
-    segments = np.array([[1] * 10, [0] * 4 + [1] * 6, [1, 0] * 5])
-    expected, _ = by_loop("gelu", params, x, 2, math.ceil(2 * LENGTH / EXPERTS * 0.6), segments > 0)
+@pytest.mark.parametrize("k", [1, 2])
+def test_a_document_has_its_own_capacity_and_padding_takes_none(k, rng):
+    """As if each were in a row by itself; segments may be in any order, with padding between."""
+    module, params, x = make(rng, k=k, factor=0.6)
+    segments = np.array([[1] * 10, [0] * 2 + [7] * 6 + [3] * 2, [1, 0, 2, 2, 1, 1, 0, 2, 1, 1]])
     found = applied(module, params, x, segments_bt=jnp.asarray(segments), train=True)
+    expected, dropped = np.zeros_like(found), 0
+    for b, row in enumerate(segments):
+        for number in {*row} - {0}:
+            here = row == number
+            capacity = math.ceil(k * here.sum() / EXPERTS * 0.6)
+            (expected[b, here],), more = by_loop("gelu", params, x[b, here][None], k, capacity)
+            dropped += more
+    assert dropped > 5
     np.testing.assert_allclose(found, expected, atol=1e-4)
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("k", [1, 2])
+def test_a_row_of_one_document_is_the_same_with_and_without_its_number(k, rng):
+    """By two kinds of routes, with their gradients: none goes to the weights of dropped choices."""
+    module, params, x = make(rng, k=k, factor=0.6)
+    cotangent = rng.normal(size=x.shape).astype(np.float32)
+
+    def loss(params, x, segments_bt=None):
+        return jnp.sum(applied(module, params, x, segments_bt=segments_bt, train=True) * cotangent)
+
+    gradient = jax.jit(jax.grad(loss, (0, 1)))
+    found = gradient(params, jnp.asarray(x), jnp.full(x.shape[:2], 4))
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, atol=2e-4), found, gradient(params, jnp.asarray(x))
+    )
 
 
 @pytest.mark.parametrize("k", [1, 2])

@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, Protocol
 
 import jax
@@ -24,9 +24,9 @@ class Experts(nn.Module):
     2017; Lepikhin et al. 2021, "GShard"); w = p if k = 1, where the quotient would have no gradient (Fedus et
     al. 2022, "Switch Transformers", section 2.1). `network` is a member of `FEED_FORWARDS` with its sizes.
 
-    With a `capacity_factor`, in training an expert computes at most ceil(k t / e * capacity_factor) tokens of
-    a row of t: the first ones, so that none depends on a later one. To the others it adds nothing (GShard,
-    section 3.2, with a row as the group). In evaluation and decoding, and with 0, every token is computed.
+    With a `capacity_factor`, in training an expert serves at most ceil(k t / e * capacity_factor) tokens of a
+    document of t: the first ones, so none depends on what a later one is. To others it adds nothing (GShard,
+    section 3.2, with a document as the group). In evaluation and decoding, and with 0, it serves every token.
 
     Sown terms, means over rows of what is computed for a row's tokens that are not padding:
 
@@ -44,7 +44,8 @@ class Experts(nn.Module):
     def __call__(
         self, x_btd: jax.Array, *, segments_bt: jax.Array | None = None, train: bool = False
     ) -> jax.Array:
-        """(b, t, d) -> (b, t, d); segment 0 is padding, which takes no expert's capacity."""
+        """(b, t, d) -> (b, t, d). Tokens of one segment are a document, None: those of a row; segment 0 is
+        padding, which takes no expert's capacity."""
         e, k, t = self.num_experts, self.experts_per_token, x_btd.shape[1]
         valid_bt = jnp.ones(x_btd.shape[:2], bool) if segments_bt is None else segments_bt > 0
         logits_bte = Linear((e,), names=("embed", None), use_bias=False, name="router")(x_btd)
@@ -56,17 +57,27 @@ class Experts(nn.Module):
             weights_btk /= jnp.sum(weights_btk, axis=-1, keepdims=True)
         if self.is_mutable_collection("terms"):
             self._sow_terms(logits_bte, probabilities_bte, experts_btk, valid_bt)
-        if train and self.capacity_factor:
-            capacity = min(t, math.ceil(k * t / e * self.capacity_factor))
-            routes: Routes = Buffers.of(experts_btk, valid_bt, e, capacity)
+        limited = bool(train and self.capacity_factor)
+        if limited and segments_bt is None:
+            routes: Routes = Buffers.of(experts_btk, e, self.capacities(t)[t])
         elif self.is_initializing():
-            routes = Buffers.of(experts_btk, valid_bt, e, t)  # layers are initialised under `jax.vmap`
+            routes = Buffers.of(experts_btk, e, t)  # layers are initialised under `jax.vmap`
         else:
             routes = Sorted.of(experts_btk, e)
+        if limited and segments_bt is not None:
+            # Many short documents may choose one expert for every token, which buffers of a fixed size, less
+            # than a row, cannot hold.
+            kept_btk = within(self.capacities(t), experts_btk, segments_bt)
+            weights_btk = jnp.where(kept_btk, weights_btk, 0)
         linear = functools.partial(ExpertLinear, num_experts=e, routes=routes)
         network = self.network(linear=linear, hidden=routes.hidden, name="experts")
         y_btkd = routes.collect(network(routes.deal(x_btd)))
         return jnp.einsum("btk,btkd->btd", weights_btk, y_btkd.astype(jnp.float32)).astype(y_btkd.dtype)
+
+    def capacities(self, longest: int) -> list[int]:
+        """The most tokens of a document that an expert serves, for documents of 0 to `longest` tokens."""
+        share = [self.experts_per_token * t / self.num_experts for t in range(longest + 1)]
+        return [min(t, math.ceil(mean * self.capacity_factor)) for t, mean in enumerate(share)]
 
     def _sow_terms(
         self,
@@ -86,6 +97,30 @@ class Experts(nn.Module):
         z_bt = jnp.square(jax.nn.logsumexp(logits_bte, axis=-1))
         self.sow("terms", "load_balance", Sum.of(balance_b))
         self.sow("terms", "router_z", Sum.of(jnp.sum(z_bt * valid_bt1[..., 0], axis=1) / count_b1[:, 0]))
+
+
+def within(capacities: Sequence[int], experts_btk: jax.Array, segments_bt: jax.Array) -> jax.Array:
+    """Whether a choice (b, t, k) is among the first `capacities[n]` that tokens of its segment, which has n,
+    make of its expert; False for those of padding, segment 0."""
+    k = experts_btk.shape[-1]
+    _, sizes_bt = _places(segments_bt)
+    places_bn, _ = _places(experts_btk.reshape(len(experts_btk), -1), jnp.repeat(segments_bt, k, axis=1))
+    most_bt1 = jnp.where(segments_bt > 0, jnp.array(capacities)[sizes_bt], 0)[..., None]
+    return places_bn.reshape(experts_btk.shape) < most_bt1
+
+
+def _places(*keys_bn: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """The place of each entry of a row among those with the same keys, and the number of these."""
+    order_bn = jnp.lexsort(keys_bn, axis=1)
+    back_bn, index_n = jnp.argsort(order_bn, axis=1), jnp.arange(order_bn.shape[1])
+    differs = [jnp.diff(jnp.take_along_axis(key_bn, order_bn, axis=1), axis=1) != 0 for key_bn in keys_bn]
+    edge_bm = functools.reduce(jnp.logical_or, differs)
+    begins_bn, ends_bn = (jnp.pad(edge_bm, ((0, 0), at), constant_values=True) for at in ((1, 0), (0, 1)))
+    first_bn = jax.lax.cummax(jnp.where(begins_bn, index_n, 0), axis=1)
+    last_bn = jax.lax.cummin(jnp.where(ends_bn, index_n, len(index_n)), axis=1, reverse=True)
+    found = index_n - first_bn, last_bn - first_bn + 1
+    place_bn, number_bn = (jnp.take_along_axis(x_bn, back_bn, axis=1) for x_bn in found)
+    return place_bn, number_bn
 
 
 class Routes(Protocol):
@@ -136,7 +171,7 @@ class ExpertLinear(nn.Module):
 
 @dataclasses.dataclass(frozen=True)
 class Buffers:
-    """Routes with c slots of each expert in each row: buffers (b, e, c, d).
+    """Routes with c slots of each expert in each row, a document: buffers (b, e, c, d).
 
     Rows are divided over devices when tokens are put into slots; in between the buffers are divided by expert
     instead, so that tokens, not kernels, go over the network, by all-to-all.
@@ -149,16 +184,15 @@ class Buffers:
     hidden: ClassVar[tuple[str | None, ...]] = ("group", "expert", None, "mlp")
 
     @classmethod
-    def of(cls, experts_btk: jax.Array, valid_bt: jax.Array, num_experts: int, capacity: int) -> "Buffers":
-        """Gives slots to the choices of a row in order; padding gets none."""
+    def of(cls, experts_btk: jax.Array, num_experts: int, capacity: int) -> "Buffers":
+        """Gives slots to the choices of a row in order."""
         b, _, k = experts_btk.shape
         experts_bn = experts_btk.reshape(b, -1)
-        valid_bn = jnp.repeat(valid_bt, k, axis=1)
-        chosen_bne = (experts_bn[..., None] == jnp.arange(num_experts)) & valid_bn[..., None]
+        chosen_bne = experts_bn[..., None] == jnp.arange(num_experts)
         before_bne = jnp.cumsum(chosen_bne, axis=1) - chosen_bne
         place_bn = jnp.sum(before_bne * chosen_bne, axis=-1)
         slots_bn = experts_bn * capacity + place_bn
-        kept_bn = valid_bn & (place_bn < capacity)
+        kept_bn = place_bn < capacity
         return cls(jnp.where(kept_bn, slots_bn, num_experts * capacity), (num_experts, capacity, k))
 
     def deal(self, x_btd: jax.Array) -> jax.Array:
