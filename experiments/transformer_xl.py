@@ -79,29 +79,39 @@ class SegmentRecurrence(LanguageModeling):
         return shapes | {"continues": jax.ShapeDtypeStruct(shapes["tokens"].shape[:1], jnp.int32)}
 
     def loader(self, split: str, **order: bool) -> DataLoader:
-        """Parallel streams of a split, each in the order of the text; `shuffle` is ignored."""
-        size = self.batch_size(**order)
+        """Parallel streams of a split, each in the order of the text; `shuffle` is ignored.
+
+        A pass without `repeat` reads before each stream what its first states depend on: the memory of every
+        layer. So these, and what is measured, do not depend on the number of streams, the batch size.
+        """
+        size, repeat = self.batch_size(**order), order.get("repeat", False)
         rows = self.data.rows(split)
         self.note_uncounted(rows)
+        ahead = self.config.model.num_layers * -(-self._memory // self.config.data.sequence_length)
         return DataLoader(
-            StreamRows(rows, size),
+            StreamRows(rows, size, 0 if repeat else ahead),
             size,
             workers=self.config.data.workers,
-            repeat=order.get("repeat", False),
+            repeat=repeat,
             needed=rows_here(size),
         )
 
+    @property
+    def _memory(self) -> int:
+        """The length of the memory in evaluation."""
+        return self.config.model.evaluation_memory or self.config.model.memory_length
+
     def evaluators(self, put: Put, split: str = "validation") -> dict[str, Evaluator]:
         """The likelihood of a split, read in streams with a memory of `model.evaluation_memory` tokens."""
-        batches = self.config.train.evaluate_batches
-        likelihood = LikelihoodEvaluator(self._evaluation_step(), self.loader(split), put, batches)
+        loader, batches = self.loader(split), self.config.train.evaluate_batches
+        batches = batches and batches + loader.rows.ahead
+        likelihood = LikelihoodEvaluator(self._evaluation_step(), loader, put, batches)
         return {"eval": likelihood, **named_evaluators(self, put, split)}
 
     def _evaluation_step(self) -> Callable[[Params, Batch], Any]:
         """(params, batch) -> the terms, in total and per row; the memory is carried from batch to batch."""
         c = self.config
-        length = c.model.evaluation_memory or c.model.memory_length
-        carry: Any = Memory.empty(c.model, self.batch_size(), length)
+        carry: Any = Memory.empty(c.model, self.batch_size(), self._memory)
 
         def one(params: Params, batch: Batch, carry: Memory) -> tuple[dict[str, Sum], Rows, Memory]:
             def measure(part: Batch) -> tuple[dict[str, Sum], Memory]:

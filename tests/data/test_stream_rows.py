@@ -35,3 +35,22 @@ def test_a_second_pass_continues_nothing(rng, tmp_path):
     first, again = loader.batch_at(0), loader.batch_at(len(loader))
     for name, values in first.items():
         np.testing.assert_array_equal(again[name], values)
+
+
+@pytest.mark.parametrize(("streams", "ahead"), [(1, 3), (2, 1), (3, 2), (3, 99)])
+def test_what_is_read_ahead_of_a_stream_continues_into_it_and_counts_once(rng, tmp_path, streams, ahead):
+    cache, _ = cache_of(random_texts(rng, count=9), "bytes", tmp_path)
+    rows = PackedRows(cache, 5)
+    plain, read = StreamRows(rows, streams), StreamRows(rows, streams, ahead)
+    each, extra = len(plain) // streams, len(read) // streams - len(plain) // streams
+    assert extra == min(ahead, each * (streams - 1))
+    batch, own = (of.batch(np.arange(len(of))) for of in (read, plain))
+    by_place = {name: values.reshape(-1, streams, *values.shape[1:]) for name, values in batch.items()}
+    for name in ("weights", "bytes"):
+        np.testing.assert_array_equal(by_place[name][extra:].reshape(own[name].shape), own[name])
+        assert not by_place[name][:extra].any()
+    for stream in range(streams):
+        began = max(0, stream * each - extra)
+        found = by_place["tokens"][:, stream].reshape(-1)[5 * (extra - stream * each + began) :]
+        expected = cache.tokens[:-1][5 * began :][: len(found)]
+        np.testing.assert_array_equal(found[: len(expected)], expected)

@@ -26,8 +26,9 @@ EDITS = {
                 "(place_bt[:, :-1] - start_bt) * inputs_bt",
                 "(place_bt[:, :-1] - first_b1) * inputs_bt",
             ),
+            "rows_ahead_count": ("own = (place >= self.ahead)", "own = (place >= 0)"),
             "streams_interleaved": (
-                "row = stream * self._each + place",
+                "row = stream * self._each + place - self.ahead",
                 "row = place * self._streams + stream",
             ),
             "padding_is_of_a_document": ("(place_bt + 1 >= total), -1", "(place_bt + 1 > total), -1"),

@@ -74,24 +74,29 @@ class StreamRows:
     s-th rows of all parts, so batch s of a loader continues batch s - 1.
 
     Rows are those of `PackedRows`, but `segments` number the documents of the whole corpus, 1, 2, ..., and
-    `continues` (b,) is 0 for the first row of a stream, otherwise 1.
+    `continues` (b,) is 0 for the first row of a stream, otherwise 1. Each stream begins `ahead` rows before
+    its part, with padding before the first row of all; the targets of these rows count only in their own
+    part.
     """
 
-    def __init__(self, rows: PackedRows, streams: int) -> None:
+    def __init__(self, rows: PackedRows, streams: int, ahead: int = 0) -> None:
         """`streams` is the batch size."""
-        self._rows, self._streams = rows, streams
+        self._rows, self._streams, self.counted = rows, streams, len(rows)
         self._each = -(-len(rows) // streams)
+        self.ahead = min(ahead, self._each * (streams - 1))
 
     def __len__(self) -> int:
-        return self._streams * self._each
+        return self._streams * (self.ahead + self._each)
 
     def batch(self, numbers: np.ndarray) -> dict[str, np.ndarray]:
         """The rows with these indices, stacked; index -1 is a row of padding, as are missing rows of the last
         streams."""
         place, stream = np.divmod(numbers, self._streams)
-        row = stream * self._each + place
-        row = np.where((numbers < 0) | (row >= len(self._rows)), -1, row)
+        row = stream * self._each + place - self.ahead
+        row = np.where((numbers < 0) | (row < 0) | (row >= len(self._rows)), -1, row)
         batch = self._rows.batch(row)
+        own = (place >= self.ahead)[:, None]
+        batch |= {name: batch[name] * own for name in ("weights", "bytes")}
         cache, first = self._rows.cache, np.maximum(row, 0) * self._rows.sequence_length
         before = np.searchsorted(cache.offsets, first, side="right")[:, None] - 1
         segments = np.where(batch["segments"] > 0, batch["segments"] + before, 0).astype(np.int32)

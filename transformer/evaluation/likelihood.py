@@ -88,7 +88,8 @@ class LikelihoodEvaluator:
         n = int(kept_n.sum())
         if not n:
             return {}
-        total = len(getattr(self.loader, "rows", kept_n))
+        rows: Any = getattr(self.loader, "rows", kept_n)
+        total = getattr(rows, "counted", len(rows))
         found = {"measured": f"{n:,} of {max(n, total):,} rows"}
         if "loss" in self._rows:
             found["measured"] += f", {self._rows['loss'][:, 1].sum():,.0f} targets in them"
