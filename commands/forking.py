@@ -17,7 +17,7 @@ from transformer.config import flatten, refuse_idle, to_values
 from transformer.errors import UserError
 from transformer.processes import together
 from transformer.training.checkpoint import Checkpoints, Step, split_step
-from transformer.training.fork import Fork, counts_apart, earlier_rate
+from transformer.training.fork import Fork, earlier_rate
 from transformer.training.optimizer import make_schedule
 from transformer.training.run import Run
 
@@ -70,6 +70,7 @@ def make_fork(
         if _is_there(folder, source):
             return _check_same(folder, asked, step)
         run, fork, record, lengths = _plan(source, step, asked, accept_data)
+        state = fork.state(run)
     place, first, c = Path(os.path.abspath(to)), jax.process_index() == 0, run.config.train
     part = place.with_name(f"{place.name}.part")
     made = Workdir(part / "run")
@@ -82,7 +83,7 @@ def make_fork(
                 if lengths:
                     write_json(made.lengths, lengths)
         with Checkpoints(made.checkpoints, keep_last=c.keep_last, keep_best=c.keep_best) as checkpoints:
-            checkpoints.save(fork.step, fork.state(run))
+            checkpoints.save(fork.step, state)
         with together():
             if first:
                 rename("--to", made.path, place)
@@ -231,17 +232,13 @@ def _why_fresh(run: Run, before: Any, fresh: bool) -> str:
     """Why the optimizer's state begins anew; "" if it continues.
 
     Raises:
-      UserError: it cannot continue, and nobody asked that it begins anew; or it cannot begin anew.
+      UserError: it cannot continue, and nobody asked that it begins anew.
     """
     kinds = [[c.name, *(rule.optimizer for rule in c.rules)] for c in (before, run.config.optimizer)]
     there, here = (" and ".join(dict.fromkeys(filter(None, names))) for names in kinds)
     if not fresh and there != here:
         raise UserError(
             f"config.optimizer: {here} cannot go on with the state of {there}; --fresh_optimizer begins anew"
-        )
-    if fresh and not counts_apart(run):
-        raise UserError(
-            f"--fresh_optimizer: {here} would also begin its schedule anew; choose another optimizer"
         )
     return "--fresh_optimizer" if fresh else ""
 

@@ -1,5 +1,6 @@
 """Numbers that go wrong: training goes back to a good checkpoint, and a replay names the layer."""
 
+import functools
 import json
 import shutil
 
@@ -11,6 +12,7 @@ import pytest
 import launch
 from commands.opening import reopen_run
 from tests import runs
+from tests.training.test_optimizer import expected_rate
 from tests.training.toy import assert_same
 from transformer.data.loader import DataLoader
 from transformer.evaluation.nonfinite import find
@@ -67,6 +69,46 @@ def test_what_is_not_finite_is_passed_over_from_a_good_checkpoint(monkeypatch, c
     shutil.rmtree(folder / "checkpoints" / "13")  # from step 6 on, step 14 would be another
     assert launch.main([f"--workdir={folder}", "--mode=replay", "--step=14"]) == 2
     assert "there is no checkpoint from before it" in capsys.readouterr().err
+
+
+FOLLOWED = {
+    "constant": [],
+    "inverse_sqrt": [],
+    "cosine": ["decay_steps=9"],
+    "wsd": ["decay_steps=4"],
+}
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("schedule", FOLLOWED)
+def test_the_rate_follows_the_steps(monkeypatch, corpus, tmp_path, schedule):
+    """Through a rollback, an extension, a fork and sizes that change: each has the rate of the step beside it
+    by the formula, and the decay of wsd ends with the run."""
+    spoil(monkeypatch, range(9, 13))
+    keys = [f"schedule={schedule}", "learning_rate=0.01", "warmup_steps=2", *FOLLOWED[schedule]]
+    options = [*KEYS, *(f"--config.optimizer.{key}" for key in keys), "--config.train.rollbacks=1"]
+    options += ["--config.train.log_every=1", "--config.train.until.batch_size={'8': 16}"]
+    folder, (decay,) = tmp_path / "run", [int(key[12:]) for key in FOLLOWED[schedule]] or [0]
+    for steps in (16, 22):
+        given = [*options, f"--config.train.steps={steps}", f"--workdir={folder}"]
+        assert launch.main(runs.tiny(corpus, folder, *given)) == 0
+    assert [each["to"] for each in json.loads((folder / "rollbacks.json").read_text())] == [6]
+    fork = ["--mode=fork", f"--workdir={folder}", "--at_step=16", f"--to={tmp_path / 'fork'}"]
+    assert launch.main(fork) == 0
+
+    def by_formula(step):
+        rate = functools.partial(expected_rate, schedule, step, 0.01, 2, decay, 0.0)
+        if step <= 16:
+            return rate(steps=16)
+        return min(rate(steps=22), expected_rate(schedule, 16, 0.01, 2, decay, 0.0, 16) + 0.005 * (step - 16))
+
+    for place, first in ((folder, 1), (tmp_path / "fork", 17)):
+        lines = [json.loads(line) for line in (place / "metrics.jsonl").read_text().splitlines()]
+        rates = {line["step"]: line["train/learning_rate"] for line in lines if "train/learning_rate" in line}
+        wanted = {step: by_formula(step) for step in range(first, 23) if step != 11}  # the rollback's step
+        assert {step: rate for step, rate in rates.items() if step != 11} == pytest.approx(wanted, abs=1e-9)
+    if schedule == "wsd":
+        assert rates[22] == 0
 
 
 @pytest.mark.thorough

@@ -117,6 +117,7 @@ EDITS = {
             ),
             "average_biased": ("weight = (1 - decay) / -jnp.expm1(update * log)", "weight = 1 - decay"),
             "average_counts_skipped": ("state.step + 1 - state.skipped)", "state.step + 1)"),
+            "rate_of_updates": ("state.params, step=state.step)", "state.params)"),
             "rows_of_parts_joined_wrongly": (
                 "x.swapaxes(0, 1).reshape(-1, *x.shape[2:])",
                 "x.reshape(-1, *x.shape[2:])",
@@ -142,6 +143,10 @@ EDITS = {
             ),
         },
     ),
+    "transformer/training/optimizer.py": (
+        "tests/training/test_optimizer.py",
+        {"rate_of_updates": ("lambda count: schedule(step)", "schedule")},
+    ),
     "transformer/training/schedules.py": (
         "tests/training/test_optimizer.py",
         {
@@ -162,6 +167,7 @@ EDITS = {
     "transformer/training/metrics.py": (
         "tests/training/test_loop.py tests/training/test_throughput.py",
         {
+            "rate_of_the_next_step": ("self.learning_rate(self._step - 1)", "self.learning_rate(self._step)"),
             "skipped_in_means": (
                 "            self.skipped += 1\n            return\n",
                 "            self.skipped += 1\n",
@@ -247,7 +253,7 @@ EDITS = {
         "tests/commands/test_fork.py tests/evaluation/test_documents.py",
         {
             "documents_not_shifted": ("documents_at(step + self.shift)", "documents_at(step)"),
-            "schedule_anew": ("return node._replace(count=updates) if", "return node if"),
+            "not_tried": ("else run.traced()", "else None"),
             "rate_not_relative": ("rate / config.learning_rate if", "rate if"),
             "batches_not_shifted": (
                 "self.batches.iterate(start + self.shift)",

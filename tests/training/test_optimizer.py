@@ -97,12 +97,12 @@ def test_schedules_match_their_formulas(name, rng):
 @pytest.mark.parametrize(
     ("rate", "said"),
     [
-        (lambda count, **_: 1.0 if count else math.nan, "gives nan for update 1;"),
-        (lambda count, steps, **_: 1 - 2 * count / steps, r"gives -0.05\d* for update 22;"),
-        (lambda count, steps, **_: np.divide(1, steps - 1 - count), "gives inf for update 40;"),
-        (lambda count, **_: None, "gives None for update 1;"),
-        (lambda count, **_: np.ones(1), r"gives \[1.\] for update 1;"),
-        (lambda count, **_: jnp.full(2, 0.5), r"gives \[0.5 0.5\] for update 1;"),
+        (lambda count, **_: 1.0 if count else math.nan, "gives nan for step 1;"),
+        (lambda count, steps, **_: 1 - 2 * count / steps, r"gives -0.05\d* for step 22;"),
+        (lambda count, steps, **_: np.divide(1, steps - 1 - count), "gives inf for step 40;"),
+        (lambda count, **_: None, "gives None for step 1;"),
+        (lambda count, **_: np.ones(1), r"gives \[1.\] for step 1;"),
+        (lambda count, **_: jnp.full(2, 0.5), r"gives \[0.5 0.5\] for step 1;"),
     ],
 )
 @pytest.mark.filterwarnings("ignore:divide by zero")
@@ -144,6 +144,32 @@ def test_a_run_made_longer_warms_up_again_from_where_it_was(name, rng):
         np.testing.assert_array_equal(
             [rate(count) for count in range(last)], [alone[last](c) for c in range(last)]
         )
+
+
+OPTIMIZERS = {
+    "by_element": {"name": "adamw"},
+    "of_matrices": {"name": "contrib.muon"},
+    "of_arrays": {"name": "lamb"},
+    "one_count": {"name": "contrib.prodigy", "weight_decay": 0.0, "arguments": {"estim_lr0": 0.1}},
+    "own_average": {"name": "contrib.schedule_free_adamw", "weight_decay": 0.0},
+    "added_decay": {"name": "sgd"},
+    "cautious": {"name": "cautious.lion"},
+    "rules": {"rules": (Rule("norm", optimizer="sgd"),), "layer_decay": 0.5, "embedding_weight_decay": 0.1},
+}
+
+
+@pytest.mark.parametrize("kind", OPTIMIZERS)
+def test_the_rate_of_an_update_is_that_of_its_step(monkeypatch, rng, kind):
+    """Of every part of the update, its weight decay too, however many updates the optimizer has counted."""
+    monkeypatch.setitem(SCHEDULES, "hole", lambda count, config, steps: 1.0 * (count != 1))
+    optimizer, _ = make(**{"schedule": "hole", "weight_decay": 0.1} | OPTIMIZERS[kind])
+    params, gradient = tree(rng), tree(rng)
+    state, update = optimizer.init(params), jax.jit(optimizer.update)
+    for step, still in ((4, False), (1, True), (1, True), (5, False)):
+        updates, state = update(gradient, state, params, step=step)
+        params = optax.apply_updates(params, updates)
+        moved = max(float(jnp.abs(leaf).max()) for leaf in jax.tree.leaves(updates))
+        assert moved < 1e-6 if still else moved > 1e-4
 
 
 def test_cosine_without_decay_steps_ends_with_the_run():

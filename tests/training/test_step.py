@@ -126,6 +126,22 @@ def test_a_step_that_is_not_finite_is_skipped_and_counted(rng, poison, microbatc
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(after.params))
 
 
+def test_a_skipped_step_uses_up_its_place_in_the_schedule(rng):
+    """The decay ends with the last step, whose rate is 0, and not with the last update."""
+    config = OptimizerConfig(
+        name="sgd", learning_rate=1.0, schedule="wsd", decay_steps=2, warmup_steps=0, weight_decay=0.0
+    )
+    optimizer, _ = make_optimizer(config, 4)
+    state, moved = make_state(optimizer), []
+    step = jax.jit(make_train_step(EXPERIMENT, optimizer, seed=0))
+    for number in range(4):
+        new, metrics = step(state, make_batch(rng, poison=np.nan if number == 1 else 0.0))
+        change = optax.tree.norm(jax.tree.map(jnp.subtract, new.params, state.params))
+        moved.append(float(change / metrics["gradient_norm"].mean) if number != 1 else 0.0)
+        state = new
+    np.testing.assert_allclose(moved, [1, 0, 0.5, 0], rtol=1e-3)
+
+
 class Recurrent:
     """A model with memory, whose loss may be made NaN without its memory being so."""
 

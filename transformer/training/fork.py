@@ -7,7 +7,6 @@ from typing import Any
 
 import jax
 import numpy as np
-import optax
 
 from transformer.errors import UserError
 from transformer.run_folder import RunFolder
@@ -20,12 +19,6 @@ from transformer.training.schedules import Schedule
 
 ALWAYS = ("step", "params", "skipped")
 """The fields of a state that always continue."""
-
-COUNTS = tuple(
-    type(jax.eval_shape(scheduled(lambda count: 0.0).init, {}))
-    for scheduled in (optax.scale_by_schedule, optax.add_decayed_weights)
-)
-"""States of optimizers with a count of updates for a schedule only."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,26 +64,25 @@ class Fork:
         return cls(source, step, continues, {name: anew[name] for name in wanted if anew.get(name)})
 
     def state(self, run: Run) -> State:
-        """The first state of `run`."""
+        """The first state of `run`, which it could read from a checkpoint.
+
+        Raises:
+          UserError: `run` cannot train with it.
+        """
         begin = {"opt_state": _optimizer_state, "ema": _average, "carry": _carry}
         read = {name: getattr(run.abstract, name) for name in self.continues}
         with run.placed(), Checkpoints(RunFolder(self.source).checkpoints, write=False) as checkpoints:
             found = checkpoints.restore_parts(read, self.step)
             made = {name: begin[name](run, found) for name in self.anew}
-        return State(**{"ema": None, "carry": None} | found | made)
+        state = State(**{"ema": None, "carry": None} | found | made)
+        if differs := compare(arrays(state), arrays(run.abstract)):
+            raise UserError(f"--mode=fork: the first state does not fit the run: {differs}")
+        _ = run.stages.traced(self.step) if run.config.train.until else run.traced()
+        return state
 
 
 def _optimizer_state(run: Run, found: dict[str, Any]) -> Any:
-    """The optimizer's initial state, in which only the schedule goes on."""
-
-    def begin(params: Any, updates: jax.Array) -> Any:
-        def at(node: Any) -> Any:
-            return node._replace(count=updates) if isinstance(node, COUNTS) else node
-
-        return jax.tree.map(at, run.optimizer.init(params), is_leaf=lambda node: isinstance(node, COUNTS))
-
-    made = jax.jit(begin, out_shardings=run.shardings.opt_state)
-    return made(found["params"], found["step"] - found["skipped"])
+    return jax.jit(run.optimizer.init, out_shardings=run.shardings.opt_state)(found["params"])
 
 
 def _average(run: Run, found: dict[str, Any]) -> Any:
@@ -99,13 +91,6 @@ def _average(run: Run, found: dict[str, Any]) -> Any:
 
 def _carry(run: Run, found: dict[str, Any]) -> Any:
     return jax.jit(run.experiment.initial_carry, out_shardings=run.shardings.carry)()
-
-
-def counts_apart(run: Run) -> bool:
-    """Whether the optimizer counts its updates for the schedule apart from those that its state has seen."""
-    state = jax.eval_shape(run.optimizer.init, run.abstract.params)
-    nodes = jax.tree.leaves(state, is_leaf=lambda node: isinstance(node, COUNTS))
-    return any(isinstance(node, COUNTS) for node in nodes)
 
 
 @dataclasses.dataclass(frozen=True)

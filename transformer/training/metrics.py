@@ -39,7 +39,7 @@ class Meter:
     """
 
     tokens_per_step: float  # of the global batch
-    learning_rate: Schedule  # of the number of updates made
+    learning_rate: Schedule
     watch: "Watch"  # for what goes wrong
     skipped: int = 0  # steps skipped so far, by the restored state
     started: float = dataclasses.field(default_factory=time.perf_counter)
@@ -98,8 +98,7 @@ class Meter:
         """The values of the steps since the last call; raises `Diverged` if they show that training has gone
         wrong."""
         values = {f"train/{name}": float(value.mean) for name, value in self._sums.items()}
-        updates = max(0, self._step - 1 - self.skipped)
-        values["train/learning_rate"] = float(self.learning_rate(updates))
+        values["train/learning_rate"] = float(self.learning_rate(self._step - 1))
         values["train/skipped_steps"] = self.skipped
         elapsed = self._end - self._start - self._paused
         if self._steps and elapsed > 0:

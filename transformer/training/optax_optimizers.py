@@ -28,11 +28,7 @@ HIDDEN_MATRIX = r"(blocks/(.*/)?|(^|/)(input|recurrent|bridge|combine|attention/
 
 
 def build(
-    name: str,
-    arguments: Mapping[str, Any],
-    schedule: Schedule,
-    weight_decay: float,
-    decayed: Any,
+    name: str, arguments: Mapping[str, Any], schedule: Schedule, weight_decay: float, decayed: Any
 ) -> optax.GradientTransformation:
     """An optimizer with weight decay where the tree `decayed`, or the result of the function `decayed` on the
     parameters, is True; None: everywhere."""

@@ -37,7 +37,7 @@ from transformer.training.schedules import SCHEDULES, Schedule, extended
 ADAM_RATE = "adam_learning_rate"
 
 CHECKED = 100
-"""Updates, from the first to the last, for which a schedule is checked before training."""
+"""Steps, from the first to the last, for which a schedule is checked before training."""
 
 Lengths = Sequence[tuple[int, int | Schedule]]
 """Earlier values of `train.steps`, or earlier schedules (see `make_optimizer`)."""
@@ -159,27 +159,32 @@ class OptimizerConfig(Bounded):
 def make_optimizer(
     config: OptimizerConfig, steps: int, lengths: Lengths = (), layers: Sequence[str] = ()
 ) -> tuple[optax.GradientTransformation, Schedule]:
-    """The optimizer of a run of `steps` updates, and its learning rate as a function of the number of updates
-    made.
+    """The optimizer of a run of `steps` steps, and its learning rate as a `Schedule`.
 
-    `lengths` are earlier values of `steps`, as (at, steps): until update `at` the run was to have `steps`
-    updates, or had another schedule, and the learning rate continues from there by `schedules.extended`.
-    `layers` are the model's
-    kinds of layers (see `rules.parameter_settings`). The train step does gradient clipping and parameter
-    averages.
+    `update(gradients, state, params, step=n)` has the rate after n steps, however many updates the state has
+    seen; without `step`, as in optax, it counts the updates. `lengths` are earlier values of `steps`, as (at,
+    steps): until step `at` the run was to have `steps` steps, or had another schedule, and the learning rate
+    continues from there by `schedules.extended`. `layers` are the model's kinds of layers (see
+    `rules.parameter_settings`). The train step does gradient clipping and parameter averages.
 
     Raises:
       UserError: a schedule longer than the run, or one that gives no number from 0 on.
     """
     schedule = make_schedule(config, steps, lengths)
-    if config.has_rules or config.adam_learning_rate:
-        return by_rules(config, schedule, layers), schedule
+    made = functools.partial(by_rules if config.has_rules or config.adam_learning_rate else for_all, config)
+
+    def update(updates: Params, state: Any, params: Params | None = None, *, step: Any = None) -> Any:
+        rate = schedule if step is None else lambda count: schedule(step)
+        return made(rate, layers).update(updates, state, params)
+
+    return optax.GradientTransformationExtraArgs(made(schedule, layers).init, update), schedule
+
+
+def for_all(config: OptimizerConfig, rate: Schedule, layers: Sequence[str]) -> optax.GradientTransformation:
+    """One optimizer for all parameters."""
     decays = is_hidden_matrix if config.is_muon else is_matrix
-
-    def decayed(params: Params) -> Params:
-        return jax.tree_util.tree_map_with_path(lambda path, _: decays(path), params)
-
-    return build(config.name, config.arguments, schedule, config.weight_decay, decayed), schedule
+    decayed = functools.partial(jax.tree_util.tree_map_with_path, lambda path, _: decays(path))
+    return build(config.name, config.arguments, rate, config.weight_decay, decayed)
 
 
 def make_schedule(config: OptimizerConfig, steps: int, lengths: Lengths = ()) -> Schedule:
@@ -196,6 +201,6 @@ def make_schedule(config: OptimizerConfig, steps: int, lengths: Lengths = ()) ->
         shape = extended(shape, after, at, config.warmup_steps)
     for count in np.linspace(0, steps - 1, CHECKED).astype(int).tolist():
         if (rate := np.asarray(shape(count))).ndim or rate.dtype == object or not 0 <= rate < np.inf:
-            why = f"{config.schedule!r} gives {rate} for update {count + 1}"
+            why = f"{config.schedule!r} gives {rate} for step {count + 1}"
             raise UserError(f"optimizer.schedule: {why}; expected a fraction of the peak, 0 or more")
     return lambda count: config.learning_rate * shape(count)

@@ -174,15 +174,15 @@ class Parametrization:
     def scaled(self, optimizer: optax.GradientTransformation) -> optax.GradientTransformation:
         """The optimizer with scaled steps, but with weight decay as it is: p <- p - rate weight_decay p."""
 
-        def update(updates: Params, state: optax.OptState, params: Params) -> tuple[Params, optax.OptState]:
+        def update(updates: Params, state: Any, params: Params, **step: Any) -> tuple[Params, Any]:
             # These optimizers need parameters only for their decay, which is scaled as the step.
             decayed = jax.tree.map(
                 lambda p, each: p if each.step == 1 else p / each.step, params, self.scales
             )
-            found, state = optimizer.update(updates, state, decayed)
+            found, state = optimizer.update(updates, state, decayed, **step)
             return jax.tree.map(lambda u, s: u if s.step == 1 else u * s.step, found, self.scales), state
 
-        return optax.GradientTransformation(optimizer.init, update)
+        return optax.GradientTransformationExtraArgs(optimizer.init, update)
 
     @functools.cached_property
     def scales(self) -> Any:

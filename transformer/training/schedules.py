@@ -1,4 +1,10 @@
-"""Learning-rate schedules, as factors of the peak learning rate."""
+"""Learning-rate schedules, as factors of the peak learning rate.
+
+The rate of step s is a function of s alone, the number that is printed and logged beside it. A step that is
+skipped, or passed over by a rollback, uses up its place in the schedule: warm-up and decay end at the steps
+that the config names, and the last step of the run has the last rate. A fork continues at the step of its
+checkpoint, and an extension as `extended` says; sizes in `train.until` do not change the rate.
+"""
 
 from collections.abc import Callable
 from types import ModuleType
@@ -9,8 +15,8 @@ import jax.numpy as jnp
 import numpy as np
 
 Schedule = Callable[[Any], Any]
-"""Number of updates made (the optimizer's count) -> learning rate of the next one. For an int it is computed
-on the host, so that logging does not wait for the device."""
+"""Number of steps made -> learning rate of the next one, so that `schedule(s - 1)` is that of step s. For an
+int it is computed on the host, so that logging does not wait for the device."""
 
 
 def _numpy(count: Any) -> ModuleType:
@@ -18,8 +24,8 @@ def _numpy(count: Any) -> ModuleType:
 
 
 def warm_up(count, warmup_steps: int):
-    """min(1, u / warmup_steps), where u = count + 1 numbers the updates from one: no update has a rate of 0,
-    and the peak is reached at update `warmup_steps`."""
+    """min(1, s / warmup_steps), where s = count + 1 numbers the steps from one: no step has a rate of 0, and
+    the peak is reached at step `warmup_steps`."""
     return _numpy(count).minimum(1.0, (count + 1) / max(1, warmup_steps))
 
 
@@ -29,9 +35,9 @@ def constant(count, config, steps: int):
 
 
 def inverse_sqrt(count, config, steps: int):
-    """min(u / W, sqrt(W / u)) with W = warmup_steps: the original Transformer's schedule.
+    """min(s / W, sqrt(W / s)) with W = warmup_steps: the original Transformer's schedule.
 
-    The paper's rate d_model^-0.5 min(u^-0.5, u W^-1.5) is this one with a peak of (d_model W)^-0.5.
+    The paper's rate d_model^-0.5 min(s^-0.5, s W^-1.5) is this one with a peak of (d_model W)^-0.5.
     Source: Vaswani et al. 2017, section 5.3.
     """
     warmup_steps = max(1, config.warmup_steps)
@@ -42,7 +48,7 @@ def inverse_sqrt(count, config, steps: int):
 def cosine(count, config, steps: int):
     """Warm-up, then half a cosine wave to `final_fraction` of the peak.
 
-    The wave lasts `decay_steps` updates, or to the last update of the run if that is 0.
+    The wave lasts `decay_steps` steps, or to the last step of the run if that is 0.
     Source: Loshchilov and Hutter 2017, "SGDR", equation 5, without restarts.
     """
     warmup_steps, final = config.warmup_steps, config.final_fraction
@@ -64,10 +70,10 @@ def wsd(count, config, steps: int):
 
 
 def extended(before: Schedule, after: Schedule, at: int, warmup_steps: int) -> Schedule:
-    """The schedule of a run whose length was changed after `at` updates, without a jump upwards.
+    """The schedule of a run whose length was changed after `at` steps, without a jump upwards.
 
-    rate(u) = before(u) up to update `at`, then min(after(u), before(at) + (u - at) / warmup_steps), with
-    updates numbered from one: the rate rises with the slope of the warm-up until it meets the schedule of the
+    rate(s) = before(s) up to step `at`, then min(after(s), before(at) + (s - at) / warmup_steps), with steps
+    numbered from one: the rate rises with the slope of the warm-up until it meets the schedule of the
     new length. If that is never higher (constant, inverse_sqrt, a decay of fixed length, a shortened run) it
     applies at once. Without a warm-up the rate rises in one step.
     """

@@ -74,10 +74,10 @@ class Stages:
             if end > done:
                 raise error
 
-    def traced(self) -> list[Any]:
-        """The train steps of the stages to come, the last one first; as `Run.traced`, with the steps of the
-        stage in errors of the others."""
-        done = trained_steps(self._run.folder.checkpoints)
+    def traced(self, done: int | None = None) -> list[Any]:
+        """The train steps of the stages after `done` steps (None: after the latest checkpoint), the last one
+        first; as `Run.traced`, with the steps of the stage in errors of the others."""
+        done = trained_steps(self._run.folder.checkpoints) if done is None else done
         return [_traced(stage) for stage in reversed(self._stages) if stage.end > done]
 
     def at(self, done: int) -> Stage:

@@ -39,14 +39,16 @@ def make_train_step(
     first. So gradients add up over microbatches for any number of terms and any weights. Gradients are
     clipped to the global norm `clip_norm` (Pascanu et al. 2013, section 3.2; 0: never). If the norm is not
     finite, parameters, optimizer state and average are kept and `skipped` is incremented; step, data and
-    carry advance (see `advanced`). `state.ema`, if the run keeps one, is updated by `debiased`, or is
-    `own_average(opt_state, params)` of the optimizer. `stop_gradients(params)` stops the gradients of frozen
-    parameters, which are not part of the norm.
+    carry advance (see `advanced`), and so does the learning rate, which follows the step. `state.ema`, if the
+    run keeps one, is updated by `debiased`, or is `own_average(opt_state, params)` of the optimizer.
+    `stop_gradients(params)` stops the gradients of frozen parameters, which are not part of the norm.
 
     Over several devices `divided` divides gradients and updates as the parameters, and `dealt_out` what the
     optimizer gets, its state and the gradients, as it computes best. `norms` are further metrics of the
     gradients before clipping, the updates and the new parameters.
     """
+
+    update = optax.with_extra_args_support(optimizer).update
 
     def train_step(state: State, batch: Batch) -> tuple[State, dict[str, Sum]]:
         rng = jax.random.fold_in(jax.random.key(seed), state.step)
@@ -73,13 +75,11 @@ def make_train_step(
         gradients = divided(gradients)
         norm = optax.tree.norm(gradients)
         finite = jnp.isfinite(norm)
-        clipped = gradients
-        if clip_norm:
-            scale = jnp.minimum(1.0, clip_norm / jnp.maximum(norm, 1e-9))
-            clipped = jax.tree.map(lambda g: g * scale, gradients)
+        scale = jnp.minimum(1.0, clip_norm / jnp.maximum(norm, 1e-9)) if clip_norm else 1.0
+        clipped = jax.tree.map(lambda g: g * scale, gradients)
         with jax.named_scope("optimizer"):
             given = dealt_out((clipped, state.opt_state))
-            updates, opt_state = dealt_out(optimizer.update(*given, state.params))
+            updates, opt_state = dealt_out(update(*given, state.params, step=state.step))
             params = optax.apply_updates(state.params, divided(updates))
         ema = state.ema
         if ema is not None and own_average is not None:
