@@ -44,7 +44,7 @@ from typing import Any  # noqa: E402
 
 from absl import logging  # noqa: E402
 
-from commands import COMMANDS, WHICH_RUN, ending, find_command, text  # noqa: E402
+from commands import COMMANDS, WHICH_RUN, ending, find_command, place, text  # noqa: E402
 from commands.included import include  # noqa: E402
 from transformer import process, processes  # noqa: E402
 from transformer.errors import UserError, suggest  # noqa: E402
@@ -116,12 +116,14 @@ def add_common_flags(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--help", "-h", action="store_true", help="this help; with --config=FILE the keys of that config too")
     add("--mode", default="train", choices=[*COMMANDS], help="the command (train)")
-    add("--workdir", default="", help="the run's folder (training: runs/<name of the config>)")
+    add("--workdir", type=place, default="", help="the run's folder (training: runs/<name of the config>)")
     add("--coordinator", help="host:port of the first process; not needed on clusters that JAX knows")
     add("--num_processes", type=int, help="the number of processes")
     add("--process_id", type=int, help="the number of this process, from 0")
     add("--heartbeat_seconds", type=int, default=30, help="silence of a process after which all end (30)")
-    add("--include", default="", help="a Python file to run first, as it adds a mixer, a loss ... of a run")
+    add(
+        "--include", type=place, default="", help="a Python file to run first, as it adds a mixer, a loss ..."
+    )
     parser.set_defaults(config="", started=STARTED, missing=WHICH_RUN, suffix="", alone=False)
 
 

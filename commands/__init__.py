@@ -13,6 +13,8 @@ import os
 import shlex
 from typing import Any
 
+from transformer.run_folder import HERE, REMOTE
+
 COMMANDS = {
     "train": "commands.train",
     "fork": "commands.fork",
@@ -65,6 +67,13 @@ def text(value: str) -> str:
     return value
 
 
+def place(value: str) -> str:
+    """The type of flags that name files or folders: raises if the value is an address of another system."""
+    if REMOTE.search(value):
+        raise argparse.ArgumentTypeError(f"{value} is on another system; expected {HERE}")
+    return value
+
+
 def add_step(
     parser: argparse.ArgumentParser, flag: str = "--step", default: str = "best if the run keeps one"
 ) -> None:
@@ -81,5 +90,5 @@ def add_step(
 def add_texts(parser: argparse.ArgumentParser, prompt: str) -> None:
     """Adds --prompt, --input and --output."""
     parser.add_argument("--prompt", type=text, help=prompt)
-    parser.add_argument("--input", help="a file of such texts, one per line (standard input)")
-    parser.add_argument("--output", help="a file for the answers (standard output)")
+    parser.add_argument("--input", type=place, help="a file of such texts, one per line (standard input)")
+    parser.add_argument("--output", type=place, help="a file for the answers (standard output)")

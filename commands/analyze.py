@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from commands import add_step, text
+from commands import add_step, place, text
 from commands.outputs import PICTURES, check_picture
 from transformer.errors import UserError
 
@@ -35,10 +35,10 @@ def add_flags(parser: Any) -> None:
     add("--words", type=text, help="comma-separated words to compare with each other")
     add("--neighbours", type=text, help="comma-separated words whose nearest neighbours to list")
     add("--analogy", type=text, help="three words a,b,c: list the words nearest to a - b + c")
-    add("--analogies", help="a file of analogies in the format of word2vec's questions-words.txt")
+    add("--analogies", type=place, help="a file of analogies in the format of word2vec's questions-words.txt")
     what = "sentences, or a file of sentences: compare the occurrences of each of --words in them"
     add("--contexts", type=text, help=what)
-    add("--map", help=f"a file for a map of the embeddings, {', '.join(PICTURES)}")
+    add("--map", type=place, help=f"a file for a map of the embeddings, {', '.join(PICTURES)}")
     add_step(parser)
 
 

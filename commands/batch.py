@@ -8,6 +8,7 @@ import json
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
+from commands import place
 from transformer.errors import UserError
 
 if TYPE_CHECKING:
@@ -24,7 +25,7 @@ def add_flags(parser: Any) -> None:
     parser.set_defaults(alone=True)
     parser.add_argument("--step", type=int, help="the step, as in metrics.jsonl: 1 is the first")
     parser.add_argument("--accept_data", action="store_true", help="read data that have changed since")
-    parser.add_argument("--output", help="a file for the lines (standard output)")
+    parser.add_argument("--output", type=place, help="a file for the lines (standard output)")
 
 
 def run(flags: argparse.Namespace, overrides: "Overrides") -> int:

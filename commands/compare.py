@@ -16,6 +16,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from commands import place
 from commands.rows import rank
 from transformer.errors import UserError
 
@@ -74,9 +75,11 @@ def add_flags(parser: Any) -> None:
     """The flags of this command."""
     parser.set_defaults(missing="", suffix="compare", alone=True)
     add = parser.add_argument
-    add("--config", default="", help="the config file of A and B, unless they name their own")
-    add("--a", default="", help="a config file, or KEY=VALUE KEY=VALUE, or both; or folders, 'runs/x/*'")
-    add("--b", default="", help="the same of B")
+    add("--config", type=place, default="", help="the config file of A and B, unless they name their own")
+    add(
+        "--a", type=place, default="", help="a config file, KEY=VALUE KEY=VALUE, or both; or runs, 'runs/x/*'"
+    )
+    add("--b", type=place, default="", help="the same of B")
     add("--metric", default="eval/loss", help="what is compared; -METRIC if more is better (eval/loss)")
     add("--pairs", type=int, default=20, help="the most pairs (20), with seeds 0, 1, 2, ...")
     add("--error", type=float, default=0.05, help="the probability of a wrong answer if A = B (0.05)")

@@ -8,6 +8,8 @@ import argparse
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
+from commands import place
+
 if TYPE_CHECKING:
     from commands.opening import Overrides
     from transformer.config import Key
@@ -18,7 +20,9 @@ WIDTH = 36
 
 def add_flags(parser: Any) -> None:
     """The flags of this command."""
-    parser.add_argument("--config", default="", help="a config file; without one, the config of --workdir")
+    parser.add_argument(
+        "--config", type=place, default="", help="a config file; without one, the config of --workdir"
+    )
 
 
 def run(flags: argparse.Namespace, overrides: "Overrides") -> int:

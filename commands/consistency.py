@@ -4,19 +4,22 @@ begins.
 Every process must call them, for they ask one another.
 """
 
+import contextlib
 import hashlib
 import json
 import os
+import secrets
 import sys
 import sysconfig
-from collections.abc import Mapping
+import time
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import jax
 
 from commands.starts import ROOT, versions
-from commands.workdir import Workdir, describe
+from commands.workdir import Workdir, describe, holding
 from transformer import processes
 from transformer.config import flatten, to_values
 from transformer.data.disk_cache import digest
@@ -39,6 +42,9 @@ SETTINGS = (
     "jax_numpy_dtype_promotion",
 )
 """Settings of JAX that change what is computed."""
+
+APPEAR_SECONDS = 20.0
+"""How long a file system that hosts share may take to show a file that another one has written."""
 
 SHOWN = 4
 """How many differences, and how many processes with the same value, an error lists."""
@@ -94,13 +100,48 @@ def _described(path: Path) -> list:
 
 
 def check_folder(folder: Workdir) -> None:
-    """Checks that all processes find the same config and checkpoint in the folder.
+    """Checks that the folder is one for all processes, where all can read what the first one writes, and that
+    they find the same config and checkpoint in it. What is made for that is removed again.
 
     Raises:
-      UserError: some do not, as on a disk that they do not share; on all of them.
+      UserError: it is not, as on disks of their own, or it cannot be written; on all of them.
     """
+    remedy = f"--workdir: {folder.path} must be one folder, on a disk that all processes share"
+    with contextlib.ExitStack() as stack:
+        with processes.together():
+            token = stack.enter_context(_token(folder.path)) if jax.process_index() == 0 else ""
+        name = processes.gathered(token)[0]
+        answers = processes.gathered("" if _appears(folder.path / name) else "it is not there")
+    if unread := [number for number, answer in enumerate(answers) if answer]:
+        raise UserError(f"{remedy}: {_processes(unread)} cannot read what process 0 writes there")
     found = {"config.json": folder.config.is_file(), "the latest checkpoint": folder.trained_steps()}
-    _check_same(found, f"--workdir: {folder.path} must be one folder, on a disk that all processes share")
+    _check_same(found, remedy)
+
+
+@contextlib.contextmanager
+def _token(folder: Path) -> Iterator[str]:
+    """The name of a new file in the folder, which is made if it is missing, for as long as the context."""
+    name, missing = (
+        f".shared-{secrets.token_hex(8)}",
+        [p for p in (folder, *folder.parents) if not p.exists()],
+    )
+    try:
+        with holding(folder / name):
+            yield name
+    finally:
+        for path in missing:
+            with contextlib.suppress(OSError):  # another command may have begun there
+                path.rmdir()
+
+
+def _appears(path: Path) -> bool:
+    """Whether a file is there within `APPEAR_SECONDS`."""
+    deadline = time.monotonic() + APPEAR_SECONDS
+    while not path.exists():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.1)
+    return True
 
 
 def check_config(config: Any) -> None:

@@ -17,7 +17,7 @@ import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from commands import WHICH_CONFIG
+from commands import WHICH_CONFIG, place
 from commands.outputs import check_picture
 from transformer.errors import UserError
 
@@ -38,12 +38,17 @@ def add_flags(parser: Any) -> None:
     """The flags of this command."""
     parser.set_defaults(missing=WHICH_CONFIG, suffix="coordinates", alone=True)
     add = parser.add_argument
-    add("--config", default="", help="a config file, configs/lm.py, or a preset of it, configs/lm.py:tiny")
+    add(
+        "--config",
+        type=place,
+        default="",
+        help="a config file, configs/lm.py, or a preset of it, configs/lm.py:tiny",
+    )
     add("--widths", type=widths, default="64,128,256,512", help="values of model.d_model (64,128,256,512)")
     add("--steps", type=int, default=4, help="training steps at each width (4)")
     add("--seeds", type=int, default=3, help="initialisations at each width (3)")
     add("--bound", type=float, default=0.25, help="the power of the width from which a layer drifts (0.25)")
-    add("--output", help="a file for the picture (coordinates.png in --workdir)")
+    add("--output", type=place, help="a file for the picture (coordinates.png in --workdir)")
 
 
 def widths(value: str) -> list[int]:

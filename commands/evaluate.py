@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from commands import add_step
+from commands import add_step, place
 from commands.outputs import check_file
 from transformer.data.disk_cache import data_folder, digest, locked
 from transformer.errors import UserError
@@ -41,9 +41,13 @@ def add_flags(parser: Any) -> None:
         default="validation",
         help="the split to evaluate (validation)",
     )
-    add("--input", help="other data: a file, or KIND:WHERE as in the key data.source")
-    add("--output", help="a file for a classifier's predictions")
-    add("--per_document", help="a file for the loss of each document, the highest first, as JSON lines")
+    add("--input", type=place, help="other data: a file, or KIND:WHERE as in the key data.source")
+    add("--output", type=place, help="a file for a classifier's predictions")
+    add(
+        "--per_document",
+        type=place,
+        help="a file for the loss of each document, the highest first, as JSON lines",
+    )
     add_step(parser)
 
 

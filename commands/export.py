@@ -16,7 +16,7 @@ import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from commands import add_step
+from commands import add_step, place
 from commands.outputs import check_new, new_folder
 from transformer.errors import UserError
 
@@ -34,7 +34,7 @@ def add_flags(parser: Any) -> None:
     """The flags of this command."""
     parser.set_defaults(alone=True)
     add_step(parser)
-    parser.add_argument("--to", help="the new folder")
+    parser.add_argument("--to", type=place, help="the new folder")
     parser.add_argument(
         "--family", default="", help="gpt2, llama, ...; by default the first that has its parts"
     )

@@ -8,7 +8,7 @@ The same command again resumes the fork, as `--workdir=runs/branch` does.
 import argparse
 from typing import TYPE_CHECKING, Any
 
-from commands import add_step, train
+from commands import add_step, place, train
 from transformer.errors import UserError
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 def add_flags(parser: Any) -> None:
     """The flags of this command."""
     add_step(parser, "--at_step", "latest")
-    parser.add_argument("--to", help="the new folder")
+    parser.add_argument("--to", type=place, help="the new folder")
     parser.add_argument(
         "--fresh_optimizer", action="store_true", help="begin the optimizer's state anew, with a warm-up"
     )

@@ -13,7 +13,7 @@ import math
 import sys
 from typing import TYPE_CHECKING, Any
 
-from commands import WHICH_RUN
+from commands import WHICH_RUN, place
 from commands.outputs import check_new, new_folder
 from transformer.errors import UserError
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 def add_flags(parser: Any) -> None:
     """The flags of this command."""
     parser.set_defaults(missing=WHICH_RUN, alone=True)
-    parser.add_argument("--from", dest="source", help="the folder of the model")
+    parser.add_argument("--from", type=place, dest="source", help="the folder of the model")
     parser.add_argument(
         "--ignore",
         action="extend",

@@ -245,7 +245,7 @@ def find_hub(name: Any) -> Any:
 
 def named(run: str | os.PathLike) -> Workdir:
     """The folder in "runs/lm", or in "runs/lm@200", which names a checkpoint."""
-    return Workdir(split_step(run)[0])
+    return Workdir(run if (found := split_step(run))[1] is None else found[0])
 
 
 def open_without_data(

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from commands import WHICH_CONFIG, WHICH_RUN
+from commands import WHICH_CONFIG, WHICH_RUN, place
 from commands.outputs import check_file
 from transformer.errors import UserError
 
@@ -30,7 +30,7 @@ def add_flags(parser: Any) -> None:
     """The flags of this command."""
     parser.set_defaults(missing=f"{WHICH_RUN} Or {WHICH_CONFIG}")
     add = parser.add_argument
-    add("--config", default="", help="a config file; without one, the config of --workdir")
+    add("--config", type=place, default="", help="a config file; without one, the config of --workdir")
     add("--topology", default="", help="h100:8x8 (hosts x GPUs), v5p:4x4x4, ... (this machine's devices)")
     add("--slices", type=int, default=1, help="slices of TPUs, joined by the data-centre network (1)")
     add("--price", type=float, default=0.0, help="the price of a device for an hour, for the cost of tokens")
@@ -38,7 +38,7 @@ def add_flags(parser: Any) -> None:
     add("--search", action="store_true", help="try meshes, remat, microbatches and vocab_parts")
     add("--compile", type=int, default=6, help="with --search: how many of the best to compile (6)")
     add("--parameters", action="store_true", help="how each parameter is divided over the mesh")
-    add("--output", help="a file for the plan as JSON")
+    add("--output", type=place, help="a file for the plan as JSON")
 
 
 def share(value: str) -> float:

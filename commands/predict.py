@@ -10,7 +10,7 @@ import sys
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from commands import add_step, add_texts, text
+from commands import add_step, add_texts, place, text
 from transformer.errors import UserError
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ def add_flags(parser: Any) -> None:
         what = f"overrides {name} in the group sample or generate of the run's config"
         parser.add_argument(f"--{name}", type=text, help=what, **switch)
     what = "run folder of a smaller language model with the same tokenizer, for speculative decoding"
-    parser.add_argument("--draft", help=what)
+    parser.add_argument("--draft", type=place, help=what)
     what = "with --draft: the number of proposed tokens that the model reads in a pass (4)"
     parser.add_argument("--draft_tokens", type=int, default=4, help=what)
     what = r"stop string, before which an answer ends; \n is a line break; may be repeated"

@@ -10,6 +10,7 @@ import contextlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from commands import place
 from commands.outputs import check_file
 from transformer.errors import UserError
 
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 def add_flags(parser: Any) -> None:
     """The flags of this command."""
     parser.set_defaults(alone=True)
-    parser.add_argument("--output", help="another file for it (report.html in the run's folder)")
+    parser.add_argument("--output", type=place, help="another file for it (report.html in the run's folder)")
 
 
 def run(flags: argparse.Namespace, overrides: "Overrides") -> int:

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from commands import WHICH_CONFIG, WHICH_RUN
+from commands import WHICH_CONFIG, WHICH_RUN, place
 from transformer.errors import UserError
 
 if TYPE_CHECKING:
@@ -29,7 +29,12 @@ def add_flags(parser: Any) -> None:
         missing=f"{WHICH_CONFIG}; or, of a law that is there, {WHICH_RUN}", suffix="scaling", alone=True
     )
     add = parser.add_argument
-    add("--config", default="", help="a config file, configs/lm.py: the member of the family of its depth")
+    add(
+        "--config",
+        type=place,
+        default="",
+        help="a config file, configs/lm.py: the member of the family of its depth",
+    )
     add("--budgets", default="", help="FLOPs of a run, 1e12,2e12,4e12: each for every depth")
     add("--depths", default="", help="sizes, as numbers of layers, 2,3,4,5; other keys follow")
     add("--width", type=float, default=0.0, help="model.d_model for each layer (as in the config)")

@@ -21,7 +21,7 @@ import subprocess
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from commands import INCLUDED, WHICH_CONFIG, shell
+from commands import INCLUDED, WHICH_CONFIG, place, shell
 from transformer.errors import UserError
 from transformer.sweep import Setting, names, product, read_sweep
 
@@ -36,7 +36,7 @@ def add_flags(parser: Any) -> None:
     """The flags of this command."""
     parser.set_defaults(missing=WHICH_CONFIG, suffix="sweep")
     add = parser.add_argument
-    add("--config", help="a config file, configs/lm.py, or a preset of it, configs/lm.py:tiny")
+    add("--config", type=place, help="a config file, configs/lm.py, or a preset of it, configs/lm.py:tiny")
     what = "KEY=VALUE,VALUE, or KEY,KEY=VALUE:VALUE,VALUE:VALUE for keys that change together"
     add("--sweep", action="append", default=[], help=f"{what}; several are multiplied")
     what = "KEY=LOW..HIGH, KEY=log:LOW..HIGH or KEY=VALUE,VALUE to draw trials from"

@@ -20,6 +20,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from commands import place
 from commands.outputs import check_file, check_folder
 from commands.rows import DIVERGED, Row, Trained, label, or_null, rank
 from transformer.config import flatten
@@ -40,12 +41,28 @@ def add_flags(parser: Any) -> None:
     """The flags of this command."""
     parser.set_defaults(missing="", alone=True)
     add = parser.add_argument
-    add("--runs", nargs="+", default=[], help="folders of runs, also as patterns: 'runs/lm-sweep/*'")
+    add(
+        "--runs",
+        type=place,
+        nargs="+",
+        default=[],
+        help="folders of runs, also as patterns: 'runs/lm-sweep/*'",
+    )
     add("--metric", default="eval/loss", help="the metric; -METRIC if more of it is better (eval/loss)")
-    add("--against", default="", help="folders of a row's runs, with which the others are compared by seed")
+    add(
+        "--against",
+        type=place,
+        default="",
+        help="folders of a row's runs, with which the others are compared by seed",
+    )
     add("--best", action="store_true", help="the best value of each run instead of its last")
-    add("--output", help="a file for the table, .csv, .json, .md or .html")
-    add("--pictures", metavar="DIR", help="a folder for pictures: curves, and the metric over each number")
+    add("--output", type=place, help="a file for the table, .csv, .json, .md or .html")
+    add(
+        "--pictures",
+        type=place,
+        metavar="DIR",
+        help="a folder for pictures: curves, and the metric over each number",
+    )
 
 
 def run(flags: argparse.Namespace, overrides: "Overrides") -> int:

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TextIO
 
-from commands import WHICH_CONFIG
+from commands import WHICH_CONFIG, place
 from commands.included import suggest_including
 from transformer.errors import Recoverable, UserError
 from transformer.processes import together
@@ -26,7 +26,7 @@ def add_flags(parser: Any) -> None:
     """The flags of this command."""
     parser.set_defaults(missing=WHICH_CONFIG)
     parser.add_argument(
-        "--config", help="a config file, configs/lm.py, or a preset of it, configs/lm.py:tiny"
+        "--config", type=place, help="a config file, configs/lm.py, or a preset of it, configs/lm.py:tiny"
     )
     parser.add_argument("--accept_data", action="store_true", help="resume with data that have changed")
 

@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from commands import WHICH_CONFIG
+from commands import WHICH_CONFIG, place
 from transformer.errors import UserError
 
 if TYPE_CHECKING:
@@ -35,7 +35,9 @@ SHOWN = 20
 def add_flags(parser: Any) -> None:
     """The flags of this command."""
     parser.set_defaults(missing=WHICH_CONFIG, suffix="twin", alone=True)
-    parser.add_argument("--config", default="", help="a config file, configs/lm.py, or a preset of it")
+    parser.add_argument(
+        "--config", type=place, default="", help="a config file, configs/lm.py, or a preset of it"
+    )
     parser.add_argument("--peer", default="", help="the family: gpt2, bert, marian ...; by default the first")
     parser.add_argument("--steps", type=int, default=200, help="training steps, at most train.steps (200)")
     parser.add_argument("--within", type=float, default=1e-4, help="the largest difference of losses (1e-4)")

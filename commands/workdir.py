@@ -3,7 +3,6 @@
 import contextlib
 import json
 import os
-import re
 import socket
 import sys
 from collections.abc import Iterator
@@ -22,7 +21,7 @@ from transformer.data.tokenizers import Tokenizer
 from transformer.errors import UserError
 from transformer.json_text import parse_json
 from transformer.processes import together
-from transformer.run_folder import UNUSABLE, Inside, RunFolder, replace, why_not_local
+from transformer.run_folder import REMOTE, UNUSABLE, Inside, RunFolder, replace, why_not_local
 from transformer.training.checkpoint import trained_steps
 
 try:
@@ -38,7 +37,7 @@ class Workdir(RunFolder):
 
     def __init__(self, path: str | os.PathLike) -> None:
         """`path` is a local folder, without the name of a checkpoint."""
-        if re.match(r"\w[\w.+-]*://", str(path)) or UNUSABLE.search(os.path.abspath(path)):
+        if REMOTE.search(str(path)) or UNUSABLE.search(os.path.abspath(path)):
             raise UserError(f"--workdir: {path} {why_not_local(path)}")
         super().__init__(path)
 

@@ -126,3 +126,21 @@ def test_the_last_line_is_not_written_after_a_progress_bar():
     )
     lines = ended.stderr.splitlines()
     assert (ended.returncode, lines[-1]) == (5, "error: said") and "1/3" in lines[-3], lines
+
+
+def test_a_program_ends_once_a_look_at_the_others_is_over():
+    """Python would end the thread in the middle of it, and C++ then the program, with another exit code."""
+    program = """
+        import sys, time
+        from transformer import processes
+        processes.LISTEN_SECONDS = 0
+        processes.PLACES.append(("node0", "127.0.0.1", 0))
+        processes.told = lambda: print("looks", flush=True) or time.sleep(1) or print("has looked")
+        processes.listen(print)
+        time.sleep(0.2)
+        sys.exit(2)
+    """
+    ended = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(program)], cwd=runs.ROOT, capture_output=True, text=True
+    )
+    assert (ended.returncode, ended.stdout) == (2, "looks\nhas looked\n"), ended.stderr

@@ -513,3 +513,33 @@ def test_a_program_that_exhausts_the_memory_says_where_what_saves_it_is_listed(m
     note = found.value.__notes__[-1]
     page, heading = note.partition(": ")[2].split(", ")[:2]
     assert f"## {heading}" in (runs.ROOT / page).read_text()
+
+
+REMOTE = {
+    "--mode=sweep --sweep=seed=0,1 --workdir=gs://bucket/sweep": "--workdir: gs://bucket/sweep",
+    "--mode=compare --b=seed=1 --workdir=s3://bucket/compare": "--workdir: s3://bucket/compare",
+    "--mode=scaling --budgets=1e9,2e9 --depths=1,2,3,4 --workdir=gs://bucket/law": "--workdir: gs://bucket/law",
+    "--mode=coordinates --output=gs://bucket/picture.png": "--output: gs://bucket/picture.png",
+    "--mode=evaluate --workdir=runs/lm --input=text:gs://bucket/*.txt": "--input: text:gs://bucket/*.txt",
+    "--mode=table --runs runs/lm gs://bucket/*": "--runs: gs://bucket/*",
+    "--mode=fork --workdir=runs/lm --to=gs://bucket/branch": "--to: gs://bucket/branch",
+    "--mode=sweep --sweep data.cache_dir=gs://bucket/a,gs://bucket/b": "config.data.cache_dir: 'gs://bucket/a'",
+    "--config.data.cache_dir=gs://bucket/cache": "config.data.cache_dir: 'gs://bucket/cache'",
+    "--config.data.source=text:gs://bucket/*.txt": "config.data.source: 'text:gs://bucket/*.txt'",
+    '--config.data.sources={"text:gs://bucket/*.txt":1}': "config.data.sources: ",
+    "--config.data.tokenizer=https://host/tokenizer.json": "config.data.tokenizer: 'https://host/tokenizer.json'",
+    "--config.evaluate.sets.wiki=text:s3://bucket/wiki": "config.evaluate.sets: ",
+    "--config.evaluate.also=choices:gs://bucket/x.jsonl": "config.evaluate.also: 'choices:gs://bucket/x.jsonl'",
+    "--config.initialize_from=gs://bucket/run": "config.initialize_from: gs://bucket/run is on",
+}
+
+
+@pytest.mark.parametrize("arguments", REMOTE)
+def test_an_address_of_another_system_is_refused_by_every_flag_and_key(
+    capfd, tmp_path, monkeypatch, arguments
+):
+    monkeypatch.chdir(tmp_path)
+    line = fails(capfd, ["--config=configs/lm.py:tiny", *arguments.split()])
+    assert REMOTE[arguments] in line
+    assert line.endswith("expected a path of this system; a bucket can be mounted (gcsfuse)")
+    assert not [*tmp_path.iterdir()]

@@ -17,7 +17,7 @@ ALLOWED = {
     "transformer.json_text": set(),
     "transformer.host": set(),
     "transformer.run_folder": set(),
-    "transformer.config": {"transformer.errors"},
+    "transformer.config": {"transformer.errors", "transformer.run_folder"},
     "transformer.sums": set(),
     "transformer.sweep": {"transformer.errors"},
     "transformer.search": {"transformer.errors", "transformer.sweep"},

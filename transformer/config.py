@@ -24,6 +24,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Annotated, Any, TypeVar
 
 from transformer.errors import UnknownMember, UserError, suggest
+from transformer.run_folder import HERE, REMOTE
 
 T = TypeVar("T")
 
@@ -67,9 +68,22 @@ class OneOf:
         return value in self.names
 
 
+@dataclasses.dataclass(frozen=True)
+class OnThisSystem:
+    """Texts, or mappings with such texts, that name files, none of them by an address of another system."""
+
+    expected = HERE
+    error = UserError
+
+    def holds(self, value: Any) -> bool:
+        """Whether a field may be `value`."""
+        return not REMOTE.search(value if isinstance(value, str) else json.dumps(to_values(value)))
+
+
 LARGEST = 2**31 - 1
 """The largest whole number that a field may be: what is counted on devices has 32 bits."""
 
+Place = Annotated[str, OnThisSystem()]
 Positive = Annotated[int, Bound("at least 1", 1)]
 Nonnegative = Annotated[int, Bound("0 or more", 0)]
 PositiveFloat = Annotated[float, Bound("more than 0", 0, without=(0,))]
@@ -98,9 +112,9 @@ class Bounded:
 
 
 @functools.cache
-def bounds_of(cls: type) -> dict[str, Bound | OneOf]:
+def bounds_of(cls: type) -> dict[str, Bound | OneOf | OnThisSystem]:
     """Field -> bound of a config class. A subclass that changes the default of a field inherits its bound."""
-    bounds: dict[str, Bound | OneOf] = {}
+    bounds: dict[str, Bound | OneOf | OnThisSystem] = {}
     for base in reversed(cls.__mro__):
         for name, hint in typing.get_type_hints(base, include_extras=True).items():
             if typing.get_origin(hint) is Annotated:

@@ -1,5 +1,6 @@
 """The processes of a run on several hosts: whether there are others, how they meet, and how they end."""
 
+import atexit
 import contextlib
 import glob
 import importlib.util
@@ -217,7 +218,10 @@ def listen(heard: Callable[[str, str], None]) -> None:
                 heard(*found)
 
     if PLACES:
-        threading.Thread(target=look, name="listens to the other processes", daemon=True).start()
+        thread = threading.Thread(target=look, name="listens to the other processes", daemon=True)
+        thread.start()
+        # Python would end a thread in the middle of a call of JAX, and C++ then the program.
+        atexit.register(lambda: (ENDING.set(), thread.join(SAME_SECONDS)))
 
 
 def _service() -> Any:

@@ -9,6 +9,13 @@ UNUSABLE = re.compile(r"[*?[\ud800-\udfff]")
 """What is a pattern to orbax, or stands for a byte that is not UTF-8."""
 
 
+REMOTE = re.compile(r"[A-Za-z][\w+.-]*://")
+"""What an address of another system has: gs://bucket, s3://bucket, https://host."""
+
+HERE = "a path of this system; a bucket can be mounted (gcsfuse)"
+"""What is expected instead of such an address."""
+
+
 class Inside:
     """An attribute of `RunFolder`: the path of a file in the folder."""
 
@@ -53,8 +60,8 @@ class RunFolder:
 
 def why_not_local(path: str | os.PathLike) -> str:
     """Why a run's folder cannot be of this name, and what would be valid."""
-    if "://" in str(path):
-        return "is on another system; expected a folder of this one, or mounted"
+    if REMOTE.search(str(path)):
+        return f"is on another system; expected {HERE}"
     try:
         os.path.abspath(path).encode()
     except UnicodeEncodeError:

@@ -5,6 +5,7 @@ import os
 import shutil
 import subprocess
 import sys
+import threading
 import types
 from pathlib import Path
 
@@ -76,6 +77,52 @@ def test_the_data_of_further_evaluation_sets_are_compared(others):
     with pytest.raises(UserError, match=wanted):
         consistency.check_data(data, {"wiki": "text:b.txt"})
     assert asked == ["validation of text:b.txt"]
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """A run's folder that is not there yet, whose check does not wait."""
+    monkeypatch.setattr(consistency, "APPEAR_SECONDS", 0.3)
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
+    monkeypatch.setattr(jax, "process_index", lambda: 0)
+    return workdir.Workdir(tmp_path / "runs" / "run")
+
+
+@pytest.mark.parametrize("there", [False, True])
+def test_a_folder_is_shared_if_the_others_read_what_the_first_process_writes(folder, monkeypatch, there):
+    if there:
+        folder.path.mkdir(parents=True)
+    seen = []
+
+    def gathered(text):
+        if text.startswith(".shared-"):
+            seen.append((folder.path / text).exists())
+        return [text, text]
+
+    monkeypatch.setattr(processes, "gathered", gathered)
+    consistency.check_folder(folder)
+    assert seen == [True] and folder.path.exists() == folder.path.parent.exists() == there
+    assert not there or not [*folder.path.iterdir()]
+
+
+@pytest.mark.parametrize("there", [False, True])
+def test_a_folder_that_the_others_cannot_read_is_refused_and_left_as_it_was(folder, monkeypatch, there):
+    if there:
+        folder.path.mkdir(parents=True)
+    answers = iter([["", ""], ["name", ""], ["", "it is not there"]])
+    monkeypatch.setattr(processes, "gathered", lambda text: next(answers))
+    monkeypatch.setattr(consistency, "_appears", lambda path: True)
+    with pytest.raises(UserError, match="share: process 1 cannot read what process 0 writes there"):
+        consistency.check_folder(folder)
+    assert folder.path.parent.exists() == there and not [*folder.path.parent.glob("run/*")]
+
+
+def test_a_file_that_another_host_writes_may_come_late(tmp_path, monkeypatch):
+    monkeypatch.setattr(consistency, "APPEAR_SECONDS", 5)
+    threading.Timer(0.3, (tmp_path / "token").touch).start()
+    assert consistency._appears(tmp_path / "token")
+    monkeypatch.setattr(consistency, "APPEAR_SECONDS", 0.1)
+    assert not consistency._appears(tmp_path / "none")
 
 
 @pytest.fixture
@@ -188,7 +235,7 @@ def tokenizer(words):
 
 @pytest.mark.thorough
 @pytest.mark.usefixtures("in_root")
-@pytest.mark.parametrize("differs", ["config", "data", "sets", "tokenizer", "folder", "missing"])
+@pytest.mark.parametrize("differs", ["config", "data", "sets", "tokenizer", "folder", "made", "missing"])
 def test_all_processes_end_with_one_line_that_names_what_differs(tmp_path, differs):
     """Two hosts with disks of their own, in the folders 0 and 1, and a shared one."""
     folders, workdirs = [tmp_path / "0", tmp_path / "1"], [tmp_path / "run"] * 2
@@ -212,18 +259,20 @@ def test_all_processes_end_with_one_line_that_names_what_differs(tmp_path, diffe
         wanted = "the processes differ in evaluate.sets.wiki: wiki.txt (1,287 bytes "
     elif differs == "tokenizer":
         wanted = "the processes differ in tokenizer ('"
-    elif differs == "folder":
-        workdirs[1] = folders[1] / "run"
-        workdirs[1].mkdir()
-        (workdirs[1] / "config.json").write_text("{}")
-        wanted = "the processes differ in config.json (False on process 0, True on process 1); --workdir: "
+    elif differs in ("folder", "made"):
+        workdirs = [folder / "runs" / "run" for folder in folders]
+        for workdir in workdirs if differs == "made" else ():
+            workdir.mkdir(parents=True)
+        wanted = "on a disk that all processes share: process 1 cannot read what process 0 writes there"
     else:
         (folders[1] / "t.json").unlink()
         wanted = "t.json"
     codes, errors, said = started(folders, options, workdirs)
     assert codes == [2, 2], said
     assert [len(lines) for lines in errors] == [1, 1] and all(wanted in lines[0] for lines in errors)
-    assert errors[0] == errors[1] or differs in ("folder", "missing")
+    assert errors[0] == errors[1] or differs in ("folder", "made", "missing")
+    there = [*(tmp_path.glob("*/runs/**/*") if differs == "made" else tmp_path.glob("*/runs"))]
+    assert [path.name for path in there] == ["run"] * len(there)
     assert errors[0][0].startswith("error: process 1: ") == (differs == "missing")
     assert not (tmp_path / "run").exists()
 

@@ -12,6 +12,9 @@ EDITS = {
                 "blake2b(content, digest_size=10)",
                 'blake2b(b"", digest_size=10)',
             ),
+            "nobody_answers": ('else "it is not there")', 'else "")'),
+            "folders_stay": ("                path.rmdir()\n", "                pass\n"),
+            "files_come_at_once": ("if time.monotonic() > deadline:", "if True:"),
             "libraries_not_compared": ("_check_same(versions() | given", "_check_same(given"),
             "settings_not_compared": ("_check_same(versions() | given", "_check_same(versions()"),
             "places_of_dumps_are_compared": ('if not word.startswith("--xla_dump")', "if word"),
@@ -50,6 +53,19 @@ EDITS = {
             "loopback_of_the_coordinator_stays": (
                 "if elsewhere and ipaddress.ip_address(address).is_loopback:",
                 "if False:",
+            ),
+        },
+    ),
+    "commands/__init__.py": (
+        "tests/test_launch.py",
+        {"flags_take_addresses": ("if REMOTE.search(value):", "if False:")},
+    ),
+    "transformer/config.py": (
+        "tests/test_launch.py",
+        {
+            "keys_take_addresses": (
+                "return not REMOTE.search(value",
+                "return True or not REMOTE.search(value",
             ),
         },
     ),

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from transformer.config import Positive
+from transformer.config import Place, Positive
 from transformer.data.chat_template import PLAIN, UNREAD, ChatTemplate
 from transformer.data.corpus import Corpus, CorpusConfig, naming
 from transformer.data.dialogues import ChatTokens, Conversations, Dialogues, Sequences
@@ -28,7 +28,7 @@ class DialogueConfig(CorpusConfig):
 
     source: str = "library_questions"  # about functions of Python's standard library; or jsonl:GLOB ...
     # auto (that of tokenizer_config.json beside the tokenizer, else plain), plain, or the path of a template
-    template: str = "auto"
+    template: Place = "auto"
     sequence_length: Positive = 256  # tokens per row
     too_long: Literal["cut", "skip", "refuse"] = "cut"  # longer than a row: truncate, leave out, error
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from tqdm import tqdm
 
-from transformer.config import Bounded, Nonnegative
+from transformer.config import Bounded, Nonnegative, Place
 from transformer.data.disk_cache import build_once, data_folder, digest
 from transformer.data.loader import DataLoader, Rows
 from transformer.data.sources import SOURCES, Source, open_source
@@ -29,14 +29,14 @@ FILES = ("text", "jsonl", "tsv", "csv", "parquet", "hf", "aligned", "squad")
 class CorpusConfig(Bounded):
     """The keys that every `data` group has."""
 
-    source: str  # see SOURCES in transformer/data/sources: text:GLOB, jsonl:GLOB, tfds:NAME ...
-    validation_source: str = ""  # another source to validate on; "": a split of `source`
-    tokenizer: str = "bpe"  # bytes, characters, bpe or words (of the training text), or a tokenizer.json
+    source: Place  # see SOURCES in transformer/data/sources: text:GLOB, jsonl:GLOB, tfds:NAME ...
+    validation_source: Place = ""  # another source to validate on; "": a split of `source`
+    tokenizer: Place = "bpe"  # bytes, characters, bpe or words (of the training text), or a tokenizer.json
     vocab_size: int = 4096  # vocabulary size of bpe, with the 256 bytes; most words of words
     lowercase: bool = False  # the tokenizer reads all letters as lower-case, and so writes them
     strip_accents: bool = False  # the tokenizer leaves out accents and other combining marks
     split_by: str = ""  # records equal in these fields go to one split; "": the fields that are read
-    cache_dir: str = ""  # folder of prepared and tokenised data; "": the user's cache
+    cache_dir: Place = ""  # folder of prepared and tokenised data; "": the user's cache
     workers: Nonnegative = 1  # threads that prepare batches ahead; 0: none
 
     def __post_init__(self) -> None:

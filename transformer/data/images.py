@@ -9,7 +9,7 @@ from typing import Any, Literal
 import numpy as np
 from tqdm import tqdm
 
-from transformer.config import Bounded, Nonnegative, Positive
+from transformer.config import Bounded, Nonnegative, Place, Positive
 from transformer.data.corpus import SplitData, divided_line, naming
 from transformer.data.disk_cache import build_once, data_folder, digest, load_array
 from transformer.data.image_sources import IMAGES, ImageFolder, Images, as_pixels, open_image
@@ -32,15 +32,15 @@ fewer are sorted by hash and split by position, so that each split has its share
 class ImageDataConfig(Bounded):
     """Images with labels."""
 
-    source: str = "digits"  # digits, folder:PATH (a sub-folder of PNG and JPEG files per class) or tfds:NAME
-    validation_source: str = ""  # another source to validate on; "": a split of `source`
+    source: Place = "digits"  # digits, folder:PATH (a sub-folder of PNG and JPEG files a class) or tfds:NAME
+    validation_source: Place = ""  # another source to validate on; "": a split of `source`
     image_field: str = "image"  # field of the image, in tfds
     label_field: str = "label"  # field of the class, in tfds
     image_size: Positive = 8  # side in pixels to which the central square of each image is scaled
     channels: Literal[1, 3] = 1  # 1: grey; 3: red, green and blue
     shift: int = 0  # augmentation: largest random translation, in pixels
     flip: bool = False  # augmentation: random horizontal flip
-    cache_dir: str = ""  # folder of prepared images; "": the user's cache
+    cache_dir: Place = ""  # folder of prepared images; "": the user's cache
     workers: Nonnegative = 1  # threads that prepare batches ahead; 0: none
 
     def __post_init__(self) -> None:

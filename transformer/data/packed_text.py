@@ -2,11 +2,11 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 import numpy as np
 
-from transformer.config import Positive
+from transformer.config import OnThisSystem, Positive
 from transformer.data.corpus import Corpus, CorpusConfig, counted
 from transformer.data.mixture import check_sources, mixture_of
 from transformer.data.sources import Source
@@ -114,7 +114,7 @@ class TextDataConfig(CorpusConfig):
     # stdlib (Python's own source text), text:GLOB, jsonl:GLOB, parquet:GLOB, hf:FOLDER, tfds:NAME
     source: str = "stdlib"
     # several sources instead, with their weights: {"stdlib": 0.7, "text:GLOB": 0.3}
-    sources: Mapping[str, Any] = field(default_factory=dict)
+    sources: Annotated[Mapping[str, Any], OnThisSystem()] = field(default_factory=dict)
     text_field: str = "text"  # field of the text, in jsonl, parquet, hf and tfds
     document: Literal["file", "line", "paragraph"] = "file"  # one document of text:GLOB
     sequence_length: Positive = 256  # tokens per row

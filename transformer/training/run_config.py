@@ -5,7 +5,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar
 
-from transformer.config import Bound, Bounded, Nonnegative, NonnegativeFloat, Positive
+from transformer.config import (
+    Bound,
+    Bounded,
+    Nonnegative,
+    NonnegativeFloat,
+    OnThisSystem,
+    Place,
+    Positive,
+)  # fmt: skip
 from transformer.errors import UserError
 from transformer.training.optimizer import OptimizerConfig
 from transformer.training.parallel import ParallelConfig
@@ -78,10 +86,9 @@ class EvaluateConfig(Bounded):
     """Evaluation during training and by --mode=evaluate."""
 
     batch_size: Nonnegative = 0  # rows evaluated at once, over all devices; 0: train.batch_size
-    also: str = ""  # further evaluators, comma-separated: positions, choices:FILE ... (EVALUATORS)
-    sets: Mapping[str, str] = dataclasses.field(
-        default_factory=dict
-    )  # further data sets by name: sets.wiki=text:GLOB
+    also: Place = ""  # further evaluators, comma-separated: positions, choices:FILE ... (EVALUATORS)
+    # further data sets by name: sets.wiki=text:GLOB
+    sets: Annotated[Mapping[str, str], OnThisSystem()] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -109,7 +116,7 @@ class RunConfig(Bounded):
     experiment: str  # the objective, a key of EXPERIMENTS
     seed: Seed = 0  # seed of initialisation, dropout, data order and augmentation
     deterministic: bool = False  # training gives the same bits each time on the same devices, also on GPUs
-    initialize_from: str = ""  # warm start: folder of a run whose parameters and tokenizer to take; "": none
+    initialize_from: Place = ""  # warm start: folder of a run whose parameters and tokenizer to take, or ""
     initialize_strict: bool = True  # error if that run lacks parameters other than heads
     initialize_std: NonnegativeFloat = 0.0  # std of truncated-normal initialisation of matrices; 0: by layer
     optimizer: OptimizerConfig
