@@ -1,4 +1,4 @@
-"""Llama, Mistral and Qwen of transformers, in and out."""
+"""Llama, Mistral, Qwen and Arcee of transformers, in and out."""
 
 import dataclasses
 
@@ -43,6 +43,8 @@ MODELS = {
         },
         20,
     ),
+    "arcee": ("Arcee", {"hidden_act": "gelu_pytorch_tanh", "tie_word_embeddings": True, "head_dim": 8}, 12),
+    "arcee_squared": ("Arcee", {"rope_parameters": YARN}, 12),
 }
 """Name -> class, config and the least number of wrong tables."""
 

@@ -146,6 +146,13 @@ EDITS = {
         "tests/interop/test_llama.py",
         {"no_bias_of_qkv": ("use_bias=self.use_bias or self.qkv_bias", "use_bias=self.use_bias")},
     ),
+    "transformer/interop/arcee.py": (
+        "tests/interop/test_llama.py",
+        {
+            "tanh_for_exact": ('"gelu_pytorch_tanh": "gelu"', '"gelu_pytorch_tanh": "gelu_exact"'),
+            "squared_by_default": ('"hidden_act", "relu2", PLAIN', '"hidden_act", "gelu", PLAIN'),
+        },
+    ),
     "transformer/interop/bert.py": (
         "tests/interop/test_encoders.py",
         {

@@ -1,5 +1,6 @@
 """Models of Hugging Face transformers, in and out: one table of keys and tensors per family."""
 
+from transformer.interop.arcee import ARCEE
 from transformer.interop.bert import (
     BERT,
     BERT_CLASSIFIER,
@@ -22,6 +23,7 @@ FAMILIES: dict[str, tuple[Family, ...]] = {
     "mistral": (MISTRAL,),
     "qwen2": (QWEN2,),
     "qwen3": (QWEN3,),
+    "arcee": (ARCEE,),
     "gemma2": (GEMMA2,),
     "gemma3_text": (GEMMA3,),
     "bert": (BERT, BERT_PRETRAINING, BERT_CLASSIFIER),

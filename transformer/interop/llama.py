@@ -1,7 +1,7 @@
 """Llama 2 and 3, Mistral, Qwen2 and Qwen3: RMSNorm, SwiGLU, rotary positions, grouped heads."""
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from transformer.errors import UserError
@@ -29,8 +29,8 @@ SANDWICH_NORMS = {
 """Our norms of a block -> theirs, where outputs are normalised too (Gemma 2)."""
 
 
-def rules(model: Any) -> Iterator[Rule]:
-    """The tensors."""
+def rules(model: Any, projections: Iterable[str] = ("gate", "up", "down")) -> Iterator[Rule]:
+    """The tensors; `projections` are those of the feed-forward sublayer."""
     yield Rule("embedding/table", "model.embed_tokens.weight", "v d -> v d")
     ours, theirs = "blocks", "model.layers.{n}"
     scaled = functools.partial(norm, bias=False, scale="offset" if model.norm == "rms_offset" else "scale")
@@ -40,7 +40,7 @@ def rules(model: Any) -> Iterator[Rule]:
         if model.qk_norm and name != "value":
             yield from scaled(f"{ours}/attention/{name}_norm", f"{projection}_norm")
     yield from joined(f"{ours}/attention/output", f"{theirs}.self_attn.o_proj", bias=False)
-    for name in ("gate", "up", "down"):
+    for name in projections:
         yield from linear(f"{ours}/feed_forward/{name}", f"{theirs}.mlp.{name}_proj", bias=False)
     for name, their in (SANDWICH_NORMS if model.norm_placement == "sandwich" else PRE_NORMS).items():
         yield from scaled(f"{ours}/{name}", f"{theirs}.{their}")
