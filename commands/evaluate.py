@@ -85,6 +85,7 @@ def evaluate(
     from commands.opening import chosen, named, reopen_run
     from commands.texts import check_files, writing
     from transformer.config import flatten
+    from transformer.data.corpus import tally_lines
     from transformer.training.hooks import described, results
 
     folder, given = named(workdir), list(overrides)
@@ -121,6 +122,8 @@ def evaluate(
     of = data.location(name)
     which = "the whole" if source is not None and not _has_splits(of) else f"{split} split"
     print(f"{folder.path}, {_checkpoint(run, step, steps)}: {which} of {of}")
+    for line in tally_lines(data.tallies(name)):
+        print(line)
     for prefix in evaluators:
         said, count = about[prefix], f"{prefix}/measured"
         if count in said:

@@ -17,6 +17,7 @@ import jax
 
 from commands.columns import look_for_columns, named_source
 from commands.workdir import take
+from transformer.data.corpus import tally_lines
 from transformer.data.sources.packed_files import PACKED, SAMPLE, WINDOWS, reading, refuse_binary
 from transformer.errors import UserError
 from transformer.json_text import parse_json
@@ -73,6 +74,9 @@ def open_input(source: str | None, experiment: Any) -> Input:
         return Input(lambda: texts_of(None, source))
     data = experiment.data
     if named := named_source(source, data):
+        tally = data.asked(f"test of {named}")[0].tally
+        for line in tally_lines({named: tally} if len(tally) > 1 else {}):
+            print(line, file=sys.stderr)
         return _counted(lambda: data.inputs(f"test of {named}"), source)
     if data.lines == "tsv":
         look_for_columns(source, lines(source), data)

@@ -179,6 +179,7 @@ class Workdir(RunFolder):
         """Stores the config and the content of the data, and unless the run has begun tokenizer and labels.
         Files are replaced atomically."""
         begun, kept, described = self.begun, data.kept(), describe(data)  # reads the data: it may fail
+        described |= {"left_out": tallies} if (tallies := data.tallies("train", "validation")) else {}
         self.path.mkdir(parents=True, exist_ok=True)
         lengths = self.read_lengths(config.train.steps) if begun else []
         if lengths or self.lengths.exists():

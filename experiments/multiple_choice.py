@@ -86,14 +86,15 @@ def question(source: Source, index: int) -> tuple[str, list[str], int]:
     Raises:
       UserError: the record is no question; the message names its place.
     """
-    record, place = source[index], source.place(index)
+    record = source[index]
     choices: Any = record.get("choices")
     answer = record.get("answer")
     texts = isinstance(choices, list) and all(isinstance(each, str) and each.strip() for each in choices)
     if not texts or len(choices) < 2 or len({*choices}) < len(choices):
-        raise UserError(f"{place}: choices {choices!r}; expected a list of two or more different texts")
+        expected = "expected a list of two or more different texts"
+        raise UserError(f"{source.place(index)}: choices {choices!r}; {expected}")
     number = choices.index(answer) if answer in choices else answer
     if type(number) is not int or not 0 <= number < len(choices):
         expected = f"the number of a choice, 0 to {len(choices) - 1}, or its text"
-        raise UserError(f"{place}: answer {answer!r}; expected {expected}")
+        raise UserError(f"{source.place(index)}: answer {answer!r}; expected {expected}")
     return record["question"], choices, number

@@ -200,7 +200,7 @@ def test_what_is_wrong_with_a_folder_is_one_line(data, rng, tmp_path):
     (tmp_path / "empty").mkdir()
     assert "no sub-folder in it; each is to be a class" in failure(data, f"folder:{tmp_path / 'empty'}")
     write(tmp_path / "deep" / "train", rng, count=1)
-    expected = "no PNG or JPEG file in its sub-folder 'train'; if its sub-folders are the classes, folder:"
+    expected = "no image in its sub-folder 'train'; if its sub-folders are the classes, folder:"
     assert expected in failure(data, f"folder:{tmp_path / 'deep'}")
     one = write(tmp_path / "one", rng, classes=("cat",))
     assert "data.source: all training data have the label 'cat'; expected two or more" in failure(data, one)

@@ -129,14 +129,14 @@ def test_a_value_of_a_table_is_as_long_as_it_is(tmp_path):
         csv.field_size_limit(before)
 
 
-def test_a_row_of_a_table_is_named_by_the_line_at_which_it_ends(tmp_path):
+def test_a_row_of_a_table_is_named_by_the_line_at_which_it_begins(tmp_path):
     rows = [f'"text {i},\n ""too""",{"" if i == 26 else "ab"[i % 2]}' for i in range(30)]
     (tmp_path / "b.csv").write_text("\n".join(["text,label", *rows]))
     (tmp_path / "a.csv").write_text("text,label\none,a\ntwo,b\n")
-    with pytest.raises(UserError, match=r"^data.label_field: \S+/b\.csv:55 has no label; fill them in"):
+    with pytest.raises(UserError, match=r"^data.label_field: \S+/b\.csv:54 has no label; fill them in"):
         data(tmp_path / "b.csv", "csv", validation_source=f"csv:{tmp_path}/a.csv")
     made = data(tmp_path / "a.csv", "csv", validation_source=f"csv:{tmp_path}/b.csv")
-    with pytest.raises(UserError, match=r"^data.validation_source: \S+/b\.csv:55 has no label; those"):
+    with pytest.raises(UserError, match=r"^data.validation_source: \S+/b\.csv:54 has no label; those"):
         made.rows("validation")
 
 
@@ -152,7 +152,7 @@ def test_labels_of_no_use_are_refused(tmp_path):
     with pytest.raises(UserError, match=expected):
         made.rows("validation")
     train.write_text("text\tlabel\none\tgood\ntwo\n")
-    with pytest.raises(UserError, match=r"a\.tsv:3: 1 columns; 'label' is column 2"):
+    with pytest.raises(UserError, match=r"a\.tsv:3: 1 columns; the first line has 2$"):
         data(train)
 
 

@@ -21,10 +21,11 @@ def both(
 
 
 def test_columns_without_a_header(tmp_path):
-    (tmp_path / "a.tsv").write_text('one\teins\n"two"\tzwei\textra\n\nthrée\tdrei\r\n', encoding="utf-8")
+    (tmp_path / "a.tsv").write_text('one\teins\n"two"\tzwei\n\nthrée\tdrei\r\n', encoding="utf-8")
     rows = both(f"tsv:{tmp_path}/a.tsv", tmp_path, divide=False)
     assert [row[:2] for row in rows] == [("one", "eins"), ('"two"', "zwei"), ("thrée", "drei")]
-    assert rows[1][2]["3"] == "extra"
+    (tmp_path / "a.tsv").write_text("one\teins\tun\ntwo\tzwei\tdeux\n")
+    assert both(f"tsv:{tmp_path}/a.tsv", tmp_path, divide=False)[1][2]["3"] == "deux"
 
 
 def test_columns_by_the_names_of_a_header(tmp_path):
@@ -33,10 +34,19 @@ def test_columns_by_the_names_of_a_header(tmp_path):
     assert [row[:2] for row in rows] == [("one", "eins"), ("two", "zwei")]
 
 
+@pytest.mark.parametrize("line", ["two", "two\tzwei\tdrei", "two\tzwei\t"])
+@pytest.mark.parametrize("header", ["source\ttarget\n", ""], ids=["header", "none"])
+@pytest.mark.parametrize("divide", [True, False])
+def test_a_line_of_more_or_fewer_columns_is_refused_with_its_place(tmp_path, line, header, divide):
+    """A tab in a text makes its second half the label, or a translation of the first half."""
+    (tmp_path / "a.tsv").write_text(f"{header}one\teins\n{line}\n")
+    said = rf"a.tsv:{3 if header else 2}: {line.count(chr(9)) + 1} columns; the first line has 2"
+    with pytest.raises(UserError, match=said):
+        both(f"tsv:{tmp_path}/a.tsv", tmp_path, divide=divide, reads=("source",))
+
+
 def test_a_missing_column_is_named_with_its_line(tmp_path):
-    (tmp_path / "a.tsv").write_text("one\teins\nzwei\n")
-    with pytest.raises(UserError, match=r"a.tsv:2: 1 columns; 'target' is column 2"):
-        both(f"tsv:{tmp_path}/a.tsv", tmp_path, divide=False)
+    (tmp_path / "a.tsv").write_text("one\teins\nzwei\tdeux\n")
     with pytest.raises(UserError, match=r"a.tsv:1: no field 'fr'; fields there: source, target"):
         both(f"tsv:{tmp_path}/a.tsv", tmp_path, divide=False, fields=("source", "fr"))
 

@@ -1,4 +1,5 @@
 import ast
+import functools
 import json
 import re
 import textwrap
@@ -380,7 +381,7 @@ def test_the_embedded_questions_are_sound_and_divide_without_overlap():
         source = open_source("function_questions", split, field="context")
         contexts[split] = set()
         for index in range(0, len(source), 7):
-            question = Question.read(source[index], fields, source.place(index))
+            question = Question.read(source[index], fields, functools.partial(source.place, index))
             assert set(question.references) == {source[index]["answer"]} and question.references[0]
             contexts[split].add(question.context)
     assert min(map(len, contexts.values())) > 50 and len(contexts["train"]) > 1000

@@ -159,7 +159,7 @@ EDITS = {
         },
     ),
     "transformer/data/sources/columnar.py": (
-        "tests/data/test_parquet.py tests/data/test_saved_dataset.py",
+        "tests/data/test_parquet.py tests/data/test_saved_dataset.py tests/data/test_left_out.py",
         {
             "features_are_objects": ("if isinstance(each, dict)}", "if True}"),
             "categories_unread": (
@@ -175,16 +175,32 @@ EDITS = {
                 "bisect.bisect(self._firsts, row) - 1",
                 "bisect.bisect_left(self._firsts, row) - 1",
             ),
-            "rows_of_each_group_from_0": (
-                "enumerate(self._records(group), first)",
-                "enumerate(self._records(group))",
+            "rows_of_each_group_from_0": ("rows.append(first + kept)", "rows.append(kept)"),
+            "rows_without_text": ("kept = kept[~lacks]", "kept = kept"),
+            "rows_without_label": (
+                "[name for name in self._options.asked if",
+                "[name for name in [self.field] if",
             ),
-            "rows_without_text": (
-                "is not None for name in self._options.asked",
-                "is not None for name in ()",
+            "optional_fields_required": ("if name not in self._options.optional]", "]"),
+            "nulls_uncounted": ("+= int(lacks.sum())", "+= 0"),
+        },
+    ),
+    "transformer/data/sources/record_files.py": (
+        "tests/data/test_parquet.py tests/data/test_left_out.py",
+        {
+            "every_split_the_whole": ("belong(self._split, load", 'belong("train", load'),
+            "other_nulls_in_one_index": ("sorted(given.optional), given.key", "given.key"),
+        },
+    ),
+    "transformer/data/sources/line_files.py": (
+        "tests/data/test_line_files.py tests/data/test_left_out.py",
+        {
+            "columns_shift": ("if len(columns) != len(names):", "if False:"),
+            "empty_lines_are_records": (
+                "if not data[slice(*lines_n3[i, 1:].tolist())].strip()]",
+                "if False]",
             ),
-            "rows_without_label": ("for name in self._options.asked)", "for name in [self.field])"),
-            "every_split_the_whole": ("belong(self._split, keys)", 'belong("train", keys)'),
+            "empty_lines_uncounted": ("count += len(empty)", "count += 0"),
         },
     ),
     "transformer/data/masking.py": (

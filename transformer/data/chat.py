@@ -153,15 +153,18 @@ class ChatData(Corpus):
         """The fields of the messages."""
         return [field for key in self.fields_of if (field := getattr(self.config, key))]
 
-    def source(self, split: str) -> Dialogues:
-        """The records of a split."""
-        options: Any = {"fields": self.reads, "structures": True, "unread": ("system", *UNREAD)}
-        parts = [self.open(split, field, **options) for field in self.reads]
-        return self.source_class(parts)
+    def source(self, split: str, **options: Any) -> Dialogues:
+        """The records of a split; `options` are those of `open`."""
+        given: Any = {"fields": self.reads, "structures": True, "unread": ("system", *UNREAD)} | options
+        return self.source_class([self.open(split, field, **given) for field in self.reads])
 
     def sources(self, split: str) -> Sequence[Dialogues]:
         """The records of a split as the only source."""
         return [self.source(split)]
+
+    def asked(self, split: str) -> Sequence[Dialogues]:
+        """All records; one with null in a field is an error that names it."""
+        return [self.source(split, optional=self.reads)]
 
     @functools.cached_property
     def chat(self) -> ChatTokens:
@@ -215,5 +218,5 @@ class ChatData(Corpus):
 
     def inputs(self, split: str) -> Iterator[str]:
         """The messages of each record up to its last answer, as JSON."""
-        source = self.source(split)
+        (source,) = self.asked(split)
         return (json.dumps(source.opening(index)) for index in range(len(source)))

@@ -127,7 +127,7 @@ def _checked(message: Any, where: str) -> Message:
         raise UserError(f"{where}: {found}, which is not read; write it into the content, or leave it out")
     if not isinstance(content, str):
         raise UserError(f"{where}: content is {type(content).__name__}; expected text")
-    check_text(content, where)
+    check_text(content, lambda: where)
     if role == "assistant" and not content.strip():
         raise UserError(f"{where}: the answer is empty")
     return {"role": role, "content": content} | _weight(message, where)

@@ -1,6 +1,7 @@
 """The base class of the data of a run: sources, tokenizer, and batches of rows."""
 
 import itertools
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -119,6 +120,11 @@ class SplitData(ABC):
         """The source of a split."""
         return part_of(split)[1] or getattr(self.config, self.key(split))
 
+    def tallies(self, *splits: str) -> dict[str, dict[str, int]]:
+        """Source -> its tally, of those of these splits that leave something out."""
+        sources = [source for split in splits for source in self.sources(split)]
+        return {of_all_splits(each.name): {**each.tally} for each in sources if len(each.tally) > 1}
+
     def contents(self) -> dict[str, dict[str, Any]]:
         """Config key -> name -> content of the data that training reads, as in JSON."""
         found: dict[str, dict[str, Any]] = {}
@@ -159,10 +165,15 @@ class Corpus(SplitData):
     def reads(self) -> Sequence[str]:
         """The fields of a record that a model reads; records equal in them are in one split."""
 
+    def asked(self, split: str) -> Sequence[Source]:
+        """What a model answers: the fields of the input of all records, also of those without a target; null
+        is the empty text."""
+        return [self.open(split, field, fields=self.reads, optional=self.reads) for field in self.reads]
+
     def inputs(self, split: str) -> Iterator[str]:
         """The model's input for each record of a split, without the target; several texts are separated by a
         tab."""
-        sources = [self.open(split, field, fields=self.reads) for field in self.reads]
+        sources = self.asked(split)
         for index in range(len(sources[0])):
             first, *others = (source.text(index) for source in sources)
             yield "\t".join([first.replace("\t", " "), *others] if others else [first])
@@ -191,11 +202,16 @@ class Corpus(SplitData):
             return open_source(self.location(split), name, field=field, **given)
 
     def division(self) -> list[str]:
-        """A line on how a source without splits is split; [] for other sources."""
-        kind = self.config.source.partition(":")[0]
-        if self.config.validation_source or kind not in FILES:
-            return []
-        return divided_line([self._count(split) for split in SPLITS] if kind != "text" else None)
+        """Lines on how a source without splits is split, and on what files have that is left out."""
+        kinds = [name.partition(":")[0] for name in (self.config.source, self.config.validation_source)]
+        return self._division_of_files(*kinds) if {*kinds} & {*FILES} else []
+
+    def _division_of_files(self, kind: str, other: str) -> list[str]:
+        left_out = tally_lines(self.tallies("train", "validation"))
+        if other or kind not in FILES:
+            return left_out
+        counts = [self._count(split) for split in SPLITS] if kind != "text" else None
+        return divided_line(counts) + left_out
 
     def _count(self, split: str) -> int:
         """The number of records of a split, cached because files must be read to count."""
@@ -254,6 +270,21 @@ def divided_line(counts: Sequence[int] | None, what: str = "data.source") -> lis
         f"{what} comes without splits: {train} {unit} to train on, {validation} for validation, {test} "
         "for --mode=evaluate --split=test; with data.validation_source all is trained on"
     ]
+
+
+def tally_lines(tallies: Mapping[str, Mapping[str, int]]) -> list[str]:
+    """A line for each tally (`transformer.data.sources.base.tallied`) on what is read and left out."""
+    lines = []
+    for name, tally in tallies.items():
+        reasons = {reason: count for reason, count in tally.items() if reason != "read"}
+        listed = ", ".join(f"{reason}: {count:,}" for reason, count in reasons.items())
+        lines.append(f"{name}: {tally['read']:,} read, {sum(reasons.values()):,} left out ({listed})")
+    return lines
+
+
+def of_all_splits(name: str) -> str:
+    """The name of a source without that of its split."""
+    return re.sub(rf" \(({'|'.join(SPLITS)})\)$", "", name)
 
 
 @contextmanager

@@ -3,7 +3,7 @@
 import contextlib
 import functools
 from abc import abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +46,11 @@ class Dialogues(Source):
     def content(self) -> dict[str, Any]:
         """The content of all fields."""
         return {name: content for part in self._parts for name, content in part.content.items()}
+
+    @functools.cached_property
+    def tally(self) -> Mapping[str, int]:  # type: ignore[override]
+        """That of the records."""
+        return self._parts[0].tally
 
     def place(self, index: int) -> str:
         """The file and the line of a record."""

@@ -3,9 +3,11 @@
 Pillow, scikit-learn and TFDS are slow to import, so they are imported where they are used.
 """
 
+import types
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -13,12 +15,12 @@ import numpy as np
 
 from transformer.data.content_digests import contents_of
 from transformer.data.disk_cache import digest
-from transformer.data.sources.base import Options
+from transformer.data.sources.base import Options, tallied
 from transformer.data.sources.tfds import TfdsText
 from transformer.errors import UserError, first_line
 
-SUFFIXES = (".png", ".jpg", ".jpeg")
-"""Suffixes of image files in `folder:`; other files are ignored."""
+SUFFIXES = (".png", ".jpg", ".jpeg", ".jpe", ".jfif", ".gif", ".bmp", ".dib", ".webp", ".tif", ".tiff")
+"""Suffixes of image files in `folder:`; other files are left out."""
 
 FORMATS = ("PNG", "JPEG", "GIF", "BMP", "WEBP", "TIFF")
 """The formats that are read, whatever the name of a file says: Pillow has others, one of them a programming
@@ -38,6 +40,8 @@ class Images(ABC):
     identity: str
     name: str
     divided = False
+    tally: Mapping[str, int] = types.MappingProxyType({})
+    """As in `Source`."""
 
     @property
     def content(self) -> dict[str, Any]:
@@ -87,14 +91,17 @@ class Digits(Images):
 
 
 class ImageFolder(Images):
-    """`folder:PATH`: each sub-folder is a class, with its images as PNG or JPEG files.
+    """`folder:PATH`: each sub-folder is a class, with its images, some of which may be in further folders.
+
+    Other files, and files and folders whose names begin with a dot, are left out.
 
     Raises:
-      UserError: no such folder, no sub-folder, one without images, or (when read) a file that is no image.
+      UserError: no such folder, no sub-folder, one with no image itself, or (when read) a file that is not an
+        image.
     """
 
     def __init__(self, argument: str, split: str, options: Options, label_field: str) -> None:
-        folder = Path(argument).expanduser().absolute()
+        self._root = folder = Path(argument).expanduser().absolute()
         self.name = f"folder:{argument}"
         if not argument or not folder.is_dir():
             found = "it is a file" if folder.is_file() else "there is no such folder"
@@ -103,14 +110,19 @@ class ImageFolder(Images):
         if not classes:
             raise UserError(f"{self.name}: no sub-folder in it; each is to be a class, with its images")
         self.files: list[Path] = []
+        reasons = [
+            "hidden" if path.name[0] == "." else "beside the folders of classes"
+            for path in {*folder.iterdir()} - {*classes}
+        ]
         for each in classes:
-            named = sorted(path for path in each.iterdir() if path.suffix.lower() in SUFFIXES)
-            files = [path for path in named if path.is_file()]
-            if not files:
+            found_here = [*_files_below(each)]
+            if not any(path.parent == each and not reason for path, reason in found_here):
                 deeper = any(path.is_dir() for path in each.iterdir())
                 hint = f"; if its sub-folders are the classes, folder:{folder / each.name}" if deeper else ""
-                raise UserError(f"{self.name}: no PNG or JPEG file in its sub-folder {each.name!r}{hint}")
-            self.files += files
+                raise UserError(f"{self.name}: no image in its sub-folder {each.name!r}{hint}")
+            self.files += [path for path, reason in found_here if not reason]
+            reasons += [reason for _, reason in found_here if reason]
+        self.tally = tallied(len(self.files), Counter(reasons))
         stats = [(str(file), (stat := file.stat()).st_size, stat.st_mtime_ns) for file in self.files]
         self.identity = digest("folder", stats)
         self._folder = options.folder
@@ -130,7 +142,23 @@ class ImageFolder(Images):
     def __getitem__(self, index: int) -> Record:
         file = self.files[index]
         image = open_image(file)
-        return file.read_bytes(), image, file.parent.name
+        return file.read_bytes(), image, file.relative_to(self._root).parts[0]
+
+
+def _files_below(folder: Path) -> Iterator[tuple[Path, str]]:
+    """The files in a folder and its sub-folders, each with a reason to leave it out, or "" for an image."""
+    for path in sorted(folder.iterdir()):
+        suffix = path.suffix.lower()
+        if path.name[0] == ".":
+            yield path, "hidden"
+        elif path.is_symlink() and not path.is_file():
+            yield path, "link to a folder" if path.is_dir() else "link to a file that is not there"
+        elif path.is_dir():
+            yield from _files_below(path)
+        elif not path.is_file():
+            yield path, "not a file"
+        else:
+            yield path, "" if suffix in SUFFIXES else f"suffix {suffix}" if suffix else "no suffix"
 
 
 class TfdsImages(Images):

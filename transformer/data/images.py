@@ -10,7 +10,7 @@ import numpy as np
 from tqdm import tqdm
 
 from transformer.config import Bounded, Nonnegative, Place, Positive
-from transformer.data.corpus import SplitData, divided_line, naming
+from transformer.data.corpus import SplitData, divided_line, naming, tally_lines
 from transformer.data.disk_cache import build_once, data_folder, digest, load_array
 from transformer.data.image_sources import IMAGES, ImageFolder, Images, as_pixels, open_image
 from transformer.data.labels import count_labels, find_labels, number_labels
@@ -32,7 +32,7 @@ fewer are sorted by hash and split by position, so that each split has its share
 class ImageDataConfig(Bounded):
     """Images with labels."""
 
-    source: Place = "digits"  # digits, folder:PATH (a sub-folder of PNG and JPEG files a class) or tfds:NAME
+    source: Place = "digits"  # digits, folder:PATH (a sub-folder of images per class) or tfds:NAME
     validation_source: Place = ""  # another source to validate on; "": a split of `source`
     image_field: str = "image"  # field of the image, in tfds
     label_field: str = "label"  # field of the class, in tfds
@@ -137,8 +137,8 @@ class ImageData(SplitData):
         """The number of images of each label in a split, (c,)."""
         return count_labels(_names(*self._prepared(split)), self.labels)
 
-    def inputs(self, split: str) -> Iterator[str]:
-        """The paths of the images of a split.
+    def asked(self, split: str) -> Sequence[ImageFolder]:
+        """The images to answer for.
 
         Raises:
           UserError: the source is not a folder of files.
@@ -149,7 +149,11 @@ class ImageData(SplitData):
                 f"--input: {self.location(split)}: its images are in no files; expected folder:PATH"
             )
         options = Options(self.folder, field=self.config.image_field)
-        yield from map(str, ImageFolder(argument, split, options, self.config.label_field).files)
+        return [ImageFolder(argument, split, options, self.config.label_field)]
+
+    def inputs(self, split: str) -> Iterator[str]:
+        """The paths of the images of a split. Raises as `asked`."""
+        return map(str, self.asked(split)[0].files)
 
     def read(self, path: str) -> np.ndarray:
         """(h, w, c) uint8: the image in a file, prepared like those of the source."""
@@ -170,11 +174,12 @@ class ImageData(SplitData):
             return IMAGES[kind](argument, part, Options(self.folder, field=c.image_field), c.label_field)
 
     def division(self) -> list[str]:
-        """A line on how images without splits are split."""
+        """Lines on how images without splits are split, and on what folders have that is left out."""
+        left_out = tally_lines(self.tallies("train", "validation"))
         if self.config.validation_source or self._open("train").divided:
-            return []
+            return left_out
         shares_n = load_array(self._prepared("train")[0] / "shares.npy")
-        return divided_line([len(divide(shares_n, split)) for split in SHARES])
+        return divided_line([len(divide(shares_n, split)) for split in SHARES]) + left_out
 
     def _prepared(self, split: str) -> tuple[Path, np.ndarray]:
         """The folder of prepared images of the source, and the indices of those in the split."""

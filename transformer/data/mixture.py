@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from transformer.data.corpus import FILES, divided_line, naming
+from transformer.data.corpus import FILES, divided_line, naming, tally_lines
 from transformer.data.interleaving import Interleaving, whole_weights
 from transformer.data.loader import DataLoader, HostBatch
 from transformer.data.sources import SOURCES, Source
@@ -213,6 +213,7 @@ class Mixture:
             rows, tokens = len(part.rows("train")), len(part.cache("train").tokens)
             lines.append(f"{name}: {share:.1%} of the rows, from {rows:,} ({tokens:,} tokens) of {part.only}")
         undivided = any(source.partition(":")[0] in FILES for source in self.weights)
+        lines += tally_lines(self.tallies("train", "validation"))  # type: ignore[attr-defined]
         if self.config.validation_source or not undivided:
             return lines
         return [*lines, *divided_line(None, "a source of files in data.sources")]

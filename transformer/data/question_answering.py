@@ -178,10 +178,14 @@ class SpanData(Corpus):
         found = read_all(source, self.config.fields, self.config.misplaced == "skip")
         return (question for question in found if question is not None)
 
+    def asked(self, split: str) -> Sequence[Source]:
+        """The questions and the contexts of all records, also of those without an answer."""
+        fields = self.config.question_field, self.config.context_field
+        return [self.open(split, field, fields=fields, optional=fields) for field in fields]
+
     def inputs(self, split: str) -> Iterator[str]:
         """Each question and its context as a line for `parse`."""
-        c = self.config
-        questions, contexts = (self.open(split, field) for field in (c.question_field, c.context_field))
+        questions, contexts = self.asked(split)
         for index in range(len(contexts)):
             yield f"{escape(questions.text(index))}\t{escape(contexts.text(index))}"
 

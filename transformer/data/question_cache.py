@@ -1,7 +1,8 @@
 """Extractive questions: records in the format of SQuAD, and a cache of their tokens."""
 
+import functools
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -47,9 +48,9 @@ class Question:
         return [self.context[first:last] for first, last in self.answers] or [""]
 
     @classmethod
-    def read(cls, record: Mapping[str, Any], fields: Fields, place: str) -> "Question":
-        """Parses a record, {question, context, answers: {"text": [...], "answer_start": [...]}}; `place` is
-        its location, for messages.
+    def read(cls, record: Mapping[str, Any], fields: Fields, place: Callable[[], str]) -> "Question":
+        """Parses a record, {question, context, answers: {"text": [...], "answer_start": [...]}}; `place`
+        gives its location, for messages.
 
         Raises:
           UserError: a field is missing or of another type.
@@ -57,7 +58,7 @@ class Question:
         """
         for field in (fields.question, fields.context):
             if not isinstance(record.get(field), str):
-                raise UserError(f"{place}: no text {field!r}; fields there: {', '.join(record)}")
+                raise UserError(f"{place()}: no text {field!r}; fields there: {', '.join(record)}")
             check_text(record[field], place, field)
         context, answers = record[fields.context], record.get(fields.answers)
         expected = 'expected {"text": [...], "answer_start": [...]}, both of one length'
@@ -65,17 +66,21 @@ class Question:
             problem = (
                 f"no field {fields.answers!r}" if answers is None else f"{fields.answers!r} is no object"
             )
-            raise UserError(f"{place}: {problem}; {expected}")
+            raise UserError(f"{place()}: {problem}; {expected}")
         texts, starts = answers.get("text"), answers.get("answer_start")
         if not isinstance(texts, list) or not isinstance(starts, list) or len(texts) != len(starts):
-            raise UserError(f"{place}: {fields.answers!r} is not of its form; {expected}")
+            raise UserError(f"{place()}: {fields.answers!r} is not of its form; {expected}")
         found = []
         for text, start in zip(texts, starts, strict=True):
             if not isinstance(text, str) or type(start) is not int or start < 0 or not text.strip():
-                raise UserError(f"{place}: {text!r} at {start!r}; expected a text and the character it is at")
+                raise UserError(
+                    f"{place()}: {text!r} at {start!r}; expected a text and the character it is at"
+                )
             there = context[start : start + len(text)]
             if there != text:
-                raise MisplacedAnswer(f"{place}: at character {start} is {there!r}, not the answer {text!r}")
+                raise MisplacedAnswer(
+                    f"{place()}: at character {start} is {there!r}, not the answer {text!r}"
+                )
             found.append((start, start + len(text)))
         return cls(record[fields.question], context, tuple(found))
 
@@ -154,7 +159,7 @@ def read_all(source: Source, fields: Fields, skip: bool) -> Iterator[Question | 
     """The questions of a source in order; with `skip`, None for a misplaced answer."""
     for index in range(len(source)):
         try:
-            yield Question.read(source[index], fields, source.place(index))
+            yield Question.read(source[index], fields, functools.partial(source.place, index))
         except MisplacedAnswer:
             if not skip:
                 raise

@@ -1,7 +1,8 @@
 """Pairs of texts, source and target: from a config's `data` group to batches."""
 
+import functools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
@@ -41,6 +42,11 @@ class Side(Source):
     def content(self) -> dict[str, Any]:
         """The content of all fields."""
         return {name: content for part in self._parts for name, content in part.content.items()}
+
+    @functools.cached_property
+    def tally(self) -> Mapping[str, int]:  # type: ignore[override]
+        """That of the records."""
+        return self._parts[0].tally
 
     def place(self, index: int) -> str:
         """The location of the record in the first field's source."""
@@ -180,6 +186,9 @@ class PairData(Corpus):
         if left_out := len(self.sources(split)[0]) - total:
             why = "is empty or too long" if c.too_long == "skip" else "is empty"
             said.append(f"{left_out:,} more left out: one side {why}")
+        further = [self._side(split, field) for field in self._further(split)]
+        if empty := sum(not side.text(i) for side in further for i in range(len(side))):
+            said.append(f"{empty:,} references are empty")
         if cut := sum(len(self.encode_source(source)) > c.source_length for source in sources):
             said.append(f"{cut:,} sources truncated to {c.source_length} tokens")
         return "; ".join(said)
@@ -198,7 +207,7 @@ class PairData(Corpus):
 
     def inputs(self, split: str) -> Iterator[str]:
         """The sources of a split."""
-        side = Side([self.open(split, field, fields=self.reads) for field in self.reads])
+        side = Side(self.asked(split))
         return (side.text(index) for index in range(len(side)))
 
     def encode_source(self, text: str) -> list[int]:
@@ -206,7 +215,8 @@ class PairData(Corpus):
         return [*self.tokenizer.encode(text), self.tokenizer.eos_id]
 
     def _side(self, split: str, fields: str) -> Source:
-        return Side([self.open(split, field, lists=True) for field in fields.split(",")])
+        given = {"lists": True, "optional": self._further(split)}
+        return Side([self.open(split, field, **given) for field in fields.split(",")])
 
     def _further(self, split: str) -> list[str]:
         """The fields of further references; training data need not have them."""

@@ -2,8 +2,9 @@
 
 import hashlib
 import json
+import types
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -34,7 +35,8 @@ class Options:
     `numbers` are read as text; all `fields` that several sources read of the same records ((): only `field`);
     whether the text may be in `lists` of alternatives, of which the first is read; whether the value may also
     be one of JSON's `structures`, a list or an object, which `Source.value` gives; the fields `unread` of
-    which a record may have none, because they change what the others mean.
+    which a record may have none, because they change what the others mean; the fields that are `optional`,
+    whose null is the empty text.
 
     Records equal in the fields `split_by`, or without these in `reads` (the fields that a model reads), or
     without both in all fields, are in one split."""
@@ -50,6 +52,7 @@ class Options:
     lists: bool = False
     structures: bool = False
     unread: Sequence[str] = ()
+    optional: Sequence[str] = ()
 
     @property
     def asked(self) -> Sequence[str]:
@@ -62,7 +65,9 @@ class Options:
         return self.split_by or self.reads
 
     def as_text(self, value: Any) -> Any:
-        """A number or a list as text, where these options say how; else the value itself."""
+        """A number, a list or null as text, where these options say how; else the value itself."""
+        if value is None and self.field in self.optional:
+            return ""
         if self.numbers and isinstance(value, int | float):
             return json.dumps(value)
         if (texts := self.alternatives(value)) is not None:
@@ -73,11 +78,11 @@ class Options:
         """Whether a value is text, or what these options also read."""
         return isinstance(value, str) or (self.structures and isinstance(value, list | dict))
 
-    def check_unread(self, record: Mapping[str, Any], place: str) -> None:
+    def check_unread(self, record: Mapping[str, Any], place: Callable[[], str]) -> None:
         """Raises `UserError` if the record at this place has something in a field of `unread`."""
         if there := [name for name in self.unread if record.get(name) not in (None, "", "[]", [], {})]:
             what = f"{there[0]!r} is {brief(repr(record[there[0]]), 60)}, which is not read"
-            raise UserError(f"{place}: {what}; write it into the messages, or leave it out")
+            raise UserError(f"{place()}: {what}; write it into the messages, or leave it out")
 
     def alternatives(self, value: Any) -> list[str] | None:
         """The texts of a list that are not only white space; None if the value is not such a list, or `lists`
@@ -95,6 +100,8 @@ class Source(ABC):
     identity: str
     name: str
     field: str = "text"
+    tally: Mapping[str, int] = types.MappingProxyType({})
+    """What is read and left out in all splits together, as `tallied`; {} if nothing can be left out."""
 
     @abstractmethod
     def __len__(self) -> int: ...
@@ -150,13 +157,18 @@ class Source(ABC):
             yield from self.pieces(index)
 
 
-def check_text(text: str, place: str, field: str = "") -> None:
+def tallied(read: int, left_out: Mapping[str, int]) -> dict[str, int]:
+    """How many records are "read", and reason -> how many are left out, for the reasons that there are."""
+    return {"read": read} | {reason: int(count) for reason, count in left_out.items() if count}
+
+
+def check_text(text: str, place: Callable[[], str], field: str = "") -> None:
     """Raises `UserError` if the text, of this field at this place, cannot be written as UTF-8."""
     try:
         text.encode()
     except UnicodeEncodeError:
         where = f" in {field!r}" if field else ""
-        raise UserError(f"{place}: half of a surrogate pair{where}") from None
+        raise UserError(f"{place()}: half of a surrogate pair{where}") from None
 
 
 def part_of(split: str) -> tuple[str, str]:
@@ -177,14 +189,19 @@ def falls_in(split: str, key: bytes) -> bool:
     return low <= share(key) < high
 
 
-def belong(split: str, keys: Iterable[bytes]) -> np.ndarray:
-    """Which records (n,) are in the split, by their keys; records with the same key are in one split.
+def shares(keys: Iterable[bytes]) -> np.ndarray:
+    """The hashes (n,) of keys, each in [0, 1)."""
+    return np.fromiter(map(share, keys), float)
+
+
+def belong(split: str, shares_n: np.ndarray) -> np.ndarray:
+    """Which records (n,) are in the split, by the `shares` of their keys; records with the same key are in
+    one split.
 
     `MANY` records or more are split by a hash of the key. Fewer are split by position, as if those with the
     same key followed the first of them.
     """
     low, high = SPLITS[split]
-    shares_n = np.fromiter(map(share, keys), float)
     n = len(shares_n)
     if n >= MANY:
         return (low <= shares_n) & (shares_n < high)
@@ -198,16 +215,24 @@ def belong(split: str, keys: Iterable[bytes]) -> np.ndarray:
     return (int(low * n) <= places_n) & (places_n < int(high * n))
 
 
-def key_of(record: Mapping[str, Any], names: Sequence[str], place: str) -> bytes:
-    """The key of a record by these fields; `place` is its location, for messages.
+WRITE = json.JSONEncoder(sort_keys=True, default=str).encode  # a column may also have times
+
+
+def key_of(record: Mapping[str, Any], names: Sequence[str], place: Callable[[], str]) -> bytes:
+    """The key of a record by these fields; `place` gives its location, for messages.
 
     Raises:
       UserError: a field is missing.
     """
-    for name in names:
-        if name not in record:
-            raise UserError(f"{place}: no field {name!r} to split by; fields there: {', '.join(record)}")
-    values = (record[name] for name in names)
-    write = json.JSONEncoder(sort_keys=True, default=str).encode  # a column may also have times
-    texts = (value if isinstance(value, str) else write(value) for value in values)
-    return "\0".join(text.strip() for text in texts).encode("utf-8", "surrogatepass")
+    try:
+        values = [record[name] for name in names]
+    except KeyError as error:
+        there = ", ".join(record)
+        raise UserError(f"{place()}: no field {error} to split by; fields there: {there}") from None
+    return key_of_values(values)
+
+
+def key_of_values(values: Iterable[Any]) -> bytes:
+    """The key of a record by the values of its fields."""
+    texts = [value if isinstance(value, str) else WRITE(value) for value in values]
+    return "\0".join([text.strip() for text in texts]).encode("utf-8", "surrogatepass")

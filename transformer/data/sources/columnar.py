@@ -4,24 +4,29 @@ pyarrow is slow to import, so it is imported where it is used.
 """
 
 import bisect
+import contextlib
 import dataclasses
 import functools
 import itertools
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from transformer.data.disk_cache import digest
-from transformer.data.sources.base import Options, belong, key_of
-from transformer.data.sources.files import Files
+from transformer.data.sources.base import Options, key_of_values
+from transformer.data.sources.record_files import RecordFiles
 from transformer.errors import UserError, first_line
 from transformer.json_text import parse_json
 
 TEXT = ("string", "large_string", "string_view")
 """The types of columns of text."""
+
+BLOCK = 64
+"""Rows that are converted from Arrow together: one alone takes as long as ten of them."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,10 +46,10 @@ class Columns:
         return {name: each["names"] for name, each in found.items() if each.get("_type") == "ClassLabel"}
 
 
-class ColumnarFiles(Files):
+class ColumnarFiles(RecordFiles):
     """One record per row, without rows that lack a field that is read; a number of a class is its name.
 
-    Splits are as in `LineFiles`. Two groups of rows are in memory at a time, with the columns that are read.
+    Two groups of rows are in memory at a time, with the columns that are read.
 
     Raises:
       UserError: no such file, pyarrow is missing, or (when read) a file of another format, or one that lacks
@@ -58,18 +63,16 @@ class ColumnarFiles(Files):
         self._columns = [*dict.fromkeys([*options.asked, *options.key])]
         self.identity = digest(self.identity, sorted(options.asked))
         self._group = functools.lru_cache(2)(self._read)
+        self._block = functools.lru_cache(2)(self._read_block)
 
     @abstractmethod
     def _open_columns(self, path: Path) -> Columns:
         """Opens a file."""
 
-    def __len__(self) -> int:
-        return len(self._rows)
-
     def __getitem__(self, index: int) -> dict[str, Any]:
         record = self._record(index)
         text = self._options.as_text(record[self.field])
-        self._options.check_unread(record, self.place(index))
+        self._options.check_unread(record, lambda: self.place(index))
         if not self._options.is_read(text):
             raise UserError(f"{self.place(index)}: {self.field!r} is {text!r}; expected text")
         return record | {self.field: text}
@@ -87,12 +90,19 @@ class ColumnarFiles(Files):
 
     def _record(self, index: int) -> dict[str, Any]:
         group, row = self._at(index)
-        (record,) = self._records(group, slice(row, row + 1))
-        return record
+        number, place = divmod(row, BLOCK)
+        return self._block(group, number)[place]
+
+    def _read_block(self, group: int, number: int) -> list[dict[str, Any]]:
+        rows = slice(number * BLOCK, (number + 1) * BLOCK)
+        with self._reading(group):
+            names = self._group(group).schema.names
+        columns = [self._values(group, name, rows) for name in names]
+        return [dict(zip(names, values, strict=True)) for values in zip(*columns, strict=True)]
 
     def _at(self, index: int) -> tuple[int, int]:
         """The group of a record, and its row there."""
-        row = int(self._rows[index])
+        row = int(self._found[index, 0])
         group = bisect.bisect(self._firsts, row) - 1
         return group, row - self._firsts[group]
 
@@ -125,38 +135,58 @@ class ColumnarFiles(Files):
         sizes = (self._opened[i].sizes[j] for i, j in self._groups)
         return [0, *itertools.accumulate(sizes)][:-1]
 
-    @functools.cached_property
-    def _rows(self) -> np.ndarray:
-        """The rows of the split."""
-        rows, keys = [], []
+    def _find(self) -> tuple[np.ndarray, Mapping[str, int]]:
+        rows, left_out = [np.zeros(0, np.int64)], Counter[str]()
+        required = [name for name in self._options.asked if name not in self._options.optional]
         for group, first in enumerate(self._firsts):
-            for row, record in enumerate(self._records(group), first):
-                if all(record[name] is not None for name in self._options.asked):
-                    rows.append(row)
-                    if self._options.divide:
-                        keys.append(key_of(record, self._options.key or list(record), self.name))
-        found = np.array(rows, np.int64)
-        return found[belong(self._split, keys)] if self._options.divide else found
+            kept = np.arange(self._size(group))
+            for name in required:
+                lacks = self._lacks(group, name)[kept]
+                left_out[f"no {name!r}"] += int(lacks.sum())
+                kept = kept[~lacks]
+            rows.append(first + kept)
+        return np.concatenate(rows)[:, None], left_out
 
-    def _records(self, group: int, rows: slice = slice(None)) -> list[dict[str, Any]]:
-        """Rows of a group, with the names of classes in the place of their numbers; -1 is none, as there."""
+    def _keys(self, found: np.ndarray) -> Iterator[bytes]:
+        for group, first in enumerate(self._firsts):
+            low, high = np.searchsorted(found[:, 0], (first, first + self._size(group))).tolist()
+            values = [self._values(group, name) for name in self._options.key or self._columns]
+            for row in (found[low:high, 0] - first).tolist():
+                yield key_of_values([column[row] for column in values])
+
+    def _size(self, group: int) -> int:
+        file, number = self._groups[group]
+        return self._opened[file].sizes[number]
+
+    def _lacks(self, group: int, name: str) -> np.ndarray:
+        """Which rows of a group have nothing in a column; the class -1 is none."""
+        with self._reading(group):
+            column = self._group(group).column(name)
+            lacks_n = np.asarray(column.is_null())
+        if name in self._opened[self._groups[group][0]].classes:
+            lacks_n = lacks_n | (np.asarray(column.fill_null(-1)) == -1)
+        return lacks_n
+
+    def _values(self, group: int, name: str, rows: slice = slice(None)) -> list[Any]:
+        """A column of rows of a group, with the names of classes in the place of their numbers."""
+        with self._reading(group):
+            values = self._group(group).column(name)[rows].to_pylist()
         file = self._groups[group][0]
-        records, classes = self._as_list(group, rows), self._opened[file].classes
-        for name in classes.keys() & {*self._columns}:
-            names = {None: None, -1: None} | dict(enumerate(classes[name]))
-            for record in records:
-                if (number := record[name]) not in names:
-                    expected = f"expected a number below {len(classes[name])}, or -1"
-                    raise UserError(f"{self._files[file]}: {name!r} is {number!r}; {expected}")
-                record[name] = names[number]
-        return records
+        if classes := self._opened[file].classes.get(name):
+            names = {None: None, -1: None} | dict(enumerate(classes))
+            if unknown := [number for number in values if number not in names]:
+                expected = f"expected a number below {len(classes)}, or -1"
+                raise UserError(f"{self._files[file]}: {name!r} is {unknown[0]!r}; {expected}")
+            values = [names[number] for number in values]
+        return values
 
-    def _as_list(self, group: int, rows: slice) -> list[dict[str, Any]]:
-        """Rows of a group; raises `UserError` if its bytes are not those of such rows."""
+    @contextlib.contextmanager
+    def _reading(self, group: int) -> Iterator[None]:
+        """Raises `UserError` if the bytes of a group are not those of rows."""
         import pyarrow
 
         try:
-            return self._group(group)[rows].to_pylist()
+            yield
         except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:
             file, number = self._groups[group]
             said = first_line(error)

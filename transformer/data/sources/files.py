@@ -42,9 +42,12 @@ class Files(Source):
         self._options = options
         self._files = [file for part in patterns or [pattern] for file in _find(kind, part)]
         stats = [(str(file), (stat := file.stat()).st_size, stat.st_mtime_ns) for file in self._files]
-        by = [["by", *options.key]] if options.divide and self.BY_KEY else []
-        self.identity = digest(kind, stats, split, options.field, options.document, options.divide, *by)
+        more = [["by", *options.key]] if options.divide and self.BY_KEY else []
+        more += [["optional", *options.optional]] if options.optional else []
+        self.identity = digest(kind, stats, split, options.field, options.document, options.divide, *more)
+        self._stats = stats
         self._map = functools.lru_cache(64)(self._open)
+        self._line_ends = functools.lru_cache(64)(self._find_line_ends)
 
     @property
     def content(self) -> dict[str, Any]:
@@ -91,8 +94,16 @@ class Files(Source):
             raise UserError(f"{found}; {remedy}") from None
 
     def _place(self, file: int, position: int) -> str:
-        line = self._map(file)[:position].count(b"\n") + 1
-        return f"{self._files[file]}:{line}"
+        return f"{self._files[file]}:{1 + np.searchsorted(self._line_ends(file), position, side='right')}"
+
+    def _find_line_ends(self, file: int) -> np.ndarray:
+        """Where the lines of a file end, each after its line feed."""
+        size = self._sizes[file]
+        data = np.frombuffer(self._map(file) if size else b"", np.uint8)
+        blocks = range(0, size, PIECE)
+        parts = [start + 1 + np.flatnonzero(data[start : start + PIECE] == ord("\n")) for start in blocks]
+        ends = np.concatenate([np.zeros(0, np.int64), *parts])
+        return ends if not size or data[-1] == ord("\n") else np.append(ends, size)
 
 
 class TextFiles(Files):

@@ -1,56 +1,63 @@
 """Files of the user with one record per line: JSON lines, tab-separated columns, two aligned files."""
 
 import functools
-import re
 from abc import abstractmethod
-from array import array
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from transformer.data.disk_cache import digest
-from transformer.data.sources.base import SPLITS, Options, belong, check_text, key_of
+from transformer.data.sources.base import SPLITS, Options, check_text, key_of
 from transformer.data.sources.files import Files, matching
+from transformer.data.sources.record_files import RecordFiles
 from transformer.errors import UserError
 from transformer.json_text import parse_json
 
 
-class LineFiles(Files):
-    """One record per line, without empty lines.
-
-    Records are split by their fields `Options.key`, or by the whole line (see `belong`).
-    """
-
-    def __len__(self) -> int:
-        return len(self._ranges)
+class LineFiles(RecordFiles):
+    """One record per line, without empty lines, found by its file, its start and its end."""
 
     def place(self, index: int) -> str:
         """The file of a record and its line."""
-        file, start, _ = self._ranges[index].tolist()
+        file, start, _ = self._found[index].tolist()
         return self._place(file, start)
 
-    @functools.cached_property
-    def _ranges(self) -> np.ndarray:
-        found = array("q")
-        for file, size in enumerate(self._sizes):
-            data, start = self._map(file) if size else b"", self._first(file)
-            while start < size:
-                end = data.find(b"\n", start) + 1 or size
-                if data[start:end].strip():
-                    found.extend((file, start, end))
-                start = end
-        ranges = np.array(found, np.int64).reshape(-1, 3)
-        return (
-            ranges[belong(self._split, map(self._key, ranges.tolist()))] if self._options.divide else ranges
-        )
+    def _find(self) -> tuple[np.ndarray, Mapping[str, int]]:
+        found = [np.zeros((0, 3), np.int64)]
+        count = 0
+        for file in range(len(self._files)):
+            lines_n3 = self._lines(file)
+            empty = self._empty(lines_n3)
+            count += len(empty)
+            found.append(np.delete(lines_n3, empty, axis=0))
+        return np.concatenate(found), {"empty line": count}
 
-    def _key(self, at: Sequence[int]) -> bytes:
-        """The key by which a line is assigned to a split."""
-        file, start, end = at
-        if not self._options.key:
-            return self._map(file)[start:end].strip()
-        return key_of(self._read(file, start, end), self._options.key, self._place(file, start))
+    def _lines(self, file: int) -> np.ndarray:
+        """The file, the start and the end (n, 3) of each line of a file that may be a record."""
+        if not self._sizes[file]:
+            return np.zeros((0, 3), np.int64)
+        first, ends_n = self._first(file), self._line_ends(file)
+        ends_n = ends_n[ends_n > first]
+        return np.stack([np.full_like(ends_n, file), np.append(first, ends_n)[:-1], ends_n], axis=1)
+
+    def _empty(self, lines_n3: np.ndarray) -> list[int]:
+        """Which of the lines of a file are only white space."""
+        if not len(lines_n3):
+            return []
+        data = self._map(int(lines_n3[0, 0]))
+        begins_n = np.frombuffer(data, np.uint8)[lines_n3[:, 1]]
+        possible = np.flatnonzero(np.isin(begins_n, np.frombuffer(b" \t\n\r\v\f", np.uint8)))
+        return [i for i in possible.tolist() if not data[slice(*lines_n3[i, 1:].tolist())].strip()]
+
+    def _keys(self, found: np.ndarray) -> Iterable[bytes]:
+        names = self._options.key
+        for file, start, end in found.tolist():
+            if names:
+                place = functools.partial(self._place, file, start)
+                yield key_of(self._read(file, start, end), names, place)
+            else:
+                yield self._map(file)[start:end].strip()
 
     @abstractmethod
     def _read(self, file: int, start: int, end: int) -> dict[str, Any]:
@@ -81,18 +88,19 @@ class JsonLines(LineFiles):
         super().__init__("jsonl", pattern, split, options)
 
     def __getitem__(self, index: int) -> dict[str, Any]:
-        file, start, end = self._ranges[index].tolist()
+        file, start, end = self._found[index].tolist()
         record = self._read(file, start, end)
         if self.field in record:
             record[self.field] = self._options.as_text(record[self.field])
+        place = functools.partial(self._place, file, start)
         if isinstance(value := self._field(record, file, start), str):
-            check_text(value, self._place(file, start), self.field)
-        self._options.check_unread(record, self._place(file, start))
+            check_text(value, place, self.field)
+        self._options.check_unread(record, place)
         return record
 
     def alternatives(self, index: int) -> list[str]:
         """The text of one record, or all of its list."""
-        value = self._read(*self._ranges[index].tolist()).get(self.field)
+        value = self._read(*self._found[index].tolist()).get(self.field)
         return self._options.alternatives(value) or [self.text(index)]
 
     def _read(self, file: int, start: int, end: int) -> dict[str, Any]:
@@ -116,7 +124,7 @@ class Columns(LineFiles):
 
     Raises:
       UserError: no such file, an empty file, or (when read) a first line that names only some of the fields,
-        or a line without the column.
+        or a line with more or fewer columns than the first.
     """
 
     def __init__(self, pattern: str, split: str, options: Options) -> None:
@@ -124,21 +132,34 @@ class Columns(LineFiles):
         self.identity = digest(self.identity, options.asked)
 
     def __getitem__(self, index: int) -> dict[str, Any]:
-        file, start, end = self._ranges[index].tolist()
+        file, start, end = self._found[index].tolist()
         record = self._read(file, start, end)
         self._field(record, file, start)
         return record
 
     def _read(self, file: int, start: int, end: int) -> dict[str, Any]:
-        columns = self._decode(file, start, end).rstrip("\r\n").split("\t")
-        names = self._headers[file] or _unnamed(len(columns))
-        missing = [name for name in (self.field, *self._options.key) if name in names[len(columns) :]]
-        if missing:
-            wanted = names.index(missing[0]) + 1
-            raise UserError(
-                f"{self._place(file, start)}: {len(columns)} columns; {missing[0]!r} is column {wanted}"
-            )
-        return dict(zip(names, columns, strict=False))
+        columns, names = self._columns(file, start, end), self._names[file]
+        if len(columns) != len(names):
+            problem = f"{len(columns)} columns; the first line has {len(names)}"
+            hint = "; a tab in a text begins a column: replace it, or write the table as csv"
+            more = hint if len(columns) > len(names) else ""
+            raise UserError(f"{self._place(file, start)}: {problem}{more}")
+        return dict(zip(names, columns, strict=True))
+
+    def _columns(self, file: int, start: int, end: int) -> tuple[str, ...]:
+        return tuple(self._decode(file, start, end).rstrip("\r\n").split("\t"))
+
+    @functools.cached_property
+    def _names(self) -> list[tuple[str, ...]]:
+        """The names of the columns of each file."""
+        both = zip(self._headers, self._first_lines, strict=True)
+        return [header or _unnamed(len(columns)) for header, columns in both]
+
+    @functools.cached_property
+    def _first_lines(self) -> list[tuple[str, ...]]:
+        """The columns of the first line of each file."""
+        sizes = enumerate(self._sizes)
+        return [self._columns(i, self._begin(i), self._second(i)) if size else () for i, size in sizes]
 
     @functools.cached_property
     def _headers(self) -> list[tuple[str, ...]]:
@@ -157,7 +178,7 @@ class Columns(LineFiles):
         return headers
 
     def _header(self, file: int) -> tuple[str, ...]:
-        names = tuple(self._decode(file, self._begin(file), self._second(file)).rstrip("\r\n").split("\t"))
+        names = self._first_lines[file]
         asked, there = self._options.asked, ", ".join(names)
         if missing := [name for name in asked if name not in names]:
             alike = {_bare(name) for name in names}
@@ -181,7 +202,7 @@ class Columns(LineFiles):
 
 def _unnamed(count: int) -> tuple[str, ...]:
     """The names of columns without a header."""
-    return ("source", "target", *map(str, range(3, count + 1)))
+    return ("source", "target", *map(str, range(3, count + 1)))[:count]
 
 
 def _at(name: str, names: Sequence[str]) -> int | None:
@@ -230,14 +251,7 @@ class Aligned(Files):
 
     @functools.cached_property
     def _ends(self) -> list[np.ndarray]:
-        ends = []
-        for file, size in enumerate(self._sizes):
-            found = array(
-                "q", (match.end() for match in re.finditer(rb"\n", self._map(file) if size else b""))
-            )
-            if size and (not found or found[-1] < size):
-                found.append(size)
-            ends.append(np.frombuffer(found, np.int64) if found else np.empty(0, np.int64))
+        ends = [self._line_ends(file) for file in range(2)]
         if len(ends[0]) != len(ends[1]):
             counts = " and ".join(
                 f"{path} has {len(found)} lines" for path, found in zip(self._files, ends, strict=True)

@@ -4,7 +4,7 @@ import functools
 import json
 from typing import Any
 
-from transformer.data.sources.base import Options, belong, check_text, key_of
+from transformer.data.sources.base import Options, belong, check_text, key_of, shares
 from transformer.data.sources.files import Files
 from transformer.errors import UserError
 from transformer.json_text import parse_json
@@ -32,7 +32,7 @@ class SquadFiles(Files):
         record = self._records[index][1]
         if not isinstance(record.get(self.field), str):
             raise UserError(f"{self.place(index)}: no text {self.field!r}; fields there: {', '.join(record)}")
-        check_text(record[self.field], self.place(index), self.field)
+        check_text(record[self.field], lambda: self.place(index), self.field)
         return record
 
     def place(self, index: int) -> str:
@@ -47,8 +47,8 @@ class SquadFiles(Files):
         if names:
             paragraphs = [(file, [record]) for file, records in paragraphs for record in records]
         if self._options.divide:
-            keys = (key_of(records[0], names or ["context"], self.name) for _, records in paragraphs)
-            mine = belong(self._split, keys)
+            keys = (key_of(records[0], names or ["context"], lambda: self.name) for _, records in paragraphs)
+            mine = belong(self._split, shares(keys))
             paragraphs = [each for each, here in zip(paragraphs, mine, strict=True) if here]
         return [(file, record) for file, records in paragraphs for record in records]
 
