@@ -26,27 +26,38 @@ command, `--config=FILE --help` the keys of a config with their defaults and mea
 import gc
 import time
 
+from transformer import process, requirements
+
 STARTED = time.perf_counter()  # before the imports, for the time to the first step
 if __name__ == "__main__":
+    process.restart_with_malloc()
+    requirements.check()
     # Imports and tracing make a million objects that stay; looking through them takes a fifth of the start.
     gc.set_threshold(200_000, 20, 50)
 
 import argparse  # noqa: E402
-import functools  # noqa: E402
 import io  # noqa: E402
 import os  # noqa: E402
 import signal  # noqa: E402
 import sys  # noqa: E402
-from difflib import get_close_matches  # noqa: E402
 from logging import getLogger  # noqa: E402
 from pathlib import Path  # noqa: E402
 from typing import Any  # noqa: E402
 
 from absl import logging  # noqa: E402
 
-from commands import COMMANDS, WHICH_RUN, ending, find_command, place, text  # noqa: E402
+from commands import (  # noqa: E402
+    COMMANDS,
+    WHICH_RUN,
+    ending,
+    find_command,
+    help_page,
+    misspellings,
+    place,
+    text,
+)
 from commands.included import include  # noqa: E402
-from transformer import process, processes  # noqa: E402
+from transformer import processes  # noqa: E402
 from transformer.errors import UserError, suggest  # noqa: E402
 
 
@@ -56,6 +67,12 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> None:  # type: ignore[override]
         """Raises `UserError` instead of printing the usage and exiting."""
         raise UserError(message.removeprefix("argument "))
+
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        """Raises `UserError` with the most similar of the choices."""
+        if action.choices is not None and value not in action.choices:
+            flag = "/".join(action.option_strings)
+            raise UserError(f"{flag}: {value!r}; {suggest(value, map(str, action.choices))}")
 
 
 def main(argv: list[str]) -> int:
@@ -82,6 +99,8 @@ def parse(argv: list[str]) -> tuple[argparse.Namespace, list[tuple[str, str]]]:
     flags, unknown = parser.parse_known_args(plain)
     if unknown:
         raise UserError(why_unknown(unknown[0], mode))
+    if overrides and not flags.include:
+        misspellings.check_keys(overrides, flags.config)
     if flags.help:
         explain(parser, flags, overrides)
         raise SystemExit(0)
@@ -101,11 +120,7 @@ def explain(
     parser: argparse.ArgumentParser, flags: argparse.Namespace, overrides: list[tuple[str, str]]
 ) -> None:
     """Prints the flags of a command, and the keys of a config if one is given."""
-    parser.usage = "python launch.py [--mode=NAME] [--FLAG=VALUE ...] [--config.KEY=VALUE ...]"
-    plain = argparse.RawDescriptionHelpFormatter
-    parser.formatter_class = functools.partial(plain, max_help_position=32, width=110)
-    parser.description = __doc__ if flags.mode == "train" else find_command(flags.mode).__doc__
-    parser.print_help()
+    help_page.show(parser, __doc__ if flags.mode == "train" else find_command(flags.mode).__doc__)
     if flags.config:
         prepare(flags)
         find_command("config").explain(flags.config, overrides)
@@ -115,7 +130,8 @@ def add_common_flags(parser: argparse.ArgumentParser) -> None:
     """Adds the flags of every command."""
     add = parser.add_argument
     add("--help", "-h", action="store_true", help="this help; with --config=FILE the keys of that config too")
-    add("--mode", default="train", choices=[*COMMANDS], help="the command (train)")
+    modes = f"the command: {', '.join(COMMANDS)} (train)"
+    add("--mode", default="train", choices=[*COMMANDS], metavar="NAME", help=modes)
     add("--workdir", type=place, default="", help="the run's folder (training: runs/<name of the config>)")
     add("--coordinator", help="host:port of the first process; not needed on clusters that JAX knows")
     add("--num_processes", type=int, help="the number of processes")
@@ -154,18 +170,7 @@ def why_unknown(argument: str, mode: str) -> str:
         find_command(command).add_flags(parser)
         for name in parser._option_string_actions:
             takers.setdefault(name, []).append(command)
-    name = argument.split("=")[0]
-    if "." in name:  # of a config file, or a key
-        bare = argument.lstrip("-").removeprefix("config.")
-        meant = f"config={bare}" if name.partition(":")[0].endswith(".py") else f"config.{bare}"
-        return f"{argument}: no such flag; did you mean --{meant}?"
-    if name not in takers:
-        own = [flag for flag, commands in takers.items() if mode in commands]
-        near = get_close_matches(name, own) or not get_close_matches(name, takers)
-        return f"{argument}: no such flag; {suggest(name, own if near else takers)}"
-    *others, last = takers[name]
-    listed = f"{', '.join(others)} and {last} take" if others else f"{last} takes"
-    return f"{name}: only --mode={listed} it"
+    return misspellings.of_flag(argument, mode, takers)
 
 
 def prepare(flags: argparse.Namespace) -> None:
@@ -193,7 +198,6 @@ def unless_unread(found: Any) -> None:
 
 
 if __name__ == "__main__":
-    process.restart_with_malloc()
     sys.unraisablehook = unless_unread
     getLogger("asyncio").disabled = True  # as above, of orbax
     code = main(sys.argv[1:])

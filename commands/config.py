@@ -5,10 +5,12 @@ python launch.py --mode=config --workdir=runs/lm
 """
 
 import argparse
+import textwrap
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from commands import place
+from commands.help_page import terminal_width
 
 if TYPE_CHECKING:
     from commands.opening import Overrides
@@ -16,6 +18,9 @@ if TYPE_CHECKING:
 
 WIDTH = 36
 """The column of comments."""
+
+BELOW = " " * 6 + "# "
+"""The beginning of a meaning that stands below its key, where both are wider than the terminal."""
 
 
 def add_flags(parser: Any) -> None:
@@ -44,11 +49,14 @@ def explain(config_file: str, overrides: "Overrides") -> None:
     from commands.opening import check_config, read_to_train
 
     config = check_config(read_to_train(config_file, overrides), overrides)
+    width = terminal_width(otherwise=1 << 16)  # a line per key, for grep
     print(f"\nkeys of {config_file}: default (value here, if it differs)  # meaning")
     for key, value in keys_of(config):
         shown = f"  --config.{key.name}={key.default!r}" + (f" ({value!r})" if value != key.default else "")
         bound = f" [{key.bound}]" if key.bound else ""
-        print(f"{shown:{WIDTH + 16}}  # {key.meaning}{bound}")
+        line = f"{shown:{WIDTH + 16}}  # {key.meaning}{bound}"
+        below = textwrap.fill(key.meaning + bound, width, initial_indent=BELOW, subsequent_indent=BELOW)
+        print(line if len(line) <= width else f"{shown}\n{below}")
 
 
 def keys_of(config: Any) -> Iterator[tuple["Key", Any]]:

@@ -2,20 +2,21 @@
 run."""
 
 import contextlib
-import errno
 import os
 import sys
 import threading
 import traceback
 
+from commands import tracebacks
 from transformer import processes
 from transformer.errors import StorageError, UnknownMember, UserError
-
-FULL = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
-"""What a system says where nothing more can be written."""
+from transformer.training.storage import is_failing
 
 INCLUDE = " (--include=FILE runs a file that adds it)"
 """What is said of a member that a run's config file may have added to its family."""
+
+NO_BACKEND = "Unable to initialize backend"
+"""What JAX says of a platform that it cannot use."""
 
 LESS_MEMORY = "a device has too little memory: docs/devices.md, Costs and memory, lists what saves it"
 """What is said of a device whose memory a program exhausts."""
@@ -43,18 +44,23 @@ def code_of(error: Exception | KeyboardInterrupt, has_config: bool) -> int:
             if processes.PLACES:
                 leave("", "the reader of its output has left", code=0)
             return 0
-        case OSError() if error.errno in FULL:
+        case OSError() if is_failing(error):
             return end(1, f"error: {error.filename or 'the output'}: {error.strerror}")
         case KeyboardInterrupt():
             return end(130, "interrupted")
-        case OSError() if not processes.PLACES:
-            raise
-        case _:  # perhaps of a collective that another process did not come to
-            leave_the_dead(error)
-            if "RESOURCE_EXHAUSTED" in str(error):
+        case RuntimeError() if NO_BACKEND in str(error):
+            asked = os.environ.get("JAX_PLATFORMS", "")
+            return end(2, f"error: JAX_PLATFORMS={asked}: JAX cannot use it: {first_line(error)}")
+        case _:
+            if processes.PLACES or not isinstance(error, OSError):
+                leave_the_dead(error)  # perhaps a collective in which another process did not take part
+            exhausted = "RESOURCE_EXHAUSTED" in str(error)
+            if exhausted:
                 error.add_note(LESS_MEMORY)
             if processes.PLACES:
                 leave("".join(traceback.format_exception(error)).rstrip(), first_line(error))
+            if not exhausted and (frame := tracebacks.last_own_frame(error)):
+                return end(1, tracebacks.explain(error, frame))
             raise
 
 

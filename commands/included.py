@@ -32,5 +32,10 @@ def suggest_including(config: object) -> None:
     """Adds --include to the commands that are suggested from here on, if `config` is a config file that adds
     members, "file.py:preset": commands on the run's folder do not run it."""
     path = Path(config.partition(":")[0]) if isinstance(config, str) else None
-    if path and path.is_file() and not INCLUDED and ADDS.search(path.read_text(encoding="utf-8")):
+    if path and not INCLUDED and adds_members(path):
         INCLUDED.append(f"--include={path}")
+
+
+def adds_members(path: Path) -> bool:
+    """Whether there is a config file that adds members to families."""
+    return path.is_file() and bool(ADDS.search(path.read_text(encoding="utf-8")))

@@ -43,8 +43,8 @@ def fails(capfd, arguments: list[str]) -> str:
 
 
 BEFORE_THE_DATA = {
-    "--mode=trian": "--mode: invalid choice: 'trian' (choose from",
-    "--workdri=x": "--workdri=x: no such flag; did you mean '--workdir'?",
+    "--mode=trian": "--mode: 'trian'; did you mean 'train'?",
+    "--workdri=x": "--workdri=x: no such flag; did you mean --workdir?",
     "extra": "extra: no such flag",
     "--seed=x --mode=predict": "--seed: invalid int value: 'x'",
     "--temperature=1": "--temperature: only --mode=predict takes it",
@@ -53,8 +53,8 @@ BEFORE_THE_DATA = {
     "--config=configs/lm.py:huge": "configs/lm.py: 'huge' is no preset of it; it has tiny",
     "--config.experiment=lm": "config.experiment: 'lm' is no experiment; expected one of language_modeling",
     "--config.experiment=language_modelling": "did you mean 'language_modeling'?",
-    "--config.model.num_layer=3": "config.model.num_layer: unknown key; did you mean 'num_layers'?",
-    "--config.modle.num_layers=3": "config.modle: unknown key; did you mean 'model'?",
+    "--config.model.num_layer=3": "config.model.num_layer: unknown key; did you mean --config.model",
+    "--config.modle.num_layers=3": "config.modle.num_layers: unknown key; did you mean --config.model",
     "--config.seed.x=3": "config.seed.x: 'seed' is a single value; it has no keys",
     "--config.model=3": "config.model: 3 (int); expected a group of keys",
     "--config.model.num_layers=three": "config.model.num_layers: 'three' (str); expected int",

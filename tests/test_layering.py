@@ -13,6 +13,7 @@ ALLOWED = {
     "transformer.process": {"transformer.backend"},
     "transformer.coordinators": {"transformer.errors"},
     "transformer.processes": {"transformer.coordinators", "transformer.errors"},
+    "transformer.requirements": {"transformer.backend"},
     "transformer.errors": set(),
     "transformer.json_text": set(),
     "transformer.host": set(),
@@ -97,7 +98,13 @@ ALLOWED = {
     "experiments": {"experiments", "transformer"},
     "configs": {"configs", "experiments", "transformer.config", "transformer.sweep"},
     "commands": {"commands", "experiments", "transformer"},
-    "launch": {"commands", "transformer.errors", "transformer.process", "transformer.processes"},
+    "launch": {
+        "commands",
+        "transformer.errors",
+        "transformer.process",
+        "transformer.processes",
+        "transformer.requirements",
+    },
 }
 """What each part may import of ours; the longest matching name counts."""
 
@@ -105,6 +112,7 @@ LIBRARIES = {
     "transformer.backend": set(),
     "transformer.process": {"jax"},
     "transformer.processes": {"jax", "numpy"},
+    "transformer.requirements": set(),
     "transformer.errors": set(),
     "transformer.json_text": set(),
     "transformer.run_folder": set(),

@@ -209,7 +209,7 @@ ERRORS = {
     "--config.evaluate.also=gzip": "evaluate.also: 'gzip' is no evaluator; expected one of compressors",
     "--config.evaluate.sets.eval=text:x": "config.evaluate.sets: 'eval' names a set; expected a name of",
     "--config.evaluate.sets.far=text:/no/such": "evaluate.sets.far: text:/no/such: no such file",
-    "--config.evaluate.sets.far=xls:x": "evaluate.sets.far: 'xls:x': no such source",
+    "--config.evaluate.sets.far=xls:x": "evaluate.sets.far: 'xls:x': unknown source",
     "--config.evaluate.batch_size=9": "evaluate.batch_size: 9 is not a multiple of 2",
 }
 

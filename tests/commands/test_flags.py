@@ -77,6 +77,37 @@ def test_a_decoding_flag_without_its_key_is_named_as_the_flag():
 
 
 def test_a_flag_of_the_command_is_suggested_before_those_of_others():
-    assert launch.why_unknown("--scores", "predict").endswith("did you mean '--with_scores'?")
-    assert launch.why_unknown("--scores", "scaling").endswith("did you mean '--score'?")
-    assert launch.why_unknown("--temperatur=1", "train").endswith("did you mean '--temperature'?")
+    assert launch.why_unknown("--scores", "predict").endswith("did you mean --with_scores?")
+    assert launch.why_unknown("--scores", "scaling").endswith("did you mean --score?")
+    assert launch.why_unknown("--temperatur=1", "train").endswith("did you mean --temperature?")
+
+
+@pytest.mark.parametrize(
+    ("flag", "said"),
+    [
+        ("--learning_rate=1", "did you mean --config.optimizer.learning_rate=1?"),
+        ("--lr=1", "--config.optimizer.learning_rate=1?"),
+        ("--batch_size=4", "did you mean --config.train.batch_size=4 or "),
+        ("--steps=4", "only --mode=coordinates and twin take it; the key is --config.train.steps"),
+        ("--hepl", "did you mean --help?"),
+        ("--config.learning_rate=3", "did you mean --config.optimizer.learning_rate=3?"),
+        ("--config.model.frobnicate=3", "unknown key; --config=FILE --help lists the keys"),
+        ("--mode=eval", "--mode: 'eval'; did you mean 'evaluate'?"),
+    ],
+)
+def test_what_is_misspelt_is_answered_without_jax(flag, said):
+    with pytest.raises(UserError) as raised:
+        launch.parse(["--config=configs/lm.py", flag])
+    assert said in str(raised.value)
+    run = f"launch.main(['--config=configs/lm.py', {flag!r}])"
+    code = f"import launch, sys; {run}; sys.exit('jax' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], cwd=runs.ROOT, stderr=subprocess.DEVNULL)
+    assert done.returncode == 0
+
+
+def test_a_key_of_a_users_own_config_file_is_left_to_it(tmp_path):
+    file = tmp_path / "mine.py"
+    file.write_text("")
+    overrides = [("model.mine", "3")]
+    assert launch.parse([f"--config={file}", "--config.model.mine=3"])[1] == overrides
+    assert launch.parse(["--config=configs/lm.py", "--include=x.py", "--config.model.mine=3"])[1] == overrides

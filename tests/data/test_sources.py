@@ -246,7 +246,8 @@ def test_too_little_for_a_split(opened, tmp_path):
 @pytest.mark.parametrize(
     ("name", "options", "expected"),
     [
-        ("texts:a", {}, f"'texts:a': no such source; expected {', '.join(SOURCES)}"),
+        ("texts:a", {}, "'texts:a': unknown source; did you mean 'text:a'?"),
+        ("xls:a", {}, f"'xls:a': unknown source; expected one of {', '.join(SOURCES)}, then :PATH"),
         ("stdlib", {"split": "dev"}, "no split 'dev'; splits there: train, validation, test"),
         ("text:a", {"document": "page"}, "document 'page'; expected one of file, line, paragraph"),
         ("text:a", {"fields": ("text", "label")}, "plain text has no fields, and 'text', 'label' are"),

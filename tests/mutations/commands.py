@@ -1,6 +1,64 @@
 """Mutations of commands: file -> (tests, {name: (text, replacement)})."""
 
 EDITS = {
+    "transformer/requirements.py": (
+        "tests/test_requirements.py",
+        {
+            "as_text": ("numbers(version) < numbers(bound)", "version < bound"),
+            "newer_is_old": ('bound.startswith(">=") and', 'bound.startswith("<") and'),
+            "zeros_count": ("while release and not release[-1]:", "while False:"),
+            "the_first_platform_alone": (
+                '.get("JAX_PLATFORMS", "").split(",")',
+                '.get("JAX_PLATFORMS", "")[:4].split(",")',
+            ),
+            "plugins_forgotten": ('if importlib.metadata.entry_points(group="jax_plugins"):', "if False:"),
+        },
+    ),
+    "commands/key_names.py": (
+        "tests/commands/test_key_names.py",
+        {
+            "docstrings_have_keys": ('DOCSTRING.sub("", body)', "body"),
+            "bases_forgotten": ("for base in bases for key", "for base in () for key"),
+            "added_experiments_forgotten": ("if not all(isinstance(", "if False and not all(isinstance("),
+            "mappings_have_no_keys": (' or name.startswith(f"{key}.")', ""),
+            "no_initials": ("else initials or", "else"),
+        },
+    ),
+    "commands/misspellings.py": (
+        "tests/commands/test_flags.py",
+        {
+            "dashes_count": ('flag.lstrip("-"): flag', "flag: flag"),
+            "keys_last": ("[] if is_last_part else ", ""),
+            "own_files_too": ("if config and (not", "if False and (not"),
+        },
+    ),
+    "commands/help_page.py": (
+        "tests/commands/test_help_page.py",
+        {
+            "too_wide": ("len(longer) <= width - 2", "len(longer) <= width"),
+            "no_continuation": ('" \\\\\\n".join(lines)', '"\\n".join(lines)'),
+            "prose_stays": ('return textwrap.fill(" ".join(lines), width)', "return paragraph"),
+        },
+    ),
+    "commands/tracebacks.py": (
+        "tests/commands/test_tracebacks.py",
+        {
+            "first_frame": (
+                "reversed(traceback.extract_tb(error.__traceback__))",
+                "traceback.extract_tb(error.__traceback__)",
+            ),
+            "libraries_too": ("not any(path.is_relative_to", "any(path.is_relative_to"),
+            "no_file": ("path.is_file() and", ""),
+        },
+    ),
+    "transformer/data/source_names.py": (
+        "tests/data/test_source_names.py",
+        {
+            "suffix_of_the_archive": ('.removesuffix(".gz")', ""),
+            "also_where_no_file_is": ("if path.exists() and meant in kinds:", "if meant in kinds:"),
+            "folders_are_files": ('place = f"{name}/*" if', "place = name if"),
+        },
+    ),
     "commands/gguf_file.py": (
         "tests/interop/test_gguf.py",
         {

@@ -17,7 +17,7 @@ from tests.faults.test_full_disks import shown
 from transformer.errors import UserError
 from transformer.run_folder import RunFolder
 from transformer.training.events import Events
-from transformer.training.writers import EXTRAS, Lasting, make_writers, names_of, whole_lines
+from transformer.training.writers import EXTRAS, Lasting, Progress, make_writers, names_of, whole_lines
 
 FILES = {"jsonl": "metrics.jsonl", "tensorboard": "events"}
 
@@ -298,3 +298,15 @@ def test_a_package_that_is_not_installed_is_named_before_anything_is_written(
     said = capsys.readouterr().err
     assert f"config.train.writers: '{name}' needs" in said and f"pip install {name}" in said
     assert not (tmp_path / "run").exists()
+
+
+def test_the_bar_fits_its_terminal_and_says_that_the_first_step_compiles():
+    progress = Progress(0, 10)
+    bar = progress._bar
+    bar.dynamic_ncols, bar.ncols = None, 48
+    assert len(str(bar)) <= 48 and str(bar).endswith("left · compiling")
+    progress.update(5, {"train/loss": 5.5, "train/tokens_per_second": 2984.0, "train/mfu": 0.31})
+    assert len(str(bar)) <= 48 and "5/10 steps" in str(bar) and "left" in str(bar)
+    bar.ncols = 100
+    assert str(bar).endswith("left · loss 5.5000 · 2,984 tokens/s · MFU 31.0%") and len(str(bar)) == 100
+    progress.close()

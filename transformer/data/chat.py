@@ -15,6 +15,7 @@ from transformer.data.dialogues import ChatTokens, Conversations, Dialogues, Seq
 from transformer.data.disk_cache import digest
 from transformer.data.loader import DataLoader
 from transformer.data.pair_packing import RepackedPairs, pack
+from transformer.data.source_names import suggest_kind
 from transformer.data.sources import SOURCES
 from transformer.errors import UserError
 
@@ -37,7 +38,7 @@ class DialogueConfig(CorpusConfig):
         for key in ("source", "validation_source"):
             value = getattr(self, key)
             if value and value.partition(":")[0] not in KINDS:
-                raise UserError(f"{key}: {value!r}; expected one of {', '.join(KINDS)}, then :PATH")
+                raise UserError(f"{key}: {value!r}; {suggest_kind(value, KINDS)}")
 
 
 @dataclass(frozen=True)

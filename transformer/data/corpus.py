@@ -15,6 +15,7 @@ from tqdm import tqdm
 from transformer.config import Bounded, Nonnegative, Place
 from transformer.data.disk_cache import build_once, data_folder, digest
 from transformer.data.loader import DataLoader, Rows
+from transformer.data.source_names import suggest_kind
 from transformer.data.sources import SOURCES, Source, open_source
 from transformer.data.sources.base import SPLITS, part_of
 from transformer.data.token_cache import BAR, TokenCache
@@ -43,9 +44,9 @@ class CorpusConfig(Bounded):
     def __post_init__(self) -> None:
         super().__post_init__()
         for key in ("source", "validation_source"):
-            value, expected = getattr(self, key), ", ".join(SOURCES)
+            value = getattr(self, key)
             if (key == "source" or value) and value.partition(":")[0] not in SOURCES:
-                raise UnknownMember(f"{key}: {value!r}; expected one of {expected}, then :PATH or :NAME")
+                raise UnknownMember(f"{key}: {value!r}; {suggest_kind(value, SOURCES)}")
         kind = TOKENIZERS.get(self.tokenizer)
         if kind and self.vocab_size < kind.least_size:
             needs = f"{self.tokenizer} needs at least {kind.least_size}: {kind.needs}"

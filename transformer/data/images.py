@@ -15,6 +15,7 @@ from transformer.data.disk_cache import build_once, data_folder, digest, load_ar
 from transformer.data.image_sources import IMAGES, ImageFolder, Images, as_pixels, open_image
 from transformer.data.labels import count_labels, find_labels, number_labels
 from transformer.data.loader import DataLoader, HostBatch
+from transformer.data.source_names import suggest_kind
 from transformer.data.sources.base import Options, part_of, share
 from transformer.data.token_cache import BAR
 from transformer.errors import UserError
@@ -48,7 +49,7 @@ class ImageDataConfig(Bounded):
         for key in ("source", "validation_source"):
             value = getattr(self, key)
             if (key == "source" or value) and value.partition(":")[0] not in IMAGES:
-                raise UserError(f"{key}: {value!r}; expected one of {', '.join(IMAGES)}, then :PATH or :NAME")
+                raise UserError(f"{key}: {value!r}; {suggest_kind(value, IMAGES)}")
         if not 0 <= self.shift < self.image_size:
             raise UserError(f"shift: {self.shift}; expected 0 or more pixels, and fewer than the image has")
 
@@ -167,9 +168,7 @@ class ImageData(SplitData):
         c, (part, other) = self.config, part_of(split)
         kind, _, argument = self.location(split).partition(":")
         if kind not in IMAGES:
-            raise UserError(
-                f"{other!r}: no source of images; expected {', '.join(IMAGES)}, then :PATH or :NAME"
-            )
+            raise UserError(f"{other!r}: unknown source of images; {suggest_kind(other, IMAGES)}")
         with naming(self.key(split)):
             return IMAGES[kind](argument, part, Options(self.folder, field=c.image_field), c.label_field)
 

@@ -15,6 +15,7 @@ import numpy as np
 from transformer.data.corpus import FILES, divided_line, naming, tally_lines
 from transformer.data.interleaving import Interleaving, whole_weights
 from transformer.data.loader import DataLoader, HostBatch
+from transformer.data.source_names import suggest_kind
 from transformer.data.sources import SOURCES, Source
 from transformer.data.token_cache import TokenCache
 from transformer.errors import UserError
@@ -246,7 +247,7 @@ def check_sources(config: Any) -> None:
                 f"sources.{source}: a dot divides keys; give all sources as --config.data.sources='{{...}}'"
             )
         if kind not in SOURCES:
-            raise UserError(f"sources: {source!r}; expected one of {', '.join(SOURCES)}, then :PATH or :NAME")
+            raise UserError(f"sources: {source!r}; {suggest_kind(source, SOURCES)}")
         if type(weight) not in (int, float) or not (weight > 0 and math.isfinite(weight)):
             raise UserError(f"sources: {source!r} has the weight {weight!r}; expected a positive number")
         place = os.path.realpath(os.path.expanduser(place)) if kind in FILES else place

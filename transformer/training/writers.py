@@ -191,7 +191,7 @@ class Latest:
 
 
 class Progress:
-    """A progress bar: steps, loss, tokens/s, MFU if known, and the remaining time."""
+    """A progress bar: steps, the remaining time, loss, tokens/s, and MFU if known."""
 
     def __init__(self, step: int, steps: int):
         # Some containers have terminals of size 0 x 0, on which tqdm draws nothing.
@@ -204,8 +204,8 @@ class Progress:
             ncols=None if known else 100,
             nrows=None if known else 20,
             mininterval=0.2 if sys.stderr.isatty() else 30.0,  # two lines per minute in a log file
-            bar_format="{n_fmt}/{total_fmt} steps |{bar:20}| {postfix[0]}{remaining} left",
-            postfix=[""],
+            bar_format="{n_fmt}/{total_fmt} steps |{bar}| {remaining} left{postfix[0]}",
+            postfix=[" · compiling"],  # until the first step has run
         )
 
     def update(self, step: int, values: Mapping[str, float]) -> None:
@@ -219,7 +219,7 @@ class Progress:
             }.items()
             if name in values
         ]
-        self._bar.postfix = ["".join(f"{text} · " for text in shown)]
+        self._bar.postfix = ["".join(f" · {text}" for text in shown)]
         self._bar.update(step - self._bar.n)
 
     def line(self, step: int, values: Mapping[str, float]) -> None:

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from transformer.data.disk_cache import data_folder
+from transformer.data.source_names import suggest_kind
 from transformer.data.sources.base import SPLITS, Options, Source
 from transformer.data.sources.columnar import ParquetFiles, SavedDataset
 from transformer.data.sources.csv_files import CommaSeparated
@@ -70,7 +71,7 @@ def open_source(name: str, split: str, *, cache_dir: str | Path = "", **options:
     """
     kind, _, argument = name.partition(":")
     if kind not in SOURCES:
-        raise UserError(f"{name!r}: no such source; expected {', '.join(SOURCES)}, then :PATH or :NAME")
+        raise UserError(f"{name!r}: unknown source; {suggest_kind(name, SOURCES)}")
     if split not in SPLITS:
         raise UserError(f"{name}: no split {split!r}; splits there: {', '.join(SPLITS)}")
     given = Options(data_folder(str(cache_dir)), **options)
