@@ -39,7 +39,8 @@ def fold(paragraph: str, width: int) -> str:
 def _in_lines(line: str, width: int) -> str:
     """A command, perhaps after its meaning, in lines that a shell reads as one."""
     meaning, _, command = line.rpartition("python ")
-    lines, indent = [], "    " if meaning.strip() else ""
+    indent = "    " if meaning.strip() else ""
+    lines: list[str] = []
     for argument in ("python " + command).split(" --"):
         longer = f"{lines[-1]} --{argument}" if lines else indent + argument
         if lines and len(longer) <= width - 2:

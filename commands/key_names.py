@@ -64,7 +64,8 @@ def may_be_key(name: str) -> bool:
 def nearest_keys(name: str) -> list[str]:
     """At most three keys that may be meant by a misspelt one: those with the same last part, else those whose
     words have these initials (`lr`), else those with the most similar last part."""
-    last, ends = name.rpartition(".")[2], {}
+    last = name.rpartition(".")[2]
+    ends: dict[str, list[str]] = {}
     for key in key_names():
         ends.setdefault(key.rpartition(".")[2], []).append(key)
     initials = [end for end in ends if "_" in end and last == "".join(word[:1] for word in end.split("_"))]
