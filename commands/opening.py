@@ -33,6 +33,10 @@ ADAPTERS = ("lora_rank", "lora_alpha", "lora_layers")
 OWN = (*DROPOUTS, "dtype", "kernel", "scan_layers", "remat", *ADAPTERS)
 """Keys of `model` that concern training and computation, not the architecture."""
 
+WRITTEN_BY = {"sample": ("end_tokens",), "generate": ("suppress",)}
+"""Keys of other groups that a warm start takes, if they are set there: which tokens end a text of the model,
+and which are never written."""
+
 OVER = ("train.", "optimizer.", "initialize_")
 STILL = tuple(
     f"train.{key}" for key in ("evaluate_batches", "average_last", "keep_last", "batch_size", "keep_best")
@@ -148,29 +152,34 @@ def check_config(values: dict[str, Any], overrides: Overrides = ()) -> Any:
 
 
 def read_to_train(config: ConfigSource, overrides: Overrides = (), folder: Workdir | None = None) -> Values:
-    """`read_config`, with the architecture of the run that `initialize_from` names, or of the folder's own
-    run once it has begun, so that a config need not repeat it; `check_config` with the overrides lets these
-    win over it."""
+    """`read_config`, with what `inherit` takes of the run that `initialize_from` names, or of the folder's
+    own run once it has begun, so that a config need not repeat it; `check_config` with the overrides lets
+    these win over it."""
     values = read_config(config, overrides)
     return inherit(values, folder) if values.get("initialize_from") else values
 
 
 def inherit(values: Values, folder: Workdir | None) -> Values:
-    """The values with an inherited architecture (see `read_to_train`)."""
+    """The values with an inherited architecture (see `read_to_train`), and the keys of `WRITTEN_BY`."""
     if isinstance(values.get("model"), dict):
-        theirs = _model_of(folder, values["initialize_from"])
+        theirs = _values_of(folder, values["initialize_from"])
         values["model"] |= {
-            key: value for key, value in theirs.items() if key in values["model"] and key not in OWN
+            key: value
+            for key, value in theirs.get("model", {}).items()
+            if key in values["model"] and key not in OWN
         }
+        for group, keys in WRITTEN_BY.items():
+            there, here = theirs.get(group, {}), values.get(group, {})
+            here |= {key: there[key] for key in keys if key in here and there.get(key)}
     return values
 
 
-def _model_of(folder: Workdir | None, origin: Any) -> Mapping[str, Any]:
+def _values_of(folder: Workdir | None, origin: Any) -> Values:
     begun = folder if folder and folder.begun else None
     if not begun and (hub := find_hub(origin)):
-        return hub.values["model"]
+        return hub.values
     try:
-        return (begun or named(origin)).read_config().get("model", {})
+        return (begun or named(origin)).read_config()
     except UserError as error:
         key = "--workdir" if begun else "config.initialize_from"
         raise UserError(str(error).replace("--workdir", key, 1)) from None

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import launch
-from commands import export
+from commands import export, opening
 from commands.hub import Hub
 from commands.opening import load
 from tests import runs
@@ -19,6 +19,7 @@ from tests.interop import parity
 from transformer.data.tokenizers import Tokenizer
 from transformer.errors import UserError
 from transformer.interop.folder import family_for
+from transformer.interop.json_files import listed
 from transformer.interop.tensors import WHOLE, Output, open_tensors, write_tensors
 from transformer.models.decoder import DecoderConfig
 
@@ -343,6 +344,36 @@ def test_several_tokens_that_end_a_text(gpt2, tmp_path, capfd):
     asked = [f"--workdir={run}", "--mode=predict", "--prompt=a", "--config.sample.end_tokens=['<|eot_id|>']"]
     assert launch.main(asked) == 2
     assert "sample.end_tokens: '<|eot_id|>'; the tokenizer has no such token" in capfd.readouterr().err
+
+
+def test_a_warm_start_takes_what_ends_a_text_from_a_folder_and_from_its_import(gpt2, tmp_path):
+    """One token is one value as well as a list of it; a key that is given wins."""
+    there, run = tmp_path / "there", tmp_path / "run"
+    shutil.copytree(gpt2, there)
+    (there / "generation_config.json").write_text('{"eos_token_id": 104}')
+    assert launch.main(["--mode=import", f"--from={there}", f"--workdir={run}"]) == 0
+    for origin in (f"hf:{there}", str(run)):
+        for config in ("configs/lm.py:tiny", "configs/finetune_chat.py:tiny"):
+            values = opening.read_to_train(config, [("initialize_from", origin)])
+            assert values["sample"]["end_tokens"] == ["h"]
+        given = [("initialize_from", origin), ("sample.end_tokens", "['a']")]
+        values = opening.read_to_train("configs/lm.py:tiny", given)
+        assert opening.check_config(values, given).sample.end_tokens == ("a",)
+
+
+def test_a_warm_start_takes_what_is_never_written_and_leaves_the_search(tmp_path):
+    values = opening.read_config("configs/translation.py:tiny")
+    values["generate"] |= {"suppress": ["<pad>"], "beam_size": 7}
+    (tmp_path / "config.json").write_text(json.dumps(values))
+    found = opening.read_to_train("configs/translation.py:tiny", [("initialize_from", str(tmp_path))])
+    assert (found["generate"]["suppress"], found["generate"]["beam_size"] == 7) == (["<pad>"], False)
+
+
+@pytest.mark.parametrize(
+    ("value", "wanted"), [(None, []), (0, [0]), ([], []), ([2, 3], [2, 3]), ("a", ["a"])]
+)
+def test_one_value_is_a_list_of_it(value, wanted):
+    assert listed(value) == wanted
 
 
 def test_how_a_model_draws_tokens_is_that_of_its_folder(gpt2, tmp_path, capfd):

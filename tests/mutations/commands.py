@@ -225,12 +225,14 @@ EDITS = {
         },
     ),
     "commands/opening.py": (
-        "tests/commands/test_inherited.py tests/commands/test_devices_here.py",
+        "tests/commands/test_inherited.py tests/commands/test_devices_here.py "
+        "tests/interop/test_import.py::test_a_warm_start_takes_what_ends_a_text_from_a_folder_and_from_its_import",
         {
             "sizes_of_the_config": (
                 "return inherit(values, folder) if values.get(",
                 "return values if values.get(",
             ),
+            "end_tokens_lost": ("here |= {key: there[key]", "{key: there[key]"),
             "given_keys_lose": ("override(values, overrides)\n    return from_values", "return from_values"),
         },
     ),

@@ -17,8 +17,9 @@ EDITS = {
         },
     ),
     "transformer/interop/json_files.py": (
-        "tests/interop/test_tensors.py",
+        "tests/interop/test_tensors.py tests/interop/test_import.py::test_one_value_is_a_list_of_it",
         {
+            "one_value_lost": ("[] if value is None else [value]", "[]"),
             "names_twice": ("if len(found) < len(pairs):", "if False:"),
             "any_number": ('raise ValueError(f"{text} is no number")', "return 0.0"),
         },

@@ -6,6 +6,7 @@ from typing import Any
 
 from transformer.errors import UserError
 from transformer.interop.family import positive
+from transformer.interop.json_files import listed
 
 SCALINGS: dict[str, tuple[str, dict[str, Any]]] = {
     "default": ("none", {}),
@@ -87,7 +88,8 @@ def read_windows(
     Raises:
       UserError: an unknown type, another number of them than of layers, or no window for sliding layers.
     """
-    for each in types if isinstance(types, list) else [types]:
+    types = listed(types)
+    for each in types:
         if not isinstance(each, str) or each not in KINDS:
             raise UserError(f"layer_types: {each!r}; expected one of {', '.join(map(repr, KINDS))}")
     if len(types) != num_layers:

@@ -16,7 +16,7 @@ from transformer.errors import UserError, brief, suggest
 from transformer.interop import FAMILIES
 from transformer.interop.family import Family, given, shown_key, whole
 from transformer.interop.generation import Generation
-from transformer.interop.json_files import read_object
+from transformer.interop.json_files import listed, read_object
 from transformer.interop.rules import Place, compare, places
 from transformer.interop.tensors import Tensor, open_tensors
 from transformer.interop.vocabulary import read_tokenizer
@@ -67,8 +67,7 @@ class HubFolder:
 
     def _family(self, heads: tuple[Family, ...]) -> Family:
         """The family of the class in "architectures", without it the first."""
-        classes = self.config.get("architectures")
-        name = classes[0] if isinstance(classes, list) and classes else heads[0].architecture
+        name = next(iter(listed(self.config.get("architectures"))), heads[0].architecture)
         for family in heads:
             if family.architecture == name:
                 return family

@@ -7,6 +7,7 @@ from typing import Any
 from transformer.data.tokenizers import Tokenizer
 from transformer.errors import brief
 from transformer.interop.family import given
+from transformer.interop.json_files import listed
 from transformer.interop.vocabulary import DECODER_START
 
 IDS = ("bos_token_id", "eos_token_id", "pad_token_id", DECODER_START)
@@ -58,7 +59,7 @@ class Generation:
             most = whole - 1  # it counts the start token
         found["max_new_tokens"] = min(most, longest) if type(most) is int and most > 0 else min(longest, 128)
         never = (ids[0] for ids in self._banned if len(ids) == 1)
-        found["suppress"] = self._names([*_list(said.get("suppress_tokens")), *never])
+        found["suppress"] = self._names([*listed(said.get("suppress_tokens")), *never])
         return found | {"length_penalty": 1.0 if alpha is None else alpha}
 
     @property
@@ -85,21 +86,17 @@ class Generation:
     def end_tokens(self) -> list[str]:
         """The names of further tokens that end a text, besides the tokenizer's."""
         first = self.tokenizer.name(self.tokenizer.eos_id)
-        return [name for name in self._names(_list(self.values.get("eos_token_id"))) if name != first]
+        return [name for name in self._names(listed(self.values.get("eos_token_id"))) if name != first]
 
     @property
     def _banned(self) -> list[list[int]]:
         """The sequences of tokens that are never written."""
-        return [ids for ids in map(_list, _list(self.values.get("bad_words_ids"))) if ids]
+        return [ids for ids in map(listed, listed(self.values.get("bad_words_ids"))) if ids]
 
     def _names(self, ids: Sequence[Any]) -> list[str]:
         size, name = self.tokenizer.vocab_size, self.tokenizer.targets.name
         found = [name(i) for i in ids if type(i) is int and 0 <= i < size]
         return [*dict.fromkeys(filter(None, found))]
-
-
-def _list(given: Any) -> list[Any]:
-    return given if isinstance(given, list) else []
 
 
 def generation_of(config: Any, tokenizer: Any, values: Mapping[str, Any]) -> dict[str, Any]:

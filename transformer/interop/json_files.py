@@ -40,6 +40,11 @@ def parse_object(text: bytes, path: Path) -> dict[str, Any]:
     return found
 
 
+def listed(value: Any) -> list[Any]:
+    """What a field has that may be one value or a list of them: `"eos_token_id": 2` is `[2]`, null `[]`."""
+    return value if isinstance(value, list) else [] if value is None else [value]
+
+
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) < len(pairs):

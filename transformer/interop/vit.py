@@ -6,6 +6,7 @@ from typing import Any
 from transformer.errors import UserError
 from transformer.interop.bert import GELU
 from transformer.interop.family import Family, Key, Values, given
+from transformer.interop.json_files import listed
 from transformer.interop.parts import heads, joined, linear, norm
 from transformer.interop.rules import Rule
 
@@ -84,7 +85,7 @@ def pixels(config: Values) -> dict[str, Any]:
     found = []
     for key, default in (("image_mean", 0.5), ("image_std", 0.5)):
         each = given(config, key, default)
-        values = each if isinstance(each, list) and each else [each]
+        values = listed(each) or [default]
         if not all(type(value) in (int, float) and value == values[0] for value in values):
             raise UserError(f"{key}: {each!r}; expected one number for all channels")
         found.append(values[0])

@@ -19,7 +19,7 @@ from transformer.data.tokenizers import (
     special_in,
 )
 from transformer.errors import UserError, first_line
-from transformer.interop.json_files import read_object
+from transformer.interop.json_files import listed, read_object
 from transformer.interop.sentencepiece import read_sentencepiece
 from transformer.interop.wordpiece import word_piece
 
@@ -65,8 +65,8 @@ def read_tokenizer(folder: Path, config: Mapping[str, Any]) -> Tokenizer:
 
 def _first(given: Any) -> int | None:
     """The id in "eos_token_id", of which there may be several: the first ends a document."""
-    given = given[0] if isinstance(given, list) and given else given
-    return given if type(given) is int and 0 <= given < 1 << 31 else None
+    first = next(iter(listed(given)), None)
+    return first if type(first) is int and 0 <= first < 1 << 31 else None
 
 
 def _backend(folder: Path) -> tokenizers.Tokenizer:

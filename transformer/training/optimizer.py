@@ -73,7 +73,7 @@ class OptimizerConfig(Bounded):
     layer_decay: PositiveFraction = 1.0  # factor of the learning rate for every block further from the output
     frozen_layers: Nonnegative = 0  # lowest blocks that are frozen, with the embeddings below them
     train_only: str = ""  # name prefixes of the trained parameters: head,pooler or lora,head; "": all
-    rules: tuple[Rule, ...] = ()  # by parameter path: [{"match": "embedding", "weight_decay": 0.1}]
+    rules: tuple[Rule, ...] = ()  # by parameter path: [{"match": "embedding/table$", "weight_decay": 0.1}]
     arguments: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # arguments of the optimizer
 
     def __post_init__(self) -> None:
