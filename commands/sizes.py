@@ -57,7 +57,8 @@ class Family:
     """A config file and keys for all sizes. The config is itself the member of its own depth.
 
     With depth grow, in the proportions of the config, the width (`width` for each layer), the number of heads
-    and `d_ff`; the width of a head stays, and the width is rounded up to a multiple of it. Adam's learning
+    and `d_ff`; the width of a head stays, and the width is rounded up to a multiple of it. Key/value heads
+    are the divisor of the number of heads that is nearest to the config's share of them. Adam's learning
     rate is that of the config times (its width / the width)^0.5; Muon's rate for matrices stays, and with
     muP every rate. Warm-up and decay take the config's share of the steps; the batch stays.
 
@@ -106,7 +107,7 @@ class Family:
             "model.d_ff": round(width * model["d_ff"] / model["d_model"]),
         }
         if groups := model.get("num_kv_heads"):
-            keys["model.num_kv_heads"] = max(1, int(heads) * groups // model["num_heads"])
+            keys["model.num_kv_heads"] = nearest_divisor(int(heads), heads * groups / model["num_heads"])
         if model.get("parametrization") != "mup":  # which scales the steps with the width by itself
             rate = "adam_learning_rate" if "muon" in optimizer["name"] else "learning_rate"
             adam = optimizer[rate] or optimizer["learning_rate"]
@@ -147,6 +148,12 @@ class Family:
         arguments = [f"--workdir={folder}", f"--config={self.config}"]
         arguments += [f"--config.{key}={value}" for key, value in given]
         return Job(folder.name, folder, arguments, self.values(keys))
+
+
+def nearest_divisor(number: int, wanted: float) -> int:
+    """The divisor of a number whose ratio to what is wanted is the nearest to 1; the smaller of two."""
+    divisors = [each for each in range(1, number + 1) if number % each == 0]
+    return min(divisors, key=lambda each: max(each / wanted, wanted / each))
 
 
 def _as_text(keys: Keys) -> list[tuple[str, str]]:

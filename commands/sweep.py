@@ -47,7 +47,11 @@ def add_flags(parser: Any) -> None:
     add("--halving", metavar="METRIC", help="stop hopeless runs by this metric (-METRIC: more is better)")
     add("--halving_start", type=int, default=0, help="the step of the first comparison (an eighth of all)")
     add("--halving_factor", type=int, default=3, help="one run of so many goes on; steps grow by it too (3)")
-    add("--slurm", metavar="OPTIONS", help="submit an array of jobs with these options of sbatch: '--gpus=1'")
+    add(
+        "--slurm",
+        metavar="OPTIONS",
+        help="submit an array of jobs with these options of sbatch: '--gpus=1 ...'",
+    )
     add("--dry_run", action="store_true", help="only print the runs, or the command that --slurm would run")
 
 

@@ -71,14 +71,33 @@ def test_slurm_starts_a_process_on_each_node(start, tmp_path):
     assert trained(tmp_path / "run") > 0
 
 
-@pytest.mark.parametrize(("code", "queued"), [(143, True), (138, True), (140, True), (0, False), (1, False)])
-def test_slurm_queues_what_was_stopped_again(start, tmp_path, code, queued):
+@pytest.mark.parametrize(
+    ("code", "starts", "queued"),
+    [
+        *((code, 99, True) for code in (129, 138, 140, 143)),  # saved, but not finished
+        *((code, 0, True) for code in (1, 134, 137, 139)),
+        *((code, 9, True) for code in (1, 137)),
+        *((code, 10, False) for code in (1, 137)),
+        *((code, 0, False) for code in (0, 2, 130)),
+    ],
+)
+def test_slurm_queues_again_what_has_not_finished(start, tmp_path, code, starts, queued):
     srun = f"#!/bin/bash\necho gpus $JAX_LOCAL_DEVICE_IDS\nexit {code}\n"
-    job = {"SLURM_JOB_ID": "7", "SLURM_GPUS_ON_NODE": "4"}
+    job = {"SLURM_JOB_ID": "7", "SLURM_GPUS_ON_NODE": "4", "SLURM_RESTART_COUNT": str(starts)}
     found, said = start("slurm.sh", "--config=configs/lm.py", srun=srun, scontrol=RECORD, environment=job)
     assert found == code and "gpus 0,1,2,3" in said
     record = tmp_path / "record"
     assert (record.read_text() if record.exists() else "") == "scontrol requeue 7\n" * queued
+
+
+@pytest.mark.parametrize(("given", "said"), [("1", True), ("8", False)])
+def test_slurm_says_it_where_a_process_has_one_processor(start, given, said):
+    """And passes on how many are asked for, which srun does not take by itself."""
+    srun = "#!/bin/bash\necho processors $SRUN_CPUS_PER_TASK\n"
+    job = {"SLURM_CPUS_ON_NODE": given, "SLURM_CPUS_PER_TASK": given}
+    code, output = start("slurm.sh", "--config=configs/lm.py", srun=srun, environment=job)
+    assert code == 0 and f"processors {given}\n" in output
+    assert ("warning: one processor on each node; give sbatch --exclusive" in output) == said
 
 
 @pytest.mark.thorough

@@ -3,6 +3,7 @@
 import errno
 import functools
 import json
+import math
 import re
 import tempfile
 import textwrap
@@ -89,6 +90,21 @@ def test_other_keys_follow_the_depth():
     keys = Family("configs/lm.py", (("optimizer.name", "adamw"),), width=20).keys(3)
     assert keys["model.d_model"] == 96 and keys["model.num_heads"] == 2  # rounded up to heads of 48
     assert keys["optimizer.learning_rate"] == pytest.approx(0.02 * 2**0.5, rel=1e-5)
+
+
+@pytest.mark.parametrize(("heads", "groups"), [(32, 8), (4, 2), (6, 3), (4, 1), (12, 4), (5, 5)])
+def test_key_value_heads_divide_the_heads_of_every_depth(heads, groups):
+    """And are as near to the config's share of them as a divisor can be: a neighbour is never nearer."""
+    given = {"num_heads": heads, "num_kv_heads": groups, "d_model": 8 * heads, "num_layers": 4}
+    family = Family("configs/lm.py", tuple((f"model.{key}", str(value)) for key, value in given.items()))
+    assert family.keys(4)["model.num_kv_heads"] == groups
+    for depth in range(1, 17):
+        keys = family.keys(depth)
+        of, found = keys["model.num_heads"], keys["model.num_kv_heads"]
+        share = of * groups / heads
+        assert of % found == 0
+        others = [each for each in range(1, of + 1) if of % each == 0]
+        assert abs(math.log(found / share)) == pytest.approx(min(abs(math.log(n / share)) for n in others))
 
 
 @pytest.mark.parametrize("optimizer", ["adamw", "contrib.muon"])

@@ -325,6 +325,8 @@ EDITS = {
             ),
             "rates_fall_with_mup_too": ('if model.get("parametrization") != "mup":', "if True:"),
             "widths_are_rounded_down": ("heads = -(-depth * ", "heads = (depth * "),
+            "heads_are_not_divided": ("if number % each == 0]", "]"),
+            "the_smallest_divisor": ("max(each / wanted, wanted / each)", "each / wanted"),
             "warmup_is_not_stretched": ("max(1, round(steps * share))", "of_config"),
             "any_number_of_steps_will_do": ("if steps < LEAST_STEPS:", "if False:"),
             "products_by_two": ("self.flops_per_token / 6", "self.flops_per_token / 2"),

@@ -1,5 +1,6 @@
 """Plans of whole runs on this machine's CPU devices, against the runs themselves."""
 
+import dataclasses
 import json
 import math
 import re
@@ -130,7 +131,17 @@ def test_flops_are_those_of_the_model():
     assert full.schedule.flops > 1.15 * plan.schedule.flops
 
 
-@pytest.mark.thorough
+def test_what_mfu_counts_is_not_said_to_be_a_part_of_what_is_executed():
+    """Causal kernels leave out half of attention, of which MFU counts all."""
+    plan = make_plan(small())
+    less = dataclasses.replace(plan.schedule, flops=0.9 * plan.model_flops)
+    (line,) = (line for line in lines(dataclasses.replace(plan, schedule=less)) if "FLOP per device" in line)
+    executed, counted = re.fullmatch(
+        r"([\d.]+) \wFLOP per device and step; MFU counts ([\d.]+); .*", line
+    ).groups()
+    assert float(executed) == pytest.approx(0.9 * float(counted), rel=0.01)
+
+
 @pytest.mark.thorough
 def test_flops_with_adapters_are_those_of_the_model():
     lora = {"model.lora_rank": "2", "optimizer.train_only": "lora"}

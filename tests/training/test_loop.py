@@ -17,6 +17,7 @@ import numpy as np
 import optax
 import pytest
 
+from tests import runs
 from tests.training.toy import Loader, assert_same, setup
 from transformer.errors import UserError
 from transformer.run_folder import RunFolder
@@ -460,7 +461,7 @@ def test_a_second_signal_leaves_at_once(tmp_path, first):
     assert os.listdir(tmp_path) == ["3"]  # it was saved before
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP])
 def test_a_notice_of_a_scheduler_saves_and_a_second_one_during_the_save_changes_nothing(tmp_path, number):
     class Slow(Checkpoints):
         def wait(self):
@@ -472,6 +473,19 @@ def test_a_notice_of_a_scheduler_saves_and_a_second_one_during_the_save_changes_
         state, reason = run(50, checkpoints=checkpoints, step=signalling(3, number))
     assert reason == number.name and int(state.step) == 3
     assert os.listdir(tmp_path) == ["3"]
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("ignored", [True, False])
+def test_a_terminal_that_is_closed_ends_training_unless_nohup_has_it_ignored(ignored):
+    program = f"""
+import signal
+signal.signal(signal.SIGHUP, signal.{"SIG_IGN" if ignored else "SIG_DFL"})
+from transformer.training import loop
+print(signal.SIGHUP in loop.SIGNALS)
+"""
+    done = subprocess.run([sys.executable, "-c", program], cwd=runs.ROOT, capture_output=True, text=True)
+    assert done.stdout.split() == [str(not ignored)], done.stderr
 
 
 @pytest.mark.parametrize("at", ["in a step", "before the hooks", "in a hook"])

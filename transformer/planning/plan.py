@@ -21,7 +21,9 @@ from transformer.training.throughput import peak_of_kind, run_flops_per_token, s
 class Plan:
     """What one train step needs on each device and takes.
 
-    `model_flops` are those of the model on one device, as MFU counts them: without rematerialisation. `limit`
+    `model_flops` are those of the model on one device, as MFU counts them (see `train_flops_per_token`):
+    without rematerialisation, and with attention to all tokens of a row, also where a causal kernel leaves
+    out half of it; so they may be more than are executed. `limit`
     is the memory of a device that JAX may use, or 0 if that is not known; so are all times. `attention` says
     which kernels attention has.
     """
@@ -148,7 +150,8 @@ def lines(plan: Plan, price: float = 0.0) -> Iterator[str]:
     yield from _network(plan.schedule.moved)
     if plan.seconds:
         yield ""
-        yield f"{plan.tokens_per_second:,.0f} tokens/s, MFU {plan.mfu:.1%}"
+        mfu = f"MFU {plan.mfu:.1%} (attention to all tokens, as PaLM counts it)"
+        yield f"{plan.tokens_per_second:,.0f} tokens/s, {mfu}"
     if plan.seconds and price:
         yield f"{plan.cost(price):,.2f} for 10^9 tokens, at {price:g} for a device and hour"
 
@@ -185,12 +188,12 @@ def _times(plan: Plan) -> Iterator[str]:
     found = plan.schedule
     unit, tera = _unit(found.flops, "TGM")
     size, gb = _unit(found.traffic)
-    of_model = f", {plan.model_flops / unit:.2f} of them the model's" if plan.model_flops else ""
+    counted = f"; MFU counts {plan.model_flops / unit:.2f}" if plan.model_flops else ""
     flops, traffic = (
         f"{found.flops / unit:.2f} {tera}FLOP",
         f"{found.traffic / size:.1f} {gb}B read and written",
     )
-    yield f"{flops} per device and step{of_model}; {traffic}"
+    yield f"{flops} per device and step{counted}; {traffic}"
     if not plan.seconds:
         yield f"times are not known: {plan.kind} is not in the table of transformer/planning/hardware.py"
         return

@@ -244,10 +244,12 @@ def signal_name(number: int) -> str:
 
 
 SIGNALS = [
-    getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGUSR1", "SIGUSR2") if hasattr(signal, name)
+    getattr(signal, name)
+    for name in ("SIGINT", "SIGTERM", "SIGUSR1", "SIGUSR2", "SIGHUP")
+    if hasattr(signal, name) and (name, signal.getsignal(getattr(signal, name))) != ("SIGHUP", signal.SIG_IGN)
 ]
-"""Signals that end training: of a terminal, of schedulers and clouds, and those that Slurm's `--signal` is
-often told to send before a job's time ends."""
+"""Signals that end training: of a terminal, of schedulers and clouds, those that Slurm's `--signal` is often
+told to send before a job's time ends, and of a terminal that is closed, unless nohup has it ignored."""
 
 
 class Stopped(BaseException):
