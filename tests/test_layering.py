@@ -84,6 +84,7 @@ ALLOWED = {
     "transformer.interop": {
         "transformer.interop",
         "transformer.data.special_tokens",
+        "transformer.data.tokenizer_formats",
         "transformer.data.tokenizers",
         "transformer.config",
         "transformer.errors",

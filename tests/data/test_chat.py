@@ -276,7 +276,7 @@ GOOD = {"messages": [{"role": "user", "content": "a"}, ANSWER]}
             "message 1: role 'robot'; expected one of",
         ),
         ({"messages": [*GOOD["messages"], {"role": "user"}]}, "message 3: expected role and content"),
-        ({"messages": [{"role": "user", "content": ["a"]}]}, "message 1: content is list; expected text"),
+        ({"messages": [{"role": "user", "content": ["a"]}]}, "message 1: a part of the content is 'a'"),
         ({"messages": [{"role": "assistant", "content": " "}]}, "message 1: the answer is empty"),
         (
             {"messages": [{"role": "user", "content": "<|endoftext|>"}, GOOD["messages"][1]]},

@@ -219,7 +219,10 @@ def test_what_is_wrong_with_a_folder_is_one_line(data, rng, tmp_path):
 @pytest.mark.parametrize(
     ("keys", "expected"),
     [
-        ({"source": "cifar"}, "source: 'cifar'; expected one of digits, folder, tfds, then :PATH or :NAME"),
+        (
+            {"source": "cifar"},
+            "source: 'cifar'; expected one of digits, folder, tfds, parquet, hf, then :PATH or :NAME",
+        ),
         ({"validation_source": "x:y"}, "validation_source: 'x:y'; expected one of digits"),
         ({"image_size": 0}, "image_size: 0; expected at least 1"),
         ({"shift": 8}, "shift: 8; expected 0 or more pixels, and fewer than the image has"),

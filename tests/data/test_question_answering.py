@@ -285,7 +285,7 @@ def test_squad_s_own_files_hold_the_same_questions(tmp_path, rng):
         ),
         (
             '{"data": [{"paragraphs": []}, {"paragraphs": [{"context": "x", "qas": [{}]}]}]}',
-            r"a\.json: article 2, paragraph 1, question 1 has no 'answers'; expected SQuAD's",
+            r"a\.json: article 2, paragraph 1, question 1 has no 'question'; expected SQuAD's",
         ),
         ('{"data": [{"paragraphs": []}, 3]}', r"a\.json: article 2 has another form; expected SQuAD's"),
         ("[1]", r"a\.json: the whole has another form; expected SQuAD's"),

@@ -262,7 +262,7 @@ EDITS = {
         "tests/commands/test_predict.py::test_only_a_line_feed_ends_a_line",
         {
             "marks_are_text": ('"utf-8-sig" if number == 1 else "utf-8"', '"utf-8"'),
-            "packed_files_are_text": ('name.endswith(".gz")', "False"),
+            "packed_files_are_text": ("path.suffix.lower() in PACKED", "False"),
         },
     ),
     "commands/table.py": (

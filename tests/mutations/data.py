@@ -256,6 +256,20 @@ EDITS = {
             "case_kept": ("[normalizers.Lowercase()] if lowercase", "[] if lowercase"),
         },
     ),
+    "transformer/data/sources/json_forms.py": (
+        "tests/data/test_formats.py",
+        {
+            "arrays_are_lines": ('== b"["', '== b"("'),
+            "one_field_within_another": ('name.split(".")', 'name.rsplit(".", 0)'),
+        },
+    ),
+    "transformer/data/tokenizer_formats.py": (
+        "tests/data/test_formats.py",
+        {
+            "names_of_tiktoken": ('path.suffix == ".tiktoken"', "False"),
+            "sentencepiece_is_not_known": ('head[:1] == b"\\n"', "False"),
+        },
+    ),
     "transformer/data/sources/packed_files.py": (
         "tests/data/test_packed_files.py",
         {

@@ -45,7 +45,9 @@ class DialogueConfig(CorpusConfig):
 class ChatDataConfig(DialogueConfig):
     """Conversations, packed into rows."""
 
-    messages_field: str = "messages"  # field of the messages, [{"role": "user", "content": "..."}, ...]
+    # field of the messages, [{"role": "user", "content": "..."}, ...]; or several, the answer's last:
+    # prompt,completion
+    messages_field: str = "messages"
 
 
 class PackedSequences:
@@ -152,11 +154,12 @@ class ChatData(Corpus):
     @property
     def reads(self) -> Sequence[str]:
         """The fields of the messages."""
-        return [field for key in self.fields_of if (field := getattr(self.config, key))]
+        return [name for key in self.fields_of for name in getattr(self.config, key).split(",") if name]
 
     def source(self, split: str, **options: Any) -> Dialogues:
         """The records of a split; `options` are those of `open`."""
-        given: Any = {"fields": self.reads, "structures": True, "unread": ("system", *UNREAD)} | options
+        unread = [name for name in ("system", *UNREAD) if name not in self.reads]
+        given: Any = {"fields": self.reads, "structures": True, "unread": unread} | options
         return self.source_class([self.open(split, field, **given) for field in self.reads])
 
     def sources(self, split: str) -> Sequence[Dialogues]:

@@ -101,8 +101,8 @@ class ChatTemplate:
 
 
 def check_messages(value: Any) -> list[Message]:
-    """The messages of a conversation, {"role", "content"} or ShareGPT's {"from", "value"}. An answer with
-    `weight` 0 or `train` false is not learned.
+    """The messages of a conversation, {"role", "content"} or ShareGPT's {"from", "value"}. Of a content in
+    parts of text these are joined. An answer with `weight` 0 or `train` false is not learned.
 
     Raises:
       UserError: it is not a list of messages with a role and a text, an answer is empty, or a message has
@@ -125,12 +125,25 @@ def _checked(message: Any, where: str) -> Message:
     if unread := [key for key in UNREAD if message.get(key)]:
         found = f"{unread[0]} {_short(message[unread[0]])}"
         raise UserError(f"{where}: {found}, which is not read; write it into the content, or leave it out")
+    if isinstance(content, list):
+        content = _joined(content, where)
     if not isinstance(content, str):
         raise UserError(f"{where}: content is {type(content).__name__}; expected text")
     check_text(content, lambda: where)
     if role == "assistant" and not content.strip():
         raise UserError(f"{where}: the answer is empty")
     return {"role": role, "content": content} | _weight(message, where)
+
+
+def _joined(parts: list[Any], where: str) -> str:
+    """The text of parts, [{"type": "text", "text": "..."}, ...]."""
+    texts = [
+        part.get("text") if isinstance(part, dict) and part.get("type") == "text" else None for part in parts
+    ]
+    if not all(isinstance(text, str) for text in texts):
+        other = next(part for part, text in zip(parts, texts, strict=True) if not isinstance(text, str))
+        raise UserError(f"{where}: a part of the content is {_short(other)}; expected parts of type text")
+    return "".join(map(str, texts))
 
 
 def _weight(message: Message, where: str) -> dict[str, int]:

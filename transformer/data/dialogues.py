@@ -87,12 +87,15 @@ class Dialogues(Source):
 
 
 class Conversations(Dialogues):
-    """One conversation in each record, a list of messages or the JSON of one."""
+    """One conversation in each record: a list of messages or the JSON of one; or, in several fields, the
+    prompt, whose texts are joined by line breaks, and last the answer."""
 
     each = 1
 
     def _read(self, *values: Any) -> list[list[Message]]:
-        (value,) = values
+        *prompts, value = values
+        if prompts:
+            return [[*_prompt(prompts), *_messages(value, "assistant")]]
         if isinstance(value, str):
             with contextlib.suppress(ValueError):
                 value = parse_json(value)
@@ -130,6 +133,14 @@ class Preferences(Dialogues):
         if "weight" in last:
             raise UserError("an answer has the weight 0; leave the record out")
         return last
+
+
+def _prompt(values: Sequence[Any]) -> list[Message]:
+    """The messages of a prompt in several fields, of which some may be empty."""
+    given = [value for value in values if not isinstance(value, str) or value.strip()]
+    if all(isinstance(value, str) for value in given):
+        given = ["\n".join(given)]
+    return [message for value in given for message in _messages(value, "user")]
 
 
 def _messages(value: Any, role: str) -> list[Message]:

@@ -3,6 +3,9 @@
 Pillow, scikit-learn and TFDS are slow to import, so they are imported where they are used.
 """
 
+import dataclasses
+import functools
+import io
 import types
 import warnings
 from abc import ABC, abstractmethod
@@ -15,7 +18,8 @@ import numpy as np
 
 from transformer.data.content_digests import contents_of
 from transformer.data.disk_cache import digest
-from transformer.data.sources.base import Options, tallied
+from transformer.data.sources.base import Options, Source, tallied
+from transformer.data.sources.columnar import ParquetFiles, SavedDataset
 from transformer.data.sources.tfds import TfdsText
 from transformer.errors import UserError, first_line
 
@@ -191,23 +195,72 @@ class TfdsImages(Images):
         return pixels.tobytes(), picture, str(label)
 
 
+class ColumnImages(Images):
+    """`parquet:GLOB` or `hf:FOLDER`: a column of images, as bytes or, as `datasets` writes them, {"bytes",
+    "path"}, and one of classes.
+
+    Raises:
+      UserError: no such file or column, or (when read) a row without the bytes of an image.
+    """
+
+    def __init__(
+        self,
+        source: Callable[[str, str, Options], Source],
+        argument: str,
+        split: str,
+        options: Options,
+        label: str,
+    ) -> None:
+        """`source` makes the source of the classes, from the other arguments."""
+        self._field, self._label = options.field, label
+        asked: Any = {"field": label, "fields": (options.field, label), "numbers": True, "divide": False}
+        self._records = source(argument, split, dataclasses.replace(options, **asked))
+        self.name, self.identity = self._records.name, self._records.identity
+
+    @property
+    def content(self) -> dict[str, Any]:
+        """The content of the files."""
+        return self._records.content
+
+    def place(self, index: int) -> str:
+        """The file of an image and its row."""
+        return self._records.place(index)
+
+    def __len__(self) -> int:
+        return len(self._records)
+
+    def __getitem__(self, index: int) -> Record:
+        record = self._records[index]
+        image = record[self._field]
+        data = image.get("bytes") if isinstance(image, dict) else image
+        if not isinstance(data, bytes):
+            found = "only the path of an image" if isinstance(image, dict) else type(image).__name__
+            raise UserError(
+                f"{self.place(index)}: {self._field!r} has {found}; expected the bytes of an image"
+            )
+        return data, open_image(io.BytesIO(data), self.place(index)), record[self._label]
+
+
 IMAGES: dict[str, Callable[[str, str, Options, str], Images]] = {
     "digits": Digits,
     "folder": ImageFolder,
     "tfds": TfdsImages,
+    "parquet": functools.partial(ColumnImages, ParquetFiles),
+    "hf": functools.partial(ColumnImages, SavedDataset),
 }
 """Kind -> constructor, called with the part after the colon, the split, the options (with the image's
 `field`) and the field of the class."""
 
 
-def open_image(file: str | Path | BinaryIO) -> Any:
-    """The image in a file, upright, decoded.
+def open_image(file: str | Path | BinaryIO, name: str = "") -> Any:
+    """The image in a file, upright, decoded; `name` is that of the file, for messages.
 
     Raises:
       UserError: there is no such file, or no image in it.
     """
     from PIL import Image, ImageOps, UnidentifiedImageError
 
+    name = name or str(file)
     bombs = Image.DecompressionBombWarning, Image.DecompressionBombError
     try:
         with warnings.catch_warnings():
@@ -215,11 +268,11 @@ def open_image(file: str | Path | BinaryIO) -> Any:
             with Image.open(file, formats=FORMATS) as image:
                 return ImageOps.exif_transpose(image).copy()
     except FileNotFoundError:
-        raise UserError(f"{file}: there is no such file") from None
+        raise UserError(f"{name}: there is no such file") from None
     except UnidentifiedImageError:
-        raise UserError(f"{file}: it is no image, or of a format that is not known") from None
+        raise UserError(f"{name}: it is no image, or of a format that is not known") from None
     except (OSError, SyntaxError, ValueError, EOFError, *bombs) as error:
-        raise UserError(f"{file}: it cannot be read as an image ({first_line(error)})") from None
+        raise UserError(f"{name}: it cannot be read as an image ({first_line(error)})") from None
 
 
 def as_pixels(image: Any, size: int, channels: int) -> np.ndarray:

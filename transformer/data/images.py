@@ -33,10 +33,11 @@ fewer are sorted by hash and split by position, so that each split has its share
 class ImageDataConfig(Bounded):
     """Images with labels."""
 
-    source: Place = "digits"  # digits, folder:PATH (a sub-folder of images per class) or tfds:NAME
+    # digits, folder:PATH (a sub-folder of images per class), parquet:GLOB, hf:FOLDER or tfds:NAME
+    source: Place = "digits"
     validation_source: Place = ""  # another source to validate on; "": a split of `source`
-    image_field: str = "image"  # field of the image, in tfds
-    label_field: str = "label"  # field of the class, in tfds
+    image_field: str = "image"  # field of the image, in tfds, parquet and hf
+    label_field: str = "label"  # field of the class, in tfds, parquet and hf
     image_size: Positive = 8  # side in pixels to which the central square of each image is scaled
     channels: Literal[1, 3] = 1  # 1: grey; 3: red, green and blue
     shift: int = 0  # augmentation: largest random translation, in pixels
@@ -56,7 +57,7 @@ class ImageDataConfig(Bounded):
     def unread(self, others: Sequence[str]) -> dict[str, str]:
         """The keys that no source reads, of these and `others`: {key: "with ..."}."""
         names = [self.source, *filter(None, [self.validation_source]), *others]
-        nameless = not any(name.startswith("tfds:") for name in names)
+        nameless = not any(name.startswith(("tfds:", "parquet:", "hf:")) for name in names)
         return dict.fromkeys(("image_field", "label_field"), f"with {', '.join(names)}") if nameless else {}
 
 

@@ -14,6 +14,7 @@ from tokenizers import decoders, models, normalizers, pre_tokenizers
 
 from transformer.data.closed_vocabulary import ClosedVocabulary
 from transformer.data.disk_cache import digest, flush
+from transformer.data.tokenizer_formats import other_format
 from transformer.data.tokenizer_kinds import (
     END,
     UNKNOWN,
@@ -77,7 +78,8 @@ def read_backend(path: Path) -> tokenizers.Tokenizer:
     except OSError as error:
         raise UserError(f"{path}: cannot be read ({error.strerror})") from None
     except Exception as error:  # the library raises nothing more precise
-        raise UserError(f"{path}: not a tokenizer.json ({first_line(error)})") from None
+        what = other_format(path) or f"not a tokenizer.json ({first_line(error)})"
+        raise UserError(f"{path}: {what}") from None
 
 
 def whole(backend: tokenizers.Tokenizer, name: str) -> Any:

@@ -14,6 +14,7 @@ from typing import Any
 import tokenizers
 from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers
 
+from transformer.data.tokenizer_formats import other_format
 from transformer.errors import UserError, first_line
 
 LONGEST = 1 << 26
@@ -67,7 +68,7 @@ def read_sentencepiece(path: Path, ids: Mapping[str, int] | None = None) -> toke
         pieces = [_piece(dict(_fields(each))) for each in parts[1]]
         trained, normal = (dict(_fields(b"".join(parts[number]))) for number in (2, 3))
     except (ValueError, TypeError, struct.error) as error:
-        raise UserError(f"{path}: not a SentencePiece model ({error})") from None
+        raise UserError(f"{path}: {other_format(path) or f'not a SentencePiece model ({error})'}") from None
     if ids is not None and trained.get(3, UNIGRAM) != UNIGRAM:
         raise UserError(f"{path}: with a vocabulary of its own only a unigram model is known here")
     if why := _why_not(pieces, trained):

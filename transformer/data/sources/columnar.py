@@ -10,7 +10,7 @@ import functools
 import itertools
 from abc import abstractmethod
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +44,35 @@ class Columns:
         features = written.get("info", {}).get("features", {})
         found = {name: each for name, each in features.items() if isinstance(each, dict)}  # or a list of one
         return {name: each["names"] for name, each in found.items() if each.get("_type") == "ClassLabel"}
+
+    def with_nested(self, names: Iterable[str]) -> "Columns":
+        """The file with the columns of these names that are within others: "translation.en" is the column
+        "en" of the objects in "translation"."""
+        from pyarrow import compute, field, types
+
+        schema, within = self.schema, {}
+        for name in names:
+            column, *path = name.split(".")
+            kind: Any = (
+                schema.field(column).type if column in schema.names and name not in schema.names else None
+            )
+            for part in path:
+                there = kind is not None and types.is_struct(kind) and kind.get_field_index(part) >= 0
+                kind = kind.field(part).type if there else None
+            if path and kind is not None:
+                schema, within[name] = schema.append(field(name, kind)), (column, path)
+        if not within:
+            return self
+
+        def read(group: int, asked: list[str]) -> Any:
+            whole = [*dict.fromkeys(within[name][0] if name in within else name for name in asked)]
+            rows = self.read(group, whole)
+            for name in within.keys() & {*asked}:
+                column, path = within[name]
+                rows = rows.append_column(name, compute.struct_field(rows.column(column), path))
+            return rows.select(asked)
+
+        return Columns(schema, self.sizes, read)
 
 
 class ColumnarFiles(RecordFiles):
@@ -114,7 +143,7 @@ class ColumnarFiles(RecordFiles):
             raise UserError(f"{self.name}: reading it needs pyarrow: `pip install pyarrow`") from None
         found = []
         for path in self._files:
-            found.append(file := self._open_columns(path))
+            found.append(file := self._open_columns(path).with_nested(self._columns))
             for name in self._columns:
                 if name not in file.schema.names:
                     there = ", ".join(file.schema.names)

@@ -13,13 +13,17 @@ from transformer.data.sources.base import PIECE, Options, key_of
 from transformer.data.sources.line_files import LineFiles
 from transformer.errors import UserError
 
+SEPARATORS = ",\t;"
+"""What may separate values: a tab where Excel or pandas are asked for it, a semicolon where numbers have the
+comma."""
+
 LONGEST = 2**31 - 1
 """Characters of the longest value: the most that `csv.field_size_limit` takes on every platform."""
 
 
 class CommaSeparated(LineFiles):
-    """`csv:GLOB`, whose first line names the columns; quoted values may have commas, quotes ("") and line
-    breaks.
+    """`csv:GLOB`, whose first line names the columns, separated by one of `SEPARATORS`; quoted values may
+    have these, quotes ("") and line breaks.
 
     Raises:
       UserError: no such file, no such column, or (when read) a row with more or fewer values than columns,
@@ -57,8 +61,21 @@ class CommaSeparated(LineFiles):
                     yield key_of(record, self._options.key or names, place)
 
     def _read(self, file: int, start: int, end: int) -> dict[str, Any]:
-        values = next(csv.reader(io.StringIO(self._decode(file, start, end), newline="\n")))
+        text = io.StringIO(self._decode(file, start, end), newline="\n")
+        values = next(csv.reader(text, delimiter=self._separators[file]))
         return dict(zip(self._names[file], values, strict=True))
+
+    @functools.cached_property
+    def _separators(self) -> list[str]:
+        """What separates the values of each file: the first of `SEPARATORS` by which its first line names
+        every field in use, by default a comma."""
+        return [self._separator(file) if size else SEPARATORS[0] for file, size in enumerate(self._sizes)]
+
+    def _separator(self, file: int) -> str:
+        end, asked = int(self._line_ends(file)[0]), {*self._options.asked}
+        line = self._decode(file, self._begin(file), end)
+        named = (mark for mark in SEPARATORS if asked <= {*next(csv.reader([line], delimiter=mark), [])})
+        return next(named, SEPARATORS[0])
 
     @functools.cached_property
     def _names(self) -> list[list[str]]:
@@ -79,7 +96,7 @@ class CommaSeparated(LineFiles):
         # back: a reader in another thread may be in the middle of a longer text.
         csv.field_size_limit(max(csv.field_size_limit(), LONGEST))
         first = 1  # the line at which the row begins
-        reader = csv.reader(self._text(file), strict=True)
+        reader = csv.reader(self._text(file), strict=True, delimiter=self._separators[file])
         try:
             for values in reader:
                 yield first, reader.line_num, values

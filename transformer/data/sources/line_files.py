@@ -3,6 +3,7 @@
 import functools
 from abc import abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ import numpy as np
 from transformer.data.disk_cache import digest
 from transformer.data.sources.base import SPLITS, Options, check_text, key_of
 from transformer.data.sources.files import Files, matching
+from transformer.data.sources.json_forms import add_nested, as_lines, is_array
 from transformer.data.sources.record_files import RecordFiles
 from transformer.errors import UserError
 from transformer.json_text import parse_json
@@ -78,7 +80,8 @@ class LineFiles(RecordFiles):
 
 
 class JsonLines(LineFiles):
-    """`jsonl:GLOB`: one JSON object per line.
+    """`jsonl:GLOB`: one JSON object per line, or a JSON array of objects. "a.b" is the field b of the object
+    in the field a.
 
     Raises:
       UserError: no such file, nothing in it, or (when read) a line that is not a JSON object with text there.
@@ -86,6 +89,7 @@ class JsonLines(LineFiles):
 
     def __init__(self, pattern: str, split: str, options: Options) -> None:
         super().__init__("jsonl", pattern, split, options)
+        self._nested = [name for name in {*options.asked, *options.key} if "." in name]
 
     def __getitem__(self, index: int) -> dict[str, Any]:
         file, start, end = self._found[index].tolist()
@@ -105,19 +109,30 @@ class JsonLines(LineFiles):
 
     def _read(self, file: int, start: int, end: int) -> dict[str, Any]:
         try:
-            record = parse_json(self._decode(file, start, end))
+            record = parse_json(text := self._decode(file, start, end))
         except UserError:  # not UTF-8
             raise
         except ValueError as error:
             said = getattr(error, "msg", error)
-            raise UserError(f"{self._place(file, start)}: not JSON ({said})") from None
+            hint = "; `jq -c . FILE` writes an object in each line" if text.strip() == "{" else ""
+            raise UserError(f"{self._place(file, start)}: not JSON ({said}){hint}") from None
         if not isinstance(record, dict):
             raise UserError(f"{self._place(file, start)}: {type(record).__name__}; expected a JSON object")
+        add_nested(record, self._nested)
         return record
+
+    def _plain(self, file: int) -> Path:
+        plain = super()._plain(file)
+        return as_lines(plain, self._files[file], self._options.folder) if is_array(plain) else plain
+
+    def _place(self, file: int, position: int) -> str:
+        place = super()._place(file, position)
+        return ": record ".join(place.rsplit(":", 1)) if is_array(super()._plain(file)) else place
 
 
 class Columns(LineFiles):
-    """`tsv:GLOB`: one record per line, with tab-separated, unquoted columns.
+    """`tsv:GLOB`: one record per line, with tab-separated columns. Quotes are text; only a column that is in
+    quotes and has doubled quotes, as writers of tables write it, is read without them.
 
     A first line that names every field in use is a header. Without a header the columns are named source,
     target, 3, 4 ... Of several files some may lack a header if that does not change the column of a field.
@@ -129,7 +144,7 @@ class Columns(LineFiles):
 
     def __init__(self, pattern: str, split: str, options: Options) -> None:
         super().__init__("tsv", pattern, split, options)
-        self.identity = digest(self.identity, options.asked)
+        self.identity = digest(self.identity, options.asked, "doubled quotes are read")
 
     def __getitem__(self, index: int) -> dict[str, Any]:
         file, start, end = self._found[index].tolist()
@@ -141,13 +156,15 @@ class Columns(LineFiles):
         columns, names = self._columns(file, start, end), self._names[file]
         if len(columns) != len(names):
             problem = f"{len(columns)} columns; the first line has {len(names)}"
-            hint = "; a tab in a text begins a column: replace it, or write the table as csv"
+            hint = "; a tab in a text begins a column: replace it, or read a table with quotes by csv:"
             more = hint if len(columns) > len(names) else ""
             raise UserError(f"{self._place(file, start)}: {problem}{more}")
         return dict(zip(names, columns, strict=True))
 
     def _columns(self, file: int, start: int, end: int) -> tuple[str, ...]:
-        return tuple(self._decode(file, start, end).rstrip("\r\n").split("\t"))
+        line = self._decode(file, start, end).rstrip("\r\n")
+        columns = line.split("\t")
+        return tuple(map(_unquoted, columns) if '""' in line else columns)
 
     @functools.cached_property
     def _names(self) -> list[tuple[str, ...]]:
@@ -198,6 +215,13 @@ class Columns(LineFiles):
 
     def _first(self, file: int) -> int:
         return self._second(file) if self._headers[file] else self._begin(file)
+
+
+def _unquoted(column: str) -> str:
+    """The text of a column that is in quotes and has quotes, all doubled; any other column as it is."""
+    inner = column[1:-1]
+    doubled = '""' in inner and '"' not in inner.replace('""', "")
+    return inner.replace('""', '"') if doubled and column[0] == column[-1] == '"' else column
 
 
 def _unnamed(count: int) -> tuple[str, ...]:

@@ -78,6 +78,8 @@ class SquadFiles(Files):
 
 
 def _record(paragraph: Any, question: Any, number: int) -> dict[str, Any]:
-    answers = {name: [answer[name] for answer in question["answers"]] for name in ("text", "answer_start")}
-    record = {"question": question["question"], "context": paragraph["context"], "answers": answers}
+    record = {"question": question["question"], "context": paragraph["context"]}
+    if "answers" in question:  # not in files of questions to answer
+        names = ("text", "answer_start")
+        record["answers"] = {name: [answer[name] for answer in question["answers"]] for name in names}
     return record | {"id": str(question.get("id", number))}

@@ -8,12 +8,14 @@ import difflib
 import functools
 import io
 import logging
+import os
+import shlex
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from transformer.data.disk_cache import locked
+from transformer.data.disk_cache import digest, locked
 from transformer.data.sources.base import SPLITS, Options, Source
 from transformer.errors import UserError, first_line
 
@@ -22,7 +24,8 @@ RETRIES = 4
 
 
 class TfdsText(Source):
-    """One split of a TFDS data set, `tfds:NAME`, `tfds:NAME/CONFIG` or `tfds:NAME:VERSION`.
+    """One split of a TFDS data set, `tfds:NAME`, `tfds:NAME/CONFIG` or `tfds:NAME:VERSION`, or of one that
+    others prepared: in the folder `tfds:PATH/NAME/VERSION`, or in the folder TFDS_DATA_DIR.
 
     A missing validation or test split is replaced by 5 % from the end of the training split.
 
@@ -39,7 +42,7 @@ class TfdsText(Source):
         if self.field not in features:
             raise UserError(f"tfds:{argument}: no field {self.field!r}; fields there: {', '.join(features)}")
         self._split, self._features, self._numbers = split, info.features, options.numbers
-        self.identity = f"tfds {info.full_name} {split} {self.field}"
+        self.identity = f"tfds {info.full_name} {split} {self.field}{_given(argument)}"
 
     def __len__(self) -> int:
         return len(self._records)
@@ -104,7 +107,15 @@ def _builder(argument: str, folder: Path) -> Any:
 
     with _quiet(show=False):
         try:
+            if _given(argument):
+                return _random_access(tfds.builder_from_directory(Path(argument).expanduser()))
+            if others := os.environ.get("TFDS_DATA_DIR"):
+                there = tfds.builder(argument, data_dir=others)
+                if there.data_path.exists():
+                    return _random_access(there)
             return tfds.builder(argument, data_dir=folder, file_format="array_record")
+        except UserError:
+            raise
         except tfds.core.registered.DatasetNotFoundError:
             pass
         except ImportError as error:
@@ -119,6 +130,24 @@ def _builder(argument: str, folder: Path) -> Any:
     near = difflib.get_close_matches(name, has.union(tfds.list_builders(with_community_datasets=False)), n=3)
     hint = f"did you mean {' or '.join(near)}?" if near else "see tensorflow.org/datasets/catalog"
     raise UserError(f"tfds:{argument}: no such data set; {hint}")
+
+
+def _given(argument: str) -> str:
+    """A digest of the data set in a folder that others prepared; "" if the argument is a name."""
+    info = Path(argument).expanduser() / "dataset_info.json"
+    return f" {digest(info.read_text())}" if info.is_file() else ""
+
+
+def _random_access(builder: Any) -> Any:
+    """The builder of data that others prepared; raises `UserError` if these cannot be read by index."""
+    if (kind := builder.info.file_format) is None or kind.value != "array_record":
+        path, found = Path(builder.data_path), kind.value if kind else "an unknown format"
+        new = path.parent.with_name(f"{path.parent.name}_array_record") / path.name
+        flags = {"dataset_version_dir": path, "out_file_format": "array_record", "out_dir": new}
+        convert = " ".join(f"--{name}={shlex.quote(str(value))}" for name, value in flags.items())
+        remedy = f"convert it, `tfds convert_format {convert}`, and give tfds:{new}"
+        raise UserError(f"tfds:{path}: prepared as {found}; {remedy}")
+    return builder
 
 
 def _slice(name: str, split: str, there: Any) -> str:
