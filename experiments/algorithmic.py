@@ -96,7 +96,7 @@ class Algorithmic(Experiment):
         right_bt = jnp.argmax(logits_btv, axis=-1) == batch["targets"]
         return {
             **terms(batch, self.config.loss, train=train, sown=sown),
-            "answer_loss": terms(answers, LossConfig(), train=False)["loss"],
+            "answer_loss": jax.lax.stop_gradient(terms(answers, LossConfig(), train=False)["loss"]),
             "accuracy": Sum.of(right_bt, answers["weights"]),
         }
 

@@ -44,7 +44,8 @@ class PreferenceConfig(ChatConfig):
 class PreferenceOptimization(Chat):
     """-log sigmoid(m), m = beta (log p(y_w | x) / q(y_w | x) - log p(y_l | x) / q(y_l | x)), for the better
     answer y_w and the worse one y_l to x; p is the model and q the reference, the model as training begins:
-    with `initialize_from` that run's, before any adapters of this one. Its part is computed once and cached.
+    with `initialize_from` that run's, before any adapters of this one. Its part is computed once and cached,
+    and with `train.until.window` once for each window: the reference attends to what the model attends to.
 
     Source: Rafailov et al. 2023 (DPO), equation 7.
     """
@@ -72,13 +73,18 @@ class PreferenceOptimization(Chat):
         log_p_bk2 = self._log_likelihoods(params, batch, train=train, rngs={"dropout": rng})
         reward_bk2 = self.config.loss.beta * (log_p_bk2 - batch["reference"])
         margin_bk, weights_bk = reward_bk2[..., 0] - reward_bk2[..., 1], batch["weights"]
-        terms = {"loss": -jax.nn.log_sigmoid(margin_bk), "accuracy": margin_bk > 0, "margin": margin_bk}
+        terms = {"accuracy": margin_bk > 0, "margin": margin_bk}
         terms |= {"chosen": reward_bk2[..., 0], "rejected": reward_bk2[..., 1]}
-        return {name: Sum.of(value.astype(jnp.float32), weights_bk) for name, value in terms.items()}
+        reports = {name: Sum.of(value, weights_bk) for name, value in jax.lax.stop_gradient(terms).items()}
+        return {"loss": Sum.of(-jax.nn.log_sigmoid(margin_bk), weights_bk)} | reports
 
     def weigh(self, batch: Batch) -> dict[str, jax.Array]:
         """The number of pairs."""
         return {"loss": jnp.sum(batch["weights"])}
+
+    def staged(self, rows: PreferenceRows) -> PreferenceRows:
+        """The rows with the log-likelihoods by the reference as the stage changes it."""
+        return rows.referring_to(self.data.reference("train"))
 
     def evaluators(self, put: Put, split: str = "validation") -> dict[str, Evaluator]:
         """The terms of a split."""

@@ -150,6 +150,22 @@ def test_the_reference_is_the_model_as_training_begins_on_any_mesh_and_with_adap
 
 
 @pytest.mark.thorough
+def test_the_reference_attends_to_what_the_model_attends_to_in_every_stage(tuned, source, tmp_path, capfd):
+    """At a rate of 0 the model stays the reference, so each loss is ln 2, also of a run that is resumed."""
+    until = '--config.train.until={"window": {"1": 3, "3": 8}, "batch_size": {"2": 16}}'
+    keys = [f"--config.initialize_from={tuned}", "--config.train.log_every=1", until]
+    keys += ["--config.optimizer.learning_rate=0", "--config.optimizer.schedule=constant"]
+    keys += ["--config.train.batch_size=8", "--config.optimizer.warmup_steps=0"]
+    for steps in (2, 4):
+        more = f"--config.train.steps={steps}"
+        assert train("dpo", tmp_path / "run", source, *keys, more) == 0, capfd.readouterr().err
+    lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    losses = [line["train/loss"] for line in lines if "train/loss" in line]
+    assert losses == pytest.approx([math.log(2)] * 4, abs=1e-4)
+    assert [line["train/window"] for line in lines if "train/loss" in line][:3] == [3, 8, 8]
+
+
+@pytest.mark.thorough
 def test_a_run_goes_on_as_if_it_had_not_stopped_and_only_with_its_reference(tuned, source, tmp_path, capfd):
     keys = [
         f"--config.initialize_from={tuned}",

@@ -4,6 +4,7 @@ EDITS = {
     "experiments/dpo.py": (
         "tests/test_chat_run.py",
         {
+            "reference_with_full_attention": ('rows.referring_to(self.data.reference("train"))', "rows"),
             "no_reference": ('(log_p_bk2 - batch["reference"])', "log_p_bk2"),
             "the_worse_is_better": (
                 "reward_bk2[..., 0] - reward_bk2[..., 1]",
@@ -34,8 +35,8 @@ EDITS = {
             ),
             "nats_per_byte": ("Sum(nll.total / math.log(2), Sum", "Sum(nll.total, Sum"),
             "model_terms_unweighted": (
-                "Sum(coefficient * rows * terms[name].mean, float(rows))",
-                "Sum(coefficient * terms[name].mean, float(rows))",
+                "Sum(coefficient * rows * sums[name].mean, float(rows))",
+                "Sum(coefficient * sums[name].mean, float(rows))",
             ),
         },
     ),
@@ -118,6 +119,7 @@ EDITS = {
             "average_biased": ("weight = (1 - decay) / -jnp.expm1(update * log)", "weight = 1 - decay"),
             "average_counts_skipped": ("state.step + 1 - state.skipped)", "state.step + 1)"),
             "rate_of_updates": ("state.params, step=state.step)", "state.params)"),
+            "gradients_dropped": ("if name in weights else reported(name, term)", ""),
             "rows_of_parts_joined_wrongly": (
                 "x.swapaxes(0, 1).reshape(-1, *x.shape[2:])",
                 "x.reshape(-1, *x.shape[2:])",

@@ -7,6 +7,7 @@ from flax import linen as nn
 
 from tests.parameters import random_params
 from tests.training import toy
+from transformer.errors import UserError
 from transformer.models.decoder import Decoder, DecoderConfig
 from transformer.models.transformer_xl import Memory, TransformerXLConfig
 from transformer.training import parallel
@@ -93,6 +94,38 @@ def test_the_gradient_is_that_of_the_objective(rng):
     new, metrics = jax.jit(make_train_step(EXPERIMENT, optimizer, seed=0, microbatches=2))(state, batch)
     assert_close(jax.tree.map(jnp.subtract, state.params, new.params), expected, 1e-5)
     np.testing.assert_allclose(metrics["gradient_norm"].mean, optax.tree.norm(expected), rtol=1e-4)
+
+
+class Reporting(TwoLosses):
+    """Has a term that it does not optimise, made by `term` from the mean of the logits and the accuracy."""
+
+    def __init__(self, term):
+        self.term = term
+
+    def loss(self, params, batch, rng, train):
+        terms = super().loss(params, batch, rng, train)
+        logits = MODEL.apply({"params": params}, batch["tokens"])
+        right = jnp.argmax(logits, axis=-1) == batch["targets"]
+        return terms | {"report": self.term(Sum.of(logits, 1.0), Sum.of(right, batch["weights"]))}
+
+
+@pytest.mark.parametrize("microbatches", [1, pytest.param(2, marks=pytest.mark.thorough)])
+def test_a_term_with_a_gradient_is_optimised_or_refused(rng, microbatches):
+    optimizer, batch = optax.sgd(1.0), make_batch(rng)
+    state = make_state(optimizer)
+
+    def trained(term):
+        step = make_train_step(Reporting(term), optimizer, seed=0, microbatches=microbatches)
+        return jax.jit(step)(state, batch)
+
+    with pytest.raises(UserError, match=r"^the term 'report' of `loss` has a gradient, but `weigh` does not"):
+        trained(lambda mean, accuracy: mean)
+    plain = make_train_step(EXPERIMENT, optimizer, seed=0, microbatches=microbatches)
+    expected, _ = jax.jit(plain)(state, batch)
+    for term in (lambda mean, accuracy: accuracy, lambda mean, accuracy: jax.lax.stop_gradient(mean)):
+        new, metrics = trained(term)
+        assert_close(new.params, expected.params, 0)
+        assert metrics["report"].weight > 0
 
 
 def test_clipping_bounds_the_step(rng):

@@ -1,5 +1,6 @@
 """Pairs of a better and a worse answer to the same prompt: from a config's `data` group to packed rows."""
 
+import copy
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -34,6 +35,12 @@ class PreferenceRows(PackedSequences):
         """As for `PackedSequences`; without `reference_n2`, of all records, `reference` is 0."""
         super().__init__(*arguments, each=2, **options)
         self._reference_n2 = reference_n2
+
+    def referring_to(self, reference_n2: np.ndarray) -> "PreferenceRows":
+        """The same rows with other log-likelihoods by a reference."""
+        rows = copy.copy(self)
+        rows._reference_n2 = reference_n2
+        return rows
 
     def batch(self, rows: np.ndarray) -> dict[str, np.ndarray]:
         """The rows with these indices, stacked; index -1 is a row of padding."""

@@ -65,9 +65,9 @@ class Measures:
 
 
 def sow(module: Any, name: str, value: Sum) -> None:
-    """Sows a term, unless the model is being initialised."""
+    """Sows a term, which has no gradient, unless the model is being initialised."""
     if not module.is_initializing():
-        module.sow("terms", name, value)
+        module.sow("terms", name, jax.lax.stop_gradient(value))
 
 
 def mean_square(x_btd: jax.Array, segments_bt: jax.Array | None) -> Sum:

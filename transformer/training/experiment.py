@@ -62,7 +62,8 @@ class Experiment(ABC):
 
     @abstractmethod
     def loss(self, params: Params, batch: Batch, rng: jax.Array, train: bool) -> dict[str, Sum]:
-        """All terms, optimised or only reported, as `Sum`s over the examples of the batch."""
+        """All terms, optimised or only reported, as `Sum`s over the examples of the batch. Those that `weigh`
+        does not name have no gradient: `jax.lax.stop_gradient` of the `Sum`."""
 
     @abstractmethod
     def weigh(self, batch: Batch) -> dict[str, jax.Array]:
@@ -91,6 +92,11 @@ class Experiment(ABC):
     def train_data(self) -> Batches:
         """Shuffled rows of the training split, repeated endlessly."""
         return self.loader("train", shuffle=True, repeat=True)
+
+    def staged(self, rows: Any) -> Any:
+        """The rows of training in a stage of `train.until`, of which this is the experiment, from those of
+        the run: the same, unless something in them depends on what the stage changes."""
+        return rows
 
     @abstractmethod
     def evaluators(self, put: Put, split: str = "validation") -> dict[str, Evaluator]:

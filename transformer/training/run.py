@@ -241,7 +241,7 @@ class Run:
             clip_norm=c.clip_norm,
             ema_decay=c.ema_decay,
             own_average=own_average if c.averages_itself else None,
-            stop_gradients=held if c.has_rules else None,
+            stop_gradients=held if c.has_rules else lambda params: params,
             **(self._placements() | options if self.mesh.size > 1 else options),
         )
 

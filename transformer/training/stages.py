@@ -135,9 +135,10 @@ class StagedBatches:
         self._loader, self._stages, self._cut, self._loaders = loader, stages, cut, []
         for stage in stages:
             here = np.arange(stage.rows) if stage.run is None else rows_here(stage.rows)
+            rows = loader.rows if stage.run is None else stage.run.experiment.staged(loader.rows)
             # Batch s of a loader has the rows s b + these.
             needed = here + place - stage.first * stage.rows
-            self._loaders.append(dataclasses.replace(loader, batch_size=stage.rows, needed=needed))
+            self._loaders.append(dataclasses.replace(loader, rows=rows, batch_size=stage.rows, needed=needed))
             place += (stage.end - stage.first) * stage.rows
 
     def __len__(self) -> int:

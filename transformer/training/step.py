@@ -3,13 +3,14 @@
 import dataclasses
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NoReturn
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 
+from transformer.errors import UserError
 from transformer.training.checkpoint import State
 from transformer.training.experiment import Batch, Experiment, Params
 from transformer.training.metrics import Sum
@@ -28,7 +29,7 @@ def make_train_step(
     clip_norm: float = 0.0,
     ema_decay: float = 0.0,
     own_average: Callable[[Any, Params], Params] | None = None,
-    stop_gradients: Callable[[Params], Params] | None = None,
+    stop_gradients: Callable[[Params], Params] = lambda params: params,
     divided: Callable[[Params], Params] = lambda params: params,
     dealt_out: Callable[[Any], Any] = lambda tree: tree,
     norms: Callable[..., dict[str, Sum]] = lambda **trees: {},
@@ -55,12 +56,12 @@ def make_train_step(
         weights = experiment.weigh(batch)
 
         def objective(params: Params, part: Batch, carry: Any, part_rng: jax.Array) -> tuple[Any, Any]:
-            if stop_gradients is not None:
-                params = stop_gradients(params)
+            params = stop_gradients(params)
             if carry is None:
                 terms = experiment.loss(params, part, part_rng, True)
             else:
                 terms, carry = experiment.loss_and_carry(params, part, carry, part_rng, True)
+            terms = {name: term if name in weights else reported(name, term) for name, term in terms.items()}
             # A term without examples in the batch contributes 0 instead of 0 / 0.
             total = sum(terms[name].total / jnp.maximum(weight, 1e-9) for name, weight in weights.items())
             return total, (terms, carry)
@@ -97,6 +98,24 @@ def make_train_step(
         return dataclasses.replace(new, step=state.step + 1, skipped=skipped, carry=carry), metrics
 
     return train_step
+
+
+@functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
+def reported(name: str, term: Sum) -> Sum:
+    """A term of the loss that is only reported: the same `Sum`.
+
+    Raises:
+      UserError: it is differentiated, so it has a gradient that would be dropped.
+    """
+    return term
+
+
+@reported.defjvp
+def _refused(name: str, *_: Any) -> NoReturn:
+    raise UserError(
+        f"the term {name!r} of `loss` has a gradient, but `weigh` does not name it: name it there to "
+        "optimise it, or report it as jax.lax.stop_gradient of the Sum"
+    )
 
 
 def accumulated(

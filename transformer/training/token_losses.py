@@ -94,7 +94,7 @@ def token_losses(
     values = vocab_size, config.loss, config.label_smoothing if train else 0.0
     nll_bt, loss_bt, log_z_bt = loss_of_states(unembed, x_btd, batch["targets"], config, *values)
     weights_bt = batch["weights"]
-    nll = Sum.of(nll_bt, weights_bt)
+    nll = jax.lax.stop_gradient(Sum.of(nll_bt, weights_bt))
     terms = {"loss": Sum.of(loss_bt, weights_bt)}
     if config.name != "cross_entropy":
         terms["nll"] = nll
@@ -140,12 +140,13 @@ def model_terms(sown: Any, rows: int, coefficients: Mapping[str, float]) -> dict
     Raises:
       UserError: a coefficient of a term that no layer sows.
     """
-    terms = named_terms(sown)
+    sums = named_terms(sown)
+    terms = jax.lax.stop_gradient(sums)
     for name, coefficient in coefficients.items():
         if name not in terms:
             known = f"; expected one of {', '.join(terms)}" if terms else ""
             raise UserError(f"loss.model_terms.{name}: the model's layers return no such term{known}")
-        terms[name] = Sum(coefficient * rows * terms[name].mean, float(rows))
+        terms[name] = Sum(coefficient * rows * sums[name].mean, float(rows))
     return terms
 
 
