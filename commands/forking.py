@@ -10,7 +10,7 @@ from typing import Any
 import jax
 
 from commands.differences import FREE, LOCATIONS, kind_of
-from commands.opening import Overrides, check_config, open_run
+from commands.opening import Overrides, open_run, overridden
 from commands.outputs import rename
 from commands.workdir import Workdir, exclusive, write_json
 from transformer.config import flatten, refuse_idle, to_values
@@ -184,10 +184,9 @@ def _configs(source: Workdir, given: dict[str, str]) -> tuple[Any, Any, dict[str
     Raises:
       UserError: an impossible config, or a key that a fork cannot change.
     """
-    before = check_config(source.read_config())
+    before, config = overridden(source, given.items())
     if not source.begun:
         raise UserError(f"--workdir: {source.path} has no checkpoints yet; train first")
-    config = check_config(source.read_config(), given.items())
     old, new = flatten(to_values(before)), flatten(to_values(config))
     changed = {key: [old.get(key), new.get(key)] for key in old | new if old.get(key) != new.get(key)}
     for key in changed:

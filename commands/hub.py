@@ -80,9 +80,14 @@ class Hub:
         return f"{HUB}{self.folder.path}"
 
     @functools.cached_property
+    def config(self) -> Any:
+        """See `Origin`."""
+        return from_values(self._kind.Config, self.values)
+
+    @functools.cached_property
     def experiment(self) -> Any:
         """Its own experiment."""
-        return self._kind(from_values(self._kind.Config, self.values), **self.kept)
+        return self._kind(self.config, **self.kept)
 
     @functools.cached_property
     def abstract(self) -> Any:

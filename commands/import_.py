@@ -42,18 +42,24 @@ def run(flags: argparse.Namespace, overrides: "Overrides") -> int:
     from commands.opening import check_config
     from commands.workdir import Workdir
     from experiments import find_experiment
+    from transformer.training.function import differences
     from transformer.training.run import Run
+    from transformer.training.run_config import ANOTHER
 
     if not flags.source:
         raise UserError("--from: which folder? models/gpt2, say (--mode=import)")
     folder = Workdir(flags.workdir)
     check_new("--workdir", folder.path)
     hub = Hub(flags.source, flags.ignore)
+    _ = hub.config  # before the overrides
     config = check_config(hub.values, overrides)
     experiment = find_experiment(config.experiment)(config, **hub.kept)
     _ = hub.places
+    for each in differences(config, hub.config):
+        if each.effect != "":
+            raise UserError(f"--mode=import: {each}, {ANOTHER}; set it in a run that starts from this one")
     with new_folder("--workdir", folder.path) as new:
-        _write(Run(experiment, config, new, origin=hub), hub)
+        _write(Run(experiment, config, new), hub)
     kind, size = hub.folder.family.model_type, sum(math.prod(each.shape) for each in hub.places.values())
     print(f"{folder.path}: {size:,} parameters of {hub.folder.path} ({kind}), {len(hub.places):,} tensors")
     print(*(f"{line}\n" for line in hub.remarks), sep="", end="")

@@ -16,7 +16,7 @@ from typing import Any
 
 import jax
 
-from commands import HUB, consistency
+from commands import consistency, inheritance
 from commands.workdir import Workdir
 from experiments import find_experiment
 from transformer.config import from_values, refuse_idle
@@ -27,15 +27,7 @@ from transformer.training.checkpoint import Step, split_step
 from transformer.training.experiment import Params
 from transformer.training.hooks import Hook
 from transformer.training.run import Run
-
-DROPOUTS = ("dropout", "embedding_dropout", "attention_dropout")
-ADAPTERS = ("lora_rank", "lora_alpha", "lora_layers")
-OWN = (*DROPOUTS, "dtype", "kernel", "scan_layers", "remat", *ADAPTERS)
-"""Keys of `model` that concern training and computation, not the architecture."""
-
-WRITTEN_BY = {"sample": ("end_tokens",), "generate": ("suppress",)}
-"""Keys of other groups that a warm start takes, if they are set there: which tokens end a text of the model,
-and which are never written."""
+from transformer.training.run_config import ANOTHER
 
 OVER = ("train.", "optimizer.", "initialize_")
 STILL = tuple(
@@ -156,33 +148,25 @@ def read_to_train(config: ConfigSource, overrides: Overrides = (), folder: Workd
     own run once it has begun, so that a config need not repeat it; `check_config` with the overrides lets
     these win over it."""
     values = read_config(config, overrides)
-    return inherit(values, folder) if values.get("initialize_from") else values
+    return inherit(values, folder, overrides) if values.get("initialize_from") else values
 
 
-def inherit(values: Values, folder: Workdir | None) -> Values:
-    """The values with an inherited architecture (see `read_to_train`), and the keys of `WRITTEN_BY`."""
+def inherit(values: Values, folder: Workdir | None, overrides: Overrides = ()) -> Values:
+    """The values with an inherited architecture (see `read_to_train`), and the keys of `WRITTEN_BY`.
+
+    Raises:
+      UserError: there is no such run; or an override of the tokenizer, which is inherited too.
+    """
     if isinstance(values.get("model"), dict):
-        theirs = _values_of(folder, values["initialize_from"])
-        values["model"] |= {
-            key: value
-            for key, value in theirs.get("model", {}).items()
-            if key in values["model"] and key not in OWN
-        }
-        for group, keys in WRITTEN_BY.items():
-            there, here = theirs.get(group, {}), values.get(group, {})
+        begun = folder if folder and folder.begun else None
+        theirs = begun.read_config() if begun else inheritance.origin_values(values["initialize_from"])
+        if not begun:
+            inheritance.check_tokenizer(overrides, values, theirs)
+        values["model"] |= inheritance.inherited(values, theirs)
+        for group, keys in inheritance.WRITTEN_BY.items():
+            there, here = theirs.get(group) or {}, values.get(group) or {}
             here |= {key: there[key] for key in keys if key in here and there.get(key)}
     return values
-
-
-def _values_of(folder: Workdir | None, origin: Any) -> Values:
-    begun = folder if folder and folder.begun else None
-    if not begun and (hub := find_hub(origin)):
-        return hub.values
-    try:
-        return (begun or named(origin)).read_config()
-    except UserError as error:
-        key = "--workdir" if begun else "config.initialize_from"
-        raise UserError(str(error).replace("--workdir", key, 1)) from None
 
 
 def open_to_train(
@@ -230,26 +214,17 @@ def open_run(folder: Workdir, config: Any, devices: Sequence[jax.Device] | None 
     """The run of a config, with the folder's tokenizer and labels if it has them, otherwise with the
     tokenizer of the run that `initialize_from` names; `devices` and `more` are those of `Run`."""
     kept, source = folder.read_kept(), config.initialize_from
-    origin = None if folder.begun else find_hub(source)
     if source:
-        kept = with_tokenizer(kept, source, origin)
-    make = find_experiment(config.experiment)
-    return Run(make(config, **kept), config, folder.path, origin=origin, devices=devices, **more)
+        kept = with_tokenizer(kept, source, None if folder.begun else inheritance.find_hub(source))
+    experiment = find_experiment(config.experiment)(config, **kept)
+    experiment.origin = functools.partial(inheritance.find_origin, source)
+    return Run(experiment, config, folder.path, devices=devices, **more)
 
 
-def with_tokenizer(kept: Mapping[str, Any], source: str, origin: Any) -> dict[str, Any]:
+def with_tokenizer(kept: Mapping[str, Any], source: str, hub: Any) -> dict[str, Any]:
     """`kept`, which gets the tokenizer of the run `source`, or of the `Hub` that it names, if it has none."""
-    theirs = {} if "tokenizer" in kept else origin.kept if origin else named(source).read_kept()
+    theirs = {} if "tokenizer" in kept else hub.kept if hub else named(source).read_kept()
     return {**kept, **{name: value for name, value in theirs.items() if name == "tokenizer"}}
-
-
-def find_hub(name: Any) -> Any:
-    """The `Hub` that a value of `initialize_from` names; None if it names a run."""
-    if not isinstance(name, str) or not name.startswith(HUB):
-        return None
-    from commands.hub import find
-
-    return find(name)
 
 
 def named(run: str | os.PathLike) -> Workdir:
@@ -269,7 +244,7 @@ def open_without_data(
     config = check_config(copy.deepcopy(values), overrides)
     make, source = find_experiment(config.experiment), config.initialize_from
     if source:
-        kept = with_tokenizer(kept or {}, source, find_hub(source))
+        kept = with_tokenizer(kept or {}, source, inheritance.find_hub(source))
     kind = TOKENIZERS.get(getattr(config.data, "tokenizer", ""))
     if not kept and kind and kind.learns and kind.least_size:
         experiment = make(config, tokenizer=_blank(config.data.vocab_size))
@@ -296,7 +271,7 @@ def reopen_run(workdir: str | os.PathLike, overrides: Overrides = ()) -> Run:
         raise UserError(f"--workdir: {folder.path} has no checkpoints yet; train first")
     if over := [key for key, _ in overrides if key.startswith(OVER) and key not in STILL]:
         raise UserError(f"--config.{over[0]}: it concerns training, and does not change a trained model")
-    config = check_config(values, overrides)
+    config = overridden(folder, overrides)[1] if overrides else check_config(values)
     try:
         run = open_run(folder, config)
     except MeshError as error:
@@ -305,6 +280,22 @@ def reopen_run(workdir: str | os.PathLike, overrides: Overrides = ()) -> Run:
         run = open_run(folder, *devices_here.nearest(config, overrides, error))
     folder.check_kept(run.experiment.data)  # type: ignore[attr-defined]
     return run
+
+
+def overridden(folder: Workdir, overrides: Overrides) -> tuple[Any, Any]:
+    """The config of a run, and the same with overrides.
+
+    Raises:
+      UserError: an impossible config, or one with which the parameters of the run compute another function
+        by more than the overridden keys of `model`.
+    """
+    values = folder.read_config()
+    before, now = check_config(values), check_config(copy.deepcopy(values), overrides)
+    if inheritance.implied(now, before, overrides):
+        now = check_config(inheritance.settled(values, before), overrides)
+    for each in inheritance.implied(now, before, overrides):
+        raise UserError(f"--workdir: {folder.path}: {each}, {ANOTHER}")
+    return before, now
 
 
 def chosen(run: Run, workdir: str | os.PathLike, step: Step | None = None) -> Step:

@@ -65,6 +65,10 @@ class AlgorithmicConfig(RunConfig):
                 f"model.max_length: {self.model.max_length}; rows of the task have {length} tokens"
             )
 
+    def function(self) -> dict[str, Any]:
+        """See `RunConfig`: and the number of tokens, of which the last ones have a meaning of their own."""
+        return super().function() | {"the vocabulary of data.source": self.data.task().vocab_size}
+
 
 class Algorithmic(Experiment):
     """A decoder that predicts the next integer; answers, the targets that follow from the rule, are also

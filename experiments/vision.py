@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from experiments.evaluators import named_evaluators
+from experiments.resized_positions import ResizedPositions
 from transformer.data.image_sources import save_pixels
 from transformer.data.images import ImageData, ImageDataConfig
 from transformer.data.labels import remarks
@@ -55,6 +56,26 @@ class VisionRunConfig(RunConfig):
         except UserError as error:
             raise UserError(f"model.{error}") from None
 
+    @property
+    def grid(self) -> tuple[int, int]:
+        """See `VisionConfig.grid`."""
+        return self.model.grid(self.data.image_size)
+
+    def function(self) -> dict[str, Any]:
+        """See `RunConfig`: and the size of images where positions count their patches, row by row."""
+        return super().function() | ({"data.image_size": self.data.image_size} if self._counting else {})
+
+    def effect(self, key: str) -> str | None:
+        """See `RunConfig`."""
+        resized = key == "data.image_size" and self._counting == {"learned"}
+        return "for which learned positions are interpolated" if resized else super().effect(key)
+
+    @property
+    def _counting(self) -> set[str]:
+        """The positions and patterns of the layers that depend on the number of a patch."""
+        kinds = self.model.kinds.values()
+        return {name for kind in kinds for name in (kind.position, kind.pattern)} - {"none", "full"}
+
 
 class Vision(Experiment):
     """A Vision Transformer, trained on augmented images (flips and shifts)."""
@@ -78,6 +99,16 @@ class Vision(Experiment):
     def logits(self, params: Params, batch: Batch, rng: jax.Array, train: bool) -> jax.Array:
         """(b, c)."""
         return self.model.apply({"params": params}, batch["images"], train, rngs={"dropout": rng})
+
+    def converted(self, origin: Any) -> Any:
+        """See `Experiment`: with the positions of the patches of these images."""
+        here, there = self.config, origin.config
+        if not isinstance(there, VisionRunConfig):
+            return origin
+        learned = here.model.position == there.model.position == "learned"
+        same = here.grid == there.grid and here.model.max_length == there.model.max_length
+        rows = here.model.max_length + here.model.position_offset
+        return ResizedPositions(origin, there.grid, here.grid, rows) if learned and not same else origin
 
     def loss(self, params: Params, batch: Batch, rng: jax.Array, train: bool) -> dict[str, Sum]:
         """`loss`, -log p(label) in nats, with label smoothing in training only, and `accuracy`."""

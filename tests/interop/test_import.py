@@ -128,6 +128,32 @@ def test_training_begins_with_an_imported_model(gpt2, imported, corpus, tmp_path
     assert np.abs(v - was[:, 32:]).max() > 0
 
 
+@pytest.mark.parametrize("mode", ["import", "train"])
+def test_a_key_with_which_it_is_another_function_is_refused(gpt2, corpus, tmp_path, capfd, mode):
+    key, run = "--config.model.norm_epsilon=0.5", tmp_path / "run"
+    given = ["--mode=import", f"--from={gpt2}", f"--workdir={run}"]
+    start = f"--config.initialize_from=hf:{gpt2}"
+    assert launch.main([*(given if mode == "import" else runs.tiny(corpus, run, start)), key]) == 2
+    error = capfd.readouterr().err
+    assert "model.norm_epsilon is 1e-05 there and 0.5 here, with which the parameters" in error
+    assert error.count("\n") == 1 and not run.exists()
+
+
+@pytest.mark.thorough
+def test_preferences_are_relative_to_an_imported_model(gpt2, tmp_path, capfd):
+    """The reference is read as the policy is: at a rate of 0 they are one, and no pair is preferred."""
+    pairs = [{"prompt": f"what is {i}?", "chosen": f"{i}", "rejected": f"it is {i}"} for i in range(60)]
+    (tmp_path / "a.jsonl").write_text("".join(f"{json.dumps(pair)}\n" for pair in pairs))
+    keys = {"initialize_from": f"hf:{gpt2}", "data.source": f"jsonl:{tmp_path}/a.jsonl", "train.steps": 1}
+    keys |= {"data.sequence_length": 64, "optimizer.learning_rate": 0}
+    given = [f"--config.{key}={value}" for key, value in keys.items()]
+    run = ["--config=configs/dpo.py:tiny", f"--workdir={tmp_path}/run", *given]
+    assert launch.main(run) == 0, capfd.readouterr().err
+    lines = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
+    losses = [loss for line in map(json.loads, lines) if (loss := line.get("eval/loss"))]
+    assert losses == pytest.approx([math.log(2)] * len(losses), rel=1e-5) and losses
+
+
 @pytest.fixture
 def broken(gpt2, tmp_path):
     return shutil.copytree(gpt2, tmp_path / "model")

@@ -9,7 +9,7 @@ from tests.parameters import random_params
 from transformer.errors import UserError
 from transformer.layers.positions import POSITIONS
 from transformer.models.classifier import POOLINGS
-from transformer.models.vision import VisionConfig, VisionTransformer, patches
+from transformer.models.vision import VisionConfig, VisionTransformer, patches, resized_positions
 
 CLASSES = 3
 
@@ -134,3 +134,30 @@ def test_impossible_shapes(keys, size, expected):
 def test_places_are_counted():
     assert VisionConfig(patch_size=2).length(8) == 16
     assert VisionConfig(patch_size=4, pooling="cls").length(32) == 65
+
+
+def between(image_hwd: np.ndarray, side: int) -> np.ndarray:
+    """The bilinear interpolation of a square at the centres of side x side squares, by loops."""
+    before, found = len(image_hwd), np.zeros((side, side, image_hwd.shape[2]))
+    for i, j in np.ndindex(side, side):
+        y, x = (np.clip((k + 0.5) * before / side - 0.5, 0, before - 1) for k in (i, j))
+        top, left = int(y), int(x)
+        below, right = min(top + 1, before - 1), min(left + 1, before - 1)
+        rows = [(1 - x + left) * image_hwd[k, left] + (x - left) * image_hwd[k, right] for k in (top, below)]
+        found[i, j] = (1 - y + top) * rows[0] + (y - top) * rows[1]
+    return found
+
+
+@pytest.mark.parametrize(("first", "new_first"), [(0, 0), (1, 1), (1, 0), (0, 1), (3, 2)])
+@pytest.mark.parametrize("side", [4, 6, 8])
+def test_positions_are_those_of_the_same_places_in_the_image(rng, first, new_first, side):
+    table, rows = rng.normal(size=(first + 16 + 2, 5)).astype(np.float32), new_first + side * side + 3
+    found = np.asarray(resized_positions(jnp.asarray(table), (first, 4), (new_first, side), rows))
+    patches_hwd = found[new_first : new_first + side * side].reshape(side, side, 5)
+    expected = between(table[first : first + 16].reshape(4, 4, 5), side)
+    np.testing.assert_allclose(patches_hwd, expected, rtol=1e-5, atol=1e-6)
+    kept = min(first, new_first)
+    np.testing.assert_array_equal(found[new_first - kept : new_first], table[first - kept : first])
+    assert found.shape == (rows, 5) and not found[: new_first - kept].any() and not found[-3:].any()
+    if side == 4:
+        np.testing.assert_array_equal(patches_hwd, table[first : first + 16].reshape(4, 4, 5))

@@ -229,11 +229,22 @@ EDITS = {
         "tests/interop/test_import.py::test_a_warm_start_takes_what_ends_a_text_from_a_folder_and_from_its_import",
         {
             "sizes_of_the_config": (
-                "return inherit(values, folder) if values.get(",
+                "return inherit(values, folder, overrides) if values.get(",
                 "return values if values.get(",
             ),
             "end_tokens_lost": ("here |= {key: there[key]", "{key: there[key]"),
             "given_keys_lose": ("override(values, overrides)\n    return from_values", "return from_values"),
+        },
+    ),
+    "commands/inheritance.py": (
+        "tests/commands/test_same_function.py",
+        {
+            "lengths_follow": (
+                "config.model.settled() if isinstance(config.model, ModelConfig) else {}",
+                "{}",
+            ),
+            "tokenizers_are_asked_for_in_vain": ("if there != here:", "if False:"),
+            "only_given_keys": ('if each.effect != ""\n        and not', "if False and not"),
         },
     ),
     "commands/settings.py": (

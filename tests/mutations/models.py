@@ -50,6 +50,23 @@ EDITS = {
             "columns_first": (".swapaxes(2, 3)\n", ".swapaxes(1, 2).swapaxes(2, 3)\n"),
             "mean_not_subtracted": ("- c.pixel_mean) / c.pixel_scale", "/ c.pixel_scale)"),
             "cls_last": ("[first_b1d, x_btd]", "[x_btd, first_b1d]"),
+            "cls_is_lost": ("kept = min(first, new_first)", "kept = 0"),
+            "nearest_patch": (
+                '(new_side, new_side, width), "linear")',
+                '(new_side, new_side, width), "nearest")',
+            ),
+            "patches_from_the_first_row": (
+                "table_pd[first : first + side * side]",
+                "table_pd[: side * side]",
+            ),
+        },
+    ),
+    "transformer/models/stack_keys.py": (
+        "tests/models/test_function.py",
+        {
+            "harmless_epsilon": ('"base_layers", "depth_exponent"),', '"base_layers", "norm_epsilon"),'),
+            "rounded_lengths": ("int(length) if length == int(length) else length", "int(length)"),
+            "no_lengths_of_kinds": ("{**keys, **of(config.kinds[name])}", "keys"),
         },
     ),
     "transformer/models/masked_lm.py": (
@@ -87,8 +104,9 @@ EDITS = {
         },
     ),
     "transformer/models/lora.py": (
-        "tests/models/test_lora.py",
+        "tests/models/test_lora.py tests/commands/test_same_function.py",
         {
+            "adapters_of_any_scale": ("if both else {})", "if False else {})"),
             "alpha_ignored": ("self.alpha / self.rank", "1.0 / self.rank"),
             "up_not_zero": ("init_scale=0.0", "init_scale=1.0"),
             "adapters_replace": ("return y + up(down", "return up(down"),

@@ -13,6 +13,20 @@ EDITS = {
             "prompts_count": ('-nll_bt * batch["answers"]', "-nll_bt"),
         },
     ),
+    "transformer/training/initialize.py": (
+        "tests/commands/test_same_function.py",
+        {
+            "another_function": ("if changing and may_be_new is not None:", "if False:"),
+            "last_of_several": ("checkpoints.steps()[-averaged:-1]", "()"),
+        },
+    ),
+    "experiments/vision.py": (
+        "tests/commands/test_same_function.py",
+        {
+            "positions_by_number": ("if learned and not same else origin", "if False else origin"),
+            "any_positions": ('self._counting == {"learned"}', "True"),
+        },
+    ),
     "transformer/sums.py": (
         "tests/training/test_step.py tests/training/test_token_losses.py tests/models/test_terms.py",
         {

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import jax
 import jax.numpy as jnp
@@ -50,6 +50,9 @@ def pool(kind: str, x_btd: jax.Array, segments_bt: jax.Array, k: int) -> jax.Arr
 @dataclass(frozen=True)
 class ClassifierConfig(HeadConfig):
     """The config of a text classifier."""
+
+    harmless: ClassVar = (*HeadConfig.harmless, "head_dropout")
+    asked: ClassVar = (*HeadConfig.asked, "pooling", "pooler")
 
     pooling: Literal["mean", "cls", "max"] = "mean"  # pooling over tokens; cls: the first token
     # layer before the classes: BERT's pooler (tanh) or masked_lm's hidden one; auto: tanh with pooling cls

@@ -5,7 +5,7 @@ import functools
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -22,6 +22,8 @@ from transformer.models.stack_config import StackConfig
 @dataclass(frozen=True)
 class LoraConfig(StackConfig):
     """The config of a stack of blocks with optional LoRA adapters."""
+
+    own: ClassVar = (*StackConfig.own, "lora_rank", "lora_alpha", "lora_layers")
 
     lora_rank: Nonnegative = 0  # LoRA rank of the linear layers that lora_layers names; 0: no LoRA
     lora_alpha: float = 16.0  # the LoRA term is multiplied by lora_alpha / lora_rank
@@ -44,6 +46,16 @@ class LoraConfig(StackConfig):
     def stacks(self) -> tuple[Stack, ...]:
         """All stacks of the model."""
         return (self.stack(),)
+
+    @classmethod
+    def inherited(cls, theirs: Mapping[str, Any], here: Mapping[str, Any]) -> dict[str, Any]:
+        """See `ModelConfig`: adapters are taken with their scale."""
+        both = theirs.get("lora_rank") and here.get("lora_rank")
+        return super().inherited(theirs, here) | ({"lora_alpha": theirs["lora_alpha"]} if both else {})
+
+    def function(self) -> dict[str, Any]:
+        """See `ModelConfig`."""
+        return super().function() | ({"lora_alpha": self.lora_alpha} if self.lora_rank else {})
 
     def idle(self) -> dict[str, str]:
         """See `transformer.config.idle_keys`: and a rank of adapters that no layer has."""

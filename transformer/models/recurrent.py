@@ -1,24 +1,28 @@
 """The recurrent encoder-decoder, with or without attention."""
 
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
 from flax import struct
 
-from transformer.config import Bound, Bounded, OneOf, Positive, Rate
+from transformer.config import Bound, OneOf, Positive, Rate
 from transformer.errors import UserError
 from transformer.layers.alignment import ALIGNMENTS, Remembered
 from transformer.layers.embedding import Embedding, Part, Unembedding, whole
 from transformer.layers.linear import Linear
 from transformer.layers.recurrent import CELLS, CellState, RNNLayer, boundaries
+from transformer.models.model_config import ModelConfig
 
 
 @dataclass(frozen=True)
-class RecurrentConfig(Bounded):
+class RecurrentConfig(ModelConfig):
     """The config of a recurrent encoder-decoder."""
+
+    own: ClassVar = ("dropout", "dtype")
+    harmless: ClassVar = ("vocab_multiple", "num_encoder_layers")
 
     d_model: Positive = 256  # width of embeddings and states; half for each direction of the encoder
     num_layers: Annotated[int, Bound("from 1 to 1,000", 1, 1000)] = 2  # layers of the decoder

@@ -30,13 +30,19 @@ from transformer.layers.positions.rope import SCALINGS
 from transformer.layers.skips import UShaped
 from transformer.layers.stack import REMAT, Stack
 from transformer.models.stack_keys import (
+    ASKED,
     FAMILIES,
+    HARMLESS,
     OF_ALL_LAYERS,
     OPTIONAL,
+    OWN,
+    check_layers,
     check_learned_positions,
     idle_in_layer,
     lacks,
     odd,
+    settled,
+    trained_length,
     who_has,
     who_has_heads_of_width,
 )
@@ -46,6 +52,8 @@ from transformer.models.width import BASE, WidthConfig
 @dataclass(frozen=True)
 class StackConfig(WidthConfig):
     """The config of a stack of blocks."""
+
+    own, harmless, asked = OWN, HARMLESS, ASKED
 
     d_model: Positive = 256  # width of the residual stream
     num_layers: Annotated[int, Bound("from 1 to 10,000", 1, 10_000)] = 4  # number of blocks
@@ -119,7 +127,7 @@ class StackConfig(WidthConfig):
             if lacks(self, key) and getattr(self, key) != self.__dataclass_fields__[key].default:
                 raise UserError(who_has(self, key))
         if self.layers or self.layer_kinds:
-            self._check_layers()
+            check_layers(self)
         if self.parametrization != "standard" or any(getattr(self, key) for key in BASE):
             self.check_widths()
         mixer, position = MIXERS[self.mixer], POSITIONS[self.position]
@@ -130,28 +138,6 @@ class StackConfig(WidthConfig):
         if position.has("rotate") and round(width * self.position_fraction, 6) % 2:
             raise UserError(odd(self, width))
 
-    def _check_layers(self) -> None:
-        for name in self.layers:
-            if name not in self.layer_kinds:
-                hint = suggest(name, self.layer_kinds) if self.layer_kinds else "define it there"
-                raise UserError(f"layers: {name!r} is no kind of layer_kinds; {hint}")
-        for name in self.layer_kinds:
-            if name in ("attention", "cross_attention", "feed_forward"):
-                raise UserError(
-                    f"layer_kinds.{name}: parameters of a part of a layer have this name; choose another"
-                )
-            if name not in self.layers:
-                raise UserError(f"layer_kinds.{name}: no layer is of this kind; name it in layers")
-        for name, kind in self.kinds.items():
-            if POSITIONS[kind.position].has("embed") and kind.position != self.position:
-                raise UserError(
-                    f"layer_kinds.{name}.position: {kind.position!r} is added to embeddings, before all "
-                    f"layers; set position"
-                )
-            for key, value in self.layer_kinds[name].items():
-                if key in kind._idle():
-                    raise UserError(f"layer_kinds.{name}.{key}: {value!r} does nothing {kind._idle()[key]}")
-
     @functools.cached_property
     def kinds(self) -> dict[str, "StackConfig"]:
         """Kind of layers -> config of a stack of only this kind; {"": self} without `layers`."""
@@ -161,9 +147,8 @@ class StackConfig(WidthConfig):
         given, path = self.layer_kinds[name], f"layer_kinds.{name}"
         if not isinstance(given, Mapping):
             raise UserError(f"{path}: {given!r}; expected a group of keys")
-        per_layer = [f.name for f in dataclasses.fields(StackConfig) if f.name not in OF_ALL_LAYERS]
         for key in given:
-            if key not in per_layer:
+            if key not in (per_layer := self._per_layer()):
                 raise UserError(f"{path}.{key}: not a key of one layer; {suggest(key, per_layer)}")
         fields = {field.name for field in dataclasses.fields(self)} - {"value_embeddings"}
         own = {name: getattr(self, name) for name in fields}
@@ -176,6 +161,24 @@ class StackConfig(WidthConfig):
         if values["position_scaling"] == "none" and "position_factor" not in given:
             values["position_factor"] = 1.0
         return from_values(type(self), values, path)
+
+    @staticmethod
+    def _per_layer() -> list[str]:
+        """The keys that `layer_kinds` may override."""
+        return [f.name for f in dataclasses.fields(StackConfig) if f.name not in OF_ALL_LAYERS]
+
+    def function(self) -> dict[str, Any]:
+        """See `ModelConfig`: all keys of each kind of layers, and the trained length of positions also where
+        it follows from `max_length`."""
+        found = super().function() | trained_length(self)
+        for name, kind in self.kinds.items() if found.pop("layer_kinds") else ():
+            keys = {key: value for key, value in kind.function().items() if key in self._per_layer()}
+            found |= {f"layer_kinds.{name}.{key}": value for key, value in keys.items()}
+        return found
+
+    def settled(self) -> dict[str, Any]:
+        """See `ModelConfig`."""
+        return settled(self)
 
     def idle(self) -> dict[str, str]:
         """See `transformer.config.idle_keys`: keys that no kind of layer reads."""

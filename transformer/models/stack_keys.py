@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from transformer.errors import UserError
+from transformer.errors import UserError, suggest
 from transformer.layers.mixers import MIXERS
 from transformer.layers.positions import POSITIONS, Position
 from transformer.models.width import BASE
@@ -37,6 +37,27 @@ OF_ALL_LAYERS = (
 )
 """Keys that `layer_kinds` may not override."""
 
+OWN: tuple[str, ...] = (
+    *("embedding_dropout", "attention_dropout", "dropout"),
+    *("dtype", "kernel", "scan_layers", "remat"),
+)
+"""See `ModelConfig`."""
+
+HARMLESS: tuple[str, ...] = (
+    *("num_kv_heads", "head_dim", "num_encoder_layers", "max_length", "vocab_multiple"),  # seen in shapes
+    *("capacity_factor", "base_layers", "depth_exponent"),  # of training
+)
+"""See `ModelConfig`."""
+
+ASKED: tuple[str, ...] = (
+    *("pattern", "pattern_size", "pattern_extra", "pattern_draws"),
+    *("position_base", "position_scaling", "position_factor", "position_original_length"),
+)
+"""See `ModelConfig`: attention to fewer tokens, and to longer texts."""
+
+OF_LENGTH = ("yarn", "llama3")
+"""Scalings of positions that depend on the trained length."""
+
 
 def lacks(config: Any, key: str) -> bool:
     """Whether the mixer or position encoding of a `StackConfig` does not have this key of `OPTIONAL`."""
@@ -57,6 +78,48 @@ def who_has_heads_of_width(config: Any) -> str:
     having = [name for name, kind in MIXERS.items() if getattr(kind, "heads_of_width", False)]
     only = ", ".join(map(repr, having))
     return f"position: {config.position!r} with mixer {config.mixer!r}; only {only} has it"
+
+
+def check_layers(config: Any) -> None:
+    """Raises `UserError` for layers of a kind that there is not, or a kind that no layer is of or that has
+    impossible keys."""
+    for name in config.layers:
+        if name not in config.layer_kinds:
+            hint = suggest(name, config.layer_kinds) if config.layer_kinds else "define it there"
+            raise UserError(f"layers: {name!r} is no kind of layer_kinds; {hint}")
+    for name in config.layer_kinds:
+        if name in ("attention", "cross_attention", "feed_forward"):
+            raise UserError(
+                f"layer_kinds.{name}: parameters of a part of a layer have this name; choose another"
+            )
+        if name not in config.layers:
+            raise UserError(f"layer_kinds.{name}: no layer is of this kind; name it in layers")
+    for name, kind in config.kinds.items():
+        if POSITIONS[kind.position].has("embed") and kind.position != config.position:
+            raise UserError(
+                f"layer_kinds.{name}.position: {kind.position!r} is added to embeddings, before all "
+                f"layers; set position"
+            )
+        for key, value in config.layer_kinds[name].items():
+            if key in kind._idle():
+                raise UserError(f"layer_kinds.{name}.{key}: {value!r} does nothing {kind._idle()[key]}")
+
+
+def trained_length(config: Any) -> dict[str, float]:
+    """The trained length of the positions of a `StackConfig`, by its key; {} if they do not depend on it."""
+    length = config.position_original_length or config.max_length / config.position_factor
+    whole = int(length) if length == int(length) else length
+    return {"position_original_length": whole} if config.position_scaling in OF_LENGTH else {}
+
+
+def settled(config: Any) -> dict[str, Any]:
+    """See `ModelConfig`: the trained lengths of a `StackConfig` that are whole numbers."""
+
+    def of(kind: Any) -> dict[str, int]:
+        return {key: value for key, value in trained_length(kind).items() if isinstance(value, int)}
+
+    kinds = {name: {**keys, **of(config.kinds[name])} for name, keys in config.layer_kinds.items()}
+    return of(config) | ({"layer_kinds": kinds} if kinds else {})
 
 
 def check_learned_positions(config: Any, of_layers: Sequence[type[Position]]) -> None:
@@ -81,7 +144,7 @@ def odd(config: Any, width: int) -> str:
 
 def idle_in_layer(config: Any) -> dict[str, str]:
     """The keys of a `StackConfig` that do nothing in layers of one kind, and why."""
-    c, no_original = config, config.position_scaling not in ("yarn", "llama3")
+    c, no_original = config, config.position_scaling not in OF_LENGTH
     no_base = "base" not in POSITIONS[c.position].__dataclass_fields__
     idle = [
         (c.pattern == "full", "pattern_size pattern_extra", "pattern 'full'"),

@@ -1,7 +1,7 @@
 """Transformer-XL: a decoder that caches the keys and values of earlier segments."""
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -27,6 +27,8 @@ RELATIVE_PATTERNS = tuple(name for name, make in PATTERNS.items() if make is Non
 @dataclass(frozen=True)
 class TransformerXLConfig(DecoderConfig):
     """The config of a decoder with memory."""
+
+    asked: ClassVar = (*DecoderConfig.asked, "memory_length", "evaluation_memory")
 
     position: str = "transformer_xl"
     memory_length: Positive = 256  # tokens of earlier segments to attend to

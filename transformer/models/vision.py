@@ -1,7 +1,7 @@
 """The Vision Transformer: a Transformer encoder over the patches of an image."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 import jax
 import jax.numpy as jnp
@@ -18,6 +18,8 @@ from transformer.models.lora import LoraConfig
 @dataclass(frozen=True)
 class VisionConfig(LoraConfig):
     """The config of an image classifier."""
+
+    harmless: ClassVar = (*LoraConfig.harmless, "head_dropout")
 
     position: str = "learned"
     max_length: Positive = 256  # most patches per image, [CLS] included
@@ -40,6 +42,28 @@ class VisionConfig(LoraConfig):
             among = ", [CLS] among them" if self.pooling == "cls" else ""
             raise UserError(f"max_length: {self.max_length}; an image has {length:,} patches{among}")
         return length
+
+    def grid(self, image_size: int) -> tuple[int, int]:
+        """The rows of learned positions before those of the patches, and the number of patches to a side."""
+        return self.position_offset + (self.pooling == "cls"), image_size // self.patch_size
+
+
+def resized_positions(
+    table_pd: jax.Array, before: tuple[int, int], after: tuple[int, int], rows: int
+) -> jax.Array:
+    """(p, d) -> (rows, d): learned positions of the patches of one grid for those of another (see `grid`).
+
+    They are interpolated bilinearly between the centres of patches, so that each place in the image keeps its
+    vector; the row of a class token, before them, is kept. All other rows are 0; of these only that of a new
+    class token is read. Source: Dosovitskiy et al. 2021, section 3.2.
+    """
+    (first, side), (new_first, new_side), width = before, after, table_pd.shape[1]
+    image_hwd = table_pd[first : first + side * side].reshape(side, side, width)
+    image_hwd = jax.image.resize(image_hwd, (new_side, new_side, width), "linear")
+    kept = min(first, new_first)
+    resized_pd = jnp.concatenate([table_pd[first - kept : first], image_hwd.reshape(-1, width)])
+    end = new_first + new_side * new_side
+    return jnp.zeros((rows, width), table_pd.dtype).at[new_first - kept : end].set(resized_pd)
 
 
 def patches(x_bhwc: jax.Array, size: int) -> jax.Array:

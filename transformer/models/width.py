@@ -4,17 +4,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
-from transformer.config import Bound, Bounded, Nonnegative
+from transformer.config import Bound, Nonnegative
 from transformer.errors import UserError
 from transformer.layers.mixers import MIXERS, Attention
 from transformer.layers.positions import POSITIONS
+from transformer.models.model_config import ModelConfig
 
 UNROLLED = 1000
 """The most layers that are traced one by one, which takes some minutes."""
 
 
 @dataclass(frozen=True)
-class WidthConfig(Bounded):
+class WidthConfig(ModelConfig):
     """The keys of a parametrisation in which hyper-parameters carry over to other widths and depths.
 
     The rules are in `transformer.training.parametrization`; `growth` says what they are applied to.

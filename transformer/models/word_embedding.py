@@ -1,19 +1,23 @@
 """Word vectors: the skip-gram model, with one table for words and one for context words."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
-from transformer.config import Bounded, Positive
+from transformer.config import Positive
 from transformer.layers.embedding import Embedding
+from transformer.models.model_config import ModelConfig
 
 
 @dataclass(frozen=True)
-class SkipGramConfig(Bounded):
+class SkipGramConfig(ModelConfig):
     """The config of a skip-gram model."""
+
+    own: ClassVar = ("dtype",)
+    harmless: ClassVar = ("vocab_multiple",)
 
     d_model: Positive = 128  # width of a word vector
     dtype: Literal["float32", "bfloat16"] = "float32"  # type of the computation; parameters are float32

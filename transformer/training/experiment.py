@@ -49,6 +49,9 @@ class Experiment(ABC):
     model: nn.Module
     heads: tuple[str, ...] = ()
     """Names of parameters that `initialize_from` may leave newly initialised."""
+    origin: Callable[[], Any] | None = None
+    """Opens the `Origin` (see `transformer.training.initialize`) that `initialize_from` names; None: the
+    checkpoint of the run of that name."""
     measures: Callable[[bool, bool], Any] | None = None
     """`measures(norms, attention)` is a flax method interceptor that sows measurements of the layers as terms
     of `loss`, with a method `finished(name, value)` (see `transformer.layers.measures.Measures`)."""
@@ -88,6 +91,10 @@ class Experiment(ABC):
     @abstractmethod
     def flops_per_token(self, params: Params) -> float:
         """FLOPs of training on one token, forward and backward; `params` may be abstract."""
+
+    def converted(self, origin: Any) -> Any:
+        """The `Origin` with its parameters as this model has them."""
+        return origin
 
     def train_data(self) -> Batches:
         """Shuffled rows of the training split, repeated endlessly."""

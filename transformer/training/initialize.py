@@ -1,12 +1,14 @@
 """Warm starts: which parameters of another run are taken, which are new, and which are left out."""
 
+import functools
 import os
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
 import jax
+import jax.numpy as jnp
 from flax import traverse_util
 
 from transformer.errors import UserError
@@ -15,6 +17,8 @@ from transformer.run_folder import RunFolder
 from transformer.training.checkpoint import Checkpoints, Step, split_step
 from transformer.training.checksums import arrays
 from transformer.training.experiment import Params
+from transformer.training.function import differences
+from transformer.training.run_config import RunConfig
 
 ADAPTERS = ("lora_down", "lora_up")
 """LoRA parameters, initially without effect (see `transformer.models.lora`); a checkpoint may lack them."""
@@ -40,6 +44,11 @@ class Origin(Protocol):
         ...
 
     @property
+    def config(self) -> RunConfig | None:
+        """The config of its run; None if it is not known."""
+        ...
+
+    @property
     def remarks(self) -> Sequence[str]:
         """What its user should know."""
         ...
@@ -55,20 +64,26 @@ class Origin(Protocol):
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """The parameters in a checkpoint of a run."""
+    """The parameters in a checkpoint of a run, whose `config` may be known; where the run is evaluated with
+    the mean of several, also of those at the steps `before`."""
 
     folder: Path
     step: int
+    before: tuple[int, ...] = ()
+    config: RunConfig | None = field(default=None, compare=False)
 
     @classmethod
-    def named(cls, run: str | os.PathLike) -> "Checkpoint":
-        """The checkpoint that "runs/bert@200" names, or of "runs/bert" the best, or the last."""
+    def named(cls, run: str | os.PathLike, config: RunConfig | None = None) -> "Checkpoint":
+        """The checkpoint that "runs/bert@200" names, or of "runs/bert" the best, or the last, or the mean of
+        the last as `train.average_last` says."""
         folder, step = split_step(run)
+        averaged = config.train.average_last if config and step in (None, "latest") else 1
         with _checkpoints(folder) as checkpoints:
             try:
-                return cls(folder, checkpoints.find(_which(checkpoints) if step is None else step))
+                found = checkpoints.find(_which(checkpoints) if step is None else step)
             except UserError as error:
                 raise UserError(f"initialize_from: {error}") from None
+            return cls(folder, found, tuple(checkpoints.steps()[-averaged:-1]), config)
 
     @property
     def name(self) -> str:
@@ -90,10 +105,12 @@ class Checkpoint:
     def read(self, wanted: Params) -> Params:
         """See `Origin`."""
         with _checkpoints(self.folder) as checkpoints:
-            return checkpoints.restore_some(wanted, self.step)
+            restored = functools.partial(checkpoints.restore_some, wanted)
+            return mean(map(restored, (*self.before, self.step)))
 
     def __str__(self) -> str:
-        return f"{self.folder}, step {self.step}"
+        mean_of = f"the mean of {len(self.before) + 1} checkpoints to " if self.before else ""
+        return f"{self.folder}, {mean_of}step {self.step}"
 
 
 @dataclass(frozen=True)
@@ -117,21 +134,25 @@ class WarmStart:
         abstract: Params,
         may_be_new: tuple[str, ...] | None,
         labels: Sequence[str] | None = None,
+        config: RunConfig | None = None,
     ) -> "WarmStart":
         """Compares the parameters of a run, "runs/bert" or "runs/bert@200", or of another origin with the
         model's, `abstract`, without reading arrays.
 
-        A head is taken if the origin has the same `labels` in the same order, otherwise it is new.
+        A head is taken if the origin has the same `labels` in the same order, otherwise it is new. `config`
+        is compared with the origin's.
 
         Raises:
           UserError: the folder has no checkpoint; the model has an array that the checkpoint lacks, or has in
             another shape, and whose path has no part among `may_be_new` (None: all may be new), nor, if it is
-            lacking, among `ADAPTERS`; the checkpoint has adapters that the model lacks, unless all may be
-            new; or nothing is in both.
+            lacking, among `ADAPTERS`; the checkpoint has adapters that the model lacks, or the parameters
+            compute another function with `config`, unless all may be new; or nothing is in both.
         """
         origin = Checkpoint.named(run) if isinstance(run, (str, os.PathLike)) else run
         folder, there = origin.name, origin.shapes()
         here, theirs = arrays(abstract), origin.labels
+        keys = differences(config, origin.config) if config and origin.config else []
+        because = f"; {_some([*map(str, keys)])}" if keys else ""
         relabelled = [
             path for path in here if path in there and LABELLED in path.split("/") and theirs != labels
         ]
@@ -147,7 +168,7 @@ class WarmStart:
         refused = [path for path in differing if not _among(path, may_be_new)]
         if refused:
             found = _some([shapes[path] for path in refused])
-            raise UserError(f"initialize_from: {folder} has other shapes: {found}")
+            raise UserError(f"initialize_from: {folder} has other shapes: {found}{because}")
         anew = {*relabelled, *differing}
         new = tuple(path for path in here if path not in there or path in anew)
         lacking = [
@@ -158,7 +179,7 @@ class WarmStart:
         taken = tuple(path for path in here if path not in new)
         if lacking or not taken:
             hint = " (initialize_strict=false lets it begin anew)" if taken else ""
-            raise UserError(f"initialize_from: {folder} lacks {_some(lacking or list(new))}{hint}")
+            raise UserError(f"initialize_from: {folder} lacks {_some(lacking or list(new))}{hint}{because}")
         left = tuple(path for path in there if path not in here)
         adapters = [path for path in left if _among(path, ADAPTERS)]
         if adapters and may_be_new is not None:
@@ -168,8 +189,15 @@ class WarmStart:
                 f"model.lora_rank={max(ranks, default=0)} takes them where model.lora_layers says so, "
                 "initialize_strict=false leaves them"
             )
+        changing = [str(each) for each in keys if each.effect is None]
+        if changing and may_be_new is not None:
+            raise UserError(
+                f"initialize_from: {_some(changing)}, with which the parameters of {folder} compute another "
+                "function; leave it out, or initialize_strict=false allows it"
+            )
         why = [f"{LABELLED} is new: its labels are {_named(theirs)} there and {_named(labels)} here"]
-        remarks = (*origin.remarks, *(why if relabelled else ()), *shapes.values())
+        asked = [each.explained() for each in keys if each.effect != ""]
+        remarks = (*origin.remarks, *(why if relabelled else ()), *shapes.values(), *asked)
         return cls(origin, taken, new, left, remarks)
 
     def table(self) -> list[str]:
@@ -190,6 +218,15 @@ class WarmStart:
         }
         found = self.origin.read(traverse_util.unflatten_dict(wanted, sep="/"))
         return traverse_util.unflatten_dict(flat | traverse_util.flatten_dict(found, sep="/"), sep="/")
+
+
+def mean(trees: Iterable[Params]) -> Params:
+    """The mean of the parameters of several checkpoints, of which no more than two are in memory."""
+    remaining = iter(trees)
+    total, count = next(remaining), 1
+    for params in remaining:
+        total, count = jax.tree.map(jnp.add, total, params), count + 1
+    return total if count == 1 else jax.tree.map(lambda leaf: leaf / count, total)
 
 
 def _checkpoints(folder: Path) -> Checkpoints:

@@ -20,7 +20,7 @@ from transformer.training.divergence import Watch
 from transformer.training.experiment import Batches, Experiment, Params, Put
 from transformer.training.hooks import Evaluate, Evaluator, Hook, Profile, check_measured
 from transformer.training.initial_values import redraw
-from transformer.training.initialize import Origin, WarmStart
+from transformer.training.initialize import Checkpoint, WarmStart, mean
 from transformer.training.loop import train
 from transformer.training.metrics import Meter
 from transformer.training.optax_optimizers import is_hidden_matrix, multiplies_matrices, own_average
@@ -54,7 +54,6 @@ class Run:
     lengths: Lengths = ()  # where `train.steps` was changed (see `make_optimizer`)
     extra_hooks: Sequence[Hook] = ()  # called after the run's own
     devices: Sequence[jax.Device] | None = None  # None: all; may be descriptions of devices
-    origin: Origin | None = None  # what `initialize_from` names, if it is no run
     init: Callable[[jax.Array], Any] = dataclasses.field(init=False)  # initial parameters, boxed
 
     def __post_init__(self) -> None:
@@ -156,7 +155,9 @@ class Run:
         c = self.config
         may_be_new = self.experiment.heads if c.initialize_strict else None
         labels = self.experiment.data.kept().get("labels")
-        return WarmStart.plan(self.origin or c.initialize_from, self.abstract.params, may_be_new, labels)
+        find = self.experiment.origin or functools.partial(Checkpoint.named, c.initialize_from)
+        origin = self.experiment.converted(find())
+        return WarmStart.plan(origin, self.abstract.params, may_be_new, labels, c)
 
     def checkpoints(self, write: bool) -> Checkpoints:
         """The checkpoints in the folder."""
@@ -174,15 +175,8 @@ class Run:
         `train.average_last` checkpoints (Vaswani et al. 2017, section 6.1)."""
         steps = self.which(step)
         with self.checkpoints(write=False) as checkpoints:
-            params = checkpoints.restore_params(self.abstract.params, steps[0])
-            return self._mean(params, checkpoints, steps) if len(steps) > 1 else params
-
-    def _mean(self, params: Params, checkpoints: Checkpoints, steps: list[int]) -> Params:
-        """The mean of the parameters at `steps`; `params` are those of the first one."""
-        for step in steps[1:]:
-            more = checkpoints.restore_params(self.abstract.params, step)
-            params = jax.tree.map(jax.numpy.add, params, more)
-        return jax.tree.map(lambda leaf: leaf / len(steps), params)
+            restored = functools.partial(checkpoints.restore_params, self.abstract.params)
+            return restored(steps[0]) if len(steps) == 1 else mean(map(restored, steps))
 
     def train(self, started: float | None = None, around: Callable = unchanged) -> tuple[State, str]:
         """Trains to the end, resuming from the latest checkpoint; returns the last state and why training

@@ -109,6 +109,10 @@ def _check_set(name: str, source: str) -> None:
         raise UserError(f"sets.{name}: {source!r}; expected a source, as data.source is given")
 
 
+ANOTHER = "with which the parameters compute another function"
+"""The effect of a key that exists to change the function of trained parameters."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class RunConfig(Bounded):
     """The keys that every run has."""
@@ -117,7 +121,8 @@ class RunConfig(Bounded):
     seed: Seed = 0  # seed of initialisation, dropout, data order and augmentation
     deterministic: bool = False  # training gives the same bits each time on the same devices, also on GPUs
     initialize_from: Place = ""  # warm start: folder of a run whose parameters and tokenizer to take, or ""
-    initialize_strict: bool = True  # error if that run lacks parameters other than heads
+    # error if that run lacks parameters other than heads, or computes another function with them
+    initialize_strict: bool = True
     initialize_std: NonnegativeFloat = 0.0  # std of truncated-normal initialisation of matrices; 0: by layer
     optimizer: OptimizerConfig
     train: TrainConfig
@@ -144,6 +149,17 @@ class RunConfig(Bounded):
         data: Any = vars(self).get("data")
         unread = data.unread([*self.evaluate.sets.values()]) if hasattr(data, "unread") else {}
         return found | {f"data.{key}": why for key, why in unread.items()}
+
+    def function(self) -> dict[str, Any]:
+        """Key -> value of all that the function of given parameters depends on, and what shapes depend on."""
+        model: Any = vars(self)["model"]
+        keys = model.function() if hasattr(model, "function") else {}
+        return {f"model.{key}": value for key, value in keys.items()}
+
+    def effect(self, key: str) -> str | None:
+        """See `transformer.training.function.Difference`; `key` is one of `function`."""
+        model, name = vars(self)["model"], key.rpartition(".")[2]
+        return "" if name in model.harmless else ANOTHER if name in model.asked else None
 
 
 def check_row_length(config: Any) -> None:

@@ -1,0 +1,43 @@
+"""What of a model's config belongs to its parameters: with other keys they compute another function."""
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from transformer.config import Bounded, idle_keys, to_values
+
+
+@dataclass(frozen=True)
+class ModelConfig(Bounded):
+    """The config of a model, and what a run takes of it together with the parameters.
+
+    The function that given parameters compute depends on every key but those that a class names here: a new
+    key does, until it is named.
+    """
+
+    own: ClassVar[tuple[str, ...]] = ()
+    """Keys of training and of the computation, which a run does not inherit: to rounding the function is the
+    same."""
+
+    harmless: ClassVar[tuple[str, ...]] = ()
+    """Inherited keys with which the function is the same as long as all arrays have their shapes."""
+
+    asked: ClassVar[tuple[str, ...]] = ()
+    """Inherited keys that exist to change the function of trained parameters: others are refused."""
+
+    @classmethod
+    def inherited(cls, theirs: Mapping[str, Any], here: Mapping[str, Any]) -> dict[str, Any]:
+        """The keys that a run whose values are `here` takes of those of the run with its parameters."""
+        names = [field.name for field in dataclasses.fields(cls) if field.name not in cls.own]
+        return {name: theirs[name] for name in names if name in theirs}
+
+    def settled(self) -> dict[str, Any]:
+        """The values of keys that by default follow from another key, which may change with these set."""
+        return {}
+
+    def function(self) -> dict[str, Any]:
+        """Key -> value of all that matters to a run that takes the parameters over: keys without effect and
+        `own` ones are left out."""
+        without = {*self.own, *(key for key, *_ in idle_keys(self))}
+        return {key: value for key, value in to_values(self).items() if key not in without}
