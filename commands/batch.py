@@ -5,7 +5,7 @@ python launch.py --workdir=runs/lm --mode=batch --step=100
 
 import argparse
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from commands import place
@@ -55,11 +55,11 @@ def run(flags: argparse.Namespace, overrides: "Overrides") -> int:
 
 
 def documents(
-    batch: dict[str, "np.ndarray"], tokenizer: Any, numbers: "np.ndarray | None" = None
+    batch: dict[str, "np.ndarray"], tokenizer: Any, numbers: "Sequence[np.ndarray] | None" = None
 ) -> Iterator[dict[str, Any]]:
     """For each document of each row its row, the row's single numbers, and the text, or without a tokenizer
-    the tokens; a row without tokens is one document. `numbers` are those of `PackedRows.documents`, from 0;
-    they are shown from 1."""
+    the tokens; a row without tokens is one document. `numbers` are those of `DataLoader.documents_at`, from
+    0; they are shown from 1."""
     texts = {name: segments for name, segments in TEXTS.items() if name in batch and segments in batch}
     single = {name: values for name, values in batch.items() if values.ndim == 1}
     for row in range(len(next(iter(batch.values())))):
@@ -71,15 +71,6 @@ def documents(
                 tokens = batch[name][row][batch[segments][row] == number].tolist()
                 own = tokenizer if tokenizer is None or name == "source" else tokenizer.targets
                 found[name] = tokens if own is None else own.decode(tokens)
-            if numbers is not None and (texts or numbers.ndim == 1):
-                found = {"document": _of(numbers[row], batch, row, number) + 1} | found
+            if numbers is not None and len(numbers[row]):
+                found = {"document": int(numbers[row][max(number - 1, 0)]) + 1} | found
             yield alone | found
-
-
-def _of(numbers: "np.ndarray", batch: dict[str, "np.ndarray"], row: int, segment: int) -> int:
-    """The number of the document of a segment of a row: `numbers` are for each token, for each segment, or
-    for the row."""
-    if numbers.ndim == 0:
-        return int(numbers)
-    tokens = batch["segments"][row]
-    return int(numbers[tokens == segment][0] if numbers.shape == tokens.shape else numbers[segment - 1])

@@ -424,7 +424,7 @@ def unpacked(rows: PackedSequences) -> list[tuple[int, list, list, list]]:
             here = np.flatnonzero(batch["segments"] == k)
             assert here.tolist() == [*range(here[0], here[-1] + 1)]
             assert batch["positions"][here].tolist() == [*range(len(here))]
-            record = PackedSequences.documents(rows, np.array([row]))[0, here[0]]
+            record = PackedSequences.documents(rows, np.array([row]))[0][k - 1]
             found.append(
                 (int(record), *(x[here].tolist() for x in (batch["tokens"], batch["targets"], counted)))
             )
@@ -484,7 +484,7 @@ def test_a_pair_has_both_answers_in_one_row(tmp_path, form):
     rows, seen = data.rows("train"), []
     for row in range(len(rows)):
         batch = rows.batch(np.array([row]))
-        numbers = rows.documents(np.array([row]))[0]
+        numbers = rows.pairs(np.array([row]))[0]
         there = numbers[numbers >= 0]
         assert batch["weights"][0].tolist() == [1.0] * len(there) + [0.0] * (200 - len(there))
         assert batch["reference"][0, : len(there)].tolist() == reference[there].tolist()

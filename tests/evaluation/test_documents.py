@@ -56,13 +56,18 @@ def pair_run(tmp_path, rng, **keys):
     return opened("translation", **given, data__tokenizer="bytes", **keys)
 
 
+def of_tokens(records, segments):
+    """The record of each token, by those of the segments of each row; -1 for padding."""
+    return np.array([[([-1, *own])[k] for k in row] for own, row in zip(records, segments, strict=True)])
+
+
 def one_by_one(run, params, split="validation"):
     """The loss and the weight of each document, from the losses of batches with the weights of one alone."""
     experiment, sums = run.experiment, {}
     loss = jax.jit(lambda batch: experiment.loss(params, batch, jax.random.key(0), False)["loss"])
     loader = experiment.loader(split)
     for step, batch in enumerate(loader.iterate(0)):
-        documents = loader.documents_at(step)
+        documents = of_tokens(loader.documents_at(step), batch["segments"])
         for number in np.unique(documents[batch["weights"] > 0]).tolist():
             alone = loss({**batch, "weights": batch["weights"] * (documents == number)})
             sums[number] = sums.get(number, 0) + np.array([alone.total, alone.weight])
@@ -91,7 +96,8 @@ def test_positions_of_packed_text_belong_to_the_document_that_has_their_text(tmp
     run, _ = text_run(tmp_path)
     rows, source = run.experiment.data.rows("train"), run.experiment.data.source("train")
     numbers = np.array([0, -1, *range(1, len(rows))])
-    batch, documents = rows.batch(numbers), rows.documents(numbers)
+    batch = rows.batch(numbers)
+    documents = of_tokens(rows.documents(numbers), batch["segments"])
     assert (documents[1] == -1).all() and ((documents >= 0) == (batch["segments"] > 0)).all()
     written = {}
     for row in [0, *range(2, len(numbers))]:
@@ -110,7 +116,8 @@ def test_pairs_are_found_in_every_epoch_and_in_rows_of_two(tmp_path, rng):
     assert isinstance(loader.rows, RepackedPairs)
     decode = run.experiment.data.tokenizer.decode
     for step in (0, len(loader) - 1, 3 * len(loader) + 1):
-        batch, documents = loader.batch_at(step), loader.documents_at(step)
+        batch = loader.batch_at(step)
+        documents = of_tokens(loader.documents_at(step), batch["segments"])
         assert ((documents >= 0) == (batch["segments"] > 0)).all()
         for row, there in enumerate(documents):
             for number in np.unique(there[there >= 0]):
@@ -136,12 +143,12 @@ def test_texts_with_labels_are_found_by_their_number(tmp_path, rng, too_long):
     seen = set()
     for step in range(len(loader)):
         batch, documents = loader.batch_at(step), loader.documents_at(step)
-        assert ((documents >= 0) == (batch["weights"] > 0)).all()
+        assert [*map(len, documents)] == (batch["weights"] > 0).sum(axis=1).tolist()
         for row, k in zip(*np.nonzero(batch["weights"]), strict=True):
             tokens = batch["tokens"][row][batch["segments"][row] == k + 1]
             text = bytes(token for token in tokens.tolist() if token < 256).decode()
-            assert text in lines[documents[row, k]]
-            seen.add(int(documents[row, k]))
+            assert text in lines[documents[row][k]]
+            seen.add(int(documents[row][k]))
     assert seen == set(range(len(lines)))
 
 

@@ -31,12 +31,10 @@ EDITS = {
                 "row = stream * self._each + place - self.ahead",
                 "row = place * self._streams + stream",
             ),
-            "padding_is_of_a_document": ("(place_bt + 1 >= total), -1", "(place_bt + 1 > total), -1"),
+            "padding_is_of_a_document": ("each if row >= 0 else each[:0]", "each"),
             "the_next_document": (
-                """offsets, place_bt, side="right") - 1
-        return np.where""",
-                """offsets, place_bt, side="right")
-        return np.where""",
+                'searchsorted(self.cache.offsets, ends_b2, side="right") - 1',
+                'searchsorted(self.cache.offsets, ends_b2, side="right")',
             ),
             "bytes_of_the_input": (
                 "self.cache.num_bytes[place_bt[:, 1:]]",
@@ -70,7 +68,7 @@ EDITS = {
         },
     ),
     "transformer/data/chat.py": (
-        "tests/data/test_chat.py",
+        "tests/data/test_chat.py tests/data/test_places.py",
         {
             "targets_not_shifted": ("= tokens[:-1], tokens[1:]", "= tokens[:-1], tokens[:-1]"),
             "weights_of_inputs": ("answers[first + 1 : first + n + 1]", "answers[first : first + n]"),
@@ -78,11 +76,17 @@ EDITS = {
         },
     ),
     "transformer/data/question_answering.py": (
-        "tests/data/test_question_answering.py",
-        {"marks_are_cut_off": ('.startswith("M")', '.startswith("Q")')},
+        "tests/data/test_question_answering.py tests/data/test_places.py",
+        {
+            "place_among_the_kept": (
+                "self.cache.numbers[self._windows_w5[index, 0]]",
+                "self._windows_w5[index, 0]",
+            ),
+            "marks_are_cut_off": ('.startswith("M")', '.startswith("Q")'),
+        },
     ),
     "transformer/data/dialogues.py": (
-        "tests/data/test_chat.py",
+        "tests/data/test_chat.py tests/data/test_places.py",
         {
             "texts_are_unwrapped": ('value = {"content": value}', "value = parse_json(value)"),
             "answers_of_the_user": (
@@ -99,7 +103,7 @@ EDITS = {
         },
     ),
     "transformer/data/chat_template.py": (
-        "tests/data/test_chat.py",
+        "tests/data/test_chat.py tests/data/test_places.py",
         {
             "every_answer_is_learned": ('message.get("weight") != 0', "True"),
             "train_is_ignored": (
@@ -113,7 +117,7 @@ EDITS = {
         },
     ),
     "transformer/data/preferences.py": (
-        "tests/data/test_chat.py",
+        "tests/data/test_chat.py tests/data/test_places.py",
         {"reference_of_others": ("self._reference_n2[numbers_bk[there_bk]]", "self._reference_n2[0]")},
     ),
     "transformer/data/loader.py": (

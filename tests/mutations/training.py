@@ -464,10 +464,7 @@ EDITS = {
             "places_of_the_whole_run": (" - stage.first * stage.rows\n", "\n"),
             "end_too_late": ("if done < stage.end", "if done <= stage.end"),
             "begins_at_another_row": ("row - before)", "row)"),
-            "documents_not_cut": (
-                "return found.reshape(-1, length) if length and found is not None else found",
-                "return found",
-            ),
+            "documents_not_cut": ("each[max(first - 1, 0) :]", "each"),
             "never_cut": ("yield self._cut(batch, length) if length else batch", "yield batch"),
             "one_rate": (" / len(self._counted)", " / 2"),
             "first_step_counted": (

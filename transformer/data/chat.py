@@ -118,13 +118,9 @@ class PackedSequences:
                 batch["weights"][here] = self.sequences.answers[first + 1 : first + n + 1]
         return batch
 
-    def documents(self, rows: np.ndarray) -> np.ndarray:
-        """The number, from 0, of the record of each position (b, t) of these rows; -1 for padding."""
-        found_bt = np.full((len(rows), self.sequence_length), -1)
-        for i, row in enumerate(rows):
-            for _, sequence, start, end in self._placed(row):
-                found_bt[i, start:end] = sequence // self.each
-        return found_bt
+    def documents(self, rows: np.ndarray) -> list[np.ndarray]:
+        """For each of these rows the numbers, from 0, of the records of its segments, `each` of a record."""
+        return [np.repeat(self._rows[row] if row >= 0 else np.zeros(0, int), self.each) for row in rows]
 
     def _placed(self, row: int) -> Iterator[tuple[int, int, int, int]]:
         """Segment (1, 2, ...), number, start and end of each sequence of a row."""

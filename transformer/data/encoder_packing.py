@@ -87,13 +87,10 @@ class EncoderRows:
     def document(self, index: int) -> int:
         """The number, from 0, of the document of a text, or of the first text of a pair."""
 
-    def documents(self, rows: np.ndarray) -> np.ndarray:
-        """The number of the document of each text (b, k) of these rows; -1 where there is none."""
-        found_bk = np.full((len(rows), self.most), -1)
-        for i, row in enumerate(rows):
-            here = self._rows[row] if row >= 0 else ()
-            found_bk[i, : len(here)] = [self.document(index) for index in here]
-        return found_bk
+    def documents(self, rows: np.ndarray) -> list[np.ndarray]:
+        """For each of these rows the numbers, from 0, of the documents of its texts."""
+        texts = (self._rows[row] if row >= 0 else () for row in rows)
+        return [np.array([self.document(index) for index in here], int) for here in texts]
 
 
 class PackedTexts(EncoderRows):

@@ -84,9 +84,9 @@ class ImageRows:
             "weights": real.astype(np.float32),
         }
 
-    def documents(self, rows: np.ndarray) -> np.ndarray:
-        """The number, from 0, of each image (b,) among all of the source; -1 for rows of padding."""
-        return np.where(rows >= 0, self._kept[np.maximum(rows, 0)], -1)
+    def documents(self, rows: np.ndarray) -> list[np.ndarray]:
+        """For each of these rows the number, from 0, of its image among all of the source."""
+        return [self._kept[row : row + 1] if row >= 0 else self._kept[:0] for row in rows]
 
 
 class ImageData(SplitData):

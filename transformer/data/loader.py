@@ -76,9 +76,9 @@ class DataLoader:
             batch = self.rows.batch(rows)
         return self.transform(batch, places) if self.transform else batch
 
-    def documents_at(self, step: int) -> np.ndarray | None:
-        """The number in the source, from 0, of the document of each of the `weights` of batch `step`, or of
-        each text of a row, (b, k); -1 where there is none. None if the rows are of no documents."""
+    def documents_at(self, step: int) -> list[np.ndarray] | None:
+        """For each row of batch `step`, the numbers in the source, from 0, of the records of its segments
+        1, 2, ... or, of a row without segments, of the row. None if the rows are not of records."""
         places, rows = self._places(step)
         found: Any = self.rows
         if hasattr(found, "documents_of_epochs"):

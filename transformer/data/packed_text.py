@@ -61,12 +61,13 @@ class PackedRows:
         batch = {name: values.astype(np.int32) for name, values in integers.items()}
         return batch | {"weights": counted_bt.astype(np.float32)}
 
-    def documents(self, rows: np.ndarray) -> np.ndarray:
-        """The number, from 0, of the document of each position (b, t) of these rows; -1 for padding."""
-        total = len(self.cache.tokens)
-        place_bt = rows[:, None] * self.sequence_length + np.arange(self.sequence_length)
-        document_bt = np.searchsorted(self.cache.offsets, place_bt, side="right") - 1
-        return np.where((rows[:, None] < 0) | (place_bt + 1 >= total), -1, document_bt)
+    def documents(self, rows: np.ndarray) -> list[np.ndarray]:
+        """For each of these rows the numbers, from 0, of the documents of its segments."""
+        t, last = self.sequence_length, len(self.cache.tokens) - 2  # the very last token has no target
+        ends_b2 = np.stack([rows * t, np.minimum(rows * t + t - 1, last)], axis=1)
+        ends_b2 = np.searchsorted(self.cache.offsets, ends_b2, side="right") - 1
+        found = [np.arange(first, last + 1) for first, last in ends_b2.tolist()]
+        return [each if row >= 0 else each[:0] for row, each in zip(rows, found, strict=True)]
 
 
 class StreamRows:
@@ -102,9 +103,9 @@ class StreamRows:
         segments = np.where(batch["segments"] > 0, batch["segments"] + before, 0).astype(np.int32)
         return batch | {"segments": segments, "continues": (place > 0).astype(np.int32)}
 
-    def documents(self, numbers: np.ndarray) -> np.ndarray:
-        """The number, from 0, of the document of each position (b, t) of these rows; -1 for padding."""
-        return self.batch(numbers)["segments"] - 1
+    def documents(self, numbers: np.ndarray) -> list[np.ndarray]:
+        """For each of these rows the numbers, from 0, of the documents of its segments: all."""
+        return [np.arange(len(self._rows.cache.offsets) - 1)] * len(numbers)
 
 
 @dataclass(frozen=True)

@@ -117,14 +117,9 @@ class PackedPairs:
         row_n, segment_n = np.repeat(np.arange(len(rows)), count_r), ranges(count_r) + 1
         return pair_n, row_n, segment_n, before_nc - before_nc[first_n]
 
-    def documents(self, rows: np.ndarray) -> np.ndarray:
-        """The number, from 0, of the pair of each position (b, t) of the targets; -1 for padding."""
-        segments_bt = self.batch(rows)["segments"]
-        found_bt = np.full(segments_bt.shape, -1)
-        for i, row in enumerate(rows):
-            for k, pair in enumerate(self._rows[row] if row >= 0 else (), 1):
-                found_bt[i][segments_bt[i] == k] = pair
-        return found_bt
+    def documents(self, rows: np.ndarray) -> list[np.ndarray]:
+        """For each of these rows the numbers, from 0, of the pairs of its segments."""
+        return [self._rows[row] if row >= 0 else np.zeros(0, int) for row in rows]
 
 
 class JoinedPairs(PackedPairs):
@@ -195,10 +190,11 @@ class RepackedPairs:
         found = [packed.batch(own) for packed, own in parts]
         return {name: np.concatenate([part[name] for part in found])[back] for name in found[0]}
 
-    def documents_of_epochs(self, rows: np.ndarray, epochs: np.ndarray) -> np.ndarray:
+    def documents_of_epochs(self, rows: np.ndarray, epochs: np.ndarray) -> list[np.ndarray]:
         """As `PackedPairs.documents`, in these epochs."""
         parts, back = self._by_epoch(rows, epochs)
-        return np.concatenate([packed.documents(own) for packed, own in parts])[back]
+        found = [each for packed, own in parts for each in packed.documents(own)]
+        return [found[place] for place in back]
 
     def _by_epoch(
         self, rows: np.ndarray, epochs: np.ndarray

@@ -44,7 +44,7 @@ class PreferenceRows(PackedSequences):
 
     def batch(self, rows: np.ndarray) -> dict[str, np.ndarray]:
         """The rows with these indices, stacked; index -1 is a row of padding."""
-        batch, numbers_bk = super().batch(rows), self.documents(rows)
+        batch, numbers_bk = super().batch(rows), self.pairs(rows)
         there_bk = numbers_bk >= 0
         reference_bk2 = np.zeros((*numbers_bk.shape, 2), np.float32)
         if self._reference_n2 is not None:
@@ -52,7 +52,7 @@ class PreferenceRows(PackedSequences):
         of_pairs = {"weights": there_bk.astype(np.float32), "reference": reference_bk2}
         return batch | {"answers": batch["weights"]} | of_pairs
 
-    def documents(self, rows: np.ndarray) -> np.ndarray:
+    def pairs(self, rows: np.ndarray) -> np.ndarray:
         """The number, from 0, of the record of each pair (b, k) of these rows; -1 where there is none."""
         found_bk = np.full((len(rows), self.sequence_length // 2), -1)  # each answer has a token
         for i, row in enumerate(rows):

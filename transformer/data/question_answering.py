@@ -93,8 +93,8 @@ class SpanRows(EncoderRows):
         return [self.cache.questions[i][: self._question_length], context[first:last]]
 
     def document(self, index: int) -> int:
-        """The number of the question of a window."""
-        return int(self._windows_w5[index, 0])
+        """The number of the record of a window, also of those whose questions are left out."""
+        return int(self.cache.numbers[self._windows_w5[index, 0]])
 
     def batch(self, rows: np.ndarray, epochs: np.ndarray | None = None) -> dict[str, np.ndarray]:
         """The rows with these indices, stacked; index -1 is a row of padding."""

@@ -17,7 +17,7 @@ from transformer.data.token_cache import BAR
 from transformer.data.tokenizers import Tokenizer
 from transformer.errors import UserError
 
-FORMAT = 1
+FORMAT = 2
 
 
 class MisplacedAnswer(UserError):
@@ -121,10 +121,10 @@ class Ragged:
 class QuestionCache:
     """The tokenised questions of one source, cached on disk.
 
-    `questions[i]` and `contexts[context_of[i]]` are tokens, `answers[i]` (a, 2) the first and last token of
-    each answer; a context of several questions is stored once. `skipped` counts questions that were left out:
-    "misplaced" (an answer is not at its position) and "empty" (the question, the context or all answers have
-    no token).
+    Question i is of record `numbers[i]`: `questions[i]` and `contexts[context_of[i]]` are its tokens,
+    `answers[i]` (a, 2) the first and last token of each answer; a context of several questions is stored
+    once. `skipped` counts questions that were left out: "misplaced" (an answer is not at its position) and
+    "empty" (the question, the context or all answers have no token).
     """
 
     def __init__(self, folder: Path) -> None:
@@ -132,7 +132,7 @@ class QuestionCache:
         self.questions, self.contexts, self.answers = (
             Ragged(folder, name) for name in ("questions", "contexts", "answers")
         )
-        self.context_of = load_array(folder / "context_of.npy")
+        self.context_of, self.numbers = (load_array(folder / f"{n}.npy") for n in ("context_of", "numbers"))
         self.skipped: dict[str, int] = json.loads((folder / "skipped.json").read_text())
 
     def __len__(self) -> int:
@@ -173,10 +173,11 @@ def _write(source: Source, fields: Fields, tokenizer: Tokenizer, skip: bool, fol
     contexts: list[np.ndarray] = []
     answers: list[np.ndarray] = []
     context_of: list[int] = []
+    numbers: list[int] = []
     known: dict[str, tuple[int, np.ndarray]] = {}  # context -> index, character spans
     skipped = {"misplaced": 0, "empty": 0}
     bar = tqdm(read_all(source, fields, skip), f"tokenising {source.name}", len(source), **BAR)
-    for each in bar:
+    for index, each in enumerate(bar):
         if each is None:
             skipped["misplaced"] += 1
             continue
@@ -195,9 +196,11 @@ def _write(source: Source, fields: Fields, tokenizer: Tokenizer, skip: bool, fol
         questions.append(tokens)
         answers.append(spans_a2)
         context_of.append(number)
+        numbers.append(index)
     if not questions:
         raise UserError(f"{source.name}: no question of {len(source)} is left: {skipped}")
     for name, arrays in (("questions", questions), ("contexts", contexts), ("answers", answers)):
         Ragged.write(folder, name, arrays)
     np.save(folder / "context_of.npy", np.array(context_of))
+    np.save(folder / "numbers.npy", np.array(numbers))
     (folder / "skipped.json").write_text(json.dumps(skipped))

@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -42,9 +43,11 @@ def document_losses(experiment: Experiment, params: Params, put: Put, loader: An
     if experiment.initial_carry() is not None or "weights" not in next(loader.iterate(0), ()):
         raise refused
     found = []
-    for step, (total, *parts_3) in enumerate(passed(_measure(experiment), params, loader, put, 0)):
-        documents = whole.documents_at(step)
-        if documents is None or documents.shape != parts_3[0].shape:
+    for step, (total, segments, *parts_3) in enumerate(passed(_measure(experiment), params, loader, put, 0)):
+        if (records := whole.documents_at(step)) is None:
+            raise refused
+        documents = _of_targets(records, segments, parts_3[1], getattr(loader.rows, "each", 1))
+        if documents is None:
             raise refused
         if not math.isclose(parts_3[0].sum(), total, rel_tol=1e-3, abs_tol=1e-3):
             raise refused  # the loss is not a sum over these targets
@@ -60,15 +63,33 @@ def document_losses(experiment: Experiment, params: Params, put: Put, loader: An
     return sorted(losses, key=lambda each: (-each.loss, each.number))
 
 
+def _of_targets(
+    records: Sequence[np.ndarray], segments: np.ndarray, weights: np.ndarray, each: int
+) -> np.ndarray | None:
+    """The record of each target, in the shape of `weights`, by the records of the segments of each row: of
+    its token or, for a target of `each` segments of a row, of these; -1 where there is none. None if the
+    targets are neither."""
+    if weights.shape == segments.shape:
+        number_bt = segments.astype(int) - 1
+        return np.stack([np.append(own, -1)[row] for own, row in zip(records, number_bt, strict=True)])
+    found = np.full(weights.shape, -1).reshape(len(weights), -1)
+    for row, own in enumerate(records):
+        if len(of_row := own[::each]) > found.shape[1]:
+            return None
+        found[row, : len(of_row)] = of_row
+    return found.reshape(weights.shape)
+
+
 def _measure(experiment: Experiment) -> Any:
-    """(params, batch) -> the total of the loss, and total, weight and bytes of each target, on every
-    process."""
+    """(params, batch) -> the total of the loss, the segments, and total, weight and bytes of each target, on
+    every process."""
     cost = by_target(experiment)
 
     def part(params: Params, batch: Batch) -> Any:
         weights, rng = batch["weights"], jax.random.key(0)
         each = cost(params, batch), weights, batch.get("bytes", jnp.zeros(weights.shape))
-        return {"loss": experiment.loss(params, batch, rng, False)["loss"]}, *each
+        segments = batch.get("segments", jnp.zeros((len(weights), 0), jnp.int32))
+        return {"loss": experiment.loss(params, batch, rng, False)["loss"]}, segments, *each
 
     def measure(params: Params, batch: Batch) -> list[jax.Array]:
         terms, *each = in_microbatches(part, experiment.config.parallel.microbatches)(params, batch)

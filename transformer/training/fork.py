@@ -107,7 +107,7 @@ class Shifted:
         """The batches from step `start` on."""
         return self.batches.iterate(start + self.shift)
 
-    def documents_at(self, step: int) -> np.ndarray | None:
+    def documents_at(self, step: int) -> list[np.ndarray] | None:
         """The documents of the batch of a step, if they are known (see `DataLoader`)."""
         batches: Any = self.batches
         return batches.documents_at(step + self.shift) if hasattr(batches, "documents_at") else None

@@ -160,12 +160,20 @@ class StagedBatches:
                         length = stage.values.get("sequence_length")
                         yield self._cut(batch, length) if length else batch
 
-    def documents_at(self, step: int) -> np.ndarray | None:
+    def documents_at(self, step: int) -> list[np.ndarray] | None:
         """The documents of the batch of a step, if they are known (see `DataLoader`)."""
         pairs = zip(self._stages, self._loaders, strict=True)
         stage, loader = next((stage, loader) for stage, loader in pairs if step < stage.end)
         found, length = loader.documents_at(step), stage.values.get("sequence_length")
-        return found.reshape(-1, length) if length and found is not None else found
+        if not length or found is None:
+            return found
+        # In each of the shorter rows the first segment is number 1.
+        first_rc = loader.batch_at(step)["segments"].reshape(len(found), -1, length)[..., 0]
+        return [
+            each[max(first - 1, 0) :]
+            for each, firsts in zip(found, first_rc, strict=True)
+            for first in firsts
+        ]
 
 
 class StagedStep:
