@@ -13,6 +13,7 @@ FREE = (
     "answer.",
     "deterministic",
     "data.cache_dir",
+    "data.overlap",
     "data.workers",
     "loss.chunk_size",
     "loss.vocab_parts",

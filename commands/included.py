@@ -1,7 +1,9 @@
-"""The file of --include, which may add members to families, in this program and in those that it starts."""
+"""Python files of the user: the file of --include, which may add members to families in this program and in
+those that it starts, and the errors of such files."""
 
 import re
 import runpy
+import traceback
 from pathlib import Path
 
 from commands import INCLUDED
@@ -17,8 +19,6 @@ def include(name: str) -> None:
     Raises:
       UserError: no such file, or it fails.
     """
-    from commands.opening import why_it_failed
-
     if not Path(name).is_file():
         raise UserError(f"--include: there is no file {name!r}")
     INCLUDED[:] = [f"--include={name}"]
@@ -39,3 +39,19 @@ def suggest_including(config: object) -> None:
 def adds_members(path: Path) -> bool:
     """Whether there is a config file that adds members to families."""
     return path.is_file() and bool(ADDS.search(path.read_text(encoding="utf-8")))
+
+
+def why_it_failed(path: str, error: Exception) -> str:
+    """An error in a config file, in one line, with its line number."""
+    if path.endswith(".json"):
+        return f"--config: {path} is no program; a run goes on with --workdir, with other keys by --mode=fork"
+    said = " ".join(str(error).split())
+    # For an unknown key ml_collections lists all others with their values before its suggestion.
+    said = re.sub(r" and cannot be added .*(Did you mean)", r". \1", said)
+    if isinstance(error, ValueError):
+        return f"{path}: {said}"
+    if isinstance(error, SyntaxError):
+        return f"{path}, line {error.lineno}: {error.msg}"
+    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == path]
+    where = f", line {lines[-1]}" if lines else ""
+    return f"{path}{where}: {type(error).__name__}: {said}"

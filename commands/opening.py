@@ -7,9 +7,7 @@ import dataclasses
 import functools
 import json
 import os
-import re
 import runpy
-import traceback
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,9 +15,12 @@ from typing import Any
 import jax
 
 from commands import consistency, inheritance
+from commands.included import why_it_failed
+from commands.retired_keys import keep_split
 from commands.workdir import Workdir
 from experiments import find_experiment
 from transformer.config import from_values, refuse_idle
+from transformer.data.overlap import check_overlap
 from transformer.data.tokenizers import TOKENIZERS, Tokenizer
 from transformer.errors import MeshError, UserError
 from transformer.processes import together
@@ -88,22 +89,6 @@ def call_in(name: str, function: str, *arguments: Any) -> Any:
         raise UserError(why_it_failed(path, error)) from None
 
 
-def why_it_failed(path: str, error: Exception) -> str:
-    """An error in a config file, in one line, with its line number."""
-    if path.endswith(".json"):
-        return f"--config: {path} is no program; a run goes on with --workdir, with other keys by --mode=fork"
-    said = " ".join(str(error).split())
-    # For an unknown key ml_collections lists all others with their values before its suggestion.
-    said = re.sub(r" and cannot be added .*(Did you mean)", r". \1", said)
-    if isinstance(error, ValueError):
-        return f"{path}: {said}"
-    if isinstance(error, SyntaxError):
-        return f"{path}, line {error.lineno}: {error.msg}"
-    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == path]
-    where = f", line {lines[-1]}" if lines else ""
-    return f"{path}{where}: {type(error).__name__}: {said}"
-
-
 def override(values: dict[str, Any], overrides: Iterable[tuple[str, str]]) -> None:
     """Sets each key, "model.num_layers", to its parsed value: text for a text key, a list for a list key
     (also from a single item), otherwise a Python or JSON literal. `from_values` reports unknown keys."""
@@ -144,21 +129,23 @@ def check_config(values: dict[str, Any], overrides: Overrides = ()) -> Any:
 
 
 def read_to_train(config: ConfigSource, overrides: Overrides = (), folder: Workdir | None = None) -> Values:
-    """`read_config`, with what `inherit` takes of the run that `initialize_from` names, or of the folder's
-    own run once it has begun, so that a config need not repeat it; `check_config` with the overrides lets
-    these win over it."""
+    """`read_config`, with what `inherit` takes of the run that `initialize_from` names or, once begun, of the
+    folder's own; `check_config` with the overrides lets these win over it."""
     values = read_config(config, overrides)
-    return inherit(values, folder, overrides) if values.get("initialize_from") else values
+    needed = values.get("initialize_from") or (folder and folder.begun)
+    return inherit(values, folder, overrides) if needed else values
 
 
 def inherit(values: Values, folder: Workdir | None, overrides: Overrides = ()) -> Values:
-    """The values with an inherited architecture (see `read_to_train`), and the keys of `WRITTEN_BY`.
+    """The values with an inherited architecture (see `read_to_train`), the keys of `WRITTEN_BY`,
+    and the splits of a begun run.
 
     Raises:
       UserError: there is no such run; or an override of the tokenizer, which is inherited too.
     """
-    if isinstance(values.get("model"), dict):
-        begun = folder if folder and folder.begun else None
+    begun = folder if folder and folder.begun else None
+    keep_split(values, begun.read_config() if begun else {})
+    if isinstance(values.get("model"), dict) and values.get("initialize_from"):
         theirs = begun.read_config() if begun else inheritance.origin_values(values["initialize_from"])
         if not begun:
             inheritance.check_tokenizer(overrides, values, theirs)
@@ -176,8 +163,8 @@ def open_to_train(
     checks have passed, on all processes.
 
     Raises:
-      UserError: an impossible config; a folder with another run, with other data (unless `accept_data`), or
-        that has trained for more steps than the config says; processes with different configs or data.
+      UserError: an impossible config; a folder with another run, other data (unless `accept_data`), or more
+        steps than the config; processes with other configs or data; a new run validated on training data.
     """
     with together():
         frozen = check_config(read_to_train(config or folder.read_config(), overrides, folder), overrides)
@@ -189,9 +176,10 @@ def open_to_train(
         consistency.check_config(frozen)
     with together():
         run = open_run(folder, frozen, extra_hooks=hooks)
-        if trained:
-            run = resumed(run, folder, accept_data)
+        run = resumed(run, folder, accept_data) if trained else run
         run.prepare()
+        if not (trained or run.experiment.data.apart):  # type: ignore[attr-defined]
+            check_overlap(run.experiment.data)  # type: ignore[attr-defined]
     if jax.process_count() > 1:
         consistency.check_data(run.experiment.data, frozen.evaluate.sets)  # type: ignore[attr-defined]
     return run
@@ -265,8 +253,7 @@ def reopen_run(workdir: str | os.PathLike, overrides: Overrides = ()) -> Run:
     Raises:
       UserError: no run, no checkpoint, a lost tokenizer, or an override of a key of training alone.
     """
-    folder = named(workdir)
-    values = folder.read_config()
+    values = (folder := named(workdir)).read_config()
     if not folder.begun:
         raise UserError(f"--workdir: {folder.path} has no checkpoints yet; train first")
     if over := [key for key, _ in overrides if key.startswith(OVER) and key not in STILL]:

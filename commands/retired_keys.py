@@ -1,20 +1,22 @@
 """Keys of earlier versions in configs of old runs."""
 
+from collections.abc import Mapping
 from typing import Any
 
-RETIRED = {"evaluate_on", "attention", "full_every", "full_position"}
-"""Names of keys, in any group, of configs that may need `with_present_keys`."""
+from transformer.data.sources.base import PLACE
 
 
 def with_present_keys(values: dict[str, Any]) -> dict[str, Any]:
-    """The config of an old run with its keys replaced by present ones.
+    """The config of an old run with its keys replaced by present ones, so that it does what it did.
 
-    `data.evaluate_on` is dropped. `model.attention` of a Transformer is now `mixer`; `full_every` and
-    `full_position` are now `layers` of two kinds.
+    `data.evaluate_on` is dropped; an empty `data.split_by` gets the rule of that time. `model.attention` of a
+    Transformer is now `mixer`; `full_every` and `full_position` are now `layers` of two kinds.
     """
     values = {key: dict(group) if isinstance(group, dict) else group for key, group in values.items()}
     if isinstance(values.get("data"), dict):
         values["data"].pop("evaluate_on", None)
+        if not values["data"].get("split_by") and (by := former_split(values["data"])):
+            values["data"]["split_by"] = by
     model = values.get("model")
     if not isinstance(model, dict):
         return values
@@ -26,3 +28,31 @@ def with_present_keys(values: dict[str, Any]) -> dict[str, Any]:
         model["layer_kinds"] = {name: {} for name in model["layers"]}
         model["layer_kinds"]["full"] = {"pattern": "full"} | ({"position": position} if position else {})
     return values
+
+
+def former_split(data: Mapping[str, Any]) -> str:
+    """The `split_by` of the rule by which runs without the key `overlap` divided their data, where it is
+    another one than that of an empty `split_by` now; else ""."""
+    kinds = {str(source).partition(":")[0] for source in data.get("sources") or [data.get("source")]}
+    if data.get("validation_source"):
+        return ""
+    if kinds == {"aligned"} or (kinds == {"text"} and data.get("document") in ("line", "paragraph")):
+        return PLACE
+    read = {
+        "second_field": ("text_field", "second_field"),
+        "chosen_field": ("prompt_field", "chosen_field", "rejected_field"),
+        "messages_field": ("messages_field",),
+    }
+    fields = next((names for key, names in read.items() if data.get(key)), ())
+    divided = kinds <= {"jsonl", "tsv", "csv", "parquet", "hf"}
+    return ",".join(str(data[name]) for name in fields if data.get(name)) if divided else ""
+
+
+def keep_split(values: Mapping[str, Any], of_run: Mapping[str, Any]) -> None:
+    """Divides the data of a begun run, whose config is `of_run`, as they were where its version had another
+    rule."""
+    data, before = values.get("data"), of_run.get("data")
+    if not isinstance(data, dict) or not isinstance(before, dict) or data.get("split_by"):
+        return
+    if before.get("split_by") and before["split_by"] == former_split(before):
+        data["split_by"] = before["split_by"]

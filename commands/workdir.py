@@ -12,7 +12,7 @@ from typing import Any, TextIO
 import jax
 
 from commands.differences import differences
-from commands.retired_keys import RETIRED, with_present_keys
+from commands.retired_keys import with_present_keys
 from experiments import EXPERIMENTS, find_experiment
 from transformer.config import flatten, to_values, with_defaults
 from transformer.data.content_digests import changes
@@ -57,7 +57,7 @@ class Workdir(RunFolder):
         values = read_json(self.config)
         if not isinstance(values, dict):
             raise UserError(f"{self.config}: expected the groups of a config, as JSON has them")
-        if any(isinstance(group, dict) and RETIRED & group.keys() for group in values.values()):
+        if "overlap" not in (values.get("data") or ()):  # older than this key, or than all that were retired
             values = with_present_keys(values)
         data = values.get("data")
         if isinstance(data, dict) and data.get("cache_dir"):

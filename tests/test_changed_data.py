@@ -7,6 +7,7 @@ import shutil
 import pytest
 
 import launch
+from commands import opening
 from tests import runs
 from transformer.data.content_digests import changes, contents_of
 from transformer.data.tokenizers import Tokenizer
@@ -163,3 +164,37 @@ def test_a_lost_tokenizer_is_learnt_again_only_where_it_is_the_same(tmp_path, ca
     launch.main(evaluate)
     said = f"warning: {tmp_path}/run/tokenizer.json is not the one that the run was trained with\n"
     assert capfd.readouterr().err.startswith(said)
+
+
+def test_validation_that_is_in_training_is_refused_before_anything_is_written(capfd, tmp_path):
+    source = runs.write_corpus(tmp_path / "data", documents=12)
+    keys = [f"--config.data.validation_source=text:{tmp_path}/data/3.txt"]
+    assert launch.main(runs.tiny(source, tmp_path / "run", *keys)) == 2
+    said = f"1 of 1 validation records are also in training, the first at {tmp_path}/data/3.txt:1 (3.txt: a"
+    assert said in capfd.readouterr().err and not (tmp_path / "run").exists()
+    assert launch.main(runs.tiny(source, tmp_path / "run", *keys, "--config.data.overlap=1", *SCHEDULE)) == 0
+    assert "1 of 1 validation records are also in training\n" in capfd.readouterr().out
+    assert launch.main(runs.tiny(source, tmp_path / "run", *keys, *SCHEDULE, "--config.train.steps=3")) == 0
+
+
+@pytest.mark.thorough
+def test_a_run_of_another_rule_goes_on_with_its_splits(tmp_path):
+    """By its folder and by the config that it began with, whose key says nothing of it."""
+    (tmp_path / "a.txt").write_text("".join(f"a line with the number {i % 90}\n" for i in range(400)))
+    begin = runs.tiny(f"text:{tmp_path}/a.txt", tmp_path / "run", *SCHEDULE, "--config.data.document=line")
+    assert launch.main([*begin, "--config.data.split_by=place", "--config.data.overlap=1"]) == 0
+    config = tmp_path / "run" / "config.json"
+    values = json.loads(config.read_text())
+    assert values["data"].pop("split_by") == "place" and values["data"].pop("overlap") == 1.0
+    config.write_text(json.dumps(values))
+
+    def validation():
+        source = opening.reopen_run(tmp_path / "run").experiment.data.source("validation")
+        return [source.text(i) for i in range(len(source))]
+
+    before = validation()
+    assert before == [f"a line with the number {i % 90}\n" for i in range(360, 360 + len(before))]
+    assert len(before) in (20, 21)
+    assert launch.main([f"--workdir={tmp_path}/run", "--config.train.steps=3"]) == 0
+    assert launch.main([*begin, "--config.train.steps=4"]) == 0
+    assert json.loads(config.read_text())["data"]["split_by"] == "place" and validation() == before

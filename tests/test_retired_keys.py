@@ -2,7 +2,8 @@
 
 import pytest
 
-from commands.retired_keys import with_present_keys
+from commands.retired_keys import keep_split, with_present_keys
+from commands.workdir import Workdir, write_json
 from transformer.config import from_values
 from transformer.layers.patterns import Window
 from transformer.models.decoder import DecoderConfig
@@ -26,3 +27,33 @@ def test_full_every_is_layers_of_two_kinds(every, position):
 def test_a_recurrent_model_keeps_its_attention():
     old = {"model": {"cell": "gru", "attention": "dot"}}
     assert with_present_keys(old) == old
+
+
+@pytest.mark.parametrize(
+    ("data", "by"),
+    [
+        ({"source": "jsonl:a", "prompt_field": "p", "chosen_field": "c", "rejected_field": "r"}, "p,c,r"),
+        ({"source": "parquet:a", "prompt_field": "", "chosen_field": "c", "rejected_field": "r"}, "c,r"),
+        ({"source": "tsv:a", "text_field": "one", "second_field": "two"}, "one,two"),
+        ({"source": "tsv:a", "text_field": "one", "second_field": ""}, ""),
+        ({"source": "hf:a", "messages_field": "messages"}, "messages"),
+        ({"source": "library_questions", "messages_field": "messages"}, ""),
+        ({"source": "aligned:a,b", "source_field": "source"}, "place"),
+        ({"source": "text:a", "document": "line"}, "place"),
+        ({"source": "stdlib", "sources": {"text:a": 1, "text:b": 2}, "document": "paragraph"}, "place"),
+        ({"source": "text:a", "document": "file"}, ""),
+        ({"source": "aligned:a,b", "validation_source": "aligned:c,d"}, ""),
+        ({"source": "aligned:a,b", "split_by": "source"}, "source"),
+        ({"source": "aligned:a,b", "overlap": 0.0}, None),
+    ],
+)
+def test_an_old_run_keeps_its_splits(tmp_path, data, by):
+    """`split_by` names the rule of the time at which it began, in its config and in a later one."""
+    write_json(Workdir(tmp_path).config, {"experiment": "none", "data": {"split_by": ""} | data})
+    there = Workdir(tmp_path).read_config()
+    assert there["data"]["split_by"] == (by or "")
+    given, other = {"data": {"split_by": ""}}, {"data": {"split_by": "another"}}
+    for values in (given, other):
+        keep_split(values, there)
+    assert given["data"]["split_by"] == ("" if "split_by" in data else by or "")
+    assert other == {"data": {"split_by": "another"}}

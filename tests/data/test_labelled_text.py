@@ -222,10 +222,11 @@ def test_it_is_said_what_a_file_is_used_for(tmp_path, rng):
     write(tmp_path / "a.tsv", rng, 1000)
     made = data(tmp_path / "a.tsv", validation_source="")
     counts = [len(made.rows(split).kept) for split in ("train", "validation", "test")]
-    (line,) = made.division()
+    line, overlap = made.division()
+    assert overlap == f"0 of {counts[1]} validation records are also in training"
     assert [int(n) for n in re.findall(r"(\d+) (?:records|for)", line)] == counts and sum(counts) == 1000
     assert "--split=test" in line and "data.validation_source" in line
-    assert data(tmp_path / "a.tsv").division() == []
+    assert data(tmp_path / "a.tsv").division() == ["1,000 of 1,000 validation records are also in training"]
 
 
 def test_some_batches_are_not_the_longest_texts(tmp_path, rng):

@@ -84,6 +84,7 @@ def test_it_is_a_source_of_a_mixture(saved, tmp_path):
 def test_a_classifier_is_trained_on_it_and_evaluated_on_another_split(tmp_path, capfd):
     train, test = (save(tmp_path / "both" / split, (90,)) for split in ("train", "test"))
     data = [f"--config.data.source={train}", f"--config.data.validation_source={test}"]
+    data += ["--config.data.overlap=1"]
     short = ["--config.data.tokenizer=bytes", "--config.train.steps=2", f"--workdir={tmp_path}/run"]
     arguments = ["--config=configs/classification.py:tiny", *data, *short]
     assert launch.main(arguments) == 0, capfd.readouterr().err

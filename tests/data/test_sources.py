@@ -46,7 +46,8 @@ def test_documents_joined_are_the_text_again(names, document, opened, tmp_path):
         write(tmp_path / name, PROSE[number:])
     whole = "".join(PROSE[number:] for number in range(len(names)))
     name = f"text:{tmp_path}/*.txt*"
-    splits = {split: opened(name, split, document=document) for split in SPLITS}
+    by = [] if document == "file" else ["place"]
+    splits = {split: opened(name, split, document=document, split_by=by) for split in SPLITS}
     joined = {split: "".join(source.texts()) for split, source in splits.items()}
     assert "".join(joined.values()) == whole
     for split, (low, high) in SPLITS.items():

@@ -128,7 +128,7 @@ def test_a_key_says_by_what_a_file_is_divided(tmp_path, rng, kind, count):
 @pytest.mark.thorough
 def test_where_a_key_would_do_nothing_it_is_refused(tmp_path):
     (tmp_path / "a.txt").write_text("some text\n" * 30)
-    for source, by in ((f"text:{tmp_path}/a.txt", "its files or the place"), ("snippets", "text")):
+    for source, by in ((f"text:{tmp_path}/a.txt", "place"), ("snippets", "text")):
         with pytest.raises(UserError, match=rf"it is split by {by}.*; leave data.split_by empty$"):
             open_source(source, "train", cache_dir=tmp_path, split_by=["id"])
     assert open_source("snippets", "train", cache_dir=tmp_path, split_by=["text"])

@@ -116,6 +116,27 @@ EDITS = {
             ),
         },
     ),
+    "transformer/data/overlap.py": (
+        "tests/data/test_overlap.py",
+        {
+            "blank_records_are_alike": (" & (validation_n != BLANK)", ""),
+            "white_space_differs": ("text := piece.strip().encode(", "text := piece.encode("),
+            "none_is_allowed": ("> data.config.overlap * len(shared_n):", "> 0:"),
+            "all_are_allowed": ("> data.config.overlap * len(shared_n):", "> len(shared_n):"),
+            "first_of_all": ("place(int(shared_n.argmax()))", "place(0)"),
+        },
+    ),
+    "transformer/data/labelled_text.py": (
+        "tests/data/test_overlap.py",
+        {"split_by_both_texts": ('{"reads": [self.config.text_field]} | options', "options")},
+    ),
+    "transformer/data/sources/base.py": (
+        "tests/data/test_overlap.py",
+        {
+            "split_by_answers": ("return value if self.split_by else before_answer(value)", "return value"),
+            "greetings_are_answers": ("if i > asked and role", "if role"),
+        },
+    ),
     "transformer/data/preferences.py": (
         "tests/data/test_chat.py tests/data/test_places.py",
         {"reference_of_others": ("self._reference_n2[numbers_bk[there_bk]]", "self._reference_n2[0]")},
@@ -197,8 +218,9 @@ EDITS = {
         },
     ),
     "transformer/data/sources/line_files.py": (
-        "tests/data/test_line_files.py tests/data/test_left_out.py",
+        "tests/data/test_line_files.py tests/data/test_left_out.py tests/data/test_overlap.py",
         {
+            "order_is_ignored": ("if not options.divide or options.by_place:", "if not options.divide:"),
             "columns_shift": ("if len(columns) != len(names):", "if False:"),
             "empty_lines_are_records": (
                 "if not data[slice(*lines_n3[i, 1:].tolist())].strip()]",
@@ -322,8 +344,10 @@ EDITS = {
         {"depth_is_an_error_of_its_own": ("(ValueError, RecursionError) as error:", "ValueError as error:")},
     ),
     "transformer/data/sources/files.py": (
-        "tests/faults/test_data_faults.py tests/data/test_sources.py::test_a_path_that_exists_is_that_path",
+        "tests/faults/test_data_faults.py tests/data/test_sources.py::test_a_path_that_exists_is_that_path "
+        "tests/data/test_overlap.py::test_a_file_is_read_once_however_it_is_reached",
         {
+            "links_are_other_files": ("os.stat(path)[1:3]", "(len(named),)"),
             "broken_links_are_left_out": ("if path.is_symlink() and not path.exists()]:", "if False]:"),
             "folders_are_patterns": ("for each in (path, *path.parents)", "for each in (path.parents[-1],)"),
         },

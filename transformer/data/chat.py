@@ -11,12 +11,12 @@ import numpy as np
 from transformer.config import Place, Positive
 from transformer.data.chat_template import PLAIN, UNREAD, ChatTemplate
 from transformer.data.corpus import Corpus, CorpusConfig, naming
-from transformer.data.dialogues import ChatTokens, Conversations, Dialogues, Sequences
+from transformer.data.dialogues import ChatTokens, Conversations, Dialogues, Openings, Sequences
 from transformer.data.disk_cache import digest
 from transformer.data.loader import DataLoader
 from transformer.data.pair_packing import RepackedPairs, pack
 from transformer.data.source_names import suggest_kind
-from transformer.data.sources import SOURCES
+from transformer.data.sources import SOURCES, Source
 from transformer.errors import UserError
 
 KINDS = ("library_questions", "jsonl", "parquet", "hf")
@@ -165,6 +165,10 @@ class ChatData(Corpus):
     def asked(self, split: str) -> Sequence[Dialogues]:
         """All records; one with null in a field is an error that names it."""
         return [self.source(split, optional=self.reads)]
+
+    def conditions(self, split: str) -> Sequence[Source]:
+        """The messages of each record before the first answer."""
+        return [Openings(self.source(split))]
 
     @functools.cached_property
     def chat(self) -> ChatTokens:

@@ -12,9 +12,10 @@ from typing import Any
 import numpy as np
 from tqdm import tqdm
 
-from transformer.config import Bounded, Nonnegative, Place
+from transformer.config import Bounded, Fraction, Nonnegative, Place
 from transformer.data.disk_cache import build_once, data_folder, digest
 from transformer.data.loader import DataLoader, Rows
+from transformer.data.overlap import Hashed, hashed, overlap_lines
 from transformer.data.source_names import suggest_kind
 from transformer.data.sources import SOURCES, Source, open_source
 from transformer.data.sources.base import SPLITS, part_of
@@ -25,6 +26,9 @@ from transformer.errors import UnknownMember, UserError
 
 FILES = ("text", "jsonl", "tsv", "csv", "parquet", "hf", "aligned", "squad")
 """Sources that are files of the user, without splits."""
+
+APART = ("stdlib", "snippets", "written_forms", "function_questions", "library_questions")
+"""Sources whose training and validation splits share nothing that a model is asked."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +41,10 @@ class CorpusConfig(Bounded):
     vocab_size: int = 4096  # vocabulary size of bpe, with the 256 bytes; most words of words
     lowercase: bool = False  # the tokenizer reads all letters as lower-case, and so writes them
     strip_accents: bool = False  # the tokenizer leaves out accents and other combining marks
-    split_by: str = ""  # records equal in these fields go to one split; "": the fields that are read
+    # records equal in these fields go to one split; "": prompt, source, premise, context or text; "place":
+    # lines are divided by their order
+    split_by: str = ""
+    overlap: Fraction = 0.0  # most of validation that may also be in training, as a share of its records
     cache_dir: Place = ""  # folder of prepared and tokenised data; "": the user's cache
     workers: Nonnegative = 1  # threads that prepare batches ahead; 0: none
 
@@ -105,6 +112,8 @@ class SplitData(ABC):
     """
 
     config: Any
+    apart = False
+    """Whether training and validation are known to share nothing."""
 
     @abstractmethod
     def sources(self, split: str) -> Sequence[Any]:
@@ -151,6 +160,7 @@ class Corpus(SplitData):
         """`tokenizer` is that of the run folder; by default that of the config."""
         self.config = config
         self.folder = data_folder(config.cache_dir)
+        self.apart = not config.validation_source and config.source in APART
         self.tokenizer = tokenizer or self._make_tokenizer()
 
     def kept(self) -> dict[str, Any]:
@@ -170,6 +180,15 @@ class Corpus(SplitData):
         """What a model answers: the fields of the input of all records, also of those without a target; null
         is the empty text."""
         return [self.open(split, field, fields=self.reads, optional=self.reads) for field in self.reads]
+
+    def conditions(self, split: str) -> Sequence[Source]:
+        """The texts of a split by which those that are in training too are counted."""
+        return self.sources(split)[:1]
+
+    def hashed(self, split: str) -> Hashed:
+        """See `transformer.data.overlap`."""
+        with naming(self.key(split)):
+            return hashed(self.conditions(split), self.folder)
 
     def inputs(self, split: str) -> Iterator[str]:
         """The model's input for each record of a split, without the target; several texts are separated by a
@@ -203,13 +222,14 @@ class Corpus(SplitData):
             return open_source(self.location(split), name, field=field, **given)
 
     def division(self) -> list[str]:
-        """Lines on how a source without splits is split, and on what files have that is left out."""
-        kinds = [name.partition(":")[0] for name in (self.config.source, self.config.validation_source)]
-        return self._division_of_files(*kinds) if {*kinds} & {*FILES} else []
+        """Lines on how a source without splits is split, on what is left out of files, and on what training
+        and validation share."""
+        return [] if self.apart else [*self._division_of_files(), *overlap_lines(self)]
 
-    def _division_of_files(self, kind: str, other: str) -> list[str]:
+    def _division_of_files(self) -> list[str]:
         left_out = tally_lines(self.tallies("train", "validation"))
-        if other or kind not in FILES:
+        kind = self.config.source.partition(":")[0]
+        if self.config.validation_source or kind not in FILES:
             return left_out
         counts = [self._count(split) for split in SPLITS] if kind != "text" else None
         return divided_line(counts) + left_out

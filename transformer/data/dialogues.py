@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import json
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -14,6 +15,7 @@ from tqdm import tqdm
 from transformer.data.chat_template import ChatTemplate, Message, check_messages
 from transformer.data.disk_cache import build_once, digest, map_arrays
 from transformer.data.sources import Source
+from transformer.data.sources.base import before_answer
 from transformer.data.token_cache import BAR
 from transformer.data.tokenizers import Tokenizer, whole
 from transformer.errors import UserError
@@ -84,6 +86,27 @@ class Dialogues(Source):
     @abstractmethod
     def _read(self, *values: Any) -> list[list[Message]]:
         """The conversations in the values of the fields."""
+
+
+class Openings(Source):
+    """The messages of each record before its first answer to learn, as JSON."""
+
+    def __init__(self, dialogues: Dialogues) -> None:
+        self._dialogues, self.name = dialogues, dialogues.name
+        self.identity = digest("openings", dialogues.identity)
+
+    def __len__(self) -> int:
+        return len(self._dialogues)
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        messages = self._dialogues.conversations(index)[0]
+        return {
+            self.field: json.dumps(messages[:-1] if self._dialogues.last_only else before_answer(messages))
+        }
+
+    def place(self, index: int) -> str:
+        """The file and the line of a record."""
+        return self._dialogues.place(index)
 
 
 class Conversations(Dialogues):

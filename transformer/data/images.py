@@ -9,12 +9,13 @@ from typing import Any, Literal
 import numpy as np
 from tqdm import tqdm
 
-from transformer.config import Bounded, Nonnegative, Place, Positive
+from transformer.config import Bounded, Fraction, Nonnegative, Place, Positive
 from transformer.data.corpus import SplitData, divided_line, naming, tally_lines
 from transformer.data.disk_cache import build_once, data_folder, digest, load_array
 from transformer.data.image_sources import IMAGES, ImageFolder, Images, as_pixels, open_image
 from transformer.data.labels import count_labels, find_labels, number_labels
 from transformer.data.loader import DataLoader, HostBatch
+from transformer.data.overlap import Hashed, overlap_lines
 from transformer.data.source_names import suggest_kind
 from transformer.data.sources.base import Options, part_of, share
 from transformer.data.token_cache import BAR
@@ -36,6 +37,7 @@ class ImageDataConfig(Bounded):
     # digits, folder:PATH (a sub-folder of images per class), parquet:GLOB, hf:FOLDER or tfds:NAME
     source: Place = "digits"
     validation_source: Place = ""  # another source to validate on; "": a split of `source`
+    overlap: Fraction = 0.0  # most of validation that may also be in training, as a share of its images
     image_field: str = "image"  # field of the image, in tfds, parquet and hf
     label_field: str = "label"  # field of the class, in tfds, parquet and hf
     image_size: Positive = 8  # side in pixels to which the central square of each image is scaled
@@ -174,12 +176,18 @@ class ImageData(SplitData):
             return IMAGES[kind](argument, part, Options(self.folder, field=c.image_field), c.label_field)
 
     def division(self) -> list[str]:
-        """Lines on how images without splits are split, and on what folders have that is left out."""
-        left_out = tally_lines(self.tallies("train", "validation"))
+        """Lines on how images without splits are split, on what is left out of folders, and on what training
+        and validation share."""
+        more = tally_lines(self.tallies("train", "validation")) + overlap_lines(self)
         if self.config.validation_source or self._open("train").divided:
-            return left_out
+            return more
         shares_n = load_array(self._prepared("train")[0] / "shares.npy")
-        return divided_line([len(divide(shares_n, split)) for split in SHARES]) + left_out
+        return divided_line([len(divide(shares_n, split)) for split in SHARES]) + more
+
+    def hashed(self, split: str) -> Hashed:
+        """See `transformer.data.overlap`."""
+        folder, kept = self._prepared(split)
+        return load_array(folder / "shares.npy")[kept] + 1, self.places(split).__getitem__
 
     def _prepared(self, split: str) -> tuple[Path, np.ndarray]:
         """The folder of prepared images of the source, and the indices of those in the split."""

@@ -88,6 +88,10 @@ class LabelledData(Corpus):
         """The field of the text, or of both texts."""
         return [name for name in (self.config.text_field, self.config.second_field) if name]
 
+    def open(self, split: str, field: str, **options: Any) -> Source:
+        """As for `Corpus`; records are split by the text, of pairs by the first, which others have too."""
+        return super().open(split, field, **{"reads": [self.config.text_field]} | options)
+
     def rows(self, split: str) -> PackedTexts:
         """The packed rows of a split, tokenised on first use.
 

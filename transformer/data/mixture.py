@@ -15,6 +15,7 @@ import numpy as np
 from transformer.data.corpus import FILES, divided_line, naming, tally_lines
 from transformer.data.interleaving import Interleaving, whole_weights
 from transformer.data.loader import DataLoader, HostBatch
+from transformer.data.overlap import overlap_lines
 from transformer.data.source_names import suggest_kind
 from transformer.data.sources import SOURCES, Source
 from transformer.data.token_cache import TokenCache
@@ -119,6 +120,7 @@ class Mixture:
         """`tokenizer` is that of the run folder; by default that of the config."""
         self.weights = dict(sorted(config.sources.items()))  # in any order the same mixture
         super().__init__(config, tokenizer)  # type: ignore[call-arg]
+        self.apart = False
 
     def parts(self, split: str) -> dict[str, Any]:
         """Name -> the data of each source of a split; {"": these} if it is of one."""
@@ -150,6 +152,10 @@ class Mixture:
         if not self.mixes(split):
             return super().sources(split)  # type: ignore[misc]
         return [source for part in self.parts(split).values() for source in part.sources(split)]
+
+    def conditions(self, split: str) -> Sequence[Source]:
+        """All documents of a split."""
+        return self.sources(split)
 
     def contents(self) -> dict[str, dict[str, Any]]:
         """As of one source, with the number of each source, for their order is a part of the data."""
@@ -216,8 +222,8 @@ class Mixture:
         undivided = any(source.partition(":")[0] in FILES for source in self.weights)
         lines += tally_lines(self.tallies("train", "validation"))  # type: ignore[attr-defined]
         if self.config.validation_source or not undivided:
-            return lines
-        return [*lines, *divided_line(None, "a source of files in data.sources")]
+            return [*lines, *overlap_lines(self)]
+        return [*lines, *divided_line(None, "a source of files in data.sources"), *overlap_lines(self)]
 
 
 @functools.cache

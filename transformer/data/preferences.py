@@ -12,6 +12,7 @@ from transformer.config import Positive
 from transformer.data.chat import ChatData, DialogueConfig, PackedSequences
 from transformer.data.corpus import naming
 from transformer.data.dialogues import Preferences
+from transformer.data.sources import Source
 
 
 @dataclass(frozen=True)
@@ -73,6 +74,11 @@ class PreferenceData(ChatData):
     source_class = Preferences
     reference: Callable[[str], np.ndarray] | None = None
     reference_identity: Callable[[], str] | None = None
+
+    def open(self, split: str, field: str, **options: Any) -> Source:
+        """As for `Corpus`; records are split by the prompt, or by what is before the first answer."""
+        by = [self.config.prompt_field or self.config.chosen_field]
+        return super().open(split, field, **{"reads": by} | options)
 
     def packer(self, split: str) -> Callable[..., PreferenceRows]:
         """`seed` -> the rows of a split, packed in another order."""

@@ -165,6 +165,10 @@ class SpanData(Corpus):
         """The field of the context: questions on one context stay in one split."""
         return [self.config.context_field]
 
+    def conditions(self, split: str) -> Sequence[Source]:
+        """The contexts."""
+        return self.sources(split)[1:]
+
     def rows(self, split: str) -> SpanRows:
         """The packed windows of a split, tokenised on first use."""
         c = self.config

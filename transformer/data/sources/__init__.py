@@ -6,7 +6,7 @@ from typing import Any
 
 from transformer.data.disk_cache import data_folder
 from transformer.data.source_names import suggest_kind
-from transformer.data.sources.base import SPLITS, Options, Source
+from transformer.data.sources.base import PLACE, SPLITS, Options, Source
 from transformer.data.sources.columnar import ParquetFiles, SavedDataset
 from transformer.data.sources.csv_files import CommaSeparated
 from transformer.data.sources.docstrings import Docstrings
@@ -41,8 +41,7 @@ SOURCES: dict[str, Callable[[str, str, Options], Source]] = {
 """Kind -> constructor, called with the part after the colon, the split and the options."""
 
 DIVIDED_BY = {
-    "text": "its files or the place in them",
-    "aligned": "the place in it",
+    "text": PLACE,
     "stdlib": "path",
     "docstrings": "path",
     "snippets": "text",

@@ -20,6 +20,9 @@ MANY = 200
 """From this number on, records are split by hash, so that a record stays in its split when others are added;
 fewer would be split unevenly."""
 
+PLACE = "place"
+"""The value of `data.split_by` that divides lines by their order."""
+
 OF = " of "
 """The separator of a split and another source than that of the config: "test of tsv:/my.tsv"."""
 
@@ -38,8 +41,9 @@ class Options:
     which a record may have none, because they change what the others mean; the fields that are `optional`,
     whose null is the empty text.
 
-    Records equal in the fields `split_by`, or without these in `reads` (the fields that a model reads), or
-    without both in all fields, are in one split."""
+    Records equal in the fields `split_by`, or without these in what a model reads as their condition (the
+    fields `reads`, and of messages those before the first answer), or without both in all fields, are in one
+    split. `split_by` `PLACE` divides lines by their order instead."""
 
     folder: Path
     field: str = "text"
@@ -63,6 +67,20 @@ class Options:
     def key(self) -> Sequence[str]:
         """The fields by which records are split; (): all."""
         return self.split_by or self.reads
+
+    @property
+    def by_place(self) -> bool:
+        """Whether lines are split by their order."""
+        return [*self.split_by] == [PLACE]
+
+    @property
+    def rule(self) -> list[str]:
+        """The rule by which records are split, as a part of the identity of what is."""
+        return ["by", *self.key, *([] if self.split_by else ["condition"])]
+
+    def deciding(self, value: Any) -> Any:
+        """What decides the split of a record with this value in a field of `key`."""
+        return value if self.split_by else before_answer(value)
 
     def as_text(self, value: Any) -> Any:
         """A number, a list or null as text, where these options say how; else the value itself."""
@@ -215,17 +233,33 @@ def belong(split: str, shares_n: np.ndarray) -> np.ndarray:
     return (int(low * n) <= places_n) & (places_n < int(high * n))
 
 
+def before_answer(value: Any) -> Any:
+    """Of a list of messages the role and the text of those before the first answer to a user; any other value
+    as it is."""
+    if not isinstance(value, list) or not all(isinstance(each, Mapping) for each in value):
+        return value
+    said = [(each.get("role") or each.get("from"), each.get("content", each.get("value"))) for each in value]
+    asked = next((i for i, (role, _) in enumerate(said) if role in ("user", "human")), len(said))
+    answers = (i for i, (role, _) in enumerate(said) if i > asked and role in ("assistant", "gpt"))
+    return said[: next(answers, len(said))]
+
+
 WRITE = json.JSONEncoder(sort_keys=True, default=str).encode  # a column may also have times
 
 
-def key_of(record: Mapping[str, Any], names: Sequence[str], place: Callable[[], str]) -> bytes:
-    """The key of a record by these fields; `place` gives its location, for messages.
+def key_of(
+    record: Mapping[str, Any],
+    names: Sequence[str],
+    place: Callable[[], str],
+    deciding: Callable[[Any], Any] = lambda value: value,
+) -> bytes:
+    """The key of a record by what is `deciding` of these fields; `place` gives its location, for messages.
 
     Raises:
       UserError: a field is missing.
     """
     try:
-        values = [record[name] for name in names]
+        values = [deciding(record[name]) for name in names]
     except KeyError as error:
         there = ", ".join(record)
         raise UserError(f"{place()}: no field {error} to split by; fields there: {there}") from None

@@ -181,7 +181,7 @@ class ColumnarFiles(RecordFiles):
             low, high = np.searchsorted(found[:, 0], (first, first + self._size(group))).tolist()
             values = [self._values(group, name) for name in self._options.key or self._columns]
             for row in (found[low:high, 0] - first).tolist():
-                yield key_of_values([column[row] for column in values])
+                yield key_of_values([self._options.deciding(column[row]) for column in values])
 
     def _size(self, group: int) -> int:
         file, number = self._groups[group]

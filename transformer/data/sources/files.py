@@ -18,7 +18,7 @@ import numpy as np
 
 from transformer.data.content_digests import contents_of
 from transformer.data.disk_cache import build_once, digest
-from transformer.data.sources.base import MANY, PIECE, SPLITS, Options, Source, falls_in
+from transformer.data.sources.base import MANY, PIECE, SPLITS, Options, Source, belong, falls_in, shares
 from transformer.data.sources.packed_files import PACKED, WINDOWS, reading, refuse_binary
 from transformer.errors import UserError
 
@@ -30,8 +30,6 @@ of the file is counted."""
 class Files(Source):
     """Records that are ranges of bytes in files, plain or packed."""
 
-    BY_KEY = True  # whether records are split by `Options.key`
-
     def __init__(
         self, kind: str, pattern: str, split: str, options: Options, patterns: Sequence[str] = ()
     ) -> None:
@@ -42,12 +40,17 @@ class Files(Source):
         self._options = options
         self._files = [file for part in patterns or [pattern] for file in _find(kind, part)]
         stats = [(str(file), (stat := file.stat()).st_size, stat.st_mtime_ns) for file in self._files]
-        more = [["by", *options.key]] if options.divide and self.BY_KEY else []
+        more = [options.rule] if self.by_key(options) else []
         more += [["optional", *options.optional]] if options.optional else []
         self.identity = digest(kind, stats, split, options.field, options.document, options.divide, *more)
         self._stats = stats
         self._map = functools.lru_cache(64)(self._open)
         self._line_ends = functools.lru_cache(64)(self._find_line_ends)
+
+    @staticmethod
+    def by_key(options: Options) -> bool:
+        """Whether records are split by their content (`Options.rule`)."""
+        return options.divide
 
     @property
     def content(self) -> dict[str, Any]:
@@ -109,15 +112,14 @@ class Files(Source):
 class TextFiles(Files):
     """Plain UTF-8 text, `text:GLOB`, whose documents are files, lines or paragraphs.
 
-    `MANY` files or more are split by a hash of their names; fewer are concatenated in the order of their
-    names and split by position, 90/5/5, at ends of lines.
+    Equal lines or paragraphs are in one split (see `belong`). `MANY` files or more are split by a hash of
+    their names; fewer are concatenated in the order of their names and split by position, 90/5/5, at ends of
+    lines. With `split_by` `PLACE` lines and paragraphs are split as files are.
 
     Raises:
       UserError: an unknown kind of document; several fields; no such file, no text in it, or (when read)
         text that is not UTF-8.
     """
-
-    BY_KEY = False
 
     def __init__(self, pattern: str, split: str, options: Options) -> None:
         if options.document not in DOCUMENTS:
@@ -129,25 +131,44 @@ class TextFiles(Files):
         super().__init__("text", pattern, split, options)
         self.identity = digest(self.identity, "without byte-order marks")
 
+    @staticmethod
+    def by_key(options: Options) -> bool:
+        """Whether documents are split by their content."""
+        return options.divide and options.document != "file" and not options.by_place
+
     def __len__(self) -> int:
-        return len(self._ends)
+        return len(self._numbers)
 
     def __getitem__(self, index: int) -> dict[str, Any]:
-        file, start, end = self._range(index)
+        file, start, end = self._range(self._numbers[index])
         return {self.field: self._decode(file, start, end), "file": str(self._files[file])}
 
     def place(self, index: int) -> str:
         """The file of a document and its first line."""
-        file, start, _ = self._range(index)
+        file, start, _ = self._range(self._numbers[index])
         return self._place(file, start)
 
     def pieces(self, index: int) -> Iterator[str]:
         """The text of one document in pieces; a document may be larger than memory."""
-        file, start, end = self._range(index)
+        file, start, end = self._range(self._numbers[index])
         while start < end:
             cut = _boundary(self._map(file), start + PIECE, end)
             yield self._decode(file, start, cut)
             start = cut
+
+    @functools.cached_property
+    def _numbers(self) -> Sequence[int]:
+        """The documents of the split, by their numbers among those of all parts."""
+        ends = self._ends
+        if not self.by_key(self._options):
+            return range(len(ends))
+        of_part = np.split(ends, self._firsts[1:])
+        keys = (
+            key
+            for (file, start, _), ends_n in zip(self._parts, of_part, strict=True)
+            for key in stripped(self._map(file), start or self._begin(file), ends_n)
+        )
+        return np.flatnonzero(belong(self._split, shares(keys))).tolist()
 
     def _range(self, index: int) -> tuple[int, int, int]:
         ends, firsts = self._ends, self._firsts
@@ -174,7 +195,9 @@ class TextFiles(Files):
     def _parts(self) -> list[tuple[int, int, int]]:
         """The non-empty parts (file, start, end) of the split."""
         parts = [(file, 0, size) for file, size in enumerate(self._sizes)]
-        if self._options.divide and len(parts) >= MANY:
+        if self.by_key(self._options):
+            pass  # all of them: the documents are divided
+        elif self._options.divide and len(parts) >= MANY:
             common = os.path.commonpath(self._files)
             names = [os.path.relpath(file, common) for file in self._files]
             parts = [part for part in parts if falls_in(self._split, os.fsencode(names[part[0]]))]
@@ -209,7 +232,10 @@ def matching(pattern: str) -> list[Path]:
 
 def _find(kind: str, pattern: str) -> list[Path]:
     paths = matching(pattern)
-    files = [path.absolute() for path in paths if path.is_file()]
+    named: dict[tuple[int, ...], Path] = {}  # by device and number: each file once, whatever links to it
+    for path in filter(Path.is_file, paths):
+        named.setdefault(os.stat(path)[1:3], path.absolute())
+    files = [*named.values()]
     if broken := [path for path in paths if path.is_symlink() and not path.exists()]:
         raise UserError(
             f"{kind}:{pattern}: {broken[0]} is a link to {os.readlink(broken[0])}, which is not there"
@@ -225,6 +251,13 @@ def _find(kind: str, pattern: str) -> list[Path]:
     if not any(file.stat().st_size for file in files):
         raise UserError(f"{kind}:{pattern}: {'the file is' if len(files) == 1 else 'the files are'} empty")
     return files
+
+
+def stripped(data: mmap.mmap, start: int, ends_n: np.ndarray) -> Iterator[bytes]:
+    """What is between successive ends, from `start`, without white space around it."""
+    for end in ends_n.tolist():
+        yield data[start:end].strip()
+        start = end
 
 
 def _boundary(data: mmap.mmap, position: int, end: int) -> int:

@@ -9,12 +9,15 @@ from typing import Any
 import numpy as np
 
 from transformer.data.disk_cache import digest
-from transformer.data.sources.base import SPLITS, Options, check_text, key_of
-from transformer.data.sources.files import Files, matching
+from transformer.data.sources.base import SPLITS, Options, belong, check_text, key_of, shares
+from transformer.data.sources.files import Files, matching, stripped
 from transformer.data.sources.json_forms import add_nested, as_lines, is_array
 from transformer.data.sources.record_files import RecordFiles
 from transformer.errors import UserError
 from transformer.json_text import parse_json
+
+SIDES = ("source", "target")
+"""The fields of aligned files."""
 
 
 class LineFiles(RecordFiles):
@@ -57,7 +60,7 @@ class LineFiles(RecordFiles):
         for file, start, end in found.tolist():
             if names:
                 place = functools.partial(self._place, file, start)
-                yield key_of(self._read(file, start, end), names, place)
+                yield key_of(self._read(file, start, end), names, place, self._options.deciding)
             else:
                 yield self._map(file)[start:end].strip()
 
@@ -241,7 +244,8 @@ def _bare(name: str) -> str:
 class Aligned(Files):
     """`aligned:SOURCE,TARGET`: two text files, where line i of one is the translation of line i of the other.
 
-    Records are {"source": line, "target": line}, including empty lines, split by position, 90/5/5.
+    Records are {"source": line, "target": line}, including empty lines. They are split by their fields
+    `Options.key`, or by both, or with `split_by` `PLACE` by position, 90/5/5.
 
     Raises:
       UserError: not two files, unequal numbers of lines, or (when read) text that is not UTF-8.
@@ -253,25 +257,25 @@ class Aligned(Files):
             halves = [both for both in halves if all(map(matching, both))]
         if len(halves) != 1:
             raise UserError(f"aligned:{argument}: expected two files, aligned:SOURCE,TARGET")
-        if options.field not in ("source", "target"):
-            raise UserError(f"aligned:{argument}: no field {options.field!r}; fields there: source, target")
+        for name in (options.field, *([] if options.by_place else options.key)):
+            if name not in SIDES:
+                raise UserError(f"aligned:{argument}: no field {name!r}; fields there: source, target")
         super().__init__("aligned", argument, split, options, halves[0])
         self.identity = digest(self.identity, "without byte-order marks")
         if len(self._files) != 2:
             raise UserError(f"aligned:{argument}: {len(self._files)} files; expected two")
 
     def __len__(self) -> int:
-        first, last = self._bounds
-        return last - first
+        return len(self._numbers)
 
     def __getitem__(self, index: int) -> dict[str, Any]:
-        first, last = self._bounds
-        number = range(first, last)[index]
-        lines = (
-            self._decode(file, int(ends[number - 1]) if number else self._begin(file), int(ends[number]))
-            for file, ends in enumerate(self._ends)
-        )
-        return {name: line.rstrip("\r\n") for name, line in zip(("source", "target"), lines, strict=True)}
+        number = int(self._numbers[index])
+        lines = (self._decode(file, *self._span(file, number)) for file in (0, 1))
+        return {name: line.rstrip("\r\n") for name, line in zip(SIDES, lines, strict=True)}
+
+    def _span(self, file: int, number: int) -> tuple[int, int]:
+        ends = self._ends[file]
+        return int(ends[number - 1]) if number else self._begin(file), int(ends[number])
 
     @functools.cached_property
     def _ends(self) -> list[np.ndarray]:
@@ -284,7 +288,14 @@ class Aligned(Files):
         return ends
 
     @functools.cached_property
-    def _bounds(self) -> tuple[int, int]:
-        low, high = SPLITS[self._split] if self._options.divide else (0.0, 1.0)
-        count = len(self._ends[0])
-        return int(low * count), int(high * count)
+    def _numbers(self) -> Sequence[int]:
+        """The lines of the split."""
+        options, count = self._options, len(self._ends[0])
+        low, high = SPLITS[self._split] if options.divide and options.by_place else (0.0, 1.0)
+        every = range(int(low * count), int(high * count))
+        if not options.divide or options.by_place:
+            return every
+        files = [SIDES.index(name) for name in options.key or SIDES] if count else []
+        keys = (stripped(self._map(file), self._begin(file), self._ends[file]) for file in files)
+        of_split_n = belong(self._split, shares(map(b"\0".join, zip(*keys, strict=True))))
+        return np.flatnonzero(of_split_n).tolist()

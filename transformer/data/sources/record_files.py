@@ -40,7 +40,7 @@ class RecordFiles(Files):
         if not self._options.divide:
             return self._find_all()
         given = self._options
-        what = sorted(given.asked), sorted(given.optional), given.key
+        what = sorted(given.asked), sorted(given.optional), given.rule
         key = digest("records", type(self).__name__, self._stats, *what)
         folder = build_once(given.folder / "records" / key, self._write)
         of_split_n = belong(self._split, load_array(folder / "shares.npy"))

@@ -57,6 +57,7 @@ class TaskData(SplitData):
     ENDLESS = 2**31 - 1
     """The number of training rows of an endless task, which no run reaches."""
 
+    apart = True
     lines = ""
     kinds: Mapping[str, Any] = {}
 
