@@ -92,7 +92,8 @@ class Hub:
     @functools.cached_property
     def abstract(self) -> Any:
         """The parameters of its own model, as `jax.ShapeDtypeStruct`s."""
-        return nn.meta.unbox(jax.eval_shape(self.experiment.init, jax.random.key(0)))
+        with nn.logical_axis_rules(()):  # of no mesh, whichever run asks
+            return nn.meta.unbox(jax.eval_shape(self.experiment.init, jax.random.key(0)))
 
     @functools.cached_property
     def places(self) -> dict[str, Place]:

@@ -48,7 +48,7 @@ BASES: dict[str, ModelConfig] = {
     "latent": DecoderConfig(**STACK, mixer="latent", norm_placement="sandwich", scale_embeddings=True),
     "deep": DecoderConfig(**STACK, parametrization="mup", base_width=8, base_head_dim=2, base_layers=1),
     "kinds": DecoderConfig(**STACK | YARN | KINDS, position_original_length=8),
-    "values": DecoderConfig(**STACK, value_embeddings=(0,), skips=True, position_fraction=0.5),
+    "values": DecoderConfig(**STACK, value_embeddings=(0,), position_fraction=0.5),
     "memory": TransformerXLConfig(**STACK),
     "pairs": EncoderDecoderConfig(**STACK, num_encoder_layers=1),
     "masked": HeadConfig(**STACK, position="learned", embedding_norm=True),
