@@ -125,7 +125,8 @@ def _tokenizer(part: Path, experiment: Any, values: dict[str, Any], paired: bool
     special = getattr(experiment.data, "special_tokens", None)
     if special is None:
         answers = hasattr(experiment.config, "generate")
-        ids = write_tokenizer(part, tokenizer, model.max_length, paired=paired, answers=answers)
+        kind = {"paired": paired, "answers": answers, "model_type": values["model_type"]}
+        ids = write_tokenizer(part, tokenizer, model.max_length, **kind)
         ends = [*dict.fromkeys([tokenizer.eos_id, *getattr(experiment, "ends", ())])]
         return ids | ({"eos_token_id": ends} if len(ends) > 1 else {}) | values
     several = model.num_token_types > 1

@@ -161,6 +161,60 @@ def test_a_text_that_is_answered_has_its_start_and_end(trained, tmp_path, own, p
     assert found.encode("a b").ids == [*before, *trained.encode("a b"), end]
 
 
+def settings_of(folder):
+    return json.loads((folder / "tokenizer_config.json").read_text())
+
+
+def test_settings_that_other_libraries_read_stay_with_a_model(folder, tmp_path):
+    """From its folder to that of a run, and to an exported one; tokens that it does not have are left out."""
+    said = {
+        "padding_side": "right",
+        "mask_token": {"content": "<s>"},
+        "unk_token": "</s>",
+        "eos_token": "</s>",
+    }
+    (folder / "tokenizer_config.json").write_text(json.dumps(said | {"other": 1}))
+    found = read_tokenizer(folder, {})
+    run, out = tmp_path / "run", tmp_path / "out"
+    for each in (run, out):
+        each.mkdir()
+    found.save(run / "tokenizer.json")
+    again = Tokenizer.load(run / "tokenizer.json")
+    assert again.kept == {"padding_side": "right", "mask_token": "<s>", "unk_token": "</s>"}
+    assert again.identity == found.identity
+    write_tokenizer(out, again, 64)
+    assert settings_of(out).items() >= {**again.kept, "eos_token": "</s>"}.items()
+    (folder / "tokenizer_config.json").write_text(json.dumps({"mask_token": "[MASK]"}))
+    assert read_tokenizer(folder, {}).kept == {}
+
+
+def test_prompts_of_a_language_model_are_padded_before_their_beginning(trained, tmp_path):
+    """Generation goes on at their end. Libraries that ask for a token for unknown text get one."""
+    for paired in (False, True):
+        write_tokenizer(tmp_path, trained, 64, paired=paired)
+        assert settings_of(tmp_path)["padding_side"] == ("right" if paired else "left")
+        assert settings_of(tmp_path)["unk_token"] == "<|endoftext|>"
+    words = Tokenizer.train("words", TEXTS, 9)
+    write_tokenizer(tmp_path, words, 64)
+    assert settings_of(tmp_path)["unk_token"] == words.name(words.unknown_id)
+
+
+@pytest.mark.thorough(but=1)
+@pytest.mark.parametrize("kind", ["qwen2", "qwen3", "llama", "gpt2", "mistral", "gemma2", "gemma3_text"])
+def test_transformers_has_the_ids_of_an_exported_tokenizer(trained, tmp_path, kind, monkeypatch):
+    """Of any class of models, also if code in the folder is trusted."""
+    transformers = pytest.importorskip("transformers")
+    monkeypatch.setattr(transformers.dynamic_module_utils, "HF_MODULES_CACHE", str(tmp_path / "modules"))
+    ids = write_tokenizer(tmp_path, trained, 64, model_type=kind)
+    values = {"model_type": kind, "vocab_size": trained.vocab_size}
+    (tmp_path / "config.json").write_text(json.dumps(values | ids))
+    for options in ({}, {"trust_remote_code": True}):
+        theirs = transformers.AutoTokenizer.from_pretrained(tmp_path, **options)
+        for text in (*TEXTS[:3], "RFC 5322 of 2022", "e\u0301 \ufb01  12\t 345\r\n", "don't  x_1"):
+            assert theirs(text, add_special_tokens=False).input_ids == trained.encode(text), text
+    assert (tmp_path / "as_written.py").exists() == (kind == "qwen2")
+
+
 @pytest.mark.thorough
 def test_the_tokenizer_of_texts_that_are_answered_gives_the_prompts_of_the_run(tmp_path, in_root):
     run, out = tmp_path / "run", tmp_path / "out"

@@ -48,6 +48,10 @@ def byte_tokens(texts: Iterable[str] = (), vocab_size: int = 0) -> tokenizers.To
 ROLES = ("bos_token", "eos_token", "pad_token")
 """Roles of special tokens, as tokenizer_config.json names them: before a document, after it, padding."""
 
+TEXTS = ("chat_template", "padding_side")
+KEPT = (*TEXTS, "unk_token", "mask_token")
+"""Keys of tokenizer_config.json that change no encoding: `TEXTS`, and what others call their tokens."""
+
 NONE_NAMED: Mapping[str, str] = MappingProxyType({})
 """No names of special tokens."""
 
@@ -114,11 +118,13 @@ def settings_beside(file: Path) -> dict[str, Any]:
 
 def special_in(settings: Mapping[str, Any], backend: tokenizers.Tokenizer) -> dict[str, str]:
     """Role -> name of the special tokens that the values of a `tokenizer_config.json` name and the tokenizer
-    has."""
-    given, vocabulary = {role: settings.get(role) for role in ROLES}, backend.get_vocab()
+    has; and the values `KEPT`."""
+    given, vocabulary = {key: settings.get(key) for key in (*ROLES, *KEPT)}, backend.get_vocab()
     # A name may come with how the token is stripped.
-    names = {role: name.get("content") if isinstance(name, dict) else name for role, name in given.items()}
-    return {role: name for role, name in names.items() if isinstance(name, str) and name in vocabulary}
+    texts = {key: text.get("content") if isinstance(text, dict) else text for key, text in given.items()}
+    texts["chat_template"] = chat_template_in(settings)
+    named = {key: text for key, text in texts.items() if isinstance(text, str) and text}
+    return {key: text for key, text in named.items() if key in TEXTS or text in vocabulary}
 
 
 def chat_template_in(settings: Mapping[str, Any]) -> str:
@@ -152,16 +158,17 @@ class Tokenizer:
         targets: "Tokenizer | None" = None,
     ) -> None:
         """Wraps a tokenizer of the `tokenizers` library. `special` are names of special tokens by their role,
-        a key of `ROLES`; without an end-of-text token one of `ENDS` is taken, or `<|endoftext|>` is added."""
+        a key of `ROLES`, and values of `KEPT`; without an end-of-text token one of `ENDS` is taken, or
+        `<|endoftext|>` is added."""
         end = special.get("eos_token") or next(filter(backend.get_vocab().__contains__, ENDS), END)
         names = {role: special.get(role) or end for role in ROLES}
         backend.add_special_tokens(sorted({*names.values()}))
         backend.no_truncation()
         backend.no_padding()
         backend.encode_special_tokens = True  # encode them as plain text
-        self.backend, self.special = backend, dict(special)
+        self.backend, self.special = backend, {key: special[key] for key in ROLES if key in special}
         self.targets = targets or self
-        self.chat_template = ""  # how messages become one text; "": not known
+        self.kept = {key: special[key] for key in KEPT if key in special}
         self.bos_id, self.eos_id, self.pad_id = (backend.get_vocab()[names[role]] for role in ROLES)
 
     @classmethod
@@ -205,22 +212,27 @@ class Tokenizer:
         """
         file = Path(path).expanduser()
         backend = read_backend(file)
-        settings = settings_beside(file)
-        special = special_in(settings, backend)
+        special = special_in(settings_beside(file), backend)
         targets = cls(read_backend(other), special) if (other := file.with_name(TARGETS)).is_file() else None
-        found = cls(backend, special, targets)
-        found.chat_template = chat_template_in(settings)
-        return found
+        return cls(backend, special, targets)
 
     def save(self, path: str | os.PathLike) -> None:
         """Writes `tokenizer.json` atomically, with a tokenizer of targets beside it if that is another, and
-        `tokenizer_config.json` if it names special tokens or has a chat template."""
-        template = {"chat_template": self.chat_template} if self.chat_template else {}
-        if settings := self.special | template:
+        `tokenizer_config.json` if it names special tokens or has values that are kept."""
+        if settings := self.special | self.kept:
             _write(Path(path).with_name(NAMES), json.dumps(settings, ensure_ascii=False, indent=2))
         if self.targets is not self:
             _write(Path(path).with_name(TARGETS), self.targets.content)
         _write(Path(path), self.content)
+
+    @property
+    def chat_template(self) -> str:
+        """How messages become one text; "" if that is not known."""
+        return self.kept.get("chat_template", "")
+
+    @chat_template.setter
+    def chat_template(self, template: str) -> None:
+        self.kept["chat_template"] = template
 
     @property
     def content(self) -> str:

@@ -13,7 +13,6 @@ from transformer.data.tokenizers import (
     ROLES,
     TARGETS,
     Tokenizer,
-    chat_template_in,
     read_backend,
     settings_beside,
     special_in,
@@ -49,12 +48,11 @@ def read_tokenizer(folder: Path, config: Mapping[str, Any]) -> Tokenizer:
     ids = {role: _first(config.get(f"{role}_id")) for role in ROLES}
     named = {role: backend.id_to_token(i) for role, i in ids.items() if i is not None}
     special = {role: name for role, name in named.items() if name is not None}
-    special |= special_in(settings := settings_beside(folder / "tokenizer.json"), backend)
+    special |= special_in(settings_beside(folder / "tokenizer.json"), backend)
     if (start := _first(config.get(DECODER_START))) is not None and (name := backend.id_to_token(start)):
         special["bos_token"] = name  # of encoder-decoders, whose sources have no start token
     targets = None if of_targets is None else Tokenizer(of_targets, special)
     tokenizer = Tokenizer(backend, special, targets)
-    tokenizer.chat_template = chat_template_in(settings)
     size = config.get("vocab_size")
     if type(size) is int and tokenizer.vocab_size > size:
         raise UserError(
@@ -151,10 +149,35 @@ def byte_level_bpe(vocab: Path, merges: Path) -> tokenizers.Tokenizer:
     return backend
 
 
+REBUILT = "qwen2"
+"""The `model_type` whose tokenizer transformers 5 builds from vocabulary and merges alone, so that it cuts
+texts as Qwen2's does, whatever class is named, unless the folder names a class of its own."""
+
+AS_WRITTEN = "as_written.py"
+"""The name of a file with that class, which is read with trust_remote_code=True alone; without, that of any
+other family is taken."""
+
+AS_WRITTEN_CODE = '''"""tokenizer.json as it is written."""
+
+from transformers import PreTrainedTokenizerFast
+
+
+class AsWritten(PreTrainedTokenizerFast):
+    """A tokenizer that cuts texts as its tokenizer.json says."""
+'''
+
+
 def write_tokenizer(
-    folder: Path, tokenizer: Tokenizer, max_length: int, *, paired: bool = False, answers: bool = False
+    folder: Path,
+    tokenizer: Tokenizer,
+    max_length: int,
+    *,
+    paired: bool = False,
+    answers: bool = False,
+    model_type: str = "",
 ) -> dict[str, Any]:
-    """Writes tokenizer.json and tokenizer_config.json; returns the ids of special tokens for config.json.
+    """Writes tokenizer.json and tokenizer_config.json, which are read alike by transformers with a model of
+    this type, or any; returns the ids of special tokens for config.json.
 
     A tokenizer that adds no special tokens adds there what models here read with a text: the start token
     before it, but not of a `paired` model, an encoder-decoder; and the end token after it, if the model
@@ -175,11 +198,18 @@ def write_tokenizer(
         (folder / TARGETS).write_text(tokenizer.targets.content, encoding="utf-8")
     ids = {"bos_token": tokenizer.bos_id, "eos_token": tokenizer.eos_id, "pad_token": tokenizer.pad_id}
     named = {role: tokenizer.name(i) for role, i in ids.items()}
-    settings = {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": max_length} | named
+    settings: dict[str, Any] = {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": max_length}
+    settings |= named
     settings["clean_up_tokenization_spaces"] = False  # before version 5 decoding turned " ." into "."
-    if tokenizer.chat_template:
-        settings["chat_template"] = tokenizer.chat_template
-    text = json.dumps(settings, ensure_ascii=False, indent=2)
+    # Prompts of a batch are continued at their end. CTranslate2 asks for a token for unknown text, also where
+    # every text is known; GPT-2 names the same one.
+    settings["padding_side"] = "right" if paired else "left"
+    unknown = tokenizer.eos_id if tokenizer.unknown_id is None else tokenizer.unknown_id
+    settings["unk_token"] = tokenizer.name(unknown)
+    if not paired and model_type in ("", REBUILT):
+        settings["auto_map"] = {"AutoTokenizer": [None, f"{Path(AS_WRITTEN).stem}.AsWritten"]}
+        (folder / AS_WRITTEN).write_text(AS_WRITTEN_CODE, encoding="utf-8")
+    text = json.dumps(settings | tokenizer.kept, ensure_ascii=False, indent=2)
     (folder / NAMES).write_text(text + "\n", encoding="utf-8")
     return {f"{role}_id": i for role, i in ids.items()} | (
         {DECODER_START: tokenizer.bos_id} if paired else {}
