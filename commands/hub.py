@@ -105,8 +105,8 @@ class Hub:
 
     def shapes(self) -> dict[str, tuple]:
         """See `Origin`."""
-        _ = self.places
-        return arrays(self.abstract)
+        named = {path for place in self.places.values() for path in place.paths}
+        return {path: shape for path, shape in arrays(self.abstract).items() if path in named}
 
     def read(self, wanted: Any) -> Any:
         """See `Origin`."""

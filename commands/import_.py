@@ -51,6 +51,9 @@ def run(flags: argparse.Namespace, overrides: "Overrides") -> int:
     folder = Workdir(flags.workdir)
     check_new("--workdir", folder.path)
     hub = Hub(flags.source, flags.ignore)
+    if hub.folder.family.heads:
+        what = f"{hub.folder.family.architecture} has no head, which a run needs"
+        raise UserError(f"--from: {what}; start one from it: --config.initialize_from={hub}")
     _ = hub.config  # before the overrides
     config = check_config(hub.values, overrides)
     experiment = find_experiment(config.experiment)(config, **hub.kept)

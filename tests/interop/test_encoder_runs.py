@@ -46,6 +46,15 @@ def byte_pairs(folder):
     return {"vocab_size": len(tokens), "max_position_embeddings": 60, "type_vocab_size": 1}
 
 
+def test_a_model_without_a_head_is_no_run(tmp_path, capfd):
+    folder, run = tmp_path / "bert", tmp_path / "run"
+    folder.mkdir()
+    masked(folder, transformers.BertModel, words)
+    assert launch.main(["--mode=import", f"--from={folder}", f"--workdir={run}"]) == 2
+    said = "--from: BertModel has no head, which a run needs; start one from it: --config.initialize_from=hf:"
+    assert f"{said}{folder}\n" in capfd.readouterr().err and not run.exists()
+
+
 def masked(folder, make, tokenizer):
     """A model of transformers for masked language modelling, in a folder with its own tokenizer."""
     keys = tokenizer(folder)
@@ -82,12 +91,13 @@ def test_masks_are_filled_with_the_same_tokens(name, tokenizer, tmp_path):
 
 
 @pytest.mark.thorough
-def test_bert_is_fine_tuned_and_goes_back(tmp_path, capfd):
-    """With LoRA, from a folder of transformers; the exported model gives the same probabilities there, of
-    texts that its exported tokenizer reads."""
+@pytest.mark.parametrize("kind", ["BertForMaskedLM", "BertModel"])
+def test_bert_is_fine_tuned_and_goes_back(tmp_path, capfd, kind):
+    """With LoRA, from a folder of transformers, with a head or without; the exported model gives the same
+    probabilities there, of texts that its exported tokenizer reads."""
     folder, source = tmp_path / "bert", tmp_path / "a.tsv"
     folder.mkdir()
-    masked(folder, transformers.BertForMaskedLM, words)
+    masked(folder, getattr(transformers, kind), words)
     rows = [f"the {quality} film, number {a}\t{label}" for a in LETTERS for quality, label in LABELLED]
     source.write_text("\n".join(["text\tlabel", *rows]) + "\n")
     keys = {"initialize_from": f"hf:{folder}", "data.source": f"tsv:{source}", "data.sequence_length": 40}
@@ -95,7 +105,9 @@ def test_bert_is_fine_tuned_and_goes_back(tmp_path, capfd):
     given = [f"--config.{key}={value}" for key, value in keys.items()]
     run, out = tmp_path / "run", tmp_path / "out"
     assert launch.main(["--config=configs/finetune_classification.py:tiny", f"--workdir={run}", *given]) == 0
-    assert "taken  encoder/trunk/blocks" in capfd.readouterr().out
+    said = capfd.readouterr().out
+    assert "taken  encoder/trunk/blocks" in said
+    assert ("taken  pooler/dense/kernel" in said) == (kind == "BertModel")
     assert launch.main([f"--workdir={run}", "--mode=export", f"--to={out}"]) == 0
     capfd.readouterr()
     text = "The good film, number q."

@@ -16,6 +16,7 @@ from transformer.interop import rules as table
 from transformer.interop.folder import family_for
 from transformer.interop.tensors import open_tensors, write_tensors
 from transformer.interop.transfer import load, outputs
+from transformer.models.encoder import TextEncoder
 from transformer.models.heads import HeadConfig
 
 torch = pytest.importorskip("torch")
@@ -42,6 +43,17 @@ CASES = {
     | {"classifier_pooling": "mean", "layer_types": ["sliding_attention", "full_attention"]},
     "ViTForImageClassification": SIZES | CLASSES | {"image_size": 6, "patch_size": 2, "num_channels": 3},
 }
+BARE = {
+    "BertModel": TEXT | {"type_vocab_size": 3},
+    "RobertaModel": TEXT | {"type_vocab_size": 1, "hidden_act": "relu", "pad_token_id": 4},
+    "ModernBertModel": MODERN | {"num_hidden_layers": 5, "rope_parameters": ROPE},
+    "ViTModel": SIZES | {"image_size": 6, "patch_size": 2, "num_channels": 3},
+}
+"""Without a head."""
+
+BARE_CASES = [("BertModel", True), ("BertModel", False), *((name, None) for name in [*BARE][1:])]
+"""Names, and whether BERT's pooler is there."""
+
 QUICK = ("BertForPreTraining", "ViTForImageClassification")
 
 
@@ -111,6 +123,37 @@ def test_logits(encoder):
     expected = encoder.expected(encoder.theirs)
     ours = encoder.logits(encoder.params)
     assert parity.close(ours, expected), np.abs(ours - expected).max() / np.abs(expected).max()
+
+
+@pytest.mark.thorough(but=1)
+@pytest.mark.parametrize(("name", "pools"), BARE_CASES)
+def test_a_model_without_a_head_is_the_encoder_of_its_family(name, pools, tmp_path, rng):
+    make = getattr(transformers, name)
+    theirs = make(make.config_class(**BARE[name]), **({} if pools is None else {"add_pooling_layer": pools}))
+    parity.save(theirs, tmp_path, 1)
+    encoder = Encoder(tmp_path, theirs, rng)
+    parts, params = {path.partition("/")[0] for path in encoder.hub.shapes()}, encoder.params
+    text = name != "ViTModel"
+    if not text:
+        assert parts == {"embedding", "cls", "trunk"}
+        params |= {"head": {"classes": {"kernel": np.eye(16)[:, :2], "bias": np.zeros(2)}}}
+        pixels = torch.tensor(encoder.images.astype(np.float32)).permute(0, 3, 1, 2) / 255
+        expected = theirs((pixels - 0.5) / 0.5).last_hidden_state[:, 0, :2]
+        assert parity.close(encoder.apply(params)[0], expected.detach().numpy())
+        return
+    assert parts == ({"encoder", "pooler"} if pools else {"encoder"})
+    inputs = {"segments_bt": encoder.there.astype(np.int32), "types_bt": encoder.types.astype(np.int32)}
+    bare = TextEncoder(encoder.model.config, encoder.vocab_size)
+    ours = bare.apply({"params": params["encoder"]}, encoder.tokens, **inputs)
+    types = {"token_type_ids": torch.tensor(encoder.types)} if encoder.types.any() else {}
+    there = torch.tensor(encoder.there.astype(np.int64))
+    with torch.no_grad():
+        found = theirs(torch.tensor(encoder.tokens), attention_mask=there, **types)
+    assert parity.close(np.asarray(ours)[encoder.there], found.last_hidden_state.numpy()[encoder.there])
+    if pools:
+        dense = params["pooler"]["dense"]
+        pooled = np.tanh(np.asarray(ours)[:, 0] @ dense["kernel"] + dense["bias"])
+        assert parity.close(pooled, found.pooler_output.numpy())
 
 
 def test_round_trip(encoder, tmp_path):

@@ -41,6 +41,7 @@ EDITS = {
         "tests/interop/test_encoder_runs.py::test_what_is_no_choice_between_classes_is_refused "
         "tests/interop/test_gpt2.py::test_copies",
         {
+            "exported_without_a_head": (" or family.heads:", ":"),
             "known_keys_left_out": ("if name in self.family.known:", "if False:"),
             "one_name_for_two_classes": ("if counts[name] > 1 else", "if False else"),
             "silent_about_keys": ('{"ignored": map(shown_key, self.ignored), ', "{"),
@@ -122,8 +123,12 @@ EDITS = {
         },
     ),
     "transformer/interop/vocabulary.py": (
-        "tests/interop/test_marian_tokenizers.py",
+        "tests/interop/test_marian_tokenizers.py tests/interop/test_vocabulary.py",
         {
+            "prompts_padded_behind": ('"right" if paired else "left"', '"right"'),
+            "no_unknown_token": ('settings["unk_token"] = tokenizer.name(unknown)', ""),
+            "settings_not_written": ("json.dumps(settings | tokenizer.kept,", "json.dumps(settings,"),
+            "cut_as_qwen_does": ('model_type in ("", REBUILT)', 'model_type in ("",)'),
             "targets_as_sources": (
                 "read_sentencepiece(folder / SIDES[1],",
                 "read_sentencepiece(folder / SIDES[0],",

@@ -3,9 +3,11 @@
 from transformer.interop.arcee import ARCEE
 from transformer.interop.bert import (
     BERT,
+    BERT_BARE,
     BERT_CLASSIFIER,
     BERT_PRETRAINING,
     ROBERTA,
+    ROBERTA_BARE,
     ROBERTA_CLASSIFIER,
 )
 from transformer.interop.family import Family
@@ -13,9 +15,9 @@ from transformer.interop.gemma import GEMMA2, GEMMA3
 from transformer.interop.gpt2 import GPT2
 from transformer.interop.llama import LLAMA, MISTRAL, QWEN2, QWEN3
 from transformer.interop.marian import MARIAN
-from transformer.interop.modernbert import MODERNBERT, MODERNBERT_CLASSIFIER
+from transformer.interop.modernbert import MODERNBERT, MODERNBERT_BARE, MODERNBERT_CLASSIFIER
 from transformer.interop.t5 import T5
-from transformer.interop.vit import VIT
+from transformer.interop.vit import VIT, VIT_BARE
 
 FAMILIES: dict[str, tuple[Family, ...]] = {
     "gpt2": (GPT2,),
@@ -26,10 +28,10 @@ FAMILIES: dict[str, tuple[Family, ...]] = {
     "arcee": (ARCEE,),
     "gemma2": (GEMMA2,),
     "gemma3_text": (GEMMA3,),
-    "bert": (BERT, BERT_PRETRAINING, BERT_CLASSIFIER),
-    "roberta": (ROBERTA, ROBERTA_CLASSIFIER),
-    "modernbert": (MODERNBERT, MODERNBERT_CLASSIFIER),
-    "vit": (VIT,),
+    "bert": (BERT, BERT_PRETRAINING, BERT_CLASSIFIER, BERT_BARE),
+    "roberta": (ROBERTA, ROBERTA_CLASSIFIER, ROBERTA_BARE),
+    "modernbert": (MODERNBERT, MODERNBERT_CLASSIFIER, MODERNBERT_BARE),
+    "vit": (VIT, VIT_BARE),
     "t5": (T5,),
     "marian": (MARIAN,),
 }

@@ -52,6 +52,12 @@ def pretraining(model: Any) -> Iterator[Rule]:
     yield Rule("next/classes/bias", "cls.seq_relationship.bias", "c -> c", reverse=True)
 
 
+def bare(model: Any) -> Iterator[Rule]:
+    """BERT without a head, maybe with the pooler."""
+    yield from encoder("bert")
+    yield from linear("pooler/dense", "bert.pooler.dense")
+
+
 def classifier(model: Any) -> Iterator[Rule]:
     """BERT with a head for classes."""
     yield from encoder("bert")
@@ -202,6 +208,9 @@ _classifier = functools.partial(
     ignored=lambda model: (r".*position_ids",),
 )
 
+HEADS = ("transform", "transform_norm", "output_bias", "pooler", "next")
+"""The parts of the two heads of pre-training."""
+
 BERT = _masked(
     model_type="bert",
     architecture="BertForMaskedLM",
@@ -239,6 +248,18 @@ BERT_CLASSIFIER = _classifier(
     prefix="bert.",
     renamed=RENAMED,
 )
+BERT_BARE = _masked(
+    model_type="bert",
+    architecture="BertModel",
+    keys=(*SHARED, HEAD),
+    read=read,
+    rules=bare,
+    heads=HEADS,
+    prefix="bert.",
+    renamed=RENAMED,
+    data=lambda config: {"next_sentence": True},  # a run of it has a pooler
+    ignored=lambda model: (r".*position_ids",),
+)
 ROBERTA = _masked(
     model_type="roberta",
     architecture="RobertaForMaskedLM",
@@ -259,4 +280,15 @@ ROBERTA_CLASSIFIER = _classifier(
     write=functools.partial(classifier_write, offset=True),
     rules=roberta_classifier,
     prefix="roberta.",
+)
+ROBERTA_BARE = _masked(
+    model_type="roberta",
+    architecture="RobertaModel",
+    keys=SHARED,
+    fixed=FIXED | {"head_activation": "gelu_exact"},
+    read=functools.partial(read, offset=True),
+    rules=lambda model: encoder("roberta"),
+    heads=HEADS,
+    prefix="roberta.",
+    ignored=lambda model: (r"roberta\.pooler\..*", r".*position_ids"),
 )

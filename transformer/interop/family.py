@@ -114,6 +114,8 @@ class Family:
       and of ours in `further` and `written`;
     - `rules`: the tensors, for a config of ours;
     - `data`, `write_data`: keys of our group `data` from their config, and of theirs from our group;
+    - `heads`: of models without a head, which start runs of other objectives: the parts of the parameters
+      here that such models lack, or may lack;
     - `labelled`: whether it tells the labels in id2label apart;
     - `pixels`, `write_pixels`: of a family of images: keys of our `model` from preprocessor_config.json, and
       this file from our `model` and `data`;
@@ -140,6 +142,7 @@ class Family:
     written: tuple[str, ...] = ()
     data: Callable[[Values], dict[str, Any]] = nothing
     write_data: Callable[[Any], dict[str, Any]] = nothing
+    heads: tuple[str, ...] = ()
     labelled: bool = False
     pixels: Callable[[Values], dict[str, Any]] | None = None
     write_pixels: Callable[[Any, Any], dict[str, Any]] | None = None

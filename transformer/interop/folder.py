@@ -17,7 +17,7 @@ from transformer.interop import FAMILIES
 from transformer.interop.family import Family, given, shown_key, whole
 from transformer.interop.generation import Generation
 from transformer.interop.json_files import listed, read_object
-from transformer.interop.rules import Place, compare, places
+from transformer.interop.rules import Place, Rule, compare, places
 from transformer.interop.tensors import Tensor, open_tensors
 from transformer.interop.vocabulary import read_tokenizer
 
@@ -155,14 +155,26 @@ class HubFolder:
         bare = prefix and not any(each.startswith(prefix) for each in names)
         return self._renamed(prefix + name if bare and not re.match("lm_head|cls", name) else name)
 
+    def _of_head(self, path: str) -> bool:
+        """Whether a parameter of ours belongs to a head that the model may lack."""
+        return path.partition("/")[0] in self.family.heads
+
+    def _lacks(self, rule: Rule) -> bool:
+        """Whether the model lacks a part of a head."""
+        return self._of_head(rule.paths[0]) and rule.theirs not in self.tensors
+
     def places(self, model: Any, shapes: Mapping[str, tuple[int, ...]], vocab_size: int) -> dict[str, Place]:
-        """Where each tensor belongs in parameters of these shapes, path -> shape.
+        """Where each tensor belongs in parameters of these shapes, path -> shape; of a head that the model
+        lacks there are none.
 
         Raises:
           UserError: a tensor is missing, unknown or of another shape; or it should be a copy of another one,
             or what is computed here, and is not, so that transformers computes with other values.
         """
-        found, copies = places(self.family.rules(model), shapes, vocab_size), self.family.copies(model)
+        rules = [rule for rule in self.family.rules(model) if not self._lacks(rule)]
+        ruled = {path for rule in rules for path in rule.paths}
+        shapes = {path: shape for path, shape in shapes.items() if path in ruled or not self._of_head(path)}
+        found, copies = places(rules, shapes, vocab_size), self.family.copies(model)
         computed = self.family.computed(model)
         ignored = [*self.family.ignored(model), *map(re.escape, [*copies, *computed])]
         compare(self.tensors, found, ignored, self.path)
@@ -190,7 +202,7 @@ def family_for(config: Any, name: str = "") -> tuple[Family, dict[str, Any]]:
     known: Iterable[Family] = FAMILIES[name] if name else itertools.chain(*FAMILIES.values())
     refused: list[tuple[str, str]] = []
     for family in known:
-        if config.experiment not in (family.experiment, *family.also):
+        if config.experiment not in (family.experiment, *family.also) or family.heads:
             continue
         try:
             return family, family.config(config.model) | family.write_data(config.data)

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from transformer.errors import UserError
-from transformer.interop.bert import GELU, without_next
+from transformer.interop.bert import GELU, HEADS, without_next
 from transformer.interop.family import Family, Key, Values, given, positive, whole
 from transformer.interop.parts import affine, joined, linear, norm
 from transformer.interop.rules import Rule
@@ -250,4 +250,13 @@ MODERNBERT_CLASSIFIER = _family(
     read=classifier_read,
     write=classifier_write,
     written=(*WRITTEN, "pooler"),
+)
+MODERNBERT_BARE = _family(
+    architecture="ModernBertModel",
+    experiment="masked_lm",
+    keys=KEYS,
+    rules=encoder,
+    heads=HEADS,
+    read=read,
+    data=lambda config: {"next_sentence": False},
 )

@@ -1,5 +1,6 @@
 """ViT (Dosovitskiy et al. 2021) with a head for classes."""
 
+import functools
 from collections.abc import Iterator
 from typing import Any
 
@@ -29,6 +30,11 @@ def rules(model: Any) -> Iterator[Rule]:
     yield from linear(f"{ours}/feed_forward/down", f"{theirs}.output.dense")
     yield from norm(f"{ours}/feed_forward_norm", f"{theirs}.layernorm_after")
     yield from norm("trunk/final_norm", "vit.layernorm")
+
+
+def classifier(model: Any) -> Iterator[Rule]:
+    """The tensors, with those of the head."""
+    yield from rules(model)
     yield from linear("head/classes", "classifier")
 
 
@@ -112,10 +118,10 @@ def write_pixels(model: Any, config: Any) -> dict[str, Any]:
     }
 
 
-VIT = Family(
+_family = functools.partial(
+    Family,
     model_type="vit",
     experiment="vision",
-    architecture="ViTForImageClassification",
     labelled=True,
     keys=(
         Key("d_model", "hidden_size", 768),
@@ -138,6 +144,10 @@ VIT = Family(
     write_data=write_data,
     pixels=pixels,
     write_pixels=write_pixels,
-    rules=rules,
     prefix="vit.",
+)
+
+VIT = _family(architecture="ViTForImageClassification", rules=classifier)
+VIT_BARE = _family(
+    architecture="ViTModel", rules=rules, heads=("head",), ignored=lambda model: (r"vit\.pooler\..*",)
 )
