@@ -161,16 +161,17 @@ def _write_documents(target: str, run: "Run", params: "Params", split: str) -> s
     found = []
     for name, part in (data.parts(split) if "" not in parts else {"": data}).items():
         (source, *_) = part.sources(split)
-        for each in document_losses(run.experiment, params, run.put, parts[name]):
+        losses = document_losses(run.experiment, params, run.put, parts[name])
+        for each in sorted(losses, key=lambda each: each.number):  # a source is read in its own order
             about = {"document": each.number + 1, "place": source.place(each.number), "loss": each.loss}
             about |= {"targets": each.targets, "bits_per_byte": each.bits_per_byte}
-            found.append((each, source, about | ({"source": name} if name else {})))
-    found.sort(key=lambda each: -each[0].loss)
+            about |= {"source": name} if name else {}
+            about |= {"text": source.text(each.number)[:SHOWN]} if hasattr(source, "text") else {}
+            found.append(about)
+    found.sort(key=lambda about: -about["loss"])
     with writing(target, flag="--per_document") as out:
-        for each, source, about in found:
-            text = {"text": source.text(each.number)[:SHOWN]} if hasattr(source, "text") else {}
-            out.write([json.dumps(about | text, ensure_ascii=False)])
-    highest = f"{found[0][0].loss:.6g} of {found[0][2]['place']}"
+        out.write([json.dumps(about, ensure_ascii=False) for about in found])
+    highest = f"{found[0]['loss']:.6g} of {found[0]['place']}"
     return f"{target}: the loss of {len(found):,} documents; the highest is {highest}"
 
 

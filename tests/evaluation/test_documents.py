@@ -156,7 +156,8 @@ def test_texts_with_labels_are_found_by_their_number(tmp_path, rng, too_long):
 def trained(tmp_path_factory):
     folder = tmp_path_factory.mktemp("documents")
     source = runs.write_corpus(folder / "corpus", documents=8)
-    keys = ["data.tokenizer=bytes", f"data.validation_source={source}", "data.sequence_length=32"]
+    keys = ["data.tokenizer=bytes", "data.sequence_length=32"]
+    keys += [f"data.validation_source={source}", "data.overlap=1"]
     assert launch.main(runs.tiny(source, folder / "run", *(f"--config.{key}" for key in keys))) == 0
     return folder
 

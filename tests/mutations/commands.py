@@ -236,6 +236,10 @@ EDITS = {
             "given_keys_lose": ("override(values, overrides)\n    return from_values", "return from_values"),
         },
     ),
+    "commands/evaluate.py": (
+        "tests/data/test_work.py::test_documents_are_written_by_their_loss",
+        {"sources_read_by_loss": ("sorted(losses, key=lambda each: each.number)", "losses")},
+    ),
     "commands/inheritance.py": (
         "tests/commands/test_same_function.py",
         {

@@ -85,6 +85,15 @@ EDITS = {
             "marks_are_cut_off": ('.startswith("M")', '.startswith("Q")'),
         },
     ),
+    "transformer/data/question_cache.py": (
+        "tests/data/test_work.py",
+        {
+            "places_of_all_questions": (
+                "functools.partial(source.place, index)",
+                "lambda said=source.place(index): said",
+            ),
+        },
+    ),
     "transformer/data/dialogues.py": (
         "tests/data/test_chat.py tests/data/test_places.py",
         {
@@ -214,12 +223,17 @@ EDITS = {
         "tests/data/test_parquet.py tests/data/test_left_out.py",
         {
             "every_split_the_whole": ("belong(self._split, load", 'belong("train", load'),
-            "other_nulls_in_one_index": ("sorted(given.optional), given.key", "given.key"),
+            "other_nulls_in_one_index": ("sorted(given.optional), given.rule", "given.rule"),
         },
     ),
     "transformer/data/sources/line_files.py": (
-        "tests/data/test_line_files.py tests/data/test_left_out.py tests/data/test_overlap.py",
+        "tests/data/test_line_files.py tests/data/test_left_out.py tests/data/test_overlap.py "
+        "tests/data/test_work.py",
         {
+            "places_of_all_records": (
+                "self._options.check_unread(record, place)",
+                "self._options.check_unread(record, lambda said=place(): said)",
+            ),
             "order_is_ignored": ("if not options.divide or options.by_place:", "if not options.divide:"),
             "columns_shift": ("if len(columns) != len(names):", "if False:"),
             "empty_lines_are_records": (
@@ -345,8 +359,13 @@ EDITS = {
     ),
     "transformer/data/sources/files.py": (
         "tests/faults/test_data_faults.py tests/data/test_sources.py::test_a_path_that_exists_is_that_path "
-        "tests/data/test_overlap.py::test_a_file_is_read_once_however_it_is_reached",
+        "tests/data/test_overlap.py::test_a_file_is_read_once_however_it_is_reached "
+        "tests/data/test_work.py::test_documents_are_written_by_their_loss",
         {
+            "line_ends_of_each_place": (
+                "functools.lru_cache(64)(self._find_line_ends)",
+                "self._find_line_ends",
+            ),
             "links_are_other_files": ("os.stat(path)[1:3]", "(len(named),)"),
             "broken_links_are_left_out": ("if path.is_symlink() and not path.exists()]:", "if False]:"),
             "folders_are_patterns": ("for each in (path, *path.parents)", "for each in (path.parents[-1],)"),
