@@ -4,6 +4,7 @@ import dataclasses
 import functools
 import math
 import statistics
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,9 @@ from transformer.sweep import shortened
 
 DIVERGED = "diverged"
 """In the place of a mean of runs of which one has diverged."""
+
+TRAINED = "train/loss"
+"""The metric that tells whether a run had diverged after its last evaluation, or before its first."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,8 +39,24 @@ class Trained:
         """The last step that was measured."""
         return max(int(steps[-1]) for steps, _ in self.measured.values())
 
+    def step_of(self, metric: str) -> int:
+        """The last step at which a metric was measured, 0 if it never was."""
+        return int(self.measured[metric][0][-1]) if metric in self.measured else 0
+
+    def has_diverged(self, metric: str) -> bool:
+        """Whether the last value of a metric is not finite, or that of the training loss after it."""
+        lost = [name for name in (metric, TRAINED) if name in self.measured and math.isnan(self._end(name))]
+        return metric in lost or (TRAINED in lost and self.step_of(TRAINED) > self.step_of(metric))
+
+    def has(self, metric: str) -> bool:
+        """Whether the run tells of a metric: it has measured it, or has diverged."""
+        return metric in self.measured or self.has_diverged(metric)
+
     def last(self, metric: str) -> float:
-        """The last value of a metric, NaN if it was not finite."""
+        """The last value of a metric, NaN if the run has diverged."""
+        return math.nan if self.has_diverged(metric) else self._end(metric)
+
+    def _end(self, metric: str) -> float:
         return float(self.measured[metric][1][-1])
 
     def best(self, metric: str, sign: int) -> float:
@@ -46,16 +66,22 @@ class Trained:
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """Runs that differ in their seed alone, and a value of the metric for each that measured it, NaN for one
-    that has diverged."""
+    """Runs that differ in their seed alone, with a value of the metric for each, NaN for one that has
+    diverged; and those without a value like theirs: not measured, or at an earlier step."""
 
     keys: dict[str, Any]
     runs: list[Trained]
     values: list[float]
+    others: list[Trained] = dataclasses.field(default_factory=list, kw_only=True)
+
+    @property
+    def every(self) -> list[Trained]:
+        """All runs, those with a value first."""
+        return [*self.runs, *self.others]
 
     def curves(self, metric: str) -> list[tuple[Any, Any]]:
         """Steps and values of a metric, of each run that measured it."""
-        return [run.series[metric] for run in self.runs if metric in run.series]
+        return [run.series[metric] for run in self.every if metric in run.series]
 
     @property
     def mean(self) -> float:
@@ -79,6 +105,21 @@ class Row:
         return {}
 
 
+def row_of(
+    keys: dict[str, Any], together: Sequence[Trained], metric: str, sign: int, best: bool = False
+) -> Row:
+    """The row of runs that differ in their seed alone. Their values are those of the furthest step that
+    one of them has measured; a run that has diverged has one, NaN, wherever it was."""
+    furthest = max((run.step_of(metric) for run in together if not run.has_diverged(metric)), default=0)
+    counted = [
+        run
+        for run in together
+        if run.has(metric) and (run.has_diverged(metric) or run.step_of(metric) == furthest)
+    ]
+    values = [run.best(metric, sign) if best else run.last(metric) for run in counted]
+    return Row(keys, counted, values, others=[run for run in together if run not in counted])
+
+
 def rank(value: float) -> float:
     """The place of a value where less is better: NaN is behind all others."""
     return math.inf if math.isnan(value) else value
@@ -92,4 +133,4 @@ def or_null(number: float) -> float | None:
 def label(row: Row) -> str:
     """The values of a row's keys in one line."""
     named = zip(shortened(row.keys), row.keys.values(), strict=True)
-    return ", ".join(f"{name} {value}" for name, value in named) or row.runs[0].path.name
+    return ", ".join(f"{name} {value}" for name, value in named) or row.every[0].path.name

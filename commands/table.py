@@ -21,8 +21,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from commands import place
+from commands.left_out import diverged, listed, skipping, uncounted, unfinished
 from commands.outputs import check_file, check_folder
-from commands.rows import DIVERGED, Row, Trained, label, or_null, rank
+from commands.rows import DIVERGED, Row, Trained, label, or_null, rank, row_of
 from transformer.config import flatten
 from transformer.errors import UserError, suggest
 from transformer.json_text import parse_json
@@ -31,8 +32,23 @@ from transformer.sweep import shortened
 if TYPE_CHECKING:
     from commands.opening import Overrides
 
-BESIDE = ("seed", "data.cache_dir", "data.workers", "parallel.")
-"""Prefixes of keys in which the runs of a row may differ."""
+BESIDE = (
+    "seed",
+    "data.cache_dir",
+    "data.workers",
+    "parallel.",
+    "train.checkpoint_every",
+    "train.checkpoint_minutes",
+    "train.evaluate_every",
+    "train.keep_best",
+    "train.keep_last",
+    "train.log_",
+    "train.profile_",
+    "train.sample_every",
+    "train.writers",
+)
+"""Prefixes of keys in which the runs of a row may differ: they change neither the parameters that are trained
+nor what is measured of them at the end."""
 
 FORMATS = (".csv", ".json", ".md", ".html")
 
@@ -78,11 +94,13 @@ def run(flags: argparse.Namespace, overrides: "Overrides") -> int:
     runs, left_out = read_runs([*flags.runs, *patterns])
     check_metric(metric, runs)
     rows: Sequence[Row] = rows_of(runs, metric, sign, flags.best)
+    left_out += uncounted(rows, metric)
     table, marked = [*cells(rows, metric)], [True] * (len(rows) > 1)
     if flags.against:
         from commands import paired
 
-        rows = compared = paired.changes(rows, read_runs(patterns, "--against")[0], metric, sign)
+        rows, unpaired = paired.changes(rows, read_runs(patterns, "--against")[0], metric, sign)
+        compared, left_out = rows, [*left_out, *unpaired]
         table, marked = [*paired.cells(compared, metric)], [row.is_shown for row in compared]
     for line in lines(table, marked):
         print(line)
@@ -139,7 +157,7 @@ def read_runs(patterns: Sequence[str], flag: str = "--runs") -> tuple[list[Train
             found.append(Trained(path, flatten(config), steps, measured))
         else:
             without.append(path.name)
-    left_out = [*_listed("with a damaged config.json", damaged), *_listed("without metrics", without)]
+    left_out = [*listed("with a damaged config.json", damaged), *listed("without metrics", without)]
     if not found:
         why = "; ".join([f"{' '.join(patterns)} has no folder of a run with metrics", *left_out])
         raise UserError(f"{flag}: {why}")
@@ -159,20 +177,23 @@ def check_metric(metric: str, runs: Sequence[Trained]) -> None:
 
 
 def rows_of(runs: Sequence[Trained], metric: str, sign: int, best: bool) -> list[Row]:
-    """One row for each set of values of the keys that differ, the best mean first."""
+    """One row for each set of values of the keys that differ, the best mean first. The best of more
+    evaluations is better by chance, and a logged training loss is a mean since the one before: there their
+    intervals are keys that differ."""
+    counted = ["train.evaluate_every"] * best + ["train.log_every"] * metric.startswith("train/")
     differing = [
         key
         for key in dict.fromkeys(key for run in runs for key in run.config)
-        if not key.startswith(BESIDE) and len({json.dumps(run.config.get(key)) for run in runs}) > 1
+        if not (key.startswith(BESIDE) and key not in counted)
+        and len({json.dumps(run.config.get(key)) for run in runs}) > 1
     ]
     groups: dict[str, list[Trained]] = {}
     for run in runs:
         groups.setdefault(json.dumps([run.config.get(key) for key in differing]), []).append(run)
-    rows = []
-    for together in groups.values():
-        measured = [run for run in together if metric in run.measured]
-        values = [run.best(metric, sign) if best else run.last(metric) for run in measured]
-        rows.append(Row({key: together[0].config.get(key) for key in differing}, together, values))
+    rows = [
+        row_of({key: together[0].config.get(key) for key in differing}, together, metric, sign, best)
+        for together in groups.values()
+    ]
     return sorted(rows, key=lambda row: rank(sign * row.mean))
 
 
@@ -193,30 +214,6 @@ def cells(rows: Sequence[Row], metric: str) -> Iterator[list[str]]:
         mean, spread = ("" if math.isnan(each) else f"{each:.5g}" for each in (row.mean, row.spread))
         numbers = [DIVERGED if row.has_diverged else mean, spread, str(len(row.values))]
         yield [*(str(value) for value in row.keys.values()), *numbers]
-
-
-def diverged(runs: Sequence[Trained], metric: str) -> list[str]:
-    """A line for runs whose last value of the metric is not finite, if there are any."""
-    measured = [run for run in runs if metric in run.measured]
-    return _listed(DIVERGED, [run.path.name for run in measured if math.isnan(run.last(metric))])
-
-
-def unfinished(runs: Sequence[Trained]) -> list[str]:
-    """A line for runs that have not trained to their end, if there are any."""
-    found = [run for run in runs if run.last_step < run.steps]
-    return _listed("not finished", [f"{run.path.name} at {run.last_step}" for run in found])
-
-
-def skipping(runs: Sequence[Trained]) -> list[str]:
-    """A line for runs with skipped steps, if there are any: their values are of fewer updates than steps."""
-    name = "train/skipped_steps"
-    counts = [(run, int(run.last(name))) for run in runs if name in run.measured and run.last(name) > 0]
-    return _listed("with skipped steps", [f"{run.path.name}: {n} of {run.last_step}" for run, n in counts])
-
-
-def _listed(what: str, names: Sequence[str]) -> list[str]:
-    more = ", ..." if names[4:] else ""
-    return [f"{what}: {len(names)} ({', '.join(names[:4])}{more})"] if names else []
 
 
 def over_keys(rows: Sequence[Row]) -> Iterator[tuple[str, list[tuple[str, list[float], list[list[float]]]]]]:
@@ -248,6 +245,7 @@ def write(path: Path, rows: Sequence[Row], metric: str, table: Sequence[Sequence
                 "spread": or_null(row.spread),
                 "values": [*map(or_null, row.values)],
                 "runs": [str(run.path) for run in row.runs],
+                "left_out": [str(run.path) for run in row.others],
                 **row.more(),
             }
             for row in rows
@@ -261,9 +259,9 @@ def write(path: Path, rows: Sequence[Row], metric: str, table: Sequence[Sequence
         from transformer.visualization.table_page import Compared, write_page
 
         runs = [
-            Compared(label(row) + (f", seed {seed}" if len(row.runs) > 1 else ""), run.path, run.series)
+            Compared(label(row) + (f", seed {seed}" if len(row.every) > 1 else ""), run.path, run.series)
             for row in rows
-            for run in row.runs
+            for run in row.every
             for seed in [run.config.get("seed")]
         ]
         write_page(path, metric, table, [(label(row), row.curves(metric)) for row in rows], runs)

@@ -14,6 +14,7 @@ import launch
 from commands import opening
 from commands.differences import FIXED, FREE
 from commands.opening import read_config
+from commands.table import BESIDE
 from configs import attention, base
 from experiments import EXPERIMENTS, find_experiment
 from tests import runs
@@ -149,7 +150,7 @@ def test_free_keys_exist():
     keys = {key for name in EXPERIMENTS for key in flatten(values_of(name))}
     described = [key for name in EXPERIMENTS for key in describe_keys(find_experiment(name).Config)]
     keys |= {f"{key.name}." for key in described if key.type == "a mapping"}
-    for name in (*FREE, *FIXED):
+    for name in (*FREE, *FIXED, *BESIDE):
         assert any(key.startswith(name) for key in keys), name
 
 

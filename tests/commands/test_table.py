@@ -307,12 +307,13 @@ def test_differences_from_some_runs_by_pairs_of_one_seed(tmp_path, rng, capsys):
         low, high = stats.ttest_1samp(expected, 0).confidence_interval(0.95)
         assert row["interval"] == pytest.approx([low, high])
         means.append((statistics.fmean(expected), name, not low <= 0 <= high))
+    assert " ".join(lines.pop()) == "in no difference, as --against has no run of the seed: 1 (unpaired)"
     for line, (mean, name, shown) in zip(lines[1:], sorted(means), strict=True):
         assert (line[0] == "*") is shown
         assert f"{mean:+.4f}" in line and line[-1] == str(len(losses[name]))
     assert table(tmp_path, f"--against={tmp_path}/plain-*", "--metric=-eval/loss") == 0
     turned = [line.split() for line in capsys.readouterr().out.splitlines()]
-    assert turned[1:] == lines[:0:-1]
+    assert turned[1:-1] == lines[:0:-1]
 
 
 def test_differences_in_files_and_a_picture(tmp_path, rng, monkeypatch, capsys):
@@ -353,8 +354,92 @@ def test_a_run_that_has_diverged_is_not_ranked_by_what_it_measured_before(tmp_pa
     assert lines[1][-2:] == ["-0.3000", "2"] or "to" in lines[1]
     assert sorted(lines[2:4]) == [["d", number, "diverged", "2"] for number in "13"]
     assert [row["differences"] for row in json.loads(out.read_text())[1:]] == [[None, None]] * 2
-    assert table(tmp_path, f"--against={tmp_path}/3-*") == 0  # a difference from it is none
-    assert all("diverged" in line for line in capsys.readouterr().out.splitlines()[1:])
+    assert table(tmp_path, f"--against={tmp_path}/3-*", f"--output={out}") == 0
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    means = {"0": "2.2500", "1": "diverged", "2": "1.9500"}  # there is no difference from what has diverged
+    assert sorted(lines[1:4]) == [
+        ["d", number, mean, "0" if number != "1" else "2"] for number, mean in means.items()
+    ]
+    assert [row["mean"] for row in json.loads(out.read_text())].count(None) == 1
+
+
+def test_a_baseline_that_diverged_is_not_said_of_the_change(tmp_path, capsys):
+    for seed in range(3):
+        write_run(
+            tmp_path / f"plain-{seed}",
+            [None if seed == 0 else 3.0 + seed, 3.0][::-1],
+            seed=seed,
+            model={"d": 1},
+        )
+        write_run(tmp_path / f"wide-{seed}", [3.0, 2.0 + 2 * seed], seed=seed, model={"d": 2})
+    assert table(tmp_path, f"--against={tmp_path}/plain-*") == 0
+    said = capsys.readouterr().out.splitlines()
+    assert said[1].split() == ["d", "2", "4.0000", "+0.5000", "-5.8531", "to", "+6.8531", "2"]
+    assert said[2:] == [
+        "in no difference, as the --against run of the seed has diverged: 1 (wide-0)",
+        "diverged: 1 (plain-0)",
+    ]
+
+
+def test_a_run_that_gave_up_before_its_first_evaluation_has_diverged(tmp_path, capsys):
+    """Or after its last one: the mean of the other seeds is not that of the row."""
+    for seed, lines in enumerate(([], [{"step": 10, "eval/loss": 2.0}], [{"step": 20, "eval/loss": 2.0}])):
+        write_run(tmp_path / f"{seed}", [], 20, seed=seed)
+        lines = [*lines, {"step": 15, "train/loss": None}][: 1 + (seed < 2)]
+        text = "".join(json.dumps(line) + "\n" for line in lines)
+        (tmp_path / f"{seed}" / "metrics.jsonl").write_text(text)
+    assert table(tmp_path) == 0
+    said = capsys.readouterr().out.splitlines()
+    assert said[1].split() == ["diverged", "3"] and said[-1] == "diverged: 2 (0, 1)"
+
+
+def test_a_mean_is_of_runs_at_the_same_step_and_of_each_seed_once(tmp_path, capsys):
+    for seed in range(3):
+        write_run(tmp_path / f"{seed}", [5.0, 1.0 + seed][: 1 + (seed < 2)], seed=seed)
+    write_run(tmp_path / "again", [5.0, 3.0], seed=1)
+    write_run(tmp_path / "other", [], seed=4)
+    (tmp_path / "other" / "metrics.jsonl").write_text('{"step": 20, "train/loss": 1}\n')
+    out = tmp_path / "out.json"
+    assert table(tmp_path, f"--output={out}") == 0
+    said = capsys.readouterr().out.splitlines()
+    assert said[1].split() == ["2", "1", "3"]
+    assert said[2:] == [
+        "left out without eval/loss: 1 (other)",
+        "left out at an earlier step than the others of their row: 1 (2 at 10)",
+        "with a seed that another run of their row has: 1 (again)",
+        "not finished: 1 (2 at 10)",
+    ]
+    (row,) = json.loads(out.read_text())
+    assert [path.rpartition("/")[2] for path in row["runs"]] == ["0", "1", "again"]
+    assert [path.rpartition("/")[2] for path in row["left_out"]] == ["2", "other"]
+
+
+def test_differences_are_between_runs_at_the_same_place(tmp_path, capsys):
+    """Of equal length at the same step, of other lengths at the end."""
+    write_run(tmp_path / "plain", [3.0, 3.0], seed=0, model={"d": 1})
+    write_run(tmp_path / "half", [2.0], seed=0, model={"d": 2})
+    write_run(tmp_path / "longer", [3.0, 2.0, 1.0], 30, seed=0, model={"d": 1})
+    write_run(tmp_path / "half-longer", [3.0, 2.0], 30, seed=0, model={"d": 2})
+    assert table(tmp_path, f"--against={tmp_path}/plain") == 0
+    said = capsys.readouterr().out.splitlines()
+    assert said[1].split() == ["steps", "30", "1.0000", "-2.0000", "1"]
+    reason = "in no difference, as the --against run of the seed was measured at another step"
+    assert said[2] == f"{reason}: 2 (half at 10, not 20, half-longer at 20, not 20)"
+
+
+def test_keys_that_do_not_change_what_is_trained_or_measured_divide_no_row(tmp_path, capsys):
+    for number, train in enumerate(({}, {"log_every": 5}, {"evaluate_every": 7}, {"keep_last": 2})):
+        write_run(
+            tmp_path / str(number), [1.0, 2.0], seed=number, train={"steps": 20, "log_every": 1} | train
+        )
+    for flags, keys in (
+        ([], []),
+        (["--best"], ["evaluate_every"]),
+        (["--metric=train/loss"], ["log_every"]),
+    ):
+        assert table(tmp_path, *flags) == 0
+        heading = capsys.readouterr().out.splitlines()[0].split()
+        assert heading[: heading.index("spread") - 1] == keys
 
 
 def test_runs_with_skipped_steps_are_listed(tmp_path, capsys):
@@ -417,6 +502,6 @@ def test_runs_that_nothing_can_be_compared_with(tmp_path, rng, capsys, against, 
         write_run(tmp_path / against, [1.0], seed=9, model={"d": 1, "n": 1, "kind": "z"})
     if against == "plain*":
         keys = {"d": 1, "n": 1, "kind": "a"}
-        write_run(tmp_path / "plain-again", [1.0], seed=0, model=keys)
+        write_run(tmp_path / "plain-again", [0.0, 1.0], seed=0, model=keys)
     assert table(tmp_path, f"--against={tmp_path}/{against}") == 2
     assert said.format(tmp_path) in capsys.readouterr().err
