@@ -48,6 +48,7 @@ from absl import logging  # noqa: E402
 
 from commands import (  # noqa: E402
     COMMANDS,
+    MODES,
     WHICH_RUN,
     ending,
     find_command,
@@ -58,7 +59,7 @@ from commands import (  # noqa: E402
 )
 from commands.included import include  # noqa: E402
 from transformer import processes  # noqa: E402
-from transformer.errors import UserError, suggest  # noqa: E402
+from transformer.errors import UserError  # noqa: E402
 
 
 class Parser(argparse.ArgumentParser):
@@ -66,13 +67,7 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> None:  # type: ignore[override]
         """Raises `UserError` instead of printing the usage and exiting."""
-        raise UserError(message.removeprefix("argument "))
-
-    def _check_value(self, action: argparse.Action, value: Any) -> None:
-        """Raises `UserError` with the most similar of the choices."""
-        if action.choices is not None and value not in action.choices:
-            flag = "/".join(action.option_strings)
-            raise UserError(f"{flag}: {value!r}; {suggest(value, map(str, action.choices))}")
+        raise UserError(misspellings.of_choice(message.removeprefix("argument ")))
 
 
 def main(argv: list[str]) -> int:
@@ -85,7 +80,7 @@ def main(argv: list[str]) -> int:
         sys.stdout.flush()
         processes.part()
         return code
-    except (Exception, KeyboardInterrupt) as error:
+    except BaseException as error:
         return ending.code_of(error, any(each.split("=")[0] == "--config" for each in argv))
 
 
@@ -130,8 +125,7 @@ def add_common_flags(parser: argparse.ArgumentParser) -> None:
     """Adds the flags of every command."""
     add = parser.add_argument
     add("--help", "-h", action="store_true", help="this help; with --config=FILE the keys of that config too")
-    modes = f"the command: {', '.join(COMMANDS)} (train)"
-    add("--mode", default="train", choices=[*COMMANDS], metavar="NAME", help=modes)
+    add("--mode", default="train", choices=[*COMMANDS], metavar="NAME", help=f"the command: {MODES} (train)")
     add("--workdir", type=place, default="", help="the run's folder (training: runs/<name of the config>)")
     add("--coordinator", help="host:port of the first process; not needed on clusters that JAX knows")
     add("--num_processes", type=int, help="the number of processes")

@@ -38,6 +38,8 @@ COMMANDS = {
 }
 """Value of --mode -> module; a module is imported only when it is needed."""
 
+MODES = ", ".join(COMMANDS)
+
 WHICH_RUN = "--workdir: which run?"
 WHICH_CONFIG = "--config: which one? configs/lm.py, say"
 

@@ -18,8 +18,9 @@ from typing import Any
 
 import jax
 
+from commands.locks import holding
 from commands.starts import ROOT, versions
-from commands.workdir import Workdir, describe, holding
+from commands.workdir import Workdir, describe
 from transformer import processes
 from transformer.config import flatten, to_values
 from transformer.data.disk_cache import digest

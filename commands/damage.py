@@ -5,7 +5,8 @@ from pathlib import Path
 
 import jax
 
-from commands.workdir import Workdir, exclusive
+from commands.locks import exclusive
+from commands.workdir import Workdir
 from transformer.errors import UserError
 from transformer.processes import together
 from transformer.training.checkpoint import DamagedCheckpoint, checkpoint_steps

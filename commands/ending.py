@@ -9,7 +9,7 @@ import traceback
 
 from commands import tracebacks
 from transformer import processes
-from transformer.errors import StorageError, UnknownMember, UserError
+from transformer.errors import StorageError, UnknownMember, UserError, brief, printable
 from transformer.training.storage import is_failing
 
 INCLUDE = " (--include=FILE runs a file that adds it)"
@@ -25,7 +25,7 @@ LEAVING = threading.Lock()
 """Held by the thread that ends this process, one of several."""
 
 
-def code_of(error: Exception | KeyboardInterrupt, has_config: bool) -> int:
+def code_of(error: BaseException, has_config: bool) -> int:
     """The exit code of the error that is being handled, which is printed in a line; one that has no code is
     raised again. `has_config` says whether a config file is given."""
     match error:
@@ -37,7 +37,7 @@ def code_of(error: Exception | KeyboardInterrupt, has_config: bool) -> int:
                 leave_the_dead(error)  # perhaps a save in which another process did not take part
             if processes.PLACES:
                 leave(f"error: {error}", first_line(error))
-            print(f"error: {error}", file=sys.stderr)
+            print(printable(f"error: {error}"), file=sys.stderr)
             return 1
         case BrokenPipeError():  # the reader of the output has left; discard what is buffered
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -51,6 +51,10 @@ def code_of(error: Exception | KeyboardInterrupt, has_config: bool) -> int:
         case RuntimeError() if NO_BACKEND in str(error):
             asked = os.environ.get("JAX_PLATFORMS", "")
             return end(2, f"error: JAX_PLATFORMS={asked}: JAX cannot use it: {first_line(error)}")
+        case SystemExit():
+            raise
+        case _ if type(error).__name__ == "PanicException":  # of Rust; its class cannot be imported
+            return end(2, f"error: the tokenizer fails on this text ({brief(first_line(error), 100)})")
         case _:
             if processes.PLACES or not isinstance(error, OSError):
                 leave_the_dead(error)  # perhaps a collective in which another process did not take part
@@ -67,13 +71,13 @@ def code_of(error: Exception | KeyboardInterrupt, has_config: bool) -> int:
 def end(code: int, said: str) -> int:
     """Says why this process ends; returns its exit code, or of several ends at once if the others do not end
     too."""
-    print(said, file=sys.stderr, flush=True)
+    print(printable(said), file=sys.stderr, flush=True)
     if processes.PLACES and not processes.all_end():
         leave("", said.removeprefix("error: ")[:200], code=code)
     return code
 
 
-def leave_the_dead(error: Exception) -> None:
+def leave_the_dead(error: BaseException) -> None:
     """Ends this process if another one has ended, of which the error may come."""
     gone, why = processes.told() or (processes.ended(), first_line(error))
     if gone:
@@ -94,11 +98,11 @@ def leave(said: str, why: str, gone: str = "", code: int = 1) -> None:
     with contextlib.suppress(OSError):  # its disk may be what is full
         sys.stdout.flush()
     with tqdm.external_write_mode(sys.stderr):  # clears a progress bar, at whose end it would be written
-        print(said, end="\n" if said else "", file=sys.stderr, flush=True)
+        print(printable(said), end="\n" if said else "", file=sys.stderr, flush=True)
         processes.tell(why, gone)
         os._exit(code)
 
 
-def first_line(error: Exception) -> str:
+def first_line(error: BaseException) -> str:
     """What an error says, short enough to stand in the line of another process."""
     return (str(error) or type(error).__name__).partition("\n")[0][:200]

@@ -9,14 +9,13 @@ import datetime
 import json
 import math
 from collections.abc import Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from commands import add_step, place
 from commands.outputs import check_file
 from transformer.data.disk_cache import data_folder, digest, locked
 from transformer.errors import UserError
-from transformer.json_text import parse_json
+from transformer.visualization.evaluations import read_evaluations
 
 if TYPE_CHECKING:
     from commands.opening import Overrides
@@ -90,8 +89,8 @@ def evaluate(
 
     folder, given = named(workdir), list(overrides)
     check_file("--per_document", per_document)
-    _read(folder.evaluation)  # raises on a damaged file before anything is evaluated
     keys, there = {key for key, _ in given}, flatten(folder.read_config())
+    read_evaluations(folder.evaluation)  # raises on a damaged file before anything is evaluated
     for key, _ in given:
         if key.startswith("sample."):
             raise UserError(f"--config.{key}: --mode=evaluate samples nothing")
@@ -193,20 +192,8 @@ def _keep(folder: "Workdir", what: Mapping[str, Any], found: Mapping[str, Any]) 
     path = folder.evaluation
     entry = {**what, "date": datetime.datetime.now().astimezone().isoformat(timespec="seconds"), **found}
     with locked(data_folder() / "evaluations" / digest(str(path.absolute()))):
-        there = [each for each in _read(path) if any(each.get(key) != what[key] for key in what)]
+        there = [each for each in read_evaluations(path) if any(each.get(key) != what[key] for key in what)]
         try:
             write_json(path, [*there, entry], indent=2)
         except OSError as error:
             raise UserError(f"{path}: cannot be written ({error.strerror})") from None
-
-
-def _read(path: Path) -> list[dict[str, Any]]:
-    try:
-        found = parse_json(path.read_bytes())
-    except FileNotFoundError:
-        return []
-    except ValueError:
-        found = None
-    if not isinstance(found, list) or not all(isinstance(each, dict) for each in found):
-        raise UserError(f"{path}: no list of evaluations; move it away")
-    return found

@@ -10,9 +10,10 @@ from typing import Any
 import jax
 
 from commands.differences import FREE, LOCATIONS, kind_of
+from commands.locks import exclusive
 from commands.opening import Overrides, open_run, overridden
 from commands.outputs import rename
-from commands.workdir import Workdir, exclusive, write_json
+from commands.workdir import Workdir, write_json
 from transformer.config import flatten, refuse_idle, to_values
 from transformer.errors import UserError
 from transformer.processes import together

@@ -16,12 +16,13 @@ from typing import Any, TextIO
 from tqdm import tqdm
 
 from commands import INCLUDED
+from commands.locks import free
 from commands.outputs import make_folder
-from commands.workdir import free, write_json
+from commands.workdir import write_json
 from transformer.data.disk_cache import digest
 from transformer.errors import UserError
 from transformer.json_text import parse_json
-from transformer.run_folder import RunFolder
+from transformer.run_folder import RunFolder, no_link
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -85,7 +86,7 @@ class Job:
         self.folder.mkdir(parents=True, exist_ok=True)
         environment = os.environ | ({"CUDA_VISIBLE_DEVICES": gpus[slot % len(gpus)]} if gpus else {})
         self.slot = slot
-        with self.output.open("a") as output:
+        with open(self.output, "a", opener=no_link) as output:
             self.process = subprocess.Popen(
                 [sys.executable, str(ROOT / "launch.py"), *INCLUDED, *self.arguments],
                 stdin=subprocess.DEVNULL,

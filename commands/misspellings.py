@@ -1,12 +1,25 @@
 """What is suggested for a flag or a config key that does not exist, before JAX is imported."""
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from difflib import get_close_matches
 from pathlib import Path
 
 from commands.included import adds_members
 from commands.key_names import ROOT, key_names, may_be_key, nearest_keys
-from transformer.errors import UserError
+from transformer.errors import UserError, suggest
+
+CHOICE = re.compile(r"(?P<flag>.*): invalid choice: (?P<value>.*) \(choose from (?P<choices>.*)\)")
+"""How argparse says it; before Python 3.12 the choices are in quotes."""
+
+
+def of_choice(message: str) -> str:
+    """argparse's error on a value that is none of a flag's choices, with the most similar one instead of all;
+    other errors as they are."""
+    if not (parts := CHOICE.fullmatch(message)):
+        return message
+    choices = [choice.strip("'") for choice in parts["choices"].split(", ")]
+    return f"{parts['flag']}: {parts['value']}; {suggest(parts['value'].strip(chr(39)), choices)}"
 
 
 def of_flag(argument: str, mode: str, takers: Mapping[str, Sequence[str]]) -> str:

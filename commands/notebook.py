@@ -81,12 +81,15 @@ class Picture:
 
 def metrics(workdir: str | os.PathLike) -> Series:
     """All that a run has logged: {"train/loss": (steps, values), ...}. Raises as `read_metrics`."""
-    return read_metrics(RunFolder(workdir).metrics)
+    folder = RunFolder(workdir)
+    folder.vet()
+    return read_metrics(folder.metrics)
 
 
 def samples(workdir: str | os.PathLike) -> dict[int, str]:
     """The samples of a run by the step at which they were drawn. Raises `UserError` where there is no run."""
     folder = RunFolder(workdir)
+    folder.vet()
     if not folder.config.is_file():
         raise UserError(f"{folder.path}: it has no run; expected the folder of one")
     found = sorted(folder.samples.glob("*.txt"))

@@ -55,7 +55,8 @@ def make_folder(path: Path) -> None:
     Raises:
       UserError: it is a file, or cannot be written.
     """
-    from commands.workdir import Workdir, holding
+    from commands.locks import holding
+    from commands.workdir import Workdir
 
     if (folder := Workdir(path).path).is_file():
         raise UserError(f"--workdir: {folder} is a file")

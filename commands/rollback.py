@@ -7,8 +7,9 @@ from typing import Any
 import jax
 import numpy as np
 
+from commands.locks import exclusive
 from commands.opening import reopen_run, resumed
-from commands.workdir import Workdir, exclusive, read_json, write_json
+from commands.workdir import Workdir, read_json, write_json
 from transformer.errors import UserError
 from transformer.training.divergence import REMEDY, Diverged
 from transformer.training.run import Run

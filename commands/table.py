@@ -144,9 +144,10 @@ def read_runs(patterns: Sequence[str], flag: str = "--runs") -> tuple[list[Train
         if not folder.config.is_file():
             continue
         try:
+            folder.vet()
             config = parse_json(folder.config.read_bytes())
             steps = int(config["train"]["steps"])
-        except (ValueError, KeyError, TypeError):
+        except (ValueError, KeyError, TypeError):  # a `UserError` too
             damaged.append(path.name)
             continue
         try:

@@ -16,7 +16,7 @@ from typing import Any, TextIO
 import jax
 
 from commands.columns import look_for_columns, named_source
-from commands.workdir import take
+from commands.locks import take
 from transformer.data.corpus import tally_lines
 from transformer.data.sources.packed_files import PACKED, SAMPLE, WINDOWS, reading, refuse_binary
 from transformer.errors import UserError

@@ -75,10 +75,11 @@ def _train(
     import jax
 
     from commands.consistency import check_folder
+    from commands.locks import exclusive
     from commands.opening import open_to_train
     from commands.starts import command, command_line, record
     from commands.summary import summary
-    from commands.workdir import Workdir, exclusive
+    from commands.workdir import Workdir
     from transformer.layers.kernels import Recorded
     from transformer.training.checkpoint import split_step
 

@@ -1,15 +1,10 @@
 """The folder of a run, with everything to resume, evaluate and predict."""
 
-import contextlib
 import json
 import os
-import socket
 import sys
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, TextIO
-
-import jax
+from typing import Any
 
 from commands.differences import differences
 from commands.retired_keys import with_present_keys
@@ -20,14 +15,8 @@ from transformer.data.disk_cache import digest, own_cache
 from transformer.data.tokenizers import Tokenizer
 from transformer.errors import UserError
 from transformer.json_text import parse_json
-from transformer.processes import together
 from transformer.run_folder import REMOTE, UNUSABLE, Inside, RunFolder, replace, why_not_local
 from transformer.training.checkpoint import trained_steps
-
-try:
-    import fcntl
-except ImportError:  # not a POSIX system: no locks
-    fcntl = None  # type: ignore[assignment]
 
 
 class Workdir(RunFolder):
@@ -52,6 +41,7 @@ class Workdir(RunFolder):
         Raises:
           UserError: it is not the folder of a run.
         """
+        self.vet()
         if not self.config.is_file():
             raise UserError(f"--workdir: {self.path} {self._no_run()}")
         values = read_json(self.config)
@@ -77,6 +67,8 @@ class Workdir(RunFolder):
         """
         if not self.path.is_dir():
             raise UserError(f"--workdir: {self.path} is a file")
+        self.vet()
+        self.vet_checkpoints()
         if not self.config.exists():
             entries = [entry for entry in vars(RunFolder).values() if isinstance(entry, Inside)]
             for path in (self.path / entry.name for entry in entries):
@@ -232,78 +224,3 @@ def identities(data: Any) -> dict[str, str]:
     if "labels" in kept:
         found["labels"] = digest(list(kept["labels"]))
     return found
-
-
-@contextlib.contextmanager
-def exclusive(path: Path) -> Iterator[None]:
-    """Holds the lock file `path`, which names its holder and is removed at the end; the system frees the lock
-    if the process dies. With several processes the first one holds it for all.
-
-    Raises:
-      UserError: another process holds it, or the folder cannot be written.
-    """
-    with contextlib.ExitStack() as stack:
-        with together():
-            if jax.process_index() == 0:
-                stack.enter_context(holding(path))
-        yield
-
-
-@contextlib.contextmanager
-def holding(path: Path) -> Iterator[None]:
-    """Holds a lock file as `exclusive` does, but for this process alone."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        file = path.open("a+", errors="replace")
-    except OSError as error:
-        dangling = path.parent.is_symlink() and not path.parent.exists()
-        why = f"a link to {path.parent.readlink()}, which is not there" if dangling else error.strerror
-        raise UserError(f"--workdir: {path.parent} cannot be written ({why})") from None
-    with file:
-        if not take(file, path):
-            raise UserError(_in_training(file, path))
-        os.truncate(file.fileno(), 0)
-        with contextlib.suppress(OSError):  # a full disk is noticed by what must be written
-            os.write(file.fileno(), f"process {os.getpid()} on {socket.gethostname()}".encode())
-        try:
-            yield
-        finally:
-            if _names(path, file):  # the folder may be another one by now
-                path.unlink(missing_ok=True)
-
-
-def free(path: Path) -> bool:
-    """Whether no process holds the lock file `path`."""
-    try:
-        with path.open("r+") as file:
-            return take(file, path)
-    except OSError:  # it is not there
-        return True
-
-
-def _in_training(file: TextIO, path: Path) -> str:
-    file.seek(0)
-    holder = file.read() or "another process"
-    return f"--workdir: {path.parent} is in training by {holder}; stop it, or choose another folder"
-
-
-def take(file: TextIO, path: Path) -> bool:
-    """Locks an open file. Returns False if another process holds it, or has removed it between opening and
-    locking."""
-    if fcntl is None:
-        return True
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        return _names(path, file)
-    except BlockingIOError:
-        return False
-    except OSError:  # a file system without locks: go on without
-        return True
-
-
-def _names(path: Path, file: TextIO) -> bool:
-    """Whether the path still names this open file."""
-    try:
-        return os.path.samestat(os.fstat(file.fileno()), path.stat())
-    except FileNotFoundError:
-        return False

@@ -109,13 +109,15 @@ def named_evaluators(experiment: Any, put: Put, split: str) -> dict[str, Evaluat
     Raises:
       UserError: unknown name, or a file is missing or too much.
     """
-    found: dict[str, Evaluator] = {}
-    for each in experiment.config.evaluate.others:
-        name, _, file = each.partition(":")
-        if name not in EVALUATORS:
-            raise UnknownMember(f"evaluate.also: {name!r} is no evaluator; {suggest(name, EVALUATORS)}")
-        if bool(file) != (name in OF_A_FILE):
-            expected = f"{name}:FILE" if name in OF_A_FILE else f"{name} alone"
-            raise UserError(f"evaluate.also: {each!r}; expected {expected}")
-        found[name] = EVALUATORS[name](experiment, put, split, *([file] if file else []))
-    return found
+    return dict(_named(experiment, put, split, name) for name in experiment.config.evaluate.others)
+
+
+def _named(experiment: Any, put: Put, split: str, given: str) -> tuple[str, Evaluator]:
+    """The name and the evaluator of "name" or "name:FILE"."""
+    name, _, file = given.partition(":")
+    if name not in EVALUATORS:
+        raise UnknownMember(f"evaluate.also: {name!r} is no evaluator; {suggest(name, EVALUATORS)}")
+    if bool(file) != (name in OF_A_FILE):
+        expected = f"{name}:FILE" if name in OF_A_FILE else f"{name} alone"
+        raise UserError(f"evaluate.also: {given!r}; expected {expected}")
+    return name, EVALUATORS[name](experiment, put, split, *([file] if file else []))

@@ -17,7 +17,7 @@ ALLOWED = {
     "transformer.errors": set(),
     "transformer.json_text": set(),
     "transformer.host": set(),
-    "transformer.run_folder": set(),
+    "transformer.run_folder": {"transformer.errors"},
     "transformer.config": {"transformer.errors", "transformer.run_folder"},
     "transformer.sums": set(),
     "transformer.sweep": {"transformer.errors"},

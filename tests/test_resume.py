@@ -17,7 +17,7 @@ import pytest
 
 import launch
 from commands import opening, train
-from commands.workdir import exclusive
+from commands.locks import exclusive
 from experiments.language_modeling import LanguageModeling
 from tests import runs
 from transformer.errors import UserError
@@ -236,7 +236,7 @@ def test_a_signal_before_the_first_step_ends_saves_the_first_step(monkeypatch, t
 HOLDER = """
 import sys, time
 from pathlib import Path
-from commands.workdir import exclusive
+from commands.locks import exclusive
 
 with exclusive(Path(sys.argv[1], "lock")):
     print("held", flush=True)

@@ -40,3 +40,8 @@ def first_line(error: BaseException) -> str:
 def brief(text: str, longest: int, end: int = 0) -> str:
     """A text of at most `longest` characters; of a longer one the beginning, and the last `end` of them."""
     return text if len(text) <= longest else f"{text[: longest - end - 1]}…{text[len(text) - end :]}"
+
+
+def printable(text: str) -> str:
+    """A text for a terminal: control characters, which a file or a name may have, are escaped."""
+    return "".join(c if c.isprintable() or c in "\n\t" else ascii(c)[1:-1] for c in text)

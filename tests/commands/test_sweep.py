@@ -16,7 +16,7 @@ import pytest
 import launch
 from commands import jobs as running
 from commands.jobs import Halving, Job, Work, work
-from commands.workdir import exclusive
+from commands.locks import exclusive
 from tests import runs
 from transformer.errors import UserError
 from transformer.sweep import as_overrides, names, over, product, read_sweep, shortened, zipped

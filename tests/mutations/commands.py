@@ -1,6 +1,35 @@
 """Mutations of commands: file -> (tests, {name: (text, replacement)})."""
 
 EDITS = {
+    "transformer/run_folder.py": (
+        "tests/faults/test_hostile_runs.py",
+        {
+            "links_are_followed": (
+                "return entry.is_dir(follow_symlinks=False)\n    return not",
+                "return True\n    return not",
+            ),
+            "any_size": ("<= LARGEST.get(entry.name, LARGEST_OTHER)\n", "<= 1 << 50\n"),
+            "size_of_what_is_not_read": ("return not is_read or", "return"),
+            "folders_are_not_entered": ("yield from _walk(Path(entry), ())", "pass"),
+            "checkpoints_of_others": ("if self.checkpoints.is_symlink() and", "if False and"),
+            "parts_through_links": (", opener=no_link) as file:", ") as file:"),
+        },
+    ),
+    "commands/locks.py": (
+        "tests/faults/test_hostile_runs.py",
+        {
+            "through_a_link": ('"a+", errors="replace", opener=no_link)', '"a+", errors="replace")'),
+            "silent_without_locks": ("        _warn_of_no_locks(path.parent", "        str(path.parent"),
+            "said_each_time": ("@functools.cache\ndef _warn", "def _warn"),
+        },
+    ),
+    "transformer/visualization/evaluations.py": (
+        "tests/faults/test_hostile_runs.py",
+        {
+            "any_values": ("type(value) in (int, float)", "True"),
+            "any_kinds": ("is not of for key, of", "is of for key, of"),
+        },
+    ),
     "transformer/requirements.py": (
         "tests/test_requirements.py",
         {

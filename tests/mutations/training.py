@@ -300,8 +300,13 @@ EDITS = {
         },
     ),
     "commands/ending.py": (
-        "tests/faults/test_several_processes.py",
+        "tests/faults/test_several_processes.py tests/faults/test_hostile_runs.py",
         {
+            "escape_codes_reach_the_terminal": (
+                "print(printable(said), file=sys.stderr, flush=True)\n    if",
+                "print(said, file=sys.stderr, flush=True)\n    if",
+            ),
+            "panics_are_raised": ('== "PanicException"', '== "Panic"'),
             "nobody_is_told": ("processes.tell(why, gone)\n", "pass\n"),
             "what_was_told_is_not_read": ("processes.told() or (", "("),
             "waits_for_the_others": ("os._exit(code)\n", "sys.exit(code)\n"),

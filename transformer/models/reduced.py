@@ -51,7 +51,12 @@ def reduced(params: Any, kind: str) -> Any:
 
 def reduced_by(group: str) -> Any:
     """The method `Experiment.reduced` of an experiment with the key `weights` in a group of its config."""
-    return lambda experiment, params: reduced(params, getattr(experiment.config, group).weights)
+
+    def method(experiment: Any, params: Any) -> Any:
+        kind = getattr(experiment.config, group).weights
+        return params if kind == "float32" else reduced(params, kind)
+
+    return method
 
 
 def _axes(path: str, ndim: int) -> tuple[int, ...] | None:

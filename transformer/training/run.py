@@ -63,7 +63,9 @@ class Run:
         if getattr(self.experiment.config.model, "parametrization", "standard") != "standard":
             self.init, self.optimizer = parametrized(self.init, self.optimizer, c, self.layers)
         self.mesh = parallel.make_mesh(c.parallel.mesh, self.devices)
-        self.compiler_options = options_for(c.parallel.compiler_options, c.deterministic, self.mesh)
+        options, deterministic = c.parallel.compiler_options, c.deterministic
+        asked = options or deterministic
+        self.compiler_options = options_for(options, deterministic, self.mesh) if asked else {}
         self.rules = parallel.RULES[c.parallel.rules]
         for key, size in (("train", c.train.batch_size), ("evaluate", c.evaluate.batch_size)):
             parallel.check_batch_size(f"{key}.batch_size", size, self.mesh, c.parallel.microbatches)
@@ -130,7 +132,8 @@ class Run:
         if any(name in self.config.train.writers for name in EXTRAS):
             check_installed(names_of(self.config.train.writers))
         check_batch_fits(self.config.train.batch_size, self.experiment.tokens_per_example, self.mesh)
-        check_compiler_options(self.compiler_options, self.mesh)
+        if self.compiler_options:
+            check_compiler_options(self.compiler_options, self.mesh)
         _ = self.loader, self.hooks, self.abstract, self.warm_start
         check_fits(self.abstract)
         if self.config.optimizer.has_rules:

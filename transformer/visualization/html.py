@@ -123,6 +123,11 @@ def picture(path: Path, caption: str, kind: str = "plot") -> Markup:
     return tag("figure", image, tag("figcaption", caption), class_=kind)
 
 
+def folded(title: str, text: str, unfolded: bool = False) -> Markup:
+    """A text below its title, which unfolds it."""
+    return tag("details", tag("summary", title), tag("pre", text), open=unfolded or None, class_="card")
+
+
 def grid(children: Iterable[Child]) -> Markup:
     """Elements side by side, as many as there is room for; empty without any."""
     content = joined(children)

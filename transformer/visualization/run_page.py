@@ -12,7 +12,8 @@ import numpy as np
 
 from transformer.json_text import parse_json
 from transformer.run_folder import RunFolder, replace
-from transformer.visualization.html import Markup, grid, joined, page, picture, section, table, tag
+from transformer.visualization.evaluations import evaluations
+from transformer.visualization.html import Markup, folded, grid, joined, page, picture, section, table, tag
 from transformer.visualization.report import PANELS, Series, read_metrics
 from transformer.visualization.svg import Curve, number, plot
 
@@ -76,7 +77,9 @@ def body(folder: RunFolder, facts: Facts, series: Series) -> Iterator[Markup]:
     yield tag("p", facts.lead, class_="muted")
     yield tag("div", tiles(series), class_="tiles")
     yield section("Curves", grid(curves(series)))
-    yield section("Evaluation", [tag("p", line) for line in facts.lines], evaluations(folder), last(series))
+    yield section(
+        "Evaluation", [tag("p", line) for line in facts.lines], evaluations(folder.evaluation), last(series)
+    )
     yield section("Samples", samples(folder))
     for title, name in PICTURES.items():
         yield section(title, pictures(folder.path / name))
@@ -126,30 +129,6 @@ def _curve(name: str, steps: np.ndarray, values: np.ndarray) -> Curve:
     return Curve("validation", "eval", steps, values, marked=True)
 
 
-def evaluations(folder: RunFolder) -> Iterator[Markup]:
-    """A table for each evaluation that `--mode=evaluate` has stored."""
-    found = _json(folder.evaluation)
-    for each in found if isinstance(found, list) else []:
-        about, results = each.get("about") or {}, each.get("results") or {}
-        of = f"{each.get('split')} split of {each.get('source')}"
-        at = f"step {', '.join(map(str, each.get('steps') or []))}, {str(each.get('date'))[:10]}"
-        keys = ", ".join(f"{key}={value}" for key, value in (each.get("keys") or {}).items())
-        rows = [
-            [
-                tag("code", key),
-                "none" if value is None else f"{value:.6g}",
-                str(about[key]) if key in about else "",
-            ]
-            for key, value in results.items()
-        ]
-        yield tag("h3", of)
-        yield tag("p", " · ".join(filter(None, [at, keys])), class_="muted")
-        yield table(["metric", "value", "interval, signature"], rows, numbers=[1])
-        for key, text in about.items():
-            if key not in results:
-                yield tag("p", tag("code", key), f": {text}") if "\n" not in text else _folded(key, text)
-
-
 def last(series: Series) -> Markup:
     """The last, least and greatest value of every metric that training wrote."""
     rows = []
@@ -169,13 +148,9 @@ def samples(folder: RunFolder) -> Iterator[Markup]:
     for index in chosen:
         text = found[index].read_text(encoding="utf-8", errors="replace")
         more = f"\n... ({len(text):,} characters)" if len(text) > CHARACTERS else ""
-        yield _folded(f"Step {int(found[index].stem):,}", text[:CHARACTERS] + more, index == len(found) - 1)
+        yield folded(f"Step {int(found[index].stem):,}", text[:CHARACTERS] + more, index == len(found) - 1)
     for path in sorted(folder.samples.glob("*.png"))[:SAMPLES]:
         yield picture(path, path.stem, "image")
-
-
-def _folded(title: str, text: str, unfolded: bool = False) -> Markup:
-    return tag("details", tag("summary", title), tag("pre", text), open=unfolded or None, class_="card")
 
 
 def pictures(folder: Path) -> Iterator[Markup]:
@@ -220,10 +195,10 @@ def starts(found: Sequence[Mapping[str, Any]]) -> Iterator[Markup]:
 def data(folder: RunFolder) -> Markup | None:
     """What the folder keeps to recognise the data when it is resumed."""
     found = _json(folder.data)
-    if not isinstance(found, dict):
+    if not isinstance(found, dict) or not isinstance(found.get("sources", {}), dict):
         return None
     rows = []
-    for key, contents in (found.get("sources") or {}).items():
+    for key, contents in found.get("sources", {}).items():
         pairs = contents.items() if isinstance(contents, dict) else [("", contents)]
         rows += [[key, str(name), tag("code", _text(content))] for name, content in pairs]
     rows += [[name, "", tag("code", _text(found[name]))] for name in ("tokenizer", "labels") if name in found]
