@@ -27,7 +27,7 @@ EDITS = {
         "tests/faults/test_hostile_runs.py",
         {
             "any_values": ("type(value) in (int, float)", "True"),
-            "any_kinds": ("is not of for key, of", "is of for key, of"),
+            "any_kinds": ("is not kind for key, kind", "is kind for key, kind"),
         },
     ),
     "transformer/requirements.py": (
@@ -258,8 +258,8 @@ EDITS = {
         "tests/interop/test_import.py::test_a_warm_start_takes_what_ends_a_text_from_a_folder_and_from_its_import",
         {
             "sizes_of_the_config": (
-                "return inherit(values, folder, overrides) if values.get(",
-                "return values if values.get(",
+                "return inherit(values, folder, overrides) if needed else values",
+                "return values",
             ),
             "end_tokens_lost": ("here |= {key: there[key]", "{key: there[key]"),
             "given_keys_lose": ("override(values, overrides)\n    return from_values", "return from_values"),
