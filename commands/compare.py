@@ -12,7 +12,6 @@ import argparse
 import dataclasses
 import json
 import math
-from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -101,15 +100,16 @@ def add_flags(parser: Any) -> None:
 
 def run(flags: argparse.Namespace, overrides: "Overrides") -> int:
     """Prints the answer, and writes comparison.json to --workdir. Returns 0, or 1 if a run failed."""
-    from commands.measuring import finite, last, train
-    from transformer.evaluation.sequential import verdict
+    from commands.answers import Found, pairs_there
+    from commands.measuring import last, train
     from transformer.run_folder import replace
 
     check(flags)
     if folders := [each for each in (flags.a, flags.b) if _is_pattern(each)]:
         if len(folders) == 1 or [*overrides]:
             raise UserError("--a and --b: both are folders, or none is; and folders take no keys")
-        print(answer(flags, pairs_there(flags)))
+        there, left_out = pairs_there(flags.a, flags.b, flags.metric)
+        print(Found(flags, there).answer(), *left_out, sep="\n")
         return 0
     arms = read_arms(flags, [*overrides])
     if flags.tune:
@@ -117,19 +117,18 @@ def run(flags: argparse.Namespace, overrides: "Overrides") -> int:
             if not tune(flags, arm):
                 return 1
     match(flags, *arms)
-    found: list[float] = []
-    while len(found) < flags.pairs and not (found and verdict(found, flags.error, flags.smallest)):
-        seeds = range(len(found), min(flags.pairs, len(found) + max(1, flags.jobs // 2)))
+    found = Found(flags, [])
+    while len(found.pairs) < flags.pairs and not found.is_decided():
+        seeds = range(len(found.pairs), min(flags.pairs, len(found.pairs) + max(1, flags.jobs // 2)))
         jobs = [arm.job(flags.workdir, seed=seed) for seed in seeds for arm in arms]
         if code := train(jobs, flags.jobs, flags.metric):
             return code
-        values = [finite(last(job, flags.metric), flags.metric, job.folder) for job in jobs]
-        found += [b - a for a, b in zip(values[::2], values[1::2], strict=True)]
-        print(f"{len(found)} pairs, {said(flags, found)}", flush=True)
-    text = answer(flags, found)
-    print(text)
-    kept = {"metric": flags.metric, "differences": found, "error": flags.error, "answer": text}
-    replace(Path(flags.workdir) / "comparison.json", json.dumps(kept) + "\n")
+        values = [last(job, flags.metric) for job in jobs]
+        found.pairs.extend(zip(values[::2], values[1::2], strict=True))
+        print(f"{len(found.pairs)} pairs, {found.said()}", flush=True)
+    print(text := found.answer())
+    kept = {"metric": flags.metric, "differences": found.differences, "error": flags.error, "answer": text}
+    replace(Path(flags.workdir) / "comparison.json", json.dumps(kept | found.diverged()) + "\n")
     return 0
 
 
@@ -187,7 +186,7 @@ def match(flags: argparse.Namespace, a: Arm, b: Arm) -> None:
 
 def of_a_step(flags: argparse.Namespace, arm: Arm) -> float:
     """The tokens, FLOPs or seconds of one step."""
-    from commands.measuring import last, train
+    from commands.measuring import finite, last, train
     from commands.opening import open_without_data, read_to_train
     from transformer.training.throughput import run_flops_per_token
 
@@ -203,7 +202,7 @@ def of_a_step(flags: argparse.Namespace, arm: Arm) -> float:
     probe = arm.job(flags.workdir, train__steps=steps, train__log_every=max(1, steps // 4))
     if train([probe], 1, SPEED):
         raise UserError(f"--{arm.name}: the run that measures its speed failed ({probe.output})")
-    return tokens / last(probe, SPEED)
+    return tokens / finite(last(probe, SPEED), SPEED, probe.folder)
 
 
 def tune(flags: argparse.Namespace, arm: Arm) -> bool:
@@ -225,6 +224,8 @@ def tune(flags: argparse.Namespace, arm: Arm) -> bool:
     finite(measured[best], flags.metric, jobs[best].folder)
     arm.keys.append(("optimizer.learning_rate", repr(rates[best])))
     edge = "; at the end of the grid, a wider one may be better" if best in (0, len(rates) - 1) else ""
+    lost = [f"{rate:g}" for rate, value in zip(rates, measured, strict=True) if math.isnan(value)]
+    edge += f"; diverged at {', '.join(lost)}" if lost else ""
     print(f"{arm.name}: optimizer.learning_rate={rates[best]:g} of {rates[0]:g} to {rates[-1]:g}{edge}")
     return True
 
@@ -234,64 +235,3 @@ def _is_pattern(text: str) -> bool:
     if "=" in text.partition("/")[0] or ".py" in text.partition(" ")[0]:
         return False
     return "/" in text or "*" in text or Path(text, "config.json").is_file()
-
-
-def pairs_there(flags: argparse.Namespace) -> list[float]:
-    """The differences between the runs of two patterns that have the same seed.
-
-    Raises:
-      UserError: they have no pair, or one of them two runs of the same seed.
-    """
-    found = []
-    for name, pattern in (("a", flags.a), ("b", flags.b)):
-        by_seed: dict[int, float] = {}
-        for seed, value in _measured(f"--{name}", pattern, flags.metric):
-            if seed in by_seed:
-                raise UserError(f"--{name}: two runs have seed {seed}; which keys should they have?")
-            by_seed[seed] = value
-        found.append(by_seed)
-    a, b = found
-    if not a.keys() & b.keys():
-        raise UserError(
-            f"--b: no run has a seed of --a's, which are {', '.join(map(str, sorted(a))) or 'none'}"
-        )
-    return [b[seed] - a[seed] for seed in sorted(a.keys() & b.keys())]
-
-
-def _measured(flag: str, pattern: str, metric: str) -> Iterator[tuple[int, float]]:
-    from commands.measuring import finite
-    from commands.table import read_runs
-
-    metric = metric.removeprefix("-")
-    for run in read_runs([pattern], flag)[0]:
-        if metric in run.measured:
-            yield run.config["seed"], finite(run.last(metric), metric, run.path)
-
-
-def said(flags: argparse.Namespace, found: Sequence[float]) -> str:
-    """The mean difference and its interval."""
-    from transformer.evaluation.sequential import interval
-
-    low, high = interval(found, flags.error)
-    mean = sum(found) / len(found)
-    return (
-        f"b - a: {mean:+.4g} {flags.metric.removeprefix('-')} "
-        f"({100 * (1 - flags.error):.4g} % interval {low:+.4g} to {high:+.4g})"
-    )
-
-
-def answer(flags: argparse.Namespace, found: Sequence[float]) -> str:
-    """The answer in words."""
-    from transformer.evaluation.sequential import FURTHEST, pairs_needed, verdict
-
-    if len(found) < 2:
-        return f"not decided: {said(flags, found)}, 1 pair; how much pairs differ is known from 2 on"
-    shown, pairs = verdict(found, flags.error, flags.smallest), f"{len(found)} pairs"
-    better = "more" if flags.metric.startswith("-") else "less"
-    if shown == "same":
-        return f"no difference larger than {flags.smallest:g}: {said(flags, found)}, {pairs}"
-    if shown:
-        return f"{'b' if shown == better else 'a'} is better: {said(flags, found)}, {pairs}"
-    more = pairs_needed(found, flags.error, flags.smallest)
-    number = f"about {more}" if more else f"more than {FURTHEST:,}"
-    return f"not decided: {said(flags, found)}, {pairs}; {number} more pairs needed"

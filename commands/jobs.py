@@ -34,8 +34,8 @@ SECONDS = 0.5
 class Job:
     """A run of a sweep: the arguments that train it, and the values of its config.
 
-    `outcome.json` in its folder says that it "finished", was "stopped" as hopeless, or "failed", with this
-    config.
+    `outcome.json` in its folder says that it "finished", was "stopped" as hopeless, gave up since it had
+    "diverged" (see `commands.measuring`), or "failed", with this config.
     """
 
     name: str
@@ -65,7 +65,7 @@ class Job:
     @property
     def over(self) -> bool:
         """Whether it needs no more training."""
-        return self.outcome in ("finished", "stopped")
+        return self.outcome in ("finished", "stopped", "diverged")
 
     @property
     def free(self) -> bool:
@@ -296,9 +296,13 @@ class Work:
         elif job.asked or code == 128 + signal.SIGTERM or not job.free:  # of a command that was killed
             self.queue.append(job)
         else:
-            self.failed += 1
-            job.record("failed", code=code)
-            self.end(job, f"failed with exit code {code}: {job.last_line()} ({job.output})")
+            self.fail(job, code)
+
+    def fail(self, job: Job, code: int) -> None:
+        """Counts a job that has failed."""
+        self.failed += 1
+        job.record("failed", code=code)
+        self.end(job, f"failed with exit code {code}: {job.last_line()} ({job.output})")
 
     def end(self, job: Job, how: str) -> None:
         """Says how a job has ended."""

@@ -7,13 +7,18 @@ from pathlib import Path
 from commands.jobs import Job, Work
 from transformer.errors import UserError
 
+GAVE_UP = ("error: train.max_skipped:", "error: train.spike:")
+"""How the last line of a run begins that gave up since it had diverged."""
+
 
 def last(job: Job, metric: str) -> float:
-    """The last value that a run has measured of a metric, "-METRIC" too; NaN if it was not finite.
+    """The last value that a run has measured of a metric, "-METRIC" too; NaN if it has diverged.
 
     Raises:
       UserError: it has measured none.
     """
+    if job.outcome == "diverged":
+        return math.nan
     metric = metric.removeprefix("-")
     if not (found := job.measured(metric)):
         raise UserError(f"--metric: {job.folder} has not measured {metric}")
@@ -42,7 +47,8 @@ def train(jobs: Sequence[Job], at_once: int, metric: str) -> int:
 
 
 class Measuring(Work):
-    """Jobs that end with the first that has finished without having measured `metric`."""
+    """Jobs that end with the first that has finished without having measured `metric`. One that gives up
+    since it has diverged has not failed: that is what it measured."""
 
     metric = ""
 
@@ -50,6 +56,14 @@ class Measuring(Work):
         """Raises `UserError` if the job has finished and not measured the metric."""
         if job.outcome == "finished":
             last(job, self.metric)
+
+    def fail(self, job: Job, code: int) -> None:
+        """Counts a job that has failed, or notes that it has diverged."""
+        if (line := job.last_line()).startswith(GAVE_UP):
+            job.record("diverged", code=code)
+            self.end(job, f"diverged: {line.removeprefix('error: ')}")
+        else:
+            super().fail(job, code)
 
     def end(self, job: Job, how: str) -> None:
         """Says how a job has ended, and checks it."""

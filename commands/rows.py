@@ -44,9 +44,11 @@ class Trained:
         return int(self.measured[metric][0][-1]) if metric in self.measured else 0
 
     def has_diverged(self, metric: str) -> bool:
-        """Whether the last value of a metric is not finite, or that of the training loss after it."""
+        """Whether the last value of a metric is not finite, or that of the training loss after it.
+        A run that has come to its end has measured then all that it measures."""
         lost = [name for name in (metric, TRAINED) if name in self.measured and math.isnan(self._end(name))]
-        return metric in lost or (TRAINED in lost and self.step_of(TRAINED) > self.step_of(metric))
+        later = self.last_step < self.steps and self.step_of(TRAINED) > self.step_of(metric)
+        return metric in lost or (TRAINED in lost and later)
 
     def has(self, metric: str) -> bool:
         """Whether the run tells of a metric: it has measured it, or has diverged."""

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 import launch
-from commands import compare as comparing
 from commands import jobs as running
+from commands.answers import Found
 from commands.opening import open_without_data, read_config
 from tests.commands.test_table import write_run
 
@@ -27,6 +27,8 @@ TRAINER = """
     loss = 5 + noise + {"rms": 0, "layer": -0.1, "none": 0.001}[norm] + abs(rate - 0.04)
     if keys.get("model.num_layers") == "3":
         sys.exit("error: out of memory")
+    if float(keys.get("optimizer.weight_decay", 0)) > random.Random(f"gives up {seed}").random():
+        sys.exit("error: train.max_skipped: the gradient was not finite in 20 steps in a row")
     steps, speed = int(keys.get("train.steps", 2)), 800 if norm == "rms" else 200
     with (folder / "metrics.jsonl").open("a") as file:
         loss = None if rate > 0.1 else loss
@@ -134,12 +136,29 @@ def test_each_side_is_tuned_first(compare):
 def test_a_rate_at_which_training_diverges_is_not_chosen(compare, capsys):
     """Of the rates 0.02 to 0.32 the last two; where all diverge there is none."""
     said = compare("--b=model.norm=layer", "--tune", "--config.optimizer.learning_rate=0.08", "--pairs=1")
-    assert "a: optimizer.learning_rate=0.04 of 0.02 to 0.32" in said
+    assert "a: optimizer.learning_rate=0.04 of 0.02 to 0.32; diverged at 0.16, 0.32" in said
     assert launch.main([
         *["--mode=compare", f"--workdir={compare.folder}2", "--config=configs/lm.py:tiny", "--pairs=1"],
         *["--b=model.norm=layer", "--tune", "--config.optimizer.learning_rate=2"],
     ]) == 2  # fmt: skip
     assert "is not finite: there is nothing to compare" in capsys.readouterr().err
+
+
+def test_runs_that_diverge_are_an_answer(compare, capsys):
+    """Of eight pairs in which B alone gives up that is shown; where some do, the others are compared."""
+    said = compare("--b=optimizer.weight_decay=1", "--pairs=20", "--jobs=2")
+    rates = "a 0 of 8 runs (95 % interval 0 to 0.48), b 8 of 8 runs (95 % interval 0.52 to 1)"
+    assert said[-1].startswith(f"b diverges more often: diverged: {rates}, 0 pairs without the 8")
+    assert any(line.startswith("b,seed=3: diverged: train.max_skipped: ") for line in said)
+    assert json.loads((compare.folder / "comparison.json").read_text())["diverged"] == {"a": 0, "b": 8}
+    again = compare("--b=optimizer.weight_decay=1", "--pairs=20", "--jobs=2")
+    assert again[-1] == said[-1] and not any("diverged: train.max_skipped" in line for line in again)
+
+
+def test_pairs_without_a_run_that_diverged_are_compared(compare):
+    said = compare("--b=model.norm=layer optimizer.weight_decay=0.2", "--pairs=7")
+    assert re.match(r"b is better: b - a: -0\.\d+ .*; diverged: a 0 of [67] runs .*, b 2 of [67]", said[-1])
+    assert re.search(r", [45] pairs without the 2 of which a run has diverged$", said[-1])
 
 
 def test_a_failed_run_ends_it(compare):
@@ -157,12 +176,21 @@ def test_runs_that_are_there_are_paired_by_seed(tmp_path, capsys, rng):
     flags = ["--mode=compare", f"--a={tmp_path}/a*", f"--b={tmp_path}/b*"]
     assert launch.main(flags) == 0
     said = capsys.readouterr().out
-    assert said.startswith("b is better: b - a: -0.") and said.endswith("8 pairs\n")
+    assert said.startswith("b is better: b - a: -0.") and ", 8 pairs\n" in said
+    assert said.endswith("in no pair, as --a has no run of the seed: 1 (b9)\n")
     assert launch.main([*flags, "--config.seed=1"]) == 2
     write_run(tmp_path / "b7" / "again", [0.0, None], seed=7)
     capsys.readouterr()
-    assert launch.main([*flags[:2], f"--b={tmp_path}/b7/*"]) == 2
-    assert f"the last eval/loss of {tmp_path}/b7/again is not finite" in capsys.readouterr().err
+    assert launch.main([*flags[:2], f"--b={tmp_path}/b7/*"]) == 0
+    said = capsys.readouterr().out.splitlines()
+    rates = "a 0 of 1 runs (95 % interval 0 to 0.98), b 1 of 1 runs (95 % interval 0.025 to 1)"
+    assert said[0].startswith(f"not decided: diverged: {rates}, 0 pairs without the 1 of which a run has")
+    assert said[-1] == "diverged: 1 (again)"
+    assert "in no pair, as --b has no run of the seed: 7 (a0, a1, a2, a3, ...)" in said
+    write_run(tmp_path / "other" / "b", [9.0, 1.0], seed=0, model={"d": 1})
+    write_run(tmp_path / "other" / "c", [9.0, 1.0], seed=1, model={"d": 2})
+    assert launch.main([*flags[:2], f"--b={tmp_path}/other/*"]) == 2
+    assert "--b: its runs differ in d; expected runs that differ in their seed" in capsys.readouterr().err
     write_run(tmp_path / "b10", [9.0, 0.0], seed=9)
     assert launch.main(flags) == 2
     assert "--b: two runs have seed 9" in capsys.readouterr().err
@@ -175,7 +203,8 @@ def test_runs_that_are_there_are_paired_by_seed(tmp_path, capsys, rng):
 @pytest.mark.parametrize(("error", "level"), [(0.05, "95 %"), (0.01, "99 %"), (0.001, "99.9 %")])
 def test_the_level_is_said_in_percent_and_a_difference_of_its_size_is_left_alone(error, level):
     flags = argparse.Namespace(metric="eval/loss", error=error)
-    assert comparing.said(flags, [10.94, 10.96]).startswith(f"b - a: +10.95 eval/loss ({level} interval ")
+    found = Found(flags, [(0.0, 10.94), (0.0, 10.96)])
+    assert found.said().startswith(f"b - a: +10.95 eval/loss ({level} interval ")
 
 
 @pytest.mark.parametrize(

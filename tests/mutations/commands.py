@@ -177,6 +177,21 @@ EDITS = {
         {
             "unmeasured_to_the_end": ('if job.outcome == "finished":', "if False:"),
             "diverged_is_compared": ("if math.isnan(value):", "if False:"),
+            "giving_up_is_failing": (".startswith(GAVE_UP)", ".startswith(())"),
+        },
+    ),
+    "commands/answers.py": (
+        "tests/commands/test_compare.py",
+        {
+            "a_minus_b": ("[b - a for a, b in self.pairs", "[a - b for a, b in self.pairs"),
+            "more_is_never_better": ('better = "more" if', 'better = "less" if'),
+            "diverging_is_no_answer": ("self.verdict() or self.diverges()", "self.verdict()"),
+            "the_other_diverges": ("alone = [math.isnan(b)", "alone = [math.isnan(a)"),
+            "alone_is_unsaid": ("{**why, alone: others[alone]}", "why"),
+            "several_settings": (
+                "only(rows_of(runs, metric, sign, False), flag)",
+                "rows_of(runs, metric, sign, False)[0]",
+            ),
         },
     ),
     "commands/jobs.py": (
@@ -188,7 +203,7 @@ EDITS = {
                 "= 0.0 if math.isnan(value) else",
             ),
             "all_configs_are_the_same": ('found.get("config") == digest(self.values)', "True"),
-            "what_has_ended_begins_again": ('in ("finished", "stopped")', "in ()"),
+            "what_has_ended_begins_again": ('in ("finished", "stopped", "diverged")', "in ()"),
             "one_gpu_for_all": ("gpus[slot % len(gpus)]", "gpus[0]"),
             "less_is_worse": ("self.sign * value\n", "-self.sign * value\n"),
             "the_first_is_stopped": ("len(table) >= self.factor and ", ""),
@@ -360,8 +375,6 @@ EDITS = {
     "commands/compare.py": (
         "tests/commands/test_compare.py",
         {
-            "a_minus_b": ("b - a for a, b in zip", "a - b for a, b in zip"),
-            "more_is_never_better": ('better = "more" if', 'better = "less" if'),
             "steps_do_not_follow": ("round(steps[0] * each[0] / each[1])", "steps[0]"),
             "tuned_to_the_worst": ("best = min(range(len(rates))", "best = max(range(len(rates))"),
             "tuned_on_the_pairs": (
@@ -377,6 +390,8 @@ EDITS = {
             "two_tests_in_one": ("(math.sqrt(wide) / error)", "(1 / error)"),
             "spread_is_known": ("needed >= wide", "False"),
             "fewer_degrees": ("(n - 1) * (needed - 1)", "n * (needed - 1)"),
+            "rates_of_one_look": ("log_beta - seen - unseen", "0 - seen - unseen"),
+            "no_rate_is_certain": ("((0.0, k == 0), (1.0, k == n))", "((0.0, False), (1.0, False))"),
             "any_difference_matters": ("smallest and -smallest <= low", "-smallest <= low"),
         },
     ),

@@ -19,6 +19,9 @@ from collections.abc import Sequence
 EFFECT = 2.0
 """The mean difference that is expected if there is one, in standard deviations of the differences."""
 
+BISECTIONS = 50
+"""Halvings of the interval in which an end of `rate_interval` is."""
+
 FURTHEST = 10_000
 """The largest number of pairs that `pairs_needed` looks at."""
 
@@ -51,6 +54,33 @@ def _half_width(n: int, spread: float, error: float) -> float:
     if needed >= wide:  # no t is enough
         return math.inf
     return spread * math.sqrt((n - 1) * (needed - 1) / (1 - needed / wide) / n)
+
+
+def rate_interval(count: int, total: int, error: float) -> tuple[float, float]:
+    """The probabilities p of an event that was seen `count` = k of `total` = n times, with evidence below
+    1 / error against them:
+
+        E_n = B(k + 1, n - k + 1) p^(-k) (1 - p)^(k - n),
+
+    the ratio of the likelihoods of a uniform p and of this one. With probability 1 - `error` or more the true
+    one is in it for every n at once. Source: Robbins 1970, "Statistical methods related to the law of the
+    iterated logarithm".
+    """
+    k, n = count, total
+    log_beta = math.lgamma(k + 1) + math.lgamma(n - k + 1) - math.lgamma(n + 2)
+
+    def is_outside(p: float) -> bool:
+        seen, unseen = (m * math.log(q) if m else 0.0 for m, q in ((k, p), (n - k, 1 - p)))
+        return log_beta - seen - unseen >= -math.log(error)
+
+    ends = []
+    for end, has_end in ((0.0, k == 0), (1.0, k == n)):
+        inner, outer = k / n if n else 0.5, end
+        for _ in range(0 if has_end else BISECTIONS):
+            middle = (inner + outer) / 2
+            inner, outer = (inner, middle) if is_outside(middle) else (middle, outer)
+        ends.append(outer)
+    return ends[0], ends[1]
 
 
 def verdict(differences: Sequence[float], error: float, smallest: float = 0.0) -> str:

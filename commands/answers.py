@@ -1,0 +1,123 @@
+"""The answers of --mode=compare: the mean difference of its pairs, and how often each side has diverged."""
+
+import argparse
+import dataclasses
+import math
+from typing import Any
+
+from transformer.errors import UserError
+
+
+@dataclasses.dataclass
+class Found:
+    """The values of A and B in each pair, NaN for a run that has diverged, and what they show.
+
+    A difference needs two finite values. How often a side diverges is a question of its own: of the pairs of
+    which one run alone has diverged, half are A's if both diverge equally often. Both tests may be looked at
+    after every pair, and each has the error rate of the flags.
+    """
+
+    flags: argparse.Namespace
+    pairs: list[tuple[float, float]]
+
+    @property
+    def differences(self) -> list[float]:
+        """b - a of the pairs of which no run has diverged."""
+        return [b - a for a, b in self.pairs if not math.isnan(b - a)]
+
+    def diverged(self) -> dict[str, Any]:
+        """The numbers of pairs, and of the runs of each side that have diverged; {} if none has."""
+        counts = {side: sum(math.isnan(pair[i]) for pair in self.pairs) for i, side in enumerate("ab")}
+        return {"pairs": len(self.pairs), "diverged": counts} if any(counts.values()) else {}
+
+    def verdict(self) -> str:
+        """What the differences show: "less", "more", "same" or ""."""
+        from transformer.evaluation.sequential import verdict
+
+        found = self.differences
+        return verdict(found, self.flags.error, self.flags.smallest) if found else ""
+
+    def diverges(self) -> str:
+        """ "a" or "b", the side that is shown to diverge more often, or ""."""
+        from transformer.evaluation.sequential import rate_interval
+
+        alone = [math.isnan(b) for a, b in self.pairs if math.isnan(a) != math.isnan(b)]
+        low, high = rate_interval(sum(alone), len(alone), self.flags.error)
+        return "b" if low > 0.5 else "a" if high < 0.5 else ""
+
+    def is_decided(self) -> bool:
+        """Whether the differences or the divergences show anything."""
+        return bool(self.verdict() or self.diverges())
+
+    def said(self) -> str:
+        """The mean difference and its interval, and those of the rates at which runs have diverged."""
+        from transformer.evaluation.sequential import interval, rate_interval
+
+        flags, found, parts = self.flags, self.differences, []
+        level = f"{100 * (1 - flags.error):.4g} % interval"
+        if found:
+            low, high = interval(found, flags.error)
+            name, mean = flags.metric.removeprefix("-"), sum(found) / len(found)
+            parts.append(f"b - a: {mean:+.4g} {name} ({level} {low:+.4g} to {high:+.4g})")
+        if lost := self.diverged():
+            rates = []
+            for side, count in lost["diverged"].items():
+                low, high = rate_interval(count, lost["pairs"], flags.error)
+                rates.append(f"{side} {count} of {lost['pairs']} runs ({level} {low:.2g} to {high:.2g})")
+            parts.append(f"diverged: {', '.join(rates)}")
+        return "; ".join(parts)
+
+    def answer(self) -> str:
+        """The answer in words."""
+        from transformer.evaluation.sequential import FURTHEST, pairs_needed
+
+        flags, found, shown = self.flags, self.differences, self.verdict()
+        pairs = f"{len(found)} pairs" if len(found) != 1 else "1 pair"
+        if lost := len(self.pairs) - len(found):
+            pairs += f" without the {lost} of which a run has diverged"
+        better = "more" if flags.metric.startswith("-") else "less"
+        answers = [f"{side} diverges more often" for side in [self.diverges()] if side]
+        if shown == "same":
+            answers.append(f"no difference larger than {flags.smallest:g}")
+        elif shown:
+            answers.append(f"{'b' if shown == better else 'a'} is better")
+        if answers:
+            return f"{', '.join(answers)}: {self.said()}, {pairs}"
+        if len(found) < 2:
+            known = "how much pairs differ is known from 2 on"
+            return f"not decided: {self.said()}, {pairs}; {known}"
+        more = pairs_needed(found, flags.error, flags.smallest)
+        number = f"about {more}" if more else f"more than {FURTHEST:,}"
+        return f"not decided: {self.said()}, {pairs}; {number} more pairs needed"
+
+
+def pairs_there(a: str, b: str, metric: str) -> tuple[list[tuple[float, float]], list[str]]:
+    """The values of the runs of two patterns that have the same seed, and lines that say which runs are in no
+    pair or have diverged.
+
+    Raises:
+      UserError: the runs of a pattern differ in more than their seed, or two have the same; or there is no
+        pair.
+    """
+    from commands.left_out import diverged, listed, uncounted, unfinished
+    from commands.paired import only, pairs
+    from commands.table import check_metric, read_runs, rows_of
+
+    metric, sign = metric.removeprefix("-"), -1 if metric.startswith("-") else 1
+    rows, lines = [], []
+    for flag, pattern in (("--a", a), ("--b", b)):
+        runs, left_out = read_runs([pattern], flag)
+        check_metric(metric, runs)
+        rows.append(only(rows_of(runs, metric, sign, False), flag))
+        lines += left_out
+    found, why = pairs(*rows, metric, "--a", "--b")
+    _, others = pairs(*rows[::-1], metric, "--b", "--a")
+    alone = "--b has no run of the seed"
+    for reason, names in {**why, alone: others[alone]}.items():
+        lines += listed(f"in no pair, as {reason}", names)
+    every = [run for row in rows for run in row.every]
+    lines += [*uncounted(rows, metric), *unfinished(every), *diverged(every, metric)]
+    if not found:
+        seeds = ", ".join(str(run.config["seed"]) for run in rows[0].runs) or "none"
+        raise UserError("; ".join([f"--b: no pair with the seeds of --a, which are {seeds}", *lines]))
+    return [(value_a, value_b) for _, value_a, value_b in found], lines
