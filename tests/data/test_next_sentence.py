@@ -1,3 +1,4 @@
+import json
 from collections import Counter
 
 import numpy as np
@@ -187,3 +188,12 @@ def test_few_documents_give_pairs_too(tmp_path, rng, sizes):
         assert ((giver_n == np.arange(len(giver_n))) == follows_n).all()
         assert (np.diff(rows.seconds_n2) > 0).all()
     assert rows.batch(np.arange(len(rows)))["weights"].sum() == len(rows.kept)
+
+
+def test_texts_of_a_single_word_are_left_out_and_counted(tmp_path):
+    texts = ["single", "x" * 200, "one two", "three four", "y"] * 9
+    (tmp_path / "a.jsonl").write_text("".join(f"{json.dumps({'text': text})}\n" for text in texts))
+    source = f"jsonl:{tmp_path}/a.jsonl"
+    made = data(tmp_path, [], source=source, validation_source=source)
+    rows = made.rows("train")
+    assert len(rows.kept) == 18 and rows.skipped == 9 * (2 + -(-200 // 61))

@@ -77,7 +77,7 @@ class MaskedData(TextData):
         cache = TokenCache.of(self.source(split), self.tokenizer, self.folder)
         length = self.config.sequence_length
         if self.config.next_sentence:
-            chunks_n2 = _cut(cache, length - 3, least=2)
+            chunks_n2 = _cut(cache, length - 3)
             return NextSentencePairs(cache, self.words, self.special_tokens, length, chunks_n2, seed)
         return Chunks(cache, self.special_tokens, length)
 
@@ -90,8 +90,8 @@ class MaskedData(TextData):
         return DataLoader(rows, batch_size, seed=seed, workers=c.workers, transform=masking, **options)
 
 
-def _cut(cache: TokenCache, most: int, least: int = 1) -> np.ndarray:
-    """Documents as spans (n, 2) of at most `most` tokens, without spans shorter than `least`.
+def _cut(cache: TokenCache, most: int) -> np.ndarray:
+    """Documents as spans (n, 2) of at most `most` tokens.
 
     Raises:
       UserError: no span is left.
@@ -99,8 +99,6 @@ def _cut(cache: TokenCache, most: int, least: int = 1) -> np.ndarray:
     starts, ends = cache.offsets[:-1] + 1, cache.offsets[1:] - 1  # without `[bos]` and `[eos]`
     counts = -(-(ends - starts) // most)
     first = np.repeat(starts, counts) + ranges(counts) * most
-    found = np.stack([first, np.minimum(first + most, np.repeat(ends, counts))], axis=1)
-    found = found[found[:, 1] - found[:, 0] >= least]
-    if not len(found):
-        raise UserError(f"data.source: no document has {least} tokens")
-    return found
+    if not len(first):
+        raise UserError("data.source: no document has a token")
+    return np.stack([first, np.minimum(first + most, np.repeat(ends, counts))], axis=1)

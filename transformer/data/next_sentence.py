@@ -27,7 +27,8 @@ class NextSentencePairs(EncoderRows):
     than the shortest. If a document has more than half of a group, some pairs with label 0 are from the same
     document.
 
-    Labels and exchanges are a function of (seed, epoch); the packing is the same in all epochs.
+    Labels and exchanges are a function of (seed, epoch); the packing is the same in all epochs. `skipped` is
+    the number of chunks in which no second word begins, which are left out.
 
     Raises:
       UserError: there is only one document, or fewer than two chunks can be divided.
@@ -58,6 +59,7 @@ class NextSentencePairs(EncoderRows):
         possible = highest_n > lowest_n
         if possible.sum() < 2:
             raise UserError("data.next_sentence: fewer than two texts have two words")
+        self.skipped = int((~possible).sum())
         starts_n, ends_n, lowest_n, highest_n = (
             each[possible] for each in (starts_n, ends_n, lowest_n, highest_n)
         )

@@ -16,6 +16,8 @@ class SquadFiles(Files):
     """`squad:GLOB`: files of SQuAD 1.1 or 2.0, one record per question, {"question", "context", "answers":
     {"text": [...], "answer_start": [...]}, "id"}; an impossible question has no answers.
 
+    Files are parsed whole at every opening, and their records are in memory.
+
     Questions with the same context, or the same fields `Options.split_by`, stay in one split (see `belong`).
 
     Raises:
