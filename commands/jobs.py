@@ -11,7 +11,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 from tqdm import tqdm
 
@@ -20,9 +20,11 @@ from commands.locks import free
 from commands.outputs import make_folder
 from commands.workdir import write_json
 from transformer.data.disk_cache import digest
-from transformer.errors import UserError
 from transformer.json_text import parse_json
 from transformer.run_folder import RunFolder, no_link
+
+if TYPE_CHECKING:
+    from commands.halving import Halving
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -134,56 +136,6 @@ def _lines(path: Path, end: int = 0) -> Iterator[dict[str, Any]]:
                 yield values
 
 
-@dataclasses.dataclass
-class Halving:
-    """Stops runs whose metric is not among the best 1 / `factor` of all that reached the same step: after
-    `start` steps, `factor` times as many, and so on. Each run is compared when it gets there, with those that
-    did before, so that none waits for others (Li et al. 2020, "A system for massively parallel hyperparameter
-    tuning", ASHA; here in the form that stops runs instead of pausing them).
-    """
-
-    metric: str
-    sign: int
-    start: int
-    factor: int
-    reached: dict[int, dict[str, float]] = dataclasses.field(default_factory=dict)
-
-    @classmethod
-    def of(cls, metric: str, start: int, factor: int, jobs: Sequence[Job]) -> "Halving":
-        """From flags: "-METRIC" if more of it is better.
-
-        Raises:
-          UserError: no evaluation at the first comparison, or numbers out of bounds.
-        """
-        steps = max(job.steps for job in jobs)
-        start = start or max(1, steps // 8)
-        if factor < 2:
-            raise UserError(f"--halving_factor: {factor}; expected 2 or more")
-        if not 1 <= start < steps:
-            raise UserError(f"--halving_start: {start}; expected 1 to {steps - 1}, within a run")
-        every = jobs[0].values["train"]["evaluate_every"]
-        if metric.removeprefix("-").startswith("eval/") and not 0 < every < steps:
-            raise UserError(
-                f"--halving: {metric} is measured every train.evaluate_every={every} of {steps} steps"
-            )
-        return cls(metric.removeprefix("-"), -1 if metric.startswith("-") else 1, start, factor)
-
-    def is_hopeless(self, job: Job) -> bool:
-        """Compares a run at each step of comparison that it has reached since the last call. None is hopeless
-        that has done all its steps: it is writing its results."""
-        hopeless, step, last = False, self.start, job.step
-        while step < job.steps and step <= last:
-            table = self.reached.setdefault(step, {})
-            if job.name not in table:
-                value = next((value for at, value in job.measured(self.metric) if at >= step), None)
-                if value is not None:
-                    table[job.name] = math.inf if math.isnan(value) else self.sign * value
-                    best = sorted(table.values())[: max(1, len(table) // self.factor)]
-                    hopeless |= len(table) >= self.factor and not table[job.name] <= best[-1]
-            step *= self.factor
-        return hopeless and last < job.steps
-
-
 def gpus() -> list[str]:
     """The GPUs that runs may have, as in CUDA_VISIBLE_DEVICES."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
@@ -192,7 +144,7 @@ def gpus() -> list[str]:
     return [str(number) for number in range(len(glob.glob("/dev/nvidia[0-9]*")))]
 
 
-def work(jobs: Sequence[Job], at_once: int, halving: Halving | None = None) -> int:
+def work(jobs: Sequence[Job], at_once: int, halving: "Halving | None" = None) -> int:
     """Trains all jobs that are not over (see `Work`)."""
     return Work(jobs, at_once, halving).run()
 
@@ -206,7 +158,7 @@ class Work:
 
     elsewhere = "trained by another command"  # said of a job that was over before it could be started
 
-    def __init__(self, jobs: Sequence[Job], at_once: int, halving: Halving | None = None) -> None:
+    def __init__(self, jobs: Sequence[Job], at_once: int, halving: "Halving | None" = None) -> None:
         for folder in {job.folder.parent for job in jobs}:
             make_folder(folder)
         self.at_once, self.halving = at_once, halving
@@ -309,6 +261,8 @@ class Work:
         if job in self.queue:
             self.queue.remove(job)
         self.count(f"{job.name}: {how}")
+        if self.halving:
+            self.halving.check(job)
 
     def count(self, line: str) -> None:
         """Says how one of all has ended."""

@@ -18,7 +18,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from commands import shell
-from commands.jobs import Halving, Job, Work
+from commands.halving import Halving
+from commands.jobs import Job, Work
 from commands.outputs import make_folder
 from commands.settings import check_flags, make_job, refuse_twice
 from transformer.config import describe_keys, flatten, with_defaults

@@ -57,7 +57,8 @@ def add_flags(parser: Any) -> None:
 
 def run(flags: argparse.Namespace, overrides: "Overrides") -> int:
     """Trains all runs. Returns 0, or 1 if some failed."""
-    from commands.jobs import Halving, work
+    from commands.halving import Halving
+    from commands.jobs import work
 
     if flags.search or flags.trials is not None or flags.metric:
         from commands.search import search

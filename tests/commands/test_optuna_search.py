@@ -12,7 +12,8 @@ import time
 import pytest
 
 import launch
-from commands.jobs import Halving, Work
+from commands.halving import Halving
+from commands.jobs import Work
 from tests import runs
 from transformer.errors import UserError
 from transformer.search import Choices, Range, check_space, read_space

@@ -15,7 +15,8 @@ import pytest
 
 import launch
 from commands import jobs as running
-from commands.jobs import Halving, Job, Work, work
+from commands.halving import Halving
+from commands.jobs import Job, Work, work
 from commands.locks import exclusive
 from tests import runs
 from transformer.errors import UserError
@@ -269,6 +270,13 @@ def test_halving_stops_what_has_diverged(job):
     assert found == [False, False, True, False]
 
 
+def test_halving_by_a_metric_that_no_run_measures_ends_with_the_first(job):
+    listed = [job(f"r{rate}", rate=rate, steps=60) for rate in (1, 2)]
+    with pytest.raises(UserError, match=r"--halving: .*r1 has not measured eval/los: no run can be compared"):
+        work(listed, 1, Halving.of("-eval/los", 10, 2, listed))
+    assert not listed[1].folder.exists()
+
+
 SWEEP = ["--mode=sweep", "--config=configs/lm.py:tiny"]
 
 
@@ -290,6 +298,14 @@ SWEEP = ["--mode=sweep", "--config=configs/lm.py:tiny"]
         (
             ["--sweep=seed=0", "--halving=eval/loss", "--config.train.steps=50"],
             "train.evaluate_every=0 of 50",
+        ),
+        (
+            ["--sweep=train.evaluate_every=10,20", "--halving=eval/loss", "--config.train.steps=50"],
+            "--halving: runs are compared at the same steps, but train.evaluate_every differs, 10, 20",
+        ),
+        (
+            ["--sweep=train.log_every=1,2", "--halving=train/loss", "--config.train.steps=50"],
+            "but train.log_every differs, 1, 2",
         ),
         (["--sweep=seed=0", "--slurm=--comment='two words"], 'two words" has no closing quotation'),
     ],

@@ -198,16 +198,9 @@ EDITS = {
         "tests/commands/test_sweep.py",
         {
             "diverged_is_not_measured": ("if metric in line]", "if line.get(metric)]"),
-            "diverged_is_not_hopeless": (
-                "= math.inf if math.isnan(value) else",
-                "= 0.0 if math.isnan(value) else",
-            ),
             "all_configs_are_the_same": ('found.get("config") == digest(self.values)', "True"),
             "what_has_ended_begins_again": ('in ("finished", "stopped", "diverged")', "in ()"),
             "one_gpu_for_all": ("gpus[slot % len(gpus)]", "gpus[0]"),
-            "less_is_worse": ("self.sign * value\n", "-self.sign * value\n"),
-            "the_first_is_stopped": ("len(table) >= self.factor and ", ""),
-            "compared_once": ("step *= self.factor", "step = job.steps"),
             "locks_do_not_count": ("elif job.free and", "elif"),
             "signals_are_ignored": ("(self.queue and not self.signals)", "self.queue"),
             "failed_runs_have_not_failed": ("self.failed += 1", "pass"),
@@ -216,6 +209,20 @@ EDITS = {
                 "pass\n            for number",
             ),
             "runs_of_killed_commands_fail": (" or not job.free:", ":"),
+        },
+    ),
+    "commands/halving.py": (
+        "tests/commands/test_sweep.py",
+        {
+            "diverged_is_not_hopeless": (
+                "= math.inf if math.isnan(value) else",
+                "= 0.0 if math.isnan(value) else",
+            ),
+            "less_is_worse": ("self.sign * value\n", "-self.sign * value\n"),
+            "the_first_is_stopped": ("len(table) >= self.factor and ", ""),
+            "compared_once": ("step *= self.factor", "step = job.steps"),
+            "other_steps_are_compared": ("if len(intervals) > 1:", "if False:"),
+            "unmeasured_goes_on": ('job.outcome == "finished" and not', "False and not"),
         },
     ),
     "transformer/search.py": (
@@ -381,7 +388,6 @@ EDITS = {
                 "optimizer__learning_rate=each, seed=TUNING_SEED",
                 "optimizer__learning_rate=each, seed=0",
             ),
-            "any_seeds_are_pairs": ("[b[seed] - a[seed] for", "[b[max(b)] - a[seed] for"),
         },
     ),
     "transformer/evaluation/sequential.py": (
