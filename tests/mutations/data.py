@@ -116,9 +116,11 @@ EDITS = {
         },
     ),
     "transformer/data/chat_template.py": (
-        "tests/data/test_chat.py tests/data/test_places.py",
+        "tests/data/test_chat.py tests/data/test_places.py tests/data/test_template_process.py",
         {
-            "every_answer_is_learned": ('message.get("weight") != 0', "True"),
+            "plain_in_a_process": ("additions if self.source == PLAIN else", "additions if False else"),
+            "file_unnamed": ("for file in files if file", "for file in () if file"),
+            "every_answer_is_learned": ('messages[count - 1].get("weight") != 0', "True"),
             "train_is_ignored": (
                 '0 in (message.get("weight"), message.get("train"))',
                 'message.get("weight") == 0',
@@ -127,6 +129,25 @@ EDITS = {
                 "for key in UNREAD if message.get(key)",
                 "for key in () if message.get(key)",
             ),
+        },
+    ),
+    "transformer/data/template_process.py": (
+        "tests/data/test_template_process.py",
+        {
+            "any_time": ("signal.ITIMER_PROF, SECONDS)", "signal.ITIMER_PROF, 3 * SECONDS)"),
+            "any_memory": ("    _limit_memory()\n    try:", "    try:"),
+            "any_length": ("messages, views, CHARACTERS, begin)", "messages, views, math.inf, begin)"),
+            "any_message": ("str(message)[:MESSAGE]", "str(message)"),
+            "surrogates": ("text.encode()  #", "text  #"),
+            "some_errors": ("except Exception as error:", "except jinja2.TemplateError as error:"),
+            "replies_at_once": ("with self._lock:", "if True:"),
+            "reply_to_another": (
+                "                self.stop()\n                raise",
+                "                raise",
+            ),
+            "signals_of_a_job": ("signal.signal(number, signal.SIG_IGN)", "pass"),
+            "ended_by_others": ("self._process.poll() is not None", "False"),
+            "shared_after_a_fork": ("os.register_at_fork(after_in_child=", "(lambda **_: None)(none="),
         },
     ),
     "transformer/data/overlap.py": (

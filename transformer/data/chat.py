@@ -9,7 +9,7 @@ from typing import Any, Literal
 import numpy as np
 
 from transformer.config import Place, Positive
-from transformer.data.chat_template import PLAIN, UNREAD, ChatTemplate
+from transformer.data.chat_template import UNREAD, ChatTemplate
 from transformer.data.corpus import Corpus, CorpusConfig, naming
 from transformer.data.dialogues import ChatTokens, Conversations, Dialogues, Openings, Sequences
 from transformer.data.disk_cache import digest
@@ -178,8 +178,7 @@ class ChatData(Corpus):
             if name not in ("auto", "plain"):
                 template = ChatTemplate.read(name)
             else:
-                own = tokenizer.chat_template if name == "auto" else ""
-                template = ChatTemplate(own or PLAIN)
+                template = ChatTemplate.of(tokenizer) if name == "auto" else ChatTemplate()
             found = ChatTokens(tokenizer, template)
         tokenizer.chat_template = template.source
         return found

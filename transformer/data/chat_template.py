@@ -1,20 +1,14 @@
 """Chat templates: a conversation as one text, in pieces that are answers and pieces that are not."""
 
 import contextlib
-import functools
-import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import jinja2
-from jinja2 import nodes
-from jinja2.ext import Extension
-from jinja2.sandbox import ImmutableSandboxedEnvironment, SecurityError
-
 from transformer.data.sources.base import check_text
-from transformer.data.tokenizers import chat_template_in
+from transformer.data.template_process import RENDERER, View, additions
+from transformer.data.tokenizers import NAMES, TEMPLATE, Tokenizer, chat_template_in
 from transformer.errors import UserError, brief
 from transformer.json_text import parse_json
 
@@ -40,19 +34,18 @@ PLAIN = (
 ABSENT = {"tools": None, "documents": None}
 """What templates ask for and no conversation has here; they test it with `is not none`."""
 
-LARGEST = 1 << 20
-"""The largest number that a template may multiply or raise to a power."""
-
 
 @dataclass(frozen=True)
 class ChatTemplate:
     """A Jinja template, and the names of the special tokens that it may use, {"eos_token": "</s>"}.
 
-    It is rendered in a sandbox in which it can change nothing and call nothing of Python's.
+    It is rendered in a sandbox in which it can change nothing and call nothing of Python's, and unless it is
+    `plain` by a process whose time and memory are limited. `file` is the one that it is from, for messages.
     """
 
     source: str = PLAIN
     tokens: Mapping[str, str] = field(default_factory=dict)
+    file: str = field(default="", compare=False)
 
     @classmethod
     def read(cls, path: str | Path) -> "ChatTemplate":
@@ -68,7 +61,15 @@ class ChatTemplate:
             raise UserError(f"{path}: cannot be read ({getattr(error, 'strerror', None) or error})") from None
         if not source:
             raise UserError(f"{path}: there is no chat template in it")
-        return cls(source)
+        return cls(source, file=str(path))
+
+    @classmethod
+    def of(cls, tokenizer: Tokenizer) -> "ChatTemplate":
+        """The template that is kept with a tokenizer; without one `plain`."""
+        if not tokenizer.chat_template:
+            return cls()
+        files = [tokenizer.folder / name for name in (TEMPLATE, NAMES)] if tokenizer.folder else []
+        return cls(tokenizer.chat_template, file=next((str(file) for file in files if file.is_file()), ""))
 
     def pieces(self, messages: Sequence[Message], answering: bool = False) -> list[tuple[str, bool]]:
         """The conversation up to its last answer, with `answering` up to the beginning of the next one:
@@ -79,25 +80,34 @@ class ChatTemplate:
         Raises:
           UserError: the template refuses the messages, or writes earlier ones otherwise when others follow.
         """
-        found, done = [], ""
-        for i, message in enumerate(messages):
-            if message["role"] == "assistant":
-                before, after = self.render(messages[:i], True), self.render(messages[: i + 1])
-                found += [(_added(done, before), False), (_added(before, after), message.get("weight") != 0)]
-                done = after
-        if answering:
-            found.append((_added(done, self.render(messages, True)), False))
-        return found
+        views = [
+            view
+            for i, message in enumerate(messages)
+            if message["role"] == "assistant"
+            for view in ((i, True), (i + 1, False))
+        ]
+        views += [(len(messages), True)] if answering else []
+        return [
+            (text, not opens and messages[count - 1].get("weight") != 0)
+            for text, (count, opens) in zip(self._additions(messages, views), views, strict=True)
+        ]
 
     def render(self, messages: Sequence[Message], answering: bool = False) -> str:
         """The text of the messages, with `answering` and the beginning of an answer. Raises as `pieces`."""
-        values = {"messages": [*map(dict, messages)], "add_generation_prompt": answering}
-        try:
-            return _compile(self.source).render({**ABSENT, **self.tokens, **values})
-        except jinja2.TemplateSyntaxError as error:
-            raise UserError(f"line {error.lineno} of the chat template: {error.message}") from None
-        except (jinja2.TemplateError, TypeError, ValueError, ArithmeticError, LookupError) as error:
-            raise UserError(f"the chat template refuses it: {' '.join(str(error).split())}") from None
+        return self._additions(messages, [(len(messages), answering)])[0]
+
+    def _additions(self, messages: Sequence[Message], views: Sequence[View]) -> list[str]:
+        render = additions if self.source == PLAIN else RENDERER.additions
+        reply = render(self.source, {**ABSENT, **self.tokens}, [*map(dict, messages)], views)
+        if "line" in reply:
+            raise UserError(f"line {reply['line']} of {self._name}: {reply['fault']}")
+        if "fault" in reply:
+            raise UserError(f"{self._name} {reply['fault']}")
+        return reply["added"]
+
+    @property
+    def _name(self) -> str:
+        return f"the chat template of {self.file}" if self.file else "the chat template"
 
 
 def check_messages(value: Any) -> list[Message]:
@@ -170,62 +180,6 @@ def conversation(text: str) -> list[Message]:
     if isinstance(value, list) and any(isinstance(each, dict) and "role" in each for each in value):
         return check_messages(value)
     return [{"role": "user", "content": text}]
-
-
-class Generation(Extension):
-    """`{% generation %}...{% endgeneration %}`, with which templates mark answers: the text inside."""
-
-    tags = {"generation"}  # noqa: RUF012 (the name that Jinja reads)
-
-    def parse(self, parser: Any) -> list[nodes.Node]:
-        """The nodes between the two tags."""
-        next(parser.stream)
-        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
-
-
-class Sandbox(ImmutableSandboxedEnvironment):
-    """Jinja's sandbox, in which a template also cannot make a text as large as the memory."""
-
-    intercepted_binops = frozenset(["*", "**"])
-
-    def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
-        """The product or the power of small numbers."""
-        if any(not isinstance(each, int | float) or abs(each) > LARGEST for each in (left, right)):
-            raise SecurityError(f"{operator} of other than small numbers")
-        if operator == "**" and abs(right) > 64:
-            raise SecurityError("** with a large exponent")
-        return super().call_binop(context, operator, left, right)
-
-
-@functools.lru_cache(16)
-def _compile(source: str) -> jinja2.Template:
-    extensions = ["jinja2.ext.loopcontrols", Generation]
-    sandbox = Sandbox(trim_blocks=True, lstrip_blocks=True, extensions=extensions)
-    sandbox.filters["tojson"] = _to_json
-    sandbox.globals["raise_exception"] = _refuse
-    # No clock: the tokens of a conversation do not depend on the day.
-    return sandbox.from_string(source)
-
-
-def _to_json(
-    value: Any,
-    ensure_ascii: bool = False,
-    indent: Any = None,
-    separators: Any = None,
-    sort_keys: bool = False,
-) -> str:
-    options = {"indent": indent, "separators": separators, "sort_keys": sort_keys}
-    return json.dumps(value, ensure_ascii=ensure_ascii, **options)
-
-
-def _refuse(message: str) -> Iterator[None]:
-    raise jinja2.TemplateError(message)
-
-
-def _added(before: str, after: str) -> str:
-    if not after.startswith(before):
-        raise UserError("the chat template writes earlier messages otherwise when others follow")
-    return after[len(before) :]
 
 
 def _short(value: Any) -> str:

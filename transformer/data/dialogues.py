@@ -1,6 +1,7 @@
 """Conversations and preferences as sources, and their tokens with the answers marked."""
 
 import contextlib
+import dataclasses
 import functools
 import json
 from abc import abstractmethod
@@ -187,7 +188,7 @@ class ChatTokens:
         names = {role: tokenizer.name(i) for role, i in ids.items()}
         if tokenizer.special and "bos_token" not in tokenizer.special:
             names["bos_token"] = ""  # as in transformers, where what is not named is empty in a template
-        self.template = ChatTemplate(template.source, names)
+        self.template = dataclasses.replace(template, tokens=names)
         self.identity = digest("chat", tokenizer.identity, self.template.source, self.template.tokens)
         self._backend = whole(tokenizers.Tokenizer.from_str(tokenizer.content), "the tokenizer")
         self._backend.encode_special_tokens = False

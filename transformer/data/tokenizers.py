@@ -169,6 +169,7 @@ class Tokenizer:
         self.backend, self.special = backend, {key: special[key] for key in ROLES if key in special}
         self.targets = targets or self
         self.kept = {key: special[key] for key in KEPT if key in special}
+        self.folder: Path | None = None  # where it is from, for messages
         self.bos_id, self.eos_id, self.pad_id = (backend.get_vocab()[names[role]] for role in ROLES)
 
     @classmethod
@@ -214,7 +215,9 @@ class Tokenizer:
         backend = read_backend(file)
         special = special_in(settings_beside(file), backend)
         targets = cls(read_backend(other), special) if (other := file.with_name(TARGETS)).is_file() else None
-        return cls(backend, special, targets)
+        found = cls(backend, special, targets)
+        found.folder = file.parent
+        return found
 
     def save(self, path: str | os.PathLike) -> None:
         """Writes `tokenizer.json` atomically, with a tokenizer of targets beside it if that is another, and

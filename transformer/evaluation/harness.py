@@ -74,7 +74,7 @@ class HarnessModel(TemplateLM):
         """
         if not self._tokenizer.chat_template:
             raise UserError("apply_chat_template: the tokenizer has no chat template")
-        self._chat = self._chat or ChatTokens(self._tokenizer, ChatTemplate(self._tokenizer.chat_template))
+        self._chat = self._chat or ChatTokens(self._tokenizer, ChatTemplate.of(self._tokenizer))
         render = self._chat.template.render
         if add_generation_prompt:
             return render(chat_history, True)

@@ -53,6 +53,7 @@ def read_tokenizer(folder: Path, config: Mapping[str, Any]) -> Tokenizer:
         special["bos_token"] = name  # of encoder-decoders, whose sources have no start token
     targets = None if of_targets is None else Tokenizer(of_targets, special)
     tokenizer = Tokenizer(backend, special, targets)
+    tokenizer.folder = folder
     size = config.get("vocab_size")
     if type(size) is int and tokenizer.vocab_size > size:
         raise UserError(
