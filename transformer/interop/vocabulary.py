@@ -20,7 +20,7 @@ from transformer.data.tokenizers import (
 from transformer.errors import UserError, first_line
 from transformer.interop.json_files import listed, read_object
 from transformer.interop.sentencepiece import read_sentencepiece
-from transformer.interop.wordpiece import word_piece
+from transformer.interop.wordpiece import added_around, word_piece
 
 PIECES = ("tokenizer.model", "spiece.model")
 """Names of SentencePiece models."""
@@ -186,8 +186,7 @@ def write_tokenizer(
     """
     backend = tokenizers.Tokenizer.from_str(tokenizer.content)
     before, after = [] if paired else [tokenizer.bos_id], [tokenizer.eos_id] if answers else []
-    plain, added = (backend.encode("", add_special_tokens=each).ids for each in (False, True))
-    if backend.post_processor is None or (answers and added != [*before, *plain, *after]):
+    if backend.post_processor is None or (answers and added_around(backend) != (before, after)):
         first, last = ([tokenizer.name(i) for i in ids] for ids in (before, after))
         backend.post_processor = processors.TemplateProcessing(
             single=[*first, "$A", *last],

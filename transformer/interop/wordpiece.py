@@ -62,6 +62,19 @@ def _template(ids: Mapping[str, int], cls: str, sep: str) -> processors.Template
     )
 
 
+PROBE = "\N{NULL}probe"
+"""The text of a token that no vocabulary has."""
+
+
+def added_around(backend: tokenizers.Tokenizer) -> tuple[list[int], list[int]]:
+    """The tokens that a tokenizer adds before and after a text, a closed one too."""
+    probe = tokenizers.Tokenizer.from_str(backend.to_str())
+    probe.add_special_tokens([PROBE])
+    ids = probe.encode(PROBE).ids
+    at = ids.index(probe.token_to_id(PROBE))
+    return ids[:at], ids[at + 1 :]
+
+
 def write_encoder_tokenizer(
     folder: Path, tokenizer: Tokenizer, special: SpecialTokens, max_length: int, *, types: bool
 ) -> dict[str, Any]:
@@ -78,8 +91,7 @@ def write_encoder_tokenizer(
     backend.add_special_tokens([tokenizers.AddedToken(name, lstrip=name in takes) for name in missing])
     ids = {"cls_token": special.cls, "sep_token": special.sep, "mask_token": special.mask}
     named = {role: str(backend.id_to_token(i)) for role, i in ids.items()}
-    plain, added = (backend.encode("", add_special_tokens=each).ids for each in (False, True))
-    if added != [special.cls, *plain, special.sep]:
+    if added_around(backend) != ([special.cls], [special.sep]):
         known = {named[role]: i for role, i in ids.items()}
         backend.post_processor = _template(known, named["cls_token"], named["sep_token"])
     backend.save(str(folder / "tokenizer.json"))
