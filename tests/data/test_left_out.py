@@ -171,3 +171,12 @@ def test_a_run_says_and_keeps_what_is_left_out(tmp_path, capsys):
     assert launch.main([f"--workdir={run}", *answers]) == 0
     assert capsys.readouterr().err.count(said) == 1
     assert len((tmp_path / "out").read_bytes().splitlines()) == 40
+
+
+def test_null_is_left_out_or_the_empty_text_of_one_file(tmp_path, rng):
+    rows, expected = with_gaps(rng, 60)
+    name = write_table(tmp_path / "a.parquet", rows)
+    options = {"field": "text", "fields": ("text", "label"), "cache_dir": tmp_path}
+    for optional, read in (((), expected["read"]), (("text", "label"), 60)):
+        parts = [open_source(name, split, optional=optional, **options) for split in SPLITS]
+        assert sum(map(len, parts)) == parts[0].tally["read"] == read
