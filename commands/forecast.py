@@ -2,6 +2,7 @@
 
 import datetime
 import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -29,8 +30,7 @@ def predict(folder: Path, budget: float, depth: int | None) -> None:
     law = read_law(folder)
     check_folder("--workdir", str(folder))
     runs = law["runs"]
-    if budget <= (most := max(each["budget"] for each in runs)):
-        raise UserError(f"--forecast: {budget:g}; expected more than the largest budget, {most:g}")
+    check_larger(budget, [each["budget"] for each in runs])
     found, family = fit(runs), family_of(law)
     best = float(found.law.best_n(budget)[0])
     size = family.size(depth) if depth else nearest(family, best, max(each["depth"] for each in runs))
@@ -51,6 +51,12 @@ def predict(folder: Path, budget: float, depth: int | None) -> None:
         f"forecast of {job.name}: {law['metric']} {loss:.4f} (90 % interval {low:.4f} to {high:.4f}), "
         f"N {size.n:,.0f} (N* {best:,.0f}), {size.steps(budget):,} steps; in {folder / FORECAST}"
     )
+
+
+def check_larger(budget: float, budgets: Sequence[float]) -> None:
+    """Raises `UserError` if the budget of a forecast is not larger than those of the fit."""
+    if budget <= (most := max(budgets)):
+        raise UserError(f"--forecast: {budget:g}; expected more than the largest budget, {most:g}")
 
 
 def check_unseen(folder: Path, job: "Job") -> None:

@@ -16,11 +16,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from commands import WHICH_CONFIG, WHICH_RUN, place
+from commands.rows import DIVERGED
 from transformer.errors import UserError
 
 if TYPE_CHECKING:
     from commands.opening import Overrides
     from transformer.evaluation.scaling_law import Study
+
+
+LEAST_SIZES = 4
+"""The sizes of a budget that a fit needs."""
 
 
 def add_flags(parser: Any) -> None:
@@ -60,7 +65,10 @@ def run(flags: argparse.Namespace, overrides: "Overrides") -> int:
 
 
 def check(flags: argparse.Namespace, overrides: Sequence[tuple[str, str]]) -> None:
-    """Raises `UserError` for flags that cannot be."""
+    """Raises `UserError` for flags that cannot be, before a run is trained."""
+    from commands.forecast import check_larger
+    from commands.laws import read_forecast
+
     if not flags.config:
         if flags.forecast is None and not flags.score:
             raise UserError(f"{WHICH_CONFIG}; or --forecast=FLOPS, or --score")
@@ -75,6 +83,10 @@ def check(flags: argparse.Namespace, overrides: Sequence[tuple[str, str]]) -> No
         raise UserError(f"--width: {flags.width:g}; expected a width above 0")
     if flags.forecast is not None and not 0 < flags.forecast < math.inf:
         raise UserError(f"--forecast: {flags.forecast:g}; expected FLOPs above 0")
+    if flags.config and flags.forecast is not None:
+        check_larger(flags.forecast, numbers("budgets", flags.budgets, 2))
+    if flags.config and flags.score and flags.forecast is None:
+        read_forecast(Path(flags.workdir))
     if flags.forecast_depth is not None and (flags.forecast is None or flags.forecast_depth < 1):
         raise UserError(f"--forecast_depth: {flags.forecast_depth}; expected 1 or more, with --forecast")
 
@@ -82,12 +94,13 @@ def check(flags: argparse.Namespace, overrides: Sequence[tuple[str, str]]) -> No
 def measure(flags: argparse.Namespace, overrides: Sequence[tuple[str, str]]) -> int:
     """Trains what is missing, fits, prints, and writes law.json and pictures."""
     from commands.laws import LAW, describe, fit, summary
-    from commands.measuring import train
+    from commands.left_out import listed
+    from commands.measuring import last, train
     from commands.sizes import Family
     from commands.workdir import write_json
     from transformer.visualization.scaling import draw_isoflop, draw_optimum
 
-    budgets, depths = numbers("budgets", flags.budgets, 2), numbers("depths", flags.depths, 4)
+    budgets, depths = numbers("budgets", flags.budgets, 2), numbers("depths", flags.depths, LEAST_SIZES)
     if any(not depth.is_integer() for depth in depths):
         raise UserError(f"--depths: {flags.depths}; expected whole numbers")
     family = Family(flags.config, tuple(overrides), flags.width)
@@ -96,15 +109,32 @@ def measure(flags: argparse.Namespace, overrides: Sequence[tuple[str, str]]) -> 
     jobs = [family.job(flags.workdir, *each) for each in wanted]
     if code := train(jobs, flags.jobs, flags.metric):
         return code
-    runs = [describe(job, *each, flags.metric) for job, each in zip(jobs, wanted, strict=True)]
+    lost = [job.name for job in jobs if math.isnan(last(job, flags.metric))]
+    kept = [(job, each) for job, each in zip(jobs, wanted, strict=True) if job.name not in lost]
+    runs = [describe(job, *each, flags.metric) for job, each in kept]
+    left_out = listed("diverged, and left out of the fits", lost)
+    check_enough(runs, budgets, left_out)
     found, folder = fit(runs), Path(flags.workdir)
     of_family = {"config": flags.config, "overrides": family.overrides, "width": flags.width}
-    values = of_family | {"metric": flags.metric, "runs": runs} | summary(found)
+    values = of_family | {"metric": flags.metric, "runs": runs, "diverged": lost} | summary(found)
     write_json(folder / LAW, values, indent=1)
-    print(*table(runs), *said(found), *between_seeds(runs), sep="\n")
+    whole = flags.seeds if lost else 0
+    print(*table(runs, whole), *left_out, *said(found), *between_seeds(runs), sep="\n")
     draw_isoflop(runs, found, folder / "isoflop.png")
     draw_optimum(found, folder / "optimum.png")
     return 0
+
+
+def check_enough(runs: Sequence[dict[str, Any]], budgets: Sequence[float], left_out: Sequence[str]) -> None:
+    """Raises `UserError` if a budget has fewer than `LEAST_SIZES` sizes with a run that has not diverged."""
+    for budget in budgets:
+        depths = sorted({run["depth"] for run in runs if run["budget"] == budget})
+        if len(depths) < LEAST_SIZES:
+            these = ", ".join(map(str, depths)) or "none"
+            raise UserError(
+                f"--depths: at {budget:g} FLOPs those with a finite loss are {these}; expected {LEAST_SIZES} "
+                f"or more ({'; '.join(left_out)})"
+            )
 
 
 def numbers(name: str, text: str, least: int) -> list[float]:
@@ -123,19 +153,24 @@ def numbers(name: str, text: str, least: int) -> list[float]:
     return found
 
 
-def table(runs: Sequence[dict[str, Any]]) -> Iterator[str]:
-    """The mean loss of each size and budget; * marks the least of a budget."""
+def table(runs: Sequence[dict[str, Any]], whole: int = 0) -> Iterator[str]:
+    """The mean loss of each size and budget; * marks the least of a budget. One with fewer runs than `whole`
+    has no mean, since the others have diverged."""
     budgets = sorted({each["budget"] for each in runs})
     losses: dict[tuple[float, int], list[float]] = {}
     for each in runs:
         losses.setdefault((each["budget"], each["depth"]), []).append(each["loss"])
-    means = {key: sum(values) / len(values) for key, values in losses.items()}
-    least = {budget: min(value for (of, _), value in means.items() if of == budget) for budget in budgets}
+    means = {key: sum(values) / len(values) for key, values in losses.items() if len(values) >= whole}
+    least = {
+        budget: min((value for (of, _), value in means.items() if of == budget), default=math.nan)
+        for budget in budgets
+    }
     yield "depth  d_model   parameters            N" + "".join(f"{budget:>10.3g}" for budget in budgets)
     for depth, each in sorted({run["depth"]: run for run in runs}.items()):
-        cells = (means[budget, depth] for budget in budgets)
+        cells = (means.get((budget, depth), math.nan) for budget in budgets)
         marked = (
-            f"{mean:.4f}{'*' if mean == least[of] else ' '}" for mean, of in zip(cells, budgets, strict=True)
+            f"{DIVERGED} " if math.isnan(mean) else f"{mean:.4f}{'*' if mean == least[of] else ' '}"
+            for mean, of in zip(cells, budgets, strict=True)
         )
         row = f"{depth:5d}  {each['d_model']:7d}  {each['parameters']:11,d}  {each['n']:11,.0f}"
         yield row + "".join(cell.rjust(10) for cell in marked)

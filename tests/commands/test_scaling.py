@@ -29,6 +29,9 @@ TRAINER = """
     depth, steps = (int(flags["config.model.num_layers"]), int(flags["config.train.steps"]))
     if depth == 5 and (root / "fails").exists():
         sys.exit("error: out of memory")
+    lost = (root / "diverges").read_text() if (root / "diverges").exists() else ""
+    if folder.name in lost:
+        sys.exit("error: train.max_skipped: the gradient was not finite in 20 steps in a row")
     n, d = json.loads((root / "sizes.json").read_text())[str(depth)], steps * 256
     loss = 1.2 + (4e4 / n) ** 0.4 + (2e5 / d) ** 0.35
     loss *= 1 + random.Random(folder.name).gauss(0, 0.001)
@@ -222,6 +225,29 @@ def test_a_failed_run_ends_it_and_the_same_command_goes_on(scaling, tmp_path):
     assert scaling(*flags)[0] == "9 of 12 runs have ended before"
 
 
+def test_runs_that_have_diverged_are_left_out_and_named(scaling, tmp_path):
+    names = ["flops=5e+10,depth=1,seed=0", "flops=1e+11,depth=5,seed=0"]
+    (tmp_path / "root" / "diverges").write_text(" ".join(names))
+    said = scaling("--budgets=5e10,1e11", FIT[0], "--depths=1,2,3,4,5")
+    assert f"diverged, and left out of the fits: 2 ({', '.join(names)})" in said
+    law = scaling.read("law.json")
+    assert law["diverged"] == names and len(law["runs"]) == 8
+    cells = {line.split()[0]: line.split()[4:] for line in said if line.lstrip()[:1].isdigit()}
+    assert [cell == "diverged" for depth in "12345" for cell in cells[depth]] == [
+        *[True, False],
+        *[False] * 7,
+        True,
+    ]
+    (tmp_path / "root" / "diverges").write_text(names[0].replace("depth=1", "depth=2"))
+    error = scaling(
+        "--budgets=5e10,1e11", FIT[0], "--depths=1,2,3,4", "--workdir=" + f"{scaling.folder}2", code=2
+    )
+    assert error.startswith(
+        "error: --depths: at 5e+10 FLOPs those with a finite loss are 1, 3, 4; expected 4 or"
+    )
+    assert "flops=5e+10,depth=2,seed=0" in error
+
+
 def test_the_folder_is_named_after_the_config_or_must_be_given(capsys):
     assert launch.parse(["--mode=scaling", f"--config={TINY}"])[0].workdir == "runs/lm-tiny-scaling"
     assert launch.main(["--mode=scaling", "--score"]) == 2
@@ -312,6 +338,8 @@ def test_a_folder_that_cannot_be_written_is_told_before_a_run_begins(scaling, tm
         ([*FIT[:2], "--depths=1,2,3"], "--depths: '1,2,3'; expected 4 or more positive numbers"),
         ([*FIT[:2], "--depths=1,2,3,4.5"], "--depths: 1,2,3,4.5; expected whole numbers"),
         ([*FIT[:2], "--depths=1,2,3,x"], "--depths: '1,2,3,x'; expected 4 or more"),
+        ([*FIT, "--forecast=2e11"], "--forecast: 2e+11; expected more than the largest budget, 2e+11"),
+        ([*FIT, "--score"], "first --forecast=FLOPS"),
         ([*FIT, "--width=-2"], "--width: -2; expected a width above 0"),
         ([*FIT, "--seeds=0"], "--seeds: 0; expected 1 or more"),
         ([*FIT, "--config.seed=1"], "--config.seed: --seeds sets it"),
@@ -324,3 +352,4 @@ def test_a_folder_that_cannot_be_written_is_told_before_a_run_begins(scaling, tm
 def test_mistakes(scaling, flags, said):
     error = scaling(*flags, code=2)
     assert said in error and error.count("\n") == 1
+    assert "has not measured" in said or not [*scaling.folder.glob("flops=*")]

@@ -432,8 +432,11 @@ EDITS = {
         "tests/commands/test_scaling.py",
         {
             "half_a_layer": ("any(not depth.is_integer() for depth in depths)", "False"),
-            "three_sizes_are_enough": ("flags.depths, 4)", "flags.depths, 3)"),
-            "the_greatest_is_marked": ("least = {budget: min(", "least = {budget: max("),
+            "three_sizes_are_enough": ("flags.depths, LEAST_SIZES)", "flags.depths, 3)"),
+            "three_that_are_left_are": ("if len(depths) < LEAST_SIZES:", "if False:"),
+            "forecasts_are_checked_after": ("if flags.config and flags.forecast is not None:", "if False:"),
+            "the_rest_has_a_mean": ("if len(values) >= whole", "if True"),
+            "the_greatest_is_marked": ("budget: min((value", "budget: max((value"),
         },
     ),
     "transformer/evaluation/scaling_law.py": (
