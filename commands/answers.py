@@ -110,8 +110,8 @@ def pairs_there(a: str, b: str, metric: str) -> tuple[list[tuple[float, float]],
         check_metric(metric, runs)
         rows.append(only(rows_of(runs, metric, sign, False), flag))
         lines += left_out
-    found, why = pairs(*rows, metric, "--a", "--b")
-    _, others = pairs(*rows[::-1], metric, "--b", "--a")
+    found, why = pairs(rows[0], rows[1], metric, "--a", "--b")
+    _, others = pairs(rows[1], rows[0], metric, "--b", "--a")
     alone = "--b has no run of the seed"
     for reason, names in {**why, alone: others[alone]}.items():
         lines += listed(f"in no pair, as {reason}", names)

@@ -232,9 +232,20 @@ def over_keys(rows: Sequence[Row]) -> Iterator[tuple[str, list[tuple[str, list[f
         yield key, [(name, sorted(each), [each[x] for x in sorted(each)]) for name, each in curves.items()]
 
 
+def by_seed(rows: Sequence[Row]) -> Iterator[list[str]]:
+    """A heading and, for each row, the single values in a column for each seed: "" for a seed that a row has
+    not, several values of one seed with a space between them."""
+    seeds = sorted({run.config["seed"] for row in rows for run in row.runs if "seed" in run.config})
+    yield [f"seed {seed}" for seed in seeds]
+    for row in rows:
+        values = [(run.config.get("seed"), value) for run, value in zip(row.runs, row.values, strict=True)]
+        yield [" ".join(f"{value:.9g}" for own, value in values if own == seed) for seed in seeds]
+
+
 def write(path: Path, rows: Sequence[Row], metric: str, table: Sequence[Sequence[str]]) -> None:
     """Writes the table: as JSON with the value and folder of each run, as HTML with curves and samples beside
-    each other, as CSV or Markdown its cells. What was there before stays until the new one is whole."""
+    each other, as CSV its cells and the single values, as Markdown its cells. What was there before stays
+    until the new one is whole."""
     from transformer.run_folder import replace
 
     if path.suffix == ".json":
@@ -254,7 +265,8 @@ def write(path: Path, rows: Sequence[Row], metric: str, table: Sequence[Sequence
         replace(path, json.dumps(values, indent=1) + "\n")
     elif path.suffix == ".csv":
         keys = [] if "change" in table[0] else [*rows[0].keys]
-        csv.writer(text := io.StringIO()).writerows([[*keys, *table[0][len(keys) :]], *table[1:]])
+        lines = zip([[*keys, *table[0][len(keys) :]], *table[1:]], by_seed(rows), strict=True)
+        csv.writer(text := io.StringIO()).writerows([*cells, *values] for cells, values in lines)
         replace(path, text.getvalue())
     elif path.suffix == ".html":
         from transformer.visualization.table_page import Compared, write_page

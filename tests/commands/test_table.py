@@ -140,7 +140,10 @@ def test_files(folder, tmp_path_factory, capsys):
         assert table(folder, f"--output={out / 'table'}.{suffix}") == 0
     with (out / "table.csv").open() as file:
         rows = list(csv.reader(file))
-    assert rows[:2] == [["optimizer.rate", "eval/loss", "spread", "runs"], ["0.4", "1.1", "0.1", "3"]]
+    assert rows[:2] == [
+        ["optimizer.rate", "eval/loss", "spread", "runs", "seed 0", "seed 1", "seed 2"],
+        ["0.4", "1.1", "0.1", "3", "1", "1.1", "1.2"],
+    ]
     values = json.loads((out / "table.json").read_text())
     assert values[0]["keys"] == {"optimizer.rate": 0.4}
     assert values[0]["values"] == pytest.approx([1.0, 1.1, 1.2])
@@ -325,9 +328,12 @@ def test_differences_in_files_and_a_picture(tmp_path, rng, monkeypatch, capsys):
         assert table(tmp_path, *flags, f"--pictures={tmp_path}") == 0
     with (tmp_path / "out.csv").open() as file:
         rows = list(csv.reader(file))
-    assert rows[0] == ["change", "eval/loss", "difference", "95% interval", "pairs"]
+    singles = [f"seed {seed}" for seed in range(5)]
+    assert rows[0] == ["change", "eval/loss", "difference", "95% interval", "pairs", *singles]
+    deep = next(row for row in rows if row[0] == "n 2, kind b")
+    assert [bool(value) for value in deep[5:]] == [True, False, True, False, True]
     assert {row[0] for row in rows[1:]} == {"d 2", "n 2, kind b"}
-    assert (tmp_path / "out.md").read_text().splitlines()[2] == f"| {' | '.join(rows[1])} |"
+    assert (tmp_path / "out.md").read_text().splitlines()[2] == f"| {' | '.join(rows[1][:5])} |"
     axes = drawn["differences.png"]
     assert [each.get_text() for each in axes.get_yticklabels()] == [row[0] for row in rows[1:]]
     points = [line.get_xdata() for line in axes.get_lines() if line.get_marker() == "o"]

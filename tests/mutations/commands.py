@@ -339,6 +339,7 @@ EDITS = {
             "logging_is_a_row": ('    "train.log_",\n', ""),
             "more_evaluations_are_the_same": ('["train.evaluate_every"] * best', "[]"),
             "longer_means_are_the_same": ('["train.log_every"] * metric', "[] * metric"),
+            "values_of_every_seed": ("for own, value in values if own == seed", "for own, value in values"),
             "worst_first": ("rank(sign * row.mean)", "rank(-sign * row.mean)"),
             "diverged_unsaid": ("DIVERGED if row.has_diverged else mean", "mean"),
         },
