@@ -112,7 +112,7 @@ def pairs_there(a: str, b: str, metric: str) -> tuple[list[tuple[float, float]],
         lines += left_out
     found, why = pairs(rows[0], rows[1], metric, "--a", "--b")
     _, others = pairs(rows[1], rows[0], metric, "--b", "--a")
-    alone = "--b has no run of the seed"
+    alone = "--b has no value for the seed"
     for reason, names in {**why, alone: others[alone]}.items():
         lines += listed(f"in no pair, as {reason}", names)
     every = [run for row in rows for run in row.every]

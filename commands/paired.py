@@ -110,7 +110,7 @@ def pairs(a: Row, b: Row, metric: str, flag_a: str, flag_b: str) -> tuple[list[P
     of_a, of_b = _by_seed(a, flag_a), _by_seed(b, flag_b)
     found: list[Pair] = []
     left_out: dict[str, list[str]] = {
-        f"{flag_a} has no run of the seed": [],
+        f"{flag_a} has no value for the seed": [],
         f"the {flag_a} run of the seed was measured at another step": [],
     }
     alone, elsewhere = left_out.values()

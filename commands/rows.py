@@ -16,6 +16,9 @@ DIVERGED = "diverged"
 TRAINED = "train/loss"
 """The metric that tells whether a run had diverged after its last evaluation, or before its first."""
 
+SKIPPED = "train/skipped_steps"
+"""Logged without `TRAINED` where all steps since the last logged one were skipped."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Trained:
@@ -44,11 +47,13 @@ class Trained:
         return int(self.measured[metric][0][-1]) if metric in self.measured else 0
 
     def has_diverged(self, metric: str) -> bool:
-        """Whether the last value of a metric is not finite, or that of the training loss after it.
+        """Whether the last value of a metric is not finite, or the training loss after it.
         A run that has come to its end has measured then all that it measures."""
-        lost = [name for name in (metric, TRAINED) if name in self.measured and math.isnan(self._end(name))]
-        later = self.last_step < self.steps and self.step_of(TRAINED) > self.step_of(metric)
-        return metric in lost or (TRAINED in lost and later)
+        if metric in self.measured and math.isnan(self._end(metric)):
+            return True
+        trained, skipped = self.step_of(TRAINED), self.step_of(SKIPPED)
+        lost = skipped > trained or (TRAINED in self.measured and math.isnan(self._end(TRAINED)))
+        return lost and self.last_step < self.steps and max(trained, skipped) > self.step_of(metric)
 
     def has(self, metric: str) -> bool:
         """Whether the run tells of a metric: it has measured it, or has diverged."""

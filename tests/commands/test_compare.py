@@ -177,7 +177,7 @@ def test_runs_that_are_there_are_paired_by_seed(tmp_path, capsys, rng):
     assert launch.main(flags) == 0
     said = capsys.readouterr().out
     assert said.startswith("b is better: b - a: -0.") and ", 8 pairs\n" in said
-    assert said.endswith("in no pair, as --a has no run of the seed: 1 (b9)\n")
+    assert said.endswith("in no pair, as --a has no value for the seed: 1 (b9)\n")
     assert launch.main([*flags, "--config.seed=1"]) == 2
     write_run(tmp_path / "b7" / "again", [0.0, None], seed=7)
     capsys.readouterr()
@@ -186,7 +186,7 @@ def test_runs_that_are_there_are_paired_by_seed(tmp_path, capsys, rng):
     rates = "a 0 of 1 runs (95 % interval 0 to 0.98), b 1 of 1 runs (95 % interval 0.025 to 1)"
     assert said[0].startswith(f"not decided: diverged: {rates}, 0 pairs without the 1 of which a run has")
     assert said[-1] == "diverged: 1 (again)"
-    assert "in no pair, as --b has no run of the seed: 7 (a0, a1, a2, a3, ...)" in said
+    assert "in no pair, as --b has no value for the seed: 7 (a0, a1, a2, a3, ...)" in said
     write_run(tmp_path / "other" / "b", [9.0, 1.0], seed=0, model={"d": 1})
     write_run(tmp_path / "other" / "c", [9.0, 1.0], seed=1, model={"d": 2})
     assert launch.main([*flags[:2], f"--b={tmp_path}/other/*"]) == 2

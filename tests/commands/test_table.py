@@ -310,7 +310,7 @@ def test_differences_from_some_runs_by_pairs_of_one_seed(tmp_path, rng, capsys):
         low, high = stats.ttest_1samp(expected, 0).confidence_interval(0.95)
         assert row["interval"] == pytest.approx([low, high])
         means.append((statistics.fmean(expected), name, not low <= 0 <= high))
-    assert " ".join(lines.pop()) == "in no difference, as --against has no run of the seed: 1 (unpaired)"
+    assert " ".join(lines.pop()) == "in no difference, as --against has no value for the seed: 1 (unpaired)"
     for line, (mean, name, shown) in zip(lines[1:], sorted(means), strict=True):
         assert (line[0] == "*") is shown
         assert f"{mean:+.4f}" in line and line[-1] == str(len(losses[name]))
@@ -397,6 +397,10 @@ def test_a_run_that_gave_up_before_its_first_evaluation_has_diverged(tmp_path, c
     assert table(tmp_path) == 0
     said = capsys.readouterr().out.splitlines()
     assert said[1].split() == ["diverged", "3"] and said[-1] == "diverged: 2 (0, 1)"
+    write_run(tmp_path / "3", [], 20, seed=3)  # all its steps were skipped, and no loss was logged
+    (tmp_path / "3" / "metrics.jsonl").write_text('{"step": 10, "train/skipped_steps": 9}\n')
+    assert table(tmp_path) == 0
+    assert "diverged: 3 (0, 1, 3)" in capsys.readouterr().out
 
 
 def test_a_mean_is_of_runs_at_the_same_step_and_of_each_seed_once(tmp_path, capsys):

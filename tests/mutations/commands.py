@@ -350,10 +350,8 @@ EDITS = {
             "spread_of_n": ("statistics.stdev", "statistics.pstdev"),
             "best_is_the_last": ("run.best(metric, sign) if best", "run.last(metric) if best"),
             "steps_are_mixed": ("run.step_of(metric) == furthest", "True"),
-            "gave_up_is_unmeasured": (
-                "return metric in lost or (TRAINED in lost",
-                "return metric in lost or (False",
-            ),
+            "gave_up_is_unmeasured": ("or (TRAINED in self.measured and", "or (False and"),
+            "skipped_is_unmeasured": ("lost = skipped > trained or", "lost = False or"),
             "diverged_was_earlier": ("run.has_diverged(metric) or run.step_of", "run.step_of"),
             "diverged_anywhere": ("return math.inf if math.isnan(value)", "return 0.0 if math.isnan(value)"),
         },
