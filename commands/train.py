@@ -113,9 +113,17 @@ def _train(
 def _first_lines(run: "Run", trained: int) -> Iterator[str]:
     import jax
 
+    from transformer.training.roles import left_by_rules, shares
+    from transformer.training.rules import parameter_settings
+
     size = sum(leaf.size for leaf in jax.tree.leaves(run.abstract.params))
     mesh = f"{run.mesh.size} x {run.mesh.devices.flat[0].device_kind}"
     yield f"{run.folder.path}: {size:,} parameters on {mesh}, from step {trained} to {run.config.train.steps}"
+    params, optimizer = run.abstract.params, run.config.optimizer
+    if optimizer.is_muon:
+        if optimizer.has_rules:
+            params = left_by_rules(params, parameter_settings(params, optimizer, run.layers, run.roles))
+        yield shares(params, run.roles)
     experiment: Any = run.experiment
     if hasattr(experiment, "data_lines"):
         yield from experiment.data_lines()

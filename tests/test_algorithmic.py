@@ -5,7 +5,7 @@ import pytest
 
 from commands.opening import check_config, read_config
 from experiments import find_experiment
-from tests.parameters import random_params
+from tests.parameters import random_params, roles_by_name
 from tests.runs import write_corpus
 from transformer.errors import UserError
 from transformer.evaluation.attention import attention_weights
@@ -56,7 +56,7 @@ def test_every_parameter_decays_where_grokking_asks_for_it(rng):
     experiment = made(GROKKING)
     params = random_params(rng, experiment.model, jnp.zeros((1, 1), jnp.int32))
     config = experiment.config.optimizer
-    optimizer, schedule = make_optimizer(config, 2)
+    optimizer, schedule = make_optimizer(config, 2, roles=roles_by_name)
     gradients = jax.tree.map(jnp.zeros_like, params)
     updates, _ = optimizer.update(gradients, optimizer.init(params), params)
     for update, param in zip(jax.tree.leaves(updates), jax.tree.leaves(params), strict=True):

@@ -47,7 +47,7 @@ def test_layers_of_kinds_are_frozen_by_their_depth(tmp_path):
     config = opening.check_config(values)
     run = Run(find_experiment(config.experiment)(config), config, tmp_path)
     run.prepare()
-    frozen = parameter_settings(run.abstract.params, config.optimizer, run.layers)["blocks"]
+    frozen = parameter_settings(run.abstract.params, config.optimizer, run.layers, run.roles)["blocks"]
     assert frozen["wide"]["feed_forward"]["up"]["kernel"].frozen is True  # layers 0 and 2
     assert frozen["narrow"]["feed_forward"]["up"]["kernel"].frozen.ravel().tolist() == [True, False]
     values["optimizer"]["frozen_layers"] = 5

@@ -9,7 +9,7 @@ import pytest
 from flax import traverse_util
 
 from tests.decoding import test_incremental as incremental
-from tests.parameters import random_params
+from tests.parameters import random_params, roles_by_name
 from transformer.errors import UserError
 from transformer.models.decoder import Decoder, DecoderConfig
 from transformer.models.encoder_decoder import EncoderDecoderConfig
@@ -95,7 +95,9 @@ def test_rules_match_a_shared_parameter_as_one_of_the_first_layer(rng):
     paths = [names for names in numbered(params, ()) if "position" in names[0]]
     assert paths == [["blocks/0/attention/position/table"]]
     assert max(map(len, numbered(params, ()))) == 5
-    settings = parameter_settings(params, OptimizerConfig(frozen_layers=1))["blocks"]["attention"]
+    settings = parameter_settings(params, OptimizerConfig(frozen_layers=1), roles=roles_by_name)["blocks"][
+        "attention"
+    ]
     assert settings["position"]["table"].frozen is True
     np.testing.assert_array_equal(settings["query"]["kernel"].frozen.ravel(), [True, *[False] * 4])
 

@@ -12,7 +12,7 @@ from flax import traverse_util
 from jax.tree_util import keystr, tree_leaves_with_path
 
 from tests.decoding import test_incremental as incremental
-from tests.parameters import random_params
+from tests.parameters import random_params, roles_by_name
 from transformer.config import from_values, refuse_idle
 from transformer.decoding.generation import generate
 from transformer.errors import UserError
@@ -188,7 +188,7 @@ def test_the_first_step_of_training_them_alone_moves_them_alone(rng):
     model, inputs = MODELS["decoder"]
     params = nn.meta.unbox(jax.jit(model.init)(jax.random.key(0), *inputs))["params"]
     config = OptimizerConfig(learning_rate=0.1, train_only="lora", schedule="constant", warmup_steps=0)
-    optimizer, _ = make_optimizer(config, 10)
+    optimizer, _ = make_optimizer(config, 10, roles=roles_by_name)
 
     @jax.jit
     def step(params, state):

@@ -9,7 +9,7 @@ import pytest
 from flax import linen as nn
 
 from tests.models import numpy_decoder
-from tests.parameters import random_params
+from tests.parameters import random_params, roles_by_name
 from transformer.errors import UserError
 from transformer.models.decoder import DecoderConfig, DecoderStepper
 from transformer.models.transformer_xl import Memory, TransformerXLConfig
@@ -115,7 +115,7 @@ def test_rules_take_them_for_embeddings_of_tokens():
     """What is below the first block is frozen with it, and the decay of token embeddings is theirs too."""
     made = jax.eval_shape(lambda: CONFIG.build(VOCAB).init(jax.random.key(0), jnp.zeros((1, 1), int)))
     params, keys = nn.meta.unbox(made)["params"], {"frozen_layers": 1, "embedding_weight_decay": 0.25}
-    found = parameter_settings(params, OptimizerConfig(**keys))
+    found = parameter_settings(params, OptimizerConfig(**keys), roles=roles_by_name)
     assert found["value_embedding"] == found["embedding"] | {"scale": found["value_embedding"]["scale"]}
     assert found["value_embedding"]["table"].weight_decay == 0.25
     assert found["value_embedding"]["scale"].frozen and not found["final_norm"]["scale"].frozen

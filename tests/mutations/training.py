@@ -434,14 +434,32 @@ EDITS = {
         {
             "bold": ("(update * gradient < 0)", "(update * gradient != 0)"),
             "reckless": ("(update * gradient < 0)", "(update * gradient > 0)"),
-            "share_over_layers": ("range(is_stacked(path), agrees.ndim)", "range(agrees.ndim)"),
+            "share_over_layers": (
+                "range(roles(path).is_stacked, agrees.ndim)",
+                "range(agrees.ndim)",
+            ),
             "no_cautious_decay": (
                 "        if not decay:\n            return careful",
                 "        if True:\n            return careful",
             ),
-            "gates_as_one_matrix": ("((0,), (last,))", "((0,), tuple(range(1, last + 1)))"),
-            "hidden_states_not_matrices": ("(input|recurrent|", "(input|"),
-            "heads_as_matrices": ("(input|recurrent|", "(unembedding|input|recurrent|"),
+        },
+    ),
+    "transformer/training/roles.py": (
+        "tests/training/test_roles.py tests/training/test_optax_optimizers.py",
+        {
+            "gates_as_columns": ('(LAYERS, "expert", "gates", "depth")', '(LAYERS, "expert", "depth")'),
+            "hidden_states_not_matrices": ("self.is_stacked or HIDDEN in self.names", "self.is_stacked"),
+            "heads_as_matrices": ("(self.is_stacked or HIDDEN in self.names)", "True"),
+            "heads_apart": ('if name == "head_dim" and i and', "if False and"),
+            "tables_as_matrices": (" and names[axes[0][0]] not in LOOKED_UP", ""),
+            "counts_what_others_take": ("None if each.rule or each.frozen is True else param", "param"),
+            "any_axes_are_a_matrix": ("if len(axes) > 2:", "if len(axes) > 9:"),
+        },
+    ),
+    "transformer/training/rules.py": (
+        "tests/training/test_rules.py",
+        {
+            "positions_of_every_layer_below": (r'r"^(?!.*blocks/)(.*/)?(cls', r'r"(^|/)(cls'),
         },
     ),
     "transformer/training/parametrization.py": (
@@ -457,9 +475,8 @@ EDITS = {
             ),
             "depth_only_at_the_end": ("step *= model.depth ** (model.depth_exponent - 1)", "pass"),
             "depth_twice_at_first": ("** (0.5 - model.depth_exponent)", "**-model.depth_exponent"),
-            "one_output_axis": ("of_heads = len(axes) > 1 and", "of_heads = False and"),
             "decay_shrinks": ("p if each.step == 1 else p / each.step", "p"),
-            "muon_for_all": ('if kind == "muon" and not is_hidden_matrix(path):', "if False:"),
+            "muon_for_all": ('if kind == "muon" and not role(box.names).is_hidden:', "if False:"),
         },
     ),
     "transformer/training/stages.py": (

@@ -6,6 +6,7 @@ import numpy as np
 import optax
 import pytest
 
+from tests.parameters import roles_by_name
 from transformer.errors import UserError
 from transformer.training.optax_optimizers import build
 from transformer.training.optimizer import OptimizerConfig
@@ -30,8 +31,8 @@ def test_cautious_updates_against_float64(rng, name, arguments):
         return jnp.float32(rate)
 
     params = draw()
-    careful = build(f"cautious.{name}", arguments, schedule, decay, decayed)
-    plain = build(name, arguments, schedule, 0.0, decayed)
+    careful = build(f"cautious.{name}", arguments, schedule, decay, decayed, roles_by_name)
+    plain = build(name, arguments, schedule, 0.0, decayed, roles_by_name)
     states = careful.init(params), plain.init(params)
     for _ in range(4):
         gradients = draw()

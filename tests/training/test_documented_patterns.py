@@ -10,6 +10,7 @@ import pytest
 
 from commands.opening import check_config, read_config
 from tests import runs
+from tests.parameters import roles_by_name
 from transformer.models.classifier import TextClassifier
 from transformer.training.optax_optimizers import joined
 from transformer.training.optimizer import OptimizerConfig
@@ -86,7 +87,7 @@ def test_a_documented_pattern_matches_what_its_page_says(key, value):
     paths = [path for names in numbered(params, ()) for path in names]
     if key == "optimizer.train_only":
         settings = jax.tree.leaves(
-            parameter_settings(params, OptimizerConfig(name="adamw", train_only=value))
+            parameter_settings(params, OptimizerConfig(name="adamw", train_only=value), roles=roles_by_name)
         )
         trained = zip(numbered(params, ()), settings, strict=True)
         assert {path for names, each in trained if not each.frozen for path in names} == expected

@@ -1,5 +1,7 @@
 """Muon on recurrent models: which of their parameters are its matrices, and what it makes of each gate."""
 
+import contextlib
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -8,8 +10,10 @@ import pytest
 from flax import linen as nn
 
 from tests.training.test_optimizer import make
+from transformer.errors import UserError
 from transformer.models.recurrent import RecurrentConfig
 from transformer.training.optax_optimizers import joined, matrix_dimensions
+from transformer.training.roles import roles_of
 from transformer.training.rules import Rule
 
 RATE = 0.1
@@ -35,6 +39,14 @@ def drawn(rng, tree):
     return jax.tree.map(lambda leaf: jnp.asarray(rng.normal(size=leaf.shape), jnp.float32), nn.unbox(tree))
 
 
+def roles(path):
+    """Those of every variant's parameters, of which no two differ under one name."""
+    for changes in VARIANTS.values():
+        with contextlib.suppress(UserError):
+            return roles_of(lambda changes=changes: shapes(**changes))(path)
+    raise AssertionError(path)
+
+
 def by_path(tree):
     return {joined(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
 
@@ -45,14 +57,14 @@ def is_hidden(path):
 
 def change(params, gradients, **settings):
     """The first update of each parameter, by path."""
-    optimizer, _ = make(name="contrib.muon", learning_rate=RATE, **settings)
+    optimizer, _ = make(name="contrib.muon", learning_rate=RATE, roles=roles, **settings)
     return by_path(jax.jit(optimizer.update)(gradients, optimizer.init(params), params)[0])
 
 
 @every_variant
 def test_muon_leaves_embeddings_heads_and_vectors_to_adam(rng, changes):
     params = drawn(rng, shapes(**changes))
-    found = by_path(matrix_dimensions(params))
+    found = by_path(matrix_dimensions(params, roles))
     adam = optax.nadam(RATE)
     wanted = by_path(jax.jit(adam.update)(params, adam.init(params), params)[0])
     for path, update in change(params, params).items():

@@ -7,6 +7,7 @@ import numpy as np
 import optax
 import pytest
 
+from tests.parameters import roles_by_name
 from transformer.errors import UserError
 from transformer.training.optax_optimizers import matrix_dimensions
 from transformer.training.optimizer import OptimizerConfig, make_optimizer
@@ -30,8 +31,8 @@ CONFIG = dict(
 )
 
 
-def make(steps=100, **changes):
-    return make_optimizer(OptimizerConfig(**{**CONFIG, **changes}), steps)
+def make(steps=100, roles=roles_by_name, **changes):
+    return make_optimizer(OptimizerConfig(**{**CONFIG, **changes}), steps, roles=roles)
 
 
 def tree(rng, layers=2, d=4, h=2, k=3, f=5, v=7):
@@ -287,7 +288,8 @@ def test_mask_sees_through_the_names_of_axes():
     from flax import linen as nn
 
     boxed = jax.tree.map(lambda x: nn.LogicallyPartitioned(x, ("embed",)), boxed)
-    treated = nn.unbox(parameter_settings(boxed, OptimizerConfig(**{**CONFIG, "weight_decay": 0.5})))
+    config = OptimizerConfig(**{**CONFIG, "weight_decay": 0.5})
+    treated = nn.unbox(parameter_settings(boxed, config, roles=roles_by_name))
     assert {name: each.weight_decay for name, each in treated["a"].items()} == {"kernel": 0.5, "scale": 0.0}
 
 
@@ -391,6 +393,6 @@ def test_muon_treats_every_expert_as_its_own_matrix(rng):
 def test_muon_takes_the_matrices_of_every_stack(stack):
     kernel = np.zeros((2, 4, 2, 3))
     params = {stack: {"attention": {"query": {"kernel": kernel}}}, "unembedding": {"kernel": kernel[0]}}
-    found = matrix_dimensions(params)
+    found = matrix_dimensions(params, roles_by_name)
     assert found[stack]["attention"]["query"]["kernel"] == optax.contrib.MuonDimensionNumbers((1,), (2, 3))
     assert found["unembedding"]["kernel"] is None

@@ -11,12 +11,12 @@ import pytest
 from flax import linen as nn
 from jax.sharding import PartitionSpec as P
 
+from tests.parameters import roles_by_name
 from transformer.errors import UserError
 from transformer.models.decoder import Decoder, DecoderConfig
 from transformer.models.encoder import EncoderConfig, TextEncoder
 from transformer.training import parallel
 from transformer.training.checkpoint import State
-from transformer.training.optax_optimizers import is_hidden_matrix
 from transformer.training.optimizer import OptimizerConfig, make_optimizer
 
 RULES = parallel.RULES["default"]
@@ -59,7 +59,7 @@ def optimizer(name="adamw"):
     config = OptimizerConfig(
         name=name, learning_rate=0.1, schedule="constant", warmup_steps=0, final_fraction=0.0, clip_norm=0.0
     )
-    return make_optimizer(config, 10)[0]
+    return make_optimizer(config, 10, roles=roles_by_name)[0]
 
 
 def leaves(tree):
@@ -122,7 +122,7 @@ def test_the_state_of_some_blocks_lies_like_that_of_all():
     mesh = parallel.make_mesh(parallel.MeshConfig(1, 4, 2), jax.devices()[:8])
     boxed = jax.eval_shape(boxed_params)
     config = OptimizerConfig(name="adamw", frozen_layers=1, schedule="constant")
-    optimizer, _ = make_optimizer(config, 10)
+    optimizer, _ = make_optimizer(config, 10, roles=roles_by_name)
     opt_state = jax.eval_shape(optimizer.init, boxed)
     shardings = parallel.state_shardings(state(boxed, opt_state), mesh, RULES).opt_state
     found = {
@@ -337,7 +337,9 @@ def test_muon_exchanges_matrices_and_gathers_none(rng, axes, layers):
     expected, _ = tx.update(gradients, tx.init(params), params)
     grid = parallel.make_mesh(parallel.MeshConfig(**{"data": 1} | axes))
     whole = parallel.state_shardings(jax.eval_shape(lambda: state(boxed, tx.init(boxed))), grid, RULES)
-    deal = functools.partial(parallel.deal_out, shardings=whole.params, chosen=is_hidden_matrix)
+    deal = functools.partial(
+        parallel.deal_out, shardings=whole.params, chosen=lambda path: roles_by_name(path).is_hidden
+    )
 
     def update(gradients, opt_state, params):
         return deal(tx.update(*deal((gradients, opt_state)), params))

@@ -25,6 +25,7 @@ from transformer.models.width import widened
 from transformer.training.optimizer import OptimizerConfig, make_optimizer
 from transformer.training.parallel import is_boxed, unboxed
 from transformer.training.parametrization import KINDS, Parametrization, scales, split_axes
+from transformer.training.roles import roles_of
 
 BASE = 16
 SIZES = {"d_model": 64, "d_ff": 128, "num_layers": 2, "num_heads": 8, "head_dim": 8, "max_length": 32}
@@ -88,7 +89,7 @@ def test_initial_outputs_and_the_changes_of_a_step_do_not_depend_on_the_width(rn
         box = nn.LogicallyPartitioned(jax.ShapeDtypeStruct(shape, jnp.float32), names)
         found = scales((jax.tree_util.DictKey(leaf),), box, model, kind)
         if leaf == "kernel":
-            axes = split_axes((jax.tree_util.DictKey(leaf),), names, shape)
+            axes = split_axes(names, shape)
             inputs, outputs = (math.prod(n for _, n in each) for each in axes)
         else:
             inputs, outputs = 1, width
@@ -222,7 +223,8 @@ def test_the_first_step_of_each_parameter_has_its_own_rate(rng):
 
 def step_of(mup, rng, gradient=1.0):
     params = unboxed(mup.initial(jax.random.key(0)))
-    optimizer = mup.scaled(make_optimizer(mup.config.optimizer, 10)[0])
+    roles = roles_of(lambda: jax.eval_shape(mup.init, jax.random.key(0)))
+    optimizer = mup.scaled(make_optimizer(mup.config.optimizer, 10, roles=roles)[0])
     gradients = jax.tree.map(
         lambda p: jnp.asarray(gradient * rng.choice([-1.0, 1.0], p.shape), p.dtype), params
     )

@@ -8,6 +8,7 @@ import optax
 import pytest
 from flax import linen as nn
 
+from tests.parameters import roles_by_name
 from tests.training.test_optimizer import CONFIG
 from transformer.errors import UserError
 from transformer.models.decoder import DecoderConfig
@@ -29,7 +30,7 @@ def params(rng):
 
 def update(tree, gradients, **changes):
     optimizer, _ = make_optimizer(
-        OptimizerConfig(**CONFIG | {"name": "sgd", "learning_rate": 1.0} | changes), 10
+        OptimizerConfig(**CONFIG | {"name": "sgd", "learning_rate": 1.0} | changes), 10, roles=roles_by_name
     )
     updates, state = optimizer.update(gradients, optimizer.init(tree), tree)
     return updates, state
@@ -97,7 +98,7 @@ def test_of_frozen_blocks_the_optimizer_keeps_nothing_and_sees_nothing(rng, name
         return {"encoder": {"trunk": trunk}, "head": tree["head"]}
 
     whole, part = (
-        make_optimizer(OptimizerConfig(**CONFIG | key | more), 10)[0]
+        make_optimizer(OptimizerConfig(**CONFIG | key | more), 10, roles=roles_by_name)[0]
         for more in ({"frozen_layers": layers}, {})
     )
     state, other = whole.init(tree), part.init(above(tree))
@@ -119,7 +120,9 @@ def test_what_is_frozen_has_no_gradient(rng):
     for keys, zero in (({"frozen_layers": 2}, 2), ({"layer_decay": 0.5}, 0), ({"frozen_layers": 9}, N)):
         config = OptimizerConfig(**CONFIG | keys)
         gradients = jax.grad(
-            lambda p, c=config: sum(jnp.sum(x) for x in jax.tree.leaves(stop_gradients(p, c)))
+            lambda p, c=config: sum(
+                jnp.sum(x) for x in jax.tree.leaves(stop_gradients(p, c, roles=roles_by_name))
+            )
         )(tree)
         for leaf in jax.tree.leaves(gradients["encoder"]["trunk"]["blocks"]):
             np.testing.assert_array_equal(
@@ -139,7 +142,9 @@ def test_the_backward_pass_ends_above_frozen_blocks(rng):
         config = OptimizerConfig(**CONFIG | keys)
 
         def loss(p):
-            return jnp.sum(model.apply({"params": stop_gradients(p, config)}, tokens) ** 2)
+            return jnp.sum(
+                model.apply({"params": stop_gradients(p, config, roles=roles_by_name)}, tokens) ** 2
+            )
 
         return jax.jit(jax.grad(loss)).lower(tree).compile().cost_analysis()["flops"]
 
@@ -165,12 +170,12 @@ def test_layers_of_kinds_are_counted_by_their_depth(rng):
     tree, gradients = kinds(rng), kinds(rng)
     settings = {**CONFIG, "name": "sgd", "learning_rate": 1.0, "layer_decay": 0.5, "frozen_layers": 2}
     config = OptimizerConfig(**settings)
-    check_rules(tree, config, KINDS)
-    optimizer, _ = make_optimizer(config, 10, layers=KINDS)
+    check_rules(tree, config, KINDS, roles_by_name)
+    optimizer, _ = make_optimizer(config, 10, (), KINDS, roles_by_name)
     found, _ = optimizer.update(gradients, optimizer.init(tree), tree)
-    held = jax.grad(lambda p: sum(jnp.sum(x) for x in jax.tree.leaves(stop_gradients(p, config, KINDS))))(
-        tree
-    )
+    held = jax.grad(
+        lambda p: sum(jnp.sum(x) for x in jax.tree.leaves(stop_gradients(p, config, KINDS, roles_by_name)))
+    )(tree)
     for name, depths in DEPTHS.items():
         for i, depth in enumerate(depths):
             rate = 0.5 ** (5 - depth) if depth >= 2 else 0.0
@@ -179,19 +184,30 @@ def test_layers_of_kinds_are_counted_by_their_depth(rng):
             np.testing.assert_array_equal(held["blocks"][name]["query"]["kernel"][i], depth >= 2)
     np.testing.assert_allclose(found["head"]["kernel"], -gradients["head"]["kernel"])
     with pytest.raises(UserError, match="frozen_layers: 7; the model has 6 blocks"):
-        check_rules(tree, OptimizerConfig(**settings | {"frozen_layers": 7}), KINDS)
+        check_rules(tree, OptimizerConfig(**settings | {"frozen_layers": 7}), KINDS, roles_by_name)
+
+
+def test_positions_in_attention_are_frozen_with_their_layer():
+    table = np.zeros((3, 4, 2))
+    tree = {"position": {"table": table[0]}, "blocks": {"attention": {"position": {"table": table}}}}
+    found = parameter_settings(tree, OptimizerConfig(**CONFIG | {"frozen_layers": 1}), roles=roles_by_name)
+    assert found["position"]["table"].frozen is True
+    frozen = found["blocks"]["attention"]["position"]["table"].frozen
+    np.testing.assert_array_equal(np.ravel(frozen), [True, False, False])
 
 
 def test_a_rule_names_a_layer_of_kinds_by_its_depth(rng):
     config = OptimizerConfig(**CONFIG | {"rules": (Rule("blocks/5/", frozen=True),)})
-    found = parameter_settings(kinds(rng), config, KINDS)["blocks"]
+    found = parameter_settings(kinds(rng), config, KINDS, roles_by_name)["blocks"]
     assert found["window"]["query"]["kernel"].frozen is False
     np.testing.assert_array_equal(np.ravel(found["full"]["query"]["kernel"].frozen), [False, True])
 
 
 def test_kinds_with_the_same_parameters_are_one_stack(rng):
     config = OptimizerConfig(**CONFIG | {"frozen_layers": 2})
-    found = parameter_settings(params(rng), config, ("attention", "full"))["encoder"]["trunk"]["blocks"]
+    found = parameter_settings(params(rng), config, ("attention", "full"), roles_by_name)["encoder"]["trunk"][
+        "blocks"
+    ]
     frozen = found["attention"]["query"]["kernel"].frozen
     np.testing.assert_array_equal(np.ravel(frozen), [True, True, False])
 
@@ -296,7 +312,7 @@ def test_a_list_of_rules_against_each_layer_by_itself(rng, name, case):
         | {"name": name, "learning_rate": RATE, "weight_decay": DECAY}
         | {"rules": rules, "arguments": FACTORS[name]}
     )
-    optimizer, _ = make_optimizer(config, 10)
+    optimizer, _ = make_optimizer(config, 10, roles=roles_by_name)
     start, gradients = params(rng), [params(rng) for _ in range(3)]
     tree, state = start, optimizer.init(start)
     for gradient in gradients:
@@ -307,7 +323,9 @@ def test_a_list_of_rules_against_each_layer_by_itself(rng, name, case):
         np.testing.assert_allclose(leaf, wanted[path], rtol=2e-4, atol=2e-5, err_msg=f"{path} by {given}")
     trained = {"sgd": 0, "adamw": 0}
     gradients = flat(
-        jax.grad(lambda p: sum(jnp.sum(x) for x in jax.tree.leaves(stop_gradients(p, config))))(start)
+        jax.grad(
+            lambda p: sum(jnp.sum(x) for x in jax.tree.leaves(stop_gradients(p, config, roles=roles_by_name)))
+        )(start)
     )
     for path, leaf in flat(start).items():
         for layer, index in layers_of(path, leaf):
@@ -386,9 +404,9 @@ def test_rules_that_say_nothing_or_nonsense_are_refused(rule, message):
 )
 def test_what_matches_or_leaves_nothing_is_refused(rng, changes, message):
     with pytest.raises(UserError, match=message):
-        check_rules(params(rng), OptimizerConfig(**CONFIG | changes))
+        check_rules(params(rng), OptimizerConfig(**CONFIG | changes), roles=roles_by_name)
     one_layer = (Rule("blocks/0/", frozen=False), Rule("", frozen=True))
-    check_rules(params(rng), OptimizerConfig(**CONFIG | {"rules": one_layer}))
+    check_rules(params(rng), OptimizerConfig(**CONFIG | {"rules": one_layer}), roles=roles_by_name)
 
 
 def test_adapters_beside_which_everything_is_trained_are_refused():

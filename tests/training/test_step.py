@@ -5,7 +5,7 @@ import optax
 import pytest
 from flax import linen as nn
 
-from tests.parameters import random_params
+from tests.parameters import random_params, roles_by_name
 from tests.training import toy
 from transformer.errors import UserError
 from transformer.models.decoder import Decoder, DecoderConfig
@@ -250,7 +250,7 @@ def test_schedule_free_optimizers_are_evaluated_at_their_own_average(rng, name):
         name=name, learning_rate=0.05, schedule="constant", warmup_steps=0, weight_decay=0.0
     )
     assert config.averages_itself
-    optimizer, _ = make_optimizer(config, 10)
+    optimizer, _ = make_optimizer(config, 10, roles=roles_by_name)
     state, fast = make_state(optimizer, ema=True), []
     step = jax.jit(make_train_step(EXPERIMENT, optimizer, seed=0, own_average=own_average))
     for _ in range(5):

@@ -83,7 +83,7 @@ class TextEncoder(nn.Module):
         c = self.config
         self.embedding = Embedding(self.vocab_size, *c.table)
         if c.has_types:
-            self.token_types = Embedding(c.num_token_types, c.d_model, 1, *c.table[2:], rows="replicated")
+            self.token_types = Embedding(c.num_token_types, c.d_model, 1, *c.table[2:], rows="types")
         self.trunk = Encoder(c, c.embedding_norm)
 
     def __call__(

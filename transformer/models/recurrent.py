@@ -91,7 +91,7 @@ class RecurrentEncoderDecoder(nn.Module):
         self.encoder = [RNNLayer(c.cell, width, False, c.dtype) for _ in range(c.encoder_layers)]
         if c.bidirectional:
             self.encoder_reverse = [RNNLayer(c.cell, width, True, c.dtype) for _ in range(c.encoder_layers)]
-        self.bridge = Linear((c.num_layers, c.d_model), names=("embed", "layers", "state"), dtype=c.dtype)
+        self.bridge = Linear((c.num_layers, c.d_model), names=("embed", "depth", "state"), dtype=c.dtype)
         self.decoder = [RNNLayer(c.cell, c.d_model, False, c.dtype) for _ in range(c.num_layers)]
         if c.attention != "none":
             self.attention = ALIGNMENTS[c.attention](c.d_model, c.dtype)

@@ -4,7 +4,6 @@ import contextlib
 import difflib
 import functools
 import inspect
-import re
 import types
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -17,22 +16,25 @@ import optax.contrib
 from transformer.errors import UserError, first_line
 from transformer.training.checkpoint import Params
 from transformer.training.layerwise import OF_ARRAYS, by_layer
+from transformer.training.roles import Roles, role, unknown
 from transformer.training.schedules import Schedule
 
 CAUTIOUS = "cautious."
 MASKS = ("mask", "weight_decay_mask")
 DIMENSIONS = "muon_weight_dimension_numbers"
 
-HIDDEN_MATRIX = r"(blocks/(.*/)?|(^|/)(input|recurrent|bridge|combine|attention/(query|key))/)kernel$"
-"""Paths of the matrices between embeddings and heads: those of blocks, and those of `models.recurrent`."""
-
 
 def build(
-    name: str, arguments: Mapping[str, Any], schedule: Schedule, weight_decay: float, decayed: Any
+    name: str,
+    arguments: Mapping[str, Any],
+    schedule: Schedule,
+    weight_decay: float,
+    decayed: Any,
+    roles: Roles,
 ) -> optax.GradientTransformation:
     """An optimizer with weight decay where the tree `decayed`, or the result of the function `decayed` on the
-    parameters, is True; None: everywhere."""
-    factory = find_optimizer(name)
+    parameters, is True; None: everywhere. The `roles` say what is a matrix, and what a layer of it."""
+    factory = find_optimizer(name, roles=roles)
     parameters = inspect.signature(factory).parameters
     mask, arguments = mask_name(parameters), dict(arguments)
     if mask is not None:
@@ -40,7 +42,7 @@ def build(
     elif "weight_decay" in parameters:
         arguments.setdefault("weight_decay", weight_decay)
     if DIMENSIONS in parameters:
-        arguments[DIMENSIONS] = matrix_dimensions
+        arguments[DIMENSIONS] = functools.partial(matrix_dimensions, roles=roles)
     optimizer = factory(learning_rate=schedule, **arguments)
     if weight_decay > 0 and "weight_decay" not in parameters:
         decay = optax.add_decayed_weights(lambda count: -weight_decay * schedule(count), decayed)
@@ -72,24 +74,26 @@ def multiplies_matrices(name: str) -> bool:
     return DIMENSIONS in inspect.signature(find_optimizer(name)).parameters
 
 
-def find_optimizer(name: str, key: str = "name") -> Callable[..., optax.GradientTransformation]:
+def find_optimizer(
+    name: str, key: str = "name", roles: Roles = unknown
+) -> Callable[..., optax.GradientTransformation]:
     """The optimizer of optax by `name` ("adamw", "contrib.muon"), or its `cautious` variant
     ("cautious.adamw"); raises `UserError` about `key` if there is none. One that works on whole arrays takes
-    each layer by itself (see `layerwise`)."""
+    each layer by itself, by the `roles` of parameters (see `layerwise`)."""
     found = functools.reduce(lambda at, part: getattr(at, part, None), name.split("."), optax)
     if not _is_optimizer(found):
-        return _variant(name, key)
-    return by_layer(found, is_stacked) if name in OF_ARRAYS else found
+        return _variant(name, key, roles)
+    return by_layer(found, lambda path: roles(path).is_stacked) if name in OF_ARRAYS else found
 
 
-def _variant(name: str, key: str) -> Callable[..., optax.GradientTransformation]:
+def _variant(name: str, key: str, roles: Roles) -> Callable[..., optax.GradientTransformation]:
     """The cautious variant that `name` names; raises `UserError` if it names none."""
     if name.startswith(CAUTIOUS):
-        return cautious(name.removeprefix(CAUTIOUS), key)
+        return cautious(name.removeprefix(CAUTIOUS), key, roles)
     raise UserError(f"{key}: optax has no optimizer {name!r}; {_valid_names(name)}")
 
 
-def cautious(name: str, key: str) -> Callable[..., optax.GradientTransformation]:
+def cautious(name: str, key: str, roles: Roles) -> Callable[..., optax.GradientTransformation]:
     """The optimizer `name`, which changes parameters only where its update agrees with the gradient:
 
     u <- u m / max(mean(m), 0.001), with m = 1 where u g < 0 and 0 elsewhere, and the mean over each matrix.
@@ -100,7 +104,7 @@ def cautious(name: str, key: str) -> Callable[..., optax.GradientTransformation]
     """
     if is_schedule_free(name):
         raise UserError(f"{key}: {CAUTIOUS + name!r}; a schedule-free optimizer has no cautious variant")
-    factory = find_optimizer(name, key)
+    factory = find_optimizer(name, key, roles)
     mask = mask_name(inspect.signature(factory).parameters)
 
     @functools.wraps(factory)
@@ -110,7 +114,8 @@ def cautious(name: str, key: str) -> Callable[..., optax.GradientTransformation]
 
         def update(updates: Params, state: Any, params: Params | None = None) -> tuple[Params, Any]:
             found, state = plain.update(updates, state, params)
-            return jax.tree_util.tree_map_with_path(_agreeing, found, updates), state
+            agreeing = functools.partial(_agreeing, roles)
+            return jax.tree_util.tree_map_with_path(agreeing, found, updates), state
 
         careful = optax.GradientTransformation(plain.init, update)
         if not decay:
@@ -121,9 +126,9 @@ def cautious(name: str, key: str) -> Callable[..., optax.GradientTransformation]
     return make
 
 
-def _agreeing(path: tuple, update: jax.Array, gradient: jax.Array) -> jax.Array:
+def _agreeing(roles: Roles, path: tuple, update: jax.Array, gradient: jax.Array) -> jax.Array:
     agrees = (update * gradient < 0).astype(update.dtype)
-    share = jnp.mean(agrees, axis=tuple(range(is_stacked(path), agrees.ndim)), keepdims=True)
+    share = jnp.mean(agrees, axis=tuple(range(roles(path).is_stacked, agrees.ndim)), keepdims=True)
     return update * agrees / jnp.maximum(share, 1e-3)
 
 
@@ -140,29 +145,18 @@ def _valid_names(name: str) -> str:
     return f"did you mean {' or '.join(near)}?" if near else f"it has {', '.join(names)}"
 
 
-def matrix_dimensions(params: Params) -> Params:
+def matrix_dimensions(params: Params, roles: Roles) -> Params:
     """The axes of each parameter that are rows and columns of a matrix, for Muon; None for parameters of
     Adam.
 
-    The kernels of `blocks` (`encoder_blocks`, `decoder_blocks`) are (n, rows, columns), with the layers n
-    left as a batch of matrices: rows (d), columns (h, k) for query, key and value; rows (h, k), columns (d)
-    for the attention's output. Those of experts are (n, e, rows, columns). Those of recurrent models are
-    (rows, columns), or (rows, g, columns) with a batch of g gates; the projections of the summary to the
-    states of g layers have the same axes. Embeddings, heads and vectors are Adam's, as in
-    https://kellerjordan.github.io/posts/muon.
+    Hidden matrices are Muon's: those of layers are (n, rows, columns) with the layers n left as a batch of
+    matrices, and so are the experts and gates of (n, e, rows, columns) and (rows, g, columns). Embeddings,
+    heads and vectors are Adam's, as in https://kellerjordan.github.io/posts/muon.
     """
 
     def dimensions(path: tuple, leaf: Any) -> optax.contrib.MuonDimensionNumbers | None:
-        if not is_hidden_matrix(path):
-            return None
-        last = leaf.ndim - 1
-        if not is_stacked(path):
-            return optax.contrib.MuonDimensionNumbers((0,), (last,))
-        if "experts" in _keys(path):
-            return optax.contrib.MuonDimensionNumbers((2,), (3,))
-        if last == 3 and "output" in _keys(path):  # or its `lora_down`
-            return optax.contrib.MuonDimensionNumbers((1, 2), (3,))
-        return optax.contrib.MuonDimensionNumbers((1,), tuple(range(2, last + 1)))
+        role = roles(path)
+        return optax.contrib.MuonDimensionNumbers(role.rows, role.columns) if role.is_hidden else None
 
     return jax.tree_util.tree_map_with_path(dimensions, params)
 
@@ -180,13 +174,15 @@ def check_arguments(name: str, arguments: Mapping[str, Any], key: str = "name") 
 
 def _trace(name: str, arguments: Mapping[str, Any], rate: Any) -> None:
     matrices, vectors, table = (jax.ShapeDtypeStruct(n, jnp.float32) for n in ((1, 2, 2), (1, 2), (2, 2)))
-    blocks = {"up": {"kernel": matrices}, "norm": {"scale": vectors}}
+    names = {matrices: ("layers", "embed", "mlp"), vectors: ("layers", "norm"), table: ("vocab", "embed")}
+    params = {str(i): leaf for i, leaf in enumerate(names)}
 
     def update(params: Params) -> tuple[Params, Any]:
-        optimizer = build(name, arguments, rate, 0.0, decayed=None)
+        roles = lambda path: role([*names.values()][int(path[-1].key)])  # noqa: E731
+        optimizer = build(name, arguments, rate, 0.0, decayed=None, roles=roles)
         return optimizer.update(params, optimizer.init(params), params)
 
-    _, state = jax.eval_shape(update, {"blocks": blocks, "table": table})
+    _, state = jax.eval_shape(update, params)
     if any(jnp.issubdtype(x.dtype, jax.dtypes.extended) for x in jax.tree.leaves(state)):
         raise ValueError("it keeps a random key, which a checkpoint does not")
 
@@ -213,21 +209,6 @@ def _check_names(name: str, arguments: Mapping[str, Any], key: str) -> None:
     for each in arguments:
         if each not in valid:
             raise UserError(f"{_beside(key)}.{each}: {name} takes only {', '.join(valid)} here")
-
-
-def is_matrix(path: tuple) -> bool:
-    """Whether a parameter is a matrix that tokens are multiplied by."""
-    return _keys(path)[-1] == "kernel"
-
-
-def is_hidden_matrix(path: tuple) -> bool:
-    """Whether a parameter is a `HIDDEN_MATRIX`."""
-    return re.search(HIDDEN_MATRIX, joined(path)) is not None
-
-
-def is_stacked(path: tuple) -> bool:
-    """Whether the first axis of a parameter is that of the layers."""
-    return any(key.endswith("blocks") for key in _keys(path))
 
 
 def joined(path: tuple) -> str:

@@ -26,11 +26,10 @@ from transformer.training.optax_optimizers import (
     build,
     check_arguments,
     find_optimizer,
-    is_hidden_matrix,
-    is_matrix,
     is_schedule_free,
     mask_name,
 )
+from transformer.training.roles import Role, Roles, unknown
 from transformer.training.rules import Rule, by_rules
 from transformer.training.schedules import SCHEDULES, Schedule, extended
 
@@ -106,6 +105,10 @@ class OptimizerConfig(Bounded):
         """Whether the optimizer is Muon, which updates hidden matrices and leaves the rest to Adam."""
         return DIMENSIONS in inspect.signature(find_optimizer(self.name)).parameters
 
+    def decays_by(self, role: Role) -> bool:
+        """Whether `weight_decay` applies to a parameter: a matrix, for Muon one that it takes."""
+        return role.is_hidden if self.is_muon else role.is_matrix
+
     @property
     def has_rules(self) -> bool:
         """Whether there are rules besides those for weight decay and Adam's learning rate."""
@@ -157,7 +160,11 @@ class OptimizerConfig(Bounded):
 
 
 def make_optimizer(
-    config: OptimizerConfig, steps: int, lengths: Lengths = (), layers: Sequence[str] = ()
+    config: OptimizerConfig,
+    steps: int,
+    lengths: Lengths = (),
+    layers: Sequence[str] = (),
+    roles: Roles = unknown,
 ) -> tuple[optax.GradientTransformation, Schedule]:
     """The optimizer of a run of `steps` steps, and its learning rate as a `Schedule`.
 
@@ -165,7 +172,8 @@ def make_optimizer(
     seen; without `step`, as in optax, it counts the updates. `lengths` are earlier values of `steps`, as (at,
     steps): until step `at` the run was to have `steps` steps, or had another schedule, and the learning rate
     continues from there by `schedules.extended`. `layers` are the model's kinds of layers (see
-    `rules.parameter_settings`). The train step does gradient clipping and parameter averages.
+    `rules.parameter_settings`), and `roles` tell its matrices. The train step does gradient clipping and
+    parameter averages.
 
     Raises:
       UserError: a schedule longer than the run, or one that gives no number from 0 on.
@@ -175,16 +183,18 @@ def make_optimizer(
 
     def update(updates: Params, state: Any, params: Params | None = None, *, step: Any = None) -> Any:
         rate = schedule if step is None else lambda count: schedule(step)
-        return made(rate, layers).update(updates, state, params)
+        return made(rate, layers, roles).update(updates, state, params)
 
-    return optax.GradientTransformationExtraArgs(made(schedule, layers).init, update), schedule
+    return optax.GradientTransformationExtraArgs(made(schedule, layers, roles).init, update), schedule
 
 
-def for_all(config: OptimizerConfig, rate: Schedule, layers: Sequence[str]) -> optax.GradientTransformation:
+def for_all(
+    config: OptimizerConfig, rate: Schedule, layers: Sequence[str], roles: Roles
+) -> optax.GradientTransformation:
     """One optimizer for all parameters."""
-    decays = is_hidden_matrix if config.is_muon else is_matrix
-    decayed = functools.partial(jax.tree_util.tree_map_with_path, lambda path, _: decays(path))
-    return build(config.name, config.arguments, rate, config.weight_decay, decayed)
+    decays = lambda path, _: config.weight_decay > 0 and config.decays_by(roles(path))  # noqa: E731
+    decayed = functools.partial(jax.tree_util.tree_map_with_path, decays)
+    return build(config.name, config.arguments, rate, config.weight_decay, decayed, roles)
 
 
 def make_schedule(config: OptimizerConfig, steps: int, lengths: Lengths = ()) -> Schedule:

@@ -32,8 +32,8 @@ import optax
 
 from transformer.errors import UserError
 from transformer.training.experiment import Params
-from transformer.training.optax_optimizers import is_hidden_matrix
 from transformer.training.parallel import is_boxed, path_names, unboxed
+from transformer.training.roles import BATCHES, role, roles_of
 from transformer.training.rules import parameter_settings
 
 ADAM_LIKE: tuple[str, ...] = ("adabelief", "adam", "adamax", "adamaxw", "adamw", "amsgrad")
@@ -42,11 +42,6 @@ ADAM_LIKE += ("lion", "nadam", "nadamw", "rmsprop", "sign_sgd")
 
 KINDS = dict.fromkeys(ADAM_LIKE, "adam") | {"sgd": "sgd", "contrib.muon": "muon"}
 """Optimizer -> the kind of its steps."""
-
-STACKED = ("layers", "expert")
-"""Axes of several matrices in one array."""
-
-HEADS = ("heads", "kv_heads")
 
 Axes = Sequence[tuple[str | None, int]]
 """Logical axes with their sizes."""
@@ -60,20 +55,17 @@ class Scales:
     step: float
 
 
-def split_axes(path: tuple, names: Sequence[str | None], shape: Sequence[int]) -> tuple[Axes, Axes]:
-    """The axes of a parameter's inputs, which only kernels have, and of its outputs, without `STACKED`. The
-    outputs of a kernel are its last axis, or the last two if these are heads and their width."""
-    axes = [(name, size) for name, size in zip(names, shape, strict=True) if name not in STACKED]
-    if path_names(path)[-1] != "kernel":
-        return [], axes
-    of_heads = len(axes) > 1 and axes[-1][0] == "head_dim" and axes[-2][0] in HEADS
-    return axes[: -1 - of_heads], axes[-1 - of_heads :]
+def split_axes(names: Sequence[str | None], shape: Sequence[int]) -> tuple[Axes, Axes]:
+    """The axes of a parameter's inputs, which only matrices have, and of its outputs, without `BATCHES`."""
+    inputs = role(names).rows
+    outputs = [i for i, name in enumerate(names) if i not in inputs and name not in BATCHES]
+    return [(names[i], shape[i]) for i in inputs], [(names[i], shape[i]) for i in outputs]
 
 
 def scales(path: tuple, box: Any, model: Any, kind: str, rms: bool = False) -> Scales:
     """The factors of a parameter, boxed with its logical axes, for a kind of `KINDS` and the config of a
     model (see `WidthConfig`); `rms` if Muon has `consistent_rms`."""
-    inputs, outputs = split_axes(path, box.names, box.value.shape)
+    inputs, outputs = split_axes(box.names, box.value.shape)
     inside, outside = growth_of(inputs, model), growth_of(outputs, model)
     initial = min(1.0, math.sqrt(outside / inside)) if inputs else 1.0
     step = {"adam": 1 / inside, "sgd": outside / inside, "muon": math.sqrt(outside / inside)}[kind]
@@ -189,13 +181,13 @@ class Parametrization:
         """The tree of parameters with `Scales` in place of each."""
         boxed = jax.eval_shape(self.init, jax.eval_shape(jax.random.key, 0))
         c = self.config.optimizer
-        settings = parameter_settings(unboxed(boxed), c, self.layers)
+        settings = parameter_settings(unboxed(boxed), c, self.layers, roles_of(lambda: boxed))
 
         def of(path: tuple, box: Any, each: Any) -> Scales:
             if not is_boxed(box):
                 raise UserError(f"{'/'.join(path_names(path))}: it has no logical axes, as muP needs them")
             kind = KINDS[each.rule.optimizer if each.rule else c.name]
-            if kind == "muon" and not is_hidden_matrix(path):
+            if kind == "muon" and not role(box.names).is_hidden:
                 kind = "adam"
             arguments = each.rule.arguments if each.rule else c.arguments
             return scales(path, box, self.config.model, kind, bool(arguments.get("consistent_rms")))

@@ -8,10 +8,11 @@ matches and sets it applies.
 
 import dataclasses
 import difflib
+import functools
 import inspect
 import itertools
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -21,20 +22,13 @@ import optax
 
 from transformer.errors import UserError
 from transformer.training.checkpoint import Params
-from transformer.training.optax_optimizers import (
-    CAUTIOUS,
-    HIDDEN_MATRIX,
-    build,
-    find_optimizer,
-    is_hidden_matrix,
-    joined,
-)
+from transformer.training.optax_optimizers import CAUTIOUS, build, find_optimizer, joined
+from transformer.training.roles import Role, Roles, unknown
 from transformer.training.schedules import Schedule
 
-BELOW = r"(^|/)(cls|(source_|value_)?embedding|embedding_norm|(source_)?position|token_types)(/|$)"
-"""Parameters below the first block."""
+BELOW = r"^(?!.*blocks/)(.*/)?(cls|(source_|value_)?embedding(_norm)?|(source_)?position|token_types)(/|$)"
+"""Parameters below the first block; positions in the attention of a block are of its layer."""
 
-MATRIX = r"(^|/)kernel$"
 TOKEN_TABLE = r"(^|/)(source_|value_)?embedding/table$"
 SHOWN = 6
 """The most paths that an error lists."""
@@ -90,8 +84,10 @@ class ParameterSettings:
         return jnp.zeros(param.shape, update.dtype).at[np.flatnonzero(~self.frozen)].set(update)
 
 
-def by_rules(config: Any, schedule: Schedule, layers: Sequence[str] = ()) -> optax.GradientTransformation:
-    """The optimizer of an `OptimizerConfig` with rules, or short forms of them; `layers` as for
+def by_rules(
+    config: Any, schedule: Schedule, layers: Sequence[str], roles: Roles
+) -> optax.GradientTransformation:
+    """The optimizer of an `OptimizerConfig` with rules, or short forms of them; `layers` and `roles` as for
     `parameter_settings`.
 
     Frozen parameters, and frozen layers of stacked parameters, are cut out before it, so they have no
@@ -99,13 +95,13 @@ def by_rules(config: Any, schedule: Schedule, layers: Sequence[str] = ()) -> opt
     """
 
     def init(params: Params) -> optax.OptState:
-        settings = parameter_settings(params, config, layers)
-        optimizer = _combined(settings, config, schedule)
+        settings = parameter_settings(params, config, layers, roles)
+        optimizer = _combined(settings, config, schedule, roles)
         return optimizer.init(jax.tree.map(ParameterSettings.cut, settings, params))
 
     def update(updates: Params, state: optax.OptState, params: Params) -> tuple[Params, optax.OptState]:
-        settings = parameter_settings(params, config, layers)
-        optimizer = _combined(settings, config, schedule)
+        settings = parameter_settings(params, config, layers, roles)
+        optimizer = _combined(settings, config, schedule, roles)
         trained, of = (jax.tree.map(ParameterSettings.cut, settings, tree) for tree in (updates, params))
         found, state = optimizer.update(trained, state, of)
         scaled = jax.tree.map(lambda t, u, p: t.restore(u, p) * t.learning_rate, settings, found, params)
@@ -114,14 +110,16 @@ def by_rules(config: Any, schedule: Schedule, layers: Sequence[str] = ()) -> opt
     return optax.GradientTransformation(init, update)
 
 
-def _combined(settings: Params, config: Any, schedule: Schedule) -> optax.GradientTransformation:
+def _combined(
+    settings: Params, config: Any, schedule: Schedule, roles: Roles
+) -> optax.GradientTransformation:
     """One optimizer for each group of parameters with the same optimizer and weight decay.
 
     Parameters without weight decay are in the main optimizer's group, whose mask excludes them. Muon does not
     decay the parameters that it leaves to Adam; those with weight decay by a rule form a group of their own.
     """
     decayed = jax.tree.map(lambda each: each.weight_decay > 0, settings)
-    main = build(config.name, config.arguments, schedule, config.weight_decay, decayed)
+    main = build(config.name, config.arguments, schedule, config.weight_decay, decayed, roles)
     if not config.has_rules:
         return main
     groups: dict[tuple[Rule | None, float], str] = {}
@@ -129,7 +127,7 @@ def _combined(settings: Params, config: Any, schedule: Schedule) -> optax.Gradie
     def label(path: tuple, each: ParameterSettings) -> str:
         if each.frozen is True:
             return "frozen"
-        can_decay = is_hidden_matrix(path) or not config.is_muon
+        can_decay = not config.is_muon or roles(path).is_hidden
         as_usual = each.weight_decay == 0 or (each.weight_decay == config.weight_decay and can_decay)
         if each.rule is None and as_usual:
             return "trained"
@@ -143,24 +141,27 @@ def _combined(settings: Params, config: Any, schedule: Schedule) -> optax.Gradie
         # All of the group decays, also what Muon leaves to Adam.
         keys = ["weight_decay"] if name.startswith(CAUTIOUS) else ["weight_decay", "adam_weight_decay"]
         own = {key: decay for key in keys if key in takes}
-        optimizers[group] = build(name, {**arguments, **own}, schedule, decay, decayed)
+        optimizers[group] = build(name, {**arguments, **own}, schedule, decay, decayed, roles)
     return optax.partition(optimizers, labels)
 
 
-def parameter_settings(params: Params, config: Any, layers: Sequence[str] = ()) -> Params:
+def parameter_settings(
+    params: Params, config: Any, layers: Sequence[str] = (), roles: Roles = unknown
+) -> Params:
     """The tree of `params` with `ParameterSettings` in place of each array; `config` is an `OptimizerConfig`.
 
     `layers` are the kinds of layers in the order that repeats over the depth (`model.layers`): if they have
-    different parameters, the arrays of a kind stack the layers of that kind.
+    different parameters, the arrays of a kind stack the layers of that kind. Where no rule sets it, `roles`
+    say whether a parameter has weight decay, as a matrix, and the rate of Adam.
 
     Raises:
       UserError: layers of one array would have different optimizers or weight decays.
     """
-    rules = [*config.rules, *_short_forms(params, config, layers)]
+    short_forms = [*_short_forms(params, config, layers)]
     leaves, structure = jax.tree_util.tree_flatten_with_path(params)
     settings = []
     for (path, leaf), names in zip(leaves, numbered(params, layers), strict=True):
-        found = [_settle(rules, name) for name in names]
+        found = [_settle(config, short_forms, name, functools.partial(roles, path)) for name in names]
         alike = all(each == found[0] for each in found)
         settings.append(found[0] if alike else _stacked(found, path, leaf.ndim))
     return jax.tree.unflatten(structure, settings)
@@ -181,7 +182,7 @@ def _stacked(layers: list[ParameterSettings], path: tuple, ndim: int) -> Paramet
     return ParameterSettings(rates.astype(np.float32), first.weight_decay, partly, first.rule)
 
 
-def stop_gradients(params: Params, config: Any, layers: Sequence[str] = ()) -> Params:
+def stop_gradients(params: Params, config: Any, layers: Sequence[str] = (), roles: Roles = unknown) -> Params:
     """`params` with a stop-gradient on frozen ones, which saves their gradients and keeps them out of the
     gradient norm."""
 
@@ -192,10 +193,10 @@ def stop_gradients(params: Params, config: Any, layers: Sequence[str] = ()) -> P
         parts = zip(jax.lax.split(param, [1] * len(param)), settings.frozen.flat, strict=True)
         return jnp.concatenate([jax.lax.stop_gradient(part) if frozen else part for part, frozen in parts])
 
-    return jax.tree.map(held, parameter_settings(params, config, layers), params)
+    return jax.tree.map(held, parameter_settings(params, config, layers, roles), params)
 
 
-def check_rules(params: Params, config: Any, layers: Sequence[str] = ()) -> None:
+def check_rules(params: Params, config: Any, layers: Sequence[str] = (), roles: Roles = unknown) -> None:
     """Raises `UserError` if a rule, or a key that stands for rules, matches no parameter, or if all are
     frozen."""
     paths = [name for names in numbered(params, layers) for name in names]
@@ -216,23 +217,30 @@ def check_rules(params: Params, config: Any, layers: Sequence[str] = ()) -> None
         raise UserError(
             f"config.optimizer.frozen_layers: {config.frozen_layers}; the model has {depth} blocks"
         )
-    if all(each.frozen is True for each in jax.tree.leaves(parameter_settings(params, config, layers))):
+    settings = jax.tree.leaves(parameter_settings(params, config, layers, roles))
+    if all(each.frozen is True for each in settings):
         given = [f"rules[{i}].match {rule.match!r}" for i, rule in enumerate(config.rules) if rule.frozen]
         short = {"frozen_layers": config.frozen_layers, "train_only": config.train_only}
         given += [f"{key} {value!r}" for key, value in short.items() if value]
         raise UserError(f"config.optimizer.{', '.join(given)}: all parameters are frozen; leave some out")
 
 
-def _settle(rules: list[Rule], path: str) -> ParameterSettings:
-    matching = [rule for rule in rules if re.search(rule.match, path)]
+def _settle(config: Any, short_forms: list[Rule], name: str, role: Callable[[], Role]) -> ParameterSettings:
+    def first(key: str, rules: Iterable[Rule], default: Any) -> Any:
+        return next((value for rule in rules if (value := getattr(rule, key)) is not None), default)
 
-    def first(key: str, default: Any) -> Any:
-        return next((value for rule in matching if (value := getattr(rule, key)) is not None), default)
-
-    other = next((rule for rule in matching if rule.optimizer is not None), None)
-    return ParameterSettings(
-        first("learning_rate", 1.0), first("weight_decay", 0.0), first("frozen", False), other
+    own, short = (
+        [rule for rule in rules if re.search(rule.match, name)] for rules in (config.rules, short_forms)
     )
+    matching = own + short
+    if (rate := first("learning_rate", own, None)) is None:
+        rate = first("learning_rate", short, 1.0)
+        if config.adam_learning_rate and not role().is_hidden:
+            rate *= config.adam_learning_rate / config.learning_rate
+    if (decay := first("weight_decay", matching, None)) is None:
+        decay = config.weight_decay if config.weight_decay and config.decays_by(role()) else 0.0
+    other = next((rule for rule in matching if rule.optimizer is not None), None)
+    return ParameterSettings(rate, decay, first("frozen", matching, False), other)
 
 
 def _short_forms(params: Params, config: Any, layers: Sequence[str]) -> Iterator[Rule]:
@@ -241,8 +249,7 @@ def _short_forms(params: Params, config: Any, layers: Sequence[str]) -> Iterator
     `frozen_layers` freezes the lowest blocks and everything below them; `train_only` freezes all parameters
     whose path has no name with one of its prefixes. `layer_decay` d multiplies the learning rate of block i
     of n by d^(n - 1 - i), below the blocks by d^n and above them by 1 (Clark et al. 2020, ELECTRA, appendix
-    A; Howard and Ruder 2018), times adam_learning_rate / learning_rate for parameters that Muon leaves to
-    Adam. `weight_decay` applies to matrices; under Muon, to those that it does not leave to Adam.
+    A; Howard and Ruder 2018), beside the factor adam_learning_rate / learning_rate of `_settle`.
     """
     for i in range(config.frozen_layers):
         yield Rule(f"blocks/{i}/", frozen=True)
@@ -251,23 +258,17 @@ def _short_forms(params: Params, config: Any, layers: Sequence[str]) -> Iterator
     if only := _prefixes(config):
         yield Rule(f"(^|/)({'|'.join(map(re.escape, only))})", frozen=False)
         yield Rule("", frozen=True)
-    if config.layer_decay < 1 or config.adam_learning_rate:
-        yield from _rates(_stacks(params, layers), config)
+    if config.layer_decay < 1:
+        yield from _rates(_stacks(params, layers), config.layer_decay)
     if config.embedding_weight_decay:
         yield Rule(TOKEN_TABLE, weight_decay=config.embedding_weight_decay)
-    yield Rule(HIDDEN_MATRIX if config.is_muon else MATRIX, weight_decay=config.weight_decay)
 
 
-def _rates(stacks: dict[str, int], config: Any) -> Iterator[Rule]:
-    adam = config.adam_learning_rate / config.learning_rate if config.adam_learning_rate else 1.0
+def _rates(stacks: dict[str, int], decay: float) -> Iterator[Rule]:
     for stack, n in stacks.items():
         for i in range(n):
-            layer, factor = rf"^{re.escape(stack)}/{i}/", config.layer_decay ** (n - 1 - i)
-            yield Rule(f"{layer}(.*/)?kernel$", learning_rate=factor)
-            yield Rule(layer, learning_rate=adam * factor)
-    yield Rule(HIDDEN_MATRIX, learning_rate=1.0)  # of recurrent models
-    yield Rule(BELOW, learning_rate=adam * config.layer_decay ** max(stacks.values(), default=0))
-    yield Rule("", learning_rate=adam)
+            yield Rule(rf"^{re.escape(stack)}/{i}/", learning_rate=decay ** (n - 1 - i))
+    yield Rule(BELOW, learning_rate=decay ** max(stacks.values(), default=0))
 
 
 def _prefixes(config: Any) -> tuple[str, ...]:

@@ -23,10 +23,11 @@ from transformer.training.initial_values import redraw
 from transformer.training.initialize import Checkpoint, WarmStart, mean
 from transformer.training.loop import train
 from transformer.training.metrics import Meter
-from transformer.training.optax_optimizers import is_hidden_matrix, multiplies_matrices, own_average
+from transformer.training.optax_optimizers import multiplies_matrices, own_average
 from transformer.training.optimizer import Lengths, make_optimizer
 from transformer.training.parametrization import parametrized
 from transformer.training.partition import check_batch_fits, check_divided, check_fits
+from transformer.training.roles import roles_of
 from transformer.training.rules import check_rules, stop_gradients
 from transformer.training.run_config import RunConfig, asks_layers
 from transformer.training.step import Program, TrainStep, make_train_step
@@ -59,7 +60,9 @@ class Run:
     def __post_init__(self) -> None:
         c, self.folder = self.config, RunFolder(self.workdir)
         self.init, self.layers = self.experiment.init, getattr(self.experiment.config.model, "layers", ())
-        self.optimizer, self.schedule = make_optimizer(c.optimizer, c.train.steps, self.lengths, self.layers)
+        self.roles = roles_of(lambda: jax.eval_shape(self.experiment.init, jax.random.key(0)))
+        of = self.lengths, self.layers, self.roles
+        self.optimizer, self.schedule = make_optimizer(c.optimizer, c.train.steps, *of)
         if getattr(self.experiment.config.model, "parametrization", "standard") != "standard":
             self.init, self.optimizer = parametrized(self.init, self.optimizer, c, self.layers)
         self.mesh = parallel.make_mesh(c.parallel.mesh, self.devices)
@@ -137,7 +140,7 @@ class Run:
         _ = self.loader, self.hooks, self.abstract, self.warm_start
         check_fits(self.abstract)
         if self.config.optimizer.has_rules:
-            check_rules(self.abstract.params, self.config.optimizer, self.layers)
+            check_rules(self.abstract.params, self.config.optimizer, self.layers, self.roles)
         if self.config.train.keep_best:
             self._check_best(self.config.train.keep_best.removeprefix("-"))
         if asks_layers(self.config):
@@ -229,7 +232,7 @@ class Run:
 
     def _step(self, **options: Any) -> TrainStep:
         c = self.config.optimizer
-        held = functools.partial(stop_gradients, config=c, layers=self.layers)
+        held = functools.partial(stop_gradients, config=c, layers=self.layers, roles=self.roles)
         return make_train_step(
             self.experiment,
             self.optimizer,
@@ -249,8 +252,8 @@ class Run:
             "divided": lambda params: jax.lax.with_sharding_constraint(params, shardings)
         }
         if multiplies_matrices(self.config.optimizer.name):
-            deal = functools.partial(parallel.deal_out, shardings=shardings, chosen=is_hidden_matrix)
-            found["dealt_out"] = deal
+            hidden = lambda path: self.roles(path).is_hidden  # noqa: E731
+            found["dealt_out"] = functools.partial(parallel.deal_out, shardings=shardings, chosen=hidden)
         return found
 
     def first_state(self) -> State:

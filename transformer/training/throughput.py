@@ -63,7 +63,7 @@ def run_flops_per_token(run: Any) -> float:
         layers = np.broadcast_to(~np.asarray(settings.frozen), leaf.shape[:1] + (1,) * (leaf.ndim - 1))
         return jax.ShapeDtypeStruct((int(layers.sum()), *leaf.shape[1:]), leaf.dtype)
 
-    settings = parameter_settings(params, run.config.optimizer, run.layers)
+    settings = parameter_settings(params, run.config.optimizer, run.layers, run.roles)
     return count(params) - (count(params) - count(jax.tree.map(trained, settings, params))) / 3
 
 
