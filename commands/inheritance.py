@@ -10,6 +10,7 @@ from experiments import find_experiment
 from transformer.config import from_values
 from transformer.errors import UserError
 from transformer.models.model_config import ModelConfig
+from transformer.run_folder import REMOTE, why_not_local
 from transformer.training.checkpoint import split_step
 from transformer.training.function import Difference, differences
 from transformer.training.initialize import Checkpoint, Origin
@@ -91,6 +92,8 @@ def implied(now: Any, before: Any, given: Iterable[tuple[str, str]]) -> list[Dif
 
 
 def _values_of(name: Any) -> dict[str, Any]:
+    if REMOTE.search(str(name)):
+        raise UserError(f"config.initialize_from: {name} {why_not_local(name)}")
     try:
         return Workdir(split_step(name)[0]).read_config()
     except UserError as error:

@@ -90,17 +90,17 @@ def take(file: TextIO, path: Path) -> bool:
     except BlockingIOError:
         return False
     except OSError as error:
-        _warn_of_no_locks(path.parent, error.strerror or "flock failed")
-        return True
+        return _without_locks(path.parent, error.strerror or "flock failed")
 
 
 @functools.cache
-def _warn_of_no_locks(folder: Path, reason: str) -> None:
-    """Says once that nothing keeps two commands apart in a folder."""
+def _without_locks(folder: Path, reason: str) -> bool:
+    """Warns once that nothing keeps two commands apart in a folder; returns True."""
     print(
         f"warning: {folder}: its file system has no locks ({reason}); run one command at a time in it",
         file=sys.stderr,
     )
+    return True
 
 
 def _names(path: Path, file: TextIO) -> bool:

@@ -110,19 +110,25 @@ def _train(
         return reason
 
 
+def _with_main_optimizer(run: "Run") -> Any:
+    """The parameters that no rule freezes or gives another optimizer."""
+    from transformer.training.roles import left_by_rules
+    from transformer.training.rules import parameter_settings
+
+    params = run.abstract.params
+    return left_by_rules(params, parameter_settings(params, run.config.optimizer, run.layers, run.roles))
+
+
 def _first_lines(run: "Run", trained: int) -> Iterator[str]:
     import jax
 
-    from transformer.training.roles import left_by_rules, shares
-    from transformer.training.rules import parameter_settings
+    from transformer.training.roles import shares
 
     size = sum(leaf.size for leaf in jax.tree.leaves(run.abstract.params))
     mesh = f"{run.mesh.size} x {run.mesh.devices.flat[0].device_kind}"
     yield f"{run.folder.path}: {size:,} parameters on {mesh}, from step {trained} to {run.config.train.steps}"
-    params, optimizer = run.abstract.params, run.config.optimizer
-    if optimizer.is_muon:
-        if optimizer.has_rules:
-            params = left_by_rules(params, parameter_settings(params, optimizer, run.layers, run.roles))
+    if run.config.optimizer.is_muon:
+        params = _with_main_optimizer(run) if run.config.optimizer.has_rules else run.abstract.params
         yield shares(params, run.roles)
     experiment: Any = run.experiment
     if hasattr(experiment, "data_lines"):

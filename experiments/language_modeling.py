@@ -101,8 +101,8 @@ class LanguageModeling(Experiment):
 
     def evaluators(self, put: Put, split: str = "validation") -> dict[str, Evaluator]:
         """The likelihood of a split: loss, perplexity, bits per byte."""
-        likelihood = likelihood_evaluator(self, self.loader(split), put)
-        return {"eval": likelihood, **named_evaluators(self, put, split)}
+        others = named_evaluators(self, put, split) if self.config.evaluate.others else {}
+        return {"eval": likelihood_evaluator(self, self.loader(split), put), **others}
 
     @property
     def remembered(self) -> int:

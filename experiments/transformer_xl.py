@@ -104,7 +104,8 @@ class SegmentRecurrence(LanguageModeling):
     def evaluators(self, put: Put, split: str = "validation") -> dict[str, Evaluator]:
         """The likelihood of a split, read in streams with a memory of `model.evaluation_memory` tokens."""
         loader, batches = self.loader(split), self.config.train.evaluate_batches
-        batches = batches and batches + loader.rows.ahead
+        rows: Any = loader.rows
+        batches = batches and batches + rows.ahead
         likelihood = LikelihoodEvaluator(self._evaluation_step(), loader, put, batches)
         return {"eval": likelihood, **named_evaluators(self, put, split)}
 

@@ -21,6 +21,7 @@ from tests import runs
 from transformer.config import (
     Bound,
     OneOf,
+    OnThisSystem,
     bounds_of,
     describe_keys,
     flatten,
@@ -69,10 +70,13 @@ def bounded_keys(name: str) -> typing.Iterator[tuple[typing.Any, str, Bound | On
             yield group, key, bound
 
 
-def edges(bound: Bound | OneOf, default: typing.Any) -> tuple[list, list]:
+def edges(bound: Bound | OneOf | OnThisSystem, default: typing.Any) -> tuple[list, list]:
     """The values just outside of a bound, and those at it that are still valid."""
     if isinstance(bound, OneOf):
         return ["", "nonsense"], [*bound.names]
+    if isinstance(bound, OnThisSystem):
+        remote = "gs://bucket/x"
+        return [remote if isinstance(default, str) else {remote: 1.0}], [default]
 
     def beside(value: float, towards: float) -> float:
         if isinstance(default, int):

@@ -445,7 +445,8 @@ def test_a_reader_that_leaves_early_is_no_error(trained):
     assert process.returncode == 0 and error == ""
 
 
-def test_help_is_short(capsys):
+def test_help_is_short(capsys, monkeypatch):
+    monkeypatch.delenv("COLUMNS", raising=False)
     with pytest.raises(SystemExit) as end:
         launch.main(["--help"])
     assert end.value.code == 0

@@ -51,7 +51,7 @@ def test_keys_and_files_that_the_page_names_exist():
     configs = (read_config(f"configs/{name}.py") for name in names)
     groups = "model|data|loss|optimizer|train|parallel|sample|generate"
     known = {f"{name}.{key}" for each in configs for name in groups.split("|") for key in each.get(name, {})}
-    for key in re.findall(rf"`(?:config\.)?((?:{groups})\.\w+)", ALL):
+    for key in re.findall(rf"`(?:config\.)?((?:{groups})\.(?!json\b)\w+)", ALL):
         assert key in known, key
     for path in re.findall(r"`((?:transformer|configs|experiments|tests)/[\w/.]*|\w+\.py)`", ALL):
         assert any((runs.ROOT / base / path).exists() for base in (".", "configs")), path

@@ -151,7 +151,7 @@ def test_what_is_wrong_is_one_line_and_nothing_is_written(images, tmp_path, capf
         (tiny(source, workdir, "--config.data.shift=8"), "config.data.shift: 8; expected"),
         (
             tiny("folders:/x", workdir),
-            "config.data.source: 'folders:/x'; expected one of digits, folder, tfds, parquet, hf",
+            "config.data.source: 'folders:/x'; did you mean 'folder:/x'?",
         ),
     ]:
         assert fails(capfd, arguments).startswith(expected)

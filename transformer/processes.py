@@ -221,7 +221,8 @@ def listen(heard: Callable[[str, str], None]) -> None:
         thread = threading.Thread(target=look, name="listens to the other processes", daemon=True)
         thread.start()
         # Python would end a thread in the middle of a call of JAX, and C++ then the program.
-        atexit.register(lambda: (ENDING.set(), thread.join(SAME_SECONDS)))
+        atexit.register(thread.join, SAME_SECONDS)
+        atexit.register(ENDING.set)  # the last that is registered runs first
 
 
 def _service() -> Any:

@@ -1,9 +1,8 @@
 """The names of the files in a run's folder, what they may be, and how a file is written whole."""
 
-import contextlib
+import itertools
 import os
 import re
-from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -77,16 +76,17 @@ class RunFolder:
         Raises:
           UserError: a link, a pipe or a device, or a file that is too large.
         """
-        for entry in _walk(self.path, OWN):
-            if not _is_fine(entry, Path(entry).relative_to(self.path).parts[0] not in UNREAD):
-                raise UserError(f"{entry.path}: {_why_refused(entry)}")
+        for top in (self.path / name for name in OWN):
+            for path in itertools.chain([top], top.rglob("*")):  # which follows no links
+                if not _is_fine(path, top.name not in UNREAD):
+                    raise UserError(f"{path}: {_why_refused(path)}")
 
     def vet_checkpoints(self) -> None:
         """Raises `UserError` if `checkpoints` is a link to those of another run, which training deletes."""
         target = self.checkpoints.resolve()
         if self.checkpoints.is_symlink() and RunFolder(target.parent).config.exists():
             raise UserError(
-                f"{self.checkpoints}: it is a link to the checkpoints of another run, {target}; remove it"
+                f"{self.checkpoints}: a link to the checkpoints of another run, {target}; remove it"
             )
 
 
@@ -95,29 +95,19 @@ OWN -= {"checkpoints"}
 """The names that `RunFolder.vet` checks, with all below them."""
 
 
-def _walk(folder: Path, names: Collection[str]) -> Iterator[os.DirEntry[str]]:
-    """The entries of a folder that have these names, or any name without them, and all below them."""
-    with contextlib.suppress(FileNotFoundError), os.scandir(folder) as entries:
-        for entry in entries:
-            if not names or entry.name in names:
-                yield entry
-                if entry.is_dir(follow_symlinks=False):
-                    yield from _walk(Path(entry), ())
+def _is_fine(path: Path, is_read: bool) -> bool:
+    """Whether a path in a run's folder is missing, a folder or a file; what is read has a bounded size."""
+    if path.is_symlink() or not path.is_file():
+        return not os.path.lexists(path) or (path.is_dir() and not path.is_symlink())
+    return not is_read or path.stat().st_size <= LARGEST.get(path.name, LARGEST_OTHER)
 
 
-def _is_fine(entry: os.DirEntry[str], is_read: bool) -> bool:
-    """Whether an entry of a run's folder is a file or folder, and what is read of a bounded size."""
-    if not entry.is_file(follow_symlinks=False):
-        return entry.is_dir(follow_symlinks=False)
-    return not is_read or entry.stat().st_size <= LARGEST.get(entry.name, LARGEST_OTHER)
-
-
-def _why_refused(entry: os.DirEntry[str]) -> str:
-    if entry.is_symlink():
-        return f"a link to {os.readlink(entry)}; expected a file of the run: remove it, or copy what it names"
-    if not entry.is_file():
+def _why_refused(path: Path) -> str:
+    if path.is_symlink():
+        return f"a link to {os.readlink(path)}; expected a file of the run: remove it, or copy what it names"
+    if not path.is_file():
         return "a pipe or a device; expected a file of the run: remove it"
-    return f"{entry.stat().st_size:,} bytes; expected at most {LARGEST.get(entry.name, LARGEST_OTHER):,}"
+    return f"{path.stat().st_size:,} bytes; expected at most {LARGEST.get(path.name, LARGEST_OTHER):,}"
 
 
 def why_not_local(path: str | os.PathLike) -> str:

@@ -37,7 +37,8 @@ def test_the_config_of_a_folder_is_printed(capsys, tmp_path):
     assert "config.model.d_modle: unknown key" in capsys.readouterr().err
 
 
-def test_help_with_a_config_lists_every_key_with_default_value_and_meaning(capsys):
+def test_help_with_a_config_lists_every_key_with_default_value_and_meaning(capsys, monkeypatch):
+    monkeypatch.delenv("COLUMNS", raising=False)
     with pytest.raises(SystemExit) as end:
         launch.main(["--config=configs/lm.py", "--help"])
     out = capsys.readouterr().out
@@ -54,7 +55,8 @@ def test_help_with_a_config_lists_every_key_with_default_value_and_meaning(capsy
         assert key.name not in values or values[key.name] == key.default or repr(values[key.name]) in line
 
 
-def test_help_says_bounds(capsys):
+def test_help_says_bounds(capsys, monkeypatch):
+    monkeypatch.delenv("COLUMNS", raising=False)
     with pytest.raises(SystemExit):
         launch.main(["--config=configs/lm.py", "--help"])
     lines = capsys.readouterr().out.splitlines()

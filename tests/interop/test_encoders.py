@@ -320,5 +320,5 @@ def test_modernbert_is_written_for_older_versions_of_transformers_too():
 
 def test_every_head_is_tested():
     names = ("bert", "roberta", "modernbert", "vit")
-    ours = {family.architecture for name in names for family in FAMILIES[name]}
+    ours = {family.architecture for name in names for family in FAMILIES[name] if not family.heads}
     assert ours == {*CASES, "BertForMaskedLM"}  # which test_encoder_runs.py imports

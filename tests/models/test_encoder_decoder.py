@@ -237,9 +237,9 @@ def test_segments_of_one_side_alone_are_those_of_a_whole_other_side(rng, config)
     apply = jax.jit(lambda *a, **k: model.apply({"params": params}, *a, **k))
     of_source = apply(source, tokens, source_segments_bs=padded)
     both = {"source_segments_bs": padded, "segments_bt": np.ones_like(tokens)}
-    np.testing.assert_allclose(of_source, apply(source, tokens, **both), atol=1e-6)
+    np.testing.assert_allclose(of_source, apply(source, tokens, **both), rtol=2e-6, atol=1e-6)
     other = np.where(padded, source, source % (VOCAB - 1) + 1)
     np.testing.assert_array_equal(of_source, apply(other, tokens, source_segments_bs=padded))
     of_targets = apply(source, tokens, segments_bt=packed)
     both = {"source_segments_bs": np.ones_like(source), "segments_bt": packed}
-    np.testing.assert_allclose(of_targets, apply(source, tokens, **both), atol=1e-6)
+    np.testing.assert_allclose(of_targets, apply(source, tokens, **both), rtol=2e-6, atol=1e-6)

@@ -4,13 +4,11 @@ EDITS = {
     "transformer/run_folder.py": (
         "tests/faults/test_hostile_runs.py",
         {
-            "links_are_followed": (
-                "return entry.is_dir(follow_symlinks=False)\n    return not",
-                "return True\n    return not",
-            ),
-            "any_size": ("<= LARGEST.get(entry.name, LARGEST_OTHER)\n", "<= 1 << 50\n"),
+            "links_are_followed": ("if path.is_symlink() or not path.is_file():", "if not path.is_file():"),
+            "pipes_are_files": ("(path.is_dir() and not", "(True and not"),
+            "any_size": ("<= LARGEST.get(path.name, LARGEST_OTHER)\n", "<= 1 << 50\n"),
             "size_of_what_is_not_read": ("return not is_read or", "return"),
-            "folders_are_not_entered": ("yield from _walk(Path(entry), ())", "pass"),
+            "folders_are_not_entered": ('itertools.chain([top], top.rglob("*"))', "[top]"),
             "checkpoints_of_others": ("if self.checkpoints.is_symlink() and", "if False and"),
             "parts_through_links": (", opener=no_link) as file:", ") as file:"),
         },
@@ -19,8 +17,11 @@ EDITS = {
         "tests/faults/test_hostile_runs.py",
         {
             "through_a_link": ('"a+", errors="replace", opener=no_link)', '"a+", errors="replace")'),
-            "silent_without_locks": ("        _warn_of_no_locks(path.parent", "        str(path.parent"),
-            "said_each_time": ("@functools.cache\ndef _warn", "def _warn"),
+            "silent_without_locks": (
+                "return _without_locks(path.parent, error.strerror or",
+                "return bool(path.parent or",
+            ),
+            "said_each_time": ("@functools.cache\ndef _without", "def _without"),
         },
     ),
     "transformer/visualization/evaluations.py": (
@@ -84,7 +85,7 @@ EDITS = {
         "tests/data/test_source_names.py",
         {
             "suffix_of_the_archive": ('.removesuffix(".gz")', ""),
-            "also_where_no_file_is": ("if path.exists() and meant in kinds:", "if meant in kinds:"),
+            "also_where_no_file_is": ("if name and path.exists() and meant in kinds:", "if meant in kinds:"),
             "folders_are_files": ('place = f"{name}/*" if', "place = name if"),
         },
     ),

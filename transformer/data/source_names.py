@@ -21,7 +21,7 @@ def suggest_kind(name: str, kinds: Iterable[str]) -> str:
         is_saved = any((path / file).is_file() for file in SAVED)
         meant = "folder" if "folder" in kinds else "hf" if is_saved else "text"
         place = f"{name}/*" if meant == "text" else name
-    if path.exists() and meant in kinds:
+    if name and path.exists() and meant in kinds:
         return f"did you mean '{meant}:{place}'?"
     kind, colon, rest = name.partition(":")
     if near := get_close_matches(kind, kinds, n=1):

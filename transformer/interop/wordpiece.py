@@ -70,8 +70,8 @@ def added_around(backend: tokenizers.Tokenizer) -> tuple[list[int], list[int]]:
     """The tokens that a tokenizer adds before and after a text, a closed one too."""
     probe = tokenizers.Tokenizer.from_str(backend.to_str())
     probe.add_special_tokens([PROBE])
-    ids = probe.encode(PROBE).ids
-    at = ids.index(probe.token_to_id(PROBE))
+    ids, own = probe.encode(PROBE).ids, probe.encode(PROBE, add_special_tokens=False).ids
+    at = ids.index(own[0])
     return ids[:at], ids[at + 1 :]
 
 

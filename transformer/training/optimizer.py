@@ -86,7 +86,8 @@ class OptimizerConfig(Bounded):
             self._check_adam_rate()
         if self.averages_itself:
             self._check_schedule_free(parameters)
-        check_arguments(self.name, self.arguments)
+        if self.arguments or self.name != type(self).name:
+            check_arguments(self.name, self.arguments)
         for i, rule in enumerate(self.rules):
             self._check_rule(f"rules[{i}]", rule)
 

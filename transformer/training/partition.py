@@ -47,24 +47,25 @@ def check_fits(state: Any) -> None:
     of a device: allocating them would wait without end on some systems."""
     leaves = jax.tree.leaves(state)
     needed = sum(_bytes(leaf.sharding.shard_shape(leaf.shape), leaf) for leaf in leaves)
-    there = memory_of(leaves[0].sharding.mesh)
-    if needed > there:
-        raise UserError(
-            f"model: the training state takes {needed / 1e9:,.1f} GB on each device, which "
-            f"has {there / 1e9:,.1f} GB; expected a smaller model, or more devices in parallel.mesh.fsdp"
-        )
+    if needed > memory_of(mesh := leaves[0].sharding.mesh):
+        remedy = "a smaller model, or more devices in parallel.mesh.fsdp"
+        raise _too_large("model: the training state takes", needed, mesh, remedy)
 
 
 def check_batch_fits(batch_size: int, tokens: int, mesh: Mesh) -> None:
     """Raises `UserError` if a batch of so many rows of so many `tokens` is larger than the memory of a
     device, by the `TOKEN_BYTES` of a token alone: making it would take minutes, and then fail."""
     needed = batch_size * tokens * TOKEN_BYTES / math.prod(mesh.shape.values())
-    there = memory_of(mesh)
-    if needed > there:
-        raise UserError(
-            f"train.batch_size: {batch_size:,} rows of {tokens:,} tokens take {needed / 1e9:,.1f} GB on each "
-            f"device, which has {there / 1e9:,.1f} GB; expected fewer, or shorter rows"
-        )
+    if needed > memory_of(mesh):
+        rows = f"train.batch_size: {batch_size:,} rows of {tokens:,} tokens take"
+        raise _too_large(rows, needed, mesh, "fewer, or shorter rows")
+
+
+def _too_large(what: str, needed: float, mesh: Mesh, remedy: str) -> UserError:
+    has = memory_of(mesh)
+    return UserError(
+        f"{what} {needed / 1e9:,.1f} GB on each device, which has {has / 1e9:,.1f} GB; expected {remedy}"
+    )
 
 
 def memory_of(mesh: Mesh) -> float:

@@ -49,7 +49,7 @@ class Role:
     @property
     def is_hidden(self) -> bool:
         """Whether it is a matrix between embeddings and heads."""
-        return self.is_matrix and (self.is_stacked or HIDDEN in self.names)
+        return bool(self.rows) and (self.is_stacked or HIDDEN in self.names)
 
 
 def role(names: Sequence[str | None], path: str = "") -> Role:
@@ -122,10 +122,9 @@ def left_by_rules(params: Any, settings: Any) -> Any:
 
 
 def shares(params: Any, roles: Roles) -> str:
-    """Which arrays Muon takes and which Adam, in one line, with an example of each."""
-    counts, leaves = [], jax.tree_util.tree_leaves_with_path(params)
-    for name, is_hidden in (("Muon", True), ("Adam", False)):
-        if taken := [(path, leaf) for path, leaf in leaves if roles(path).is_hidden == is_hidden]:
-            example = f"{'/'.join(module_names(taken[0][0]))} {list(taken[0][1].shape)}"
-            counts.append(f"{len(taken)} arrays by {name}, as {example}")
-    return f"optimizer: {'; '.join(counts)}"
+    """Which arrays Muon takes and which Adam, with an example of each; in `params` None stands for others."""
+    taken: dict[bool, list[str]] = {True: [], False: []}
+    for path, leaf in jax.tree_util.tree_leaves_with_path(params):
+        taken[roles(path).is_hidden].append(f"{'/'.join(module_names(path))} {list(leaf.shape)}")
+    named = ("Muon", taken[True]), ("Adam", taken[False])
+    return "optimizer: " + "; ".join(f"{len(a)} arrays by {by}, as {a[0]}" for by, a in named if a)

@@ -66,9 +66,8 @@ class Run:
         if getattr(self.experiment.config.model, "parametrization", "standard") != "standard":
             self.init, self.optimizer = parametrized(self.init, self.optimizer, c, self.layers)
         self.mesh = parallel.make_mesh(c.parallel.mesh, self.devices)
-        options, deterministic = c.parallel.compiler_options, c.deterministic
-        asked = options or deterministic
-        self.compiler_options = options_for(options, deterministic, self.mesh) if asked else {}
+        options, strict = c.parallel.compiler_options, c.deterministic
+        self.compiler_options = options_for(options, strict, self.mesh) if options or strict else {}
         self.rules = parallel.RULES[c.parallel.rules]
         for key, size in (("train", c.train.batch_size), ("evaluate", c.evaluate.batch_size)):
             parallel.check_batch_size(f"{key}.batch_size", size, self.mesh, c.parallel.microbatches)
