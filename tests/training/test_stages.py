@@ -51,13 +51,17 @@ def size_at(step, until, last):
     return next((rows for end, rows in sorted(until.items()) if step < end), last)
 
 
+RUN = types.SimpleNamespace(experiment=types.SimpleNamespace(staged=lambda rows: rows))
+"""A run whose rows are the same in all stages."""
+
+
 def made(until, last=6, length=None):
     """The stages of a batch size."""
     firsts = [0, *sorted(until)]
     ends = [*firsts[1:], FOREVER]
     values = {"sequence_length": length} if length else {}
     return [
-        Stage(first, end, size_at(first, until, last), "a run", values)
+        Stage(first, end, size_at(first, until, last), RUN, values)
         for first, end in zip(firsts, ends, strict=True)
     ]
 
