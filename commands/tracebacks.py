@@ -34,7 +34,7 @@ def explain(error: BaseException, frame: traceback.FrameSummary) -> str:
             file.write(whole)
     except OSError:
         return whole.rstrip()
-    said, place = " ".join(str(error).split()), min(frame.filename, os.path.relpath(frame.filename), key=len)
+    said, place = " ".join(str(error).split()), frame.filename.removeprefix(f"{os.getcwd()}{os.sep}")
     return (
         f"error: {place}, line {frame.lineno}, in {frame.name}: "
         f"{type(error).__name__}: {said}\n    {frame.line}\nThe whole traceback is in {name}"
