@@ -110,8 +110,8 @@ TEXT_BYTES = 100
 
 
 def measure_file(kind: str, megabytes: float) -> dict[str, object]:
-    """Seconds of the processor to open a file of so many megabytes of text, to open it again, and to read all
-    its texts."""
+    """Seconds of processor time to open a file of this many megabytes of text, to open it again, and to read
+    all its texts."""
     from transformer.data.sources import open_source
 
     write, options = FILES[kind]

@@ -22,7 +22,7 @@ class Found:
 
     @property
     def differences(self) -> list[float]:
-        """b - a of the pairs of which no run has diverged."""
+        """b - a for the pairs in which neither run has diverged."""
         return [b - a for a, b in self.pairs if not math.isnan(b - a)]
 
     def diverged(self) -> dict[str, Any]:

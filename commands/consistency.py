@@ -45,7 +45,7 @@ SETTINGS = (
 """Settings of JAX that change what is computed."""
 
 APPEAR_SECONDS = 20.0
-"""How long a file system that hosts share may take to show a file that another one has written."""
+"""Seconds that a shared file system may take to show a file written by a different host."""
 
 SHOWN = 4
 """How many differences, and how many processes with the same value, an error lists."""

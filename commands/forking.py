@@ -232,7 +232,7 @@ def _why_fresh(run: Run, before: Any, fresh: bool) -> str:
     """Why the optimizer's state begins anew; "" if it continues.
 
     Raises:
-      UserError: it cannot continue, and nobody asked that it begins anew.
+      UserError: it cannot continue, and `fresh_optimizer` was not given.
     """
     kinds = [[c.name, *(rule.optimizer for rule in c.rules)] for c in (before, run.config.optimizer)]
     there, here = (" and ".join(dict.fromkeys(filter(None, names))) for names in kinds)

@@ -6,7 +6,7 @@ import shutil
 import textwrap
 
 WIDEST = 110
-"""Columns beyond which lines are hard to read, and the width where there is no terminal."""
+"""The widest page, in columns, and the width where the output is not a terminal."""
 
 
 def terminal_width(otherwise: int) -> int:

@@ -1,4 +1,4 @@
-"""What a run takes of another one together with its parameters: the keys with which they compute the same
+"""What a run takes from the run whose parameters it starts from: the keys with which they compute the same
 function, and the tokenizer."""
 
 from collections.abc import Iterable, Mapping
@@ -55,7 +55,7 @@ def settled(values: Values, config: Any) -> dict[str, Any]:
 
 
 def inherited(values: Values, theirs: Values) -> dict[str, Any]:
-    """The keys of `model` that a run takes of another one, by the values of both."""
+    """The keys of `model` that a run takes from its origin, by the values of both."""
     kind: Any = find_experiment(values.get("experiment")).Config.__dataclass_fields__["model"].type
     model = theirs.get("model", {})
     if issubclass(kind, ModelConfig):

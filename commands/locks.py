@@ -53,7 +53,7 @@ def holding(path: Path) -> Iterator[None]:
         try:
             yield
         finally:
-            if _names(path, file):  # the folder may be another one by now
+            if _names(path, file):  # the folder may have been replaced
                 path.unlink(missing_ok=True)
 
 

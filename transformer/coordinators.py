@@ -56,7 +56,7 @@ def listening(port: int = 0) -> socket.socket:
 
 
 def address_towards(host: str) -> str:
-    """The address of the interface of this host that leads to another one."""
+    """The address of the interface of this host that leads to a different host."""
     with contextlib.suppress(OSError):
         for family, kind, protocol, _, place in socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM):
             with contextlib.suppress(OSError), socket.socket(family, kind, protocol) as unsent:

@@ -1,4 +1,4 @@
-"""A run that takes the parameters of another one computes the same function, or says which key changes it."""
+"""A warm start computes the function of the run that it starts from, or names the key that changes it."""
 
 import json
 import re

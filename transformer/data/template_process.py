@@ -28,7 +28,7 @@ SECONDS = 2
 """The processor time of a rendering; the clock of the wall would also count what other programs do."""
 
 MEMORY = 512 << 20
-"""Bytes of address space above what the process has at its start; not on macOS, which knows no such limit."""
+"""Bytes of address space above what the process has at its start; not enforced on macOS."""
 
 CHARACTERS = 1 << 24
 """The length of a text that a template may write."""
@@ -155,7 +155,7 @@ def _line(message: Any) -> str:
 
 class Renderer:
     """Renders in a process of its own, which starts with the first template, serves all threads, and ends
-    with this process or at a limit; then another one starts with the next template."""
+    with this process or at a limit; then a new one starts with the next template."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
