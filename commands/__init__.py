@@ -11,9 +11,13 @@ import argparse
 import importlib
 import os
 import shlex
+from pathlib import Path
 from typing import Any
 
 from transformer.run_folder import HERE, REMOTE
+
+ROOT = Path(__file__).resolve().parent.parent
+"""The folder of `launch.py`, this package and the config files."""
 
 COMMANDS = {
     "train": "commands.train",

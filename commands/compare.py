@@ -100,7 +100,7 @@ def add_flags(parser: Any) -> None:
 
 def run(flags: argparse.Namespace, overrides: "Overrides") -> int:
     """Prints the answer, and writes comparison.json to --workdir. Returns 0, or 1 if a run failed."""
-    from commands.answers import Found, pairs_there
+    from commands.comparison import Comparison, pairs_there
     from commands.measuring import last, train
     from transformer.run_folder import replace
 
@@ -109,7 +109,7 @@ def run(flags: argparse.Namespace, overrides: "Overrides") -> int:
         if len(folders) == 1 or [*overrides]:
             raise UserError("--a and --b: both are folders, or none is; and folders take no keys")
         there, left_out = pairs_there(flags.a, flags.b, flags.metric)
-        print(Found(flags, there).answer(), *left_out, sep="\n")
+        print(Comparison(flags, there).answer(), *left_out, sep="\n")
         return 0
     arms = read_arms(flags, [*overrides])
     if flags.tune:
@@ -117,18 +117,19 @@ def run(flags: argparse.Namespace, overrides: "Overrides") -> int:
             if not tune(flags, arm):
                 return 1
     match(flags, *arms)
-    found = Found(flags, [])
-    while len(found.pairs) < flags.pairs and not found.is_decided():
-        seeds = range(len(found.pairs), min(flags.pairs, len(found.pairs) + max(1, flags.jobs // 2)))
+    comparison = Comparison(flags, pairs := [])
+    while len(pairs) < flags.pairs and not comparison.is_decided():
+        seeds = range(len(pairs), min(flags.pairs, len(pairs) + max(1, flags.jobs // 2)))
         jobs = [arm.job(flags.workdir, seed=seed) for seed in seeds for arm in arms]
         if code := train(jobs, flags.jobs, flags.metric):
             return code
         values = [last(job, flags.metric) for job in jobs]
-        found.pairs.extend(zip(values[::2], values[1::2], strict=True))
-        print(f"{len(found.pairs)} pairs, {found.said()}", flush=True)
-    print(text := found.answer())
-    kept = {"metric": flags.metric, "differences": found.differences, "error": flags.error, "answer": text}
-    replace(Path(flags.workdir) / "comparison.json", json.dumps(kept | found.diverged()) + "\n")
+        pairs.extend(zip(values[::2], values[1::2], strict=True))
+        print(f"{len(pairs)} pairs, {comparison.estimates()}", flush=True)
+    print(text := comparison.answer())
+    kept = {"metric": flags.metric, "differences": comparison.differences, "error": flags.error}
+    kept |= {"answer": text} | comparison.diverged()
+    replace(Path(flags.workdir) / "comparison.json", json.dumps(kept) + "\n")
     return 0
 
 

@@ -10,7 +10,6 @@ import json
 import os
 import secrets
 import sys
-import sysconfig
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -18,8 +17,10 @@ from typing import Any
 
 import jax
 
+from commands import ROOT
 from commands.locks import holding
-from commands.starts import ROOT, versions
+from commands.starts import versions
+from commands.tracebacks import is_users
 from commands.workdir import Workdir, describe
 from transformer import processes
 from transformer.config import flatten, to_values
@@ -31,9 +32,6 @@ OF_A_HOST = ("data.cache_dir", "data.workers")
 
 PACKAGES = ("commands", "experiments", "transformer")
 """The packages of this repository. A command imports some of their modules late, so that all are compared."""
-
-INSTALLED = ("site-packages", "dist-packages")
-"""Folders of installed packages, which are compared by their versions."""
 
 SETTINGS = (
     "jax_enable_x64",
@@ -82,16 +80,9 @@ def _programs(files: tuple[str, ...]) -> dict[str, Path]:
 
 
 def _modules() -> dict[str, Path]:
-    """The files of imported modules that are neither installed nor in `PACKAGES`, by the modules' names."""
-    library = [Path(sysconfig.get_path(name)).resolve() for name in ("stdlib", "platstdlib")]
-    own = [ROOT / name for name in (*PACKAGES, "launch.py")]
-    found = {}
-    for name, module in [*sys.modules.items()]:
-        path = Path(getattr(module, "__file__", None) or "").resolve()
-        elsewhere = not any(path.is_relative_to(folder) for folder in (*library, *own))
-        if path.is_file() and elsewhere and not any(part in INSTALLED for part in path.parts):
-            found[f"the module {name}"] = path
-    return found
+    """The files of the user's modules that are imported, by the modules' names."""
+    files = {name: Path(getattr(module, "__file__", None) or "") for name, module in [*sys.modules.items()]}
+    return {f"the module {name}": path for name, path in files.items() if is_users(path)}
 
 
 def _described(path: Path) -> list:

@@ -1,5 +1,4 @@
-"""How a command ends that an error ends: the line that says why, the exit code, and the other processes of a
-run."""
+"""The end of a command after an error: the printed line, the exit code, and the other processes of a run."""
 
 import contextlib
 import os
@@ -9,17 +8,20 @@ import traceback
 
 from commands import tracebacks
 from transformer import processes
-from transformer.errors import StorageError, UnknownMember, UserError, brief, printable
+from transformer.errors import StorageError, UnknownMember, UserError, brief, first_line, printable
 from transformer.training.storage import is_failing
 
 INCLUDE = " (--include=FILE runs a file that adds it)"
-"""What is said of a member that a run's config file may have added to its family."""
+"""The hint for an unknown member that the config file of a run may have added to its family."""
 
 NO_BACKEND = "Unable to initialize backend"
-"""What JAX says of a platform that it cannot use."""
+"""Part of JAX's message about a platform that it cannot use."""
 
 LESS_MEMORY = "a device has too little memory: docs/devices.md, Costs and memory, lists what saves it"
-"""What is said of a device whose memory a program exhausts."""
+"""The note on an error of a device whose memory a program exhausts."""
+
+LONGEST = 200
+"""The most characters of an error that another process prints."""
 
 LEAVING = threading.Lock()
 """Held by the thread that ends this process, one of several."""
@@ -69,17 +71,17 @@ def code_of(error: BaseException, has_config: bool) -> int:
 
 
 def end(code: int, said: str) -> int:
-    """Says why this process ends; returns its exit code, or of several ends at once if the others do not end
-    too."""
+    """Prints why this process ends, and returns its exit code; one of several processes ends at once if the
+    others do not end too."""
     print(printable(said), file=sys.stderr, flush=True)
     if processes.PLACES and not processes.all_end():
-        leave("", said.removeprefix("error: ")[:200], code=code)
+        leave("", said.removeprefix("error: "), code=code)
     return code
 
 
 def leave_the_dead(error: BaseException) -> None:
-    """Ends this process if another one has ended, of which the error may come."""
-    gone, why = processes.told() or (processes.ended(), first_line(error))
+    """Ends this process if another one has ended, which may have caused the error."""
+    gone, why = processes.told() or (processes.ended(), brief(first_line(error), LONGEST))
     if gone:
         leave_after(gone, why)
 
@@ -90,8 +92,8 @@ def leave_after(gone: str, why: str) -> None:
 
 
 def leave(said: str, why: str, gone: str = "", code: int = 1) -> None:
-    """Prints what there is to say, tells the other processes which one has `gone` (this one), and ends at
-    once: in good order it would wait for the others, which wait for it."""
+    """Prints `said`, tells the other processes which one has `gone` (this one), and ends at once: an orderly
+    end would wait for the others, which wait for this one."""
     from tqdm import tqdm
 
     LEAVING.acquire()  # never released: another thread that would leave as well says no more
@@ -99,10 +101,5 @@ def leave(said: str, why: str, gone: str = "", code: int = 1) -> None:
         sys.stdout.flush()
     with tqdm.external_write_mode(sys.stderr):  # clears a progress bar, at whose end it would be written
         print(printable(said), end="\n" if said else "", file=sys.stderr, flush=True)
-        processes.tell(why, gone)
+        processes.tell(brief(why, LONGEST), gone)
         os._exit(code)
-
-
-def first_line(error: BaseException) -> str:
-    """What an error says, short enough to stand in the line of another process."""
-    return (str(error) or type(error).__name__).partition("\n")[0][:200]

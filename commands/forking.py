@@ -10,6 +10,7 @@ from typing import Any
 import jax
 
 from commands.differences import FREE, LOCATIONS, kind_of
+from commands.inheritance import TOKENIZER
 from commands.locks import exclusive
 from commands.opening import Overrides, open_run, overridden
 from commands.outputs import rename
@@ -31,8 +32,6 @@ SCHEDULE = {
     "optimizer.final_fraction",
 }
 """Keys of the learning rate as a function of the step."""
-
-TOKENIZER = ("data.tokenizer", "data.vocab_size", "data.lowercase", "data.strip_accents")
 
 NAMES = {
     "params": "parameters",

@@ -15,8 +15,8 @@ from transformer.training.checkpoint import split_step
 from transformer.training.function import Difference, differences
 from transformer.training.initialize import Checkpoint, Origin
 
-TOKENIZER = ("tokenizer", "vocab_size", "lowercase", "strip_accents")
-"""Keys of `data` by which a tokenizer is made."""
+TOKENIZER = ("data.tokenizer", "data.vocab_size", "data.lowercase", "data.strip_accents")
+"""Keys by which a tokenizer is made."""
 
 WRITTEN_BY = {"sample": ("end_tokens",), "generate": ("suppress",)}
 """Keys of other groups that a warm start takes, if they are set there: which tokens end a text of the model,
@@ -67,8 +67,8 @@ def check_tokenizer(given: Iterable[tuple[str, str]], values: Values, theirs: Va
     """Raises `UserError` if a key that is `given`, with its value in `values`, asks for a tokenizer other
     than that of the run whose tokenizer is taken."""
     for key, _ in given:
-        group, _, name = key.partition(".")
-        if group == "data" and name in TOKENIZER and name in theirs["data"]:
+        name = key.removeprefix("data.")
+        if key in TOKENIZER and name in theirs["data"]:
             there, here = theirs["data"][name], values["data"][name]
             if there != here:
                 raise UserError(

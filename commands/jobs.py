@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from tqdm import tqdm
 
-from commands import INCLUDED
+from commands import INCLUDED, ROOT
 from commands.locks import free
 from commands.outputs import make_folder
 from commands.workdir import write_json
@@ -26,7 +26,6 @@ from transformer.run_folder import RunFolder, no_link
 if TYPE_CHECKING:
     from commands.halving import Halving
 
-ROOT = Path(__file__).resolve().parent.parent
 
 SECONDS = 0.5
 """How often running jobs are looked at."""

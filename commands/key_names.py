@@ -5,11 +5,9 @@ import difflib
 import functools
 import re
 from collections.abc import Iterator
-from pathlib import Path
 
+from commands import ROOT
 from experiments import EXPERIMENTS
-
-ROOT = Path(__file__).resolve().parent.parent
 
 BASE = "Bounded"
 """The class that all config classes derive from; it has no keys."""

@@ -5,8 +5,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from difflib import get_close_matches
 from pathlib import Path
 
+from commands import ROOT
 from commands.included import adds_members
-from commands.key_names import ROOT, key_names, may_be_key, nearest_keys
+from commands.key_names import key_names, may_be_key, nearest_keys
 from transformer.errors import UserError, suggest
 
 CHOICE = re.compile(r"(?P<flag>.*): invalid choice: (?P<value>.*) \(choose from (?P<choices>.*)\)")

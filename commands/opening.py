@@ -14,9 +14,9 @@ from typing import Any
 
 import jax
 
-from commands import consistency, inheritance
-from commands.included import why_it_failed
+from commands import ROOT, consistency, inheritance
 from commands.retired_keys import keep_split
+from commands.tracebacks import why_it_failed
 from commands.workdir import Workdir
 from experiments import find_experiment
 from transformer.config import from_values, refuse_idle
@@ -36,9 +36,6 @@ STILL = tuple(
 )
 """Prefixes of keys that concern training only, and exceptions that concern evaluation or the choice of a
 checkpoint."""
-
-ROOT = Path(__file__).resolve().parent.parent
-"""The folder in which config files are searched besides the current folder."""
 
 Overrides = Iterable[tuple[str, str]]
 """Config keys and their values as text: ("model.num_layers", "4")."""

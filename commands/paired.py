@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from commands.left_out import listed
+from commands.footnotes import listed
 from commands.rows import DIVERGED, Row, Trained, label, or_null, rank
 from transformer.errors import UserError
 from transformer.evaluation.paired import interval

@@ -93,8 +93,8 @@ def check(flags: argparse.Namespace, overrides: Sequence[tuple[str, str]]) -> No
 
 def measure(flags: argparse.Namespace, overrides: Sequence[tuple[str, str]]) -> int:
     """Trains what is missing, fits, prints, and writes law.json and pictures."""
+    from commands.footnotes import listed
     from commands.laws import LAW, describe, fit, summary
-    from commands.left_out import listed
     from commands.measuring import last, train
     from commands.sizes import Family
     from commands.workdir import write_json

@@ -9,7 +9,7 @@ import subprocess
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from commands import shell
+from commands import ROOT, shell
 from commands.workdir import Workdir, read_json, write_json
 from transformer.errors import UserError
 
@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 
 LIBRARIES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain", "tokenizers", "numpy")
 """Packages whose versions are kept."""
-
-ROOT = Path(__file__).resolve().parent.parent
 
 
 def record(run: "Run", folder: Workdir, command: str) -> None:

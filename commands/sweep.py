@@ -21,15 +21,13 @@ import subprocess
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from commands import INCLUDED, WHICH_CONFIG, place, shell
+from commands import INCLUDED, ROOT, WHICH_CONFIG, place, shell
 from transformer.errors import UserError
 from transformer.sweep import Setting, names, product, read_sweep
 
 if TYPE_CHECKING:
     from commands.jobs import Job
     from commands.opening import Overrides
-
-ROOT = Path(__file__).resolve().parent.parent
 
 
 def add_flags(parser: Any) -> None:

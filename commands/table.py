@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from commands import place
-from commands.left_out import diverged, listed, skipping, uncounted, unfinished
+from commands.footnotes import diverged, listed, skipping, uncounted, unfinished
 from commands.outputs import check_file, check_folder
 from commands.rows import DIVERGED, Row, Trained, label, or_null, rank, row_of
 from transformer.config import flatten

@@ -113,7 +113,7 @@ def test_a_folder_whose_name_is_not_utf8_is_refused(capfd, tmp_path, source):
 def test_the_config_of_a_runs_folder_is_no_config_file(capfd, tmp_path, trained):
     path = trained / "config.json"
     line = fails(capfd, [f"--config={path}", f"--workdir={tmp_path / 'run'}"])
-    assert line.startswith(f"--config: {path} is no program; a run goes on with --workdir")
+    assert line.startswith(f"--config: {path} is not a program; --workdir resumes a run")
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import pytest
 
 import launch
 from commands import jobs as running
-from commands.answers import Found
+from commands.comparison import Comparison
 from commands.opening import open_without_data, read_config
 from tests.commands.test_table import write_run
 
@@ -203,8 +203,8 @@ def test_runs_that_are_there_are_paired_by_seed(tmp_path, capsys, rng):
 @pytest.mark.parametrize(("error", "level"), [(0.05, "95 %"), (0.01, "99 %"), (0.001, "99.9 %")])
 def test_the_level_is_said_in_percent_and_a_difference_of_its_size_is_left_alone(error, level):
     flags = argparse.Namespace(metric="eval/loss", error=error)
-    found = Found(flags, [(0.0, 10.94), (0.0, 10.96)])
-    assert found.said().startswith(f"b - a: +10.95 eval/loss ({level} interval ")
+    comparison = Comparison(flags, [(0.0, 10.94), (0.0, 10.96)])
+    assert comparison.estimates().startswith(f"b - a: +10.95 eval/loss ({level} interval ")
 
 
 @pytest.mark.parametrize(

@@ -59,8 +59,8 @@ def test_the_last_frame_of_the_user_counts_also_below_library_code(tmp_path):
     assert (frame.filename, frame.lineno) == (str(file), 3)
 
 
-@pytest.mark.parametrize("name", ["<string>", str(runs.ROOT / "launch.py"), re.__file__])
-def test_code_of_the_library_python_and_no_file_is_not_the_users(name):
+@pytest.mark.parametrize("name", ["<string>", str(runs.ROOT / "launch.py"), re.__file__, pytest.__file__])
+def test_code_of_the_library_python_packages_and_no_file_is_not_the_users(name):
     assert tracebacks.last_own_frame(raised("1 / 0", name)) is None
 
 

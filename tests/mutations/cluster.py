@@ -18,10 +18,7 @@ EDITS = {
             "libraries_not_compared": ("_check_same(versions() | given", "_check_same(given"),
             "settings_not_compared": ("_check_same(versions() | given", "_check_same(versions()"),
             "places_of_dumps_are_compared": ('if not word.startswith("--xla_dump")', "if word"),
-            "installed_ones_are_compared": (
-                "if path.is_file() and elsewhere and not",
-                "if path.is_file() or not",
-            ),
+            "installed_ones_are_compared": ("if is_users(path)", "if path.is_file()"),
         },
     ),
     "commands/rendezvous.py": (

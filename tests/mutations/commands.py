@@ -77,8 +77,9 @@ EDITS = {
                 "reversed(traceback.extract_tb(error.__traceback__))",
                 "traceback.extract_tb(error.__traceback__)",
             ),
-            "libraries_too": ("not any(path.is_relative_to", "any(path.is_relative_to"),
-            "no_file": ("path.is_file() and", ""),
+            "libraries_too": ("and not is_library", ""),
+            "installed_packages_too": ("and INSTALLED.isdisjoint(path.parts)", ""),
+            "no_file": ("return path.is_file() and", "return"),
         },
     ),
     "transformer/data/source_names.py": (
@@ -181,14 +182,14 @@ EDITS = {
             "giving_up_is_failing": (".startswith(GAVE_UP)", ".startswith(())"),
         },
     ),
-    "commands/answers.py": (
+    "commands/comparison.py": (
         "tests/commands/test_compare.py",
         {
             "a_minus_b": ("[b - a for a, b in self.pairs", "[a - b for a, b in self.pairs"),
             "more_is_never_better": ('better = "more" if', 'better = "less" if'),
             "diverging_is_no_answer": ("self.verdict() or self.diverges()", "self.verdict()"),
             "the_other_diverges": ("alone = [math.isnan(b)", "alone = [math.isnan(a)"),
-            "alone_is_unsaid": ("{**why, alone: others[alone]}", "why"),
+            "alone_is_unsaid": ("{**unpaired, alone: others[alone]}", "unpaired"),
             "several_settings": (
                 "only(rows_of(runs, metric, sign, False), flag)",
                 "rows_of(runs, metric, sign, False)[0]",
@@ -357,7 +358,7 @@ EDITS = {
             "diverged_anywhere": ("return math.inf if math.isnan(value)", "return 0.0 if math.isnan(value)"),
         },
     ),
-    "commands/left_out.py": (
+    "commands/footnotes.py": (
         "tests/commands/test_table.py",
         {
             "unmeasured_is_unsaid": ('*listed(f"left out without {metric}", absent),', ""),

@@ -307,7 +307,7 @@ EDITS = {
                 "print(said, file=sys.stderr, flush=True)\n    if",
             ),
             "panics_are_raised": ('== "PanicException"', '== "Panic"'),
-            "nobody_is_told": ("processes.tell(why, gone)\n", "pass\n"),
+            "nobody_is_told": ("processes.tell(brief(why, LONGEST), gone)\n", "pass\n"),
             "what_was_told_is_not_read": ("processes.told() or (", "("),
             "waits_for_the_others": ("os._exit(code)\n", "sys.exit(code)\n"),
             "each_end_is_its_own": ("if processes.PLACES and not processes.all_end():", "if False:"),

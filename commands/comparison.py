@@ -1,4 +1,4 @@
-"""The answers of --mode=compare: the mean difference of its pairs, and how often each side has diverged."""
+"""What pairs of runs show: their mean difference, and how often each side diverges."""
 
 import argparse
 import dataclasses
@@ -9,12 +9,12 @@ from transformer.errors import UserError
 
 
 @dataclasses.dataclass
-class Found:
-    """The values of A and B in each pair, NaN for a run that has diverged, and what they show.
+class Comparison:
+    """The values of A and B in each pair, NaN for a run that has diverged, and the conclusion from them.
 
-    A difference needs two finite values. How often a side diverges is a question of its own: of the pairs of
+    A difference needs two finite values. How often a side diverges is a second question: of the pairs of
     which one run alone has diverged, half are A's if both diverge equally often. Both tests may be looked at
-    after every pair, and each has the error rate of the flags.
+    after every pair, and each has the error rate `flags.error`.
     """
 
     flags: argparse.Namespace
@@ -34,8 +34,8 @@ class Found:
         """What the differences show: "less", "more", "same" or ""."""
         from transformer.evaluation.sequential import verdict
 
-        found = self.differences
-        return verdict(found, self.flags.error, self.flags.smallest) if found else ""
+        differences = self.differences
+        return verdict(differences, self.flags.error, self.flags.smallest) if differences else ""
 
     def diverges(self) -> str:
         """ "a" or "b", the side that is shown to diverge more often, or ""."""
@@ -49,15 +49,15 @@ class Found:
         """Whether the differences or the divergences show anything."""
         return bool(self.verdict() or self.diverges())
 
-    def said(self) -> str:
+    def estimates(self) -> str:
         """The mean difference and its interval, and those of the rates at which runs have diverged."""
         from transformer.evaluation.sequential import interval, rate_interval
 
-        flags, found, parts = self.flags, self.differences, []
+        flags, differences, parts = self.flags, self.differences, []
         level = f"{100 * (1 - flags.error):.4g} % interval"
-        if found:
-            low, high = interval(found, flags.error)
-            name, mean = flags.metric.removeprefix("-"), sum(found) / len(found)
+        if differences:
+            low, high = interval(differences, flags.error)
+            name, mean = flags.metric.removeprefix("-"), sum(differences) / len(differences)
             parts.append(f"b - a: {mean:+.4g} {name} ({level} {low:+.4g} to {high:+.4g})")
         if lost := self.diverged():
             rates = []
@@ -71,9 +71,9 @@ class Found:
         """The answer in words."""
         from transformer.evaluation.sequential import FURTHEST, pairs_needed
 
-        flags, found, shown = self.flags, self.differences, self.verdict()
-        pairs = f"{len(found)} pairs" if len(found) != 1 else "1 pair"
-        if lost := len(self.pairs) - len(found):
+        flags, differences, shown = self.flags, self.differences, self.verdict()
+        pairs = f"{len(differences)} pairs" if len(differences) != 1 else "1 pair"
+        if lost := len(self.pairs) - len(differences):
             pairs += f" without the {lost} of which a run has diverged"
         better = "more" if flags.metric.startswith("-") else "less"
         answers = [f"{side} diverges more often" for side in [self.diverges()] if side]
@@ -82,13 +82,13 @@ class Found:
         elif shown:
             answers.append(f"{'b' if shown == better else 'a'} is better")
         if answers:
-            return f"{', '.join(answers)}: {self.said()}, {pairs}"
-        if len(found) < 2:
+            return f"{', '.join(answers)}: {self.estimates()}, {pairs}"
+        if len(differences) < 2:
             known = "how much pairs differ is known from 2 on"
-            return f"not decided: {self.said()}, {pairs}; {known}"
-        more = pairs_needed(found, flags.error, flags.smallest)
+            return f"not decided: {self.estimates()}, {pairs}; {known}"
+        more = pairs_needed(differences, flags.error, flags.smallest)
         number = f"about {more}" if more else f"more than {FURTHEST:,}"
-        return f"not decided: {self.said()}, {pairs}; {number} more pairs needed"
+        return f"not decided: {self.estimates()}, {pairs}; {number} more pairs needed"
 
 
 def pairs_there(a: str, b: str, metric: str) -> tuple[list[tuple[float, float]], list[str]]:
@@ -99,7 +99,7 @@ def pairs_there(a: str, b: str, metric: str) -> tuple[list[tuple[float, float]],
       UserError: the runs of a pattern differ in more than their seed, or two have the same; or there is no
         pair.
     """
-    from commands.left_out import diverged, listed, uncounted, unfinished
+    from commands.footnotes import diverged, listed, uncounted, unfinished
     from commands.paired import only, pairs
     from commands.table import check_metric, read_runs, rows_of
 
@@ -110,14 +110,14 @@ def pairs_there(a: str, b: str, metric: str) -> tuple[list[tuple[float, float]],
         check_metric(metric, runs)
         rows.append(only(rows_of(runs, metric, sign, False), flag))
         lines += left_out
-    found, why = pairs(rows[0], rows[1], metric, "--a", "--b")
+    paired, unpaired = pairs(rows[0], rows[1], metric, "--a", "--b")
     _, others = pairs(rows[1], rows[0], metric, "--b", "--a")
     alone = "--b has no value for the seed"
-    for reason, names in {**why, alone: others[alone]}.items():
+    for reason, names in {**unpaired, alone: others[alone]}.items():
         lines += listed(f"in no pair, as {reason}", names)
     every = [run for row in rows for run in row.every]
     lines += [*uncounted(rows, metric), *unfinished(every), *diverged(every, metric)]
-    if not found:
+    if not paired:
         seeds = ", ".join(str(run.config["seed"]) for run in rows[0].runs) or "none"
         raise UserError("; ".join([f"--b: no pair with the seeds of --a, which are {seeds}", *lines]))
-    return [(value_a, value_b) for _, value_a, value_b in found], lines
+    return [(value_a, value_b) for _, value_a, value_b in paired], lines

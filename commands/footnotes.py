@@ -1,4 +1,4 @@
-"""Lines below a table that say which runs its statements are not of, or not of all of, and why."""
+"""Footnotes of tables and comparisons: which runs they leave out or read with care, and why."""
 
 from collections.abc import Sequence
 
