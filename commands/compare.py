@@ -117,7 +117,8 @@ def run(flags: argparse.Namespace, overrides: "Overrides") -> int:
             if not tune(flags, arm):
                 return 1
     match(flags, *arms)
-    comparison = Comparison(flags, pairs := [])
+    pairs: list[tuple[float, float]] = []
+    comparison = Comparison(flags, pairs)
     while len(pairs) < flags.pairs and not comparison.is_decided():
         seeds = range(len(pairs), min(flags.pairs, len(pairs) + max(1, flags.jobs // 2)))
         jobs = [arm.job(flags.workdir, seed=seed) for seed in seeds for arm in arms]
