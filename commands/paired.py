@@ -1,14 +1,15 @@
 """The rows of a table against one of them: differences between runs of the same seed."""
 
 import dataclasses
+import json
 import math
 import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from commands.footnotes import listed
 from commands.rows import DIVERGED, Row, Trained, label, or_null, rank
-from transformer.errors import UserError
+from transformer.errors import UserError, suggest
 from transformer.evaluation.paired import interval
 from transformer.sweep import shortened
 
@@ -19,9 +20,30 @@ ERROR = 0.05
 @dataclasses.dataclass(frozen=True)
 class Change(Row):
     """A row with only those keys that differ from another row's, and its differences from that row: of pairs
-    of which that row's run has not diverged, NaN where its own has."""
+    of which that row's run has not diverged, NaN where its own has. `at` has further keys, whose values are
+    the same in both."""
 
     differences: list[float]
+    at: dict[str, Any] = dataclasses.field(default_factory=dict, kw_only=True)
+
+    @property
+    def columns(self) -> dict[str, Any]:
+        """The keys with the same value in both rows."""
+        return self.at
+
+    def heading(self, metric: str) -> list[str]:
+        """The headings of `cells`."""
+        return ["change", metric, "difference", f"{1 - ERROR:.0%} interval", "pairs"]
+
+    def cells(self) -> list[str]:
+        """The change, the mean of its runs, and the mean difference with its interval."""
+        keys = {key: value for key, value in self.keys.items() if key not in self.at}
+        low, high = self.interval
+        ends = f"{low:+.4f} to {high:+.4f}" if math.isfinite(low) else ""
+        mean = DIVERGED if self.has_diverged else f"{self.mean:.4f}"
+        difference = "" if math.isnan(self.mean_difference) else f"{self.mean_difference:+.4f}"
+        change = label(dataclasses.replace(self, keys=keys))
+        return [change, mean, difference, ends, str(len(self.differences))]
 
     @property
     def mean_difference(self) -> float:
@@ -53,48 +75,93 @@ Pair = tuple[int, float, float]
 
 
 def changes(
-    rows: Sequence[Row], others: Sequence[Trained], metric: str, sign: int
+    rows: Sequence[Row], others: Sequence[Trained], metric: str, sign: int, at: Sequence[str] = ()
 ) -> tuple[list[Change], list[str]]:
     """Every other row with a pair against the one that has the runs `others`, the best difference first; and
-    lines that say which runs are in no difference, and why.
+    lines that say which runs are in no difference, and why. With keys `at`, whole or as in the heading of a
+    table, this holds for each set of their values, in ascending order.
 
     Raises:
-      UserError: these are of several rows, or none has measured the metric; or no other run has a seed of
-        theirs, or two of a row have the same.
+      UserError: these are of several rows, or none has measured the metric; no other run has a seed of
+        theirs, or two of a row have the same; or the runs do not differ in a key of `at`.
     """
     paths = {run.path for run in others}
-    plain = only([row for row in rows if any(run.path in paths for run in row.every)], "--against")
-    if not plain.runs:
-        raise UserError(f"--against: no run has measured {metric}")
+    keys = [_whole(name, [*rows[0].keys]) for name in at]
     compared: list[Change] = []
     left_out: dict[str, list[str]] = {}
-    for row in rows:
-        if row is plain:
-            continue
-        keys = {key: value for key, value in row.keys.items() if value != plain.keys[key]}
-        both, why = pairs(plain, row, metric, "--against", "--against")
-        lost = {seed for seed, expected, value in both if math.isnan(expected) and not math.isnan(value)}
-        why |= {"the --against run of the seed has diverged": [
-            run.path.name for run in row.runs if run.config["seed"] in lost
-        ]}  # fmt: skip
-        for reason, names in why.items():
+    baseline: list[Trained] = []
+    for together in _groups(rows, keys):
+        plain = [row for row in together if any(run.path in paths for run in row.every)]
+        hint = "" if at else "; --at=KEY compares at each value of a key"
+        if not plain or not only(plain, "--against", hint).runs:
+            reason = f"no --against run with their {', '.join(shortened(keys))} has measured {metric}"
+            names = [run.path.name for row in together if row not in plain for run in row.runs]
             left_out.setdefault(reason, []).extend(names)
-        if both:
-            found = [value - expected for seed, expected, value in both if seed not in lost]
-            compared.append(Change(keys, row.runs, row.values, found, others=row.others))
+            continue
+        baseline += plain[0].runs
+        found = []
+        for row in together:
+            if row is not plain[0]:
+                change, why = _change(row, plain[0], metric, keys)
+                found += [change] if change else []
+                for reason, names in why.items():
+                    left_out.setdefault(reason, []).extend(names)
+        compared += sorted(found, key=lambda row: rank(sign * row.mean_difference))
+    if not baseline:
+        raise UserError(f"--against: no run has measured {metric}")
     if not compared:
-        seeds = ", ".join(str(run.config["seed"]) for run in plain.runs)
+        seeds = ", ".join(str(seed) for seed in dict.fromkeys(run.config["seed"] for run in baseline))
         raise UserError(f"--against: no other run has measured {metric} with one of its seeds, {seeds}")
-    lines = [line for why, names in left_out.items() for line in listed(f"in no difference, as {why}", names)]
-    return sorted(compared, key=lambda row: rank(sign * row.mean_difference)), lines
+    return compared, [
+        line for why, names in left_out.items() for line in listed(f"in no difference, as {why}", names)
+    ]
 
 
-def only(rows: Sequence[Row], flag: str) -> Row:
+def _whole(name: str, keys: Sequence[str]) -> str:
+    """The key that a name is, or is short for in the heading of a table of these keys."""
+    whole = dict(zip(shortened(keys), keys, strict=True)) | {key: key for key in keys}
+    if name not in whole:
+        raise UserError(f"--at: the runs do not differ in {name!r}; {suggest(name, keys)}")
+    return whole[name]
+
+
+def _groups(rows: Sequence[Row], keys: Sequence[str]) -> list[list[Row]]:
+    """The rows with the same values of some keys together; numbers ascend, before other values."""
+    groups: dict[str, list[Row]] = {}
+    for row in rows:
+        groups.setdefault(json.dumps([row.keys[key] for key in keys]), []).append(row)
+
+    def place(together: list[Row]) -> list[tuple[bool, float, str]]:
+        values = [together[0].keys[key] for key in keys]
+        return [(False, x, "") if isinstance(x, (int, float)) else (True, 0, str(x)) for x in values]
+
+    return sorted(groups.values(), key=place)
+
+
+def _change(
+    row: Row, plain: Row, metric: str, at: Sequence[str]
+) -> tuple[Change | None, dict[str, list[str]]]:
+    """A row as a change of the plain one, None without a pair; and its runs in no difference, by reason."""
+    both, left_out = pairs(plain, row, metric, "--against", "--against")
+    lost = {seed for seed, expected, value in both if math.isnan(expected) and not math.isnan(value)}
+    names = [run.path.name for run in row.runs if run.config["seed"] in lost]
+    left_out["the --against run of the seed has diverged"] = names
+    if not both:
+        return None, left_out
+    same = {key: row.keys[key] for key in at}
+    keys = same | {key: value for key, value in row.keys.items() if value != plain.keys[key]}
+    differences = [value - expected for seed, expected, value in both if seed not in lost]
+    return Change(keys, row.runs, row.values, differences, at=same, others=row.others), left_out
+
+
+def only(rows: Sequence[Row], flag: str, hint: str = "") -> Row:
     """The row, if it is the only one. Raises `UserError` if there are several."""
     if len(rows) > 1:
         differing = [key for key in rows[0].keys if len({repr(row.keys[key]) for row in rows}) > 1]
         named = ", ".join(shortened(differing))
-        raise UserError(f"{flag}: its runs differ in {named}; expected runs that differ in their seed alone")
+        raise UserError(
+            f"{flag}: its runs differ in {named}; expected runs that differ in their seed alone{hint}"
+        )
     return rows[0]
 
 
@@ -140,14 +207,3 @@ def _by_seed(row: Row, flag: str) -> dict[int, tuple[Trained, float]]:
             raise UserError(f"{flag}: two runs have seed {seed}, {run.path} is one; expected one of each")
         found[seed] = run, value
     return found
-
-
-def cells(rows: Sequence[Change], metric: str) -> Iterator[list[str]]:
-    """The heading and the rows as text."""
-    yield ["change", metric, "difference", f"{1 - ERROR:.0%} interval", "pairs"]
-    for row in rows:
-        low, high = row.interval
-        ends = f"{low:+.4f} to {high:+.4f}" if math.isfinite(low) else ""
-        mean = DIVERGED if row.has_diverged else f"{row.mean:.4f}"
-        difference = "" if math.isnan(row.mean_difference) else f"{row.mean_difference:+.4f}"
-        yield [label(row), mean, difference, ends, str(len(row.differences))]

@@ -86,6 +86,20 @@ class Row:
         """All runs, those with a value first."""
         return [*self.runs, *self.others]
 
+    @property
+    def columns(self) -> dict[str, Any]:
+        """The keys that have a column of their own in a table, and their values."""
+        return self.keys
+
+    def heading(self, metric: str) -> list[str]:
+        """The headings of `cells`."""
+        return [metric, "spread", "runs"]
+
+    def cells(self) -> list[str]:
+        """What a table has in the columns after those of the keys."""
+        mean, spread = ("" if math.isnan(number) else f"{number:.5g}" for number in (self.mean, self.spread))
+        return [DIVERGED if self.has_diverged else mean, spread, str(len(self.values))]
+
     def curves(self, metric: str) -> list[tuple[Any, Any]]:
         """Steps and values of a metric, of each run that measured it."""
         return [run.series[metric] for run in self.every if metric in run.series]

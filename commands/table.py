@@ -5,29 +5,26 @@ python launch.py --mode=table --runs 'runs/lm-sweep/*' --against 'runs/lm-sweep/
 
 With --against each row is a change of those runs: the mean difference of runs of the same seed, with an
 interval for as many pairs as were planned beforehand; * marks differences whose interval is without zero.
+--at=d_model compares at each value of a key: --against has runs at each of them.
 """
 
 import argparse
-import csv
 import dataclasses
 import glob
-import io
 import json
-import math
 import os
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from commands import place
+from commands import paired, place
 from commands.footnotes import diverged, listed, skipping, uncounted, unfinished
 from commands.outputs import check_file, check_folder
-from commands.rows import DIVERGED, Row, Trained, label, or_null, rank, row_of
+from commands.rows import Row, Trained, label, rank, row_of
 from transformer.config import flatten
 from transformer.errors import UserError, suggest
 from transformer.json_text import parse_json
-from transformer.sweep import shortened
 
 if TYPE_CHECKING:
     from commands.opening import Overrides
@@ -50,8 +47,6 @@ BESIDE = (
 """Prefixes of keys in which the runs of a row may differ: they change neither the parameters that are trained
 nor what is measured of them at the end."""
 
-FORMATS = (".csv", ".json", ".md", ".html")
-
 
 def add_flags(parser: Any) -> None:
     """The flags of this command."""
@@ -71,8 +66,15 @@ def add_flags(parser: Any) -> None:
         default="",
         help="folders of a row's runs, with which the others are compared by seed",
     )
+    add(
+        "--at",
+        nargs="+",
+        default=[],
+        metavar="KEY",
+        help="compare with the runs of --against that have the same value of these keys",
+    )
     add("--best", action="store_true", help="the best value of each run instead of its last")
-    add("--output", type=place, help="a file for the table, .csv, .json, .md or .html")
+    add("--output", type=place, help="a file for the table, .csv, .json, .md, .tex or .html")
     add(
         "--pictures",
         type=place,
@@ -83,45 +85,79 @@ def add_flags(parser: Any) -> None:
 
 def run(flags: argparse.Namespace, overrides: "Overrides") -> int:
     """Prints the table, best first."""
+    from commands.table_files import FORMATS, cells, lines, write
+
     if given := [key for key, _ in overrides]:
         raise UserError(f"--config.{given[0]}: --mode=table changes no keys")
     if flags.output and Path(flags.output).suffix not in FORMATS:
         raise UserError(f"--output: {flags.output}; expected a name that ends in {', '.join(FORMATS)}")
     check_file("--output", flags.output)
     check_folder("--pictures", flags.pictures)
-    metric, sign = flags.metric.removeprefix("-"), -1 if flags.metric.startswith("-") else 1
-    patterns = [flags.against] if flags.against else []
-    runs, left_out = read_runs([*flags.runs, *patterns])
-    check_metric(metric, runs)
-    rows: Sequence[Row] = rows_of(runs, metric, sign, flags.best)
-    left_out += uncounted(rows, metric)
-    table, marked = [*cells(rows, metric)], [True] * (len(rows) > 1)
-    if flags.against:
-        from commands import paired
-
-        rows, unpaired = paired.changes(rows, read_runs(patterns, "--against")[0], metric, sign)
-        compared, left_out = rows, [*left_out, *unpaired]
-        table, marked = [*paired.cells(compared, metric)], [row.is_shown for row in compared]
-    for line in lines(table, marked):
-        print(line)
-    for line in [*left_out, *unfinished(runs), *skipping(runs), *diverged(runs, metric)]:
+    table = tabulate(flags.runs, flags.metric, flags.against, flags.at, flags.best)
+    metric, rows = table.metric, table.rows
+    for line in [*lines(cells(rows, metric), table.marked), *table.footnotes]:
         print(line)
     if flags.output:
-        write(Path(flags.output), rows, metric, table)
+        write(Path(flags.output), rows, metric)
     if flags.pictures:
         from transformer.visualization.comparison import draw_curves, draw_differences, draw_over_key
 
         folder = Path(flags.pictures)
         folder.mkdir(parents=True, exist_ok=True)
-        draw_curves([(label(row), row.curves(metric)) for row in rows], metric, folder / "curves.png")
-        if flags.against:
-            named = [(label(row), row.mean_difference, row.interval) for row in compared]
+        draw_curves(table.curves(), metric, folder / "curves.png")
+        if changes := [row for row in rows if isinstance(row, paired.Change)]:
+            named = [(label(row), row.mean_difference, row.interval) for row in changes]
             draw_differences(named, metric, folder / "differences.png")
         else:
             for key, points in over_keys(rows):
                 name = re.sub(r"[^\w.]+", "-", key)
                 draw_over_key(points, key, metric, folder / f"{name}.png")
     return 0
+
+
+@dataclasses.dataclass(frozen=True)
+class Table:
+    """Rows of runs by a metric, and footnotes: the runs that they leave out, and those to read with care."""
+
+    metric: str
+    rows: Sequence[Row]
+    footnotes: list[str]
+
+    @property
+    def marked(self) -> list[bool]:
+        """The changes that are shown; of plain rows the best, if there are others and it has not diverged."""
+        if isinstance(self.rows[0], paired.Change):
+            return [isinstance(row, paired.Change) and row.is_shown for row in self.rows]
+        best = len(self.rows) > 1 and not self.rows[0].has_diverged
+        return [best and row is self.rows[0] for row in self.rows]
+
+    def curves(self) -> list[tuple[str, list[tuple[Any, Any]]]]:
+        """(label, the steps and values of the metric of each run) of each row."""
+        return [(label(row), row.curves(self.metric)) for row in self.rows]
+
+
+def tabulate(
+    patterns: Sequence[str], metric: str, against: str = "", at: Sequence[str] = (), best: bool = False
+) -> Table:
+    """The table of the runs whose folders match, the best row first; -METRIC is one of which more is better.
+    With `against`, a pattern, each row is a change of those runs, with keys `at` of those that have the same
+    values of them. With `best` the best value of each run counts, in place of its last.
+
+    Raises:
+      UserError: there are no runs, none has measured the metric, or none can be compared.
+    """
+    if at and not against:
+        raise UserError("--at: --against is missing, the runs that the others are compared with")
+    name, sign = metric.removeprefix("-"), -1 if metric.startswith("-") else 1
+    baseline = [against] if against else []
+    runs, footnotes = read_runs([*patterns, *baseline])
+    check_metric(name, runs)
+    rows: Sequence[Row] = rows_of(runs, name, sign, best)
+    footnotes += uncounted(rows, name)
+    if against:
+        rows, unpaired = paired.changes(rows, read_runs(baseline, "--against")[0], name, sign, at)
+        footnotes += unpaired
+    return Table(name, rows, [*footnotes, *unfinished(runs), *skipping(runs), *diverged(runs, name)])
 
 
 def read_runs(patterns: Sequence[str], flag: str = "--runs") -> tuple[list[Trained], list[str]]:
@@ -198,25 +234,6 @@ def rows_of(runs: Sequence[Trained], metric: str, sign: int, best: bool) -> list
     return sorted(rows, key=lambda row: rank(sign * row.mean))
 
 
-def lines(table: Sequence[Sequence[str]], marked: Sequence[bool]) -> Iterator[str]:
-    """The table as aligned text, with * before the rows that are marked."""
-    widths = [max(len(line[i]) for line in table) for i in range(len(table[0]))]
-    for number, line in enumerate(table):
-        mark = 0 < number <= len(marked) and marked[number - 1]
-        cells = (cell.rjust(width) for cell, width in zip(line, widths, strict=True))
-        yield f"{'*' if mark else ' '} {'  '.join(cells)}"
-
-
-def cells(rows: Sequence[Row], metric: str) -> Iterator[list[str]]:
-    """The heading and the rows as text."""
-    short = shortened(rows[0].keys)
-    yield [*short, metric, "spread", "runs"]
-    for row in rows:
-        mean, spread = ("" if math.isnan(each) else f"{each:.5g}" for each in (row.mean, row.spread))
-        numbers = [DIVERGED if row.has_diverged else mean, spread, str(len(row.values))]
-        yield [*(str(value) for value in row.keys.values()), *numbers]
-
-
 def over_keys(rows: Sequence[Row]) -> Iterator[tuple[str, list[tuple[str, list[float], list[list[float]]]]]]:
     """(key, curves) for each key whose values are numbers: a curve for each set of the other keys, with the
     values of the key and those of the metric for each of them."""
@@ -230,57 +247,3 @@ def over_keys(rows: Sequence[Row]) -> Iterator[tuple[str, list[tuple[str, list[f
             name = label(dataclasses.replace(row, keys=others)) if others else ""
             curves.setdefault(name, {})[row.keys[key]] = row.values
         yield key, [(name, sorted(each), [each[x] for x in sorted(each)]) for name, each in curves.items()]
-
-
-def by_seed(rows: Sequence[Row]) -> Iterator[list[str]]:
-    """A heading and, for each row, the single values in a column for each seed: "" for a seed that a row has
-    not, several values of one seed with a space between them."""
-    seeds = sorted({run.config["seed"] for row in rows for run in row.runs if "seed" in run.config})
-    yield [f"seed {seed}" for seed in seeds]
-    for row in rows:
-        values = [(run.config.get("seed"), value) for run, value in zip(row.runs, row.values, strict=True)]
-        yield [" ".join(f"{value:.9g}" for own, value in values if own == seed) for seed in seeds]
-
-
-def write(path: Path, rows: Sequence[Row], metric: str, table: Sequence[Sequence[str]]) -> None:
-    """Writes the table: as JSON with the value and folder of each run, as HTML with curves and samples beside
-    each other, as CSV its cells and the single values, as Markdown its cells. What was there before stays
-    until the new one is whole."""
-    from transformer.run_folder import replace
-
-    if path.suffix == ".json":
-        values = [
-            {
-                "keys": row.keys,
-                "metric": metric,
-                "mean": or_null(row.mean),
-                "spread": or_null(row.spread),
-                "values": [*map(or_null, row.values)],
-                "runs": [str(run.path) for run in row.runs],
-                "left_out": [str(run.path) for run in row.others],
-                **row.more(),
-            }
-            for row in rows
-        ]
-        replace(path, json.dumps(values, indent=1) + "\n")
-    elif path.suffix == ".csv":
-        keys = [] if "change" in table[0] else [*rows[0].keys]
-        lines = zip([[*keys, *table[0][len(keys) :]], *table[1:]], by_seed(rows), strict=True)
-        csv.writer(text := io.StringIO()).writerows([*cells, *values] for cells, values in lines)
-        replace(path, text.getvalue())
-    elif path.suffix == ".html":
-        from transformer.visualization.table_page import Compared, write_page
-
-        runs = [
-            Compared(label(row) + (f", seed {seed}" if len(row.every) > 1 else ""), run.path, run.series)
-            for row in rows
-            for run in row.every
-            for seed in [run.config.get("seed")]
-        ]
-        write_page(path, metric, table, [(label(row), row.curves(metric)) for row in rows], runs)
-    else:
-        from transformer.visualization.labels import in_markdown
-
-        heading, *others = ([in_markdown(cell) for cell in line] for line in table)
-        ruler = ["---"] * len(heading)
-        replace(path, "".join("| " + " | ".join(line) + " |\n" for line in [heading, ruler, *others]))

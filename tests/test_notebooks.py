@@ -1,13 +1,17 @@
 """The notebooks run top to bottom, each in a kernel, and carry the outputs of what they hold now."""
 
+import itertools
 import json
 import re
 
 import pytest
 
-from commands.notebook import curves, samples
+from commands.notebook import bands, curves, rows, samples
 from tests import runs
+from tests.commands.test_table import write_run
+from tests.runs import SAVE
 from transformer.errors import UserError
+from transformer.visualization import comparison
 
 NOTEBOOKS = sorted((runs.ROOT / "notebooks").glob("*.ipynb"))
 
@@ -71,6 +75,35 @@ def test_a_metric_that_no_run_has_measured_is_named(tmp_path):
     expected = f"^'eval/los': not measured in {tmp_path}; did you mean 'eval/loss'"
     with pytest.raises(UserError, match=expected):
         curves({"mine": tmp_path}, "eval/los")
+
+
+def test_the_rows_of_a_table_are_data_with_bands_over_seeds(tmp_path, capsys, monkeypatch):
+    for rate, seed in itertools.product((0.1, 0.2), range(3)):
+        losses = [3.0, 10 * rate + seed]
+        write_run(tmp_path / f"{rate}-{seed}", losses, seed=seed, optimizer={"rate": rate})
+    write_run(tmp_path / "half", [1.5], seed=0, optimizer={"rate": 0.4})
+    write_run(tmp_path / "lost", [1.5, None], seed=0, optimizer={"rate": 0.8})
+    found = rows(f"{tmp_path}/*")
+    notes = "not finished: 1 (half at 10)\ndiverged: 1 (lost)\n"
+    assert capsys.readouterr().out == notes
+    assert [row["keys"]["optimizer.rate"] for row in found] == [0.4, 0.1, 0.2, 0.8]
+    assert found[1]["values"] == [1.0, 2.0, 3.0] and found[1]["seeds"] == [0, 1, 2]
+    assert (found[1]["mean"], found[1]["spread"], found[3]["mean"]) == (2.0, 1.0, None)
+    (changed,) = rows([tmp_path / f"0.2-{seed}" for seed in range(3)], against=f"{tmp_path}/0.1-*")
+    assert changed["differences"] == pytest.approx([1.0] * 3)
+    capsys.readouterr()
+    drawn = []
+    monkeypatch.setattr(
+        comparison, "save", lambda figure, axes, path: (drawn.append(axes), SAVE(figure, path))
+    )
+    assert bands(f"{tmp_path}/*").png.startswith(b"\x89PNG")
+    assert capsys.readouterr().out == notes
+    lines = {line.get_label(): [*line.get_ydata()] for line in drawn[0].get_lines()}
+    assert lines["rate 0.1"] == [3.0, 2.0] and lines["rate 0.4"] == [1.5]
+    low, high = drawn[0].collections[-1].get_paths()[0].get_extents().intervaly
+    assert (low, high) == (1.0, 3.0)
+    with pytest.raises(UserError, match="--metric: no run has measured 'eval/los'"):
+        bands(tmp_path / "0.1-0", "eval/los")
 
 
 def test_samples_are_those_of_a_run(tmp_path):

@@ -2,6 +2,7 @@
 
 import csv
 import errno
+import itertools
 import json
 import math
 import os
@@ -13,7 +14,8 @@ import pytest
 from scipy import stats
 
 import launch
-from commands.table import FORMATS, read_runs, rows_of
+from commands.table import read_runs, rows_of
+from commands.table_files import FORMATS
 from tests import runs
 from tests.runs import SAVE
 from transformer.visualization import comparison
@@ -136,7 +138,7 @@ def test_sources_of_a_mixture_have_their_whole_names(tmp_path, capsys, monkeypat
 
 def test_files(folder, tmp_path_factory, capsys):
     out = tmp_path_factory.mktemp("out")
-    for suffix in ("csv", "json", "md"):
+    for suffix in ("csv", "json", "md", "tex"):
         assert table(folder, f"--output={out / 'table'}.{suffix}") == 0
     with (out / "table.csv").open() as file:
         rows = list(csv.reader(file))
@@ -147,8 +149,9 @@ def test_files(folder, tmp_path_factory, capsys):
     values = json.loads((out / "table.json").read_text())
     assert values[0]["keys"] == {"optimizer.rate": 0.4}
     assert values[0]["values"] == pytest.approx([1.0, 1.1, 1.2])
-    assert len(values[0]["runs"]) == 3
+    assert len(values[0]["runs"]) == 3 and values[0]["seeds"] == [0, 1, 2]
     assert (out / "table.md").read_text().splitlines()[2] == "| 0.4 | 1.1 | 0.1 | 3 |"
+    assert (out / "table.tex").read_text().splitlines()[5] == r"$0.4$ & $1.1$ & $0.1$ & $3$ \\"
 
 
 @pytest.mark.parametrize("suffix", FORMATS)
@@ -338,6 +341,86 @@ def test_differences_in_files_and_a_picture(tmp_path, rng, monkeypatch, capsys):
     assert [each.get_text() for each in axes.get_yticklabels()] == [row[0] for row in rows[1:]]
     points = [line.get_xdata() for line in axes.get_lines() if line.get_marker() == "o"]
     assert [f"{each[0]:+.4f}" for each in points] == [row[2] for row in rows[1:]]
+
+
+def write_grid(path, rng):
+    """Runs of two norms at three widths, seeds 0 to 2: {(norm, width, seed): loss}."""
+    losses = {}
+    for norm, width, seed in itertools.product(("layer", "rms"), (8, 64, 128), range(3)):
+        losses[norm, width, seed] = loss = float(rng.normal())
+        keys = {"norm": norm, "d_model": width}
+        write_run(path / f"{norm}-{width}-{seed}", [0.0, loss], seed=seed, model=keys)
+    return losses
+
+
+@pytest.mark.parametrize("name", ["d_model", "model.d_model"])
+def test_the_effect_of_a_key_at_each_value_of_another(tmp_path, rng, capsys, name):
+    losses = write_grid(tmp_path, rng)
+    write_run(tmp_path / "alone", [0.0, 1.0], seed=0, model={"norm": "rms", "d_model": 512})
+    write_run(tmp_path / "other", [0.0, 1.0], seed=0, model={"norm": "none", "d_model": 64})
+    flags = [f"--against={tmp_path}/layer-*", f"--at={name}", f"--output={tmp_path / 'out'}"]
+    assert table(tmp_path, *flags[:2], f"{flags[2]}.csv", f"--pictures={tmp_path}/p") == 0
+    said = [line.replace("*", " ").split() for line in capsys.readouterr().out.splitlines()]
+    assert said[0] == ["d_model", "change", "eval/loss", "difference", "95%", "interval", "pairs"]
+    assert [line[:3] for line in said[1:-1]].count(["64", "norm", "none"]) == 1
+    assert [int(line[0]) for line in said[1:-1]] == [8, 64, 64, 128]
+    assert " ".join(said[-1]) == (
+        "in no difference, as no --against run with their d_model has measured eval/loss: 1 (alone)"
+    )
+    assert table(tmp_path, *flags[:2], f"{flags[2]}.json") == 0
+    rows = {tuple(row["keys"].values()): row for row in json.loads((tmp_path / "out.json").read_text())}
+    assert {*rows} == {(8, "rms"), (64, "rms"), (128, "rms"), (64, "none")}
+    for width in (8, 64, 128):
+        expected = [losses["rms", width, seed] - losses["layer", width, seed] for seed in range(3)]
+        assert rows[width, "rms"]["differences"] == pytest.approx(expected)
+        interval = stats.ttest_1samp(expected, 0).confidence_interval(0.95)
+        assert rows[width, "rms"]["interval"] == pytest.approx([*interval])
+    with (tmp_path / "out.csv").open() as file:
+        heading, *lines = csv.reader(file)
+    assert heading[:2] == ["model.d_model", "change"] and lines[0][:2] == ["8", "norm rms"]
+
+
+def test_a_diverged_run_at_one_value_says_nothing_of_the_others(tmp_path, rng, capsys):
+    write_grid(tmp_path, rng)
+    for seed in range(3):
+        (tmp_path / f"layer-8-{seed}" / "metrics.jsonl").write_text('{"step": 20, "eval/loss": null}\n')
+        (tmp_path / f"layer-64-{seed}" / "metrics.jsonl").write_text('{"step": 20, "train/loss": 1}\n')
+    assert table(tmp_path, f"--against={tmp_path}/layer-*", "--at=d_model") == 0
+    said = capsys.readouterr().out.splitlines()
+    assert [line.replace("*", " ").split()[:3] for line in said[1:3]] == [
+        ["8", "norm", "rms"],
+        ["128", "norm", "rms"],
+    ]
+    assert said[1].split()[-1] == "0" and said[2].split()[-1] == "3"
+    assert said[3:] == [
+        "left out without eval/loss: 3 (layer-64-0, layer-64-1, layer-64-2)",
+        "in no difference, as the --against run of the seed has diverged: 3 (rms-8-0, rms-8-1, rms-8-2)",
+        "in no difference, as no --against run with their d_model has measured eval/loss: 3 "
+        "(rms-64-0, rms-64-1, rms-64-2)",
+        "diverged: 3 (layer-8-0, layer-8-1, layer-8-2)",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (["--at=d_model"], "--at: --against is missing, the runs that the others are compared with"),
+        (["--against={}/layer-*"], "in their seed alone; --at=KEY compares at each value of a key"),
+        (["--against={}/layer-*", "--at=width"], "--at: the runs do not differ in 'width'; expected one of"),
+        (["--against={}/*-8-*", "--at=d_model"], "--against: its runs differ in norm; expected runs that"),
+    ],
+)
+def test_values_of_a_key_that_nothing_can_be_compared_at(tmp_path, rng, capsys, flags, said):
+    write_grid(tmp_path, rng)
+    assert table(tmp_path, *(flag.format(tmp_path) for flag in flags)) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_no_row_is_the_best_if_all_have_diverged(tmp_path, capsys):
+    for number in range(2):
+        write_run(tmp_path / str(number), [None], steps=10, seed=0, model={"d": number})
+    assert table(tmp_path) == 0
+    assert "*" not in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("sign", ["", "-"])

@@ -336,14 +336,30 @@ EDITS = {
     "commands/table.py": (
         "tests/commands/test_table.py",
         {
-            "bars_divide_cells": ("in_markdown(cell)", "cell"),
             "seeds_are_rows": ('    "seed",\n', ""),
             "logging_is_a_row": ('    "train.log_",\n', ""),
             "more_evaluations_are_the_same": ('["train.evaluate_every"] * best', "[]"),
             "longer_means_are_the_same": ('["train.log_every"] * metric', "[] * metric"),
-            "values_of_every_seed": ("for own, value in values if own == seed", "for own, value in values"),
             "worst_first": ("rank(sign * row.mean)", "rank(-sign * row.mean)"),
-            "diverged_unsaid": ("DIVERGED if row.has_diverged else mean", "mean"),
+            "diverged_is_the_best": ("and not self.rows[0].has_diverged", ""),
+        },
+    ),
+    "commands/table_files.py": (
+        "tests/commands/test_table.py",
+        {
+            "bars_divide_cells": ("in_markdown(cell)", "cell"),
+            "values_of_every_seed": ("for own, value in values if own == seed", "for own, value in values"),
+            "short_keys_in_files": ("keys = [*rows[0].columns]", "keys = []"),
+        },
+    ),
+    "transformer/visualization/latex.py": (
+        "tests/visualization/test_latex.py",
+        {
+            "options_of_the_line_before": ('for c in "[*"}', 'for c in ""}'),
+            "commands": ('"\\\\": r"\\textbackslash{}"', '"\\\\": "\\\\"'),
+            "dashes": ('re.sub(r"(?<=([-\',]))\\1"', 're.sub(r"(?<=([\',]))\\1"'),
+            "quotes": ('    "`": "{`}"', '    "`": "`"'),
+            "escape_codes": ("printable(text).split()", "text.split()"),
         },
     ),
     "commands/rows.py": (
@@ -355,6 +371,7 @@ EDITS = {
             "gave_up_is_unmeasured": ("or (TRAINED in self.measured and", "or (False and"),
             "skipped_is_unmeasured": ("lost = skipped > trained or", "lost = False or"),
             "diverged_was_earlier": ("run.has_diverged(metric) or run.step_of", "run.step_of"),
+            "diverged_unsaid": ("DIVERGED if self.has_diverged else mean", "mean"),
             "diverged_anywhere": ("return math.inf if math.isnan(value)", "return 0.0 if math.isnan(value)"),
         },
     ),
@@ -378,6 +395,12 @@ EDITS = {
             "any_rows": ("if len(rows) > 1:", "if False:"),
             "last_of_a_seed": ('run.config["seed"]) in found', 'run.config["seed"]) is None'),
             "keys_that_are_the_same": ("if value != plain.keys[key]", "if True"),
+            "at_no_value": ("json.dumps([row.keys[key] for key in keys])", '""'),
+            "values_as_text": ("isinstance(x, (int, float)) else", "False else"),
+            "without_a_baseline_is_unsaid": (
+                "left_out.setdefault(reason, []).extend(names)\n            continue",
+                "continue",
+            ),
         },
     ),
     "commands/compare.py": (
