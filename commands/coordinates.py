@@ -164,13 +164,23 @@ def activations(run: "Run", steps: int, seeds: int) -> list[list[dict[str, Any]]
 
 
 def print_table(found: "Coordinates", drifting: set[str]) -> None:
-    """Prints the powers of each layer's size before and after training, and of its change after each step."""
-    steps = next(iter(found.size.values())).shape[2] - 1
-    columns = ["size at 0", f"at {steps}", *(f"change {step}" for step in range(1, steps + 1))]
+    """Prints the powers of each layer's size before and after training, and of its change after each step,
+    with half of their intervals."""
+    _, seeds, steps = next(iter(found.size.values())).shape
+    columns = ["size at 0", f"at {steps - 1}", *(f"change {step}" for step in range(1, steps))]
     width = max(map(len, [*found.size, "power of the width"]))
-    print(f"{'power of the width':{width}}", *(f"{each:>9}" for each in columns))
-    for name in found.size:
-        sizes, changes = found.slopes(found.size[name]), found.slopes(found.change[name])
-        powers = [sizes[0], sizes[-1], *changes[1:]]
+    print(f"{'power of the width':{width}}", *(f"{each:>12}" for each in columns))
+    for name, sizes in found.size.items():
+        changes = found.change[name]
+        powers, margins = (
+            [of(sizes)[0], of(sizes)[-1], *of(changes)[1:]] for of in (found.slopes, found.margins)
+        )
         mark = "  drifts" if name in drifting else ""
-        print(f"{name:{width}}", *(f"{power:9.2f}" for power in powers), mark, sep=" ")
+        print(f"{name:{width}}", *(f"{shown(*each):>12}" for each in zip(powers, margins, strict=True)), mark)
+    unknown = "of one seed no interval is known: --seeds=3"
+    print(f"± half of the 95 % interval over {seeds} seeds" if seeds > 1 else unknown)
+
+
+def shown(power: float, margin: float) -> str:
+    """A power with half of its interval, if that is finite."""
+    return f"{power:.2f}" + (f" ±{margin:.2f}" if math.isfinite(margin) else "")

@@ -3,10 +3,14 @@
 import json
 import re
 
+import numpy as np
 import pytest
+from scipy.special import stdtrit
 
 import launch
+from commands.coordinates import print_table
 from commands.opening import read_config
+from transformer.evaluation.coordinates import Coordinates
 from transformer.models.width import widened
 from transformer.training import parametrization
 from transformer.training.parallel import path_names
@@ -75,6 +79,23 @@ def test_the_standard_parametrisation_drifts(tmp_path, capsys):
         "change",
         "2",
     ]
+
+
+@pytest.mark.parametrize(
+    ("seeds", "said"),
+    [(3, "± half of the 95 % interval over 3 seeds"), (1, "of one seed no interval is known: --seeds=3")],
+)
+def test_powers_are_printed_with_the_half_of_their_interval(capsys, seeds, said):
+    powers = [0.5 + 0.1 * np.arange(seeds)] * 2
+    size = np.array([1.0, 2, 4])[:, None, None] ** np.transpose(powers)
+    print_table(Coordinates([64, 128, 256], {"layer": size}, {"layer": size}), set())
+    _, line, last = capsys.readouterr().out.splitlines()
+    assert last == said
+    numbers = re.findall(r"(\d\.\d\d)(?: ±(\d\.\d\d))?", line)
+    assert len(numbers) == 3
+    margin = f"{stdtrit(2, 0.975) * 0.1 / 3**0.5:.2f}" if seeds > 1 else ""
+    assert {part[1] for part in numbers} == {margin}
+    assert all(abs(float(part[0]) - (0.6 if seeds > 1 else 0.5)) < 0.02 for part in numbers)
 
 
 @pytest.mark.parametrize(

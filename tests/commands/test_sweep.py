@@ -123,6 +123,24 @@ def test_what_has_finished_is_not_trained_again_and_what_failed_is(job, capsys):
     assert [begin for _, begin in starts(longer)] == ["0", "9"]
 
 
+def test_more_seeds_train_what_is_missing_alone(tmp_path, job, capsys):
+    """Also where the runs had the seed of the config, which is not in their names."""
+    trainer = "import sys\nopen(sys.argv[1].removeprefix('--workdir=') + '/starts', 'a').write('.')"
+    (tmp_path / "root" / "launch.py").write_text(trainer)
+    command = ["--mode=sweep", "--config=configs/lm.py:tiny", "--sweep=optimizer.learning_rate=0.1,0.2"]
+
+    def sweep(*flags, workdir):
+        assert launch.main([*command, f"--workdir={tmp_path / workdir}", *flags]) == 0
+        return {path.name: len((path / "starts").read_text()) for path in (tmp_path / workdir).iterdir()}
+
+    assert [*sweep("--sweep=seed=0,1", workdir="s").values()] == [1] * 4
+    again = sweep("--sweep=seed=0,1,2", workdir="s")
+    assert again == {f"learning_rate={rate},seed={seed}": 1 for rate in (0.1, 0.2) for seed in range(3)}
+    assert "4 of 6 runs have ended before" in capsys.readouterr().out
+    assert [*sweep(workdir="plain").values()] == [1] * 2
+    assert [*sweep("--sweep=seed=1,2", workdir="plain").values()] == [1] * 6
+
+
 def test_runs_have_a_gpu_each(job, monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,6")
     listed = [job(name, wait=0.02) for name in "abc"]

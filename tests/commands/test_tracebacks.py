@@ -54,9 +54,9 @@ def raised(source: str, name: str) -> Exception:
 
 def test_the_last_frame_of_the_user_counts_also_below_library_code(tmp_path):
     file = tmp_path / "mine.py"
-    file.write_text("import json\n\njson.loads('{')\n")
+    file.write_text("import json\n\n\ndef read():\n    json.loads('{')\n\n\nread()\n")
     frame = tracebacks.last_own_frame(raised(file.read_text(), str(file)))
-    assert (frame.filename, frame.lineno) == (str(file), 3)
+    assert (frame.filename, frame.lineno) == (str(file), 5)
 
 
 @pytest.mark.parametrize("name", ["<string>", str(runs.ROOT / "launch.py"), re.__file__, pytest.__file__])

@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from scipy.stats import linregress, ttest_1samp
 
 from transformer.evaluation.coordinates import Coordinates, coordinates, record
 from transformer.layers.block import Block
@@ -35,6 +36,20 @@ def test_powers_are_those_of_the_width(rng):
     np.testing.assert_allclose(check.slopes(check.size["b"]), [0, 0.5, 1], atol=0.05)
     np.testing.assert_allclose(check.slopes(check.change["b"])[1:], [-0.5, 0.25], atol=0.05)
     assert np.isnan(check.slopes(check.change["b"])[0])
+
+
+@pytest.mark.parametrize("error", [0.05, 0.2])
+def test_margins_are_those_of_the_slopes_of_single_seeds(rng, error):
+    sizes = np.exp(rng.normal(scale=0.3, size=(3, 4, 2)))
+    expected = []
+    for step in range(2):
+        slopes = [linregress(np.log(WIDTHS), np.log(sizes[:, seed, step])).slope for seed in range(4)]
+        low, high = ttest_1samp(slopes, 0).confidence_interval(1 - error)
+        expected.append((high - low) / 2)
+    sizes[2, 1, 1] = np.inf
+    check = Coordinates(WIDTHS, {"a": sizes}, {"a": sizes})
+    np.testing.assert_allclose(check.margins(sizes, error), [expected[0], np.nan])
+    assert np.isinf(check.margins(sizes[:, :1], error)).all()
 
 
 @pytest.mark.parametrize(

@@ -85,6 +85,7 @@ EDITS = {
             "layers_not_numbered": ("counts[stack] += 1", "pass"),
             "growth_only": ("or falls.all()", ""),
             "falls_of_all_widths": ("np.maximum(changes, ", "np.minimum(changes, "),
+            "margins_of_both_sides": ("(high - low) / 2 for", "high - low for"),
             "power_of_base_ten": ("log_w = np.log(", "log_w = np.log10("),
         },
     ),

@@ -15,6 +15,8 @@ import jax.numpy as jnp
 import numpy as np
 from flax import linen as nn
 
+from transformer.evaluation.paired import interval
+
 Activations = dict[str, jax.Array]
 """Layer, "blocks/0/attention/query", in the order of computation -> its output (b, t, ...)."""
 
@@ -67,13 +69,17 @@ class Coordinates:
         """(steps + 1): the power of the width that the mean over seeds grows with, by least squares of its
         logarithm; nan where it is 0, inf where it is not finite. Widths before number `first` are left
         out."""
-        mean_ws = sizes.mean(axis=1)[first:]
-        finite_s = np.isfinite(mean_ws).all(axis=0)
-        known_s = finite_s & (mean_ws > 0).all(axis=0)
-        log_w = np.log(np.array(self.widths[first:], float))
-        centred_w = log_w - log_w.mean()
-        found_s = centred_w @ np.log(np.where(known_s, mean_ws, 1.0)) / (centred_w @ centred_w)
-        return np.where(known_s, found_s, np.where(finite_s, np.nan, np.inf))
+        return _powers(self.widths[first:], sizes.mean(axis=1)[first:])
+
+    def margins(self, sizes: np.ndarray, error: float = 0.05) -> np.ndarray:
+        """(steps + 1): half of the interval of each of the `slopes`, by Student's t from the slopes of single
+        seeds; inf for one seed, nan where one of them is not finite."""
+        slopes_ns = _powers(self.widths, sizes)
+        ends_s = [
+            interval(slopes_n, error) if np.isfinite(slopes_n).all() else (np.nan, np.nan)
+            for slopes_n in slopes_ns.T
+        ]
+        return np.array([(high - low) / 2 for low, high in ends_s])
 
     def drifting(self, bound: float) -> Iterator[tuple[str, str, float]]:
         """(layer, what of it, the slope) of the layers that drift, in the order of computation: the first one
@@ -90,6 +96,17 @@ class Coordinates:
                 yield name, "change", float(changes[-1])
             elif sizes[-1] > bound:
                 yield name, "size", float(sizes[-1])
+
+
+def _powers(widths: Sequence[int], sizes: np.ndarray) -> np.ndarray:
+    """The powers of the width that sizes (widths, ...) grow with, by least squares of their logarithms; nan
+    where one is 0, inf where one is not finite."""
+    finite = np.isfinite(sizes).all(axis=0)
+    known = finite & (sizes > 0).all(axis=0)
+    log_w = np.log(np.array(widths, float))
+    centred_w = log_w - log_w.mean()
+    slopes = np.tensordot(centred_w, np.log(np.where(known, sizes, 1.0)), 1) / (centred_w @ centred_w)
+    return np.where(known, slopes, np.where(finite, np.nan, np.inf))
 
 
 def coordinates(found: Mapping[int, Sequence[Sequence[Mapping[str, np.ndarray]]]]) -> Coordinates:
