@@ -20,6 +20,7 @@ from jax._src.interpreters import mlir  # noqa: E402
 from matplotlib.figure import Figure  # noqa: E402
 
 from tests import runs, seeds  # noqa: E402
+from transformer import requirements  # noqa: E402
 
 FAST_COMPILATION = (
     "--xla_backend_extra_options=xla_cpu_disable_new_fusion_emitters --xla_cpu_parallel_codegen_split_count=1"
@@ -74,6 +75,13 @@ def share(text: str) -> tuple[int, int]:
     return number % parts, parts
 
 
+def missing_peers(file: Path = runs.ROOT / "requirements-peers.txt") -> str:
+    """One line that names the packages of `file` that are missing or too old; "" if none is."""
+    missing, old, _ = requirements.compare(file.read_text(encoding="utf-8").splitlines())
+    found = [*requirements.listed("missing", missing), *requirements.listed("too old", old)]
+    return f"--peers: {'; '.join(found)} (pip install -r {file.name})" if found else ""
+
+
 class Contexts:
     """JAX's `make_ir_context`, called for every fiftieth program: registering all dialects in a new context
     takes two thirds of lowering a small program. What is lowered is the same."""
@@ -94,7 +102,7 @@ def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginMa
     parser.addoption(
         "--peers",
         action="store_true",
-        help="fail if a test is skipped because a package is not installed",
+        help="demand requirements-peers.txt; fail if a test is skipped because a package is not installed",
     )
     parser.addoption(
         "--share",
@@ -107,6 +115,8 @@ def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginMa
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_configure(config: pytest.Config) -> None:
+    if config.option.peers and (line := missing_peers()):
+        raise pytest.UsageError(line)
     jax.config.update("jax_num_cpu_devices", 8)
     # Most of the time goes into tracing and lowering, less of it without the place of each operation in the
     # source.

@@ -1,9 +1,13 @@
-"""The names of test files, the lists of tests in `tests/conftest.py`, which CI runs again, and its shares."""
+"""The names of test files, the lists in `tests/conftest.py`, which CI runs again, its shares, and what the
+tests install."""
 
 import argparse
+import ast
 import collections
 import dataclasses
+import re
 import subprocess
+import tomllib
 import types
 from pathlib import Path
 
@@ -11,7 +15,16 @@ import pytest
 
 from tests import conftest, runs
 from tests.conftest import CORE, OPTIMIZED
+from transformer import requirements
 from transformer.data.disk_cache import TAG
+
+
+def required(file):
+    """The names of packages in a file of requirements."""
+    return {name for name, _ in requirements.parse((runs.ROOT / file).read_text().splitlines())}
+
+
+PEERS = required("requirements-peers.txt")
 
 
 @pytest.mark.parametrize("name", sorted({*CORE, *OPTIMIZED}))
@@ -103,3 +116,34 @@ def test_of_a_list_only_its_files_are_imported(name):
 def test_a_share_that_is_none_is_refused(text):
     with pytest.raises(argparse.ArgumentTypeError, match="K/N"):
         conftest.share(text)
+
+
+def test_peers_that_are_missing_or_too_old_are_one_line(tmp_path):
+    file = tmp_path / "peers.txt"
+    file.write_text("numpy>=2,<3\nno-such-peer>=1\nfilelock>=999\n")
+    line = conftest.missing_peers(file)
+    found = r"missing: no-such-peer; too old: filelock [\d.]+ \(>=999\)"
+    assert re.fullmatch(rf"--peers: {found} \(pip install -r peers.txt\)", line)
+    file.write_text("numpy>=2,<3\n")
+    assert conftest.missing_peers(file) == ""
+
+
+def test_the_peers_bring_every_extra_and_the_light_requirements_none():
+    extras = tomllib.loads((runs.ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    assert {name for lines in extras.values() for name, _ in requirements.parse(lines)} <= PEERS
+    assert not (required("requirements.txt") | required("requirements-dev.txt")) & PEERS
+
+
+def test_a_peer_is_imported_in_functions_of_files_that_ask_for_it_first():
+    """So that the tests are collected, and pass, where `requirements-peers.txt` is not installed."""
+    modules = {name.removesuffix("-skinny") for name in PEERS}
+    for path in (runs.ROOT / "tests").rglob("*.py"):
+        text = path.read_text(encoding="utf-8")
+        tree = ast.parse(text)
+        for node in ast.walk(tree):
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            names += [node.module] if isinstance(node, ast.ImportFrom) and not node.level else []
+            for name in modules.intersection(each.partition(".")[0] for each in names):
+                assert node not in tree.body, f"{path}: {name} is imported with the file"
+                if path.name.startswith("test_"):
+                    assert "importorskip" in text and f'"{name}"' in text, f"{path}: {name}"
