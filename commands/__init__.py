@@ -1,8 +1,8 @@
 """The commands of `launch.py`, one file each, and the code for run folders and config files that they share.
 
 The module of a command has a docstring (the help text), `add_flags(parser)`, and `run(flags, overrides)`,
-which returns the exit code. `add_flags` may set the defaults `missing`, what is said when there is neither
---workdir nor --config ("" if the command needs neither), `suffix`, of its default folder, and `alone`, that
+which returns the exit code. `add_flags` may set the defaults `missing`, the message without
+--workdir and --config ("" if the command needs neither), `suffix`, of its default folder, and `alone`, that
 several processes cannot run it together. The module imports JAX inside its functions, so that flags are
 checked without waiting for it.
 """

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from transformer.training.experiment import Params
 
 MAPPED = 150
-"""Without --words a map shows so many words, the first by `WordVectors.common`."""
+"""Without --words a map shows this many words, the first by `WordVectors.common`."""
 
 QUESTIONS = ("words", "neighbours", "analogy", "analogies", "contexts", "map")
 """Flags of which at least one is required."""
@@ -151,7 +151,7 @@ def occurrences(experiment: Any, params: "Params", word: str, contexts: str) -> 
             shown = f"{sentence[:start]}[{sentence[start:end]}]{sentence[end:]}"
             found.append((shown, states_td[of_word].mean(axis=0)))
     if len(found) < 2:
-        where = contexts if is_file else f"the text {contexts!r}, which is no file,"
+        where = contexts if is_file else f"the text {contexts!r}, which is not a file,"
         raise UserError(f"--contexts: {where} has {word!r} {len(found)} times; expected at least 2")
     return found
 

@@ -113,10 +113,8 @@ def check_folder(folder: Workdir) -> None:
 @contextlib.contextmanager
 def _token(folder: Path) -> Iterator[str]:
     """The name of a new file in the folder, which is made if it is missing, for as long as the context."""
-    name, missing = (
-        f".shared-{secrets.token_hex(8)}",
-        [p for p in (folder, *folder.parents) if not p.exists()],
-    )
+    name = f".shared-{secrets.token_hex(8)}"
+    missing = [path for path in (folder, *folder.parents) if not path.exists()]
     try:
         with holding(folder / name):
             yield name

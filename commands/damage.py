@@ -23,7 +23,7 @@ def set_aside(workdir: str, error: DamagedCheckpoint) -> None:
         raise error
     if len(checkpoint_steps(folder.checkpoints)) < 2:
         raise UserError(
-            f"{error}; there is no other. To begin anew, move {folder.path} away, or {path.parent} alone"
+            f"{error}; there is no other. To start over, move {folder.path} away, or {path.parent} alone"
         )
     with exclusive(folder.lock), together():
         if jax.process_index() == 0 and path.exists():

@@ -80,14 +80,14 @@ def end(code: int, said: str) -> int:
 
 
 def leave_the_dead(error: BaseException) -> None:
-    """Ends this process if another one has ended, which may have caused the error."""
+    """Ends this process if another process has ended, which may have caused the error."""
     gone, why = processes.told() or (processes.ended(), brief(first_line(error), LONGEST))
     if gone:
         leave_after(gone, why)
 
 
 def leave_after(gone: str, why: str) -> None:
-    """Ends this process after another one, with a line that names it."""
+    """Ends this process after another process, with a line that names it."""
     leave(f"error: {gone} has ended, and so must the others ({why}); give the same command again", why, gone)
 
 

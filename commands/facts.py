@@ -1,4 +1,4 @@
-"""What the report of a run says besides the files in its folder, and the writing of the report."""
+"""What the report of a run says in addition to the files in its folder, and the writing of the report."""
 
 import json
 import shlex
@@ -25,7 +25,7 @@ def write(run: Run, folder: Workdir, lines: Iterable[str], path: Path) -> Path:
 
 
 def facts(run: Run, folder: Workdir, lines: Iterable[str] = ()) -> Facts:
-    """What the report says of a run besides the files in its folder."""
+    """What the report says of a run in addition to the files in its folder."""
     config: Any = run.config
     size = sum(leaf.size for leaf in jax.tree.leaves(run.abstract.params))
     tokens = config.train.steps * config.train.batch_size * run.experiment.tokens_per_example

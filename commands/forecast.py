@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from commands.sizes import Family, Size
 
 FURTHEST = 4
-"""A forecast chooses among depths up to so many times the largest of the family."""
+"""A forecast chooses among depths up to this many times the largest of the family."""
 
 
 def predict(folder: Path, budget: float, depth: int | None) -> None:

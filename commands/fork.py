@@ -20,9 +20,9 @@ def add_flags(parser: Any) -> None:
     add_step(parser, "--at_step", "latest")
     parser.add_argument("--to", type=place, help="the new folder")
     parser.add_argument(
-        "--fresh_optimizer", action="store_true", help="begin the optimizer's state anew, with a warm-up"
+        "--fresh_optimizer", action="store_true", help="reset the optimizer's state, with a warm-up"
     )
-    parser.add_argument("--accept_data", action="store_true", help="go on with data that have changed")
+    parser.add_argument("--accept_data", action="store_true", help="continue with data that have changed")
 
 
 def run(flags: argparse.Namespace, overrides: "Overrides") -> int:

@@ -40,7 +40,7 @@ NAMES = {
     "carry": "carry",
     "data": "data",
 }
-"""What continues or begins anew, in words."""
+"""The parts of a training state that continue or are reset, in words."""
 
 
 def make_fork(
@@ -103,7 +103,7 @@ def _source(workdir: str, at_step: Step | None) -> tuple[Workdir, Step]:
 
 
 def _is_there(folder: Workdir, source: Workdir) -> bool:
-    """Whether there is a fork in the folder.
+    """Whether the folder has a fork.
 
     Raises:
       UserError: it cannot be the folder of a fork of `source`.
@@ -116,7 +116,7 @@ def _is_there(folder: Workdir, source: Workdir) -> bool:
         return True
     if not folder.path.exists() or (folder.path.is_dir() and not any(folder.path.iterdir())):
         return False
-    raise UserError(f"--to: {folder.path} is there, and is no fork; choose another folder")
+    raise UserError(f"--to: {folder.path} exists and is not a fork; choose another folder")
 
 
 def _check_same(folder: Workdir, asked: dict[str, Any], step: Step) -> None:
@@ -212,7 +212,7 @@ def _other_order(source: Workdir, run: Run, changed: dict[str, list], accept_dat
     for key, (there, here) in changed.items():
         if _reorders(key, there, here):
             return f"{key} is another"
-    listed = source.changes_of(data, besides="validation_source")
+    listed = source.changes_of(data, but="validation_source")
     if "data.source" in changed and (listed or not source.data.exists()):
         return "data.source is another"
     return listed
@@ -228,7 +228,7 @@ def _reorders(key: str, there: Any, here: Any) -> bool:
 
 
 def _why_fresh(run: Run, before: Any, fresh: bool) -> str:
-    """Why the optimizer's state begins anew; "" if it continues.
+    """Why the optimizer's state is reset; "" if it continues.
 
     Raises:
       UserError: it cannot continue, and `fresh_optimizer` was not given.
@@ -237,7 +237,7 @@ def _why_fresh(run: Run, before: Any, fresh: bool) -> str:
     there, here = (" and ".join(dict.fromkeys(filter(None, names))) for names in kinds)
     if not fresh and there != here:
         raise UserError(
-            f"config.optimizer: {here} cannot go on with the state of {there}; --fresh_optimizer begins anew"
+            f"config.optimizer: {here} cannot continue from the state of {there}; --fresh_optimizer resets it"
         )
     return "--fresh_optimizer" if fresh else ""
 
@@ -262,13 +262,13 @@ def _told(record: dict[str, Any]) -> str:
 
 
 def _lines(fork: Fork, record: dict[str, Any]) -> Iterator[str]:
-    """What continues and what begins anew."""
-    goes_on = [NAMES[name] for name in fork.continues if name in NAMES]
+    """What continues and what is reset."""
+    continuing = [NAMES[name] for name in fork.continues if name in NAMES]
     if "data" not in record["anew"]:
         unit = "row" if "row" in record else "batch"
-        goes_on.append(f"data from {unit} {record[unit]}")
-    yield f"  continues: {', '.join(goes_on)}"
-    yield from (f"  begins anew: {NAMES[name]} ({why})" for name, why in record["anew"].items())
+        continuing.append(f"data from {unit} {record[unit]}")
+    yield f"  continues: {', '.join(continuing)}"
+    yield from (f"  reset: {NAMES[name]} ({why})" for name, why in record["anew"].items())
     if record["rate"]:
         _, rate = record["rate"]
         yield f"  the learning rate {f'continues from {rate:.3g}' if rate else 'rises from 0'}"

@@ -118,7 +118,7 @@ def check_values(family: str, values: dict[str, Any]) -> None:
 
 def _tokens(tokenizer: Tokenizer, vocab_size: int, ends: Sequence[int]) -> Iterator[tuple[str, Any]]:
     """`add_...` of the writer and its values, of a tokenizer as that of GPT-2; `ends` are the tokens that end
-    a completion, of which the format has one besides the tokenizer's.
+    a completion, of which the format has one apart from the tokenizer's.
 
     Raises:
       UserError: it is another kind of tokenizer.

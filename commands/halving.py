@@ -56,8 +56,8 @@ class Halving:
             raise UserError(f"--halving: {job.folder} has not measured {self.metric}: no run can be compared")
 
     def is_hopeless(self, job: Job) -> bool:
-        """Compares a run at each step of comparison that it has reached since the last call. None is hopeless
-        that has done all its steps: it is writing its results."""
+        """Compares a run at each step of comparison that it has reached since the last call. A run that
+        has done all its steps is never hopeless: it is writing its results."""
         hopeless, step, last = False, self.start, job.step
         while step < job.steps and step <= last:
             table = self.reached.setdefault(step, {})

@@ -155,7 +155,7 @@ class Work:
       UserError: the folder that they have in common cannot be written.
     """
 
-    elsewhere = "trained by another command"  # said of a job that was over before it could be started
+    elsewhere = "trained by another command"  # the outcome of a job that was over before it could be started
 
     def __init__(self, jobs: Sequence[Job], at_once: int, halving: "Halving | None" = None) -> None:
         for folder in {job.folder.parent for job in jobs}:
@@ -206,7 +206,7 @@ class Work:
                     job.stop("interrupted")
         if self.signals:
             left = self.total - self.ended
-            self.say(f"interrupted; {left} of {self.total} runs are left: the same command goes on")
+            self.say(f"interrupted; {left} of {self.total} runs are left: the same command continues")
             return 128 + self.signals[0]
         return 1 if self.failed else 0
 

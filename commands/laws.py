@@ -121,7 +121,7 @@ def _read(path: Path, kinds: dict[str, Any], first: str) -> dict[str, Any]:
     except (FileNotFoundError, NotADirectoryError):
         raise UserError(f"--workdir: there is no {path}; {first}") from None
     except ValueError:
-        raise UserError(f"{path}: it is no JSON") from None
+        raise UserError(f"{path}: it is not JSON") from None
     _check(path, "", values, kinds)
     return values
 

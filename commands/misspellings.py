@@ -1,4 +1,4 @@
-"""What is suggested for a flag or a config key that does not exist, before JAX is imported."""
+"""Suggestions for flags and config keys that do not exist, made before JAX is imported."""
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -11,12 +11,12 @@ from commands.key_names import key_names, may_be_key, nearest_keys
 from transformer.errors import UserError, suggest
 
 CHOICE = re.compile(r"(?P<flag>.*): invalid choice: (?P<value>.*) \(choose from (?P<choices>.*)\)")
-"""How argparse says it; before Python 3.12 the choices are in quotes."""
+"""argparse's message; before Python 3.12 the choices are in quotes."""
 
 
 def of_choice(message: str) -> str:
-    """argparse's error on a value that is none of a flag's choices, with the most similar one instead of all;
-    other errors as they are."""
+    """argparse's error on a value that is not one of a flag's choices, with the most similar choice in place
+    of all; other errors as they are."""
     if not (parts := CHOICE.fullmatch(message)):
         return message
     choices = [choice.strip("'") for choice in parts["choices"].split(", ")]

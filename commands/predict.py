@@ -143,7 +143,7 @@ def add_draft(experiment: Any, draft: str, draft_tokens: int) -> None:
     """Uses the model in the folder `draft` for speculative decoding.
 
     Raises:
-      UserError: one of the two is no language model, or the draft model does not fit (`use_draft`).
+      UserError: one of the two is not a language model, or the draft model does not fit (`use_draft`).
     """
     from commands.opening import load
 

@@ -1,4 +1,4 @@
-"""Writes the report of a run anew: report.html, one file with all that the folder has to show.
+"""Writes the report of a run again: report.html, one file with all that the folder has to show.
 
 python launch.py --workdir=runs/lm --mode=report
 

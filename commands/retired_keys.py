@@ -7,9 +7,9 @@ from transformer.data.sources.base import PLACE
 
 
 def with_present_keys(values: dict[str, Any]) -> dict[str, Any]:
-    """The config of an old run with its keys replaced by present ones, so that it does what it did.
+    """The config of an old run with its keys replaced by present ones, with the same effect.
 
-    `data.evaluate_on` is dropped; an empty `data.split_by` gets the rule of that time. `model.attention` of a
+    `data.evaluate_on` is dropped; an empty `data.split_by` gets the former rule. `model.attention` of a
     Transformer is now `mixer`; `full_every` and `full_position` are now `layers` of two kinds.
     """
     values = {key: dict(group) if isinstance(group, dict) else group for key, group in values.items()}
@@ -31,8 +31,8 @@ def with_present_keys(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def former_split(data: Mapping[str, Any]) -> str:
-    """The `split_by` of the rule by which runs without the key `overlap` divided their data, where it is
-    another one than that of an empty `split_by` now; else ""."""
+    """The `split_by` of the rule by which runs without the key `overlap` divided their data, where it
+    differs from the present rule of an empty `split_by`; else ""."""
     kinds = {str(source).partition(":")[0] for source in data.get("sources") or [data.get("source")]}
     if data.get("validation_source"):
         return ""

@@ -20,9 +20,9 @@ Rollback = dict[str, Any]
 
 
 def roll_back(workdir: str, error: Diverged) -> None:
-    """Makes a checkpoint of the last step with the parameters of the last good one, so that training goes on
-    with the data behind it: the steps between count as skipped. `rollbacks.json` keeps what was done, and
-    `diverged/` the batch of the first step that went wrong.
+    """Makes a checkpoint of the last step with the parameters of the last good one, so that training
+    continues with the data after it: the steps between count as skipped. `rollbacks.json` keeps what was
+    done, and `diverged/` the batch of the first step that went wrong.
 
     Good are checkpoints from before that step; one that was gone back to before is taken only if there is no
     other. Source: Chowdhery et al. 2022 (PaLM), section 5.1.

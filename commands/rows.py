@@ -48,7 +48,7 @@ class Trained:
 
     def has_diverged(self, metric: str) -> bool:
         """Whether the last value of a metric is not finite, or the training loss after it.
-        A run that has come to its end has measured then all that it measures."""
+        At its end a run has measured all of its metrics."""
         if metric in self.measured and math.isnan(self._end(metric)):
             return True
         trained, skipped = self.step_of(TRAINED), self.step_of(SKIPPED)
@@ -56,7 +56,7 @@ class Trained:
         return lost and self.last_step < self.steps and max(trained, skipped) > self.step_of(metric)
 
     def has(self, metric: str) -> bool:
-        """Whether the run tells of a metric: it has measured it, or has diverged."""
+        """Whether the value of a metric is known: it was measured, or the run has diverged."""
         return metric in self.measured or self.has_diverged(metric)
 
     def last(self, metric: str) -> float:

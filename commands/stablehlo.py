@@ -66,7 +66,7 @@ def write(run: Run, step: Step, folder: Path, flags: argparse.Namespace) -> str:
     line on them.
 
     Raises:
-      UserError: the model does not generate, or does not read so many tokens.
+      UserError: the model does not generate, or does not read this many tokens.
     """
     experiment: Any = run.experiment
     if not hasattr(experiment, "stepper"):

@@ -66,7 +66,7 @@ def versions() -> dict[str, str]:
 
 
 def command_line(config: "ConfigSource", workdir: str, overrides: "Overrides") -> str:
-    """The command that starts such a training; "" if the config is no file, as in a notebook."""
+    """The command that starts such a training; "" if the config is not a file, as in a notebook."""
     if not isinstance(config, str):
         return ""
     given = [f"--config={config}"] if config else []

@@ -1,4 +1,4 @@
-"""Trains many runs that differ in some config keys, several at a time; the same command again goes on.
+"""Trains many runs that differ in some config keys, several at a time; the same command continues it.
 
 python launch.py --mode=sweep --config=configs/lm.py --sweep optimizer.learning_rate=1e-3,3e-3 --jobs=2
 python launch.py --mode=table --runs='runs/lm-sweep/*'
@@ -44,7 +44,12 @@ def add_flags(parser: Any) -> None:
     add("--jobs", type=int, default=1, help="runs at a time (1), each on one of the GPUs if there are any")
     add("--halving", metavar="METRIC", help="stop hopeless runs by this metric (-METRIC: more is better)")
     add("--halving_start", type=int, default=0, help="the step of the first comparison (an eighth of all)")
-    add("--halving_factor", type=int, default=3, help="one run of so many goes on; steps grow by it too (3)")
+    add(
+        "--halving_factor",
+        type=int,
+        default=3,
+        help="one run in this many continues; steps grow by it too (3)",
+    )
     add(
         "--slurm",
         metavar="OPTIONS",

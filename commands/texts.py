@@ -240,7 +240,7 @@ def _resuming(path: Path, of: Mapping[str, Any], flag: str) -> Iterator[Answers]
                 part.unlink(missing_ok=True)
                 note.unlink(missing_ok=True)
             else:
-                said = f"{answers.done:,} texts are answered in {part}; the same command goes on from there"
+                said = f"{answers.done:,} texts are answered in {part}; the same command continues from there"
                 print(said, file=sys.stderr, flush=True)
             raise
         os.replace(part, path)
@@ -270,7 +270,7 @@ def _alone(part: Path, target: Path, flag: str) -> Iterator[TextIO]:
     """The file `part`, to append to, which no other command writes meanwhile.
 
     Raises:
-      UserError: another one does, or it cannot be written.
+      UserError: another command writes it, or it cannot be written.
     """
     with _open(part, "a", target, flag) as stream:
         if not take(stream, part):

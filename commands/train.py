@@ -50,7 +50,7 @@ def train(
 
     `config` is a config file or the result of its `get_config`; the default is the folder's own config. Data
     that have changed since the run began are an error, unless `accept_data`. `hooks` are called after the
-    run's own. Training goes on if the reader of the output exits. A damaged checkpoint is moved aside, and
+    run's own. Training continues if the reader of the output exits. A damaged checkpoint is moved aside, and
     the one before it is taken; if there is none, it is an error. Where training goes wrong, it goes back to
     an earlier checkpoint as often as `train.rollbacks` says.
     """
@@ -167,7 +167,7 @@ def silence(stream: TextIO) -> None:
 
 @contextlib.contextmanager
 def ignore_closed_pipes() -> Iterator[None]:
-    """A context in which output goes on without error after its reader has exited (`| head -1`)."""
+    """A context in which output continues without error after its reader has exited (`| head -1`)."""
     out: Any = PipeSafe(sys.stdout)
     error: Any = PipeSafe(sys.stderr)
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(error):

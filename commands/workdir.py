@@ -47,7 +47,7 @@ class Workdir(RunFolder):
         values = read_json(self.config)
         if not isinstance(values, dict):
             raise UserError(f"{self.config}: expected the groups of a config, as JSON has them")
-        if "overlap" not in (values.get("data") or ()):  # older than this key, or than all that were retired
+        if "overlap" not in (values.get("data") or ()):  # only runs older than this key have retired ones
             values = with_present_keys(values)
         data = values.get("data")
         if isinstance(data, dict) and data.get("cache_dir"):
@@ -110,24 +110,24 @@ class Workdir(RunFolder):
         """
         if listed := self.changes_of(data):
             raise UserError(
-                f"--workdir: {self.path} began with other data: {listed}; --accept_data goes on with these"
+                f"--workdir: {self.path} began with other data: {listed}; --accept_data continues with these"
             )
 
-    def changes_of(self, data: Any, besides: str = "") -> str:
-        """The differences between the data that the run began with and these, `besides` those of one key, in
-        one line; "" if there are none, or nothing is known."""
+    def changes_of(self, data: Any, but: str = "") -> str:
+        """The differences between the data that the run began with and these, except of the key `but`, in one
+        line; "" if there are none, or nothing is known."""
         if not self.data.exists():
             return ""
         now = describe(data)
         try:
             before = parse_json(self.data.read_bytes())
-            sources = [{k: v for k, v in each["sources"].items() if k != besides} for each in (before, now)]
+            sources = [{k: v for k, v in each["sources"].items() if k != but} for each in (before, now)]
             found = [changes(*sources)]
         except (ValueError, KeyError, TypeError, AttributeError):
-            raise UserError(f"{self.data}: not readable; --accept_data goes on and writes it anew") from None
+            raise UserError(f"{self.data}: not readable; --accept_data continues and rewrites it") from None
         for name in ("tokenizer", "labels"):
             if before.get(name) != now.get(name):
-                found.append(f"{name}.json is another one")
+                found.append(f"{name}.json differs")
         return ", ".join(filter(None, found))
 
     def check_kept(self, data: Any) -> None:
@@ -157,7 +157,7 @@ class Workdir(RunFolder):
         return [(at, length) for at, length in known]
 
     def read_fork(self) -> dict[str, Any]:
-        """Of what the run is a fork, and where it goes on (`commands.forking`); {} if it is none."""
+        """Of what the run is a fork, and where it continues (`commands.forking`); {} if it is not one."""
         found = read_json(self.fork) if self.fork.exists() else {}
         kinds = {"step": int, "batch": int, "row": int, "rate": list, "changed": dict, "from": str}
         known = isinstance(found, dict) and all(type(found.get(k, t())) is t for k, t in kinds.items())
@@ -198,7 +198,7 @@ def read_json(path: Path) -> Any:
 
 def _is_another(path: Path) -> None:
     if not path.exists():
-        raise UserError(f"{path}: it is not there, and the data as they are now give another one")
+        raise UserError(f"{path}: it is missing, and the present data give a different one")
     print(f"warning: {path} is not the one that the run was trained with", file=sys.stderr)
 
 

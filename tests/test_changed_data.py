@@ -70,7 +70,7 @@ def lengthen(there):
 
 def other_tokenizer(there):
     Tokenizer.train("characters", ["abc"]).save(there / "run" / "tokenizer.json")
-    return "tokenizer.json is another one"
+    return "tokenizer.json differs"
 
 
 def unreadable(there):
@@ -85,7 +85,7 @@ def test_other_data_are_refused_in_one_line_that_says_what_changed(capfd, there,
     capfd.readouterr()
     assert more(there) == 2
     error = capfd.readouterr().err
-    assert message in error and "--accept_data goes on" in error and error.count("\n") == 1
+    assert message in error and "--accept_data continues" in error and error.count("\n") == 1
     assert runs.listing(there) == before
 
 
@@ -158,7 +158,7 @@ def test_a_lost_tokenizer_is_learnt_again_only_where_it_is_the_same(tmp_path, ca
         (tmp_path / "data" / f"{number}.txt").write_text(f"other letters, {number}" * 40)
     capfd.readouterr()
     assert launch.main(evaluate) == 2
-    lost = f"{tmp_path}/run/tokenizer.json: it is not there, and the data as they are now give another one"
+    lost = f"{tmp_path}/run/tokenizer.json: it is missing, and the present data give a different one"
     assert capfd.readouterr().err == f"error: {lost}\n"
     Tokenizer.train("characters", ["other"]).save(tmp_path / "run" / "tokenizer.json")
     launch.main(evaluate)

@@ -217,7 +217,7 @@ def test_what_cannot_be_answered(capfd, words, flags):
 
 def test_contexts_without_the_word(capfd, letters, tmp_path):
     error = fails(capfd, letters, "--words=beta", "--contexts=sentences.txt")
-    assert error.startswith("--contexts: the text 'sentences.txt', which is no file, has 'beta' 0 times")
+    assert error.startswith("--contexts: the text 'sentences.txt', which is not a file, has 'beta' 0 times")
     long = "alpha " * 15 + "beta. beta"
     (tmp_path / "long.txt").write_text(long)
     error = fails(capfd, letters, "--words=beta", f"--contexts={tmp_path / 'long.txt'}")

@@ -189,7 +189,7 @@ def test_other_rows_are_read_from_their_first(monkeypatch, capfd, tmp_path, stab
     out = capfd.readouterr().out
     assert (
         "continues: parameters, optimizer state\n" in out
-        and f"begins anew: data ({given.split('=')[0]} is another)" in out
+        and f"reset: data ({given.split('=')[0]} is another)" in out
     )
     theirs, ours = (json.loads((folder / "data.json").read_text()) for folder in (stable, tmp_path / "new"))
     assert (theirs == ours) == (key not in ("source", "validation"))
@@ -228,7 +228,7 @@ def test_an_average_may_begin_and_end(monkeypatch, tmp_path, stable):
 def test_another_optimizer_begins_anew_when_asked_and_warms_up(monkeypatch, capfd, tmp_path, stable):
     keys = ["--config.optimizer.name=adamw", "--config.optimizer.learning_rate=0.001"]
     assert launch.main(command(stable, tmp_path / "new", *keys)) == 2
-    assert "adamw cannot go on with the state of contrib.muon; --fresh_optimizer" in capfd.readouterr().err
+    assert "adamw cannot continue from the state of contrib.muon; --fresh_optimizer" in capfd.readouterr().err
     found, run = begun(monkeypatch, stable, tmp_path / "new", *keys, "--fresh_optimizer")
     assert_same(found.params, runs.state(stable, AT).params)
     adam, *_ = found.opt_state
@@ -266,7 +266,7 @@ def test_the_same_arrays_of_another_optimizer_are_not_its_state(capfd, tmp_path,
     assert launch.main(runs.tiny(source, folder, *keys, *CONSTANT)) == 0
     keys = ["--config.optimizer.name=adamax", "--config.train.steps=6"]
     assert launch.main(command(folder, tmp_path / "new", *keys)) == 2
-    assert "adamax cannot go on with the state of adam" in capfd.readouterr().err
+    assert "adamax cannot continue from the state of adam" in capfd.readouterr().err
 
 
 @pytest.mark.thorough
@@ -280,7 +280,7 @@ def test_a_memory_of_other_rows_begins_anew(monkeypatch, capfd, tmp_path, source
         capfd.readouterr()
         found, _ = begun(monkeypatch, folder, tmp_path / str(number), *given)
         assert not any(np.any(leaf) for leaf in jax.tree.leaves(found.carry))
-        assert f"begins anew: carry ({keys[0].split('=')[0]} is another)" in capfd.readouterr().out
+        assert f"reset: carry ({keys[0].split('=')[0]} is another)" in capfd.readouterr().out
         assert launch.main([f"--workdir={tmp_path / str(number)}"]) == 0
     found, _ = begun(monkeypatch, folder, tmp_path / "same", "--config.train.steps=6")
     assert any(np.any(leaf) for leaf in jax.tree.leaves(found.carry))
@@ -313,7 +313,7 @@ REFUSED = {
     "--workdir=/nowhere/run": "--workdir: /nowhere/run does not exist",
     "--to={stable}": "is the run itself",
     "--to={stable}/x/y": "is inside",
-    "--to={stable}/..": "is there, and is no fork",
+    "--to={stable}/..": "exists and is not a fork",
     "--to=": "--to: which new folder?",
     "--config=configs/lm.py": "--config: only --mode=train, config",
     "--config.train.stepz=9": "config.train.stepz: unknown key; did you mean 'steps'?",
@@ -356,7 +356,7 @@ def test_data_that_have_changed_unsaid_are_refused(monkeypatch, capfd, tmp_path,
     config.write_text(config.read_text().replace(source, f"text:{copy}/*.txt"))
     (copy / "new.txt").write_text("something new")
     assert launch.main(command(folder, tmp_path / "new")) == 2
-    assert "data.source: new.txt is new (13 bytes); --accept_data goes on" in capfd.readouterr().err
+    assert "data.source: new.txt is new (13 bytes); --accept_data continues" in capfd.readouterr().err
     begun(monkeypatch, folder, tmp_path / "new", "--accept_data")
     assert record(tmp_path / "new")["batch"] == 0
 

@@ -306,7 +306,7 @@ def test_a_signal_stops_the_runs_and_the_same_search_goes_on(search, tmp_path, m
     monkeypatch.setattr(Work, "fill", interrupt)
     assert search(5, at_once=2).code == 143
     said = capsys.readouterr().out
-    assert "interrupted; " in said and " of 5 runs are left: the same command goes on" in said
+    assert "interrupted; " in said and " of 5 runs are left: the same command continues" in said
     monkeypatch.setattr(Work, "fill", fill)
     found = search(5, at_once=2)
     assert (found.code, found.ended, len(found.study.trials)) == (0, 5, 5)

@@ -248,7 +248,7 @@ EDITS = {
             "other_rows_in_the_middle": ("row = 0 if order else _row", "row = 0 if False else _row"),
             "seed_keeps_the_order": ('key == "seed" or (', "False or ("),
             "moved_data_are_others": ("(listed or not source", "(True or not source"),
-            "validation_rows_are_trained_on": ('besides="validation_source"', 'besides=""'),
+            "validation_rows_are_trained_on": ('but="validation_source"', 'but=""'),
             "changed_data_unsaid": ("source.check_data(data)", "pass"),
             "lengths_forgotten": (
                 'return theirs.get("rate", []), lengths',
