@@ -24,6 +24,7 @@ from transformer.models.decoder import Decoder, DecoderConfig
 from transformer.run_folder import RunFolder
 from transformer.training.experiment import Batch, Experiment, Params, Put
 from transformer.training.hooks import Evaluator, Hook, Pictures
+from transformer.training.logits_memory import Part
 from transformer.training.metrics import Sum
 from transformer.training.run_config import RunConfig
 from transformer.training.throughput import matmul_parameters, train_flops_per_token
@@ -93,9 +94,11 @@ class Algorithmic(Experiment):
         logits_btv, sown = self.model.apply(
             {"params": params}, batch["tokens"], train=train, rngs={"dropout": rng}, mutable="terms"
         )
-        terms = functools.partial(
-            token_losses, lambda logits_btv: logits_btv, logits_btv, vocab_size=self.model.vocab_size
-        )
+
+        def unembed(logits_btv: jax.Array, part: Part | None = None) -> jax.Array:
+            return part(logits_btv, 2) if part else logits_btv
+
+        terms = functools.partial(token_losses, unembed, logits_btv, vocab_size=self.model.vocab_size)
         answers = {**batch, "weights": batch["weights"] * batch["answers"]}
         right_bt = jnp.argmax(logits_btv, axis=-1) == batch["targets"]
         return {

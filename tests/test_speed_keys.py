@@ -1,10 +1,15 @@
 """What is measured does not depend on how fast it is to be: the same checkpoint with other batches,
 microbatches, kernels, loops and devices."""
 
+import json
+from itertools import chain
+
 import pytest
 
 import launch
 from commands.opening import read_config, reopen_run
+from experiments import EXPERIMENTS
+from experiments.evaluators import EVALUATORS, OF_A_FILE
 from tests import runs
 from tests.faults.compositions import CONFIGS, flags, has
 
@@ -31,19 +36,43 @@ OTHERS = {
         "parallel.mesh.fsdp": 2,
     },
     "heads divided": {"loss.vocab_parts": 2, "parallel.mesh.tensor": 2},
+    "sequences divided": {"parallel.mesh.context": 2},
 }
+
+QUESTIONS = [
+    {"question": "def f(x):", "choices": [" return x", "\n    return x", " pass"], "answer": 1},
+    {"question": "import", "choices": [" os", " sys.path"], "answer": 0},
+]
+
+STUDIES = {"studies/in_context_regression/in_context_regression": {"model.num_heads": 2}}
+"""Configs of experiments that no other config has, with keys that `OTHERS` need."""
+
+ALSO = {
+    "lm": ("compressors", "positions", "choices"),
+    "studies/induction_heads/induction_heads": ("induction",),
+}
+"""Config -> members of `EVALUATORS`; together all of them."""
 
 
 @pytest.mark.thorough(but=1)
 @pytest.mark.usefixtures("in_root")
-@pytest.mark.parametrize("name", sorted(CONFIGS, key=lambda name: name != "transformer_xl"))
+@pytest.mark.parametrize(
+    "name", sorted({*CONFIGS, *STUDIES, *ALSO}, key=lambda name: name != "transformer_xl")
+)
 def test_the_same_checkpoint_measures_the_same(name, tmp_path, capsys):
     values = read_config(f"configs/{name}.py:tiny")
     more = {"train.batch_size": 8, "train.steps": 2, "generate.examples": 5} | ROWS
+    more |= STUDIES.get(name, {})
     others = OTHERS
     if name == "transformer_xl":  # its batches have rows of all parts of the text, so it reads the whole
         more |= {"train.evaluate_batches": 0, "data.source": runs.write_corpus(tmp_path / "corpus", 12)}
         others = {key: keys | {"train.evaluate_batches": 0} for key, keys in OTHERS.items()}
+    if name in ALSO:
+        file = tmp_path / "questions.jsonl"
+        file.write_text("".join(json.dumps(question) + "\n" for question in QUESTIONS))
+        more["evaluate.also"] = ",".join(
+            f"{also}:{file}" if also in OF_A_FILE else also for also in ALSO[name]
+        )
     began = flags({key: value for key, value in more.items() if has(values, key)}, {})
     assert launch.main([f"--config=configs/{name}.py:tiny", f"--workdir={tmp_path}/run", *began]) == 0, (
         capsys.readouterr().err
@@ -54,7 +83,15 @@ def test_the_same_checkpoint_measures_the_same(name, tmp_path, capsys):
         return run.evaluate(run.restore_params())
 
     expected = measured({})
+    assert all(any(key.startswith(f"{also}/") for key in expected) for also in ALSO.get(name, ()))
     assert expected
     for each, keys in others.items():
         found = measured(keys)
         assert found == pytest.approx(expected, rel=1e-4, abs=1e-5, nan_ok=True), each
+
+
+@pytest.mark.usefixtures("in_root")
+def test_every_experiment_and_evaluator_is_asked():
+    configs = (read_config(f"configs/{name}.py:tiny") for name in {*CONFIGS, *STUDIES, *ALSO})
+    assert {config["experiment"] for config in configs} == {*EXPERIMENTS}
+    assert {*chain(*ALSO.values())} == {*EVALUATORS}

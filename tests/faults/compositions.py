@@ -32,7 +32,8 @@ from tests import runs
 from transformer.training import parallel
 
 CONFIGS = (
-    *("attention", "bert", "classification", "dpo", "finetune_chat", "lm", "lm_long", "question_answering"),
+    *("attention", "bert", "classification", "dpo", "finetune_chat", "finetune_question_answering"),
+    *("lm", "lm_long", "question_answering"),
     *("rnn_translation", "summarization", "summarization_decoder", "transformer_xl", "translation"),
     *("vision", "word_embedding"),
 )
