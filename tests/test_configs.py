@@ -268,6 +268,11 @@ def write_pairs(folder: Path) -> str:
     return write_records(folder, pairs)
 
 
+def write_labels(folder: Path) -> str:
+    """A file of short texts with labels, and the name of the source that it is."""
+    return write_records(folder, [{"text": f"line {i}", "label": ("even", "odd")[i % 2]} for i in range(60)])
+
+
 def write_questions(folder: Path) -> str:
     """A file of questions with contexts and answers, and the name of the source that it is."""
     records = []
@@ -297,6 +302,7 @@ def write_records(folder: Path, records: list[dict]) -> str:
 
 AT_HAND = {
     "stdlib": runs.write_corpus,
+    "snippets": write_labels,
     "written_forms": write_pairs,
     "function_questions": write_questions,
     "library_questions": write_preferences,

@@ -205,7 +205,7 @@ WRONG = {
     "--map=nowhere/map.png": "--map: there is no folder 'nowhere'",
     "--words=alpha,beta --map=map.png": "--map: 2 vectors; expected at least 3",
     "--words=beta --contexts=beta": "--contexts: a run of word_embedding has no contextual vectors",
-    "--neighbors=alpha": "--neighbors=alpha: no such flag; did you mean '--neighbours'?",
+    "--neighbors=alpha": "--neighbors=alpha: no such flag; did you mean --neighbours?",
     "--prompt=alpha --words=a,b": "--prompt: only --mode=predict and score take it",
 }
 
