@@ -7,6 +7,7 @@ import pytest
 
 import launch
 from commands import COMMANDS, config, find_command
+from commands.help_page import fold
 
 
 def shown(capsys, monkeypatch, mode, width):
@@ -21,6 +22,13 @@ def shown(capsys, monkeypatch, mode, width):
 def test_no_line_is_wider_than_the_terminal(capsys, monkeypatch, mode, width):
     lines = shown(capsys, monkeypatch, mode, width).splitlines()
     assert max(map(len, lines)) <= min(width, 110)
+
+
+@pytest.mark.parametrize("width", range(24, 50))
+def test_a_folded_command_with_its_backslashes_fits(width):
+    command = "python launch.py " + " ".join(f"--{'a' * length}" for length in range(1, 8))
+    lines = fold(command, width).splitlines()
+    assert len(lines) > 1 and max(map(len, lines)) <= width
 
 
 @pytest.mark.parametrize("width", [76, 110])

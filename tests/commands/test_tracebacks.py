@@ -64,6 +64,16 @@ def test_code_of_the_library_python_packages_and_no_file_is_not_the_users(name):
     assert tracebacks.last_own_frame(raised("1 / 0", name)) is None
 
 
+@pytest.mark.parametrize(
+    ("folder", "is_users"), [("site-packages", False), ("dist-packages", False), ("a", True)]
+)
+def test_an_installed_package_is_not_the_users_wherever_it_is(tmp_path, folder, is_users):
+    file = tmp_path / folder / "package" / "module.py"
+    file.parent.mkdir(parents=True)
+    file.write_text("")
+    assert tracebacks.is_users(file) is is_users
+
+
 def test_without_room_for_a_file_the_traceback_is_printed(monkeypatch, tmp_path):
     file = tmp_path / "mine.py"
     file.write_text("1 / 0\n")

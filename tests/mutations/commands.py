@@ -421,7 +421,6 @@ EDITS = {
             "spread_is_known": ("needed >= wide", "False"),
             "fewer_degrees": ("(n - 1) * (needed - 1)", "n * (needed - 1)"),
             "rates_of_one_look": ("log_beta - seen - unseen", "0 - seen - unseen"),
-            "no_rate_is_certain": ("((0.0, k == 0), (1.0, k == n))", "((0.0, False), (1.0, False))"),
             "any_difference_matters": ("smallest and -smallest <= low", "-smallest <= low"),
         },
     ),

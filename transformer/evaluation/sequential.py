@@ -27,7 +27,7 @@ FURTHEST = 10_000
 
 
 def evidence(differences: Sequence[float], mean: float = 0.0) -> float:
-    """The logarithm of the evidence that the mean of the differences is another one than `mean`."""
+    """The logarithm of the evidence that the mean of the differences is not `mean`."""
     n, g = len(differences), EFFECT**2
     spread = statistics.stdev(differences) if n > 1 else 0.0
     away = statistics.fmean(differences) - mean
@@ -74,9 +74,9 @@ def rate_interval(count: int, total: int, error: float) -> tuple[float, float]:
         return log_beta - seen - unseen >= -math.log(error)
 
     ends = []
-    for end, has_end in ((0.0, k == 0), (1.0, k == n)):
+    for end in (0.0, 1.0):
         inner, outer = k / n if n else 0.5, end
-        for _ in range(0 if has_end else BISECTIONS):
+        for _ in range(BISECTIONS):
             middle = (inner + outer) / 2
             inner, outer = (inner, middle) if is_outside(middle) else (middle, outer)
         ends.append(outer)
