@@ -16,7 +16,7 @@ from commands import forecast
 from commands import jobs as running
 from commands.laws import fit, summary
 from commands.opening import read_config
-from commands.scaling import said
+from commands.scaling import said, table
 from commands.sizes import Family
 
 pytestmark = pytest.mark.usefixtures("in_root")
@@ -246,6 +246,12 @@ def test_runs_that_have_diverged_are_left_out_and_named(scaling, tmp_path):
         "error: --depths: at 5e+10 FLOPs those with a finite loss are 1, 3, 4; expected 4 or"
     )
     assert "flops=5e+10,depth=2,seed=0" in error
+
+
+def test_a_size_of_which_one_seed_has_diverged_has_no_mean_and_no_mark():
+    size = {"budget": 1e9, "d_model": 8, "parameters": 100, "n": 50.0}
+    runs = [size | {"depth": depth, "loss": loss} for depth, loss in ((1, 2.0), (1, 2.2), (2, 1.0))]
+    assert [line.split()[-1] for line in table(runs, whole=2)][1:] == ["2.1000*", "diverged"]
 
 
 def test_the_folder_is_named_after_the_config_or_must_be_given(capsys):
