@@ -115,9 +115,9 @@ EDITS = {
             "one_weight_is_constant": ("        if k > 1:\n", "        if k > 0:\n"),
             "weights_not_renormalised": ("        if k > 1:\n", "        if k > 9:\n"),
             "least_likely_experts": ("jnp.argsort(-probabilities_bte", "jnp.argsort(probabilities_bte"),
-            "drops_in_evaluation": ("bool(train and self.capacity_factor)", "bool(self.capacity_factor)"),
-            "capacity_of_one_choice": ("[self.experts_per_token * t / self", "[t / self"),
-            "capacity_rounded_down": ("math.ceil(mean * self", "math.floor(mean * self"),
+            "drops_in_evaluation": ("if train and self.capacity_factor:", "if self.capacity_factor:"),
+            "capacity_of_one_choice": (" * self.experts_per_token / self.num", " / self.num"),
+            "capacity_rounded_up": ("min(t, t * up // down)", "min(t, -(-t * up // down))"),
             "capacity_of_a_row": (
                 "jnp.repeat(segments_bt, k, axis=1))",
                 "jnp.repeat(segments_bt > 0, k, axis=1))",
@@ -128,7 +128,12 @@ EDITS = {
                 "reshape(rows, columns, height, width, self.k, -1).swapaxes(1, 2)",
                 "reshape(rows, height, columns, width, self.k, -1)",
             ),
-            "one_token_more": ("kept_bn = place_bn < capacity", "kept_bn = place_bn <= capacity"),
+            "capacity_with_rounding_errors": (
+                "Fraction(str(self.capacity_factor))",
+                "Fraction(self.capacity_factor)",
+            ),
+            "no_capacity_is_one": ("if longest * up < down:", "if False:"),
+            "dropped_choices_take_slots": (" & kept_bn[..., None]", ""),
             "one_token_of_a_document_more": ("(experts_btk.shape) < most", "(experts_btk.shape) <= most"),
             "padding_is_computed": ("jnp.where(segments_bt > 0, jnp", "jnp.where(True, jnp"),
             "padding_counts_in_terms": (

@@ -4,6 +4,7 @@ import dataclasses
 import functools
 import math
 from collections.abc import Callable, Sequence
+from fractions import Fraction
 from typing import Any, ClassVar, Protocol
 
 import jax
@@ -11,6 +12,7 @@ import jax.numpy as jnp
 from flax import linen as nn
 
 from transformer.devices import sharded_over
+from transformer.errors import UserError
 from transformer.layers.grouped import grouped
 from transformer.layers.linear import Linear, contract
 from transformer.layers.quantized import dense, is_quantized
@@ -24,9 +26,11 @@ class Experts(nn.Module):
     2017; Lepikhin et al. 2021, "GShard"); w = p if k = 1, where the quotient would have no gradient (Fedus et
     al. 2022, "Switch Transformers", section 2.1). `network` is a member of `FEED_FORWARDS` with its sizes.
 
-    With a `capacity_factor`, in training an expert serves at most ceil(k t / e * capacity_factor) tokens of a
-    document of t: the first ones, so none depends on what a later one is. To others it adds nothing (GShard,
-    section 3.2, with a document as the group). In evaluation and decoding, and with 0, it serves every token.
+    With a `capacity_factor`, in training an expert serves at most floor(k t / e * capacity_factor) tokens of
+    a document of t: the first ones, so none depends on what a later one is. To others it adds nothing
+    (GShard, section 3.2, with a document as the group). As they are rounded down, the capacities of the
+    documents of a row fit into the buffers of one row. In evaluation and decoding, and with 0, an expert
+    serves every token.
 
     Sown terms, means over rows of what is computed for a row's tokens that are not padding:
 
@@ -45,9 +49,13 @@ class Experts(nn.Module):
         self, x_btd: jax.Array, *, segments_bt: jax.Array | None = None, train: bool = False
     ) -> jax.Array:
         """(b, t, d) -> (b, t, d). Tokens of one segment are a document, None: those of a row; segment 0 is
-        padding, which takes no expert's capacity."""
+        padding, which takes no expert's capacity.
+
+        Raises:
+          UserError: the capacity of an expert for a row is 0.
+        """
         e, k, t = self.num_experts, self.experts_per_token, x_btd.shape[1]
-        valid_bt = jnp.ones(x_btd.shape[:2], bool) if segments_bt is None else segments_bt > 0
+        segments_bt = jnp.ones(x_btd.shape[:2], jnp.int32) if segments_bt is None else segments_bt
         logits_bte = Linear((e,), names=("embed", None), use_bias=False, name="router")(x_btd)
         probabilities_bte = jax.nn.softmax(logits_bte)
         # `jax.lax.top_k` would gather the tokens of all devices.
@@ -56,28 +64,34 @@ class Experts(nn.Module):
         if k > 1:
             weights_btk /= jnp.sum(weights_btk, axis=-1, keepdims=True)
         if self.is_mutable_collection("terms"):
-            self._sow_terms(logits_bte, probabilities_bte, experts_btk, valid_bt)
-        limited = bool(train and self.capacity_factor)
-        if limited and segments_bt is None:
-            routes: Routes = Buffers.of(experts_btk, e, self.capacities(t)[t])
-        elif self.is_initializing():
-            routes = Buffers.of(experts_btk, e, t)  # layers are initialised under `jax.vmap`
+            self._sow_terms(logits_bte, probabilities_bte, experts_btk, segments_bt > 0)
+        if train and self.capacity_factor:
+            capacities = self.capacities(t)
+            kept_btk = within(capacities, experts_btk, segments_bt)
+            routes: Routes = Buffers.of(experts_btk, kept_btk, e, capacities[t])
+        elif self.is_initializing():  # of layers under `jax.vmap`
+            routes = Buffers.of(experts_btk, jnp.ones(experts_btk.shape, bool), e, t)
         else:
             routes = Sorted.of(experts_btk, e)
-        if limited and segments_bt is not None:
-            # Many short documents may choose one expert for every token, which buffers of a fixed size, less
-            # than a row, cannot hold.
-            kept_btk = within(self.capacities(t), experts_btk, segments_bt)
-            weights_btk = jnp.where(kept_btk, weights_btk, 0)
         linear = functools.partial(ExpertLinear, num_experts=e, routes=routes)
         network = self.network(linear=linear, hidden=routes.hidden, name="experts")
         y_btkd = routes.collect(network(routes.deal(x_btd)))
         return jnp.einsum("btk,btkd->btd", weights_btk, y_btkd.astype(jnp.float32)).astype(y_btkd.dtype)
 
     def capacities(self, longest: int) -> list[int]:
-        """The most tokens of a document that an expert serves, for documents of 0 to `longest` tokens."""
-        share = [self.experts_per_token * t / self.num_experts for t in range(longest + 1)]
-        return [min(t, math.ceil(mean * self.capacity_factor)) for t, mean in enumerate(share)]
+        """The most tokens of a document that an expert serves, for documents of 0 to `longest` tokens.
+
+        Those of the parts of a row never exceed that of the row; so none may have a rounding error.
+        """
+        share = Fraction(str(self.capacity_factor)) * self.experts_per_token / self.num_experts
+        up, down = share.as_integer_ratio()
+        if longest * up < down:
+            raise UserError(
+                f"model.capacity_factor: {self.capacity_factor}; of {longest} tokens of a row an expert "
+                f"would serve none; expected {self.num_experts}/{self.experts_per_token * longest} or more, "
+                "or 0"
+            )
+        return [min(t, t * up // down) for t in range(longest + 1)]
 
     def _sow_terms(
         self,
@@ -171,7 +185,7 @@ class ExpertLinear(nn.Module):
 
 @dataclasses.dataclass(frozen=True)
 class Buffers:
-    """Routes with c slots of each expert in each row, a document: buffers (b, e, c, d).
+    """Routes with c slots of each expert in each row: buffers (b, e, c, d).
 
     Rows are divided over devices when tokens are put into slots; in between the buffers are divided by expert
     instead, so that tokens, not kernels, go over the network, by all-to-all.
@@ -184,15 +198,13 @@ class Buffers:
     hidden: ClassVar[tuple[str | None, ...]] = ("group", "expert", None, "mlp")
 
     @classmethod
-    def of(cls, experts_btk: jax.Array, num_experts: int, capacity: int) -> "Buffers":
-        """Gives slots to the choices of a row in order."""
+    def of(cls, experts_btk: jax.Array, kept_btk: jax.Array, num_experts: int, capacity: int) -> "Buffers":
+        """Gives slots to the kept choices of a row, in order; of an expert at most `capacity` are kept."""
         b, _, k = experts_btk.shape
-        experts_bn = experts_btk.reshape(b, -1)
-        chosen_bne = experts_bn[..., None] == jnp.arange(num_experts)
+        experts_bn, kept_bn = experts_btk.reshape(b, -1), kept_btk.reshape(b, -1)
+        chosen_bne = (experts_bn[..., None] == jnp.arange(num_experts)) & kept_bn[..., None]
         before_bne = jnp.cumsum(chosen_bne, axis=1) - chosen_bne
-        place_bn = jnp.sum(before_bne * chosen_bne, axis=-1)
-        slots_bn = experts_bn * capacity + place_bn
-        kept_bn = place_bn < capacity
+        slots_bn = experts_bn * capacity + jnp.sum(before_bne * chosen_bne, axis=-1)
         return cls(jnp.where(kept_bn, slots_bn, num_experts * capacity), (num_experts, capacity, k))
 
     def deal(self, x_btd: jax.Array) -> jax.Array:
