@@ -2,11 +2,13 @@
 
 import gc
 import json
+from collections.abc import Callable
 from typing import Any
 
 
-def parse_json(text: str | bytes, **options: Any) -> Any:
-    """The value of a JSON text, as `json.loads` with `options`; whatever is wrong with it is a `ValueError`.
+def parse_json(text: str | bytes, read: Callable[..., Any] = json.loads, **options: Any) -> Any:
+    """The value of a JSON text, or what else `read(text, **options)` makes of it; whatever is wrong with the
+    text is a `ValueError`.
 
     Raises:
       ValueError: it is not JSON, or one that Python does not read: nested too deeply, or with an integer of
@@ -15,12 +17,25 @@ def parse_json(text: str | bytes, **options: Any) -> Any:
     collects = gc.isenabled()
     gc.disable()  # a text nested to Python's limit leaves no room there to finalize what is collected
     try:
-        return json.loads(text, **options)
+        return read(text, **options)
     except (ValueError, RecursionError) as error:
         raise _value_error(error) from None
     finally:
         if collects:
             gc.enable()
+
+
+def read_json_lines(text: str) -> list[Any]:
+    """The values of JSON texts, one in each line, without empty lines; for `parse_json`, in about half the
+    time that it takes for each line."""
+    values, decoder = [], json.JSONDecoder()
+    for line in text.split("\n"):
+        if line := line.strip(" \t\r"):
+            value, end = decoder.raw_decode(line)
+            if end < len(line):
+                raise json.JSONDecodeError("Extra data", line, end)
+            values.append(value)
+    return values
 
 
 def _value_error(error: Exception) -> ValueError:

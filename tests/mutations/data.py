@@ -164,13 +164,6 @@ EDITS = {
         "tests/data/test_overlap.py",
         {"split_by_both_texts": ('{"reads": [self.config.text_field]} | options', "options")},
     ),
-    "transformer/data/sources/base.py": (
-        "tests/data/test_overlap.py",
-        {
-            "split_by_answers": ("return value if self.split_by else before_answer(value)", "return value"),
-            "greetings_are_answers": ("if i > asked and role", "if role"),
-        },
-    ),
     "transformer/data/preferences.py": (
         "tests/data/test_chat.py tests/data/test_places.py",
         {"reference_of_others": ("self._reference_n2[numbers_bk[there_bk]]", "self._reference_n2[0]")},
@@ -215,57 +208,6 @@ EDITS = {
             "row_of_padding": ("count <= length", "count < length"),
             "other_spelling_of_a_place": ("os.path.realpath(os.path.expanduser(place))", "place"),
             "contents_of_the_last": ('f"sources[{number}]" if', '"sources" if'),
-        },
-    ),
-    "transformer/data/sources/columnar.py": (
-        "tests/data/test_parquet.py tests/data/test_saved_dataset.py tests/data/test_left_out.py",
-        {
-            "features_are_objects": ("if isinstance(each, dict)}", "if True}"),
-            "categories_unread": (
-                "kind.value_type if types.is_dictionary(kind)",
-                "kind if types.is_dictionary(kind)",
-            ),
-            "times_are_numbers": ("and not types.is_temporal(kind)", "and True"),
-            "one_of_several_texts": (
-                "return self._options.alternatives(",
-                "return [] and self._options.alternatives(",
-            ),
-            "row_of_the_group_before": (
-                "bisect.bisect(self._firsts, row) - 1",
-                "bisect.bisect_left(self._firsts, row) - 1",
-            ),
-            "rows_of_each_group_from_0": ("rows.append(first + kept)", "rows.append(kept)"),
-            "rows_without_text": ("kept = kept[~lacks]", "kept = kept"),
-            "rows_without_label": (
-                "[name for name in self._options.asked if",
-                "[name for name in [self.field] if",
-            ),
-            "optional_fields_required": ("if name not in self._options.optional]", "]"),
-            "nulls_uncounted": ("+= int(lacks.sum())", "+= 0"),
-        },
-    ),
-    "transformer/data/sources/record_files.py": (
-        "tests/data/test_parquet.py tests/data/test_left_out.py",
-        {
-            "every_split_the_whole": ("belong(self._split, load", 'belong("train", load'),
-            "other_nulls_in_one_index": ("sorted(given.optional), given.rule", "given.rule"),
-        },
-    ),
-    "transformer/data/sources/line_files.py": (
-        "tests/data/test_line_files.py tests/data/test_left_out.py tests/data/test_overlap.py "
-        "tests/data/test_work.py",
-        {
-            "places_of_all_records": (
-                "self._options.check_unread(record, place)",
-                "self._options.check_unread(record, lambda said=place(): said)",
-            ),
-            "order_is_ignored": ("if not options.divide or options.by_place:", "if not options.divide:"),
-            "columns_shift": ("if len(columns) != len(names):", "if False:"),
-            "empty_lines_are_records": (
-                "if not data[slice(*lines_n3[i, 1:].tolist())].strip()]",
-                "if False]",
-            ),
-            "empty_lines_uncounted": ("count += len(empty)", "count += 0"),
         },
     ),
     "transformer/data/masking.py": (
@@ -321,28 +263,11 @@ EDITS = {
             "case_kept": ("[normalizers.Lowercase()] if lowercase", "[] if lowercase"),
         },
     ),
-    "transformer/data/sources/json_forms.py": (
-        "tests/data/test_formats.py",
-        {
-            "arrays_are_lines": ('== b"["', '== b"("'),
-            "one_field_within_another": ('name.split(".")', 'name.rsplit(".", 0)'),
-        },
-    ),
     "transformer/data/tokenizer_formats.py": (
         "tests/data/test_formats.py",
         {
             "names_of_tiktoken": ('path.suffix == ".tiktoken"', "False"),
             "sentencepiece_is_not_known": ('head[:1] == b"\\n"', "False"),
-        },
-    ),
-    "transformer/data/sources/packed_files.py": (
-        "tests/data/test_packed_files.py",
-        {
-            "nul_is_text": ('if b"\\0" in head', "if False"),
-            "signatures_are_not_known": ("== signature", "== None"),
-            "the_first_of_several": ("if len(members) != 1", "if not members"),
-            "damage_is_a_traceback": ('getattr(error, "errno", None)', "True"),
-            "suffixes_in_lower_case": ("path.suffix.lower()", "path.suffix"),
         },
     ),
     "transformer/data/tokenizers.py": (
@@ -376,24 +301,6 @@ EDITS = {
             "negative_indices": ("rows_r + len(self), rows_r)", "rows_r, rows_r)"),
             "header_not_counted": ("int(values.offset)", "0"),
             "the_last_block_of_a_slice": ("- 1) // BLOCK + 1)", "- 1) // BLOCK)"),
-        },
-    ),
-    "transformer/json_text.py": (
-        "tests/faults/test_untrusted_files.py",
-        {"depth_is_an_error_of_its_own": ("(ValueError, RecursionError) as error:", "ValueError as error:")},
-    ),
-    "transformer/data/sources/files.py": (
-        "tests/faults/test_data_faults.py tests/data/test_sources.py::test_a_path_that_exists_is_that_path "
-        "tests/data/test_overlap.py::test_a_file_is_read_once_however_it_is_reached "
-        "tests/data/test_work.py::test_documents_are_written_by_their_loss",
-        {
-            "line_ends_of_each_place": (
-                "functools.lru_cache(64)(self._find_line_ends)",
-                "self._find_line_ends",
-            ),
-            "links_are_other_files": ("os.stat(path)[1:3]", "(len(named),)"),
-            "broken_links_are_left_out": ("if path.is_symlink() and not path.exists()]:", "if False]:"),
-            "folders_are_patterns": ("for each in (path, *path.parents)", "for each in (path.parents[-1],)"),
         },
     ),
 }

@@ -14,6 +14,7 @@ from tests.mutations import (
     layers,
     models,
     planning,
+    sources,
     training,
 )
 
@@ -40,6 +41,7 @@ def _all() -> list[Mutation]:
         decoding,
         training,
         data,
+        sources,
         evaluation,
         planning,
         commands,

@@ -6,6 +6,7 @@ from typing import Any
 
 from transformer.data.disk_cache import data_folder
 from transformer.data.source_names import suggest_kind
+from transformer.data.sources.aligned_files import Aligned
 from transformer.data.sources.base import PLACE, SPLITS, Options, Source
 from transformer.data.sources.columnar import ParquetFiles, SavedDataset
 from transformer.data.sources.csv_files import CommaSeparated
@@ -14,7 +15,7 @@ from transformer.data.sources.files import TextFiles
 from transformer.data.sources.function_questions import FunctionQuestions
 from transformer.data.sources.inverse_text_normalization import InverseTextNormalization
 from transformer.data.sources.library_questions import LibraryQuestions
-from transformer.data.sources.line_files import Aligned, Columns, JsonLines
+from transformer.data.sources.line_files import Columns, JsonLines
 from transformer.data.sources.snippets import Snippets
 from transformer.data.sources.squad import SquadFiles
 from transformer.data.sources.stdlib import StandardLibrary

@@ -208,8 +208,13 @@ def falls_in(split: str, key: bytes) -> bool:
 
 
 def shares(keys: Iterable[bytes]) -> np.ndarray:
-    """The hashes (n,) of keys, each in [0, 1)."""
-    return np.fromiter(map(share, keys), float)
+    """The `share` (n,) of each key."""
+    digests, new = bytearray(), hashlib.blake2b(digest_size=6).copy  # a copy takes 3/4 of the time
+    for key in keys:
+        (hashed := new()).update(key)
+        digests += hashed.digest()
+    digits_n3 = np.frombuffer(digests, ">u2").reshape(-1, 3)
+    return digits_n3 @ 65536.0 ** -np.arange(1, 4)  # exact: 48 bits of the 53 of a float
 
 
 def belong(split: str, shares_n: np.ndarray) -> np.ndarray:
@@ -259,14 +264,20 @@ def key_of(
       UserError: a field is missing.
     """
     try:
-        values = [deciding(record[name]) for name in names]
+        (key,) = keys_of([[record[name]] for name in names], deciding)
     except KeyError as error:
         there = ", ".join(record)
         raise UserError(f"{place()}: no field {error} to split by; fields there: {there}") from None
-    return key_of_values(values)
+    return key
 
 
-def key_of_values(values: Iterable[Any]) -> bytes:
-    """The key of a record by the values of its fields."""
-    texts = [value if isinstance(value, str) else WRITE(value) for value in values]
-    return "\0".join([text.strip() for text in texts]).encode("utf-8", "surrogatepass")
+def keys_of(
+    columns: Sequence[Sequence[Any]], deciding: Callable[[Any], Any] = lambda value: value
+) -> list[bytes]:
+    """The keys of records by what is `deciding` of the values of their fields, of which each is a column;
+    text decides as it is."""
+    texts = [
+        [(value if isinstance(value, str) else WRITE(deciding(value))).strip() for value in column]
+        for column in columns
+    ]
+    return [key.encode("utf-8", "surrogatepass") for key in map("\0".join, zip(*texts, strict=True))]

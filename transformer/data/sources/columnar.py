@@ -10,15 +10,15 @@ import functools
 import itertools
 from abc import abstractmethod
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from transformer.data.disk_cache import digest
-from transformer.data.sources.base import Options, key_of_values
-from transformer.data.sources.record_files import RecordFiles
+from transformer.data.sources.base import Options, keys_of
+from transformer.data.sources.record_files import Block, RecordFiles
 from transformer.errors import UserError, first_line
 from transformer.json_text import parse_json
 
@@ -84,6 +84,8 @@ class ColumnarFiles(RecordFiles):
       UserError: no such file, pyarrow is missing, or (when read) a file of another format, or one that lacks
         a column, or has one that is not text.
     """
+
+    _width = 1  # the row, counted over all files
 
     def __init__(
         self, kind: str, pattern: str, split: str, options: Options, patterns: Sequence[str] = ()
@@ -164,24 +166,21 @@ class ColumnarFiles(RecordFiles):
         sizes = (self._opened[i].sizes[j] for i, j in self._groups)
         return [0, *itertools.accumulate(sizes)][:-1]
 
-    def _find(self) -> tuple[np.ndarray, Mapping[str, int]]:
-        rows, left_out = [np.zeros(0, np.int64)], Counter[str]()
+    def _blocks(self, left_out: Counter[str]) -> Iterator[Block]:
         required = [name for name in self._options.asked if name not in self._options.optional]
         for group, first in enumerate(self._firsts):
-            kept = np.arange(self._size(group))
+            kept_n = np.arange(self._size(group))
             for name in required:
-                lacks = self._lacks(group, name)[kept]
-                left_out[f"no {name!r}"] += int(lacks.sum())
-                kept = kept[~lacks]
-            rows.append(first + kept)
-        return np.concatenate(rows)[:, None], left_out
+                lacks_n = self._lacks(group, name)[kept_n]
+                left_out[f"no {name!r}"] += int(lacks_n.sum())
+                kept_n = kept_n[~lacks_n]
+            yield first + kept_n[:, None], functools.partial(self._keys, group, kept_n)
 
-    def _keys(self, found: np.ndarray) -> Iterator[bytes]:
-        for group, first in enumerate(self._firsts):
-            low, high = np.searchsorted(found[:, 0], (first, first + self._size(group))).tolist()
-            values = [self._values(group, name) for name in self._options.key or self._columns]
-            for row in (found[low:high, 0] - first).tolist():
-                yield key_of_values([self._options.deciding(column[row]) for column in values])
+    def _keys(self, group: int, rows_n: np.ndarray) -> Sequence[bytes]:
+        """The keys of rows of a group."""
+        columns = [self._values(group, name) for name in self._options.key or self._columns]
+        rows = rows_n.tolist()
+        return keys_of([[column[row] for row in rows] for column in columns], self._options.deciding)
 
     def _size(self, group: int) -> int:
         file, number = self._groups[group]

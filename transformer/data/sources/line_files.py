@@ -1,42 +1,53 @@
-"""Files of the user with one record per line: JSON lines, tab-separated columns, two aligned files."""
+"""Files of the user with one record per line: JSON lines, tab-separated columns."""
 
 import functools
 from abc import abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from transformer.data.disk_cache import digest
-from transformer.data.sources.base import SPLITS, Options, belong, check_text, key_of, shares
-from transformer.data.sources.files import Files, matching, stripped
+from transformer.data.sources.base import Options, check_text, key_of, keys_of
 from transformer.data.sources.json_forms import add_nested, as_lines, is_array
-from transformer.data.sources.record_files import RecordFiles
+from transformer.data.sources.record_files import Block, RecordFiles
 from transformer.errors import UserError
-from transformer.json_text import parse_json
+from transformer.json_text import parse_json, read_json_lines
 
-SIDES = ("source", "target")
-"""The fields of aligned files."""
+BLOCK = 1 << 16
+"""Bytes of a file whose records are read together: as much as is parsed within the processor's cache."""
+
+BLANK = " \t\n\r\v\f"
+"""White space as of `bytes.strip`."""
+
+
+def named_columns(
+    rows: Sequence[Sequence[str]], names: Sequence[str], asked: Iterable[str]
+) -> list[tuple[str, ...]]:
+    """The columns that are asked for of rows that have these columns.
+
+    Raises:
+      ValueError: a row has more or fewer columns.
+      KeyError: there is no such column.
+    """
+    columns = dict(zip(names, zip(*rows, strict=True), strict=True))
+    return [columns[name] for name in asked]
 
 
 class LineFiles(RecordFiles):
     """One record per line, without empty lines, found by its file, its start and its end."""
 
-    def place(self, index: int) -> str:
-        """The file of a record and its line."""
-        file, start, _ = self._found[index].tolist()
-        return self._place(file, start)
-
-    def _find(self) -> tuple[np.ndarray, Mapping[str, int]]:
-        found = [np.zeros((0, 3), np.int64)]
-        count = 0
+    def _blocks(self, left_out: Counter[str]) -> Iterator[Block]:
         for file in range(len(self._files)):
             lines_n3 = self._lines(file)
             empty = self._empty(lines_n3)
-            count += len(empty)
-            found.append(np.delete(lines_n3, empty, axis=0))
-        return np.concatenate(found), {"empty line": count}
+            left_out["empty line"] += len(empty)
+            lines_n3 = np.delete(lines_n3, empty, axis=0)
+            cuts = 1 + np.flatnonzero(np.diff(lines_n3[:, 1] // BLOCK))
+            for block_n3 in np.split(lines_n3, cuts):
+                yield block_n3, functools.partial(self._keys, block_n3)
 
     def _lines(self, file: int) -> np.ndarray:
         """The file, the start and the end (n, 3) of each line of a file that may be a record."""
@@ -55,14 +66,23 @@ class LineFiles(RecordFiles):
         possible = np.flatnonzero(np.isin(begins_n, np.frombuffer(b" \t\n\r\v\f", np.uint8)))
         return [i for i in possible.tolist() if not data[slice(*lines_n3[i, 1:].tolist())].strip()]
 
-    def _keys(self, found: np.ndarray) -> Iterable[bytes]:
-        names = self._options.key
-        for file, start, end in found.tolist():
-            if names:
-                place = functools.partial(self._place, file, start)
-                yield key_of(self._read(file, start, end), names, place, self._options.deciding)
-            else:
-                yield self._map(file)[start:end].strip()
+    def _keys(self, lines_n3: np.ndarray) -> Sequence[bytes]:
+        """The keys of records of one file, whose lines follow each other but for empty ones."""
+        names, deciding = self._options.key, self._options.deciding
+        file, start, end = int(lines_n3[0, 0]), int(lines_n3[0, 1]), int(lines_n3[-1, 2])
+        if not names:
+            return [line for line in map(bytes.strip, self._map(file)[start:end].split(b"\n")) if line]
+        try:
+            return keys_of(self._values(file, self._decode(file, start, end), names), deciding)
+        except (ValueError, LookupError, TypeError):  # of some line: read alone, the first such one is named
+            return [
+                key_of(self._read(*line), names, functools.partial(self._place, *line[:2]), deciding)
+                for line in lines_n3.tolist()
+            ]
+
+    @abstractmethod
+    def _values(self, file: int, text: str, names: Sequence[str]) -> Sequence[Sequence[Any]]:
+        """The values of each of these fields in lines of a file. Any error if a line is not as it must be."""
 
     @abstractmethod
     def _read(self, file: int, start: int, end: int) -> dict[str, Any]:
@@ -124,6 +144,12 @@ class JsonLines(LineFiles):
         add_nested(record, self._nested)
         return record
 
+    def _values(self, file: int, text: str, names: Sequence[str]) -> Sequence[Sequence[Any]]:
+        records = parse_json(text, read_json_lines)
+        for record in records if self._nested else ():
+            add_nested(record, self._nested)
+        return [[record[name] for record in records] for name in names]
+
     def _plain(self, file: int) -> Path:
         plain = super()._plain(file)
         return as_lines(plain, self._files[file], self._options.folder) if is_array(plain) else plain
@@ -156,7 +182,7 @@ class Columns(LineFiles):
         return record
 
     def _read(self, file: int, start: int, end: int) -> dict[str, Any]:
-        columns, names = self._columns(file, start, end), self._names[file]
+        columns, names = _columns(self._decode(file, start, end)), self._names[file]
         if len(columns) != len(names):
             problem = f"{len(columns)} columns; the first line has {len(names)}"
             hint = "; a tab in a text begins a column: replace it, or read a table with quotes by csv:"
@@ -164,10 +190,9 @@ class Columns(LineFiles):
             raise UserError(f"{self._place(file, start)}: {problem}{more}")
         return dict(zip(names, columns, strict=True))
 
-    def _columns(self, file: int, start: int, end: int) -> tuple[str, ...]:
-        line = self._decode(file, start, end).rstrip("\r\n")
-        columns = line.split("\t")
-        return tuple(map(_unquoted, columns) if '""' in line else columns)
+    def _values(self, file: int, text: str, names: Sequence[str]) -> Sequence[Sequence[Any]]:
+        rows = [_columns(line) for line in text.split("\n") if line.strip(BLANK)]
+        return named_columns(rows, self._names[file], names)
 
     @functools.cached_property
     def _names(self) -> list[tuple[str, ...]]:
@@ -176,10 +201,12 @@ class Columns(LineFiles):
         return [header or _unnamed(len(columns)) for header, columns in both]
 
     @functools.cached_property
-    def _first_lines(self) -> list[tuple[str, ...]]:
+    def _first_lines(self) -> list[Sequence[str]]:
         """The columns of the first line of each file."""
         sizes = enumerate(self._sizes)
-        return [self._columns(i, self._begin(i), self._second(i)) if size else () for i, size in sizes]
+        return [
+            _columns(self._decode(i, self._begin(i), self._second(i))) if size else () for i, size in sizes
+        ]
 
     @functools.cached_property
     def _headers(self) -> list[tuple[str, ...]]:
@@ -198,7 +225,7 @@ class Columns(LineFiles):
         return headers
 
     def _header(self, file: int) -> tuple[str, ...]:
-        names = self._first_lines[file]
+        names = tuple(self._first_lines[file])
         asked, there = self._options.asked, ", ".join(names)
         if missing := [name for name in asked if name not in names]:
             alike = {_bare(name) for name in names}
@@ -220,6 +247,12 @@ class Columns(LineFiles):
         return self._second(file) if self._headers[file] else self._begin(file)
 
 
+def _columns(line: str) -> Sequence[str]:
+    line = line.rstrip("\r\n")
+    columns = line.split("\t")
+    return [*map(_unquoted, columns)] if '""' in line else columns
+
+
 def _unquoted(column: str) -> str:
     """The text of a column that is in quotes and has quotes, all doubled; any other column as it is."""
     inner = column[1:-1]
@@ -239,63 +272,3 @@ def _at(name: str, names: Sequence[str]) -> int | None:
 def _bare(name: str) -> str:
     """The name of a column without quotes, spaces and byte-order mark."""
     return name.strip(' "\ufeff').casefold()
-
-
-class Aligned(Files):
-    """`aligned:SOURCE,TARGET`: two text files, where line i of one is the translation of line i of the other.
-
-    Records are {"source": line, "target": line}, including empty lines. They are split by their fields
-    `Options.key`, or by both, or with `split_by` `PLACE` by position, 90/5/5.
-
-    Raises:
-      UserError: not two files, unequal numbers of lines, or (when read) text that is not UTF-8.
-    """
-
-    def __init__(self, argument: str, split: str, options: Options) -> None:
-        halves = [(argument[:i], argument[i + 1 :]) for i, letter in enumerate(argument) if letter == ","]
-        if len(halves) > 1:  # commas in the names of files
-            halves = [both for both in halves if all(map(matching, both))]
-        if len(halves) != 1:
-            raise UserError(f"aligned:{argument}: expected two files, aligned:SOURCE,TARGET")
-        for name in (options.field, *([] if options.by_place else options.key)):
-            if name not in SIDES:
-                raise UserError(f"aligned:{argument}: no field {name!r}; fields there: source, target")
-        super().__init__("aligned", argument, split, options, halves[0])
-        self.identity = digest(self.identity, "without byte-order marks")
-        if len(self._files) != 2:
-            raise UserError(f"aligned:{argument}: {len(self._files)} files; expected two")
-
-    def __len__(self) -> int:
-        return len(self._numbers)
-
-    def __getitem__(self, index: int) -> dict[str, Any]:
-        number = int(self._numbers[index])
-        lines = (self._decode(file, *self._span(file, number)) for file in (0, 1))
-        return {name: line.rstrip("\r\n") for name, line in zip(SIDES, lines, strict=True)}
-
-    def _span(self, file: int, number: int) -> tuple[int, int]:
-        ends = self._ends[file]
-        return int(ends[number - 1]) if number else self._begin(file), int(ends[number])
-
-    @functools.cached_property
-    def _ends(self) -> list[np.ndarray]:
-        ends = [self._line_ends(file) for file in range(2)]
-        if len(ends[0]) != len(ends[1]):
-            counts = " and ".join(
-                f"{path} has {len(found)} lines" for path, found in zip(self._files, ends, strict=True)
-            )
-            raise UserError(f"{counts}; they must have as many as each other")
-        return ends
-
-    @functools.cached_property
-    def _numbers(self) -> Sequence[int]:
-        """The lines of the split."""
-        options, count = self._options, len(self._ends[0])
-        low, high = SPLITS[self._split] if options.divide and options.by_place else (0.0, 1.0)
-        every = range(int(low * count), int(high * count))
-        if not options.divide or options.by_place:
-            return every
-        files = [SIDES.index(name) for name in options.key or SIDES] if count else []
-        keys = (stripped(self._map(file), self._begin(file), self._ends[file]) for file in files)
-        of_split_n = belong(self._split, shares(map(b"\0".join, zip(*keys, strict=True))))
-        return np.flatnonzero(of_split_n).tolist()

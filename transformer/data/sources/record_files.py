@@ -3,7 +3,8 @@
 import functools
 import json
 from abc import abstractmethod
-from collections.abc import Iterable, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +15,10 @@ from transformer.data.sources.base import belong, shares, tallied
 from transformer.data.sources.files import Files
 from transformer.json_text import parse_json
 
+Block = tuple[np.ndarray, Callable[[], Sequence[bytes]]]
+"""The numbers (n, k) by which some records are found, and a function that reads the keys (n) by which these
+are split."""
+
 
 class RecordFiles(Files):
     """Files whose records are found by numbers, such as the bytes at which a line starts and ends.
@@ -22,8 +27,16 @@ class RecordFiles(Files):
     reading all of them, so their numbers and the hashes of their keys are cached, for all splits and fields.
     """
 
+    _width = 3
+    """How many numbers a record is found by: its file, its start and its end."""
+
     def __len__(self) -> int:
         return len(self._found)
+
+    def place(self, index: int) -> str:
+        """The file of a record and its line."""
+        file, start, _ = self._found[index].tolist()
+        return self._place(file, start)
 
     @functools.cached_property
     def tally(self) -> Mapping[str, int]:  # type: ignore[override]
@@ -38,7 +51,8 @@ class RecordFiles(Files):
     @functools.cached_property
     def _found_and_tally(self) -> tuple[np.ndarray, Mapping[str, int]]:
         if not self._options.divide:
-            return self._find_all()
+            found_nk, tally, _ = self._read_blocks(with_shares=False)
+            return found_nk, tally
         given = self._options
         what = sorted(given.asked), sorted(given.optional), given.rule
         key = digest("records", type(self).__name__, self._stats, *what)
@@ -48,23 +62,27 @@ class RecordFiles(Files):
         return load_array(folder / "found.npy")[of_split_n], tally
 
     def _write(self, folder: Path) -> None:
-        found, tally = self._find_all()
-        keys = tqdm(
-            self._keys(found), f"dividing {self.name}", len(found), delay=2, leave=False, dynamic_ncols=True
-        )
-        np.save(folder / "shares.npy", shares(keys))
-        np.save(folder / "found.npy", found)
+        found_nk, tally, shares_n = self._read_blocks(with_shares=True)
+        np.save(folder / "shares.npy", shares_n)
+        np.save(folder / "found.npy", found_nk)
         (folder / "tally.json").write_text(json.dumps(tally))
 
-    def _find_all(self) -> tuple[np.ndarray, Mapping[str, int]]:
-        found, left_out = self._find()
-        return found, tallied(len(found), left_out)
+    def _read_blocks(self, with_shares: bool) -> tuple[np.ndarray, Mapping[str, int], np.ndarray]:
+        """The numbers (n, k) by which the records of all splits are found, what is `tallied`, and the
+        `shares` (n,) of their keys, or none."""
+        found, shares_n, left_out = [np.zeros((0, self._width), np.int64)], [np.zeros(0)], Counter[str]()
+        with tqdm(
+            desc=f"reading {self.name}", unit=" records", delay=2, leave=False, dynamic_ncols=True
+        ) as bar:
+            for block_nk, keys in self._blocks(left_out):
+                found.append(block_nk)
+                if with_shares and len(block_nk):
+                    shares_n.append(shares(keys()))
+                bar.update(len(block_nk))
+        found_nk = np.concatenate(found)
+        return found_nk, tallied(len(found_nk), left_out), np.concatenate(shares_n)
 
     @abstractmethod
-    def _find(self) -> tuple[np.ndarray, Mapping[str, int]]:
-        """The numbers (n, k) by which the records of all splits are found, and reason -> how many others are
-        left out."""
-
-    @abstractmethod
-    def _keys(self, found: np.ndarray) -> Iterable[bytes]:
-        """The keys by which the records with these numbers are split."""
+    def _blocks(self, left_out: Counter[str]) -> Iterator[Block]:
+        """The records of all splits in order, in blocks that fit in memory. Adds to `left_out`, reason ->
+        count, the records that it leaves out."""

@@ -1,15 +1,22 @@
 """Questions in the files of SQuAD."""
 
 import functools
+import itertools
 import json
+from collections.abc import Sequence
 from typing import Any
 
-from transformer.data.sources.base import Options, belong, check_text, key_of, shares
+import numpy as np
+
+from transformer.data.sources.base import Options, belong, check_text, key_of, keys_of, shares
 from transformer.data.sources.files import Files
 from transformer.errors import UserError
 from transformer.json_text import parse_json
 
 FORM = "data > paragraphs > context and qas > question and answers > text and answer_start"
+
+PARTS = ("article", "paragraph", "question")
+"""What contains what, by which a place in a file is named."""
 
 
 class SquadFiles(Files):
@@ -31,7 +38,7 @@ class SquadFiles(Files):
         return len(self._records)
 
     def __getitem__(self, index: int) -> dict[str, Any]:
-        record = self._records[index][1]
+        record = self._records[index]
         if not isinstance(record.get(self.field), str):
             raise UserError(f"{self.place(index)}: no text {self.field!r}; fields there: {', '.join(record)}")
         check_text(record[self.field], lambda: self.place(index), self.field)
@@ -39,44 +46,74 @@ class SquadFiles(Files):
 
     def place(self, index: int) -> str:
         """The file of a record and its id."""
-        file, record = self._records[index]
-        return f"{self._files[file]}: question {record['id']!r}"
+        return f"{self._files[self._of_file[index]]}: question {self._records[index]['id']!r}"
+
+    @property
+    def _records(self) -> list[dict[str, Any]]:
+        return self._found[0]
+
+    @property
+    def _of_file(self) -> list[int]:
+        return self._found[1]
 
     @functools.cached_property
-    def _records(self) -> list[tuple[int, dict[str, Any]]]:
-        paragraphs = [(file, each) for file in range(len(self._files)) for each in self._read(file)]
+    def _found(self) -> tuple[list[dict[str, Any]], list[int]]:
+        """The records of the split, and the number of the file of each."""
+        records: list[dict[str, Any]] = []
+        files, counts = [], []
+        for file in range(len(self._files)):
+            of_file, of_paragraphs = self._read(file)
+            records += of_file
+            files += [file] * len(of_file)
+            counts += of_paragraphs
+        if not self._options.divide:
+            return records, files
         names = self._options.split_by
-        if names:
-            paragraphs = [(file, [record]) for file, records in paragraphs for record in records]
-        if self._options.divide:
-            keys = (key_of(records[0], names or ["context"], lambda: self.name) for _, records in paragraphs)
-            mine = belong(self._split, shares(keys))
-            paragraphs = [each for each, here in zip(paragraphs, mine, strict=True) if here]
-        return [(file, record) for file, records in paragraphs for record in records]
+        counts_p = np.array([1] * len(records) if names else counts, int)
+        firsts_p = np.cumsum(counts_p) - counts_p
+        keys = self._keys([records[first] for first in firsts_p.tolist()], names or ["context"])
+        mine_n = np.repeat(belong(self._split, shares(keys)), counts_p)
+        return [*itertools.compress(records, mine_n)], [*itertools.compress(files, mine_n)]
 
-    def _read(self, file: int) -> list[list[dict[str, Any]]]:
-        """The questions of each paragraph with questions."""
-        found, place = [], "the whole"
+    def _keys(self, records: list[dict[str, Any]], names: Sequence[str]) -> list[bytes]:
         try:
-            articles = parse_json(self._decode(file, self._begin(file), self._sizes[file]))["data"]
-            for i, article in enumerate(articles, 1):
-                place = f"article {i}"
-                for j, paragraph in enumerate(article["paragraphs"], 1):
-                    place, records = f"article {i}, paragraph {j}", []
-                    for k, question in enumerate(paragraph["qas"], 1):
-                        place = f"article {i}, paragraph {j}, question {k}"
-                        records.append(_record(paragraph, question, k))
-                    found.append(records)
+            return keys_of([[record[name] for record in records] for name in names])
+        except KeyError:  # named with the fields of the first record without it
+            return [key_of(record, names, lambda: self.name) for record in records]
+
+    def _read(self, file: int) -> tuple[list[dict[str, Any]], list[int]]:
+        """The records of a file, and how many each paragraph with questions has."""
+        place: list[int] = []
+        text = self._decode(file, self._begin(file), self._sizes[file])
+        try:  # collections of garbage in between would visit all records again and again
+            return parse_json(text, lambda text: _questions(json.loads(text)["data"], place))
         except json.JSONDecodeError as error:
             raise UserError(f"{self._files[file]}:{error.lineno}: not JSON ({error.msg})") from None
-        except UserError:  # not UTF-8
-            raise
         except ValueError as error:
             raise UserError(f"{self._files[file]}: not JSON ({error})") from None
         except (KeyError, TypeError, AttributeError) as error:
             problem = f"has no {error}" if isinstance(error, KeyError) else "has another form"
-            raise UserError(f"{self._files[file]}: {place} {problem}; expected SQuAD's, {FORM}") from None
-        return [records for records in found if records]
+            parts = (f"{what} {number}" for what, number in zip(PARTS, place, strict=False))
+            where = ", ".join(parts) or "the whole"
+            raise UserError(f"{self._files[file]}: {where} {problem}; expected SQuAD's, {FORM}") from None
+
+
+def _questions(articles: Any, place: list[int]) -> tuple[list[dict[str, Any]], list[int]]:
+    """The records of articles, and how many each paragraph with questions has; `place` gets the numbers of
+    the `PARTS` that are being read."""
+    records: list[dict[str, Any]] = []
+    counts = []
+    for i, article in enumerate(articles, 1):
+        place[:] = [i]
+        for j, paragraph in enumerate(article["paragraphs"], 1):
+            place[:] = i, j
+            before = len(records)
+            for k, question in enumerate(paragraph["qas"], 1):
+                place[:] = i, j, k
+                records.append(_record(paragraph, question, k))
+            if len(records) > before:
+                counts.append(len(records) - before)
+    return records, counts
 
 
 def _record(paragraph: Any, question: Any, number: int) -> dict[str, Any]:
@@ -84,4 +121,5 @@ def _record(paragraph: Any, question: Any, number: int) -> dict[str, Any]:
     if "answers" in question:  # not in files of questions to answer
         names = ("text", "answer_start")
         record["answers"] = {name: [answer[name] for answer in question["answers"]] for name in names}
-    return record | {"id": str(question.get("id", number))}
+    record["id"] = str(question.get("id", number))
+    return record

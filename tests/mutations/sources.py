@@ -1,0 +1,172 @@
+"""Mutations of `transformer/data/sources`: file -> (tests, {name: (text, replacement)})."""
+
+EDITS = {
+    "transformer/data/sources/base.py": (
+        "tests/data/test_overlap.py tests/data/test_blocks.py",
+        {
+            "split_by_answers": ("return value if self.split_by else before_answer(value)", "return value"),
+            "digits_from_the_end": (">u2", "<u2"),
+            "answers_decide": ("WRITE(deciding(value))).strip()", "WRITE(value)).strip()"),
+            "space_decides": ("WRITE(deciding(value))).strip()", "WRITE(deciding(value)))"),
+            "half_pairs_have_no_key": (
+                'key.encode("utf-8", "surrogatepass")',
+                'key.encode("utf-8", "replace")',
+            ),
+            "greetings_are_answers": ("if i > asked and role", "if role"),
+        },
+    ),
+    "transformer/data/sources/columnar.py": (
+        "tests/data/test_parquet.py tests/data/test_saved_dataset.py tests/data/test_left_out.py "
+        "tests/data/test_blocks.py::test_groups_of_rows",
+        {
+            "keys_of_other_rows": ("rows = rows_n.tolist()", "rows = range(len(rows_n))"),
+            "features_are_objects": ("if isinstance(each, dict)}", "if True}"),
+            "categories_unread": (
+                "kind.value_type if types.is_dictionary(kind)",
+                "kind if types.is_dictionary(kind)",
+            ),
+            "times_are_numbers": ("and not types.is_temporal(kind)", "and True"),
+            "one_of_several_texts": (
+                "return self._options.alternatives(",
+                "return [] and self._options.alternatives(",
+            ),
+            "row_of_the_group_before": (
+                "bisect.bisect(self._firsts, row) - 1",
+                "bisect.bisect_left(self._firsts, row) - 1",
+            ),
+            "rows_of_each_group_from_0": ("yield first + kept_n[:, None]", "yield kept_n[:, None]"),
+            "rows_without_text": ("kept_n = kept_n[~lacks_n]", "pass"),
+            "rows_without_label": (
+                "[name for name in self._options.asked if",
+                "[name for name in [self.field] if",
+            ),
+            "optional_fields_required": ("if name not in self._options.optional]", "]"),
+            "nulls_uncounted": ("+= int(lacks_n.sum())", "+= 0"),
+        },
+    ),
+    "transformer/data/sources/record_files.py": (
+        "tests/data/test_parquet.py tests/data/test_left_out.py tests/data/test_blocks.py",
+        {
+            "blocks_without_records_have_keys": ("if with_shares and len(block_nk):", "if with_shares:"),
+            "every_split_the_whole": ("belong(self._split, load", 'belong("train", load'),
+            "other_nulls_in_one_index": ("sorted(given.optional), given.rule", "given.rule"),
+        },
+    ),
+    "transformer/data/sources/line_files.py": (
+        "tests/data/test_line_files.py tests/data/test_left_out.py tests/data/test_blocks.py "
+        "tests/data/test_work.py",
+        {
+            "errors_of_a_whole_block": (
+                "except (ValueError, LookupError, TypeError):",
+                "except (LookupError, TypeError):",
+            ),
+            "fields_of_a_whole_block": (
+                "except (ValueError, LookupError, TypeError):",
+                "except (ValueError, TypeError):",
+            ),
+            "lines_of_other_json": (
+                "except (ValueError, LookupError, TypeError):",
+                "except (ValueError, LookupError):",
+            ),
+            "nested_fields_of_no_key": (
+                "for record in records if self._nested else ():",
+                "for record in ():",
+            ),
+            "empty_lines_have_keys": (
+                'map(bytes.strip, self._map(file)[start:end].split(b"\\n")) if line]',
+                'map(bytes.strip, self._map(file)[start:end].split(b"\\n"))]',
+            ),
+            "columns_of_empty_lines": (
+                'for line in text.split("\\n") if line.strip(BLANK)]',
+                'for line in text.split("\\n")]',
+            ),
+            "places_of_all_records": (
+                "self._options.check_unread(record, place)",
+                "self._options.check_unread(record, lambda said=place(): said)",
+            ),
+            "columns_shift": ("if len(columns) != len(names):", "if False:"),
+            "empty_lines_are_records": (
+                "if not data[slice(*lines_n3[i, 1:].tolist())].strip()]",
+                "if False]",
+            ),
+            "empty_lines_uncounted": ('left_out["empty line"] += len(empty)', "pass"),
+        },
+    ),
+    "transformer/data/sources/json_forms.py": (
+        "tests/data/test_formats.py",
+        {
+            "arrays_are_lines": ('== b"["', '== b"("'),
+            "one_field_within_another": ('name.split(".")', 'name.rsplit(".", 0)'),
+        },
+    ),
+    "transformer/data/sources/packed_files.py": (
+        "tests/data/test_packed_files.py",
+        {
+            "nul_is_text": ('if b"\\0" in head', "if False"),
+            "signatures_are_not_known": ("== signature", "== None"),
+            "the_first_of_several": ("if len(members) != 1", "if not members"),
+            "damage_is_a_traceback": ('getattr(error, "errno", None)', "True"),
+            "suffixes_in_lower_case": ("path.suffix.lower()", "path.suffix"),
+        },
+    ),
+    "transformer/json_text.py": (
+        "tests/faults/test_untrusted_files.py tests/data/test_blocks.py",
+        {
+            "several_values_of_a_line": ("if end < len(line):", "if False:"),
+            "empty_lines_are_json": (
+                'if line := line.strip(" \\t\\r"):',
+                'if (line := line.strip(" \\t\\r")) or True:',
+            ),
+            "depth_is_an_error_of_its_own": (
+                "(ValueError, RecursionError) as error:",
+                "ValueError as error:",
+            ),
+        },
+    ),
+    "transformer/data/sources/files.py": (
+        "tests/faults/test_data_faults.py tests/data/test_sources.py::test_a_path_that_exists_is_that_path "
+        "tests/data/test_overlap.py::test_a_file_is_read_once_however_it_is_reached "
+        "tests/data/test_work.py::test_documents_are_written_by_their_loss",
+        {
+            "line_ends_of_each_place": (
+                "functools.lru_cache(64)(self._find_line_ends)",
+                "self._find_line_ends",
+            ),
+            "links_are_other_files": ("os.stat(path)[1:3]", "(len(named),)"),
+            "broken_links_are_left_out": ("if path.is_symlink() and not path.exists()]:", "if False]:"),
+            "folders_are_patterns": ("for each in (path, *path.parents)", "for each in (path.parents[-1],)"),
+        },
+    ),
+    "transformer/data/sources/aligned_files.py": (
+        "tests/data/test_line_files.py tests/data/test_overlap.py tests/data/test_work.py",
+        {"order_is_ignored": ("if not options.divide or options.by_place:", "if not options.divide:")},
+    ),
+    "transformer/data/sources/csv_files.py": (
+        "tests/data/test_blocks.py tests/data/test_left_out.py tests/data/test_sources.py",
+        {
+            "lines_are_rows": ("if len(rows) == stop - line and ", "if "),
+            "any_number_of_values": ("and {*map(len, rows)} <= {0, count}", ""),
+            "names_are_a_record": ("there_n[0] &= line > 0", "there_n[0] &= True"),
+            "first_rows_of_blocks_are_names": ("there_n[0] &= line > 0", "there_n[0] &= False"),
+            "empty_lines_uncounted": ("+= int((~there_n).sum())", "+= 0"),
+            "carriage_returns_within_lines": ("""if '"' in text or "\\r" in text:""", """if '"' in text:"""),
+            "errors_of_a_whole_block": ("except (csv.Error, UserError):", "except csv.Error:"),
+            "quotes_of_a_whole_block": ("except (csv.Error, UserError):", "except UserError:"),
+            "empty_lines_are_values": ("line.split(separator) if line else []", "line.split(separator)"),
+            "line_of_a_block": (
+                "yield first, line + reader.line_num, values",
+                "yield first, reader.line_num, values",
+            ),
+            "first_line_of_a_block": ("first = line + reader.line_num + 1", "first = reader.line_num + 1"),
+        },
+    ),
+    "transformer/data/sources/squad.py": (
+        "tests/data/test_blocks.py::test_questions_of_paragraphs tests/data/test_question_answering.py",
+        {
+            "paragraphs_of_other_fields": ("[1] * len(records) if names else counts", "counts"),
+            "questions_of_one_paragraph": ("if len(records) > before:", "if True:"),
+            "file_of_all_records": ("[*itertools.compress(files, mine_n)]", "files"),
+            "whole_place": ("place[:] = i, j, k", "pass"),
+        },
+    ),
+}
