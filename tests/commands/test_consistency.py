@@ -117,6 +117,13 @@ def test_a_folder_that_the_others_cannot_read_is_refused_and_left_as_it_was(fold
     assert folder.path.parent.exists() == there and not [*folder.path.parent.glob("run/*")]
 
 
+def test_a_process_that_cannot_read_the_folder_tells_the_others(folder, monkeypatch):
+    monkeypatch.setattr(processes, "gathered", lambda text: [text, ""])
+    monkeypatch.setattr(consistency, "_appears", lambda path: False)
+    with pytest.raises(UserError, match="share: process 0 cannot read what process 0 writes there"):
+        consistency.check_folder(folder)
+
+
 def test_a_file_that_another_host_writes_may_come_late(tmp_path, monkeypatch):
     monkeypatch.setattr(consistency, "APPEAR_SECONDS", 5)
     threading.Timer(0.3, (tmp_path / "token").touch).start()
