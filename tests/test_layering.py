@@ -98,6 +98,7 @@ ALLOWED = {
     },
     "experiments": {"experiments", "transformer"},
     "configs": {"configs", "experiments", "transformer.config", "transformer.sweep"},
+    "examples": set(),
     "commands": {"commands", "experiments", "transformer"},
     "launch": {
         "commands",
@@ -141,16 +142,17 @@ LIBRARIES = {
     "transformer.interop": {"jax", "flax", "numpy", "ml_dtypes", "tokenizers"},
     "transformer.visualization": {"numpy", "matplotlib"},
     "configs": {"ml_collections"},
+    "examples": {"jax", "numpy", "optax"},
     "launch": {"jax", "absl"},
 }
 """What each part may import besides the standard library, where that is limited."""
 
-OURS = ("transformer", "experiments", "commands", "configs", "launch")
+OURS = ("transformer", "experiments", "commands", "configs", "examples", "launch")
 
 
 def modules() -> dict[str, Path]:
     files = [ROOT / "launch.py"]
-    for package in ("transformer", "experiments", "commands", "configs"):
+    for package in ("transformer", "experiments", "commands", "configs", "examples"):
         files += sorted((ROOT / package).rglob("*.py"))
     names = {}
     for file in files:
@@ -213,6 +215,7 @@ def test_imports_go_one_way(name):
         ("commands.predict", "from configs import base"),
         ("configs.lm", "from transformer.errors import UserError"),
         ("configs.lm", "import jax"),
+        ("examples.train_lm", "from transformer.layers.linear import Linear"),
         ("launch", "from transformer.training import loop"),
     ],
 )

@@ -1,6 +1,18 @@
-"""Mutations of `transformer/models`: file -> (tests, {name: (text, replacement)})."""
+"""Mutations of `transformer/models` and of the model in one file: file -> (tests, {name: edit})."""
 
 EDITS = {
+    "examples/train_lm.py": (
+        "tests/test_examples.py",
+        {
+            "later_positions_seen": ("jnp.tril(", "jnp.triu("),
+            "embedding_decayed": ('| {"embedding": False}', '| {"embedding": True}'),
+            "first_step_without_a_rate": ("rate(count + 1)", "rate(count)"),
+            "no_clipping": ("optax.clip_by_global_norm(c.clip_norm)", "optax.identity()"),
+            "less_than_p": ("more_probable_v < p", "more_probable_v + probability_v < p"),
+            "terms_of_full_scale": ("1 / f / sublayers", "1 / f"),
+            "same_batch": ("default_rng((c.seed, step))", "default_rng(c.seed)"),
+        },
+    ),
     "transformer/models/reduced.py": (
         "tests/models/test_reduced.py",
         {
