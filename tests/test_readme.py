@@ -1,4 +1,4 @@
-"""The commands of README and docs: all of them make sense, and the first does what it says."""
+"""The commands of README, AGENTS and docs: all of them make sense, and the first does what it says."""
 
 import importlib.util
 import json
@@ -18,12 +18,12 @@ from tests import runs
 from transformer.search import read_space
 from transformer.sweep import as_overrides
 
-README = (runs.ROOT / "README.md").read_text(encoding="utf-8")
-PAGES = {path.stem: path.read_text(encoding="utf-8") for path in sorted((runs.ROOT / "docs").glob("*.md"))}
-ALL = README + "".join(PAGES.values())
+FILES = [runs.ROOT / "README.md", runs.ROOT / "AGENTS.md", *sorted((runs.ROOT / "docs").glob("*.md"))]
+PAGES = {path: path.read_text(encoding="utf-8") for path in FILES}
+README, ALL = PAGES[FILES[0]], "".join(PAGES.values())
 BLOCKS = re.findall(r"^```(\w+)\n(.*?)^```$", ALL, re.MULTILINE | re.DOTALL)
 COMMANDS = [line for kind, code in BLOCKS if kind == "bash" for line in code.splitlines()]
-TRAIN, TEST, *OTHERS = COMMANDS
+TRAIN, TEST, *OTHERS = dict.fromkeys(COMMANDS)
 
 pytestmark = pytest.mark.usefixtures("in_root")
 
@@ -37,10 +37,15 @@ def test_the_first_screen_has_the_two_commands_and_each_is_complete():
         assert (runs.ROOT / shlex.split(steps[1])[-1]).is_file()
 
 
-@pytest.mark.parametrize("command", [TRAIN.split(" && ")[-1], *dict.fromkeys(OTHERS)])
+@pytest.mark.parametrize("command", [TRAIN.split(" && ")[-1], *OTHERS])
 def test_a_command_names_flags_files_and_keys_that_exist(command):
     python, script, *arguments = shlex.split(re.sub(r"^[A-Z_]+=\w+ ", "", command))
-    assert python in ("python", ".venv/bin/python") and script == "launch.py"
+    assert python in ("python", ".venv/bin/python")
+    if script != "launch.py":
+        module, *paths = arguments if script == "-m" else ("", script)
+        assert not module or importlib.util.find_spec(module)
+        assert all((runs.ROOT / path).exists() for path in paths if re.search(r"/|\.py$", path))
+        return
     flags, overrides = launch.parse(arguments)
     if flags.config:
         check_config(read_config(flags.config), overrides)
@@ -57,11 +62,10 @@ def test_keys_and_files_that_the_page_names_exist():
         assert any((runs.ROOT / base / path).exists() for base in (".", "configs")), path
 
 
-@pytest.mark.parametrize("name", ["README", *PAGES])
-def test_links_lead_to_files(name):
-    page, folder = (README, runs.ROOT) if name == "README" else (PAGES[name], runs.ROOT / "docs")
-    for link in re.findall(r"\]\(([^)#:]+)[)#]", page):
-        assert (folder / link).exists(), link
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.stem)
+def test_links_lead_to_files(path):
+    for link in re.findall(r"\]\(([^)#:]+)[)#]", PAGES[path]):
+        assert (path.parent / link).exists(), link
 
 
 def test_what_examples_in_python_import_exists():
