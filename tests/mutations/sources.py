@@ -68,17 +68,9 @@ EDITS = {
                 "except (ValueError, LookupError, TypeError):",
                 "except (ValueError, LookupError):",
             ),
-            "nested_fields_of_no_key": (
-                "for record in records if self._nested else ():",
-                "for record in ():",
-            ),
             "empty_lines_have_keys": (
                 'map(bytes.strip, self._map(file)[start:end].split(b"\\n")) if line]',
                 'map(bytes.strip, self._map(file)[start:end].split(b"\\n"))]',
-            ),
-            "columns_of_empty_lines": (
-                'for line in text.split("\\n") if line.strip(BLANK)]',
-                'for line in text.split("\\n")]',
             ),
             "places_of_all_records": (
                 "self._options.check_unread(record, place)",
@@ -113,10 +105,6 @@ EDITS = {
         "tests/faults/test_untrusted_files.py tests/data/test_blocks.py",
         {
             "several_values_of_a_line": ("if end < len(line):", "if False:"),
-            "empty_lines_are_json": (
-                'if line := line.strip(" \\t\\r"):',
-                'if (line := line.strip(" \\t\\r")) or True:',
-            ),
             "depth_is_an_error_of_its_own": (
                 "(ValueError, RecursionError) as error:",
                 "ValueError as error:",
