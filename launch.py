@@ -20,7 +20,8 @@ A model of Hugging Face as a run:        python launch.py --mode=import --from=m
 A run as a model of Hugging Face:        python launch.py --mode=export --workdir=runs/lm --to=models/lm
 
 Any key of the config can be set: --config.model.num_layers=6. `--mode=NAME --help` lists the flags of a
-command, `--config=FILE --help` the keys of a config with their defaults and meanings.
+command, `--config=FILE --help` the keys of a config that people change first, with their defaults and
+meanings, and `--config=FILE --help=all` all of them.
 """
 
 import gc
@@ -114,26 +115,25 @@ def default_workdir(flags: argparse.Namespace) -> str:
 def explain(
     parser: argparse.ArgumentParser, flags: argparse.Namespace, overrides: list[tuple[str, str]]
 ) -> None:
-    """Prints the flags of a command, and the keys of a config if one is given."""
+    """Prints the flags of a command, and keys of a config if one is given: with --help=all, all of them."""
     help_page.show(parser, __doc__ if flags.mode == "train" else find_command(flags.mode).__doc__)
     if flags.config:
         prepare(flags)
-        find_command("config").explain(flags.config, overrides)
+        find_command("config").explain(flags.config, overrides, flags.help == "all")
 
 
 def add_common_flags(parser: argparse.ArgumentParser) -> None:
     """Adds the flags of every command."""
     add = parser.add_argument
-    add("--help", "-h", action="store_true", help="this help; with --config=FILE the keys of that config too")
+    keys = "this help; with --config=FILE first keys of that config too, with --help=all all of them"
+    add("--help", "-h", nargs="?", const=True, choices=["all"], metavar="all", help=keys)
     add("--mode", default="train", choices=[*COMMANDS], metavar="NAME", help=f"the command: {MODES} (train)")
     add("--workdir", type=place, default="", help="the run's folder (training: runs/<name of the config>)")
     add("--coordinator", help="host:port of the first process; not needed on clusters that JAX knows")
     add("--num_processes", type=int, help="the number of processes")
     add("--process_id", type=int, help="the number of this process, from 0")
     add("--heartbeat_seconds", type=int, default=30, help="silence of a process after which all end (30)")
-    add(
-        "--include", type=place, default="", help="a Python file to run first, as it adds a mixer, a loss ..."
-    )
+    add("--include", type=place, default="", help="a Python file to run first, with a mixer, a loss ...")
     parser.set_defaults(config="", started=STARTED, missing=WHICH_RUN, suffix="", alone=False)
 
 

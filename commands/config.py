@@ -44,19 +44,30 @@ def run(flags: argparse.Namespace, overrides: "Overrides") -> int:
     return 0
 
 
-def explain(config_file: str, overrides: "Overrides") -> None:
-    """Prints all keys of a config file with defaults, differing values and meanings."""
+def explain(config_file: str, overrides: "Overrides", every: bool = False) -> None:
+    """Prints the first keys of a config file, or every one, with defaults, differing values and meanings."""
+    from commands.first_keys import first_keys
     from commands.opening import check_config, read_to_train
 
     config = check_config(read_to_train(config_file, overrides), overrides)
+    lines = {key.name: _meaning(key, value) for key, value in keys_of(config)}
+    form = "default (value here, if it differs)  # meaning"
+    if every:
+        print(f"\nkeys of {config_file}: {form}", *lines.values(), sep="\n")
+        return
+    print(f"\nfirst keys of {config_file}: {form}")
+    for group, names in first_keys(lines).items():
+        print(f"\n{group}:", *(lines[name] for name in names), sep="\n")
+    print(f"\n--help=all shows all {len(lines)} keys.")
+
+
+def _meaning(key: "Key", value: Any) -> str:
     width = terminal_width(otherwise=1 << 16)  # a line per key, for grep
-    print(f"\nkeys of {config_file}: default (value here, if it differs)  # meaning")
-    for key, value in keys_of(config):
-        shown = f"  --config.{key.name}={key.default!r}" + (f" ({value!r})" if value != key.default else "")
-        bound = f" [{key.bound}]" if key.bound else ""
-        line = f"{shown:{WIDTH + 16}}  # {key.meaning}{bound}"
-        below = textwrap.fill(key.meaning + bound, width, initial_indent=BELOW, subsequent_indent=BELOW)
-        print(line if len(line) <= width else f"{shown}\n{below}")
+    shown = f"  --config.{key.name}={key.default!r}" + (f" ({value!r})" if value != key.default else "")
+    meaning = f"{key.meaning} [{key.bound}]" if key.bound else key.meaning
+    line = f"{shown:{WIDTH + 16}}  # {meaning}"
+    below = textwrap.fill(meaning, width, initial_indent=BELOW, subsequent_indent=BELOW)
+    return line if len(line) <= width else f"{shown}\n{below}"
 
 
 def keys_of(config: Any) -> Iterator[tuple["Key", Any]]:

@@ -63,5 +63,5 @@ def check_keys(overrides: Iterable[tuple[str, str]], config: str) -> None:
     for key, value in overrides:
         if not may_be_key(key):
             keys = [f"--config.{near}={value}" for near in nearest_keys(key)]
-            meant = f"did you mean {' or '.join(keys)}?" if keys else "--config=FILE --help lists the keys"
+            meant = f"did you mean {' or '.join(keys)}?" if keys else "--config=FILE --help=all lists them"
             raise UserError(f"--config.{key}: unknown key; {meant}")

@@ -1,6 +1,6 @@
 """The start of every config file: all keys of an experiment with the defaults of its config dataclasses.
 
-The dataclasses state the meaning of each key beside its default; `python launch.py --config=FILE --help`
+The dataclasses state the meaning of each key beside its default; `python launch.py --config=FILE --help=all`
 lists them. A config file sets the keys that differ, `config.model.d_model = 192`; so does a flag,
 `--config.model.d_model=192`. Lengths are in tokens, `batch_size` in sequences over all devices.
 """

@@ -37,10 +37,10 @@ def test_the_config_of_a_folder_is_printed(capsys, tmp_path):
     assert "config.model.d_modle: unknown key" in capsys.readouterr().err
 
 
-def test_help_with_a_config_lists_every_key_with_default_value_and_meaning(capsys, monkeypatch):
+def test_help_of_all_with_a_config_lists_every_key_with_default_value_and_meaning(capsys, monkeypatch):
     monkeypatch.delenv("COLUMNS", raising=False)
     with pytest.raises(SystemExit) as end:
-        launch.main(["--config=configs/lm.py", "--help"])
+        launch.main(["--config=configs/lm.py", "--help=all"])
     out = capsys.readouterr().out
     config = check_config(read_config("configs/lm.py"))
     values = flatten(to_values(config))
@@ -58,7 +58,7 @@ def test_help_with_a_config_lists_every_key_with_default_value_and_meaning(capsy
 def test_help_says_bounds(capsys, monkeypatch):
     monkeypatch.delenv("COLUMNS", raising=False)
     with pytest.raises(SystemExit):
-        launch.main(["--config=configs/lm.py", "--help"])
+        launch.main(["--config=configs/lm.py", "--help=all"])
     lines = capsys.readouterr().out.splitlines()
     norms = "one of 'layer', 'rms', 'rms_offset', 'none'"
     for key, bound in {"model.d_model": "at least 1", "model.norm": norms}.items():

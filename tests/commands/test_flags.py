@@ -91,7 +91,7 @@ def test_a_flag_of_the_command_is_suggested_before_those_of_others():
         ("--steps=4", "only --mode=coordinates and twin take it; the key is --config.train.steps"),
         ("--hepl", "did you mean --help?"),
         ("--config.learning_rate=3", "did you mean --config.optimizer.learning_rate=3?"),
-        ("--config.model.frobnicate=3", "unknown key; --config=FILE --help lists the keys"),
+        ("--config.model.frobnicate=3", "unknown key; --config=FILE --help=all lists them"),
         ("--mode=eval", "--mode: 'eval'; did you mean 'evaluate'?"),
     ],
 )

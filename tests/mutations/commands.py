@@ -1,6 +1,17 @@
 """Mutations of commands: file -> (tests, {name: (text, replacement)})."""
 
 EDITS = {
+    "commands/config.py": (
+        "tests/commands/test_help_page.py",
+        {
+            "every_key_unasked": ("    if every:\n", "    if not every:\n"),
+            "values_of_defaults_alone": (
+                'if value != key.default else "")\n    meaning',
+                'if False else "")\n    meaning',
+            ),
+            "first_keys_uncounted": ("all {len(lines)} keys", "all keys"),
+        },
+    ),
     "transformer/run_folder.py": (
         "tests/faults/test_hostile_runs.py",
         {
