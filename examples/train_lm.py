@@ -221,7 +221,7 @@ def write(
 
 
 def sample(params: Params, prompt: str, c: Config, temperature: float = 0.8, top_p: float = 0.95) -> str:
-    """The prompt and what the model writes after it, up to END or to the length of a row in training."""
+    """The prompt, shorter than a row in training, and what the model writes up to END or to this length."""
     prompt_n, rng = np.array([END, *prompt.encode()]), jax.random.key(c.seed)
     size = c.sequence_length
     tokens = write(params, prompt_n, rng, size=size, temperature=temperature, top_p=top_p).tolist()

@@ -72,7 +72,16 @@ def library_batch(batch):
     return batch | {"segments": segments_bt, "positions": positions_bt}
 
 
-@pytest.mark.thorough(but=1)
+def test_the_loss_of_a_batch_is_that_of_the_library(corpus_n):
+    experiment, initial = library(SMALL)
+    batch = train_lm.batch_at(corpus_n, 0, SMALL)
+    evaluate = jax.jit(functools.partial(experiment.loss, train=False))
+    expected = evaluate(initial, library_batch(batch), jax.random.key(0))["loss"]
+    loss = jax.jit(train_lm.loss)(converted(initial), batch)
+    np.testing.assert_allclose(loss, expected.total / expected.weight, rtol=1e-6)
+
+
+@pytest.mark.thorough
 @pytest.mark.parametrize("c", [SMALL, WIDE], ids=["small", "wide"])
 def test_twenty_steps_have_the_losses_of_the_library(c, corpus_n):
     experiment, initial = library(c)
@@ -111,6 +120,7 @@ def test_the_filter_keeps_the_tokens_that_the_library_keeps(p, rng):
     np.testing.assert_array_equal(own, keep_top_p(logits_bv, p))
 
 
+@pytest.mark.thorough
 def test_the_most_probable_text_is_that_of_the_library():
     experiment, initial = library(SMALL)
     strong = jax.tree.map(lambda leaf: 3 * leaf, initial)  # else one token follows all others
@@ -156,6 +166,7 @@ def test_the_corpus_is_the_library_without_tests_and_each_file_has_an_end(monkey
     assert len(training_n) == 3 * 38
 
 
+@pytest.mark.thorough
 def test_the_program_prints_losses_and_a_sample(corpus_n, monkeypatch, capsys):
     monkeypatch.setattr(train_lm, "read_corpus", lambda: (corpus_n, corpus_n))
     train_lm.main(SMALL)
