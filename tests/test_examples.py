@@ -20,7 +20,15 @@ from transformer.training.roles import roles_of
 from transformer.training.step import make_train_step
 
 SMALL = train_lm.Config(
-    d_model=32, num_layers=2, num_heads=2, d_ff=48, sequence_length=32, batch_size=4, steps=20, warmup_steps=5
+    d_model=32,
+    num_layers=2,
+    num_heads=2,
+    d_ff=48,
+    sequence_length=32,
+    batch_size=4,
+    steps=20,
+    warmup_steps=5,
+    learning_rate=3e-3,
 )
 WIDE = dataclasses.replace(SMALL, d_model=96, num_layers=3, num_heads=4, d_ff=160, sequence_length=64, seed=1)
 
