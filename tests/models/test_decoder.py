@@ -281,9 +281,10 @@ def test_impossible_shapes_are_refused(changes, message):
 
 
 @pytest.mark.thorough
-def test_a_hessian_times_a_vector_is_the_gradient_of_a_product(rng):
-    """As docs/notebooks.md has it; forward mode is refused by JAX."""
-    model, params = make(rng)
+@pytest.mark.parametrize("kernel", ["reference", "unrolled"])
+def test_a_hessian_times_a_vector_in_every_mode(rng, kernel):
+    """As docs/notebooks.md has it: reverse over reverse, forward over reverse, and differences."""
+    model, params = make(rng, kernel=kernel)
     inputs = tokens(rng)
     vector = jax.tree.map(lambda x: jnp.asarray(rng.normal(size=x.shape), jnp.float32), params)
 
@@ -302,5 +303,15 @@ def test_a_hessian_times_a_vector_is_the_gradient_of_a_product(rng):
     largest = max(np.abs(x).max() for x in jax.tree.leaves(found))
     for exact, a, b in zip(*map(jax.tree.leaves, (found, ahead, behind)), strict=True):
         np.testing.assert_allclose(exact, (a - b) / (2 * step), atol=0.02 * largest)
+    forward = jax.jit(lambda params: jax.jvp(jax.grad(loss), (params,), (vector,))[1])(params)
+    for exact, x in zip(*map(jax.tree.leaves, (found, forward)), strict=True):
+        np.testing.assert_allclose(x, exact, atol=1e-4 * largest)
+    _, slope = jax.jvp(loss, (params,), (vector,))
+    np.testing.assert_allclose(slope, product(params), rtol=1e-4, atol=1e-6)
+
+
+def test_forward_mode_is_refused_in_bfloat16(rng):
+    """Its products have their own backward passes."""
+    model, params = make(rng, dtype="bfloat16")
     with pytest.raises(TypeError, match="forward-mode"):
-        jax.jvp(loss, (params,), (vector,))
+        jax.jvp(lambda params: model.apply({"params": params}, tokens(rng)), (params,), (params,))

@@ -75,7 +75,13 @@ def contract(
             options: Any = {"out_dtype": jnp.float32, "axis": axis, "transposed": transposed}
             y = contract(x, kernel.values, dtype=dtype, **options)
         return (y * kernel.scale.reshape(features)).astype(out_dtype or dtype)
-    return _contract(x, kernel, jnp.dtype(dtype), jnp.dtype(out_dtype or dtype), axis, transposed)
+    types = jnp.dtype(dtype), jnp.dtype(out_dtype or dtype)
+    if {kernel.dtype, *types} == {
+        jnp.dtype("float32")
+    }:  # whose products autodiff may differentiate in any mode
+        over = _axes(x, -axis), _axes(kernel, -axis if transposed else axis)
+        return dot(x.astype(dtype), kernel, *over, types[1])
+    return _contract(x, kernel, *types, axis, transposed)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2, 3, 4, 5))
