@@ -11,7 +11,7 @@ Plan a run for a cluster:                python launch.py --mode=plan --config=c
 Train runs that differ in some keys:     python launch.py --mode=sweep --config=configs/lm.py --sweep seed=0,1
 Compare runs:                            python launch.py --mode=table --runs 'runs/lm-sweep/*'
 Is a change better than chance?          python launch.py --mode=compare --config=configs/lm.py --b=KEY=VALUE
-Write the report of a run anew:          python launch.py --workdir=runs/lm --mode=report
+Write the report of a run again:         python launch.py --workdir=runs/lm --mode=report
 What a training step has read:           python launch.py --workdir=runs/lm --mode=batch --step=100
 Which layer went wrong in a step?        python launch.py --workdir=runs/lm --mode=replay --step=100
 Scaling laws, and a forecast by them:    python launch.py --mode=scaling --config=configs/lm.py --budgets=...

@@ -130,7 +130,7 @@ ANSWERS: dict[tuple[str, str], list[float]] = {}
 
 def work(name: str, case: str) -> None:
     call, report = CONTESTANTS[name](int(case))
-    waits = [call is not None]  # who was compared has warmed up, so `serve` need not begin with a call
+    waits = [call is not None]  # who was compared has warmed up, so `serve` need not start with a call
 
     def measured() -> None:
         if call is not None and not (waits and waits.pop()):

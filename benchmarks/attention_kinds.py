@@ -6,7 +6,7 @@ Trains configs/attention.py, each of its presets, and multi-head attention with 
 after another. Prints bits per byte of validation text and, beside multi-head attention, the mean of the
 differences seed by seed, each a mean over the seeds with its 95 % confidence interval (Student's t); tokens/s
 (median of the logged values) and the memory of a training step by XLA's analysis. Runs in the folder that
-have ended are not trained again, and others go on.
+have ended are not trained again, and others continue.
 """
 
 import argparse

@@ -84,7 +84,7 @@ def work(case: str, length: int) -> None:
     from transformer.training.step import memory_gb
 
     temp_gb = program.memory_analysis().temp_size_in_bytes / 2**30
-    done = [call()]  # `serve` begins with this call
+    done = [call()]  # `serve` starts with this call
     report = {"temp_gb": temp_gb, "step_gb": memory_gb(program), "loss": done[0]}
     common.serve(lambda: done.pop() if done else call(), **report)
 

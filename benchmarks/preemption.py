@@ -4,7 +4,7 @@
 
 Trains configs/lm.py:tiny with the given keys, saves a checkpoint after every step, and sends SIGTERM at a
 random instant once some are saved: the run ends its step, waits for the checkpoint that is being written,
-saves the last one and exits. Each run goes on from there.
+saves the last one and exits. Each run continues from there.
 """
 
 import argparse
@@ -34,7 +34,7 @@ def processor_seconds(process: int) -> float:
 
 
 def stop(folder: Path, keys: list[str], rng: random.Random) -> tuple[float, float]:
-    """Starts the run, or goes on with it, and ends it; (seconds of the clock, of the processor)."""
+    """Starts the run, or continues with it, and ends it; (seconds of the clock, of the processor)."""
     command = [sys.executable, "launch.py", "--config=configs/lm.py:tiny", f"--workdir={folder}", *OPTIONS]
     command += [f"--config.{key}" for key in keys]
     before = len(lines(folder))

@@ -95,7 +95,7 @@ def main() -> None:
         done = subprocess.run(command, env=os.environ | slow, stdout=subprocess.PIPE, text=True, check=True)
     found = json.loads(done.stdout.splitlines()[-1])
     print(
-        f"{found['seconds']:.0f} s of training; {found['due']} tries to save, {found['saved']} saves begun; "
+        f"{found['seconds']:.0f} s of training; {found['due']} tries, {found['saved']} saves started; "
         f"{found['spent']:.1f} s in saves, {found['spent'] / found['seconds']:.1%} of the time"
     )
 

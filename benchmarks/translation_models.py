@@ -7,7 +7,7 @@ Trains configs/studies/multi30k with one optimizer, Muon, on the same number of 
 those of the Transformer's config, one run after another, and translates the test captions with each run's
 own decoding config. Prints their BLEU, the mean over the seeds with its 95 % confidence interval (Student's
 t), and that of the validation captions, which keys were chosen on. `--data` is the folder of the files. Runs
-that are finished are neither trained nor evaluated again; interrupted ones go on. Further keys,
+that are finished are neither trained nor evaluated again; interrupted ones continue. Further keys,
 `--config.KEY=VALUE`, are those of all runs.
 """
 
@@ -96,7 +96,7 @@ def sizes(workdir: Path) -> Mapping[str, float]:
 
     run: Any = reopen_run(workdir)
     rows, config = run.loader.rows, run.config.train
-    # In every epoch all pairs are packed anew into as many rows.
+    # In every epoch all pairs are packed again into as many rows.
     tokens = rows.batch(np.arange(len(rows)))["weights"].sum() / len(rows) * config.steps * config.batch_size
     parameters = sum(leaf.size for leaf in jax.tree.leaves(run.abstract.params))
     return {"parameters": parameters / 1e6, "tokens": float(tokens) / 1e6}

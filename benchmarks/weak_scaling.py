@@ -25,7 +25,7 @@ HOSTS = (1, 2, 8, 32, 128, 512)
 
 
 def plan(config: str, hosts: int, rows: int) -> dict[str, Any]:
-    """The plan for so many hosts of eight GPUs, with `rows` rows on each GPU."""
+    """The plan for that many hosts of eight GPUs, with `rows` rows on each GPU."""
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder, "plan.json")
         flags = ["--mode=plan", f"--config={config}", f"--topology=h100:{hosts}x8", f"--output={out}"]

@@ -51,7 +51,7 @@ INCLUDED: list[str] = []
 """The flag --include, for commands that are suggested and programs that this one starts."""
 
 HUB = "hf:"
-"""What begins the name of a folder of transformers, where a run may be named too."""
+"""What starts the name of a folder of transformers, where a run may be named too."""
 
 
 def find_command(mode: str) -> Any:

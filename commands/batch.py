@@ -40,7 +40,7 @@ def run(flags: argparse.Namespace, overrides: "Overrides") -> int:
     folder = named(flags.workdir)
     run = resumed(reopen_run(flags.workdir, overrides), folder, flags.accept_data)
     if folder.fork.exists() and flags.step <= (first := folder.read_fork()["step"]):
-        raise UserError(f"--step: {flags.step}; {folder.path} is a fork that begins after step {first}")
+        raise UserError(f"--step: {flags.step}; {folder.path} is a fork that starts after step {first}")
     experiment: Any = run.experiment
     loader: Any = run.loader
     numbers = loader.documents_at(flags.step - 1) if hasattr(loader, "documents_at") else None

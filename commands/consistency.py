@@ -1,5 +1,5 @@
 """Checks that all processes of a run have the same code, folder, config, data and tokenizer, before it
-begins.
+starts.
 
 Every process must call them, for they ask one another.
 """
@@ -120,7 +120,7 @@ def _token(folder: Path) -> Iterator[str]:
             yield name
     finally:
         for path in missing:
-            with contextlib.suppress(OSError):  # another command may have begun there
+            with contextlib.suppress(OSError):  # another command may have started there
                 path.rmdir()
 
 

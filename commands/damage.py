@@ -33,7 +33,7 @@ def set_aside(workdir: str, error: DamagedCheckpoint) -> None:
                 path.rename(place)
             except OSError as problem:
                 raise UserError(f"{error}; it cannot be moved to {place} ({problem.strerror})") from None
-            print(f"warning: {error}; moved to {place}, going on from the one before", file=sys.stderr)
+            print(f"warning: {error}; moved to {place}, continuing from the one before", file=sys.stderr)
 
 
 def _free(path: Path) -> Path:

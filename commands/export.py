@@ -133,6 +133,6 @@ def _tokenizer(part: Path, experiment: Any, values: dict[str, Any], paired: bool
     ids = write_encoder_tokenizer(part, tokenizer, special, model.max_length, types=several)
     first, wanted = (each.get("pad_token_id", -1) + 1 for each in (values, ids))
     if first not in (0, wanted):
-        why = "positions of such models begin after the id of padding of the tokenizer"
+        why = "positions of such models start after the id of padding of the tokenizer"
         raise UserError(f"model.position_offset: {first}; expected {wanted}: {why}")
     return ids | values

@@ -22,7 +22,7 @@ def predict(folder: Path, budget: float, depth: int | None) -> None:
     """Writes and prints the loss that a run for a larger budget should have.
 
     Raises:
-      UserError: no law.json, or one of another form; a budget that is not larger; a run that has begun.
+      UserError: no law.json, or one of another form; a budget that is not larger; a run that has started.
     """
     from commands.workdir import write_json
     from transformer.data.disk_cache import digest
@@ -60,12 +60,12 @@ def check_larger(budget: float, budgets: Sequence[float]) -> None:
 
 
 def check_unseen(folder: Path, job: "Job") -> None:
-    """Raises `UserError` if the run to forecast, or that of an earlier forecast, has begun."""
+    """Raises `UserError` if the run to forecast, or that of an earlier forecast, has started."""
     there = (folder / FORECAST).exists()
     names = [job.name, *([read_forecast(folder)["name"]] if there else [])]
     for name in names:
         if (folder / name / "config.json").exists():
-            raise UserError(f"--forecast: {folder / name} has begun; a forecast comes before its run")
+            raise UserError(f"--forecast: {folder / name} has started; a forecast comes before its run")
 
 
 def nearest(family: "Family", n: float, deepest: int) -> "Size":

@@ -126,8 +126,8 @@ def check_config(values: dict[str, Any], overrides: Overrides = ()) -> Any:
 
 
 def read_to_train(config: ConfigSource, overrides: Overrides = (), folder: Workdir | None = None) -> Values:
-    """`read_config`, with what `inherit` takes of the run that `initialize_from` names or, once begun, of the
-    folder's own; `check_config` with the overrides lets these win over it."""
+    """`read_config`, with what `inherit` takes of the run that `initialize_from` names or, once started, of
+    the folder's own; `check_config` with the overrides lets these win over it."""
     values = read_config(config, overrides)
     needed = values.get("initialize_from") or (folder and folder.begun)
     return inherit(values, folder, overrides) if needed else values
@@ -135,7 +135,7 @@ def read_to_train(config: ConfigSource, overrides: Overrides = (), folder: Workd
 
 def inherit(values: Values, folder: Workdir | None, overrides: Overrides = ()) -> Values:
     """The values with an inherited architecture (see `read_to_train`), the keys of `WRITTEN_BY`,
-    and the splits of a begun run.
+    and the splits of a started run.
 
     Raises:
       UserError: there is no such run; or an override of the tokenizer, which is inherited too.

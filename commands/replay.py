@@ -2,8 +2,9 @@
 
 python launch.py --workdir=runs/lm --mode=replay --step=100
 
-Goes on from the last checkpoint before that step, with the very batches and random numbers of the run, which
-is not changed. The exit code is 1 if something is not finite. `--mode=batch` prints what the step reads.
+Continues from the last checkpoint before that step, with the very batches and random numbers of the run,
+which is not changed. The exit code is 1 if something is not finite. `--mode=batch` prints what the step
+reads.
 """
 
 import argparse

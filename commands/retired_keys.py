@@ -49,7 +49,7 @@ def former_split(data: Mapping[str, Any]) -> str:
 
 
 def keep_split(values: Mapping[str, Any], of_run: Mapping[str, Any]) -> None:
-    """Divides the data of a begun run, whose config is `of_run`, as they were where its version had another
+    """Divides the data of a started run, whose config is `of_run`, as they were where its version had another
     rule."""
     data, before = values.get("data"), of_run.get("data")
     if not isinstance(data, dict) or not isinstance(before, dict) or data.get("split_by"):

@@ -52,7 +52,7 @@ def roll_back(workdir: str, error: Diverged) -> None:
                 writer.write(error.step, {**error.values, "train/rolled_back_to": to})
                 writer.close()
             print(
-                f"warning: {error}; going on from step {error.step} with the parameters of step {to} "
+                f"warning: {error}; continuing from step {error.step} with the parameters of step {to} "
                 f"(rollback {len(done)} of {most})",
                 file=sys.stderr,
             )

@@ -5,7 +5,7 @@ python launch.py --mode=scaling --workdir=runs/law --forecast=2e13
 python launch.py --mode=scaling --workdir=runs/law --score
 
 The first command trains what is missing, prints the fits and writes law.json and pictures. The second writes
-forecast.json, which is not written again once that run has begun. The third trains that run and compares.
+forecast.json, which is not written again once that run has started. The third trains that run and compares.
 See transformer/evaluation/scaling_law.py for the fits, and commands/sizes.py for what depth changes.
 """
 
@@ -141,7 +141,7 @@ def numbers(name: str, text: str, least: int) -> list[float]:
     """The numbers of a flag, ascending.
 
     Raises:
-      UserError: they are no positive numbers, or too few.
+      UserError: they are not positive numbers, or too few.
     """
     try:
         found = sorted({float(each) for each in text.split(",")})

@@ -192,7 +192,7 @@ class Trials(Work):
         return trial.params.keys() == {each.name for each in self.space}
 
     def train(self) -> int:
-        """Goes on with the trials that have not ended, and draws the others. Returns what `Work.run` does."""
+        """Continues the trials that have not ended, and draws the others. Returns what `Work.run` does."""
         for trial in self.earlier:
             if not trial.state.is_finished():
                 self.add(trial.number, trial.params)

@@ -22,7 +22,7 @@ LIBRARIES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain", "tok
 
 
 def record(run: "Run", folder: Workdir, command: str) -> None:
-    """Adds a start at the folder's latest checkpoint to `starts.json`; a run that has not begun has one."""
+    """Adds a start at the folder's latest checkpoint to `starts.json`; a run that has not started has one."""
     step = folder.trained_steps()
     before = read_starts(folder) if step else []
     write_json(folder.starts, [*before, {"step": step, "command": command, **surroundings(run)}], indent=1)

@@ -49,7 +49,7 @@ def train(
     training ended: "finished", or the name of a signal.
 
     `config` is a config file or the result of its `get_config`; the default is the folder's own config. Data
-    that have changed since the run began are an error, unless `accept_data`. `hooks` are called after the
+    that have changed since the run started are an error, unless `accept_data`. `hooks` are called after the
     run's own. Training continues if the reader of the output exits. A damaged checkpoint is moved aside, and
     the one before it is taken; if there is none, it is an error. Where training goes wrong, it goes back to
     an earlier checkpoint as often as `train.rollbacks` says.
@@ -96,7 +96,9 @@ def _train(
             stack.enter_context(exclusive(folder.lock))
             with together():
                 if jax.process_index() == 0 and folder.config.is_file():
-                    raise UserError(f"--workdir: {workdir} was begun by another command meanwhile; try again")
+                    raise UserError(
+                        f"--workdir: {workdir} was started by another command meanwhile; try again"
+                    )
         first = jax.process_index() == 0
         if first:
             folder.write(run.config, run.experiment.data)  # type: ignore[attr-defined]

@@ -2,7 +2,7 @@
 
 python launch.py --mode=twin --config=configs/lm.py --peer=gpt2 --config.model.position=learned ...
 
-Both begin with the same weights (through the rules of --mode=export), and take the same batches, AdamW with
+Both start with the same weights (through the rules of --mode=export), and take the same batches, AdamW with
 the same arguments, clipping and rates. Prints both losses of each step, and the largest difference; the exit
 code is 1 if that is more than --within. Needs `pip install '.[peers]'`. The config must be one that the
 family can express, in float32 and without dropout. It reads the data that the config names.

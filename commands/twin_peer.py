@@ -18,7 +18,7 @@ def apart(batch: Mapping[str, Any]) -> list[Text]:
     """The texts of packed rows, one by one: what is attended to within a segment is a sequence of its own.
 
     Raises:
-      UserError: positions do not begin with the text.
+      UserError: positions do not start with the text.
     """
     found = []
     targets_bt, weights_bt = _of_tokens(batch)

@@ -91,7 +91,7 @@ class Workdir(RunFolder):
             )
 
     def read_kept(self) -> dict[str, Any]:
-        """Tokenizer and labels as stored by `write`, by name; {} if the run has not begun."""
+        """Tokenizer and labels as stored by `write`, by name; {} if the run has not started."""
         kept: dict[str, Any] = {}
         if self.begun and self.tokenizer.exists():
             kept["tokenizer"] = Tokenizer.load(self.tokenizer)
@@ -102,7 +102,7 @@ class Workdir(RunFolder):
         return kept
 
     def check_data(self, data: Any) -> None:
-        """Checks that a run that has begun is resumed with the same data. Old runs that did not store their
+        """Checks that a run that has started is resumed with the same data. Old runs that did not store their
         content are not checked.
 
         Raises:
@@ -110,12 +110,13 @@ class Workdir(RunFolder):
         """
         if listed := self.changes_of(data):
             raise UserError(
-                f"--workdir: {self.path} began with other data: {listed}; --accept_data continues with these"
+                f"--workdir: {self.path} started with other data: {listed}; --accept_data continues with "
+                "these"
             )
 
     def changes_of(self, data: Any, but: str = "") -> str:
-        """The differences between the data that the run began with and these, except of the key `but`, in one
-        line; "" if there are none, or nothing is known."""
+        """The differences between the data that the run started with and these, except of the key `but`, in
+        one line; "" if there are none, or nothing is known."""
         if not self.data.exists():
             return ""
         now = describe(data)
@@ -168,7 +169,7 @@ class Workdir(RunFolder):
         return found
 
     def write(self, config: Any, data: Any) -> None:
-        """Stores the config and the content of the data, and unless the run has begun tokenizer and labels.
+        """Stores the config and the content of the data, and unless the run has started tokenizer and labels.
         Files are replaced atomically."""
         begun, kept, described = self.begun, data.kept(), describe(data)  # reads the data: it may fail
         described |= {"left_out": tallies} if (tallies := data.tallies("train", "validation")) else {}

@@ -53,7 +53,7 @@ def choose(config: ConfigDict, preset: str, presets: dict[str, dict]) -> ConfigD
     """
     for name in preset.split(",") if preset else []:
         if name not in presets:
-            raise ValueError(f"{name!r} is no preset of it; it has {', '.join(presets)}")
+            raise ValueError(f"{name!r} is not a preset of it; it has {', '.join(presets)}")
         config.update(presets[name])
     return config
 

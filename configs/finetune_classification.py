@@ -11,10 +11,10 @@ trained from scratch.
 Cost: 8 min 49 s on 2 cores of an AMD EPYC (AVX-512), 2026-11-22, the second command, with other work on them
 for a minute; 3.0 GB of memory.
 Result: 92.9 % of 295 validation functions, macro F1 0.888 (87.8 % at a learning rate of 3e-4 in 600 steps).
-This is no gain: a smaller model from scratch, configs/classification.py, reaches 93.9 %, and on 295 functions
-the standard error is 1.5 %. Which package a function is from shows in its words, and the labelled functions
-are enough to learn them. The config is here to be pointed at your own data; where labels are few and the
-task is harder, pre-training pays: configs/studies/imdb/finetune_imdb.py gains 3.8 points by it.
+This is not a gain: a smaller model from scratch, configs/classification.py, reaches 93.9 %, and on 295
+functions the standard error is 1.5 %. Which package a function is from shows in its words, and the labelled
+functions are enough to learn them. The config is here to be pointed at your own data; where labels are few
+and the task is harder, pre-training pays: configs/studies/imdb/finetune_imdb.py gains 3.8 points by it.
 """
 
 from ml_collections import ConfigDict

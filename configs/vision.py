@@ -33,7 +33,7 @@ def get_config(preset: str = "") -> ConfigDict:
     config.model.max_length = 65
     config.model.use_bias = True
     config.model.dropout = 0.1
-    # Learned positions begin much smaller than patches do, which takes longer than this run to make up for.
+    # Learned positions start much smaller than patches do, which takes longer than this run to make up for.
     config.model.position = "sinusoidal"
     config.data.shift = 1
     config.optimizer.name = "adamw"

@@ -176,7 +176,7 @@ def make_optimizer(c: Config) -> optax.GradientTransformation:
 
     return optax.chain(
         optax.clip_by_global_norm(c.clip_norm),
-        # `count` begins with 0: no step has a rate of 0, and step `warmup_steps` has the highest.
+        # `count` starts with 0: no step has a rate of 0, and step `warmup_steps` has the highest.
         optax.adamw(lambda count: rate(count + 1), weight_decay=c.weight_decay, mask=decayed),
     )
 

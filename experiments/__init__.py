@@ -31,6 +31,6 @@ def find_experiment(name: Any) -> Any:
       UserError: unknown name.
     """
     if not isinstance(name, str) or name not in EXPERIMENTS:
-        raise UnknownMember(f"config.experiment: {name!r} is no experiment; {suggest(name, EXPERIMENTS)}")
+        raise UnknownMember(f"config.experiment: {name!r} is not an experiment; {suggest(name, EXPERIMENTS)}")
     found = EXPERIMENTS[name]
     return pkgutil.resolve_name(found) if isinstance(found, str) else found

@@ -146,7 +146,7 @@ class Algorithmic(Experiment):
         return train_flops_per_token(matmul_parameters(params, self.config.model.expert_share), products)
 
     def problem(self, text: str) -> str:
-        """Why a text is no prompt of the task; "" if it is one."""
+        """Why a text is not a prompt of the task; "" if it is one."""
         try:
             self._prompt(text)
         except UserError as error:

@@ -88,7 +88,7 @@ class Chat(LanguageModeling):
         """The first question of the validation split."""
         source = self.data.source("validation")
         for index in range(len(source)):
-            with contextlib.suppress(UserError):  # a conversation that begins with its only answer
+            with contextlib.suppress(UserError):  # a conversation that starts with its only answer
                 return [f"--prompt={source.opening(index)[-1]['content']}"]
         return []
 

@@ -43,7 +43,7 @@ class PreferenceConfig(ChatConfig):
 
 class PreferenceOptimization(Chat):
     """-log sigmoid(m), m = beta (log p(y_w | x) / q(y_w | x) - log p(y_l | x) / q(y_l | x)), for the better
-    answer y_w and the worse one y_l to x; p is the model and q the reference, the model as training begins:
+    answer y_w and the worse one y_l to x; p is the model and q the reference, the model as training starts:
     with `initialize_from` that run's, before any adapters of this one. Its part is computed once and cached,
     and with `train.until.window` once for each window: the reference attends to what the model attends to.
 

@@ -116,7 +116,7 @@ def _named(experiment: Any, put: Put, split: str, given: str) -> tuple[str, Eval
     """The name and the evaluator of "name" or "name:FILE"."""
     name, _, file = given.partition(":")
     if name not in EVALUATORS:
-        raise UnknownMember(f"evaluate.also: {name!r} is no evaluator; {suggest(name, EVALUATORS)}")
+        raise UnknownMember(f"evaluate.also: {name!r} is not an evaluator; {suggest(name, EVALUATORS)}")
     if bool(file) != (name in OF_A_FILE):
         expected = f"{name}:FILE" if name in OF_A_FILE else f"{name} alone"
         raise UserError(f"evaluate.also: {given!r}; expected {expected}")

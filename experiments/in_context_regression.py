@@ -122,7 +122,7 @@ class InContextRegression(Experiment):
         return [Samples(self.config.train.sample_every, sample, folder.samples)]
 
     def problem(self, text: str) -> str:
-        """Why a text is no list of examples and a query; "" if it is one."""
+        """Why a text is not a list of examples and a query; "" if it is one."""
         try:
             self._read(text)
         except UserError as error:

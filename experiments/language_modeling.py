@@ -170,12 +170,14 @@ class LanguageModeling(Experiment):
         """Makes `predict` and `stream` decode speculatively with a smaller language model.
 
         Raises:
-          UserError: it is no language model, or has another tokenizer or a smaller `model.max_length`.
+          UserError: it is not a language model, or has another tokenizer or a smaller `model.max_length`.
         """
         if not isinstance(draft, LanguageModeling):
             raise UserError(f"--draft: it is a run of {draft.config.experiment}; expected a language model")
         if draft.data.tokenizer.identity != self.data.tokenizer.identity:
-            raise UserError("--draft: its tokenizer is another one; train it with this run's tokenizer.json")
+            raise UserError(
+                "--draft: its tokenizer is a different one; train it with this run's tokenizer.json"
+            )
         theirs, ours = draft.config.model.max_length, self.config.model.max_length
         if theirs < ours:
             raise UserError(f"--draft: its model.max_length is {theirs}; expected at least this run's {ours}")

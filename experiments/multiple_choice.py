@@ -84,7 +84,7 @@ def question(source: Source, index: int) -> tuple[str, list[str], int]:
     """The text of a question, its choices, and the number of the right one.
 
     Raises:
-      UserError: the record is no question; the message names its place.
+      UserError: the record is not a question; the message names its place.
     """
     record = source[index]
     choices: Any = record.get("choices")

@@ -137,7 +137,7 @@ class Vision(Experiment):
 
     def problem(self, text: str) -> str:
         """Why an image cannot be read: it is not a file."""
-        return "" if Path(text).is_file() else f"names {text!r}, which is no file"
+        return "" if Path(text).is_file() else f"names {text!r}, which is not a file"
 
     def predict(
         self, params: Params, texts: Iterable[str], seed: int = 0, first: int = 0

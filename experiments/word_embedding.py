@@ -66,7 +66,7 @@ class WordEmbedding(Experiment):
         return {"loss": jnp.sum(pairs(batch["segments"], batch["reach"]), dtype=jnp.float32)}
 
     def evaluators(self, put: Put, split: str = "validation") -> dict[str, Evaluator]:
-        """The loss of a split, without perplexity: the loss is no log-likelihood of words."""
+        """The loss of a split, without perplexity: the loss is not a log-likelihood of words."""
         likelihood = likelihood_evaluator(self, self.loader(split), put, perplexity=False)
         return {"eval": likelihood, **named_evaluators(self, put, split)}
 

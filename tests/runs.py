@@ -120,7 +120,7 @@ def start(arguments: list[str], **options) -> subprocess.Popen:
 
 
 def free_port() -> int:
-    """A port that nobody listens on."""
+    """A port that no one listens on."""
     with socket.socket() as free:
         free.bind(("localhost", 0))
         return free.getsockname()[1]

@@ -1,4 +1,4 @@
-"""A run goes on with the data it began with, wherever they lie, and refuses others."""
+"""A run continues with the data it started with, wherever they lie, and refuses others."""
 
 import json
 import os
@@ -179,7 +179,7 @@ def test_validation_that_is_in_training_is_refused_before_anything_is_written(ca
 
 @pytest.mark.thorough
 def test_a_run_of_another_rule_goes_on_with_its_splits(tmp_path):
-    """By its folder and by the config that it began with, whose key says nothing of it."""
+    """By its folder and by the config that it started with, whose key says nothing of it."""
     (tmp_path / "a.txt").write_text("".join(f"a line with the number {i % 90}\n" for i in range(400)))
     begin = runs.tiny(f"text:{tmp_path}/a.txt", tmp_path / "run", *SCHEDULE, "--config.data.document=line")
     assert launch.main([*begin, "--config.data.split_by=place", "--config.data.overlap=1"]) == 0

@@ -224,7 +224,7 @@ def test_presets_add_up_in_their_order():
     values = read_config("configs/attention.py:window,tiny")
     assert values == read_config("configs/attention.py:tiny,window")
     assert values["model"]["pattern"] == "window" and values["model"]["d_model"] == 32
-    with pytest.raises(UserError, match="'widnow' is no preset of it; it has multi_query, "):
+    with pytest.raises(UserError, match="'widnow' is not a preset of it; it has multi_query, "):
         read_config("configs/attention.py:tiny,widnow")
 
 

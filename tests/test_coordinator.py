@@ -47,7 +47,7 @@ def source(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory, source):
-    """The run of two processes, which stop half-way and go on, what they printed, and the run of one."""
+    """The run of two processes, which stop half-way and continue, what they printed, and the run of one."""
     two, one = (tmp_path_factory.mktemp(name) / "run" for name in ("two", "one"))
     first = together(*runs.tiny(source, two, *OPTIONS, f"--config.train.steps={STEPS // 2}"))
     second = together(f"--workdir={two}", f"--config.train.steps={STEPS}")
@@ -133,8 +133,8 @@ def test_processes_that_share_parameters_write_targets(tmp_path):
 
 @pytest.mark.parametrize("axis", ["data", "fsdp"])
 def test_processes_learn_preferences_as_one_does(tmp_path, axis):
-    """The reference is computed by all of them, from a warm start that is sharded over them; when they go on
-    it is in their cache, and compared."""
+    """The reference is computed by all of them, from a warm start that is sharded over them; when they
+    continue it is in their cache, and compared."""
     chat, steps = tmp_path / "chat", f"--config.train.steps={STEPS}"
     assert launch.main(["--config=configs/finetune_chat.py:tiny", f"--workdir={chat}"]) == 0
     found = {}

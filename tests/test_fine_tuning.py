@@ -53,7 +53,7 @@ def tune(data, pretrained, workdir, *keys):
 def test_one_that_was_killed_before_its_first_checkpoint_begins_with_them_again(
     data, pretrained, tmp_path, capfd
 ):
-    """A folder of checkpoints without any, or with one that is not complete, is no beginning."""
+    """A folder of checkpoints without any, or with one that is not complete, is not a beginning."""
     workdir, rate = tmp_path / "tuned", "--config.optimizer.learning_rate=0.0"
     assert tune(data, pretrained, workdir, rate) == 0
     shutil.rmtree(workdir / "checkpoints")
@@ -67,7 +67,7 @@ def test_one_that_was_killed_before_its_first_checkpoint_begins_with_them_again(
 
 @pytest.mark.thorough
 def test_an_optimizer_that_keeps_parameters_begins_with_those_that_were_taken(data, pretrained, tmp_path):
-    """A schedule-free one at a rate of 0: its average is what it began with, and what is evaluated."""
+    """A schedule-free one at a rate of 0: its average is what it started with, and what is evaluated."""
     workdir, group = tmp_path / "tuned", "--config.optimizer."
     keys = {"name": "contrib.schedule_free_adamw", "learning_rate": 0.0, "weight_decay": 0.0}
     keys |= {"schedule": "constant", "layer_decay": 1.0}
@@ -94,7 +94,7 @@ def test_a_run_begins_with_another_s_parameters_model_and_tokenizer(data, pretra
     assert (workdir / "tokenizer.json").read_text() == (pretrained / "tokenizer.json").read_text()
     (_, theirs), (_, ours) = opening.load(pretrained), opening.load(workdir)
     jax.tree.map(np.testing.assert_array_equal, theirs["encoder"], ours["encoder"])
-    # The folder is whole by itself: it goes on, and answers, when the other one is gone.
+    # The folder is whole by itself: it continues, and answers, when the other one is gone.
     moved = tmp_path / "moved"
     shutil.copytree(pretrained, moved)
     other = tmp_path / "other"

@@ -50,8 +50,8 @@ BEFORE_THE_DATA = {
     "--temperature=1": "--temperature: only --mode=predict takes it",
     "--config.seed": "--config.seed: it has no value",
     "--config=nope.py": "there is no file 'nope.py'",
-    "--config=configs/lm.py:huge": "configs/lm.py: 'huge' is no preset of it; it has tiny",
-    "--config.experiment=lm": "config.experiment: 'lm' is no experiment; expected one of language_modeling",
+    "--config=configs/lm.py:huge": "configs/lm.py: 'huge' is not a preset of it; it has tiny",
+    "--config.experiment=lm": "config.experiment: 'lm' is not an experiment; expected one of language_",
     "--config.experiment=language_modelling": "did you mean 'language_modeling'?",
     "--config.model.num_layer=3": "config.model.num_layer: unknown key; did you mean --config.model",
     "--config.modle.num_layers=3": "config.modle.num_layers: unknown key; did you mean --config.model",
@@ -76,7 +76,7 @@ BEFORE_THE_DATA = {
     "--config.model.norm_epsilon=-1": "config.model.norm_epsilon: -1.0; expected more than 0",
     "--config.model.position_base=1e999": "config.model.position_base: inf (float); expected a finite number",
     "--config.data.vocab_size=300": "config.data.vocab_size: 300 does nothing with tokenizer 'bytes'; leave",
-    "--config.data.tokenizer=pieces --config.data.vocab_size=300": "data.tokenizer: 'pieces' is no file",
+    "--config.data.tokenizer=pieces --config.data.vocab_size=300": "data.tokenizer: 'pieces' is not a file",
     "--config.optimizer.schedule=constant --config.optimizer.decay_steps=1": "decay_steps: 1 does nothing "
     "with schedule 'constant'; leave it",
     "--config.model.pattern_size=8": "config.model.pattern_size: 8 does nothing with pattern 'full'; leave",
@@ -89,7 +89,7 @@ BEFORE_THE_DATA = {
     "--config.parallel.mesh.data=4": "kernel: 'ring' does not support these inputs: ",
     "--config.train.keep_best=eval/los": "config.train.keep_best: 'eval/los' is not measured; there are",
     "--config.train.keep_best=-eval/bleu": "keep_best: 'eval/bleu' is not measured; there are eval/",
-    "--config.optimizer.train_only=haed": "train_only: no parameter's name begins with 'haed'; names there: ",
+    "--config.optimizer.train_only=haed": "train_only: no parameter's name starts with 'haed'; names there: ",
     "--config.optimizer.train_only=lora,atention": "begins with 'lora'",
     "--config.optimizer.frozen_layers=99": "config.optimizer.frozen_layers: 99; the model has ",
     "--workdir=gs://bucket/run": "--workdir: gs://bucket/run is on another system; expected",
@@ -218,7 +218,7 @@ def test_a_folder_from_before_some_keys_existed_is_the_run_it_was(capfd, tmp_pat
     assert "belongs to another config: model.d_ff 1024 (here 64); choose another folder, or" in line
     del older["experiment"]
     written.write_text(json.dumps(older))
-    assert "config.experiment: None is no experiment" in fails(capfd, [f"--workdir={folder}"])
+    assert "config.experiment: None is not an experiment" in fails(capfd, [f"--workdir={folder}"])
     for no_config in ("{", "[]"):
         written.write_text(no_config)
         assert str(written) in fails(capfd, [f"--workdir={folder}"])
@@ -440,7 +440,7 @@ def test_a_reader_that_leaves_early_is_no_error(trained):
     os.close(write)
     process.stdin.write("alpha\n")
     process.stdin.flush()
-    os.close(read)  # nobody listens any more when the first answer comes
+    os.close(read)  # no one listens any more when the first answer comes
     _, error = process.communicate("beta\n" * 100, timeout=120)
     assert process.returncode == 0 and error == ""
 

@@ -195,7 +195,7 @@ def test_masked_language_models_train_on_mixtures(capfd, tmp_path, mixture):
     ],
 )
 def test_impossible_sources_are_refused_with_the_config(capfd, mode, sources, said):
-    """Before a run is begun: a sweep would begin all of them."""
+    """Before a run is started: a sweep would start all of them."""
     flags = [f"--mode={mode[0]}", "--config=configs/lm.py:tiny", *mode[1:]]
     assert launch.main([*flags, f"--config.data.sources={json.dumps(sources)}"]) == 2
     assert said in capfd.readouterr().err

@@ -39,7 +39,7 @@ PAGE = (runs.ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
 
 
 OTHERS = {"kernel": ["auto"], "attention": ["none"]}
-"""Valid values that are no members of the family."""
+"""Valid values that are not members of the family."""
 
 
 @pytest.mark.parametrize(

@@ -266,7 +266,7 @@ def test_a_folder_in_training_is_refused_to_a_second_training_until_the_first_is
     finally:
         holder.kill()
         holder.communicate()
-    assert (folder / "lock").exists()  # left by the kill, and held by nobody
+    assert (folder / "lock").exists()  # left by the kill, and held by no one
     assert launch.main([f"--workdir={folder}"]) == 0
     assert not (folder / "lock").exists()
 

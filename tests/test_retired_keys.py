@@ -48,7 +48,7 @@ def test_a_recurrent_model_keeps_its_attention():
     ],
 )
 def test_an_old_run_keeps_its_splits(tmp_path, data, by):
-    """`split_by` names the rule of the time at which it began, in its config and in a later one."""
+    """`split_by` names the rule of the time at which it started, in its config and in a later one."""
     write_json(Workdir(tmp_path).config, {"experiment": "none", "data": {"split_by": ""} | data})
     there = Workdir(tmp_path).read_config()
     assert there["data"]["split_by"] == (by or "")

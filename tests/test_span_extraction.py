@@ -89,7 +89,7 @@ def test_answers_are_the_same_alone_and_among_others(run, data):
 
 
 def test_a_question_that_cannot_be_read_has_the_empty_answer(run, data, tmp_path, capfd):
-    """It is left out of the windows, and is no reason to end an evaluation."""
+    """It is left out of the windows, and is not a reason to end an evaluation."""
     records = [json.loads(line) for line in data.read_text().splitlines()[:6]]
     records[2]["question"] = records[5]["question"] = ""
     records[4] |= {"context": "", "answers": {"text": [], "answer_start": []}}
@@ -123,7 +123,7 @@ def test_questions_without_an_answer_may_be_answered_by_nothing(data, tmp_path):
     (nothing,), (found,) = loaded.experiment.predict(params, ["1?\tab cab cc ab", "1?\tab ca ZXY ab"])
     assert nothing.split("\t")[0] == "" and float(nothing.split("\t")[1]) > 0.5
     assert found.split("\t")[0].strip(" abc") != ""
-    # Where nothing is no answer, it is said how many questions are answered all the same.
+    # Where nothing is not an answer, it is said how many questions are answered all the same.
     forced, _ = opening.load(tmp_path / "run", [("answer.allow_none", "false")])
     unanswered = sum(not question.answers for question in forced.experiment.data.questions("train"))
     (said,) = set(forced.experiment.data_lines()) - set(loaded.experiment.data_lines())

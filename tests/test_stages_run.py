@@ -279,7 +279,7 @@ def test_a_fork_goes_on_at_the_row_that_was_reached(monkeypatch, capfd, tmp_path
     np.testing.assert_array_equal(rows(tmp_path / "other", 4), expected(48, 40))
     np.testing.assert_array_equal(rows(tmp_path / "other", 6), expected(48 + 80, 24))
     assert fork(straight, tmp_path / "none", 3, "train.until={}") == 0
-    # 32 rows have been read: of batches of 24 the second one had begun.
+    # 32 rows have been read: of batches of 24 the second one had started.
     assert "data from batch 2\n" in capfd.readouterr().out
     np.testing.assert_array_equal(rows(tmp_path / "none", 3), expected(48, 24))
     again = ["train.until={'batch_size': {'5': 8}}", "train.steps=9"]

@@ -35,7 +35,7 @@ def test_a_test_that_a_list_names_exists(name):
 
 
 def test_no_two_test_files_have_the_same_name():
-    """The folders of tests are no packages, so pytest would import one of the two for both."""
+    """The folders of tests are not packages, so pytest would import one of the two for both."""
     names = collections.Counter(path.name for path in (runs.ROOT / "tests").rglob("test_*.py"))
     assert [name for name, count in names.items() if count > 1] == []
 

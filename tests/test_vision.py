@@ -131,7 +131,7 @@ def test_what_is_wrong_is_one_line_and_nothing_is_written(images, tmp_path, capf
             tiny(f"folder:{one}", workdir),
             "data.source: all training data have the label 'red'; expected",
         ),
-        (tiny(f"folder:{broken}", workdir), f"data.source: {broken}/red/x.png: it is no image"),
+        (tiny(f"folder:{broken}", workdir), f"data.source: {broken}/red/x.png: it is not an image"),
         (
             tiny(source, workdir, f"--config.data.validation_source=folder:{other}"),
             f"data.validation_source: {other}/pink/0.png has the label 'pink'",
@@ -163,13 +163,13 @@ def test_what_is_wrong_is_one_line_and_nothing_is_written(images, tmp_path, capf
 def test_what_is_no_image_is_not_classified(trained, tmp_path, capfd):
     (tmp_path / "x.png").write_text("no image")
     predict = [f"--workdir={trained}", "--mode=predict"]
-    expected = f"{tmp_path}/x.png: it is no image, or of a format that is not known"
+    expected = f"{tmp_path}/x.png: it is not an image, or of a format that is not known"
     assert fails(capfd, [*predict, f"--prompt={tmp_path}/x.png"]) == expected
     assert fails(capfd, [*predict, "--prompt=some text"]) == "some text: there is no such file"
     assert "it cannot be read as an image (" in fails(capfd, [*predict, f"--prompt={tmp_path}"])
     (tmp_path / "in.txt").write_text(f"{next((trained / 'samples').glob('*.png'))}\n/no/such\n")
     line = fails(capfd, [*predict, f"--input={tmp_path}/in.txt", f"--output={tmp_path}/out.txt"])
     assert (
-        line == f"--input: {tmp_path}/in.txt:2 names '/no/such', which is no file"
+        line == f"--input: {tmp_path}/in.txt:2 names '/no/such', which is not a file"
         and not (tmp_path / "out.txt").exists()
     )

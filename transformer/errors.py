@@ -1,4 +1,4 @@
-"""`UserError`, the exception for mistakes of the user, and errors after which work may go on."""
+"""`UserError`, the exception for mistakes of the user, and errors after which work may continue."""
 
 import difflib
 from collections.abc import Iterable
@@ -10,11 +10,11 @@ class UserError(ValueError):
 
 
 class UnknownMember(UserError):
-    """A value that is no member of its family, which a file of the user may add."""
+    """A value that is not a member of its family, which a file of the user may add."""
 
 
 class Recoverable(UserError):
-    """What ended training can be set right in the run's folder, so that the same command goes on."""
+    """What ended training can be set right in the run's folder, so that the same command continues."""
 
 
 class MeshError(UserError):
@@ -22,7 +22,7 @@ class MeshError(UserError):
 
 
 class StorageError(Exception):
-    """What had to be written could not be, by no mistake in the command: it goes on when it is given again.
+    """What had to be written could not be, by no mistake in the command: it continues when it is given again.
     The message is one line; `launch.py` prints it and exits with code 1."""
 
 

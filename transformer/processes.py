@@ -32,7 +32,7 @@ LOOK_SECONDS = 10.0
 """How long to look for the process that has ended, where one can no longer be reached."""
 
 LISTEN_SECONDS = 1.0
-"""How often a process looks whether another one has told that it ends."""
+"""How often a process looks whether another has told that it ends."""
 
 SAME_SECONDS = 5
 """How long a process that a mistake or the user ends waits for the others to end in the same way."""
@@ -174,7 +174,7 @@ def _name(number: int) -> str:
 
 
 def tell(why: str, who: str = "") -> None:
-    """Tells the other processes that `who` (this one) has ended, unless that of another one is told already.
+    """Tells the other processes that `who` (this one) has ended, unless that of another is told already.
     The first process then stays until all others have ended, for at most `SHUTDOWN_SECONDS`: with it the
     coordination service ends, and JAX aborts the others before they can say what happened."""
     import jax

@@ -127,7 +127,7 @@ def no_link(path: str, flags: int) -> int:
 
 
 def replace(path: Path, text: str) -> None:
-    """Writes a file, or another one in its place, which is there whole or not at all.
+    """Writes a file, or another in its place, which is there whole or not at all.
 
     Raises:
       OSError: it cannot be written, and is named; what was there before stays.

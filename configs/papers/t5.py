@@ -6,7 +6,7 @@
 Presets `small` (61 million parameters), `base` (223, the default), `large` (738) and `3b` (2,852).
 
 Differences: the paper pre-trains by restoring corrupted spans of C4, then fine-tunes on tasks as text; here
-is one of these tasks alone. The table of embeddings begins with a standard deviation of 0.02, not 1. AdamW
+is one of these tasks alone. The table of embeddings starts with a standard deviation of 0.02, not 1. AdamW
 with the rate of Adafactor's first steps in place of Adafactor.
 
 Cost: not measured here.

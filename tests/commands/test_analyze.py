@@ -73,7 +73,7 @@ def fails(capfd, folder, *flags: str) -> str:
 
 
 def cosines(lines: list[str], count: int) -> np.ndarray:
-    """The numbers of a table of so many words."""
+    """The numbers of a table of that many words."""
     return np.array([[float(cell) for cell in line.split()[-count:]] for line in lines])
 
 

@@ -21,7 +21,7 @@ MESH = ("fsdp=2", "tensor=2", "data=2")
 
 @pytest.fixture
 def here(monkeypatch):
-    """Makes a machine with so many devices."""
+    """Makes a machine with that many devices."""
     every = jax.devices()
     monkeypatch.setattr(parallel, "make_mesh", runs.MAKE_MESH)
 

@@ -206,7 +206,7 @@ def test_a_run_begins_with_a_step_of_another(trained, corpus, tmp_path):
 
 
 ERRORS = {
-    "--config.evaluate.also=gzip": "evaluate.also: 'gzip' is no evaluator; expected one of compressors",
+    "--config.evaluate.also=gzip": "evaluate.also: 'gzip' is not an evaluator; expected one of compressors",
     "--config.evaluate.sets.eval=text:x": "config.evaluate.sets: 'eval' names a set; expected a name of",
     "--config.evaluate.sets.far=text:/no/such": "evaluate.sets.far: text:/no/such: no such file",
     "--config.evaluate.sets.far=xls:x": "evaluate.sets.far: 'xls:x': unknown source",

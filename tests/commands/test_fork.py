@@ -1,4 +1,4 @@
-"""A fork continues a run in a new folder: what is not changed goes on bit for bit."""
+"""A fork continues a run in a new folder: what is not changed continues bit for bit."""
 
 import json
 import os
@@ -80,7 +80,7 @@ def record(folder):
 
 
 def begun(monkeypatch, folder, to, *more):
-    """The state with which a fork begins, which is not trained, and its run."""
+    """The state with which a fork starts, which is not trained, and its run."""
     with monkeypatch.context() as patch:
         patch.setattr(train, "run", lambda *_: 0)
         fork(folder, to, *more)
@@ -163,7 +163,7 @@ def test_another_batch_size_goes_on_at_the_same_row(monkeypatch, tmp_path, stabl
     _, double = begun(monkeypatch, stable, tmp_path / "double", "--config.train.batch_size=16")
     expected = np.concatenate([whole.batch_at(4)["tokens"], whole.batch_at(5)["tokens"]])
     np.testing.assert_array_equal(first_rows(double), expected)
-    # 32 rows were read: of 24 the second batch begins at row 24, the third at row 48.
+    # 32 rows were read: of 24 the second batch starts at row 24, the third at row 48.
     _, odd = begun(monkeypatch, stable, tmp_path / "odd", "--config.train.batch_size=24")
     rows = np.concatenate([whole.batch_at(step)["tokens"] for step in range(6, 9)])
     np.testing.assert_array_equal(first_rows(odd), rows)
@@ -218,7 +218,7 @@ def test_data_that_only_lie_elsewhere_are_the_same(monkeypatch, tmp_path, stable
 def test_an_average_may_begin_and_end(monkeypatch, tmp_path, stable):
     found, _ = begun(monkeypatch, stable, tmp_path / "on", "--config.optimizer.ema_decay=0.9")
     assert_same(found.ema, found.params)
-    kept = {"ema": "it begins with the parameters"}
+    kept = {"ema": "it starts with the parameters"}
     assert record(tmp_path / "on")["anew"] == kept
     found, _ = begun(monkeypatch, tmp_path / "on", tmp_path / "off", "--config.optimizer.ema_decay=0")
     assert_same(found, runs.state(stable, AT))

@@ -194,7 +194,7 @@ def test_a_killed_search_loses_no_trial_and_trains_none_twice(search, tmp_path, 
         patch.setattr(owner, name, kill)
         with pytest.raises(KilledError):
             search(6)
-    time.sleep(0.3)  # the run of "started" goes on by itself
+    time.sleep(0.3)  # the run of "started" continues by itself
     found = search(6)
     assert (found.code, found.total, found.ended) == (0, 6, 6)
     whole = [each for each in found.study.trials if found.is_whole(each)]

@@ -1,4 +1,4 @@
-"""What predict reads and writes: files looked at before a model is loaded, and answers gone on with."""
+"""What predict reads and writes: files looked at before a model is loaded, and answers continued with."""
 
 import gzip
 import os
@@ -90,7 +90,7 @@ def test_what_may_be_meant_is_said(capfd, tmp_path, classifier):
 @pytest.mark.parametrize("name", ["texts", "texts.gz", None])
 def test_only_a_line_feed_ends_a_line(tmp_path, name):
     """In files, packed or not, and in standard input; carriage returns before it and a byte-order mark at the
-    beginning are no text."""
+    beginning are not text."""
     data = "\ufeffone\rtwo\r\n\nthr\u2028ee\x0b\x85\n\ufefffour".encode()
     path = tmp_path / (name or "stdin")
     path.write_bytes(gzip.compress(data) if path.suffix == ".gz" else data)
@@ -279,7 +279,7 @@ def test_a_draft_that_does_not_fit_is_refused(capfd, tmp_path, language_model, c
         (
             language_model,
             [f"--draft={tmp_path / 'other'}"],
-            "--draft: its tokenizer is another one;",
+            "--draft: its tokenizer is a different one;",
         ),
         (
             language_model,

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.usefixtures("in_root")
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory, in_root):
-    """A run that was started, and went on once."""
+    """A run that was started, and continued once."""
     folder = tmp_path_factory.mktemp("report")
     source = runs.write_corpus(folder / "text")
     for steps in (2, 3):

@@ -194,7 +194,7 @@ def test_a_forecast_is_written_before_and_scored_after(scaling):
     assert small.startswith("error: --forecast: 2.1e+11 FLOPs are ") and " steps at depth 64" in small
     assert "first --forecast=FLOPS" in scaling("--score", code=2)
     scaling("--forecast=1e12", "--forecast_depth=5")
-    (said,) = scaling("--forecast=1e12")  # not yet trained: another one
+    (said,) = scaling("--forecast=1e12")  # not yet trained: another
     forecast = scaling.read("forecast.json")
     assert said.startswith(f"forecast of {forecast['name']}: eval/loss {forecast['loss']:.4f} (90 % interval")
     low, high = forecast["interval"]
@@ -209,7 +209,7 @@ def test_a_forecast_is_written_before_and_scored_after(scaling):
     assert said[-1].endswith(f"error {score['error']:+.2%}, {inside} the 90 % interval")
     assert (scaling.folder / "forecast.png").exists()
     for flags in (["--forecast=1e12"], ["--forecast=3e12"]):
-        assert "has begun; a forecast comes before its run" in scaling(*flags, code=2)
+        assert "has started; a forecast comes before its run" in scaling(*flags, code=2)
     assert (scaling.folder / "forecast.json").read_bytes() == before
     assert scaling("--score")[-1] == said[-1]
 

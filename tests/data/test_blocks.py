@@ -1,5 +1,5 @@
 """Files that are read a block at a time have the records, the splits and the errors of a reader of one record
-at a time, wherever blocks begin."""
+at a time, wherever blocks start."""
 
 import csv
 import hashlib
@@ -70,7 +70,7 @@ def test_lines_of_json(tmp_path, rng, block, keyed, mark):
         key = [[["user", "who?"]] if value is TALK else value for value in (first, second)]
         nested_null = second is None and "second" in record
         splits.append(split_of(*key) if keyed else split_of(line))
-        if nested_null and keyed:  # is no field
+        if nested_null and keyed:  # is not a field
             line, splits[-1] = json.dumps({"text": f"n{i}", "key": 0, "second.part": 0}), split_of(0, 0)
         empty = rng.choice(["", " \t", "\v", "\r"], rng.integers(0, 2)).tolist()
         lines += [*empty, rng.choice(["", " ", "\t"]) + line + rng.choice(["", " ", "\r", "\r\r"])]
@@ -145,8 +145,8 @@ WRONG = {
     "csv": {
         b"a": "1 values; the first line names 2",
         b"a,b,c": "3 values; the first line names 2",
-        b'a,"b"c': ".*, in the record that begins here",
-        b'a,"b': "a quote that is never closed, in the record that begins here",
+        b'a,"b"c': ".*, in the record that starts here",
+        b'a,"b': "a quote that is never closed, in the record that starts here",
         b"a,\xff": r"byte \d+ is not UTF-8",
     },
 }

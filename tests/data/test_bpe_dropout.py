@@ -87,7 +87,7 @@ def test_every_epoch_has_every_pair_once_in_other_tokens_and_rows(made):
 def test_a_batch_depends_on_seed_and_step_alone(made, tmp_path):
     first = made.loader("train", 4, seed=3, shuffle=True, repeat=True)
     again = data(tmp_path).loader("train", 2, seed=3, shuffle=True, repeat=True)
-    step = len(first) - 1  # has rows of two epochs, if the rows are no multiple of 4
+    step = len(first) - 1  # has rows of two epochs, if the rows are not a multiple of 4
     halves = [again.batch_at(2 * step + i) for i in range(2)]
     for name, whole in first.batch_at(step).items():
         np.testing.assert_array_equal(whole, np.concatenate([half[name] for half in halves]))

@@ -41,7 +41,7 @@ def tokenizer() -> Tokenizer:
 
 @pytest.fixture(scope="module")
 def pieces() -> Tokenizer:
-    """Llama 2's kind of tokenizer, which begins every text with a space."""
+    """Llama 2's kind of tokenizer, which starts every text with a space."""
     letters = {letter: i for i, letter in enumerate(["<0x0A>", *"▁", *map(chr, range(33, 127)), *"größ🙂"])}
     words = ["as", "ass", "an", "ant", "is", "▁a", "▁is"]
     merges = [("a", "s"), ("as", "s"), ("a", "n"), ("an", "t"), ("i", "s"), ("▁", "a"), ("▁", "is")]

@@ -208,7 +208,7 @@ def test_what_is_wrong_with_a_folder_is_one_line(data, rng, tmp_path):
     assert "no images for validation; give more, or data.validation_source" in failure(data, few)
     bad = write(tmp_path / "bad", rng)
     (tmp_path / "bad" / "dog" / "x.png").write_text("no image")
-    assert "bad/dog/x.png: it is no image, or of a format that is not known" in failure(data, bad)
+    assert "bad/dog/x.png: it is not an image, or of a format that is not known" in failure(data, bad)
     image = io.BytesIO()
     Image.fromarray(rng.integers(0, 256, (60, 60, 3), np.uint8)).save(image, "PNG")
     (tmp_path / "bad" / "dog" / "x.png").write_bytes(image.getvalue()[:3000])
@@ -278,7 +278,7 @@ def test_any_builder_of_tfds(data):
     assert expected in failure(data, "tfds:images_of_two_kinds", image_field="picture")
     expected = "tfds:images_of_two_kinds (train): no label_field 'kind'; fields there: image, label"
     assert expected in failure(data, "tfds:images_of_two_kinds", label_field="kind")
-    expected = "its field 'label' is no image of 8-bit pixels"
+    expected = "its field 'label' is not an image of 8-bit pixels"
     assert expected in failure(data, "tfds:images_of_two_kinds", image_field="label")
 
 

@@ -117,7 +117,7 @@ def test_a_spreadsheet_s_quotes_hold_commas_and_lines(tmp_path):
 
 
 def test_a_value_of_a_table_is_as_long_as_it_is(tmp_path):
-    before = csv.field_size_limit(131_072)  # as a process begins
+    before = csv.field_size_limit(131_072)  # as a process starts
     try:
         path, text = tmp_path / "a.csv", "a, b\n" * 100_000
         path.write_text(f'text,label\n"{text}",good\nshort,bad\n')

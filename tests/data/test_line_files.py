@@ -149,7 +149,7 @@ def test_of_several_tables_each_has_its_header_where_it_matters(tmp_path):
     assert [row[:2] for row in rows] == [("one", "eins"), ("two", "zwei")]
     (tmp_path / "c.tsv").write_text("three\tdrei\n")
     with pytest.raises(
-        UserError, match=r"c.tsv:1 is no header, but \S+a.tsv has one, with 'source' in column 2"
+        UserError, match=r"c.tsv:1 is not a header, but \S+a.tsv has one, with 'source' in column 2"
     ):
         both(f"tsv:{tmp_path}/*.tsv", tmp_path, divide=False)
     rows = both(f"tsv:{tmp_path}/[bc].tsv", tmp_path, divide=False)

@@ -149,7 +149,7 @@ def test_an_error_in_the_background_is_raised_here(workers):
 
 
 def test_a_process_reads_the_rows_that_it_needs_and_no_others():
-    """In any order of the devices, so that it may need rows that are no neighbours, and others need too."""
+    """In any order of the devices, so that it may need rows that are not neighbours, and others need too."""
     read = []
 
     class Counted(Numbers):

@@ -88,7 +88,7 @@ def test_what_is_measured_is_the_same_each_time(small):
             np.testing.assert_array_equal(values, b[name])
 
 
-# What gives second texts away if the two kinds are drawn otherwise: documents begin and end with characters
+# What gives second texts away if the two kinds are drawn otherwise: documents start and end with characters
 # of their own, are of any length, and are each of some words that they repeat.
 FIRST, LAST, LETTERS = "#@&", ".!?", "abcdefghijklmnop"
 

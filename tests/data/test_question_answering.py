@@ -177,7 +177,7 @@ GOOD = {"question": "q?", "context": "one two", "answers": {"text": ["two"], "an
         ({"question": "\ud83d"}, "a.jsonl:3: half of a surrogate pair in 'question'"),
         ({"context": 3}, "a.jsonl:3: int, not text, in 'context'; fields there: "),
         ({"answers": None}, "a.jsonl:3: no field 'answers'; expected {\"text\": "),
-        ({"answers": "two"}, "a.jsonl:3: 'answers' is no object; expected "),
+        ({"answers": "two"}, "a.jsonl:3: 'answers' is not an object; expected "),
         ({"answers": {"text": ["two"]}}, "a.jsonl:3: 'answers' is not of its form; expected "),
         ({"answers": {"text": ["two"], "answer_start": []}}, "a.jsonl:3: 'answers' is not of its form"),
         ({"answers": {"text": ["two"], "answer_start": ["4"]}}, "a.jsonl:3: 'two' at '4'; expected a text"),

@@ -88,7 +88,7 @@ def drawn(config: SkipGramDataConfig, counts: np.ndarray, rng, rows: int = 400) 
 
 
 def near(found: int, trials: int, p: float) -> bool:
-    """Whether so many of the trials are within five standard deviations of what is expected."""
+    """Whether that many of the trials are within five standard deviations of what is expected."""
     return abs(found - trials * p) <= 5 * np.sqrt(trials * p * (1 - p)) + 1e-9
 
 

@@ -342,7 +342,7 @@ def test_the_standard_library(opened, tmp_path):
 
 @pytest.mark.parametrize("split", SPLITS)
 def test_the_standard_library_is_in_the_order_of_tfds(opened, split):
-    """With which it was once prepared: runs from then go on with the same rows."""
+    """With which it was once prepared: runs from then continue with the same rows."""
     from tensorflow_datasets.core.hashing import Hasher
 
     source = opened("stdlib", split)

@@ -117,7 +117,7 @@ def test_missing_files_are_named_by_their_key(config):
     with pytest.raises(UserError, match=r"^data\.source: text:/nowhere: no such file$"):
         TextData(config(source="text:/nowhere"))
     # Only where it is needed: a run has its tokenizer, whatever became of the file.
-    expected = "'letters' is no file; expected one, or one of bytes, characters, bpe, words"
+    expected = "'letters' is not a file; expected one, or one of bytes, characters, bpe, words"
     with pytest.raises(UserError, match=f"^data.tokenizer: {expected}$"):
         TextData(config(tokenizer="letters"))
     TextData(config(tokenizer="letters"), tokenizer=Tokenizer.train("bytes"))

@@ -156,7 +156,7 @@ def test_the_space_before_a_continuation_is_kept(kind, text):
         made(kind).encode(first),
         made(kind).encode(f"{first} {second}")[len(made(kind).encode(first)) :],
     )
-    assert made(kind).decode(after) == second  # alone it begins a text
+    assert made(kind).decode(after) == second  # alone it starts a text
     assert made(kind).decode_after(before, after) == f" {second}"
 
 

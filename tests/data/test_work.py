@@ -90,7 +90,7 @@ def work(monkeypatch):
 
 
 def write(kind, folder, count):
-    """The source of a file of this kind with so many records, and the options to open it."""
+    """The source of a file of this kind with that many records, and the options to open it."""
     folder.mkdir()
     records = [record(i) for i in range(count)]
     path, options = folder / "a", {"reads": ("text",), "fields": ("text", "label")}

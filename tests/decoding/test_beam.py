@@ -63,7 +63,7 @@ def everything(model, root, limit, penalty):
 
 
 def plain_search(model, root, limit, penalty, beam, tolerance=1e-5):
-    """A beam search that goes on to the limit whatever it has found; nothing where rounding would decide."""
+    """A beam search that continues to the limit whatever it has found; None where rounding would decide."""
     live, finished, gap = [(0.0, [])], [], np.inf
     for length in range(1, limit + 1):
         grown = [

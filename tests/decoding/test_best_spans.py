@@ -42,5 +42,5 @@ def test_best_spans_over_windows_equal_a_double_loop(rng, with_nothing):
 def test_logits_of_any_size_give_probabilities():
     scores = scores_of_spans([(0, np.array([[1e4, -1e4], [0, 1e4]]))], 2, 2)
     assert best_spans(scores, 5)[0] == Span(0, 1, 1.0)
-    assert len(best_spans(scores, 5)) == 3  # (1, 0) is no span
+    assert len(best_spans(scores, 5)) == 3  # (1, 0) is not a span
     assert best_spans(scores, 1, nothing=1e6) == [Span(-1, -1, 1.0)]

@@ -1,4 +1,4 @@
-"""Completion against a plain loop that reads everything anew for each token: batches, windows, early ends."""
+"""Completion against a plain loop that reads all again for each token: batches, windows, early ends."""
 
 import dataclasses
 import itertools
@@ -60,7 +60,7 @@ def test_each_prompt_is_answered_in_order_whatever_the_batch(rng):
     assert all(0 not in sample and len(sample) <= 6 for samples in answers for sample in samples)
     for batch_size in (5, 64):
         assert sampled(model, texts, config, batch_size=batch_size) == answers
-    # A prompt's samples are the first so many of what it gives when more are asked for.
+    # A prompt's samples are the first that many of what it gives when more are asked for.
     fewer = sampled(model, texts, DecodingConfig(max_new_tokens=6, temperature=0.9, num_samples=2))
     assert fewer == [samples[:2] for samples in answers]
 

@@ -94,7 +94,7 @@ def p_value(options, eos_id):
     probabilities. All is drawn from fixed seeds, in batches of 4 rows that hold one another up."""
     rng = np.random.default_rng(17)
     nodes, v = sum(4**i for i in range(LONG + 1)), 4
-    order_rnv = rng.permuted(np.tile(np.arange(v), (2, nodes, 1)), axis=2)  # another one for each history
+    order_rnv = rng.permuted(np.tile(np.arange(v), (2, nodes, 1)), axis=2)  # another for each history
     target, draft = (Tree(jnp.asarray(np.log(each)[order_rnv], jnp.float32)) for each in (P, Q))
     options = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0} | options
 

@@ -30,7 +30,7 @@ def test_a_text_ends_before_the_first_of_them(rng):
 
 
 def test_pieces_are_the_whole_wherever_they_are_cut_and_no_more_is_asked_for(rng):
-    """Also where a longer stop began earlier than one that is complete: aab and a in "aab"."""
+    """Also where a longer stop started earlier than one that is complete: aab and a in "aab"."""
     for _ in range(500):
         text, strings = texts(rng, "abc", rng.integers(0, 14)), random_stops(rng)
         edges = [0, *sorted(rng.integers(0, len(text) + 1, 4).tolist()), len(text)]

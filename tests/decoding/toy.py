@@ -113,6 +113,6 @@ def cycle(vocabulary: int, counter=None) -> Chain:
 
 
 def tree(rng: np.random.Generator, roots: int, vocabulary: int, depth: int, scale: float = 1.5) -> Tree:
-    """A random tree of continuations of up to `depth` tokens, for each of so many last tokens."""
+    """A random tree of continuations of up to `depth` tokens, for each of that many last tokens."""
     nodes = sum(vocabulary**i for i in range(depth + 1))
     return Tree(jnp.asarray(rng.normal(size=(roots, nodes, vocabulary), scale=scale), jnp.float32))

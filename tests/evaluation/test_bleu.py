@@ -1,4 +1,4 @@
-"""BLEU against its definition, counted anew."""
+"""BLEU against its definition, counted again."""
 
 import collections
 import math

@@ -56,7 +56,7 @@ def test_margins_are_those_of_the_slopes_of_single_seeds(rng, error):
     ("sizes", "changes", "what"),
     [
         ([0, 0, 0], [0, 0, 0], None),
-        ([-0.5, 0, 0], [0, -0.5, 0], None),  # logits begin smaller, and catch up
+        ([-0.5, 0, 0], [0, -0.5, 0], None),  # logits start smaller, and catch up
         ([0.5, 0, 0], [0, 0, 0], "initial size"),
         ([0, 0, 0], [0, 0, 0.5], "change"),
         ([0, 0, 0], [0, -0.5, -1], "change"),

@@ -227,7 +227,7 @@ def test_a_fork_has_read_what_follows(trained, capsys):
             printed = "".join(line["tokens"] for line in lines if line["row"] == row)
             assert printed.strip("�")[:8] in decode(tokens.tolist())
     assert launch.main([f"--workdir={trained}/fork", "--mode=batch", "--step=2"]) == 2
-    assert "is a fork that begins after step 2" in capsys.readouterr().err
+    assert "is a fork that starts after step 2" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("arguments", [[], ["--step=0"], ["--step=-3"]])

@@ -28,7 +28,7 @@ def step(params, batch):
 
 
 def test_the_whole_is_text_in_the_proportions(rng):
-    """As if so many targets were drawn from each source that their numbers have the proportions."""
+    """As if that many targets were drawn from each source that their numbers have the proportions."""
     weights = rng.uniform(0.1, 1, 3)
     data = [(rng.uniform(0, 5, n), rng.integers(1, 9, n)) for n in rng.integers(1, 50, 3)]
     loader = PartsInTurn({name: Targets(*each) for name, each in zip("abc", data, strict=True)}, weights)

@@ -1,4 +1,4 @@
-"""ROUGE against its definition, counted anew."""
+"""ROUGE against its definition, counted again."""
 
 import collections
 

@@ -38,7 +38,7 @@ def make(rng, **keys):
 
 
 def drawn(rng):
-    """Rows of which many begin alike; some are alone, some as long as the model reads, one a repetition."""
+    """Rows of which many start alike; some are alone, some as long as the model reads, one a repetition."""
     rows = []
     for length in (1, 1, 3, 7, 7, 12, 22, 23):
         prefix = rng.integers(0, 29, length).tolist()

@@ -54,7 +54,7 @@ def test_the_best_reference_counts_and_all_questions_are_averaged():
 @pytest.mark.parametrize(
     ("answer", "references", "match", "f"),
     [
-        ("", ["A", "vitamin A"], 0, 0),  # it is no question without an answer
+        ("", ["A", "vitamin A"], 0, 0),  # it is not a question without an answer
         ("A", ["A", "vitamin A"], 0, 0),
         ("vitamin", ["A", "vitamin A"], 100, 100),
         ("", ["A", "?"], 100, 100),

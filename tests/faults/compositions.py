@@ -1,4 +1,4 @@
-"""Settings that nobody has named together: each composition is refused in one line, or works.
+"""Settings that no one has named together: each composition is refused in one line, or works.
 
     python -m tests.faults.compositions [--trials 50] [--seed 0]
 

@@ -10,7 +10,7 @@ import pytest
 
 @contextlib.contextmanager
 def small(folder: Path, size: str, *options: str) -> Iterator[Path]:
-    """A disk of so many bytes ("600k") at `folder`; skips the test if this user cannot mount one."""
+    """A disk of that many bytes ("600k") at `folder`; skips the test if this user cannot mount one."""
     folder.mkdir()
     mount = ["mount", "-t", "tmpfs", "-o", ",".join([f"size={size}", *options]), "tmpfs", str(folder)]
     try:

@@ -30,8 +30,8 @@ OPTIONS = (
 
 
 def start(config: str, folder: Path) -> subprocess.Popen:
-    """Starts the run, or goes on with it; its cache of tokens is in the folder too, so that a killed process
-    may leave that half-built."""
+    """Starts the run, or continues with it; its cache of tokens is in the folder too, so that a killed
+    process may leave that half-built."""
     environment = os.environ | {"XDG_CACHE_HOME": str(folder / "cache")}
     command = [sys.executable, "launch.py", f"--config=configs/{config}.py:tiny", f"--workdir={folder}/run"]
     return subprocess.Popen(

@@ -59,7 +59,7 @@ def test_a_broken_file_is_named(folder, capfd, name):
 def test_an_experiment_that_is_no_name(folder, capfd):
     values = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(values | {"experiment": ["x"]}))
-    assert "config.experiment: ['x'] is no experiment" in refused(
+    assert "config.experiment: ['x'] is not an experiment" in refused(
         capfd, f"--workdir={folder}", "--mode=evaluate"
     )
 

@@ -17,7 +17,7 @@ from tests.training.toy import assert_same
 from transformer.training.checkpoint import Checkpoints, DamagedCheckpoint
 from transformer.training.checksums import checksums
 
-# Orbax leaves tasks whose errors nobody reads.
+# Orbax leaves tasks whose errors no one reads.
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 
 Damage = Callable[[Path, random.Random], None]
@@ -147,7 +147,7 @@ def test_a_run_goes_on_from_the_checkpoint_before(run, tmp_path, capfd, damage):
     assert launch.main([f"--workdir={folder}", "--config.train.steps=8"]) == 0
     said = capfd.readouterr()
     assert f"warning: {folder}/checkpoints/6: the checkpoint is damaged: " in said.err
-    assert f"moved to {folder}/damaged/6, going on from the one before" in said.err
+    assert f"moved to {folder}/damaged/6, continuing from the one before" in said.err
     assert "from step 4 to 8" in said.out and (folder / "damaged" / "6").is_dir()
     lines, whole = (
         [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]

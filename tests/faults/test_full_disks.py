@@ -28,7 +28,7 @@ from transformer.training.saving import Saving
 from transformer.training.storage import Appended, Home
 from transformer.training.writers import Lasting, MetricsFile, make_writers
 
-# Orbax leaves tasks whose errors nobody reads.
+# Orbax leaves tasks whose errors no one reads.
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 
 
@@ -150,10 +150,10 @@ def test_a_run_that_cannot_save_its_end_says_so_and_goes_on_when_it_can(tmp_path
         said = capfd.readouterr().err
         assert said.splitlines()[-1] == (
             f"error: {disk}/run/checkpoints: step 8 could not be saved (No space left on device); "
-            "the last one is of step 3; the same command goes on from there"
+            "the last one is of step 3; the same command continues from there"
         )
         assert "Traceback" not in said and not list((disk / "run").rglob("*.part"))
-        assert launch.main(command) == 1  # nor can it begin
+        assert launch.main(command) == 1  # nor can it start
         assert "No space left on device" in capfd.readouterr().err.splitlines()[-1]
         (disk / "ballast").unlink()
         assert launch.main(command) == 0
@@ -311,12 +311,12 @@ def test_a_folder_is_known_again(tmp_path):
 
 @pytest.mark.parametrize("again", [False, True])
 def test_a_folder_that_is_removed_ends_the_run_and_stays_removed(tmp_path, again):
-    """Also if there is another one in its place, which may be in training."""
+    """Also if there is a different one in its place, which may be in training."""
     folder = tmp_path / "run"
 
     def act(step):
         if step == 3:
-            checkpoints.wait()  # else it may be written on into a folder that is made anew
+            checkpoints.wait()  # else it may be written on into a folder that is made again
             shutil.rmtree(folder)
             if again:
                 folder.mkdir()

@@ -1,4 +1,4 @@
-"""That a command which writes its answers to a full disk ends with a line, and goes on when there is room."""
+"""A command that writes its answers to a full disk ends with a line, and continues when there is room."""
 
 import pytest
 

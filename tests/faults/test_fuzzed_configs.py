@@ -1,5 +1,4 @@
-"""That any change of any config is accepted, or refused with one line that is no traceback, and that what is
-accepted trains."""
+"""Any change of any config is accepted and trains, or is refused with one line that is not a traceback."""
 
 import random
 

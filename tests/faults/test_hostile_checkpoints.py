@@ -17,7 +17,7 @@ from tests.training.toy import assert_same
 from transformer.errors import UserError
 from transformer.training.checkpoint import Checkpoints, DamagedCheckpoint
 
-# Orbax leaves tasks whose errors nobody reads.
+# Orbax leaves tasks whose errors no one reads.
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 
 KERNEL = "params.Dense_0.kernel"
@@ -44,7 +44,7 @@ def store(item: Path) -> tensorstore.KvStore:
 
 
 def frame(size: int, said: int | None) -> bytes:
-    """A frame of Zstandard of so many zeros, in blocks of one repeated byte, that says another size or none
+    """A frame of Zstandard of that many zeros, in blocks of one repeated byte, that says another size or none
     (RFC 8878, section 3.1.1)."""
     header = b"\x00\x38" if said is None else b"\x80\x38" + said.to_bytes(4, "little")
     block = BLOCK << 3 | 1 << 1

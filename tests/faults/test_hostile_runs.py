@@ -71,7 +71,7 @@ READERS = {
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """A folder that has begun, with a config and a tokenizer."""
+    """A folder that has started, with a config and a tokenizer."""
     path = tmp_path_factory.mktemp("run")
     with Checkpoints(path / "checkpoints") as checkpoints:
         checkpoints.save(3, trained(3)[0])

@@ -51,7 +51,7 @@ def test_what_is_not_finite_is_passed_over_from_a_good_checkpoint(monkeypatch, c
     folder = tmp_path / "run"
     assert runs.train(corpus, folder, *KEYS, "--config.train.rollbacks=1") == "finished"
     said = capsys.readouterr().err
-    assert "not finite in 3 steps in a row, up to step 13; going on from step 13" in said
+    assert "not finite in 3 steps in a row, up to step 13; continuing from step 13" in said
     assert "with the parameters of step 6 (rollback 1 of 1)" in said
     (undone,) = json.loads((folder / "rollbacks.json").read_text())
     assert (undone["since"], undone["step"], undone["to"]) == (11, 13, 6)
@@ -123,7 +123,7 @@ def test_a_leap_of_the_loss_is_undone_and_resuming_knows_what_is_usual(monkeypat
     undone = json.loads((folder / "rollbacks.json").read_text())
     assert [(each["step"], each["to"]) for each in undone] == [(25, 24), (26, 18)]
     said = capsys.readouterr().err
-    assert f"the median of the {RECENT} logged before, by more than 1; going on" in said
+    assert f"the median of the {RECENT} logged before, by more than 1; continuing" in said
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     leaps = [line["step"] for line in lines[2:] if line.get("train/loss", 0) > 5]
     assert leaps == [25, 26]
@@ -197,13 +197,15 @@ LEAVE_BEHIND = {
 def test_what_goes_on_after_a_rollback_is_what_a_run_does_that_begins_there(
     monkeypatch, corpus, tmp_path, capsys, of
 ):
-    """With a memory, which begins anew, and over the end of a stage: the steps 11 to 13 are not made."""
+    """With a memory, which starts again, and over the end of a stage: the steps 11 to 13 are not made."""
     spoil(monkeypatch, range(11, 15))
     folder = tmp_path / "run"
     keys = ("--config.train.rollbacks=1", "--config.train.steps=16", *LEAVE_BEHIND[of])
     command = runs.tiny(corpus, folder, *KEYS, *keys)
     assert launch.main(command) == 0
-    assert "going on from step 13 with the parameters of step 6 (rollback 1 of 1)" in capsys.readouterr().err
+    assert (
+        "continuing from step 13 with the parameters of step 6 (rollback 1 of 1)" in capsys.readouterr().err
+    )
     state, good = runs.state(folder, 13), runs.state(folder, 6)
     assert_same(state.params, good.params)
     for old, new in zip(jax.tree.leaves(good.carry), jax.tree.leaves(state.carry), strict=True):
@@ -310,7 +312,7 @@ def test_the_gradient_that_is_not_finite_is_named(trained, scan, monkeypatch):
 def test_the_rule_for_a_leap():
     watch = Watch(TrainConfig(rollbacks=1, spike=0.5))
     for step in range(RECENT):
-        watch.window(10 * step, {"train/loss": {3: 99.0, 4: 0.5}.get(step, 2.0)})  # no rule before so many
+        watch.window(10 * step, {"train/loss": {3: 99.0, 4: 0.5}.get(step, 2.0)})  # no rule before that many
     watch.window(200, {"train/loss": 2.5})
     with pytest.raises(Diverged) as error:
         watch.window(210, {"train/loss": 2.51})

@@ -1,4 +1,4 @@
-"""Several processes on one machine: what goes wrong in a run of them, and with how many it goes on."""
+"""Several processes on one machine: what goes wrong in a run of them, and with how many it continues."""
 
 import json
 import os
@@ -37,7 +37,7 @@ OPTIONS = (
 
 
 def together(count: int, program: str, *arguments: str) -> list[tuple[int, str, str]]:
-    """(exit code, output, errors) of so many processes of one device."""
+    """(exit code, output, errors) of that many processes of one device."""
     meeting = [f"--coordinator=localhost:{runs.free_port()}", f"--num_processes={count}"]
     environment = os.environ | {"JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": "1"}
     started = [
@@ -56,8 +56,8 @@ def together(count: int, program: str, *arguments: str) -> list[tuple[int, str, 
 
 
 def test_a_rollback_and_other_numbers_of_processes_change_no_loss(tmp_path, monkeypatch, capfd):
-    """One process begins, two go on, and back from steps that are spoilt, four go on with another mesh, and
-    one ends the run: as one process does alone, to 1e-5."""
+    """One process starts, two continue, and back from steps that are spoilt, four continue with another mesh,
+    and one ends the run: as one process does alone, to 1e-5."""
     source, folder = runs.write_corpus(tmp_path / "corpus"), tmp_path / "several"
     first, *lengths = [f"--config.train.steps={steps}" for steps in (2, 6, 8, 10)]
     mesh = ("--config.parallel.mesh.data=2", "--config.parallel.mesh.fsdp=2")

@@ -164,12 +164,12 @@ class Garbage:
 
 
 def test_nothing_is_collected_where_nested_json_ends():
-    """A finalizer that the collector ran there would fail, with a message about a file that nobody reads."""
+    """A finalizer that the collector ran there would fail, with a message about a file that no one reads."""
     failed = []
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "unraisablehook", lambda given: failed.append(given.object))
         thresholds = gc.get_threshold()
-        gc.collect(0)  # so that the count begins here
+        gc.collect(0)  # so that the count starts here
         try:
             garbage = [Garbage() for _ in range(9)]
             gc.set_threshold(700, 1, 1)

@@ -31,7 +31,7 @@ RELATIVE = 1e-5
 def save(
     model: Any, folder: Path, seed: int, *, std: float = 0.25, embedding: float = 1.0, tokenizer: Any = None
 ) -> Path:
-    """Draws every parameter of a model of transformers anew, norms and biases too, and saves it with a
+    """Draws every parameter of a model of transformers again, norms and biases too, and saves it with a
     tokenizer, by default of bytes. `embedding` multiplies tables, which else may outweigh the blocks."""
     import torch
 

@@ -21,7 +21,7 @@ mean nothing here."""
 GPT2 = PUBLISHED["openai-community/gpt2"]["config"]
 
 FOLDERS = {"gemma3_text": "gemma3"}
-"""The names of families whose folder in transformers has another one."""
+"""The names of families whose folder in transformers has another."""
 
 
 def opened(folder, config, ignore=()):

@@ -190,7 +190,7 @@ def refused(folder, tmp_path, capfd, *more):
         ({"scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx: True; only False"),
         ({"layer_norm_epsilon": -1.0}, "norm_epsilon: -1.0; expected more than 0"),
         ({"auto_map": {"AutoModel": "run.py"}}, "auto_map: {'AutoModel': 'run.py'} has no meaning here"),
-        ({"layer_norm_epsilon": float("nan")}, "NaN is no number"),
+        ({"layer_norm_epsilon": float("nan")}, "NaN is not a number"),
         ([], "a JSON list; expected an object"),
         (None, "a JSON NoneType"),
     ],

@@ -62,7 +62,7 @@ def test_the_library_reads_what_is_written_and_the_reverse(arrays, tmp_path):
         (b"[1]", {}, "a JSON list"),
         (b"\xff\xfe", {}, "not readable as JSON"),
         (b'{"a":' * 100_000, {}, "nested too deeply"),
-        (b'{"a": NaN}', {}, "NaN is no number"),
+        (b'{"a": NaN}', {}, "NaN is not a number"),
         (b'{"a": {}, "a": {}}', {}, "'a' is there twice"),
         ({"a": ENTRY | {"dtype": "F8_E4M3"}}, {}, "a: dtype 'F8_E4M3'"),
         ({"a": ENTRY | {"dtype": ["F32"]}}, {}, "a: dtype"),

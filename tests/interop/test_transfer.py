@@ -127,7 +127,7 @@ def status(name):
 folder = pathlib.Path(sys.argv[1])
 model(folder / "small", 2, 8)[0]()
 load_it, size = model(folder / "large", 40, 512)
-pathlib.Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
+pathlib.Path("/proc/self/clear_refs").write_text("5")  # the peak starts again
 before = status("VmRSS")
 params = load_it()
 print((status("VmHWM") - before) / size)

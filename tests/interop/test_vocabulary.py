@@ -189,7 +189,7 @@ def test_settings_that_other_libraries_read_stay_with_a_model(folder, tmp_path):
 
 
 def test_prompts_of_a_language_model_are_padded_before_their_beginning(trained, tmp_path):
-    """Generation goes on at their end. Libraries that ask for a token for unknown text get one."""
+    """Generation continues at their end. Libraries that ask for a token for unknown text get one."""
     for paired in (False, True):
         write_tokenizer(tmp_path, trained, 64, paired=paired)
         assert settings_of(tmp_path)["padding_side"] == ("right" if paired else "left")

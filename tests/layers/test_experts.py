@@ -184,7 +184,7 @@ def test_one_expert_is_the_feed_forward(factor, rng):
 
 @pytest.mark.parametrize("factor", [0.0, pytest.param(1.0, marks=pytest.mark.thorough)])
 def test_bfloat16_products_with_gradients_in_float32(factor, rng):
-    """Beside the same in float32: within the rounding of the operands; the gradients are no bfloat16."""
+    """Beside the same in float32: within the rounding of the operands; the gradients are not bfloat16."""
     low, params, x = make(rng, factor=factor, dtype="bfloat16")
     high = dataclasses.replace(
         low, network=functools.partial(FEED_FORWARDS["gelu"], d_ff=HIDDEN), parent=None

@@ -91,7 +91,7 @@ def test_scanned_and_rematerialised_are_the_same_function(rng, kinds, remat):
 @pytest.mark.parametrize("num_layers", [1, 3, 5])
 @pytest.mark.parametrize("kinds", [WINDOWS, TREES])
 def test_any_number_of_layers_is_scanned(rng, kinds, num_layers):
-    """Also one that is no multiple of the number of `layers`, with dropout and what blocks sow."""
+    """Also one that is not a multiple of the number of `layers`, with dropout and what blocks sow."""
     model, params = make(rng, **kinds, num_layers=num_layers, dropout=0.2, remat="full")
     other = Decoder(dataclasses.replace(model.config, scan_layers=True), 23)
     tokens = rng.integers(0, 23, (2, 9))
@@ -200,7 +200,7 @@ def one_kind(**keys):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"layers": ["wide"]}, r"model.layers: 'wide' is no kind of layer_kinds; define it there"),
+        ({"layers": ["wide"]}, r"model.layers: 'wide' is not a kind of layer_kinds; define it there"),
         ({"layer_kinds": {"wide": {}}}, r"model.layer_kinds.wide: no layer is of this kind"),
         (one_kind(d_model=8), r"layer_kinds.a.d_model: not a key of one layer"),
         (one_kind(patern="full"), r"layer_kinds.a.patern: .* did you mean 'pattern'\?"),

@@ -197,7 +197,7 @@ def test_packed_rows_are_exact_forward_and_backward(rng, monkeypatch, pattern, c
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize("pattern", [Fixed(32, 4), Global(64, 4), Blocks(32), Fixed(128, 8)], ids=repr)
 def test_at_most_twice_the_allowed_pairs_of_packed_rows_are_computed(rng, pattern, causal):
-    """Of whole documents it would be up to 10 times as many; where documents begin anywhere it is a little
+    """Of whole documents it would be up to 10 times as many; where documents start anywhere it is a little
     over twice."""
     t, computed = 4096, jax.jit(computed_pairs, static_argnums=(1, 2, 3))
     for lengths, most in (([t], 2), ([512] * 8, 2), (rng.integers(300, 900, 20), 2.2)):

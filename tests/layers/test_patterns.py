@@ -22,8 +22,8 @@ VOCAB = 19
 @pytest.mark.thorough
 @pytest.mark.parametrize("pattern", PATTERNS)
 def test_a_packed_document_is_that_document_alone_and_read_into_a_cache(rng, pattern):
-    """A second document begins in the middle of a block of its row: its first tokens are global, its blocks
-    begin with it."""
+    """A second document starts in the middle of a block of its row: its first tokens are global, its blocks
+    start with it."""
     model = Decoder(dataclasses.replace(CONFIG, pattern=pattern, pattern_size=3, pattern_extra=2), VOCAB)
     params = random_params(rng, model, jnp.zeros((1, 1), jnp.int32))
     lengths = [11, 17]

@@ -190,7 +190,7 @@ def test_splash_interpreted(rng, interpreted, name):
 @pytest.mark.thorough
 @pytest.mark.parametrize("case", ["packed", "full", "start", "window", "strided", "future", "wide"])
 def test_splash_of_padded_lengths_with_sinks_and_narrower_values(rng, interpreted, case):
-    """Gradients of the sinks too. Keys begin `start` before the queries, as Transformer-XL's memory does."""
+    """Gradients of the sinks too. Keys start `start` before the queries, as Transformer-XL's memory does."""
     b, h, t, start = 2, 2, 150, {"start": 90, "window": 90, "strided": 33}.get(case, 0)
     s = {"future": 300}.get(case, start + t)
     pattern = {"window": Window(60), "strided": Strided(7)}.get(case)
@@ -211,7 +211,7 @@ def test_splash_of_padded_lengths_with_sinks_and_narrower_values(rng, interprete
 
 
 def places(t, start=0):
-    """Positions of documents of 60 tokens, of keys that begin `start` before the queries."""
+    """Positions of documents of 60 tokens, of keys that start `start` before the queries."""
     key_positions = (jnp.arange(start + t) % 60 if not start else jnp.arange(start + t) + 70_000)[None]
     return key_positions[:, start:], key_positions
 
@@ -231,7 +231,7 @@ def test_splash_of_alibi(rng, interpreted, case):
 
 
 def test_the_columns_of_alibi_are_exact_in_half_precision():
-    """Distances of up to 2^24, and slopes that are no powers of two."""
+    """Distances of up to 2^24, and slopes that are not powers of two."""
     h, positions = 12, jnp.array([[0, 1, 255, 256, 65_535, 65_536, 1_234_567]])
     q_bhtk, k_bgsk = jnp.zeros((1, h, 7, 0), "bfloat16"), jnp.zeros((1, 1, 7, 0), "bfloat16")
     columns = _with_distances(q_bhtk, k_bgsk, Scoring(positions, positions, {}, position=Alibi()))

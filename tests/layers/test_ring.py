@@ -88,7 +88,7 @@ def test_a_window_passes_keys_on_only_as_far_as_it_reaches(rng, window):
     with around(4):
         program = str(jax.make_jaxpr(lambda x: ring(x, x, x, mask=Mask(causal=True, pattern=window)))(x))
     passes = min(3, -(-(window.reach - 1) // 6))
-    assert program.count("ppermute") == 2 * (passes + 1)  # of keys and values; nobody needs the last
+    assert program.count("ppermute") == 2 * (passes + 1)  # of keys and values; no one needs the last
 
 
 @pytest.mark.thorough

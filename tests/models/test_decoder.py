@@ -120,7 +120,7 @@ def test_scanned_unrolled_and_rematerialised_are_one_function(rng):
             np.testing.assert_allclose(value, expected, rtol=1e-5, atol=1e-5)
             jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=2e-4), other_gradients, gradients)
         assert ("scan[" in str(program.jaxpr)) == scan
-        # Norms and activations are computed anew always; whole blocks, products in them, when asked for.
+        # Norms and activations are computed again always; whole blocks, products in them, when asked for.
         recomputed = [
             str(each.params["jaxpr"])
             for each in equations(program.jaxpr.jaxpr)

@@ -35,7 +35,7 @@ def whole(model, variables, tokens, segments):
 
 @functools.partial(jax.jit, static_argnums=(0, 5))
 def in_segments(model, variables, tokens, segments, memory, size):
-    """The states of all tokens, read so many at a time."""
+    """The states of all tokens, read that many at a time."""
     states = []
     for start in range(0, tokens.shape[1], size):
         part = slice(start, start + size)

@@ -21,7 +21,7 @@ EDITS = {
         {
             "one_value_lost": ("[] if value is None else [value]", "[]"),
             "names_twice": ("if len(found) < len(pairs):", "if False:"),
-            "any_number": ('raise ValueError(f"{text} is no number")', "return 0.0"),
+            "any_number": ('raise ValueError(f"{text} is not a number")', "return 0.0"),
         },
     ),
     "transformer/interop/generation.py": (

@@ -106,7 +106,7 @@ def test_a_collective_in_several_fusions_is_one():
 
 
 def test_a_collective_may_go_on_in_a_loop():
-    """What begins before a loop whose products run beside it is one, and not one for each trip."""
+    """What starts before a loop whose products run beside it is one, and not one for each trip."""
     start = 'ROOT %r = bf16[8]{0} custom-call(%g), custom_call_target="AsyncCollectiveStart"'
     gather = "%g = bf16[8000000]{0} all-gather(%p), channel_id=7, replica_groups=[1,8]<=[8]"
     more = "\n".join(
@@ -127,7 +127,7 @@ def test_a_collective_may_go_on_in_a_loop():
 
 
 def test_slices_of_tpus_send_to_one_another():
-    """A send begins it, and the receive of the same rendezvous ends it; 2 slices of 4."""
+    """A send starts it, and the receive of the same rendezvous ends it; 2 slices of 4."""
     told = (
         'frontend_attributes={_xla_host_transfer_rendezvous="all-reduce.7_0",'
         '_xla_megascale_target="{1,2}x{0:3}",_xla_megascale_transfer_type="ALL_REDUCE"}'

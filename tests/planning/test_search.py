@@ -34,7 +34,7 @@ KEYS = {
 
 @pytest.fixture
 def memory(monkeypatch):
-    """Makes CPUs H100s, all of them, with a memory of so many bytes."""
+    """Makes CPUs H100s, all of them, with a memory of that many bytes."""
     monkeypatch.setattr(parallel, "make_mesh", runs.MAKE_MESH)
 
     def set_memory(size=80e9):

@@ -73,7 +73,7 @@ def test_evaluation_reads_the_average_and_no_optimizer_state(tmp_path):
         with Checkpoints(directory, write=False) as checkpoints:
             params = checkpoints.restore_params(abstract.params)
             assert_same(params, state.eval_params)
-            # An optimizer state of another kind is no obstacle, for it is not looked at.
+            # An optimizer state of another kind is not an obstacle, for it is not looked at.
             other = abstract.replace(opt_state=optax.sgd(0.1, momentum=0.9).init(abstract.params))
             with pytest.raises(UserError, match="opt_state"):
                 checkpoints.restore(other)

@@ -609,7 +609,7 @@ def test_profile_records_its_steps(tmp_path):
 
 
 def test_a_trace_names_modules_and_leaves_out_waiting_and_calls_of_python(tmp_path):
-    # Programs whose kernels have the same names are no part of what is recorded.
+    # Programs whose kernels have the same names are not part of what is recorded.
     others = [jax.jit(lambda x, n=n: jax.numpy.tanh(x @ x.T) @ x * n) for n in range(3)]
     for other in others:
         other(jax.numpy.ones((16, 16)))

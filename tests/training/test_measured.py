@@ -167,7 +167,7 @@ def test_microbatches_measure_the_same_batch(rng):
 
 
 def test_of_long_rows_evenly_spaced_queries_are_measured(rng):
-    """Against all weights: a window, documents, grouped heads and queries that begin after a memory."""
+    """Against all weights: a window, documents, grouped heads and queries that start after a memory."""
     t, m, h, g, k = 2 * QUERIES, 5, 4, 2, 8
     q, key = rng.normal(size=(3, t, h, k)) * 2, rng.normal(size=(3, m + t, g, k)) * 2
     segments = np.sort(rng.integers(0, 4, (3, m + t)), axis=1)[:, ::-1]

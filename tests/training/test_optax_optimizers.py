@@ -68,7 +68,7 @@ def test_muon_leaves_embeddings_heads_and_vectors_to_adam(rng, changes):
     adam = optax.nadam(RATE)
     wanted = by_path(jax.jit(adam.update)(params, adam.init(params), params)[0])
     for path, update in change(params, params).items():
-        assert (path in found) == is_hidden(path)  # None is no leaf
+        assert (path in found) == is_hidden(path)  # None is not a leaf
         if not is_hidden(path):
             np.testing.assert_allclose(update, wanted[path], rtol=1e-4, atol=1e-6)
     assert {"encoder_0/recurrent/kernel", "encoder_reverse_0/input/kernel", "bridge/kernel"} < found.keys()

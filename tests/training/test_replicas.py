@@ -98,7 +98,7 @@ ALSO = {
 
 
 def two_steps(config, source, devices):
-    """The state after two steps on so many devices, the losses, and the compiled step."""
+    """The state after two steps on that many devices, the losses, and the compiled step."""
     overrides = KEYS | ALSO[config] | {"data.source": source}
     frozen = check_config(read_config(f"configs/{config.split(':')[0]}:tiny"), overrides.items())
     run = Run(find_experiment(frozen.experiment)(frozen), frozen, "nowhere", devices=jax.devices()[:devices])

@@ -368,7 +368,7 @@ def test_embeddings_decay_by_a_rule_also_where_muon_leaves_them_to_adam(rng):
 @pytest.mark.parametrize(
     ("rule", "message"),
     [
-        ({"match": "(", "frozen": True}, r"^match: '\(' is no regular expression"),
+        ({"match": "(", "frozen": True}, r"^match: '\(' is not a regular expression"),
         (
             {"match": "a"},
             "^match: 'a' has no setting; expected one of learning_rate, weight_decay, frozen, opt",
@@ -390,7 +390,7 @@ def test_rules_that_say_nothing_or_nonsense_are_refused(rule, message):
             {"rules": (Rule("embeding", frozen=True),)},
             r"optimizer.rules\[0\].match: 'embeding' matches no param",
         ),
-        ({"train_only": "haed"}, "train_only: no parameter's name begins with 'haed'; did you mean 'head'"),
+        ({"train_only": "haed"}, "train_only: no parameter's name starts with 'haed'; did you mean 'head'"),
         ({"frozen_layers": 4}, "frozen_layers: 4; the model has 3 blocks"),
         (
             {"rules": (Rule("head", weight_decay=0.1), Rule("", frozen=True))},

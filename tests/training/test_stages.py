@@ -122,7 +122,7 @@ def test_processes_share_the_rows_of_every_stage(monkeypatch, processes):
 
 
 def test_batches_may_begin_at_any_row():
-    """As those of a fork at a step do, whose run has read so many rows."""
+    """As those of a fork at a step do, whose run has read that many rows."""
     until = {3: 2, 11: 4}
     batches = StagedBatches(loader(), made(until), None)
     for step, row in ((7, 100), (0, 5), (15, 3)):

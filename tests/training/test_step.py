@@ -195,7 +195,7 @@ class Recurrent:
 
 @pytest.mark.parametrize("microbatches", [1, pytest.param(2, marks=pytest.mark.thorough)])
 def test_the_memory_of_a_skipped_step_is_of_the_text_that_was_read(rng, microbatches):
-    """Rows whose memory is not finite begin anew; without that they would stay so for ever."""
+    """Rows whose memory is not finite start again; without that they would stay so for ever."""
     experiment, optimizer = Recurrent(), optax.sgd(0.1)
     first, second = ({"tokens": rng.integers(1, VOCAB, (4, 3)), "poison": np.zeros(4)} for _ in range(2))
     first, second = ({**each, "segments": np.ones((4, 3), int)} for each in (first, second))

@@ -1,4 +1,4 @@
-"""Labels that are no plain words: formulas that are none, and characters that the default font lacks."""
+"""Labels that are not plain words: formulas that are none, and characters that the default font lacks."""
 
 import warnings
 

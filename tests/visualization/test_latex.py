@@ -26,7 +26,7 @@ def printed(latex: str) -> str:
     parts, end = [], 0
     while end < len(latex):
         part = PART.match(latex, end)
-        assert part, f"{latex[end:]!r} is no text of LaTeX"
+        assert part, f"{latex[end:]!r} is not text of LaTeX"
         character, command, braced, number, sign, power, plain = part.groups()
         exponent = f"e{sign or '+'}{power:0>2}" if power else ""
         parts.append(

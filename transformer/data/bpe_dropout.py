@@ -1,4 +1,4 @@
-"""BPE dropout: words are segmented anew in every epoch, as a regularisation of training."""
+"""BPE dropout: words are segmented again in every epoch, as a regularisation of training."""
 
 import functools
 import itertools
@@ -47,7 +47,7 @@ class Segmentations:
         """Opens the segmentations of a source, or draws them; each merge is left out with probability `rate`.
 
         Raises:
-          UserError: the tokenizer is no byte-level BPE.
+          UserError: the tokenizer is not a byte-level BPE.
         """
         if byte_sizes(tokenizer) is None or not merges(tokenizer):
             raise UserError(
@@ -107,7 +107,7 @@ class DrawnTokens:
 
 
 def segment(word: str, ranks: Mapping[tuple[str, str], int], rate: float, rng: random.Random) -> list[str]:
-    """BPE of a word in which each possible merge is left out with probability `rate`, anew in every step.
+    """BPE of a word in which each possible merge is left out with probability `rate`, again in every step.
 
     Source: Provilkov et al. 2020 (BPE-Dropout), algorithm 1.
     """

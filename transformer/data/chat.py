@@ -212,7 +212,7 @@ class ChatData(Corpus):
         return padding_rows(1, self.config.sequence_length)
 
     def loader(self, split: str, batch_size: int, *, repeat: bool = False, **options) -> DataLoader:
-        """As for `Corpus`; rows that repeat are packed anew in every epoch."""
+        """As for `Corpus`; rows that repeat are packed again in every epoch."""
         packer = self.packer(split)
         rows: Any = packer(seed=0)
         if repeat:

@@ -260,7 +260,7 @@ class Corpus(SplitData):
         name = self.config.tokenizer
         if not Path(name).expanduser().is_file():
             kinds = ", ".join(TOKENIZERS)
-            raise UserError(f"data.tokenizer: {name!r} is no file; expected one, or one of {kinds}")
+            raise UserError(f"data.tokenizer: {name!r} is not a file; expected one, or one of {kinds}")
         with naming("tokenizer"):
             return Tokenizer.load(name)
 

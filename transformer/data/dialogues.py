@@ -130,7 +130,7 @@ class Preferences(Dialogues):
     """The chosen and the rejected answer to the same prompt, which is a text, a message or a list of them.
 
     An answer is a text, a message, or a conversation that ends with it: the prompt first, or without a field
-    of the prompt what both begin with. A text is a text, also where it could be read as JSON.
+    of the prompt what both start with. A text is a text, also where it could be read as JSON.
     """
 
     each = 2
@@ -196,7 +196,7 @@ class ChatTokens:
         self._special = {i: token.content for i, token in added.items() if token.special}
         talk = [{"role": "user", "content": "question"}, {"role": "assistant", "content": "answer"}]
         answer, _ = self.template.pieces(talk)[-1]
-        # A template may also begin an answer with special tokens.
+        # A template may also start an answer with special tokens.
         ends = [i for i in self.read(answer.rpartition("answer")[2]) if i in self._special]
         if not ends:
             raise UserError("the template ends answers with no special token of the tokenizer")
@@ -236,7 +236,7 @@ class ChatTokens:
         """The tokens that each piece of the template adds to the one before it, or of a piece alone where a
         token would span both: so a prompt has the tokens that training has before its answer.
 
-        SentencePiece begins a text with a space, but not what continues one.
+        SentencePiece starts a text with a space, but not what continues one.
         """
         before = ""
         for text, is_answer in self.template.pieces(messages, answering):

@@ -29,7 +29,7 @@ SIZES = "sizes.json"
 """What folders of an earlier version have instead: file -> size in bytes. Older ones have neither."""
 
 SMALL = 256 << 20
-"""Files of up to so many bytes are read and checked when their folder is opened, which takes 0.1 s."""
+"""Files of up to that many bytes are read and checked when their folder is opened, which takes 0.1 s."""
 
 Noted = dict[str, tuple[int, bytes]]
 """File -> its size, and the checksums of its blocks, 4 bytes each; b"" if only the size is known."""
@@ -59,7 +59,7 @@ def is_ours(cache_dir: str) -> bool:
 @functools.cache
 def own_cache(cache_dir: str, config: Path) -> str:
     """The `data.cache_dir` of a run's folder, which may be from elsewhere: "", the user's cache, with a note,
-    unless that folder holds prepared data. So nobody's config has commands write where they should not."""
+    unless that folder holds prepared data. So no one's config has commands write where they should not."""
     if is_ours(cache_dir):
         return cache_dir
     note = f"{config}: data.cache_dir {cache_dir!r} has no prepared data and is not used"

@@ -97,7 +97,7 @@ class Digits(Images):
 class ImageFolder(Images):
     """`folder:PATH`: each sub-folder is a class, with its images, some of which may be in further folders.
 
-    Other files, and files and folders whose names begin with a dot, are left out.
+    Other files, and files and folders whose names start with a dot, are left out.
 
     Raises:
       UserError: no such folder, no sub-folder, one with no image itself, or (when read) a file that is not an
@@ -190,7 +190,7 @@ class TfdsImages(Images):
             raise UserError(f"{self.name}: no label_field {self._label!r}; fields there: {there}")
         pixels, label = record[self._records.field], record[self._label]
         if getattr(pixels, "dtype", None) != np.uint8 or pixels.ndim != 3:
-            raise UserError(f"{self.name}: its field {self._records.field!r} is no image of 8-bit pixels")
+            raise UserError(f"{self.name}: its field {self._records.field!r} is not an image of 8-bit pixels")
         picture = Image.fromarray(pixels[..., 0] if pixels.shape[-1] == 1 else pixels)
         return pixels.tobytes(), picture, str(label)
 
@@ -270,7 +270,7 @@ def open_image(file: str | Path | BinaryIO, name: str = "") -> Any:
     except FileNotFoundError:
         raise UserError(f"{name}: there is no such file") from None
     except UnidentifiedImageError:
-        raise UserError(f"{name}: it is no image, or of a format that is not known") from None
+        raise UserError(f"{name}: it is not an image, or of a format that is not known") from None
     except (OSError, SyntaxError, ValueError, EOFError, *bombs) as error:
         raise UserError(f"{name}: it cannot be read as an image ({first_line(error)})") from None
 

@@ -24,8 +24,8 @@ def find_labels(names: Sequence[str], key: str, place: Callable[[int], str] = st
     `place` gives the location of a name by its index.
 
     Raises:
-      UserError: fewer than two labels, a record without one, or labels that are no classes: more than `MANY`
-        that are rare, or fractional numbers; the message begins with `key`.
+      UserError: fewer than two labels, a record without one, or labels that are not classes: more than `MANY`
+        that are rare, or fractional numbers; the message starts with `key`.
     """
     found = set(names)
     if "" in found:

@@ -69,7 +69,7 @@ class MaskedData(TextData):
 
     @functools.cached_property
     def words(self) -> WordBoundaries:
-        """The tokens that begin words."""
+        """The tokens that start words."""
         return WordBoundaries(self.tokenizer, self.special_tokens)
 
     def rows(self, split: str, seed: int = 0) -> EncoderRows:  # type: ignore[override]

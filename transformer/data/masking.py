@@ -21,7 +21,7 @@ MEAN_SPAN, LONGEST_SPAN = 0.2, 10
 
 
 class WordBoundaries:
-    """Tables of which tokens of a tokenizer begin a word."""
+    """Tables of which tokens of a tokenizer start a word."""
 
     def __init__(self, tokenizer: Tokenizer, special_tokens: SpecialTokens) -> None:
         """`ordinary` will have the ids of all tokens of text, without special ones."""
@@ -45,7 +45,7 @@ class WordBoundaries:
             self._open_v[i] = _is_letter(name[-1], of_bytes)
 
     def begins(self, tokens_t: np.ndarray) -> np.ndarray:
-        """Whether each token begins a word, (t,): every token that does not continue the letters before
+        """Whether each token starts a word, (t,): every token that does not continue the letters before
         it."""
         before_t = np.append(False, self._open_v[tokens_t[:-1]])
         return ~(self._continues_v[tokens_t] | (self._joins_v[tokens_t] & before_t))

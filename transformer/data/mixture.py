@@ -237,7 +237,7 @@ def check_sources(config: Any) -> None:
 
     Raises:
       UserError: a single source, an unknown one or one given twice, another key `source` than the default, or
-        a weight that is no positive number.
+        a weight that is not a positive number.
     """
     sources = config.sources
     (default,) = (field.default for field in dataclasses.fields(config) if field.name == "source")

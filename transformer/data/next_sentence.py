@@ -28,7 +28,7 @@ class NextSentencePairs(EncoderRows):
     document.
 
     Labels and exchanges are a function of (seed, epoch); the packing is the same in all epochs. `skipped` is
-    the number of chunks in which no second word begins, which are left out.
+    the number of chunks in which no second word starts, which are left out.
 
     Raises:
       UserError: there is only one document, or fewer than two chunks can be divided.
@@ -54,7 +54,7 @@ class NextSentencePairs(EncoderRows):
             )
         begins = np.flatnonzero(words.begins(np.asarray(cache.tokens)))  # starts of words, in all documents
         starts_n, ends_n = chunks_n2.T
-        # A chunk is divided at one of the words that begin inside it.
+        # A chunk is divided at one of the words that start inside it.
         lowest_n, highest_n = np.searchsorted(begins, [starts_n + 1, ends_n])
         possible = highest_n > lowest_n
         if possible.sum() < 2:
@@ -66,7 +66,7 @@ class NextSentencePairs(EncoderRows):
         n = len(starts_n)
         middles_n = begins[np.random.default_rng(0).integers(lowest_n, highest_n)]
         own_n = np.searchsorted(cache.offsets, starts_n, side="right") - 1
-        # Documents begin with `[bos]` and end with `[eos]`.
+        # Documents start with `[bos]` and end with `[eos]`.
         place_n = 2 * (starts_n == cache.offsets[own_n] + 1) + (ends_n == cache.offsets[own_n + 1] - 1)
         sizes_n = ends_n - middles_n
         self._order, self._starts_g = _groups(place_n, sizes_n, own_n)

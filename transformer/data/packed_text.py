@@ -75,7 +75,7 @@ class StreamRows:
     s-th rows of all parts, so batch s of a loader continues batch s - 1.
 
     Rows are those of `PackedRows`, but `segments` number the documents of the whole corpus, 1, 2, ..., and
-    `continues` (b,) is 0 for the first row of a stream, otherwise 1. Each stream begins `ahead` rows before
+    `continues` (b,) is 0 for the first row of a stream, otherwise 1. Each stream starts `ahead` rows before
     its part, with padding before the first row of all; the targets of these rows count only in their own
     part.
     """

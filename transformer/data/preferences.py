@@ -20,7 +20,7 @@ class PreferenceDataConfig(DialogueConfig):
     """Pairs of answers to a prompt, packed into rows."""
 
     sequence_length: Positive = 512  # tokens per row, which has both answers of a pair, each with its prompt
-    prompt_field: str = "prompt"  # field of the prompt, a text or messages; "": the answers begin with it
+    prompt_field: str = "prompt"  # field of the prompt, a text or messages; "": the answers start with it
     chosen_field: str = "chosen"  # field of the better answer
     rejected_field: str = "rejected"  # field of the worse answer
 

@@ -64,7 +64,7 @@ class Question:
         expected = 'expected {"text": [...], "answer_start": [...]}, both of one length'
         if not isinstance(answers, Mapping):
             problem = (
-                f"no field {fields.answers!r}" if answers is None else f"{fields.answers!r} is no object"
+                f"no field {fields.answers!r}" if answers is None else f"{fields.answers!r} is not an object"
             )
             raise UserError(f"{place()}: {problem}; {expected}")
         texts, starts = answers.get("text"), answers.get("answer_start")

@@ -114,7 +114,7 @@ def additions(
 ) -> Reply:
     """Renders a template once for each view, in this process: what each text adds to the one before it.
 
-    Texts have at most `longest` characters, and `begin` is called before each; nothing else is limited.
+    Texts have at most `longest` characters, and `start` is called before each; nothing else is limited.
     """
     added, before = [], ""
     try:

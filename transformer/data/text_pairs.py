@@ -72,7 +72,7 @@ class PairDataConfig(CorpusConfig):
     source_length: Length = 128  # source tokens per row
     target_length: Length = 128  # target tokens per row
     too_long: Literal["cut", "skip", "refuse"] = "cut"  # pairs longer than a row: truncate, leave out, error
-    # BPE dropout: the probability that BPE leaves out a merge in training, anew for each word and epoch
+    # BPE dropout: the probability that BPE leaves out a merge in training, again for each word and epoch
     bpe_dropout: Rate = 0.0
 
 
@@ -122,7 +122,7 @@ class PairData(Corpus):
         return self._packing(BLANK, BLANK, c.source_length, c.target_length).batch(np.array([-1]))
 
     def loader(self, split: str, batch_size: int, *, repeat: bool = False, **options) -> DataLoader:
-        """As for `Corpus`; rows that repeat are packed anew in every epoch, and drop merges of BPE by
+        """As for `Corpus`; rows that repeat are packed again in every epoch, and drop merges of BPE by
         `bpe_dropout`."""
         rows = self._repacked(split) if repeat else self.rows(split)
         return DataLoader(rows, batch_size, workers=self.config.workers, repeat=repeat, **options)

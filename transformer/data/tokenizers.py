@@ -103,7 +103,7 @@ def settings_beside(file: Path) -> dict[str, Any]:
     of a `chat_template.jinja`; {} if there is neither.
 
     Raises:
-      UserError: one of them cannot be read, or the first is no JSON object.
+      UserError: one of them cannot be read, or the first is not a JSON object.
     """
     path, template = file.with_name(NAMES), file.with_name(TEMPLATE)
     try:

@@ -89,7 +89,7 @@ def probabilities(logits_bv: jax.Array, *, temperature: jax.Array | float = 1.0,
 def _softmax(logits_bv: jax.Array, temperature, **filters) -> jax.Array:
     logits_bv = logits_bv.astype(jnp.float32)
     # Subtract the maximum before the division, so that a temperature near 0 gives no infinities. From about
-    # 1e38 on 1 / temperature is 0 in float32, and 0 times -inf is no number.
+    # 1e38 on 1 / temperature is 0 in float32, and 0 times -inf is not a number.
     logits_bv = (logits_bv - jnp.max(logits_bv, axis=-1, keepdims=True)) / jnp.minimum(temperature, 1e37)
     for name in sorted(filters, key=[*FILTERS].index):
         logits_bv = FILTERS[name][0](logits_bv, filters[name])

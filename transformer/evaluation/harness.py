@@ -33,14 +33,14 @@ class HarnessModel(TemplateLM):
     `transformer.evaluation.shared_prefix`).
 
     Raises:
-      UserError: the experiment is no language model; or (when asked) a continuation is longer than its
+      UserError: the experiment is not a language model; or (when asked) a continuation is longer than its
         context.
     """
 
     def __init__(self, experiment: Any, params: Params, *, start: bool = True) -> None:
         super().__init__()
         if not hasattr(experiment, "stepper") or not hasattr(experiment.config, "sample"):
-            raise UserError(f"{experiment.config.experiment} is no language model; expected one")
+            raise UserError(f"{experiment.config.experiment} is not a language model; expected one")
         self._experiment, self._params, self._start = experiment, params, start
         self._tokenizer = experiment.data.tokenizer
         self._chat: ChatTokens | None = None

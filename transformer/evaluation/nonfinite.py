@@ -57,7 +57,7 @@ class Probes:
         self._names: list[str] = []
         self._outputs: dict[int, list[Any]] = defaultdict(list)
         self._gradients: dict[int, list[Any]] = defaultdict(list)
-        self._root: Any = None  # the module of the innermost stack of layers, whose paths begin with it
+        self._root: Any = None  # the module of the innermost stack of layers, whose paths start with it
         self._prefix = self._path = ""
 
     def __call__(self, function: Callable, args: Any, kwargs: Any, context: Any) -> Any:

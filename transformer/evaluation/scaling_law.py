@@ -77,7 +77,7 @@ def fit_law(n_k: np.ndarray, d_k: np.ndarray, loss_rk: np.ndarray) -> Law:
     """The law that minimises the Huber loss of log L over k runs, for each row of losses.
 
     Starts from the best of a grid of (a, b), where E, A and B are linear (variable projection; Golub &
-    Pereyra 1973), and goes on with Levenberg-Marquardt in all five until nothing moves: fits that were
+    Pereyra 1973), and continues with Levenberg-Marquardt in all five until nothing moves: fits that were
     stopped early gave wrong exponents (Besiroglu et al. 2024, "Chinchilla scaling: a replication attempt").
     """
     x_k, y_k = np.log(n_k), np.log(d_k)

@@ -32,7 +32,7 @@ def read_rope(given: Any, theta: Any, max_length: Any) -> dict[str, Any]:
     """Our keys for their `rope_parameters` or `rope_scaling`, with `theta` as the base if they name none.
 
     Raises:
-      UserError: an unknown kind of scaling, one with an unknown key or value, or a base that is no number
+      UserError: an unknown kind of scaling, one with an unknown key or value, or a base that is not a number
         above 0.
     """
     given = {} if given is None else given
@@ -58,7 +58,7 @@ def read_rope(given: Any, theta: Any, max_length: Any) -> dict[str, Any]:
 
 def write_rope(model: Any) -> dict[str, Any]:
     """Their `rope_parameters` without the base, for our config; raises `UserError` if they have no such, or a
-    trained length that is no whole number."""
+    trained length that is not a whole number."""
     kinds = {scaling: (kind, known) for kind, (scaling, known) in SCALINGS.items()}
     scaling = model.position_scaling
     if scaling not in kinds:

@@ -17,7 +17,7 @@ RENAMED = ((r"LayerNorm\.gamma$", "LayerNorm.weight"), (r"LayerNorm\.beta$", "La
 
 
 def encoder(prefix: str) -> Iterator[Rule]:
-    """The encoder, whose tensors begin with `prefix`."""
+    """The encoder, whose tensors start with `prefix`."""
     tables = {
         "encoder/token_types": "token_type_embeddings",
         "encoder/trunk/position": "position_embeddings",
@@ -86,7 +86,7 @@ def output_of(head: str) -> dict[str, str]:
 
 
 def read(config: Values, offset: bool = False) -> dict[str, Any]:
-    """Our keys of positions and token types; RoBERTa's positions begin after the id of padding (`offset`)."""
+    """Our keys of positions and token types; RoBERTa's positions start after the id of padding (`offset`)."""
     first = whole(config, "pad_token_id", 1, 0) + 1 if offset else 0
     types = whole(config, "type_vocab_size", 2)
     return {
@@ -102,7 +102,7 @@ def write(model: Any, offset: bool = False) -> dict[str, Any]:
     """Their keys of positions and token types.
 
     Raises:
-      UserError: a vector that tells no types apart is lacking, or positions begin elsewhere.
+      UserError: a vector that tells no types apart is lacking, or positions start elsewhere.
     """
     if model.num_token_types == 1 and not model.token_type_bias:
         raise UserError("model.num_token_types: 1; such models have a vector for all tokens: token_type_bias")

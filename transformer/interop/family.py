@@ -119,9 +119,9 @@ class Family:
     - `labelled`: whether it tells the labels in id2label apart;
     - `pixels`, `write_pixels`: of a family of images: keys of our `model` from preprocessor_config.json, and
       this file from our `model` and `data`;
-    - `prefix`: what the names of tensors may begin with or not;
+    - `prefix`: what the names of tensors may start with or not;
     - `renamed`: regular expressions in names of tensors, and what replaces them;
-    - `ignored`: regular expressions for names of tensors that are no parameters, for a config of ours;
+    - `ignored`: regular expressions for names of tensors that are not parameters, for a config of ours;
     - `computed`: names of tensors that may be there although they are computed here, for a config of ours,
       and the function (shape) -> values;
     - `copies`: names of tensors that may be there for a parameter of ours once more, for a config of ours;

@@ -44,7 +44,7 @@ class HubFolder:
         self.config = read_object(self.path / CONFIG)
         kind = self.config.get("model_type")
         if not isinstance(kind, str) or kind not in FAMILIES:
-            # Another architecture is no misspelt name: nothing is suggested.
+            # Another architecture is not a misspelt name: nothing is suggested.
             known = ", ".join(FAMILIES)
             raise UserError(f"{self.path / CONFIG}: model_type: {str(kind)[:80]!r}; expected one of {known}")
         self.family = self._family(FAMILIES[kind])
@@ -95,7 +95,7 @@ class HubFolder:
         """The labels of its classes in order, each once; None if it has none.
 
         Raises:
-          UserError: id2label does not number them; or the model is no classifier into one of several classes.
+          UserError: id2label does not number them; or the model is not a classifier into classes.
         """
         if not self.family.labelled:
             return None
@@ -168,7 +168,7 @@ class HubFolder:
         lacks there are none.
 
         Raises:
-          UserError: a tensor is missing, unknown or of another shape; or it should be a copy of another one,
+          UserError: a tensor is missing, unknown or of another shape; or it should be a copy of another,
             or what is computed here, and is not, so that transformers computes with other values.
         """
         rules = [rule for rule in self.family.rules(model) if not self._lacks(rule)]

@@ -12,10 +12,10 @@ LONGEST = 1 << 28
 
 
 def read_object(path: Path) -> dict[str, Any]:
-    """The object in a JSON file, which may begin with a byte order mark.
+    """The object in a JSON file, which may start with a byte order mark.
 
     Raises:
-      UserError: it cannot be read, is too long, or is no JSON object (see `parse_object`).
+      UserError: it cannot be read, is too long, or is not a JSON object (see `parse_object`).
     """
     try:
         if path.stat().st_size > LONGEST:
@@ -29,7 +29,7 @@ def parse_object(text: bytes, path: Path) -> dict[str, Any]:
     """The object in UTF-8 text of the file `path`.
 
     Raises:
-      UserError: it is no JSON, no object, repeats a name, or has NaN or an infinity.
+      UserError: it is not a JSON object, repeats a name, or has NaN or an infinity.
     """
     try:
         found = parse_json(text.decode("utf-8"), object_pairs_hook=_unique, parse_constant=_no_number)
@@ -54,4 +54,4 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _no_number(text: str) -> Any:
-    raise ValueError(f"{text} is no number")
+    raise ValueError(f"{text} is not a number")

@@ -84,7 +84,7 @@ def bases(config: Values) -> dict[str, float]:
     """Their type of a layer -> the base of its rotary positions.
 
     Raises:
-      UserError: positions of another kind, or a base that is no number above 0.
+      UserError: positions of another kind, or a base that is not a number above 0.
     """
     parameters = given(config, "rope_parameters", {})
     if not isinstance(parameters, dict):

@@ -1,6 +1,6 @@
 """Safetensors files, read tensor by tensor and written as they come, sharded or not.
 
-A file is an unsigned 64-bit number, so many bytes of JSON, {name: {"dtype", "shape", "data_offsets"}}, and
+A file is an unsigned 64-bit number, that many bytes of JSON, {name: {"dtype", "shape", "data_offsets"}}, and
 the tensors' bytes. A sharded model has several, and model.safetensors.index.json says which has which.
 Source: https://github.com/huggingface/safetensors, README, "Format".
 """
@@ -44,7 +44,7 @@ WHOLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 
 @dataclass(frozen=True)
 class Tensor:
-    """Where a tensor is: so many bytes from `offset` of a file on are an array of this type and shape."""
+    """Where a tensor is: that many bytes from `offset` of a file on are an array of this type and shape."""
 
     path: Path
     dtype: np.dtype

@@ -42,7 +42,7 @@ def side(config: Values, key: str, default: int) -> int:
     """A size in pixels, the same in both directions.
 
     Raises:
-      UserError: it is another one.
+      UserError: it is a different one.
     """
     found = given(config, key, default)
     sizes = found if isinstance(found, list) else [found, found]

@@ -32,7 +32,7 @@ ADDED = "added_tokens.json"
 """The name of a file with tokens that are added to a vocabulary, and their ids."""
 
 DECODER_START = "decoder_start_token_id"
-"""The key of config.json with the token that an encoder-decoder's targets begin with."""
+"""The key of config.json with the token that an encoder-decoder's targets start with."""
 
 
 def read_tokenizer(folder: Path, config: Mapping[str, Any]) -> Tokenizer:

@@ -107,7 +107,7 @@ def outer_products(x_ni: jax.Array, y_no: jax.Array, sizes_g: jax.Array) -> jax.
 @struct.dataclass
 class Blocks:
     """Blocks of `size` rows from `firsts_j` on, in order; those before `ends_j` are rows of the group
-    `groups_j`. Blocks that are left over begin after all rows, and have none."""
+    `groups_j`. Blocks that are left over start after all rows, and have none."""
 
     groups_j: jax.Array
     firsts_j: jax.Array
@@ -116,7 +116,7 @@ class Blocks:
 
     @classmethod
     def of(cls, sizes_g: jax.Array, n: int, size: int) -> "Blocks":
-        """As many blocks as n rows of groups of any sizes may need, where each group begins a block."""
+        """As many blocks as n rows of groups of any sizes may need, where each group starts a block."""
         number_g = -(-sizes_g // size)
         j = jnp.arange((n + len(sizes_g) * (size - 1)) // size)
         after_g, ends_g = jnp.cumsum(number_g), jnp.cumsum(sizes_g)
@@ -133,7 +133,7 @@ class Blocks:
 
 
 def rows_of_blocks(n: int, groups: int) -> int:
-    """The rows of a block for n rows of so many groups, a power of two; 0: XLA's own product is to be taken.
+    """The rows of a block for n rows of that many groups, a power of two; 0: XLA's own product is taken.
 
     Blocks that are not full, at most one of each group, cost at most about a quarter of n more, and on GPUs,
     where larger ones make up for reading a kernel for each, half. TPUs have a kernel for grouped products.

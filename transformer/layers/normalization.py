@@ -94,4 +94,4 @@ NORMS: dict[str, Callable[..., nn.Module]] = {
 }
 
 HEAD_NORMS: dict[str, Callable[..., nn.Module]] = {"rms_offset": OffsetRMSNorm}
-"""Norms of blocks with which queries and keys have another one than `RMSNorm`."""
+"""Norms of blocks with which queries and keys have another than `RMSNorm`."""

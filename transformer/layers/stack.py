@@ -208,7 +208,7 @@ class Stack:
         return x_btd, found
 
     def _cut(self, params: Any, rounds: int) -> tuple[Any, Any]:
-        """The parameters of so many rounds, and of the layers after them."""
+        """The parameters of that many rounds, and of the layers after them."""
         by_kind = set(params) == set(self.kinds)
 
         def end(path: Any) -> int:

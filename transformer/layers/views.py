@@ -1,6 +1,6 @@
 """Views of queries and keys, in which a sparse pattern is a simple one.
 
-If documents begin anywhere in a row, the places of a view are known only at run time. Then a view has one row
+If documents start anywhere in a row, the places of a view are known only at run time. Then a view has one row
 for each row of the batch, with gaps.
 """
 
@@ -39,7 +39,7 @@ class View:
     """All queries and keys in one row, as they are."""
 
     def places(self, start: int, t: int, s: int) -> Places:
-        """The view of t queries, whose indices on the key axis begin with `start`, and s keys."""
+        """The view of t queries, whose indices on the key axis start with `start`, and s keys."""
         return Places(None, None, start)
 
     def orders(self, queries_bt: jax.Array, keys_bs: jax.Array) -> tuple[Order | None, Order | None]:
@@ -49,7 +49,7 @@ class View:
 
 @dataclass(frozen=True)
 class Aligned(View):
-    """All queries and keys in one row, in which runs of `size` positions begin at multiples of `size`."""
+    """All queries and keys in one row, in which runs of `size` positions start at multiples of `size`."""
 
     size: int
 
@@ -130,7 +130,7 @@ class FirstQueries(View):
 
 
 def _grid(begin: int, end: int, width: int, first: int = 0) -> np.ndarray:
-    """The indices from `begin` to `end` in rows of `width`, counted from `first` on; -1 before and after."""
+    """The indices from `start` to `end` in rows of `width`, counted from `first` on; -1 before and after."""
     indices = np.arange(begin, begin + -(-(end - begin) // width) * width)
     return np.where(indices < end, np.maximum(indices - first, -1), -1).reshape(-1, width)
 

@@ -35,7 +35,9 @@ class LoraConfig(StackConfig):
         try:
             re.compile(self.lora_layers)
         except re.error as error:
-            raise UserError(f"lora_layers: {self.lora_layers!r} is no regular expression: {error}") from None
+            raise UserError(
+                f"lora_layers: {self.lora_layers!r} is not a regular expression: {error}"
+            ) from None
 
     def stack(self, num_layers: int = 0, *, cross: bool = False, causal: bool = False) -> Stack:
         """See `StackConfig.stack`; with `lora_rank` the blocks have adapters."""

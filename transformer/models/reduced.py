@@ -33,7 +33,7 @@ def reduced(params: Any, kind: str) -> Any:
     above all, stay as they are, and so do those that are reduced already.
 
     In "int8" and "float8" they are `Quantized`, with a scale for each output channel of each layer, or for
-    each row of the table of embeddings. One is reduced at a time, so that what nobody else holds of `params`
+    each row of the table of embeddings. One is reduced at a time, so that what no one else holds of `params`
     is freed on the way.
     """
     if kind == "float32":

@@ -86,7 +86,7 @@ def check_layers(config: Any) -> None:
     for name in config.layers:
         if name not in config.layer_kinds:
             hint = suggest(name, config.layer_kinds) if config.layer_kinds else "define it there"
-            raise UserError(f"layers: {name!r} is no kind of layer_kinds; {hint}")
+            raise UserError(f"layers: {name!r} is not a kind of layer_kinds; {hint}")
     for name in config.layer_kinds:
         if name in ("attention", "cross_attention", "feed_forward"):
             raise UserError(

@@ -26,7 +26,7 @@ class TextConfig(LoraConfig):
             raise UserError(f"{given}; expected 0, or {having}")
 
     def entries(self, tokens: int) -> int:
-        """The size of the vocabulary with a tokenizer of so many tokens.
+        """The size of the vocabulary with a tokenizer of that many tokens.
 
         Raises:
           UserError: `vocab_size` is smaller.

@@ -68,7 +68,7 @@ class State:
 
 def trained_steps(directory: str | os.PathLike) -> int:
     """The step of the latest complete checkpoint in a run's folder of checkpoints; 0 if there is none, so the
-    run has not begun."""
+    run has not started."""
     return max(checkpoint_steps(directory), default=0)
 
 

@@ -1,4 +1,4 @@
-"""Forks: what of a run's checkpoint continues in a run with another config, and what begins anew."""
+"""Forks: what of a run's checkpoint continues in a run with another config, and what starts again."""
 
 import dataclasses
 from collections.abc import Iterator, Mapping
@@ -24,7 +24,7 @@ ALWAYS = ("step", "params", "skipped")
 @dataclasses.dataclass(frozen=True)
 class Fork:
     """The fields of the state at `step` of the run in `source` that continue, and `anew`: field -> why it
-    begins anew."""
+    starts again."""
 
     source: Path
     step: int
@@ -35,10 +35,10 @@ class Fork:
     def plan(cls, run: Run, source: Path, step: int, *, optimizer: str = "", carry: str = "") -> "Fork":
         """Compares a checkpoint of the run in `source` with the state of `run`, without reading arrays.
 
-        `optimizer` and `carry` say why these must begin anew; "": they continue if their arrays are the same.
+        `optimizer` and `carry` say why these must start again; "": they continue if their arrays are equal.
 
         Raises:
-          UserError: other parameters; or an optimizer with other arrays, which does not begin anew.
+          UserError: other parameters; or an optimizer with other arrays, which does not start again.
         """
         with Checkpoints(RunFolder(source).checkpoints, write=False) as checkpoints:
             stored = checkpoints.stored(step)
@@ -54,11 +54,11 @@ class Fork:
         if not optimizer and (found := differs("opt_state")):
             raise UserError(
                 f"--workdir: {source}, step {step}, has the state of another optimizer: {found}; "
-                "--fresh_optimizer begins it anew"
+                "--fresh_optimizer starts it anew"
             )
         anew = {"opt_state": optimizer, "carry": carry or (differs("carry") and "its shape is another")}
         if stored.get("ema") is None:
-            anew["ema"] = "it begins with the parameters"
+            anew["ema"] = "it starts with the parameters"
         wanted = [name for name in ("opt_state", "ema", "carry") if getattr(run.abstract, name) is not None]
         continues = *ALWAYS, *(name for name in wanted if not anew.get(name))
         return cls(source, step, continues, {name: anew[name] for name in wanted if anew.get(name)})

@@ -79,7 +79,7 @@ def results(prefix: str, evaluator: Evaluator, params: Params) -> dict[str, floa
     """The results of one evaluator, by names with its prefix.
 
     Raises:
-      UserError: they are no numbers by name.
+      UserError: they are not numbers by name.
     """
     return numbers(f"{prefix}: the evaluator", evaluator(params), f"{prefix}/")
 
@@ -88,7 +88,7 @@ def numbers(who: str, found: object, prefix: str = "") -> dict[str, float]:
     """What an evaluator or a hook has found as floats, by names with a prefix.
 
     Raises:
-      UserError: they are no numbers by name.
+      UserError: they are not numbers by name.
     """
     if not isinstance(found, Mapping):
         raise UserError(f"{who} returns {brief(repr(found), 100)}; expected numbers by name")

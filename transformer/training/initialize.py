@@ -178,7 +178,7 @@ class WarmStart:
         ]
         taken = tuple(path for path in here if path not in new)
         if lacking or not taken:
-            hint = " (initialize_strict=false lets it begin anew)" if taken else ""
+            hint = " (initialize_strict=false lets it start again)" if taken else ""
             raise UserError(f"initialize_from: {folder} lacks {_some(lacking or list(new))}{hint}{because}")
         left = tuple(path for path in there if path not in here)
         adapters = [path for path in left if _among(path, ADAPTERS)]

@@ -48,7 +48,7 @@ def train(
     it saves a checkpoint first, then calls the hooks that are due. A signal during a hook interrupts it: the
     file `left` has the step until its hooks are done, and a resumed run calls them first. If an error occurs
     between two steps, the state is saved before the error is raised again (only with one process: several may
-    not fail together). Where the disk is full, fails or is slow, training goes on (see `Saving`, `Lasting`).
+    not fail together). Where the disk is full, fails or is slow, training continues: see `Saving`, `Lasting`.
     `put` puts this process's rows onto the devices; `train_step` is compiled and donates
     its state.
 
@@ -135,7 +135,7 @@ class Between:
         return self.leave(step, name) if name and not last else ""
 
     def is_late(self) -> bool:
-        """Whether so many minutes have passed since the last save that it is time for one."""
+        """Whether that many minutes have passed since the last save that it is time for one."""
         c = self.config
         late = c.checkpoint_minutes > 0 and time.monotonic() - self.saved >= 60 * c.checkpoint_minutes
         # Checkpoints to average are saved by steps alone.

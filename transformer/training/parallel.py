@@ -305,7 +305,7 @@ def _sharding(boxed: Any, names: tuple[str, ...], mesh: Mesh, rules: Rules) -> N
 
 
 def _is_part(shape: tuple[int, ...], whole: tuple[int, ...], sharding: NamedSharding) -> bool:
-    """Whether an array has some of the rows of another one whose rows are not sharded."""
+    """Whether an array has some of the rows of another whose rows are not sharded."""
     spec = (*sharding.spec, None)
     return len(whole) > 1 and shape[1:] == whole[1:] and len(shape) > 1 and spec[0] is None
 

@@ -53,7 +53,7 @@ def check_fits(state: Any) -> None:
 
 
 def check_batch_fits(batch_size: int, tokens: int, mesh: Mesh) -> None:
-    """Raises `UserError` if a batch of so many rows of so many `tokens` is larger than the memory of a
+    """Raises `UserError` if a batch of that many rows of that many `tokens` is larger than the memory of a
     device, by the `TOKEN_BYTES` of a token alone: making it would take minutes, and then fail."""
     needed = batch_size * tokens * TOKEN_BYTES / math.prod(mesh.shape.values())
     if needed > memory_of(mesh):

@@ -49,7 +49,7 @@ class Rule:
         try:
             re.compile(self.match)
         except re.error as error:
-            raise UserError(f"match: {self.match!r} is no regular expression: {error}") from None
+            raise UserError(f"match: {self.match!r} is not a regular expression: {error}") from None
         if self.learning_rate is not None and not self.learning_rate > 0:
             raise UserError(f"learning_rate: {self.learning_rate}; expected a factor above 0, or frozen")
         if self.weight_decay is not None and not self.weight_decay >= 0:
@@ -211,7 +211,7 @@ def check_rules(params: Params, config: Any, layers: Sequence[str] = (), roles: 
         if not any(name.startswith(only) for name in names):
             near = difflib.get_close_matches(only, names, n=1)
             hint = f"did you mean {near[0]!r}?" if near else f"names there: {', '.join(names)}"
-            raise UserError(f"config.optimizer.train_only: no parameter's name begins with {only!r}; {hint}")
+            raise UserError(f"config.optimizer.train_only: no parameter's name starts with {only!r}; {hint}")
     depth = max(_stacks(params, layers).values(), default=0)
     if config.frozen_layers > depth:
         raise UserError(

@@ -1,4 +1,4 @@
-"""Saves checkpoints while training goes on, also where the disk is full, fails or is slow."""
+"""Saves checkpoints while training continues, also where the disk is full, fails or is slow."""
 
 import contextlib
 import os
@@ -17,7 +17,7 @@ RETRY_SECONDS = 60.0
 """Time from a save that failed to the next try, if no other is due before."""
 
 SHARE, SLACK_SECONDS = 0.05, 10.0
-"""Training waits for slow storage at most for this share of its time, or so many seconds if that is more."""
+"""Training waits for slow storage at most for this share of its time, or for this many seconds, if more."""
 
 
 class Saving:
@@ -34,7 +34,7 @@ class Saving:
         self._home = Home(Path(checkpoints.directory).parent) if checkpoints is not None else None
         self._begun = self._tried = time.monotonic()
         self._waited = 0.0
-        self._step: int | None = None  # the last save that was begun, until it is known how it ended
+        self._step: int | None = None  # the last save that was started, until it is known how it ended
         self._due = False  # it failed, or one was put off
         self._failed = ""  # why the last one failed
 
@@ -99,7 +99,7 @@ class Saving:
     def finish(self) -> None:
         """Waits for the last save; raises `StorageError` if it has failed."""
         if not self.wait():
-            raise StorageError(f"{self._failed}; the same command goes on from there")
+            raise StorageError(f"{self._failed}; the same command continues from there")
 
     def abandon(self) -> None:
         """Does not wait for the save that is being written, which other processes take part in."""

@@ -11,11 +11,11 @@ class Scheduled(NamedTuple):
     """What may be another until a step."""
 
     value: Callable[[Any], int]  # that of a config
-    changed: Callable[[Any, int], Any]  # a config with another one; raises `UserError`
+    changed: Callable[[Any, int], Any]  # a config with another; raises `UserError`
 
 
 def with_batch_size(config: Any, rows: int) -> Any:
-    """Batches of so many rows."""
+    """Batches of that many rows."""
     return replace(config, train=replace(config.train, batch_size=rows))
 
 

@@ -45,7 +45,7 @@ class Stages:
         self.pause: Callable[[], Any] = contextlib.nullcontext
         """A context for work that is not training."""
         self.memory_gb: dict[Any, float | None] = {}
-        """The memory of a step of each stage's run that has begun, in GiB on each device."""
+        """The memory of a step of each stage's run that has started, in GiB on each device."""
         last = {name: SCHEDULED[name].value(run.config) for name in run.config.train.until}
         runs, ends = [(found[-1].config, run)], [*(each.first for each in found[1:]), FOREVER]
         self._stages: list[Stage] = []
@@ -67,7 +67,7 @@ class Stages:
     def check(self, done: int) -> None:
         """Raises `UserError` where devices times microbatches do not divide the batch of a step after `done`.
 
-        They need not divide earlier ones: with small batches first, a run may go on with more devices than
+        They need not divide earlier ones: with small batches first, a run may continue with more devices than
         these had rows.
         """
         for end, error in self._impossible.items():
@@ -85,7 +85,7 @@ class Stages:
         return next(stage for stage in self._stages if done < stage.end)
 
     def tokens(self, stage: Stage) -> int:
-        """The number of tokens of a step: of shorter rows there are so many more."""
+        """The number of tokens of a step: of shorter rows there are that many more."""
         return stage.rows * self._run.experiment.tokens_per_example
 
     def batches(self) -> "StagedBatches":
@@ -124,7 +124,7 @@ def _traced(stage: Stage) -> Any:
 class StagedBatches:
     """The batches of a run in stages, from the rows of `loader`, the `DataLoader` of its config.
 
-    Step s of a stage that begins after s_i steps, with batches of b_i rows, reads the places P_i + (s - s_i)
+    Step s of a stage that starts after s_i steps, with batches of b_i rows, reads the places P_i + (s - s_i)
     b_i + (0 ... b_i - 1) of the order of the data. P_i is the number of rows that the stages before have
     read, so an epoch has every row once. With a `sequence_length` of t these rows of T tokens are cut into
     T / t times as many.
@@ -145,7 +145,7 @@ class StagedBatches:
         return len(self._loader)
 
     def beginning(self, step: int, row: int) -> "StagedBatches":
-        """Batches of the same stages of which number `step` begins at the place `row`."""
+        """Batches of the same stages of which number `step` starts at the place `row`."""
         before = sum((min(step, s.end) - min(step, s.first)) * s.rows for s in self._stages)
         return StagedBatches(self._loader, self._stages, self._cut, row - before)
 
@@ -212,7 +212,7 @@ class StagedStep:
 
 @dataclasses.dataclass(kw_only=True)
 class StagedMeter(Meter):
-    """A meter that logs the values of the stage too, and `train/step_gb` where one begins.
+    """A meter that logs the values of the stage too, and `train/step_gb` where one starts.
 
     The steps of a window may be of several stages, whose tokens and FLOPs are added.
     """

@@ -59,7 +59,7 @@ class Appended:
 
 
 class Home:
-    """A folder, which may be removed or moved, and another one put in its place."""
+    """A folder, which may be removed or moved, and another put in its place."""
 
     def __init__(self, path: Path) -> None:
         self._path = path

@@ -2,7 +2,7 @@
 
 Where they write to is said by their own environment variables, such as `WANDB_PROJECT`, `WANDB_MODE=offline`,
 `MLFLOW_TRACKING_URI` and `MLFLOW_EXPERIMENT_NAME`. A run has the name of its folder and the keys of its
-config. Its id is kept in `trackers.json`, so that a resumed run goes on in the same curves; values of steps
+config. Its id is kept in `trackers.json`, so that a resumed run continues in the same curves; values of steps
 that a killed run had already written stay there beside the new ones. A run that ends with an error has failed
 there too.
 
@@ -95,7 +95,7 @@ def _starting(folder: RunFolder, tracker: str) -> Iterator[None]:
         yield
     except Exception as error:
         known = known_id(folder, tracker)
-        ours = f"; {folder.trackers} names the run {known}, without it a new one is begun" if known else ""
+        ours = f"; {folder.trackers} names the run {known}, without it a new one is started" if known else ""
         raise UserError(f"config.train.writers: {tracker!r} does not start: {reason(error)}{ours}") from error
 
 
@@ -134,7 +134,7 @@ def keep_id(folder: RunFolder, tracker: str, run_id: str) -> None:
 
 def config_keys(folder: RunFolder) -> dict[str, Any]:
     """The keys of the folder's config, {"model.d_model": 256, ...}; {} if there is none. A mapping whose keys
-    are no names, such as `data.sources`, is one value: trackers do not take any text as a key."""
+    are not names, such as `data.sources`, is one value: trackers do not take any text as a key."""
     return (
         dict(_flat(json.loads(folder.config.read_text(encoding="utf-8")))) if folder.config.exists() else {}
     )
@@ -149,7 +149,7 @@ def _ids(folder: RunFolder) -> dict[str, str]:
         ids = None
     if not isinstance(ids, dict) or not all(isinstance(each, str) for each in ids.values()):
         raise UserError(
-            f"{folder.trackers}: expected the ids of trackers; without it new runs are begun there"
+            f"{folder.trackers}: expected the ids of trackers; without it new runs are started there"
         )
     return ids
 

@@ -114,7 +114,7 @@ def names_of(writers: str) -> list[str]:
     """The names in a comma-separated list.
 
     Raises:
-      UserError: a name that is no key of `WRITERS`.
+      UserError: a name that is not a key of `WRITERS`.
     """
     names = [name.strip() for name in writers.split(",") if name.strip()]
     for name in names:
@@ -140,7 +140,7 @@ def make_writers(
 
 class Lasting:
     """A writer that keeps what it cannot write, and writes it with the next values: a full disk or a tracker
-    that does not answer is no reason to stop training. `say` is told where that begins and ends."""
+    that does not answer is not a reason to stop training. `say` is told where that starts and ends."""
 
     def __init__(self, writer: Writer, say: Callable[[str], None]) -> None:
         self._writer, self._say = writer, say

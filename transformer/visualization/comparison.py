@@ -19,7 +19,7 @@ COLOURS = (EVAL, TRAIN, "#3f8f5b", "#8a5fb0", "#b8892b", "#2a9d9d", "#c2517a", "
 """Of the best rows, in this order."""
 
 MANY = 20
-"""A curve of so many points is cut off above, where its first steps are."""
+"""A curve of that many points is cut off above, where its first steps are."""
 
 LINE = 100
 """Characters of a legend that fit beside one another, with the handles."""

@@ -56,7 +56,7 @@ class Facts:
     changed: Sequence[tuple[str, Any, Any, str]] = ()  # key, value, default, meaning
     lines: Sequence[str] = ()  # results and baselines
     starts: Sequence[Mapping[str, Any]] = ()  # see `commands.starts`
-    again: str = ""  # a command that trains the same run anew
+    again: str = ""  # a command that trains the same run again
     next: Mapping[str, str] = field(default_factory=dict)  # what for -> command
 
 

@@ -37,7 +37,7 @@ class Curve:
 
 def plot(title: str, curves: Sequence[Curve], zero: bool = False) -> Markup:
     """A figure of curves over steps, with a legend if there are several. The axis ends at `greatest`; with
-    `zero` it begins at 0."""
+    `zero` it starts at 0."""
     values = np.concatenate([curve.values for curve in curves])
     low, high = limits(values, zero)
     first = min(0, *(int(curve.steps[0]) for curve in curves))

@@ -3,7 +3,7 @@
 The data are tab-separated files with a header that has the columns `text` and `label`. Put them into
 data/imdb, or name others in data.source. TFDS has them too, with a network:
 --config.data.source=tfds:imdb_reviews. A twentieth of the training reviews is held out for validation and
-another one for --split=test. The test file is measured once, by --mode=evaluate
+another for --split=test. The test file is measured once, by --mode=evaluate
 --config.data.validation_source=tsv:data/imdb/test.tsv.
 
     python launch.py --config=configs/studies/imdb/imdb.py

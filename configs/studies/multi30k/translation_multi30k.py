@@ -11,7 +11,7 @@ Result: 40.7 +- 0.5 BLEU on test_2016_flickr (40.8, 40.9 and 40.5 with --config.
 1.2 on the validation captions, on which all keys were chosen, with 5 beams
 (nrefs:1|case:mixed|eff:no|tok:13a|smooth:exp|version:2.6.0). In a third of the steps, with dropout 0.2 and
 float32, it was 39.4 and 40.2, in 12 min 29 s on 2 cores (one run, 2026-11-22). --config.data.bpe_dropout=0.1
-is no gain: 39.2 on the 1,014 validation captions with float32 (seed 0, 2026-11-28), where seed 0 has 41.8
+is not a gain: 39.2 on the 1,014 validation captions with float32 (seed 0, 2026-11-28), where seed 0 has 41.8
 without it; 200 of them, as training reads by default, had 41.7.
 """
 

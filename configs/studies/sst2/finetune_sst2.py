@@ -21,7 +21,7 @@ parts of them, it was 86.3 % (85.7 and 86.9) with 1,000 steps of 16 rows, the be
 --config.seed=0, 1 and 2), and 80.1 % of other held-out sentences, of which a bag of words had 81.2 %.
 `sst2.py`, from scratch, has 81.9 %.
 
-Labels of whole reviews first were no gain: from a run of `finetune_imdb.py` that began from runs/bert_imdb,
+Labels of whole reviews first were no gain: from a run of `finetune_imdb.py` that started from runs/bert_imdb,
 with --config.optimizer.ema_decay=0.98, 81.1 % of the dev file were right (80.8, 81.3 and 81.2 %), and 81.9 %
 of the held-out sentences, from such a run on 2,189 reviews. The dev file was looked at once for each seed and
 each of the two.

@@ -4,7 +4,7 @@ encoder-decoder from scratch.
 The data are JSON lines with the fields `article` and `summary`, such as the files of XSum (Narayan et al.
 2018) or the BBC News Summary set (Greene and Cunningham 2006) written so. Put them into data/summarization as
 {xsum,bbc}_train.jsonl.gz and {xsum,bbc}_dev.jsonl, or name others in data.source. A twentieth of the training
-articles is held out for validation, on which keys were chosen, and another one for --split=test. The
+articles is held out for validation, on which keys were chosen, and another for --split=test. The
 development file is measured once, by --mode=evaluate --input=jsonl:data/summarization/xsum_dev.jsonl.
 
     python launch.py --config=configs/studies/summarization/news.py

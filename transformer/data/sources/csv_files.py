@@ -131,7 +131,7 @@ class CommaSeparated(RecordFiles):
         except csv.Error as error:
             problem = "a quote that is never closed" if "end of data" in str(error) else str(error)
             raise UserError(
-                f"{self._files[file]}:{first}: {problem}, in the record that begins here"
+                f"{self._files[file]}:{first}: {problem}, in the record that starts here"
             ) from None
 
     def _text(self, file: int, line: int) -> Iterator[str]:

@@ -79,7 +79,7 @@ class Files(Source):
         return self._plain(file).stat().st_size
 
     def _begin(self, file: int) -> int:
-        """The position where the text of a file begins: after a byte-order mark, if there is one."""
+        """The position where the text of a file starts: after a byte-order mark, if there is one."""
         return len(BOM_UTF8) if self._sizes[file] and self._map(file)[: len(BOM_UTF8)] == BOM_UTF8 else 0
 
     def _decode(self, file: int, start: int, end: int) -> str:

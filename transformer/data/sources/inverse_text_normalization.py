@@ -92,7 +92,7 @@ def _time(rng: random.Random) -> tuple[str, str]:
     if 0 < minute <= 30:
         amount = {15: "a quarter", 30: "half"}.get(minute, f"{spell(minute)} minutes")
         forms.append(f"{amount} past {spoken} {part}")
-    elif minute and hour not in (11, 17, 23):  # after which another part of the day begins
+    elif minute and hour not in (11, 17, 23):  # after which another part of the day starts
         amount = "a quarter" if minute == 45 else f"{spell(60 - minute)} minutes"
         forms.append(f"{amount} to {following} {part}")
     if rng.random() < 0.5:

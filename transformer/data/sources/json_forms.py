@@ -11,11 +11,11 @@ from transformer.errors import UserError
 from transformer.json_text import parse_json
 
 SAMPLE = 1 << 12
-"""Bytes at the beginning of a file in which an array begins."""
+"""Bytes at the beginning of a file in which an array starts."""
 
 
 def is_array(path: Path) -> bool:
-    """Whether a file begins as a JSON array does."""
+    """Whether a file starts as a JSON array does."""
     with path.open("rb") as file:
         return file.read(SAMPLE).removeprefix(BOM_UTF8).lstrip()[:1] == b"["
 

@@ -20,7 +20,7 @@ class LibraryQuestions(StdlibFunctions):
     messages, "prompt": the question, "chosen": the short answer, "rejected": the long answer, "path": of the
     module}, split by a hash of the module's path.
 
-    The short answer is the first sentence of the docstring; the long one goes on with the next sentences of
+    The short answer is the first sentence of the docstring; the long one continues with the next sentences of
     its first two paragraphs. Functions whose docstrings have only one sentence are left out.
     """
 

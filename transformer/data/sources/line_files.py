@@ -185,7 +185,7 @@ class Columns(LineFiles):
         columns, names = _columns(self._decode(file, start, end)), self._names[file]
         if len(columns) != len(names):
             problem = f"{len(columns)} columns; the first line has {len(names)}"
-            hint = "; a tab in a text begins a column: replace it, or read a table with quotes by csv:"
+            hint = "; a tab in a text starts a column: replace it, or read a table with quotes by csv:"
             more = hint if len(columns) > len(names) else ""
             raise UserError(f"{self._place(file, start)}: {problem}{more}")
         return dict(zip(names, columns, strict=True))
@@ -219,7 +219,7 @@ class Columns(LineFiles):
             for file, names in enumerate(headers):
                 if not names and self._sizes[file] and moved:
                     raise UserError(
-                        f"{self._files[file]}:1 is no header, but {self._files[first]} has one, with "
+                        f"{self._files[file]}:1 is not a header, but {self._files[first]} has one, with "
                         f"{moved[0]!r} in column {headers[first].index(moved[0]) + 1}: give each file its own"
                     )
         return headers

@@ -78,7 +78,7 @@ def _only_member(path: Path, library: Any, unpack: str) -> Iterator[BinaryIO]:
 
 
 def refuse_binary(data: bytes | mmap.mmap, path: Path) -> None:
-    """Refuses a file that begins with these bytes if it is an archive, an image of memory, or text of
+    """Refuses a file that starts with these bytes if it is an archive, an image of memory, or text of
     UTF-16.
 
     Raises:

@@ -45,7 +45,7 @@ class Repeats(Task):
         """The numbers themselves.
 
         Raises:
-          UserError: there are none, too many, or some are no tokens.
+          UserError: there are none, too many, or some are not tokens.
         """
         if not 1 <= len(numbers) <= self.length or not all(0 <= x < self.vocab_size for x in numbers):
             raise UserError(f"is not 1 to {self.length} numbers from 0 to {self.vocab_size - 1}")

@@ -20,14 +20,14 @@ SIZES = (128, 64, 32)
 larger matrix products."""
 
 DOCUMENTS = 8
-"""If documents begin anywhere in a row, the sizes of blocks are for documents of this fraction of the row."""
+"""If documents start anywhere in a row, the sizes of blocks are for documents of this fraction of the row."""
 
 OVERHEAD = 384
 """The time of a pair of blocks besides that of its size, in pairs of a query and a key."""
 
 
 class Blocks(NamedTuple):
-    """Blocks of so many queries and keys, and whether a pair of blocks is not entirely masked, (n, m)."""
+    """Blocks of that many queries and keys, and whether a pair of blocks is not entirely masked, (n, m)."""
 
     sizes: tuple[int, int]
     seen: np.ndarray

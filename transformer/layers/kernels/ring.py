@@ -194,7 +194,7 @@ class _Ring:
         return jax.tree.map(lambda x: jax.lax.ppermute(x, self.axes, moves), tree)
 
     def home(self, tree: Any) -> Any:
-        """Arrays that were passed on in every round, on the devices where they began."""
+        """Arrays that were passed on in every round, on the devices where they started."""
         return tree if self.rounds == self.devices else self.on(tree, -self.rounds)
 
     @property

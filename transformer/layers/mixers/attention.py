@@ -51,7 +51,7 @@ class Attention(Mixer, kw_only=True):  # type: ignore[call-arg]
     def __post_init__(self) -> None:
         super().__post_init__()
         if self._weighs and self.kernel not in ("auto", "reference"):
-            which = f"kernel: {self.kernel!r} with {type(self).__name__}, whose weights are no softmax"
+            which = f"kernel: {self.kernel!r} with {type(self).__name__}, whose weights are not a softmax"
             raise UserError(f"{which}; expected 'auto' or 'reference'")
 
     @nn.compact

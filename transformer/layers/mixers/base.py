@@ -16,7 +16,7 @@ class Mixer(nn.Module):
     (initially `empty_cache`); it also returns the new cache. Both forms compute the same function. A cache is
     a `KVCache`, or a state: any pytree of arrays with a leading batch axis.
 
-    A document begins where `positions_bt` is 0; a recurrence resets its state there, and attention uses
+    A document starts where `positions_bt` is 0; a recurrence resets its state there, and attention uses
     `mask`. Padding before a prompt has position 0.
 
     A mixer is built from the keys of `StackConfig` that are its fields. Its parameters are named `attention`,

@@ -30,7 +30,7 @@ class Pattern(Protocol):
 
     A pattern is hashable and also works on NumPy arrays: kernels find the blocks to skip before compilation.
     `relative` says that it depends only on i - j; `grain`, that it consists of blocks of this size; `draws`,
-    that it is another one for each seed.
+    that it is a different one for each seed.
     """
 
     relative: ClassVar[bool]
