@@ -18,7 +18,7 @@ import numpy as np
 
 from benchmarks import common
 from benchmarks.common import Contestant
-from transformer.layers.patterns import Blocks, Fixed, Global, Pattern, Strided, Window
+from transformer.layers.attention.patterns import Blocks, Fixed, Global, Pattern, Strided, Window
 
 HEADS, WIDTH, WINDOW, DOCUMENT = 6, 64, 256, 512
 PATTERNS: dict[str, Pattern | None] = {
@@ -71,9 +71,9 @@ def _jax(attention, length: int):
 def ours(length: int, name: str = ""):
     import jax.numpy as jnp
 
-    from transformer.layers.kernels import blockwise
-    from transformer.layers.kernels.parts import computed_pairs
-    from transformer.layers.masks import Mask
+    from transformer.layers.attention.kernels import blockwise
+    from transformer.layers.attention.kernels.parts import computed_pairs
+    from transformer.layers.attention.masks import Mask
 
     pattern = PATTERNS.get(name)
     document, places = length, None

@@ -18,8 +18,8 @@ from sklearn.linear_model import LogisticRegressionCV
 from sklearn.metrics import f1_score
 from sklearn.pipeline import make_pipeline
 
-from transformer.data.labelled_text import LabelledData, LabelledDataConfig
-from transformer.data.long_texts import excerpt
+from transformer.data.encoders.labelled_text import LabelledData, LabelledDataConfig
+from transformer.data.text.long_texts import excerpt
 
 KEYS = ("source", "validation_source", "text_field", "label_field", "vocab_size")
 """Keys of `data` that are flags, besides `sequence_length` and `too_long`."""

@@ -28,7 +28,7 @@ def main() -> None:
 
     from commands.opening import load
     from transformer.data.sources import open_source
-    from transformer.evaluation.bleu import bleu, bleu_by_length
+    from transformer.evaluation.text.bleu import bleu, bleu_by_length
 
     sources, references = (
         list(open_source(flags.source, "test", field=field, fields=SIDES, divide=False).texts())

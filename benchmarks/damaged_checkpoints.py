@@ -18,7 +18,7 @@ import jax
 import numpy as np
 
 from commands.opening import open_without_data, read_config
-from transformer.training.checkpoint import Checkpoints, DamagedCheckpoint
+from transformer.training.checkpoints.checkpoint import Checkpoints, DamagedCheckpoint
 
 
 def flip(files: list[Path], rng: random.Random) -> None:

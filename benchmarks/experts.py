@@ -75,8 +75,8 @@ def _jax(module, params, tokens: int, compared: bool):
 
 
 def ours(tokens: int, factor: float = 0.0):
-    from transformer.layers.experts import Experts
     from transformer.layers.feed_forward import FEED_FORWARDS
+    from transformer.layers.variants.experts import Experts
 
     given = inputs(tokens)
     network = functools.partial(FEED_FORWARDS["swiglu"], d_ff=HIDDEN, use_bias=False)
@@ -88,7 +88,7 @@ def ours(tokens: int, factor: float = 0.0):
 
 
 def ours_xla(tokens: int):
-    from transformer.layers import grouped
+    from transformer.layers.variants import grouped
 
     grouped.rows_of_blocks = lambda n, groups: 0
     return ours(tokens)

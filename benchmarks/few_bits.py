@@ -22,7 +22,7 @@ from benchmarks import common, decode_speed
 from commands.opening import load
 from transformer.decoding.generation import advance, begin
 from transformer.models.decoder import Decoder, DecoderStepper
-from transformer.models.reduced import reduced
+from transformer.models.transforms.reduced import reduced
 
 KINDS = ("float32", "bfloat16", "int8", "int8+int8", "float8")
 

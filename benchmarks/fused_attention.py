@@ -69,12 +69,12 @@ def _jax(attention, case: str):
 
 
 def ours(case: str, kind: str = "cudnn", marked: bool = False, short: int | None = None, window: int = 0):
-    from transformer.layers.kernels import KERNELS
-    from transformer.layers.masks import Mask
-    from transformer.layers.patterns import Window
+    from transformer.layers.attention.kernels import KERNELS
+    from transformer.layers.attention.masks import Mask
+    from transformer.layers.attention.patterns import Window
 
     if short is not None:
-        module = importlib.import_module("transformer.layers.kernels.cudnn")
+        module = importlib.import_module("transformer.layers.attention.kernels.cudnn")
         module.SHORT, module.MOST = short, 2**62
     segments = documents(case) if marked else None
     mask = Mask(segments, segments, causal=True, pattern=Window(window) if window else None)

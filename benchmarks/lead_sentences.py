@@ -3,15 +3,15 @@
     python -m benchmarks.lead_sentences --source=jsonl:dev.jsonl --source_field=article --target_field=summary
 
 Prints ROUGE of the first 1, 2 and 3 sentences of each source against its targets, of all pairs of a file.
-Sentences are those of `transformer.evaluation.rouge`. On news such leads are hard to beat (Nallapati et al.
-2017, "SummaRuNNer"; Narayan et al. 2018, "Don't give me the details, just the summary!").
+Sentences are those of `transformer.evaluation.text.rouge`. On news such leads are hard to beat (Nallapati et
+al. 2017, "SummaRuNNer"; Narayan et al. 2018, "Don't give me the details, just the summary!").
 """
 
 import argparse
 
 from benchmarks import common
-from transformer.data.text_pairs import PairData, PairDataConfig
-from transformer.evaluation.rouge import Rouge, sentences
+from transformer.data.pairs.text_pairs import PairData, PairDataConfig
+from transformer.evaluation.text.rouge import Rouge, sentences
 
 KEYS = ("source", "source_field", "target_field", "reference_fields")
 """Keys of `data` that are flags."""

@@ -37,7 +37,7 @@ def main() -> None:
 
     from commands.opening import open_to_train
     from commands.workdir import Workdir
-    from transformer.training.measured import make
+    from transformer.training.extras.measured import make
     from transformer.training.run import unchanged
     from transformer.training.step import Program
 

@@ -41,9 +41,9 @@ def step_of(shape: Shape, *, chunk_size: int = 0, **changes: Any):
     from flax import linen as nn
 
     from transformer.models.decoder import Decoder, DecoderConfig
-    from transformer.training.checkpoint import State
+    from transformer.training.losses.token_losses import LossConfig, token_losses
+    from transformer.training.state import State
     from transformer.training.step import make_train_step
-    from transformer.training.token_losses import LossConfig, token_losses
 
     config = {"kernel": "blockwise", "scan_layers": True, "max_length": shape.length} | changes
     sizes = {name: getattr(shape, name) for name in ("d_model", "num_layers", "num_heads")}

@@ -53,9 +53,9 @@ def ours(dtype: str):
     from experiments.masked_lm import MaskedLanguageModeling
     from transformer.models.heads import HeadConfig
     from transformer.models.masked_lm import MaskedLanguageModel
-    from transformer.training.checkpoint import State
+    from transformer.training.losses.token_losses import LossConfig
+    from transformer.training.state import State
     from transformer.training.step import make_train_step
-    from transformer.training.token_losses import LossConfig
 
     @dataclasses.dataclass
     class Data:

@@ -12,7 +12,7 @@ import math
 
 import numpy as np
 
-from transformer.evaluation.scaling_law import Law, interval, study
+from transformer.evaluation.statistics.scaling_law import Law, interval, study
 
 LAWS = ((0.35, 0.35, 0.002), (0.35, 0.35, 0.006), (0.5, 0.3, 0.004), (0.3, 0.5, 0.004))
 """Exponents a and b, and the noise of log L."""

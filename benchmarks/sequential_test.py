@@ -10,7 +10,7 @@ import argparse
 
 import numpy as np
 
-from transformer.evaluation.sequential import verdict
+from transformer.evaluation.statistics.sequential import verdict
 
 EFFECTS = (0.0, 1.0, 1.5, 2.0, 3.0, 4.0)
 PAIRS = 40

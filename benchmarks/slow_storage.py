@@ -51,7 +51,7 @@ ssize_t writev(int fd, const void *parts, int count) {
 def train(folder: str, steps: int, every: int) -> None:
     """Trains in this process, and prints what it has measured as JSON."""
     import launch
-    from transformer.training.saving import Saving
+    from transformer.training.checkpoints.saving import Saving
 
     spent, begun, saves = [], [], []
     original = Saving.save

@@ -72,10 +72,10 @@ def _step(shape: Shape, init, logits):
     import optax
     from flax import linen as nn
 
-    from transformer.training.checkpoint import State
+    from transformer.training.losses.token_losses import token_loss
     from transformer.training.metrics import Sum
+    from transformer.training.state import State
     from transformer.training.step import make_train_step
-    from transformer.training.token_losses import token_loss
 
     class Objective:
         def loss(self, params, batch, rng, train):

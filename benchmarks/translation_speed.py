@@ -60,9 +60,9 @@ def ours(case: str):
 
     from transformer.decoding.beam import beam_search
     from transformer.models.encoder_decoder import EncoderDecoderConfig
-    from transformer.training.checkpoint import State
+    from transformer.training.losses.token_losses import LossConfig, token_losses
+    from transformer.training.state import State
     from transformer.training.step import make_train_step
-    from transformer.training.token_losses import LossConfig, token_losses
 
     config = EncoderDecoderConfig(
         norm="layer",

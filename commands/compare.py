@@ -5,7 +5,7 @@ python launch.py --mode=compare --a="configs/x.py" --b="configs/y.py optimizer.l
 python launch.py --mode=compare --a='runs/x/seed=*' --b='runs/y/seed=*'
 
 --a and --b are a config file (--config by default), keys to set, or both; or folders of runs that are there.
-The test may be stopped at any time: see transformer/evaluation/sequential.py.
+The test may be stopped at any time: see transformer/evaluation/statistics/sequential.py.
 """
 
 import argparse
@@ -190,7 +190,7 @@ def of_a_step(flags: argparse.Namespace, arm: Arm) -> float:
     """The tokens, FLOPs or seconds of one step."""
     from commands.measuring import finite, last, train
     from commands.opening import open_without_data, read_to_train
-    from transformer.training.throughput import run_flops_per_token
+    from transformer.training.logging.throughput import run_flops_per_token
 
     run = open_without_data(read_to_train(arm.config, arm.keys), arm.keys)
     if run.config.train.until:

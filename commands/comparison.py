@@ -32,14 +32,14 @@ class Comparison:
 
     def verdict(self) -> str:
         """What the differences show: "less", "more", "same" or ""."""
-        from transformer.evaluation.sequential import verdict
+        from transformer.evaluation.statistics.sequential import verdict
 
         differences = self.differences
         return verdict(differences, self.flags.error, self.flags.smallest) if differences else ""
 
     def diverges(self) -> str:
         """ "a" or "b", the side that is shown to diverge more often, or ""."""
-        from transformer.evaluation.sequential import rate_interval
+        from transformer.evaluation.statistics.sequential import rate_interval
 
         alone = [math.isnan(b) for a, b in self.pairs if math.isnan(a) != math.isnan(b)]
         low, high = rate_interval(sum(alone), len(alone), self.flags.error)
@@ -51,7 +51,7 @@ class Comparison:
 
     def estimates(self) -> str:
         """The mean difference and its interval, and those of the rates at which runs have diverged."""
-        from transformer.evaluation.sequential import interval, rate_interval
+        from transformer.evaluation.statistics.sequential import interval, rate_interval
 
         flags, differences, parts = self.flags, self.differences, []
         level = f"{100 * (1 - flags.error):.4g} % interval"
@@ -69,7 +69,7 @@ class Comparison:
 
     def answer(self) -> str:
         """The answer in words."""
-        from transformer.evaluation.sequential import FURTHEST, pairs_needed
+        from transformer.evaluation.statistics.sequential import FURTHEST, pairs_needed
 
         flags, differences, shown = self.flags, self.differences, self.verdict()
         pairs = f"{len(differences)} pairs" if len(differences) != 1 else "1 pair"

@@ -24,7 +24,7 @@ from commands.tracebacks import is_users
 from commands.workdir import Workdir, describe
 from transformer import processes
 from transformer.config import flatten, to_values
-from transformer.data.disk_cache import digest
+from transformer.data.cache.disk_cache import digest
 from transformer.errors import UserError
 
 OF_A_HOST = ("data.cache_dir", "data.workers")

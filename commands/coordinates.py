@@ -23,7 +23,7 @@ from transformer.errors import UserError
 
 if TYPE_CHECKING:
     from commands.opening import Overrides
-    from transformer.evaluation.coordinates import Coordinates
+    from transformer.evaluation.statistics.coordinates import Coordinates
     from transformer.training.run import Run
 
 AT_ONCE: dict[str, dict[str, Any]] = {
@@ -62,7 +62,7 @@ def widths(value: str) -> list[int]:
 def run(flags: argparse.Namespace, overrides: "Overrides") -> int:
     """Prints the powers of each layer and draws them. Returns 0, or 1 if a layer drifts."""
     from commands.opening import read_config
-    from transformer.evaluation.coordinates import coordinates
+    from transformer.evaluation.statistics.coordinates import coordinates
     from transformer.visualization.coordinates import draw_coordinates
 
     check(flags)
@@ -106,7 +106,7 @@ def open_widths(values: dict[str, Any], widths: list[int], steps: int) -> dict[i
     from commands.opening import check_config
     from experiments import find_experiment
     from transformer.config import to_values
-    from transformer.models.width import WidthConfig, widened
+    from transformer.models.config.width import WidthConfig, widened
     from transformer.training.run import Run
 
     config = check_config(copy.deepcopy(values))
@@ -135,7 +135,7 @@ def activations(run: "Run", steps: int, seeds: int) -> list[list[dict[str, Any]]
     """[[the activations of the first batch after each step] for each seed], from initialisation on."""
     import jax
 
-    from transformer.evaluation.coordinates import record
+    from transformer.evaluation.statistics.coordinates import record
     from transformer.host import on_host
     from transformer.layers.block import Block
     from transformer.training.parallel import unboxed

@@ -9,7 +9,7 @@ from commands.locks import exclusive
 from commands.workdir import Workdir
 from transformer.errors import UserError
 from transformer.processes import together
-from transformer.training.checkpoint import DamagedCheckpoint, checkpoint_steps
+from transformer.training.checkpoints.checkpoint import DamagedCheckpoint, checkpoint_steps
 
 
 def set_aside(workdir: str, error: DamagedCheckpoint) -> None:

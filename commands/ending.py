@@ -9,7 +9,7 @@ import traceback
 from commands import tracebacks
 from transformer import processes
 from transformer.errors import StorageError, UnknownMember, UserError, brief, first_line, printable
-from transformer.training.storage import is_failing
+from transformer.training.checkpoints.storage import is_failing
 
 INCLUDE = " (--include=FILE runs a file that adds it)"
 """The hint for an unknown member that the config file of a run may have added to its family."""

@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING, Any
 
 from commands import add_step, place
 from commands.outputs import check_file
-from transformer.data.disk_cache import data_folder, digest, locked
+from transformer.data.cache.disk_cache import data_folder, digest, locked
 from transformer.errors import UserError
 from transformer.visualization.evaluations import read_evaluations
 
 if TYPE_CHECKING:
     from commands.opening import Overrides
     from commands.workdir import Workdir
-    from transformer.training.checkpoint import Step
+    from transformer.training.checkpoints.checkpoint import Step
     from transformer.training.experiment import Params
     from transformer.training.run import Run
 

@@ -25,7 +25,7 @@ def predict(folder: Path, budget: float, depth: int | None) -> None:
       UserError: no law.json, or one of another form; a budget that is not larger; a run that has started.
     """
     from commands.workdir import write_json
-    from transformer.data.disk_cache import digest
+    from transformer.data.cache.disk_cache import digest
 
     law = read_law(folder)
     check_folder("--workdir", str(folder))
@@ -89,7 +89,7 @@ def score(folder: Path, at_once: int) -> int:
     """
     from commands.jobs import work
     from commands.workdir import write_json
-    from transformer.data.disk_cache import digest
+    from transformer.data.cache.disk_cache import digest
     from transformer.visualization.scaling import draw_forecast
 
     law = read_law(folder)

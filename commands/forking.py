@@ -18,9 +18,9 @@ from commands.workdir import Workdir, write_json
 from transformer.config import flatten, refuse_idle, to_values
 from transformer.errors import UserError
 from transformer.processes import together
-from transformer.training.checkpoint import Checkpoints, Step, split_step
-from transformer.training.fork import Fork, earlier_rate
-from transformer.training.optimizer import make_schedule
+from transformer.training.checkpoints.checkpoint import Checkpoints, Step, split_step
+from transformer.training.checkpoints.fork import Fork, earlier_rate
+from transformer.training.optim.optimizer import make_schedule
 from transformer.training.run import Run
 
 SCHEDULE = {
@@ -173,7 +173,7 @@ def _row(config: Any, theirs: dict[str, Any], at: int) -> int:
 def _rows_before(config: Any, step: int) -> int:
     if not config.train.until:
         return step * config.train.batch_size
-    from transformer.training.stage_config import rows_before
+    from transformer.training.extras.stage_config import rows_before
 
     return rows_before(config, step)
 

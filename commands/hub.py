@@ -16,7 +16,7 @@ from transformer.errors import UserError
 from transformer.interop.folder import HubFolder
 from transformer.interop.rules import Place
 from transformer.interop.transfer import load
-from transformer.training.checkpoint import arrays
+from transformer.training.checkpoints.checkpoint import arrays
 
 LONGEST_ROWS = 2048
 """Tokens of a row in evaluations of an imported model, or as many as it reads."""

@@ -42,7 +42,7 @@ def run(flags: argparse.Namespace, overrides: "Overrides") -> int:
     from commands.opening import check_config
     from commands.workdir import Workdir
     from experiments import find_experiment
-    from transformer.training.function import differences
+    from transformer.training.checkpoints.function import differences
     from transformer.training.run import Run
     from transformer.training.run_config import ANOTHER
 
@@ -77,7 +77,7 @@ def _write(made: "Run", hub: Any) -> None:
 
     from commands.workdir import Workdir, write_json
     from transformer.config import to_values
-    from transformer.training.checkpoint import State
+    from transformer.training.state import State
 
     params = hub.read(made.abstract.params)
     begun = State.create(params, made.optimizer, ema=False)

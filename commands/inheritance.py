@@ -9,11 +9,11 @@ from commands.workdir import Workdir
 from experiments import find_experiment
 from transformer.config import from_values
 from transformer.errors import UserError
-from transformer.models.model_config import ModelConfig
+from transformer.models.config.model_config import ModelConfig
 from transformer.run_folder import REMOTE, why_not_local
-from transformer.training.checkpoint import split_step
-from transformer.training.function import Difference, differences
-from transformer.training.initialize import Checkpoint, Origin
+from transformer.training.checkpoints.checkpoint import split_step
+from transformer.training.checkpoints.function import Difference, differences
+from transformer.training.checkpoints.initialize import Checkpoint, Origin
 
 TOKENIZER = ("data.tokenizer", "data.vocab_size", "data.lowercase", "data.strip_accents")
 """Keys by which a tokenizer is made."""

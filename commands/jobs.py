@@ -19,7 +19,7 @@ from commands import INCLUDED, ROOT
 from commands.locks import free
 from commands.outputs import make_folder
 from commands.workdir import write_json
-from transformer.data.disk_cache import digest
+from transformer.data.cache.disk_cache import digest
 from transformer.json_text import parse_json
 from transformer.run_folder import RunFolder, no_link
 

@@ -13,7 +13,7 @@ from transformer.json_text import parse_json
 if TYPE_CHECKING:
     from commands.jobs import Job
     from commands.sizes import Size
-    from transformer.evaluation.scaling_law import Study
+    from transformer.evaluation.statistics.scaling_law import Study
 
 LAW, FORECAST = "law.json", "forecast.json"
 
@@ -48,7 +48,7 @@ def fit(runs: Sequence[dict[str, Any]]) -> "Study":
     """The fits of the runs in law.json."""
     import numpy as np
 
-    from transformer.evaluation.scaling_law import study
+    from transformer.evaluation.statistics.scaling_law import study
 
     n, d, budget, loss = (np.array([each[key] for each in runs]) for key in ("n", "d", "budget", "loss"))
     return study(n, d, budget, loss)
@@ -56,7 +56,7 @@ def fit(runs: Sequence[dict[str, Any]]) -> "Study":
 
 def summary(found: "Study") -> dict[str, Any]:
     """The fits as in law.json."""
-    from transformer.evaluation.scaling_law import interval
+    from transformer.evaluation.statistics.scaling_law import interval
 
     law, exponent = found.law, {}
     for name, best, samples in (

@@ -21,10 +21,10 @@ from commands.workdir import Workdir
 from experiments import find_experiment
 from transformer.config import from_values, refuse_idle
 from transformer.data.overlap import check_overlap
-from transformer.data.tokenizers import TOKENIZERS, Tokenizer
+from transformer.data.tokenization.tokenizers import TOKENIZERS, Tokenizer
 from transformer.errors import MeshError, UserError
 from transformer.processes import together
-from transformer.training.checkpoint import Step, split_step
+from transformer.training.checkpoints.checkpoint import Step, split_step
 from transformer.training.experiment import Params
 from transformer.training.hooks import Hook
 from transformer.training.run import Run
@@ -190,7 +190,7 @@ def resumed(run: Run, folder: Workdir, accept_data: bool) -> Run:
     run = dataclasses.replace(run, lengths=folder.read_lengths(run.config.train.steps))
     if not folder.fork.exists():
         return run
-    from transformer.training.fork import forked
+    from transformer.training.checkpoints.fork import forked
 
     return forked(run, folder.read_fork())
 

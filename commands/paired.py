@@ -10,7 +10,7 @@ from typing import Any
 from commands.footnotes import listed
 from commands.rows import DIVERGED, Row, Trained, label, or_null, rank
 from transformer.errors import UserError, suggest
-from transformer.evaluation.paired import interval
+from transformer.evaluation.statistics.paired import interval
 from transformer.sweep import shortened
 
 ERROR = 0.05

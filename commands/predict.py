@@ -15,7 +15,7 @@ from transformer.errors import UserError
 
 if TYPE_CHECKING:
     from commands.opening import Overrides
-    from transformer.training.checkpoint import Step
+    from transformer.training.checkpoints.checkpoint import Step
     from transformer.training.run import Run
 
 SAMPLING = ("temperature", "top_k", "top_p", "min_p", "num_samples", "max_new_tokens", "weights", "cache")
@@ -100,7 +100,7 @@ def answer_input(run: "Run", flags: argparse.Namespace, overrides: "Overrides") 
 
     from commands.opening import chosen
     from commands.texts import one_line, open_input, writing
-    from transformer.data.token_cache import BAR
+    from transformer.data.cache.token_cache import BAR
 
     experiment: Any = run.experiment
     given = open_input(flags.input, experiment)

@@ -5,8 +5,8 @@ from collections.abc import Callable
 from commands.damage import set_aside
 from commands.rollback import roll_back
 from transformer.errors import Recoverable
-from transformer.training.checkpoint import DamagedCheckpoint
-from transformer.training.divergence import Diverged
+from transformer.training.checkpoints.checkpoint import DamagedCheckpoint
+from transformer.training.extras.divergence import Diverged
 
 REMEDIES: dict[type[Recoverable], Callable[..., None]] = {DamagedCheckpoint: set_aside, Diverged: roll_back}
 

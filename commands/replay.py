@@ -19,9 +19,9 @@ if TYPE_CHECKING:
     from commands.opening import Overrides
     from commands.workdir import Workdir
     from transformer.evaluation.nonfinite import Found
-    from transformer.training.checkpoint import State
     from transformer.training.metrics import Sum
     from transformer.training.run import Run
+    from transformer.training.state import State
 
 SHOWN = 10
 """Steps before the one that is examined whose losses are printed."""

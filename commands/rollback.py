@@ -11,9 +11,9 @@ from commands.locks import exclusive
 from commands.opening import reopen_run, resumed
 from commands.workdir import Workdir, read_json, write_json
 from transformer.errors import UserError
-from transformer.training.divergence import REMEDY, Diverged
+from transformer.training.extras.divergence import REMEDY, Diverged
+from transformer.training.logging.writers import make_writers, names_of
 from transformer.training.run import Run
-from transformer.training.writers import make_writers, names_of
 
 Rollback = dict[str, Any]
 """The steps `since` ... `step` went wrong, for `why`; step `step` has the parameters of step `to`."""

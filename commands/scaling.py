@@ -6,7 +6,8 @@ python launch.py --mode=scaling --workdir=runs/law --score
 
 The first command trains what is missing, prints the fits and writes law.json and pictures. The second writes
 forecast.json, which is not written again once that run has started. The third trains that run and compares.
-See transformer/evaluation/scaling_law.py for the fits, and commands/sizes.py for what depth changes.
+See transformer/evaluation/statistics/scaling_law.py for the fits, and commands/sizes.py for what depth
+changes.
 """
 
 import argparse
@@ -21,7 +22,7 @@ from transformer.errors import UserError
 
 if TYPE_CHECKING:
     from commands.opening import Overrides
-    from transformer.evaluation.scaling_law import Study
+    from transformer.evaluation.statistics.scaling_law import Study
 
 
 LEAST_SIZES = 4

@@ -23,7 +23,7 @@ from commands.jobs import Job, Work
 from commands.outputs import make_folder
 from commands.settings import check_flags, make_job, refuse_twice
 from transformer.config import describe_keys, flatten, with_defaults
-from transformer.data.disk_cache import digest
+from transformer.data.cache.disk_cache import digest
 from transformer.errors import UserError, first_line
 from transformer.processes import are_several
 from transformer.search import Choices, Dimension, check_space, read_space

@@ -27,7 +27,7 @@ class Size:
 
     @property
     def n(self) -> float:
-        """The multiplications of a token: the N of a law (see `transformer.evaluation.scaling_law`)."""
+        """The multiplications of a token: the N of `transformer.evaluation.statistics.scaling_law`."""
         return self.flops_per_token / 6
 
     def steps(self, budget: float) -> int:

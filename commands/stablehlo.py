@@ -10,7 +10,7 @@ import numpy as np
 from commands.workdir import write_json
 from transformer.decoding.exported import export
 from transformer.errors import UserError
-from transformer.training.checkpoint import Step
+from transformer.training.checkpoints.checkpoint import Step
 from transformer.training.run import Run
 
 PLATFORMS = ("cpu", "cuda", "rocm", "tpu")

@@ -7,8 +7,8 @@ from typing import Any
 from commands import facts
 from commands.starts import command
 from commands.workdir import Workdir
+from transformer.training.logging.writers import names_of
 from transformer.training.run import Run
-from transformer.training.writers import names_of
 from transformer.visualization.report import last_values, write_report
 
 

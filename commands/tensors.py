@@ -10,7 +10,7 @@ from flax import traverse_util
 from transformer.interop.folder import family_for
 from transformer.interop.rules import places
 from transformer.interop.transfer import outputs
-from transformer.models.lora import merged
+from transformer.models.transforms.lora import merged
 
 
 def tensors_of(opened: Any, params: Any, name: str, dtype: str) -> tuple[Any, dict, dict[str, Any], Any]:

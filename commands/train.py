@@ -80,8 +80,8 @@ def _train(
     from commands.starts import command, command_line, record
     from commands.summary import summary
     from commands.workdir import Workdir
-    from transformer.layers.kernels import Recorded
-    from transformer.training.checkpoint import split_step
+    from transformer.layers.attention.kernels import Recorded
+    from transformer.training.checkpoints.checkpoint import split_step
 
     if split_step(workdir)[1] is not None:
         raise UserError(f"--workdir: {workdir} names a checkpoint; to start from it, set initialize_from")
@@ -114,8 +114,8 @@ def _train(
 
 def _with_main_optimizer(run: "Run") -> Any:
     """The parameters that no rule freezes or gives another optimizer."""
-    from transformer.training.roles import left_by_rules
-    from transformer.training.rules import parameter_settings
+    from transformer.training.optim.roles import left_by_rules
+    from transformer.training.optim.rules import parameter_settings
 
     params = run.abstract.params
     return left_by_rules(params, parameter_settings(params, run.config.optimizer, run.layers, run.roles))
@@ -124,7 +124,7 @@ def _with_main_optimizer(run: "Run") -> Any:
 def _first_lines(run: "Run", trained: int) -> Iterator[str]:
     import jax
 
-    from transformer.training.roles import shares
+    from transformer.training.optim.roles import shares
 
     size = sum(leaf.size for leaf in jax.tree.leaves(run.abstract.params))
     mesh = f"{run.mesh.size} x {run.mesh.devices.flat[0].device_kind}"

@@ -90,7 +90,7 @@ def _open(flags: argparse.Namespace, overrides: "Overrides", place: Path) -> "Ru
 
 def check_plain(config: Any) -> None:
     """Raises `UserError` for keys of a `RunConfig` that a plain loop of PyTorch does not have."""
-    from transformer.training.logits_memory import LogitsConfig
+    from transformer.training.losses.logits_memory import LogitsConfig
 
     model, c = config.model, config.optimizer
     wrong: dict[str, tuple[Any, Any]] = {f"model.{key}": (getattr(model, key, 0), 0) for key in DROPOUTS}

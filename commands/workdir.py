@@ -10,13 +10,13 @@ from commands.differences import differences
 from commands.retired_keys import with_present_keys
 from experiments import EXPERIMENTS, find_experiment
 from transformer.config import flatten, to_values, with_defaults
-from transformer.data.content_digests import changes
-from transformer.data.disk_cache import digest, own_cache
-from transformer.data.tokenizers import Tokenizer
+from transformer.data.cache.content_digests import changes
+from transformer.data.cache.disk_cache import digest, own_cache
+from transformer.data.tokenization.tokenizers import Tokenizer
 from transformer.errors import UserError
 from transformer.json_text import parse_json
 from transformer.run_folder import REMOTE, UNUSABLE, Inside, RunFolder, replace, why_not_local
-from transformer.training.checkpoint import trained_steps
+from transformer.training.checkpoints.checkpoint import trained_steps
 
 
 class Workdir(RunFolder):

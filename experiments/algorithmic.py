@@ -18,17 +18,17 @@ from transformer.data.tasks.base import TaskData, make_task
 from transformer.errors import UserError
 from transformer.evaluation.attention import AttentionMap, attention_weights
 from transformer.evaluation.likelihood import likelihood_evaluator
+from transformer.layers.attention.products import attention_products
 from transformer.layers.measures import Measures
-from transformer.layers.products import attention_products
 from transformer.models.decoder import Decoder, DecoderConfig
 from transformer.run_folder import RunFolder
 from transformer.training.experiment import Batch, Experiment, Params, Put
 from transformer.training.hooks import Evaluator, Hook, Pictures
-from transformer.training.logits_memory import Part
+from transformer.training.logging.throughput import matmul_parameters, train_flops_per_token
+from transformer.training.losses.logits_memory import Part
+from transformer.training.losses.token_losses import LossConfig, token_losses, token_weights
 from transformer.training.metrics import Sum
 from transformer.training.run_config import RunConfig
-from transformer.training.throughput import matmul_parameters, train_flops_per_token
-from transformer.training.token_losses import LossConfig, token_losses, token_weights
 from transformer.visualization.attention import draw_attention
 
 
@@ -141,7 +141,7 @@ class Algorithmic(Experiment):
         return self.task.length
 
     def flops_per_token(self, params: Params) -> float:
-        """6 N plus attention's part (see `transformer.training.throughput`)."""
+        """6 N plus attention's part (see `transformer.training.logging.throughput`)."""
         products = attention_products(self.config.model.stack(causal=True), self.task.length, causal=True)
         return train_flops_per_token(matmul_parameters(params, self.config.model.expert_share), products)
 

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from experiments.language_modeling import LanguageModeling, LanguageModelingConfig
-from transformer.data.chat import ChatData, ChatDataConfig
-from transformer.data.chat_template import Message, conversation
-from transformer.data.tokenizers import Tokenizer
+from transformer.data.chat.chat import ChatData, ChatDataConfig
+from transformer.data.chat.chat_template import Message, conversation
+from transformer.data.tokenization.tokenizers import Tokenizer
 from transformer.errors import UserError
 from transformer.evaluation.scoring import Row
 from transformer.run_folder import RunFolder

@@ -11,10 +11,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from experiments.evaluators import named_evaluators
-from transformer.data.labelled_text import LabelledData, LabelledDataConfig
-from transformer.data.labels import MANY, remarks
+from transformer.data.encoders.labelled_text import LabelledData, LabelledDataConfig
+from transformer.data.encoders.labels import MANY, remarks
 from transformer.data.line_escapes import in_a_line
-from transformer.data.tokenizers import Tokenizer
+from transformer.data.tokenization.tokenizers import Tokenizer
 from transformer.decoding.generation import pad_encoder_inputs
 from transformer.errors import UserError
 from transformer.evaluation.attention import AttentionMap, encoder_attention, first_tokens
@@ -29,10 +29,10 @@ from transformer.models.classifier import ClassifierConfig, TextClassifier
 from transformer.run_folder import RunFolder
 from transformer.training.experiment import Batch, Experiment, Params, Put
 from transformer.training.hooks import Evaluator, Hook, Pictures
-from transformer.training.label_losses import LabelLoss, LabelLossConfig
+from transformer.training.logging.throughput import matmul_parameters, train_flops_per_token
+from transformer.training.losses.label_losses import LabelLoss, LabelLossConfig
 from transformer.training.metrics import Sum
 from transformer.training.run_config import RunConfig, check_row_length
-from transformer.training.throughput import matmul_parameters, train_flops_per_token
 from transformer.visualization.attention import draw_attention
 from transformer.visualization.classification import draw_classification
 

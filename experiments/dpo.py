@@ -12,18 +12,18 @@ import numpy as np
 from experiments.chat import Chat, ChatConfig
 from experiments.evaluators import named_evaluators
 from transformer.config import PositiveFloat, to_values
-from transformer.data.disk_cache import build_once, digest, is_made, load_array
-from transformer.data.preferences import PreferenceData, PreferenceDataConfig, PreferenceRows
-from transformer.data.tokenizers import Tokenizer
+from transformer.data.cache.disk_cache import build_once, digest, is_made, load_array
+from transformer.data.chat.preferences import PreferenceData, PreferenceDataConfig, PreferenceRows
+from transformer.data.tokenization.tokenizers import Tokenizer
 from transformer.evaluation.likelihood import everywhere, likelihood_evaluator
 from transformer.processes import gathered
-from transformer.training.checksums import checksums
+from transformer.training.checkpoints.checksums import checksums
 from transformer.training.experiment import Batch, Params, Put
 from transformer.training.hooks import Evaluator
+from transformer.training.losses.token_losses import LogitsConfig, loss_of_states
 from transformer.training.metrics import Sum
 from transformer.training.parallel import rows_here
 from transformer.training.run import Run
-from transformer.training.token_losses import LogitsConfig, loss_of_states
 
 
 @dataclass(frozen=True)

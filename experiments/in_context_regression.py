@@ -15,14 +15,14 @@ from transformer.data.tasks.base import TaskData
 from transformer.data.tasks.linear_regression import LinearRegression, least_risk
 from transformer.errors import UserError
 from transformer.evaluation.likelihood import likelihood_evaluator
-from transformer.layers.products import attention_products
+from transformer.layers.attention.products import attention_products
 from transformer.models.vectors import VectorConfig, VectorTransformer
 from transformer.run_folder import RunFolder
 from transformer.training.experiment import Batch, Experiment, Params, Put
 from transformer.training.hooks import Evaluator, Hook, Samples
+from transformer.training.logging.throughput import matmul_parameters, train_flops_per_token
 from transformer.training.metrics import Sum
 from transformer.training.run_config import RunConfig
-from transformer.training.throughput import matmul_parameters, train_flops_per_token
 
 SHOWN = 8
 """The number of predictions that are written as samples."""
@@ -107,7 +107,7 @@ class InContextRegression(Experiment):
         return self.task.examples + 1
 
     def flops_per_token(self, params: Params) -> float:
-        """6 N plus attention's part (see `transformer.training.throughput`)."""
+        """6 N plus attention's part (see `transformer.training.logging.throughput`)."""
         products = attention_products(self.config.model.stack(), self.tokens_per_example)
         return train_flops_per_token(matmul_parameters(params, self.config.model.expert_share), products)
 

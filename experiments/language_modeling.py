@@ -10,8 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from experiments.evaluators import compressed, named_evaluators
-from transformer.data.packed_text import TextData, TextDataConfig
-from transformer.data.tokenizers import Tokenizer
+from transformer.data.text.packed_text import TextData, TextDataConfig
+from transformer.data.tokenization.tokenizers import Tokenizer
 from transformer.decoding.completion import ContextWindow, TextGenerator
 from transformer.decoding.sampling import SamplingConfig
 from transformer.decoding.speculative import SpeculativePair
@@ -20,17 +20,17 @@ from transformer.evaluation.attention import AttentionMap, attention_weights, fi
 from transformer.evaluation.embeddings import states_of
 from transformer.evaluation.likelihood import likelihood_evaluator
 from transformer.evaluation.scoring import Row, Score, continued, score_pairs
+from transformer.layers.attention.products import attention_products
 from transformer.layers.measures import Measures
-from transformer.layers.products import attention_products
 from transformer.models.decoder import DecoderConfig, DecoderStepper
-from transformer.models.reduced import check_cache, reduced_by
+from transformer.models.transforms.reduced import check_cache, reduced_by
 from transformer.run_folder import RunFolder
 from transformer.training.experiment import Batch, Experiment, Params, Put
 from transformer.training.hooks import Evaluator, Hook, Pictures, Samples
+from transformer.training.logging.throughput import matmul_parameters, train_flops_per_token
+from transformer.training.losses.token_losses import LossConfig, token_losses, token_weights
 from transformer.training.metrics import Sum
 from transformer.training.run_config import RunConfig, check_row_length
-from transformer.training.throughput import matmul_parameters, train_flops_per_token
-from transformer.training.token_losses import LossConfig, token_losses, token_weights
 from transformer.visualization.attention import draw_attention
 
 
@@ -95,7 +95,7 @@ class LanguageModeling(Experiment):
 
     def cut(self, batch: dict[str, np.ndarray], length: int) -> dict[str, np.ndarray]:
         """Packed rows cut into rows of `length` tokens."""
-        from transformer.data.cutting import cut_rows
+        from transformer.data.text.cutting import cut_rows
 
         return cut_rows(batch, length)
 
@@ -110,7 +110,7 @@ class LanguageModeling(Experiment):
         return 0
 
     def flops_per_token(self, params: Params) -> float:
-        """6 N plus attention's part (see `transformer.training.throughput`)."""
+        """6 N plus attention's part (see `transformer.training.logging.throughput`)."""
         stack, length = self.config.model.stack(causal=True), self.config.data.sequence_length
         products = attention_products(stack, length, start=self.remembered, causal=True)
         return train_flops_per_token(matmul_parameters(params, self.config.model.expert_share), products)

@@ -10,25 +10,25 @@ import jax.numpy as jnp
 import numpy as np
 
 from experiments.evaluators import named_evaluators
-from transformer.data.masked_text import MaskedData, MaskedDataConfig
-from transformer.data.special_tokens import takes_space
-from transformer.data.tokenizers import Tokenizer
+from transformer.data.encoders.masked_text import MaskedData, MaskedDataConfig
+from transformer.data.tokenization.special_tokens import takes_space
+from transformer.data.tokenization.tokenizers import Tokenizer
 from transformer.errors import UserError
 from transformer.evaluation.attention import AttentionMap, encoder_attention, first_tokens
 from transformer.evaluation.embeddings import states_of
 from transformer.evaluation.likelihood import likelihood_evaluator
 from transformer.host import on_host
+from transformer.layers.attention.products import attention_products
 from transformer.layers.measures import Measures
-from transformer.layers.products import attention_products
 from transformer.models.heads import HeadConfig
 from transformer.models.masked_lm import MaskedLanguageModel
 from transformer.run_folder import RunFolder
 from transformer.training.experiment import Batch, Experiment, Params, Put
 from transformer.training.hooks import Evaluator, Hook, Pictures, Samples
+from transformer.training.logging.throughput import matmul_parameters, train_flops_per_token
+from transformer.training.losses.token_losses import LossConfig, token_losses, token_weights
 from transformer.training.metrics import Sum
 from transformer.training.run_config import RunConfig, check_row_length
-from transformer.training.throughput import matmul_parameters, train_flops_per_token
-from transformer.training.token_losses import LossConfig, token_losses, token_weights
 from transformer.visualization.attention import draw_attention
 
 MASK = "[MASK]"

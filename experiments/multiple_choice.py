@@ -6,7 +6,7 @@ import numpy as np
 
 from transformer.data.sources import Source, open_source
 from transformer.errors import UserError
-from transformer.evaluation.bootstrap import interval, resampled, said
+from transformer.evaluation.statistics.bootstrap import interval, resampled, said
 from transformer.training.experiment import Params, Put, Scorer
 
 

@@ -5,10 +5,10 @@ from dataclasses import dataclass
 
 from experiments.sequence_to_sequence import SequenceToSequence, SequenceToSequenceConfig
 from transformer.models.recurrent import RecurrentConfig
-from transformer.models.reduced import check_cache
+from transformer.models.transforms.reduced import check_cache
 from transformer.training.experiment import Params
+from transformer.training.logging.throughput import pair_flops_per_token
 from transformer.training.run_config import RunConfig
-from transformer.training.throughput import pair_flops_per_token
 
 
 @dataclass(frozen=True)

@@ -13,32 +13,32 @@ import jax.numpy as jnp
 import numpy as np
 
 from experiments.evaluators import named_evaluators
-from transformer.data.pair_packing import PackedPairs
-from transformer.data.text_pairs import PairData, PairDataConfig
-from transformer.data.tokenizers import Tokenizer
+from transformer.data.pairs.pair_packing import PackedPairs
+from transformer.data.pairs.text_pairs import PairData, PairDataConfig
+from transformer.data.tokenization.tokenizers import Tokenizer
 from transformer.decoding.beam import shorten, translate
 from transformer.decoding.completion import ContextWindow, TextGenerator, cut
 from transformer.decoding.stepper import Stepper
 from transformer.decoding.suppressed import suppressed
 from transformer.errors import UserError
 from transformer.evaluation.attention import AttentionMap
-from transformer.evaluation.generation import GenerateConfig, GenerationEvaluator
 from transformer.evaluation.likelihood import likelihood_evaluator
 from transformer.evaluation.metrics import make_metrics, metric_names
 from transformer.evaluation.scoring import Row, Score, score_pairs
-from transformer.evaluation.text_metric import MetricOptions, TextMetric
+from transformer.evaluation.text.generation import GenerateConfig, GenerationEvaluator
+from transformer.evaluation.text.text_metric import MetricOptions, TextMetric
 from transformer.host import on_host
+from transformer.layers.attention.products import attention_products
 from transformer.layers.measures import Measures
-from transformer.layers.products import attention_products
 from transformer.models.encoder_decoder import EncoderDecoderConfig
-from transformer.models.reduced import reduced_by
+from transformer.models.transforms.reduced import reduced_by
 from transformer.run_folder import RunFolder
 from transformer.training.experiment import Batch, Experiment, Params, Put
 from transformer.training.hooks import Evaluator, Hook, Pictures, Samples
+from transformer.training.logging.throughput import pair_flops_per_token
+from transformer.training.losses.token_losses import LossConfig, token_losses, token_weights
 from transformer.training.metrics import Sum
 from transformer.training.run_config import RunConfig
-from transformer.training.throughput import pair_flops_per_token
-from transformer.training.token_losses import LossConfig, token_losses, token_weights
 from transformer.visualization.attention import draw_attention
 
 SHOWN = 5

@@ -11,26 +11,26 @@ import numpy as np
 
 from experiments.evaluators import named_evaluators
 from transformer.config import Bounded, Nonnegative, Positive
+from transformer.data.encoders.question_answering import QuestionWindows, SpanData, SpanDataConfig
+from transformer.data.encoders.question_cache import Question
 from transformer.data.line_escapes import escape
-from transformer.data.question_answering import QuestionWindows, SpanData, SpanDataConfig
-from transformer.data.question_cache import Question
-from transformer.data.tokenizers import Tokenizer
+from transformer.data.tokenization.tokenizers import Tokenizer
 from transformer.decoding.generation import pad_encoder_inputs
 from transformer.decoding.spans import Span, best_spans, scores_of_spans
 from transformer.errors import UserError
 from transformer.evaluation.attention import AttentionMap, encoder_attention
-from transformer.evaluation.generation import GenerationEvaluator
 from transformer.evaluation.likelihood import likelihood_evaluator
-from transformer.evaluation.squad import SquadMetric
+from transformer.evaluation.text.generation import GenerationEvaluator
+from transformer.evaluation.text.squad import SquadMetric
 from transformer.host import on_host
 from transformer.models.encoder import EncoderConfig
 from transformer.models.span import SpanClassifier, place_log_probs
 from transformer.run_folder import RunFolder
 from transformer.training.experiment import Batch, Experiment, Params, Put
 from transformer.training.hooks import Evaluator, Hook, Samples
+from transformer.training.logging.throughput import matmul_parameters, train_flops_per_token
 from transformer.training.metrics import Sum
 from transformer.training.run_config import RunConfig, check_row_length
-from transformer.training.throughput import matmul_parameters, train_flops_per_token
 
 AT_ONCE = 32
 """Batch size of `predict`, in windows."""

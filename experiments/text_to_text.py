@@ -10,20 +10,20 @@ import jax
 import jax.numpy as jnp
 
 from experiments.sequence_to_sequence import SequenceToSequence, SequenceToSequenceConfig
-from transformer.data.pair_packing import JoinedPairs, PackedPairs
-from transformer.data.text_pairs import PairDataConfig
+from transformer.data.pairs.pair_packing import JoinedPairs, PackedPairs
+from transformer.data.pairs.text_pairs import PairDataConfig
 from transformer.decoding.beam import shorten
 from transformer.decoding.stepper import Stepper
 from transformer.decoding.suppressed import suppressed
 from transformer.errors import UserError
 from transformer.evaluation.attention import AttentionMap, attention_weights, token_names
 from transformer.evaluation.scoring import Row
-from transformer.layers.products import attention_products
+from transformer.layers.attention.products import attention_products
 from transformer.models.decoder import DecoderConfig, DecoderStepper
-from transformer.models.reduced import check_cache
+from transformer.models.transforms.reduced import check_cache
 from transformer.training.experiment import Batch, Params
+from transformer.training.logging.throughput import matmul_parameters, train_flops_per_token
 from transformer.training.run_config import RunConfig
-from transformer.training.throughput import matmul_parameters, train_flops_per_token
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,7 @@ class TextToText(SequenceToSequence):
         return self.config.data.source_length + self.config.data.target_length
 
     def flops_per_token(self, params: Params) -> float:
-        """6 N plus attention's part (see `transformer.training.throughput`)."""
+        """6 N plus attention's part (see `transformer.training.logging.throughput`)."""
         stack = self.config.model.stack(causal=True)
         products = attention_products(stack, self.tokens_per_example, causal=True)
         return train_flops_per_token(matmul_parameters(params, self.config.model.expert_share), products)

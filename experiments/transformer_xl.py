@@ -11,16 +11,16 @@ import jax.numpy as jnp
 from experiments.evaluators import named_evaluators
 from experiments.language_modeling import LanguageModeling, LanguageModelingConfig
 from transformer.data.loader import DataLoader
-from transformer.data.packed_text import StreamRows
+from transformer.data.text.packed_text import StreamRows
 from transformer.errors import UserError
 from transformer.evaluation.likelihood import LikelihoodEvaluator, Rows, split_by_row
 from transformer.models.transformer_xl import Memory, TransformerXLConfig
 from transformer.training.experiment import Batch, Params, Put
 from transformer.training.hooks import Evaluator
+from transformer.training.losses.token_losses import token_losses
 from transformer.training.metrics import Sum
 from transformer.training.parallel import rows_here
 from transformer.training.step import in_microbatches
-from transformer.training.token_losses import token_losses
 
 
 @dataclass(frozen=True)

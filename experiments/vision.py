@@ -14,9 +14,9 @@ import numpy as np
 
 from experiments.evaluators import named_evaluators
 from experiments.resized_positions import ResizedPositions
-from transformer.data.image_sources import save_pixels
-from transformer.data.images import ImageData, ImageDataConfig
-from transformer.data.labels import remarks
+from transformer.data.encoders.labels import remarks
+from transformer.data.images.image_sources import save_pixels
+from transformer.data.images.images import ImageData, ImageDataConfig
 from transformer.decoding.generation import fill
 from transformer.errors import UserError
 from transformer.evaluation.classification import (
@@ -25,16 +25,16 @@ from transformer.evaluation.classification import (
     ranked_labels,
 )
 from transformer.host import on_host
-from transformer.layers.products import attention_products
+from transformer.layers.attention.products import attention_products
 from transformer.models.vision import VisionConfig, VisionTransformer
 from transformer.run_folder import RunFolder
-from transformer.training.checkpoint import State
 from transformer.training.experiment import Batch, Experiment, Params, Put
 from transformer.training.hooks import Evaluator, Hook, Pictures
-from transformer.training.label_losses import LabelLoss, LabelLossConfig
+from transformer.training.logging.throughput import matmul_parameters, train_flops_per_token
+from transformer.training.losses.label_losses import LabelLoss, LabelLossConfig
 from transformer.training.metrics import Sum
 from transformer.training.run_config import RunConfig
-from transformer.training.throughput import matmul_parameters, train_flops_per_token
+from transformer.training.state import State
 from transformer.visualization.classification import draw_classification
 
 AT_ONCE = 32
@@ -131,7 +131,7 @@ class Vision(Experiment):
         return self.config.model.length(self.config.data.image_size)
 
     def flops_per_token(self, params: Params) -> float:
-        """6 N plus attention's part for one patch (see `transformer.training.throughput`)."""
+        """6 N plus attention's part for one patch (see `transformer.training.logging.throughput`)."""
         products = attention_products(self.config.model.stack(), self.tokens_per_example)
         return train_flops_per_token(matmul_parameters(params, self.config.model.expert_share), products)
 

@@ -10,16 +10,16 @@ import jax.numpy as jnp
 import numpy as np
 
 from experiments.evaluators import named_evaluators
-from transformer.data.skip_grams import SkipGramData, SkipGramDataConfig, SkipGrams
-from transformer.data.tokenizers import Tokenizer
+from transformer.data.text.skip_grams import SkipGramData, SkipGramDataConfig, SkipGrams
+from transformer.data.tokenization.tokenizers import Tokenizer
 from transformer.evaluation.embeddings import word_vectors
 from transformer.evaluation.likelihood import likelihood_evaluator
 from transformer.models.word_embedding import SkipGram, SkipGramConfig
 from transformer.run_folder import RunFolder
 from transformer.training.experiment import Batch, Experiment, Params, Put
 from transformer.training.hooks import Evaluator, Hook, Pictures, Samples
+from transformer.training.losses.negative_sampling import NegativeSamplingConfig, negative_sampling, pairs
 from transformer.training.metrics import Sum
-from transformer.training.negative_sampling import NegativeSamplingConfig, negative_sampling, pairs
 from transformer.training.run_config import RunConfig
 from transformer.visualization.embeddings import draw_map
 
@@ -40,7 +40,7 @@ class WordEmbeddingConfig(RunConfig):
 
 
 class WordEmbedding(Experiment):
-    """Word and context embeddings with the loss of `transformer.training.negative_sampling`."""
+    """Word and context embeddings with the loss of `transformer.training.losses.negative_sampling`."""
 
     Config = WordEmbeddingConfig
 

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import linen as nn
 
-from transformer.training.roles import Role, module_names, role
+from transformer.training.optim.roles import Role, module_names, role
 
 
 def random_params(

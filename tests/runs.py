@@ -22,8 +22,8 @@ from PIL import Image
 from commands import opening
 from commands import train as command
 from transformer.training import parallel
-from transformer.training.checkpoint import State
 from transformer.training.hooks import Hook
+from transformer.training.state import State
 
 ROOT = Path(__file__).parent.parent
 

@@ -9,7 +9,7 @@ from tests.parameters import random_params, roles_by_name
 from tests.runs import write_corpus
 from transformer.errors import UserError
 from transformer.evaluation.attention import attention_weights
-from transformer.training.optimizer import make_optimizer
+from transformer.training.optim.optimizer import make_optimizer
 
 GROKKING = "configs/studies/grokking/grokking.py"
 INDUCTION = "configs/studies/induction_heads/induction_heads.py"

@@ -12,7 +12,7 @@ from commands.opening import read_config
 from experiments import find_experiment
 from tests import runs
 from tests.parameters import random_params
-from transformer.data.tokenizers import Tokenizer
+from transformer.data.tokenization.tokenizers import Tokenizer
 from transformer.errors import UserError
 from transformer.run_folder import RunFolder
 

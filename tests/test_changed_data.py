@@ -9,8 +9,8 @@ import pytest
 import launch
 from commands import opening
 from tests import runs
-from transformer.data.content_digests import changes, contents_of
-from transformer.data.tokenizers import Tokenizer
+from transformer.data.cache.content_digests import changes, contents_of
+from transformer.data.tokenization.tokenizers import Tokenizer
 
 pytestmark = pytest.mark.usefixtures("in_root")
 

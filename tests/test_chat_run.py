@@ -13,9 +13,9 @@ import launch
 from commands import opening
 from experiments.dpo import PreferenceOptimization
 from tests import runs
-from transformer.data.dialogues import Preferences
-from transformer.training.checkpoint import State
+from transformer.data.chat.dialogues import Preferences
 from transformer.training.run import Run
+from transformer.training.state import State
 from transformer.training.step import make_train_step
 
 pytestmark = pytest.mark.usefixtures("in_root")

@@ -30,7 +30,7 @@ from transformer.config import (
     to_values,
 )
 from transformer.errors import UserError
-from transformer.training.optimizer import make_schedule
+from transformer.training.optim.optimizer import make_schedule
 from transformer.training.run import Run
 from transformer.training.step import make_train_step
 

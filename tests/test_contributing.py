@@ -152,9 +152,9 @@ def test_the_hook_is_called_from_a_notebook(monkeypatch, in_root, tmp_path):
 
 def test_recipes_are_as_short_as_promised():
     lines = {name: len(code.splitlines()) for name, code in FILES.items()}
-    assert lines["transformer/layers/positions/kerple.py"] <= 40
+    assert lines["transformer/layers/attention/positions/kerple.py"] <= 40
     assert lines["transformer/layers/mixers/moving_average.py"] <= 50
-    assert lines["transformer/layers/kernels/by_head.py"] <= 45
+    assert lines["transformer/layers/attention/kernels/by_head.py"] <= 45
     assert lines["transformer/training/losses/poly.py"] <= 20
     assert lines["experiments/parameter_norm.py"] <= 25
     assert lines["experiments/confidence_penalty.py"] <= 80

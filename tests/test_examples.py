@@ -14,9 +14,9 @@ from examples import train_lm
 from experiments import find_experiment
 from tests import runs
 from transformer.decoding.sampling import keep_top_p
-from transformer.training.checkpoint import State
-from transformer.training.optimizer import make_optimizer
-from transformer.training.roles import roles_of
+from transformer.training.optim.optimizer import make_optimizer
+from transformer.training.optim.roles import roles_of
+from transformer.training.state import State
 from transformer.training.step import make_train_step
 
 SMALL = train_lm.Config(

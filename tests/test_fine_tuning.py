@@ -13,8 +13,9 @@ from commands import opening
 from commands.workdir import Workdir
 from transformer.errors import UserError
 from transformer.training import parallel
-from transformer.training.checkpoint import Checkpoints, State
-from transformer.training.initialize import WarmStart
+from transformer.training.checkpoints.checkpoint import Checkpoints
+from transformer.training.checkpoints.initialize import WarmStart
+from transformer.training.state import State
 
 pytestmark = pytest.mark.usefixtures("in_root")
 

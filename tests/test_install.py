@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests import runs
-from transformer.training.writers import EXTRAS
+from transformer.training.logging.writers import EXTRAS
 
 PACKAGES = ("commands", "configs", "experiments", "transformer")
 

@@ -29,9 +29,13 @@ ALLOWED = {
         "transformer.errors",
         "transformer.sums",
     },
-    "transformer.layers.kernels": {"transformer.layers", "transformer.devices", "transformer.errors"},
-    "transformer.layers.products": {"transformer.layers"},
-    "transformer.layers.views": set(),
+    "transformer.layers.attention.kernels": {
+        "transformer.layers",
+        "transformer.devices",
+        "transformer.errors",
+    },
+    "transformer.layers.attention.products": {"transformer.layers"},
+    "transformer.layers.attention.views": set(),
     "transformer.models": {
         "transformer.models",
         "transformer.layers",
@@ -56,7 +60,7 @@ ALLOWED = {
     },
     "transformer.decoding": {
         "transformer.decoding",
-        "transformer.layers.cache",
+        "transformer.layers.attention.cache",
         "transformer.config",
         "transformer.host",
         "transformer.errors",
@@ -66,10 +70,10 @@ ALLOWED = {
         "transformer.decoding",
         "transformer.data",
         "transformer.training.experiment",
-        "transformer.training.logits_memory",
+        "transformer.training.losses.logits_memory",
         "transformer.training.metrics",
         "transformer.training.step",
-        "transformer.training.token_losses",
+        "transformer.training.losses.token_losses",
         "transformer.config",
         "transformer.host",
         "transformer.errors",
@@ -77,15 +81,15 @@ ALLOWED = {
     "transformer.planning": {
         "transformer.planning",
         "transformer.training",
-        "transformer.layers.kernels",  # which of them were chosen
+        "transformer.layers.attention.kernels",  # which of them were chosen
         "transformer.devices",  # what described ones can
         "transformer.errors",
     },
     "transformer.interop": {
         "transformer.interop",
-        "transformer.data.special_tokens",
-        "transformer.data.tokenizer_formats",
-        "transformer.data.tokenizers",
+        "transformer.data.tokenization.special_tokens",
+        "transformer.data.tokenization.tokenizer_formats",
+        "transformer.data.tokenization.tokenizers",
         "transformer.config",
         "transformer.errors",
         "transformer.json_text",
@@ -121,9 +125,16 @@ LIBRARIES = {
     "transformer.config": set(),
     "transformer.sums": {"jax", "flax"},
     "transformer.layers": {"jax", "flax"},
-    "transformer.layers.kernels": {"jax", "flax", "numpy"},  # plans made before anything is compiled
-    "transformer.layers.views": {"jax", "numpy"},  # the same, and those of packed rows in the program
-    "transformer.layers.products": {"numpy"},  # counts, of no arrays
+    "transformer.layers.attention.kernels": {
+        "jax",
+        "flax",
+        "numpy",
+    },  # plans before compilation
+    "transformer.layers.attention.views": {
+        "jax",
+        "numpy",
+    },  # the same, and in the program
+    "transformer.layers.attention.products": {"numpy"},  # counts, of no arrays
     "transformer.models": {"jax", "flax"},
     "transformer.data": {
         "numpy",
@@ -205,10 +216,10 @@ def test_imports_go_one_way(name):
 @pytest.mark.parametrize(
     ("name", "source"),
     [
-        ("transformer.layers.mixers.attention", "from transformer.models import decoder"),
-        ("transformer.layers.mixers.attention", "import numpy"),
-        ("transformer.data.packed_text", "import jax"),
-        ("transformer.training.loop", "from transformer.data.packed_text import TextData"),
+        ("transformer.layers.attention.attention", "from transformer.models import decoder"),
+        ("transformer.layers.attention.attention", "import numpy"),
+        ("transformer.data.text.packed_text", "import jax"),
+        ("transformer.training.loop", "from transformer.data.text.packed_text import TextData"),
         ("transformer.decoding.sampling", "def f():\n    import transformer.models.decoder"),
         ("transformer.models.decoder", "import experiments"),
         ("experiments.language_modeling", "from commands import train"),

@@ -76,7 +76,7 @@ def test_bert(paper, encoder, whole):
 
 
 def test_the_rate_of_the_original_schedule():
-    from transformer.training.optimizer import OptimizerConfig, make_optimizer
+    from transformer.training.optim.optimizer import OptimizerConfig, make_optimizer
 
     config = vaswani_base.get_config().to_dict()["optimizer"]
     _, rate = make_optimizer(from_values(OptimizerConfig, config), 100_000)

@@ -20,19 +20,19 @@ from tests import runs
 from transformer.config import describe_keys, from_values
 from transformer.errors import UserError
 from transformer.layers.alignment import ALIGNMENTS, DotAlignment
+from transformer.layers.attention.kernels import KERNELS, Kernel, reference
+from transformer.layers.attention.patterns import PATTERNS, Window
+from transformer.layers.attention.positions import POSITIONS, Alibi
 from transformer.layers.feed_forward import FEED_FORWARDS
-from transformer.layers.kernels import KERNELS, Kernel, reference
 from transformer.layers.mixers import MIXERS, MultiHeadAttention
 from transformer.layers.normalization import NORMS, LayerNorm
-from transformer.layers.patterns import PATTERNS, Window
-from transformer.layers.positions import POSITIONS, Alibi
 from transformer.layers.recurrent import CELLS, GRU
 from transformer.models.decoder import DecoderConfig
 from transformer.models.recurrent import RecurrentConfig
 from transformer.training.losses import LOSSES
-from transformer.training.optimizer import SCHEDULES, OptimizerConfig
+from transformer.training.losses.token_losses import LossConfig
+from transformer.training.optim.optimizer import SCHEDULES, OptimizerConfig
 from transformer.training.run import Run
-from transformer.training.token_losses import LossConfig
 
 PAGE = (runs.ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
 (RECIPE,) = re.findall(r"^```python\n((?:(?!```).)*?^MIXERS\[.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)

@@ -10,7 +10,7 @@ from commands import opening
 from commands.opening import read_config
 from experiments import find_experiment
 from transformer.errors import UserError
-from transformer.training.rules import parameter_settings
+from transformer.training.optim.rules import parameter_settings
 from transformer.training.run import Run
 
 pytestmark = pytest.mark.usefixtures("in_root")

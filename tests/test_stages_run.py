@@ -16,7 +16,7 @@ from commands import opening, train
 from tests import runs
 from tests.test_resume import Send, measurements
 from tests.training.toy import assert_same
-from transformer.training import stages
+from transformer.training.extras import stages
 
 pytestmark = pytest.mark.usefixtures("in_root")
 

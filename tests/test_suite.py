@@ -16,7 +16,7 @@ import pytest
 from tests import conftest, runs
 from tests.conftest import CORE, OPTIMIZED
 from transformer import requirements
-from transformer.data.disk_cache import TAG
+from transformer.data.cache.disk_cache import TAG
 
 
 def required(file):

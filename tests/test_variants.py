@@ -13,7 +13,7 @@ import pytest
 from tests import runs
 from tests.parameters import random_params
 from transformer.models.decoder import DecoderConfig
-from transformer.training.token_losses import LossConfig, token_losses
+from transformer.training.losses.token_losses import LossConfig, token_losses
 
 VARIANT = ["feed_forward=relu2", "parallel_sublayers=true", "logit_soft_cap=5", "position_fraction=0.25"]
 

@@ -182,7 +182,7 @@ def test_no_space_is_lost_between_a_prompt_and_its_completion(capfd, monkeypatch
     keys = [f"--config.data.tokenizer={tmp_path / 'tokenizer.json'}"]
     assert launch.main(runs.tiny(source, tmp_path / "run", *keys)) == 0
 
-    from transformer.data.tokenizers import Tokenizer
+    from transformer.data.tokenization.tokenizers import Tokenizer
     from transformer.decoding.completion import TextGenerator
 
     made = Tokenizer.load(tmp_path / "tokenizer.json")

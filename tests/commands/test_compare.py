@@ -249,7 +249,7 @@ def test_a_folder_that_cannot_be_written_is_one_line(capsys, tmp_path, more):
 
 def test_a_config_compared_with_other_seeds_of_itself(rng):
     """Differences of two draws of the same runs, as a change of no effect gives, are seldom called."""
-    from transformer.evaluation.sequential import verdict
+    from transformer.evaluation.statistics.sequential import verdict
 
     losses = np.exp(rng.normal(0, 0.02, 400))  # skewed, as losses are
     wrong = 0

@@ -13,7 +13,7 @@ import launch
 from commands import opening
 from tests import runs
 from transformer.errors import UserError
-from transformer.training.initialize import Checkpoint
+from transformer.training.checkpoints.initialize import Checkpoint
 
 pytestmark = pytest.mark.usefixtures("in_root")
 

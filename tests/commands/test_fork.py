@@ -18,7 +18,7 @@ from tests import runs
 from tests.test_resume import measurements
 from tests.training.toy import assert_same
 from transformer.errors import UserError
-from transformer.training.layerwise import OF_ARRAYS
+from transformer.training.optim.layerwise import OF_ARRAYS
 
 pytestmark = pytest.mark.usefixtures("in_root")
 

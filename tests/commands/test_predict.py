@@ -12,7 +12,7 @@ from commands.columns import as_source, named_source
 from commands.texts import lines, open_input, writing
 from experiments.language_modeling import LanguageModeling
 from tests import runs
-from transformer.data import token_cache
+from transformer.data.cache import token_cache
 from transformer.errors import UserError
 from transformer.training.run import Run
 

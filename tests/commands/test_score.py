@@ -16,7 +16,7 @@ from commands.score import score_lines
 from experiments import find_experiment
 from tests import runs
 from tests.parameters import random_params
-from transformer.data.tokenizers import Tokenizer
+from transformer.data.tokenization.tokenizers import Tokenizer
 from transformer.errors import UserError
 from transformer.evaluation.scoring import Score, continued, score_rows
 

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import numpy as np
 
+from transformer.data.cache.token_cache import TokenCache
 from transformer.data.sources import Source
-from transformer.data.token_cache import TokenCache
-from transformer.data.tokenizers import Tokenizer
+from transformer.data.tokenization.tokenizers import Tokenizer
 
 TOKENIZERS = ("bytes", "characters", "bpe", "words", "uncased", "metaspace", "wordpiece")
 

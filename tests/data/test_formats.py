@@ -12,14 +12,14 @@ from pathlib import Path
 
 import pytest
 
-from transformer.data.chat import ChatData, ChatDataConfig
-from transformer.data.images import ImageData, ImageDataConfig
-from transformer.data.labelled_text import LabelledData, LabelledDataConfig
-from transformer.data.packed_text import TextData, TextDataConfig
-from transformer.data.question_answering import SpanData, SpanDataConfig
+from transformer.data.chat.chat import ChatData, ChatDataConfig
+from transformer.data.encoders.labelled_text import LabelledData, LabelledDataConfig
+from transformer.data.encoders.question_answering import SpanData, SpanDataConfig
+from transformer.data.images.images import ImageData, ImageDataConfig
+from transformer.data.pairs.text_pairs import PairData, PairDataConfig
 from transformer.data.sources import open_source
-from transformer.data.text_pairs import PairData, PairDataConfig
-from transformer.data.tokenizers import Tokenizer
+from transformer.data.text.packed_text import TextData, TextDataConfig
+from transformer.data.tokenization.tokenizers import Tokenizer
 from transformer.errors import UserError
 
 DOCS = Path(__file__).parents[2] / "docs" / "data.md"

@@ -7,7 +7,7 @@ import pytest
 
 from tests.data.documents import TEXT, cache_of
 from transformer.data.loader import DataLoader
-from transformer.data.packed_text import PackedRows
+from transformer.data.text.packed_text import PackedRows
 
 
 class Numbers:

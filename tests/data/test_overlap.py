@@ -7,17 +7,17 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from transformer.data.chat import ChatData, ChatDataConfig
+from transformer.data.chat.chat import ChatData, ChatDataConfig
+from transformer.data.chat.preferences import PreferenceData, PreferenceDataConfig
 from transformer.data.corpus import APART
-from transformer.data.images import ImageData, ImageDataConfig
-from transformer.data.labelled_text import LabelledData, LabelledDataConfig
+from transformer.data.encoders.labelled_text import LabelledData, LabelledDataConfig
+from transformer.data.encoders.question_answering import SpanData, SpanDataConfig
+from transformer.data.images.images import ImageData, ImageDataConfig
 from transformer.data.overlap import check_overlap, overlap_lines, shared
-from transformer.data.packed_text import TextData, TextDataConfig
-from transformer.data.preferences import PreferenceData, PreferenceDataConfig
-from transformer.data.question_answering import SpanData, SpanDataConfig
+from transformer.data.pairs.text_pairs import PairData, PairDataConfig
 from transformer.data.sources import open_source
 from transformer.data.sources.base import SPLITS, before_answer
-from transformer.data.text_pairs import PairData, PairDataConfig
+from transformer.data.text.packed_text import TextData, TextDataConfig
 from transformer.errors import UserError
 
 KINDS = {

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from tests.data.documents import TOKENIZERS, cache_of, packed_by_hand
-from transformer.data.packed_text import PackedRows
+from transformer.data.text.packed_text import PackedRows
 
 ALPHABET = list("abc \n\té日🙂\ufffd\x00")
 

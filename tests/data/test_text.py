@@ -8,8 +8,8 @@ import pytest
 
 from transformer.config import from_values, refuse_idle, to_values
 from transformer.data import corpus
-from transformer.data.packed_text import TextData, TextDataConfig
-from transformer.data.tokenizers import Tokenizer
+from transformer.data.text.packed_text import TextData, TextDataConfig
+from transformer.data.tokenization.tokenizers import Tokenizer
 from transformer.errors import UserError
 
 LINES = [f"{i} divided by 7 is {i / 7:.3f} — é\n" for i in range(3000)]

@@ -12,11 +12,11 @@ import pytest
 from tests.parameters import random_params
 from transformer.decoding.generation import generate
 from transformer.errors import UserError
+from transformer.layers.attention.positions import POSITIONS
 from transformer.layers.normalization import NORMS
-from transformer.layers.positions import POSITIONS
 from transformer.models.decoder import DecoderConfig, DecoderStepper
 from transformer.training import parallel
-from transformer.training.checkpoint import State
+from transformer.training.state import State
 
 CONFIG = DecoderConfig(d_model=16, num_layers=2, num_heads=4, d_ff=24, use_bias=True, max_length=32)
 VOCAB = 23

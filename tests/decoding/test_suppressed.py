@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tests.decoding.toy import Chain
-from transformer.data.tokenizers import Tokenizer
+from transformer.data.tokenization.tokenizers import Tokenizer
 from transformer.decoding import generation
 from transformer.decoding.beam import beam_search
 from transformer.decoding.suppressed import suppressed

@@ -10,7 +10,7 @@ import launch
 from benchmarks import planted_document
 from commands import opening
 from tests import runs
-from transformer.data.pair_packing import RepackedPairs
+from transformer.data.pairs.pair_packing import RepackedPairs
 from transformer.evaluation.documents import document_losses
 
 pytestmark = pytest.mark.usefixtures("in_root")

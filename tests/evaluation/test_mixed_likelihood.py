@@ -3,7 +3,7 @@ import math
 import numpy as np
 import pytest
 
-from transformer.data.mixture import PartsInTurn
+from transformer.data.text.mixture import PartsInTurn
 from transformer.evaluation.likelihood import LikelihoodEvaluator
 from transformer.training.metrics import Sum
 

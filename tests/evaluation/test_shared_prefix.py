@@ -7,7 +7,7 @@ import pytest
 from experiments.language_modeling import LanguageModeling, LanguageModelingConfig
 from tests.parameters import random_params
 from transformer.config import from_values
-from transformer.data.tokenizers import Tokenizer
+from transformer.data.tokenization.tokenizers import Tokenizer
 from transformer.evaluation import shared_prefix
 from transformer.evaluation.scoring import Row, score_rows
 from transformer.evaluation.shared_prefix import score_continuations

@@ -22,11 +22,11 @@ import numpy as np
 
 from benchmarks.damaged_checkpoints import cut, delete, flip, zero
 from tests.data.documents import Texts
-from transformer.data.image_sources import ImageFolder
+from transformer.data.cache.token_cache import TokenCache
+from transformer.data.images.image_sources import ImageFolder
 from transformer.data.sources import open_source
 from transformer.data.sources.base import Options
-from transformer.data.token_cache import TokenCache
-from transformer.data.tokenizers import Tokenizer
+from transformer.data.tokenization.tokenizers import Tokenizer
 from transformer.errors import UserError
 
 TEXTS = [f"record {i}: naïve {i * i} 日本 " + "words and more words " * (i % 5) for i in range(300)]

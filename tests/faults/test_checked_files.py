@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 
 from tests.data.documents import Texts
-from transformer.data import checked_array, disk_cache
-from transformer.data.checked_array import DAMAGED, CheckedArray, DamagedBlock
-from transformer.data.disk_cache import CHECKSUMS, SIZES, build_once, load_array, map_arrays
-from transformer.data.packed_text import PackedRows
-from transformer.data.token_cache import TokenCache
-from transformer.data.tokenizers import Tokenizer
+from transformer.data.cache import checked_array, disk_cache
+from transformer.data.cache.checked_array import DAMAGED, CheckedArray, DamagedBlock
+from transformer.data.cache.disk_cache import CHECKSUMS, SIZES, build_once, load_array, map_arrays
+from transformer.data.cache.token_cache import TokenCache
+from transformer.data.text.packed_text import PackedRows
+from transformer.data.tokenization.tokenizers import Tokenizer
 
 BYTES = Tokenizer.train("bytes")
 TEXTS = [f"record {i}: naïve {i * i} " + "words " * (i % 5) for i in range(90)]

@@ -12,10 +12,10 @@ import pytest
 
 import launch
 from tests import runs
-from tests.training.test_checkpoint import trained
+from tests.training.checkpoints.test_checkpoint import trained
 from tests.training.toy import assert_same
-from transformer.training.checkpoint import Checkpoints, DamagedCheckpoint
-from transformer.training.checksums import checksums
+from transformer.training.checkpoints.checkpoint import Checkpoints, DamagedCheckpoint
+from transformer.training.checkpoints.checksums import checksums
 
 # Orbax leaves tasks whose errors no one reads.
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")

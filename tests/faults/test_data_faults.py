@@ -13,16 +13,16 @@ import pytest
 import launch
 from tests import runs
 from tests.data.documents import Texts
-from tests.data.test_sources import define
+from tests.data.sources.test_sources import define
 from tests.faults.damaged_data import DAMAGES, KINDS, TEXTS, damaged
-from transformer.data import content_digests
-from transformer.data.disk_cache import CHECKSUMS, build_once
-from transformer.data.image_sources import ImageFolder
+from transformer.data.cache import content_digests
+from transformer.data.cache.disk_cache import CHECKSUMS, build_once
+from transformer.data.cache.token_cache import TokenCache
+from transformer.data.images.image_sources import ImageFolder
 from transformer.data.loader import DataLoader
 from transformer.data.sources import open_source
 from transformer.data.sources.base import Options
-from transformer.data.token_cache import TokenCache
-from transformer.data.tokenizers import Tokenizer
+from transformer.data.tokenization.tokenizers import Tokenizer
 from transformer.errors import UserError
 
 BYTES = Tokenizer.train("bytes")

@@ -7,7 +7,8 @@ from commands.opening import open_without_data, read_config
 from commands.train import train
 from tests import runs
 from transformer.errors import UserError
-from transformer.training import compiler_options, step
+from transformer.training import step
+from transformer.training.extras import compiler_options
 
 SAME = [("deterministic", "True"), ("optimizer.schedule", "constant")]
 

@@ -21,12 +21,12 @@ from tests.training import test_loop
 from tests.training.toy import assert_same
 from transformer.errors import StorageError
 from transformer.run_folder import RunFolder, replace
-from transformer.training import saving
-from transformer.training.checkpoint import Checkpoints
+from transformer.training.checkpoints import saving
+from transformer.training.checkpoints.checkpoint import Checkpoints
+from transformer.training.checkpoints.saving import Saving
+from transformer.training.checkpoints.storage import Appended, Home
 from transformer.training.hooks import Hook, Samples
-from transformer.training.saving import Saving
-from transformer.training.storage import Appended, Home
-from transformer.training.writers import Lasting, MetricsFile, make_writers
+from transformer.training.logging.writers import Lasting, MetricsFile, make_writers
 
 # Orbax leaves tasks whose errors no one reads.
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")

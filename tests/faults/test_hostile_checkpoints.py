@@ -12,10 +12,10 @@ import pytest
 import tensorstore
 
 from tests.runs import listing
-from tests.training.test_checkpoint import trained
+from tests.training.checkpoints.test_checkpoint import trained
 from tests.training.toy import assert_same
 from transformer.errors import UserError
-from transformer.training.checkpoint import Checkpoints, DamagedCheckpoint
+from transformer.training.checkpoints.checkpoint import Checkpoints, DamagedCheckpoint
 
 # Orbax leaves tasks whose errors no one reads.
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")

@@ -18,13 +18,13 @@ from commands.workdir import Workdir
 from configs import lm
 from experiments.vision import file_name
 from tests import runs
-from tests.training.test_checkpoint import trained
+from tests.training.checkpoints.test_checkpoint import trained
 from transformer.config import to_values
-from transformer.data.tokenizers import Tokenizer
+from transformer.data.tokenization.tokenizers import Tokenizer
 from transformer.errors import UserError
 from transformer.run_folder import RunFolder, replace
-from transformer.training.checkpoint import Checkpoints
-from transformer.training.writers import MetricsFile, whole_lines
+from transformer.training.checkpoints.checkpoint import Checkpoints
+from transformer.training.logging.writers import MetricsFile, whole_lines
 from transformer.visualization.evaluations import evaluations, read_evaluations
 
 DEEP = 100_000

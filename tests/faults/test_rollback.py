@@ -12,12 +12,12 @@ import pytest
 import launch
 from commands.opening import reopen_run
 from tests import runs
-from tests.training.test_optimizer import expected_rate
+from tests.training.optim.test_optimizer import expected_rate
 from tests.training.toy import assert_same
 from transformer.data.loader import DataLoader
 from transformer.evaluation.nonfinite import find
 from transformer.layers import feed_forward
-from transformer.training.divergence import RECENT, Diverged, Watch
+from transformer.training.extras.divergence import RECENT, Diverged, Watch
 from transformer.training.run_config import TrainConfig
 
 

@@ -96,8 +96,8 @@ def test_a_rollback_and_other_numbers_of_processes_change_no_loss(tmp_path, monk
 FULL = """
 import errno, os, sys
 import launch
-from transformer.training.checkpoint import Checkpoints
-from transformer.training.storage import Appended
+from transformer.training.checkpoints.checkpoint import Checkpoints
+from transformer.training.checkpoints.storage import Appended
 
 WHO = 1
 number, written, saved = int(sys.argv[-1][-1]), 0, []

@@ -15,8 +15,8 @@ import pytest
 
 from commands.workdir import Workdir
 from tests import runs
-from transformer.data.disk_cache import TAG, build_once, load_array, own_cache
-from transformer.data.image_sources import open_image
+from transformer.data.cache.disk_cache import TAG, build_once, load_array, own_cache
+from transformer.data.images.image_sources import open_image
 from transformer.errors import UserError
 from transformer.json_text import parse_json
 
@@ -184,9 +184,9 @@ def test_nothing_is_collected_where_nested_json_ends():
 LIMITED = """
     import resource, sys
     from pathlib import Path
-    from transformer.data.disk_cache import load_array, map_arrays
-    from transformer.data.image_sources import open_image
-    from transformer.data.tokenizers import Tokenizer
+    from transformer.data.cache.disk_cache import load_array, map_arrays
+    from transformer.data.images.image_sources import open_image
+    from transformer.data.tokenization.tokenizers import Tokenizer
     from transformer.errors import UserError
 
     used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()

@@ -16,7 +16,7 @@ import pytest
 from flax import traverse_util
 
 from commands.hub import Hub
-from transformer.data.tokenizers import Tokenizer
+from transformer.data.tokenization.tokenizers import Tokenizer
 from transformer.decoding import generation
 from transformer.errors import UserError
 from transformer.interop import rules as table

@@ -8,8 +8,8 @@ from tokenizers import processors
 
 import launch
 from tests.interop import parity
-from transformer.data.special_tokens import SpecialTokens
-from transformer.data.tokenizers import Tokenizer
+from transformer.data.tokenization.special_tokens import SpecialTokens
+from transformer.data.tokenization.tokenizers import Tokenizer
 from transformer.errors import UserError
 from transformer.interop import wordpiece
 from transformer.interop.folder import HubFolder

@@ -8,7 +8,7 @@ import pytest
 
 import launch
 from tests.interop import parity
-from transformer.data.tokenizers import Tokenizer
+from transformer.data.tokenization.tokenizers import Tokenizer
 
 gguf = pytest.importorskip("gguf")
 torch = pytest.importorskip("torch")

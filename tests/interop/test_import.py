@@ -16,7 +16,7 @@ from commands.hub import Hub
 from commands.opening import load
 from tests import runs
 from tests.interop import parity
-from transformer.data.tokenizers import Tokenizer
+from transformer.data.tokenization.tokenizers import Tokenizer
 from transformer.errors import UserError
 from transformer.interop.folder import family_for
 from transformer.interop.json_files import listed

@@ -13,8 +13,8 @@ import pytest
 
 import launch
 from tests.interop import parity
-from transformer.data.text_pairs import PairData, PairDataConfig
-from transformer.data.tokenizers import Tokenizer
+from transformer.data.pairs.text_pairs import PairData, PairDataConfig
+from transformer.data.tokenization.tokenizers import Tokenizer
 from transformer.errors import UserError
 from transformer.interop.vocabulary import read_tokenizer
 

@@ -3,7 +3,7 @@
 import jax.numpy as jnp
 from flax import linen as nn
 
-from transformer.layers.positions import Position
+from transformer.layers.attention.positions import Position
 
 
 class Table(Position):

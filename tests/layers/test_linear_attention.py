@@ -9,10 +9,10 @@ from flax import linen as nn
 from tests.decoding import test_incremental as incremental
 from tests.parameters import random_params
 from transformer.errors import UserError
-from transformer.layers.masks import Mask
+from transformer.layers.attention.masks import Mask
+from transformer.layers.attention.positions import POSITIONS
+from transformer.layers.attention.positions.rope import Rope
 from transformer.layers.mixers import LinearAttention, linear
-from transformer.layers.positions import POSITIONS
-from transformer.layers.positions.rope import Rope
 from transformer.models.decoder import Decoder, DecoderConfig
 
 CONFIG = DecoderConfig(d_model=16, num_layers=2, num_heads=2, d_ff=24, max_length=32, mixer="linear")

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from transformer.layers.cache import KVCache
+from transformer.layers.attention.cache import KVCache
 from transformer.layers.embedding import Embedding
 from transformer.layers.linear import contract
 from transformer.layers.quantized import Quantized, dense

@@ -11,8 +11,8 @@ from flax import linen as nn
 from tests.parameters import random_params
 from transformer.config import refuse_idle
 from transformer.errors import UserError
+from transformer.layers.attention.positions import POSITIONS
 from transformer.layers.normalization import NORMS
-from transformer.layers.positions import POSITIONS
 from transformer.models.decoder import Decoder, DecoderConfig
 
 CONFIG = DecoderConfig(d_model=16, num_layers=3, num_heads=2, d_ff=32, use_bias=True)

@@ -171,7 +171,7 @@ def test_the_future_of_the_target_is_not_seen_and_all_of_the_source_is(rng):
             return model.apply({"params": params}, method=run)
 
         def inputs(length, causal):
-            from transformer.layers.masks import Mask
+            from transformer.layers.attention.masks import Mask
 
             return {"mask": Mask(causal=causal), "positions_bt": jnp.arange(length)[None], "train": False}
 

@@ -9,7 +9,7 @@ import pytest
 from flax import linen as nn
 
 from experiments.masked_lm import MaskedLanguageModeling
-from tests.data.test_masked_text import data
+from tests.data.encoders.test_masked_text import data
 from tests.layers.numpy_attention import linear
 from tests.models.numpy_decoder import exact, gelu, gelu_exact, norm
 from tests.models.test_classifier import row_of
@@ -17,9 +17,9 @@ from tests.parameters import random_params
 from transformer.models.heads import HeadConfig
 from transformer.models.masked_lm import MaskedLanguageModel
 from transformer.training import parallel
-from transformer.training.checkpoint import State
+from transformer.training.losses.token_losses import LossConfig
+from transformer.training.state import State
 from transformer.training.step import make_train_step
-from transformer.training.token_losses import LossConfig
 
 VOCAB = 29
 CONFIG = HeadConfig(

@@ -10,12 +10,12 @@ import pytest
 
 from tests.parameters import random_params
 from transformer.errors import UserError
+from transformer.layers.attention.kernels import KERNELS
+from transformer.layers.attention.patterns import PATTERNS
+from transformer.layers.attention.positions import POSITIONS
 from transformer.layers.feed_forward import FEED_FORWARDS
-from transformer.layers.kernels import KERNELS
 from transformer.layers.mixers import MIXERS
 from transformer.layers.normalization import NORMS
-from transformer.layers.patterns import PATTERNS
-from transformer.layers.positions import POSITIONS
 from transformer.models.decoder import DecoderConfig
 from transformer.models.encoder import EncoderConfig, TextEncoder
 from transformer.training import parallel

@@ -16,11 +16,11 @@ import launch
 from commands.opening import load
 from tests import runs
 from tests.parameters import random_params
-from transformer.layers import kernels
+from transformer.layers.attention import kernels
 from transformer.layers.feed_forward import FEED_FORWARDS, FeedForward
 from transformer.models.decoder import Decoder, DecoderConfig
 from transformer.sums import Sum, named_terms
-from transformer.training.checkpoint import State
+from transformer.training.state import State
 from transformer.training.step import make_train_step
 
 CONFIG = DecoderConfig(d_model=16, num_layers=3, num_heads=2, d_ff=24, max_length=16)
@@ -110,7 +110,7 @@ def test_asking_for_terms_changes_no_kernel(rng, monkeypatch):
     model = Decoder(balanced(), VOCAB)
     params = random_params(rng, model, jnp.zeros((1, 1), jnp.int32))
     used = []
-    attention = importlib.import_module("transformer.layers.mixers.attention")
+    attention = importlib.import_module("transformer.layers.attention.attention")
     monkeypatch.setattr(attention, "choose", lambda *x, **y: used.append(kernels.choose(*x, **y)) or used[-1])
     apply_with_terms(model, params, rng.integers(0, VOCAB, (2, LENGTH)))
     assert [kernel.__name__ for kernel in used][-3:] == ["unrolled"] * 3

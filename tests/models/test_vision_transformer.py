@@ -7,7 +7,7 @@ import pytest
 
 from tests.parameters import random_params
 from transformer.errors import UserError
-from transformer.layers.positions import POSITIONS
+from transformer.layers.attention.positions import POSITIONS
 from transformer.models.classifier import POOLINGS
 from transformer.models.vision import VisionConfig, VisionTransformer, patches, resized_positions
 

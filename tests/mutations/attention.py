@@ -1,6 +1,6 @@
 """Mutations of attention and of what surrounds it: file -> (tests, {name: (text, replacement)})."""
 
-EXACT = "tests/layers/test_attention_exact.py::test_in_a_decoder_of_packed_documents"
+EXACT = "tests/layers/attention/test_attention_exact.py::test_in_a_decoder_of_packed_documents"
 VARIANTS = "tests/decoding/test_incremental.py::test_every_other_variant"
 CASES = (
     "test_capped_scores_and_sinks",
@@ -10,16 +10,17 @@ CASES = (
     "test_causal_and_windowed",
     "test_sinks_are_counted_once_over_the_parts_of_a_pattern",
 )
-KERNELS = " ".join(f"tests/layers/test_kernels.py::{case}" for case in CASES)
-DROPOUT = "tests/layers/test_kernels.py::test_dropout_keeps_the_mean_and_drops_its_share"
+KERNELS = " ".join(f"tests/layers/attention/test_kernels.py::{case}" for case in CASES)
+DROPOUT = "tests/layers/attention/test_kernels.py::test_dropout_keeps_the_mean_and_drops_its_share"
 PAIRS = "tests/models/test_models_exact.py::test_an_encoder_decoder"
 SEGMENTS = "tests/models/test_models_exact.py::test_transformer_xl_behind_its_memory"
-DRAWS = "tests/layers/test_patterns.py::test_a_model_attends_to_the_blocks_that_its_heads_and_layers_draw"
+PATTERNS = "tests/layers/attention/test_patterns.py"
+DRAWS = f"{PATTERNS}::test_a_model_attends_to_the_blocks_that_its_heads_and_layers_draw"
 PACKED = "tests/models/test_decoder.py::test_packed_documents_equal_separate_ones"
 
 EDITS = {
-    "transformer/layers/kernels/__init__.py": (
-        "tests/layers/test_told_kernels.py",
+    "transformer/layers/attention/kernels/__init__.py": (
+        "tests/layers/attention/test_told_kernels.py",
         {
             "reasons_of_all_kernels": (
                 " for name, refusal in refusals.items() if name in OF_DEVICES)",
@@ -34,8 +35,8 @@ EDITS = {
             "one_place_of_each_kernel": ("[] if place in places else [place]", "[] if places else [place]"),
         },
     ),
-    "transformer/layers/masks.py": (
-        f"tests/layers/test_masks.py {VARIANTS}",
+    "transformer/layers/attention/masks.py": (
+        f"tests/layers/attention/test_masks.py {VARIANTS}",
         {
             "not_itself": ("allowed &= j <= i", "allowed &= j < i"),
             "documents_count_on": ("if positions_bt is None and segments_bt is not None:", "if False:"),
@@ -61,38 +62,38 @@ EDITS = {
             ),
         },
     ),
-    "transformer/layers/patterns/window.py": (
-        "tests/layers/test_masks.py",
+    "transformer/layers/attention/patterns/window.py": (
+        "tests/layers/attention/test_masks.py",
         {
             "window_one_wider": ("(abs(i - j) < self.size * self", "(abs(i - j) <= self.size * self"),
             "not_dilated": (" & ((i - j) % self.dilation == 0)", ""),
         },
     ),
-    "transformer/layers/patterns/strided.py": (
-        "tests/layers/test_masks.py",
+    "transformer/layers/attention/patterns/strided.py": (
+        "tests/layers/attention/test_masks.py",
         {
             "strides_of_the_row": ("| ((i - j) % self.stride == 0)", "| (j % self.stride == 0)"),
         },
     ),
-    "transformer/layers/patterns/fixed.py": (
-        "tests/layers/test_masks.py",
+    "transformer/layers/attention/patterns/fixed.py": (
+        "tests/layers/attention/test_masks.py",
         {
             "one_summary": (">= self.stride - self.summary)", ">= self.stride - 1)"),
         },
     ),
-    "transformer/layers/patterns/global_tokens.py": (
-        "tests/layers/test_masks.py",
+    "transformer/layers/attention/patterns/global_tokens.py": (
+        "tests/layers/attention/test_masks.py",
         {
             "queries_blind": ("| (j < self.tokens) | (i < self.tokens)", "| (j < self.tokens)"),
         },
     ),
-    "transformer/layers/patterns/blocks.py": (
-        "tests/layers/test_masks.py",
+    "transformer/layers/attention/patterns/blocks.py": (
+        "tests/layers/attention/test_masks.py",
         {
             "same_distance_for_all_seeds": ("40503 + self.seed * 7919 % 9973", "40503"),
         },
     ),
-    "transformer/layers/mixers/attention.py": (
+    "transformer/layers/attention/attention.py": (
         f"{EXACT} {DRAWS}",
         {
             "same_draws_in_all_layers": ("0 if mask.layer is None else mask.layer", "0"),
@@ -117,7 +118,7 @@ EDITS = {
             ),
         },
     ),
-    "transformer/layers/mixers/latent.py": (
+    "transformer/layers/attention/latent.py": (
         EXACT,
         {
             "no_norm": (
@@ -141,8 +142,8 @@ EDITS = {
             "values_rotated": ("x_bsd[:, None])", "key_bs1d.swapaxes(1, 2))"),
         },
     ),
-    "transformer/layers/positions/relative_sinusoidal.py": (
-        f"{EXACT} tests/layers/test_positions.py",
+    "transformer/layers/attention/positions/relative_sinusoidal.py": (
+        f"{EXACT} tests/layers/attention/test_positions.py",
         {
             "no_u": ("return q_bthk + self._parameter(", "return q_bthk + 0 * self._parameter("),
             "no_v": (
@@ -153,8 +154,8 @@ EDITS = {
             "direction_swapped": ("b * sine - a * cosine", "a * cosine - b * sine"),
         },
     ),
-    "transformer/layers/positions/rope.py": (
-        f"tests/layers/test_rope.py {EXACT}",
+    "transformer/layers/attention/positions/rope.py": (
+        f"tests/layers/attention/test_rope.py {EXACT}",
         {
             "other_direction": (
                 "[a * cosine - b * sine, a * sine + b * cosine, rest]",
@@ -177,7 +178,7 @@ EDITS = {
             ),
         },
     ),
-    "transformer/layers/kernels/reference.py": (
+    "transformer/layers/attention/kernels/reference.py": (
         f"{EXACT} {KERNELS} {DROPOUT}",
         {
             "scale_of_width": ("(self.scale or 1 / math.sqrt", "(1 / math.sqrt"),
@@ -190,7 +191,7 @@ EDITS = {
             "little_dropout_is_none": ("rate == 0.0 or rng is None", "rate < 0.5 or rng is None"),
         },
     ),
-    "transformer/layers/kernels/unrolled.py": (
+    "transformer/layers/attention/kernels/unrolled.py": (
         KERNELS,
         {
             "past_one_less": ("past = min(mask.start + end, s)", "past = min(mask.start + end - 1, s)"),
@@ -205,8 +206,8 @@ EDITS = {
             ),
         },
     ),
-    "transformer/layers/kernels/cached.py": (
-        "tests/layers/test_cached.py",
+    "transformer/layers/attention/kernels/cached.py": (
+        "tests/layers/attention/test_cached.py",
         {
             "no_sinks": (
                 "masked_softmax(scores_bhts, allowed, scoring.sinks_h)",
@@ -219,7 +220,7 @@ EDITS = {
             "no_added_values": ("return out_bhtk if added is None else out_bhtk + added", "return out_bhtk"),
         },
     ),
-    "transformer/layers/kernels/blockwise.py": (
+    "transformer/layers/attention/kernels/blockwise.py": (
         f"{KERNELS} {DROPOUT}",
         {
             "old_sums_not_rescaled": ("decay * total + jnp.sum(", "total + jnp.sum("),
@@ -235,8 +236,8 @@ EDITS = {
             "half_the_dropout": ("drop(e_bhts, self.rate, rng)", "drop(e_bhts, self.rate / 2, rng)"),
         },
     ),
-    "transformer/layers/kernels/parts.py": (
-        f"tests/layers/test_parts.py {KERNELS}",
+    "transformer/layers/attention/kernels/parts.py": (
+        f"tests/layers/attention/test_parts.py {KERNELS}",
         {
             "missing_keys_seen": ("if valid_bt is None and missing", "if valid_bt is None and False"),
             "documents_of_the_end_skipped": (
@@ -254,8 +255,8 @@ EDITS = {
             ),
         },
     ),
-    "transformer/layers/views.py": (
-        f"tests/layers/test_parts.py {KERNELS}",
+    "transformer/layers/attention/views.py": (
+        f"tests/layers/attention/test_parts.py {KERNELS}",
         {
             "ends_one_earlier": ("[:, -self.count :]", "[:, -self.count - 1 : -1]"),
             "residues_from_the_first_query": (
@@ -271,8 +272,8 @@ EDITS = {
             "runs_that_do_not_fit": ("number_bt[:, -1:] < runs", "number_bt[:, -1:] < 99 * runs"),
         },
     ),
-    "transformer/layers/kernels/cudnn.py": (
-        "tests/layers/test_platform_kernels.py",
+    "transformer/layers/attention/kernels/cudnn.py": (
+        "tests/layers/attention/test_platform_kernels.py",
         {
             "columns_in_short_rows": ("faster = t * s > SHORT and", "faster ="),
             "columns_where_they_do_not_fit": (
@@ -286,8 +287,8 @@ EDITS = {
             "scale_of_all_columns": ("scoring.scale or k**-0.5", "scoring.scale or (k + 16) ** -0.5"),
         },
     ),
-    "transformer/layers/kernels/splash.py": (
-        "tests/layers/test_platform_kernels.py",
+    "transformer/layers/attention/kernels/splash.py": (
+        "tests/layers/attention/test_platform_kernels.py",
         {
             "slopes_rounded": ("for _ in range(3)", "for _ in range(1)"),
             "two_digits": ("digits = distance_bs // DIGIT**2,", "digits = 0 * distance_bs,"),
@@ -300,8 +301,8 @@ EDITS = {
             ),
         },
     ),
-    "transformer/layers/kernels/splash_parts.py": (
-        "tests/layers/test_ring_of_splash.py",
+    "transformer/layers/attention/kernels/splash_parts.py": (
+        "tests/layers/attention/test_ring_of_splash.py",
         {
             "other_passes_of_jax_called": ('if known else f"jax', 'if True else f"jax'),
             "means_of_masked_values": ("jnp.where(seen_bht1, out_bhtk, 0.0)", "out_bhtk"),
@@ -310,8 +311,8 @@ EDITS = {
             "sinks_of_one_row": ("jnp.sum(dsinks_bh, axis=0)", "dsinks_bh[0]"),
         },
     ),
-    "transformer/layers/kernels/ring.py": (
-        "tests/layers/test_ring.py tests/layers/test_ring_of_splash.py",
+    "transformer/layers/attention/kernels/ring.py": (
+        "tests/layers/attention/test_ring.py tests/layers/attention/test_ring_of_splash.py",
         {
             "heads_on_every_device": ('sharded_over("heads")[0] if fused else ()', "()"),
             "no_soft_cap": ("soft_cap=scoring.soft_cap, scale=1.0)", "scale=1.0)"),
@@ -367,7 +368,7 @@ EDITS = {
         },
     ),
     "transformer/models/encoder.py": (
-        "tests/layers/test_attention_exact.py::test_in_an_encoder_of_packed_texts",
+        "tests/layers/attention/test_attention_exact.py::test_in_an_encoder_of_packed_texts",
         {
             "types_ignored": (
                 "jnp.zeros_like(tokens_bt) if types_bt is None else types_bt",

@@ -94,7 +94,7 @@ EDITS = {
         },
     ),
     "transformer/data/source_names.py": (
-        "tests/data/test_source_names.py",
+        "tests/data/sources/test_source_names.py",
         {
             "suffix_of_the_archive": ('.removesuffix(".gz")', ""),
             "also_where_no_file_is": ("if name and path.exists() and meant in kinds:", "if meant in kinds:"),
@@ -301,7 +301,7 @@ EDITS = {
         },
     ),
     "commands/evaluate.py": (
-        "tests/data/test_work.py::test_documents_are_written_by_their_loss",
+        "tests/data/sources/test_work.py::test_documents_are_written_by_their_loss",
         {"sources_read_by_loss": ("sorted(losses, key=lambda each: each.number)", "losses")},
     ),
     "commands/inheritance.py": (
@@ -425,8 +425,8 @@ EDITS = {
             ),
         },
     ),
-    "transformer/evaluation/sequential.py": (
-        "tests/evaluation/test_sequential.py",
+    "transformer/evaluation/statistics/sequential.py": (
+        "tests/evaluation/statistics/test_sequential.py",
         {
             "two_tests_in_one": ("(math.sqrt(wide) / error)", "(1 / error)"),
             "spread_is_known": ("needed >= wide", "False"),
@@ -473,8 +473,8 @@ EDITS = {
             "the_greatest_is_marked": ("budget: min((value", "budget: max((value"),
         },
     ),
-    "transformer/evaluation/scaling_law.py": (
-        "tests/evaluation/test_scaling_law.py",
+    "transformer/evaluation/statistics/scaling_law.py": (
+        "tests/evaluation/statistics/test_scaling_law.py",
         {
             "tokens_as_parameters": (
                 "return self.b / (self.a + self.b)",

@@ -1,8 +1,8 @@
 """Mutations of `transformer/data`: file -> (tests, {name: (text, replacement)})."""
 
 EDITS = {
-    "transformer/data/cutting.py": (
-        "tests/data/test_cutting.py",
+    "transformer/data/text/cutting.py": (
+        "tests/data/text/test_cutting.py",
         {
             "segments_go_on": ("(segments_bt - segments_bt[:, :1] + 1)", "segments_bt"),
             "positions_go_on": (
@@ -13,8 +13,8 @@ EDITS = {
             "padding_is_a_segment": (" * there_bt", ""),
         },
     ),
-    "transformer/data/packed_text.py": (
-        "tests/data/test_packing.py tests/data/test_stream_rows.py tests/data/test_text.py "
+    "transformer/data/text/packed_text.py": (
+        "tests/data/test_packing.py tests/data/sources/test_stream_rows.py tests/data/test_text.py "
         "tests/evaluation/test_documents.py",
         {
             "next_document_predicted": (
@@ -42,8 +42,8 @@ EDITS = {
             ),
         },
     ),
-    "transformer/data/pair_packing.py": (
-        "tests/data/test_pair_packing.py",
+    "transformer/data/pairs/pair_packing.py": (
+        "tests/data/pairs/test_pair_packing.py",
         {
             "targets_not_shifted": ("self.targets.tokens[second_m + 1]", "self.targets.tokens[second_m]"),
             "source_in_the_loss": ("((step_m >= source_m) | ", "((step_m >= 0) | "),
@@ -67,16 +67,16 @@ EDITS = {
             "part_learned_to_its_end": ("(whole_m | (step_m != source_m - 1))", "True"),
         },
     ),
-    "transformer/data/chat.py": (
-        "tests/data/test_chat.py tests/data/test_places.py",
+    "transformer/data/chat/chat.py": (
+        "tests/data/chat/test_chat.py tests/data/sources/test_places.py",
         {
             "targets_not_shifted": ("= tokens[:-1], tokens[1:]", "= tokens[:-1], tokens[:-1]"),
             "weights_of_inputs": ("answers[first + 1 : first + n + 1]", "answers[first : first + n]"),
             "one_segment": ("segment, np.arange(n)", "1, np.arange(n)"),
         },
     ),
-    "transformer/data/question_answering.py": (
-        "tests/data/test_question_answering.py tests/data/test_places.py",
+    "transformer/data/encoders/question_answering.py": (
+        "tests/data/encoders/test_question_answering.py tests/data/sources/test_places.py",
         {
             "place_among_the_kept": (
                 "self.cache.numbers[self._windows_w5[index, 0]]",
@@ -85,12 +85,12 @@ EDITS = {
             "marks_are_cut_off": ('.startswith("M")', '.startswith("Q")'),
         },
     ),
-    "transformer/data/next_sentence.py": (
-        "tests/data/test_next_sentence.py",
+    "transformer/data/encoders/next_sentence.py": (
+        "tests/data/encoders/test_next_sentence.py",
         {"single_words_uncounted": ("int((~possible).sum())", "0")},
     ),
-    "transformer/data/question_cache.py": (
-        "tests/data/test_work.py",
+    "transformer/data/encoders/question_cache.py": (
+        "tests/data/sources/test_work.py",
         {
             "places_of_all_questions": (
                 "functools.partial(source.place, index)",
@@ -98,8 +98,8 @@ EDITS = {
             ),
         },
     ),
-    "transformer/data/dialogues.py": (
-        "tests/data/test_chat.py tests/data/test_places.py",
+    "transformer/data/chat/dialogues.py": (
+        "tests/data/chat/test_chat.py tests/data/sources/test_places.py",
         {
             "texts_are_unwrapped": ('value = {"content": value}', "value = parse_json(value)"),
             "answers_of_the_user": (
@@ -115,8 +115,9 @@ EDITS = {
             "special_tokens_from_text": ('if name in message["content"]:', "if False:"),
         },
     ),
-    "transformer/data/chat_template.py": (
-        "tests/data/test_chat.py tests/data/test_places.py tests/data/test_template_process.py",
+    "transformer/data/chat/chat_template.py": (
+        "tests/data/chat/test_chat.py tests/data/sources/test_places.py "
+        "tests/data/chat/test_template_process.py",
         {
             "plain_in_a_process": ("additions if self.source == PLAIN else", "additions if False else"),
             "file_unnamed": ("for file in files if file", "for file in () if file"),
@@ -131,8 +132,8 @@ EDITS = {
             ),
         },
     ),
-    "transformer/data/template_process.py": (
-        "tests/data/test_template_process.py",
+    "transformer/data/chat/template_process.py": (
+        "tests/data/chat/test_template_process.py",
         {
             "any_time": ("signal.ITIMER_PROF, SECONDS)", "signal.ITIMER_PROF, 3 * SECONDS)"),
             "any_memory": ("    _limit_memory()\n    try:", "    try:"),
@@ -160,12 +161,12 @@ EDITS = {
             "first_of_all": ("place(int(shared_n.argmax()))", "place(0)"),
         },
     ),
-    "transformer/data/labelled_text.py": (
+    "transformer/data/encoders/labelled_text.py": (
         "tests/data/test_overlap.py",
         {"split_by_both_texts": ('{"reads": [self.config.text_field]} | options', "options")},
     ),
-    "transformer/data/preferences.py": (
-        "tests/data/test_chat.py tests/data/test_places.py",
+    "transformer/data/chat/preferences.py": (
+        "tests/data/chat/test_chat.py tests/data/sources/test_places.py",
         {"reference_of_others": ("self._reference_n2[numbers_bk[there_bk]]", "self._reference_n2[0]")},
     ),
     "transformer/data/loader.py": (
@@ -179,8 +180,8 @@ EDITS = {
             "rows_twice": ("if epoch and not self.repeat:", "if epoch > 1 and not self.repeat:"),
         },
     ),
-    "transformer/data/interleaving.py": (
-        "tests/data/test_mixture.py",
+    "transformer/data/text/interleaving.py": (
+        "tests/data/text/test_mixture.py",
         {
             "deadline_ignored": ("(-(-(had[i] + 1) * period // part), i)", "(had[i], i)"),
             "released_too_soon": ("if had[i] * period < (place + 1) * part", "if had[i] < part"),
@@ -190,8 +191,8 @@ EDITS = {
             "weightless_sources": ("errors_d[~counts_dk.all(axis=1)] = 1", "pass"),
         },
     ),
-    "transformer/data/mixture.py": (
-        "tests/data/test_mixture.py",
+    "transformer/data/text/mixture.py": (
+        "tests/data/text/test_mixture.py",
         {
             "every_process_the_first_rows": (
                 "needed = np.arange(self.batch_size) if self.needed is None else self.needed",
@@ -210,8 +211,8 @@ EDITS = {
             "contents_of_the_last": ('f"sources[{number}]" if', '"sources" if'),
         },
     ),
-    "transformer/data/masking.py": (
-        "tests/data/test_masked_text.py",
+    "transformer/data/encoders/masking.py": (
+        "tests/data/encoders/test_masked_text.py",
         {
             "special_tokens_chosen": (
                 'free_bt = (batch["segments"] > 0) & ~special_bt',
@@ -226,16 +227,16 @@ EDITS = {
             ),
         },
     ),
-    "transformer/data/skip_grams.py": (
-        "tests/data/test_skip_grams.py",
+    "transformer/data/text/skip_grams.py": (
+        "tests/data/text/test_skip_grams.py",
         {
             "noise_by_frequency": ("counts_v**0.75 / np.sum(counts_v**0.75)", "counts_v / np.sum(counts_v)"),
             "subsampling_without_root": ("np.minimum(1.0, np.sqrt(ratio_v))", "np.minimum(1.0, ratio_v)"),
             "reach_from_zero": ("1 + reach_bt * self._config.window", "reach_bt * self._config.window"),
         },
     ),
-    "transformer/data/long_texts.py": (
-        "tests/data/test_long_texts.py",
+    "transformer/data/text/long_texts.py": (
+        "tests/data/text/test_long_texts.py",
         {
             "head_of_a_third": ("head = -(-size // 4)", "head = -(-size // 3)"),
             "tail_from_the_middle": ("text[len(text) - size + head :]", "text[head:size]"),
@@ -247,31 +248,31 @@ EDITS = {
             "shorter_text_first": ("max(room - lengths[1], -(-room // 2))", "room - 1"),
         },
     ),
-    "transformer/data/encoder_packing.py": (
-        "tests/data/test_long_texts.py tests/data/test_labelled_text.py",
+    "transformer/data/encoders/encoder_packing.py": (
+        "tests/data/text/test_long_texts.py tests/data/encoders/test_labelled_text.py",
         {
             "windows_weigh_one": ("1 / self.windows_n[text_bk]", "1"),
             "labels_of_windows": ("self.labels[index_bk]", "self.label_n[text_bk - 1]"),
             "always_the_first_window": ("int(index - self._first_n[number])", "0"),
         },
     ),
-    "transformer/data/tokenizer_kinds.py": (
-        "tests/data/test_tokenizers.py",
+    "transformer/data/tokenization/tokenizer_kinds.py": (
+        "tests/data/tokenization/test_tokenizers.py",
         {
             "accents_kept": ("normalizers.StripAccents(), ", ""),
             "letters_taken_apart": (", normalizers.NFC()]", "]"),
             "case_kept": ("[normalizers.Lowercase()] if lowercase", "[] if lowercase"),
         },
     ),
-    "transformer/data/tokenizer_formats.py": (
+    "transformer/data/tokenization/tokenizer_formats.py": (
         "tests/data/test_formats.py",
         {
             "names_of_tiktoken": ('path.suffix == ".tiktoken"', "False"),
             "sentencepiece_is_not_known": ('head[:1] == b"\\n"', "False"),
         },
     ),
-    "transformer/data/tokenizers.py": (
-        "tests/data/test_tokenizers.py",
+    "transformer/data/tokenization/tokenizers.py": (
+        "tests/data/tokenization/test_tokenizers.py",
         {
             "learns_the_text_as_it_is": (
                 "texts if change is None else map(change.normalize_str, texts)",
@@ -282,7 +283,7 @@ EDITS = {
             "closed_vocabularies_are_not_noticed": ("ClosedVocabulary(backend, name)", "backend"),
         },
     ),
-    "transformer/data/disk_cache.py": (
+    "transformer/data/cache/disk_cache.py": (
         "tests/faults/test_data_faults.py tests/faults/test_untrusted_files.py "
         "tests/faults/test_checked_files.py",
         {
@@ -294,7 +295,7 @@ EDITS = {
             "any_cache_is_ours": (".startswith(MARK)", '.startswith("Signature")'),
         },
     ),
-    "transformer/data/checked_array.py": (
+    "transformer/data/cache/checked_array.py": (
         "tests/faults/test_checked_files.py",
         {
             "only_the_first_block_of_a_row": (".max(initial=0))", ".min(initial=0))"),

@@ -35,7 +35,7 @@ EDITS = {
             "true_is_a_number": ("type(number) is not int", "not isinstance(number, int)"),
         },
     ),
-    "transformer/evaluation/paired.py": (
+    "transformer/evaluation/statistics/paired.py": (
         "tests/commands/test_table.py",
         {
             "on_one_side": ("1 - error / 2)", "1 - error)"),
@@ -74,8 +74,8 @@ EDITS = {
             "terms_of_the_first": (" if all(name in other for other in others)", ""),
         },
     ),
-    "transformer/evaluation/coordinates.py": (
-        "tests/evaluation/test_coordinates.py",
+    "transformer/evaluation/statistics/coordinates.py": (
+        "tests/evaluation/statistics/test_coordinates.py",
         {
             "changes_of_means": (
                 "np.abs(np.subtract(x, initial, dtype=np.float64)).mean()",

@@ -25,7 +25,7 @@ EDITS = {
         },
     ),
     "transformer/interop/generation.py": (
-        "tests/interop/test_marian.py::test_generation_config_says_what_is_written "
+        "tests/interop/families/test_marian.py::test_generation_config_says_what_is_written "
         "tests/interop/test_import.py::test_how_a_model_draws_tokens_is_that_of_its_folder",
         {
             "start_token_not_counted": ("most = whole - 1", "most = whole"),
@@ -39,7 +39,7 @@ EDITS = {
         "tests/interop/test_import.py::test_an_import_says_once_which_keys_it_ignores "
         "tests/interop/test_import.py::test_a_model_with_parts_that_no_family_has_is_not_exported "
         "tests/interop/test_encoder_runs.py::test_what_is_no_choice_between_classes_is_refused "
-        "tests/interop/test_gpt2.py::test_copies",
+        "tests/interop/families/test_gpt2.py::test_copies",
         {
             "exported_without_a_head": (" or family.heads:", ":"),
             "known_keys_left_out": ("if name in self.family.known:", "if False:"),
@@ -73,7 +73,7 @@ EDITS = {
         },
     ),
     "transformer/interop/parts.py": (
-        "tests/interop/test_llama.py tests/interop/test_encoders.py",
+        "tests/interop/families/test_llama.py tests/interop/test_encoders.py",
         {
             "kernels_of_heads_by_dimension": ('"(h k) d -> d h k"', '"(k h) d -> d h k"'),
             "biases_of_heads_by_dimension": ('"(h k) -> h k"', '"(k h) -> h k"'),
@@ -89,7 +89,7 @@ EDITS = {
         },
     ),
     "transformer/interop/family.py": (
-        "tests/interop/test_import.py tests/interop/test_llama.py",
+        "tests/interop/test_import.py tests/interop/families/test_llama.py",
         {
             "two_of_ours_as_one": ("if value != same:", "if False:"),
             "unknown_keys_ignored": ("if not is_harmless(name, config[name])]:", "if False]:"),
@@ -97,7 +97,7 @@ EDITS = {
         },
     ),
     "transformer/interop/attention_keys.py": (
-        "tests/interop/test_llama.py tests/interop/test_gemma.py",
+        "tests/interop/families/test_llama.py tests/interop/families/test_gemma.py",
         {
             "no_scaling": ('if scaling == "none" or factor == 1:', "if True:"),
             "length_rounded": ("if not math.isclose(length, round(length)):", "if False:"),
@@ -136,30 +136,30 @@ EDITS = {
             "any_ids": ("or {*ids.values()} != {*range(len(ids))}", ""),
         },
     ),
-    "transformer/data/text_pairs.py": (
+    "transformer/data/pairs/text_pairs.py": (
         "tests/interop/test_marian_tokenizers.py",
         {"targets_as_sources": ("self.tokenizer, self.tokenizer.targets", "self.tokenizer, self.tokenizer")},
     ),
-    "transformer/models/lora.py": (
+    "transformer/models/transforms/lora.py": (
         "tests/interop/test_import.py",
         {"merged_without_alpha": ("(config.lora_alpha / config.lora_rank)", "1.0")},
     ),
-    "transformer/layers/positions/rope.py": (
-        "tests/interop/test_llama.py",
+    "transformer/layers/attention/positions/rope.py": (
+        "tests/interop/families/test_llama.py",
         {"llama3_kept_from_two": ("- 1) / (4 - 1), 0, 1)", "- 1) / (2 - 1), 0, 1)")},
     ),
-    "transformer/layers/mixers/attention.py": (
-        "tests/interop/test_llama.py",
+    "transformer/layers/attention/attention.py": (
+        "tests/interop/families/test_llama.py",
         {"no_bias_of_qkv": ("use_bias=self.use_bias or self.qkv_bias", "use_bias=self.use_bias")},
     ),
-    "transformer/interop/arcee.py": (
-        "tests/interop/test_llama.py",
+    "transformer/interop/families/arcee.py": (
+        "tests/interop/families/test_llama.py",
         {
             "tanh_for_exact": ('"gelu_pytorch_tanh": "gelu"', '"gelu_pytorch_tanh": "gelu_exact"'),
             "squared_by_default": ('"hidden_act", "relu2", PLAIN', '"hidden_act", "gelu", PLAIN'),
         },
     ),
-    "transformer/interop/bert.py": (
+    "transformer/interop/families/bert.py": (
         "tests/interop/test_encoders.py",
         {
             "next_sentence_the_other_way": (
@@ -170,14 +170,14 @@ EDITS = {
             "relative_positions_are_read": ('    "position_embedding_type": "absolute",\n', ""),
         },
     ),
-    "transformer/interop/modernbert.py": (
+    "transformer/interop/families/modernbert.py": (
         "tests/interop/test_encoders.py",
         {
             "any_layer_without_norm": ("!= [i > 0 for i in range(len(kinds))]", "== []"),
             "layers_differ_in_more": ('*OF_LAYERS, "layers", "layer_kinds")', '*OF_LAYERS, "qk_norm")'),
         },
     ),
-    "transformer/interop/vit.py": (
+    "transformer/interop/families/vit.py": (
         "tests/interop/test_encoders.py",
         {
             "channels_last": ("d c i j -> (i j c) d", "d c i j -> (c i j) d"),
@@ -198,7 +198,7 @@ EDITS = {
             "special_tokens_left_out": ("range(size, special.vocab_size)", "range(size, size)"),
         },
     ),
-    "transformer/data/special_tokens.py": (
+    "transformer/data/tokenization/special_tokens.py": (
         "tests/interop/test_encoder_runs.py",
         {"roberta_s_are_unknown": ("bert != {None} or None in roberta", "True")},
     ),

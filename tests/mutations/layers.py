@@ -1,7 +1,7 @@
 """Mutations of `transformer/layers`: file -> (tests, {name: (text, replacement)})."""
 
 PADDED = "tests/models/test_decoder.py::test_the_vocabulary_s_padding_has_no_probability"
-AROUND = "tests/layers/test_attention_exact.py::test_around_attention"
+AROUND = "tests/layers/attention/test_attention_exact.py::test_around_attention"
 DIVIDED = "tests/training/test_parallel.py::test_beside_tensor_the_axis_context_still_divides_sequences"
 
 EDITS = {
@@ -12,7 +12,7 @@ EDITS = {
             "families_described_once": ("def describe_keys(cls", "@functools.cache\ndef describe_keys(cls"),
         },
     ),
-    "transformer/layers/mixers/attention.py": (
+    "transformer/layers/attention/attention.py": (
         "tests/test_registered.py",
         {
             "own_weights_only_shown": ("if not (sows or self._weighs):", "if not sows:"),
@@ -33,7 +33,7 @@ EDITS = {
         },
     ),
     "transformer/layers/measures.py": (
-        "tests/training/test_measured.py",
+        "tests/training/extras/test_measured.py",
         {
             "padding_measured": ("None if segments_bt is None else segments_bt > 0)", "None)"),
             "square_not_root": ("Sum.of(jnp.sqrt(value.total", "Sum.of((value.total"),
@@ -47,7 +47,7 @@ EDITS = {
             "memory_forgotten": ("query_indices_bt=mask.start + places_n", "query_indices_bt=places_n"),
         },
     ),
-    "transformer/layers/skips.py": (
+    "transformer/layers/variants/skips.py": (
         f"{AROUND} tests/decoding/test_incremental.py",
         {
             "from_the_same_height": ("outputs[mirrored]", "outputs[-1]"),
@@ -59,8 +59,8 @@ EDITS = {
             ),
         },
     ),
-    "transformer/layers/value_embeddings.py": (
-        "tests/models/test_value_embeddings.py",
+    "transformer/layers/variants/value_embeddings.py": (
+        "tests/models/transforms/test_value_embeddings.py",
         {
             "not_added": ("dataclasses.replace(seen, value_bgsk=value_bgsk)", "seen"),
             "none_in_decoding": ("super().extend(_with_values(layers, added)", "super().extend(layers"),
@@ -109,8 +109,8 @@ EDITS = {
             "geglu_is_silu": ("activation=_gelu, gated", "activation=jax.nn.silu, gated"),
         },
     ),
-    "transformer/layers/experts.py": (
-        "tests/layers/test_experts.py",
+    "transformer/layers/variants/experts.py": (
+        "tests/layers/variants/test_experts.py",
         {
             "one_weight_is_constant": ("        if k > 1:\n", "        if k > 0:\n"),
             "weights_not_renormalised": ("        if k > 1:\n", "        if k > 9:\n"),
@@ -154,8 +154,8 @@ EDITS = {
             "experts_not_divided": ('("expert", *self.names)', "(None, *self.names)"),
         },
     ),
-    "transformer/layers/grouped.py": (
-        "tests/layers/test_grouped.py tests/layers/test_experts.py",
+    "transformer/layers/variants/grouped.py": (
+        "tests/layers/variants/test_grouped.py tests/layers/variants/test_experts.py",
         {
             "kernel_gradient_in_half": (
                 "return dx.astype(like_x.dtype), d_kernel, None",
@@ -250,7 +250,7 @@ EDITS = {
         },
     ),
     "transformer/layers/alignment.py": (
-        "tests/layers/test_attention_basics.py tests/models/test_recurrent_encoder_decoder.py",
+        "tests/layers/attention/test_attention_basics.py tests/models/test_recurrent_encoder_decoder.py",
         {
             "no_tanh": (
                 "hidden = jnp.tanh(q_btd[:, :, None] + k_bsd[:, None])",
@@ -263,8 +263,8 @@ EDITS = {
             "chunk_of_padding": ("reshape(b, -1, s)[:, :t]", "reshape(b, -1, s)[:, -t:]"),
         },
     ),
-    "transformer/layers/mixers/basics.py": (
-        "tests/layers/test_attention_basics.py",
+    "transformer/layers/attention/basics.py": (
+        "tests/layers/attention/test_attention_basics.py",
         {
             "not_scaled": ("k_sk.T / math.sqrt(q_tk.shape[-1])", "k_sk.T"),
             "keys_are_values": (
@@ -274,7 +274,7 @@ EDITS = {
             "temperature_inverted": ("k_sk.T / temperature) @ v_sd", "k_sk.T * temperature) @ v_sd"),
         },
     ),
-    "transformer/layers/cache.py": (
+    "transformer/layers/attention/cache.py": (
         "tests/decoding/test_incremental.py tests/decoding/test_beam.py",
         {
             "ring_one_off": ("last = filled - 1\n", "last = filled\n"),
@@ -295,23 +295,23 @@ EDITS = {
             ),
         },
     ),
-    "transformer/layers/positions/alibi.py": (
-        "tests/layers/test_positions.py",
+    "transformer/layers/attention/positions/alibi.py": (
+        "tests/layers/attention/test_positions.py",
         {
             "slopes_of_sixteen": ("2.0 ** (-4 * i / lower)", "2.0 ** (-8 * i / lower)"),
             "keys_favoured": ("return -slope_h[:", "return slope_h[:"),
         },
     ),
-    "transformer/layers/positions/t5.py": (
-        "tests/layers/test_positions.py",
+    "transformer/layers/attention/positions/t5.py": (
+        "tests/layers/attention/test_positions.py",
         {
             "exact_one_less": ("exact = num_buckets // 2\n", "exact = num_buckets // 2 - 1\n"),
             "sides_swapped": ("jnp.where(offset > 0, side, 0)", "jnp.where(offset < 0, side, 0)"),
             "edge_one_off": ('side="right"', 'side="left"'),
         },
     ),
-    "transformer/layers/positions/shaw.py": (
-        "tests/layers/test_positions.py",
+    "transformer/layers/attention/positions/shaw.py": (
+        "tests/layers/attention/test_positions.py",
         {
             "not_scaled": ("products / math.sqrt(table.shape[1])", "products"),
             "direction_swapped": (
@@ -321,23 +321,23 @@ EDITS = {
             "one_table": ('self._table("value", self.head_dim)', 'self._table("key", self.head_dim)'),
         },
     ),
-    "transformer/layers/sharing.py": (
-        "tests/layers/test_sharing.py",
+    "transformer/layers/variants/sharing.py": (
+        "tests/layers/variants/test_sharing.py",
         {
             "nothing_is_shared": ("x: x[:1], box)", "x: x[:], box)"),
             "scanned_as_one": ("_below(path, names) == shared", "shared is False"),
         },
     ),
-    "transformer/layers/positions/learned.py": (
-        "tests/layers/test_positions.py tests/layers/test_embedding.py",
+    "transformer/layers/attention/positions/learned.py": (
+        "tests/layers/attention/test_positions.py tests/layers/test_embedding.py",
         {
             "shifted": ("table[positions_bt + self.offset]", "table[positions_bt + self.offset - 1]"),
             "offset_ignored": ("table[positions_bt + self.offset]", "table[positions_bt]"),
             "rms_ignored": ("self.rms / TABLE_STD if self.rms else 1.0", "1.0"),
         },
     ),
-    "transformer/layers/positions/sinusoidal.py": (
-        "tests/layers/test_positions.py tests/layers/test_embedding.py",
+    "transformer/layers/attention/positions/sinusoidal.py": (
+        "tests/layers/attention/test_positions.py tests/layers/test_embedding.py",
         {
             "cosine_first": ("[jnp.sin(angle), jnp.cos(angle)]", "[jnp.cos(angle), jnp.sin(angle)]"),
             "base_to_one_over_d": ("/ width)\n    angle", "/ (width + 2))\n    angle"),

@@ -13,8 +13,8 @@ EDITS = {
             "same_batch": ("default_rng((c.seed, step))", "default_rng(c.seed)"),
         },
     ),
-    "transformer/models/reduced.py": (
-        "tests/models/test_reduced.py",
+    "transformer/models/transforms/reduced.py": (
+        "tests/models/transforms/test_reduced.py",
         {
             "scale_of_inputs": ('kernel": (-3, -2),', 'kernel": (-3,),'),
             "one_row_of_the_table_for_all": ('table": (-1,)', 'table": (-2,)'),
@@ -73,7 +73,7 @@ EDITS = {
             ),
         },
     ),
-    "transformer/models/stack_keys.py": (
+    "transformer/models/config/stack_keys.py": (
         "tests/models/test_function.py",
         {
             "harmless_epsilon": ('"base_layers", "depth_exponent"),', '"base_layers", "norm_epsilon"),'),
@@ -115,8 +115,8 @@ EDITS = {
             "no_norm_at_all": ('self.attention_norm or name != "attention"', "self.attention_norm"),
         },
     ),
-    "transformer/models/lora.py": (
-        "tests/models/test_lora.py tests/commands/test_same_function.py",
+    "transformer/models/transforms/lora.py": (
+        "tests/models/transforms/test_lora.py tests/commands/test_same_function.py",
         {
             "adapters_of_any_scale": ("if both else {})", "if False else {})"),
             "alpha_ignored": ("self.alpha / self.rank", "1.0 / self.rank"),
@@ -142,8 +142,8 @@ EDITS = {
             )
         },
     ),
-    "transformer/models/value_embeddings.py": (
-        "tests/models/test_value_embeddings.py",
+    "transformer/models/transforms/value_embeddings.py": (
+        "tests/models/transforms/test_value_embeddings.py",
         {
             "no_weight": ("scale.astype(x_bte.dtype) * x_bte", "x_bte"),
             "one_place_for_all": (
@@ -154,8 +154,8 @@ EDITS = {
             "widths_of_keys_heads": ("(widths[i][0], widths[i][2])", "(widths[0][0], widths[0][2])"),
         },
     ),
-    "transformer/models/text_config.py": (
-        "tests/training/test_parametrization.py",
+    "transformer/models/config/text_config.py": (
+        "tests/training/optim/test_parametrization.py",
         {"logits_of_scaled_tables": ("(-0.5 if self.scale_embeddings else -1.0)", "-1.0")},
     ),
 }

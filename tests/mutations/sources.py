@@ -2,7 +2,7 @@
 
 EDITS = {
     "transformer/data/sources/base.py": (
-        "tests/data/test_overlap.py tests/data/test_blocks.py",
+        "tests/data/test_overlap.py tests/data/sources/test_blocks.py",
         {
             "split_by_answers": ("return value if self.split_by else before_answer(value)", "return value"),
             "digits_from_the_end": (">u2", "<u2"),
@@ -16,8 +16,9 @@ EDITS = {
         },
     ),
     "transformer/data/sources/columnar.py": (
-        "tests/data/test_parquet.py tests/data/test_saved_dataset.py tests/data/test_left_out.py "
-        "tests/data/test_blocks.py::test_groups_of_rows",
+        "tests/data/sources/test_parquet.py tests/data/sources/test_saved_dataset.py "
+        "tests/data/sources/test_left_out.py "
+        "tests/data/sources/test_blocks.py::test_groups_of_rows",
         {
             "keys_of_other_rows": ("rows = rows_n.tolist()", "rows = range(len(rows_n))"),
             "features_are_objects": ("if isinstance(each, dict)}", "if True}"),
@@ -45,7 +46,8 @@ EDITS = {
         },
     ),
     "transformer/data/sources/record_files.py": (
-        "tests/data/test_parquet.py tests/data/test_left_out.py tests/data/test_blocks.py",
+        "tests/data/sources/test_parquet.py tests/data/sources/test_left_out.py "
+        "tests/data/sources/test_blocks.py",
         {
             "blocks_without_records_have_keys": ("if with_shares and len(block_nk):", "if with_shares:"),
             "every_split_the_whole": ("belong(self._split, load", 'belong("train", load'),
@@ -53,8 +55,9 @@ EDITS = {
         },
     ),
     "transformer/data/sources/line_files.py": (
-        "tests/data/test_line_files.py tests/data/test_left_out.py tests/data/test_blocks.py "
-        "tests/data/test_work.py",
+        "tests/data/sources/test_line_files.py tests/data/sources/test_left_out.py "
+        "tests/data/sources/test_blocks.py "
+        "tests/data/sources/test_work.py",
         {
             "errors_of_a_whole_block": (
                 "except (ValueError, LookupError, TypeError):",
@@ -92,7 +95,7 @@ EDITS = {
         },
     ),
     "transformer/data/sources/packed_files.py": (
-        "tests/data/test_packed_files.py",
+        "tests/data/sources/test_packed_files.py",
         {
             "nul_is_text": ('if b"\\0" in head', "if False"),
             "signatures_are_not_known": ("== signature", "== None"),
@@ -102,7 +105,7 @@ EDITS = {
         },
     ),
     "transformer/json_text.py": (
-        "tests/faults/test_untrusted_files.py tests/data/test_blocks.py",
+        "tests/faults/test_untrusted_files.py tests/data/sources/test_blocks.py",
         {
             "several_values_of_a_line": ("if end < len(line):", "if False:"),
             "depth_is_an_error_of_its_own": (
@@ -112,9 +115,10 @@ EDITS = {
         },
     ),
     "transformer/data/sources/files.py": (
-        "tests/faults/test_data_faults.py tests/data/test_sources.py::test_a_path_that_exists_is_that_path "
+        "tests/faults/test_data_faults.py "
+        "tests/data/sources/test_sources.py::test_a_path_that_exists_is_that_path "
         "tests/data/test_overlap.py::test_a_file_is_read_once_however_it_is_reached "
-        "tests/data/test_work.py::test_documents_are_written_by_their_loss",
+        "tests/data/sources/test_work.py::test_documents_are_written_by_their_loss",
         {
             "line_ends_of_each_place": (
                 "functools.lru_cache(64)(self._find_line_ends)",
@@ -126,11 +130,12 @@ EDITS = {
         },
     ),
     "transformer/data/sources/aligned_files.py": (
-        "tests/data/test_line_files.py tests/data/test_overlap.py tests/data/test_work.py",
+        "tests/data/sources/test_line_files.py tests/data/test_overlap.py tests/data/sources/test_work.py",
         {"order_is_ignored": ("if not options.divide or options.by_place:", "if not options.divide:")},
     ),
     "transformer/data/sources/csv_files.py": (
-        "tests/data/test_blocks.py tests/data/test_left_out.py tests/data/test_sources.py",
+        "tests/data/sources/test_blocks.py tests/data/sources/test_left_out.py "
+        "tests/data/sources/test_sources.py",
         {
             "lines_are_rows": ("if len(rows) == stop - line and ", "if "),
             "any_number_of_values": ("and {*map(len, rows)} <= {0, count}", ""),
@@ -149,7 +154,8 @@ EDITS = {
         },
     ),
     "transformer/data/sources/squad.py": (
-        "tests/data/test_blocks.py::test_questions_of_paragraphs tests/data/test_question_answering.py",
+        "tests/data/sources/test_blocks.py::test_questions_of_paragraphs "
+        "tests/data/encoders/test_question_answering.py",
         {
             "paragraphs_of_other_fields": ("[1] * len(records) if names else counts", "counts"),
             "questions_of_one_paragraph": ("if len(records) > before:", "if True:"),

@@ -13,7 +13,7 @@ EDITS = {
             "prompts_count": ('-nll_bt * batch["answers"]', "-nll_bt"),
         },
     ),
-    "transformer/training/initialize.py": (
+    "transformer/training/checkpoints/initialize.py": (
         "tests/commands/test_same_function.py",
         {
             "another_function": ("if changing and may_be_new is not None:", "if False:"),
@@ -28,7 +28,7 @@ EDITS = {
         },
     ),
     "transformer/sums.py": (
-        "tests/training/test_step.py tests/training/test_token_losses.py tests/models/test_terms.py",
+        "tests/training/test_step.py tests/training/losses/test_token_losses.py tests/models/test_terms.py",
         {
             "weights_of_ones": ("cls(jnp.sum(values * weights)", "cls(jnp.sum(values)"),
             "first_weight_alone": (
@@ -37,8 +37,8 @@ EDITS = {
             ),
         },
     ),
-    "transformer/training/token_losses.py": (
-        "tests/training/test_token_losses.py",
+    "transformer/training/losses/token_losses.py": (
+        "tests/training/losses/test_token_losses.py",
         {
             "smoothing_in_evaluation": ("config.label_smoothing if train else 0.0", "config.label_smoothing"),
             "smoothing_over_padding": ("0.0), axis=-1) / vocab_size", "0.0), axis=-1) / log_p_btv.shape[-1]"),
@@ -54,8 +54,8 @@ EDITS = {
             ),
         },
     ),
-    "transformer/training/logits_memory.py": (
-        "tests/training/test_logits_memory.py tests/training/test_token_losses.py",
+    "transformer/training/losses/logits_memory.py": (
+        "tests/training/losses/test_logits_memory.py tests/training/losses/test_token_losses.py",
         {
             "chunks_out_of_order": (
                 "return tuple(r.swapaxes(0, 1).reshape(batch, -1)[:, :t] for r in results)",
@@ -74,14 +74,14 @@ EDITS = {
         },
     ),
     "transformer/training/losses/focal.py": (
-        "tests/training/test_token_losses.py",
+        "tests/training/losses/test_token_losses.py",
         {
             "probability_itself": ("-jnp.expm1(log_p)", "jnp.exp(log_p)"),
             "gradient_not_finite": (", jnp.finfo(log_p.dtype).tiny)", ", 0.0)"),
         },
     ),
-    "transformer/training/label_losses.py": (
-        "tests/training/test_label_losses.py",
+    "transformer/training/losses/label_losses.py": (
+        "tests/training/losses/test_label_losses.py",
         {
             "smoothing_sums": (
                 "label_smoothing * log_p.mean(axis=-1)",
@@ -91,8 +91,8 @@ EDITS = {
             "balanced_by_the_count": ("(len(counts_c) * counts_c)", "len(counts_c) * counts_c"),
         },
     ),
-    "transformer/training/trackers.py": (
-        "tests/training/test_writers.py",
+    "transformer/training/logging/trackers.py": (
+        "tests/training/logging/test_writers.py",
         {
             "errors_of_a_tracker_end_training": ("raise OSError(reason(error)) from error", "raise"),
             "keys_kept_before_they_are_taken": (
@@ -102,8 +102,8 @@ EDITS = {
             "failed_runs_finish": ("return sys.exc_info()[0] is not None", "return False"),
         },
     ),
-    "transformer/training/negative_sampling.py": (
-        "tests/training/test_negative_sampling.py",
+    "transformer/training/losses/negative_sampling.py": (
+        "tests/training/losses/test_negative_sampling.py",
         {
             "signs_swapped": ("jax.nn.softplus(-near_bts)", "jax.nn.softplus(near_bts)"),
             "word_itself": ("(distance_ts > 0) & ", ""),
@@ -140,8 +140,8 @@ EDITS = {
             ),
         },
     ),
-    "transformer/training/replicas.py": (
-        "tests/training/test_replicas.py",
+    "transformer/training/extras/replicas.py": (
+        "tests/training/extras/test_replicas.py",
         {
             "gradients_of_one_device": ("*jax.lax.psum(sums, REPLICAS), carry", "*sums, carry"),
             "same_numbers_on_all": ("_of_block(rng, jax.lax.axis_index(REPLICAS))", "rng"),
@@ -159,12 +159,12 @@ EDITS = {
             ),
         },
     ),
-    "transformer/training/optimizer.py": (
-        "tests/training/test_optimizer.py",
+    "transformer/training/optim/optimizer.py": (
+        "tests/training/optim/test_optimizer.py",
         {"rate_of_updates": ("lambda count: schedule(step)", "schedule")},
     ),
-    "transformer/training/schedules.py": (
-        "tests/training/test_optimizer.py",
+    "transformer/training/optim/schedules.py": (
+        "tests/training/optim/test_optimizer.py",
         {
             "warm_up_from_zero": (
                 "minimum(1.0, (count + 1) / max(1, warmup_steps))",
@@ -176,12 +176,12 @@ EDITS = {
             "jump_upwards": ("xp.minimum(after(count), risen)", "after(count)"),
         },
     ),
-    "transformer/training/throughput.py": (
-        "tests/training/test_throughput.py",
+    "transformer/training/logging/throughput.py": (
+        "tests/training/logging/test_throughput.py",
         {"frozen_kernels_have_gradients": ("settings, params))) / 3", "settings, params))) * 0")},
     ),
     "transformer/training/metrics.py": (
-        "tests/training/test_loop.py tests/training/test_throughput.py",
+        "tests/training/test_loop.py tests/training/logging/test_throughput.py",
         {
             "rate_of_the_next_step": ("self.learning_rate(self._step - 1)", "self.learning_rate(self._step)"),
             "skipped_in_means": (
@@ -194,7 +194,7 @@ EDITS = {
             ),
         },
     ),
-    "transformer/training/divergence.py": (
+    "transformer/training/extras/divergence.py": (
         "tests/faults/test_rollback.py tests/training/test_loop.py",
         {
             "not_in_a_row": ("self.in_a_row + 1 if skipped else 0", "self.in_a_row + skipped"),
@@ -265,7 +265,7 @@ EDITS = {
             "carry_of_other_rows": ('else ""),\n    )\n    rate', 'else "")[:0],\n    )\n    rate'),
         },
     ),
-    "transformer/training/fork.py": (
+    "transformer/training/checkpoints/fork.py": (
         "tests/commands/test_fork.py tests/evaluation/test_documents.py",
         {
             "documents_not_shifted": ("documents_at(step + self.shift)", "documents_at(step)"),
@@ -313,16 +313,16 @@ EDITS = {
             "each_end_is_its_own": ("if processes.PLACES and not processes.all_end():", "if False:"),
         },
     ),
-    "transformer/training/compiler_options.py": (
-        "tests/training/test_compiler_options.py",
+    "transformer/training/extras/compiler_options.py": (
+        "tests/training/extras/test_compiler_options.py",
         {
             "nothing_is_compiled": ("program.compile(compiler_options=alone)", "pass"),
             "default_devices": (", out_shardings=everywhere)", ", out_shardings=None)"),
             "any_type": ("if not isinstance(value, (bool, int, float, str)):", "if False:"),
         },
     ),
-    "transformer/training/agreement.py": (
-        "tests/training/test_agreement.py",
+    "transformer/training/extras/agreement.py": (
+        "tests/training/extras/test_agreement.py",
         {
             "each_asks_by_its_own_clock": ("given_pk[:, 0].min()", "given_pk[0, 0]"),
             "the_first_decides": ("given_pk[:, 1:].max(axis=0)", "given_pk[0, 1:]"),
@@ -330,7 +330,7 @@ EDITS = {
             "long_steps_are_not_waited_for": ("return max(1, min(", "return max(10, min("),
         },
     ),
-    "transformer/training/saving.py": (
+    "transformer/training/checkpoints/saving.py": (
         "tests/faults/test_full_disks.py",
         {
             "never_tried_again": (">= RETRY_SECONDS", ">= 9 * RETRY_SECONDS"),
@@ -355,7 +355,7 @@ EDITS = {
             "file_not_named": ("error.filename = str(path)", "pass"),
         },
     ),
-    "transformer/training/storage.py": (
+    "transformer/training/checkpoints/storage.py": (
         "tests/faults/test_full_disks.py",
         {
             "half_a_piece": ("self._put(before, start)  # in", "pass  # in"),
@@ -365,7 +365,7 @@ EDITS = {
             ),
         },
     ),
-    "transformer/training/checksums.py": (
+    "transformer/training/checkpoints/checksums.py": (
         "tests/faults/test_damaged_checkpoints.py tests/faults/test_hostile_checkpoints.py",
         {
             "links_are_followed": ("if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):", "if False:"),
@@ -377,8 +377,8 @@ EDITS = {
             "only_small_words": ("uint{8 * min(width, 4)}", "uint{8 * min(width, 2)}"),
         },
     ),
-    "transformer/training/checkpoint.py": (
-        "tests/training/test_checkpoint.py tests/faults/test_damaged_checkpoints.py",
+    "transformer/training/checkpoints/checkpoint.py": (
+        "tests/training/checkpoints/test_checkpoint.py tests/faults/test_damaged_checkpoints.py",
         {
             "raw_parameters": (
                 'return "params" if self.stored(step).get("ema") is None else "ema"',
@@ -412,8 +412,8 @@ EDITS = {
             "indivisible_accepted": ("        if size % ways:", "        if size < ways:"),
         },
     ),
-    "transformer/training/measured.py": (
-        "tests/training/test_measured.py",
+    "transformer/training/extras/measured.py": (
+        "tests/training/extras/test_measured.py",
         {
             "squares_of_norms": ("Sum.of(jnp.sqrt(square))", "Sum.of(square)"),
             "first_layer_everywhere": ("+ squares_n[i]", "+ squares_n[0]"),
@@ -421,16 +421,16 @@ EDITS = {
             "a_step_too_late": ("        self.done += 1\n        return", "        return"),
         },
     ),
-    "transformer/training/layerwise.py": (
-        "tests/training/test_layerwise.py",
+    "transformer/training/optim/layerwise.py": (
+        "tests/training/optim/test_layerwise.py",
         {
             "all_layers_are_one_array": ('if group == "others" else', "if group else"),
             "stacks_of_any_depth_together": ('f"layers_{leaf.shape[0]}"', 'f"layers_{leaf.ndim}"'),
             "one_is_missing": ('"adafactor", "fromage", ', '"fromage", '),
         },
     ),
-    "transformer/training/optax_optimizers.py": (
-        "tests/training/test_optax_optimizers.py tests/training/test_cautious.py",
+    "transformer/training/optim/optax_optimizers.py": (
+        "tests/training/optim/test_optax_optimizers.py tests/training/test_cautious.py",
         {
             "bold": ("(update * gradient < 0)", "(update * gradient != 0)"),
             "reckless": ("(update * gradient < 0)", "(update * gradient > 0)"),
@@ -444,8 +444,8 @@ EDITS = {
             ),
         },
     ),
-    "transformer/training/roles.py": (
-        "tests/training/test_roles.py tests/training/test_optax_optimizers.py",
+    "transformer/training/optim/roles.py": (
+        "tests/training/optim/test_roles.py tests/training/optim/test_optax_optimizers.py",
         {
             "gates_as_columns": ('(LAYERS, "expert", "gates", "depth")', '(LAYERS, "expert", "depth")'),
             "hidden_states_not_matrices": ("self.is_stacked or HIDDEN in self.names", "self.is_stacked"),
@@ -456,14 +456,14 @@ EDITS = {
             "any_axes_are_a_matrix": ("if len(axes) > 2:", "if len(axes) > 9:"),
         },
     ),
-    "transformer/training/rules.py": (
-        "tests/training/test_rules.py",
+    "transformer/training/optim/rules.py": (
+        "tests/training/optim/test_rules.py",
         {
             "positions_of_every_layer_below": (r'r"^(?!.*blocks/)(.*/)?(cls', r'r"(^|/)(cls'),
         },
     ),
-    "transformer/training/parametrization.py": (
-        "tests/training/test_parametrization.py",
+    "transformer/training/optim/parametrization.py": (
+        "tests/training/optim/test_parametrization.py",
         {
             "logits_begin_as_large": ("min(1.0, math.sqrt(outside / inside))", "1.0"),
             "steps_of_outputs_as_wide": ('{"adam": 1 / inside,', '{"adam": 1 / math.sqrt(inside),'),
@@ -479,8 +479,8 @@ EDITS = {
             "muon_for_all": ('if kind == "muon" and not role(box.names).is_hidden:', "if False:"),
         },
     ),
-    "transformer/training/stages.py": (
-        "tests/training/test_stages.py",
+    "transformer/training/extras/stages.py": (
+        "tests/training/extras/test_stages.py",
         {
             "rows_read_again": ("place += (stage.end - stage.first) * stage.rows", "pass"),
             "places_of_the_whole_run": (" - stage.first * stage.rows\n", "\n"),
@@ -501,16 +501,16 @@ EDITS = {
             "memory_of_the_first": ("self._stage is not before and", "False and"),
         },
     ),
-    "transformer/training/stage_config.py": (
-        "tests/training/test_stages.py",
+    "transformer/training/extras/stage_config.py": (
+        "tests/training/extras/test_stages.py",
         {
             "end_is_included": ("if first < end)", "if first <= end)"),
             "ends_as_given": ("name: sorted((int(step)", "name: list((int(step)"),
             "rows_of_all_steps": ("max(0, min(end, step) - stage.first)", "(end - stage.first)"),
         },
     ),
-    "transformer/models/windowed.py": (
-        "tests/models/test_windowed.py",
+    "transformer/models/transforms/windowed.py": (
+        "tests/models/transforms/test_windowed.py",
         {
             "wider_too": ("kind.pattern_size <= size", "False"),
             "full_stays": ('("full", "window")', '("window",)'),
@@ -518,8 +518,8 @@ EDITS = {
             "others_lose_their_keys": ("{**config.layer_kinds[name], **each}", "{**each}"),
         },
     ),
-    "transformer/models/width.py": (
-        "tests/training/test_parametrization.py tests/commands/test_coordinate_check.py",
+    "transformer/models/config/width.py": (
+        "tests/training/optim/test_parametrization.py tests/commands/test_coordinate_check.py",
         {
             "keys_of_one_head_grow": ("1.0 if self.num_kv_heads == 1 else width / head", "width / head"),
             "latents_of_heads": ("width if self.latent_dim else head", "width"),

@@ -13,7 +13,7 @@ import launch
 from commands.opening import check_config, read_config
 from experiments import find_experiment
 from tests import runs
-from transformer.data.tokenizers import Tokenizer
+from transformer.data.tokenization.tokenizers import Tokenizer
 from transformer.planning.memory import held, saved_bytes
 from transformer.planning.plan import lines, make_plan
 from transformer.training.run import Run

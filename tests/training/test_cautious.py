@@ -8,8 +8,8 @@ import pytest
 
 from tests.parameters import roles_by_name
 from transformer.errors import UserError
-from transformer.training.optax_optimizers import build
-from transformer.training.optimizer import OptimizerConfig
+from transformer.training.optim.optax_optimizers import build
+from transformer.training.optim.optimizer import OptimizerConfig
 
 
 @pytest.mark.parametrize("name,arguments", [("adamw", {"b1": 0.8}), ("lion", {}), ("sgd", {"momentum": 0.9})])

@@ -12,10 +12,10 @@ from commands.opening import check_config, read_config
 from tests import runs
 from tests.parameters import roles_by_name
 from transformer.models.classifier import TextClassifier
-from transformer.training.optax_optimizers import joined
-from transformer.training.optimizer import OptimizerConfig
+from transformer.training.optim.optax_optimizers import joined
+from transformer.training.optim.optimizer import OptimizerConfig
+from transformer.training.optim.rules import Rule, numbered, parameter_settings
 from transformer.training.parallel import unboxed
-from transformer.training.rules import Rule, numbered, parameter_settings
 
 PATTERN = re.compile(
     r"--config\.(optimizer\.rules|optimizer\.train_only|model\.lora_layers)=('[^']*'|[\w,/]*[\w/])"

@@ -13,8 +13,8 @@ from tests import runs
 from transformer.evaluation.likelihood import by_row
 from transformer.models.decoder import Decoder, DecoderConfig
 from transformer.training import step as step_module
+from transformer.training.losses.token_losses import LossConfig, token_losses
 from transformer.training.step import in_microbatches, make_eval_step
-from transformer.training.token_losses import LossConfig, token_losses
 
 VOCAB, ROWS, LENGTH = 2000, 8, 64
 

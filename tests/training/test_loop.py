@@ -22,13 +22,13 @@ from tests.training.toy import Loader, assert_same, setup
 from transformer.errors import UserError
 from transformer.run_folder import RunFolder
 from transformer.training import loop, parallel
-from transformer.training.checkpoint import Checkpoints
-from transformer.training.divergence import Watch
+from transformer.training.checkpoints.checkpoint import Checkpoints
+from transformer.training.extras.divergence import Watch
 from transformer.training.hooks import Evaluate, Hook, Profile
+from transformer.training.logging.writers import MetricsFile, make_writers
 from transformer.training.loop import train
 from transformer.training.metrics import Meter
 from transformer.training.run_config import TrainConfig
-from transformer.training.writers import MetricsFile, make_writers
 
 SHAPE = (2, 2, 1)
 
@@ -544,8 +544,8 @@ PROGRAM = """
     from tests.training import test_loop
     from tests.training.toy import Loader
     from transformer.run_folder import RunFolder
-    from transformer.training.checkpoint import Checkpoints
-    from transformer.training.writers import make_writers
+    from transformer.training.checkpoints.checkpoint import Checkpoints
+    from transformer.training.logging.writers import make_writers
 
     class Slow(Loader):
         def iterate(self, start):

@@ -16,8 +16,8 @@ from transformer.errors import UserError
 from transformer.models.decoder import Decoder, DecoderConfig
 from transformer.models.encoder import EncoderConfig, TextEncoder
 from transformer.training import parallel
-from transformer.training.checkpoint import State
-from transformer.training.optimizer import OptimizerConfig, make_optimizer
+from transformer.training.optim.optimizer import OptimizerConfig, make_optimizer
+from transformer.training.state import State
 
 RULES = parallel.RULES["default"]
 

@@ -9,7 +9,7 @@ from flax import linen as nn
 
 from commands.opening import check_config, read_config
 from experiments import find_experiment
-from transformer.data.tokenizers import Tokenizer
+from transformer.data.tokenization.tokenizers import Tokenizer
 from transformer.errors import UserError
 from transformer.training import parallel
 from transformer.training.partition import check_divided, table

@@ -11,10 +11,10 @@ import pytest
 from flax import linen as nn
 
 from transformer.models.decoder import DecoderConfig
-from transformer.training.checkpoint import State
+from transformer.training.losses.token_losses import token_loss
 from transformer.training.metrics import Sum
+from transformer.training.state import State
 from transformer.training.step import make_train_step
-from transformer.training.token_losses import token_loss
 
 VOCAB, ROWS, T, STEPS, RATE = 23, 8, 16, 20, 0.3
 CONFIG = DecoderConfig(

@@ -15,7 +15,7 @@ import pytest
 from tests import runs
 from tests.training import test_loop
 from tests.training.toy import Loader
-from transformer.training.checkpoint import Checkpoints
+from transformer.training.checkpoints.checkpoint import Checkpoints
 
 PROGRAM = """
     import sys, time
@@ -27,8 +27,8 @@ PROGRAM = """
     from tests.training import test_loop
     from tests.training.toy import Loader
     from transformer.run_folder import RunFolder
-    from transformer.training.checkpoint import Checkpoints
-    from transformer.training.writers import make_writers
+    from transformer.training.checkpoints.checkpoint import Checkpoints
+    from transformer.training.logging.writers import make_writers
 
     class Half(Loader):
         def iterate(self, start):

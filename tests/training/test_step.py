@@ -11,12 +11,12 @@ from transformer.errors import UserError
 from transformer.models.decoder import Decoder, DecoderConfig
 from transformer.models.transformer_xl import Memory, TransformerXLConfig
 from transformer.training import parallel
-from transformer.training.checkpoint import State
+from transformer.training.losses.token_losses import token_loss
 from transformer.training.metrics import Sum
-from transformer.training.optax_optimizers import own_average
-from transformer.training.optimizer import OptimizerConfig, make_optimizer
+from transformer.training.optim.optax_optimizers import own_average
+from transformer.training.optim.optimizer import OptimizerConfig, make_optimizer
+from transformer.training.state import State
 from transformer.training.step import make_eval_step, make_train_step, split_rows
-from transformer.training.token_losses import token_loss
 
 VOCAB = 23
 MODEL = Decoder(DecoderConfig(d_model=16, num_layers=2, num_heads=2, d_ff=32), VOCAB)

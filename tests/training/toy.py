@@ -10,8 +10,8 @@ import optax
 from flax import linen as nn
 
 from transformer.training import parallel
-from transformer.training.checkpoint import State
 from transformer.training.metrics import Sum
+from transformer.training.state import State
 from transformer.training.step import make_train_step
 
 WIDTH = 8

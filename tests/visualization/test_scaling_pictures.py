@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from transformer.evaluation.scaling_law import study
+from transformer.evaluation.statistics.scaling_law import study
 from transformer.visualization.scaling import draw_isoflop, draw_optimum
 
 

@@ -13,15 +13,15 @@ import numpy as np
 from tqdm import tqdm
 
 from transformer.config import Bounded, Fraction, Nonnegative, Place
-from transformer.data.disk_cache import build_once, data_folder, digest
+from transformer.data.cache.disk_cache import build_once, data_folder, digest
+from transformer.data.cache.token_cache import BAR, TokenCache
 from transformer.data.loader import DataLoader, Rows
 from transformer.data.overlap import Hashed, hashed, overlap_lines
 from transformer.data.source_names import suggest_kind
 from transformer.data.sources import SOURCES, Source, open_source
 from transformer.data.sources.base import SPLITS, part_of
-from transformer.data.token_cache import BAR, TokenCache
-from transformer.data.tokenizer_kinds import TokenizerKind
-from transformer.data.tokenizers import TOKENIZERS, Tokenizer
+from transformer.data.tokenization.tokenizer_kinds import TokenizerKind
+from transformer.data.tokenization.tokenizers import TOKENIZERS, Tokenizer
 from transformer.errors import UnknownMember, UserError
 
 FILES = ("text", "jsonl", "tsv", "csv", "parquet", "hf", "aligned", "squad")

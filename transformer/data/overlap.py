@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from transformer.data.disk_cache import build_once, digest, load_array
+from transformer.data.cache.disk_cache import build_once, digest, load_array
 from transformer.data.sources.base import Source
 from transformer.errors import UserError
 

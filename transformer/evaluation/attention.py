@@ -9,7 +9,7 @@ import numpy as np
 from flax import linen as nn
 from numpy.typing import ArrayLike
 
-from transformer.data.tokenizers import Tokenizer
+from transformer.data.tokenization.tokenizers import Tokenizer
 from transformer.errors import UserError
 from transformer.host import on_host
 from transformer.training.experiment import Params

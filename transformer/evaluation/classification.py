@@ -8,9 +8,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from transformer.data.line_escapes import escape, in_a_line
-from transformer.evaluation.bootstrap import RESAMPLES, interval, said
 from transformer.evaluation.confusion import confusion_lines, macro_f1
 from transformer.evaluation.likelihood import everywhere, total
+from transformer.evaluation.statistics.bootstrap import RESAMPLES, interval, said
 from transformer.training.experiment import Batch, Batches, Params, Put
 from transformer.training.metrics import Sum
 from transformer.training.step import in_microbatches

@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from transformer.data.tokenizers import Tokenizer
+from transformer.data.tokenization.tokenizers import Tokenizer
 from transformer.errors import UserError
 from transformer.host import on_host
 

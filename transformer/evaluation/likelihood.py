@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from transformer.errors import UserError
-from transformer.evaluation.bootstrap import interval, resampled, said
+from transformer.evaluation.statistics.bootstrap import interval, resampled, said
 from transformer.training.experiment import Batch, Batches, Experiment, Params, Put
 from transformer.training.metrics import Sum, merge
 from transformer.training.step import in_microbatches, make_eval_step

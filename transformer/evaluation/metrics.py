@@ -3,10 +3,10 @@
 from collections.abc import Callable
 
 from transformer.errors import UnknownMember
-from transformer.evaluation.exact import ExactMatch
-from transformer.evaluation.rouge import Rouge
-from transformer.evaluation.sacre import Bleu, Chrf, ChrfWords
-from transformer.evaluation.text_metric import MetricOptions, TextMetric
+from transformer.evaluation.text.exact import ExactMatch
+from transformer.evaluation.text.rouge import Rouge
+from transformer.evaluation.text.sacre import Bleu, Chrf, ChrfWords
+from transformer.evaluation.text.text_metric import MetricOptions, TextMetric
 
 METRICS: dict[str, Callable[[MetricOptions], TextMetric]] = {
     "bleu": Bleu,

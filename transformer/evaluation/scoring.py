@@ -9,13 +9,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from transformer.data.tokenizers import Tokenizer
+from transformer.data.tokenization.tokenizers import Tokenizer
 from transformer.decoding.generation import fill, pad
 from transformer.errors import UserError
 from transformer.host import on_host
 from transformer.training.experiment import Batch, Params
-from transformer.training.logits_memory import chunked
-from transformer.training.token_losses import token_loss
+from transformer.training.losses.logits_memory import chunked
+from transformer.training.losses.token_losses import token_loss
 
 BATCH_SIZE, CHUNK = 16, 128
 """Rows per batch, and tokens of a row whose logits are in memory at once."""

@@ -1,7 +1,7 @@
 """Models of Hugging Face transformers, in and out: one table of keys and tensors per family."""
 
-from transformer.interop.arcee import ARCEE
-from transformer.interop.bert import (
+from transformer.interop.families.arcee import ARCEE
+from transformer.interop.families.bert import (
     BERT,
     BERT_BARE,
     BERT_CLASSIFIER,
@@ -10,14 +10,14 @@ from transformer.interop.bert import (
     ROBERTA_BARE,
     ROBERTA_CLASSIFIER,
 )
+from transformer.interop.families.gemma import GEMMA2, GEMMA3
+from transformer.interop.families.gpt2 import GPT2
+from transformer.interop.families.llama import LLAMA, MISTRAL, QWEN2, QWEN3
+from transformer.interop.families.marian import MARIAN
+from transformer.interop.families.modernbert import MODERNBERT, MODERNBERT_BARE, MODERNBERT_CLASSIFIER
+from transformer.interop.families.t5 import T5
+from transformer.interop.families.vit import VIT, VIT_BARE
 from transformer.interop.family import Family
-from transformer.interop.gemma import GEMMA2, GEMMA3
-from transformer.interop.gpt2 import GPT2
-from transformer.interop.llama import LLAMA, MISTRAL, QWEN2, QWEN3
-from transformer.interop.marian import MARIAN
-from transformer.interop.modernbert import MODERNBERT, MODERNBERT_BARE, MODERNBERT_CLASSIFIER
-from transformer.interop.t5 import T5
-from transformer.interop.vit import VIT, VIT_BARE
 
 FAMILIES: dict[str, tuple[Family, ...]] = {
     "gpt2": (GPT2,),

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from transformer.config import from_values, to_values
-from transformer.data.tokenizers import Tokenizer
+from transformer.data.tokenization.tokenizers import Tokenizer
 from transformer.errors import UserError, brief, suggest
 from transformer.interop import FAMILIES
 from transformer.interop.family import Family, given, shown_key, whole

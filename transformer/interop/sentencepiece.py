@@ -14,7 +14,7 @@ from typing import Any
 import tokenizers
 from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers
 
-from transformer.data.tokenizer_formats import other_format
+from transformer.data.tokenization.tokenizer_formats import other_format
 from transformer.errors import UserError, first_line
 
 LONGEST = 1 << 26

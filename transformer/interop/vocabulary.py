@@ -8,7 +8,7 @@ from typing import Any
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, processors
 
-from transformer.data.tokenizers import (
+from transformer.data.tokenization.tokenizers import (
     NAMES,
     ROLES,
     TARGETS,

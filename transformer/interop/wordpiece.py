@@ -8,8 +8,8 @@ from typing import Any
 import tokenizers
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 
-from transformer.data.special_tokens import SpecialTokens, takes_space
-from transformer.data.tokenizers import NAMES, Tokenizer
+from transformer.data.tokenization.special_tokens import SpecialTokens, takes_space
+from transformer.data.tokenization.tokenizers import NAMES, Tokenizer
 from transformer.errors import UserError
 from transformer.interop.json_files import LONGEST, read_object
 

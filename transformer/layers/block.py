@@ -9,8 +9,8 @@ from flax import linen as nn
 
 from transformer.devices import sharded_over
 from transformer.errors import UserError
-from transformer.layers.cache import KVCache
-from transformer.layers.masks import Mask
+from transformer.layers.attention.cache import KVCache
+from transformer.layers.attention.masks import Mask
 from transformer.layers.mixers import Attention, Mixer
 
 

@@ -8,9 +8,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from transformer.layers.attention.kernels.reference import Scoring, masked_softmax
+from transformer.layers.attention.masks import Mask
 from transformer.layers.block import Block
-from transformer.layers.kernels.reference import Scoring, masked_softmax
-from transformer.layers.masks import Mask
 from transformer.layers.mixers import Attention
 from transformer.sums import Sum
 

@@ -18,12 +18,12 @@ from jax.ad_checkpoint import checkpoint_policies as policies
 
 from transformer.devices import platform
 from transformer.errors import UserError
+from transformer.layers.attention.cache import KVCache
+from transformer.layers.attention.kernels.reference import SAVED
+from transformer.layers.attention.masks import Mask
 from transformer.layers.block import Block
-from transformer.layers.cache import KVCache
-from transformer.layers.kernels.reference import SAVED
-from transformer.layers.masks import Mask
 from transformer.layers.mixers import Mixer
-from transformer.layers.sharing import apart, first_of, joined
+from transformer.layers.variants.sharing import apart, first_of, joined
 
 HOST = "pinned_host"
 """The memory that `offload` moves activations to."""

@@ -10,11 +10,11 @@ from flax import linen as nn
 from flax import struct
 
 from transformer.config import NonnegativeFloat
-from transformer.layers.cache import Cache, KVCache
+from transformer.layers.attention.cache import Cache, KVCache
+from transformer.layers.attention.masks import Mask
 from transformer.layers.embedding import Embedding, Part, Unembedding, mask_padding, output_bias, whole
-from transformer.layers.masks import Mask
 from transformer.layers.stack import Stack
-from transformer.models.text_config import TextConfig
+from transformer.models.config.text_config import TextConfig
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class DecoderConfig(TextConfig):
 
     def valued(self, decoder: type) -> type:
         """The kind of decoder with value embeddings."""
-        from transformer.models.value_embeddings import with_value_embeddings
+        from transformer.models.transforms.value_embeddings import with_value_embeddings
 
         return with_value_embeddings(decoder)
 
@@ -43,7 +43,7 @@ class DecoderConfig(TextConfig):
         return self._with_values(stack) if self.value_embeddings else stack
 
     def _with_values(self, stack: Stack) -> Stack:
-        from transformer.layers.value_embeddings import with_values
+        from transformer.layers.variants.value_embeddings import with_values
 
         return with_values(stack, self.value_embeddings)
 

@@ -9,10 +9,10 @@ from flax import linen as nn
 
 from transformer.config import Positive
 from transformer.errors import UserError
+from transformer.layers.attention.masks import Mask
 from transformer.layers.embedding import Embedding, Part, whole
-from transformer.layers.masks import Mask
-from transformer.models.stack_config import StackConfig
-from transformer.models.text_config import TextConfig
+from transformer.models.config.stack_config import StackConfig
+from transformer.models.config.text_config import TextConfig
 
 
 @dataclass(frozen=True)

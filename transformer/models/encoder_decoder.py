@@ -10,9 +10,9 @@ from flax import linen as nn
 from flax import struct
 
 from transformer.config import Bound
-from transformer.layers.cache import Cache, KVCache
+from transformer.layers.attention.cache import Cache, KVCache
+from transformer.layers.attention.masks import Mask
 from transformer.layers.embedding import Embedding
-from transformer.layers.masks import Mask
 from transformer.layers.stack import Stack
 from transformer.models.decoder import Decoder, DecoderConfig, StackStepper
 

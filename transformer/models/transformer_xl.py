@@ -10,11 +10,11 @@ from flax import struct
 
 from transformer.config import Nonnegative, Positive
 from transformer.errors import UserError
-from transformer.layers.cache import KVCache
-from transformer.layers.masks import Mask
+from transformer.layers.attention.cache import KVCache
+from transformer.layers.attention.masks import Mask
+from transformer.layers.attention.patterns import PATTERNS
+from transformer.layers.attention.positions import POSITIONS
 from transformer.layers.mixers import Attention
-from transformer.layers.patterns import PATTERNS
-from transformer.layers.positions import POSITIONS
 from transformer.models.decoder import Decoder, DecoderConfig
 
 RELATIVE = tuple(name for name, kind in POSITIONS.items() if not kind.has("embed"))

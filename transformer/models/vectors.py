@@ -7,7 +7,7 @@ from flax import linen as nn
 
 from transformer.layers.linear import Linear
 from transformer.models.encoder import Encoder
-from transformer.models.lora import LoraConfig
+from transformer.models.transforms.lora import LoraConfig
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from transformer.errors import UserError
 from transformer.layers.linear import Linear
 from transformer.models.classifier import ClassifierHead, pool
 from transformer.models.encoder import Encoder
-from transformer.models.lora import LoraConfig
+from transformer.models.transforms.lora import LoraConfig
 
 
 @dataclass(frozen=True)

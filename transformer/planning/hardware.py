@@ -14,7 +14,7 @@ import numpy as np
 from transformer.devices import DESCRIBED
 from transformer.errors import UserError
 from transformer.planning.collectives import Collective
-from transformer.training.throughput import peak_of_kind
+from transformer.training.logging.throughput import peak_of_kind
 
 GB = 10**9
 

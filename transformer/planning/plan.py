@@ -7,14 +7,14 @@ from typing import Any
 
 import jax
 
-from transformer.layers.kernels import Recorded
+from transformer.layers.attention.kernels import Recorded
 from transformer.planning.hardware import Chip, chip_of
 from transformer.planning.hlo import Program
 from transformer.planning.memory import Memory, memory
 from transformer.planning.schedule import Moved, Schedule, schedule
-from transformer.training.compiler_options import check_compiler_options
+from transformer.training.extras.compiler_options import check_compiler_options
+from transformer.training.logging.throughput import peak_of_kind, run_flops_per_token, sizes_of
 from transformer.training.run import Run
-from transformer.training.throughput import peak_of_kind, run_flops_per_token, sizes_of
 
 
 @dataclasses.dataclass(frozen=True)

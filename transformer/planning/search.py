@@ -14,9 +14,9 @@ from transformer.planning.collectives import Collective
 from transformer.planning.hardware import Chip, chip_of, duration
 from transformer.planning.memory import held, rows_apart, saved_bytes
 from transformer.planning.plan import Plan, TooLarge, make_plan, peak
+from transformer.training.logging.throughput import run_flops_per_token, sizes_of
 from transformer.training.parallel import AXES
 from transformer.training.run import Run
-from transformer.training.throughput import run_flops_per_token, sizes_of
 
 Overrides = Sequence[tuple[str, str]]
 Planned = Callable[[Overrides], Run]

@@ -12,10 +12,10 @@ from flax import linen as nn
 from tqdm import tqdm
 
 from transformer.run_folder import RunFolder
-from transformer.training.checkpoint import Params
 from transformer.training.hooks import Evaluator, Hook
 from transformer.training.metrics import Sum
 from transformer.training.parallel import rows_here
+from transformer.training.state import Params
 
 Batch = Mapping[str, Any]
 """A batch in the step: named arrays whose leading axis is the batch."""
@@ -50,7 +50,7 @@ class Experiment(ABC):
     heads: tuple[str, ...] = ()
     """Names of parameters that `initialize_from` may leave newly initialised."""
     origin: Callable[[], Any] | None = None
-    """Opens the `Origin` (see `transformer.training.initialize`) that `initialize_from` names; None: the
+    """Opens the `transformer.training.checkpoints.initialize.Origin` that `initialize_from` names; None: the
     checkpoint of the run of that name."""
     measures: Callable[[bool, bool], Any] | None = None
     """`measures(norms, attention)` is a flax method interceptor that sows measurements of the layers as terms

@@ -10,10 +10,10 @@ import jax
 
 from transformer.errors import UserError, brief
 from transformer.run_folder import replace
-from transformer.training import trace
-from transformer.training.checkpoint import Params, State
-from transformer.training.events import Events
-from transformer.training.writers import names_of
+from transformer.training.logging import trace
+from transformer.training.logging.events import Events
+from transformer.training.logging.writers import names_of
+from transformer.training.state import Params, State
 
 
 class Hook(ABC):

@@ -14,16 +14,17 @@ import numpy as np
 
 from transformer.errors import StorageError, UserError
 from transformer.run_folder import replace
-from transformer.training.agreement import Agreement
-from transformer.training.checkpoint import Checkpoints, State
-from transformer.training.divergence import Diverged
+from transformer.training.checkpoints.checkpoint import Checkpoints
+from transformer.training.checkpoints.saving import Saving
+from transformer.training.checkpoints.storage import is_failing, reason
 from transformer.training.experiment import Batch, Batches
+from transformer.training.extras.agreement import Agreement
+from transformer.training.extras.divergence import Diverged
 from transformer.training.hooks import Hook, is_due, numbers
+from transformer.training.logging.writers import Lasting, Progress, Writer
 from transformer.training.metrics import Meter, Sum
 from transformer.training.run_config import TrainConfig
-from transformer.training.saving import Saving
-from transformer.training.storage import is_failing, reason
-from transformer.training.writers import Lasting, Progress, Writer
+from transformer.training.state import State
 
 
 def train(

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 import jax
 
 from transformer.sums import Sum
-from transformer.training.schedules import Schedule
+from transformer.training.optim.schedules import Schedule
 
 if TYPE_CHECKING:
-    from transformer.training.divergence import Watch
+    from transformer.training.extras.divergence import Watch
 
 __all__ = ["Meter", "Sum", "merge"]
 

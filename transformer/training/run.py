@@ -14,25 +14,26 @@ import numpy as np
 from transformer.errors import UserError
 from transformer.run_folder import RunFolder
 from transformer.training import parallel
-from transformer.training.checkpoint import Checkpoints, State, Step, trained_steps
-from transformer.training.compiler_options import check_compiler_options, options_for
-from transformer.training.divergence import Watch
+from transformer.training.checkpoints.checkpoint import Checkpoints, Step, trained_steps
+from transformer.training.checkpoints.initialize import Checkpoint, WarmStart, mean
 from transformer.training.experiment import Batches, Experiment, Params, Put
+from transformer.training.extras.compiler_options import check_compiler_options, options_for
+from transformer.training.extras.divergence import Watch
 from transformer.training.hooks import Evaluate, Evaluator, Hook, Profile, check_measured
-from transformer.training.initial_values import redraw
-from transformer.training.initialize import Checkpoint, WarmStart, mean
+from transformer.training.logging.throughput import peak_flops, run_flops_per_token
+from transformer.training.logging.writers import EXTRAS, Latest, check_installed, make_writers, names_of
 from transformer.training.loop import train
 from transformer.training.metrics import Meter
-from transformer.training.optax_optimizers import multiplies_matrices, own_average
-from transformer.training.optimizer import Lengths, make_optimizer
-from transformer.training.parametrization import parametrized
+from transformer.training.optim.initial_values import redraw
+from transformer.training.optim.optax_optimizers import multiplies_matrices, own_average
+from transformer.training.optim.optimizer import Lengths, make_optimizer
+from transformer.training.optim.parametrization import parametrized
+from transformer.training.optim.roles import roles_of
+from transformer.training.optim.rules import check_rules, stop_gradients
 from transformer.training.partition import check_batch_fits, check_divided, check_fits
-from transformer.training.roles import roles_of
-from transformer.training.rules import check_rules, stop_gradients
 from transformer.training.run_config import RunConfig, asks_layers
+from transformer.training.state import State
 from transformer.training.step import Program, TrainStep, make_train_step
-from transformer.training.throughput import peak_flops, run_flops_per_token
-from transformer.training.writers import EXTRAS, Latest, check_installed, make_writers, names_of
 
 
 def unchanged(step: TrainStep) -> TrainStep:
@@ -87,7 +88,7 @@ class Run:
     @functools.cached_property
     def stages(self) -> Any:
         """The `Stages` of `train.until`; raises if a batch size in it is impossible."""
-        from transformer.training.stages import Stages
+        from transformer.training.extras.stages import Stages
 
         return Stages(self)
 
@@ -208,7 +209,7 @@ class Run:
     def _other(self, step: Program, around: Callable, state: State) -> Any:
         if self.config.train.until:
             return self.stages.step(around, int(state.step))
-        from transformer.training import measured
+        from transformer.training.extras import measured
 
         return measured.make(self, step, around, int(state.step))
 

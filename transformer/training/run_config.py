@@ -15,9 +15,9 @@ from transformer.config import (
     Positive,
 )  # fmt: skip
 from transformer.errors import UserError
-from transformer.training.optimizer import OptimizerConfig
+from transformer.training.logging.writers import names_of
+from transformer.training.optim.optimizer import OptimizerConfig
 from transformer.training.parallel import ParallelConfig
-from transformer.training.writers import names_of
 
 Seed = Annotated[int, Bound("a number from 0 to 2^32 - 1", 0, 2**32 - 1)]
 
@@ -139,7 +139,7 @@ class RunConfig(Bounded):
             self._check_stages()
 
     def _check_stages(self) -> None:
-        from transformer.training.stage_config import check_stages
+        from transformer.training.extras.stage_config import check_stages
 
         check_stages(self)
 
@@ -157,7 +157,7 @@ class RunConfig(Bounded):
         return {f"model.{key}": value for key, value in keys.items()}
 
     def effect(self, key: str) -> str | None:
-        """See `transformer.training.function.Difference`; `key` is one of `function`."""
+        """See `transformer.training.checkpoints.function.Difference`; `key` is one of `function`."""
         model, name = vars(self)["model"], key.rpartition(".")[2]
         return "" if name in model.harmless else ANOTHER if name in model.asked else None
 

@@ -11,10 +11,10 @@ import numpy as np
 import optax
 
 from transformer.errors import UserError
-from transformer.training.checkpoint import State
 from transformer.training.experiment import Batch, Experiment, Params
+from transformer.training.extras.replicas import are_replicas, by_replica
 from transformer.training.metrics import Sum
-from transformer.training.replicas import are_replicas, by_replica
+from transformer.training.state import State
 
 TrainStep = Callable[[State, Batch], tuple[State, dict[str, Sum]]]
 EvalStep = Callable[[Params, Batch], dict[str, Sum]]

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from transformer.data.disk_cache import data_folder
+from transformer.data.cache.disk_cache import data_folder
 from transformer.data.source_names import suggest_kind
 from transformer.data.sources.aligned_files import Aligned
 from transformer.data.sources.base import PLACE, SPLITS, Options, Source

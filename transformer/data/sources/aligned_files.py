@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from transformer.data.disk_cache import digest
+from transformer.data.cache.disk_cache import digest
 from transformer.data.sources.base import SPLITS, Options, belong, shares
 from transformer.data.sources.files import Files, matching, stripped
 from transformer.errors import UserError

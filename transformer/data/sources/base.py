@@ -129,7 +129,7 @@ class Source(ABC):
 
     @property
     def content(self) -> dict[str, Any]:
-        """Name -> content of the records, as in JSON (see `transformer.data.content_digests`)."""
+        """Name -> content of the records, as in JSON (see `transformer.data.cache.content_digests`)."""
         return {self.name: self.identity}
 
     def place(self, index: int) -> str:

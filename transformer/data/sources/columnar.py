@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from transformer.data.disk_cache import digest
+from transformer.data.cache.disk_cache import digest
 from transformer.data.sources.base import Options, keys_of
 from transformer.data.sources.record_files import Block, RecordFiles
 from transformer.errors import UserError, first_line

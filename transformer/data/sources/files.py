@@ -16,8 +16,8 @@ from typing import Any
 
 import numpy as np
 
-from transformer.data.content_digests import contents_of
-from transformer.data.disk_cache import build_once, digest
+from transformer.data.cache.content_digests import contents_of
+from transformer.data.cache.disk_cache import build_once, digest
 from transformer.data.sources.base import MANY, PIECE, SPLITS, Options, Source, belong, falls_in, shares
 from transformer.data.sources.packed_files import PACKED, WINDOWS, reading, refuse_binary
 from transformer.errors import UserError

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from transformer.data.disk_cache import build_once, digest
+from transformer.data.cache.disk_cache import build_once, digest
 from transformer.errors import UserError
 from transformer.json_text import parse_json
 

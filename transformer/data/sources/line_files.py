@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from transformer.data.disk_cache import digest
+from transformer.data.cache.disk_cache import digest
 from transformer.data.sources.base import Options, check_text, key_of, keys_of
 from transformer.data.sources.json_forms import add_nested, as_lines, is_array
 from transformer.data.sources.record_files import Block, RecordFiles

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 from tqdm import tqdm
 
-from transformer.data.disk_cache import build_once, digest, load_array
+from transformer.data.cache.disk_cache import build_once, digest, load_array
 from transformer.data.sources.base import belong, shares, tallied
 from transformer.data.sources.files import Files
 from transformer.json_text import parse_json

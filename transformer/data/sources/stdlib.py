@@ -9,7 +9,7 @@ import sysconfig
 from pathlib import Path
 from typing import Any
 
-from transformer.data.disk_cache import digest
+from transformer.data.cache.disk_cache import digest
 from transformer.data.sources.base import SPLITS, Options, Source, falls_in
 from transformer.errors import UserError
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from transformer.data.disk_cache import build_once
+from transformer.data.cache.disk_cache import build_once
 from transformer.data.sources.base import SPLITS, Options, Source
 from transformer.data.sources.stdlib import fingerprint, library_files
 from transformer.errors import UserError

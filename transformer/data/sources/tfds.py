@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from transformer.data.disk_cache import digest, locked
+from transformer.data.cache.disk_cache import digest, locked
 from transformer.data.sources.base import SPLITS, Options, Source
 from transformer.errors import UserError, first_line
 

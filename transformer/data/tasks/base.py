@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from transformer.data.cache.disk_cache import digest
 from transformer.data.corpus import SplitData
-from transformer.data.disk_cache import digest
 from transformer.data.loader import DataLoader, HostBatch
 from transformer.data.sources.base import SPLITS
 from transformer.errors import UserError

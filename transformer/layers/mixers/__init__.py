@@ -1,8 +1,8 @@
 """Mixers, by the name that `model.mixer` gives: each one file. `basics` builds attention up step by step."""
 
-from transformer.layers.mixers.attention import Attention, MultiHeadAttention
+from transformer.layers.attention.attention import Attention, MultiHeadAttention
+from transformer.layers.attention.latent import LatentAttention
 from transformer.layers.mixers.base import Mixer
-from transformer.layers.mixers.latent import LatentAttention
 from transformer.layers.mixers.linear import LinearAttention
 from transformer.layers.mixers.plain import PlainAttention
 

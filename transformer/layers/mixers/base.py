@@ -6,7 +6,7 @@ from typing import Any
 import jax
 from flax import linen as nn
 
-from transformer.layers.masks import Mask
+from transformer.layers.attention.masks import Mask
 
 
 class Mixer(nn.Module):

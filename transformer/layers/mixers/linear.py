@@ -8,10 +8,10 @@ import jax.numpy as jnp
 from flax import linen as nn
 
 from transformer.errors import UserError
+from transformer.layers.attention.masks import Mask
+from transformer.layers.attention.positions import POSITIONS, Position
 from transformer.layers.linear import Linear
-from transformer.layers.masks import Mask
 from transformer.layers.mixers.base import Mixer
-from transformer.layers.positions import POSITIONS, Position
 
 CHUNK = 64
 """Tokens that the causal sequence form reads at once, between updates of the state."""

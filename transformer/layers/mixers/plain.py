@@ -2,8 +2,8 @@
 
 import jax
 
-from transformer.layers.cache import KVCache
-from transformer.layers.mixers.attention import Attention
+from transformer.layers.attention.attention import Attention
+from transformer.layers.attention.cache import KVCache
 
 
 class PlainAttention(Attention, kw_only=True):  # type: ignore[call-arg]

@@ -1,8 +1,8 @@
 """Losses of a target token as functions of its log-probability, by the value of `loss.name`.
 
 A loss maps float32 log-probabilities of any shape to losses of the same shape and type; `loss.arguments`
-sets its further arguments. `transformer.training.token_losses` implements label smoothing, z-loss and chunks
-for all.
+sets its further arguments. `transformer.training.losses.token_losses` implements label smoothing, z-loss and
+chunks for all.
 """
 
 import operator

@@ -1,0 +1,310 @@
+"""Conversations and preferences as sources, and their tokens with the answers marked."""
+
+import contextlib
+import dataclasses
+import functools
+import json
+from abc import abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tokenizers
+from tqdm import tqdm
+
+from transformer.data.cache.disk_cache import build_once, digest, map_arrays
+from transformer.data.cache.token_cache import BAR
+from transformer.data.chat.chat_template import ChatTemplate, Message, check_messages
+from transformer.data.sources import Source
+from transformer.data.sources.base import before_answer
+from transformer.data.tokenization.tokenizers import Tokenizer, whole
+from transformer.errors import UserError
+from transformer.json_text import parse_json
+
+
+class Dialogues(Source):
+    """Records of `each` conversations, from the fields that `parts` read of the same records.
+
+    The text of a record, on which a tokenizer may be trained, is that of its messages without a template.
+    """
+
+    each: int
+    last_only = False
+    """Whether only the last answer of a conversation is one to learn."""
+
+    def __init__(self, parts: Sequence[Source]) -> None:
+        self._parts = parts
+        self.name = parts[0].name
+        self.identity = digest(type(self).__name__, [part.identity for part in parts])
+
+    def __len__(self) -> int:
+        return len(self._parts[0])
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        messages = (message for each in self.conversations(index) for message in each)
+        return {self.field: "\n".join(message["content"] for message in messages)}
+
+    @property
+    def content(self) -> dict[str, Any]:
+        """The content of all fields."""
+        return {name: content for part in self._parts for name, content in part.content.items()}
+
+    @functools.cached_property
+    def tally(self) -> Mapping[str, int]:  # type: ignore[override]
+        """That of the records."""
+        return self._parts[0].tally
+
+    def place(self, index: int) -> str:
+        """The file and the line of a record."""
+        return self._parts[0].place(index)
+
+    def conversations(self, index: int) -> list[list[Message]]:
+        """The conversations of a record.
+
+        Raises:
+          UserError: it has no such conversations; the message names its place.
+        """
+        values = [part.value(index) for part in self._parts]
+        try:
+            return self._read(*values)
+        except UserError as error:
+            raise UserError(f"{self.place(index)}: {error}") from None
+
+    def opening(self, index: int) -> list[Message]:
+        """The messages of a record, without the answer if they end with one.
+
+        Raises:
+          UserError: there are none; the message names the record's place.
+        """
+        *before, last = self.conversations(index)[0]
+        if last["role"] != "assistant":
+            return [*before, last]
+        if not before:
+            raise UserError(f"{self.place(index)}: no message before the last answer: nothing to answer")
+        return before
+
+    @abstractmethod
+    def _read(self, *values: Any) -> list[list[Message]]:
+        """The conversations in the values of the fields."""
+
+
+class Openings(Source):
+    """The messages of each record before its first answer to learn, as JSON."""
+
+    def __init__(self, dialogues: Dialogues) -> None:
+        self._dialogues, self.name = dialogues, dialogues.name
+        self.identity = digest("openings", dialogues.identity)
+
+    def __len__(self) -> int:
+        return len(self._dialogues)
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        messages = self._dialogues.conversations(index)[0]
+        return {
+            self.field: json.dumps(messages[:-1] if self._dialogues.last_only else before_answer(messages))
+        }
+
+    def place(self, index: int) -> str:
+        """The file and the line of a record."""
+        return self._dialogues.place(index)
+
+
+class Conversations(Dialogues):
+    """One conversation in each record: a list of messages or the JSON of one; or, in several fields, the
+    prompt, whose texts are joined by line breaks, and last the answer."""
+
+    each = 1
+
+    def _read(self, *values: Any) -> list[list[Message]]:
+        *prompts, value = values
+        if prompts:
+            return [[*_prompt(prompts), *_messages(value, "assistant")]]
+        if isinstance(value, str):
+            with contextlib.suppress(ValueError):
+                value = parse_json(value)
+        return [check_messages(value)]
+
+
+class Preferences(Dialogues):
+    """The chosen and the rejected answer to the same prompt, which is a text, a message or a list of them.
+
+    An answer is a text, a message, or a conversation that ends with it: the prompt first, or without a field
+    of the prompt what both start with. A text is a text, also where it could be read as JSON.
+    """
+
+    each = 2
+    last_only = True
+
+    def _read(self, *values: Any) -> list[list[Message]]:
+        *prompts, chosen, rejected = (
+            _messages(value, role)
+            for value, role in zip(values, ("user", "assistant", "assistant")[-len(values) :], strict=True)
+        )
+        before = prompts[0] if prompts else chosen[:-1]
+        if not before:
+            raise UserError("no message before the chosen answer; expected the prompt there")
+        if before[-1]["role"] == "assistant":
+            raise UserError("the prompt ends with an answer")
+        return [[*before, self._answer(messages, before)] for messages in (chosen, rejected)]
+
+    def _answer(self, messages: list[Message], before: list[Message]) -> Message:
+        *earlier, last = messages
+        if earlier and (earlier != before or last["role"] != "assistant"):
+            raise UserError(f"{len(messages)} messages as an answer; expected one, or the prompt and one")
+        if last["role"] != "assistant":
+            raise UserError(f"an answer is a message of the {last['role']}; expected one of the assistant")
+        if "weight" in last:
+            raise UserError("an answer has the weight 0; leave the record out")
+        return last
+
+
+def _prompt(values: Sequence[Any]) -> list[Message]:
+    """The messages of a prompt in several fields, of which some may be empty."""
+    given = [value for value in values if not isinstance(value, str) or value.strip()]
+    if all(isinstance(value, str) for value in given):
+        given = ["\n".join(given)]
+    return [message for value in given for message in _messages(value, "user")]
+
+
+def _messages(value: Any, role: str) -> list[Message]:
+    """The messages of a text or of an object, whose role is by default this one, or of a list."""
+    if isinstance(value, str):
+        value = {"content": value}
+    if isinstance(value, dict):
+        value = [value if value.get("role") or value.get("from") else value | {"role": role}]
+    return check_messages(value)
+
+
+class ChatTokens:
+    """Conversations as tokens, by a template and a tokenizer whose special tokens the template may use.
+
+    Raises:
+      UserError: the template ends answers with no special token, so that their end cannot be recognised.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, template: ChatTemplate) -> None:
+        ids = {"bos_token": tokenizer.bos_id, "eos_token": tokenizer.eos_id, "pad_token": tokenizer.pad_id}
+        names = {role: tokenizer.name(i) for role, i in ids.items()}
+        if tokenizer.special and "bos_token" not in tokenizer.special:
+            names["bos_token"] = ""  # as in transformers, where what is not named is empty in a template
+        self.template = dataclasses.replace(template, tokens=names)
+        self.identity = digest("chat", tokenizer.identity, self.template.source, self.template.tokens)
+        self._backend = whole(tokenizers.Tokenizer.from_str(tokenizer.content), "the tokenizer")
+        self._backend.encode_special_tokens = False
+        added = self._backend.get_added_tokens_decoder()
+        self._special = {i: token.content for i, token in added.items() if token.special}
+        talk = [{"role": "user", "content": "question"}, {"role": "assistant", "content": "answer"}]
+        answer, _ = self.template.pieces(talk)[-1]
+        # A template may also start an answer with special tokens.
+        ends = [i for i in self.read(answer.rpartition("answer")[2]) if i in self._special]
+        if not ends:
+            raise UserError("the template ends answers with no special token of the tokenizer")
+        self.end_id: int = ends[0]
+
+    def encode(self, messages: Sequence[Message], last_only: bool = False) -> tuple[np.ndarray, np.ndarray]:
+        """The tokens (m,) up to the end of the last answer to learn, and whether each is one of such an
+        answer or its end; with `last_only` of the last one.
+
+        Raises:
+          UserError: a message has the text of a special token, there is nothing to learn, or the template
+            refuses the messages.
+        """
+        self._check(messages)
+        ids: list[int] = []
+        marks: list[bool] = []
+        for new, is_answer in self._pieces(messages):
+            stop = len(new) - new[::-1].index(self.end_id) if is_answer and self.end_id in new else len(new)
+            ids += new
+            marks += [is_answer and i < stop for i in range(len(new))]
+        if not any(marks):
+            raise UserError("no answer to learn: expected a message of the assistant, without weight 0")
+        last = len(marks) - marks[::-1].index(True)
+        found = np.array(marks[:last])
+        if last_only:
+            found[: np.flatnonzero(~found)[-1]] = False
+        return np.array(ids[:last], np.int64), found
+
+    def prompt(self, messages: Sequence[Message]) -> list[int]:
+        """The tokens of messages and of the beginning of an answer to them. Raises as `encode`."""
+        self._check(messages)
+        return [i for new, _ in self._pieces(messages, answering=True) for i in new]
+
+    def _pieces(
+        self, messages: Sequence[Message], answering: bool = False
+    ) -> Iterator[tuple[list[int], bool]]:
+        """The tokens that each piece of the template adds to the one before it, or of a piece alone where a
+        token would span both: so a prompt has the tokens that training has before its answer.
+
+        SentencePiece starts a text with a space, but not what continues one.
+        """
+        before = ""
+        for text, is_answer in self.template.pieces(messages, answering):
+            head, both = self.read(before), self.read(before + text)
+            yield both[len(head) :] if both[: len(head)] == head else self.read(text), is_answer
+            before = text or before
+
+    def _check(self, messages: Sequence[Message]) -> None:
+        for number, message in enumerate(messages, 1):
+            for name in self._special.values():
+                if name in message["content"]:
+                    raise UserError(
+                        f"message {number} has {name!r}, which is a special token: write it otherwise"
+                    )
+
+    def read(self, text: str) -> list[int]:
+        """The tokens of a text in which names of special tokens are these."""
+        return self._backend.encode(text, add_special_tokens=False).ids
+
+
+class Sequences:
+    """Tokenised conversations in memory-mapped files, made once.
+
+    Sequence i is tokens[offsets[i] : offsets[i + 1]]; `answers` is 1 for tokens to learn, and `firsts` has
+    the index of the first of them in each sequence.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.identity = folder.name
+        arrays = map_arrays(folder, lazily=("tokens", "answers"))
+        try:
+            self.tokens, self.answers = arrays["tokens"], arrays["answers"]
+            self.offsets, self.firsts = arrays["offsets"], arrays["firsts"]
+        except KeyError as error:
+            raise UserError(f"{folder}: {error.args[0]} is gone; delete this folder") from None
+
+    def __len__(self) -> int:
+        return len(self.firsts)
+
+    @classmethod
+    def of(cls, source: Dialogues, tokens: ChatTokens, data_folder: Path) -> "Sequences":
+        """Opens the cache of a source, or makes it: the conversations of its records, in order.
+
+        Raises:
+          UserError: there is no record, or one is not valid; the message names its place.
+        """
+        key = digest(3, source.identity, tokens.identity)
+        return cls(build_once(data_folder / "dialogues" / key, functools.partial(_write, source, tokens)))
+
+
+def _write(source: Dialogues, tokens: ChatTokens, folder: Path) -> None:
+    offsets, firsts = [0], []
+    with open(folder / "tokens.uint32", "wb") as ids, open(folder / "answers.uint8", "wb") as marks:
+        for ids_m, answers_m in _encoded(source, tokens):
+            ids.write(ids_m.astype(np.uint32).tobytes())
+            marks.write(answers_m.astype(np.uint8).tobytes())
+            offsets.append(offsets[-1] + len(ids_m))
+            firsts.append(int(answers_m.argmax()))
+    np.array(offsets).tofile(folder / "offsets.int64")
+    np.array(firsts).tofile(folder / "firsts.int64")
+
+
+def _encoded(source: Dialogues, tokens: ChatTokens) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    if not len(source):
+        raise UserError(f"{source.name}: no conversation; give more, or data.validation_source")
+    for index in tqdm(range(len(source)), f"tokenising {source.name}", unit=" records", **BAR):
+        for messages in source.conversations(index):
+            try:
+                yield tokens.encode(messages, source.last_only)
+            except UserError as error:
+                raise UserError(f"{source.place(index)}: {error}") from None

@@ -1,0 +1,1 @@
+"""Rows for encoders: masked, labelled and with questions."""

@@ -1,0 +1,1 @@
+"""Running text: packed rows and mixtures of sources."""

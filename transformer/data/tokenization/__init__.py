@@ -1,0 +1,1 @@
+"""Tokenizers, trained or read from files."""

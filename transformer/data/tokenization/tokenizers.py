@@ -1,0 +1,318 @@
+"""Tokenizers: bytes, characters, byte-level BPE, words, or any other `tokenizer.json`."""
+
+import functools
+import itertools
+import json
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import tokenizers
+from tokenizers import decoders, models, normalizers, pre_tokenizers
+
+from transformer.data.cache.disk_cache import digest, flush
+from transformer.data.tokenization.closed_vocabulary import ClosedVocabulary
+from transformer.data.tokenization.tokenizer_formats import other_format
+from transformer.data.tokenization.tokenizer_kinds import (
+    END,
+    UNKNOWN,
+    TokenizerKind,
+    text_normalizer,
+    train_bpe,
+    train_characters,
+    train_words,
+)
+from transformer.errors import UserError, first_line
+from transformer.json_text import parse_json
+
+ENDS = (END, "<|end_of_text|>", "</s>", "<eos>", "[SEP]")
+"""Names of the end-of-text token in other tokenizers, in order of preference."""
+
+
+def _symbol(byte: int) -> str:
+    """The character for a byte in byte-level tokenizers: itself if it is printable."""
+    shown = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    return chr(byte) if byte in shown else chr(0x100 + byte - sum(other < byte for other in shown))
+
+
+def byte_tokens(texts: Iterable[str] = (), vocab_size: int = 0) -> tokenizers.Tokenizer:
+    """Id b is byte b; there is nothing to train."""
+    backend = tokenizers.Tokenizer(models.BPE(vocab={_symbol(byte): byte for byte in range(256)}, merges=[]))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    backend.decoder = decoders.ByteLevel()
+    return backend
+
+
+ROLES = ("bos_token", "eos_token", "pad_token")
+"""Roles of special tokens, as tokenizer_config.json names them: before a document, after it, padding."""
+
+TEXTS = ("chat_template", "padding_side")
+KEPT = (*TEXTS, "unk_token", "mask_token")
+"""Keys of tokenizer_config.json that change no encoding: `TEXTS`, and what others call their tokens."""
+
+NONE_NAMED: Mapping[str, str] = MappingProxyType({})
+"""No names of special tokens."""
+
+TOKENIZERS = {
+    "bytes": TokenizerKind(byte_tokens, learns=False),
+    "characters": TokenizerKind(train_characters),
+    "bpe": TokenizerKind(train_bpe, least_size=257, needs="every byte"),
+    "words": TokenizerKind(train_words, least_size=3, needs="a word, all others"),
+}
+"""Value of `data.tokenizer` -> how to make it; any other value is the path of a `tokenizer.json`."""
+
+
+RARE = "\ua66e"
+"""A letter that hardly any vocabulary has: U+A66E, of one Slavonic manuscript."""
+
+NAMES, TEMPLATE = "tokenizer_config.json", "chat_template.jinja"
+"""Files beside a `tokenizer.json`: one names the special tokens, and either may have a chat template."""
+
+TARGETS = "target_tokenizer.json"
+"""A file beside a `tokenizer.json` that then encodes sources alone: the tokenizer of targets."""
+
+
+def read_backend(path: Path) -> tokenizers.Tokenizer:
+    """The tokenizer in a `tokenizer.json` as one that encodes a text always alike (see `whole`); raises
+    `UserError` if it cannot be read."""
+    try:
+        return whole(tokenizers.Tokenizer.from_str(path.read_text(encoding="utf-8-sig")), str(path))
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read ({error.strerror})") from None
+    except Exception as error:  # the library raises nothing more precise
+        what = other_format(path) or f"not a tokenizer.json ({first_line(error)})"
+        raise UserError(f"{path}: {what}") from None
+
+
+def whole(backend: tokenizers.Tokenizer, name: str) -> Any:
+    """The tokenizer of this name, for messages, without the dropout that it was trained with; of a model
+    without an unknown token a `ClosedVocabulary`."""
+    if getattr(backend.model, "dropout", None):
+        backend.model.dropout = None
+    try:
+        backend.model.tokenize(RARE)
+    except Exception:  # the library raises nothing more precise
+        return ClosedVocabulary(backend, name)
+    return backend
+
+
+def settings_beside(file: Path) -> dict[str, Any]:
+    """What stands beside a `tokenizer.json`: the values of a `tokenizer_config.json`, with the chat template
+    of a `chat_template.jinja`; {} if there is neither.
+
+    Raises:
+      UserError: one of them cannot be read, or the first is not a JSON object.
+    """
+    path, template = file.with_name(NAMES), file.with_name(TEMPLATE)
+    try:
+        given = parse_json(path.read_text(encoding="utf-8-sig")) if path.is_file() else {}
+        own = {"chat_template": template.read_text(encoding="utf-8-sig")} if template.is_file() else {}
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path} or {TEMPLATE} beside it: not readable ({str(error)[:160]})") from None
+    if not isinstance(given, dict):
+        raise UserError(f"{path}: a JSON {type(given).__name__}; expected an object, {{...}}")
+    return given | own
+
+
+def special_in(settings: Mapping[str, Any], backend: tokenizers.Tokenizer) -> dict[str, str]:
+    """Role -> name of the special tokens that the values of a `tokenizer_config.json` name and the tokenizer
+    has; and the values `KEPT`."""
+    given, vocabulary = {key: settings.get(key) for key in (*ROLES, *KEPT)}, backend.get_vocab()
+    # A name may come with how the token is stripped.
+    texts = {key: text.get("content") if isinstance(text, dict) else text for key, text in given.items()}
+    texts["chat_template"] = chat_template_in(settings)
+    named = {key: text for key, text in texts.items() if isinstance(text, str) and text}
+    return {key: text for key, text in named.items() if key in TEXTS or text in vocabulary}
+
+
+def chat_template_in(settings: Mapping[str, Any]) -> str:
+    """The chat template in the values of a `tokenizer_config.json`, of several the one named "default"; ""
+    if there is none."""
+    given = settings.get("chat_template")
+    named = given if isinstance(given, list) else [{"name": "default", "template": given}]
+    default = [each for each in named if isinstance(each, dict) and each.get("name") == "default"]
+    return next((each["template"] for each in default if isinstance(each.get("template"), str)), "")
+
+
+def _write(path: Path, text: str) -> None:
+    part = Path(f"{path}.{os.getpid()}.part")
+    part.write_text(text, encoding="utf-8")
+    flush(part)
+    os.replace(part, path)
+
+
+class Tokenizer:
+    """A `tokenizer.json` with special tokens: `bos_id` before every document, `eos_id` after it, `pad_id`.
+
+    They are one token, unless `special` names others. The text of a special token is encoded as plain text,
+    so that no document can contain `eos_id`. `targets` is the tokenizer of the targets of pairs, with ids of
+    the same vocabulary: the tokenizer itself, unless another is given.
+    """
+
+    def __init__(
+        self,
+        backend: tokenizers.Tokenizer,
+        special: Mapping[str, str] = NONE_NAMED,
+        targets: "Tokenizer | None" = None,
+    ) -> None:
+        """Wraps a tokenizer of the `tokenizers` library. `special` are names of special tokens by their role,
+        a key of `ROLES`, and values of `KEPT`; without an end-of-text token one of `ENDS` is taken, or
+        `<|endoftext|>` is added."""
+        end = special.get("eos_token") or next(filter(backend.get_vocab().__contains__, ENDS), END)
+        names = {role: special.get(role) or end for role in ROLES}
+        backend.add_special_tokens(sorted({*names.values()}))
+        backend.no_truncation()
+        backend.no_padding()
+        backend.encode_special_tokens = True  # encode them as plain text
+        self.backend, self.special = backend, {key: special[key] for key in ROLES if key in special}
+        self.targets = targets or self
+        self.kept = {key: special[key] for key in KEPT if key in special}
+        self.folder: Path | None = None  # where it is from, for messages
+        self.bos_id, self.eos_id, self.pad_id = (backend.get_vocab()[names[role]] for role in ROLES)
+
+    @classmethod
+    def train(
+        cls,
+        kind: str,
+        texts: Iterable[str] = (),
+        vocab_size: int = 0,
+        *,
+        lowercase: bool = False,
+        strip_accents: bool = False,
+    ) -> "Tokenizer":
+        """Trains a tokenizer of one of the kinds of `TOKENIZERS` on text given in pieces; `lowercase` and
+        `strip_accents` are those of `text_normalizer`, and become a part of the tokenizer.
+
+        Raises:
+          UserError: an unknown kind.
+        """
+        if kind not in TOKENIZERS:
+            raise UserError(f"{kind!r}: unknown tokenizer; expected a file or one of {', '.join(TOKENIZERS)}")
+        change = text_normalizer(lowercase, strip_accents)
+        read = texts if change is None else map(change.normalize_str, texts)
+        backend = TOKENIZERS[kind].train(read, vocab_size)
+        if change is not None:
+            backend.normalizer = normalizers.Sequence([change, *filter(None, [backend.normalizer])])
+        return cls(backend)
+
+    @classmethod
+    def blank(cls, vocab_size: int) -> "Tokenizer":
+        """A tokenizer of `vocab_size` meaningless words, for the shapes of a model."""
+        words = {f"word {i}": i for i in range(vocab_size - 1)}
+        return cls(tokenizers.Tokenizer(models.WordLevel(words | {END: vocab_size - 1}, "word 0")))
+
+    @classmethod
+    def load(cls, path: str | os.PathLike) -> "Tokenizer":
+        """Reads a `tokenizer.json` of this or another library, with the special tokens that a
+        `tokenizer_config.json` beside it names, its chat template, and the tokenizer of targets beside it.
+
+        Raises:
+          UserError: no such file, or another format.
+        """
+        file = Path(path).expanduser()
+        backend = read_backend(file)
+        special = special_in(settings_beside(file), backend)
+        targets = cls(read_backend(other), special) if (other := file.with_name(TARGETS)).is_file() else None
+        found = cls(backend, special, targets)
+        found.folder = file.parent
+        return found
+
+    def save(self, path: str | os.PathLike) -> None:
+        """Writes `tokenizer.json` atomically, with a tokenizer of targets beside it if that is another, and
+        `tokenizer_config.json` if it names special tokens or has values that are kept."""
+        if settings := self.special | self.kept:
+            _write(Path(path).with_name(NAMES), json.dumps(settings, ensure_ascii=False, indent=2))
+        if self.targets is not self:
+            _write(Path(path).with_name(TARGETS), self.targets.content)
+        _write(Path(path), self.content)
+
+    @property
+    def chat_template(self) -> str:
+        """How messages become one text; "" if that is not known."""
+        return self.kept.get("chat_template", "")
+
+    @chat_template.setter
+    def chat_template(self, template: str) -> None:
+        self.kept["chat_template"] = template
+
+    @property
+    def content(self) -> str:
+        """The text of `tokenizer.json`."""
+        return self.backend.to_str(pretty=True)
+
+    @property
+    def identity(self) -> str:
+        """A digest that differs between tokenizers that encode differently."""
+        targets = [] if self.targets is self else [self.targets.content]
+        return digest(self.content, *([self.special] if self.special else []), *targets)
+
+    @functools.cached_property
+    def vocab_size(self) -> int:
+        """The number of tokens, including special ones; ids are below it."""
+        return max(self.backend.get_vocab().values()) + 1
+
+    def find(self, token: str) -> int | None:
+        """The id of a token by its exact name in the vocabulary, or None."""
+        return self.backend.token_to_id(token)
+
+    def name(self, token: int) -> str:
+        """The name of a token in the vocabulary; "" for an unused id."""
+        return self.backend.id_to_token(token) or ""
+
+    @property
+    def unknown_id(self) -> int | None:
+        """The id of the unknown token, or None if there is none."""
+        name = getattr(self.backend.model, "unk_token", None)
+        return None if name is None else self.backend.token_to_id(name)
+
+    def encode(self, text: str) -> list[int]:
+        """The ids of a text, without special tokens."""
+        return self.backend.encode(text, add_special_tokens=False).ids
+
+    def encode_with_spans(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
+        """The ids of a text, and the character span (start, end) of each."""
+        encoding = self.backend.encode(text, add_special_tokens=False)
+        return encoding.ids, encoding.offsets
+
+    def words(self) -> dict[str, int]:
+        """Words and subwords that are single tokens -> ids: preferably of the token after a space, as inside
+        a text, otherwise of that at the beginning of a text."""
+        shown = {self.normalize(self.decode([i])) for i in range(self.vocab_size)}
+        words = sorted(shown - {"", UNKNOWN})
+        found: dict[str, int] = {}
+        for texts in ([f" {word}" for word in words], words):
+            encodings = self.backend.encode_batch_fast(texts, add_special_tokens=False)
+            for word, encoding in zip(words, encodings, strict=True):
+                if len(encoding.ids) == 1 and encoding.ids[0] != self.unknown_id:
+                    found.setdefault(word, encoding.ids[0])
+        return dict(sorted(found.items(), key=lambda item: item[1]))
+
+    def normalize(self, text: str) -> str:
+        """The text after the tokenizer's normalisation (such as lower case), stripped."""
+        normalizer = self.backend.normalizer
+        return (normalizer.normalize_str(text) if normalizer else text).strip()
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """The text of ids, without special tokens; bytes that are not UTF-8 become U+FFFD."""
+        return self.backend.decode([int(i) for i in ids])
+
+    def decode_after(self, before: Sequence[int], ids: Sequence[int]) -> str:
+        """The text that `ids` add to that of the ids `before`, on which it may depend in some tokenizers."""
+        text, known = self.decode([*before, *ids]), self.decode(before)
+        same = itertools.takewhile(lambda pair: pair[0] == pair[1], zip(text, known, strict=False))
+        return text[len(known) if text.startswith(known) else len(list(same)) :]
+
+    def stream(self, ids: Iterable[int], before: Sequence[int] = ()) -> Iterator[str]:
+        """`decode_after` in pieces as the ids arrive, without partial characters."""
+        shown: list[int] = list(before)
+        held: list[int] = []
+        for i in ids:
+            held.append(int(i))
+            text = self.decode_after(shown, held)
+            if text and not text.endswith(UNKNOWN):
+                yield text
+                shown, held = held, []
+        if held:
+            yield self.decode_after(shown, held)

@@ -1,0 +1,1 @@
+"""Statistics of runs and of samples."""

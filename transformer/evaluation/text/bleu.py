@@ -1,0 +1,29 @@
+"""BLEU of translations, as a function."""
+
+import itertools
+from collections.abc import Sequence
+
+from transformer.evaluation.text.sacre import Bleu
+from transformer.evaluation.text.text_metric import MetricOptions
+
+
+def bleu(hypotheses: Sequence[str], references: Sequence[str], tokenizer: str = "13a") -> tuple[float, str]:
+    """Corpus BLEU in [0, 100] of texts with one reference each, and the signature to report with it."""
+    metric, given = Bleu(MetricOptions(tokenizer)), [[reference] for reference in references]
+    return metric.measure(hypotheses, given)["bleu"], metric.signature(given)
+
+
+def bleu_by_length(
+    hypotheses: Sequence[str], references: Sequence[str], source_lengths: Sequence[int], edges: Sequence[int]
+) -> list[tuple[int, int, int, float]]:
+    """(low, high, count, BLEU) of the pairs with source length in [low, high), for consecutive `edges`.
+
+    Ranges without a pair are omitted.
+    """
+    ranges = []
+    for low, high in itertools.pairwise(edges):
+        there = [i for i, length in enumerate(source_lengths) if low <= length < high]
+        if there:
+            score, _ = bleu([hypotheses[i] for i in there], [references[i] for i in there])
+            ranges.append((low, high, len(there), score))
+    return ranges

@@ -1,0 +1,1 @@
+"""Families of published models: a table of names and keys each."""

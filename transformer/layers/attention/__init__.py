@@ -1,0 +1,1 @@
+"""Attention: masks, kernels, positions, patterns, caches."""

@@ -1,0 +1,271 @@
+"""Scaled dot-product attention: the base class of all kinds, and multi-head attention."""
+
+import dataclasses
+import functools
+from abc import abstractmethod
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+from flax import linen as nn
+
+from transformer.errors import UserError
+from transformer.layers.attention.cache import KVCache
+from transformer.layers.attention.kernels import choose, reference
+from transformer.layers.attention.kernels.reference import Scoring, masked_softmax
+from transformer.layers.attention.masks import Mask
+from transformer.layers.attention.patterns import Pattern
+from transformer.layers.attention.positions import Position
+from transformer.layers.linear import Linear
+from transformer.layers.mixers.base import Mixer
+from transformer.layers.normalization import RMSNorm
+
+
+class Attention(Mixer, kw_only=True):  # type: ignore[call-arg]
+    """softmax(scale Q K^T + bias, masked) V: the base class of all kinds of attention.
+
+    Subclasses implement `queries`, `keys_values` (the cached arrays), `read` (keys and values from the cache)
+    and `join` (the output projection), or `weights` in place of the softmax.
+
+    `position`: the encoding whose attention hooks are called; `kernel`: a key of `KERNELS`, or "auto";
+    `pattern`: sparse attention; `soft_cap` and `sinks`: see `Scoring`; `dropout`: the rate for attention
+    weights; `output_scale` multiplies the variance of the output kernel's initialisation, `score_scale` the
+    products of queries and keys, whose factor is `attention_scale` (0: `scale`).
+    """
+
+    position: Position
+    kernel: str = "auto"
+    pattern: Pattern | None = None
+    soft_cap: float = 0.0
+    sinks: bool = False
+    dropout: float = 0.0
+    use_bias: bool = True
+    output_scale: float = 1.0
+    score_scale: float = 1.0
+    attention_scale: float = 0.0
+
+    heads_of_width: ClassVar[bool] = False
+    """Whether queries, keys and values have the width `head_dim`, which some position encodings need."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self._weighs and self.kernel not in ("auto", "reference"):
+            which = f"kernel: {self.kernel!r} with {type(self).__name__}, whose weights are not a softmax"
+            raise UserError(f"{which}; expected 'auto' or 'reference'")
+
+    @nn.compact
+    def __call__(
+        self,
+        x_btd: jax.Array,
+        *,
+        mask: Mask,
+        positions_bt: jax.Array,
+        memory: KVCache | None = None,
+        cache: KVCache | None = None,
+        start: jax.Array | int = 0,
+        key_positions_bs: jax.Array | None = None,
+        train: bool = False,
+    ) -> tuple[jax.Array, KVCache | None]:
+        """See `Mixer`. With `memory`, the `keys_values` of another sequence, queries attend to it instead
+        (cross-attention; Vaswani et al. 2017, section 3.2.3)."""
+        q_bthk = self.queries(x_btd, positions_bt)
+        q_bthk = nn.with_logical_constraint(q_bthk, ("batch", "length", "heads", "head_dim"))
+        seen = self.keys_values(x_btd, positions_bt) if memory is None else memory
+        if cache is not None:
+            seen = cache = cache.write(seen, start)
+        seen = seen.dense(self.dtype)
+        key_positions_bs = positions_bt if key_positions_bs is None else key_positions_bs
+        mask = self._seeded(dataclasses.replace(mask, pattern=self.pattern), q_bthk.shape[2])
+        if cache is not None and cache.wraps:
+            # A rolling cache has the last tokens in another order: the mask's keys are put in that order.
+            indices_s = cache.held_after(start, x_btd.shape[1], self.reach)
+            mask, key_positions_bs = mask.pick(indices_s), key_positions_bs[:, indices_s]
+        inputs: Any = {"mask": mask, "scoring": self._scoring(q_bthk, positions_bt, key_positions_bs)}
+        if train and self.dropout > 0:
+            inputs |= {"dropout_rate": self.dropout, "dropout_rng": self.make_rng("dropout")}
+        out_bthk = self.attend_to(seen, q_bthk, functools.partial(self._attend, **inputs))
+        return self.join(out_bthk, x_btd.shape[-1]), cache
+
+    def _attend(self, q_bthk: jax.Array, k_bsgk: jax.Array, v_bsgk: jax.Array, **options: Any) -> jax.Array:
+        attend = self._attend_and_sow
+        sows = self.is_mutable_collection("intermediates") and not self.is_initializing()
+        if not (sows or self._weighs):
+            place = f"{self.parent.name}/{self.name}"
+            attend = choose(self.kernel, q_bthk, k_bsgk, v_bsgk, place=place, **options)
+        with jax.named_scope(getattr(attend, "__name__", self.kernel)):  # a partial function has no name
+            return attend(q_bthk, k_bsgk, v_bsgk, **options)
+
+    def _attend_and_sow(self, *inputs: jax.Array, **options: Any) -> jax.Array:
+        # Only the reference kernel returns weights, or takes others than those of a softmax.
+        out_bthk, weights_bhts = reference(*inputs, return_weights=True, weigh=self.weights, **options)
+        self.sow("intermediates", "weights", weights_bhts)
+        return out_bthk
+
+    def weights(
+        self, scores_bhts: jax.Array, allowed: jax.Array, sinks_h: jax.Array | None = None
+    ) -> jax.Array:
+        """The weights (b, h, t, s) of values: by default `masked_softmax`. A kind of attention with others
+        overrides it; where `allowed`, broadcastable to the scores, is false, a weight must be 0."""
+        return masked_softmax(scores_bhts, allowed, sinks_h)
+
+    @property
+    def _weighs(self) -> bool:
+        """Whether a subclass has weights of its own, which only the reference kernel computes."""
+        return type(self).weights is not Attention.weights
+
+    @abstractmethod
+    def queries(self, x_btd: jax.Array, positions_bt: jax.Array) -> jax.Array:
+        """(b, t, d) -> (b, t, h, k)."""
+
+    @abstractmethod
+    def keys_values(self, x_bsd: jax.Array, positions_bs: jax.Array) -> KVCache:
+        """The cached arrays of a sequence."""
+
+    def read(self, cache: KVCache) -> tuple[jax.Array, jax.Array]:
+        """The keys and values (b, s, g, k) of a cache."""
+        assert cache.value_bgsk is not None
+        return cache.key_bgsk.swapaxes(1, 2), cache.value_bgsk.swapaxes(1, 2)
+
+    def attend_to(self, cache: KVCache, q_bthk: jax.Array, attend: Callable[..., jax.Array]) -> jax.Array:
+        """The outputs of the heads, by a kernel, `attend(queries, keys, values)`."""
+        return attend(q_bthk, *self.read(cache))
+
+    def shift(self, cache: KVCache, by: int) -> KVCache:
+        """The cache of tokens that are `by` positions later."""
+        key_bsgk = self.position.rotate(cache.key_bgsk.swapaxes(1, 2), jnp.full((1, 1), by))
+        return dataclasses.replace(cache, key_bgsk=key_bsgk.swapaxes(1, 2))
+
+    def join(self, out_bthk: jax.Array, width: int) -> jax.Array:
+        """The heads' outputs (b, t, h, k) -> (b, t, width)."""
+        names, scale = ("heads", "head_dim", "embed"), self.output_scale
+        return self._linear((width,), names, axis=2, init_scale=scale, name="output")(out_bthk)
+
+    def empty_cache(self, rows: int, slots: int) -> KVCache:
+        """An empty cache of keys and values."""
+        return KVCache.empty(rows, slots, self.cache_widths, self.dtype)
+
+    @property
+    def reach(self) -> int | None:
+        """The reach of the pattern."""
+        return None if self.pattern is None else self.pattern.reach
+
+    @property
+    def heads_that_draw(self) -> int:
+        """The number of key/value heads, each with other blocks if a pattern draws them."""
+        return self.cache_widths[0]
+
+    def _seeded(self, mask: Mask, heads: int) -> Mask:
+        if self.pattern is None or not self.pattern.draws:
+            return mask
+        n = self.heads_that_draw
+        seeds_d = jnp.arange(n) + n * (0 if mask.layer is None else mask.layer)
+        return dataclasses.replace(mask, seeds_d=seeds_d, heads_per_seed=heads // n)
+
+    @property
+    @abstractmethod
+    def cache_widths(self) -> tuple[int, int, int]:
+        """The number of cached heads, and the widths of keys and values."""
+
+    @property
+    @abstractmethod
+    def scale(self) -> float:
+        """The usual factor of the products of queries and keys, besides that of the position encoding."""
+
+    def _scoring(self, q_bthk: jax.Array, positions_bt: jax.Array, key_positions_bs: jax.Array) -> Scoring:
+        sinks_h = None
+        if self.sinks:
+            init = nn.with_logical_partitioning(nn.initializers.zeros, ("heads",))
+            sinks_h = self.param("sinks", init, q_bthk.shape[2:3], jnp.float32)
+        scale = (self.attention_scale or self.scale) * self.position.score_factor * self.score_scale
+        scoring = Scoring(sinks_h=sinks_h, soft_cap=self.soft_cap, scale=scale)
+        if any(self.position.has(hook) for hook in ("query_bias", "bias", "values")):
+            return self._with_position(scoring, q_bthk, positions_bt, key_positions_bs)
+        return scoring
+
+    def _with_position(
+        self, scoring: Scoring, q_bthk: jax.Array, positions_bt: jax.Array, key_positions_bs: jax.Array
+    ) -> Scoring:
+        if self.is_initializing():
+            # Kernels call the hooks outside of this module, so create their parameters here.
+            first_b1, weights_bhts = positions_bt[:1, :1], jnp.zeros((1, q_bthk.shape[2], 1, 1))
+            self.position.query_bias(q_bthk[:1, :1])
+            self.position.bias(q_bthk[:1, :1], first_b1, first_b1)
+            self.position.values(weights_bhts, first_b1, first_b1)
+        return dataclasses.replace(
+            scoring,
+            position=self.position.clone(parent=None, name=None),
+            query_positions_bt=positions_bt,
+            key_positions_bs=key_positions_bs,
+            params=self.position.variables.get("params", {}),
+        )
+
+    @property
+    def _linear(self) -> functools.partial:
+        return functools.partial(Linear, use_bias=self.use_bias, dtype=self.dtype)
+
+
+class MultiHeadAttention(Attention, kw_only=True):  # type: ignore[call-arg]
+    """softmax(Q K^T / sqrt(k) + bias, masked) V in each of h heads, and an output projection.
+
+    MultiHead(x) = sum_h head_h W_h^O, head_h = Attention(x W_h^Q, x W_h^K, x W_h^V): the sum over heads is
+    the same as a projection of their concatenation. With fewer `num_kv_heads`, groups of query heads share
+    keys and values (Ainslie et al. 2023); 1 is multi-query attention (Shazeer 2019). `qk_norm` normalises
+    queries and keys by a `head_norm` (Henry et al. 2020; Dehghani et al. 2023, section 2). `qkv_bias` gives
+    their projections and that of the values biases even without `use_bias`.
+    Source: Vaswani et al. 2017, section 3.2.
+    """
+
+    num_heads: int
+    head_dim: int
+    num_kv_heads: int
+    qk_norm: bool = False
+    head_norm: Callable[..., nn.Module] = RMSNorm
+    qkv_bias: bool = False
+
+    heads_of_width: ClassVar[bool] = True
+
+    def setup(self) -> None:
+        """The input projections; the width of the output projection depends on the input."""
+        names = "embed", "heads", "head_dim"
+        # Scores have the same initial scale with any factor (as in the code of Raffel et al. 2020).
+        scale = (self.scale / self.attention_scale) ** 2 if self.attention_scale else 1.0
+        linear = functools.partial(self._linear, use_bias=self.use_bias or self.qkv_bias)
+        self.query = linear((self.num_heads, self.head_dim), names, init_scale=scale)
+        shared = (self.num_kv_heads, self.head_dim), ("embed", "kv_heads", "head_dim")
+        self.key, self.value = linear(*shared), linear(*shared)
+        if self.qk_norm:
+            self.query_norm, self.key_norm = self.head_norm(), self.head_norm()
+
+    def queries(self, x_btd: jax.Array, positions_bt: jax.Array) -> jax.Array:
+        """(b, t, d) -> (b, t, h, k)."""
+        q_bthk = self.query(x_btd)
+        return self.position.rotate(self.query_norm(q_bthk) if self.qk_norm else q_bthk, positions_bt)
+
+    def keys_values(self, x_bsd: jax.Array, positions_bs: jax.Array) -> KVCache:
+        """Keys and values of g heads."""
+        key_bsgk, value_bsgk = self.key(x_bsd), self.value(x_bsd)
+        key_bsgk = self.position.rotate(self.key_norm(key_bsgk) if self.qk_norm else key_bsgk, positions_bs)
+        key_bsgk = nn.with_logical_constraint(key_bsgk, ("batch", "length", "kv_heads", "head_dim"))
+        value_bsgk = nn.with_logical_constraint(value_bsgk, ("batch", "length", "kv_heads", "head_dim"))
+        return KVCache(key_bsgk.swapaxes(1, 2), value_bsgk.swapaxes(1, 2))
+
+    @property
+    def cache_widths(self) -> tuple[int, int, int]:
+        """g heads of keys and values."""
+        return self.num_kv_heads, self.head_dim, self.head_dim
+
+    @property
+    def products_per_pair(self) -> int:
+        """2 h k."""
+        return 2 * self.num_heads * self.head_dim
+
+    @property
+    def rotary_width(self) -> int:
+        """The width of a head."""
+        return self.head_dim
+
+    @property
+    def scale(self) -> float:
+        """1 / sqrt(k)."""
+        return self.head_dim**-0.5

@@ -1,0 +1,146 @@
+"""Attention kernels: implementations of the same function with different costs."""
+
+import contextlib
+import dataclasses
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, MutableSequence
+from contextvars import ContextVar
+from typing import NamedTuple
+
+import jax
+
+from transformer.devices import platform, sharded_over
+from transformer.errors import UserError
+from transformer.layers.attention.kernels.base import Kernel
+from transformer.layers.attention.kernels.blockwise import BLOCKWISE, blockwise
+from transformer.layers.attention.kernels.cached import cached
+from transformer.layers.attention.kernels.cudnn import CUDNN, cudnn
+from transformer.layers.attention.kernels.reference import REFERENCE, Scoring, reference
+from transformer.layers.attention.kernels.ring import RING, ring, without
+from transformer.layers.attention.kernels.splash import SPLASH, splash
+from transformer.layers.attention.kernels.unrolled import UNROLLED, unrolled
+from transformer.layers.attention.masks import Mask
+
+KERNELS: dict[str, Kernel] = {
+    "ring": RING,
+    "cudnn": CUDNN,
+    "splash": SPLASH,
+    "unrolled": UNROLLED,
+    "blockwise": BLOCKWISE,
+    "reference": REFERENCE,
+}
+"""Value of `model.kernel` -> kernel."""
+
+FUSED = {"nvidia": ("cudnn",), "tpu": ("splash",)}
+"""Platform -> fused kernels that "auto" tries first."""
+
+OF_DEVICES = ("ring", *(name for fused in FUSED.values() for name in fused))
+"""Kernels that "auto" prefers to the others where there are devices for them."""
+
+MANY = 2**20
+"""The number of pairs of a query and a key from which on "auto" uses `blockwise`."""
+
+__all__ = [
+    "KERNELS",
+    "Kernel",
+    "Recorded",
+    "blockwise",
+    "cached",
+    "choose",
+    "cudnn",
+    "described",
+    "reference",
+    "ring",
+    "splash",
+    "unrolled",
+]
+
+
+class Choice(NamedTuple):
+    """The kernel of the attention of a layer, and why not, also for its blocks, the kernels that "auto"
+    prefers to it, by name."""
+
+    place: str
+    kernel: str
+    refusals: Mapping[str, str]
+
+
+CHOICES: ContextVar[MutableSequence[Choice]] = ContextVar("CHOICES", default=deque(maxlen=0))  # noqa: B039
+"""Where `choose` records its choices; by default they are dropped."""
+
+
+def choose(
+    kind: str,
+    q_bthk: jax.Array,
+    k_bsgk: jax.Array,
+    v_bsgk: jax.Array,
+    *,
+    mask: Mask,
+    scoring: Scoring | None = None,
+    dropout_rate: float = 0.0,
+    dropout_rng: jax.Array | None = None,
+    place: str = "",
+) -> Callable[..., jax.Array]:
+    """The kernel named `kind`, or for "auto" the fastest one that supports these inputs on this platform.
+
+    Indices that are known only at run time are those of a decoding step, which always uses `cached`, unless
+    "reference" is named. `place` is the name of the layer in the `Choice`.
+
+    Raises:
+      UserError: the kernel does not support the inputs, with the reason.
+    """
+    if not mask.is_static and kind != "reference":
+        return cached
+    if q_bthk.shape[1] == k_bsgk.shape[1] == 1:
+        return reference  # initialisation of models, with a length that not every kernel supports
+    refusals: dict[str, str] = {}
+    inputs = q_bthk, k_bsgk, v_bsgk, mask, scoring or Scoring(), dropout_rate
+    for name in preferred(q_bthk.shape[1], k_bsgk.shape[1], mask) if kind == "auto" else (kind,):
+        if not (refusal := KERNELS[name].serves(*inputs)):
+            CHOICES.get().append(Choice(place, name, refusals | (_in_ring(inputs) if name == "ring" else {})))
+            return KERNELS[name].attend
+        refusals[name] = refusal
+    raise UserError(f"kernel: {kind!r} does not support these inputs: {refusal}; use 'auto' or 'blockwise'")
+
+
+def _in_ring(inputs: tuple) -> dict[str, str]:
+    """Why the fused kernels of this platform do not compute the blocks of `ring`."""
+    refusals = without(*inputs)
+    return {name: refusals[name] for name in FUSED.get(platform(), ()) if name in refusals}
+
+
+def preferred(t: int, s: int, mask: Mask) -> tuple[str, ...]:
+    """The kernels that "auto" tries for t queries and s keys, in order; the last one supports everything."""
+    first = ("ring",) if sharded_over("length")[1] > 1 else FUSED.get(platform(), ())
+    # Only the blockwise kernel skips what a pattern excludes.
+    in_blocks = t * s >= MANY or (mask.pattern is not None and t > 1)
+    return (*first, "blockwise" if in_blocks else "unrolled", "reference")
+
+
+@dataclasses.dataclass
+class Recorded(contextlib.ContextDecorator):
+    """A context, also a decorator, at whose end `tell` gets what `described` says of the choices in it."""
+
+    tell: Callable[[str], object]
+
+    def __enter__(self) -> None:
+        self._token = CHOICES.set([])
+
+    def __exit__(self, *_) -> None:
+        choices = CHOICES.get()
+        CHOICES.reset(self._token)
+        if choices:
+            self.tell(described(choices))
+
+
+def described(choices: Iterable[Choice]) -> str:
+    """The kernels in one line, "attention: splash", if there are several with their layers. A kernel in place
+    of one for these devices has the reason in brackets, "blockwise (splash: it has no ...)"."""
+    found: dict[tuple[str, str], list[str]] = {}
+    for place, kernel, refusals in choices:
+        why = "; ".join(f"{name}: {refusal}" for name, refusal in refusals.items() if name in OF_DEVICES)
+        places = found.setdefault((kernel, f" ({why})" if why else ""), [])
+        places += [] if place in places else [place]
+    layers = [f" in {' and '.join(places)}" if len(found) > 1 else "" for places in found.values()]
+    each = [f"{kernel}{where}{why}" for (kernel, why), where in zip(found, layers, strict=True)]
+    return f"attention: {', '.join(each)}"

@@ -1,0 +1,1 @@
+"""Variants of blocks: experts, skips, shared and added parameters."""

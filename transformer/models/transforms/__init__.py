@@ -1,0 +1,1 @@
+"""Transforms of models and parameters, applied where a config asks for them."""

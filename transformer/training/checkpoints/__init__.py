@@ -1,0 +1,1 @@
+"""Checkpoints, warm starts and forks."""

@@ -1,0 +1,1 @@
+"""What training does only where a config asks for it."""

@@ -1,0 +1,92 @@
+"""A second training step, taken where metrics are logged, that also measures every layer."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import linen as nn
+
+from transformer.training.experiment import Batch
+from transformer.training.hooks import is_due
+from transformer.training.metrics import Sum
+from transformer.training.optim.rules import numbered
+from transformer.training.state import Params, State
+from transformer.training.step import Program, TrainStep
+
+
+class AtLogged:
+    """The step `measured` where the number of the step is a multiple of `every`, else the step `plain`.
+
+    Both are compiled by the first call, so that no later step waits for it. They compute the same new state,
+    by programs that differ only in what they return.
+    """
+
+    def __init__(self, plain: Program, measured: Program, every: int, done: int) -> None:
+        """`done` is the number of steps that have been made."""
+        self.plain, self.measured, self.done, self._every = plain, measured, done, every
+
+    def __call__(self, state: State, batch: Batch) -> tuple[State, dict[str, Sum]]:
+        """The next step."""
+        self.compile(state, batch)
+        self.done += 1
+        return (self.measured if is_due(self._every, self.done) else self.plain)(state, batch)
+
+    def compile(self, state: State, batch: Batch) -> None:
+        """Compiles both for these arguments, if they have not been."""
+        for program in (self.plain, self.measured):
+            program.compile(state, batch)
+
+    @property
+    def memory_gb(self) -> float | None:
+        """The memory of the larger step, in GiB on each device."""
+        sizes = [program.memory_gb for program in (self.plain, self.measured)]
+        return max((size for size in sizes if size is not None), default=None)
+
+
+def measuring(step: TrainStep, measures: Any) -> TrainStep:
+    """The train step `step`, which also returns what `measures` finds in the layers of the model (see
+    `Experiment.measures`)."""
+
+    def measured(state: State, batch: Batch) -> tuple[State, dict[str, Sum]]:
+        with nn.intercept_methods(measures):
+            state, metrics = step(state, batch)
+        return state, {
+            name: each for key, sum_ in metrics.items() for name, each in measures.finished(key, sum_)
+        }
+
+    return measured
+
+
+def layer_norms(layers: tuple[str, ...]) -> Callable[..., dict[str, Sum]]:
+    """A function of trees of the parameters' structure, by name, that returns the L2 norm of each layer:
+    `norms/NAME/blocks/3`, and outside of blocks of each module, `norms/NAME/embedding`; `layers` as for
+    `rules.parameter_settings`."""
+
+    def norms(**trees: Params) -> dict[str, Sum]:
+        found: dict[str, jax.Array] = {}
+        for kind, tree in trees.items():
+            for leaf, paths in zip(jax.tree.leaves(tree), numbered(tree, layers), strict=True):
+                squares_n = jnp.sum(jnp.square(leaf.astype(jnp.float32)).reshape(len(paths), -1), axis=1)
+                for i, path in enumerate(paths):
+                    name = f"norms/{kind}/{_layer(path)}"
+                    found[name] = found.get(name, jnp.float32(0)) + squares_n[i]
+        return {name: Sum.of(jnp.sqrt(square)) for name, square in found.items()}
+
+    return norms
+
+
+def _layer(path: str) -> str:
+    """ "encoder/blocks/3/norm/scale" -> "encoder/blocks/3"; "final_norm/scale" -> "final_norm"."""
+    before, blocks, after = path.partition("blocks/")
+    return f"{before}{blocks}{after.split('/')[0]}" if blocks else before.rpartition("/")[0] or before
+
+
+def make(run: Any, plain: Program, around: Callable, done: int) -> Any:
+    """The step of a `Run` with `train.log_norms` or `train.log_attention`, from the plain one."""
+    c = run.config.train
+    options = {"norms": layer_norms(run.layers)} if c.log_norms else {}
+    make_measures = run.experiment.measures
+    measures = make_measures and make_measures(c.log_norms, c.log_attention)
+    step = run.jitted(lambda step: around(measuring(step, measures) if measures else step), **options)
+    return AtLogged(plain, Program(step, run.compiler_options), c.log_every, done)

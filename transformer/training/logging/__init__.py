@@ -1,0 +1,1 @@
+"""Writers of metrics, experiment trackers, throughput and profiles."""

@@ -1,0 +1,1 @@
+"""Optimizers, schedules, and rules for parameters."""

@@ -1,0 +1,217 @@
+"""Optimizers by their names in optax, with schedules and rules by parameter path."""
+
+import dataclasses
+import functools
+import inspect
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any
+
+import jax
+import numpy as np
+import optax
+
+from transformer.config import (
+    Bounded,
+    Fraction,
+    Nonnegative,
+    NonnegativeFloat,
+    OneOf,
+    PositiveFraction,
+    Rate,
+)
+from transformer.errors import UserError
+from transformer.training.optim.optax_optimizers import (
+    DIMENSIONS,
+    build,
+    check_arguments,
+    find_optimizer,
+    is_schedule_free,
+    mask_name,
+)
+from transformer.training.optim.roles import Role, Roles, unknown
+from transformer.training.optim.rules import Rule, by_rules
+from transformer.training.optim.schedules import SCHEDULES, Schedule, extended
+from transformer.training.state import Params
+
+ADAM_RATE = "adam_learning_rate"
+
+CHECKED = 100
+"""Steps, from the first to the last, for which a schedule is checked before training."""
+
+Lengths = Sequence[tuple[int, int | Schedule]]
+"""Earlier values of `train.steps`, or earlier schedules (see `make_optimizer`)."""
+
+
+@dataclasses.dataclass(frozen=True)
+class OptimizerConfig(Bounded):
+    """The optimizer, its schedule and rules.
+
+    Weight decay is decoupled, p <- p - rate(u) weight_decay p, and applies to kernels only unless `rules` say
+    otherwise. An optimizer that takes both `weight_decay` and a mask applies it itself (Muon to its matrices
+    only, not to the parameters of Adam); for one that takes neither (adam, sgd, adafactor ...) it is added
+    after the update. One with unmasked decay must get it in `arguments`; here it is an error.
+
+    `rules` apply in order (see `transformer.training.optim.rules`), before those that `frozen_layers`,
+    `train_only`, `layer_decay`, `adam_learning_rate`, `weight_decay` and `embedding_weight_decay` stand for.
+
+    Raises:
+      UserError: an unknown optimizer, schedule or argument, or a value out of range.
+    """
+
+    name: str = "contrib.muon"  # an optimizer of optax: adamw, lion, contrib.muon, cautious.adamw ...
+    learning_rate: NonnegativeFloat = 0.02  # peak learning rate: 0.02 for Muon, about 1e-3 for AdamW
+    adam_learning_rate: NonnegativeFloat = 0.0  # peak of parameters that Muon leaves to Adam; 0: the same
+    schedule: Annotated[str, OneOf(SCHEDULES)] = "cosine"  # learning-rate schedule; wsd: warmup-stable-decay
+    warmup_steps: Nonnegative = 100  # steps of linear warm-up
+    decay_steps: Nonnegative = 0  # steps of the decay of wsd and cosine; 0: cosine decays to the last step
+    final_fraction: Fraction = 0.0  # final learning rate of cosine and wsd, as a fraction of the peak
+    weight_decay: NonnegativeFloat = 0.1  # decoupled weight decay, of matrices only
+    embedding_weight_decay: NonnegativeFloat = 0.0  # decoupled weight decay of token embeddings
+    clip_norm: NonnegativeFloat = 1.0  # gradient clipping by global norm; 0: off
+    ema_decay: Rate = 0.0  # decay of an exponential moving average of parameters, to evaluate with; 0: off
+    layer_decay: PositiveFraction = 1.0  # factor of the learning rate for every block further from the output
+    frozen_layers: Nonnegative = 0  # lowest blocks that are frozen, with the embeddings below them
+    train_only: str = ""  # name prefixes of the trained parameters: head,pooler or lora,head; "": all
+    rules: tuple[Rule, ...] = ()  # by parameter path: [{"match": "embedding/table$", "weight_decay": 0.1}]
+    arguments: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # arguments of the optimizer
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        parameters = inspect.signature(find_optimizer(self.name)).parameters
+        if self.schedule == "wsd" and self.decay_steps == 0:
+            raise UserError("decay_steps: 0 steps of decay; the wsd schedule needs at least 1")
+        if self.weight_decay > 0 and "weight_decay" in parameters and mask_name(parameters) is None:
+            raise UserError(self._unmasked())
+        if self.adam_learning_rate:
+            self._check_adam_rate()
+        if self.averages_itself:
+            self._check_schedule_free(parameters)
+        if self.arguments or self.name != type(self).name:
+            check_arguments(self.name, self.arguments)
+        for i, rule in enumerate(self.rules):
+            self._check_rule(f"rules[{i}]", rule)
+
+    @property
+    def averages_itself(self) -> bool:
+        """Whether the optimizer averages the parameters itself (see `own_average`)."""
+        return is_schedule_free(self.name)
+
+    @property
+    def decays(self) -> bool:
+        """Whether the schedule ends with a decay."""
+        return self.schedule in ("cosine", "wsd")
+
+    @property
+    def is_muon(self) -> bool:
+        """Whether the optimizer is Muon, which updates hidden matrices and leaves the rest to Adam."""
+        return DIMENSIONS in inspect.signature(find_optimizer(self.name)).parameters
+
+    def decays_by(self, role: Role) -> bool:
+        """Whether `weight_decay` applies to a parameter: a matrix, for Muon one that it takes."""
+        return role.is_hidden if self.is_muon else role.is_matrix
+
+    @property
+    def has_rules(self) -> bool:
+        """Whether there are rules besides those for weight decay and Adam's learning rate."""
+        decays = self.embedding_weight_decay > 0
+        return decays or bool(self.rules or self.frozen_layers or self.train_only) or self.layer_decay < 1
+
+    def idle(self) -> dict[str, str]:
+        """See `transformer.config.idle_keys`."""
+        return (
+            {} if self.decays else {"decay_steps": f"with schedule {self.schedule!r}", "final_fraction": ""}
+        )
+
+    def _unmasked(self) -> str:
+        return (
+            f"weight_decay: {self.weight_decay} cannot leave out biases and norms: {self.name} takes "
+            f"no mask. Give it in optimizer.arguments for all parameters, and 0 here"
+        )
+
+    def _check_rule(self, key: str, rule: Rule) -> None:
+        if rule.optimizer is None:
+            return
+        find_optimizer(rule.optimizer, f"{key}.optimizer")
+        if is_schedule_free(rule.optimizer):
+            raise UserError(f"{key}.optimizer: {rule.optimizer} is for all parameters, by name")
+        check_arguments(rule.optimizer, rule.arguments, f"{key}.optimizer")
+
+    def _check_adam_rate(self) -> None:
+        if not self.is_muon:
+            raise UserError(
+                f"adam_learning_rate: {self.adam_learning_rate}, but {self.name} leaves nothing to Adam; "
+                "expected 0 here"
+            )
+        if ADAM_RATE in self.arguments:
+            raise UserError(f"arguments.{ADAM_RATE}: there is adam_learning_rate already; give one of them")
+        if not self.learning_rate:
+            raise UserError(f"adam_learning_rate: {self.adam_learning_rate} with learning_rate 0; expected 0")
+
+    def _check_schedule_free(self, parameters: Mapping[str, Any]) -> None:
+        if self.ema_decay:
+            raise UserError(f"ema_decay: {self.ema_decay} with {self.name}, which has its own average; use 0")
+        if self.has_rules:
+            raise UserError(
+                f"name: {self.name} averages all parameters at one rate; expected layer_decay 1, "
+                "frozen_layers 0, train_only '', embedding_weight_decay 0 and no rules"
+            )
+        b1 = self.arguments.get("b1", parameters["b1"].default)
+        if isinstance(b1, (int, float)) and not 0 < b1 <= 1:
+            raise UserError(f"arguments.b1: {b1}; {self.name} interpolates by it: expected it in (0, 1]")
+
+
+def make_optimizer(
+    config: OptimizerConfig,
+    steps: int,
+    lengths: Lengths = (),
+    layers: Sequence[str] = (),
+    roles: Roles = unknown,
+) -> tuple[optax.GradientTransformation, Schedule]:
+    """The optimizer of a run of `steps` steps, and its learning rate as a `Schedule`.
+
+    `update(gradients, state, params, step=n)` has the rate after n steps, however many updates the state has
+    seen; without `step`, as in optax, it counts the updates. `lengths` are earlier values of `steps`, as (at,
+    steps): until step `at` the run was to have `steps` steps, or had another schedule, and the learning rate
+    continues from there by `schedules.extended`. `layers` are the model's kinds of layers (see
+    `rules.parameter_settings`), and `roles` tell its matrices. The train step does gradient clipping and
+    parameter averages.
+
+    Raises:
+      UserError: a schedule longer than the run, or one that gives no number from 0 on.
+    """
+    schedule = make_schedule(config, steps, lengths)
+    made = functools.partial(by_rules if config.has_rules or config.adam_learning_rate else for_all, config)
+
+    def update(updates: Params, state: Any, params: Params | None = None, *, step: Any = None) -> Any:
+        rate = schedule if step is None else lambda count: schedule(step)
+        return made(rate, layers, roles).update(updates, state, params)
+
+    return optax.GradientTransformationExtraArgs(made(schedule, layers, roles).init, update), schedule
+
+
+def for_all(
+    config: OptimizerConfig, rate: Schedule, layers: Sequence[str], roles: Roles
+) -> optax.GradientTransformation:
+    """One optimizer for all parameters."""
+    decays = lambda path, _: config.weight_decay > 0 and config.decays_by(roles(path))  # noqa: E731
+    decayed = functools.partial(jax.tree_util.tree_map_with_path, decays)
+    return build(config.name, config.arguments, rate, config.weight_decay, decayed, roles)
+
+
+def make_schedule(config: OptimizerConfig, steps: int, lengths: Lengths = ()) -> Schedule:
+    """The learning rate of `make_optimizer`."""
+    if config.decays and config.warmup_steps + config.decay_steps > steps:
+        raise UserError(
+            f"optimizer.warmup_steps: {config.warmup_steps} and decay_steps {config.decay_steps} "
+            f"do not fit the {config.schedule} schedule into train.steps {steps}"
+        )
+    planned = [*(before for _, before in lengths), steps]
+    named = functools.partial(SCHEDULES[config.schedule], config=config)
+    shape, *others = (each if callable(each) else functools.partial(named, steps=each) for each in planned)
+    for (at, _), after in zip(lengths, others, strict=True):
+        shape = extended(shape, after, at, config.warmup_steps)
+    for count in np.linspace(0, steps - 1, CHECKED).astype(int).tolist():
+        if (rate := np.asarray(shape(count))).ndim or rate.dtype == object or not 0 <= rate < np.inf:
+            why = f"{config.schedule!r} gives {rate} for step {count + 1}"
+            raise UserError(f"optimizer.schedule: {why}; expected a fraction of the peak, 0 or more")
+    return lambda count: config.learning_rate * shape(count)
