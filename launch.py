@@ -27,11 +27,11 @@ meanings, and `--config=FILE --help=all` all of them.
 import gc
 import time
 
-from transformer import process, requirements
+from transformer import requirements, runtime
 
 STARTED = time.perf_counter()  # before the imports, for the time to the first step
 if __name__ == "__main__":
-    process.restart_with_malloc()
+    runtime.restart_with_malloc()
     requirements.check()
     # Imports and tracing make a million objects that stay; looking through them takes a fifth of the start.
     gc.set_threshold(200_000, 20, 50)
@@ -47,20 +47,11 @@ from typing import Any  # noqa: E402
 
 from absl import logging  # noqa: E402
 
-from commands import (  # noqa: E402
-    COMMANDS,
-    MODES,
-    WHICH_RUN,
-    ending,
-    find_command,
-    help_page,
-    misspellings,
-    place,
-    text,
-)
-from commands.included import include  # noqa: E402
-from transformer import processes  # noqa: E402
+from commands import COMMANDS, MODES, WHICH_RUN, find_command, place, text  # noqa: E402
+from commands.support import ending, help_page, misspellings  # noqa: E402
+from transformer import distributed  # noqa: E402
 from transformer.errors import UserError  # noqa: E402
+from workdir.command_line import include  # noqa: E402
 
 
 class Parser(argparse.ArgumentParser):
@@ -79,7 +70,7 @@ def main(argv: list[str]) -> int:
         prepare(flags)
         code = find_command(flags.mode).run(flags, overrides)
         sys.stdout.flush()
-        processes.part()
+        distributed.part()
         return code
     except BaseException as error:
         return ending.code_of(error, any(each.split("=")[0] == "--config" for each in argv))
@@ -170,14 +161,14 @@ def why_unknown(argument: str, mode: str) -> str:
 def prepare(flags: argparse.Namespace) -> None:
     """Sets what must be set before JAX is imported, unless the environment does, and connects the processes
     if there are several."""
-    for name, value in process.ENVIRONMENT.items():
+    for name, value in runtime.ENVIRONMENT.items():
         os.environ.setdefault(name, value)
     logging.set_verbosity(logging.ERROR)  # hides the logs of TFDS and orbax
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(encoding="utf-8", errors="surrogateescape")
-    asked = bool(flags.coordinator) or processes.are_several(os.environ)
-    if asked or processes.has_tpu():
-        from commands.rendezvous import meet
+    asked = bool(flags.coordinator) or distributed.are_several(os.environ)
+    if asked or distributed.has_tpu():
+        from commands.support.rendezvous import meet
 
         meet(flags, certain=asked)
     elif flags.include:

@@ -26,9 +26,9 @@ def main() -> None:
     parser.add_argument("--picture", type=Path)
     flags = parser.parse_args()
 
-    from commands.opening import load
     from transformer.data.sources import open_source
     from transformer.evaluation.text.bleu import bleu, bleu_by_length
+    from workdir.opening import load
 
     sources, references = (
         list(open_source(flags.source, "test", field=field, fields=SIDES, divide=False).texts())

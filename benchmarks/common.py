@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from transformer.process import MALLOC
+from transformer.runtime import MALLOC
 
 
 @dataclass(frozen=True)

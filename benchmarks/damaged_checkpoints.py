@@ -17,8 +17,8 @@ from pathlib import Path
 import jax
 import numpy as np
 
-from commands.opening import open_without_data, read_config
 from transformer.training.checkpoints.checkpoint import Checkpoints, DamagedCheckpoint
+from workdir.opening import open_without_data, read_config
 
 
 def flip(files: list[Path], rng: random.Random) -> None:

@@ -19,10 +19,10 @@ import numpy as np
 from flax import traverse_util
 
 from benchmarks import common, decode_speed
-from commands.opening import load
 from transformer.decoding.generation import advance, begin
 from transformer.models.decoder import Decoder, DecoderStepper
 from transformer.models.transforms.reduced import reduced
+from workdir.opening import load
 
 KINDS = ("float32", "bfloat16", "int8", "int8+int8", "float8")
 

@@ -138,8 +138,8 @@ def measure_file(kind: str, megabytes: float) -> dict[str, object]:
 
 def measure_case(case: str, repeats: int) -> dict[str, object]:
     """The time to make a batch of the loader of a config."""
-    from commands.opening import open_to_train
-    from commands.workdir import Workdir
+    from workdir.folder import Workdir
+    from workdir.opening import open_to_train
 
     config, keys = CASES[case]
     with tempfile.TemporaryDirectory() as folder:

@@ -11,7 +11,7 @@ import statistics
 
 from benchmarks import common, train_speed
 from benchmarks.common import Contestant
-from transformer.process import MALLOC
+from transformer.runtime import MALLOC
 
 LARGE = "glibc.malloc.hugetlb=1"
 ONE = "glibc.malloc.arena_max=1"

@@ -35,11 +35,11 @@ def main() -> None:
 
     import jax
 
-    from commands.opening import open_to_train
-    from commands.workdir import Workdir
     from transformer.training.extras.measured import make
     from transformer.training.run import unchanged
     from transformer.training.step import Program
+    from workdir.folder import Workdir
+    from workdir.opening import open_to_train
 
     steps, states, counts, seconds = {}, {}, {}, {name: [] for name in OPTIONS}
     given = [tuple(each.removeprefix("--config.").split("=", 1)) for each in overrides]

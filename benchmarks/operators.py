@@ -19,7 +19,7 @@ from collections import Counter
 from pathlib import Path
 
 from benchmarks import common, train_speed
-from transformer.process import MALLOC
+from transformer.runtime import MALLOC
 
 STEPS = 3
 

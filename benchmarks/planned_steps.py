@@ -58,8 +58,8 @@ def measure(case: str, repeats: int) -> dict[str, Any]:
     """The plan of a case, and the time and memory of its steps."""
     import jax
 
-    from commands.opening import open_without_data, read_config
     from transformer.planning.plan import make_plan
+    from workdir.opening import open_without_data, read_config
 
     config, keys = CASES[case]
     run = open_without_data(read_config(config), [tuple(key.split("=", 1)) for key in (*keys, SOON)])

@@ -25,7 +25,7 @@ from pathlib import Path
 from types import CodeType, FrameType
 
 ROOT = Path(__file__).resolve().parent.parent
-FOLDERS = ("commands", "experiments", "transformer")
+FOLDERS = ("commands", "experiments", "transformer", "workdir")
 STEP = ("transformer/training/step.py", "make_train_step.<locals>.train_step")
 """The function whose first return is the first gradient."""
 

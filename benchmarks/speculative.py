@@ -13,9 +13,9 @@ import time
 import jax
 import numpy as np
 
-from commands.opening import load
 from transformer.decoding.generation import generate
 from transformer.decoding.speculative import generate_speculative
+from workdir.opening import load
 
 
 def measure(target: str, draft: str, prompt: str, new: int, draft_tokens: list[int], repeats: int) -> None:

@@ -92,7 +92,7 @@ def sizes(workdir: Path) -> Mapping[str, float]:
     import jax
     import numpy as np
 
-    from commands.opening import reopen_run
+    from workdir.opening import reopen_run
 
     run: Any = reopen_run(workdir)
     rows, config = run.loader.rows, run.config.train

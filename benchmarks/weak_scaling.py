@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure
 
-from commands.opening import read_config
+from workdir.opening import read_config
 
 HOSTS = (1, 2, 8, 32, 128, 512)
 

@@ -1,4 +1,4 @@
-"""The commands of `launch.py`, one file each, and the code for run folders and config files that they share.
+"""The commands of `launch.py`, one file each; what several share is in sub-packages.
 
 The module of a command has a docstring (the help text), `add_flags(parser)`, and `run(flags, overrides)`,
 which returns the exit code. `add_flags` may set the defaults `missing`, the message without
@@ -10,14 +10,9 @@ checked without waiting for it.
 import argparse
 import importlib
 import os
-import shlex
-from pathlib import Path
 from typing import Any
 
 from transformer.run_folder import HERE, REMOTE
-
-ROOT = Path(__file__).resolve().parent.parent
-"""The folder of `launch.py`, this package and the config files."""
 
 COMMANDS = {
     "train": "commands.train",
@@ -47,9 +42,6 @@ MODES = ", ".join(COMMANDS)
 WHICH_RUN = "--workdir: which run?"
 WHICH_CONFIG = "--config: which one? configs/lm.py, say"
 
-INCLUDED: list[str] = []
-"""The flag --include, for commands that are suggested and programs that this one starts."""
-
 HUB = "hf:"
 """What starts the name of a folder of transformers, where a run may be named too."""
 
@@ -57,11 +49,6 @@ HUB = "hf:"
 def find_command(mode: str) -> Any:
     """The module of a command."""
     return importlib.import_module(COMMANDS[mode])
-
-
-def shell(*arguments: str) -> str:
-    """A command that is suggested, as one writes it in a shell."""
-    return shlex.join(["python", "launch.py", *INCLUDED, *arguments])
 
 
 def text(value: str) -> str:

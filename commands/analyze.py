@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from commands import add_step, place, text
-from commands.outputs import PICTURES, check_picture
 from transformer.errors import UserError
+from workdir.outputs import PICTURES, check_picture
 
 if TYPE_CHECKING:
-    from commands.opening import Overrides
     from transformer.evaluation.embeddings import Answers
     from transformer.training.experiment import Params
+    from workdir.opening import Overrides
 
 MAPPED = 150
 """Without --words a map shows this many words, the first by `WordVectors.common`."""
@@ -45,7 +45,7 @@ def add_flags(parser: Any) -> None:
 def run(flags: argparse.Namespace, overrides: "Overrides") -> int:
     """Prints the analyses that the flags ask for."""
     check(flags)
-    from commands.opening import load
+    from workdir.opening import load
 
     run, params = load(flags.workdir, overrides, flags.step)
     with run.placed():

@@ -14,7 +14,7 @@ from transformer.errors import UserError
 if TYPE_CHECKING:
     import numpy as np
 
-    from commands.opening import Overrides
+    from workdir.opening import Overrides
 
 TEXTS = {"source": "source_segments", "tokens": "segments"}
 """Array of tokens -> array of the numbers, from 1, of their documents in the row; 0 for padding."""
@@ -30,8 +30,8 @@ def add_flags(parser: Any) -> None:
 
 def run(flags: argparse.Namespace, overrides: "Overrides") -> int:
     """Prints the documents of the batch of a step."""
-    from commands.opening import named, reopen_run, resumed
-    from commands.texts import check_files, writing
+    from commands.support.texts import check_files, writing
+    from workdir.opening import named, reopen_run, resumed
 
     if flags.step is None or flags.step < 1:
         given = "which one?" if flags.step is None else flags.step

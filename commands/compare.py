@@ -16,12 +16,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from commands import place
-from commands.rows import rank
+from commands.sweeps.rows import rank
 from transformer.errors import UserError
 
 if TYPE_CHECKING:
-    from commands.jobs import Job
-    from commands.opening import Overrides
+    from commands.sweeps.jobs import Job
+    from workdir.opening import Overrides
 
 BASES = ("steps", "tokens", "flops", "seconds")
 SPEED = "train/tokens_per_second"
@@ -46,7 +46,7 @@ class Arm:
 
     def values(self, **keys: Any) -> dict[str, Any]:
         """The checked values of its config, with further keys, "train__steps"."""
-        from commands.settings import check_config_to_train
+        from commands.sweeps.settings import check_config_to_train
         from transformer.config import to_values
 
         try:
@@ -56,8 +56,8 @@ class Arm:
 
     def job(self, workdir: str, **keys: Any) -> "Job":
         """The run with further keys."""
-        from commands.jobs import Job
-        from transformer.sweep import names
+        from commands.sweeps.algebra import names
+        from commands.sweeps.jobs import Job
 
         more = _overrides(keys)
         folder = Path(workdir) / ",".join([self.name, *names([dict(more)])])
@@ -100,8 +100,8 @@ def add_flags(parser: Any) -> None:
 
 def run(flags: argparse.Namespace, overrides: "Overrides") -> int:
     """Prints the answer, and writes comparison.json to --workdir. Returns 0, or 1 if a run failed."""
-    from commands.comparison import Comparison, pairs_there
-    from commands.measuring import last, train
+    from commands.sweeps.comparison import Comparison, pairs_there
+    from commands.sweeps.measuring import last, train
     from transformer.run_folder import replace
 
     check(flags)
@@ -155,7 +155,7 @@ def read_arms(flags: argparse.Namespace, overrides: "Overrides") -> tuple[Arm, A
     Raises:
       UserError: no config, a bad key, or equal ones.
     """
-    from commands.settings import words as words_of
+    from commands.sweeps.settings import words as words_of
 
     arms = []
     for name, text in (("a", flags.a), ("b", flags.b)):
@@ -188,9 +188,9 @@ def match(flags: argparse.Namespace, a: Arm, b: Arm) -> None:
 
 def of_a_step(flags: argparse.Namespace, arm: Arm) -> float:
     """The tokens, FLOPs or seconds of one step."""
-    from commands.measuring import finite, last, train
-    from commands.opening import open_without_data, read_to_train
+    from commands.sweeps.measuring import finite, last, train
     from transformer.training.logging.throughput import run_flops_per_token
+    from workdir.opening import open_without_data, read_to_train
 
     run = open_without_data(read_to_train(arm.config, arm.keys), arm.keys)
     if run.config.train.until:
@@ -213,7 +213,7 @@ def tune(flags: argparse.Namespace, arm: Arm) -> bool:
     Raises:
       UserError: with each of them training diverges.
     """
-    from commands.measuring import finite, last, train
+    from commands.sweeps.measuring import finite, last, train
 
     rate = arm.values()["optimizer"]["learning_rate"]
     rates = [float(f"{rate * factor:.6g}") for factor in TUNED]

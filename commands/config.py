@@ -6,15 +6,14 @@ python launch.py --mode=config --workdir=runs/lm
 
 import argparse
 import textwrap
-from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from commands import place
-from commands.help_page import terminal_width
+from commands.support.help_page import terminal_width
 
 if TYPE_CHECKING:
-    from commands.opening import Overrides
     from transformer.config import Key
+    from workdir.opening import Overrides
 
 WIDTH = 36
 """The column of comments."""
@@ -32,7 +31,8 @@ def add_flags(parser: Any) -> None:
 
 def run(flags: argparse.Namespace, overrides: "Overrides") -> int:
     """Prints `model.d_model = 192  # default: 256` for each key."""
-    from commands.opening import check_config, named, read_to_train
+    from workdir.facts import keys_of
+    from workdir.opening import check_config, named, read_to_train
 
     folder = None if flags.config else named(flags.workdir)
     values = read_to_train(folder.read_config() if folder else flags.config, overrides, folder)
@@ -46,8 +46,9 @@ def run(flags: argparse.Namespace, overrides: "Overrides") -> int:
 
 def explain(config_file: str, overrides: "Overrides", every: bool = False) -> None:
     """Prints the first keys of a config file, or every one, with defaults, differing values and meanings."""
-    from commands.first_keys import first_keys
-    from commands.opening import check_config, read_to_train
+    from commands.support.first_keys import first_keys
+    from workdir.facts import keys_of
+    from workdir.opening import check_config, read_to_train
 
     config = check_config(read_to_train(config_file, overrides), overrides)
     lines = {key.name: _meaning(key, value) for key, value in keys_of(config)}
@@ -68,15 +69,3 @@ def _meaning(key: "Key", value: Any) -> str:
     line = f"{shown:{WIDTH + 16}}  # {meaning}"
     below = textwrap.fill(meaning, width, initial_indent=BELOW, subsequent_indent=BELOW)
     return line if len(line) <= width else f"{shown}\n{below}"
-
-
-def keys_of(config: Any) -> Iterator[tuple["Key", Any]]:
-    """Each key of a config, and its value as in JSON."""
-    from transformer.config import describe_keys, to_values
-
-    values = to_values(config)
-    for key in describe_keys(type(config)):  # type: ignore[arg-type]
-        value: Any = values
-        for part in key.name.split("."):
-            value = value[part]
-        yield key, value

@@ -18,13 +18,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from commands import WHICH_CONFIG, place
-from commands.outputs import check_picture
 from transformer.errors import UserError
+from workdir.outputs import check_picture
 
 if TYPE_CHECKING:
-    from commands.opening import Overrides
     from transformer.evaluation.statistics.coordinates import Coordinates
     from transformer.training.run import Run
+    from workdir.opening import Overrides
 
 AT_ONCE: dict[str, dict[str, Any]] = {
     "model": {"scan_layers": False, "remat": "none", "vocab_multiple": 1},
@@ -61,9 +61,9 @@ def widths(value: str) -> list[int]:
 
 def run(flags: argparse.Namespace, overrides: "Overrides") -> int:
     """Prints the powers of each layer and draws them. Returns 0, or 1 if a layer drifts."""
-    from commands.opening import read_config
     from transformer.evaluation.statistics.coordinates import coordinates
     from transformer.visualization.coordinates import draw_coordinates
+    from workdir.opening import read_config
 
     check(flags)
     values = read_config(flags.config, overrides)
@@ -103,11 +103,11 @@ def open_widths(values: dict[str, Any], widths: list[int], steps: int) -> dict[i
     Raises:
       UserError: a model without a width, or one that cannot be so wide.
     """
-    from commands.opening import check_config
     from experiments import find_experiment
     from transformer.config import to_values
     from transformer.models.config.width import WidthConfig, widened
     from transformer.training.run import Run
+    from workdir.opening import check_config
 
     config = check_config(copy.deepcopy(values))
     if not isinstance(config.model, WidthConfig):

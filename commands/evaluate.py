@@ -12,17 +12,17 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from commands import add_step, place
-from commands.outputs import check_file
 from transformer.data.cache.disk_cache import data_folder, digest, locked
 from transformer.errors import UserError
 from transformer.visualization.evaluations import read_evaluations
+from workdir.outputs import check_file
 
 if TYPE_CHECKING:
-    from commands.opening import Overrides
-    from commands.workdir import Workdir
     from transformer.training.checkpoints.checkpoint import Step
     from transformer.training.experiment import Params
     from transformer.training.run import Run
+    from workdir.folder import Workdir
+    from workdir.opening import Overrides
 
 SHOWN = 200
 """How many characters of a document are shown beside its loss."""
@@ -80,12 +80,12 @@ def evaluate(
     written to `per_document`."""
     import jax
 
-    from commands.columns import as_source
-    from commands.opening import chosen, named, reopen_run
-    from commands.texts import check_files, writing
+    from commands.support.columns import as_source
+    from commands.support.texts import check_files, writing
     from transformer.config import flatten
     from transformer.data.corpus import tally_lines
     from transformer.training.hooks import described, results
+    from workdir.opening import chosen, named, reopen_run
 
     folder, given = named(workdir), list(overrides)
     check_file("--per_document", per_document)
@@ -151,7 +151,7 @@ def evaluate(
 
 def _write_documents(target: str, run: "Run", params: "Params", split: str) -> str:
     """Writes the loss of each document of a split, the highest first. Returns a line on them."""
-    from commands.texts import writing
+    from commands.support.texts import writing
     from transformer.evaluation.documents import document_losses
 
     data: Any = run.experiment.data  # type: ignore[attr-defined]
@@ -187,7 +187,7 @@ def _checkpoint(run: "Run", step: "Step", steps: list[int]) -> str:
 
 def _keep(folder: "Workdir", what: Mapping[str, Any], found: Mapping[str, Any]) -> None:
     """Adds an evaluation to evaluation.json, or replaces an earlier one of the same checkpoint and data."""
-    from commands.workdir import write_json
+    from workdir.folder import write_json
 
     path = folder.evaluation
     entry = {**what, "date": datetime.datetime.now().astimezone().isoformat(timespec="seconds"), **found}

@@ -17,11 +17,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from commands import add_step, place
-from commands.outputs import check_new, new_folder
 from transformer.errors import UserError
+from workdir.outputs import check_new, new_folder
 
 if TYPE_CHECKING:
-    from commands.opening import Overrides
+    from workdir.opening import Overrides
 
 SHARD_GB = 5.0
 """The largest file of tensors, as transformers writes them."""
@@ -52,7 +52,7 @@ def add_flags(parser: Any) -> None:
 
 def run(flags: argparse.Namespace, overrides: "Overrides") -> int:
     """Writes the new folder at once; returns the exit code."""
-    from commands.opening import chosen, reopen_run
+    from workdir.opening import chosen, reopen_run
 
     if not flags.to:
         raise UserError("--to: which new folder? models/lm, say (--mode=export)")
@@ -62,12 +62,12 @@ def run(flags: argparse.Namespace, overrides: "Overrides") -> int:
     check_new("--to", target)
     write: Any = _write
     if flags.format == "gguf":
-        from commands import gguf_file
+        from commands.exporters import gguf_file
 
         gguf_file.check(flags)
         write = gguf_file.write
     elif flags.format == "stablehlo":
-        from commands import stablehlo
+        from commands.exporters import stablehlo
 
         stablehlo.check(flags)
         write = stablehlo.write
@@ -93,11 +93,11 @@ def write_model(
 ) -> tuple[Any, dict[str, Any]]:
     """Writes all files of a run's model, with these parameters, into the folder `part`; returns its family,
     `name` or the first, and the places of its tensors by their names."""
-    from commands.tensors import tensors_of
-    from commands.workdir import write_json
+    from commands.exporters.tensors import tensors_of
     from transformer.interop.folder import CONFIG, GENERATION_CONFIG, PIXELS, numbered
     from transformer.interop.generation import generation_of
     from transformer.interop.tensors import write_tensors
+    from workdir.folder import write_json
 
     config, model = opened.config, opened.experiment.config.model
     family, values, found, outputs = tensors_of(opened, params, name, dtype)

@@ -12,7 +12,7 @@ from commands import add_step, place, train
 from transformer.errors import UserError
 
 if TYPE_CHECKING:
-    from commands.opening import Overrides
+    from workdir.opening import Overrides
 
 
 def add_flags(parser: Any) -> None:
@@ -29,7 +29,7 @@ def run(flags: argparse.Namespace, overrides: "Overrides") -> int:
     """Makes the new folder unless it is there, and trains; returns the exit code."""
     if not flags.to:
         raise UserError("--to: which new folder? runs/branch, say (--mode=fork)")
-    from commands.forking import make_fork
+    from workdir.forking import make_fork
 
     make_fork(flags.workdir, flags.at_step, flags.to, overrides, flags.fresh_optimizer, flags.accept_data)
     flags.workdir, flags.config = flags.to, ""

@@ -14,12 +14,12 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from commands import WHICH_RUN, place
-from commands.outputs import check_new, new_folder
 from transformer.errors import UserError
+from workdir.outputs import check_new, new_folder
 
 if TYPE_CHECKING:
-    from commands.opening import Overrides
     from transformer.training.run import Run
+    from workdir.opening import Overrides
 
 
 def add_flags(parser: Any) -> None:
@@ -38,13 +38,13 @@ def add_flags(parser: Any) -> None:
 
 def run(flags: argparse.Namespace, overrides: "Overrides") -> int:
     """Reads and checks everything, and then puts the folder in place at once."""
-    from commands.hub import Hub
-    from commands.opening import check_config
-    from commands.workdir import Workdir
     from experiments import find_experiment
     from transformer.training.checkpoints.function import differences
     from transformer.training.run import Run
     from transformer.training.run_config import ANOTHER
+    from workdir.folder import Workdir
+    from workdir.hub import Hub
+    from workdir.opening import check_config
 
     if not flags.source:
         raise UserError("--from: which folder? models/gpt2, say (--mode=import)")
@@ -75,9 +75,9 @@ def _write(made: "Run", hub: Any) -> None:
     """Writes config, tokenizer and checkpoint."""
     import jax.numpy as jnp
 
-    from commands.workdir import Workdir, write_json
     from transformer.config import to_values
     from transformer.training.state import State
+    from workdir.folder import Workdir, write_json
 
     params = hub.read(made.abstract.params)
     begun = State.create(params, made.optimizer, ema=False)

@@ -17,13 +17,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from commands import WHICH_CONFIG, WHICH_RUN, place
-from commands.outputs import check_file
 from transformer.errors import UserError
+from workdir.outputs import check_file
 
 if TYPE_CHECKING:
-    from commands.opening import Overrides
     from transformer.planning.plan import Plan
     from transformer.training.run import Run
+    from workdir.opening import Overrides
 
 
 def add_flags(parser: Any) -> None:
@@ -91,8 +91,8 @@ def check(flags: argparse.Namespace) -> None:
 
 def opener(flags: argparse.Namespace) -> "Callable[[Overrides], Run]":
     """The function from config keys to the run to plan, on devices that are described once."""
-    from commands.opening import named, open_without_data, read_to_train
     from transformer.planning import hardware
+    from workdir.opening import named, open_without_data, read_to_train
 
     devices = hardware.described(flags.topology, flags.slices) if flags.topology else None
     folder = None if flags.config else named(flags.workdir)

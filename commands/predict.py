@@ -14,9 +14,9 @@ from commands import add_step, add_texts, place, text
 from transformer.errors import UserError
 
 if TYPE_CHECKING:
-    from commands.opening import Overrides
     from transformer.training.checkpoints.checkpoint import Step
     from transformer.training.run import Run
+    from workdir.opening import Overrides
 
 SAMPLING = ("temperature", "top_k", "top_p", "min_p", "num_samples", "max_new_tokens", "weights", "cache")
 """Keys of the config groups `sample` and `generate`."""
@@ -55,8 +55,8 @@ def run(flags: argparse.Namespace, overrides: "Overrides") -> int:
     """
     if not 0 <= flags.seed < 1 << 32:
         raise UserError(f"--seed: {flags.seed}; expected a number from 0 to 2^32 - 1")
-    from commands.opening import named, reopen_run
-    from commands.texts import check_files
+    from commands.support.texts import check_files
+    from workdir.opening import named, reopen_run
 
     check_files(flags.prompt, flags.input, flags.output)
     if decoding := {name: value for name in (*DECODING, "stop") if (value := vars(flags)[name]) is not None}:
@@ -76,8 +76,8 @@ def answer_prompt(run: "Run", flags: argparse.Namespace) -> None:
     streamed."""
     import jax
 
-    from commands.opening import chosen
-    from commands.texts import writing
+    from commands.support.texts import writing
+    from workdir.opening import chosen
 
     experiment: Any = run.experiment
     before = flags.prompt if getattr(experiment, "continues", False) else ""
@@ -98,9 +98,9 @@ def answer_input(run: "Run", flags: argparse.Namespace, overrides: "Overrides") 
     import jax
     from tqdm import tqdm
 
-    from commands.opening import chosen
-    from commands.texts import one_line, open_input, writing
+    from commands.support.texts import one_line, open_input, writing
     from transformer.data.cache.token_cache import BAR
+    from workdir.opening import chosen
 
     experiment: Any = run.experiment
     given = open_input(flags.input, experiment)
@@ -145,7 +145,7 @@ def add_draft(experiment: Any, draft: str, draft_tokens: int) -> None:
     Raises:
       UserError: one of the two is not a language model, or the draft model does not fit (`use_draft`).
     """
-    from commands.opening import load
+    from workdir.opening import load
 
     if not hasattr(experiment, "use_draft"):
         kind = experiment.config.experiment

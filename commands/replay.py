@@ -16,12 +16,12 @@ from transformer.errors import UserError
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from commands.opening import Overrides
-    from commands.workdir import Workdir
     from transformer.evaluation.nonfinite import Found
     from transformer.training.metrics import Sum
     from transformer.training.run import Run
     from transformer.training.state import State
+    from workdir.folder import Workdir
+    from workdir.opening import Overrides
 
 SHOWN = 10
 """Steps before the one that is examined whose losses are printed."""
@@ -37,7 +37,7 @@ def run(flags: argparse.Namespace, overrides: "Overrides") -> int:
     """Prints what is found; returns the exit code."""
     import jax
 
-    from commands.opening import named, reopen_run, resumed
+    from workdir.opening import named, reopen_run, resumed
 
     if flags.step is None or flags.step < 1:
         given = "which one?" if flags.step is None else flags.step
@@ -101,7 +101,7 @@ def before(run: "Run", folder: "Workdir", last: int) -> "State":
     A rollback has made a checkpoint with an earlier step's parameters, which serves for that step; what led
     to the steps after a rollback is not what the steps before it lead to.
     """
-    from commands.rollback import read_rollbacks
+    from workdir.recovery.rollback import read_rollbacks
 
     undone = read_rollbacks(folder)
     with run.checkpoints(write=False) as checkpoints:

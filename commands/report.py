@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from commands import place
-from commands.outputs import check_file
 from transformer.errors import UserError
+from workdir.outputs import check_file
 
 if TYPE_CHECKING:
-    from commands.opening import Overrides
+    from workdir.opening import Overrides
 
 
 def add_flags(parser: Any) -> None:
@@ -28,9 +28,9 @@ def run(flags: argparse.Namespace, overrides: "Overrides") -> int:
     """Writes the file, and prints its path."""
     if given := [key for key, _ in overrides]:
         raise UserError(f"--config.{given[0]}: --mode=report changes no keys")
-    from commands.facts import write
-    from commands.opening import named, reopen_run
-    from commands.summary import measured
+    from workdir.facts import write
+    from workdir.opening import named, reopen_run
+    from workdir.summary import measured
 
     check_file("--output", flags.output)
     folder = named(flags.workdir)

@@ -6,8 +6,8 @@ python launch.py --mode=scaling --workdir=runs/law --score
 
 The first command trains what is missing, prints the fits and writes law.json and pictures. The second writes
 forecast.json, which is not written again once that run has started. The third trains that run and compares.
-See transformer/evaluation/statistics/scaling_law.py for the fits, and commands/sizes.py for what depth
-changes.
+See transformer/evaluation/statistics/scaling_law.py for the fits, and commands/scaling_laws/sizes.py for what
+depth changes.
 """
 
 import argparse
@@ -17,12 +17,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from commands import WHICH_CONFIG, WHICH_RUN, place
-from commands.rows import DIVERGED
+from commands.sweeps.rows import DIVERGED
 from transformer.errors import UserError
 
 if TYPE_CHECKING:
-    from commands.opening import Overrides
     from transformer.evaluation.statistics.scaling_law import Study
+    from workdir.opening import Overrides
 
 
 LEAST_SIZES = 4
@@ -54,7 +54,7 @@ def add_flags(parser: Any) -> None:
 
 def run(flags: argparse.Namespace, overrides: "Overrides") -> int:
     """Fits, forecasts and scores, as the flags ask for. Returns 0, or 1 if a run failed."""
-    from commands.forecast import predict, score
+    from commands.scaling_laws.forecast import predict, score
 
     check(flags, [*overrides])
     folder = Path(flags.workdir)
@@ -67,8 +67,8 @@ def run(flags: argparse.Namespace, overrides: "Overrides") -> int:
 
 def check(flags: argparse.Namespace, overrides: Sequence[tuple[str, str]]) -> None:
     """Raises `UserError` for flags that cannot be, before a run is trained."""
-    from commands.forecast import check_larger
-    from commands.laws import read_forecast
+    from commands.scaling_laws.forecast import check_larger
+    from commands.scaling_laws.laws import read_forecast
 
     if not flags.config:
         if flags.forecast is None and not flags.score:
@@ -94,12 +94,12 @@ def check(flags: argparse.Namespace, overrides: Sequence[tuple[str, str]]) -> No
 
 def measure(flags: argparse.Namespace, overrides: Sequence[tuple[str, str]]) -> int:
     """Trains what is missing, fits, prints, and writes law.json and pictures."""
-    from commands.footnotes import listed
-    from commands.laws import LAW, describe, fit, summary
-    from commands.measuring import last, train
-    from commands.sizes import Family
-    from commands.workdir import write_json
+    from commands.scaling_laws.laws import LAW, describe, fit, summary
+    from commands.scaling_laws.sizes import Family
+    from commands.sweeps.footnotes import listed
+    from commands.sweeps.measuring import last, train
     from transformer.visualization.scaling import draw_isoflop, draw_optimum
+    from workdir.folder import write_json
 
     budgets, depths = numbers("budgets", flags.budgets, 2), numbers("depths", flags.depths, LEAST_SIZES)
     if any(not depth.is_integer() for depth in depths):
@@ -179,7 +179,7 @@ def table(runs: Sequence[dict[str, Any]], whole: int = 0) -> Iterator[str]:
 
 def said(found: "Study") -> Iterator[str]:
     """The fits in words, and whether sizes are missing."""
-    from commands.laws import summary
+    from commands.scaling_laws.laws import summary
 
     fits = summary(found)
     yield "N = training FLOPs of a token / 6 (kernels, output matrix, attention), D = tokens, C = 6 N D"

@@ -13,8 +13,8 @@ from commands import add_step, add_texts
 from transformer.errors import UserError
 
 if TYPE_CHECKING:
-    from commands.opening import Overrides
     from transformer.training.experiment import Params
+    from workdir.opening import Overrides
 
 
 def add_flags(parser: Any) -> None:
@@ -25,8 +25,8 @@ def add_flags(parser: Any) -> None:
 
 def run(flags: argparse.Namespace, overrides: "Overrides") -> int:
     """Writes a line of scores for --prompt, or each line of --input: TEXT, a tab, CONTINUATION."""
-    from commands.opening import load
-    from commands.texts import check_files, texts_of, writing
+    from commands.support.texts import check_files, texts_of, writing
+    from workdir.opening import load
 
     check_files(flags.prompt, flags.input, flags.output)
     texts = texts_of(flags.prompt, flags.input)

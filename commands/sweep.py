@@ -5,12 +5,12 @@ python launch.py --mode=table --runs='runs/lm-sweep/*'
 
 Each run has a folder of its own in --workdir, named after the values of its keys, with its output in
 output.txt. A run that fails does not end the others. Without --sweep the runs are those of the function
-`sweep()` of the config file (see transformer/sweep.py).
+`sweep()` of the config file (see commands/sweeps/algebra.py).
 
 python launch.py --mode=sweep --config=configs/lm.py --search model.num_layers=2..6 --trials=20
 
 draws the values of the keys by Optuna instead (pip install optuna), each after those that were tried before;
-without --search they are those of `search()` of the config file (see transformer/search.py).
+without --search they are those of `search()` of the config file (see commands/sweeps/spaces.py).
 """
 
 import argparse
@@ -21,13 +21,15 @@ import subprocess
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from commands import INCLUDED, ROOT, WHICH_CONFIG, place, shell
+from commands import WHICH_CONFIG, place
+from commands.sweeps.algebra import Setting, names, product, read_sweep
+from transformer import ROOT
 from transformer.errors import UserError
-from transformer.sweep import Setting, names, product, read_sweep
+from workdir.command_line import INCLUDED, shell
 
 if TYPE_CHECKING:
-    from commands.jobs import Job
-    from commands.opening import Overrides
+    from commands.sweeps.jobs import Job
+    from workdir.opening import Overrides
 
 
 def add_flags(parser: Any) -> None:
@@ -60,11 +62,11 @@ def add_flags(parser: Any) -> None:
 
 def run(flags: argparse.Namespace, overrides: "Overrides") -> int:
     """Trains all runs. Returns 0, or 1 if some failed."""
-    from commands.halving import Halving
-    from commands.jobs import work
+    from commands.sweeps.halving import Halving
+    from commands.sweeps.jobs import work
 
     if flags.search or flags.trials is not None or flags.metric:
-        from commands.search import search
+        from commands.sweeps.trials import search
 
         return search(flags, [*overrides])
     jobs = read_jobs(flags, overrides)
@@ -91,7 +93,7 @@ def read_jobs(flags: argparse.Namespace, overrides: "Overrides") -> list["Job"]:
     Raises:
       UserError: no runs, or bad keys or values in one of them; two equal runs; bad flags.
     """
-    from commands.settings import check_flags, make_job, refuse_twice
+    from commands.sweeps.settings import check_flags, make_job, refuse_twice
 
     check_flags(flags)
     given, settings = [*overrides], read_settings(flags)
@@ -107,7 +109,7 @@ def read_jobs(flags: argparse.Namespace, overrides: "Overrides") -> list["Job"]:
 
 def read_settings(flags: argparse.Namespace) -> list[Setting]:
     """The settings of --sweep, or else of the config file's `sweep()`."""
-    from commands.opening import call_in
+    from workdir.opening import call_in
 
     if flags.sweep:
         return product(*map(read_sweep, flags.sweep))
@@ -123,7 +125,7 @@ def read_settings(flags: argparse.Namespace) -> list[Setting]:
 
 def submit(flags: argparse.Namespace, overrides: "Overrides", runs: int) -> int:
     """Submits an array of Slurm jobs, one for each run."""
-    from commands.settings import words
+    from commands.sweeps.settings import words
 
     sweeps = [f"--sweep={each}" for each in flags.sweep]
     keys = [*INCLUDED, *(f"--config.{key}={value}" for key, value in overrides)]
@@ -141,7 +143,7 @@ def submit(flags: argparse.Namespace, overrides: "Overrides", runs: int) -> int:
 
 def one_of_an_array(jobs: list["Job"]) -> int:
     """Trains the run of this job of a Slurm array, in this process or these processes."""
-    from commands.train import train
+    from workdir.session import train
 
     task = os.environ["SLURM_ARRAY_TASK_ID"]
     if not task.isdecimal() or int(task) >= len(jobs):

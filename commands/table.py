@@ -18,16 +18,17 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from commands import paired, place
-from commands.footnotes import diverged, listed, skipping, uncounted, unfinished
-from commands.outputs import check_file, check_folder
-from commands.rows import Row, Trained, label, rank, row_of
+from commands import place
+from commands.sweeps import paired
+from commands.sweeps.footnotes import diverged, listed, skipping, uncounted, unfinished
+from commands.sweeps.rows import Row, Trained, label, rank, row_of
 from transformer.config import flatten
 from transformer.errors import UserError, suggest
 from transformer.json_text import parse_json
+from workdir.outputs import check_file, check_folder
 
 if TYPE_CHECKING:
-    from commands.opening import Overrides
+    from workdir.opening import Overrides
 
 BESIDE = (
     "seed",
@@ -85,7 +86,7 @@ def add_flags(parser: Any) -> None:
 
 def run(flags: argparse.Namespace, overrides: "Overrides") -> int:
     """Prints the table, best first."""
-    from commands.table_files import FORMATS, cells, lines, write
+    from commands.sweeps.table_files import FORMATS, cells, lines, write
 
     if given := [key for key, _ in overrides]:
         raise UserError(f"--config.{given[0]}: --mode=table changes no keys")

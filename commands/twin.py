@@ -21,8 +21,8 @@ from commands import WHICH_CONFIG, place
 from transformer.errors import UserError
 
 if TYPE_CHECKING:
-    from commands.opening import Overrides
     from transformer.training.run import Run
+    from workdir.opening import Overrides
 
 DROPOUTS = ("dropout", "embedding_dropout", "attention_dropout")
 ARGUMENTS = {"b1", "b2", "eps"}
@@ -71,10 +71,10 @@ def run(flags: argparse.Namespace, overrides: "Overrides") -> int:
 
 def _open(flags: argparse.Namespace, overrides: "Overrides", place: Path) -> "Run":
     """The run of the config, checked."""
-    from commands.opening import open_run
-    from commands.settings import check_config_to_train
-    from commands.workdir import Workdir
+    from commands.sweeps.settings import check_config_to_train
     from transformer.interop.folder import family_for
+    from workdir.folder import Workdir
+    from workdir.opening import open_run
 
     config = check_config_to_train(flags.config, overrides)
     check_plain(config)
@@ -116,7 +116,7 @@ def losses(opened: "Run", peer: str, steps: int, place: Path) -> Iterator[tuple[
     import numpy as np
 
     from commands.export import write_model
-    from commands.twin_peer import Peer, apart
+    from commands.support.twin_peer import Peer, apart
 
     with opened.placed():
         state = opened.first_state()

@@ -15,8 +15,8 @@ from transformer.config import PositiveFloat, to_values
 from transformer.data.cache.disk_cache import build_once, digest, is_made, load_array
 from transformer.data.chat.preferences import PreferenceData, PreferenceDataConfig, PreferenceRows
 from transformer.data.tokenization.tokenizers import Tokenizer
+from transformer.distributed import gathered
 from transformer.evaluation.likelihood import everywhere, likelihood_evaluator
-from transformer.processes import gathered
 from transformer.training.checkpoints.checksums import checksums
 from transformer.training.experiment import Batch, Params, Put
 from transformer.training.hooks import Evaluator

@@ -19,11 +19,11 @@ from jax.sharding import Mesh
 from matplotlib.figure import Figure
 from PIL import Image
 
-from commands import opening
-from commands import train as command
 from transformer.training import parallel
 from transformer.training.hooks import Hook
 from transformer.training.state import State
+from workdir import opening
+from workdir import session as command
 
 ROOT = Path(__file__).parent.parent
 

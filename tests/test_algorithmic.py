@@ -3,13 +3,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from commands.opening import check_config, read_config
 from experiments import find_experiment
 from tests.parameters import random_params, roles_by_name
 from tests.runs import write_corpus
 from transformer.errors import UserError
 from transformer.evaluation.attention import attention_weights
 from transformer.training.optim.optimizer import make_optimizer
+from workdir.opening import check_config, read_config
 
 GROKKING = "configs/studies/grokking/grokking.py"
 INDUCTION = "configs/studies/induction_heads/induction_heads.py"

@@ -7,14 +7,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from commands import opening
-from commands.opening import read_config
 from experiments import find_experiment
 from tests import runs
 from tests.parameters import random_params
 from transformer.data.tokenization.tokenizers import Tokenizer
 from transformer.errors import UserError
 from transformer.run_folder import RunFolder
+from workdir import opening
+from workdir.opening import read_config
 
 pytestmark = pytest.mark.usefixtures("in_root")
 

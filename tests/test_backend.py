@@ -39,7 +39,7 @@ def test_what_jax_platforms_says_is_so_without_a_device(tmp_path):
 @pytest.mark.parametrize(("platforms", "kept"), [("cpu", True), ("cuda", False)])
 def test_malloc_keeps_memory_only_where_it_computes(platforms, kept):
     """`launch.py` starts again with malloc's settings; what it is asked for stays the same."""
-    program = "import os; from transformer.process import restart_with_malloc; restart_with_malloc(); "
+    program = "import os; from transformer.runtime import restart_with_malloc; restart_with_malloc(); "
     program += "print('GLIBC_TUNABLES' in os.environ)"
     environment = {name: value for name, value in os.environ.items() if name != "GLIBC_TUNABLES"}
     command = [sys.executable, "-c", program]

@@ -7,10 +7,10 @@ import shutil
 import pytest
 
 import launch
-from commands import opening
 from tests import runs
 from transformer.data.cache.content_digests import changes, contents_of
 from transformer.data.tokenization.tokenizers import Tokenizer
+from workdir import opening
 
 pytestmark = pytest.mark.usefixtures("in_root")
 

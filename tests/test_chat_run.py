@@ -10,13 +10,13 @@ import pytest
 from flax import traverse_util
 
 import launch
-from commands import opening
 from experiments.dpo import PreferenceOptimization
 from tests import runs
 from transformer.data.chat.dialogues import Preferences
 from transformer.training.run import Run
 from transformer.training.state import State
 from transformer.training.step import make_train_step
+from workdir import opening
 
 pytestmark = pytest.mark.usefixtures("in_root")
 

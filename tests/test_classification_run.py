@@ -11,12 +11,12 @@ import pytest
 from scipy import special
 
 import launch
-from commands import opening
-from commands.opening import read_config
 from experiments import find_experiment
 from tests import runs
 from transformer.errors import UserError
 from transformer.training import parallel
+from workdir import opening
+from workdir.opening import read_config
 
 pytestmark = pytest.mark.usefixtures("in_root")
 

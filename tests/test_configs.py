@@ -11,9 +11,6 @@ import jax
 import pytest
 
 import launch
-from commands import opening
-from commands.differences import FIXED, FREE
-from commands.opening import read_config
 from commands.table import BESIDE
 from configs import attention, base
 from experiments import EXPERIMENTS, find_experiment
@@ -33,6 +30,9 @@ from transformer.errors import UserError
 from transformer.training.optim.optimizer import make_schedule
 from transformer.training.run import Run
 from transformer.training.step import make_train_step
+from workdir import opening
+from workdir.compatibility.differences import FIXED, FREE
+from workdir.opening import read_config
 
 FOLDER = runs.ROOT / "configs"
 CONFIGS = sorted(

@@ -13,9 +13,9 @@ from pathlib import Path
 import jax
 import pytest
 
-from commands import notebook
 from configs import lm
 from tests import runs
+from workdir import api as notebook
 
 PAGE = (runs.ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"^```(\w+)\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 import launch
-from commands import opening
 from tests import runs
+from workdir import opening
 
 pytestmark = [pytest.mark.usefixtures("in_root"), pytest.mark.thorough]
 

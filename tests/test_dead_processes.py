@@ -9,20 +9,20 @@ import time
 import pytest
 
 from tests import runs
-from transformer import processes
+from transformer import distributed
 
 PROGRAM = """
     import os, signal, sys
     import jax
-    from transformer import processes
+    from transformer import distributed
     number, port = int(sys.argv[1]), sys.argv[2]
-    processes.meet(f"localhost:{port}", 2, number, heartbeat_seconds=5)
+    distributed.meet(f"localhost:{port}", 2, number, heartbeat_seconds=5)
     from jax.experimental import multihost_utils
     multihost_utils.sync_global_devices("both are there")
     print("met", jax.process_count(), flush=True)
     if number == 1:
         ENDING
-    processes.part()
+    distributed.part()
     print("parted")
 """
 
@@ -80,9 +80,9 @@ def test_all_end_when_one_has_died(ending):
 @pytest.mark.parametrize("number", (0, 1))
 def test_a_process_that_waits_in_vain_for_another_says_so(number):
     program = f"""
-        from transformer import processes
-        processes.MEET_SECONDS = 1
-        processes.meet("localhost:{runs.free_port()}", 2, {number})
+        from transformer import distributed
+        distributed.MEET_SECONDS = 1
+        distributed.meet("localhost:{runs.free_port()}", 2, {number})
     """
     ended = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(program)], cwd=runs.ROOT, capture_output=True, text=True
@@ -108,15 +108,15 @@ def test_a_process_that_waits_in_vain_for_another_says_so(number):
     ],
 )
 def test_what_says_that_there_are_others(environment, several):
-    assert processes.are_several(environment) == several
+    assert distributed.are_several(environment) == several
 
 
 def test_the_last_line_is_not_written_after_a_progress_bar():
     program = """
         from tqdm import tqdm
-        from commands import ending
-        from transformer import processes
-        processes.tell = lambda *said: None
+        from commands.support import ending
+        from transformer import distributed
+        distributed.tell = lambda *said: None
         bar = tqdm(total=3, mininterval=0)
         bar.update()
         ending.leave("error: said", "why", code=5)
@@ -132,11 +132,11 @@ def test_a_program_ends_once_a_look_at_the_others_is_over():
     """Python would end the thread in the middle of it, and C++ then the program, with another exit code."""
     program = """
         import sys, time
-        from transformer import processes
-        processes.LISTEN_SECONDS = 0
-        processes.PLACES.append(("node0", "127.0.0.1", 0))
-        processes.told = lambda: print("looks", flush=True) or time.sleep(1) or print("has looked")
-        processes.listen(print)
+        from transformer import distributed
+        distributed.LISTEN_SECONDS = 0
+        distributed.PLACES.append(("node0", "127.0.0.1", 0))
+        distributed.told = lambda: print("looks", flush=True) or time.sleep(1) or print("has looked")
+        distributed.listen(print)
         time.sleep(0.2)
         sys.exit(2)
     """

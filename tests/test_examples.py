@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 from flax import linen as nn
 
-from commands.opening import check_config, read_config
 from examples import train_lm
 from experiments import find_experiment
 from tests import runs
@@ -18,6 +17,7 @@ from transformer.training.optim.optimizer import make_optimizer
 from transformer.training.optim.roles import roles_of
 from transformer.training.state import State
 from transformer.training.step import make_train_step
+from workdir.opening import check_config, read_config
 
 SMALL = train_lm.Config(
     d_model=32,

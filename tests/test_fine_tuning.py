@@ -9,13 +9,13 @@ import optax
 import pytest
 
 import launch
-from commands import opening
-from commands.workdir import Workdir
 from transformer.errors import UserError
 from transformer.training import parallel
 from transformer.training.checkpoints.checkpoint import Checkpoints
 from transformer.training.checkpoints.initialize import WarmStart
 from transformer.training.state import State
+from workdir import opening
+from workdir.folder import Workdir
 
 pytestmark = pytest.mark.usefixtures("in_root")
 

@@ -3,12 +3,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from commands.opening import check_config, load, read_config
-from commands.train import train
 from experiments import find_experiment
 from tests.parameters import random_params
 from transformer.data.tasks.linear_regression import LinearRegression, least_risk
 from transformer.errors import UserError
+from workdir.opening import check_config, load, read_config
+from workdir.session import train
 
 CONFIG = "configs/studies/in_context_regression/in_context_regression.py"
 

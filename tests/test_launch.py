@@ -90,7 +90,7 @@ BEFORE_THE_DATA = {
     "--config.train.keep_best=eval/los": "config.train.keep_best: 'eval/los' is not measured; there are",
     "--config.train.keep_best=-eval/bleu": "keep_best: 'eval/bleu' is not measured; there are eval/",
     "--config.optimizer.train_only=haed": "train_only: no parameter's name starts with 'haed'; names there: ",
-    "--config.optimizer.train_only=lora,atention": "begins with 'lora'",
+    "--config.optimizer.train_only=lora,atention": "starts with 'lora'",
     "--config.optimizer.frozen_layers=99": "config.optimizer.frozen_layers: 99; the model has ",
     "--workdir=gs://bucket/run": "--workdir: gs://bucket/run is on another system; expected",
     "--config.initialize_strict=false": "config.initialize_strict: False does nothing with initialize_from",
@@ -319,7 +319,7 @@ def test_each_line_is_answered_by_one_line_per_sample(capfd, tmp_path, trained):
 
 
 def test_lines_stay_lines():
-    from commands.texts import one_line
+    from commands.support.texts import one_line
 
     for text in ("a\nb", "a\\nb", "a\r\n\\", "plain"):
         assert "\n" not in one_line(text) and "\r" not in one_line(text)
@@ -377,7 +377,7 @@ def test_without_a_workdir_the_config_names_it():
 
 
 def test_values_are_read_as_the_key_has_them():
-    from commands.opening import read_config
+    from workdir.opening import read_config
 
     given = {
         "train.steps": ("1e3", 1000),

@@ -13,12 +13,12 @@ import numpy as np
 import pytest
 
 import launch
-from commands import opening
-from commands import train as command
-from commands.differences import differences
 from experiments import find_experiment
 from tests import runs
 from tests.test_resume import Send, last_state, measurements
+from workdir import opening
+from workdir import session as command
+from workdir.compatibility.differences import differences
 
 OPTIONS = [
     "--config.train.steps=10",
@@ -33,11 +33,11 @@ OPTIONS = [
 KILLED = """
 import sys
 import launch
-from commands import train
+from workdir import session
 from tests.test_resume import Kill
 
 _, overrides = launch.split_overrides(sys.argv[2:])
-train.train(sys.argv[1], overrides, "configs/lm.py:tiny", hooks=[Kill(7, sys.argv[1])])
+session.train(sys.argv[1], overrides, "configs/lm.py:tiny", hooks=[Kill(7, sys.argv[1])])
 """
 
 pytestmark = pytest.mark.usefixtures("in_root")

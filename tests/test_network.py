@@ -11,22 +11,22 @@ import textwrap
 import pytest
 
 from tests import runs
-from transformer import coordinators, processes
+from transformer import coordinators, distributed
 from transformer.errors import UserError
 
 PROGRAM = """
     import os, signal, socket, sys, time
     number, coordinator = int(sys.argv[1]), sys.argv[2]
     socket.gethostbyname = lambda host: "127.0.1.1"  # as Debian's /etc/hosts has it
-    from transformer import processes
-    processes.meet(coordinator, COUNT, number, heartbeat_seconds=30)
+    from transformer import distributed
+    distributed.meet(coordinator, COUNT, number, heartbeat_seconds=30)
     from jax.experimental import multihost_utils
-    print("ended:", [processes._has_ended(*place) for place in processes.PLACES], flush=True)
-    print("at:", *(place[1] for place in processes.PLACES), flush=True)
+    print("ended:", [distributed._has_ended(*place) for place in distributed.PLACES], flush=True)
+    print("at:", *(place[1] for place in distributed.PLACES), flush=True)
     multihost_utils.sync_global_devices("all have looked")
     if number == COUNT - 1:
         os.kill(os.getpid(), signal.SIGKILL)
-    print("found:", processes.ended(), flush=True)
+    print("found:", distributed.ended(), flush=True)
     signal.pause()
 """
 
@@ -104,8 +104,8 @@ def test_a_place_that_refuses_while_its_process_is_alive_says_nothing():
     with socket.create_server(("127.0.0.1", 0)) as listening:
         alive, refusing = listening.getsockname()[1], runs.free_port()
         places = [("node0", "127.0.0.1", alive), ("node1", "127.0.0.1", refusing)]
-        assert processes._reachable(places) == [places[0], ("node1", "127.0.0.1", 0)]
-    assert processes._has_ended(*places[0]) and not processes._has_ended("node1", "127.0.0.1", 0)
+        assert distributed._reachable(places) == [places[0], ("node1", "127.0.0.1", 0)]
+    assert distributed._has_ended(*places[0]) and not distributed._has_ended("node1", "127.0.0.1", 0)
 
 
 def test_the_address_towards_a_host_is_one_that_this_host_has():

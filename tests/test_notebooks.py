@@ -6,12 +6,13 @@ import re
 
 import pytest
 
-from commands.notebook import bands, curves, rows, samples
+from commands.sweeps.study import bands, rows
 from tests import runs
 from tests.commands.test_table import write_run
 from tests.runs import SAVE
 from transformer.errors import UserError
 from transformer.visualization import comparison
+from workdir import curves, samples
 
 NOTEBOOKS = sorted((runs.ROOT / "notebooks").glob("*.ipynb"))
 

@@ -46,12 +46,12 @@ def test_a_notebook_keeps_programs_and_memory(tmp_path):
     """Though JAX is loaded already, and what it compiles is found by the next one."""
     code = """
         import jax
-        from transformer import process
+        from transformer import runtime
         before = faults()
-        process.keep_programs()
+        runtime.keep_programs()
         least = "jax_persistent_cache_min_compile_time_secs"
         found = jax.config.jax_compilation_cache_dir, getattr(jax.config, least)
-        print(process.keep_memory(), before, faults(), *found)
+        print(runtime.keep_memory(), before, faults(), *found)
         jax.config.update(least, 0.0)  # so that a fast machine keeps it too
         jax.jit(lambda x: jax.numpy.linalg.svd(x @ x.T))(jax.numpy.ones((300, 300)))
     """
@@ -67,10 +67,10 @@ def test_a_notebook_keeps_programs_and_memory(tmp_path):
 def test_what_the_environment_says_stays_and_what_comes_too_late_is_said(tmp_path):
     code = """
         import jax
-        from transformer import process
+        from transformer import runtime
         jax.numpy.ones(3).sum().block_until_ready()
-        process.keep_programs()
-        print(process.keep_memory(), jax.config.jax_compilation_cache_dir)
+        runtime.keep_programs()
+        print(runtime.keep_memory(), jax.config.jax_compilation_cache_dir)
     """
     out, error = printed(code, tmp_path, JAX_COMPILATION_CACHE_DIR=str(tmp_path / "mine"))
     assert out == ["False", str(tmp_path / "mine")] and error.count("JAX has computed already") == 1

@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 
 import launch
-from commands import notebook
-from commands.opening import check_config, read_config
+from commands.sweeps.algebra import as_overrides
+from commands.sweeps.spaces import read_space
 from tests import runs
-from transformer.search import read_space
-from transformer.sweep import as_overrides
+from workdir import api as notebook
+from workdir.opening import check_config, read_config
 
 FILES = [runs.ROOT / "README.md", runs.ROOT / "AGENTS.md", *sorted((runs.ROOT / "docs").glob("*.md"))]
 PAGES = {path: path.read_text(encoding="utf-8") for path in FILES}
@@ -70,7 +70,7 @@ def test_links_lead_to_files(path):
 
 def test_what_examples_in_python_import_exists():
     lines = [line for kind, code in BLOCKS if kind == "python" for line in code.splitlines()]
-    ours = [line for line in lines if re.match(r"from (commands|configs|transformer)\b", line)]
+    ours = [line for line in lines if re.match(r"from (commands|configs|transformer|workdir)\b", line)]
     assert len(ours) >= 5
     for line in ours:
         if "harness" not in line or importlib.util.find_spec("lm_eval"):

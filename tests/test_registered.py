@@ -11,9 +11,6 @@ import pytest
 from flax import linen as nn
 
 import launch
-from commands import INCLUDED, notebook, opening
-from commands.starts import command
-from commands.workdir import Workdir
 from configs import lm
 from experiments import EXPERIMENTS
 from tests import runs
@@ -33,6 +30,11 @@ from transformer.training.losses import LOSSES
 from transformer.training.losses.token_losses import LossConfig
 from transformer.training.optim.optimizer import SCHEDULES, OptimizerConfig
 from transformer.training.run import Run
+from workdir import api as notebook
+from workdir import opening
+from workdir.command_line import INCLUDED
+from workdir.folder import Workdir
+from workdir.provenance import command
 
 PAGE = (runs.ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
 (RECIPE,) = re.findall(r"^```python\n((?:(?!```).)*?^MIXERS\[.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)

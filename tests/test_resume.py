@@ -16,13 +16,13 @@ import numpy as np
 import pytest
 
 import launch
-from commands import opening, train
-from commands.locks import exclusive
 from experiments.language_modeling import LanguageModeling
 from tests import runs
 from transformer.errors import UserError
 from transformer.training.hooks import Hook
 from transformer.training.run import Run
+from workdir import opening, session
+from workdir.lock import exclusive
 
 STEPS, CHECKPOINT_EVERY = 10, 5
 
@@ -159,7 +159,7 @@ def test_the_exit_code_says_that_a_command_was_interrupted(monkeypatch, capfd, t
     def interrupted(*_, **__):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(train, "train", interrupted)
+    monkeypatch.setattr(session, "train", interrupted)
     assert launch.main(runs.tiny(source, tmp_path / "run")) == 130
     assert capfd.readouterr().err.endswith("interrupted\n")
 
@@ -236,7 +236,7 @@ def test_a_signal_before_the_first_step_ends_saves_the_first_step(monkeypatch, t
 HOLDER = """
 import sys, time
 from pathlib import Path
-from commands.locks import exclusive
+from workdir.lock import exclusive
 
 with exclusive(Path(sys.argv[1], "lock")):
     print("held", flush=True)

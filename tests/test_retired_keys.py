@@ -2,11 +2,11 @@
 
 import pytest
 
-from commands.retired_keys import keep_split, with_present_keys
-from commands.workdir import Workdir, write_json
 from transformer.config import from_values
 from transformer.layers.attention.patterns import Window
 from transformer.models.decoder import DecoderConfig
+from workdir.compatibility.retired_keys import keep_split, with_present_keys
+from workdir.folder import Workdir, write_json
 
 OLD = {"num_heads": 4, "attention": "multi_head", "pattern": "window", "pattern_size": 8, "num_layers": 6}
 

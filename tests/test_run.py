@@ -6,12 +6,12 @@ import jax
 import numpy as np
 import pytest
 
-from commands import opening
-from commands.opening import read_config
 from experiments import find_experiment
 from transformer.errors import UserError
 from transformer.training.optim.rules import parameter_settings
 from transformer.training.run import Run
+from workdir import opening
+from workdir.opening import read_config
 
 pytestmark = pytest.mark.usefixtures("in_root")
 

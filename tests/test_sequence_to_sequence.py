@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import launch
-from commands import opening
+from workdir import opening
 
 pytestmark = pytest.mark.usefixtures("in_root")
 

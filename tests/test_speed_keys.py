@@ -7,11 +7,11 @@ from itertools import chain
 import pytest
 
 import launch
-from commands.opening import read_config, reopen_run
 from experiments import EXPERIMENTS
 from experiments.evaluators import EVALUATORS, OF_A_FILE
 from tests import runs
 from tests.faults.compositions import CONFIGS, flags, has
+from workdir.opening import read_config, reopen_run
 
 ROWS = {"evaluate.batch_size": 8, "train.evaluate_batches": 2}
 """The measured rows: the first ones, as many as these batches have."""

@@ -12,11 +12,12 @@ import optax
 import pytest
 
 import launch
-from commands import opening, train
+from commands import train
 from tests import runs
 from tests.test_resume import Send, measurements
 from tests.training.toy import assert_same
 from transformer.training.extras import stages
+from workdir import opening
 
 pytestmark = pytest.mark.usefixtures("in_root")
 

@@ -11,7 +11,7 @@ import pytest
 from PIL import Image
 
 import launch
-from commands import opening
+from workdir import opening
 
 pytestmark = pytest.mark.usefixtures("in_root", "drawn")
 

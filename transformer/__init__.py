@@ -11,3 +11,8 @@ v      vocabulary                  n      layers (num_layers)
 e      experts (num_experts)       c      slots of an expert (capacity)
 =====  ==========================  =====  =================================
 """
+
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+"""The folder of `launch.py`, the packages and the config files."""

@@ -15,6 +15,9 @@ UNUSABLE = re.compile(r"[*?[\ud800-\udfff]")
 REMOTE = re.compile(r"[A-Za-z][\w+.-]*://")
 """What an address of another system has: gs://bucket, s3://bucket, https://host."""
 
+HUB = "hf:"
+"""Prefix of a folder of Hugging Face transformers, where a run may be named too."""
+
 HERE = "a path of this system; a bucket can be mounted (gcsfuse)"
 """What is expected instead of such an address."""
 

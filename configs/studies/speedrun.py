@@ -24,8 +24,8 @@ Result: 3.36 against 4.50 nats per token of validation text (means of 4 seeds): 
 
 from ml_collections import ConfigDict
 
+from commands.sweeps.algebra import Setting, over, product
 from configs import base, lm
-from transformer.sweep import Setting, over, product
 
 STEPS = 300
 

@@ -4,8 +4,8 @@ import textwrap
 
 import pytest
 
-from commands import jobs as running
-from commands.jobs import Job
+from commands.sweeps import jobs as running
+from commands.sweeps.jobs import Job
 
 TRAINER = """
     import json, os, pathlib, signal, sys, time

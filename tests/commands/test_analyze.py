@@ -6,9 +6,9 @@ import pytest
 
 import launch
 from commands.analyze import occurrences
-from commands.opening import load
 from tests import runs
 from transformer.evaluation.embeddings import word_vectors
+from workdir.opening import load
 
 pytestmark = [pytest.mark.usefixtures("in_root", "drawn"), pytest.mark.thorough]
 

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 import launch
-from commands import jobs as running
-from commands.comparison import Comparison
-from commands.opening import open_without_data, read_config
+from commands.sweeps import jobs as running
+from commands.sweeps.comparison import Comparison
 from tests.commands.test_table import write_run
+from workdir.opening import open_without_data, read_config
 
 pytestmark = pytest.mark.usefixtures("in_root")
 

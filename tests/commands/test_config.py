@@ -5,9 +5,9 @@ import json
 import pytest
 
 import launch
-from commands.opening import check_config, read_config
 from tests import runs
 from transformer.config import describe_keys, flatten, to_values
+from workdir.opening import check_config, read_config
 
 pytestmark = pytest.mark.usefixtures("in_root")
 

@@ -9,11 +9,11 @@ from scipy.special import stdtrit
 
 import launch
 from commands.coordinates import print_table
-from commands.opening import read_config
 from transformer.evaluation.statistics.coordinates import Coordinates
 from transformer.models.config.width import widened
 from transformer.training.optim import parametrization
 from transformer.training.parallel import path_names
+from workdir.opening import read_config
 
 pytestmark = pytest.mark.usefixtures("in_root")
 

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 import launch
-from commands import opening
 from tests import runs
 from transformer.errors import UserError
 from transformer.training.checkpoints.initialize import Checkpoint
+from workdir import opening
 
 pytestmark = pytest.mark.usefixtures("in_root")
 

@@ -12,13 +12,14 @@ import numpy as np
 import pytest
 
 import launch
-from commands import opening, train
+from commands import train
 from experiments.language_modeling import LanguageModeling
 from tests import runs
 from tests.test_resume import measurements
 from tests.training.toy import assert_same
 from transformer.errors import UserError
 from transformer.training.optim.layerwise import OF_ARRAYS
+from workdir import opening
 
 pytestmark = pytest.mark.usefixtures("in_root")
 
@@ -38,7 +39,8 @@ WSD = ["--config.optimizer.schedule=wsd", "--config.optimizer.decay_steps=3"]
 KILLED = """
 import os, signal, sys
 import launch
-from commands import forking, train
+from commands import train
+from workdir import forking
 
 def die(*_):
     os.kill(os.getpid(), signal.SIGKILL)

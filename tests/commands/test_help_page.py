@@ -7,8 +7,8 @@ import pytest
 
 import launch
 from commands import COMMANDS, config, find_command
-from commands.first_keys import FIRST, first_keys
-from commands.help_page import fold
+from commands.support.first_keys import FIRST, first_keys
+from commands.support.help_page import fold
 from experiments import EXPERIMENTS, find_experiment
 from transformer.config import describe_keys
 

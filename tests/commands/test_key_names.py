@@ -2,7 +2,7 @@
 
 import pytest
 
-from commands import key_names
+from commands.support import key_names
 from experiments import EXPERIMENTS, find_experiment
 from transformer.config import describe_keys
 

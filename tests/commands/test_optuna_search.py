@@ -12,12 +12,12 @@ import time
 import pytest
 
 import launch
-from commands.halving import Halving
-from commands.jobs import Work
+from commands.sweeps.algebra import names
+from commands.sweeps.halving import Halving
+from commands.sweeps.jobs import Work
+from commands.sweeps.spaces import Choices, Range, check_space, read_space
 from tests import runs
 from transformer.errors import UserError
-from transformer.search import Choices, Range, check_space, read_space
-from transformer.sweep import names
 
 pytestmark = pytest.mark.usefixtures("in_root")
 
@@ -121,7 +121,7 @@ class KilledError(BaseException):
 def search(job, tmp_path):
     """Starts a search of the rates of a trainer that takes no time; returns its trials when it has ended."""
     pytest.importorskip("optuna")
-    from commands.search import Trials, open_study
+    from commands.sweeps.trials import Trials, open_study
 
     def make(setting):
         if setting.get("layers") == 5:
@@ -172,7 +172,7 @@ def test_a_killed_search_loses_no_trial_and_trains_none_twice(search, tmp_path, 
     """Killed at the third trial, at each place where something has just been written."""
     import optuna
 
-    from commands.jobs import Job
+    from commands.sweeps.jobs import Job
 
     owner, name, at = {
         "drawn": (optuna.Study, "ask", 3),
@@ -239,7 +239,7 @@ def test_values_that_do_not_fit_together_are_failed_trials(search, capsys):
 
 
 def test_a_metric_that_is_not_finite_is_a_failed_trial(search, monkeypatch, capsys):
-    from commands.search import Trials
+    from commands.sweeps.trials import Trials
 
     monkeypatch.setattr(Trials, "measure", lambda self, job: math.nan)
     found = search(2)
@@ -315,7 +315,7 @@ def test_a_signal_stops_the_runs_and_the_same_search_goes_on(search, tmp_path, m
 
 def test_another_search_is_not_mixed_in(tmp_path):
     pytest.importorskip("optuna")
-    from commands.search import open_study
+    from commands.sweeps.trials import open_study
 
     asked = {"--search": ["rate=1..2"], "--metric": "eval/loss", "train.steps": 3}
     open_study(tmp_path / "search.db", asked, "eval/loss")
@@ -408,7 +408,7 @@ def test_a_task_of_an_array_and_one_of_several_processes_draw_no_trials(capsys, 
         patch.setenv("SLURM_ARRAY_TASK_ID", "1")
         assert launch.main(flags) == 2
     assert "--slurm: the jobs of an array start together" in capsys.readouterr().err
-    monkeypatch.setattr("commands.search.are_several", lambda environment: True)
+    monkeypatch.setattr("commands.sweeps.trials.are_several", lambda environment: True)
     assert launch.main(flags) == 2
     assert "--search: one process draws the trials, but this is one of several" in capsys.readouterr().err
 

@@ -7,14 +7,14 @@ from pathlib import Path
 import pytest
 
 import launch
-from commands import opening
-from commands.columns import as_source, named_source
-from commands.texts import lines, open_input, writing
+from commands.support.columns import as_source, named_source
+from commands.support.texts import lines, open_input, writing
 from experiments.language_modeling import LanguageModeling
 from tests import runs
 from transformer.data.cache import token_cache
 from transformer.errors import UserError
 from transformer.training.run import Run
+from workdir import opening
 
 pytestmark = pytest.mark.usefixtures("in_root")
 

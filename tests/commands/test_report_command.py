@@ -8,10 +8,10 @@ from html import unescape
 import pytest
 
 import launch
-from commands import notebook
-from commands.starts import read_starts
-from commands.workdir import Workdir
 from tests import runs
+from workdir import api as notebook
+from workdir.folder import Workdir
+from workdir.provenance import read_starts
 
 pytestmark = pytest.mark.usefixtures("in_root")
 

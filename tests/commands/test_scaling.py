@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 
 import launch
-from commands import forecast
-from commands import jobs as running
-from commands.laws import fit, summary
-from commands.opening import read_config
 from commands.scaling import said, table
-from commands.sizes import Family
+from commands.scaling_laws import forecast
+from commands.scaling_laws.laws import fit, summary
+from commands.scaling_laws.sizes import Family
+from commands.sweeps import jobs as running
+from workdir.opening import read_config
 
 pytestmark = pytest.mark.usefixtures("in_root")
 

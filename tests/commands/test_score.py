@@ -10,8 +10,6 @@ import pytest
 from scipy import special
 
 import launch
-from commands import opening
-from commands.opening import read_config
 from commands.score import score_lines
 from experiments import find_experiment
 from tests import runs
@@ -19,6 +17,8 @@ from tests.parameters import random_params
 from transformer.data.tokenization.tokenizers import Tokenizer
 from transformer.errors import UserError
 from transformer.evaluation.scoring import Score, continued, score_rows
+from workdir import opening
+from workdir.opening import read_config
 
 pytestmark = pytest.mark.usefixtures("in_root")
 

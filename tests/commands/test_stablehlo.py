@@ -13,11 +13,12 @@ import pytest
 from flax.core import meta
 
 import launch
-from commands import opening, stablehlo
+from commands.exporters import stablehlo
 from tests import runs
 from transformer.decoding.exported import export
 from transformer.errors import UserError
 from transformer.layers import linear
+from workdir import opening
 
 pytestmark = pytest.mark.usefixtures("in_root")
 
@@ -27,7 +28,7 @@ ALONE = """
 import runpy, sys
 sys.argv = sys.argv[1:]
 runpy.run_path(sys.argv[0], run_name="__main__")
-ours = {"transformer", "experiments", "commands", "configs", "flax"}
+ours = {"transformer", "experiments", "workdir", "commands", "configs", "flax"}
 assert not ours & {name.split(".")[0] for name in sys.modules}, "it needs this library"
 """
 

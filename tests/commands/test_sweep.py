@@ -14,13 +14,13 @@ import numpy as np
 import pytest
 
 import launch
-from commands import jobs as running
-from commands.halving import Halving
-from commands.jobs import Job, Work, work
-from commands.locks import exclusive
+from commands.sweeps import jobs as running
+from commands.sweeps.algebra import as_overrides, names, over, product, read_sweep, shortened, zipped
+from commands.sweeps.halving import Halving
+from commands.sweeps.jobs import Job, Work, work
 from tests import runs
 from transformer.errors import UserError
-from transformer.sweep import as_overrides, names, over, product, read_sweep, shortened, zipped
+from workdir.lock import exclusive
 
 pytestmark = pytest.mark.usefixtures("in_root")
 
@@ -357,7 +357,7 @@ def test_a_folder_that_cannot_be_written_is_told_before_a_run_begins(place, said
 def test_a_config_file_may_have_a_sweep(tmp_path, capsys):
     config = tmp_path / "mine.py"
     config.write_text(
-        "from configs.lm import get_config\nfrom transformer.sweep import over, product\n"
+        "from configs.lm import get_config\nfrom commands.sweeps.algebra import over, product\n"
         "def sweep():\n    rates = over('optimizer.learning_rate', [1e-3, 3e-3])\n"
         "    return product(rates, over('seed', [0, 1]))\n"
     )

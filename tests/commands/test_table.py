@@ -14,8 +14,8 @@ import pytest
 from scipy import stats
 
 import launch
+from commands.sweeps.table_files import FORMATS
 from commands.table import read_runs, rows_of
-from commands.table_files import FORMATS
 from tests import runs
 from tests.runs import SAVE
 from transformer.visualization import comparison

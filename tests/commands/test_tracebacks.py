@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from commands import tracebacks
 from tests import runs
+from transformer import tracebacks
 
 MODULE = """
 import functools

@@ -8,10 +8,10 @@ import pytest
 
 import launch
 from benchmarks import planted_document
-from commands import opening
 from tests import runs
 from transformer.data.pairs.pair_packing import RepackedPairs
 from transformer.evaluation.documents import document_losses
+from workdir import opening
 
 pytestmark = pytest.mark.usefixtures("in_root")
 

@@ -6,9 +6,9 @@ from unittest import mock
 
 import pytest
 
-from commands.hub import Hub
 from tests.interop import parity
 from transformer.errors import UserError
+from workdir.hub import Hub
 
 lm_eval = pytest.importorskip("lm_eval")
 torch = pytest.importorskip("torch")

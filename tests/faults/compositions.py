@@ -27,9 +27,9 @@ import jax
 import pytest
 
 import launch
-from commands.opening import read_config
 from tests import runs
 from transformer.training import parallel
+from workdir.opening import read_config
 
 CONFIGS = (
     *("attention", "bert", "classification", "dpo", "finetune_chat", "finetune_question_answering"),

@@ -20,10 +20,10 @@ import time
 import traceback
 from pathlib import Path
 
-from commands.opening import check_config, open_to_train, read_config
-from commands.workdir import Workdir
 from tests import runs
 from transformer.errors import UserError
+from workdir.folder import Workdir
+from workdir.opening import check_config, open_to_train, read_config
 
 ODD = (
     *(0, 1, -1, 2**31, 2**70, -(2**70), 3.7, 1e30, 1e-400, 1e400, -1e400, float("nan")),

@@ -5,9 +5,9 @@ import re
 
 import pytest
 
-from commands.opening import read_config
 from tests.faults import compositions
 from tests.faults.compositions import SETTINGS, command, composed, flags, has, measured, trial
+from workdir.opening import read_config
 
 pytestmark = [pytest.mark.usefixtures("in_root"), pytest.mark.thorough]
 

@@ -3,12 +3,12 @@
 import jax
 import pytest
 
-from commands.opening import open_without_data, read_config
-from commands.train import train
 from tests import runs
 from transformer.errors import UserError
 from transformer.training import step
 from transformer.training.extras import compiler_options
+from workdir.opening import open_without_data, read_config
+from workdir.session import train
 
 SAME = [("deterministic", "True"), ("optimizer.schedule", "constant")]
 

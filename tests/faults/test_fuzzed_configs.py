@@ -4,9 +4,9 @@ import random
 
 import pytest
 
-from commands.opening import check_config, read_config
 from tests.faults.fuzzed_configs import accepted, change, configs, one_step
 from transformer.errors import UserError
+from workdir.opening import check_config, read_config
 
 pytestmark = pytest.mark.usefixtures("in_root")
 

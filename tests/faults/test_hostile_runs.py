@@ -9,12 +9,7 @@ import shutil
 import pytest
 import tokenizers
 
-from commands import ending, locks
-from commands.notebook import metrics, samples
-from commands.opening import check_config
-from commands.rollback import read_rollbacks
-from commands.starts import read_starts
-from commands.workdir import Workdir
+from commands.support import ending
 from configs import lm
 from experiments.vision import file_name
 from tests import runs
@@ -26,6 +21,12 @@ from transformer.run_folder import RunFolder, replace
 from transformer.training.checkpoints.checkpoint import Checkpoints
 from transformer.training.logging.writers import MetricsFile, whole_lines
 from transformer.visualization.evaluations import evaluations, read_evaluations
+from workdir import lock as locks
+from workdir import metrics, samples
+from workdir.folder import Workdir
+from workdir.opening import check_config
+from workdir.provenance import read_starts
+from workdir.recovery.rollback import read_rollbacks
 
 DEEP = 100_000
 CONTENTS = {

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 import launch
-from commands.opening import reopen_run
 from tests import runs
 from tests.training.optim.test_optimizer import expected_rate
 from tests.training.toy import assert_same
@@ -19,6 +18,7 @@ from transformer.evaluation.nonfinite import find
 from transformer.layers import feed_forward
 from transformer.training.extras.divergence import RECENT, Diverged, Watch
 from transformer.training.run_config import TrainConfig
+from workdir.opening import reopen_run
 
 
 @pytest.fixture

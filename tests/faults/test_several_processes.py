@@ -242,7 +242,7 @@ def test_a_reader_that_has_left_one_process_ends_all_within_seconds():
 DYING = """
     import os, signal, threading
     from jax.experimental import multihost_utils
-    from commands import ending
+    from commands.support import ending
     import numpy as np
     multihost_utils.sync_global_devices("both have imported")
     if number == 1:

@@ -13,12 +13,12 @@ import zlib
 import numpy as np
 import pytest
 
-from commands.workdir import Workdir
 from tests import runs
 from transformer.data.cache.disk_cache import TAG, build_once, load_array, own_cache
 from transformer.data.images.image_sources import open_image
 from transformer.errors import UserError
 from transformer.json_text import parse_json
+from workdir.folder import Workdir
 
 MODULES = {"pickle", "cPickle", "dill", "cloudpickle", "joblib", "marshal", "shelve", "torch", "yaml"}
 """Modules that execute what they read; nothing of ours imports one."""
@@ -28,7 +28,7 @@ CALLS = {"eval", "exec", "compile", "__import__", "extractall", "system", "popen
 
 FILES = [
     path
-    for part in ("transformer", "experiments", "commands", "configs", "launch.py")
+    for part in ("transformer", "experiments", "workdir", "commands", "configs", "launch.py")
     for path in sorted((runs.ROOT / part).rglob("*.py") if part != "launch.py" else [runs.ROOT / part])
 ]
 

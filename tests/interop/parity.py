@@ -15,7 +15,6 @@ import numpy as np
 import pytest
 from flax import traverse_util
 
-from commands.hub import Hub
 from transformer.data.tokenization.tokenizers import Tokenizer
 from transformer.decoding import generation
 from transformer.errors import UserError
@@ -23,6 +22,7 @@ from transformer.interop import rules as table
 from transformer.interop.rules import Rule
 from transformer.interop.tensors import open_tensors, write_tensors
 from transformer.interop.transfer import load, outputs
+from workdir.hub import Hub
 
 RELATIVE = 1e-5
 """The largest difference of logits, relative to the largest of them; both compute in float32."""

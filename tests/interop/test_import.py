@@ -11,9 +11,7 @@ import numpy as np
 import pytest
 
 import launch
-from commands import export, opening
-from commands.hub import Hub
-from commands.opening import load
+from commands import export
 from tests import runs
 from tests.interop import parity
 from transformer.data.tokenization.tokenizers import Tokenizer
@@ -22,6 +20,9 @@ from transformer.interop.folder import family_for
 from transformer.interop.json_files import listed
 from transformer.interop.tensors import WHOLE, Output, open_tensors, write_tensors
 from transformer.models.decoder import DecoderConfig
+from workdir import opening
+from workdir.hub import Hub
+from workdir.opening import load
 
 pytestmark = pytest.mark.usefixtures("in_root")
 

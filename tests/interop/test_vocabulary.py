@@ -7,13 +7,13 @@ import pytest
 import tokenizers
 
 import launch
-from commands.opening import load
 from tests import runs
 from transformer.data.text.packed_text import TextData, TextDataConfig
 from transformer.data.tokenization.tokenizers import Tokenizer
 from transformer.errors import UserError
 from transformer.interop.json_files import read_object
 from transformer.interop.vocabulary import read_tokenizer, write_tokenizer
+from workdir.opening import load
 
 TEXTS = ["alpha beta gamma", "épsilon (eta) zeta;", "alpha alpha\n beta"] * 20
 

@@ -13,7 +13,6 @@ import pytest
 from flax import linen as nn
 
 import launch
-from commands.opening import load
 from tests import runs
 from tests.parameters import random_params
 from transformer.layers.attention import kernels
@@ -22,6 +21,7 @@ from transformer.models.decoder import Decoder, DecoderConfig
 from transformer.sums import Sum, named_terms
 from transformer.training.state import State
 from transformer.training.step import make_train_step
+from workdir.opening import load
 
 CONFIG = DecoderConfig(d_model=16, num_layers=3, num_heads=2, d_ff=24, max_length=16)
 ROWS, LENGTH, VOCAB, EXPERTS = 8, 6, 23, 4

@@ -1,8 +1,8 @@
 """Mutations of what several processes need: file -> (tests, {name: (text, replacement)})."""
 
 EDITS = {
-    "commands/consistency.py": (
-        "tests/commands/test_consistency.py",
+    "workdir/compatibility/consistency.py": (
+        "tests/workdir/test_consistency.py",
         {
             "packages_not_compared": ("{**_packages(), **_modules()", "{**_modules()"),
             "modules_not_compared": ("**_modules(), **_programs(files)}", "**_programs(files)}"),
@@ -21,10 +21,10 @@ EDITS = {
             "installed_ones_are_compared": ("if is_users(path)", "if path.is_file()"),
         },
     ),
-    "commands/rendezvous.py": (
-        "tests/commands/test_consistency.py",
+    "commands/support/rendezvous.py": (
+        "tests/workdir/test_consistency.py",
         {
-            "only_training_compares_code": ("    if processes.PLACES:\n", "    if False:\n"),
+            "only_training_compares_code": ("    if distributed.PLACES:\n", "    if False:\n"),
             "included_code_is_not_compared": (", flags.include)", ")"),
         },
     ),
@@ -42,7 +42,7 @@ EDITS = {
             "only_the_old_protocol": ("if socket.has_dualstack_ipv6():", "if False:"),
         },
     ),
-    "transformer/processes.py": (
+    "transformer/distributed.py": (
         "tests/test_network.py",
         {
             "refused_is_ended": ("0 if no else place[2]", "place[2]"),

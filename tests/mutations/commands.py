@@ -24,7 +24,7 @@ EDITS = {
             "parts_through_links": (", opener=no_link) as file:", ") as file:"),
         },
     ),
-    "commands/locks.py": (
+    "workdir/lock.py": (
         "tests/faults/test_hostile_runs.py",
         {
             "through_a_link": ('"a+", errors="replace", opener=no_link)', '"a+", errors="replace")'),
@@ -55,7 +55,7 @@ EDITS = {
             "plugins_forgotten": ('if importlib.metadata.entry_points(group="jax_plugins"):', "if False:"),
         },
     ),
-    "commands/key_names.py": (
+    "commands/support/key_names.py": (
         "tests/commands/test_key_names.py",
         {
             "docstrings_have_keys": ('DOCSTRING.sub("", body)', "body"),
@@ -65,7 +65,7 @@ EDITS = {
             "no_initials": ("else initials or", "else"),
         },
     ),
-    "commands/misspellings.py": (
+    "commands/support/misspellings.py": (
         "tests/commands/test_flags.py",
         {
             "dashes_count": ('flag.lstrip("-"): flag', "flag: flag"),
@@ -73,7 +73,7 @@ EDITS = {
             "own_files_too": ("if config and (not", "if False and (not"),
         },
     ),
-    "commands/help_page.py": (
+    "commands/support/help_page.py": (
         "tests/commands/test_help_page.py",
         {
             "too_wide": ("len(longer) <= width - 2", "len(longer) <= width"),
@@ -81,7 +81,7 @@ EDITS = {
             "prose_stays": ('return textwrap.fill(" ".join(lines), width)', "return paragraph"),
         },
     ),
-    "commands/tracebacks.py": (
+    "transformer/tracebacks.py": (
         "tests/commands/test_tracebacks.py",
         {
             "first_frame": (
@@ -101,7 +101,7 @@ EDITS = {
             "folders_are_files": ('place = f"{name}/*" if', "place = name if"),
         },
     ),
-    "commands/gguf_file.py": (
+    "commands/exporters/gguf_file.py": (
         "tests/interop/test_gguf.py",
         {
             "not_in_their_order": (".swapaxes(1, 2)", ".swapaxes(1, 1)"),
@@ -141,7 +141,7 @@ EDITS = {
             "every_start_again": ("if about == before:", "if False:"),
         },
     ),
-    "commands/stablehlo.py": (
+    "commands/exporters/stablehlo.py": (
         "tests/commands/test_stablehlo.py",
         {
             "room_is_not_counted": ("flags.length + (flags.room", "flags.length + (0 * flags.room"),
@@ -163,14 +163,14 @@ EDITS = {
             ),
         },
     ),
-    "commands/starts.py": (
+    "workdir/provenance.py": (
         "tests/commands/test_report_command.py",
         {
             "only_the_last_start": ("read_starts(folder) if step else []", "[]"),
             "keys_are_left_out": ('f"--workdir={workdir}", *keys)', 'f"--workdir={workdir}")'),
         },
     ),
-    "transformer/sweep.py": (
+    "commands/sweeps/algebra.py": (
         "tests/commands/test_sweep.py",
         {
             "commas_in_brackets_separate": ('(letter in "([{") - (letter in ")]}")', "0"),
@@ -185,7 +185,7 @@ EDITS = {
             "equal_runs_are_trained_twice": ("if name in found:", "if False:"),
         },
     ),
-    "commands/measuring.py": (
+    "commands/sweeps/measuring.py": (
         "tests/commands/test_compare.py tests/commands/test_scaling.py",
         {
             "unmeasured_to_the_end": ('if job.outcome == "finished":', "if False:"),
@@ -193,7 +193,7 @@ EDITS = {
             "giving_up_is_failing": (".startswith(GAVE_UP)", ".startswith(())"),
         },
     ),
-    "commands/comparison.py": (
+    "commands/sweeps/comparison.py": (
         "tests/commands/test_compare.py",
         {
             "a_minus_b": ("[b - a for a, b in self.pairs", "[a - b for a, b in self.pairs"),
@@ -207,7 +207,7 @@ EDITS = {
             ),
         },
     ),
-    "commands/jobs.py": (
+    "commands/sweeps/jobs.py": (
         "tests/commands/test_sweep.py",
         {
             "diverged_is_not_measured": ("if metric in line]", "if line.get(metric)]"),
@@ -224,7 +224,7 @@ EDITS = {
             "runs_of_killed_commands_fail": (" or not job.free:", ":"),
         },
     ),
-    "commands/halving.py": (
+    "commands/sweeps/halving.py": (
         "tests/commands/test_sweep.py",
         {
             "diverged_is_not_hopeless": (
@@ -238,7 +238,7 @@ EDITS = {
             "unmeasured_goes_on": ('job.outcome == "finished" and not', "False and not"),
         },
     ),
-    "transformer/search.py": (
+    "commands/sweeps/spaces.py": (
         "tests/commands/test_optuna_search.py",
         {
             "all_ranges_are_whole": ('whole = kind.startswith("int") or', "whole = True or"),
@@ -258,7 +258,7 @@ EDITS = {
             "choices_are_counted_twice": ("if len(by_text) < len(settings):", "if False:"),
         },
     ),
-    "commands/search.py": (
+    "commands/sweeps/trials.py": (
         "tests/commands/test_optuna_search.py",
         {
             "draws_begin_again": ('digest("search", self.seed, self.drawn)', 'digest("search", self.seed)'),
@@ -280,7 +280,7 @@ EDITS = {
             "arrays_search": (' or "SLURM_ARRAY_TASK_ID" in os.environ', ""),
         },
     ),
-    "commands/damage.py": (
+    "workdir/recovery/damage.py": (
         "tests/faults/test_damaged_checkpoints.py",
         {
             "the_last_one_too": ("< 2:", "< 1:"),
@@ -288,8 +288,8 @@ EDITS = {
             "written_over": ("while found.exists():", "while False:"),
         },
     ),
-    "commands/opening.py": (
-        "tests/commands/test_inherited.py tests/commands/test_devices_here.py "
+    "workdir/opening.py": (
+        "tests/workdir/test_inherited.py tests/workdir/test_devices_here.py "
         "tests/interop/test_import.py::test_a_warm_start_takes_what_ends_a_text_from_a_folder_and_from_its_import",
         {
             "sizes_of_the_config": (
@@ -304,8 +304,8 @@ EDITS = {
         "tests/data/sources/test_work.py::test_documents_are_written_by_their_loss",
         {"sources_read_by_loss": ("sorted(losses, key=lambda each: each.number)", "losses")},
     ),
-    "commands/inheritance.py": (
-        "tests/commands/test_same_function.py",
+    "workdir/compatibility/inheritance.py": (
+        "tests/workdir/test_same_function.py",
         {
             "lengths_follow": (
                 "config.model.settled() if isinstance(config.model, ModelConfig) else {}",
@@ -315,12 +315,12 @@ EDITS = {
             "only_given_keys": ('if each.effect != ""\n        and not', "if False and not"),
         },
     ),
-    "commands/settings.py": (
-        "tests/commands/test_inherited.py",
+    "commands/sweeps/settings.py": (
+        "tests/workdir/test_inherited.py",
         {"idle_keys_are_tried": ("    refuse_idle(frozen)\n", "")},
     ),
-    "commands/devices_here.py": (
-        "tests/commands/test_devices_here.py",
+    "workdir/compatibility/devices_here.py": (
+        "tests/workdir/test_devices_here.py",
         {
             "devices_without_rows": ("math.gcd(most, rows) if axis", "most if axis"),
             "data_first": (
@@ -330,14 +330,14 @@ EDITS = {
             "given_meshes_change": ('any(key.startswith("parallel.mesh") for key, _ in overrides)', "False"),
         },
     ),
-    "commands/columns.py": (
+    "commands/support/columns.py": (
         "tests/commands/test_predict.py::test_a_file_is_read_by_the_same_rule_everywhere",
         {
             "tables_are_lines": ('return f"{kind}:{text}"', 'return ""'),
             "tables_that_are_not_read": ("if kind not in data.kinds:", "if False:"),
         },
     ),
-    "commands/texts.py": (
+    "commands/support/texts.py": (
         "tests/commands/test_predict.py::test_only_a_line_feed_ends_a_line",
         {
             "marks_are_text": ('"utf-8-sig" if number == 1 else "utf-8"', '"utf-8"'),
@@ -355,7 +355,7 @@ EDITS = {
             "diverged_is_the_best": ("and not self.rows[0].has_diverged", ""),
         },
     ),
-    "commands/table_files.py": (
+    "commands/sweeps/table_files.py": (
         "tests/commands/test_table.py",
         {
             "bars_divide_cells": ("in_markdown(cell)", "cell"),
@@ -373,7 +373,7 @@ EDITS = {
             "escape_codes": ("printable(text).split()", "text.split()"),
         },
     ),
-    "commands/rows.py": (
+    "commands/sweeps/rows.py": (
         "tests/commands/test_table.py",
         {
             "spread_of_n": ("statistics.stdev", "statistics.pstdev"),
@@ -386,7 +386,7 @@ EDITS = {
             "diverged_anywhere": ("return math.inf if math.isnan(value)", "return 0.0 if math.isnan(value)"),
         },
     ),
-    "commands/footnotes.py": (
+    "commands/sweeps/footnotes.py": (
         "tests/commands/test_table.py",
         {
             "unmeasured_is_unsaid": ('*listed(f"left out without {metric}", absent),', ""),
@@ -394,7 +394,7 @@ EDITS = {
             "a_seed_twice_is_unsaid": ("if seeds[i] in seeds[:i]", "if False"),
         },
     ),
-    "commands/paired.py": (
+    "commands/sweeps/paired.py": (
         "tests/commands/test_table.py",
         {
             "plain_minus_changed": ("[value - expected for", "[expected - value for"),
@@ -435,7 +435,7 @@ EDITS = {
             "any_difference_matters": ("smallest and -smallest <= low", "-smallest <= low"),
         },
     ),
-    "commands/sizes.py": (
+    "commands/scaling_laws/sizes.py": (
         "tests/commands/test_scaling.py",
         {
             "rates_grow_with_width": (
@@ -452,7 +452,7 @@ EDITS = {
             "seeds_may_be_keys": ('if "seed" in dict(self.overrides):', "if False:"),
         },
     ),
-    "commands/forecast.py": (
+    "commands/scaling_laws/forecast.py": (
         "tests/commands/test_scaling.py",
         {
             "forecasts_after_the_run": ('if (folder / name / "config.json").exists():', "if False:"),

@@ -116,7 +116,7 @@ EDITS = {
         },
     ),
     "transformer/models/transforms/lora.py": (
-        "tests/models/transforms/test_lora.py tests/commands/test_same_function.py",
+        "tests/models/transforms/test_lora.py tests/workdir/test_same_function.py",
         {
             "adapters_of_any_scale": ("if both else {})", "if False else {})"),
             "alpha_ignored": ("self.alpha / self.rank", "1.0 / self.rank"),

@@ -14,14 +14,14 @@ EDITS = {
         },
     ),
     "transformer/training/checkpoints/initialize.py": (
-        "tests/commands/test_same_function.py",
+        "tests/workdir/test_same_function.py",
         {
             "another_function": ("if changing and may_be_new is not None:", "if False:"),
             "last_of_several": ("checkpoints.steps()[-averaged:-1]", "()"),
         },
     ),
     "experiments/vision.py": (
-        "tests/commands/test_same_function.py",
+        "tests/workdir/test_same_function.py",
         {
             "positions_by_number": ("if learned and not same else origin", "if False else origin"),
             "any_positions": ('self._counting == {"learned"}', "True"),
@@ -218,7 +218,7 @@ EDITS = {
             "stack_unnamed": ('f"{self._path}{module.name}/"', "self._path"),
         },
     ),
-    "commands/rollback.py": (
+    "workdir/recovery/rollback.py": (
         "tests/faults/test_rollback.py",
         {
             "not_counted": ("state.skipped + passed", "state.skipped"),
@@ -236,7 +236,7 @@ EDITS = {
             "other_random_numbers": ("jax.random.key(c.seed)", "jax.random.key(c.seed + 1)"),
         },
     ),
-    "commands/forking.py": (
+    "workdir/forking.py": (
         "tests/commands/test_fork.py",
         {
             "part_of_a_batch_again": (
@@ -282,24 +282,24 @@ EDITS = {
             ),
         },
     ),
-    "commands/consistency.py": (
-        "tests/commands/test_consistency.py",
+    "workdir/compatibility/consistency.py": (
+        "tests/workdir/test_consistency.py",
         {
-            "digests_not_compared": ("if len({*processes.gathered(digest(found))}) == 1:", "if True:"),
+            "digests_not_compared": ("if len({*distributed.gathered(digest(found))}) == 1:", "if True:"),
             "equal_values_listed": ("if len(holders) > 1:", "if holders:"),
             "all_are_missing": ("if key in each else", "if False else"),
             "training_split_of_sets": ('f"validation of {source}"', 'f"train of {source}"'),
             "sets_not_compared": ("in sets.items():", "in ():"),
         },
     ),
-    "transformer/processes.py": (
-        "tests/commands/test_consistency.py",
+    "transformer/distributed.py": (
+        "tests/workdir/test_consistency.py",
         {
             "the_shorter_is_padded": ("bytes(row[:size]).decode()", "bytes(row).decode()"),
             "everyone_gives_what_the_first_does": ("padded[: len(given)] = given", "padded[:1] = given[:1]"),
         },
     ),
-    "commands/ending.py": (
+    "commands/support/ending.py": (
         "tests/faults/test_several_processes.py tests/faults/test_hostile_runs.py",
         {
             "escape_codes_reach_the_terminal": (
@@ -307,10 +307,10 @@ EDITS = {
                 "print(said, file=sys.stderr, flush=True)\n    if",
             ),
             "panics_are_raised": ('== "PanicException"', '== "Panic"'),
-            "nobody_is_told": ("processes.tell(brief(why, LONGEST), gone)\n", "pass\n"),
-            "what_was_told_is_not_read": ("processes.told() or (", "("),
+            "nobody_is_told": ("distributed.tell(brief(why, LONGEST), gone)\n", "pass\n"),
+            "what_was_told_is_not_read": ("distributed.told() or (", "("),
             "waits_for_the_others": ("os._exit(code)\n", "sys.exit(code)\n"),
-            "each_end_is_its_own": ("if processes.PLACES and not processes.all_end():", "if False:"),
+            "each_end_is_its_own": ("if distributed.PLACES and not distributed.all_end():", "if False:"),
         },
     ),
     "transformer/training/extras/compiler_options.py": (

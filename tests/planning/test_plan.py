@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 import launch
-from commands.opening import check_config, read_config
 from experiments import find_experiment
 from tests import runs
 from transformer.data.tokenization.tokenizers import Tokenizer
@@ -18,6 +17,7 @@ from transformer.planning.memory import held, saved_bytes
 from transformer.planning.plan import lines, make_plan
 from transformer.training.run import Run
 from transformer.training.step import memory_gb
+from workdir.opening import check_config, read_config
 
 pytestmark = pytest.mark.usefixtures("in_root")
 

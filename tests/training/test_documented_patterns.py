@@ -8,7 +8,6 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from commands.opening import check_config, read_config
 from tests import runs
 from tests.parameters import roles_by_name
 from transformer.models.classifier import TextClassifier
@@ -16,6 +15,7 @@ from transformer.training.optim.optax_optimizers import joined
 from transformer.training.optim.optimizer import OptimizerConfig
 from transformer.training.optim.rules import Rule, numbered, parameter_settings
 from transformer.training.parallel import unboxed
+from workdir.opening import check_config, read_config
 
 PATTERN = re.compile(
     r"--config\.(optimizer\.rules|optimizer\.train_only|model\.lora_layers)=('[^']*'|[\w,/]*[\w/])"

@@ -7,13 +7,13 @@ import jax.numpy as jnp
 import pytest
 from flax import linen as nn
 
-from commands.opening import check_config, read_config
 from experiments import find_experiment
 from transformer.data.tokenization.tokenizers import Tokenizer
 from transformer.errors import UserError
 from transformer.training import parallel
 from transformer.training.partition import check_divided, table
 from transformer.training.run import Run
+from workdir.opening import check_config, read_config
 
 
 def divided(names, shape=(64, 64), **axes):

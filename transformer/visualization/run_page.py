@@ -55,7 +55,7 @@ class Facts:
     lead: str  # what was trained, in a sentence
     changed: Sequence[tuple[str, Any, Any, str]] = ()  # key, value, default, meaning
     lines: Sequence[str] = ()  # results and baselines
-    starts: Sequence[Mapping[str, Any]] = ()  # see `commands.starts`
+    starts: Sequence[Mapping[str, Any]] = ()  # see `workdir.provenance`
     again: str = ""  # a command that trains the same run again
     next: Mapping[str, str] = field(default_factory=dict)  # what for -> command
 

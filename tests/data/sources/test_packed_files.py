@@ -12,7 +12,7 @@ import zipfile
 
 import pytest
 
-from commands.texts import lines
+from commands.support.texts import lines
 from transformer.data.sources import open_source
 from transformer.errors import UserError
 from transformer.run_folder import replace

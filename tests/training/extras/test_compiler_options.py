@@ -8,13 +8,13 @@ import jax.numpy as jnp
 import pytest
 
 import launch
-from commands import opening
 from experiments import find_experiment
 from tests import runs
 from transformer.errors import UserError
 from transformer.training.extras.compiler_options import check_compiler_options
 from transformer.training.run import Run
 from transformer.training.step import Program
+from workdir import opening
 
 pytestmark = pytest.mark.usefixtures("in_root")
 

@@ -12,7 +12,6 @@ import optax
 import pytest
 
 import launch
-from commands.opening import load
 from tests import runs
 from tests.layers import numpy_attention
 from tests.models import numpy_decoder
@@ -26,6 +25,7 @@ from transformer.sums import Sum, named_terms
 from transformer.training.extras.measured import layer_norms, measuring
 from transformer.training.state import State
 from transformer.training.step import make_train_step
+from workdir.opening import load
 
 VOCAB, ROWS, LENGTH = 19, 4, 8
 SIZES = {"d_model": 16, "num_layers": 3, "num_heads": 4, "num_kv_heads": 2, "d_ff": 12, "max_length": 32}

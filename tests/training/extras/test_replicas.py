@@ -8,12 +8,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from commands.opening import check_config, read_config
 from experiments import find_experiment
 from tests import runs
 from transformer.training import parallel
 from transformer.training.extras import replicas
 from transformer.training.run import Run, unchanged
+from workdir.opening import check_config, read_config
 
 KEY = jax.random.key(np.random.randint(1 << 30))
 

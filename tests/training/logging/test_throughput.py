@@ -7,7 +7,6 @@ import jax.numpy as jnp
 import pytest
 from flax import linen as nn
 
-from commands.opening import open_without_data, read_config
 from transformer.layers.attention.products import attention_products
 from transformer.models.decoder import DecoderConfig
 from transformer.models.encoder_decoder import EncoderDecoderConfig
@@ -20,6 +19,7 @@ from transformer.training.logging.throughput import (
     sizes_of,
     train_flops_per_token,
 )
+from workdir.opening import open_without_data, read_config
 
 
 def test_formula_matches_what_the_compiler_counts(rng):

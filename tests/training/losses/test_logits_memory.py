@@ -11,7 +11,6 @@ import pytest
 from flax import linen as nn
 
 import launch
-from commands.differences import differences
 from configs import lm
 from experiments.language_modeling import LanguageModelingConfig
 from tests import runs
@@ -23,6 +22,7 @@ from transformer.planning.hlo import Program
 from transformer.training import parallel
 from transformer.training.losses.logits_memory import chunked
 from transformer.training.losses.token_losses import LossConfig, loss_of_states, token_loss
+from workdir.compatibility.differences import differences
 
 KINDS = {
     "tied": {"tie_embeddings": True},

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 from flax import linen as nn
 
-from commands.opening import open_without_data, read_config
 from tests.training.optim.test_optimizer import CONFIG
 from transformer.config import from_values, to_values
 from transformer.errors import UserError
@@ -26,6 +25,7 @@ from transformer.training.optim.optimizer import OptimizerConfig, make_optimizer
 from transformer.training.optim.parametrization import KINDS, Parametrization, scales, split_axes
 from transformer.training.optim.roles import roles_of
 from transformer.training.parallel import is_boxed, unboxed
+from workdir.opening import open_without_data, read_config
 
 BASE = 16
 SIZES = {"d_model": 64, "d_ff": 128, "num_layers": 2, "num_heads": 8, "head_dim": 8, "max_length": 32}

@@ -1,0 +1,1 @@
+"""Scaling laws: families of sizes, fits, forecasts."""

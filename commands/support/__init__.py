@@ -1,0 +1,1 @@
+"""What several commands share: flags, texts, help, exit codes."""

@@ -1,0 +1,1 @@
+"""Sweeps: settings, processes that train, rows of runs and their comparison."""

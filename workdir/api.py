@@ -1,0 +1,125 @@
+"""Training and loading from a notebook, with the process settings of `launch.py`."""
+
+import contextlib
+import functools
+import io
+import os
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from transformer import runtime
+from transformer.errors import UserError, suggest
+from transformer.evaluation.embeddings import word_vectors
+from transformer.run_folder import RunFolder
+from transformer.training.experiment import Params
+from transformer.training.hooks import Hook
+from transformer.training.run import Run
+from transformer.visualization.attention import draw_attention, draw_beside
+from transformer.visualization.comparison import draw_curves
+from transformer.visualization.embeddings import draw_map
+from transformer.visualization.report import Series, read_metrics
+from workdir import opening, session
+
+
+@functools.cache
+def settle() -> None:
+    """Sets the compilation cache and malloc, once; call it before JAX computes anything."""
+    runtime.keep_programs()
+    runtime.keep_memory()
+
+
+def train(
+    config: Mapping[str, Any] | str,
+    workdir: str | os.PathLike,
+    hooks: Sequence[Hook] = (),
+    quiet: bool = False,
+) -> tuple[Run, Params]:
+    """Trains in a folder, or resumes there, as `launch.py` does; returns the run and its parameters as
+    `load`.
+
+    `config` is a `ConfigDict` from `get_config` of a config file, possibly with changed keys, or a file name.
+    `hooks` are your own callbacks (see CONTRIBUTING.md). Interrupting the kernel saves a checkpoint; the same
+    call resumes. With `quiet` nothing is printed but errors.
+
+    Raises:
+      UserError: where `launch.py` prints an error.
+    """
+    settle()
+    with contextlib.ExitStack() as stack:
+        if quiet:
+            stack.enter_context(contextlib.redirect_stdout(io.StringIO()))
+            stack.enter_context(contextlib.redirect_stderr(io.StringIO()))
+        session.train(os.fspath(workdir), config=config, hooks=hooks)
+    return load(workdir)
+
+
+def load(workdir: str | os.PathLike) -> tuple[Run, Params]:
+    """The run in a folder and its trained parameters; `run.experiment` has the model.
+
+    Raises:
+      UserError: the folder has no run, or the run has no checkpoint.
+    """
+    settle()
+    return opening.load(workdir)
+
+
+class Picture:
+    """A PNG, which a notebook shows where it is the last value of a cell."""
+
+    def __init__(self, draw: Callable[..., None], *arguments: Any) -> None:
+        """What `draw(*arguments, path)` draws."""
+        with tempfile.TemporaryDirectory() as folder:
+            draw(*arguments, Path(folder) / "picture.png")
+            self.png = (Path(folder) / "picture.png").read_bytes()
+
+    def _repr_png_(self) -> bytes:
+        return self.png
+
+
+def metrics(workdir: str | os.PathLike) -> Series:
+    """All that a run has logged: {"train/loss": (steps, values), ...}. Raises as `read_metrics`."""
+    folder = RunFolder(workdir)
+    folder.vet()
+    return read_metrics(folder.metrics)
+
+
+def samples(workdir: str | os.PathLike) -> dict[int, str]:
+    """The samples of a run by the step at which they were drawn. Raises `UserError` where there is no run."""
+    folder = RunFolder(workdir)
+    folder.vet()
+    if not folder.config.is_file():
+        raise UserError(f"{folder.path}: it has no run; expected the folder of one")
+    found = sorted(folder.samples.glob("*.txt"))
+    return {int(path.stem): path.read_text(encoding="utf-8") for path in found}
+
+
+def curves(workdirs: Mapping[str, str | os.PathLike], metric: str = "train/loss") -> Picture:
+    """The curves of a metric of runs, {label: folder}, in one plot. Raises `UserError` if a run lacks it."""
+    found = {name: metrics(path) for name, path in workdirs.items()}
+    for name, series in found.items():
+        if metric not in series:
+            raise UserError(f"{metric!r}: not measured in {workdirs[name]}; {suggest(metric, series)}")
+    return Picture(draw_curves, [(name, [series[metric]]) for name, series in found.items()], metric)
+
+
+def attention_maps(run: Run, params: Params, text: str, layer: int = -1) -> Picture:
+    """The attention weights of all heads of a layer (-1: the last) over a text, or in a text-to-text model of
+    its answer over the text."""
+    which = {} if layer == -1 else {"layer": layer}
+    found = run.experiment.attention(params, text, **which)  # type: ignore[attr-defined]
+    return Picture(draw_attention, *found)
+
+
+def attention_beside(runs: Mapping[str, tuple[Run, Params]], text: str) -> Picture:
+    """The attention weights of several models, {name: (run, params)}, over the same text, one map above the
+    other: the mean over the heads of the last layer, for the answer that each model gives."""
+    found = {name: run.experiment.attention(params, text) for name, (run, params) in runs.items()}  # type: ignore[attr-defined]
+    return Picture(draw_beside, found)
+
+
+def word_map(run: Run, params: Params, words: Sequence[str]) -> Picture:
+    """The embeddings of words on their first two principal components."""
+    vectors = word_vectors(params, run.experiment.data.tokenizer)  # type: ignore[attr-defined]
+    return Picture(draw_map, [vectors[word] for word in words], words)

@@ -1,0 +1,76 @@
+"""What the report of a run says in addition to the files in its folder, and the writing of the report."""
+
+import json
+import shlex
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from transformer.config import Key, describe_keys, to_values
+from transformer.training.run import Run
+from transformer.visualization.run_page import Facts, write_page
+from workdir.folder import Workdir
+from workdir.provenance import command, read_starts
+
+
+def write(run: Run, folder: Workdir, lines: Iterable[str], path: Path) -> Path:
+    """Writes the report to a file; `lines` are results that are not in the metrics.
+
+    Raises:
+      UserError: there are no metrics, or a file of the folder is damaged.
+    """
+    return write_page(folder, facts(run, folder, lines), path)
+
+
+def facts(run: Run, folder: Workdir, lines: Iterable[str] = ()) -> Facts:
+    """What the report says of a run in addition to the files in its folder."""
+    config: Any = run.config
+    size = sum(leaf.size for leaf in jax.tree.leaves(run.abstract.params))
+    tokens = config.train.steps * config.train.batch_size * run.experiment.tokens_per_example
+    experiment = config.experiment.replace("_", " ")
+    again = (
+        "import json; from workdir import train; "
+        f"train(json.load(open({_quoted(folder.config)})), {_quoted(f'{folder.path}-again')})"
+    )
+    return Facts(
+        name=folder.path.resolve().name,
+        lead=f"{experiment}: {size:,} parameters, {folder.trained_steps():,} of {config.train.steps:,} "
+        f"steps of {config.train.batch_size:,} rows, {tokens:,} tokens in all",
+        changed=[
+            (key.name, value, key.default, key.meaning)
+            for key, value in keys_of(config)
+            if value != key.default and key.name != "experiment"
+        ],
+        lines=[line for line in lines if line],
+        starts=read_starts(folder),
+        again=shlex.join(["python", "-c", again]),
+        next=_next(run, folder),
+    )
+
+
+def keys_of(config: Any) -> Iterator[tuple[Key, Any]]:
+    """Each key of a config, and its value as in JSON."""
+    values = to_values(config)
+    for key in describe_keys(type(config)):  # type: ignore[arg-type]
+        value: Any = values
+        for part in key.name.split("."):
+            value = value[part]
+        yield key, value
+
+
+def _quoted(path: str | Path) -> str:
+    """A string of Python, in the quotes that a shell need not escape."""
+    return json.dumps(str(path))
+
+
+def _next(run: Run, folder: Workdir) -> Mapping[str, str]:
+    found = {"Measure it": command(folder, "--mode=evaluate")}
+    experiment: Any = run.experiment
+    if hasattr(experiment, "example_flags"):
+        try:
+            found["Use it"] = command(folder, "--mode=predict", *experiment.example_flags())
+        except Exception:
+            return found  # the example needs data that are gone
+    return found

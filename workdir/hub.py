@@ -1,0 +1,126 @@
+"""Models of Hugging Face transformers as runs: "hf:FOLDER" in `initialize_from`, --mode=import."""
+
+import functools
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+from flax import linen as nn
+from flax import traverse_util
+
+from experiments import find_experiment
+from transformer.config import from_values
+from transformer.errors import UserError
+from transformer.interop.folder import HubFolder
+from transformer.interop.rules import Place
+from transformer.interop.transfer import load
+from transformer.run_folder import HUB
+from transformer.training.checkpoints.checkpoint import arrays
+
+LONGEST_ROWS = 2048
+"""Tokens of a row in evaluations of an imported model, or as many as it reads."""
+
+
+class Hub:
+    """A folder of transformers as the run that it becomes, and as an `Origin` of parameters.
+
+    Raises:
+      UserError: see `HubFolder` and its methods; with the name of the file.
+    """
+
+    def __init__(self, path: str, ignore: Sequence[str] = ()) -> None:
+        """Reads config.json, without the keys `ignore`, and the tokenizer; `values` is the run's config."""
+        self.folder = HubFolder(path, ignore)
+        self._kind = find_experiment(self.folder.family.experiment)
+        self._of = {name: each.type for name, each in self._kind.Config.__dataclass_fields__.items()}
+        self.labels: Sequence[str] | None = self.folder.labels
+        self.kept: dict[str, Any] = {"labels": self.labels} if self.labels else {}
+        if "tokenizer" in self._of["data"].__dataclass_fields__:
+            self.kept["tokenizer"] = self.folder.tokenizer
+        self.values = self._values()
+        self.model = from_values(self._of["model"], self.values["model"])
+
+    def _values(self) -> dict[str, Any]:
+        """The config of a run that has trained for one step, by an optimizer that keeps nothing."""
+        values = self.folder.values(self._of["model"])
+        own = {
+            "experiment": self.folder.family.experiment,
+            "optimizer": {"name": "sgd", "schedule": "constant", "warmup_steps": 0},
+            "train": {"steps": 1},
+        }
+        if "tokenizer" in self.kept:
+            values["data"]["tokenizer"] = str(self.folder.path / "tokenizer.json")
+        longest = values["model"].get("max_length", 0)
+        for key in ("sequence_length", "source_length", "target_length"):
+            if key in self._of["data"].__dataclass_fields__:
+                values["data"][key] = min(longest, LONGEST_ROWS)
+        if self.folder.family.paired:
+            values["generate"] = self.folder.generation.search(longest)
+        if "sample" in self._of:
+            values["sample"] = self.folder.generation.sampling
+        return own | values
+
+    @property
+    def writes(self) -> bool:
+        """Whether the model generates text."""
+        return not self.values.keys().isdisjoint(("sample", "generate"))
+
+    @property
+    def name(self) -> str:
+        """See `Origin`."""
+        return str(self)
+
+    @property
+    def remarks(self) -> Sequence[str]:
+        """See `Origin`."""
+        return self.folder.remarks
+
+    def __str__(self) -> str:
+        return f"{HUB}{self.folder.path}"
+
+    @functools.cached_property
+    def config(self) -> Any:
+        """See `Origin`."""
+        return from_values(self._kind.Config, self.values)
+
+    @functools.cached_property
+    def experiment(self) -> Any:
+        """Its own experiment."""
+        return self._kind(self.config, **self.kept)
+
+    @functools.cached_property
+    def abstract(self) -> Any:
+        """The parameters of its own model, as `jax.ShapeDtypeStruct`s."""
+        with nn.logical_axis_rules(()):  # of no mesh, whichever run asks
+            return nn.meta.unbox(jax.eval_shape(self.experiment.init, jax.random.key(0)))
+
+    @functools.cached_property
+    def places(self) -> dict[str, Place]:
+        """Where each of its tensors belongs."""
+        shapes = {
+            path: leaf.shape for path, leaf in traverse_util.flatten_dict(self.abstract, sep="/").items()
+        }
+        return self.folder.places(self.model, shapes, getattr(self.model, "vocab_size", 0))
+
+    def shapes(self) -> dict[str, tuple]:
+        """See `Origin`."""
+        named = {path for place in self.places.values() for path in place.paths}
+        return {path: shape for path, shape in arrays(self.abstract).items() if path in named}
+
+    def read(self, wanted: Any) -> Any:
+        """See `Origin`."""
+        return load(self.places, self.folder.tensors, wanted)
+
+
+@functools.lru_cache(maxsize=1)
+def find(name: str) -> Hub:
+    """The folder that `initialize_from`, "hf:FOLDER", names.
+
+    Raises:
+      UserError: it has no model of a known family.
+    """
+    try:
+        return Hub(str(Path(name.removeprefix(HUB))))
+    except UserError as error:
+        raise UserError(f"config.initialize_from: {error}") from None

@@ -1,0 +1,111 @@
+"""The lock of a run's folder: one command trains in it at a time."""
+
+import contextlib
+import functools
+import os
+import socket
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TextIO
+
+import jax
+
+from transformer.distributed import together
+from transformer.errors import UserError
+from transformer.run_folder import no_link
+
+try:
+    import fcntl
+except ImportError:  # not a POSIX system: no locks
+    fcntl = None  # type: ignore[assignment]
+
+
+@contextlib.contextmanager
+def exclusive(path: Path) -> Iterator[None]:
+    """Holds the lock file `path`, which names its holder and is removed at the end; the system frees the lock
+    if the process dies. With several processes the first one holds it for all.
+
+    Raises:
+      UserError: another process holds it, or the folder cannot be written.
+    """
+    with contextlib.ExitStack() as stack:
+        with together():
+            if jax.process_index() == 0:
+                stack.enter_context(holding(path))
+        yield
+
+
+@contextlib.contextmanager
+def holding(path: Path) -> Iterator[None]:
+    """Holds a lock file as `exclusive` does, but for this process alone."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        file = open(path, "a+", errors="replace", opener=no_link)  # noqa: SIM115 (closed below)
+    except OSError as error:
+        raise UserError(f"--workdir: {path.parent} cannot be written ({_why(path, error)})") from None
+    with file:
+        if not take(file, path):
+            raise UserError(_in_training(file, path))
+        os.truncate(file.fileno(), 0)
+        with contextlib.suppress(OSError):  # a full disk is noticed by what must be written
+            os.write(file.fileno(), f"process {os.getpid()} on {socket.gethostname()}".encode())
+        try:
+            yield
+        finally:
+            if _names(path, file):  # the folder may have been replaced
+                path.unlink(missing_ok=True)
+
+
+def _why(path: Path, error: OSError) -> str | None:
+    """Why a lock file cannot be opened."""
+    if path.parent.is_symlink() and not path.parent.exists():
+        return f"a link to {path.parent.readlink()}, which is not there"
+    return f"its {path.name} is a link" if path.is_symlink() else error.strerror
+
+
+def free(path: Path) -> bool:
+    """Whether no process holds the lock file `path`."""
+    try:
+        with open(path, "r+", opener=no_link) as file:
+            return take(file, path)
+    except OSError:  # it is not there
+        return True
+
+
+def _in_training(file: TextIO, path: Path) -> str:
+    file.seek(0)
+    holder = file.read() or "another process"
+    return f"--workdir: {path.parent} is in training by {holder}; stop it, or choose another folder"
+
+
+def take(file: TextIO, path: Path) -> bool:
+    """Locks an open file. Returns False if another process holds it, or has removed it between opening and
+    locking."""
+    if fcntl is None:
+        return True
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return _names(path, file)
+    except BlockingIOError:
+        return False
+    except OSError as error:
+        return _without_locks(path.parent, error.strerror or "flock failed")
+
+
+@functools.cache
+def _without_locks(folder: Path, reason: str) -> bool:
+    """Warns once that nothing keeps two commands apart in a folder; returns True."""
+    print(
+        f"warning: {folder}: its file system has no locks ({reason}); run one command at a time in it",
+        file=sys.stderr,
+    )
+    return True
+
+
+def _names(path: Path, file: TextIO) -> bool:
+    """Whether the path still names this open file."""
+    try:
+        return os.path.samestat(os.fstat(file.fileno()), path.stat())
+    except FileNotFoundError:
+        return False

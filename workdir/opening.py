@@ -1,0 +1,305 @@
+"""Opens runs: a config file or a folder's config -> values -> checked config -> experiment -> `Run`."""
+
+import ast
+import contextlib
+import copy
+import dataclasses
+import functools
+import json
+import os
+import runpy
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from experiments import find_experiment
+from transformer import ROOT
+from transformer.config import from_values, refuse_idle
+from transformer.data.overlap import check_overlap
+from transformer.data.tokenization.tokenizers import TOKENIZERS, Tokenizer
+from transformer.distributed import together
+from transformer.errors import MeshError, UserError
+from transformer.tracebacks import why_it_failed
+from transformer.training.checkpoints.checkpoint import Step, split_step
+from transformer.training.experiment import Params
+from transformer.training.hooks import Hook
+from transformer.training.run import Run
+from transformer.training.run_config import ANOTHER
+from workdir.compatibility import consistency, inheritance
+from workdir.compatibility.retired_keys import keep_split
+from workdir.folder import Workdir
+
+OVER = ("train.", "optimizer.", "initialize_")
+STILL = tuple(
+    f"train.{key}" for key in ("evaluate_batches", "average_last", "keep_last", "batch_size", "keep_best")
+)
+"""Prefixes of keys that concern training only, and exceptions that concern evaluation or the choice of a
+checkpoint."""
+
+Overrides = Iterable[tuple[str, str]]
+"""Config keys and their values as text: ("model.num_layers", "4")."""
+
+Values = dict[str, Any]
+"""The values of a config as nested dictionaries."""
+
+ConfigSource = str | Mapping[str, Any]
+"""A config file, "file.py" or "file.py:preset", or the values, such as a `ConfigDict`."""
+
+
+def read_config(argument: ConfigSource, overrides: Overrides = ()) -> dict[str, Any]:
+    """The values of a config as nested dictionaries, not yet checked. A file is searched in the current
+    folder, then beside `launch.py`.
+
+    Raises:
+      UserError: no such file or preset, or the file fails.
+    """
+    values = _run_file(argument) if isinstance(argument, str) else _plain(argument)
+    override(values, overrides)
+    return values
+
+
+def _run_file(argument: str) -> dict[str, Any]:
+    name, _, preset = argument.partition(":")
+    found = call_in(name, "get_config", *([preset] if preset else []))
+    if not isinstance(found, dict):
+        raise UserError(f"{name}: get_config() should return a ConfigDict, not {type(found).__name__}")
+    return found
+
+
+def call_in(name: str, function: str, *arguments: Any) -> Any:
+    """What a function of a config file returns.
+
+    Raises:
+      UserError: no such file or function, or it fails.
+    """
+    path = name if Path(name).is_file() else str(ROOT / name)
+    if not Path(path).is_file():
+        raise UserError(f"--config: there is no file {name!r}; configs/lm.py is an example")
+    try:
+        found = runpy.run_path(path)
+        if function not in found:
+            raise UserError(f"there is no {function}() in it")
+        made = found[function](*arguments)
+        return made.to_dict() if hasattr(made, "to_dict") else made
+    except Exception as error:
+        raise UserError(why_it_failed(path, error)) from None
+
+
+def override(values: dict[str, Any], overrides: Iterable[tuple[str, str]]) -> None:
+    """Sets each key, "model.num_layers", to its parsed value: text for a text key, a list for a list key
+    (also from a single item), otherwise a Python or JSON literal. `from_values` reports unknown keys."""
+    for key, text in overrides:
+        *groups, name = key.split(".")
+        group = values
+        for part in groups:
+            group = group.setdefault(part, {})
+            if not isinstance(group, dict):
+                raise UserError(f"config.{key}: {part!r} is a single value; it has no keys")
+        group[name] = _parse(text, group.get(name))
+
+
+def _parse(text: str, default: Any) -> Any:
+    if isinstance(default, str):
+        return text
+    if isinstance(default, list):
+        value = _parse(text, None)
+        single = value if isinstance(value, dict) else text
+        return value if isinstance(value, (list, tuple)) else [single]
+    found: Any = text
+    for read in (json.loads, ast.literal_eval):  # as JSON writes it or, where both can read it, Python
+        with contextlib.suppress(ValueError, SyntaxError, RecursionError):
+            found = read(text)
+    whole = isinstance(default, int) and isinstance(found, float) and found.is_integer()
+    return int(found) if whole else found
+
+
+def _plain(value: Any) -> Any:
+    """A copy of a mapping or `ConfigDict` as nested dictionaries."""
+    return {key: _plain(each) for key, each in value.items()} if hasattr(value, "items") else value
+
+
+def check_config(values: dict[str, Any], overrides: Overrides = ()) -> Any:
+    """The checked, frozen config of the experiment that the key `experiment` names."""
+    override(values, overrides)
+    return from_values(find_experiment(values.get("experiment")).Config, values)
+
+
+def read_to_train(config: ConfigSource, overrides: Overrides = (), folder: Workdir | None = None) -> Values:
+    """`read_config`, with what `inherit` takes of the run that `initialize_from` names or, once started, of
+    the folder's own; `check_config` with the overrides lets these win over it."""
+    values = read_config(config, overrides)
+    needed = values.get("initialize_from") or (folder and folder.begun)
+    return inherit(values, folder, overrides) if needed else values
+
+
+def inherit(values: Values, folder: Workdir | None, overrides: Overrides = ()) -> Values:
+    """The values with an inherited architecture (see `read_to_train`), the keys of `WRITTEN_BY`,
+    and the splits of a started run.
+
+    Raises:
+      UserError: there is no such run; or an override of the tokenizer, which is inherited too.
+    """
+    begun = folder if folder and folder.begun else None
+    keep_split(values, begun.read_config() if begun else {})
+    if isinstance(values.get("model"), dict) and values.get("initialize_from"):
+        theirs = begun.read_config() if begun else inheritance.origin_values(values["initialize_from"])
+        if not begun:
+            inheritance.check_tokenizer(overrides, values, theirs)
+        values["model"] |= inheritance.inherited(values, theirs)
+        for group, keys in inheritance.WRITTEN_BY.items():
+            there, here = theirs.get(group) or {}, values.get(group) or {}
+            here |= {key: there[key] for key in keys if key in here and there.get(key)}
+    return values
+
+
+def open_to_train(
+    folder: Workdir, overrides: Overrides, config: ConfigSource, accept_data: bool, hooks: Sequence[Hook]
+) -> Run:
+    """The run of a config, by default the folder's own, to train in the folder. Nothing is written before all
+    checks have passed, on all processes.
+
+    Raises:
+      UserError: an impossible config; a folder with another run, other data (unless `accept_data`), or more
+        steps than the config; processes with other configs or data; a new run validated on training data.
+    """
+    with together():
+        frozen = check_config(read_to_train(config or folder.read_config(), overrides, folder), overrides)
+        if folder.path.exists():
+            folder.check(frozen)
+        if not (trained := folder.trained_steps()):
+            refuse_idle(frozen)
+    if jax.process_count() > 1:
+        consistency.check_config(frozen)
+    with together():
+        run = open_run(folder, frozen, extra_hooks=hooks)
+        run = resumed(run, folder, accept_data) if trained else run
+        run.prepare()
+        if not (trained or run.experiment.data.apart):  # type: ignore[attr-defined]
+            check_overlap(run.experiment.data)  # type: ignore[attr-defined]
+    if jax.process_count() > 1:
+        consistency.check_data(run.experiment.data, frozen.evaluate.sets)  # type: ignore[attr-defined]
+    return run
+
+
+def resumed(run: Run, folder: Workdir, accept_data: bool) -> Run:
+    """The run with the lengths that its folder had before, and with what a fork continues; checks that the
+    data are the same, unless `accept_data`."""
+    if not accept_data:  # by all processes: a reference model is part of the data
+        folder.check_data(run.experiment.data)  # type: ignore[attr-defined]
+    run = dataclasses.replace(run, lengths=folder.read_lengths(run.config.train.steps))
+    if not folder.fork.exists():
+        return run
+    from transformer.training.checkpoints.fork import forked
+
+    return forked(run, folder.read_fork())
+
+
+def open_run(folder: Workdir, config: Any, devices: Sequence[jax.Device] | None = None, **more: Any) -> Run:
+    """The run of a config, with the folder's tokenizer and labels if it has them, otherwise with the
+    tokenizer of the run that `initialize_from` names; `devices` and `more` are those of `Run`."""
+    kept, source = folder.read_kept(), config.initialize_from
+    if source:
+        kept = with_tokenizer(kept, source, None if folder.begun else inheritance.find_hub(source))
+    experiment = find_experiment(config.experiment)(config, **kept)
+    experiment.origin = functools.partial(inheritance.find_origin, source)
+    return Run(experiment, config, folder.path, devices=devices, **more)
+
+
+def with_tokenizer(kept: Mapping[str, Any], source: str, hub: Any) -> dict[str, Any]:
+    """`kept`, which gets the tokenizer of the run `source`, or of the `Hub` that it names, if it has none."""
+    theirs = {} if "tokenizer" in kept else hub.kept if hub else named(source).read_kept()
+    return {**kept, **{name: value for name, value in theirs.items() if name == "tokenizer"}}
+
+
+def named(run: str | os.PathLike) -> Workdir:
+    """The folder in "runs/lm", or in "runs/lm@200", which names a checkpoint."""
+    return Workdir(run if (found := split_step(run))[1] is None else found[0])
+
+
+def open_without_data(
+    values: dict[str, Any],
+    overrides: Overrides,
+    kept: Mapping[str, Any] | None = None,
+    devices: Sequence[jax.Device] | None = None,
+) -> Run:
+    """A run that is not trained, on `devices`, with `kept` tokenizer and labels, or the tokenizer of the run
+    that `initialize_from` names. Where one would be learnt, a blank one of `data.vocab_size` tokens stands
+    for it, if the shapes of batches are known without data."""
+    config = check_config(copy.deepcopy(values), overrides)
+    make, source = find_experiment(config.experiment), config.initialize_from
+    if source:
+        kept = with_tokenizer(kept or {}, source, inheritance.find_hub(source))
+    kind = TOKENIZERS.get(getattr(config.data, "tokenizer", ""))
+    if not kept and kind and kind.learns and kind.least_size:
+        experiment = make(config, tokenizer=_blank(config.data.vocab_size))
+        if experiment.blank() is not None:
+            return Run(experiment, config, "", devices=devices)
+    return Run(make(config, **(kept or {})), config, "", devices=devices)
+
+
+@functools.cache
+def _blank(vocab_size: int) -> Tokenizer:
+    return Tokenizer.blank(vocab_size)
+
+
+def reopen_run(workdir: str | os.PathLike, overrides: Overrides = ()) -> Run:
+    """The run in a folder, on the devices that are here: where the mesh that it was trained on does not fit
+    them, and no other is given, on `devices_here.nearest`.
+
+    Raises:
+      UserError: no run, no checkpoint, a lost tokenizer, or an override of a key of training alone.
+    """
+    values = (folder := named(workdir)).read_config()
+    if not folder.begun:
+        raise UserError(f"--workdir: {folder.path} has no checkpoints yet; train first")
+    if over := [key for key, _ in overrides if key.startswith(OVER) and key not in STILL]:
+        raise UserError(f"--config.{over[0]}: it concerns training, and does not change a trained model")
+    config = overridden(folder, overrides)[1] if overrides else check_config(values)
+    try:
+        run = open_run(folder, config)
+    except MeshError as error:
+        from workdir.compatibility import devices_here
+
+        run = open_run(folder, *devices_here.nearest(config, overrides, error))
+    folder.check_kept(run.experiment.data)  # type: ignore[attr-defined]
+    return run
+
+
+def overridden(folder: Workdir, overrides: Overrides) -> tuple[Any, Any]:
+    """The config of a run, and the same with overrides.
+
+    Raises:
+      UserError: an impossible config, or one with which the parameters of the run compute another function
+        by more than the overridden keys of `model`.
+    """
+    values = folder.read_config()
+    before, now = check_config(values), check_config(copy.deepcopy(values), overrides)
+    if inheritance.implied(now, before, overrides):
+        now = check_config(inheritance.settled(values, before), overrides)
+    for each in inheritance.implied(now, before, overrides):
+        raise UserError(f"--workdir: {folder.path}: {each}, {ANOTHER}")
+    return before, now
+
+
+def chosen(run: Run, workdir: str | os.PathLike, step: Step | None = None) -> Step:
+    """The checkpoint to use: `step`, or the one in `workdir`, "runs/lm@200", or the best one if the run keeps
+    it, or the latest.
+
+    Raises:
+      UserError: `step` and `workdir` name different ones.
+    """
+    other = split_step(workdir)[1]
+    if step is not None and other not in (None, step):
+        raise UserError(f"--step: {step}, but --workdir names {other}; give one of them")
+    step = other if step is None else step
+    return step if step is not None else "best" if run.config.train.keep_best else "latest"
+
+
+def load(
+    workdir: str | os.PathLike, overrides: Overrides = (), step: Step | None = None
+) -> tuple[Run, Params]:
+    """The run in a folder and its parameters in the checkpoint by `chosen`. Raises as `reopen_run`."""
+    run = reopen_run(workdir, overrides)
+    return run, run.restore_params(chosen(run, workdir, step))

@@ -1,0 +1,1 @@
+"""Recovery of runs: damaged checkpoints, and training that has diverged."""

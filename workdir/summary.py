@@ -1,0 +1,72 @@
+"""The summary at the end of training: the last evaluation beside a baseline, and commands to run next."""
+
+import math
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+from transformer.training.logging.writers import names_of
+from transformer.training.run import Run
+from transformer.visualization.report import last_values, write_report
+from workdir import facts
+from workdir.folder import Workdir
+from workdir.provenance import command
+
+
+def summary(run: Run, folder: Workdir) -> Iterator[str]:
+    """Writes the report, and yields the lines of the summary. A part that fails is replaced by a line that
+    says why; the run is finished in any case."""
+    config: Any = run.config
+    experiment: Any = run.experiment
+    logged = "jsonl" in names_of(config.train.writers)
+    results = [*_or_why_not("what was measured", lambda: measured(run, folder, logged))]
+    if logged:
+        yield from _or_why_not("the report", lambda: _report(run, folder, results))
+    yield from results
+    yield from _or_why_not("a sample", lambda: _sample(folder, config.train.steps))
+    there = {path.name for path in folder.path.iterdir()}
+    yield f"{folder.path} has {', '.join(sorted(there - {folder.lock.name}))}"
+    yield "Next, for example:"
+    yield f"  {command(folder, '--mode=evaluate')}"
+    flags = "how to use it: --mode=predict"
+    if hasattr(experiment, "example_flags"):
+        yield from _or_why_not(
+            flags, lambda: [f"  {command(folder, '--mode=predict', *experiment.example_flags())}"]
+        )
+    steps = 2 * config.train.steps
+    longer, rewarming = command(folder, f"--config.train.steps={steps}"), run.rewarming(steps)
+    yield f"  {longer}" + (f"  # {rewarming}" if rewarming else "")
+
+
+def _report(run: Run, folder: Workdir, results: list[str]) -> list[str]:
+    write_report(folder)
+    facts.write(run, folder, results, folder.page)
+    return []
+
+
+def measured(run: Run, folder: Workdir, logged: bool) -> Iterator[str]:
+    """The lines on the last evaluation; with `logged` the folder has metrics."""
+    found = (last_values(folder.metrics) if logged else {}) | run.latest.values
+    if skipped := int(found.get("train/skipped_steps", 0)):
+        steps = f"{skipped} of {run.config.train.steps} steps were skipped"
+        yield f"{steps}: their gradients were not finite, or training was rolled back"
+    lost = [name for name, value in found.items() if name.startswith("eval/") and math.isnan(value)]
+    if lost:
+        yield f"the last evaluation gave no number for {', '.join(lost)}: training may have diverged"
+    experiment: Any = run.experiment
+    if found and hasattr(experiment, "result_lines"):
+        yield from experiment.result_lines(found)
+
+
+def _sample(folder: Workdir, steps: int) -> Iterator[str]:
+    of_this_run = [path for path in folder.samples.glob("*.txt") if path.stem <= f"{steps:08d}"]
+    if of_this_run:
+        sample = max(of_this_run)
+        yield f"\n{sample}:\n{sample.read_text(encoding='utf-8')}"
+
+
+def _or_why_not(what: str, lines: Callable[[], Iterable[str]]) -> Iterator[str]:
+    try:
+        yield from list(lines())
+    except Exception as error:
+        why = f"{error} was not measured" if isinstance(error, KeyError) else " ".join(str(error).split())
+        yield f"{what} cannot be told: {why or type(error).__name__}"
