@@ -57,7 +57,7 @@ def test_a_notebook_keeps_programs_and_memory(tmp_path):
     """
     (kept, before, after, folder, least), error = printed(code, tmp_path)
     assert kept == "True" and "warn" not in error.lower()
-    assert int(before) > 40_000 and int(after) < 10_000, "the first piece alone is taken anew"
+    assert int(before) > 40_000 and int(after) < 10_000, "the first piece alone is taken again"
     assert folder == str(tmp_path / "transformer" / "xla") and os.listdir(folder)
     assert float(least) == 0.1
 

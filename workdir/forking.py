@@ -155,7 +155,7 @@ def _plan(
         carry=order or ("train.batch_size is another" if sizes[0] != sizes[1] else ""),
     )
     rate, lengths = _rate(source, before, theirs, at, changed, asked["fresh_optimizer"])
-    record = asked | {"step": at, "changed": changed, "anew": fork.anew | ({"data": order} if order else {})}
+    record = asked | {"step": at, "changed": changed, "anew": fork.reset | ({"data": order} if order else {})}
     # Of a batch of other rows that were read in part, none is read again.
     place = {"row": row} if config.train.until else {"batch": -(-row // sizes[1])}
     return run, fork, record | place | {"rate": rate}, lengths

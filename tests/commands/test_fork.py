@@ -227,7 +227,7 @@ def test_an_average_may_begin_and_end(monkeypatch, tmp_path, stable):
 
 
 @pytest.mark.thorough
-def test_another_optimizer_begins_anew_when_asked_and_warms_up(monkeypatch, capfd, tmp_path, stable):
+def test_another_optimizer_starts_again_when_asked_and_warms_up(monkeypatch, capfd, tmp_path, stable):
     keys = ["--config.optimizer.name=adamw", "--config.optimizer.learning_rate=0.001"]
     assert launch.main(command(stable, tmp_path / "new", *keys)) == 2
     assert "adamw cannot continue from the state of contrib.muon; --fresh_optimizer" in capfd.readouterr().err
@@ -243,7 +243,7 @@ WHOLE = [*OF_ARRAYS, "contrib.prodigy", "contrib.schedule_free_adamw"]
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("name", WHOLE)
-def test_optimizers_of_whole_arrays_and_with_one_count_begin_anew_too(tmp_path, stable, name):
+def test_optimizers_of_whole_arrays_and_with_one_count_start_again_too(tmp_path, stable, name):
     keys = [f"--config.optimizer.{key}" for key in (f"name={name}", "weight_decay=0", "learning_rate=0.001")]
     to = fork(stable, tmp_path / "new", *keys, "--fresh_optimizer")
     np.testing.assert_allclose(rates(to), [0.0005, 0.001, 0.001, 0.001], rtol=1e-5)
@@ -272,7 +272,7 @@ def test_the_same_arrays_of_another_optimizer_are_not_its_state(capfd, tmp_path,
 
 
 @pytest.mark.thorough
-def test_a_memory_of_other_rows_begins_anew(monkeypatch, capfd, tmp_path, source):
+def test_a_memory_of_other_rows_starts_again(monkeypatch, capfd, tmp_path, source):
     folder = tmp_path / "run"
     config = ["--config=configs/transformer_xl.py:tiny", f"--config.data.source={source}"]
     options = [*config, f"--workdir={folder}", "--config.train.batch_size=16", *EVERY_RUN, *CONSTANT]

@@ -202,9 +202,9 @@ def test_rows_that_do_not_continue_forget(rng):
     memory = memory.continued(jnp.array([1, 0]))
     inputs = tokens[:, 4:], segments[:, 4:]
     got, _ = in_segments(model, variables, *inputs, memory, 4)
-    anew, _ = in_segments(model, variables, *inputs, empty, 4)
-    np.testing.assert_allclose(got[1], anew[1], atol=1e-6)
-    assert np.abs(got[0] - anew[0]).max() > 1e-3
+    fresh, _ = in_segments(model, variables, *inputs, empty, 4)
+    np.testing.assert_allclose(got[1], fresh[1], atol=1e-6)
+    assert np.abs(got[0] - fresh[0]).max() > 1e-3
 
 
 @pytest.mark.parametrize(

@@ -110,8 +110,8 @@ def test_each_side_of_a_pair_is_counted_by_its_own_tokens(name, s, t):
     found = pair_flops_per_token(params, attention, s, t)
     if rnn:  # what is not the model's: states computed again for the backward pass, and summaries picked out
         sizes = {key: value["recurrent"]["kernel"].size for key, value in params.items() if "coder" in key}
-        anew = sum(size * (s / t if "encoder" in key else 1) for key, size in sizes.items())
-        found += 2 * anew + 4 * s * config.d_model
+        recomputed = sum(size * (s / t if "encoder" in key else 1) for key, size in sizes.items())
+        found += 2 * recomputed + 4 * s * config.d_model
     if name == "additive":  # whose scores are sums, not products
         found -= 6 * s * config.d_model
     assert found == pytest.approx(counted, rel=1e-6)

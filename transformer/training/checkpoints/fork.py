@@ -24,13 +24,13 @@ ALWAYS = ("step", "params", "skipped")
 
 @dataclasses.dataclass(frozen=True)
 class Fork:
-    """The fields of the state at `step` of the run in `source` that continue, and `anew`: field -> why it
+    """The fields of the state at `step` of the run in `source` that continue, and `reset`: field -> why it
     starts again."""
 
     source: Path
     step: int
     continues: tuple[str, ...]
-    anew: dict[str, str]
+    reset: dict[str, str]
 
     @classmethod
     def plan(cls, run: Run, source: Path, step: int, *, optimizer: str = "", carry: str = "") -> "Fork":
@@ -55,14 +55,14 @@ class Fork:
         if not optimizer and (found := differs("opt_state")):
             raise UserError(
                 f"--workdir: {source}, step {step}, has the state of another optimizer: {found}; "
-                "--fresh_optimizer starts it anew"
+                "--fresh_optimizer resets it"
             )
-        anew = {"opt_state": optimizer, "carry": carry or (differs("carry") and "its shape is another")}
+        reset = {"opt_state": optimizer, "carry": carry or (differs("carry") and "its shape is another")}
         if stored.get("ema") is None:
-            anew["ema"] = "it starts with the parameters"
+            reset["ema"] = "it starts with the parameters"
         wanted = [name for name in ("opt_state", "ema", "carry") if getattr(run.abstract, name) is not None]
-        continues = *ALWAYS, *(name for name in wanted if not anew.get(name))
-        return cls(source, step, continues, {name: anew[name] for name in wanted if anew.get(name)})
+        continues = *ALWAYS, *(name for name in wanted if not reset.get(name))
+        return cls(source, step, continues, {name: reset[name] for name in wanted if reset.get(name)})
 
     def state(self, run: Run) -> State:
         """The first state of `run`, which it could read from a checkpoint.
@@ -74,7 +74,7 @@ class Fork:
         read = {name: getattr(run.abstract, name) for name in self.continues}
         with run.placed(), Checkpoints(RunFolder(self.source).checkpoints, write=False) as checkpoints:
             found = checkpoints.restore_parts(read, self.step)
-            made = {name: begin[name](run, found) for name in self.anew}
+            made = {name: begin[name](run, found) for name in self.reset}
         state = State(**{"ema": None, "carry": None} | found | made)
         if differs := compare(arrays(state), arrays(run.abstract)):
             raise UserError(f"--mode=fork: the first state does not fit the run: {differs}")

@@ -169,12 +169,12 @@ class WarmStart:
         if refused:
             found = _some([shapes[path] for path in refused])
             raise UserError(f"initialize_from: {folder} has other shapes: {found}{because}")
-        anew = {*relabelled, *differing}
-        new = tuple(path for path in here if path not in there or path in anew)
+        replaced = {*relabelled, *differing}
+        new = tuple(path for path in here if path not in there or path in replaced)
         lacking = [
             path
             for path in new
-            if path not in anew and not _among(path, may_be_new) and not _among(path, ADAPTERS)
+            if path not in replaced and not _among(path, may_be_new) and not _among(path, ADAPTERS)
         ]
         taken = tuple(path for path in here if path not in new)
         if lacking or not taken:
