@@ -261,7 +261,7 @@ def gigabytes(size: float) -> str:
 
 def mean(values: Sequence[float], sign: str = "", digits: int = 3) -> str:
     """The mean, and of several values half the width of its 95 % confidence interval (Student's t)."""
-    from transformer.evaluation.statistics.paired import interval
+    from transformer.evaluation.statistics.paired_differences import interval
 
     low, high = interval(values, error=0.05)
     width = f" ± {(high - low) / 2:.{digits}f}" if len(values) > 1 else ""

@@ -78,7 +78,7 @@ def analyze(experiment: Any, params: "Params", flags: argparse.Namespace) -> Ite
       UserError: an unknown word, an unreadable file, or a run without such vectors.
     """
     from transformer.evaluation.embeddings import read_questions, word_vectors
-    from transformer.visualization.embeddings import draw_map
+    from transformer.visualization.embedding_map import draw_map
 
     tokenizer = vars(experiment.data).get("tokenizer")
     if tokenizer is None:

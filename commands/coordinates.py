@@ -22,7 +22,7 @@ from transformer.errors import UserError
 from workdir.outputs import check_picture
 
 if TYPE_CHECKING:
-    from transformer.evaluation.statistics.coordinates import Coordinates
+    from transformer.evaluation.statistics.width_powers import Coordinates
     from transformer.training.run import Run
     from workdir.opening import Overrides
 
@@ -61,8 +61,8 @@ def widths(value: str) -> list[int]:
 
 def run(flags: argparse.Namespace, overrides: "Overrides") -> int:
     """Prints the powers of each layer and draws them. Returns 0, or 1 if a layer drifts."""
-    from transformer.evaluation.statistics.coordinates import coordinates
-    from transformer.visualization.coordinates import draw_coordinates
+    from transformer.evaluation.statistics.width_powers import coordinates
+    from transformer.visualization.coordinate_plot import draw_coordinates
     from workdir.opening import read_config
 
     check(flags)
@@ -135,7 +135,7 @@ def activations(run: "Run", steps: int, seeds: int) -> list[list[dict[str, Any]]
     """[[the activations of the first batch after each step] for each seed], from initialisation on."""
     import jax
 
-    from transformer.evaluation.statistics.coordinates import record
+    from transformer.evaluation.statistics.width_powers import record
     from transformer.host import on_host
     from transformer.layers.block import Block
     from transformer.training.parallel import unboxed

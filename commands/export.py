@@ -93,9 +93,9 @@ def write_model(
 ) -> tuple[Any, dict[str, Any]]:
     """Writes all files of a run's model, with these parameters, into the folder `part`; returns its family,
     `name` or the first, and the places of its tensors by their names."""
-    from commands.exporters.tensors import tensors_of
-    from transformer.interop.folder import CONFIG, GENERATION_CONFIG, PIXELS, numbered
-    from transformer.interop.generation import generation_of
+    from commands.exporters.named_tensors import tensors_of
+    from transformer.interop.generation_config import generation_of
+    from transformer.interop.hub_folder import CONFIG, GENERATION_CONFIG, PIXELS, numbered
     from transformer.interop.tensors import write_tensors
     from workdir.folder import write_json
 

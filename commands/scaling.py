@@ -98,7 +98,7 @@ def measure(flags: argparse.Namespace, overrides: Sequence[tuple[str, str]]) -> 
     from commands.scaling_laws.sizes import Family
     from commands.sweeps.footnotes import listed
     from commands.sweeps.measuring import last, train
-    from transformer.visualization.scaling import draw_isoflop, draw_optimum
+    from transformer.visualization.scaling_plots import draw_isoflop, draw_optimum
     from workdir.folder import write_json
 
     budgets, depths = numbers("budgets", flags.budgets, 2), numbers("depths", flags.depths, LEAST_SIZES)

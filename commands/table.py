@@ -101,7 +101,7 @@ def run(flags: argparse.Namespace, overrides: "Overrides") -> int:
     if flags.output:
         write(Path(flags.output), rows, metric)
     if flags.pictures:
-        from transformer.visualization.comparison import draw_curves, draw_differences, draw_over_key
+        from transformer.visualization.run_curves import draw_curves, draw_differences, draw_over_key
 
         folder = Path(flags.pictures)
         folder.mkdir(parents=True, exist_ok=True)

@@ -72,7 +72,7 @@ def run(flags: argparse.Namespace, overrides: "Overrides") -> int:
 def _open(flags: argparse.Namespace, overrides: "Overrides", place: Path) -> "Run":
     """The run of the config, checked."""
     from commands.sweeps.settings import check_config_to_train
-    from transformer.interop.folder import family_for
+    from transformer.interop.hub_folder import family_for
     from workdir.folder import Workdir
     from workdir.opening import open_run
 

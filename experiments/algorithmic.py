@@ -10,13 +10,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from experiments.evaluators import named_evaluators
+from experiments.evaluation.evaluators import named_evaluators
 from transformer.config import Bounded, Nonnegative, OneOf, Positive
 from transformer.data.loader import DataLoader
 from transformer.data.tasks import TASKS
 from transformer.data.tasks.base import TaskData, make_task
 from transformer.errors import UserError
-from transformer.evaluation.attention import AttentionMap, attention_weights
+from transformer.evaluation.attention_weights import AttentionMap, attention_weights
 from transformer.evaluation.likelihood import likelihood_evaluator
 from transformer.layers.attention.products import attention_products
 from transformer.layers.measures import Measures
@@ -29,7 +29,7 @@ from transformer.training.losses.logits_memory import Part
 from transformer.training.losses.token_losses import LossConfig, token_losses, token_weights
 from transformer.training.metrics import Sum
 from transformer.training.run_config import RunConfig
-from transformer.visualization.attention import draw_attention
+from transformer.visualization.attention_maps import draw_attention
 
 
 @dataclass(frozen=True)

@@ -10,15 +10,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from experiments.evaluators import named_evaluators
+from experiments.evaluation.evaluators import named_evaluators
 from transformer.data.encoders.labelled_text import LabelledData, LabelledDataConfig
 from transformer.data.encoders.labels import MANY, remarks
 from transformer.data.line_escapes import in_a_line
 from transformer.data.tokenization.tokenizers import Tokenizer
 from transformer.decoding.generation import pad_encoder_inputs
 from transformer.errors import UserError
-from transformer.evaluation.attention import AttentionMap, encoder_attention, first_tokens
-from transformer.evaluation.classification import (
+from transformer.evaluation.attention_weights import AttentionMap, encoder_attention, first_tokens
+from transformer.evaluation.classifier_scores import (
     classification_evaluator,
     mean_logits,
     prediction_table,
@@ -33,8 +33,8 @@ from transformer.training.logging.throughput import matmul_parameters, train_flo
 from transformer.training.losses.label_losses import LabelLoss, LabelLossConfig
 from transformer.training.metrics import Sum
 from transformer.training.run_config import RunConfig, check_row_length
-from transformer.visualization.attention import draw_attention
-from transformer.visualization.classification import draw_classification
+from transformer.visualization.attention_maps import draw_attention
+from transformer.visualization.classifier_plots import draw_classification
 
 AT_ONCE = 32
 """Batch size of `predict`, in texts and in windows."""

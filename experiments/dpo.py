@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from experiments.chat import Chat, ChatConfig
-from experiments.evaluators import named_evaluators
+from experiments.evaluation.evaluators import named_evaluators
 from transformer.config import PositiveFloat, to_values
 from transformer.data.cache.disk_cache import build_once, digest, is_made, load_array
 from transformer.data.chat.preferences import PreferenceData, PreferenceDataConfig, PreferenceRows

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from experiments.evaluators import named_evaluators
+from experiments.evaluation.evaluators import named_evaluators
 from transformer.config import Bounded, Nonnegative, NonnegativeFloat, Positive
 from transformer.data.tasks.base import TaskData
 from transformer.data.tasks.linear_regression import LinearRegression, least_risk

@@ -9,14 +9,19 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from experiments.evaluators import compressed, named_evaluators
+from experiments.evaluation.evaluators import compressed, named_evaluators
 from transformer.data.text.packed_text import TextData, TextDataConfig
 from transformer.data.tokenization.tokenizers import Tokenizer
 from transformer.decoding.completion import ContextWindow, TextGenerator
 from transformer.decoding.sampling import SamplingConfig
 from transformer.decoding.speculative import SpeculativePair
 from transformer.errors import UserError
-from transformer.evaluation.attention import AttentionMap, attention_weights, first_tokens, token_names
+from transformer.evaluation.attention_weights import (
+    AttentionMap,
+    attention_weights,
+    first_tokens,
+    token_names,
+)
 from transformer.evaluation.embeddings import states_of
 from transformer.evaluation.likelihood import likelihood_evaluator
 from transformer.evaluation.scoring import Row, Score, continued, score_pairs
@@ -31,7 +36,7 @@ from transformer.training.logging.throughput import matmul_parameters, train_flo
 from transformer.training.losses.token_losses import LossConfig, token_losses, token_weights
 from transformer.training.metrics import Sum
 from transformer.training.run_config import RunConfig, check_row_length
-from transformer.visualization.attention import draw_attention
+from transformer.visualization.attention_maps import draw_attention
 
 
 @dataclass(frozen=True)

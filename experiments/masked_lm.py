@@ -9,12 +9,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from experiments.evaluators import named_evaluators
+from experiments.evaluation.evaluators import named_evaluators
 from transformer.data.encoders.masked_text import MaskedData, MaskedDataConfig
 from transformer.data.tokenization.special_tokens import takes_space
 from transformer.data.tokenization.tokenizers import Tokenizer
 from transformer.errors import UserError
-from transformer.evaluation.attention import AttentionMap, encoder_attention, first_tokens
+from transformer.evaluation.attention_weights import AttentionMap, encoder_attention, first_tokens
 from transformer.evaluation.embeddings import states_of
 from transformer.evaluation.likelihood import likelihood_evaluator
 from transformer.host import on_host
@@ -29,7 +29,7 @@ from transformer.training.logging.throughput import matmul_parameters, train_flo
 from transformer.training.losses.token_losses import LossConfig, token_losses, token_weights
 from transformer.training.metrics import Sum
 from transformer.training.run_config import RunConfig, check_row_length
-from transformer.visualization.attention import draw_attention
+from transformer.visualization.attention_maps import draw_attention
 
 MASK = "[MASK]"
 LIKELIEST = 5

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from experiments.evaluators import named_evaluators
+from experiments.evaluation.evaluators import named_evaluators
 from transformer.data.pairs.pair_packing import PackedPairs
 from transformer.data.pairs.text_pairs import PairData, PairDataConfig
 from transformer.data.tokenization.tokenizers import Tokenizer
@@ -21,12 +21,12 @@ from transformer.decoding.completion import ContextWindow, TextGenerator, cut
 from transformer.decoding.stepper import Stepper
 from transformer.decoding.suppressed import suppressed
 from transformer.errors import UserError
-from transformer.evaluation.attention import AttentionMap
+from transformer.evaluation.attention_weights import AttentionMap
 from transformer.evaluation.likelihood import likelihood_evaluator
-from transformer.evaluation.metrics import make_metrics, metric_names
 from transformer.evaluation.scoring import Row, Score, score_pairs
-from transformer.evaluation.text.generation import GenerateConfig, GenerationEvaluator
+from transformer.evaluation.text import make_metrics, metric_names
 from transformer.evaluation.text.text_metric import MetricOptions, TextMetric
+from transformer.evaluation.text.written_text import GenerateConfig, GenerationEvaluator
 from transformer.host import on_host
 from transformer.layers.attention.products import attention_products
 from transformer.layers.measures import Measures
@@ -39,7 +39,7 @@ from transformer.training.logging.throughput import pair_flops_per_token
 from transformer.training.losses.token_losses import LossConfig, token_losses, token_weights
 from transformer.training.metrics import Sum
 from transformer.training.run_config import RunConfig
-from transformer.visualization.attention import draw_attention
+from transformer.visualization.attention_maps import draw_attention
 
 SHOWN = 5
 """The number of validation pairs in the samples."""

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from experiments.evaluators import named_evaluators
+from experiments.evaluation.evaluators import named_evaluators
 from transformer.config import Bounded, Nonnegative, Positive
 from transformer.data.encoders.question_answering import QuestionWindows, SpanData, SpanDataConfig
 from transformer.data.encoders.question_cache import Question
@@ -18,10 +18,10 @@ from transformer.data.tokenization.tokenizers import Tokenizer
 from transformer.decoding.generation import pad_encoder_inputs
 from transformer.decoding.spans import Span, best_spans, scores_of_spans
 from transformer.errors import UserError
-from transformer.evaluation.attention import AttentionMap, encoder_attention
+from transformer.evaluation.attention_weights import AttentionMap, encoder_attention
 from transformer.evaluation.likelihood import likelihood_evaluator
-from transformer.evaluation.text.generation import GenerationEvaluator
-from transformer.evaluation.text.squad import SquadMetric
+from transformer.evaluation.text.span_scores import SquadMetric
+from transformer.evaluation.text.written_text import GenerationEvaluator
 from transformer.host import on_host
 from transformer.models.encoder import EncoderConfig
 from transformer.models.span import SpanClassifier, place_log_probs

@@ -16,7 +16,7 @@ from transformer.decoding.beam import shorten
 from transformer.decoding.stepper import Stepper
 from transformer.decoding.suppressed import suppressed
 from transformer.errors import UserError
-from transformer.evaluation.attention import AttentionMap, attention_weights, token_names
+from transformer.evaluation.attention_weights import AttentionMap, attention_weights, token_names
 from transformer.evaluation.scoring import Row
 from transformer.layers.attention.products import attention_products
 from transformer.models.decoder import DecoderConfig, DecoderStepper

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import jax
 import jax.numpy as jnp
 
-from experiments.evaluators import named_evaluators
+from experiments.evaluation.evaluators import named_evaluators
 from experiments.language_modeling import LanguageModeling, LanguageModelingConfig
 from transformer.data.loader import DataLoader
 from transformer.data.text.packed_text import StreamRows

@@ -12,18 +12,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from experiments.evaluators import named_evaluators
+from experiments.evaluation.evaluators import named_evaluators
 from experiments.resized_positions import ResizedPositions
 from transformer.data.encoders.labels import remarks
 from transformer.data.images.image_sources import save_pixels
 from transformer.data.images.images import ImageData, ImageDataConfig
 from transformer.decoding.generation import fill
 from transformer.errors import UserError
-from transformer.evaluation.classification import (
-    classification_evaluator,
-    prediction_table,
-    ranked_labels,
-)
+from transformer.evaluation.classifier_scores import classification_evaluator, prediction_table, ranked_labels
 from transformer.host import on_host
 from transformer.layers.attention.products import attention_products
 from transformer.models.vision import VisionConfig, VisionTransformer
@@ -35,7 +31,7 @@ from transformer.training.losses.label_losses import LabelLoss, LabelLossConfig
 from transformer.training.metrics import Sum
 from transformer.training.run_config import RunConfig
 from transformer.training.state import State
-from transformer.visualization.classification import draw_classification
+from transformer.visualization.classifier_plots import draw_classification
 
 AT_ONCE = 32
 """Batch size of `predict`."""

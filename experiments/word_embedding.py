@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from experiments.evaluators import named_evaluators
+from experiments.evaluation.evaluators import named_evaluators
 from transformer.data.text.skip_grams import SkipGramData, SkipGramDataConfig, SkipGrams
 from transformer.data.tokenization.tokenizers import Tokenizer
 from transformer.evaluation.embeddings import word_vectors
@@ -21,7 +21,7 @@ from transformer.training.hooks import Evaluator, Hook, Pictures, Samples
 from transformer.training.losses.negative_sampling import NegativeSamplingConfig, negative_sampling, pairs
 from transformer.training.metrics import Sum
 from transformer.training.run_config import RunConfig
-from transformer.visualization.embeddings import draw_map
+from transformer.visualization.embedding_map import draw_map
 
 SHOWN = slice(200, 3000, 400)
 """Ranks by frequency of the words whose nearest neighbours are written as samples."""

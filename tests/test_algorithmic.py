@@ -7,7 +7,7 @@ from experiments import find_experiment
 from tests.parameters import random_params, roles_by_name
 from tests.runs import write_corpus
 from transformer.errors import UserError
-from transformer.evaluation.attention import attention_weights
+from transformer.evaluation.attention_weights import attention_weights
 from transformer.training.optim.optimizer import make_optimizer
 from workdir.opening import check_config, read_config
 

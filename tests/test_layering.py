@@ -2,6 +2,7 @@
 
 import ast
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -279,3 +280,23 @@ def test_files_stay_short():
         name: lines for name, file in MODULES.items() if (lines := len(file.read_text().splitlines())) > 320
     }
     assert long == {}
+
+
+def test_folders_stay_small():
+    folders = Counter(file.parent for file in MODULES.values() if file.name != "__init__.py")
+    del folders[ROOT / "commands"]  # one file per command
+    large = {str(folder): count for folder, count in folders.items() if count > 15}
+    assert {path: count for path, count in large.items() if "configs" not in path} == {}
+
+
+MIRRORS = {
+    *("base", "chat", "config", "coordinates", "fork", "masked_lm", "plan", "report", "scaling", "t5"),
+    *("transformer_xl", "value_embeddings", "vision", "word_embedding"),
+}
+"""Names of several files: a base class of each family; a command and its library; an objective, its model and
+its data."""
+
+
+def test_a_file_is_known_by_its_name():
+    names = Counter(file.stem for name, file in MODULES.items() if not name.startswith("configs"))
+    assert {name for name, count in names.items() if count > 1} <= MIRRORS | {"__init__"}

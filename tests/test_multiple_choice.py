@@ -5,8 +5,8 @@ from types import SimpleNamespace
 import pytest
 
 import launch
-from experiments.evaluators import named_evaluators
-from experiments.multiple_choice import MultipleChoice, joined
+from experiments.evaluation.evaluators import named_evaluators
+from experiments.evaluation.multiple_choice import MultipleChoice, joined
 from tests import runs
 from transformer.errors import UserError
 from transformer.evaluation.scoring import Score

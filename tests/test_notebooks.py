@@ -11,7 +11,7 @@ from tests import runs
 from tests.commands.test_table import write_run
 from tests.runs import SAVE
 from transformer.errors import UserError
-from transformer.visualization import comparison
+from transformer.visualization import run_curves
 from workdir import curves, samples
 
 NOTEBOOKS = sorted((runs.ROOT / "notebooks").glob("*.ipynb"))
@@ -95,7 +95,7 @@ def test_the_rows_of_a_table_are_data_with_bands_over_seeds(tmp_path, capsys, mo
     capsys.readouterr()
     drawn = []
     monkeypatch.setattr(
-        comparison, "save", lambda figure, axes, path: (drawn.append(axes), SAVE(figure, path))
+        run_curves, "save", lambda figure, axes, path: (drawn.append(axes), SAVE(figure, path))
     )
     assert bands(f"{tmp_path}/*").png.startswith(b"\x89PNG")
     assert capsys.readouterr().out == notes

@@ -23,7 +23,7 @@ from transformer.layers.attention.positions import POSITIONS, Alibi
 from transformer.layers.feed_forward import FEED_FORWARDS
 from transformer.layers.mixers import MIXERS, MultiHeadAttention
 from transformer.layers.normalization import NORMS, LayerNorm
-from transformer.layers.recurrent import CELLS, GRU
+from transformer.layers.recurrence import CELLS, GRU
 from transformer.models.decoder import DecoderConfig
 from transformer.models.recurrent import RecurrentConfig
 from transformer.training.losses import LOSSES

@@ -8,7 +8,7 @@ import pytest
 
 import launch
 from experiments import EXPERIMENTS
-from experiments.evaluators import EVALUATORS, OF_A_FILE
+from experiments.evaluation.evaluators import EVALUATORS, OF_A_FILE
 from tests import runs
 from tests.faults.compositions import CONFIGS, flags, has
 from workdir.opening import read_config, reopen_run

@@ -16,10 +16,10 @@ from transformer.run_folder import RunFolder
 from transformer.training.experiment import Params
 from transformer.training.hooks import Hook
 from transformer.training.run import Run
-from transformer.visualization.attention import draw_attention, draw_beside
-from transformer.visualization.comparison import draw_curves
-from transformer.visualization.embeddings import draw_map
+from transformer.visualization.attention_maps import draw_attention, draw_beside
+from transformer.visualization.embedding_map import draw_map
 from transformer.visualization.report import Series, read_metrics
+from transformer.visualization.run_curves import draw_curves
 from workdir import opening, session
 
 

@@ -12,8 +12,8 @@ from flax import traverse_util
 from experiments import find_experiment
 from transformer.config import from_values
 from transformer.errors import UserError
-from transformer.interop.folder import HubFolder
-from transformer.interop.rules import Place
+from transformer.interop.hub_folder import HubFolder
+from transformer.interop.tensor_rules import Place
 from transformer.interop.transfer import load
 from transformer.run_folder import HUB
 from transformer.training.checkpoints.checkpoint import arrays

@@ -58,7 +58,7 @@ def write(opened: Any, step: Any, part: Path, flags: argparse.Namespace) -> str:
     """
     import gguf
 
-    from commands.exporters.tensors import tensors_of
+    from commands.exporters.named_tensors import tensors_of
 
     family, values, found, outputs = tensors_of(
         opened, opened.restore_params(step), flags.family, flags.dtype

@@ -89,7 +89,7 @@ def score(folder: Path, at_once: int) -> int:
     """
     from commands.sweeps.jobs import work
     from transformer.data.cache.disk_cache import digest
-    from transformer.visualization.scaling import draw_forecast
+    from transformer.visualization.scaling_plots import draw_forecast
     from workdir.folder import write_json
 
     law = read_law(folder)

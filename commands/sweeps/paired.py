@@ -11,7 +11,7 @@ from commands.sweeps.algebra import shortened
 from commands.sweeps.footnotes import listed
 from commands.sweeps.rows import DIVERGED, Row, Trained, label, or_null, rank
 from transformer.errors import UserError, suggest
-from transformer.evaluation.statistics.paired import interval
+from transformer.evaluation.statistics.paired_differences import interval
 
 ERROR = 0.05
 """The probability that a true difference is outside of its interval."""

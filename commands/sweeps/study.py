@@ -6,7 +6,7 @@ from typing import Any
 
 from commands.sweeps.table_files import as_data
 from commands.table import Table, tabulate
-from transformer.visualization.comparison import draw_curves
+from transformer.visualization.run_curves import draw_curves
 from workdir.api import Picture
 
 

@@ -85,7 +85,7 @@ def write(path: Path, rows: Sequence[Row], metric: str) -> None:
 
         replace(path, tabular(table))
     else:
-        from transformer.visualization.labels import in_markdown
+        from transformer.visualization.label_texts import in_markdown
 
         heading, *others = ([in_markdown(cell) for cell in line] for line in table)
         ruler = ["---"] * len(heading)

@@ -18,7 +18,7 @@ from commands.sweeps.table_files import FORMATS
 from commands.table import read_runs, rows_of
 from tests import runs
 from tests.runs import SAVE
-from transformer.visualization import comparison
+from transformer.visualization import run_curves
 
 pytestmark = pytest.mark.usefixtures("in_root")
 
@@ -127,7 +127,7 @@ def test_keys_of_one_name_are_told_apart(tmp_path, capsys):
 def test_sources_of_a_mixture_have_their_whole_names(tmp_path, capsys, monkeypatch):
     """Which may have dots and slashes."""
     drawn = []
-    monkeypatch.setattr(comparison, "save", lambda figure, axes, path: drawn.append(path.name))
+    monkeypatch.setattr(run_curves, "save", lambda figure, axes, path: drawn.append(path.name))
     for weight in (1, 3):
         sources = {"text:/my/a.txt": weight, "stdlib": 1}
         write_run(tmp_path / str(weight), [weight], data={"sources": sources})
@@ -188,7 +188,7 @@ def test_a_bar_in_a_value_or_a_heading_divides_no_cell(tmp_path, capsys):
 
 def test_pictures_have_bands_and_logarithmic_axes(folder, tmp_path_factory, monkeypatch):
     drawn = {}
-    monkeypatch.setattr(comparison, "save", lambda figure, axes, path: drawn.update({path.name: axes}))
+    monkeypatch.setattr(run_curves, "save", lambda figure, axes, path: drawn.update({path.name: axes}))
     assert table(folder, f"--pictures={tmp_path_factory.mktemp('pictures')}") == 0
     assert {*drawn} == {"curves.png", "optimizer.rate.png"}
     curves, over = drawn["curves.png"], drawn["optimizer.rate.png"]
@@ -271,7 +271,7 @@ def test_a_thousand_runs(tmp_path, capsys):
 
 def test_runs_of_a_search_are_points_of_one_colour(tmp_path, tmp_path_factory, monkeypatch):
     drawn = {}
-    monkeypatch.setattr(comparison, "save", lambda figure, axes, path: drawn.update({path.name: axes}))
+    monkeypatch.setattr(run_curves, "save", lambda figure, axes, path: drawn.update({path.name: axes}))
     for number in range(20):
         write_run(tmp_path / f"{number}", [1.0 + number], model={"rate": 1.3**number, "drop": number / 50})
     assert table(tmp_path, f"--pictures={tmp_path_factory.mktemp('pictures')}") == 0
@@ -325,7 +325,7 @@ def test_differences_from_some_runs_by_pairs_of_one_seed(tmp_path, rng, capsys):
 def test_differences_in_files_and_a_picture(tmp_path, rng, monkeypatch, capsys):
     write_arms(tmp_path, rng)
     drawn = {}
-    monkeypatch.setattr(comparison, "save", lambda figure, axes, path: drawn.update({path.name: axes}))
+    monkeypatch.setattr(run_curves, "save", lambda figure, axes, path: drawn.update({path.name: axes}))
     for suffix in ("csv", "md"):
         flags = [f"--against={tmp_path}/plain-*", f"--output={tmp_path}/out.{suffix}"]
         assert table(tmp_path, *flags, f"--pictures={tmp_path}") == 0
@@ -547,7 +547,7 @@ def test_runs_with_skipped_steps_are_listed(tmp_path, capsys):
 
 def test_a_picture_has_a_cross_where_a_run_has_diverged(tmp_path, monkeypatch):
     drawn = {}
-    monkeypatch.setattr(comparison, "save", lambda figure, axes, path: drawn.update({path.name: axes}))
+    monkeypatch.setattr(run_curves, "save", lambda figure, axes, path: drawn.update({path.name: axes}))
     for rate, loss in ((1, 3.0), (2, 2.0), (4, None)):
         for seed in (0, 1):
             each = 2.5 if seed and loss is None else loss  # one of two has diverged

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from transformer.evaluation.classification import (
+from transformer.evaluation.classifier_scores import (
     BINS,
     ClassificationEvaluator,
     calibration_error,

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from transformer.errors import UserError
-from transformer.evaluation.metrics import METRICS, make_metrics, metric_names
-from transformer.evaluation.text.generation import GenerationEvaluator
-from transformer.evaluation.text.squad import SquadMetric
+from transformer.evaluation.text import METRICS, make_metrics, metric_names
+from transformer.evaluation.text.span_scores import SquadMetric
 from transformer.evaluation.text.text_metric import MetricOptions, intervals
+from transformer.evaluation.text.written_text import GenerationEvaluator
 
 OPTIONS = MetricOptions()
 WORDS = ["the", "a", "dog", "walked", "home", "again", "and", "then", "slept,", "night.", "Über", "123", "."]

@@ -12,8 +12,8 @@ import numpy as np
 
 from tests.interop import parity
 from transformer.decoding.beam import beam_search
-from transformer.interop import rules as table
-from transformer.interop.folder import family_for
+from transformer.interop import tensor_rules as table
+from transformer.interop.hub_folder import family_for
 from transformer.interop.tensors import open_tensors, write_tensors
 from transformer.interop.transfer import load, outputs
 

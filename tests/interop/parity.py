@@ -18,8 +18,8 @@ from flax import traverse_util
 from transformer.data.tokenization.tokenizers import Tokenizer
 from transformer.decoding import generation
 from transformer.errors import UserError
-from transformer.interop import rules as table
-from transformer.interop.rules import Rule
+from transformer.interop import tensor_rules as table
+from transformer.interop.tensor_rules import Rule
 from transformer.interop.tensors import open_tensors, write_tensors
 from transformer.interop.transfer import load, outputs
 from workdir.hub import Hub
@@ -134,7 +134,7 @@ def check_round_trip(imported: Imported, theirs: Any, tmp_path: Path, rng: np.ra
     """What is exported is imported again bit by bit, and transformers has its own logits back."""
     from transformers import AutoConfig
 
-    from transformer.interop.folder import family_for
+    from transformer.interop.hub_folder import family_for
 
     folder, model, params = tmp_path / "exported", imported.hub.model, imported.params
     folder.mkdir()

@@ -9,8 +9,8 @@ import pytest
 from experiments import find_experiment
 from transformer.errors import UserError
 from transformer.interop import FAMILIES
-from transformer.interop.folder import HubFolder
 from transformer.interop.harmless import FORMS, NAMES, ON, is_harmless
+from transformer.interop.hub_folder import HubFolder
 
 pytestmark = pytest.mark.usefixtures("in_root")
 

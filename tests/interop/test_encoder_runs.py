@@ -12,7 +12,7 @@ from transformer.data.tokenization.special_tokens import SpecialTokens
 from transformer.data.tokenization.tokenizers import Tokenizer
 from transformer.errors import UserError
 from transformer.interop import wordpiece
-from transformer.interop.folder import HubFolder
+from transformer.interop.hub_folder import HubFolder
 from transformer.interop.vocabulary import byte_level_bpe
 
 torch = pytest.importorskip("torch")

@@ -12,9 +12,9 @@ import pytest
 from tests.interop import parity
 from transformer.config import from_values
 from transformer.interop import FAMILIES
-from transformer.interop import rules as table
+from transformer.interop import tensor_rules as table
 from transformer.interop.families import bert, modernbert, vit
-from transformer.interop.folder import family_for
+from transformer.interop.hub_folder import family_for
 from transformer.interop.tensors import open_tensors, write_tensors
 from transformer.interop.transfer import load, outputs
 from transformer.models.encoder import TextEncoder

@@ -16,7 +16,7 @@ from tests import runs
 from tests.interop import parity
 from transformer.data.tokenization.tokenizers import Tokenizer
 from transformer.errors import UserError
-from transformer.interop.folder import family_for
+from transformer.interop.hub_folder import family_for
 from transformer.interop.json_files import listed
 from transformer.interop.tensors import WHOLE, Output, open_tensors, write_tensors
 from transformer.models.decoder import DecoderConfig

@@ -11,7 +11,7 @@ import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
 from tests import runs
-from transformer.interop.rules import Rule, places
+from transformer.interop.tensor_rules import Rule, places
 from transformer.interop.tensors import open_tensors, write_tensors
 from transformer.interop.transfer import load, outputs
 
@@ -94,7 +94,7 @@ PEAK = """
 import json, pathlib, struct, sys
 import jax, numpy as np
 from jax.sharding import SingleDeviceSharding
-from transformer.interop.rules import Rule, places
+from transformer.interop.tensor_rules import Rule, places
 from transformer.interop.tensors import open_tensors
 from transformer.interop.transfer import load
 

@@ -12,7 +12,7 @@ from transformer.errors import UserError
 from transformer.layers.attention.masks import Mask
 from transformer.layers.attention.positions import POSITIONS
 from transformer.layers.attention.positions.rope import Rope
-from transformer.layers.mixers import LinearAttention, linear
+from transformer.layers.mixers import LinearAttention, linear_attention
 from transformer.models.decoder import Decoder, DecoderConfig
 
 CONFIG = DecoderConfig(d_model=16, num_layers=2, num_heads=2, d_ff=24, max_length=32, mixer="linear")
@@ -39,7 +39,7 @@ def expected(params, x_btd, allowed_bts, rotate=lambda x: x):
 @pytest.mark.parametrize("chunk", [64, 3])
 @pytest.mark.parametrize("causal", [True, False])
 def test_against_float64(rng, monkeypatch, causal, chunk):
-    monkeypatch.setattr(linear, "CHUNK", chunk)
+    monkeypatch.setattr(linear_attention, "CHUNK", chunk)
     mixer = LinearAttention(num_heads=2, head_dim=4, position=POSITIONS["none"](parent=None), use_bias=False)
     x_btd = rng.normal(size=(2, 11, 8))
     segments_bt = np.repeat([[1, 2, 3], [1, 1, 2]], [4, 5, 2], axis=1)
@@ -79,7 +79,7 @@ def test_decoding_is_the_sequence_form(rng, changes):
 
 @pytest.mark.thorough
 def test_packed_documents_equal_separate_ones(rng, monkeypatch):
-    monkeypatch.setattr(linear, "CHUNK", 4)
+    monkeypatch.setattr(linear_attention, "CHUNK", 4)
     model, params = make(rng)
     tokens = rng.integers(0, 23, (1, 11))
     segments = np.array([[1, 1, 1, 2, 2, 2, 2, 2, 2, 3, 3]])
@@ -96,7 +96,7 @@ def test_gradients_do_not_depend_on_chunks(rng, monkeypatch):
     tokens = rng.integers(0, 23, (2, 10))
 
     def gradient(chunk):
-        monkeypatch.setattr(linear, "CHUNK", chunk)
+        monkeypatch.setattr(linear_attention, "CHUNK", chunk)
         return jax.grad(lambda params: jnp.sum(jnp.sin(model.apply({"params": params}, tokens))))(params)
 
     jax.tree.map(

@@ -10,7 +10,7 @@ from flax import linen as nn
 
 from tests.parameters import random_params
 from transformer.layers.alignment import ALIGNMENTS, additive
-from transformer.layers.recurrent import CELLS, RNNLayer, boundaries
+from transformer.layers.recurrence import CELLS, RNNLayer, boundaries
 
 WIDTH, INPUTS = 5, 4
 

@@ -491,14 +491,14 @@ EDITS = {
             "parameters_cost_nothing": ("len(error_k) - parameters", "len(error_k)"),
         },
     ),
-    "transformer/visualization/attention.py": (
+    "transformer/visualization/attention_maps.py": (
         "tests/visualization/test_attention_maps.py",
         {
             "first_heads_beside": ("np.float32).mean(axis=0) for name", "np.float32)[0] for name"),
             "own_scales_beside": ("look = _look(means.values())", "look = _look([*means.values()][:1])"),
         },
     ),
-    "transformer/visualization/comparison.py": (
+    "transformer/visualization/run_curves.py": (
         "tests/commands/test_table.py",
         {
             "bands_of_one_run": ("values.min(0), values.max(0)", "values[0], values[0]"),

@@ -26,7 +26,7 @@ EDITS = {
             "likeliest_of_padding_too": ("likeliest_m[:n].all()", "likeliest_m.all()"),
         },
     ),
-    "experiments/multiple_choice.py": (
+    "experiments/evaluation/multiple_choice.py": (
         "tests/test_multiple_choice.py",
         {
             "the_unlikeliest": ("log_p.argmax()", "log_p.argmin()"),
@@ -35,7 +35,7 @@ EDITS = {
             "true_is_a_number": ("type(number) is not int", "not isinstance(number, int)"),
         },
     ),
-    "transformer/evaluation/statistics/paired.py": (
+    "transformer/evaluation/statistics/paired_differences.py": (
         "tests/commands/test_table.py",
         {
             "on_one_side": ("1 - error / 2)", "1 - error)"),
@@ -54,7 +54,7 @@ EDITS = {
             ),
         },
     ),
-    "transformer/evaluation/classification.py": (
+    "transformer/evaluation/classifier_scores.py": (
         "tests/evaluation/test_classification.py",
         {
             "windows_by_sigmoid": ("p = jax.nn.softmax(logits", "p = jax.nn.sigmoid(logits"),
@@ -74,7 +74,7 @@ EDITS = {
             "terms_of_the_first": (" if all(name in other for other in others)", ""),
         },
     ),
-    "transformer/evaluation/statistics/coordinates.py": (
+    "transformer/evaluation/statistics/width_powers.py": (
         "tests/evaluation/statistics/test_coordinates.py",
         {
             "changes_of_means": (

@@ -24,7 +24,7 @@ EDITS = {
             "any_number": ('raise ValueError(f"{text} is not a number")', "return 0.0"),
         },
     ),
-    "transformer/interop/generation.py": (
+    "transformer/interop/generation_config.py": (
         "tests/interop/families/test_marian.py::test_generation_config_says_what_is_written "
         "tests/interop/test_import.py::test_how_a_model_draws_tokens_is_that_of_its_folder",
         {
@@ -34,7 +34,7 @@ EDITS = {
             "always_drawn": ('if said.get("do_sample"):', "if said:"),
         },
     ),
-    "transformer/interop/folder.py": (
+    "transformer/interop/hub_folder.py": (
         "tests/interop/test_config_keys.py::test_labels_that_share_a_name_are_told_apart_by_their_numbers "
         "tests/interop/test_import.py::test_an_import_says_once_which_keys_it_ignores "
         "tests/interop/test_import.py::test_a_model_with_parts_that_no_family_has_is_not_exported "
@@ -65,14 +65,14 @@ EDITS = {
             "names_of_any_end": ("FORMS.fullmatch(name)", "FORMS.search(name)"),
         },
     ),
-    "transformer/interop/rules.py": (
+    "transformer/interop/tensor_rules.py": (
         "tests/interop/test_transfer.py tests/interop/test_import.py",
         {
             "unknown_tensors_ignored": ("    if extra:", "    if extra and not extra:"),
             "padding_of_another_layer": ("for n in range(shape[0])", "for n in reversed(range(shape[0]))"),
         },
     ),
-    "transformer/interop/parts.py": (
+    "transformer/interop/tensor_parts.py": (
         "tests/interop/families/test_llama.py tests/interop/test_encoders.py",
         {
             "kernels_of_heads_by_dimension": ('"(h k) d -> d h k"', '"(k h) d -> d h k"'),

@@ -225,7 +225,7 @@ EDITS = {
             ),
         },
     ),
-    "transformer/layers/recurrent.py": (
+    "transformer/layers/recurrence.py": (
         "tests/layers/test_recurrent.py",
         {
             "gru_gates_swapped": ("return ((1 - z) * n + z * h,)", "return (z * n + (1 - z) * h,)"),

@@ -5,7 +5,7 @@ import pytest
 from matplotlib.collections import QuadMesh
 from matplotlib.image import imread
 
-from transformer.visualization.attention import HEADS, draw_attention, draw_beside
+from transformer.visualization.attention_maps import HEADS, draw_attention, draw_beside
 
 
 @pytest.mark.filterwarnings("error")

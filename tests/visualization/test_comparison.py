@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from transformer.visualization.comparison import COLOURS, draw_curves
+from transformer.visualization.run_curves import COLOURS, draw_curves
 
 
 @pytest.mark.parametrize("label", ["a{}", "learning_rate 0.{}, a key with a long name 17, " + "x" * 40])

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from matplotlib.image import imread
 
-from transformer.visualization.embeddings import DISTANCES, arrange, draw_map, project
-from transformer.visualization.labels import LONGEST
+from transformer.visualization.embedding_map import DISTANCES, arrange, draw_map, project
+from transformer.visualization.label_texts import LONGEST
 
 
 def test_the_plane_is_that_of_the_two_largest_eigenvectors_of_the_covariance(rng):

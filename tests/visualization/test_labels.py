@@ -9,9 +9,9 @@ from matplotlib.font_manager import FontProperties, findfont
 from matplotlib.ft2font import FT2Font
 
 from tests.runs import SAVE
-from transformer.visualization import comparison, labels
-from transformer.visualization.classification import draw_classification
-from transformer.visualization.embeddings import draw_map
+from transformer.visualization import label_texts, run_curves
+from transformer.visualization.classifier_plots import draw_classification
+from transformer.visualization.embedding_map import draw_map
 from transformer.visualization.report import describe
 
 ODD = r"$\foo$ a_1"
@@ -24,11 +24,11 @@ CURVE = (np.array([1, 2]), np.array([3.0, 2.0]))
 
 DRAWN = {
     "classification": lambda text, path: draw_classification(np.eye(2), np.ones((3, 5)), [text, "b"], path),
-    "curves": lambda text, path: comparison.draw_curves([(text, [CURVE])], text, path),
-    "over_key": lambda text, path: comparison.draw_over_key(
+    "curves": lambda text, path: run_curves.draw_curves([(text, [CURVE])], text, path),
+    "over_key": lambda text, path: run_curves.draw_over_key(
         [(text, [1, 2], [[3.0], [2.0]])], "x", text, path
     ),
-    "differences": lambda text, path: comparison.draw_differences([(text, 1.0, (0.0, 2.0))], text, path),
+    "differences": lambda text, path: run_curves.draw_differences([(text, 1.0, (0.0, 2.0))], text, path),
     "map": lambda text, path: draw_map(np.eye(3), [text, "b", "c"], path),
 }
 
@@ -49,15 +49,15 @@ def test_a_label_is_drawn_as_it_is(monkeypatch, tmp_path, picture):
 
 
 def test_a_long_label_keeps_its_beginning_and_its_end():
-    assert labels.shortened("a" * labels.LONGEST) == "a" * labels.LONGEST
-    assert labels.shortened("https://example.org/page-17") == "https://example…/page-17"
-    assert len(labels.shortened("a" * 500)) == labels.LONGEST
+    assert label_texts.shortened("a" * label_texts.LONGEST) == "a" * label_texts.LONGEST
+    assert label_texts.shortened("https://example.org/page-17") == "https://example…/page-17"
+    assert len(label_texts.shortened("a" * 500)) == label_texts.LONGEST
 
 
 def test_fonts_are_added_for_what_the_default_one_lacks(capsys):
-    default, *none = labels.fonts_of("plain ü")
+    default, *none = label_texts.fonts_of("plain ü")
     assert not none
-    first, other = labels.fonts_of("plain" + ELSEWHERE)
+    first, other = label_texts.fonts_of("plain" + ELSEWHERE)
     assert first == default
     files = [findfont(FontProperties(family=[name])) for name in (first, other)]
     assert [ord(ELSEWHERE) in FT2Font(file).get_charmap() for file in files] == [False, True]
@@ -65,9 +65,11 @@ def test_fonts_are_added_for_what_the_default_one_lacks(capsys):
 
 
 def test_what_no_font_has_is_said_once(capsys):
-    labels._note.cache_clear()
+    label_texts._note.cache_clear()
     with warnings.catch_warnings():
-        assert len(labels.fonts_of("\U000131ff")) == len(labels.fonts_of("\U000131fe\n")) == 1  # hieroglyphs
+        assert (
+            len(label_texts.fonts_of("\U000131ff")) == len(label_texts.fonts_of("\U000131fe\n")) == 1
+        )  # hieroglyphs
     said = capsys.readouterr().err
     assert said == "boxes in pictures are characters that no font here has: install one that does\n"
 
@@ -81,6 +83,6 @@ def test_what_no_font_has_is_said_once(capsys):
     ],
 )
 def test_a_text_of_the_user_is_shown_as_it_is_in_markdown(text, written):
-    assert labels.in_markdown(text) == written
+    assert label_texts.in_markdown(text) == written
     assert describe({text: (np.array([1]), np.array([2.0]))}, text).startswith(f"# {written}\n\n!")
     assert f"\n| {written} | 2 | 1 |" in describe({text: (np.array([1]), np.array([2.0]))}, text)

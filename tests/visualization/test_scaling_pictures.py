@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from transformer.evaluation.statistics.scaling_law import study
-from transformer.visualization.scaling import draw_isoflop, draw_optimum
+from transformer.visualization.scaling_plots import draw_isoflop, draw_optimum
 
 
 @pytest.mark.parametrize(("shift", "there"), [(0.0, [True, True]), (3.0, [False, True])])

@@ -8,7 +8,7 @@ from typing import Any
 from transformer.config import LARGEST, idle_keys
 from transformer.errors import UserError, brief
 from transformer.interop.harmless import COMMON, is_harmless, named
-from transformer.interop.rules import Rule
+from transformer.interop.tensor_rules import Rule
 
 DECODERS = ("chat", "dpo", "text_to_text")
 """Objectives that train a language model, besides language modelling."""

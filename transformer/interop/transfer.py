@@ -11,7 +11,7 @@ from flax import traverse_util
 from jax.sharding import NamedSharding, PartitionSpec, SingleDeviceSharding
 
 from transformer.errors import UserError
-from transformer.interop.rules import Place
+from transformer.interop.tensor_rules import Place
 from transformer.interop.tensors import Output, Tensor
 
 

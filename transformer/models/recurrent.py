@@ -13,7 +13,7 @@ from transformer.errors import UserError
 from transformer.layers.alignment import ALIGNMENTS, Remembered
 from transformer.layers.embedding import Embedding, Part, Unembedding, whole
 from transformer.layers.linear import Linear
-from transformer.layers.recurrent import CELLS, CellState, RNNLayer, boundaries
+from transformer.layers.recurrence import CELLS, CellState, RNNLayer, boundaries
 from transformer.models.config.model_config import ModelConfig
 
 

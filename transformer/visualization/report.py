@@ -10,7 +10,7 @@ import numpy as np
 from transformer.errors import UserError
 from transformer.json_text import parse_json
 from transformer.run_folder import RunFolder
-from transformer.visualization.labels import as_they_are, in_markdown
+from transformer.visualization.label_texts import as_they_are, in_markdown
 
 Series = dict[str, tuple[np.ndarray, np.ndarray]]
 """Name of a metric -> its steps, ascending, and its values."""

@@ -7,9 +7,9 @@ from pathlib import Path
 from urllib.parse import quote
 
 from transformer.run_folder import RunFolder, replace
-from transformer.visualization.comparison import Curve as Points
 from transformer.visualization.html import Markup, grid, page, section, table, tag
 from transformer.visualization.report import Series
+from transformer.visualization.run_curves import Curve as Points
 from transformer.visualization.run_page import CHARACTERS, TILES, value_of
 from transformer.visualization.svg import COLOURS, Curve, plot
 

@@ -11,7 +11,7 @@ from transformer.data.encoders.question_answering import SpanData, SpanDataConfi
 from transformer.data.encoders.question_cache import MisplacedAnswer, Question, token_spans
 from transformer.data.line_escapes import escape
 from transformer.data.sources import open_source
-from transformer.data.sources.function_questions import ask
+from transformer.data.sources.embedded.function_questions import ask
 from transformer.errors import UserError
 
 

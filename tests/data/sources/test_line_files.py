@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 from transformer.data.sources import open_source
-from transformer.data.sources.inverse_text_normalization import SIZES, spell
+from transformer.data.sources.embedded.inverse_text_normalization import SIZES, spell
 from transformer.errors import UserError
 
 

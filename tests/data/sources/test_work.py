@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from commands.evaluate import _write_documents
-from experiments.multiple_choice import MultipleChoice
+from experiments.evaluation.multiple_choice import MultipleChoice
 from transformer.data.chat.chat import ChatData, ChatDataConfig
 from transformer.data.chat.preferences import PreferenceData, PreferenceDataConfig
 from transformer.data.encoders.labelled_text import LabelledData, LabelledDataConfig

@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 from scipy.stats import linregress, ttest_1samp
 
-from transformer.evaluation.statistics.coordinates import Coordinates, coordinates, record
+from transformer.evaluation.statistics.width_powers import Coordinates, coordinates, record
 from transformer.layers.block import Block
 from transformer.models.decoder import DecoderConfig
 from transformer.models.encoder_decoder import EncoderDecoder, EncoderDecoderConfig
 from transformer.training.parallel import unboxed
-from transformer.visualization.coordinates import draw_coordinates
+from transformer.visualization.coordinate_plot import draw_coordinates
 
 WIDTHS = [64, 128, 256]
 TOKENS = jnp.ones((2, 4), jnp.int32)

@@ -1,6 +1,6 @@
 import pytest
 
-from transformer.evaluation.text.squad import SquadMetric, exact_match, f1, normalize
+from transformer.evaluation.text.span_scores import SquadMetric, exact_match, f1, normalize
 
 
 @pytest.mark.parametrize(

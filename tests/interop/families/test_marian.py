@@ -11,7 +11,7 @@ from transformer.data.tokenization.tokenizers import Tokenizer
 from transformer.decoding.beam import translate
 from transformer.errors import UserError
 from transformer.interop.families.marian import MARIAN
-from transformer.interop.generation import generation_of
+from transformer.interop.generation_config import generation_of
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")

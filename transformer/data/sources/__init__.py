@@ -10,15 +10,15 @@ from transformer.data.sources.aligned_files import Aligned
 from transformer.data.sources.base import PLACE, SPLITS, Options, Source
 from transformer.data.sources.columnar import ParquetFiles, SavedDataset
 from transformer.data.sources.csv_files import CommaSeparated
-from transformer.data.sources.docstrings import Docstrings
+from transformer.data.sources.embedded.docstrings import Docstrings
+from transformer.data.sources.embedded.function_questions import FunctionQuestions
+from transformer.data.sources.embedded.inverse_text_normalization import InverseTextNormalization
+from transformer.data.sources.embedded.library_questions import LibraryQuestions
+from transformer.data.sources.embedded.snippets import Snippets
+from transformer.data.sources.embedded.stdlib import StandardLibrary
 from transformer.data.sources.files import TextFiles
-from transformer.data.sources.function_questions import FunctionQuestions
-from transformer.data.sources.inverse_text_normalization import InverseTextNormalization
-from transformer.data.sources.library_questions import LibraryQuestions
 from transformer.data.sources.line_files import Columns, JsonLines
-from transformer.data.sources.snippets import Snippets
 from transformer.data.sources.squad import SquadFiles
-from transformer.data.sources.stdlib import StandardLibrary
 from transformer.data.sources.tfds import TfdsText
 from transformer.errors import UserError
 

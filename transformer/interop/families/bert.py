@@ -6,8 +6,8 @@ from typing import Any
 
 from transformer.errors import UserError
 from transformer.interop.family import Family, Key, Values, given, whole
-from transformer.interop.parts import heads, joined, linear, norm
-from transformer.interop.rules import Rule
+from transformer.interop.tensor_parts import heads, joined, linear, norm
+from transformer.interop.tensor_rules import Rule
 
 GELU = {"gelu": "gelu_exact", "gelu_new": "gelu", "gelu_pytorch_tanh": "gelu", "relu": "relu"}
 """Their activations -> ours."""

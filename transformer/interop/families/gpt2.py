@@ -5,8 +5,8 @@ from typing import Any
 
 from transformer.interop.family import DECODERS, Family, Key
 from transformer.interop.harmless import GENERATION, named
-from transformer.interop.parts import affine, norm, tied_output
-from transformer.interop.rules import Rule
+from transformer.interop.tensor_parts import affine, norm, tied_output
+from transformer.interop.tensor_rules import Rule
 
 GELU = {"gelu_new": "gelu", "gelu_pytorch_tanh": "gelu", "gelu": "gelu_exact", "relu": "relu"}
 """Their activations of a plain feed-forward -> ours."""

@@ -15,8 +15,8 @@ from transformer.interop.attention_keys import (
 )
 from transformer.interop.family import DECODERS, Family, Key, Values, positive
 from transformer.interop.harmless import GENERATION, named
-from transformer.interop.parts import heads, joined, linear, norm, tied_output
-from transformer.interop.rules import Rule
+from transformer.interop.tensor_parts import heads, joined, linear, norm, tied_output
+from transformer.interop.tensor_rules import Rule
 
 PRE_NORMS = {"attention_norm": "input_layernorm", "feed_forward_norm": "post_attention_layernorm"}
 

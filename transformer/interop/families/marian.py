@@ -8,8 +8,8 @@ import jax.numpy as jnp
 from transformer.errors import UserError
 from transformer.interop.family import Family, Key, Values
 from transformer.interop.harmless import GENERATION, named
-from transformer.interop.parts import heads, joined, linear, norm, tied_output
-from transformer.interop.rules import Rule
+from transformer.interop.tensor_parts import heads, joined, linear, norm, tied_output
+from transformer.interop.tensor_rules import Rule
 
 ACTIVATIONS = {
     "relu": "relu",

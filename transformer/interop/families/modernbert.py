@@ -8,8 +8,8 @@ from typing import Any
 from transformer.errors import UserError
 from transformer.interop.families.bert import GELU, HEADS, without_next
 from transformer.interop.family import Family, Key, Values, given, positive, whole
-from transformer.interop.parts import affine, joined, linear, norm
-from transformer.interop.rules import Rule
+from transformer.interop.tensor_parts import affine, joined, linear, norm
+from transformer.interop.tensor_rules import Rule
 
 GATED = {"gelu": "geglu_exact", "gelu_new": "geglu", "gelu_pytorch_tanh": "geglu", "silu": "swiglu"}
 """Their activations -> our gated feed-forwards."""

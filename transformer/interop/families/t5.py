@@ -6,8 +6,8 @@ from typing import Any
 from transformer.errors import UserError
 from transformer.interop.family import Family, Key, Values, given
 from transformer.interop.harmless import GENERATION, named
-from transformer.interop.parts import heads, joined, linear, norm, tied_output
-from transformer.interop.rules import Rule
+from transformer.interop.tensor_parts import heads, joined, linear, norm, tied_output
+from transformer.interop.tensor_rules import Rule
 
 FEED_FORWARDS = {
     "relu": "relu",

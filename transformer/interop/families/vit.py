@@ -8,8 +8,8 @@ from transformer.errors import UserError
 from transformer.interop.families.bert import GELU
 from transformer.interop.family import Family, Key, Values, given
 from transformer.interop.json_files import listed
-from transformer.interop.parts import heads, joined, linear, norm
-from transformer.interop.rules import Rule
+from transformer.interop.tensor_parts import heads, joined, linear, norm
+from transformer.interop.tensor_rules import Rule
 
 
 def rules(model: Any) -> Iterator[Rule]:

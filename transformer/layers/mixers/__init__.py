@@ -3,7 +3,7 @@
 from transformer.layers.attention.attention import Attention, MultiHeadAttention
 from transformer.layers.attention.latent import LatentAttention
 from transformer.layers.mixers.base import Mixer
-from transformer.layers.mixers.linear import LinearAttention
+from transformer.layers.mixers.linear_attention import LinearAttention
 from transformer.layers.mixers.plain import PlainAttention
 
 MIXERS: dict[str, type[Mixer]] = {

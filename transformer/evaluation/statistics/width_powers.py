@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import linen as nn
 
-from transformer.evaluation.statistics.paired import interval
+from transformer.evaluation.statistics.paired_differences import interval
 
 Activations = dict[str, jax.Array]
 """Layer, "blocks/0/attention/query", in the order of computation -> its output (b, t, ...)."""

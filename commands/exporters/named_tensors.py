@@ -7,8 +7,8 @@ import jax
 import jax.numpy as jnp
 from flax import traverse_util
 
-from transformer.interop.folder import family_for
-from transformer.interop.rules import places
+from transformer.interop.hub_folder import family_for
+from transformer.interop.tensor_rules import places
 from transformer.interop.transfer import outputs
 from transformer.models.transforms.lora import merged
 

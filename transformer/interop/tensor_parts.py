@@ -4,7 +4,7 @@
 from collections.abc import Iterator
 from typing import Any
 
-from transformer.interop.rules import Rule
+from transformer.interop.tensor_rules import Rule
 
 Paths = str | tuple[str, ...]
 """A module of ours, or several whose parameters are one tensor of theirs."""

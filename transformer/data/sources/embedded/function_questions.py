@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from transformer.data.sources.base import SPLITS, falls_in
-from transformer.data.sources.stdlib_functions import StdlibFunctions, functions
+from transformer.data.sources.embedded.stdlib_functions import StdlibFunctions, functions
 
 LONGEST_CONTEXT = 1500
 """The most characters of a function that questions are asked about."""

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from transformer.data.sources.base import SPLITS, falls_in
-from transformer.data.sources.stdlib_functions import StdlibFunctions, functions
+from transformer.data.sources.embedded.stdlib_functions import StdlibFunctions, functions
 
 PACKAGES = ("asyncio", "email", "encodings", "idlelib", "importlib", "multiprocessing", "tkinter", "unittest")
 SHORTEST = 80

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from transformer.visualization.labels import as_they_are
+from transformer.visualization.label_texts import as_they_are
 from transformer.visualization.report import EVAL, GRID, MUTED, TRAIN
 
 Curve = tuple[np.ndarray, np.ndarray]

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from transformer.visualization.labels import as_they_are, shortened
+from transformer.visualization.label_texts import as_they_are, shortened
 from transformer.visualization.report import MUTED, TRAIN
 
 HEADS = 8

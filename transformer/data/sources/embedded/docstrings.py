@@ -4,8 +4,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from transformer.data.sources.base import SPLITS
-from transformer.data.sources.stdlib import in_split
-from transformer.data.sources.stdlib_functions import StdlibFunctions, functions
+from transformer.data.sources.embedded.stdlib import in_split
+from transformer.data.sources.embedded.stdlib_functions import StdlibFunctions, functions
 
 SHORTEST = 10
 """The least number of characters of a summary."""

@@ -10,8 +10,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from experiments.induction_score import InductionScore
-from experiments.multiple_choice import MultipleChoice
+from experiments.evaluation.induction_score import InductionScore
+from experiments.evaluation.multiple_choice import MultipleChoice
 from transformer.errors import UnknownMember, UserError, suggest
 from transformer.evaluation.likelihood import LikelihoodEvaluator, by_target
 from transformer.training.experiment import Batch, Params, Put

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from transformer.errors import UserError
-from transformer.evaluation.attention import sown_weights
+from transformer.evaluation.attention_weights import sown_weights
 from transformer.evaluation.likelihood import LikelihoodEvaluator
 from transformer.training.experiment import Batch, Params, Put
 from transformer.training.metrics import Sum

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from transformer.visualization.labels import fonts_of, shortened
+from transformer.visualization.label_texts import fonts_of, shortened
 from transformer.visualization.report import GRID, MUTED, TRAIN
 
 DISTANCES = (5, 16, 28, 42, 60, 80)

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import numpy as np
 
-from transformer.visualization.attention import COLORS
-from transformer.visualization.labels import as_they_are, shortened
+from transformer.visualization.attention_maps import COLORS
+from transformer.visualization.label_texts import as_they_are, shortened
 from transformer.visualization.report import MUTED, TRAIN
 
 MOST_WRITTEN = 20

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from transformer.data.sources.base import SPLITS
-from transformer.data.sources.stdlib import in_split
-from transformer.data.sources.stdlib_functions import StdlibFunctions, functions
+from transformer.data.sources.embedded.stdlib import in_split
+from transformer.data.sources.embedded.stdlib_functions import StdlibFunctions, functions
 
 LEAST, MOST = 20, 400
 """The least number of characters of a short answer, and the most of a long one."""

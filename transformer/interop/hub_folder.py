@@ -15,9 +15,9 @@ from transformer.data.tokenization.tokenizers import Tokenizer
 from transformer.errors import UserError, brief, suggest
 from transformer.interop import FAMILIES
 from transformer.interop.family import Family, given, shown_key, whole
-from transformer.interop.generation import Generation
+from transformer.interop.generation_config import Generation
 from transformer.interop.json_files import listed, read_object
-from transformer.interop.rules import Place, Rule, compare, places
+from transformer.interop.tensor_rules import Place, Rule, compare, places
 from transformer.interop.tensors import Tensor, open_tensors
 from transformer.interop.vocabulary import read_tokenizer
 

@@ -5,8 +5,8 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
-from transformer.visualization.comparison import COLOURS
 from transformer.visualization.report import GRID, MUTED
+from transformer.visualization.run_curves import COLOURS
 
 NAMED = 6
 """The most layers with a colour and a name."""

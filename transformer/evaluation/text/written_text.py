@@ -11,8 +11,8 @@ from transformer.config import Nonnegative, NonnegativeFloat, Positive
 from transformer.decoding.beam import BeamConfig
 from transformer.decoding.sampling import DecodingConfig
 from transformer.errors import UserError
-from transformer.evaluation.metrics import metric_names
 from transformer.evaluation.statistics.bootstrap import said
+from transformer.evaluation.text import metric_names
 from transformer.evaluation.text.text_metric import TextMetric, intervals
 from transformer.training.experiment import Params
 

@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from transformer.visualization.comparison import COLOURS, figure_of, save
 from transformer.visualization.report import EVAL, MUTED, TRAIN
+from transformer.visualization.run_curves import COLOURS, figure_of, save
 
 
 def draw_isoflop(runs: Sequence[dict[str, Any]], found: Any, path: Path) -> None:

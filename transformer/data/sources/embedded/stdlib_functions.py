@@ -10,7 +10,7 @@ from typing import Any
 
 from transformer.data.cache.disk_cache import build_once
 from transformer.data.sources.base import SPLITS, Options, Source
-from transformer.data.sources.stdlib import fingerprint, library_files
+from transformer.data.sources.embedded.stdlib import fingerprint, library_files
 from transformer.errors import UserError
 
 LONGEST = 4000

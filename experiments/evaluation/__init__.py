@@ -1,0 +1,1 @@
+"""Evaluators that `evaluate.also` adds to those of an experiment."""

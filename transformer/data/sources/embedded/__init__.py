@@ -1,0 +1,1 @@
+"""Corpora that need no file: text of the Python installation, and generated pairs."""
