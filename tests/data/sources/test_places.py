@@ -91,7 +91,7 @@ def test_the_record_that_is_named_has_the_text_that_is_shown(tmp_path, rng, kind
             # A mask changes digits, and the second of two sentences may be of another record.
             right.append(name in found if kind in ("masked", "sentences") else {*found} == {name})
             seen.add(name)
-    assert len(seen) > COUNT / 2 and np.mean(right) > (0.9 if kind in ("masked", "sentences") else 0.999)
+    assert len(seen) > COUNT / 2 and np.mean(right) > (0.8 if kind in ("masked", "sentences") else 0.999)
 
 
 def test_the_image_that_is_named_has_the_label_that_is_shown(tmp_path, rng):

@@ -33,7 +33,12 @@ def pretend(monkeypatch, name, capability=None):
     if capability:
         cudnn_ = importlib.import_module("transformer.layers.attention.kernels.cudnn")
         monkeypatch.setattr(cudnn_, "compute_capability", lambda: capability)
-    for module in ("devices", "layers.kernels", "layers.kernels.cudnn", "layers.kernels.splash"):
+    for module in (
+        "devices",
+        "layers.attention.kernels",
+        "layers.attention.kernels.cudnn",
+        "layers.attention.kernels.splash",
+    ):
         module = importlib.import_module(f"transformer.{module}")
         monkeypatch.setattr(module, "platform", lambda: name)
 

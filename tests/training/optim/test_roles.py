@@ -10,7 +10,7 @@ import optax
 import pytest
 from flax import linen as nn
 
-import transformer.training
+import transformer.training.optim
 from tests.training.optim.test_optimizer import make
 from transformer.errors import UserError
 from transformer.layers.linear import Linear
@@ -121,7 +121,7 @@ def test_no_name_of_a_module_or_parameter_stands_where_optimizers_are_made():
             for key in path_names(path)}  # fmt: skip
     axes = {"experts", "embedding"}
     for file in DECIDING:
-        module = ast.parse((Path(transformer.training.__path__[0]) / file).read_text())
+        module = ast.parse((Path(transformer.training.optim.__path__[0]) / file).read_text())
         documented = {id(node.value) for node in ast.walk(module) if isinstance(node, ast.Expr)}
         found = {
             node.value
