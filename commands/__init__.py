@@ -42,9 +42,6 @@ MODES = ", ".join(COMMANDS)
 WHICH_RUN = "--workdir: which run?"
 WHICH_CONFIG = "--config: which one? configs/lm.py, say"
 
-HUB = "hf:"
-"""What starts the name of a folder of transformers, where a run may be named too."""
-
 
 def find_command(mode: str) -> Any:
     """The module of a command."""

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from workdir.opening import Overrides
 
 SHOWN = 200
-"""How many characters of a document are shown beside its loss."""
+"""The number of characters of a document that are shown beside its loss."""
 
 LIMITS = ("train.evaluate_batches", "generate.examples", "answer.examples")
 """Keys that limit evaluation during training. Here they are 0, no limit, unless given as flags."""

@@ -1,4 +1,4 @@
-"""What a train step needs and takes on hardware that is not there: memory, time, network, cost.
+"""The plan of a train step on hardware that is not there: memory, time, network, cost.
 
 python launch.py --mode=plan --config=configs/papers/llama_8b.py --topology=v5p:4x4x4
 python launch.py --mode=plan --config=configs/papers/gpt2.py:xl --topology=h100:1x8 --price=2.5 --search

@@ -33,7 +33,7 @@ from transformer.visualization.attention_maps import draw_attention
 
 MASK = "[MASK]"
 LIKELIEST = 5
-"""How many predictions are shown for each mask."""
+"""The number of predictions that are shown for each mask."""
 
 
 @dataclass(frozen=True)

@@ -41,7 +41,7 @@ SHOWN = 5
 
 @dataclass(frozen=True)
 class AnswerConfig(Bounded):
-    """How answers are chosen and evaluated."""
+    """The choice of answers, and their evaluation."""
 
     max_tokens: Positive = 30  # longest answer
     n_best: Positive = 1  # number of best answers per question in predict

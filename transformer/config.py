@@ -290,7 +290,7 @@ def _is_json(value: Any) -> bool:
 
 
 def _expected(hint: Any, value: Any) -> str:
-    """What `value` should have been, in words."""
+    """The expected values, in words."""
     if hint is float and isinstance(value, float):
         return "a finite number"
     return "a value that JSON has" if hint is Any else _describe(hint)

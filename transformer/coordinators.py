@@ -10,7 +10,7 @@ ANYWHERE = "192.0.2.1"
 """An address that is reserved for documentation (RFC 5737): the default route leads to it."""
 
 SECONDS = 300
-"""How long JAX may look for the address where a scheduler or a cloud has it."""
+"""Seconds that JAX may look for the address where a scheduler or a cloud has it."""
 
 
 def find(

@@ -23,19 +23,19 @@ COUNTS = ("SLURM_STEP_NUM_TASKS", "OMPI_COMM_WORLD_SIZE", "MEGASCALE_NUM_SLICES"
 """Environment variables with a number of processes or slices: of Slurm's `srun`, Open MPI, several slices."""
 
 MEET_SECONDS = 300
-"""How long a process waits for all others to come."""
+"""Seconds that a process waits for all others to connect."""
 
 SHUTDOWN_SECONDS = 30
-"""How long a process that ends with an error waits for the others, which then end too."""
+"""Seconds that a process which ends with an error waits for the others, which then end too."""
 
 LOOK_SECONDS = 10.0
-"""How long to look for the process that has ended, where one can no longer be reached."""
+"""Seconds to look for the process that has ended, where one can no longer be reached."""
 
 LISTEN_SECONDS = 1.0
-"""How often a process looks whether another has told that it ends."""
+"""Seconds between two looks whether another process has announced its end."""
 
 SAME_SECONDS = 5
-"""How long a process that a mistake or the user ends waits for the others to end in the same way."""
+"""Seconds that a process which a mistake or the user ends waits for the others to end in the same way."""
 
 ENDS = "the process that ends all"
 """The key of JAX's coordination service under which the first one with an error says so."""

@@ -101,7 +101,7 @@ def listed(what: str, packages: list[str], most: int = 3) -> Iterator[str]:
 
 
 def remedy() -> str:
-    """What to do in an environment that lacks packages."""
+    """The hint for an environment that lacks packages."""
     python = ROOT / ".venv" / "bin" / "python"
     if python.is_file() and Path(sys.prefix).resolve() != (ROOT / ".venv").resolve():
         return f"This is {sys.executable}; use {shlex.quote(os.path.relpath(python))}"

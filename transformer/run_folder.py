@@ -19,7 +19,7 @@ HUB = "hf:"
 """Prefix of a folder of Hugging Face transformers, where a run may be named too."""
 
 HERE = "a path of this system; a bucket can be mounted (gcsfuse)"
-"""What is expected instead of such an address."""
+"""The expected value in place of such an address."""
 
 
 LARGEST = {"metrics.jsonl": 1 << 30, "tokenizer.json": 1 << 28}

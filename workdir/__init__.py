@@ -18,7 +18,7 @@ API = (
 
 
 def __getattr__(name: str) -> Any:
-    """What has a name of the API. Raises `AttributeError` for another name."""
+    """A member of the API. Raises `AttributeError` for another name."""
     if name not in API:
         raise AttributeError(f"module 'workdir' has no attribute {name!r}")
     return getattr(importlib.import_module("workdir.api"), name)

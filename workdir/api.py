@@ -69,7 +69,7 @@ class Picture:
     """A PNG, which a notebook shows where it is the last value of a cell."""
 
     def __init__(self, draw: Callable[..., None], *arguments: Any) -> None:
-        """What `draw(*arguments, path)` draws."""
+        """The picture that `draw(*arguments, path)` draws."""
         with tempfile.TemporaryDirectory() as folder:
             draw(*arguments, Path(folder) / "picture.png")
             self.png = (Path(folder) / "picture.png").read_bytes()

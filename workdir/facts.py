@@ -1,4 +1,4 @@
-"""What the report of a run says in addition to the files in its folder, and the writing of the report."""
+"""The facts in the report of a run that are not in its folder, and the writing of the report."""
 
 import json
 import shlex

@@ -213,7 +213,7 @@ def write_json(path: Path, values: Any, **layout: Any) -> None:
 
 
 def describe(data: Any) -> dict[str, Any]:
-    """What a run stores of its data, to compare when it is resumed."""
+    """The content of a run's data, to compare when it is resumed."""
     return {"sources": data.contents(), **identities(data)}
 
 

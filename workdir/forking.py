@@ -262,7 +262,7 @@ def _told(record: dict[str, Any]) -> str:
 
 
 def _lines(fork: Fork, record: dict[str, Any]) -> Iterator[str]:
-    """What continues and what is reset."""
+    """The lines on what continues and what is reset."""
     continuing = [NAMES[name] for name in fork.continues if name in NAMES]
     if "data" not in record["anew"]:
         unit = "row" if "row" in record else "batch"

@@ -69,7 +69,7 @@ def _run_file(argument: str) -> dict[str, Any]:
 
 
 def call_in(name: str, function: str, *arguments: Any) -> Any:
-    """What a function of a config file returns.
+    """The value of a function of a config file.
 
     Raises:
       UserError: no such file or function, or it fails.

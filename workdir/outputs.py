@@ -10,7 +10,7 @@ from pathlib import Path
 from transformer.errors import UserError
 
 PICTURES = (".png", ".svg", ".pdf")
-"""What the name of a picture may end in."""
+"""Suffixes of pictures."""
 
 
 def check_file(flag: str, target: str | None) -> None:

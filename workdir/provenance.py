@@ -1,4 +1,4 @@
-"""What a run's folder keeps of each start of its training: the command, the hardware and the versions."""
+"""Provenance: the command, the hardware and the versions of each start of a run's training."""
 
 import datetime
 import importlib.metadata

@@ -38,7 +38,7 @@ SIZES = {
 """`add_...` of the writer -> their key of config.json."""
 
 SPLIT = {"type": "ByteLevel", "add_prefix_space": False, "use_regex": True}
-"""How GPT-2 cuts a text into words, which llama.cpp calls "gpt-2"."""
+"""The rule by which GPT-2 cuts a text into words; llama.cpp calls it "gpt-2"."""
 
 
 def check(flags: argparse.Namespace) -> None:

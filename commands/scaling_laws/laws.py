@@ -1,4 +1,4 @@
-"""What `--mode=scaling` keeps: its runs and their fits in law.json, and how it is read again."""
+"""The file law.json of `--mode=scaling`: its runs and their fits."""
 
 import math
 from collections import Counter

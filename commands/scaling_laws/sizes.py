@@ -39,7 +39,7 @@ class Size:
         return self.steps(budget) * self.tokens_per_step
 
     def planned(self, budget: float, seed: int) -> Keys:
-        """What is known of a run for a budget before it is trained, as in law.json."""
+        """The entry in law.json of a run for a budget, before it is trained."""
         return {
             "depth": self.depth,
             "d_model": self.keys["model.d_model"],

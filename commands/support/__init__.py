@@ -1,1 +1,1 @@
-"""What several commands share: flags, texts, help, exit codes."""
+"""Code that several commands share: flags, texts, help, exit codes."""

@@ -1,4 +1,4 @@
-"""How the processes of one command meet."""
+"""The meeting of the processes of one command."""
 
 import argparse
 

@@ -1,4 +1,4 @@
-"""What pairs of runs show: their mean difference, and how often each side diverges."""
+"""Conclusions from pairs of runs: their mean difference, and the rates at which each side diverges."""
 
 import argparse
 import dataclasses
@@ -31,7 +31,7 @@ class Comparison:
         return {"pairs": len(self.pairs), "diverged": counts} if any(counts.values()) else {}
 
     def verdict(self) -> str:
-        """What the differences show: "less", "more", "same" or ""."""
+        """The conclusion from the differences: "less", "more", "same" or ""."""
         from transformer.evaluation.statistics.sequential import verdict
 
         differences = self.differences

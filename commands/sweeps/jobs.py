@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 SECONDS = 0.5
-"""How often running jobs are looked at."""
+"""The time between two looks at running jobs."""
 
 
 @dataclasses.dataclass(eq=False)
@@ -56,7 +56,7 @@ class Job:
 
     @property
     def outcome(self) -> str:
-        """How the run with this config ended before, or ""."""
+        """The earlier end of the run with this config, or ""."""
         try:
             found = parse_json((self.folder / "outcome.json").read_bytes())
         except (OSError, ValueError):
@@ -80,7 +80,7 @@ class Job:
 
     @property
     def output(self) -> Path:
-        """What the process prints."""
+        """The output of the process."""
         return self.folder / "output.txt"
 
     def start(self, slot: int, gpus: Sequence[str]) -> None:

@@ -8,7 +8,7 @@ from commands.sweeps.jobs import Job, Work
 from transformer.errors import UserError
 
 GAVE_UP = ("error: train.max_skipped:", "error: train.spike:")
-"""How the last line of a run starts that gave up since it had diverged."""
+"""Prefixes of the last line of a run that gave up because it had diverged."""
 
 
 def last(job: Job, metric: str) -> float:

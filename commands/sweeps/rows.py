@@ -96,7 +96,7 @@ class Row:
         return [metric, "spread", "runs"]
 
     def cells(self) -> list[str]:
-        """What a table has in the columns after those of the keys."""
+        """The headings of a table's columns after those of the keys."""
         mean, spread = ("" if math.isnan(number) else f"{number:.5g}" for number in (self.mean, self.spread))
         return [DIVERGED if self.has_diverged else mean, spread, str(len(self.values))]
 

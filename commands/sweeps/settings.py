@@ -1,4 +1,4 @@
-"""What a command makes runs of that it trains: flags, keys for all runs, and the setting of each."""
+"""The runs that a command trains: flags, keys for all runs, and the setting of each."""
 
 import argparse
 import shlex

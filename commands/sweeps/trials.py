@@ -113,7 +113,7 @@ def refuse(flags: argparse.Namespace) -> None:
 
 
 def read_search(flags: argparse.Namespace) -> Mapping[str, Any]:
-    """What `search()` of the config file returns."""
+    """The value of `search()` of the config file."""
     from workdir.opening import call_in
 
     try:

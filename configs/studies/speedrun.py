@@ -78,7 +78,7 @@ MODERN: dict = {
         "decay_steps": DECAY,
     },
 }
-"""What the modern recipe changes."""
+"""Changes of the modern recipe."""
 
 WITHOUT: list[Setting] = [
     {"model.position": "learned"},

@@ -164,7 +164,7 @@ class Corpus(SplitData):
         self.tokenizer = tokenizer or self._make_tokenizer()
 
     def kept(self) -> dict[str, Any]:
-        """What a run folder stores of the data, by the names of the arguments of `__init__`."""
+        """The parts of the data that a run folder stores, by the names of the arguments of `__init__`."""
         return {"tokenizer": self.tokenizer}
 
     @abstractmethod

@@ -1,4 +1,4 @@
-"""What training and validation share."""
+"""The overlap of training and validation records."""
 
 import functools
 import hashlib

@@ -1,4 +1,4 @@
-"""What is suggested for a source that is not one, such as a path without its kind."""
+"""Suggestions for unknown sources, such as a path without its kind."""
 
 from collections.abc import Iterable
 from difflib import get_close_matches

@@ -1,4 +1,4 @@
-"""How texts are written, as generation_config.json says it."""
+"""generation_config.json: the settings of generation."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -129,7 +129,7 @@ class HubFolder:
 
     @functools.cached_property
     def generation(self) -> Generation:
-        """How it writes texts."""
+        """Its settings of generation."""
         said = self.config | read_object(self.path / self.generation_file)
         return Generation(said, self.tokenizer, self.family.paired)
 

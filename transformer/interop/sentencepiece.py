@@ -21,7 +21,7 @@ LONGEST = 1 << 26
 """Bytes of a file. Those of the largest vocabularies have a few megabytes."""
 
 SPACE = "\u2581"
-"""What stands for a space in a piece."""
+"""The mark of a space in a piece."""
 
 FOREIGN = "\uffff"
 """What starts the names of tokens that a model does not have; no character."""

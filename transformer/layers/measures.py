@@ -120,7 +120,7 @@ def attention_measures(
 
 
 def _sample(b: int, t: int) -> tuple[int, jax.Array]:
-    """How many rows of b, and which places in rows of t tokens: about `QUERIES` in all."""
+    """The measured rows of b and places in rows of t tokens: about `QUERIES` in all."""
     count = min(t, QUERIES)
     return min(b, max(1, QUERIES // t)), jnp.arange(count) * t // count
 

@@ -1,1 +1,1 @@
-"""What a run will cost on hardware that is not there."""
+"""The cost of a run on hardware that is not there."""

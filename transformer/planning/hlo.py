@@ -112,7 +112,7 @@ class Program:
         return call.called, self.trips(call) if call.opcode == "while" else 1
 
     def trips(self, loop: Instruction) -> int:
-        """How often a loop is run: known to XLA, or the largest constant of its condition."""
+        """The number of trips of a loop: known to XLA, or the largest constant of its condition."""
         if known := loop.attribute(r'known_trip_count":\{"n":"(\d+)"'):
             return int(known)
         condition = self.computations.get(loop.attribute(r"condition=%?([\w.-]+)"), [])

@@ -32,7 +32,7 @@ class Memory:
 
     @property
     def total(self) -> int:
-        """What the compiled program needs."""
+        """The memory of the compiled program."""
         return sum(dataclasses.astuple(self))
 
 

@@ -62,7 +62,7 @@ class Plan:
         return self.tokens / self.seconds if self.seconds else 0.0
 
     def cost(self, price: float) -> float:
-        """What 10^9 tokens cost, at a price of one device for an hour."""
+        """The price of 10^9 tokens, at a price of one device for an hour."""
         return price * self.devices * 1e9 / self.tokens_per_second / 3600 if self.seconds else 0.0
 
     def values(self, price: float) -> dict[str, Any]:

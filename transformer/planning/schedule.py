@@ -56,7 +56,7 @@ class Schedule:
 
     @property
     def bound(self) -> str:
-        """What most of the time goes to."""
+        """The part that takes most of the time."""
         parts = {"compute": self.products, "memory": self.memory, "interconnect": self.exposed}
         return max(parts, key=lambda name: parts[name])
 

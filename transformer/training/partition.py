@@ -1,4 +1,4 @@
-"""How parameters are divided over the devices of a mesh: a table, and a check that nothing large was left."""
+"""The division of parameters over the devices of a mesh: a table, and a check that nothing large is whole."""
 
 import math
 import os

@@ -246,7 +246,7 @@ class Run:
         )
 
     def _placements(self) -> dict[str, Callable[[Any], Any]]:
-        """How the train step divides gradients, updates and the optimizer's state over several devices."""
+        """The division of gradients, updates and the optimizer's state over several devices."""
         shardings = self.shardings.params
         found: dict[str, Callable[[Any], Any]] = {
             "divided": lambda params: jax.lax.with_sharding_constraint(params, shardings)

@@ -130,7 +130,7 @@ class RunConfig(Bounded):
     parallel: ParallelConfig
 
     scheduled: ClassVar[tuple[str, ...]] = ("batch_size", "window")
-    """What `train.until` may change in such a run."""
+    """The keys that `train.until` may change in such a run."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

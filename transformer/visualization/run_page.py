@@ -49,7 +49,7 @@ MEDIANS = ("train/tokens_per_second", "train/seconds_per_step", "train/mfu")
 
 @dataclass(frozen=True)
 class Facts:
-    """What a report says besides what is in the run's folder."""
+    """The contents of a report that are not in the run's folder."""
 
     name: str
     lead: str  # what was trained, in a sentence
@@ -193,7 +193,7 @@ def starts(found: Sequence[Mapping[str, Any]]) -> Iterator[Markup]:
 
 
 def data(folder: RunFolder) -> Markup | None:
-    """What the folder keeps to recognise the data when it is resumed."""
+    """The section on the data, by which a resumed run recognises them."""
     found = _json(folder.data)
     if not isinstance(found, dict) or not isinstance(found.get("sources", {}), dict):
         return None
@@ -206,7 +206,7 @@ def data(folder: RunFolder) -> Markup | None:
 
 
 def commands(facts: Facts) -> Iterator[Markup]:
-    """How the run was started, how to train it again, and what to do with it."""
+    """The section on the starts of the run, its training again, and its uses."""
     started = [str(each["command"]) for each in facts.starts if each.get("command")]
     listed = {
         "Started by": "\n".join(dict.fromkeys(started)),

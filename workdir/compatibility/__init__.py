@@ -1,1 +1,1 @@
-"""What a run needs to agree with: its config, its data, other processes, this code."""
+"""Agreement of a run with its config, its data, other processes and this code."""

@@ -45,7 +45,7 @@ APPEAR_SECONDS = 20.0
 """Seconds that a shared file system may take to show a file written by a different host."""
 
 SHOWN = 4
-"""How many differences, and how many processes with the same value, an error lists."""
+"""The number of differences, and of processes with the same value, that an error lists."""
 
 
 def check_code(*files: str) -> None:

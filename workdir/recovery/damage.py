@@ -1,4 +1,4 @@
-"""What becomes of a damaged checkpoint when its run is resumed."""
+"""Damaged checkpoints: moved aside when the run is resumed."""
 
 import sys
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What is done where training ended for a reason that can be set right."""
+"""Remedies where training ended for a reason that can be set right."""
 
 from collections.abc import Callable
 

@@ -1,4 +1,4 @@
-"""What becomes of a run whose training has gone wrong."""
+"""Rollbacks: a run whose training has diverged continues from an earlier checkpoint."""
 
 import dataclasses
 import sys

@@ -13,7 +13,7 @@ from transformer.data.cache.disk_cache import build_once, digest
 from transformer.errors import UserError
 
 SHOWN = 4
-"""How many differences an error lists."""
+"""The number of differences that an error lists."""
 
 
 def contents_of(files: Sequence[Path], folder: Path) -> dict[str, list]:

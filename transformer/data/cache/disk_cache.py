@@ -36,7 +36,7 @@ Noted = dict[str, tuple[int, bytes]]
 
 TAG = "CACHEDIR.TAG"
 MARK = "Signature: 8a477f597d28d172789f06886806bc55\n# Prepared data of language models and others.\n"
-"""What marks a folder of prepared data; backups leave out folders with this signature
+"""Mark of a folder of prepared data; backups leave out folders with this signature
 (bford.info/cachedir)."""
 
 

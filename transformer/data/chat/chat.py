@@ -25,7 +25,7 @@ KINDS = ("library_questions", "jsonl", "parquet", "hf")
 
 @dataclass(frozen=True)
 class DialogueConfig(CorpusConfig):
-    """What conversations and preferences have in common."""
+    """The base of conversations and preferences."""
 
     source: str = "library_questions"  # about functions of Python's standard library; or jsonl:GLOB ...
     # auto (that of tokenizer_config.json beside the tokenizer, else plain), plain, or the path of a template

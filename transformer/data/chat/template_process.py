@@ -50,7 +50,7 @@ Reply = dict[str, Any]
 
 
 class Fault(Exception):
-    """What is wrong with a text of a template."""
+    """The fault in a text of a template."""
 
 
 class Generation(Extension):

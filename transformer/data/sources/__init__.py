@@ -50,7 +50,7 @@ DIVIDED_BY = {
     "function_questions": "context",
     "library_questions": "path",
 }
-"""How sources are split for which `split_by` is not supported."""
+"""The split of sources for which `split_by` is not supported."""
 
 
 def open_source(name: str, split: str, *, cache_dir: str | Path = "", **options: Any) -> Source:

@@ -79,7 +79,7 @@ class Options:
         return ["by", *self.key, *([] if self.split_by else ["condition"])]
 
     def deciding(self, value: Any) -> Any:
-        """What decides the split of a record with this value in a field of `key`."""
+        """The part of a value of a field of `key` that decides the split of its record."""
         return value if self.split_by else before_answer(value)
 
     def as_text(self, value: Any) -> Any:

@@ -39,7 +39,7 @@ SIGNATURES = (
 """The place and the bytes by which a file is known, what it is, and what to do."""
 
 WINDOWS = "a text of Windows is converted by `iconv -f CP1252 -t UTF-8 {0} > {0}.utf8`"
-"""What to do with a text that is not UTF-8."""
+"""The hint for a text that is not UTF-8."""
 
 
 @contextlib.contextmanager

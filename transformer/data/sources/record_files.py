@@ -28,7 +28,7 @@ class RecordFiles(Files):
     """
 
     _width = 3
-    """How many numbers a record is found by: its file, its start and its end."""
+    """The number of integers by which a record is found: its file, its start and its end."""
 
     def __len__(self) -> int:
         return len(self._found)

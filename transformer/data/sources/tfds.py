@@ -20,7 +20,7 @@ from transformer.data.sources.base import SPLITS, Options, Source
 from transformer.errors import UserError, first_line
 
 RETRIES = 4
-"""How often a download is tried again, after 0.4, 0.8 ... seconds."""
+"""The number of further tries of a download, after 0.4, 0.8 ... seconds."""
 
 
 class TfdsText(Source):

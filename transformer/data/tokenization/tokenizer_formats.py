@@ -1,4 +1,4 @@
-"""What a file of a tokenizer is, if not a tokenizer.json, and the command that converts it."""
+"""Formats of tokenizers other than tokenizer.json, and the commands that convert them."""
 
 import re
 from pathlib import Path

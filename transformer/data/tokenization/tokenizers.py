@@ -230,7 +230,7 @@ class Tokenizer:
 
     @property
     def chat_template(self) -> str:
-        """How messages become one text; "" if that is not known."""
+        """The template by which messages become one text; "" if none is known."""
         return self.kept.get("chat_template", "")
 
     @chat_template.setter

@@ -30,7 +30,7 @@ class TextMetric(ABC):
 
     @abstractmethod
     def signature(self, references: Sequence[Sequence[str]]) -> str:
-        """How the scores are computed, to be reported with them."""
+        """The signature of the scores, to be reported with them."""
 
     def measure(self, texts: Sequence[str], references: Sequence[Sequence[str]]) -> dict[str, float]:
         """The scores of all the texts."""

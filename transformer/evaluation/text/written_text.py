@@ -19,7 +19,7 @@ from transformer.training.experiment import Params
 
 @dataclass(frozen=True)
 class GenerateConfig(DecodingConfig, BeamConfig):
-    """How targets are decoded and evaluated."""
+    """The decoding and the evaluation of targets."""
 
     max_new_tokens: Positive = 128  # longest target
     temperature: NonnegativeFloat = 0.0  # 0: beam search; above: sampling, with the keys top_k to stop

@@ -1,4 +1,4 @@
-"""What of a model's config belongs to its parameters: with other keys they compute another function."""
+"""The keys of a model's config that make another function of the same parameters."""
 
 import dataclasses
 from collections.abc import Mapping

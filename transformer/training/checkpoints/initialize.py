@@ -50,7 +50,7 @@ class Origin(Protocol):
 
     @property
     def remarks(self) -> Sequence[str]:
-        """What its user should know."""
+        """Notes for its user."""
         ...
 
     def shapes(self) -> dict[str, tuple]:

@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 FAILING = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.ESTALE)
-"""What a system says where a disk is full, or cannot be written for now."""
+"""Error numbers of a disk that is full, or cannot be written for now."""
 
 
 def is_failing(error: BaseException) -> bool:

@@ -1,1 +1,1 @@
-"""What training does only where a config asks for it."""
+"""Parts of training that run only where a config asks for them."""

@@ -8,7 +8,7 @@ from transformer.errors import UserError, suggest
 
 
 class Scheduled(NamedTuple):
-    """What may be another until a step."""
+    """The keys that may differ until a step."""
 
     value: Callable[[Any], int]  # that of a config
     changed: Callable[[Any, int], Any]  # a config with another; raises `UserError`

@@ -25,7 +25,7 @@ Unembed = Callable[..., jax.Array]
 
 @dataclass(frozen=True)
 class LogitsConfig(Bounded):
-    """How many logits are in memory at once.
+    """The number of logits in memory at once.
 
     Raises:
       UserError: a value out of range.

@@ -1,4 +1,4 @@
-"""What a sparse attention pattern is, and the parts in which kernels compute it."""
+"""The base class of sparse attention patterns, and the parts in which kernels compute them."""
 
 from dataclasses import fields
 from typing import Any, ClassVar, NamedTuple, Protocol

@@ -44,7 +44,7 @@ class Window(Pattern):
 
 @dataclass(frozen=True)
 class Outside(Pattern):
-    """What a window of `size` leaves out: |i - j| >= size."""
+    """The complement of a window of `size`: |i - j| >= size."""
 
     relative: ClassVar[bool] = True
     size: int
