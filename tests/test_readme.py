@@ -114,6 +114,9 @@ def test_the_notebook_example_works(monkeypatch, capsys, tmp_path):
     assert names["weights_hts"].shape[1:] == (len(names["tokens"]),) * 2
     assert (tmp_path / "mine" / "checkpoints" / "2").is_dir()
     assert '"num_layers": 2' in (tmp_path / "mine" / "config.json").read_text()
+    (loop,) = [code for kind, code in BLOCKS if kind == "python" and "optax.adamw" in code]
+    exec(loop, names)
+    assert 0 < names["value"] < 10 and names["terms"].keys() >= {"loss", "bits_per_byte"}
 
 
 @pytest.mark.slow

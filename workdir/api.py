@@ -1,6 +1,7 @@
 """Training and loading from a notebook, with the process settings of `launch.py`."""
 
 import contextlib
+import copy
 import functools
 import io
 import os
@@ -9,8 +10,12 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from transformer import runtime
+from transformer.config import from_values, to_values
 from transformer.errors import UserError, suggest
+from transformer.evaluation.attention_weights import token_names
 from transformer.evaluation.embeddings import word_vectors
 from transformer.run_folder import RunFolder
 from transformer.training.experiment import Params
@@ -63,6 +68,48 @@ def load(workdir: str | os.PathLike) -> tuple[Run, Params]:
     """
     settle()
     return opening.load(workdir)
+
+
+def evaluate(run: Run, params: Params, split: str = "validation") -> dict[str, float]:
+    """The results of all evaluators of a split, {"eval/loss": ...}, as --mode=evaluate prints them."""
+    return run.evaluate(params, split)
+
+
+def complete(run: Run, params: Params, prompt: str, seed: int = 0, **sample: Any) -> str:
+    """A continuation of a prompt by a language model, without the prompt; keys of `sample` may differ from
+    those of the run.
+
+        complete(run, params, "def ", temperature=0.5, max_new_tokens=100)
+
+    Raises:
+      UserError: the run does not continue texts, or has no such key or value.
+    """
+    experiment = copy.copy(run.experiment)
+    if not getattr(experiment, "continues", False):
+        raise UserError(f"complete: a run of {run.config.experiment} does not continue texts")
+    values = to_values(run.config)
+    values["sample"] |= sample | {"num_samples": 1}
+    experiment.config = from_values(type(run.config), values)
+    return next(experiment.predict(params, [prompt], seed))[0]  # type: ignore[attr-defined]
+
+
+def logits(run: Run, params: Params, text: str) -> tuple[list[str], np.ndarray]:
+    """The start token and the tokens of a text, and the logits (t, v) of the token after each, in float32,
+    for the tokens of the tokenizer: without the padding of `model.vocab_multiple`.
+
+    Raises:
+      UserError: the run does not continue texts, or the text has more than `model.max_length` tokens.
+    """
+    experiment: Any = run.experiment
+    if not getattr(experiment, "continues", False):
+        raise UserError(f"logits: a run of {run.config.experiment} does not continue texts")
+    tokenizer = experiment.data.tokenizer
+    tokens = [tokenizer.bos_id, *tokenizer.encode(text)]
+    if len(tokens) > (most := experiment.config.model.max_length):
+        raise UserError(f"logits: {len(tokens)} tokens; the model reads {most} (model.max_length)")
+    logits_btv = experiment.model.apply({"params": params}, np.array([tokens]))
+    names = token_names(tokenizer, tokens, {tokenizer.bos_id: "start"})
+    return names, np.asarray(logits_btv[0, :, : tokenizer.vocab_size], np.float32)
 
 
 class Picture:

@@ -1,0 +1,64 @@
+"""The public Python API, `from workdir import ...`."""
+
+import jax
+import numpy as np
+import pytest
+
+import workdir
+from tests import runs
+from transformer.errors import UserError
+from workdir import api, complete, evaluate, load, logits, metrics
+
+pytestmark = pytest.mark.usefixtures("in_root")
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("api")
+    source = runs.write_corpus(folder / "corpus")
+    assert runs.train(source, folder / "run", "--config.train.steps=2") == "finished"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(api, "settle", lambda: None)  # for the whole process, which is a test's here
+        return load(folder / "run")
+
+
+def test_each_public_name_is_of_the_api():
+    public = {name for name, x in vars(api).items() if getattr(x, "__module__", "") == api.__name__}
+    assert {*workdir.API} == {name for name in public if not name.startswith("_")}
+    with pytest.raises(AttributeError, match="no attribute 'lode'"):
+        _ = workdir.lode
+
+
+def test_logits_are_of_the_tokens_of_the_tokenizer(trained):
+    run, params = trained
+    names, logits_tv = logits(run, params, "alpha b")
+    tokenizer = run.experiment.data.tokenizer
+    assert names[0] == "start" and len(names) == len(logits_tv) == 1 + len(tokenizer.encode("alpha b"))
+    assert (
+        logits_tv.shape[1]
+        == tokenizer.vocab_size
+        < run.experiment.model.apply({"params": params}, np.zeros((1, 1), int)).shape[-1]
+    )
+    (score,) = run.experiment.score(params, [("alpha ", "b")])
+    log_p_v = jax.nn.log_softmax(logits_tv[-2])
+    np.testing.assert_allclose(log_p_v[tokenizer.encode("b")[0]], score.log_likelihood, rtol=1e-5)
+    with pytest.raises(UserError, match="tokens; the model reads"):
+        logits(run, params, "alpha " * 1000)
+
+
+def test_a_completion_has_keys_of_its_own(trained):
+    run, params = trained
+    greedy = complete(run, params, "alpha", temperature=0.0, max_new_tokens=3)
+    assert greedy == complete(run, params, "alpha", seed=1, temperature=0.0, max_new_tokens=3)
+    assert len(greedy.encode()) <= 9 and run.config.sample.num_samples == 1
+    drawn = {complete(run, params, "alpha", seed, temperature=2.0, max_new_tokens=8) for seed in range(4)}
+    assert len(drawn) > 1
+    with pytest.raises(UserError, match=r"sample\.temprature: unknown key; did you mean 'temperature'"):
+        complete(run, params, "alpha", temprature=1.0)
+
+
+def test_an_evaluation_is_that_of_training(trained):
+    run, params = trained
+    (logged,) = metrics(run.folder.path)["eval/loss"][1]
+    assert evaluate(run, params)["eval/loss"] == pytest.approx(logged, rel=1e-5)
+    assert {"eval/loss", "eval/perplexity"} <= evaluate(run, params, "test").keys()
