@@ -51,7 +51,7 @@ from commands import COMMANDS, MODES, WHICH_RUN, find_command, place, text  # no
 from commands.support import ending, help_page, misspellings  # noqa: E402
 from transformer import distributed  # noqa: E402
 from transformer.errors import UserError  # noqa: E402
-from workdir.command_line import include  # noqa: E402
+from workdir.included import include  # noqa: E402
 
 
 class Parser(argparse.ArgumentParser):

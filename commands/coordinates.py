@@ -135,8 +135,8 @@ def activations(run: "Run", steps: int, seeds: int) -> list[list[dict[str, Any]]
     """[[the activations of the first batch after each step] for each seed], from initialisation on."""
     import jax
 
+    from transformer.devices import on_host
     from transformer.evaluation.statistics.width_powers import record
-    from transformer.host import on_host
     from transformer.layers.block import Block
     from transformer.training.parallel import unboxed
 

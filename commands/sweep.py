@@ -25,7 +25,7 @@ from commands import WHICH_CONFIG, place
 from commands.sweeps.algebra import Setting, names, product, read_sweep
 from transformer import ROOT
 from transformer.errors import UserError
-from workdir.command_line import INCLUDED, shell
+from workdir.included import INCLUDED
 
 if TYPE_CHECKING:
     from commands.sweeps.jobs import Job
@@ -64,6 +64,7 @@ def run(flags: argparse.Namespace, overrides: "Overrides") -> int:
     """Trains all runs. Returns 0, or 1 if some failed."""
     from commands.sweeps.halving import Halving
     from commands.sweeps.jobs import work
+    from workdir.provenance import shell
 
     if flags.search or flags.trials is not None or flags.metric:
         from commands.sweeps.trials import search

@@ -16,6 +16,7 @@ from transformer.data.encoders.labels import MANY, remarks
 from transformer.data.line_escapes import in_a_line
 from transformer.data.tokenization.tokenizers import Tokenizer
 from transformer.decoding.generation import pad_encoder_inputs
+from transformer.devices import on_host
 from transformer.errors import UserError
 from transformer.evaluation.attention_weights import AttentionMap, encoder_attention, first_tokens
 from transformer.evaluation.classifier_scores import (
@@ -24,7 +25,6 @@ from transformer.evaluation.classifier_scores import (
     prediction_table,
     ranked_labels,
 )
-from transformer.host import on_host
 from transformer.models.classifier import ClassifierConfig, TextClassifier
 from transformer.run_folder import RunFolder
 from transformer.training.experiment import Batch, Experiment, Params, Put

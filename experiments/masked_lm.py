@@ -13,11 +13,11 @@ from experiments.evaluation.evaluators import named_evaluators
 from transformer.data.encoders.masked_text import MaskedData, MaskedDataConfig
 from transformer.data.tokenization.special_tokens import takes_space
 from transformer.data.tokenization.tokenizers import Tokenizer
+from transformer.devices import on_host
 from transformer.errors import UserError
 from transformer.evaluation.attention_weights import AttentionMap, encoder_attention, first_tokens
 from transformer.evaluation.embeddings import states_of
 from transformer.evaluation.likelihood import likelihood_evaluator
-from transformer.host import on_host
 from transformer.layers.attention.products import attention_products
 from transformer.layers.measures import Measures
 from transformer.models.heads import HeadConfig

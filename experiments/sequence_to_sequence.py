@@ -20,6 +20,7 @@ from transformer.decoding.beam import shorten, translate
 from transformer.decoding.completion import ContextWindow, TextGenerator, cut
 from transformer.decoding.stepper import Stepper
 from transformer.decoding.suppressed import suppressed
+from transformer.devices import on_host
 from transformer.errors import UserError
 from transformer.evaluation.attention_weights import AttentionMap
 from transformer.evaluation.likelihood import likelihood_evaluator
@@ -27,7 +28,6 @@ from transformer.evaluation.scoring import Row, Score, score_pairs
 from transformer.evaluation.text import make_metrics, metric_names
 from transformer.evaluation.text.text_metric import MetricOptions, TextMetric
 from transformer.evaluation.text.written_text import GenerateConfig, GenerationEvaluator
-from transformer.host import on_host
 from transformer.layers.attention.products import attention_products
 from transformer.layers.measures import Measures
 from transformer.models.encoder_decoder import EncoderDecoderConfig

@@ -17,12 +17,12 @@ from transformer.data.line_escapes import escape
 from transformer.data.tokenization.tokenizers import Tokenizer
 from transformer.decoding.generation import pad_encoder_inputs
 from transformer.decoding.spans import Span, best_spans, scores_of_spans
+from transformer.devices import on_host
 from transformer.errors import UserError
 from transformer.evaluation.attention_weights import AttentionMap, encoder_attention
 from transformer.evaluation.likelihood import likelihood_evaluator
 from transformer.evaluation.text.span_scores import SquadMetric
 from transformer.evaluation.text.written_text import GenerationEvaluator
-from transformer.host import on_host
 from transformer.models.encoder import EncoderConfig
 from transformer.models.span import SpanClassifier, place_log_probs
 from transformer.run_folder import RunFolder

@@ -18,9 +18,9 @@ from transformer.data.encoders.labels import remarks
 from transformer.data.images.image_sources import save_pixels
 from transformer.data.images.images import ImageData, ImageDataConfig
 from transformer.decoding.generation import fill
+from transformer.devices import on_host
 from transformer.errors import UserError
 from transformer.evaluation.classifier_scores import classification_evaluator, prediction_table, ranked_labels
-from transformer.host import on_host
 from transformer.layers.attention.products import attention_products
 from transformer.models.vision import VisionConfig, VisionTransformer
 from transformer.run_folder import RunFolder

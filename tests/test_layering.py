@@ -18,7 +18,6 @@ ALLOWED = {
     "transformer.errors": set(),
     "transformer.tracebacks": set(),
     "transformer.json_text": set(),
-    "transformer.host": set(),
     "transformer.run_folder": {"transformer.errors"},
     "transformer.config": {"transformer.errors", "transformer.run_folder"},
     "transformer.sums": set(),
@@ -64,7 +63,7 @@ ALLOWED = {
         "transformer.decoding",
         "transformer.layers.attention.cache",
         "transformer.config",
-        "transformer.host",
+        "transformer.devices",
         "transformer.errors",
     },
     "transformer.evaluation": {
@@ -77,7 +76,7 @@ ALLOWED = {
         "transformer.training.step",
         "transformer.training.losses.token_losses",
         "transformer.config",
-        "transformer.host",
+        "transformer.devices",
         "transformer.errors",
     },
     "transformer.planning": {
@@ -113,7 +112,7 @@ ALLOWED = {
         "transformer.runtime",
         "transformer.distributed",
         "transformer.requirements",
-        "workdir.command_line",
+        "workdir.included",
     },
 }
 """What each part may import of ours; the longest matching name counts."""

@@ -10,7 +10,7 @@ import pytest
 
 from tests import runs
 
-MOST = {"files": 75, "lines": 3_183}
+MOST = {"files": 75, "lines": 3_175}
 """What may not grow; lower it where it has shrunk."""
 
 

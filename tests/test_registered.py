@@ -32,8 +32,8 @@ from transformer.training.optim.optimizer import SCHEDULES, OptimizerConfig
 from transformer.training.run import Run
 from workdir import api as notebook
 from workdir import opening
-from workdir.command_line import INCLUDED
 from workdir.folder import Workdir
+from workdir.included import INCLUDED
 from workdir.provenance import command
 
 PAGE = (runs.ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")

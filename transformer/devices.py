@@ -4,7 +4,9 @@ import math
 from typing import Any
 
 import jax
+import numpy as np
 from flax import linen as nn
+from jax.sharding import NamedSharding, PartitionSpec
 
 DESCRIBED: dict[str, float] = {}
 """The compute capability of GPUs, by kind, that are described for plans and not on this machine."""
@@ -41,3 +43,12 @@ def sharded_over(logical: str) -> tuple[tuple[str, ...], int]:
 def is_single_cpu() -> bool:
     """Whether there is a single CPU device. Manual layouts would cause gathers on several devices."""
     return platform() == "cpu" and jax.sharding.get_abstract_mesh().size <= 1
+
+
+def on_host(x: Any) -> np.ndarray:
+    """A copy on the host of an array that may be sharded over devices of several processes; all of these must
+    call this."""
+    if isinstance(x, jax.Array) and not (x.is_fully_addressable or x.is_fully_replicated):
+        everywhere = NamedSharding(x.sharding.mesh, PartitionSpec())  # type: ignore[attr-defined]
+        x = jax.jit(lambda x: x, out_shardings=everywhere)(x)
+    return np.asarray(x)

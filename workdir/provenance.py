@@ -5,14 +5,15 @@ import importlib.metadata
 import os
 import platform
 import re
+import shlex
 import subprocess
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from transformer import ROOT
 from transformer.errors import UserError
-from workdir.command_line import shell
 from workdir.folder import Workdir, read_json, write_json
+from workdir.included import INCLUDED
 
 if TYPE_CHECKING:
     from transformer.training.run import Run
@@ -64,6 +65,11 @@ def versions() -> dict[str, str]:
     """The versions of Python and of those of `LIBRARIES` that are installed."""
     libraries = {name: version for name in LIBRARIES if (version := _version(name))}
     return {"python": platform.python_version(), **libraries}
+
+
+def shell(*arguments: str) -> str:
+    """A suggested command, as it is written in a shell."""
+    return shlex.join(["python", "launch.py", *INCLUDED, *arguments])
 
 
 def command_line(config: "ConfigSource", workdir: str, overrides: "Overrides") -> str:

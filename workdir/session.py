@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from transformer.distributed import together
 from transformer.errors import Recoverable, UserError
-from workdir.command_line import suggest_including
+from workdir.included import suggest_including
 
 if TYPE_CHECKING:
     from transformer.training.hooks import Hook

@@ -7,7 +7,7 @@ from typing import Any
 from transformer.training.logging.writers import names_of
 from transformer.training.run import Run
 from transformer.visualization.report import last_values, write_report
-from workdir import facts
+from workdir.facts import write
 from workdir.folder import Workdir
 from workdir.provenance import command
 
@@ -39,7 +39,7 @@ def summary(run: Run, folder: Workdir) -> Iterator[str]:
 
 def _report(run: Run, folder: Workdir, results: list[str]) -> list[str]:
     write_report(folder)
-    facts.write(run, folder, results, folder.page)
+    write(run, folder, results, folder.page)
     return []
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from commands.support.key_names import key_names, may_be_key, nearest_keys
 from transformer import ROOT
 from transformer.errors import UserError, suggest
-from workdir.command_line import adds_members
+from workdir.included import adds_members
 
 CHOICE = re.compile(r"(?P<flag>.*): invalid choice: (?P<value>.*) \(choose from (?P<choices>.*)\)")
 """argparse's message; before Python 3.12 the choices are in quotes."""

@@ -4,7 +4,7 @@ import argparse
 
 from commands.support import ending
 from transformer import distributed
-from workdir.command_line import include
+from workdir.included import include
 
 
 def meet(flags: argparse.Namespace, certain: bool) -> None:

@@ -19,8 +19,8 @@ from transformer import ROOT
 from transformer.data.cache.disk_cache import digest
 from transformer.json_text import parse_json
 from transformer.run_folder import RunFolder, no_link
-from workdir.command_line import INCLUDED
 from workdir.folder import write_json
+from workdir.included import INCLUDED
 from workdir.lock import free
 from workdir.outputs import make_folder
 

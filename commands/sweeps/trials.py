@@ -26,8 +26,8 @@ from transformer.config import describe_keys, flatten, with_defaults
 from transformer.data.cache.disk_cache import digest
 from transformer.distributed import are_several
 from transformer.errors import UserError, first_line
-from workdir.command_line import shell
 from workdir.outputs import make_folder
+from workdir.provenance import shell
 
 if TYPE_CHECKING:
     import optuna

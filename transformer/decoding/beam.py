@@ -14,8 +14,8 @@ from flax import struct
 from transformer.config import Bound, Bounded, Nonnegative, NonnegativeFloat, Positive
 from transformer.decoding.generation import fill, pad
 from transformer.decoding.stepper import Stepper
+from transformer.devices import on_host
 from transformer.errors import UserError
-from transformer.host import on_host
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from transformer.decoding.generation import Ends
 from transformer.decoding.sampling import DecodingConfig
 from transformer.decoding.speculative import SpeculativePair
 from transformer.decoding.stepper import Stepper
-from transformer.host import on_host
+from transformer.devices import on_host
 
 STOP_CHECK_EVERY = 16
 """Tokens that are drawn between two checks for stop strings."""

@@ -10,8 +10,8 @@ from flax import linen as nn
 from numpy.typing import ArrayLike
 
 from transformer.data.tokenization.tokenizers import Tokenizer
+from transformer.devices import on_host
 from transformer.errors import UserError
-from transformer.host import on_host
 from transformer.training.experiment import Params
 
 PADDED = 64

@@ -10,8 +10,8 @@ import jax
 import numpy as np
 
 from transformer.data.tokenization.tokenizers import Tokenizer
+from transformer.devices import on_host
 from transformer.errors import UserError
-from transformer.host import on_host
 
 Questions = Mapping[str, Sequence[tuple[str, str, str, str]]]
 """Section -> questions (a, b, c, d): "a is to b as c is to d"."""

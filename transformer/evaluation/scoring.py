@@ -11,8 +11,8 @@ import numpy as np
 
 from transformer.data.tokenization.tokenizers import Tokenizer
 from transformer.decoding.generation import fill, pad
+from transformer.devices import on_host
 from transformer.errors import UserError
-from transformer.host import on_host
 from transformer.training.experiment import Batch, Params
 from transformer.training.losses.logits_memory import chunked
 from transformer.training.losses.token_losses import token_loss

@@ -11,8 +11,8 @@ import numpy as np
 
 from transformer.decoding.generation import bucket, fill, pad
 from transformer.decoding.stepper import Extender
+from transformer.devices import on_host
 from transformer.evaluation.scoring import Row, Score, score_rows
-from transformer.host import on_host
 from transformer.training.experiment import Params
 
 MOST = 64

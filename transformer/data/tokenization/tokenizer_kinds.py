@@ -42,12 +42,11 @@ class TokenizerKind:
             return ""
 
 
-def text_normalizer(lowercase: bool, strip_accents: bool) -> normalizers.Normalizer | None:
-    """What is done to a text before it is split into tokens: accents and other combining marks are removed,
-    letters become lower-case (Devlin et al. 2019, the released code, "uncased"); None if nothing is."""
+def text_normalizer(lowercase: bool, strip_accents: bool) -> normalizers.Normalizer:
+    """The change of a text before it is split into tokens: accents and other combining marks are removed,
+    letters become lower-case (Devlin et al. 2019, the released code, "uncased")."""
     marks = [normalizers.NFD(), normalizers.StripAccents(), normalizers.NFC()] if strip_accents else []
-    steps = [*marks, *([normalizers.Lowercase()] if lowercase else [])]
-    return normalizers.Sequence(steps) if steps else None
+    return normalizers.Sequence([*marks, *([normalizers.Lowercase()] if lowercase else [])])
 
 
 def train_characters(texts: Iterable[str], vocab_size: int) -> tokenizers.Tokenizer:

@@ -190,7 +190,7 @@ class Tokenizer:
         """
         if kind not in TOKENIZERS:
             raise UserError(f"{kind!r}: unknown tokenizer; expected a file or one of {', '.join(TOKENIZERS)}")
-        change = text_normalizer(lowercase, strip_accents)
+        change = text_normalizer(lowercase, strip_accents) if lowercase or strip_accents else None
         read = texts if change is None else map(change.normalize_str, texts)
         backend = TOKENIZERS[kind].train(read, vocab_size)
         if change is not None:

@@ -1,9 +1,7 @@
-"""Commands as they are written in a shell, and the file of --include, which may add members to families in
-this program and in those that it starts."""
+"""The file of --include, which may add members to families, in this program and in those that it starts."""
 
 import re
 import runpy
-import shlex
 from pathlib import Path
 
 from transformer.errors import UserError
@@ -14,11 +12,6 @@ INCLUDED: list[str] = []
 
 ADDS = re.compile(r"^[A-Z_]+\[.+\] = ", re.MULTILINE)
 """A line that adds a member to a family, as CONTRIBUTING.md shows."""
-
-
-def shell(*arguments: str) -> str:
-    """A suggested command, as it is written in a shell."""
-    return shlex.join(["python", "launch.py", *INCLUDED, *arguments])
 
 
 def include(name: str) -> None:
