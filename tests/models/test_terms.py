@@ -37,7 +37,8 @@ class Balanced(FeedForward):
 
     @nn.compact
     def __call__(self, x_btd, **_):
-        logits = nn.Dense(EXPERTS, use_bias=False, name="router")(x_btd)
+        init = nn.with_logical_partitioning(nn.initializers.lecun_normal(), ("embed", None))
+        logits = nn.Dense(EXPERTS, use_bias=False, kernel_init=init, name="router")(x_btd)
         share_be = jnp.mean(jax.nn.softmax(logits.astype(jnp.float32)), axis=1)
         self.sow("terms", "balance", Sum.of(EXPERTS * jnp.sum(share_be**2, axis=-1)))
         return super().__call__(x_btd)
@@ -52,7 +53,8 @@ class Objective:
     def loss(self, params, batch, rng, train):
         logits_btv, terms = apply_with_terms(self.model, params, batch["tokens"], train=train)
         losses_bt = optax.softmax_cross_entropy_with_integer_labels(logits_btv, batch["targets"])
-        return terms | {"loss": Sum.of(losses_bt)}
+        reported = jax.lax.stop_gradient(terms)  # of each layer too
+        return reported | {"balance": terms["balance"], "loss": Sum.of(losses_bt)}
 
     def weigh(self, batch):
         return {"loss": jnp.float32(batch["tokens"].size), "balance": jnp.float32(CONFIG.num_layers * ROWS)}
