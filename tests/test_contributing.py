@@ -63,7 +63,15 @@ def add(file: Path, addition: str) -> None:
 def extended(tmp_path_factory):
     """A copy of the repository in which every recipe was followed and every command run."""
     copy = tmp_path_factory.mktemp("copy")
-    for name in ("transformer", "experiments", "commands", "configs", "pyproject.toml", "launch.py"):
+    for name in (
+        "transformer",
+        "experiments",
+        "workdir",
+        "commands",
+        "configs",
+        "pyproject.toml",
+        "launch.py",
+    ):
         source = runs.ROOT / name
         (shutil.copytree if source.is_dir() else shutil.copy)(source, copy / name)
     for name, code in FILES.items():

@@ -13,7 +13,7 @@ import pytest
 from tests import runs
 from transformer.training.logging.writers import EXTRAS
 
-PACKAGES = ("commands", "configs", "experiments", "transformer")
+PACKAGES = ("commands", "configs", "experiments", "transformer", "workdir")
 
 
 @pytest.mark.thorough
