@@ -107,7 +107,7 @@ class Peer:
         return float(loss.detach())
 
     def _padded(self, texts: list[Text], name: str) -> Any:
-        """An array of all texts, (n, t): filled with the id of padding; with 0 what has no tokens."""
+        """An array (n, t) of all texts, padded with the id of padding; with 0 if it has no tokens."""
         pad = self._pad if name in ("tokens", "source") else 0
         rows = [np.asarray(text[name]) for text in texts]
         shape, kind = (len(rows), max(map(len, rows))), rows[0].dtype

@@ -1,4 +1,4 @@
-"""What predict reads and writes: files looked at before a model is loaded, and answers continued with."""
+"""Input and output of predict: files are checked before a model is loaded, and answers are continued."""
 
 import gzip
 import os

@@ -77,7 +77,7 @@ def test_each_policy_keeps_what_it_says(rng):
 
 @pytest.mark.thorough
 def test_a_kernel_with_gradients_of_its_own_is_not_run_again(rng):
-    """What they start with is kept by name: the outputs, and a number for each query and head."""
+    """Their residuals are kept by name: the outputs, and a number for each query and head."""
     sizes, loops = {}, {}
     for remat in ("full", "attention"):
         loss, params_n, x_btd = loss_of(rng, remat=remat, kernel="blockwise")

@@ -106,7 +106,7 @@ def test_a_collective_in_several_fusions_is_one():
 
 
 def test_a_collective_may_go_on_in_a_loop():
-    """What starts before a loop whose products run beside it is one, and not one for each trip."""
+    """A transfer that starts before a loop, whose products run beside it, counts once, not once a trip."""
     start = 'ROOT %r = bf16[8]{0} custom-call(%g), custom_call_target="AsyncCollectiveStart"'
     gather = "%g = bf16[8000000]{0} all-gather(%p), channel_id=7, replica_groups=[1,8]<=[8]"
     more = "\n".join(

@@ -24,7 +24,7 @@ SPACE = "\u2581"
 """The mark of a space in a piece."""
 
 FOREIGN = "\uffff"
-"""What starts the names of tokens that a model does not have; no character."""
+"""The prefix of the names of tokens that a model does not have, which is not a character."""
 
 MARK, LANGUAGE = r"<[^\s<>]+>", r">>[^\s<>]+<<"
 """The names of tokens that stand for no text, and of those that name the language of a target."""

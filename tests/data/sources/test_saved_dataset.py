@@ -14,7 +14,7 @@ pyarrow = pytest.importorskip("pyarrow")
 
 
 def save(folder, counts=(70, 30), names=("bad", "good")):
-    """A data set of that many files, of batches of 20 rows; rows 0, 10, 20 ... have no label."""
+    """A data set of one file for each of `counts`, its rows, in batches of 20; each tenth has no label."""
     folder.mkdir(parents=True)
     features = {"text": {"_type": "Value"}, "label": {"_type": "ClassLabel", "names": [*names]}}
     types = pyarrow.schema([("text", pyarrow.string()), ("label", pyarrow.int64())])

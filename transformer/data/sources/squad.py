@@ -16,7 +16,7 @@ from transformer.json_text import parse_json
 FORM = "data > paragraphs > context and qas > question and answers > text and answer_start"
 
 PARTS = ("article", "paragraph", "question")
-"""What contains what, by which a place in a file is named."""
+"""The nested parts of a file, by which a place in it is named."""
 
 
 class SquadFiles(Files):
