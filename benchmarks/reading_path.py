@@ -1,4 +1,4 @@
-"""The code that a small training run and a completion call, as a table of files with lines of code.
+"""The code on two walks, from flags to a gradient and from a prompt to a token, as a table of files.
 
     python -m benchmarks.reading_path [--config=configs/lm.py:tiny] [--whole] [--functions]
 
@@ -8,7 +8,10 @@ inner functions that were not called. The training is followed from the flags to
 until the train step has been traced once; with `--whole` to its end, with evaluations, checkpoints, samples,
 plots and the report. The completion is followed from the flags to the text. Caches of prepared data start
 empty, so that the figures do not depend on earlier runs. Code that runs on import (definitions, tables) and
-config files are not counted.
+config files are not counted as called.
+
+The columns are the lines called on each walk, and the lines of code of the file. The share of a walk is the
+lines called over the lines of code of the files that it enters.
 """
 
 import argparse
@@ -30,9 +33,9 @@ STEP = ("transformer/training/step.py", "make_train_step.<locals>.train_step")
 """The function whose first return is the first gradient."""
 
 
-def traced(commands: list[list[str]], whole: bool) -> set[CodeType]:
-    """The functions of this repository that the commands call, in any thread; in training only up to the
-    first gradient, unless `whole`."""
+def traced(arguments: list[str], whole: bool) -> set[CodeType]:
+    """The functions of this repository that a command calls, in any thread; in training only up to the first
+    gradient, unless `whole`."""
     import jax
 
     import launch
@@ -53,11 +56,9 @@ def traced(commands: list[list[str]], whole: bool) -> set[CodeType]:
     threading.setprofile(profile)
     sys.setprofile(profile)
     try:
-        for arguments in commands:
-            following = True
-            jax.clear_caches()  # trace again what an earlier command compiled
-            if launch.main(arguments):
-                raise SystemExit(f"the command failed: {' '.join(arguments)}")
+        jax.clear_caches()  # trace again what an earlier command compiled
+        if launch.main(arguments):
+            raise SystemExit(f"the command failed: {' '.join(arguments)}")
     finally:
         sys.setprofile(None)
         threading.setprofile(None)  # type: ignore[arg-type]
@@ -131,15 +132,27 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         os.environ["XDG_CACHE_HOME"] = f"{folder}/cache"  # prepare the data again
         workdir = f"--workdir={folder}/run"
-        commands = [[f"--config={flags.config}", workdir]]
-        commands += [[workdir, "--mode=predict", "--prompt=def f", f"--output={folder}/out.txt"]]
-        files, functions = count(traced(commands, flags.whole))
-    for name, lines in files.most_common():
-        print(f"| {name} | {lines} |")
+        training = traced([f"--config={flags.config}", workdir], flags.whole)
+        completion = [workdir, "--mode=predict", "--prompt=def f", f"--output={folder}/out.txt"]
+        walks = {"flags to gradient": training, "prompt to token": traced(completion, flags.whole)}
+    walks["both"] = set.union(*walks.values())
+    files, functions = zip(*map(count, walks.values()), strict=True)
+    code = {name: len(code_lines(str(ROOT / name))[0]) for name in files[-1]}
+    print("|", " | ".join(["file", *walks, "code"]), "|")
+    print("|---" * (len(walks) + 2) + "|")
+    for name, _ in files[-1].most_common():
+        print("|", " | ".join([name, *(str(walk[name]) for walk in files), str(code[name])]), "|")
         if flags.functions:
-            each = [(n, function) for (path, function), n in functions.items() if path == name]
-            print(*(f"|     {function} | {n} |" for n, function in sorted(each, reverse=True)), sep="\n")
-    print(f"{len(files)} files, {sum(files.values()):,} lines")
+            rows = {
+                function: [walk[name, function] for walk in functions]
+                for path, function in functions[-1]
+                if path == name
+            }
+            for function, lines in sorted(rows.items(), key=lambda row: -row[1][-1]):
+                print("|    ", " | ".join([function, *map(str, lines)]), "| |")
+    for name, walk in zip(walks, files, strict=True):
+        share = walk.total() / sum(code[file] for file in walk)
+        print(f"{name}: {len(walk)} files, {walk.total():,} lines, {share:.0%} of their code")
 
 
 if __name__ == "__main__":
