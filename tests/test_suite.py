@@ -130,6 +130,7 @@ def test_peers_that_are_missing_or_too_old_are_one_line(tmp_path):
 
 def test_the_peers_bring_every_extra_and_the_light_requirements_none():
     extras = tomllib.loads((runs.ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    assert {name for name, _ in requirements.parse(extras.pop("docs"))} == required("requirements-docs.txt")
     assert {name for lines in extras.values() for name, _ in requirements.parse(lines)} <= PEERS
     assert not (required("requirements.txt") | required("requirements-dev.txt")) & PEERS
 

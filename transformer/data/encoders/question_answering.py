@@ -123,8 +123,8 @@ def _target(answers_a2: np.ndarray, first: int, last: int, before: int) -> tuple
 class QuestionWindows:
     """A question and its context as model inputs, window by window.
 
-    Window i is inputs[i], tokens and types, in which the context tokens windows[i][0]:windows[i][1] start at
-    position `before`; `characters_c2` has the character span of each context token.
+    Window i is `inputs[i]`, tokens and types. Its context tokens, `windows[i][0]` to `windows[i][1]`, start
+    at position `before`; `characters_c2` has the character span of each context token.
     """
 
     context: str
