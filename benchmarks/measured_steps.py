@@ -36,7 +36,6 @@ def main() -> None:
     import jax
 
     from transformer.training.extras.measured import make
-    from transformer.training.run import unchanged
     from transformer.training.step import Program
     from workdir.folder import Workdir
     from workdir.opening import open_to_train
@@ -49,9 +48,9 @@ def main() -> None:
             run = open_to_train(Workdir(folder), [*given, *on], flags.config, False, ())
             with run.placed():
                 batch = run.put(next(run.loader.iterate(0)))
-                step = Program(run.jitted(unchanged), run.compiler_options)
+                step = Program(run.jitted(), run.compiler_options)
                 if keys:
-                    step = make(run, step, unchanged, 0).measured
+                    step = make(run, step, 0).measured
                 state, _ = step(run.first_state(), batch)
                 states[name], steps[name] = jax.block_until_ready(state), step
                 counts[name] = step.compile().cost_analysis()

@@ -123,7 +123,7 @@ def losses(opened: "Run", peer: str, steps: int, place: Path) -> Iterator[tuple[
         (place / "model").mkdir()
         family, found = write_model(opened, jax.tree.map(np.asarray, state.params), place / "model", peer)
         theirs = Peer(place / "model", family, found.values(), opened.config.optimizer)
-        step: Any = opened.jitted(lambda step: step)
+        step: Any = opened.jitted()
         for number, batch in zip(range(steps), opened.loader.iterate(0), strict=False):
             if others := {*opened.experiment.weigh(batch)} - {"loss"}:
                 raise UserError(

@@ -109,7 +109,7 @@ def test_the_loss_of_cut_rows_is_that_of_the_model_called_on_each(source):
         assert batch["tokens"].shape == (16 * 4, 8)
         first = run.first_state()
         params = jax.device_get(first.params)
-        step = run.stages.step(lambda step: step, 1)
+        step = run.stages.step(1)
         _, metrics = step(first, run.put(batch))
     stage = run.stages.at(1).run
     model = type(run.experiment.model)(

@@ -53,7 +53,7 @@ def _train(
 ) -> str:
     import jax
 
-    from transformer.layers.attention.kernels import Recorded
+    from transformer.layers.attention.kernels import logging_kernels
     from transformer.training.checkpoints.checkpoint import split_step
     from workdir.compatibility.consistency import check_folder
     from workdir.folder import Workdir
@@ -83,7 +83,8 @@ def _train(
             folder.write(run.config, run.experiment.data)  # type: ignore[attr-defined]
             record(run, folder, command_line(config, str(workdir), overrides))
             print(*_first_lines(run, folder.trained_steps()), sep="\n", flush=True)
-        _, reason = run.train(started, Recorded(lambda text: run.experiment.note("attention", text)))
+        with logging_kernels(lambda line: run.experiment.note(line, line)):
+            _, reason = run.train(started)
         if first:
             suggest_including(config)
             lines = summary(run, folder) if reason == "finished" else [f"Resume with: {command(folder)}"]

@@ -90,7 +90,7 @@ def _one_step(values: dict, folder: Path) -> str:
             batch = next(iter(run.loader.iterate(0)))
             if max(sum(sizes), *(math.prod(x.shape) for x in batch.values())) > SMALL:
                 return "large"
-            state, metrics = run.jitted(lambda step: step)(run.first_state(), run.put(batch))
+            state, metrics = run.jitted()(run.first_state(), run.put(batch))
             jax.block_until_ready((state, metrics))
     except UserError as error:
         return f"line: {error}" if str(error) and "\n" not in str(error) else f"lines: {error}"

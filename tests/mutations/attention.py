@@ -20,19 +20,19 @@ PACKED = "tests/models/test_decoder.py::test_packed_documents_equal_separate_one
 
 EDITS = {
     "transformer/layers/attention/kernels/__init__.py": (
-        "tests/layers/attention/test_told_kernels.py",
+        "tests/layers/attention/test_kernel_log.py",
+        {
+            "the_last_reason_forgotten": ("        refusals[name] = refusal\n", ""),
+        },
+    ),
+    "transformer/layers/attention/kernels/kernel_log.py": (
+        "tests/layers/attention/test_kernel_log.py",
         {
             "reasons_of_all_kernels": (
-                " for name, refusal in refusals.items() if name in OF_DEVICES)",
-                " for name, refusal in refusals.items())",
+                " for other, refusal in refusals.items() if other in OF_DEVICES)",
+                " for other, refusal in refusals.items())",
             ),
-            "choices_kept": ("        CHOICES.reset(self._token)\n", ""),
-            "the_last_reason_forgotten": ("        refusals[name] = refusal\n", ""),
-            "told_without_attention": (
-                "        if choices:\n            self",
-                "        if True:\n            self",
-            ),
-            "one_place_of_each_kernel": ("[] if place in places else [place]", "[] if places else [place]"),
+            "the_handler_stays": ("        LOGGER.removeHandler(handler)\n", ""),
         },
     ),
     "transformer/layers/attention/masks.py": (

@@ -71,7 +71,7 @@ def test_packed_rows_too_large_for_a_bias_have_wide_heads():
     more = (f"--config.{key}" for key in (*keys, *large))
     found = plan("--config=configs/papers/gpt2.py", "--topology=h100:1x8", *KEYS, *more)
     assert found.returncode == 0, found.stderr
-    assert "attention: cudnn\n" in found.stdout
+    assert "attention: cudnn in blocks/attention\n" in found.stdout
 
 
 @needs("jax_cuda13_plugin")

@@ -7,7 +7,7 @@ from typing import Any
 
 import jax
 
-from transformer.layers.attention.kernels import Recorded
+from transformer.layers.attention.kernels import logging_kernels
 from transformer.planning.hardware import Chip, chip_of
 from transformer.planning.hlo import Program
 from transformer.planning.memory import Memory, memory
@@ -88,7 +88,7 @@ def make_plan(run: Run, efficiency: float | None = None) -> Plan:
     check_compiler_options(run.compiler_options, run.mesh)
     attention: list[str] = []
     try:
-        with Recorded(attention.append):
+        with logging_kernels(attention.append):
             compiled = run.compiled()
     except jax.errors.JaxRuntimeError as error:
         if "RESOURCE_EXHAUSTED" not in str(error):
@@ -110,7 +110,7 @@ def make_plan(run: Run, efficiency: float | None = None) -> Plan:
         model_flops=run_flops_per_token(run) * tokens / len(devices),
         peak=peak(run, chip),
         efficiency=efficiency or (chip.efficiency if chip else 1.0),
-        attention=" ".join(attention),
+        attention="\n".join(dict.fromkeys(attention)),
     )
 
 

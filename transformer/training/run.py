@@ -36,11 +36,6 @@ from transformer.training.state import State
 from transformer.training.step import Program, TrainStep, make_train_step
 
 
-def unchanged(step: TrainStep) -> TrainStep:
-    """The same step."""
-    return step
-
-
 @dataclasses.dataclass(eq=False)
 class Run:
     """An experiment under a config on the available devices, with `workdir` as its folder.
@@ -184,15 +179,14 @@ class Run:
             restored = functools.partial(checkpoints.restore_params, self.abstract.params)
             return restored(steps[0]) if len(steps) == 1 else mean(map(restored, steps))
 
-    def train(self, started: float | None = None, around: Callable = unchanged) -> tuple[State, str]:
+    def train(self, started: float | None = None) -> tuple[State, str]:
         """Trains to the end, resuming from the latest checkpoint; returns the last state and why training
-        ended. `started` is the start of the program by `time.perf_counter()`; `around` decorates the train
-        step, which Python calls only to trace it."""
+        ended. `started` is the start of the program by `time.perf_counter()`."""
         c, started = self.config.train, time.perf_counter() if started is None else started
         with self.placed(), self.checkpoints(write=True) as checkpoints:
             state = checkpoints.restore(self.abstract) if checkpoints.steps() else self.first_state()
-            step: Any = Program(self.jitted(around), self.compiler_options)
-            step = self._other(step, around, state) if c.until or c.log_norms or c.log_attention else step
+            step: Any = Program(self.jitted(), self.compiler_options)
+            step = self._other(step, state) if c.until or c.log_norms or c.log_attention else step
             return train(
                 state,
                 step,
@@ -206,12 +200,12 @@ class Run:
                 left=self.folder.unmeasured,
             )
 
-    def _other(self, step: Program, around: Callable, state: State) -> Any:
+    def _other(self, step: Program, state: State) -> Any:
         if self.config.train.until:
-            return self.stages.step(around, int(state.step))
+            return self.stages.step(int(state.step))
         from transformer.training.extras import measured
 
-        return measured.make(self, step, around, int(state.step))
+        return measured.make(self, step, int(state.step))
 
     def traced(self) -> Any:
         """The train step, traced for the batches of this run; nothing is allocated, and no data are read
@@ -219,18 +213,19 @@ class Run:
         batch, whole = self.experiment.batch_shapes(), parallel.batch_sharding(self.mesh)
         batch = {k: x.update(sharding=parallel.shard_of_rows(whole, x.shape)) for k, x in batch.items()}
         with self.placed():
-            return self.jitted(unchanged).trace(self.abstract, batch)
+            return self.jitted().trace(self.abstract, batch)
 
     def compiled(self) -> jax.stages.Compiled:
         """The train step of `traced`, compiled."""
         with self.placed():
             return self.traced().lower().compile(self.compiler_options)
 
-    def jitted(self, around: Callable, **options: Any) -> Any:
-        """The train step, decorated and jitted; `options` as for `make_train_step`."""
-        return jax.jit(around(self._step(**options)), donate_argnums=0, out_shardings=(self.shardings, None))
+    def jitted(self, step: TrainStep | None = None) -> Any:
+        """The train step, by default that of `make_step`, jitted."""
+        return jax.jit(step or self.make_step(), donate_argnums=0, out_shardings=(self.shardings, None))
 
-    def _step(self, **options: Any) -> TrainStep:
+    def make_step(self, **options: Any) -> TrainStep:
+        """The train step; `options` as for `make_train_step`."""
         c = self.config.optimizer
         held = functools.partial(stop_gradients, config=c, layers=self.layers, roles=self.roles)
         return make_train_step(

@@ -16,7 +16,7 @@ from tests.layers.attention.test_kernels import segments
 from tests.layers.attention.test_platform_kernels import draw, interpreted, pretend  # noqa: F401
 from tests.layers.attention.test_ring import CONFIG, around, mean_square
 from tests.layers.table import Table
-from transformer.layers.attention.kernels import Recorded, choose, reference, ring
+from transformer.layers.attention.kernels import choose, logging_kernels, reference, ring
 from transformer.layers.attention.kernels.reference import Scoring
 from transformer.layers.attention.masks import Mask
 from transformer.layers.attention.patterns import Window
@@ -154,36 +154,36 @@ def test_the_blocks_are_lowered_for_tpus(rng):
     assert lowered.count("tpu_custom_call") == 9
 
 
-def told(devices, rate=0.0, **options):
+def logged(devices, rate=0.0, **options):
     x, lines = jnp.zeros((2, 32, 2, 8)), []
-    with around(devices), Recorded(lines.append):
-        assert choose("auto", x, x, x, mask=Mask(causal=True), dropout_rate=rate, **options)
+    with around(devices), logging_kernels(lines.append):
+        assert choose("auto", x, x, x, mask=Mask(causal=True), dropout_rate=rate, place="here", **options)
     return lines
 
 
 def test_why_the_blocks_are_not_those_of_the_platform(monkeypatch):
     """That JAX has other passes than those known here is a reason, and then the ring uses its own blocks."""
-    assert told(4) == ["attention: ring"] and told(1) == ["attention: splash"]
+    assert logged(4) == ["attention: ring in here"] and logged(1) == ["attention: splash in here"]
     bias = Scoring(position=Table(heads=2))
-    assert told(4, scoring=bias) == [
-        "attention: ring (splash: its scores and weights are not there for the position to add to)"
+    assert logged(4, scoring=bias) == [
+        "attention: ring in here (splash: its scores and weights are not there for the position to add to)"
     ]
 
     def renamed(q, k, v, res, do):
         raise AssertionError
 
     monkeypatch.setattr(kernels, "_splash_attention_bwd", renamed)
-    assert told(4) == [
-        f"attention: ring (splash: jax {jax.__version__} has not the backward pass of its parts)"
+    assert logged(4) == [
+        f"attention: ring in here (splash: jax {jax.__version__} has not the backward pass of its parts)"
     ]
     monkeypatch.delattr(kernels, "_splash_attention_bwd")
-    (line,) = told(4)
+    (line,) = logged(4)
     assert "has not the backward pass" in line
     x = jnp.zeros((2, 32, 2, 8))
     with around(4):
         program = str(jax.make_jaxpr(lambda x: ring(x, x, x, mask=Mask(causal=True)))(x))
     assert "ppermute" in program and "pallas_call" not in program
     pretend(monkeypatch, "nvidia")
-    assert told(4) == ["attention: ring (cudnn: its backward pass takes all keys at once)"]
+    assert logged(4) == ["attention: ring in here (cudnn: its backward pass takes all keys at once)"]
     pretend(monkeypatch, "cpu")
-    assert told(4) == ["attention: ring"]
+    assert logged(4) == ["attention: ring in here"]

@@ -12,7 +12,7 @@ from experiments import find_experiment
 from tests import runs
 from transformer.training import parallel
 from transformer.training.extras import replicas
-from transformer.training.run import Run, unchanged
+from transformer.training.run import Run
 from workdir.opening import check_config, read_config
 
 KEY = jax.random.key(np.random.randint(1 << 30))
@@ -106,7 +106,7 @@ def two_steps(config, source, devices):
     with run.placed():
         state, batches, losses = run.first_state(), run.loader.iterate(0), []
         batch = run.put(next(batches))
-        step = run.jitted(unchanged).lower(state, batch).compile()
+        step = run.jitted().lower(state, batch).compile()
         for _ in range(2):
             state, metrics = step(state, batch)
             losses.append(float(metrics["loss"].mean))

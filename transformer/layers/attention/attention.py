@@ -84,14 +84,16 @@ class Attention(Mixer, kw_only=True):  # type: ignore[call-arg]
         inputs: Any = {"mask": mask, "scoring": self._scoring(q_bthk, positions_bt, key_positions_bs)}
         if train and self.dropout > 0:
             inputs |= {"dropout_rate": self.dropout, "dropout_rng": self.make_rng("dropout")}
-        out_bthk = self.attend_to(seen, q_bthk, functools.partial(self._attend, **inputs))
+        out_bthk = self.attend_to(seen, q_bthk, functools.partial(self._attend, train=train, **inputs))
         return self.join(out_bthk, x_btd.shape[-1]), cache
 
-    def _attend(self, q_bthk: jax.Array, k_bsgk: jax.Array, v_bsgk: jax.Array, **options: Any) -> jax.Array:
+    def _attend(
+        self, q_bthk: jax.Array, k_bsgk: jax.Array, v_bsgk: jax.Array, *, train: bool, **options: Any
+    ) -> jax.Array:
         attend = self._attend_and_sow
         sows = self.is_mutable_collection("intermediates") and not self.is_initializing()
         if not (sows or self._weighs):
-            place = f"{self.parent.name}/{self.name}"
+            place = f"{self.parent.name}/{self.name}" if train else ""
             attend = choose(self.kernel, q_bthk, k_bsgk, v_bsgk, place=place, **options)
         with jax.named_scope(getattr(attend, "__name__", self.kernel)):  # a partial function has no name
             return attend(q_bthk, k_bsgk, v_bsgk, **options)

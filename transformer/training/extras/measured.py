@@ -82,11 +82,12 @@ def _layer(path: str) -> str:
     return f"{before}{blocks}{after.split('/')[0]}" if blocks else before.rpartition("/")[0] or before
 
 
-def make(run: Any, plain: Program, around: Callable, done: int) -> Any:
+def make(run: Any, plain: Program, done: int) -> Any:
     """The step of a `Run` with `train.log_norms` or `train.log_attention`, from the plain one."""
     c = run.config.train
     options = {"norms": layer_norms(run.layers)} if c.log_norms else {}
     make_measures = run.experiment.measures
     measures = make_measures and make_measures(c.log_norms, c.log_attention)
-    step = run.jitted(lambda step: around(measuring(step, measures) if measures else step), **options)
+    step = run.make_step(**options)
+    step = run.jitted(measuring(step, measures) if measures else step)
     return AtLogged(plain, Program(step, run.compiler_options), c.log_every, done)

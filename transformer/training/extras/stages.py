@@ -94,9 +94,9 @@ class Stages:
         experiment = self._run.experiment
         return StagedBatches(experiment.train_data(), self._stages, experiment.cut)
 
-    def step(self, around: Callable, done: int) -> "StagedStep":
-        """The train step; arguments as for `StagedStep`."""
-        return StagedStep(self, around, done)
+    def step(self, done: int) -> "StagedStep":
+        """The train step; `done` as for `StagedStep`."""
+        return StagedStep(self, done)
 
     def meter(self, **options: Any) -> "StagedMeter":
         """The meter, which is told of compiling; `options` as for `Meter`."""
@@ -180,9 +180,9 @@ class StagedBatches:
 class StagedStep:
     """The train step of each step's stage, compiled for its first one."""
 
-    def __init__(self, stages: Stages, around: Callable, done: int) -> None:
-        """`around` is that of `Run.train`, `done` the number of steps that have been made."""
-        self._stages, self._around, self._done = stages, around, done
+    def __init__(self, stages: Stages, done: int) -> None:
+        """`done` is the number of steps that have been made."""
+        self._stages, self._done = stages, done
         self._steps: dict[Any, Any] = {}
         self._now: Any = None
 
@@ -201,9 +201,9 @@ class StagedStep:
         return self._now(state, batch)
 
     def _make(self, run: Any) -> Any:
-        plain, c = Program(run.jitted(self._around), run.compiler_options), run.config.train
+        plain, c = Program(run.jitted(), run.compiler_options), run.config.train
         both = c.log_norms or c.log_attention
-        return measured.make(run, plain, self._around, self._done) if both else plain
+        return measured.make(run, plain, self._done) if both else plain
 
     @property
     def memory_gb(self) -> float | None:

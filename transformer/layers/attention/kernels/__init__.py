@@ -1,11 +1,6 @@
 """Attention kernels: implementations of the same function with different costs."""
 
-import contextlib
-import dataclasses
-from collections import deque
-from collections.abc import Callable, Iterable, Mapping, MutableSequence
-from contextvars import ContextVar
-from typing import NamedTuple
+from collections.abc import Callable
 
 import jax
 
@@ -15,6 +10,7 @@ from transformer.layers.attention.kernels.base import Kernel
 from transformer.layers.attention.kernels.blockwise import BLOCKWISE, blockwise
 from transformer.layers.attention.kernels.cached import cached
 from transformer.layers.attention.kernels.cudnn import CUDNN, cudnn
+from transformer.layers.attention.kernels.kernel_log import FUSED, log_kernel, logging_kernels
 from transformer.layers.attention.kernels.reference import REFERENCE, Scoring, reference
 from transformer.layers.attention.kernels.ring import RING, ring, without
 from transformer.layers.attention.kernels.splash import SPLASH, splash
@@ -31,42 +27,22 @@ KERNELS: dict[str, Kernel] = {
 }
 """Value of `model.kernel` -> kernel."""
 
-FUSED = {"nvidia": ("cudnn",), "tpu": ("splash",)}
-"""Platform -> fused kernels that "auto" tries first."""
-
-OF_DEVICES = ("ring", *(name for fused in FUSED.values() for name in fused))
-"""Kernels that "auto" prefers to the others where there are devices for them."""
-
 MANY = 2**20
 """The number of pairs of a query and a key from which on "auto" uses `blockwise`."""
 
 __all__ = [
     "KERNELS",
     "Kernel",
-    "Recorded",
     "blockwise",
     "cached",
     "choose",
     "cudnn",
-    "described",
+    "logging_kernels",
     "reference",
     "ring",
     "splash",
     "unrolled",
 ]
-
-
-class Choice(NamedTuple):
-    """The kernel of the attention of a layer, and why not, also for its blocks, the kernels that "auto"
-    prefers to it, by name."""
-
-    place: str
-    kernel: str
-    refusals: Mapping[str, str]
-
-
-CHOICES: ContextVar[MutableSequence[Choice]] = ContextVar("CHOICES", default=deque(maxlen=0))  # noqa: B039
-"""Where `choose` records its choices; by default they are dropped."""
 
 
 def choose(
@@ -84,7 +60,7 @@ def choose(
     """The kernel named `kind`, or for "auto" the fastest one that supports these inputs on this platform.
 
     Indices that are known only at run time are those of a decoding step, which always uses `cached`, unless
-    "reference" is named. `place` is the name of the layer in the `Choice`.
+    "reference" is named. With `place`, the name of the attention module, the choice is logged.
 
     Raises:
       UserError: the kernel does not support the inputs, with the reason.
@@ -97,7 +73,8 @@ def choose(
     inputs = q_bthk, k_bsgk, v_bsgk, mask, scoring or Scoring(), dropout_rate
     for name in preferred(q_bthk.shape[1], k_bsgk.shape[1], mask) if kind == "auto" else (kind,):
         if not (refusal := KERNELS[name].serves(*inputs)):
-            CHOICES.get().append(Choice(place, name, refusals | (_in_ring(inputs) if name == "ring" else {})))
+            if place:
+                log_kernel(name, place, refusals | (_in_ring(inputs) if name == "ring" else {}))
             return KERNELS[name].attend
         refusals[name] = refusal
     raise UserError(f"kernel: {kind!r} does not support these inputs: {refusal}; use 'auto' or 'blockwise'")
@@ -115,32 +92,3 @@ def preferred(t: int, s: int, mask: Mask) -> tuple[str, ...]:
     # Only the blockwise kernel skips what a pattern excludes.
     in_blocks = t * s >= MANY or (mask.pattern is not None and t > 1)
     return (*first, "blockwise" if in_blocks else "unrolled", "reference")
-
-
-@dataclasses.dataclass
-class Recorded(contextlib.ContextDecorator):
-    """A context, also a decorator, at whose end `tell` gets what `described` says of the choices in it."""
-
-    tell: Callable[[str], object]
-
-    def __enter__(self) -> None:
-        self._token = CHOICES.set([])
-
-    def __exit__(self, *_) -> None:
-        choices = CHOICES.get()
-        CHOICES.reset(self._token)
-        if choices:
-            self.tell(described(choices))
-
-
-def described(choices: Iterable[Choice]) -> str:
-    """The kernels in one line, "attention: splash", if there are several with their layers. A kernel in place
-    of one for these devices has the reason in brackets, "blockwise (splash: it has no ...)"."""
-    found: dict[tuple[str, str], list[str]] = {}
-    for place, kernel, refusals in choices:
-        why = "; ".join(f"{name}: {refusal}" for name, refusal in refusals.items() if name in OF_DEVICES)
-        places = found.setdefault((kernel, f" ({why})" if why else ""), [])
-        places += [] if place in places else [place]
-    layers = [f" in {' and '.join(places)}" if len(found) > 1 else "" for places in found.values()]
-    each = [f"{kernel}{where}{why}" for (kernel, why), where in zip(found, layers, strict=True)]
-    return f"attention: {', '.join(each)}"
