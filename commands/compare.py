@@ -102,7 +102,7 @@ def run(flags: argparse.Namespace, overrides: "Overrides") -> int:
     """Prints the answer, and writes comparison.json to --workdir. Returns 0, or 1 if a run failed."""
     from commands.sweeps.comparison import Comparison, pairs_there
     from commands.sweeps.measuring import last, train
-    from transformer.run_folder import replace
+    from transformer.safe_files import replace
 
     check(flags)
     if folders := [each for each in (flags.a, flags.b) if _is_pattern(each)]:

@@ -120,9 +120,9 @@ def test_a_share_that_is_none_is_refused(text):
 
 def test_peers_that_are_missing_or_too_old_are_one_line(tmp_path):
     file = tmp_path / "peers.txt"
-    file.write_text("numpy>=2,<3\nno-such-peer>=1\nfilelock>=999\n")
+    file.write_text("numpy>=2,<3\nno-such-peer>=1\ntqdm>=999\n")
     line = conftest.missing_peers(file)
-    found = r"missing: no-such-peer; too old: filelock [\d.]+ \(>=999\)"
+    found = r"missing: no-such-peer; too old: tqdm [\d.]+ \(>=999\)"
     assert re.fullmatch(rf"--peers: {found} \(pip install -r peers.txt\)", line)
     file.write_text("numpy>=2,<3\n")
     assert conftest.missing_peers(file) == ""

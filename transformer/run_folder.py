@@ -1,4 +1,4 @@
-"""The names of the files in a run's folder, what they may be, and how a file is written whole."""
+"""The names of the files in a run's folder, and what they may be."""
 
 import itertools
 import os
@@ -122,27 +122,3 @@ def why_not_local(path: str | os.PathLike) -> str:
     except UnicodeEncodeError:
         return "is not UTF-8; expected a path that is, as orbax writes to no other"
     return "has *, ? or [ in its path, a pattern to orbax; expected a path without them"
-
-
-def no_link(path: str, flags: int) -> int:
-    """The `opener` of `open` for a name that may be planted: a link is an `OSError`, and no pipe blocks."""
-    return os.open(path, flags | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0), 0o666)
-
-
-def replace(path: Path, text: str) -> None:
-    """Writes a file, or another in its place, which is there whole or not at all.
-
-    Raises:
-      OSError: it cannot be written, and is named; what was there before stays.
-    """
-    part = path.with_name(path.name + ".part")
-    try:
-        with open(part, "w", encoding="utf-8", errors="backslashreplace", opener=no_link) as file:
-            print(text, end="", file=file, flush=True)
-            os.fsync(file.fileno())
-        os.replace(part, path)
-    except OSError as error:
-        error.filename = str(path)  # a failed write names none
-        raise
-    finally:
-        part.unlink(missing_ok=True)

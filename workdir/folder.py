@@ -13,7 +13,8 @@ from transformer.data.cache.disk_cache import digest, own_cache
 from transformer.data.tokenization.tokenizers import Tokenizer
 from transformer.errors import UserError
 from transformer.json_text import parse_json
-from transformer.run_folder import REMOTE, UNUSABLE, Inside, RunFolder, replace, why_not_local
+from transformer.run_folder import REMOTE, UNUSABLE, Inside, RunFolder, why_not_local
+from transformer.safe_files import replace
 from transformer.training.checkpoints.checkpoint import trained_steps
 from workdir.compatibility.differences import differences
 from workdir.compatibility.retired_keys import with_present_keys

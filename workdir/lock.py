@@ -1,10 +1,8 @@
 """The lock of a run's folder: one command trains in it at a time."""
 
 import contextlib
-import functools
 import os
 import socket
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TextIO
@@ -13,12 +11,7 @@ import jax
 
 from transformer.distributed import together
 from transformer.errors import UserError
-from transformer.run_folder import no_link
-
-try:
-    import fcntl
-except ImportError:  # not a POSIX system: no locks
-    fcntl = None  # type: ignore[assignment]
+from transformer.safe_files import lock_file, no_link
 
 
 @contextlib.contextmanager
@@ -82,25 +75,7 @@ def _in_training(file: TextIO, path: Path) -> str:
 def take(file: TextIO, path: Path) -> bool:
     """Locks an open file. Returns False if another process holds it, or has removed it between opening and
     locking."""
-    if fcntl is None:
-        return True
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        return _names(path, file)
-    except BlockingIOError:
-        return False
-    except OSError as error:
-        return _without_locks(path.parent, error.strerror or "flock failed")
-
-
-@functools.cache
-def _without_locks(folder: Path, reason: str) -> bool:
-    """Warns once that nothing keeps two commands apart in a folder; returns True."""
-    print(
-        f"warning: {folder}: its file system has no locks ({reason}); run one command at a time in it",
-        file=sys.stderr,
-    )
-    return True
+    return lock_file(file) and _names(path, file)
 
 
 def _names(path: Path, file: TextIO) -> bool:

@@ -18,7 +18,8 @@ from tqdm import tqdm
 from transformer import ROOT
 from transformer.data.cache.disk_cache import digest
 from transformer.json_text import parse_json
-from transformer.run_folder import RunFolder, no_link
+from transformer.run_folder import RunFolder
+from transformer.safe_files import no_link
 from workdir.folder import write_json
 from workdir.included import INCLUDED
 from workdir.lock import free

@@ -9,7 +9,7 @@ from typing import Any
 
 from commands.sweeps.algebra import shortened
 from commands.sweeps.rows import Row, label, or_null
-from transformer.run_folder import replace
+from transformer.safe_files import replace
 
 FORMATS = (".csv", ".json", ".md", ".tex", ".html")
 """Suffixes of files that a table is written to."""

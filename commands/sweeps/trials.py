@@ -26,6 +26,7 @@ from transformer.config import describe_keys, flatten, with_defaults
 from transformer.data.cache.disk_cache import digest
 from transformer.distributed import are_several
 from transformer.errors import UserError, first_line
+from transformer.safe_files import lock_file, no_link
 from workdir.outputs import make_folder
 from workdir.provenance import shell
 
@@ -43,8 +44,6 @@ def search(flags: argparse.Namespace, given: list[tuple[str, str]]) -> int:
       UserError: bad flags, keys or values; a folder with another search, or that cannot be written; a
         metric that no run measures.
     """
-    import filelock
-
     check_flags(flags)
     refuse(flags)
 
@@ -64,14 +63,13 @@ def search(flags: argparse.Namespace, given: list[tuple[str, str]]) -> int:
     if flags.halving:
         halving = Halving.of(flags.halving, flags.halving_start, flags.halving_factor, jobs)
     make_folder(folder)
-    try:
-        with filelock.FileLock(folder / "search.lock", timeout=0):
-            asked = {"--search": [each.text for each in space], "--metric": metric} | values
-            study = open_study(folder / "search.db", asked, metric)
-            trials = Trials(study, space, make, metric, values["seed"], flags.trials, flags.jobs, halving)
-            ended = trials.run()
-    except filelock.Timeout:
-        raise UserError(f"--workdir: another command searches in {folder}; choose another folder") from None
+    with open(folder / "search.lock", "a", opener=no_link) as file:
+        if not lock_file(file):
+            raise UserError(f"--workdir: another command searches in {folder}; choose another folder")
+        asked = {"--search": [each.text for each in space], "--metric": metric} | values
+        study = open_study(folder / "search.db", asked, metric)
+        trials = Trials(study, space, make, metric, values["seed"], flags.trials, flags.jobs, halving)
+        ended = trials.run()
     return ended if ended > 1 else report(flags, trials)
 
 

@@ -37,7 +37,8 @@ def test_damaged_files_are_read_or_refused_in_a_line(kind, rng):
         assert counts.keys() <= {"line", "read", "made again"}, (damage, counts)
     checked = ("text, gzip", "parquet", "hf", "squad", "tokenizer.json", "token cache")
     assert not (kind in checked and "read" in found["cut"])
-    assert kind != "token cache" or [*found.values()] == [{"made again": 8}] * len(DAMAGES)
+    if kind == "token cache":  # by sizes; what keeps them, `transformer.data.cache.verify` finds
+        assert found["cut"] == found["delete"] == {"made again": 8}
     assert "read" not in found["delete"] or kind == "folder"
 
 
@@ -52,8 +53,8 @@ def test_a_cache_cut_in_half_is_made_again(tmp_path, capfd):
     assert capfd.readouterr().err.count("; it is made again\n") == 2
     os.truncate(file, len(tokens) // 4 * 4)
     (before.folder / CHECKSUMS).unlink()  # as in caches from before sizes were kept
-    with pytest.raises(UserError, match=r"its files are not those of one text; delete this folder$"):
-        TokenCache.of(Texts(TEXTS), BYTES, tmp_path)
+    np.testing.assert_array_equal(TokenCache.of(Texts(TEXTS), BYTES, tmp_path).tokens, tokens)
+    assert f"{CHECKSUMS} is missing; it is made again\n" in capfd.readouterr().err
 
 
 def test_prepared_data_are_on_the_disk_before_they_have_their_name(tmp_path, monkeypatch):
@@ -95,7 +96,7 @@ def test_what_cannot_be_read_is_named(tmp_path, capfd, monkeypatch):
         patch.setattr(os, "access", lambda path, mode: "good" not in str(path))
         assert "good.txt cannot be read (permission denied)" in line(capfd, f"text:{good}", tmp_path)
     with monkeypatch.context() as patch:
-        patch.setattr(content_digests.hashlib, "file_digest", refuse)
+        patch.setattr(content_digests, "file_digest", refuse)
         assert "good.txt: cannot be read (Input/output error)" in line(capfd, f"text:{good}", tmp_path)
 
 

@@ -20,7 +20,8 @@ from tests.faults import disks
 from tests.training import test_loop
 from tests.training.toy import assert_same
 from transformer.errors import StorageError
-from transformer.run_folder import RunFolder, replace
+from transformer.run_folder import RunFolder
+from transformer.safe_files import replace
 from transformer.training.checkpoints import saving
 from transformer.training.checkpoints.checkpoint import Checkpoints
 from transformer.training.checkpoints.saving import Saving

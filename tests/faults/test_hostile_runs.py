@@ -14,10 +14,12 @@ from configs import lm
 from experiments.vision import file_name
 from tests import runs
 from tests.training.checkpoints.test_checkpoint import trained
+from transformer import safe_files
 from transformer.config import to_values
 from transformer.data.tokenization.tokenizers import Tokenizer
 from transformer.errors import UserError
-from transformer.run_folder import RunFolder, replace
+from transformer.run_folder import RunFolder
+from transformer.safe_files import replace
 from transformer.training.checkpoints.checkpoint import Checkpoints
 from transformer.training.logging.writers import MetricsFile, whole_lines
 from transformer.visualization.evaluations import evaluations, read_evaluations
@@ -207,7 +209,7 @@ def test_a_file_system_without_locks_is_named_once(tmp_path, monkeypatch, capfd)
     def flock(*_):
         raise OSError(errno.ENOSYS, "Function not implemented")
 
-    monkeypatch.setattr(locks.fcntl, "flock", flock)
+    monkeypatch.setattr(safe_files.fcntl, "flock", flock)
     for _ in range(2):
         with locks.holding(tmp_path / "lock"):
             pass

@@ -21,19 +21,19 @@ EDITS = {
             "size_of_what_is_not_read": ("return not is_read or", "return"),
             "folders_are_not_entered": ('itertools.chain([top], top.rglob("*"))', "[top]"),
             "checkpoints_of_others": ("if self.checkpoints.is_symlink() and", "if False and"),
+        },
+    ),
+    "transformer/safe_files.py": (
+        "tests/faults/test_hostile_runs.py",
+        {
             "parts_through_links": (", opener=no_link) as file:", ") as file:"),
+            "silent_without_locks": ("_warn_without_locks(Path(file.name).parent, error.strerror or", "str("),
+            "said_each_time": ("@functools.cache\ndef _warn", "def _warn"),
         },
     ),
     "workdir/lock.py": (
         "tests/faults/test_hostile_runs.py",
-        {
-            "through_a_link": ('"a+", errors="replace", opener=no_link)', '"a+", errors="replace")'),
-            "silent_without_locks": (
-                "return _without_locks(path.parent, error.strerror or",
-                "return bool(path.parent or",
-            ),
-            "said_each_time": ("@functools.cache\ndef _without", "def _without"),
-        },
+        {"through_a_link": ('"a+", errors="replace", opener=no_link)', '"a+", errors="replace")')},
     ),
     "transformer/visualization/evaluations.py": (
         "tests/faults/test_hostile_runs.py",

@@ -285,23 +285,20 @@ EDITS = {
     ),
     "transformer/data/cache/disk_cache.py": (
         "tests/faults/test_data_faults.py tests/faults/test_untrusted_files.py "
-        "tests/faults/test_checked_files.py",
+        "tests/data/cache/test_verify.py",
         {
-            "cut_caches_are_read": (".st_size != size:", ".st_size < 0:"),
-            "small_files_are_not_read": ("if sums and size <= SMALL and", "if False and"),
-            "the_next_process_does_not_know": ("if (folder / DAMAGED).exists():", "if False:"),
-            "names_elsewhere": ("if any(Path(file).name != file for file in found):", "if False:"),
+            "cut_caches_are_read": (".st_size) != size:", ".st_size) < 0:"),
+            "without_checksums_is_whole": ('return f"{Path(error.filename).name} is missing"', 'return ""'),
             "not_flushed": ("        os.fsync(file.fileno())", "        pass"),
             "any_cache_is_ours": (".startswith(MARK)", '.startswith("Signature")'),
         },
     ),
-    "transformer/data/cache/checked_array.py": (
-        "tests/faults/test_checked_files.py",
+    "transformer/data/cache/verify.py": (
+        "tests/data/cache/test_verify.py",
         {
-            "only_the_first_block_of_a_row": (".max(initial=0))", ".min(initial=0))"),
-            "negative_indices": ("rows_r + len(self), rows_r)", "rows_r, rows_r)"),
-            "header_not_counted": ("int(values.offset)", "0"),
-            "the_last_block_of_a_slice": ("- 1) // BLOCK + 1)", "- 1) // BLOCK)"),
+            "content_is_not_compared": ("damage(path) or _changed(path)", "damage(path)"),
+            "all_are_deleted": ("if found := damage(path) or _changed(path):", "if found := str(path):"),
+            "earlier_checksums_are_compared": ("len(checksums[0]) == DIGITS and", ""),
         },
     ),
 }

@@ -348,7 +348,7 @@ EDITS = {
             "the_end_may_fail": ("if not self.wait():", "if not self.wait() and False:"),
         },
     ),
-    "transformer/run_folder.py": (
+    "transformer/safe_files.py": (
         "tests/faults/test_full_disks.py",
         {
             "half_a_file": ("part.unlink(missing_ok=True)", "pass"),

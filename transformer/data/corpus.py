@@ -13,7 +13,7 @@ import numpy as np
 from tqdm import tqdm
 
 from transformer.config import Bounded, Fraction, Nonnegative, Place
-from transformer.data.cache.disk_cache import build_once, data_folder, digest
+from transformer.data.cache.disk_cache import build_once, data_folder, digest, load_values
 from transformer.data.cache.token_cache import BAR, TokenCache
 from transformer.data.loader import DataLoader, Rows
 from transformer.data.overlap import Hashed, hashed, overlap_lines
@@ -242,7 +242,7 @@ class Corpus(SplitData):
             (new / "records").write_text(str(len(source)))
 
         folder = build_once(self.folder / "counts" / digest(source.identity), build)
-        return int((folder / "records").read_text())
+        return int(load_values(folder / "records"))
 
     def _make_tokenizer(self) -> Tokenizer:
         kind = TOKENIZERS.get(self.config.tokenizer)

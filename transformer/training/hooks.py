@@ -9,7 +9,7 @@ from typing import Protocol
 import jax
 
 from transformer.errors import UserError, brief
-from transformer.run_folder import replace
+from transformer.safe_files import replace
 from transformer.training.logging import trace
 from transformer.training.logging.events import Events
 from transformer.training.logging.writers import names_of

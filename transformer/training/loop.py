@@ -13,7 +13,7 @@ import jax
 import numpy as np
 
 from transformer.errors import StorageError, UserError
-from transformer.run_folder import replace
+from transformer.safe_files import replace
 from transformer.training.checkpoints.checkpoint import Checkpoints
 from transformer.training.checkpoints.saving import Saving
 from transformer.training.checkpoints.storage import is_failing, reason

@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 
 from transformer.json_text import parse_json
-from transformer.run_folder import RunFolder, replace
+from transformer.run_folder import RunFolder
+from transformer.safe_files import replace
 from transformer.visualization.evaluations import evaluations
 from transformer.visualization.html import Markup, folded, grid, joined, page, picture, section, table, tag
 from transformer.visualization.report import PANELS, Series, read_metrics

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import quote
 
-from transformer.run_folder import RunFolder, replace
+from transformer.run_folder import RunFolder
+from transformer.safe_files import replace
 from transformer.visualization.html import Markup, grid, page, section, table, tag
 from transformer.visualization.report import Series
 from transformer.visualization.run_curves import Curve as Points

@@ -15,7 +15,7 @@ import pytest
 from commands.support.texts import lines
 from transformer.data.sources import open_source
 from transformer.errors import UserError
-from transformer.run_folder import replace
+from transformer.safe_files import replace
 
 TEXT = "a line\nnaïve café\n" * 30
 

@@ -1,6 +1,5 @@
 """Digests of the data of a run, independent of their location, to compare when the run is resumed."""
 
-import hashlib
 import json
 import os
 from collections.abc import Mapping, Sequence
@@ -9,11 +8,11 @@ from typing import Any
 
 from tqdm import tqdm
 
-from transformer.data.cache.disk_cache import build_once, digest
+from transformer.data.cache.disk_cache import build_once, digest, file_digest, load_values
 from transformer.errors import UserError
 
-SHOWN = 4
-"""The number of differences that an error lists."""
+LISTED_CHANGES = 4
+"""The number of changes that an error lists."""
 
 
 def contents_of(files: Sequence[Path], folder: Path) -> dict[str, list]:
@@ -29,7 +28,7 @@ def contents_of(files: Sequence[Path], folder: Path) -> dict[str, list]:
         (new / "digests.json").write_text(json.dumps([_digest(file) for file in bar]))
 
     made = build_once(folder / "contents" / digest(stats), build)
-    digests = json.loads((made / "digests.json").read_text())
+    digests = load_values(made / "digests.json")
     common = os.path.commonpath([file.parent for file in files])
     return {
         os.path.relpath(file, common): [size, digest]
@@ -48,8 +47,8 @@ def changes(before: Mapping[str, Mapping[str, Any]], now: Mapping[str, Mapping[s
         for name in {**old, **new}:
             if old.get(name) != new.get(name):
                 found.append(f"data.{key}: {_change(name, old.get(name), new.get(name))}")
-    more = f" and {len(found) - SHOWN} more" if len(found) > SHOWN else ""
-    return ", ".join(found[:SHOWN]) + more
+    more = f" and {len(found) - LISTED_CHANGES} more" if len(found) > LISTED_CHANGES else ""
+    return ", ".join(found[:LISTED_CHANGES]) + more
 
 
 def _change(name: str, old: Any, new: Any) -> str:
@@ -65,7 +64,6 @@ def _change(name: str, old: Any, new: Any) -> str:
 
 def _digest(file: Path) -> str:
     try:
-        with file.open("rb") as opened:
-            return hashlib.file_digest(opened, lambda: hashlib.blake2b(digest_size=10)).hexdigest()
+        return file_digest(file)
     except OSError as error:
         raise UserError(f"{file}: cannot be read ({error.strerror})") from None

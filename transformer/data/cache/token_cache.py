@@ -40,22 +40,15 @@ class TokenCache:
 
     Document i is tokens[offsets[i] : offsets[i + 1]]. `num_bytes` has the number of UTF-8 bytes of each
     token; the sum over a document is exactly its size, because its eos counts what the tokens leave. All
-    three are read-only memory maps, or `CheckedArray`s of large files. `lost` has the number of documents
-    that decoding does not reproduce, and the bytes of their pieces for which that is so.
+    three are read-only memory maps. `lost` has the number of documents that decoding does not reproduce, and
+    the bytes of their pieces for which that is so.
     """
 
     def __init__(self, folder: Path) -> None:
         """Opens a complete cache."""
-        self.folder = folder
-        arrays = map_arrays(folder, lazily=("tokens", "num_bytes"))
-        try:
-            self.tokens, self.num_bytes = arrays["tokens"], arrays["num_bytes"]
-            self.offsets, self.lost = arrays["offsets"], arrays["lost"]
-            whole = len(self.tokens) == len(self.num_bytes) == self.offsets[-1] and len(self.lost) == 2
-        except (KeyError, IndexError):
-            whole = False
-        if not whole:
-            raise UserError(f"{folder}: its files are not those of one text; delete this folder")
+        self.folder, arrays = folder, map_arrays(folder)
+        self.tokens, self.num_bytes = arrays["tokens"], arrays["num_bytes"]
+        self.offsets, self.lost = arrays["offsets"], arrays["lost"]
 
     def document(self, index: int) -> np.ndarray:
         """The tokens of a document, with bos and eos."""

@@ -266,12 +266,9 @@ class Sequences:
 
     def __init__(self, folder: Path) -> None:
         self.identity = folder.name
-        arrays = map_arrays(folder, lazily=("tokens", "answers"))
-        try:
-            self.tokens, self.answers = arrays["tokens"], arrays["answers"]
-            self.offsets, self.firsts = arrays["offsets"], arrays["firsts"]
-        except KeyError as error:
-            raise UserError(f"{folder}: {error.args[0]} is gone; delete this folder") from None
+        arrays = map_arrays(folder)
+        self.tokens, self.answers = arrays["tokens"], arrays["answers"]
+        self.offsets, self.firsts = arrays["offsets"], arrays["firsts"]
 
     def __len__(self) -> int:
         return len(self.firsts)

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import numpy as np
 
 from transformer.config import Bound, Nonnegative
-from transformer.data.cache.disk_cache import build_once, digest
+from transformer.data.cache.disk_cache import build_once, digest, load_values
 from transformer.data.cache.token_cache import TokenCache
 from transformer.data.corpus import Corpus, CorpusConfig, naming
 from transformer.data.encoders.encoder_packing import PackedTexts
@@ -151,4 +151,4 @@ class LabelledData(Corpus):
             (new / "labels.json").write_text(json.dumps(names), encoding="utf-8")
 
         folder = build_once(self.folder / "labels" / digest(source.identity), build)
-        return json.loads((folder / "labels.json").read_text(encoding="utf-8"))
+        return load_values(folder / "labels.json")

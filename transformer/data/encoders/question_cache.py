@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from tqdm import tqdm
 
-from transformer.data.cache.disk_cache import build_once, digest, load_array
+from transformer.data.cache.disk_cache import build_once, digest, load_array, load_values
 from transformer.data.cache.token_cache import BAR
 from transformer.data.sources import Source
 from transformer.data.sources.base import check_text
@@ -101,7 +101,7 @@ class Ragged:
 
     def __init__(self, folder: Path, name: str) -> None:
         """Opens the files of `write`."""
-        self.values = load_array(folder / f"{name}.npy", lazily=True)
+        self.values = load_array(folder / f"{name}.npy")
         self.offsets = load_array(folder / f"{name}.offsets.npy")
         self.sizes = np.diff(self.offsets)
 
@@ -133,7 +133,7 @@ class QuestionCache:
             Ragged(folder, name) for name in ("questions", "contexts", "answers")
         )
         self.context_of, self.numbers = (load_array(folder / f"{n}.npy") for n in ("context_of", "numbers"))
-        self.skipped: dict[str, int] = json.loads((folder / "skipped.json").read_text())
+        self.skipped: dict[str, int] = load_values(folder / "skipped.json")
 
     def __len__(self) -> int:
         return len(self.questions)

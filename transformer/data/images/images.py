@@ -10,7 +10,7 @@ import numpy as np
 from tqdm import tqdm
 
 from transformer.config import Bounded, Fraction, Nonnegative, Place, Positive
-from transformer.data.cache.disk_cache import build_once, data_folder, digest, load_array
+from transformer.data.cache.disk_cache import build_once, data_folder, digest, load_array, load_values
 from transformer.data.cache.token_cache import BAR
 from transformer.data.corpus import SplitData, divided_line, naming, tally_lines
 from transformer.data.encoders.labels import count_labels, find_labels, number_labels
@@ -120,7 +120,7 @@ class ImageData(SplitData):
         folder, kept = self._prepared(split)
         with naming(self.key(split)):
             numbers = number_labels(_names(folder, kept), self.labels, lambda i: self.places(split)[i])
-        return ImageRows(load_array(folder / "images.npy", lazily=True), numbers, kept)
+        return ImageRows(load_array(folder / "images.npy"), numbers, kept)
 
     def loader(self, split: str, batch_size: int, *, seed: int = 0, **options: Any) -> DataLoader:
         """Batches of a split; `options` are those of `DataLoader`. Training batches (`repeat`) are
@@ -258,5 +258,5 @@ def divide(shares_n: np.ndarray, split: str) -> np.ndarray:
 
 def _names(folder: Path, kept: np.ndarray) -> list[str]:
     """The labels of the images with these indices."""
-    names = json.loads((folder / "labels.json").read_text(encoding="utf-8"))
+    names = load_values(folder / "labels.json")
     return [names[index] for index in kept]

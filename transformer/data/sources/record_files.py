@@ -10,10 +10,9 @@ from pathlib import Path
 import numpy as np
 from tqdm import tqdm
 
-from transformer.data.cache.disk_cache import build_once, digest, load_array
+from transformer.data.cache.disk_cache import build_once, digest, load_array, load_values
 from transformer.data.sources.base import belong, shares, tallied
 from transformer.data.sources.files import Files
-from transformer.json_text import parse_json
 
 Block = tuple[np.ndarray, Callable[[], Sequence[bytes]]]
 """The numbers (n, k) by which some records are found, and a function that reads the keys (n) by which these
@@ -58,7 +57,7 @@ class RecordFiles(Files):
         key = digest("records", type(self).__name__, self._stats, *what)
         folder = build_once(given.folder / "records" / key, self._write)
         of_split_n = belong(self._split, load_array(folder / "shares.npy"))
-        tally = parse_json((folder / "tally.json").read_bytes())
+        tally = load_values(folder / "tally.json")
         return load_array(folder / "found.npy")[of_split_n], tally
 
     def _write(self, folder: Path) -> None:

@@ -20,7 +20,8 @@ from typing import Any
 
 from transformer.errors import UserError
 from transformer.json_text import parse_json
-from transformer.run_folder import RunFolder, replace
+from transformer.run_folder import RunFolder
+from transformer.safe_files import replace
 from transformer.training.checkpoints.storage import reason
 
 PER_CALL = {"metrics": 1000, "parameters": 100}

@@ -18,7 +18,8 @@ from tqdm import tqdm
 
 from transformer.errors import UserError
 from transformer.json_text import parse_json
-from transformer.run_folder import RunFolder, replace
+from transformer.run_folder import RunFolder
+from transformer.safe_files import replace
 from transformer.training.checkpoints.storage import Appended, reason
 from transformer.training.logging.events import Events
 

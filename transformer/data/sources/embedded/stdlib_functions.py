@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from transformer.data.cache.disk_cache import build_once
+from transformer.data.cache.disk_cache import build_once, load_values
 from transformer.data.sources.base import SPLITS, Options, Source
 from transformer.data.sources.embedded.stdlib import fingerprint, library_files
 from transformer.errors import UserError
@@ -53,7 +53,7 @@ class StdlibFunctions(Source):
     @functools.cached_property
     def _records(self) -> list[list[Any]]:
         build_once(self._file.parent, self._write)
-        return json.loads(self._file.read_text(encoding="utf-8"))
+        return load_values(self._file)
 
     @classmethod
     def _write(cls, folder: Path) -> None:
