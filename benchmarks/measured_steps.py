@@ -36,7 +36,7 @@ def main() -> None:
     import jax
 
     from transformer.training.extras.measured import make
-    from transformer.training.step import Program
+    from transformer.training.step import CompiledStep
     from workdir.folder import Workdir
     from workdir.opening import open_to_train
 
@@ -48,7 +48,7 @@ def main() -> None:
             run = open_to_train(Workdir(folder), [*given, *on], flags.config, False, ())
             with run.placed():
                 batch = run.put(next(run.loader.iterate(0)))
-                step = Program(run.jitted(), run.compiler_options)
+                step = CompiledStep(run.jitted(), run.compiler_options)
                 if keys:
                     step = make(run, step, 0).measured
                 state, _ = step(run.first_state(), batch)

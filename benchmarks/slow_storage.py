@@ -51,12 +51,12 @@ ssize_t writev(int fd, const void *parts, int count) {
 def train(folder: str, steps: int, every: int) -> None:
     """Trains in this process, and prints what it has measured as JSON."""
     import launch
-    from transformer.training.checkpoints.saving import Saving
+    from transformer.training.checkpoints.resilience import ResilientCheckpoints
 
     spent, begun, saves = [], [], []
-    original = Saving.save
+    original = ResilientCheckpoints.save
 
-    def save(self: Saving, step: int, *arguments) -> None:
+    def save(self: ResilientCheckpoints, step: int, *arguments) -> None:
         start = time.monotonic()
         before = self._step
         original(self, step, *arguments)
@@ -65,7 +65,7 @@ def train(folder: str, steps: int, every: int) -> None:
             spent.append(time.monotonic() - start)
             saves.append(self._step not in (None, before))
 
-    Saving.save = save  # type: ignore[method-assign]
+    ResilientCheckpoints.save = save  # type: ignore[method-assign]
     keys = {"train.steps": steps, "train.checkpoint_every": every, "train.log_every": every}
     arguments = [f"--config.{key}={value}" for key, value in keys.items()]
     launch.main(["--config=configs/lm.py:tiny", f"--workdir={folder}/run", *arguments])

@@ -60,11 +60,11 @@ def replay(run: "Run", folder: "Workdir", last: int) -> tuple[list[str], bool]:
     from tqdm import tqdm
 
     from transformer.evaluation.nonfinite import Found, find, not_finite
-    from transformer.training.step import Program
+    from transformer.training.step import CompiledStep
 
     state = before(run, folder, last)
     first, c, staged = int(state.step), run.config, bool(run.config.train.until)
-    step: Any = run.stages.step(first) if staged else Program(run.jitted())
+    step: Any = run.stages.step(first) if staged else CompiledStep(run.jitted())
     batches = run.loader.iterate(first)
     for number in tqdm(range(first + 1, last), desc="steps before", leave=False, disable=None):
         state, metrics = step(state, run.put(next(batches)))

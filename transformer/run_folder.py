@@ -55,7 +55,6 @@ class RunFolder:
     damaged = Inside("damaged")  # checkpoints that could not be read
     rollbacks = Inside("rollbacks.json")  # where training went back to an earlier checkpoint
     diverged = Inside("diverged")  # batches with which training went wrong
-    unmeasured = Inside("unmeasured")  # sums of metrics that a stopped training had not yet written
     metrics = Inside("metrics.jsonl")
     events = Inside("events")
     trackers = Inside("trackers.json")  # ids of the run in experiment trackers

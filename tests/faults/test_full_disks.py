@@ -22,12 +22,12 @@ from tests.training.toy import assert_same
 from transformer.errors import StorageError
 from transformer.run_folder import RunFolder
 from transformer.safe_files import replace
-from transformer.training.checkpoints import saving
+from transformer.training.checkpoints import resilience
 from transformer.training.checkpoints.checkpoint import Checkpoints
-from transformer.training.checkpoints.saving import Saving
-from transformer.training.checkpoints.storage import Appended, Home
+from transformer.training.checkpoints.resilience import FolderIdentity, ResilientCheckpoints
+from transformer.training.checkpoints.storage import Appended
 from transformer.training.hooks import Hook, Samples
-from transformer.training.logging.writers import Lasting, MetricsFile, make_writers
+from transformer.training.logging.writers import MetricsFile, RetryingWriter, make_writers
 
 # Orbax leaves tasks whose errors no one reads.
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
@@ -83,7 +83,7 @@ def shown(directory: Path) -> list[tuple[int, str]]:
 
 def test_training_goes_on_while_the_disk_is_full(tmp_path, capfd, monkeypatch):
     """From step 5 to 8 there is no room: the checkpoint before stays, and nothing that is logged is lost."""
-    monkeypatch.setattr(saving, "RETRY_SECONDS", 1e9)
+    monkeypatch.setattr(resilience, "RETRY_SECONDS", 1e9)
     with disks.small(tmp_path / "disk", "1m") as disk:
         seen = {}
 
@@ -196,9 +196,9 @@ class Fake:
 def test_a_save_that_failed_is_tried_again(tmp_path, monkeypatch):
     """Without a disk: at the next save that is due, or after a minute; at the end it is an error."""
     now, said = [0.0], []
-    monkeypatch.setattr(saving, "time", types.SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr(resilience, "time", types.SimpleNamespace(monotonic=lambda: now[0]))
     fake = Fake(tmp_path, failing=(4, 6))
-    saves = Saving(fake, said.append)
+    saves = ResilientCheckpoints(fake, said.append)
     assert not saves.is_late()
     for step in (2, 4):
         saves.save(step, None)
@@ -224,13 +224,13 @@ def test_slow_storage_is_waited_for_only_so_long(tmp_path, monkeypatch):
         now[0] += seconds
         fake.saving = fake.saving and now[0] < ready[0]
 
-    monkeypatch.setattr(saving, "time", types.SimpleNamespace(monotonic=lambda: now[0], sleep=sleep))
+    monkeypatch.setattr(resilience, "time", types.SimpleNamespace(monotonic=lambda: now[0], sleep=sleep))
     fake, ready = Fake(tmp_path), [0.0]
-    saves, waited = Saving(fake, said.append), 0.0
+    saves, waited = ResilientCheckpoints(fake, said.append), 0.0
     for step in range(1, 1001):  # a step takes a second, to save takes 90, and every tenth is to be saved
         now[0] += 1
         fake.saving = fake.saving and now[0] < ready[0]
-        saves.look()
+        saves.report_failure()
         if step % 10 == 0 or saves.is_late():
             start, before = now[0], fake.begun
             saves.save(step, None, at_once=False)
@@ -278,7 +278,7 @@ def test_a_writer_that_fails_is_written_to_again(tmp_path):
         write(*arguments)
 
     file._file.write = failing
-    writer = Lasting(file, said.append)
+    writer = RetryingWriter(file, said.append)
     for step in (1, 2, 3, 4):
         full[0] = step == 2
         writer.write(step, {"a": step})
@@ -298,16 +298,16 @@ def test_a_writer_that_fails_is_written_to_again(tmp_path):
 def test_a_folder_is_known_again(tmp_path):
     folder = tmp_path / "run"
     folder.mkdir()
-    home = Home(folder)
-    assert home.is_there()
+    folder_identity = FolderIdentity(folder)
+    assert folder_identity.is_unchanged()
     folder.rename(tmp_path / "moved")
-    assert not home.is_there()
+    assert not folder_identity.is_unchanged()
     folder.mkdir()
-    assert not home.is_there()
+    assert not folder_identity.is_unchanged()
     folder.rmdir()
     (tmp_path / "moved").rename(folder)
-    assert home.is_there()
-    home.close()
+    assert folder_identity.is_unchanged()
+    folder_identity.close()
 
 
 @pytest.mark.parametrize("again", [False, True])

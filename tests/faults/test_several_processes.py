@@ -156,16 +156,16 @@ def test_full_disks_of_two_processes(tmp_path, who):
 BROKEN = """
 import sys
 import launch
-from transformer.training.loop import Between
+from transformer.training.callbacks import StepCallbacks
 
-number, after = int(sys.argv[-1][-1]), Between.after
+number, after = int(sys.argv[-1][-1]), StepCallbacks.after
 
-def breaking(self, step, *arguments):
-    if step == 4 and number == WHO:
+def breaking(self, info):
+    if info.step == 4 and number == WHO:
         raise ZeroDivisionError("by design")
-    return after(self, step, *arguments)
+    return after(self, info)
 
-Between.after = breaking
+StepCallbacks.after = breaking
 sys.exit(launch.main(sys.argv[1:]))
 """
 

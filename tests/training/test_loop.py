@@ -7,6 +7,7 @@ import re
 import signal
 import subprocess
 import sys
+import tempfile
 import textwrap
 import time
 import types
@@ -21,7 +22,8 @@ from tests import runs
 from tests.training.toy import Loader, assert_same, setup
 from transformer.errors import UserError
 from transformer.run_folder import RunFolder
-from transformer.training import loop, parallel
+from transformer.training import hooks as training_hooks
+from transformer.training import parallel
 from transformer.training.checkpoints.checkpoint import Checkpoints
 from transformer.training.extras.divergence import Watch
 from transformer.training.hooks import Evaluate, Hook, Profile
@@ -78,6 +80,22 @@ class Memory:
         self.closed += 1
 
 
+class Unsaved:
+    """Checkpoints of a run that is not saved."""
+
+    def __init__(self, folder):
+        self.directory = f"{folder}/checkpoints"
+
+    def save(self, step, state, metrics=None):
+        pass
+
+    def wait(self):
+        pass
+
+    def is_saving(self):
+        return False
+
+
 def run(
     steps,
     state=None,
@@ -87,7 +105,6 @@ def run(
     writers=(),
     hooks=(),
     step=None,
-    left=None,
     **keys,
 ):
     mesh, _, init, train_step = toy()
@@ -100,19 +117,22 @@ def run(
         skipped=int(state.skipped),
         peak_rate=lambda: 1e6 / 10,
     )
-    put = functools.partial(parallel.put_batch, sharding=parallel.batch_sharding(mesh))
-    with parallel.placed(mesh, parallel.RULES["default"]):
+    found = types.SimpleNamespace(
+        config=types.SimpleNamespace(train=config),
+        loader=loader or Loader(),
+        put=functools.partial(parallel.put_batch, sharding=parallel.batch_sharding(mesh)),
+        placed=lambda: parallel.placed(mesh, parallel.RULES["default"]),
+        folder=RunFolder(workdir or tempfile.gettempdir()),
+    )
+    with tempfile.TemporaryDirectory() as folder, found.placed():
         return train(
+            found,
             state,
             step or train_step,
-            loader or Loader(),
-            config,
-            put=put,
             meter=meter,
             hooks=hooks,
             writers=writers,
-            checkpoints=checkpoints,
-            left=left,
+            checkpoints=checkpoints or Unsaved(folder),
         )
 
 
@@ -330,7 +350,7 @@ def test_a_checkpoint_is_written_when_its_time_has_come(monkeypatch, tmp_path):
         now[0] += 60
         return train_step(state, batch)
 
-    monkeypatch.setattr(loop, "time", types.SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr(training_hooks, "time", types.SimpleNamespace(monotonic=lambda: now[0]))
     saved = {}
     for minutes, every, wanted in ((3, 0, [3, 6, 9, 10]), (3, 4, [3, 4, 7, 8, 10]), (0, 4, [4, 8, 10])):
         folder = tmp_path / f"{minutes}-{every}"
@@ -481,16 +501,17 @@ def test_a_terminal_that_is_closed_ends_training_unless_nohup_has_it_ignored(ign
     program = f"""
 import signal
 signal.signal(signal.SIGHUP, signal.{"SIG_IGN" if ignored else "SIG_DFL"})
-from transformer.training import loop
-print(signal.SIGHUP in loop.SIGNALS)
+from transformer.training import signals
+print(signal.SIGHUP in signals.SIGNALS)
 """
     done = subprocess.run([sys.executable, "-c", program], cwd=runs.ROOT, capture_output=True, text=True)
     assert done.stdout.split() == [str(not ignored)], done.stderr
 
 
 @pytest.mark.parametrize("at", ["in a step", "before the hooks", "in a hook"])
-def test_a_signal_saves_before_the_hooks_and_what_it_cuts_short_is_done_when_the_run_goes_on(tmp_path, at):
-    events, left = [], tmp_path / "left"
+@pytest.mark.parametrize("by", ["this version", "one that wrote `unmeasured`"])
+def test_a_signal_saves_before_the_hooks_and_interrupted_ones_are_called_on_resuming(tmp_path, at, by):
+    events, killed = [], []
 
     class Saves(Checkpoints):
         def save(self, step, state, metrics=None):
@@ -498,29 +519,35 @@ def test_a_signal_saves_before_the_hooks_and_what_it_cuts_short_is_done_when_the
                 events.append(("save", step))
             super().save(step, state, metrics)
 
+    def kill_once():
+        if not killed:
+            killed.append(True)
+            os.kill(os.getpid(), signal.SIGTERM)
+
     class Stop(Record):
         def due(self, step, last):
-            if step == 4 and at == "before the hooks" and not left.exists():
-                os.kill(os.getpid(), signal.SIGTERM)
+            if step == 4 and at == "before the hooks":
+                kill_once()
             return super().due(step, last)
 
         def __call__(self, step, state, metrics):
-            if step == 4 and at == "in a hook" and not left.exists():
-                os.kill(os.getpid(), signal.SIGTERM)
+            if step == 4 and at == "in a hook":
+                kill_once()
             super().__call__(step, state, metrics)
             return {"eval/loss": float(step)}
 
     memory = Memory()
     writers = [memory, MetricsFile(RunFolder(tmp_path), 0)]
     with Saves(tmp_path / "checkpoints", keep_best="eval/loss") as checkpoints:
-        options = {"checkpoints": checkpoints, "hooks": [Stop(4, "evaluate", events)], "left": left}
+        options = {"checkpoints": checkpoints, "hooks": [Stop(4, "evaluate", events)], "workdir": tmp_path}
         step = signalling(4, signal.SIGTERM) if at == "in a step" else None
         _, reason = run(8, **options, writers=writers, log_every=1, step=step)
         assert reason == "SIGTERM"
-        if at == "in a step":
-            assert events == [("save", 4), ("evaluate", 4)] and not left.exists()
-        else:
-            assert events == [("save", 4)] and left.read_text() == "4"
+        assert events == [("save", 4), ("evaluate", 4)][: 2 if at == "in a step" else 1]
+        assert [line["step"] for line in lines(tmp_path)] == [1, 2, 3, 4]
+        assert ("eval/loss" in lines(tmp_path)[-1]) == (at == "in a step")
+        if by != "this version" and at != "in a step":
+            (tmp_path / "unmeasured").write_text("4")
         state = checkpoints.restore(toy()[1])
         run(
             8,
@@ -531,10 +558,31 @@ def test_a_signal_saves_before_the_hooks_and_what_it_cuts_short_is_done_when_the
         )
         assert (checkpoints.steps(), checkpoints.find("best")) == ([4, 8], 4)
     assert [event for event in events if event[0] == "evaluate"] == [("evaluate", 4), ("evaluate", 8)]
-    assert not left.exists()
     found = lines(tmp_path)
     assert [line["step"] for line in found] == list(range(1, 9))
     assert all("train/loss" in line and ("eval/loss" in line) == (line["step"] % 4 == 0) for line in found)
+
+
+def test_a_resumed_run_calls_no_hook_of_a_step_that_was_not_interrupted(tmp_path):
+    """Neither where the values of hooks are there, nor where the step has no values, as in a fork."""
+    _, abstract, _, _ = toy()
+    events = []
+
+    class Measure(Record):
+        def __call__(self, step, state, metrics):
+            super().__call__(step, state, metrics)
+            return {"eval/loss": float(step)}
+
+    with Checkpoints(tmp_path / "checkpoints") as checkpoints:
+        for steps, written in ((4, True), (8, True), (12, False)):
+            state = checkpoints.restore(abstract) if checkpoints.steps() else None
+            if not written:
+                (tmp_path / "metrics.jsonl").unlink()
+            done = int(state.step) if state else 0
+            options = {"hooks": [Measure(4, "evaluate", events)], "workdir": tmp_path, "log_every": 1}
+            writers = [MetricsFile(RunFolder(tmp_path), done)]
+            run(steps, state, checkpoints=checkpoints, writers=writers, **options)
+    assert events == [("evaluate", 4), ("evaluate", 8), ("evaluate", 12)]
 
 
 PROGRAM = """

@@ -16,6 +16,7 @@ from transformer.errors import UserError
 from transformer.models.decoder import Decoder, DecoderConfig
 from transformer.models.encoder import EncoderConfig, TextEncoder
 from transformer.training import parallel
+from transformer.training.extras.resharding import reshard_stacks
 from transformer.training.optim.optimizer import OptimizerConfig, make_optimizer
 from transformer.training.state import State
 
@@ -338,7 +339,7 @@ def test_muon_exchanges_matrices_and_gathers_none(rng, axes, layers):
     grid = parallel.make_mesh(parallel.MeshConfig(**{"data": 1} | axes))
     whole = parallel.state_shardings(jax.eval_shape(lambda: state(boxed, tx.init(boxed))), grid, RULES)
     deal = functools.partial(
-        parallel.deal_out, shardings=whole.params, chosen=lambda path: roles_by_name(path).is_hidden
+        reshard_stacks, shardings=whole.params, chosen=lambda path: roles_by_name(path).is_hidden
     )
 
     def update(gradients, opt_state, params):

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import pytest
 
 from tests import runs
-from transformer.training.step import Program
+from transformer.training.step import CompiledStep
 
 MIB = 2**20
 
@@ -18,7 +18,7 @@ def test_it_is_compiled_once_and_counts_what_is_donated_once():
         return total + x, jnp.sum(x)
 
     total, x = jnp.zeros((MIB,)), jnp.ones((MIB,))
-    kept, donated = Program(jax.jit(add)), Program(jax.jit(add, donate_argnums=0))
+    kept, donated = CompiledStep(jax.jit(add)), CompiledStep(jax.jit(add, donate_argnums=0))
     assert kept.memory_gb is None
     for _ in range(3):
         result, _ = kept(total, x)
@@ -29,7 +29,7 @@ def test_it_is_compiled_once_and_counts_what_is_donated_once():
 
 
 def test_other_shapes_are_an_error_and_not_another_program():
-    program = Program(jax.jit(lambda x: x + 1))
+    program = CompiledStep(jax.jit(lambda x: x + 1))
     program(jnp.zeros(3))
     with pytest.raises(TypeError, match="compiled"):
         program(jnp.zeros(4))
@@ -43,7 +43,7 @@ def test_without_jit_a_debugger_sees_values_and_not_tracers():
         return 2 * x
 
     with jax.disable_jit():
-        found = Program(jax.jit(double, donate_argnums=0))(jnp.full(2, 3.0))
+        found = CompiledStep(jax.jit(double, donate_argnums=0))(jnp.full(2, 3.0))
     assert seen == [3.0] and found.tolist() == [6.0, 6.0]
 
 

@@ -1,12 +1,17 @@
 """The public Python API, `from workdir import ...`."""
 
+import json
+import re
+
 import jax
 import numpy as np
 import pytest
 
 import workdir
 from tests import runs
+from tests.training.toy import assert_same
 from transformer.errors import UserError
+from transformer.training.loop import training_steps
 from workdir import api, complete, evaluate, load, logits, metrics
 
 pytestmark = pytest.mark.usefixtures("in_root")
@@ -62,3 +67,29 @@ def test_an_evaluation_is_that_of_training(trained):
     (logged,) = metrics(run.folder.path)["eval/loss"][1]
     assert evaluate(run, params)["eval/loss"] == pytest.approx(logged, rel=1e-5)
     assert {"eval/loss", "eval/perplexity"} <= evaluate(run, params, "test").keys()
+
+
+def test_the_loop_of_the_page_has_the_losses_and_the_state_of_training(trained):
+    run, _ = trained
+    page = (runs.ROOT / "docs" / "notebooks.md").read_text(encoding="utf-8")
+    (snippet,) = (
+        each for each in re.findall(r"^```python\n(.*?)^```$", page, re.M | re.S) if "for info" in each
+    )
+    found = {"run": run}
+    exec(snippet, found)
+    lines = [json.loads(line) for line in run.folder.metrics.read_text().splitlines()]
+    assert [line["step"] for line in lines] == [2]
+    assert np.mean(found["losses"]) == pytest.approx(lines[0]["train/loss"], rel=1e-6)
+    with run.checkpoints(write=False) as checkpoints:
+        saved = jax.device_get(checkpoints.restore(run.abstract))
+    assert_same(jax.device_get(found["info"].state), saved)
+    assert_same(jax.device_get(found["params"]), saved.params)
+
+
+def test_the_loop_continues_from_the_latest_checkpoint_and_writes_nothing(trained):
+    run, _ = trained
+    before = runs.listing(run.folder.path)
+    assert list(training_steps(run)) == []  # it is at its end
+    first, second = training_steps(run, run.first_state())
+    assert (first.step, second.step) == (1, 2) and min(first.waited, second.waited) > 0
+    assert runs.listing(run.folder.path) == before

@@ -1,10 +1,11 @@
-"""Hooks, the callbacks of the training loop: evaluation, samples, plots, profiling."""
+"""Hooks, the callbacks of the training loop: evaluation, checkpoints, samples, plots, profiling."""
 
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import jax
 
@@ -15,13 +16,17 @@ from transformer.training.logging.events import Events
 from transformer.training.logging.writers import names_of
 from transformer.training.state import Params, State
 
+if TYPE_CHECKING:
+    from transformer.training.run_config import TrainConfig
+
 
 class Hook(ABC):
     """A callback, called every `every` steps and after the last one (0: only then).
 
     `hook(step, state, metrics)` gets the state after `step` and the metrics of that step; values that it
     returns are logged with them. It must not keep arrays of `state`: the next step donates their memory. With
-    several processes every process calls every hook.
+    several processes every process calls every hook. A run that is resumed at a step at which it was
+    interrupted calls all hooks of the step, also those that had returned.
     """
 
     def __init__(self, every: int = 0):
@@ -127,6 +132,43 @@ def described(evaluator: Evaluator) -> dict[str, str]:
     "measured" the number of examples; empty if it has no `describe`."""
     describe = getattr(evaluator, "describe", None)
     return describe() if describe else {}
+
+
+class Saver(Protocol):
+    """Saves states, such as `checkpoints.resilience.ResilientCheckpoints`."""
+
+    def save(
+        self, step: int, state: State, metrics: Mapping[str, float] | None = None, at_once: bool = True
+    ) -> None:
+        """Copies the state and returns; with `at_once` False it may be put off."""
+        ...
+
+    def is_late(self) -> bool:
+        """Whether a save that was put off should be made now."""
+        ...
+
+
+class SaveCheckpoint(Hook):
+    """Saves the state every `train.checkpoint_every` steps, `train.checkpoint_minutes` after the save before,
+    and after the last step."""
+
+    def __init__(self, config: "TrainConfig", saver: Saver):
+        super().__init__(config.checkpoint_every)
+        self._saver, self._steps, self._saved = saver, config.steps, time.monotonic()
+        # Checkpoints to average are those of chosen steps alone.
+        self._minutes = config.checkpoint_minutes if config.average_last == 1 else 0.0
+        self._retries = config.average_last == 1
+        self._at_once = config.average_last > 1 or bool(config.keep_best)
+
+    def is_late(self) -> bool:
+        """Whether it is time for a save between those of `due`, by this process's clock."""
+        late = self._minutes > 0 and time.monotonic() - self._saved >= 60 * self._minutes
+        return late or (self._retries and self._saver.is_late())
+
+    def __call__(self, step: int, state: State, metrics: Mapping[str, float]) -> None:
+        """Saves the state with the metrics of the step."""
+        self._saver.save(step, state, metrics, self._at_once or step == self._steps)
+        self._saved = time.monotonic()
 
 
 @dataclass

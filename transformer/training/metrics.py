@@ -54,12 +54,9 @@ class Meter:
         self._sums: dict[str, Sum] = {}
         self._reset(self.started)
 
-    @contextlib.contextmanager
-    def waiting(self) -> Iterator[None]:
-        """A context for waiting for the next batch."""
-        start = time.perf_counter()
-        yield
-        self._waited += time.perf_counter() - start
+    def add_wait(self, seconds: float) -> None:
+        """Counts time in which the host waited for a batch."""
+        self._waited += seconds
 
     @contextlib.contextmanager
     def pause(self) -> Iterator[None]:

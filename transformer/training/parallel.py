@@ -10,7 +10,7 @@ vocabulary (Shoeybi et al. 2019, "Megatron-LM").
 import contextlib
 import dataclasses
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any
 
 import jax
@@ -196,37 +196,6 @@ def unboxed(tree: Any) -> Any:
 def by_rows(array: jax.Array) -> nn.LogicallyPartitioned:
     """An array with a leading batch axis, boxed to be sharded like a batch."""
     return nn.LogicallyPartitioned(array, ("batch", *[None] * (array.ndim - 1)))
-
-
-def deal_out(tree: Any, shardings: Any, chosen: Callable[[tuple], bool]) -> Any:
-    """The tree, with each matrix of stacked layers whole on one device.
-
-    `shardings` are those of parameters. Every array of the tree whose path ends with that of a `chosen`
-    parameter of 3 or more axes gets the mesh axes that divide the parameter on its first axis, the layers.
-    Products of a matrix with itself, as in Muon, then need no communication, but for axes for which there are
-    not enough layers.
-    """
-    leaves = jax.tree_util.tree_leaves_with_path(shardings)
-    owners = {path_names(path): sharding for path, sharding in leaves if chosen(path)}
-
-    def deal(path: tuple, leaf: Any) -> Any:
-        names = path_names(path)
-        owner = next((owners[names[i:]] for i in range(len(names)) if names[i:] in owners), None)
-        if owner is None or leaf.ndim < 3:
-            return leaf
-        spec = [mesh_axes(part) for part in (*owner.spec, *[None] * (leaf.ndim - len(owner.spec)))]
-
-        def ways(axes: tuple[str, ...]) -> int:
-            return math.prod(owner.mesh.shape[axis] for axis in axes)
-
-        for i in sorted(range(1, leaf.ndim), key=lambda i: -ways(spec[i])):
-            # The rest of the devices has nothing to do if the layers are too few; but only once, or XLA
-            # finds no all-to-all.
-            if ways(spec[0]) == 1 or leaf.shape[0] % ways((*spec[0], *spec[i])) == 0:
-                spec[0], spec[i] = (*spec[0], *spec[i]), ()
-        return jax.lax.with_sharding_constraint(leaf, NamedSharding(owner.mesh, PartitionSpec(*spec)))
-
-    return jax.tree_util.tree_map_with_path(deal, tree)
 
 
 def mesh_axes(part: Any) -> tuple[str, ...]:

@@ -21,11 +21,11 @@ from transformer.training.extras.compiler_options import check_compiler_options,
 from transformer.training.extras.divergence import Watch
 from transformer.training.hooks import Evaluate, Evaluator, Hook, Profile, check_measured
 from transformer.training.logging.throughput import peak_flops, run_flops_per_token
-from transformer.training.logging.writers import EXTRAS, Latest, check_installed, make_writers, names_of
+from transformer.training.logging.writers import EXTRAS, LatestValues, check_installed, make_writers, names_of
 from transformer.training.loop import train
 from transformer.training.metrics import Meter
 from transformer.training.optim.initial_values import redraw
-from transformer.training.optim.optax_optimizers import multiplies_matrices, own_average
+from transformer.training.optim.optax_optimizers import own_average
 from transformer.training.optim.optimizer import Lengths, make_optimizer
 from transformer.training.optim.parametrization import parametrized
 from transformer.training.optim.roles import roles_of
@@ -33,7 +33,7 @@ from transformer.training.optim.rules import check_rules, stop_gradients
 from transformer.training.partition import check_batch_fits, check_divided, check_fits
 from transformer.training.run_config import RunConfig, asks_layers
 from transformer.training.state import State
-from transformer.training.step import Program, TrainStep, make_train_step
+from transformer.training.step import CompiledStep, TrainStep, make_train_step
 
 
 @dataclasses.dataclass(eq=False)
@@ -67,7 +67,7 @@ class Run:
         self.rules = parallel.RULES[c.parallel.rules]
         for key, size in (("train", c.train.batch_size), ("evaluate", c.evaluate.batch_size)):
             parallel.check_batch_size(f"{key}.batch_size", size, self.mesh, c.parallel.microbatches)
-        self.latest = Latest()
+        self.latest = LatestValues()
         self.put: Put = functools.partial(parallel.put_batch, sharding=parallel.batch_sharding(self.mesh))
 
     def placed(self) -> contextlib.AbstractContextManager[None]:
@@ -182,30 +182,40 @@ class Run:
     def train(self, started: float | None = None) -> tuple[State, str]:
         """Trains to the end, resuming from the latest checkpoint; returns the last state and why training
         ended. `started` is the start of the program by `time.perf_counter()`."""
-        c, started = self.config.train, time.perf_counter() if started is None else started
+        started = time.perf_counter() if started is None else started
         with self.placed(), self.checkpoints(write=True) as checkpoints:
             state = checkpoints.restore(self.abstract) if checkpoints.steps() else self.first_state()
-            step: Any = Program(self.jitted(), self.compiler_options)
-            step = self._other(step, state) if c.until or c.log_norms or c.log_attention else step
+            step = self.train_step(done := int(state.step))
             return train(
+                self,
                 state,
                 step,
-                self.loader,
-                c,
-                put=self.put,
                 meter=self._meter(int(state.skipped), started, lambda: step.memory_gb),
-                hooks=self.hooks,
-                writers=[*make_writers(self.folder, int(state.step), names_of(c.writers)), self.latest],
+                writers=[*make_writers(self.folder, done, names_of(self.config.train.writers)), self.latest],
                 checkpoints=checkpoints,
-                left=self.folder.unmeasured,
+                hooks=self.hooks,
             )
 
-    def _other(self, step: Program, state: State) -> Any:
-        if self.config.train.until:
-            return self.stages.step(int(state.step))
+    def train_step(self, done: int = 0) -> Any:
+        """The train step, (state, batch) -> (state, metrics), to be called from the state after `done` steps
+        on; it is compiled by the first call."""
+        c = self.config.train
+        if c.until:
+            return self.stages.step(done)
+        step = CompiledStep(self.jitted(), self.compiler_options)
+        if not (c.log_norms or c.log_attention):
+            return step
         from transformer.training.extras import measured
 
-        return measured.make(self, step, int(state.step))
+        return measured.make(self, step, done)
+
+    def latest_state(self) -> State:
+        """The state of the latest checkpoint, or the first state of a run that has none."""
+        with self.placed():
+            if not trained_steps(self.folder.checkpoints):
+                return self.first_state()
+            with self.checkpoints(write=False) as checkpoints:
+                return checkpoints.restore(self.abstract)
 
     def traced(self) -> Any:
         """The train step, traced for the batches of this run; nothing is allocated, and no data are read
@@ -227,6 +237,10 @@ class Run:
     def make_step(self, **options: Any) -> TrainStep:
         """The train step; `options` as for `make_train_step`."""
         c = self.config.optimizer
+        if self.mesh.size > 1:
+            from transformer.training.extras.resharding import constraints
+
+            options = constraints(self) | options
         held = functools.partial(stop_gradients, config=c, layers=self.layers, roles=self.roles)
         return make_train_step(
             self.experiment,
@@ -237,19 +251,8 @@ class Run:
             ema_decay=c.ema_decay,
             own_average=own_average if c.averages_itself else None,
             stop_gradients=held if c.has_rules else lambda params: params,
-            **(self._placements() | options if self.mesh.size > 1 else options),
+            **options,
         )
-
-    def _placements(self) -> dict[str, Callable[[Any], Any]]:
-        """The division of gradients, updates and the optimizer's state over several devices."""
-        shardings = self.shardings.params
-        found: dict[str, Callable[[Any], Any]] = {
-            "divided": lambda params: jax.lax.with_sharding_constraint(params, shardings)
-        }
-        if multiplies_matrices(self.config.optimizer.name):
-            hidden = lambda path: self.roles(path).is_hidden  # noqa: E731
-            found["dealt_out"] = functools.partial(parallel.deal_out, shardings=shardings, chosen=hidden)
-        return found
 
     def first_state(self) -> State:
         """The initial state, of a warm start with another run's parameters."""

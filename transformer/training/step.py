@@ -30,8 +30,8 @@ def make_train_step(
     ema_decay: float = 0.0,
     own_average: Callable[[Any, Params], Params] | None = None,
     stop_gradients: Callable[[Params], Params] = lambda params: params,
-    divided: Callable[[Params], Params] = lambda params: params,
-    dealt_out: Callable[[Any], Any] = lambda tree: tree,
+    constrain: Callable[[Params], Params] = lambda params: params,
+    reshard_for_optimizer: Callable[[Any], Any] = lambda tree: tree,
     norms: Callable[..., dict[str, Sum]] = lambda **trees: {},
 ) -> TrainStep:
     """(state, batch) -> (state, metrics): one update, exact for any number of microbatches.
@@ -44,9 +44,9 @@ def make_train_step(
     run keeps one, is updated by `debiased`, or is `own_average(opt_state, params)` of the optimizer.
     `stop_gradients(params)` stops the gradients of frozen parameters, which are not part of the norm.
 
-    Over several devices `divided` divides gradients and updates as the parameters, and `dealt_out` what the
-    optimizer gets, its state and the gradients, as it computes best. `norms` are further metrics of the
-    gradients before clipping, the updates and the new parameters.
+    Over several devices `constrain` shards gradients and updates as the parameters, and
+    `reshard_for_optimizer` shards what the optimizer gets, its state and the gradients, as it computes best.
+    `norms` are further metrics of the gradients before clipping, the updates and the new parameters.
     """
 
     update = optax.with_extra_args_support(optimizer).update
@@ -73,15 +73,15 @@ def make_train_step(
         else:
             gradients, metrics, carry = accumulated(gradient, state, batch, rng, microbatches)
 
-        gradients = divided(gradients)
+        gradients = constrain(gradients)
         norm = optax.tree.norm(gradients)
         finite = jnp.isfinite(norm)
         scale = jnp.minimum(1.0, clip_norm / jnp.maximum(norm, 1e-9)) if clip_norm else 1.0
         clipped = jax.tree.map(lambda g: g * scale, gradients)
         with jax.named_scope("optimizer"):
-            given = dealt_out((clipped, state.opt_state))
-            updates, opt_state = dealt_out(update(*given, state.params, step=state.step))
-            params = optax.apply_updates(state.params, divided(updates))
+            inputs = reshard_for_optimizer((clipped, state.opt_state))
+            updates, opt_state = reshard_for_optimizer(update(*inputs, state.params, step=state.step))
+            params = optax.apply_updates(state.params, constrain(updates))
         ema = state.ema
         if ema is not None and own_average is not None:
             ema = own_average(opt_state, params)
@@ -207,7 +207,7 @@ def join_rows(parts: Any) -> Any:
 
 
 @dataclasses.dataclass
-class Program:
+class CompiledStep:
     """A jitted function, compiled by its first call for the shapes, types and shardings of that call."""
 
     function: Any  # the result of `jax.jit`

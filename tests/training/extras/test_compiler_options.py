@@ -13,7 +13,7 @@ from tests import runs
 from transformer.errors import UserError
 from transformer.training.extras.compiler_options import check_compiler_options
 from transformer.training.run import Run
-from transformer.training.step import Program
+from transformer.training.step import CompiledStep
 from workdir import opening
 
 pytestmark = pytest.mark.usefixtures("in_root")
@@ -27,7 +27,7 @@ def make(*overrides, **options):
 
 
 def test_a_program_is_compiled_with_its_options(tmp_path):
-    Program(jax.jit(jnp.sin), {"xla_dump_to": str(tmp_path)})(0.25)
+    CompiledStep(jax.jit(jnp.sin), {"xla_dump_to": str(tmp_path)})(0.25)
     assert list(tmp_path.glob("*sin*after_optimizations*"))
 
 

@@ -19,8 +19,8 @@ from transformer.run_folder import RunFolder
 from transformer.training.logging.events import Events
 from transformer.training.logging.writers import (
     EXTRAS,
-    Lasting,
     Progress,
+    RetryingWriter,
     make_writers,
     names_of,
     whole_lines,
@@ -238,7 +238,7 @@ def tracked(name, folder, monkeypatch, failing=()):
 def test_a_tracker_that_does_not_answer_is_no_reason_to_stop(tmp_path, monkeypatch, capsys, name):
     writer, tracker = tracked(name, RunFolder(tmp_path), monkeypatch)
     said = []
-    lasting = Lasting(writer, said.append)
+    lasting = RetryingWriter(writer, said.append)
     tracker.failing = ("log",)
     lasting.write(1, {"train/loss": 1.0})
     assert [line.rpartition(": ")[2] for line in said] == [

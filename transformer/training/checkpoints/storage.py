@@ -1,4 +1,4 @@
-"""Files that stay whole where the disk is full or fails, and whether a folder is still the one it was."""
+"""Files that stay whole where the disk is full or fails."""
 
 import contextlib
 import errno
@@ -56,24 +56,3 @@ class Appended:
     def close(self) -> None:
         """Closes the file."""
         self._file.close()
-
-
-class Home:
-    """A folder, which may be removed or moved, and another put in its place."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._open = os.open(path, os.O_RDONLY)  # as long as it is open, no other folder gets its number
-
-    def is_there(self) -> bool:
-        """Whether the path still names this folder; True too where the disk cannot say."""
-        try:
-            return os.path.samestat(os.stat(self._path), os.fstat(self._open))
-        except (FileNotFoundError, NotADirectoryError):
-            return False
-        except OSError:
-            return True
-
-    def close(self) -> None:
-        """Lets go of the folder."""
-        os.close(self._open)

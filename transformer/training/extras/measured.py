@@ -12,7 +12,7 @@ from transformer.training.hooks import is_due
 from transformer.training.metrics import Sum
 from transformer.training.optim.rules import numbered
 from transformer.training.state import Params, State
-from transformer.training.step import Program, TrainStep
+from transformer.training.step import CompiledStep, TrainStep
 
 
 class AtLogged:
@@ -22,7 +22,7 @@ class AtLogged:
     by programs that differ only in what they return.
     """
 
-    def __init__(self, plain: Program, measured: Program, every: int, done: int) -> None:
+    def __init__(self, plain: CompiledStep, measured: CompiledStep, every: int, done: int) -> None:
         """`done` is the number of steps that have been made."""
         self.plain, self.measured, self.done, self._every = plain, measured, done, every
 
@@ -82,7 +82,7 @@ def _layer(path: str) -> str:
     return f"{before}{blocks}{after.split('/')[0]}" if blocks else before.rpartition("/")[0] or before
 
 
-def make(run: Any, plain: Program, done: int) -> Any:
+def make(run: Any, plain: CompiledStep, done: int) -> Any:
     """The step of a `Run` with `train.log_norms` or `train.log_attention`, from the plain one."""
     c = run.config.train
     options = {"norms": layer_norms(run.layers)} if c.log_norms else {}
@@ -90,4 +90,4 @@ def make(run: Any, plain: Program, done: int) -> Any:
     measures = make_measures and make_measures(c.log_norms, c.log_attention)
     step = run.make_step(**options)
     step = run.jitted(measuring(step, measures) if measures else step)
-    return AtLogged(plain, Program(step, run.compiler_options), c.log_every, done)
+    return AtLogged(plain, CompiledStep(step, run.compiler_options), c.log_every, done)

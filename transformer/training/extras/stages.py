@@ -18,7 +18,7 @@ from transformer.training.extras.stage_config import SCHEDULED, stage_configs
 from transformer.training.metrics import Meter, Sum
 from transformer.training.parallel import rows_here
 from transformer.training.state import State
-from transformer.training.step import Program
+from transformer.training.step import CompiledStep
 
 FOREVER = 2**62
 """The end of the last stage."""
@@ -201,7 +201,7 @@ class StagedStep:
         return self._now(state, batch)
 
     def _make(self, run: Any) -> Any:
-        plain, c = Program(run.jitted(), run.compiler_options), run.config.train
+        plain, c = CompiledStep(run.jitted(), run.compiler_options), run.config.train
         both = c.log_norms or c.log_attention
         return measured.make(run, plain, self._done) if both else plain
 

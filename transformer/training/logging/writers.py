@@ -3,6 +3,7 @@
 A metric has the same name everywhere ("train/loss", "eval/bits_per_byte"). Only process 0 writes.
 """
 
+import dataclasses
 import importlib.util
 import json
 import math
@@ -139,14 +140,15 @@ def make_writers(
     return [WRITERS[name](folder, step) for name in names] if jax.process_index() == 0 else []
 
 
-class Lasting:
+@dataclasses.dataclass
+class RetryingWriter:
     """A writer that keeps what it cannot write, and writes it with the next values: a full disk or a tracker
-    that does not answer is not a reason to stop training. `say` is told where that starts and ends."""
+    that does not answer is not a reason to stop training. `say` reports where that starts and ends."""
 
-    def __init__(self, writer: Writer, say: Callable[[str], None]) -> None:
-        self._writer, self._say = writer, say
-        self._kept: deque[tuple[int, Mapping[str, float]]] = deque()
-        self._failed = False
+    _writer: Writer
+    _say: Callable[[str], None]
+    _kept: deque[tuple[int, Mapping[str, float]]] = dataclasses.field(default_factory=deque)
+    _failed: bool = False
 
     def write(self, step: int, values: Mapping[str, float]) -> None:
         """Writes the values, after those that are kept."""
@@ -177,11 +179,11 @@ class Lasting:
         self._writer.close()
 
 
-class Latest:
+@dataclasses.dataclass
+class LatestValues:
     """Keeps the last value of each name, for the summary at the end."""
 
-    def __init__(self) -> None:
-        self.values: dict[str, float] = {}
+    values: dict[str, float] = dataclasses.field(default_factory=dict)
 
     def write(self, step: int, values: Mapping[str, float]) -> None:
         """Updates the values."""
@@ -252,6 +254,13 @@ def _cut_after(step: int, path: Path) -> str:
 def whole_lines(path: Path, step: int) -> list[str]:
     """The lines of `metrics.jsonl` up to a step, without those that are incomplete or damaged."""
     return [line.decode() for line in path.read_bytes().splitlines() if 0 <= _step_of(line) <= step]
+
+
+def logged(path: Path, step: int) -> dict[str, float | None]:
+    """The values of a step in `metrics.jsonl`; {} if there are none."""
+    lines = whole_lines(path, step) if path.exists() else []
+    values = json.loads(lines[-1]) if lines and _step_of(lines[-1]) == step else {}
+    return {name: value for name, value in values.items() if name != "step"}
 
 
 def _step_of(line: str | bytes) -> int:
