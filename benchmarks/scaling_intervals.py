@@ -2,7 +2,7 @@
 
     python -m benchmarks.scaling_intervals
 
-Each study has five sizes at each of four budgets, as in docs/scaling_laws.md, and losses with normal noise.
+Each study has five sizes at each of four budgets, as in docs/forecasts.md, and losses with normal noise.
 Prints the share of studies whose 90 % interval has the exponent of N*, N* and the loss of a new run for five
 times the largest budget, and the exponent by parabolas; and the standard deviation of the forecast's error.
 """

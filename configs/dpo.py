@@ -8,7 +8,7 @@ The run in `initialize_from` is also the reference. Your own preferences are JSO
 {"prompt": "...", "chosen": "...", "rejected": "..."}, where a prompt may be messages, and an answer a
 conversation that ends with it: --config.data.source=jsonl:PATH.
 
-Cost: 79 s of processor time on 2 cores of an AMD EPYC, 2026-11-24, for the small model of docs/chat.md.
+Cost: 79 s of processor time on 2 cores, for the small model of docs/study_notes.md.
 Result: sampled answers of 237 characters in the mean, 278 before, with that model.
 """
 

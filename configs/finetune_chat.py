@@ -1,16 +1,12 @@
-"""Fine-tuning of a language model on conversations: questions about functions of Python's standard library,
-answered by their docstrings. The loss is that of the answers alone.
+"""Fine-tuning of a language model on conversations; the loss is that of the answers alone.
 
     python launch.py --config=configs/lm.py
     python launch.py --config=configs/finetune_chat.py --config.initialize_from=runs/lm
     python launch.py --workdir=runs/finetune_chat --mode=predict --prompt='What does loads(s) of json do?'
 
-Your own conversations are JSON lines (or Parquet), {"messages": [{"role": "user", "content": "..."}, {"role":
-"assistant", "content": "..."}]}: --config.data.source=jsonl:PATH. To train LoRA of the attention's
-projections only, add --config.model.lora_rank=8 --config.model.lora_layers=attention/
---config.optimizer.train_only=lora.
+By default questions about functions of Python's standard library. Your own data, and LoRA: docs/chat.md.
 
-Cost: 88 s of processor time on 2 cores of an AMD EPYC, 2026-11-24, for the small model of docs/chat.md.
+Cost: 88 s of processor time on 2 cores, for the small model of docs/study_notes.md.
 Result: 4.65 nats per token of held-out answers, 5.14 before, with that model.
 """
 

@@ -163,6 +163,7 @@ def test_a_config_says_its_command_its_cost_and_its_result(config):
     docstring = ast.get_docstring(ast.parse((runs.ROOT / "configs" / config).read_text())) or ""
     assert f"python launch.py --config=configs/{config}" in docstring
     assert "Cost: " in docstring and "Result: " in docstring
+    assert len(docstring.splitlines()) <= 12, "histories of measurements belong into docs/study_notes.md"
 
 
 @pytest.mark.parametrize("config", CONFIGS)

@@ -14,9 +14,8 @@ from transformer.config import describe_keys
 
 DOCS = sorted(path.relative_to(runs.ROOT).as_posix() for path in (runs.ROOT / "docs").rglob("*.md"))
 PAGES = [*site_pages.ROOT_PAGES, *DOCS]
-NAVIGATION = re.findall(
-    r"^ +- (?:[^:\n]+: )?(\S+\.md)$", (runs.ROOT / "mkdocs.yml").read_text(), re.MULTILINE
-)
+SETTINGS = (runs.ROOT / "mkdocs.yml").read_text(encoding="utf-8")
+NAVIGATION = re.findall(r"^ +- (?:[^:\n]+: )?(\S+\.md)$", SETTINGS, re.MULTILINE)
 
 
 def text_of(path: str) -> str:
@@ -64,6 +63,14 @@ def test_links_of_the_site_lead_to_its_pages(path):
 def test_every_page_is_in_the_navigation_once():
     expected = [*map(site_pages.site_path, PAGES), "reference/commands.md", "reference/keys.md"]
     assert sorted(NAVIGATION) == sorted(expected)
+
+
+def test_guides_have_no_dates():
+    """Measurements with their dates stand on pages of their own."""
+    (guides,) = re.findall(r"^  - Guides:\n(.*?)^  - \w", SETTINGS, re.MULTILINE | re.DOTALL)
+    pages = re.findall(r"- (\S+\.md)", guides)
+    assert len(pages) > 12
+    assert [page for page in pages if re.search(r"20\d\d-\d\d-\d\d", text_of(f"docs/{page}"))] == []
 
 
 def test_a_list_stands_apart_from_the_paragraph_above():

@@ -3,12 +3,9 @@
     python launch.py --config=configs/papers/gpt2.py
     python launch.py --config=configs/papers/gpt2.py:xl
 
-Presets `small` (124 million parameters, the default), `medium` (355), `large` (774) and `xl` (1,558). The
-paper names 117, 345, 762 and 1,542 million; the counts here are those of the released models.
-
+Presets: `small` (124 million parameters, the default), `medium` (355), `large` (774), `xl` (1,558).
 Differences: WebText was never released. The vocabulary of 50,257 tokens is trained on the data, unless
-data.tokenizer names the released `tokenizer.json`. The paper gives no learning rate; these are those of GPT-3
-(Brown et al. 2020, table 2.1) for models of the same sizes.
+data.tokenizer names the released one. Learning rates are those of GPT-3 (Brown et al. 2020, table 2.1).
 
 Cost: not measured here.
 Result: not measured here.

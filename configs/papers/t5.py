@@ -3,11 +3,9 @@
     python launch.py --config=configs/papers/t5.py
     python launch.py --config=configs/papers/t5.py:large
 
-Presets `small` (61 million parameters), `base` (223, the default), `large` (738) and `3b` (2,852).
-
-Differences: the paper pre-trains by restoring corrupted spans of C4, then fine-tunes on tasks as text; here
-is one of these tasks alone. The table of embeddings starts with a standard deviation of 0.02, not 1. AdamW
-with the rate of Adafactor's first steps in place of Adafactor.
+Presets: `small` (61 million parameters), `base` (223, the default), `large` (738), `3b` (2,852).
+Differences: no pre-training on corrupted spans of C4, and one task alone. Embeddings start with a standard
+deviation of 0.02, not 1. AdamW with the rate of Adafactor's first steps in place of Adafactor.
 
 Cost: not measured here.
 Result: not measured here.

@@ -1,25 +1,14 @@
-"""The recipe of speed runs against that of GPT-2, at equal FLOPs, and what each of its ingredients is worth.
-
-The plain recipe has learned positions, LayerNorm, biases, GELU, initial weights of deviation 0.02, AdamW and
-a cosine (Radford et al. 2019). `modern` has rotary positions, RMSNorm without biases, squared ReLU,
-normalised queries and keys, U-shaped skips, value embeddings, capped logits, initial weights by fan-in,
-cautious Muon, and a constant rate with a linear decay (most of them from Jordan et al. 2024, modded-nanogpt).
-Both train 4 layers of width 64 on Python's standard library, in 300 steps of 1,024 tokens, with the same
-FLOPs per token.
+"""The recipe of speed runs (`modern`; Jordan et al. 2024) against that of GPT-2 (Radford et al. 2019).
 
     python launch.py --config=configs/studies/speedrun.py
     python launch.py --config=configs/studies/speedrun.py:modern
 
-docs/studies.md has the commands of the comparison, and the table of ingredients. Each is taken out of the
-modern recipe, not put into the plain one: seeds change the loss of the plain one by up to 0.4 nats, and of
-the modern one by 0.04. The learning rates are the best on validation text, with seeds from 1,000,000 on that
-are used for nothing else: 0.002 of 0.0005 to 0.032; 0.04 of 0.01 to 0.08; 0.016 of 0.004 to 0.032 for the
-modern recipe with AdamW. The test split was not read.
+At equal FLOPs: 4 layers of width 64 on Python's standard library. docs/studies.md has the comparison and what
+each ingredient is worth, docs/study_notes.md how the learning rates were chosen.
 
-Cost: one to two minutes for a run, two at a time, with other work on the 2 cores of an AMD EPYC, 2026-11-24.
-Result: 3.36 against 4.50 nats per token of validation text (means of 4 seeds): modern - plain is -1.136 (95 %
-    interval -1.705 to -0.567). Muon, rotary positions, value embeddings and the linear decay are worth
-    something here; for the other seven nothing can be decided with three seeds.
+Cost: one to two minutes a run, two at a time, on 2 cores.
+Result: 3.36 against 4.50 nats per token of validation text (means of 4 seeds; difference -1.136, 95 %
+interval -1.705 to -0.567).
 """
 
 from ml_collections import ConfigDict

@@ -20,7 +20,7 @@ from workdir.opening import check_config, read_config
 PATTERN = re.compile(
     r"--config\.(optimizer\.rules|optimizer\.train_only|model\.lora_layers)=('[^']*'|[\w,/]*[\w/])"
 )
-PLACES = [*runs.ROOT.glob("*.md"), *runs.ROOT.glob("docs/*.md"), *runs.ROOT.glob("configs/**/*.py")]
+PLACES = [*runs.ROOT.glob("*.md"), *runs.ROOT.glob("docs/**/*.md"), *runs.ROOT.glob("configs/**/*.py")]
 DOCUMENTED = sorted(
     {(key, value.strip("'")) for page in PLACES for key, value in PATTERN.findall(page.read_text("utf-8"))}
 )

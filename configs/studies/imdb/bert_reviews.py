@@ -1,16 +1,12 @@
-"""Pre-training of a small BERT, masked language modelling only, on film reviews and articles, for the task of
-`imdb.py`. The first commands make files with one text per line: the reviews of IMDB's training file
-(`imdb.py`) and the sentences of SST-2's (`sst2.py`) without labels, and the paragraphs of WikiText-2.
+"""Pre-training of a small BERT, masked language modelling only, on film reviews and articles.
 
-    mkdir -p data/reviews
-    tail -n +2 data/imdb/train.tsv | cut -f4 > data/reviews/imdb.txt
-    tail -n +2 data/sst2/train.tsv | cut -f1 > data/reviews/sst2.txt
-    grep -vE '^ *$|^ = ' wiki.train.tokens | sed 's/^ //; s/ $//' > data/reviews/wikitext2.txt
     python launch.py --config=configs/studies/imdb/bert_reviews.py
 
-Cost: 76 min on 2 cores of an AMD EPYC (AVX-512), 2026-11-25, with other work on them for half of the time.
-Result: loss 3.249 on held-out texts (perplexity 25.8) with a quarter of the tokens masked. In float32 and
-with cased tokens it was 3.114 of other tokens, in 51 min (2026-11-22). `bert_imdb.py` continues from it.
+The commands that make its files: docs/study_notes.md, "Pre-training on reviews". `bert_imdb.py` continues
+from it.
+
+Cost: 76 min on 2 cores (AVX-512).
+Result: loss 3.249 on held-out texts (perplexity 25.8) with a quarter of the tokens masked.
 """
 
 from ml_collections import ConfigDict

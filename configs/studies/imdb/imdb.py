@@ -1,32 +1,12 @@
 """Sentiment classification of film reviews (IMDB) with a small encoder from scratch.
 
-The data are tab-separated files with a header that has the columns `text` and `label`. Put them into
-data/imdb, or name others in data.source. TFDS has them too, with a network:
---config.data.source=tfds:imdb_reviews. A twentieth of the training reviews is held out for validation and
-another for --split=test. The test file is measured once, by --mode=evaluate
---config.data.validation_source=tsv:data/imdb/test.tsv.
-
     python launch.py --config=configs/studies/imdb/imdb.py
-    python -m benchmarks.bag_of_words --source=tsv:data/imdb/train.tsv \\
-        --validation_source=tsv:data/imdb/test.tsv [--sequence_length=512 --vocab_size=8192
-        [--too_long=head_tail]]
 
-Cost: 10 min on one core of an AMD EPYC (AVX2), with other work on the machine, 2026-11-21; 1.2 GB of memory.
-Result: 83.2 % of 1,563 test reviews, trained on 2,803 reviews (every 8th of the original set; 83.1 % of 172
-validation reviews); 81.9 % with the same seed on 2 cores with AVX-512, 2026-11-22, in 66 s. The file was
-then split by a hash of whole records; it is now split by a hash of the texts, into 2,837 training and 146
-validation reviews. The number to beat is that of a bag of words (the second command, 2026-11-23), trained on
-all 3,126 reviews: 87.2 % on whole reviews, 87.3 % on the first 128 and the last 382 tokens of those that are
-longer than a row, and 86.2 % on the first 510, which is what this config reads.
+The data are tab-separated files with the columns `text` and `label`, in data/imdb. Where to get them, and all
+measurements: docs/study_notes.md, "IMDB".
 
-No validation review is also in training (0 of 146), and no test review (0 of 1,563): the first lines of these
-commands, 2026-11-28. Reviews that the original training half repeats had been dropped from this test file.
-TFDS's halves were not measured; if a review is in both, the command says how many are, and data.overlap
-allows them.
-
-    python launch.py --config=configs/studies/imdb/imdb.py
-    python launch.py --config=configs/studies/imdb/imdb.py \\
-        --config.data.validation_source=tsv:data/imdb/test.tsv
+Cost: 10 min on one core (AVX2); 1.2 GB of memory.
+Result: 83.2 % of 1,563 test reviews, trained on 2,803; a bag of words, trained on 3,126, has 87.2 %.
 """
 
 from ml_collections import ConfigDict

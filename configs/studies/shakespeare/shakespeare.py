@@ -1,33 +1,13 @@
 """Characters of Shakespeare (Tiny Shakespeare) with the sizes of nanoGPT's two recipes.
 
-The text is data/tinyshakespeare/input.txt in github.com/karpathy/char-rnn. Put it into data/tinyshakespeare
-and split it as nanoGPT does, the first 90 % and the last 10 %:
-
-    cd data/tinyshakespeare && head -c 1003854 input.txt > train.txt
-    tail -c +1003855 input.txt > validation.txt && cd ../..
     python launch.py --config=configs/studies/shakespeare/shakespeare.py
     python launch.py --config=configs/studies/shakespeare/shakespeare.py:large
 
-The first is nanoGPT's run for CPUs: 4 layers, d_model 128, context 64, 2,000 steps of 12 rows (1.54 million
-characters), no dropout. Its README says 1.88 nats per character of validation text, estimated on random
-windows; here each character is predicted once, in windows that follow one another. Same size, with rotary
-positions, RMSNorm and Muon, the defaults of this repository. One alternative (SwiGLU, larger embeddings) was
-tried, on held-out training text; the validation text was evaluated once.
+The text goes into data/tinyshakespeare. How to split it, and the differences from nanoGPT:
+docs/study_notes.md, "Tiny Shakespeare".
 
-`large` has the size of its run for GPUs (6 layers, d_model 384, context 256, 5,000 steps of 64 rows, dropout
-0.2), for which its README says 1.4697, the best of all evaluations. Here it was run on 11.5 million
-characters in place of 82 million, and its whole length was not:
-
-    python launch.py --config=configs/studies/shakespeare/shakespeare.py:large --config.train.batch_size=16 \\
-        --config.train.steps=2800 --config.train.evaluate_every=200 --config.train.checkpoint_every=200 \\
-        --config.model.dtype=bfloat16
-
-Cost: 9 min 5 s on 2 cores of an AMD EPYC (AVX-512) shared with other work (3 min 47 s of processor
-    time), 2026-11-23; 0.8 GB of memory. `large` by the command above: 112 min on 2 cores of an AMD EPYC
-    (AVX-512, bfloat16), 2026-11-26; 1.2 GB of memory for a step, 6.1 GB for the process.
-Result: 1.561 nats per character (796,160 parameters, seed 0). `large` by the command above: 1.422
-    (10,647,552 parameters, seed 0), the best of 14 evaluations, at step 2,400; 1.425 at the end. With 1,200
-    steps in float32 1.501.
+Cost: 9 min on 2 cores (AVX-512); 0.8 GB of memory. `large`, cut short: 112 min.
+Result: 1.561 nats per character (nanoGPT: 1.88). `large`, cut short: 1.422 (nanoGPT: 1.4697).
 """
 
 from ml_collections import ConfigDict
