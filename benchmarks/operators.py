@@ -86,7 +86,7 @@ def products() -> list[dict[str, object]]:
     import jax
     import jax.numpy as jnp
 
-    from transformer.layers.linear import by_rows
+    from transformer.layers.dot import by_rows
 
     n, d, f = 4096, 384, 1536
 

@@ -55,7 +55,10 @@ EDITS = {
                 "jnp.ones((1, s), bool) if self.key_valid_bs is None and added else self.key_valid_bs",
                 "self.key_valid_bs",
             ),
-            "patterns_by_index": ("i, j = queries(places[0]), keys(places[1])", "i, j = i, j"),
+            "patterns_by_index": (
+                "if self.counts_positions:\n                i",
+                "if False:\n                i",
+            ),
             "empty_slots_seen": (
                 "of(self.key_valid_bs), indices_s[None] >= 0",
                 "of(self.key_valid_bs), indices_s[None] >= -99",
@@ -98,23 +101,23 @@ EDITS = {
         {
             "same_draws_in_all_layers": ("0 if mask.layer is None else mask.layer", "0"),
             "same_draws_of_all_heads": ("jnp.arange(n) + n * (", "0 * jnp.arange(n) + n * ("),
-            "no_key_norm": ("self.key_norm(key_bsgk) if", "0 * self.key_norm(key_bsgk) + key_bsgk if"),
+            "no_key_norm": ("self.key_norm(k_bsgk) if", "0 * self.key_norm(k_bsgk) + k_bsgk if"),
             "no_query_norm": ("self.query_norm(q_bthk) if", "0 * self.query_norm(q_bthk) + q_bthk if"),
             "not_scaled": ("return self.head_dim**-0.5", "return 1.0"),
-            "no_sinks": ("Scoring(sinks_h=sinks_h,", "Scoring(sinks_h=None,"),
-            "no_cap": ("soft_cap=self.soft_cap, ", ""),
+            "no_sinks": ("scoring, sinks_h=sinks_h)", "scoring, sinks_h=None)"),
+            "no_cap": ("Scoring(soft_cap=self.soft_cap, ", "Scoring("),
             "keys_not_rotated": (
-                "self.key_norm(key_bsgk) if self.qk_norm else key_bsgk, positions_bs)",
-                "self.key_norm(key_bsgk) if self.qk_norm else key_bsgk, 0 * positions_bs)",
+                "self.key_norm(k_bsgk) if self.qk_norm else k_bsgk, positions_bs)",
+                "self.key_norm(k_bsgk) if self.qk_norm else k_bsgk, 0 * positions_bs)",
             ),
             "values_are_keys": (
-                "KVCache(key_bsgk.swapaxes(1, 2), value_bsgk.swapaxes(1, 2))",
-                "KVCache(key_bsgk.swapaxes(1, 2), key_bsgk.swapaxes(1, 2))",
+                "nn.with_logical_constraint(v_bsgk, axes)",
+                "nn.with_logical_constraint(k_bsgk, axes)",
             ),
-            "no_pattern": ("dataclasses.replace(mask, pattern=self.pattern)", "dataclasses.replace(mask)"),
+            "no_pattern": ("if self.pattern is not None:", "if False:"),
             "first_query_bias": (
-                "positions_bt if key_positions_bs is None",
-                "positions_bt * 0 if key_positions_bs is None",
+                "mask, positions_bt, positions_bt, train)",
+                "mask, positions_bt, positions_bt * 0, train)",
             ),
         },
     ),
@@ -139,7 +142,10 @@ EDITS = {
         EXACT,
         {
             "not_scaled": ("return self.d_model**-0.5", "return 1.0"),
-            "values_rotated": ("x_bsd[:, None])", "key_bs1d.swapaxes(1, 2))"),
+            "values_rotated": (
+                "positions_bs), x_bs1d",
+                "positions_bs), self.position.rotate(x_bs1d, positions_bs)",
+            ),
         },
     ),
     "transformer/layers/attention/positions/relative_sinusoidal.py": (
@@ -178,16 +184,28 @@ EDITS = {
             ),
         },
     ),
-    "transformer/layers/attention/kernels/reference.py": (
+    "transformer/layers/attention/kernels/position_scoring.py": (
+        f"{EXACT} {KERNELS}",
+        {
+            "no_bias": ("scores_bhts if bias is None else scores_bhts + bias", "scores_bhts"),
+            "no_added_values": ("return out_bhtk if added_bthk is None else", "return out_bhtk if True else"),
+            "positions_of_the_first_block": (
+                "cut(self.query_positions_bt, t0, t, 1)",
+                "cut(self.query_positions_bt, 0, t, 1)",
+            ),
+        },
+    ),
+    "transformer/layers/attention/kernels/scores.py": (
         f"{EXACT} {KERNELS} {DROPOUT}",
         {
             "scale_of_width": ("(self.scale or 1 / math.sqrt", "(1 / math.sqrt"),
             "no_sinks": ("total + jnp.exp(sinks_h[:, None, None] - top)", "total"),
-            "cap_half": ("jnp.tanh(scores / self.soft_cap)", "jnp.tanh(scores / (2 * self.soft_cap))"),
+            "cap_half": (
+                "jnp.tanh(scores_bhts / self.soft_cap)",
+                "jnp.tanh(scores_bhts / (2 * self.soft_cap))",
+            ),
             "dropout_shrinks": ("weights / (1 - rate), 0.0)", "weights, 0.0)"),
             "nan_without_keys": ("return e / jnp.where(total == 0, 1.0, total)", "return e / total"),
-            "no_added_values": ("return out_bhtk if added is None else out_bhtk + added", "return out_bhtk"),
-            "no_bias": ("scores if bias is None else scores + bias", "scores"),
             "little_dropout_is_none": ("rate == 0.0 or rng is None", "rate < 0.5 or rng is None"),
         },
     ),
@@ -213,11 +231,16 @@ EDITS = {
                 "masked_softmax(scores_bhts, allowed, scoring.sinks_h)",
                 "masked_softmax(scores_bhts, allowed)",
             ),
+            "no_added_values": ("scoring.with_values(out_bgqk.reshape", "(lambda x, _: x)(out_bgqk.reshape"),
+        },
+    ),
+    "transformer/layers/attention/kernels/shared_keys.py": (
+        "tests/layers/attention/test_cached.py",
+        {
             "own_keys_alone": (
-                "own_mars = ancestors_mrs[:, None] ==",
-                "own_mars = 0 * ancestors_mrs[:, None] ==",
+                "own_mars = self.ancestors_mrs[:, None] ==",
+                "own_mars = 0 * self.ancestors_mrs[:, None] ==",
             ),
-            "no_added_values": ("return out_bhtk if added is None else out_bhtk + added", "return out_bhtk"),
         },
     ),
     "transformer/layers/attention/kernels/blockwise.py": (

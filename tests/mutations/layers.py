@@ -15,7 +15,7 @@ EDITS = {
     "transformer/layers/attention/attention.py": (
         "tests/test_registered.py",
         {
-            "own_weights_only_shown": ("if not (sows or self._weighs):", "if not sows:"),
+            "own_weights_only_shown": ("if self._weighs or (self", "if (self"),
             "a_softmax_for_all": ("return_weights=True, weigh=self.weights, **", "return_weights=True, **"),
             "own_weights_in_any_kernel": (
                 'not in ("auto", "reference")',
@@ -62,7 +62,7 @@ EDITS = {
     "transformer/layers/variants/value_embeddings.py": (
         "tests/models/transforms/test_value_embeddings.py",
         {
-            "not_added": ("dataclasses.replace(seen, value_bgsk=value_bgsk)", "seen"),
+            "not_added": ("v_bsgk = v_bsgk + self.get", "_ = v_bsgk + self.get"),
             "none_in_decoding": ("super().extend(_with_values(layers, added)", "super().extend(layers"),
             "from_the_end_alone": ("i + stack.num_layers if i < 0 else i", "i % stack.num_layers"),
             "twice": ("len({*places}) < len(places) or ", ""),
@@ -182,24 +182,37 @@ EDITS = {
         {
             "no_bias": ("(y.astype(jnp.float32) + bias)", "(y.astype(jnp.float32) + 0 * bias)"),
             "init_scale_squared": ("math.sqrt(self.init_scale / math", "(self.init_scale / math"),
+        },
+    ),
+    "transformer/layers/low_contract.py": (
+        "tests/layers/test_linear.py",
+        {
             "gradient_of_x_halved": ("return dot(dy, kernel,", "return 0.5 * dot(dy, kernel,"),
+        },
+    ),
+    "transformer/layers/dot.py": (
+        "tests/layers/test_linear.py",
+        {
             "result_in_half": (
-                "return y.reshape(free).astype(dtype)",
-                "return y.reshape(free).astype(a.dtype).astype(dtype)",
+                "_dot_of_matrices(a, b, over_a, over_b).astype(dtype)",
+                "_dot_of_matrices(a, b, over_a, over_b).astype(a.dtype).astype(dtype)",
             ),
             "float32_over_the_network": (
-                "_dot_general(a, b, over_a, over_b, dtype)",
-                "_dot_general(a, b, over_a, over_b).astype(dtype)",
+                "((), ())), preferred_element_type=dtype)",
+                "((), ())), preferred_element_type=jnp.float32).astype(dtype)",
             ),
-            "flat_on_many_devices": ("if not is_single_cpu():\n        # All", "if False:\n        # All"),
+            "flat_on_many_devices": (
+                "    if is_single_cpu():\n        return",
+                "    if True:\n        return",
+            ),
         },
     ),
     "transformer/layers/embedding.py": (
         f"tests/layers/test_embedding.py {PADDED} {AROUND} {DIVIDED}",
         {
             "whole_gradient_everywhere": (
-                'nn.with_logical_constraint(dense(rows, self.dtype), ("lookup", "length", "lookup_embed"))',
-                "dense(rows, self.dtype)",
+                'nn.with_logical_constraint(rows.astype(self.dtype), ("lookup", "length", "lookup_embed"))',
+                "rows.astype(self.dtype)",
             ),
             "tokens_are_gathered": (
                 "None if is_quantized(self.table) else (self.rows",
@@ -274,10 +287,15 @@ EDITS = {
             "temperature_inverted": ("k_sk.T / temperature) @ v_sd", "k_sk.T * temperature) @ v_sd"),
         },
     ),
+    "transformer/layers/attention/rolling.py": (
+        "tests/decoding/test_incremental.py",
+        {
+            "ring_one_off": ("last = filled - 1\n", "last = filled\n"),
+        },
+    ),
     "transformer/layers/attention/cache.py": (
         "tests/decoding/test_incremental.py tests/decoding/test_beam.py",
         {
-            "ring_one_off": ("last = filled - 1\n", "last = filled\n"),
             "ancestors_do_not_grow": ("jnp.pad(self.ancestors_mrs, added)", "self.ancestors_mrs"),
             "positions_from_slot_zero": (
                 "jnp.arange(self.slots) - self.offsets_b[:, None]",

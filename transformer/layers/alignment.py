@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
-from transformer.layers.attention.kernels.reference import masked_softmax
+from transformer.layers.attention.kernels.scores import masked_softmax
 from transformer.layers.linear import Linear
 
 CHUNK = 1 << 25

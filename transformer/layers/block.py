@@ -73,7 +73,8 @@ class Block(nn.Module):
     def keys_values(self, memory_msd: jax.Array) -> KVCache:
         """The keys and values of another sequence, (m, s, d), for `memory`."""
         assert self.cross_attention is not None
-        return self.cross_attention.keys_values(memory_msd, jnp.arange(memory_msd.shape[1])[None])
+        places_1s = jnp.arange(memory_msd.shape[1])[None]
+        return KVCache.of(*self.cross_attention.keys_values(memory_msd, places_1s))
 
     def _before(self, name: str, x_btd: jax.Array) -> jax.Array:
         if self.placement != "post" and (self.attention_norm or name != "attention"):

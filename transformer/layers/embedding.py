@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from flax import linen as nn
 
 from transformer.layers.linear import contract
-from transformer.layers.quantized import dense, is_quantized
+from transformer.layers.quantized import is_quantized
 
 PADDED_LOGIT = -1e9
 """The logit of vocabulary padding: its exp is 0, but 0 times it is finite."""
@@ -58,7 +58,7 @@ class Embedding(nn.Module):
         table = nn.with_logical_constraint(self.table, axes)
         rows: Any = jax.tree.map(lambda part: jnp.take(part, tokens_bt, axis=0), table)
         # Divided as the table is, so that devices add up the table's gradient in their columns of it.
-        x_btd = nn.with_logical_constraint(dense(rows, self.dtype), ("lookup", "length", "lookup_embed"))
+        x_btd = nn.with_logical_constraint(rows.astype(self.dtype), ("lookup", "length", "lookup_embed"))
         if self.rms:
             return x_btd * jnp.asarray(self.rms / self._deviation, x_btd.dtype)
         return x_btd * jnp.asarray(self.d_model**0.5, x_btd.dtype) if self.scale else x_btd

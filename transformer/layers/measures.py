@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from transformer.layers.attention.kernels.reference import Scoring, masked_softmax
+from transformer.layers.attention.kernels.scores import Scoring, masked_softmax
 from transformer.layers.attention.masks import Mask
 from transformer.layers.block import Block
 from transformer.layers.mixers import Attention
@@ -42,7 +42,7 @@ class Measures:
         if self.norms and isinstance(module, Block) and name == "__call__":
             segments_bt = kwargs.get("mask", Mask()).query_segments_bt
             sow(module, f"{ACTIVATION}/{_stack(module)}", mean_square(result[0], segments_bt))
-        if self.attention and isinstance(module, Attention) and name == "_attend":
+        if self.attention and isinstance(module, Attention) and name == "run_kernel":
             scored = kwargs["mask"], kwargs["scoring"], module.weights
             entropy, largest = attention_measures(args[0], args[1], *scored)
             sow(module, f"{module.name}/entropy/{_stack(module.parent)}", entropy)

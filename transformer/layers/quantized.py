@@ -1,10 +1,14 @@
 """Arrays in 8 bits: values, and a scale that groups of them share."""
 
+import math
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from flax import struct
+
+from transformer.devices import is_single_cpu
+from transformer.layers.low_contract import low_contract
 
 KINDS: dict[str, tuple[Any, float]] = {"int8": (jnp.int8, 127.0), "float8": (jnp.float8_e4m3fn, 448.0)}
 """The type of the values, and the largest one, that of the largest entry of a group."""
@@ -45,17 +49,29 @@ class Quantized:
         """The shape of x."""
         return self.values.shape
 
-
-def dense(x: jax.Array | Quantized, dtype: jax.typing.DTypeLike) -> jax.Array:
-    """x itself, or `values * scale`, as an array of type `dtype`."""
-    if isinstance(x, Quantized):
-        x = x.values.astype(jnp.float32) * x.scale
-    return x.astype(dtype)
+    def astype(self, dtype: jax.typing.DTypeLike) -> jax.Array:
+        """`values * scale`, as an array of type `dtype`."""
+        return (self.values.astype(jnp.float32) * self.scale).astype(dtype)
 
 
 def is_quantized(x: Any) -> bool:
     """Whether x is a `Quantized`, for `is_leaf` of `jax.tree`."""
     return isinstance(x, Quantized)
+
+
+def contract_quantized(
+    x: jax.Array, kernel: Quantized, dtype: Any, out_dtype: Any, axis: int, transposed: bool
+) -> jax.Array:
+    """`contract` of a kernel with one scale over the contracted axes: (x . values) scale; the values of int8
+    and float8 are exact in bfloat16."""
+    features = kernel.shape[:-axis] if transposed else kernel.shape[axis:]
+    if is_single_cpu():
+        rows = x.astype(dtype).reshape(-1, math.prod(x.shape[x.ndim - axis :]))
+        matrix = kernel.values.reshape(*((-1, rows.shape[1]) if transposed else (rows.shape[1], -1)))
+        y = product_by_tiles(rows, matrix, transposed).reshape(*x.shape[: x.ndim - axis], *features)
+    else:
+        y = low_contract(x, kernel.values, jnp.dtype(dtype), jnp.dtype("float32"), axis, transposed)
+    return (y * kernel.scale.reshape(features)).astype(out_dtype)
 
 
 def product_by_tiles(x_mi: jax.Array, values: jax.Array, transposed: bool) -> jax.Array:

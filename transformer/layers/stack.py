@@ -19,7 +19,7 @@ from jax.ad_checkpoint import checkpoint_policies as policies
 from transformer.devices import platform
 from transformer.errors import UserError
 from transformer.layers.attention.cache import KVCache
-from transformer.layers.attention.kernels.reference import SAVED
+from transformer.layers.attention.kernels.scores import SAVED
 from transformer.layers.attention.masks import Mask
 from transformer.layers.block import Block
 from transformer.layers.mixers import Mixer

@@ -9,7 +9,8 @@ from tests.layers.table import Table
 from transformer.layers.attention.cache import Cache, KVCache
 from transformer.layers.attention.kernels import choose
 from transformer.layers.attention.kernels.cached import cached
-from transformer.layers.attention.kernels.reference import Scoring, reference
+from transformer.layers.attention.kernels.reference import reference
+from transformer.layers.attention.kernels.scores import Scoring
 from transformer.layers.attention.masks import Mask
 
 

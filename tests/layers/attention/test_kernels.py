@@ -15,7 +15,8 @@ from tests.layers.table import Table
 from transformer.errors import UserError
 from transformer.layers.attention import kernels
 from transformer.layers.attention.kernels import choose, parts
-from transformer.layers.attention.kernels.reference import Scoring
+from transformer.layers.attention.kernels.position_scoring import PositionScoring
+from transformer.layers.attention.kernels.scores import Scoring
 from transformer.layers.attention.masks import Mask
 from transformer.layers.attention.patterns import Blocks, Fixed, Global, Strided, Window
 
@@ -80,7 +81,7 @@ def assert_exact(
         tables = {"bias": rng.normal(size=(bias_heads, 32, 32)), "values": rng.normal(size=(32, width))}
         learned["params"] = jax.tree.map(lambda x: jnp.asarray(x, jnp.float32), tables)
         places = {"query_positions_bt": jnp.arange(t)[None], "key_positions_bs": jnp.arange(s)[None]}
-        scoring = scoring.replace(position=Table(heads=bias_heads, width=width), **places)
+        scoring = PositionScoring(soft_cap=soft_cap, position=Table(heads=bias_heads, width=width), **places)
         extra |= {"bias": tables["bias"][None, :, :t, :s], "values": tables["values"][:s]}
 
     @jax.jit

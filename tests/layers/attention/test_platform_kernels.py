@@ -18,7 +18,8 @@ from tests.layers.table import Table
 from transformer import devices
 from transformer.errors import UserError
 from transformer.layers.attention.kernels import choose, cudnn, reference, splash, unrolled
-from transformer.layers.attention.kernels.reference import Scoring
+from transformer.layers.attention.kernels.position_scoring import PositionScoring
+from transformer.layers.attention.kernels.scores import Scoring
 from transformer.layers.attention.kernels.splash import _with_distances
 from transformer.layers.attention.masks import Mask
 from transformer.layers.attention.patterns import Strided, Window
@@ -93,9 +94,8 @@ def test_what_cudnn_is_asked_is_the_same_attention(rng, monkeypatch, name):
 
     monkeypatch.setattr(jax.nn, "dot_product_attention", without_cudnn)
     mask, places = masks(rng, 8)[name], jnp.arange(8)[None]
-    scoring = (
-        Scoring(places, places, {}, position=Alibi(), scale=0.3) if name in ("packed", "window") else None
-    )
+    biased = PositionScoring(places, places, {}, position=Alibi(), scale=0.3)
+    scoring = biased if name in ("packed", "window") else None
     assert_like_reference(cudnn, draw(rng), mask, scoring)
     assert_like_reference(cudnn, draw(rng, k=12, v=8), mask, scoring)
 
@@ -165,7 +165,7 @@ def test_long_rows_have_segments_in_columns_where_they_fit(monkeypatch, t, width
 def test_cudnn_itself(rng, name, alibi):
     t = 128
     inputs, mask, places = draw(rng, t=t, k=64, dtype="bfloat16"), masks(rng, t)[name], jnp.arange(t)[None]
-    scoring = Scoring(places, places, {}, position=Alibi()) if alibi else Scoring()
+    scoring = PositionScoring(places, places, {}, position=Alibi()) if alibi else Scoring()
     assert choose("auto", *inputs[:3], mask=mask, scoring=scoring) is cudnn
     assert_like_reference(cudnn, inputs, mask, scoring, tolerance=0.06)
 
@@ -229,7 +229,7 @@ def test_splash_of_alibi(rng, interpreted, case):
     segments = None if start else jnp.arange(t)[None] // 60 + jnp.zeros((2, 1), int)
     pattern = Window(60) if case == "window" else None
     mask = Mask(segments, segments, causal=True, start=start, pattern=pattern)
-    scoring = Scoring(*places(t, start), {}, position=Alibi(), scale=0.3)
+    scoring = PositionScoring(*places(t, start), {}, position=Alibi(), scale=0.3)
     shape = {"t": t, "s": start + t, "h": h, "g": 2, "k": 20, "v": 12}
     assert_like_reference(splash, draw(rng, **shape), mask, scoring, tolerance=2e-4)
     assert_like_reference(splash, draw(rng, **shape, dtype="bfloat16"), mask, scoring, tolerance=0.04)
@@ -239,7 +239,7 @@ def test_the_columns_of_alibi_are_exact_in_half_precision():
     """Distances of up to 2^24, and slopes that are not powers of two."""
     h, positions = 12, jnp.array([[0, 1, 255, 256, 65_535, 65_536, 1_234_567]])
     q_bhtk, k_bgsk = jnp.zeros((1, h, 7, 0), "bfloat16"), jnp.zeros((1, 1, 7, 0), "bfloat16")
-    columns = _with_distances(q_bhtk, k_bgsk, Scoring(positions, positions, {}, position=Alibi()))
+    columns = _with_distances(q_bhtk, k_bgsk, PositionScoring(positions, positions, {}, position=Alibi()))
     query_htc, key_sc = (np.asarray(x[0], np.float64) for x in columns)
     expected_hs = np.array(slopes(h))[:, None] * np.asarray(positions, np.float64)
     np.testing.assert_allclose(query_htc[:, 0] @ key_sc[0].T, expected_hs, rtol=1e-7)
@@ -269,7 +269,7 @@ def test_splash_is_lowered_for_a_tpu(rng, shape):
 
 
 def refusals():
-    causal, table = Mask(causal=True), Scoring(position=Table())
+    causal, table = Mask(causal=True), PositionScoring(position=Table())
     sinks = Scoring(sinks_h=jnp.zeros(4))
     yield "cudnn", {"dtype": "float32"}, causal, Scoring(), 0.0, "bfloat16 or float16, not in float32"
     yield "cudnn", {"k": 12}, causal, Scoring(), 0.0, "heads are 12 wide"
@@ -283,7 +283,7 @@ def refusals():
     yield "cudnn", {}, causal, table, 0.0, "no weights for the position to add values"
     yield "cudnn", {}, causal, Scoring(), 0.1, "it has no dropout"
     tpu = {"t": 128, "k": 64}
-    alibi, capped = Scoring(position=Alibi()), Scoring(position=Alibi(), soft_cap=2.0)
+    alibi, capped = PositionScoring(position=Alibi()), PositionScoring(position=Alibi(), soft_cap=2.0)
     yield "splash", tpu, Mask(), alibi, 0.0, "ALiBi only under a causal mask"
     yield "splash", tpu, causal, capped, 0.0, "without a soft cap or sinks"
     yield "splash", tpu, causal, dataclasses.replace(alibi, sinks_h=jnp.zeros(4)), 0.0, "soft cap or sinks"
@@ -333,7 +333,7 @@ def test_an_array_too_large_for_cudnn_is_refused(monkeypatch):
     one = jax.ShapeDtypeStruct((1, t, 2, 128), "bfloat16")  # its array is not too large
     assert choose("auto", one, one, one, mask=Mask(packed, packed, causal=True)) is cudnn
     with pytest.raises(UserError, match=r"biases would take 2\.0 GiB in each layer; at most 0\.5"):
-        choose("cudnn", x, x, x, mask=Mask(causal=True), scoring=Scoring(position=Alibi()))
+        choose("cudnn", x, x, x, mask=Mask(causal=True), scoring=PositionScoring(position=Alibi()))
 
 
 def test_each_platform_has_its_own(rng, monkeypatch):

@@ -17,7 +17,8 @@ from tests.layers.attention.test_kernels import segments
 from tests.layers.table import Table
 from transformer.errors import UserError
 from transformer.layers.attention.kernels import KERNELS, blockwise, choose, parts, reference, ring
-from transformer.layers.attention.kernels.reference import Scoring
+from transformer.layers.attention.kernels.position_scoring import PositionScoring
+from transformer.layers.attention.kernels.scores import Scoring
 from transformer.layers.attention.masks import Mask
 from transformer.layers.attention.patterns import Strided, Window
 from transformer.models.decoder import Decoder, DecoderConfig
@@ -115,7 +116,7 @@ def test_positions_sinks_and_soft_cap(rng):
         "params": jax.tree.map(lambda x: jnp.asarray(x, jnp.float32), tables),
         "sinks_h": jnp.asarray(rng.normal(size=4), jnp.float32),
     }
-    scoring = Scoring(places, places, position=Table(heads=4), soft_cap=1.5)
+    scoring = PositionScoring(places, places, position=Table(heads=4), soft_cap=1.5)
     assert_like_one_device(rng, 2, Mask(causal=True), t, scoring=scoring, learned=learned)
 
 

@@ -17,7 +17,8 @@ from tests.layers.attention.test_platform_kernels import draw, interpreted, pret
 from tests.layers.attention.test_ring import CONFIG, around, mean_square
 from tests.layers.table import Table
 from transformer.layers.attention.kernels import choose, logging_kernels, reference, ring
-from transformer.layers.attention.kernels.reference import Scoring
+from transformer.layers.attention.kernels.position_scoring import PositionScoring
+from transformer.layers.attention.kernels.scores import Scoring
 from transformer.layers.attention.masks import Mask
 from transformer.layers.attention.patterns import Window
 from transformer.layers.attention.positions import Alibi
@@ -106,7 +107,7 @@ def test_alibi_and_half_precision(rng, heads):
     t, (h, g) = 48, heads
     packed = jnp.asarray(segments(rng, 2, t))
     mask, places = Mask(packed, packed, causal=True), jnp.asarray(np.arange(t) + rng.integers(0, 300, (2, 1)))
-    scoring = Scoring(places, places, {}, position=Alibi(), scale=0.3)
+    scoring = PositionScoring(places, places, {}, position=Alibi(), scale=0.3)
     shape = {"t": t, "h": h, "g": g, "k": 20, "v": 12}
     assert_like_one_device(draw(rng, **shape), mask, scoring, devices=2, data=2, tolerance=2e-4)
     low = draw(rng, **shape, dtype="bfloat16")
@@ -164,7 +165,7 @@ def logged(devices, rate=0.0, **options):
 def test_why_the_blocks_are_not_those_of_the_platform(monkeypatch):
     """That JAX has other passes than those known here is a reason, and then the ring uses its own blocks."""
     assert logged(4) == ["attention: ring in here"] and logged(1) == ["attention: splash in here"]
-    bias = Scoring(position=Table(heads=2))
+    bias = PositionScoring(position=Table(heads=2))
     assert logged(4, scoring=bias) == [
         "attention: ring in here (splash: its scores and weights are not there for the position to add to)"
     ]

@@ -11,7 +11,7 @@ import pytest
 from tests.parameters import random_params
 from transformer.errors import UserError
 from transformer.layers.attention.cache import KVCache
-from transformer.layers.quantized import Quantized, dense, is_quantized
+from transformer.layers.quantized import Quantized, is_quantized
 from transformer.models.decoder import DecoderConfig, DecoderStepper
 from transformer.models.encoder_decoder import EncoderDecoderConfig
 from transformer.models.recurrent import RecurrentConfig, RecurrentStepper
@@ -91,9 +91,9 @@ def test_decoding_reads_what_is_stored(rng, kind, monkeypatch):
     in prompts, steps and beams."""
     model, params = make(rng, kind)
     small = reduced(params, "int8")
-    rounded = jax.tree.map(lambda x: dense(x, "float32"), small, is_leaf=is_quantized)
+    rounded = jax.tree.map(lambda x: x.astype("float32"), small, is_leaf=is_quantized)
     got = stepped(stepper_of(model, small, "int8"), *(given := inputs(rng)))
-    write, round_trip = KVCache.write, lambda cache: cache.quantized().dense("float32")
+    write, round_trip = KVCache.write, lambda cache: KVCache.of(*cache.quantized().read("float32"))
     monkeypatch.setattr(KVCache, "write", lambda self, new, start: write(self, round_trip(new), start))
     if kind == "pair":
         block = type(model.config.decoder_stack.block(0))

@@ -16,7 +16,7 @@ from tests import runs
 from tests.layers import numpy_attention
 from tests.models import numpy_decoder
 from tests.parameters import random_params
-from transformer.layers.attention.kernels.reference import Scoring
+from transformer.layers.attention.kernels.scores import Scoring
 from transformer.layers.attention.masks import Mask
 from transformer.layers.attention.patterns.window import Window
 from transformer.layers.measures import QUERIES, Measures, attention_measures

@@ -11,9 +11,11 @@ import jax.numpy as jnp
 from flax import linen as nn
 
 from transformer.errors import UserError
+from transformer.layers.attention import rolling
 from transformer.layers.attention.cache import KVCache
 from transformer.layers.attention.kernels import choose, reference
-from transformer.layers.attention.kernels.reference import Scoring, masked_softmax
+from transformer.layers.attention.kernels.position_scoring import PositionScoring
+from transformer.layers.attention.kernels.scores import Scoring, masked_softmax
 from transformer.layers.attention.masks import Mask
 from transformer.layers.attention.patterns import Pattern
 from transformer.layers.attention.positions import Position
@@ -25,8 +27,8 @@ from transformer.layers.normalization import RMSNorm
 class Attention(Mixer, kw_only=True):  # type: ignore[call-arg]
     """softmax(scale Q K^T + bias, masked) V: the base class of all kinds of attention.
 
-    Subclasses implement `queries`, `keys_values` (the cached arrays), `read` (keys and values from the cache)
-    and `join` (the output projection), or `weights` in place of the softmax.
+    Subclasses implement `queries` and `keys_values`, and may override `join` (the output projection),
+    `attend` or, in place of the softmax, `weights`.
 
     `position`: the encoding whose attention hooks are called; `kernel`: a key of `KERNELS`, or "auto";
     `pattern`: sparse attention; `soft_cap` and `sinks`: see `Scoring`; `dropout`: the rate for attention
@@ -51,8 +53,8 @@ class Attention(Mixer, kw_only=True):  # type: ignore[call-arg]
     def __post_init__(self) -> None:
         super().__post_init__()
         if self._weighs and self.kernel not in ("auto", "reference"):
-            which = f"kernel: {self.kernel!r} with {type(self).__name__}, whose weights are not a softmax"
-            raise UserError(f"{which}; expected 'auto' or 'reference'")
+            refused = f"kernel: {self.kernel!r} with {type(self).__name__}, whose weights are not a softmax"
+            raise UserError(f"{refused}; expected 'auto' or 'reference'")
 
     @nn.compact
     def __call__(
@@ -63,40 +65,64 @@ class Attention(Mixer, kw_only=True):  # type: ignore[call-arg]
         positions_bt: jax.Array,
         memory: KVCache | None = None,
         cache: KVCache | None = None,
-        start: jax.Array | int = 0,
-        key_positions_bs: jax.Array | None = None,
         train: bool = False,
+        **places: Any,
     ) -> tuple[jax.Array, KVCache | None]:
-        """See `Mixer`. With `memory`, the `keys_values` of another sequence, queries attend to it instead
+        """See `Mixer`. With `memory`, the keys and values of another sequence, queries attend to it instead
         (cross-attention; Vaswani et al. 2017, section 3.2.3)."""
-        q_bthk = self.queries(x_btd, positions_bt)
-        q_bthk = nn.with_logical_constraint(q_bthk, ("batch", "length", "heads", "head_dim"))
-        seen = self.keys_values(x_btd, positions_bt) if memory is None else memory
         if cache is not None:
-            seen = cache = cache.write(seen, start)
-        seen = seen.dense(self.dtype)
-        key_positions_bs = positions_bt if key_positions_bs is None else key_positions_bs
-        mask = self._seeded(dataclasses.replace(mask, pattern=self.pattern), q_bthk.shape[2])
-        if cache is not None and cache.wraps:
-            # A rolling cache has the last tokens in another order: the mask's keys are put in that order.
-            indices_s = cache.held_after(start, x_btd.shape[1], self.reach)
+            return self.extend(x_btd, cache, mask=mask, positions_bt=positions_bt, train=train, **places)
+        keys_values = self.keys_values(x_btd, positions_bt) if memory is None else memory.read(self.dtype)
+        queries = self.queries(x_btd, positions_bt)
+        out_bthk = self.attend(queries, *keys_values, mask, positions_bt, positions_bt, train)
+        return self.join(out_bthk, x_btd.shape[-1]), None
+
+    def extend(
+        self,
+        x_btd: jax.Array,
+        cache: KVCache,
+        *,
+        mask: Mask,
+        positions_bt: jax.Array,
+        start: jax.Array | int = 0,
+        key_positions_bs: jax.Array,
+        train: bool = False,
+    ) -> tuple[jax.Array, KVCache]:
+        """The step form: the outputs of new tokens, which attend to the cache with their own keys and values;
+        and this cache."""
+        cache = cache.write(KVCache.of(*self.keys_values(x_btd, positions_bt)), start)
+        if cache.wraps:
+            indices_s = rolling.held_after(cache.slots, start, x_btd.shape[1], self.reach)
             mask, key_positions_bs = mask.pick(indices_s), key_positions_bs[:, indices_s]
-        inputs: Any = {"mask": mask, "scoring": self._scoring(q_bthk, positions_bt, key_positions_bs)}
-        if train and self.dropout > 0:
-            inputs |= {"dropout_rate": self.dropout, "dropout_rng": self.make_rng("dropout")}
-        out_bthk = self.attend_to(seen, q_bthk, functools.partial(self._attend, train=train, **inputs))
+        queries, keys_values = self.queries(x_btd, positions_bt), cache.read(self.dtype)
+        out_bthk = self.attend(queries, *keys_values, mask, positions_bt, key_positions_bs, train)
         return self.join(out_bthk, x_btd.shape[-1]), cache
 
-    def _attend(
-        self, q_bthk: jax.Array, k_bsgk: jax.Array, v_bsgk: jax.Array, *, train: bool, **options: Any
+    def attend(
+        self,
+        q_bthk: jax.Array,
+        k_bsgk: jax.Array,
+        v_bsgk: jax.Array | None,
+        mask: Mask,
+        positions_bt: jax.Array,
+        key_positions_bs: jax.Array,
+        train: bool,
     ) -> jax.Array:
-        attend = self._attend_and_sow
-        sows = self.is_mutable_collection("intermediates") and not self.is_initializing()
-        if not (sows or self._weighs):
-            place = f"{self.parent.name}/{self.name}" if train else ""
-            attend = choose(self.kernel, q_bthk, k_bsgk, v_bsgk, place=place, **options)
-        with jax.named_scope(getattr(attend, "__name__", self.kernel)):  # a partial function has no name
-            return attend(q_bthk, k_bsgk, v_bsgk, **options)
+        """The outputs of the heads, (b, t, h, k), for `queries` and `keys_values` at these positions."""
+        if self.pattern is not None:
+            mask = self._with_pattern(mask, q_bthk.shape[2])
+        options: Any = {"mask": mask, "scoring": self._scoring(q_bthk, positions_bt, key_positions_bs)}
+        if train and self.dropout > 0:
+            options |= {"dropout_rate": self.dropout, "dropout_rng": self.make_rng("dropout")}
+        return self.run_kernel(q_bthk, k_bsgk, v_bsgk, place=self._place if train else "", **options)
+
+    def run_kernel(self, *inputs: Any, place: str, **options: Any) -> jax.Array:
+        """`attend`, by the kernel for these inputs."""
+        if self._weighs or (self.is_mutable_collection("intermediates") and not self.is_initializing()):
+            return self._attend_and_sow(*inputs, **options)
+        kernel = choose(self.kernel, *inputs, place=place, **options)
+        with jax.named_scope(getattr(kernel, "__name__", self.kernel)):  # a partial function has no name
+            return kernel(*inputs, **options)
 
     def _attend_and_sow(self, *inputs: jax.Array, **options: Any) -> jax.Array:
         # Only the reference kernel returns weights, or takes others than those of a softmax.
@@ -121,17 +147,9 @@ class Attention(Mixer, kw_only=True):  # type: ignore[call-arg]
         """(b, t, d) -> (b, t, h, k)."""
 
     @abstractmethod
-    def keys_values(self, x_bsd: jax.Array, positions_bs: jax.Array) -> KVCache:
-        """The cached arrays of a sequence."""
-
-    def read(self, cache: KVCache) -> tuple[jax.Array, jax.Array]:
-        """The keys and values (b, s, g, k) of a cache."""
-        assert cache.value_bgsk is not None
-        return cache.key_bgsk.swapaxes(1, 2), cache.value_bgsk.swapaxes(1, 2)
-
-    def attend_to(self, cache: KVCache, q_bthk: jax.Array, attend: Callable[..., jax.Array]) -> jax.Array:
-        """The outputs of the heads, by a kernel, `attend(queries, keys, values)`."""
-        return attend(q_bthk, *self.read(cache))
+    def keys_values(self, x_bsd: jax.Array, positions_bs: jax.Array) -> tuple[jax.Array, jax.Array | None]:
+        """(b, s, d) -> keys (b, s, g, k) and values (b, s, g, value width), as a cache keeps them; None: the
+        values are read off the keys, by `attend`."""
 
     def shift(self, cache: KVCache, by: int) -> KVCache:
         """The cache of tokens that are `by` positions later."""
@@ -157,12 +175,17 @@ class Attention(Mixer, kw_only=True):  # type: ignore[call-arg]
         """The number of key/value heads, each with other blocks if a pattern draws them."""
         return self.cache_widths[0]
 
-    def _seeded(self, mask: Mask, heads: int) -> Mask:
+    def _with_pattern(self, mask: Mask, heads: int) -> Mask:
+        mask = dataclasses.replace(mask, pattern=self.pattern)
         if self.pattern is None or not self.pattern.draws:
             return mask
         n = self.heads_that_draw
         seeds_d = jnp.arange(n) + n * (0 if mask.layer is None else mask.layer)
         return dataclasses.replace(mask, seeds_d=seeds_d, heads_per_seed=heads // n)
+
+    @property
+    def _place(self) -> str:
+        return f"{self.parent.name}/{self.name}"
 
     @property
     @abstractmethod
@@ -175,12 +198,12 @@ class Attention(Mixer, kw_only=True):  # type: ignore[call-arg]
         """The usual factor of the products of queries and keys, besides that of the position encoding."""
 
     def _scoring(self, q_bthk: jax.Array, positions_bt: jax.Array, key_positions_bs: jax.Array) -> Scoring:
-        sinks_h = None
+        scale = (self.attention_scale or self.scale) * self.position.score_factor * self.score_scale
+        scoring = Scoring(soft_cap=self.soft_cap, scale=scale)
         if self.sinks:
             init = nn.with_logical_partitioning(nn.initializers.zeros, ("heads",))
             sinks_h = self.param("sinks", init, q_bthk.shape[2:3], jnp.float32)
-        scale = (self.attention_scale or self.scale) * self.position.score_factor * self.score_scale
-        scoring = Scoring(sinks_h=sinks_h, soft_cap=self.soft_cap, scale=scale)
+            scoring = dataclasses.replace(scoring, sinks_h=sinks_h)
         if any(self.position.has(hook) for hook in ("query_bias", "bias", "values")):
             return self._with_position(scoring, q_bthk, positions_bt, key_positions_bs)
         return scoring
@@ -194,12 +217,14 @@ class Attention(Mixer, kw_only=True):  # type: ignore[call-arg]
             self.position.query_bias(q_bthk[:1, :1])
             self.position.bias(q_bthk[:1, :1], first_b1, first_b1)
             self.position.values(weights_bhts, first_b1, first_b1)
-        return dataclasses.replace(
-            scoring,
+        return PositionScoring(
+            positions_bt,
+            key_positions_bs,
+            self.position.variables.get("params", {}),
+            scoring.sinks_h,
+            scoring.soft_cap,
+            scoring.scale,
             position=self.position.clone(parent=None, name=None),
-            query_positions_bt=positions_bt,
-            key_positions_bs=key_positions_bs,
-            params=self.position.variables.get("params", {}),
         )
 
     @property
@@ -242,15 +267,15 @@ class MultiHeadAttention(Attention, kw_only=True):  # type: ignore[call-arg]
     def queries(self, x_btd: jax.Array, positions_bt: jax.Array) -> jax.Array:
         """(b, t, d) -> (b, t, h, k)."""
         q_bthk = self.query(x_btd)
-        return self.position.rotate(self.query_norm(q_bthk) if self.qk_norm else q_bthk, positions_bt)
+        q_bthk = self.position.rotate(self.query_norm(q_bthk) if self.qk_norm else q_bthk, positions_bt)
+        return nn.with_logical_constraint(q_bthk, ("batch", "length", "heads", "head_dim"))
 
-    def keys_values(self, x_bsd: jax.Array, positions_bs: jax.Array) -> KVCache:
+    def keys_values(self, x_bsd: jax.Array, positions_bs: jax.Array) -> tuple[jax.Array, jax.Array | None]:
         """Keys and values of g heads."""
-        key_bsgk, value_bsgk = self.key(x_bsd), self.value(x_bsd)
-        key_bsgk = self.position.rotate(self.key_norm(key_bsgk) if self.qk_norm else key_bsgk, positions_bs)
-        key_bsgk = nn.with_logical_constraint(key_bsgk, ("batch", "length", "kv_heads", "head_dim"))
-        value_bsgk = nn.with_logical_constraint(value_bsgk, ("batch", "length", "kv_heads", "head_dim"))
-        return KVCache(key_bsgk.swapaxes(1, 2), value_bsgk.swapaxes(1, 2))
+        axes = ("batch", "length", "kv_heads", "head_dim")
+        k_bsgk, v_bsgk = self.key(x_bsd), self.value(x_bsd)
+        k_bsgk = self.position.rotate(self.key_norm(k_bsgk) if self.qk_norm else k_bsgk, positions_bs)
+        return nn.with_logical_constraint(k_bsgk, axes), nn.with_logical_constraint(v_bsgk, axes)
 
     @property
     def cache_widths(self) -> tuple[int, int, int]:

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 
 from transformer.errors import UserError
 from transformer.layers.alignment import additive
-from transformer.layers.attention.kernels.reference import masked_softmax
+from transformer.layers.attention.kernels.scores import masked_softmax
 from transformer.layers.attention.masks import Mask
 
 

@@ -1,6 +1,7 @@
 """The explicit cache of incremental decoding: keys and values, or states of recurrent layers."""
 
 import dataclasses
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -9,7 +10,8 @@ import jax.numpy as jnp
 from flax import struct
 
 from transformer.errors import UserError
-from transformer.layers.quantized import Quantized, dense, is_quantized
+from transformer.layers.attention import rolling
+from transformer.layers.quantized import Quantized
 
 
 @struct.dataclass
@@ -27,6 +29,11 @@ class KVCache:
     wraps: bool = struct.field(pytree_node=False, default=False)
 
     @classmethod
+    def of(cls, k_bsgk: jax.Array, v_bsgk: jax.Array | None) -> "KVCache":
+        """The cache of these keys and values."""
+        return cls(k_bsgk.swapaxes(1, 2), None if v_bsgk is None else v_bsgk.swapaxes(1, 2))
+
+    @classmethod
     def empty(cls, rows: int, slots: int, widths: tuple[int, int, int], dtype) -> "KVCache":
         """An empty cache; `widths` are the number of heads, key width and value width (0: None)."""
         heads, key, value = widths
@@ -42,37 +49,23 @@ class KVCache:
         """The cache in int8."""
         return jax.tree.map(lambda x_bgsk: Quantized.of(x_bgsk, "int8", -1), self)
 
-    def dense(self, dtype: jax.typing.DTypeLike) -> "KVCache":
-        """The cache with arrays of type `dtype`."""
-        return jax.tree.map(lambda x_bgsk: dense(x_bgsk, dtype), self, is_leaf=is_quantized)
+    def read(self, dtype: jax.typing.DTypeLike) -> tuple[jax.Array, jax.Array | None]:
+        """The keys and values, (b, s, g, k), of type `dtype`."""
+        key_bgsk, value_bgsk = self.key_bgsk.astype(dtype), self.value_bgsk
+        value_bsgk = None if value_bgsk is None else value_bgsk.astype(dtype).swapaxes(1, 2)
+        return key_bgsk.swapaxes(1, 2), value_bsgk
 
     def write(self, new: "KVCache", start: jax.Array | int) -> "KVCache":
         """The cache with new keys and values in the slots from `start` on; from its end on it grows."""
-        new = new.quantized() if is_quantized(self.key_bgsk) else new
-        new, each = dataclasses.replace(new, wraps=self.wraps), start + jnp.arange(new.slots)
-
-        def put(old_bgsk: jax.Array, new_bgsk: jax.Array) -> jax.Array:
-            new_bgsk = new_bgsk.astype(old_bgsk.dtype)
-            if isinstance(start, int) and start == self.slots:
-                return jnp.concatenate([old_bgsk, new_bgsk], axis=2)
-            if self.wraps and new.slots > 1:
-                return old_bgsk.at[:, :, each % self.slots].set(new_bgsk)
-            first = start % self.slots if self.wraps else start
-            return jax.lax.dynamic_update_slice_in_dim(old_bgsk, new_bgsk, first, axis=2)
-
-        return jax.tree.map(put, self, new)
-
-    def held_after(self, start: jax.Array | int, t: int, reach: int | None) -> jax.Array:
-        """The index of the token in each slot of a rolling cache, (s,), after writing t tokens from `start`
-        on; below 0: none.
-
-        Raises:
-          UserError: the t tokens would overwrite keys that some of them attend to.
-        """
-        most = self.slots - (reach or self.slots) + 1
-        if t > most:
-            raise UserError(f"{t} tokens at once; a ring of {self.slots} slots takes {most} of this pattern")
-        return _held(self.slots, start + t)
+        if isinstance(self.key_bgsk, Quantized):
+            new = new.quantized()
+        new = dataclasses.replace(new, wraps=self.wraps)
+        if self.wraps:
+            return jax.tree.map(functools.partial(rolling.write, start=start), self, new)
+        if isinstance(start, int) and start == self.slots:
+            return jax.tree.map(lambda old, new: jnp.concatenate([old, new.astype(old.dtype)], 2), self, new)
+        put = jax.lax.dynamic_update_slice_in_dim
+        return jax.tree.map(lambda old, new: put(old, new.astype(old.dtype), start, axis=2), self, new)
 
     def hold(self, slots: int, kept: int, filled: int) -> "KVCache":
         """The cache with `slots` slots, or if `kept` is smaller a rolling cache of the last `kept` tokens."""
@@ -80,15 +73,10 @@ class KVCache:
 
         def fit(x_bgsk: jax.Array) -> jax.Array:
             if size < self.slots:
-                return x_bgsk[:, :, _held(size, filled)]
+                return x_bgsk[:, :, rolling.held(size, filled)]
             return jnp.pad(x_bgsk, ((0, 0), (0, 0), (0, size - self.slots), (0, 0)))
 
         return dataclasses.replace(jax.tree.map(fit, self), wraps=size < slots)
-
-
-def _held(ring: int, filled: jax.Array | int) -> jax.Array:
-    last = filled - 1
-    return last - (last - jnp.arange(ring)) % ring
 
 
 @struct.dataclass

@@ -1,7 +1,6 @@
 """Multi-head latent attention (MLA): keys and values of all heads from one latent vector per token."""
 
 import dataclasses
-from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -41,18 +40,19 @@ class LatentAttention(Attention, kw_only=True):  # type: ignore[call-arg]
     def queries(self, x_btd: jax.Array, positions_bt: jax.Array) -> jax.Array:
         """(b, t, d) -> (b, t, h, k + k / 2): queries for keys from latents, then for rotary keys."""
         rotary_bthk = self.position.rotate(self.rotary_query(x_btd), positions_bt)
-        return jnp.concatenate([self.query(x_btd), rotary_bthk], axis=-1)
+        q_bthk = jnp.concatenate([self.query(x_btd), rotary_bthk], axis=-1)
+        return nn.with_logical_constraint(q_bthk, ("batch", "length", "heads", "head_dim"))
 
-    def keys_values(self, x_bsd: jax.Array, positions_bs: jax.Array) -> KVCache:
-        """The latent and the rotary key of each token."""
+    def keys_values(self, x_bsd: jax.Array, positions_bs: jax.Array) -> tuple[jax.Array, None]:
+        """The latent and the rotary key of each token, (b, s, 1, c + k / 2)."""
         rotary_bsk = self.position.rotate(self.rotary_key(x_bsd)[:, :, None], positions_bs)[:, :, 0]
         key_bsk = jnp.concatenate([self.latent_norm(self.latent(x_bsd)), rotary_bsk], axis=-1)
         key_bsk = nn.with_logical_constraint(key_bsk, ("batch", "length", "head_dim"))
-        return KVCache(key_bsk[:, None], None)
+        return key_bsk[:, :, None], None
 
-    def read(self, cache: KVCache) -> tuple[jax.Array, jax.Array]:
+    def of_heads(self, key_bsk: jax.Array) -> tuple[jax.Array, jax.Array]:
         """The keys (b, s, h, k + k / 2) and values (b, s, h, k) of each head."""
-        latent_bsc, rotary_bsk = jnp.split(cache.key_bgsk[:, 0], [self.latent_width], axis=-1)
+        latent_bsc, rotary_bsk = jnp.split(key_bsk, [self.latent_width], axis=-1)
         key_bshk, value_bshk = (
             nn.with_logical_constraint(
                 contract(latent_bsc, up(), dtype=self.dtype), ("batch", "length", "heads", "head_dim")
@@ -63,15 +63,14 @@ class LatentAttention(Attention, kw_only=True):  # type: ignore[call-arg]
         rotary_bshk = jnp.broadcast_to(rotary_bsk[:, :, None], rotary_shape)
         return jnp.concatenate([key_bshk, rotary_bshk], axis=-1), value_bshk
 
-    def attend_to(self, cache: KVCache, q_bthk: jax.Array, attend: Callable[..., jax.Array]) -> jax.Array:
+    def attend(self, q_bthk: jax.Array, k_bsgk: jax.Array, v_bsgk: jax.Array | None, *inputs) -> jax.Array:
         """Over the keys and values of each head, or over latents if that has fewer products."""
-        if not self.absorbs(q_bthk.shape[1], cache.slots):
-            return super().attend_to(cache, q_bthk, attend)
+        if not self.absorbs(q_bthk.shape[1], k_bsgk.shape[1]):
+            return super().attend(q_bthk, *self.of_heads(k_bsgk[:, :, 0]), *inputs)
         query_bthk, rotary_bthk = jnp.split(q_bthk, [self.head_dim], axis=-1)
         of_latents = self._per_head("bthk,chk->bthc", query_bthk, self.key_up())
-        key_bs1k = cache.key_bgsk.swapaxes(1, 2)
         q_bthk = jnp.concatenate([of_latents, rotary_bthk], axis=-1)
-        out_bthc = attend(q_bthk, key_bs1k, key_bs1k[..., : self.latent_width])
+        out_bthc = super().attend(q_bthk, k_bsgk, k_bsgk[..., : self.latent_width], *inputs)
         return self._per_head("bthc,chk->bthk", out_bthc, self.value_up())
 
     def absorbs(self, t: int, s: int) -> bool:

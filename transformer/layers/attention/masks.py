@@ -107,19 +107,12 @@ class Mask:
         """The part for t queries from t0 on and s keys from s0 on, broadcastable as `dense` is; with seeds s0
         may be one for each, (d,)."""
         if self.seeds_d is not None:
+            return self._block_of_seeds(t0, t, s0, s)
 
-            def seeded(seed: jax.Array, s0: jax.Array | int) -> jax.Array:
-                assert self.pattern is not None
-                mask = dataclasses.replace(self, seeds_d=None, pattern=self.pattern.seeded(seed))
-                return mask.block(t0, t, s0, s)[:, 0]
-
-            allowed_bdts = jax.vmap(seeded, (0, 0 if jnp.ndim(s0) else None), 1)(self.seeds_d, s0)
-            return jnp.repeat(allowed_bdts, self.heads_per_seed, axis=1)
-
-        def queries(x_bt: jax.Array) -> jax.Array:
+        def queries(x_bt: jax.Array | None) -> jax.Array:
             return _cut(x_bt, t0, t)[:, :, None]
 
-        def keys(x_bs: jax.Array) -> jax.Array:
+        def keys(x_bs: jax.Array | None) -> jax.Array:
             return _cut(x_bs, s0, s)[:, None]
 
         allowed = jnp.ones((1, t, s), bool)
@@ -131,15 +124,24 @@ class Mask:
         if self.causal:
             allowed &= j <= i
         if self.pattern is not None:
-            places = self.query_positions_bt, self.key_positions_bs
-            if not self.pattern.relative and places[0] is not None and places[1] is not None:
-                i, j = queries(places[0]), keys(places[1])
+            if self.counts_positions:
+                i, j = queries(self.query_positions_bt), keys(self.key_positions_bs)
             allowed &= self.pattern(i, j)
-        if self.query_segments_bt is not None and self.key_segments_bs is not None:
+        if self.query_segments_bt is not None:
             allowed &= queries(self.query_segments_bt) == keys(self.key_segments_bs)
         if self.key_valid_bs is not None:
             allowed &= keys(self.key_valid_bs)
         return allowed[:, None]
+
+    def _block_of_seeds(self, t0: jax.Array | int, t: int, s0: jax.Array | int, s: int) -> jax.Array:
+        def seeded(seed: jax.Array, s0: jax.Array | int) -> jax.Array:
+            assert self.pattern is not None
+            mask = dataclasses.replace(self, seeds_d=None, pattern=self.pattern.seeded(seed))
+            return mask.block(t0, t, s0, s)[:, 0]
+
+        each: Any = jax.vmap(seeded, (0, 0 if jnp.ndim(s0) else None), 1)
+        allowed_bdts = each(self.seeds_d, s0)
+        return jnp.repeat(allowed_bdts, self.heads_per_seed, axis=1)
 
     def pad(self, t: int, s: int, whole_t: int, whole_s: int) -> "Mask":
         """The mask for t queries and s keys padded to `whole_t` and `whole_s`; padding is masked."""
@@ -165,7 +167,7 @@ def positions_in(segments_bt: jax.Array) -> jax.Array:
     return index_t - jax.lax.cummax(begins_bt, axis=1)
 
 
-def _cut(x_bt: jax.Array, start: jax.Array | int, size: int) -> jax.Array:
+def _cut(x_bt: Any, start: jax.Array | int, size: int) -> jax.Array:
     # Arrays of length 1 broadcast over the row.
     return x_bt if x_bt.shape[1] == 1 else jax.lax.dynamic_slice_in_dim(x_bt, start, size, 1)
 

@@ -1,9 +1,9 @@
 """Self-attention without parameters."""
 
 import jax
+from flax import linen as nn
 
 from transformer.layers.attention.attention import Attention
-from transformer.layers.attention.cache import KVCache
 
 
 class PlainAttention(Attention, kw_only=True):  # type: ignore[call-arg]
@@ -13,12 +13,13 @@ class PlainAttention(Attention, kw_only=True):  # type: ignore[call-arg]
 
     def queries(self, x_btd: jax.Array, positions_bt: jax.Array) -> jax.Array:
         """(b, t, d) -> (b, t, 1, d)."""
-        return self.position.rotate(x_btd[:, :, None], positions_bt)
+        q_bt1d = self.position.rotate(x_btd[:, :, None], positions_bt)
+        return nn.with_logical_constraint(q_bt1d, ("batch", "length", "heads", "head_dim"))
 
-    def keys_values(self, x_bsd: jax.Array, positions_bs: jax.Array) -> KVCache:
+    def keys_values(self, x_bsd: jax.Array, positions_bs: jax.Array) -> tuple[jax.Array, jax.Array]:
         """The inputs themselves."""
-        key_bs1d = self.position.rotate(x_bsd[:, :, None], positions_bs)
-        return KVCache(key_bs1d.swapaxes(1, 2), x_bsd[:, None])
+        x_bs1d = x_bsd[:, :, None]
+        return self.position.rotate(x_bs1d, positions_bs), x_bs1d
 
     def join(self, out_bthk: jax.Array, width: int) -> jax.Array:
         """(b, t, 1, d) -> (b, t, d)."""

@@ -14,7 +14,7 @@ from flax import linen as nn
 from transformer.devices import sharded_over
 from transformer.errors import UserError
 from transformer.layers.linear import Linear, contract
-from transformer.layers.quantized import dense, is_quantized
+from transformer.layers.quantized import is_quantized
 from transformer.layers.variants.grouped import grouped
 from transformer.sums import Sum
 
@@ -273,7 +273,7 @@ class Sorted:
     def multiply(self, x_pni: jax.Array, kernel_eio: jax.Array, names: Any, dtype: str) -> jax.Array:
         """(p, n, i) . (e, i, o) -> (p, n, o)."""
         over = [sharded_over(name)[0] if name == "mlp" else () for name in names]
-        kernel_eio = dense(kernel_eio, dtype) if is_quantized(kernel_eio) else kernel_eio
+        kernel_eio = kernel_eio.astype(dtype) if is_quantized(kernel_eio) else kernel_eio
         rows = sharded_over(self.over)[0] if len(x_pni) > 1 else ()
         return grouped(x_pni, kernel_eio, self.sizes_pe, jnp.dtype(dtype), rows, *over)
 

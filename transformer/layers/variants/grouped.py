@@ -10,7 +10,7 @@ from flax import struct
 from jax.sharding import PartitionSpec
 
 from transformer.devices import platform
-from transformer.layers.linear import dot
+from transformer.layers.dot import dot
 
 SMALLEST, LARGEST = 64, 2048
 """The fewest and most rows of a block. With fewer a GPU would wait for its kernels' starts; with 2,048 it

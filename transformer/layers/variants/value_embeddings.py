@@ -7,7 +7,6 @@ from typing import Any
 import jax
 
 from transformer.errors import UserError
-from transformer.layers.attention.cache import KVCache
 from transformer.layers.block import Block
 from transformer.layers.mixers import MultiHeadAttention
 from transformer.layers.stack import Stack
@@ -20,13 +19,12 @@ ADDED = "added"
 class ValueEmbedded(MultiHeadAttention, kw_only=True):  # type: ignore[call-arg]
     """Multi-head attention over the values W x + `ADDED`, which are also those in its cache."""
 
-    def keys_values(self, x_bsd: jax.Array, positions_bs: jax.Array) -> KVCache:
+    def keys_values(self, x_bsd: jax.Array, positions_bs: jax.Array) -> tuple[jax.Array, jax.Array | None]:
         """Keys and values of g heads."""
-        seen = super().keys_values(x_bsd, positions_bs)
-        if not self.has_variable("params", ADDED):  # a layer that was not chosen
-            return seen
-        value_bgsk = seen.value_bgsk + self.get_variable("params", ADDED).swapaxes(1, 2)
-        return dataclasses.replace(seen, value_bgsk=value_bgsk)
+        k_bsgk, v_bsgk = super().keys_values(x_bsd, positions_bs)
+        if self.has_variable("params", ADDED):  # a layer that was chosen
+            v_bsgk = v_bsgk + self.get_variable("params", ADDED)
+        return k_bsgk, v_bsgk
 
 
 @dataclasses.dataclass(frozen=True)

@@ -11,8 +11,9 @@ from transformer.layers.attention.kernels.blockwise import BLOCKWISE, blockwise
 from transformer.layers.attention.kernels.cached import cached
 from transformer.layers.attention.kernels.cudnn import CUDNN, cudnn
 from transformer.layers.attention.kernels.kernel_log import FUSED, log_kernel, logging_kernels
-from transformer.layers.attention.kernels.reference import REFERENCE, Scoring, reference
+from transformer.layers.attention.kernels.reference import REFERENCE, reference
 from transformer.layers.attention.kernels.ring import RING, ring, without
+from transformer.layers.attention.kernels.scores import Scoring
 from transformer.layers.attention.kernels.splash import SPLASH, splash
 from transformer.layers.attention.kernels.unrolled import UNROLLED, unrolled
 from transformer.layers.attention.masks import Mask
@@ -68,7 +69,7 @@ def choose(
     if not mask.is_static and kind != "reference":
         return cached
     if q_bthk.shape[1] == k_bsgk.shape[1] == 1:
-        return reference  # initialisation of models, with a length that not every kernel supports
+        return unrolled  # initialisation of models, with a length that not every kernel supports
     refusals: dict[str, str] = {}
     inputs = q_bthk, k_bsgk, v_bsgk, mask, scoring or Scoring(), dropout_rate
     for name in preferred(q_bthk.shape[1], k_bsgk.shape[1], mask) if kind == "auto" else (kind,):

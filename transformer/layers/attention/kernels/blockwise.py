@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 from transformer.layers.attention.kernels.base import Kernel
 from transformer.layers.attention.kernels.parts import Placed, parts_of
-from transformer.layers.attention.kernels.reference import Scoring, drop, saved, weighted_values
+from transformer.layers.attention.kernels.scores import Scoring, drop, saved, weighted_values
 from transformer.layers.attention.masks import Mask
 
 

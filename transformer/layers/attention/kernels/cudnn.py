@@ -6,7 +6,7 @@ import numpy as np
 
 from transformer.devices import compute_capability, platform, sharded_over
 from transformer.layers.attention.kernels.base import Kernel
-from transformer.layers.attention.kernels.reference import Scoring, saved
+from transformer.layers.attention.kernels.scores import Scoring, saved
 from transformer.layers.attention.masks import Mask
 from transformer.layers.attention.patterns import Window
 

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from transformer.layers.attention.kernels.reference import Scoring
+from transformer.layers.attention.kernels.scores import Scoring
 from transformer.layers.attention.masks import Mask
 from transformer.layers.attention.patterns import Bounds, Part
 from transformer.layers.attention.views import Order, first_of

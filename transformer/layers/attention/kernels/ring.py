@@ -13,7 +13,7 @@ from transformer.devices import sharded_over
 from transformer.layers.attention.kernels import splash_parts
 from transformer.layers.attention.kernels.base import Kernel
 from transformer.layers.attention.kernels.blockwise import backward, blockwise, finite, forward, joined
-from transformer.layers.attention.kernels.reference import Scoring, saved
+from transformer.layers.attention.kernels.scores import Scoring, saved
 from transformer.layers.attention.kernels.splash import factors
 from transformer.layers.attention.masks import Mask
 from transformer.layers.attention.patterns import Pattern

@@ -11,7 +11,7 @@ from jax.sharding import PartitionSpec
 
 from transformer.devices import platform, sharded_over
 from transformer.layers.attention.kernels.base import Kernel
-from transformer.layers.attention.kernels.reference import SAVED, Scoring
+from transformer.layers.attention.kernels.scores import SAVED, Scoring
 from transformer.layers.attention.masks import Mask
 from transformer.layers.attention.patterns import Window
 from transformer.layers.attention.positions.alibi import Alibi, slopes

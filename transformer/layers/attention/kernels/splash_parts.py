@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as kernels
 
-from transformer.layers.attention.kernels.reference import Scoring
+from transformer.layers.attention.kernels.scores import Scoring
 from transformer.layers.attention.kernels.splash import make_ids, make_kernel, padded
 from transformer.layers.attention.kernels.splash import serves as splash_serves
 from transformer.layers.attention.masks import Mask

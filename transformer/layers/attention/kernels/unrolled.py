@@ -4,14 +4,7 @@ import jax
 import jax.numpy as jnp
 
 from transformer.layers.attention.kernels.base import Kernel
-from transformer.layers.attention.kernels.reference import (
-    Scoring,
-    drop,
-    highest,
-    saved,
-    sum_of,
-    weighted_values,
-)
+from transformer.layers.attention.kernels.scores import Scoring, drop, highest, saved, sum_of, weighted_values
 from transformer.layers.attention.masks import Mask
 
 BLOCK = 128

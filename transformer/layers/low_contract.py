@@ -1,0 +1,38 @@
+"""Linear maps in less than float32, with a backward pass of their own."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+
+from transformer.layers.dot import dot
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(2, 3, 4, 5))
+def low_contract(x, kernel, dtype, out_dtype, axis, transposed):
+    """`contract` of arrays of any types, rounded to `dtype`."""
+    return _low_contract_forward(x, kernel, dtype, out_dtype, axis, transposed)[0]
+
+
+def _low_contract_forward(x, kernel, dtype, out_dtype, axis, transposed):
+    # Autodiff would compute the kernel's gradient in bfloat16, the type of the forward operands.
+    low_x, low_kernel = x.astype(dtype), kernel.astype(dtype)
+    over = last_axes(x, axis), last_axes(kernel, axis) if transposed else range(axis)
+    y = dot(low_x, low_kernel, *over, out_dtype)
+    return y, (low_x, low_kernel, jnp.zeros(0, x.dtype), jnp.zeros(0, kernel.dtype))
+
+
+def _low_contract_backward(dtype, out_dtype, axis, transposed, residuals, dy):
+    x, kernel, like_x, like_kernel = residuals
+    dy, features, rows = dy.astype(dtype), kernel.ndim - axis, range(x.ndim - axis)
+    over = last_axes(dy, features), range(features) if transposed else last_axes(kernel, features)
+    factors = (dy, x) if transposed else (x, dy)
+    return dot(dy, kernel, *over, like_x.dtype), dot(*factors, rows, rows, like_kernel.dtype)
+
+
+low_contract.defvjp(_low_contract_forward, _low_contract_backward)
+
+
+def last_axes(x: jax.Array, n: int) -> range:
+    """The last n axes."""
+    return range(x.ndim - n, x.ndim)
