@@ -20,9 +20,9 @@ def find(
     given."""
     from jax._src.clusters import ClusterEnv
 
-    given = coordinator or os.environ.get("JAX_COORDINATOR_ADDRESS"), count, number
+    explicit = coordinator or os.environ.get("JAX_COORDINATOR_ADDRESS"), count, number
     address, count, number, _ = ClusterEnv.auto_detect_unset_distributed_params(
-        *given, local_device_ids=(), cluster_detection_method=None, initialization_timeout=SECONDS
+        *explicit, local_device_ids=(), cluster_detection_method=None, initialization_timeout=SECONDS
     )
     if address is None:
         raise UserError("no address of the first process is given; give --coordinator=HOST:PORT")

@@ -42,12 +42,12 @@ def named_terms(sown: Any) -> dict[str, Sum]:
     and are the same for scanned, unrolled and rematerialised layers; sowing them does not change the kernels.
     """
     terms: dict[str, Sum] = {}
-    for path, found in jax.tree_util.tree_leaves_with_path(sown, is_leaf=lambda x: isinstance(x, Sum)):
+    for path, term in jax.tree_util.tree_leaves_with_path(sown, is_leaf=lambda x: isinstance(x, Sum)):
         name = [entry.key for entry in path if isinstance(entry, jax.tree_util.DictKey)][-1]
         # terms / blocks / (the list of layers, one per call,) / layer / module ... / name / (one per call,)
         layers = [entry.idx for entry in path[:-1] if isinstance(entry, jax.tree_util.SequenceKey)]
         for key in (name, *(f"{name}/{layer}" for layer in layers[1:])):
-            terms[key] = terms[key] + found if key in terms else found
+            terms[key] = terms[key] + term if key in terms else term
     return terms
 
 

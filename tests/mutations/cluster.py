@@ -36,8 +36,8 @@ EDITS = {
             "ports_without_limit": ("not 0 < int(port) < 2**16", "not 0 < int(port)"),
             "brackets_stay": ('return host.strip("[]")', "return host"),
             "what_is_given_is_not_kept": (
-                'given = coordinator or os.environ.get("JAX_COORDINATOR_ADDRESS"), count, number',
-                "given = None, None, None",
+                'explicit = coordinator or os.environ.get("JAX_COORDINATOR_ADDRESS"), count, number',
+                "explicit = None, None, None",
             ),
             "only_the_old_protocol": ("if socket.has_dualstack_ipv6():", "if False:"),
         },

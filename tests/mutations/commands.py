@@ -137,7 +137,7 @@ EDITS = {
         "tests/visualization/test_run_page.py",
         {
             "speeds_are_the_last": ("if metric in MEDIANS else", "if False else"),
-            "the_first_samples": ("round(i * (len(found) - 1) / (SAMPLES - 1))", "i"),
+            "the_first_samples": ("round(i * (len(files) - 1) / (SAMPLES - 1))", "i"),
             "every_start_again": ("if about == before:", "if False:"),
         },
     ),

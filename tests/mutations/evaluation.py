@@ -13,7 +13,7 @@ EDITS = {
                 "return render(chat_history)",
             ),
             "drawn_though_greedy": ("if sampled else 0.0", "if True else 0.0"),
-            "unsorted": ("found.update(zip(order, texts", "found.update(zip(numbers, texts"),
+            "unsorted": ("completions.update(zip(order, texts", "completions.update(zip(numbers, texts"),
         },
     ),
     "transformer/evaluation/shared_prefix.py": (
@@ -46,7 +46,7 @@ EDITS = {
     "transformer/evaluation/documents.py": (
         "tests/evaluation/test_documents.py",
         {
-            "lowest_first": ("(-each.loss, each.number)", "(each.loss, each.number)"),
+            "lowest_first": ("(-document.loss, document.number)", "(document.loss, document.number)"),
             "bits_are_nats": (" / self.num_bytes / math.log(2)", " / self.num_bytes"),
             "losses_of_other_targets": (
                 "if not math.isclose(parts_3[0].sum(), total, rel_tol=1e-3, abs_tol=1e-3):",

@@ -20,7 +20,7 @@ EDITS = {
         "tests/interop/test_tensors.py tests/interop/test_import.py::test_one_value_is_a_list_of_it",
         {
             "one_value_lost": ("[] if value is None else [value]", "[]"),
-            "names_twice": ("if len(found) < len(pairs):", "if False:"),
+            "names_twice": ("if len(value) < len(pairs):", "if False:"),
             "any_number": ('raise ValueError(f"{text} is not a number")', "return 0.0"),
         },
     ),
@@ -78,7 +78,7 @@ EDITS = {
             "kernels_of_heads_by_dimension": ('"(h k) d -> d h k"', '"(k h) d -> d h k"'),
             "biases_of_heads_by_dimension": ('"(h k) -> h k"', '"(k h) -> h k"'),
             "joined_by_dimension": ('"d (h k) -> h k d"', '"d (k h) -> h k d"'),
-            "several_are_one": ('tuple(f"{each}/{leaf}" for each in ours)', 'f"{ours[0]}/{leaf}"'),
+            "several_are_one": ('tuple(f"{path}/{leaf}" for path in ours)', 'f"{ours[0]}/{leaf}"'),
         },
     ),
     "transformer/interop/transfer.py": (
@@ -112,7 +112,7 @@ EDITS = {
         {
             "composed_never": ("== COMPOSED", "== None"),
             "composed_always": ("if steps and steps[0].normalize_str(DECOMPOSED) == COMPOSED", "if True"),
-            "lowest_first": ("found.append((-score,", "found.append((score,"),
+            "lowest_first": ("merges.append((-score,", "merges.append((score,"),
             "spaces_stay": ("if normal.get(4, 1):", "if False:"),
             "foreign_characters_unknown": ("if len(name) == 1 else", "if not name else"),
             "names_in_text": ('Split(Regex("|".join(names)), "isolated")', 'Split("\\0", "isolated")'),
@@ -188,7 +188,7 @@ EDITS = {
     "transformer/interop/wordpiece.py": (
         "tests/interop/test_encoder_runs.py",
         {
-            "always_lowercase": ('_flag(given, "do_lower_case", True)', "True"),
+            "always_lowercase": ('_flag(names, "do_lower_case", True)', "True"),
             "one_type": ("$B:1 {sep}:1", "$B {sep}"),
             "types_not_named": (
                 '*(["token_type_ids"] if types else [])',

@@ -55,7 +55,9 @@ def attention_weights(
     def padded(values: ArrayLike) -> np.ndarray:
         return np.pad(np.asarray(values, np.int32), (0, width - count))[None]
 
-    arrays = [padded(each) for each in (tokens, np.ones(count), np.zeros(count) if types is None else types)]
+    arrays = [
+        padded(values) for values in (tokens, np.ones(count), np.zeros(count) if types is None else types)
+    ]
     weights_htt = _attention_weights(params, *arrays, model=model, read=read, layer=layer)
     return on_host(weights_htt).astype(np.float32)[:, :count, :count]
 
@@ -102,7 +104,7 @@ def token_names(tokenizer: Tokenizer, tokens: Iterable[int], special: dict[int, 
     return [special.get(i) or tokenizer.decode([i]) or tokenizer.name(i) or "·" for i in tokens]
 
 
-def first_tokens(found: AttentionMap) -> AttentionMap:
+def first_tokens(attention: AttentionMap) -> AttentionMap:
     """The weights between the first `SHOWN` tokens, for a plot."""
-    weights_hts, queries, keys = found
+    weights_hts, queries, keys = attention
     return weights_hts[:, :SHOWN, :SHOWN], queries[:SHOWN], keys[:SHOWN]

@@ -29,9 +29,9 @@ def classification_sums(logits: jax.Array, labels: jax.Array, weights: jax.Array
     classes = logits.shape[-1]
     log_p = jax.nn.log_softmax(logits.astype(jnp.float32)).reshape(-1, classes)
     labels, weights = labels.reshape(-1), weights.reshape(-1)
-    found = jnp.argmax(log_p, axis=-1)
+    predicted = jnp.argmax(log_p, axis=-1)
     confidence = jnp.exp(jnp.max(log_p, axis=-1))
-    right = (found == labels).astype(jnp.float32)
+    right = (predicted == labels).astype(jnp.float32)
     nll = -jnp.take_along_axis(log_p, labels[:, None], axis=-1)[:, 0]
     bins = jnp.minimum((confidence * BINS).astype(jnp.int32), BINS - 1)
     in_bin = jax.nn.one_hot(bins, BINS) * weights[:, None]
@@ -40,7 +40,7 @@ def classification_sums(logits: jax.Array, labels: jax.Array, weights: jax.Array
     return {
         "loss": Sum.of(nll, weights),
         "accuracy": Sum.of(right, weights),
-        "confusion": Sum(truth.T @ jax.nn.one_hot(found, classes), one),
+        "confusion": Sum(truth.T @ jax.nn.one_hot(predicted, classes), one),
         "calibration": Sum(jnp.stack([jnp.ones_like(right), confidence, right]) @ in_bin, one),
     }
 
@@ -56,13 +56,13 @@ def window_sums(logits: jax.Array, texts: jax.Array, weights: jax.Array, num_tex
     return {"probability": Sum(everywhere(p_nc), everywhere(counts_n))}
 
 
-def text_sums(found: dict[str, Sum], label_n: np.ndarray, windows_n: np.ndarray) -> dict[str, Sum]:
+def text_sums(sums: dict[str, Sum], label_n: np.ndarray, windows_n: np.ndarray) -> dict[str, Sum]:
     """`classification_sums` of texts by their mean probabilities, from `window_sums` over batches.
 
     `windows_n` are the numbers of windows of the texts. The weight of a text is the share of its windows that
     are in the batches: 1, or less if only some batches are evaluated.
     """
-    p_nc, counts_n = found["probability"].total, found["probability"].weight
+    p_nc, counts_n = sums["probability"].total, sums["probability"].weight
     logits_nc = log_probabilities(np.asarray(p_nc))  # a softmax of them divides by the number of windows
     shares_n = np.asarray(counts_n) / windows_n
     return classification_sums(jnp.asarray(logits_nc), jnp.asarray(label_n), jnp.asarray(shares_n))
@@ -104,7 +104,7 @@ class ClassificationEvaluator:
         put: Put,
         batches: int = 0,
         labels: Sequence[str] = (),
-        finish: Callable[[dict[str, Sum]], dict[str, Sum]] = lambda found: found,
+        finish: Callable[[dict[str, Sum]], dict[str, Sum]] = lambda sums: sums,
     ) -> None:
         """`put` puts a batch onto the devices, and `batches` limits the pass (0: all). `labels` are the names
         of the classes."""
@@ -118,11 +118,11 @@ class ClassificationEvaluator:
 
     def __call__(self, params: Params) -> dict[str, float]:
         """{"loss": nats, "accuracy": ..., "f1": `macro_f1`, "calibration_error": ...}."""
-        found = self._finish(total(self._step, params, self._loader, self._put, self._batches))
-        self.last = {name: np.asarray(found[name].total) for name in ("confusion", "calibration")}
+        sums = self._finish(total(self._step, params, self._loader, self._put, self._batches))
+        self.last = {name: np.asarray(sums[name].total) for name in ("confusion", "calibration")}
         return {
-            "loss": float(found["loss"].mean),
-            "accuracy": float(found["accuracy"].mean),
+            "loss": float(sums["loss"].mean),
+            "accuracy": float(sums["accuracy"].mean),
             "f1": macro_f1(self.last["confusion"]),
             "calibration_error": calibration_error(self.last["calibration"]),
         }
@@ -147,7 +147,7 @@ class ClassificationEvaluator:
         n = round(confusion_cc.sum())  # of texts of which some windows were evaluated, a part counts
         rows = getattr(self._loader, "rows", ())
         total = len(getattr(rows, "numbers", rows))  # a row may have several texts, a text several rows
-        found = {"measured": f"{n:,} of {max(n, total):,} examples"}
+        description = {"measured": f"{n:,} of {max(n, total):,} examples"}
         if n > 1:
             # Resampling examples is the same as resampling the cells of the matrix that they are in.
             rng, cells = np.random.default_rng(0), np.flatnonzero(confusion_cc)
@@ -158,9 +158,9 @@ class ClassificationEvaluator:
                 again_cc.reshape(-1)[cells] = rng.multinomial(n, share)
                 drawn["accuracy"][sample] = np.trace(again_cc) / n
                 drawn["f1"][sample] = macro_f1(again_cc)
-            found |= {name: said(interval(values), f"{n:,} examples") for name, values in drawn.items()}
+            description |= {name: said(interval(values), f"{n:,} examples") for name, values in drawn.items()}
         table = confusion_lines(confusion_cc.astype(np.int64), self._labels)
-        return found | {"confusion": "\n".join(table)}
+        return description | {"confusion": "\n".join(table)}
 
 
 def classification_evaluator(experiment: Any, split: str, put: Put) -> ClassificationEvaluator:
@@ -176,10 +176,10 @@ def classification_evaluator(experiment: Any, split: str, put: Put) -> Classific
             return window_sums(logits, batch["texts"], batch["weights"], len(loader.rows.label_n))
         return classification_sums(logits, batch["labels"], batch["weights"])
 
-    def finish(found: dict[str, Sum]) -> dict[str, Sum]:
-        if "probability" not in found:
-            return found
-        return text_sums(found, loader.rows.label_n, loader.rows.windows_n)
+    def finish(sums: dict[str, Sum]) -> dict[str, Sum]:
+        if "probability" not in sums:
+            return sums
+        return text_sums(sums, loader.rows.label_n, loader.rows.windows_n)
 
     compiled = jax.jit(in_microbatches(step, c.parallel.microbatches))
     labels = experiment.data.labels

@@ -42,7 +42,7 @@ def document_losses(experiment: Experiment, params: Params, put: Put, loader: An
     refused = UserError(f"--per_document: {experiment.config.experiment} has no loss of a single document")
     if experiment.initial_carry() is not None or "weights" not in next(loader.iterate(0), ()):
         raise refused
-    found = []
+    batches = []
     for step, (total, segments, *parts_3) in enumerate(passed(_measure(experiment), params, loader, put, 0)):
         if (records := whole.documents_at(step)) is None:
             raise refused
@@ -51,20 +51,20 @@ def document_losses(experiment: Experiment, params: Params, put: Put, loader: An
             raise refused
         if not math.isclose(parts_3[0].sum(), total, rel_tol=1e-3, abs_tol=1e-3):
             raise refused  # the loss is not a sum over these targets
-        found.append((documents.ravel(), np.stack(parts_3).reshape(3, -1)))
-    number_p = np.concatenate([numbers for numbers, _ in found])
-    part_3p = np.concatenate([parts for _, parts in found], axis=1)[:, number_p >= 0]
+        batches.append((documents.ravel(), np.stack(parts_3).reshape(3, -1)))
+    number_p = np.concatenate([numbers for numbers, _ in batches])
+    part_3p = np.concatenate([parts for _, parts in batches], axis=1)[:, number_p >= 0]
     sums_3n = [np.bincount(number_p[number_p >= 0], part_p) for part_p in part_3p]
     losses = [
         DocumentLoss(number, total / targets, targets, int(num_bytes))
         for number, (total, targets, num_bytes) in enumerate(zip(*sums_3n, strict=True))
         if targets
     ]
-    return sorted(losses, key=lambda each: (-each.loss, each.number))
+    return sorted(losses, key=lambda document: (-document.loss, document.number))
 
 
 def _of_targets(
-    records: Sequence[np.ndarray], segments: np.ndarray, weights: np.ndarray, each: int
+    records: Sequence[np.ndarray], segments: np.ndarray, weights: np.ndarray, microbatches: int
 ) -> np.ndarray | None:
     """The record of each target, in the shape of `weights`, by the records of the segments of each row: of
     its token or, for a target of `each` segments of a row, of these; -1 where there is none. None if the
@@ -72,12 +72,12 @@ def _of_targets(
     if weights.shape == segments.shape:
         number_bt = segments.astype(int) - 1
         return np.stack([np.append(own, -1)[row] for own, row in zip(records, number_bt, strict=True)])
-    found = np.full(weights.shape, -1).reshape(len(weights), -1)
+    numbers = np.full(weights.shape, -1).reshape(len(weights), -1)
     for row, own in enumerate(records):
-        if len(of_row := own[::each]) > found.shape[1]:
+        if len(of_row := own[::microbatches]) > numbers.shape[1]:
             return None
-        found[row, : len(of_row)] = of_row
-    return found.reshape(weights.shape)
+        numbers[row, : len(of_row)] = of_row
+    return numbers.reshape(weights.shape)
 
 
 def _measure(experiment: Experiment) -> Any:
@@ -87,12 +87,12 @@ def _measure(experiment: Experiment) -> Any:
 
     def part(params: Params, batch: Batch) -> Any:
         weights, rng = batch["weights"], jax.random.key(0)
-        each = cost(params, batch), weights, batch.get("bytes", jnp.zeros(weights.shape))
+        rows = cost(params, batch), weights, batch.get("bytes", jnp.zeros(weights.shape))
         segments = batch.get("segments", jnp.zeros((len(weights), 0), jnp.int32))
-        return {"loss": experiment.loss(params, batch, rng, False)["loss"]}, segments, *each
+        return {"loss": experiment.loss(params, batch, rng, False)["loss"]}, segments, *rows
 
     def measure(params: Params, batch: Batch) -> list[jax.Array]:
-        terms, *each = in_microbatches(part, experiment.config.parallel.microbatches)(params, batch)
-        return [terms["loss"].total, *map(everywhere, each)]
+        terms, *rows = in_microbatches(part, experiment.config.parallel.microbatches)(params, batch)
+        return [terms["loss"].total, *map(everywhere, rows)]
 
     return jax.jit(measure)

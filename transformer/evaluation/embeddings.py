@@ -108,10 +108,14 @@ class WordVectors:
     def evaluate(self, questions: Questions) -> dict[str, Answers]:
         """The counts of each section. A question is correct if d is the nearest word to b - a + c except a, b
         and c; questions with an unknown word are not covered."""
-        found = {}
+        answers = {}
         for section, asked in questions.items():
             known = np.array(
-                [[self._place(word) for word in each] for each in asked if all(word in self for word in each)]
+                [
+                    [self._place(word) for word in question]
+                    for question in asked
+                    if all(word in self for word in question)
+                ]
             ).reshape(-1, 4)
             right = 0
             for start in range(0, len(known), AT_ONCE):
@@ -119,8 +123,8 @@ class WordVectors:
                 cosine_qv = (self.units[b_q] - self.units[a_q] + self.units[c_q]) @ self.units.T
                 np.put_along_axis(cosine_qv, np.stack([a_q, b_q, c_q], axis=1), -np.inf, axis=1)
                 right += int(np.sum(cosine_qv.argmax(axis=1) == d_q))
-            found[section] = Answers(len(asked), len(known), right)
-        return found
+            answers[section] = Answers(len(asked), len(known), right)
+        return answers
 
     def _place(self, word: str) -> int:
         place = self._places.get(self._normalize(word))
@@ -148,19 +152,19 @@ def read_questions(path: str | Path) -> dict[str, list[tuple[str, str, str, str]
         lines = Path(path).read_text(encoding="utf-8-sig").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"{path}: cannot be read ({getattr(error, 'strerror', 'not UTF-8')})") from None
-    found: dict[str, list[tuple[str, str, str, str]]] = {}
+    sections: dict[str, list[tuple[str, str, str, str]]] = {}
     section = ""
     for number, line in enumerate(lines, 1):
         words = line.split()
         if line.startswith(":"):
             section = line[1:].strip()
         elif len(words) == 4:
-            found.setdefault(section, []).append((words[0], words[1], words[2], words[3]))
+            sections.setdefault(section, []).append((words[0], words[1], words[2], words[3]))
         elif words:
             raise UserError(f"{path}:{number}: {len(words)} words; expected four, or ': section'")
-    if not found:
+    if not sections:
         raise UserError(f"{path}: no questions in it; expected lines of four words")
-    return found
+    return sections
 
 
 def word_vectors(params: Any, tokenizer: Tokenizer) -> WordVectors:

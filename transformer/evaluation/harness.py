@@ -102,12 +102,12 @@ class HarnessModel(TemplateLM):
             rows = [self._row(*make_disjoint_window(part)) for part in parts]
             windows += rows
             counts.append(len(rows))
-        found = (score.log_likelihood for score in score_rows(self._experiment, self._params, windows))
-        return [sum(next(found) for _ in range(count)) for count in counts]
+        likelihoods = (score.log_likelihood for score in score_rows(self._experiment, self._params, windows))
+        return [sum(next(likelihoods) for _ in range(count)) for count in counts]
 
     def generate_until(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[str]:
         """The completion of each text, up to the first of its stop strings."""
-        found: dict[int, str] = {}
+        completions: dict[int, str] = {}
         groups: dict[str, list[int]] = {}
         for i, request in enumerate(requests):
             groups.setdefault(json.dumps(request.args[1], sort_keys=True), []).append(i)
@@ -115,15 +115,15 @@ class HarnessModel(TemplateLM):
             prompts = {i: self.tok_encode(requests[i].args[0]) or [self.prefix_token_id] for i in numbers}
             order = sorted(numbers, key=lambda i: len(prompts[i]))
             texts = self._complete([prompts[i] for i in order], json.loads(options))
-            found.update(zip(order, texts, strict=True))
-        return [found[i] for i in range(len(requests))]
+            completions.update(zip(order, texts, strict=True))
+        return [completions[i] for i in range(len(requests))]
 
     def _complete(self, prompts: Iterable[list[int]], options: dict[str, Any]) -> list[str]:
-        given: dict[str, Any] = {**normalize_gen_kwargs(options)}
-        sampled, temperature = given.pop("do_sample"), float(given.pop("temperature", 0.0))
-        limit, until = given.pop("max_gen_toks"), given.pop("until")
-        filters = {name: type(off)(given.pop(name, off)) for name, (_, off) in FILTERS.items()}
-        if other := [f"{name}={value!r}" for name, value in given.items() if value != IDLE.get(name)]:
+        settings: dict[str, Any] = {**normalize_gen_kwargs(options)}
+        sampled, temperature = settings.pop("do_sample"), float(settings.pop("temperature", 0.0))
+        limit, until = settings.pop("max_gen_toks"), settings.pop("until")
+        filters = {name: type(off)(settings.pop(name, off)) for name, (_, off) in FILTERS.items()}
+        if other := [f"{name}={value!r}" for name, value in settings.items() if value != IDLE.get(name)]:
             read = ", ".join(["until", "max_gen_toks", "do_sample", "temperature", *filters])
             raise UserError(f"generation_kwargs: {', '.join(other)} cannot be followed; read are {read}")
         config = dataclasses.replace(

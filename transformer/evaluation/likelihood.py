@@ -58,8 +58,8 @@ class LikelihoodEvaluator:
         if self._mixture:
             return self._mixture.names(params)
         batch = next(iter(self.loader.iterate(0)), None)
-        found = jax.eval_shape(self.step, params, self.put(batch)) if batch else {}
-        terms = found[0] if isinstance(found, tuple) else found
+        results = jax.eval_shape(self.step, params, self.put(batch)) if batch else {}
+        terms = results[0] if isinstance(results, tuple) else results
         return [*self.with_perplexity(dict.fromkeys(terms, 0.0))]
 
     def __call__(self, params: Params) -> dict[str, float]:
@@ -70,13 +70,13 @@ class LikelihoodEvaluator:
         """
         if self._mixture:
             return self._mixture(params)
-        found = [
-            each if isinstance(each, tuple) else (each, {})
-            for each in passed(self.step, params, self.loader, self.put, self.batches)
+        results = [
+            result if isinstance(result, tuple) else (result, {})
+            for result in passed(self.step, params, self.loader, self.put, self.batches)
         ]
-        self.totals = merge(terms for terms, _ in found)
-        parts = {name: [rows[name] for _, rows in found] for name in found[0][1]}
-        self._rows = {name: np.concatenate(each) for name, each in parts.items()}
+        self.totals = merge(terms for terms, _ in results)
+        parts = {name: [rows[name] for _, rows in results] for name in results[0][1]}
+        self._rows = {name: np.concatenate(result) for name, result in parts.items()}
         return self.with_perplexity({name: float(term.mean) for name, term in self.totals.items()})
 
     def describe(self) -> dict[str, str]:
@@ -90,9 +90,9 @@ class LikelihoodEvaluator:
             return {}
         rows: Any = getattr(self.loader, "rows", kept_n)
         total = getattr(rows, "counted", len(rows))
-        found = {"measured": f"{n:,} of {max(n, total):,} rows"}
+        description = {"measured": f"{n:,} of {max(n, total):,} rows"}
         if "loss" in self._rows:
-            found["measured"] += f", {self._rows['loss'][:, 1].sum():,.0f} targets in them"
+            description["measured"] += f", {self._rows['loss'][:, 1].sum():,.0f} targets in them"
         if n > 1:
             sums_r = resampled(np.concatenate([rows_n2[kept_n] for rows_n2 in self._rows.values()], axis=1))
             drawn = {
@@ -100,8 +100,8 @@ class LikelihoodEvaluator:
                 for i, name in enumerate(self._rows)
             }
             for name, values in self.with_perplexity(drawn).items():
-                found[name] = said(interval(values), f"{n:,} rows")
-        return found
+                description[name] = said(interval(values), f"{n:,} rows")
+        return description
 
     def with_perplexity(self, results: dict[str, Any]) -> dict[str, Any]:
         """The results, with the perplexity if it is asked for."""
@@ -146,7 +146,7 @@ def split_by_row(
         return terms, {}, aux
 
     def scaled(factor_b: jax.Array) -> tuple[dict[str, Sum], Any]:
-        parts = {name: (factor_b * each.T).T for name, each in weights.items()}
+        parts = {name: (factor_b * values.T).T for name, values in weights.items()}
         terms, aux = measure({**batch, **parts})
         return jax.tree.map(lambda value: jnp.asarray(value, jnp.float32), terms), aux
 
@@ -188,10 +188,10 @@ def passed(
     """
     waiting = None
     for batch in itertools.islice(loader.iterate(0), batches or None):
-        found = step(params, put(batch))
+        results = step(params, put(batch))
         if waiting is not None:
             yield _read(waiting)  # one batch late, so that the device never waits for the host
-        waiting = found
+        waiting = results
     if waiting is None:
         raise UserError("evaluation: the data has 0 batches; expected at least 1")
     yield _read(waiting)

@@ -24,24 +24,37 @@ class MixedLikelihood:
 
     def names(self, params: Params) -> list[str]:
         """The names of the results."""
-        found = {name: part.names(params) for name, part in self._parts.items()}
-        return [*_common(found.values()), *(f"{name}/{key}" for name, keys in found.items() for key in keys)]
+        keys_by_part = {name: part.names(params) for name, part in self._parts.items()}
+        return [
+            *_common(keys_by_part.values()),
+            *(f"{name}/{key}" for name, keys in keys_by_part.items() for key in keys),
+        ]
 
     def __call__(self, params: Params) -> dict[str, float]:
         """{"loss": nats, ..., "stdlib/loss": nats, ...}."""
-        found = {name: part(params) for name, part in self._parts.items()}
+        results_by_part = {name: part(params) for name, part in self._parts.items()}
         part, *_ = self._parts.values()
-        common = _common(each.totals for each in self._parts.values())
+        common = _common(part.totals for part in self._parts.values())
         whole = {key: float(self._mixed(key).mean) for key in common}
         return part.with_perplexity(whole) | {
-            f"{name}/{key}": value for name, results in found.items() for key, value in results.items()
+            f"{name}/{key}": value
+            for name, results in results_by_part.items()
+            for key, value in results.items()
         }
 
     def describe(self) -> dict[str, str]:
         """The details of every source, and the numbers of evaluated rows."""
-        found = {name: part.describe() for name, part in self._parts.items()}
-        measured = [f"{name} {each.pop('measured')}" for name, each in found.items() if "measured" in each]
-        described = {f"{name}/{key}": text for name, each in found.items() for key, text in each.items()}
+        descriptions = {name: part.describe() for name, part in self._parts.items()}
+        measured = [
+            f"{name} {description.pop('measured')}"
+            for name, description in descriptions.items()
+            if "measured" in description
+        ]
+        described = {
+            f"{name}/{key}": text
+            for name, description in descriptions.items()
+            for key, text in description.items()
+        }
         return described | ({"measured": "; ".join(measured)} if measured else {})
 
     def _mixed(self, key: str) -> Sum:

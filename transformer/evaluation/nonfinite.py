@@ -96,19 +96,19 @@ class Probes:
         def loop(number: int) -> tuple[int, str]:
             return len(seen[number]), self._names[number].partition("blocks")[0]
 
-        found = []
+        places = []
         for (count, _), group in itertools.groupby((n for n in sorted(seen) if seen[n]), key=loop):
             numbers = [*group]
             for call, number in itertools.product(range(count), numbers):
                 bad = np.asarray(seen[number][::direction][call])
                 rows = tuple(np.flatnonzero(bad).tolist()) if bad.ndim else (-1,) * bool(bad)
-                found.append(Place(self._names[number], call, count, rows))
-        often, met = Counter(place.module for place in found if place.count == 1), Counter[str]()
-        for i, place in enumerate(found):
+                places.append(Place(self._names[number], call, count, rows))
+        often, met = Counter(place.module for place in places if place.count == 1), Counter[str]()
+        for i, place in enumerate(places):
             if place.count == 1:
-                found[i] = dataclasses.replace(place, number=met[place.module], count=often[place.module])
+                places[i] = dataclasses.replace(place, number=met[place.module], count=often[place.module])
                 met[place.module] += 1
-        return found
+        return places
 
 
 def _observed(value: jax.Array, rows: int, note: Callable, note_gradient: Callable) -> jax.Array:
@@ -154,25 +154,25 @@ def find(
 
         def observe(function: Callable) -> tuple[Probes, Any]:
             with nn.intercept_methods(probes := Probes(size)):  # noqa: B023
-                found = jax.jit(function)(params, rows, here, jax.random.fold_in(rng, part))  # noqa: B023
-            jax.block_until_ready(found)
+                result = jax.jit(function)(params, rows, here, jax.random.fold_in(rng, part))  # noqa: B023
+            jax.block_until_ready(result)
             jax.effects_barrier()
-            return probes, found
+            return probes, result
 
         def numbered(place: Place | None) -> Place | None:
             bad = tuple(row * parts + part if row >= 0 else row for row in place.bad) if place else ()  # noqa: B023
             return place and dataclasses.replace(place, bad=bad)
 
         probes, loss = observe(objective)
-        if wrong := next((each for each in probes.outputs() if each.bad), None):
+        if wrong := next((place for place in probes.outputs() if place.bad), None):
             return Found(forward=numbered(wrong))
         if not jnp.isfinite(loss):
             return Found(loss=True)
         before, (probes, _) = None, observe(jax.grad(objective))
-        for each in probes.gradients():
-            if each.bad:
-                return Found(backward=numbered(each), after=before)
-            before = each
+        for place in probes.gradients():
+            if place.bad:
+                return Found(backward=numbered(place), after=before)
+            before = place
     return Found()
 
 

@@ -120,7 +120,7 @@ def scores(
     remaining = iter(rows)
     while window := list(itertools.islice(remaining, 16 * batch_size)):
         order = sorted(range(len(window)), key=lambda i: (len(window[i].tokens), len(window[i].source)))
-        found: dict[int, Score] = {}
+        scored: dict[int, Score] = {}
         for first in range(0, len(order), batch_size):
             numbers = order[first : first + batch_size]
             batch = [window[i] for i in numbers]
@@ -129,8 +129,8 @@ def scores(
             for i, row, log_p_m, likeliest_m in zip(numbers, batch, log_p_bm, likeliest_bm, strict=False):
                 n = len(row.tokens) - row.start
                 total = float(log_p_m[:n].astype(np.float64).sum())
-                found[i] = Score(total, n, bool(likeliest_m[:n].all()), row.unread)
-        yield from (found[i] for i in range(len(window)))
+                scored[i] = Score(total, n, bool(likeliest_m[:n].all()), row.unread)
+        yield from (scored[i] for i in range(len(window)))
 
 
 def _arrays(rows: Sequence[Row], room: int) -> dict[str, np.ndarray]:

@@ -26,7 +26,7 @@ def score_continuations(experiment: Any, params: Params, rows: Sequence[Row]) ->
     Rows without company are scored by `score_rows`, and so are all where a layer caches a state, or the model
     decodes with weights or a cache in fewer bits.
     """
-    stepper, found = experiment.stepper(params), dict[int, Score]()
+    stepper, scores = experiment.stepper(params), dict[int, Score]()
     of_prefix: dict[tuple[int, ...], list[int]] = {}
     for i, row in enumerate(rows):
         of_prefix.setdefault(tuple(row.tokens[: row.start]), []).append(i)
@@ -35,10 +35,10 @@ def score_continuations(experiment: Any, params: Params, rows: Sequence[Row]) ->
     if extends and (sampling.weights, sampling.cache) == ("float32", "auto"):
         groups = [numbers for numbers in of_prefix.values() if len(numbers) > 1]
         for batch in _batches(rows, groups):
-            found |= dict(_of_batch(stepper, rows, batch, experiment.longest))
-    alone = [i for i in range(len(rows)) if i not in found]
-    found |= zip(alone, score_rows(experiment, params, [rows[i] for i in alone]), strict=True)
-    return [found[i] for i in range(len(rows))]
+            scores |= dict(_of_batch(stepper, rows, batch, experiment.longest))
+    alone = [i for i in range(len(rows)) if i not in scores]
+    scores |= zip(alone, score_rows(experiment, params, [rows[i] for i in alone]), strict=True)
+    return [scores[i] for i in range(len(rows))]
 
 
 def _batches(rows: Sequence[Row], groups: Sequence[list[int]]) -> Iterator[list[list[int]]]:

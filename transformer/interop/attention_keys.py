@@ -28,31 +28,31 @@ KINDS = {"full_attention": "full", "sliding_attention": "sliding"}
 """Their types of layers -> our names of kinds."""
 
 
-def read_rope(given: Any, theta: Any, max_length: Any) -> dict[str, Any]:
+def read_rope(rope: Any, theta: Any, max_length: Any) -> dict[str, Any]:
     """Our keys for their `rope_parameters` or `rope_scaling`, with `theta` as the base if they name none.
 
     Raises:
       UserError: an unknown kind of scaling, one with an unknown key or value, or a base that is not a number
         above 0.
     """
-    given = {} if given is None else given
-    if not isinstance(given, dict):
-        raise UserError(f"rope_parameters: {given!r}; expected an object, {{...}}")
-    kind = given.get("rope_type", given.get("type", "default"))
+    rope = {} if rope is None else rope
+    if not isinstance(rope, dict):
+        raise UserError(f"rope_parameters: {rope!r}; expected an object, {{...}}")
+    kind = rope.get("rope_type", rope.get("type", "default"))
     if not isinstance(kind, str) or kind not in SCALINGS:
         raise UserError(f"rope_type: {kind!r}; expected one of {', '.join(map(repr, SCALINGS))}")
     scaling, known = SCALINGS[kind]
-    for name, value in given.items():
+    for name, value in rope.items():
         wanted = known.get(name, 1.0 if name == "partial_rotary_factor" else None)
         if name not in ANY and value is not None and value != wanted:
             raise UserError(f"rope_parameters.{name}: {value!r} of {kind!r}; expected {wanted!r}")
-    keys = {"position_base": positive(given, "rope_theta", theta)}
-    factor = given.get("factor")
+    keys = {"position_base": positive(rope, "rope_theta", theta)}
+    factor = rope.get("factor")
     if scaling == "none" or factor == 1:
         return keys
     keys |= {"position_scaling": scaling, "position_factor": factor}
     if scaling != "linear":
-        keys["position_original_length"] = given.get("original_max_position_embeddings") or max_length
+        keys["position_original_length"] = rope.get("original_max_position_embeddings") or max_length
     return keys
 
 
@@ -66,10 +66,10 @@ def write_rope(model: Any) -> dict[str, Any]:
     kind, known = kinds[scaling]
     if scaling == "none":
         return {"rope_type": kind}
-    found = {"rope_type": kind, "factor": model.position_factor, **known}
+    rope = {"rope_type": kind, "factor": model.position_factor, **known}
     if scaling != "linear":
-        found["original_max_position_embeddings"] = _trained_length(model)
-    return found
+        rope["original_max_position_embeddings"] = _trained_length(model)
+    return rope
 
 
 def _trained_length(model: Any) -> int:
@@ -89,12 +89,12 @@ def read_windows(
       UserError: an unknown type, another number of them than of layers, or no window for sliding layers.
     """
     types = listed(types)
-    for each in types:
-        if not isinstance(each, str) or each not in KINDS:
-            raise UserError(f"layer_types: {each!r}; expected one of {', '.join(map(repr, KINDS))}")
+    for kind in types:
+        if not isinstance(kind, str) or kind not in KINDS:
+            raise UserError(f"layer_types: {kind!r}; expected one of {', '.join(map(repr, KINDS))}")
     if len(types) != num_layers:
         raise UserError(f"layer_types: {len(types)} of them; the model has {num_layers!r} layers")
-    names = [KINDS[each] for each in types]
+    names = [KINDS[kind] for kind in types]
     if "sliding" in names and window is None:
         raise UserError("layer_types: 'sliding_attention', but no sliding_window that is used")
     sliding = {"pattern": "window", "pattern_size": window, **(of_sliding or {})}
@@ -122,13 +122,13 @@ def write_windows(
                 raise UserError(f"model.layer_kinds.{name}.{key}: {value!r}, such layers do not differ in it")
     names: Sequence[str] = model.layers or ("",)
     configs = [model.kinds[names[i % len(names)]] for i in range(model.num_layers)]
-    types, windows, found = [], set(), {}
+    types, windows, by_type = [], set(), {}
     for config in configs:
         if config.pattern not in ("full", "window"):
             raise UserError(f"model.pattern: {config.pattern!r}; expected 'full' or 'window'")
         types.append("full_attention" if config.pattern == "full" else "sliding_attention")
-        found[types[-1]] = config
+        by_type[types[-1]] = config
         windows |= {config.pattern_size} if config.pattern == "window" else set()
     if len(windows) > 1:
         raise UserError(f"model.pattern_size: windows of {sorted(windows)}; expected one size")
-    return types, next(iter(windows), None), found
+    return types, next(iter(windows), None), by_type

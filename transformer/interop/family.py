@@ -95,7 +95,7 @@ def positive(config: Values, name: str, default: Any) -> Any:
     return value
 
 
-def nothing(given: Any) -> dict[str, Any]:
+def nothing(config: Any) -> dict[str, Any]:
     """No further keys."""
     return {}
 
@@ -188,8 +188,8 @@ class Family:
         """
         if refused := [*self._refused(model)]:
             raise UserError("; ".join(refused))
-        found = {"model_type": self.model_type, "architectures": [self.architecture], **self.assumed}
-        return found | {key.theirs: key.write(model) for key in self.keys} | self.write(model)
+        constants = {"model_type": self.model_type, "architectures": [self.architecture], **self.assumed}
+        return constants | {key.theirs: key.write(model) for key in self.keys} | self.write(model)
 
     def _refused(self, model: Any) -> Iterator[str]:
         """Each key of ours that such models do not have, with what they have."""
@@ -220,8 +220,8 @@ def shown_key(name: str) -> str:
     return brief(name if name.isprintable() else repr(name), 80)
 
 
-def _default(each: dataclasses.Field) -> Any:
-    return each.default if each.default_factory is dataclasses.MISSING else each.default_factory()
+def _default(field: dataclasses.Field) -> Any:
+    return field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
 
 
 def _listed(values: Iterable[Any]) -> str:

@@ -53,24 +53,24 @@ class Generation:
         """The keys of our group `generate` for an encoder-decoder that writes at most `longest` tokens:
         beam search as its values say, by default greedy."""
         said = self.values
-        found = {"beam_size": said.get("num_beams") or 1, "length_offset": 0.0}
+        search = {"beam_size": said.get("num_beams") or 1, "length_offset": 0.0}
         alpha, most, whole = (said.get(key) for key in ("length_penalty", "max_new_tokens", "max_length"))
         if not most and type(whole) is int:
             most = whole - 1  # it counts the start token
-        found["max_new_tokens"] = min(most, longest) if type(most) is int and most > 0 else min(longest, 128)
+        search["max_new_tokens"] = min(most, longest) if type(most) is int and most > 0 else min(longest, 128)
         never = (ids[0] for ids in self._banned if len(ids) == 1)
-        found["suppress"] = self._names([*listed(said.get("suppress_tokens")), *never])
-        return found | {"length_penalty": 1.0 if alpha is None else alpha}
+        search["suppress"] = self._names([*listed(said.get("suppress_tokens")), *never])
+        return search | {"length_penalty": 1.0 if alpha is None else alpha}
 
     @property
     def sampling(self) -> dict[str, Any]:
         """The keys of our group `sample` for a language model: the further tokens that end a text, and if
         tokens are drawn, how, with the defaults of transformers."""
         said = self.values
-        found: dict[str, Any] = {"end_tokens": ends} if (ends := self.end_tokens) else {}
+        sampling: dict[str, Any] = {"end_tokens": ends} if (ends := self.end_tokens) else {}
         if said.get("do_sample"):
-            found |= {key: given(said, key, default) for key, default in DRAWING.items()}
-        return found
+            sampling |= {key: given(said, key, default) for key, default in DRAWING.items()}
+        return sampling
 
     @property
     def unfollowed(self) -> list[str]:
@@ -79,8 +79,10 @@ class Generation:
         said = {**self.values, "bad_words_ids": more}
         others = {"do_sample": False} if self.paired else {"suppress_tokens": None, "num_beams": 1}
         off = UNFOLLOWED | others
-        found = ((key, said.get(key)) for key in off)
-        return [f"{key}={brief(repr(each), 60)}" for key, each in found if each not in (None, [], off[key])]
+        settings = ((key, said.get(key)) for key in off)
+        return [
+            f"{key}={brief(repr(value), 60)}" for key, value in settings if value not in (None, [], off[key])
+        ]
 
     @property
     def end_tokens(self) -> list[str]:
@@ -95,8 +97,8 @@ class Generation:
 
     def _names(self, ids: Sequence[Any]) -> list[str]:
         size, name = self.tokenizer.vocab_size, self.tokenizer.targets.name
-        found = [name(i) for i in ids if type(i) is int and 0 <= i < size]
-        return [*dict.fromkeys(filter(None, found))]
+        names = [name(i) for i in ids if type(i) is int and 0 <= i < size]
+        return [*dict.fromkeys(filter(None, names))]
 
 
 def generation_of(config: Any, tokenizer: Any, values: Mapping[str, Any]) -> dict[str, Any]:
@@ -107,18 +109,18 @@ def generation_of(config: Any, tokenizer: Any, values: Mapping[str, Any]) -> dic
     if not searches and not hasattr(config, "sample"):
         return {}
     c = config.generate if searches else config.sample
-    found: dict[str, Any] = {key: values[key] for key in IDS if key in values}
-    found["do_sample"] = c.temperature > 0
+    settings: dict[str, Any] = {key: values[key] for key in IDS if key in values}
+    settings["do_sample"] = c.temperature > 0
     if c.temperature:
-        found |= {key: getattr(c, key) for key in DRAWING}
+        settings |= {key: getattr(c, key) for key in DRAWING}
     if searches:
         # Pipelines have a max_new_tokens of their own, which comes before a model's. This counts the start.
         whole = {"max_length": c.max_new_tokens + 1}
-        found |= whole if DECODER_START in values else {"max_new_tokens": c.max_new_tokens}
+        settings |= whole if DECODER_START in values else {"max_new_tokens": c.max_new_tokens}
         if c.suppress:
             banned = [[tokenizer.targets.find(name)] for name in c.suppress]
-            found |= {"bad_words_ids": banned, "renormalize_logits": True}
+            settings |= {"bad_words_ids": banned, "renormalize_logits": True}
         if not c.temperature and c.beam_size > 1:
-            found |= {"num_beams": c.beam_size, "early_stopping": "never"}
-            found |= {} if c.length_offset else {"length_penalty": c.length_penalty}
-    return found
+            settings |= {"num_beams": c.beam_size, "early_stopping": "never"}
+            settings |= {} if c.length_offset else {"length_penalty": c.length_penalty}
+    return settings

@@ -62,8 +62,8 @@ class HubFolder:
         names = {*self._names} if self.labels else set()
         numbers = [label for label in self.labels or () if label not in names]
         said = {"ignored": map(shown_key, self.ignored), "classes of one name": map(repr, numbers)}
-        lines = {what: brief(", ".join(which), 1000) for what, which in said.items()}
-        return [f"{CONFIG}: {what}: {which}" for what, which in lines.items() if which]
+        lines = {what: brief(", ".join(names), 1000) for what, names in said.items()}
+        return [f"{CONFIG}: {what}: {names}" for what, names in lines.items() if names]
 
     def _family(self, heads: tuple[Family, ...]) -> Family:
         """The family of the class in "architectures", without it the first."""
@@ -118,9 +118,9 @@ class HubFolder:
         except UserError as error:
             raise UserError(f"{self.path / CONFIG}: {error}") from None
         numbered = given(self.config, "id2label", {str(i): f"LABEL_{i}" for i in range(count)})
-        found = [numbered.get(str(i)) for i in range(len(numbered))] if isinstance(numbered, dict) else []
-        names = [name for name in found if isinstance(name, str)]
-        return names if len(names) == len(found) else []
+        entries = [numbered.get(str(i)) for i in range(len(numbered))] if isinstance(numbered, dict) else []
+        names = [name for name in entries if isinstance(name, str)]
+        return names if len(names) == len(entries) else []
 
     @property
     def generation_file(self) -> str:
@@ -141,8 +141,8 @@ class HubFolder:
     @functools.cached_property
     def tensors(self) -> dict[str, Tensor]:
         """Its tensors by their full names."""
-        found = open_tensors(self.path)
-        return {self._full(name, found): tensor for name, tensor in found.items()}
+        stored = open_tensors(self.path)
+        return {self._full(name, stored): tensor for name, tensor in stored.items()}
 
     def _renamed(self, name: str) -> str:
         for old, new in self.family.renamed:
@@ -152,7 +152,7 @@ class HubFolder:
     def _full(self, name: str, names: Mapping[str, Any]) -> str:
         """The name with the family's prefix, which models without an output lack."""
         prefix = self.family.prefix
-        bare = prefix and not any(each.startswith(prefix) for each in names)
+        bare = prefix and not any(tensor.startswith(prefix) for tensor in names)
         return self._renamed(prefix + name if bare and not re.match("lm_head|cls", name) else name)
 
     def _of_head(self, path: str) -> bool:
@@ -174,11 +174,11 @@ class HubFolder:
         rules = [rule for rule in self.family.rules(model) if not self._lacks(rule)]
         ruled = {path for rule in rules for path in rule.paths}
         shapes = {path: shape for path, shape in shapes.items() if path in ruled or not self._of_head(path)}
-        found, copies = places(rules, shapes, vocab_size), self.family.copies(model)
+        by_name, copies = places(rules, shapes, vocab_size), self.family.copies(model)
         computed = self.family.computed(model)
         ignored = [*self.family.ignored(model), *map(re.escape, [*copies, *computed])]
-        compare(self.tensors, found, ignored, self.path)
-        names = {path: name for name, place in found.items() for path in place.paths}
+        compare(self.tensors, by_name, ignored, self.path)
+        names = {path: name for name, place in by_name.items() for path in place.paths}
         for copy, path in copies.items():
             name = names[path]
             if copy in self.tensors and not self.tensors[copy].equals(self.tensors[name]):
@@ -188,7 +188,7 @@ class HubFolder:
             # Up to the rounding of values of at most 1 to bfloat16.
             if stored.shape != here.shape or not np.allclose(np.asarray(stored, float), here, atol=4e-3):
                 raise UserError(f"{self.path}: {name} has other values than are computed for it here")
-        return found
+        return by_name
 
 
 def family_for(config: Any, name: str = "") -> tuple[Family, dict[str, Any]]:
@@ -210,11 +210,11 @@ def family_for(config: Any, name: str = "") -> tuple[Family, dict[str, Any]]:
             refused.append((family.model_type, str(error)))
     why = f"it is a run of {config.experiment}"
     if refused:
-        closest, why = min(refused, key=lambda each: each[1].count("; "))
-        names = dict.fromkeys(each for each, _ in refused)
+        closest, why = min(refused, key=lambda refusal: refusal[1].count("; "))
+        names = dict.fromkeys(refusal for refusal, _ in refused)
         why = f"of {', '.join(names)} the closest is {closest}: {why}" if len(names) > 1 else why
-    which = f"{name} cannot" if name else "no family can"
-    raise UserError(f"--family: {which} express this model: {why}")
+    who = f"{name} cannot" if name else "no family can"
+    raise UserError(f"--family: {who} express this model: {why}")
 
 
 def told_apart(names: Sequence[str]) -> list[str]:

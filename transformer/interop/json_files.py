@@ -32,12 +32,12 @@ def parse_object(text: bytes, path: Path) -> dict[str, Any]:
       UserError: it is not a JSON object, repeats a name, or has NaN or an infinity.
     """
     try:
-        found = parse_json(text.decode("utf-8"), object_pairs_hook=_unique, parse_constant=_no_number)
+        value = parse_json(text.decode("utf-8"), object_pairs_hook=_unique, parse_constant=_no_number)
     except ValueError as error:
         raise UserError(f"{path}: not readable as JSON ({str(error)[:160]})") from None
-    if not isinstance(found, dict):
-        raise UserError(f"{path}: a JSON {type(found).__name__}; expected an object, {{...}}")
-    return found
+    if not isinstance(value, dict):
+        raise UserError(f"{path}: a JSON {type(value).__name__}; expected an object, {{...}}")
+    return value
 
 
 def listed(value: Any) -> list[Any]:
@@ -46,11 +46,11 @@ def listed(value: Any) -> list[Any]:
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
+    value = dict(pairs)
+    if len(value) < len(pairs):
         names = [name for name, _ in pairs]
         raise ValueError(f"{next(name for name in names if names.count(name) > 1)[:80]!r} is there twice")
-    return found
+    return value
 
 
 def _no_number(text: str) -> Any:

@@ -65,7 +65,7 @@ def read_sentencepiece(path: Path, ids: Mapping[str, int] | None = None) -> toke
         parts: dict[int, list[Any]] = {1: [], 2: [], 3: []}
         for number, value in _fields(path.read_bytes()):
             parts.setdefault(number, []).append(value)
-        pieces = [_piece(dict(_fields(each))) for each in parts[1]]
+        pieces = [_piece(dict(_fields(message))) for message in parts[1]]
         trained, normal = (dict(_fields(b"".join(parts[number]))) for number in (2, 3))
     except (ValueError, TypeError, struct.error) as error:
         raise UserError(f"{path}: {other_format(path) or f'not a SentencePiece model ({error})'}") from None
@@ -193,9 +193,9 @@ def _merges(pieces: Sequence[Piece]) -> list[tuple[str, str]]:
     """All pairs of pieces that are a piece together, those with the highest score first: the order in which
     SentencePiece merges them."""
     scores = {piece.text: piece.score for piece in pieces if piece.type == NORMAL}
-    found = []
+    merges = []
     for text, score in scores.items():
         for i in range(1, len(text)):
             if text[:i] in scores and text[i:] in scores:
-                found.append((-score, text[:i], text[i:]))
-    return [(left, right) for _, left, right in sorted(found, key=lambda each: each[0])]
+                merges.append((-score, text[:i], text[i:]))
+    return [(left, right) for _, left, right in sorted(merges, key=lambda merge: merge[0])]

@@ -45,4 +45,4 @@ def tied_output(model: Any) -> dict[str, str]:
 
 
 def _each(ours: Paths, leaf: str) -> Paths:
-    return f"{ours}/{leaf}" if isinstance(ours, str) else tuple(f"{each}/{leaf}" for each in ours)
+    return f"{ours}/{leaf}" if isinstance(ours, str) else tuple(f"{path}/{leaf}" for path in ours)

@@ -73,9 +73,9 @@ class Place:
         if piece is None:
             piece = tuple(slice(0, size) for size in self.padded)
         # Vocabulary padding, which theirs does not have, is left out of what is read.
-        found = x[tuple(slice(s.start, min(s.stop, size)) for s, size in zip(piece, x.shape, strict=True))]
-        lacking = [s.stop - s.start - size for s, size in zip(piece, found.shape, strict=True)]
-        return np.pad(found, [(0, each) for each in lacking]) if any(lacking) else found
+        array = x[tuple(slice(s.start, min(s.stop, size)) for s, size in zip(piece, x.shape, strict=True))]
+        lacking = [s.stop - s.start - size for s, size in zip(piece, array.shape, strict=True)]
+        return np.pad(array, [(0, rows) for rows in lacking]) if any(lacking) else array
 
     def theirs(self, ours: Iterable[np.ndarray]) -> np.ndarray:
         """Their tensor from our parameters of this layer, in the order of `paths`."""
@@ -99,7 +99,7 @@ def places(
     Raises:
       UserError: a parameter that no rule names, or one that the model does not have.
     """
-    found: dict[str, Place] = {}
+    by_name: dict[str, Place] = {}
     named: dict[str, str] = {}
     for rule in rules:
         for path in rule.paths:
@@ -107,10 +107,10 @@ def places(
                 raise UserError(f"{rule.theirs}: this model has no parameter {path}")
             assert path not in named, f"{path}: a second rule"
             named[path] = rule.theirs
-        found |= {place.name: place for place in _of_rule(rule, shapes[rule.paths[0]], vocab_size)}
+        by_name |= {place.name: place for place in _of_rule(rule, shapes[rule.paths[0]], vocab_size)}
     if lacking := [path for path in shapes if path not in named]:
         raise UserError(f"{lacking[0]}: no tensor of this family is this parameter")
-    return found
+    return by_name
 
 
 def _of_rule(rule: Rule, shape: tuple[int, ...], vocab_size: int) -> Iterator[Place]:
@@ -142,11 +142,11 @@ def _of_rule(rule: Rule, shape: tuple[int, ...], vocab_size: int) -> Iterator[Pl
 
 def _groups(side: str) -> tuple[tuple[str, ...], ...]:
     """ "(h k) d" -> (("h", "k"), ("d",)); "1" is an axis of size 1, which the other side may lack."""
-    return tuple(tuple(each.strip("()").split()) for each in re.findall(r"\([^)]*\)|\S+", side))
+    return tuple(tuple(group.strip("()").split()) for group in re.findall(r"\([^)]*\)|\S+", side))
 
 
 def compare(
-    found: Mapping[str, Any], wanted: Mapping[str, Place], ignored: Sequence[str], where: object
+    stored: Mapping[str, Any], wanted: Mapping[str, Place], ignored: Sequence[str], where: object
 ) -> None:
     """Checks that the tensors of a model, name -> anything with a `shape`, are those of the rules, besides
     names that match one of the regular expressions `ignored`.
@@ -154,14 +154,14 @@ def compare(
     Raises:
       UserError: a tensor is missing, unknown, or of another shape.
     """
-    if lacking := [name for name in wanted if name not in found]:
+    if lacking := [name for name in wanted if name not in stored]:
         raise UserError(f"{where}: it lacks {_some(lacking)}")
-    extra = [name for name in found if name not in wanted and not _any(ignored, name)]
+    extra = [name for name in stored if name not in wanted and not _any(ignored, name)]
     if extra:
         raise UserError(f"{where}: it has {_some(extra)}, which this family does not have")
     for name, place in wanted.items():
-        if tuple(found[name].shape) != place.shape:
-            shapes = f"{list(found[name].shape)}; config.json makes it {list(place.shape)}"
+        if tuple(stored[name].shape) != place.shape:
+            shapes = f"{list(stored[name].shape)}; config.json makes it {list(place.shape)}"
             raise UserError(f"{where}: {name} has the shape {shapes}")
 
 

@@ -90,7 +90,7 @@ def _read_shards(index: Path) -> dict[str, Tensor]:
     files = read_object(index).get("weight_map")
     if not isinstance(files, dict) or not all(isinstance(file, str) for file in files.values()):
         raise UserError(f"{index}: weight_map: expected the name of a file for each tensor")
-    found: dict[str, Tensor] = {}
+    tensors: dict[str, Tensor] = {}
     for file in sorted({*files.values()}):
         if not re.fullmatch(r"[\w.-]+\.safetensors", file):
             raise UserError(
@@ -101,11 +101,11 @@ def _read_shards(index: Path) -> dict[str, Tensor]:
         for name, tensor in read_header(index.parent / file).items():
             if files.get(name) != file:
                 raise UserError(f"{index.parent / file}: it has {_short(name)}, but {INDEX} says otherwise")
-            found[name] = tensor
-    if lacking := files.keys() - found.keys():
+            tensors[name] = tensor
+    if lacking := files.keys() - tensors.keys():
         name = min(lacking)
         raise UserError(f"{index.parent / files[name]}: it lacks {_short(name)}, which {INDEX} says it has")
-    return found
+    return tensors
 
 
 def read_header(path: Path) -> dict[str, Tensor]:
@@ -124,22 +124,22 @@ def read_header(path: Path) -> dict[str, Tensor]:
         entries = parse_object(file.read(length), path)
     entries.pop("__metadata__", None)
     room = size - 8 - length
-    found = {name: _tensor(path, name, entry, 8 + length, room) for name, entry in entries.items()}
+    tensors = {name: _tensor(path, name, entry, 8 + length, room) for name, entry in entries.items()}
     end = 8 + length
-    for name, tensor in sorted(found.items(), key=lambda item: (item[1].offset, item[1].nbytes)):
+    for name, tensor in sorted(tensors.items(), key=lambda item: (item[1].offset, item[1].nbytes)):
         if tensor.offset != end:
             what = "overlaps another tensor" if tensor.offset < end else "leaves a gap before it"
             raise UserError(f"{path}: {_short(name)} {what}")
         end += tensor.nbytes
     if end != size:
         raise UserError(f"{path}: {size - end:,} bytes after the last tensor")
-    return found
+    return tensors
 
 
 def _tensor(path: Path, name: str, entry: Any, start: int, room: int) -> Tensor:
     """An entry of a header, checked; the tensors' bytes are `room` bytes from `start` on."""
-    given: Any = entry if isinstance(entry, dict) else {}
-    dtype, shape, offsets = given.get("dtype"), given.get("shape"), given.get("data_offsets")
+    fields: Any = entry if isinstance(entry, dict) else {}
+    dtype, shape, offsets = fields.get("dtype"), fields.get("shape"), fields.get("data_offsets")
     if not isinstance(dtype, str) or dtype not in DTYPES:
         raise UserError(
             f"{path}: {_short(name)}: dtype {str(dtype)[:40]!r}; expected one of {', '.join(DTYPES)}"
@@ -150,17 +150,17 @@ def _tensor(path: Path, name: str, entry: Any, start: int, room: int) -> Tensor:
         raise UserError(
             f"{path}: {_short(name)}: data_offsets {str(offsets)[:60]}; expected two, up to {room:,}"
         )
-    found = Tensor(path, DTYPES[dtype], tuple(shape), start + offsets[0])
-    if found.nbytes != offsets[1] - offsets[0]:
+    tensor = Tensor(path, DTYPES[dtype], tuple(shape), start + offsets[0])
+    if tensor.nbytes != offsets[1] - offsets[0]:
         raise UserError(
             f"{path}: {_short(name)}: {offsets[1] - offsets[0]:,} bytes; {dtype} of shape {shape} has "
-            f"{found.nbytes:,}"
+            f"{tensor.nbytes:,}"
         )
-    return found
+    return tensor
 
 
 def _sizes(value: Any) -> bool:
-    return isinstance(value, list) and all(type(each) is int and 0 <= each < 1 << 62 for each in value)
+    return isinstance(value, list) and all(type(size) is int and 0 <= size < 1 << 62 for size in value)
 
 
 def _short(name: str) -> str:
@@ -201,7 +201,7 @@ def write_tensors(folder: Path, outputs: Iterable[Output], shard_bytes: int) -> 
 def _shards(outputs: Iterable[Output], most: int) -> Iterator[list[Output]]:
     shard: list[Output] = []
     for output in outputs:
-        if shard and sum(each.nbytes for each in shard) + output.nbytes > most:
+        if shard and sum(tensor.nbytes for tensor in shard) + output.nbytes > most:
             yield shard
             shard = []
         shard.append(output)

@@ -25,28 +25,28 @@ def load(places: Mapping[str, Place], tensors: Mapping[str, Tensor], wanted: Any
       UserError: a tensor has a value that is not finite.
     """
     abstract = traverse_util.flatten_dict(wanted, sep="/")
-    found: dict[str, jax.Array] = {}
+    arrays: dict[str, jax.Array] = {}
     for place in sorted(places.values(), key=lambda place: -tensors[place.name].nbytes):
         for part, path in enumerate(place.paths):
             if path not in abstract:
                 continue
             target = abstract[path]
             if place.n is None:
-                found[path] = _put(place, part, tensors[place.name], target.shape, target)
+                arrays[path] = _put(place, part, tensors[place.name], target.shape, target)
                 continue
-            if path not in found:
-                found[path] = jnp.zeros(target.shape, target.dtype, device=target.sharding)
+            if path not in arrays:
+                arrays[path] = jnp.zeros(target.shape, target.dtype, device=target.sharding)
             layer = _put(place, part, tensors[place.name], target.shape[1:], target)
             # Waits, or the layers of many tensors would be in memory until their turn comes.
-            found[path] = jax.block_until_ready(_setter(target.sharding)(found[path], layer, place.n))
-    return traverse_util.unflatten_dict(found, sep="/")
+            arrays[path] = jax.block_until_ready(_setter(target.sharding)(arrays[path], layer, place.n))
+    return traverse_util.unflatten_dict(arrays, sep="/")
 
 
 def _put(place: Place, part: int, tensor: Tensor, shape: tuple[int, ...], target: Any) -> jax.Array:
     """One layer of a parameter, or all of one that is not stacked, on the devices of `target`."""
 
     def piece(index: Any) -> np.ndarray:
-        whole = tuple(slice(*each.indices(size)[:2]) for each, size in zip(index, shape, strict=True))
+        whole = tuple(slice(*rows.indices(size)[:2]) for rows, size in zip(index, shape, strict=True))
         x = np.array(place.ours(tensor.open(), part, whole), target.dtype)
         if not np.isfinite(x).all():
             raise UserError(f"{tensor.path}: {place.name} has values that are not finite")

@@ -62,9 +62,9 @@ def read_tokenizer(folder: Path, config: Mapping[str, Any]) -> Tokenizer:
     return tokenizer
 
 
-def _first(given: Any) -> int | None:
+def _first(tokens: Any) -> int | None:
     """The id in "eos_token_id", of which there may be several: the first ends a document."""
-    first = next(iter(listed(given)), None)
+    first = next(iter(listed(tokens)), None)
     return first if type(first) is int and 0 <= first < 1 << 31 else None
 
 
@@ -88,8 +88,8 @@ def _whole(backend: tokenizers.Tokenizer, folder: Path) -> tokenizers.Tokenizer:
     """The tokenizer of a vocabulary; raises `UserError` if other files of the folder add tokens to it."""
     added = read_object(folder / ADDED) if (folder / ADDED).is_file() else {}
     more = settings_beside(folder / "tokenizer.json").get("added_tokens_decoder")
-    for i, each in more.items() if isinstance(more, dict) else ():
-        added |= {str(each.get("content")): i} if isinstance(each, dict) else {}
+    for i, token in more.items() if isinstance(more, dict) else ():
+        added |= {str(token.get("content")): i} if isinstance(token, dict) else {}
     for name, i in added.items():
         if str(backend.token_to_id(name)) != str(i):
             why = f"{name[:80]!r}, token {str(i)[:80]}, is added to its vocabulary"

@@ -33,12 +33,12 @@ def word_piece(vocab: Path) -> tokenizers.Tokenizer:
     ids = {token.removesuffix("\r"): i for i, token in enumerate(tokens)}
     if len(ids) < len(tokens) or UNKNOWN not in ids:
         raise UserError(f"{vocab}: expected a token in each line, no token twice, and {UNKNOWN} among them")
-    given = read_object(vocab.with_name(NAMES)) if vocab.with_name(NAMES).is_file() else {}
+    names = read_object(vocab.with_name(NAMES)) if vocab.with_name(NAMES).is_file() else {}
     backend = tokenizers.Tokenizer(models.WordPiece(ids, unk_token=UNKNOWN))
     backend.normalizer = normalizers.BertNormalizer(
-        lowercase=_flag(given, "do_lower_case", True),
-        handle_chinese_chars=_flag(given, "tokenize_chinese_chars", True),
-        strip_accents=_flag(given, "strip_accents", None),
+        lowercase=_flag(names, "do_lower_case", True),
+        handle_chinese_chars=_flag(names, "tokenize_chinese_chars", True),
+        strip_accents=_flag(names, "strip_accents", None),
     )
     backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     backend.decoder = decoders.WordPiece()
@@ -48,8 +48,8 @@ def word_piece(vocab: Path) -> tokenizers.Tokenizer:
     return backend
 
 
-def _flag(given: Mapping[str, Any], name: str, default: bool | None) -> Any:
-    value = given.get(name)
+def _flag(names: Mapping[str, Any], name: str, default: bool | None) -> Any:
+    value = names.get(name)
     return default if not isinstance(value, bool) else value
 
 

@@ -75,8 +75,11 @@ def draw_beside(maps: Mapping[str, tuple[np.ndarray, Sequence[str], Sequence[str
     """Draws the attention maps of several models over the same source tokens, one above the other, as a PNG:
     under the name of each the mean over its heads, with a row for each of its own target tokens. All share
     one colour scale."""
-    means = {name: np.asarray(found[0], np.float32).mean(axis=0) for name, found in maps.items()}
-    rows, columns = [len(each) for each in means.values()], max(each.shape[1] for each in means.values())
+    means = {name: np.asarray(attention[0], np.float32).mean(axis=0) for name, attention in maps.items()}
+    rows, columns = (
+        [len(mean_ts) for mean_ts in means.values()],
+        max(mean_ts.shape[1] for mean_ts in means.values()),
+    )
     cell = min(CELL, LONGEST / max(*rows, columns))
     look = _look(means.values())
     beside = max(_room(target_tokens, cell) for _, target_tokens, _ in maps.values())
@@ -98,7 +101,7 @@ def _look(weights: Iterable[np.ndarray]) -> dict[str, Any]:
     from matplotlib.colors import LinearSegmentedColormap
 
     colors = LinearSegmentedColormap.from_list("weights", COLORS)
-    return {"cmap": colors, "vmin": 0.0, "vmax": max(float(each.max()) for each in weights)}
+    return {"cmap": colors, "vmin": 0.0, "vmax": max(float(weights_ts.max()) for weights_ts in weights)}
 
 
 def _figure(width: float, height: float) -> Any:

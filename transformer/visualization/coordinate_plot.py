@@ -12,33 +12,39 @@ NAMED = 6
 """The most layers with a colour and a name."""
 
 
-def draw_coordinates(found: Any, drifting: Collection[str], path: Path) -> None:
+def draw_coordinates(coordinates: Any, drifting: Collection[str], path: Path) -> None:
     """Draws the size of each layer's output at initialisation, and its change after each step, over the
     width, relative to that at the smallest; `found` is a `Coordinates`. Layers that drift have colours."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg  # imported late: the import takes a second
     from matplotlib.figure import Figure
 
-    steps = next(iter(found.size.values())).shape[2]
-    panels = [("size at initialisation", found.size, 0)]
+    steps = next(iter(coordinates.size.values())).shape[2]
+    panels = [("size at initialisation", coordinates.size, 0)]
     panels += [
-        (f"change after {step} step{'s' * (step > 1)}", found.change, step) for step in range(1, steps)
+        (f"change after {step} step{'s' * (step > 1)}", coordinates.change, step) for step in range(1, steps)
     ]
     figure = Figure(figsize=(2.7 * len(panels), 4.2), dpi=110, layout="constrained")
     FigureCanvasAgg(figure)
-    colours = dict(zip([name for name in found.size if name in drifting], COLOURS[:NAMED], strict=False))
+    colours = dict(
+        zip([name for name in coordinates.size if name in drifting], COLOURS[:NAMED], strict=False)
+    )
     for i, (title, sizes, step) in enumerate(panels):
         axes = figure.add_subplot(1, len(panels), i + 1)
-        for name, each in sizes.items():
-            mean, colour = each[:, :, step].mean(axis=1), colours.get(name, GRID)
+        for name, values in sizes.items():
+            mean, colour = values[:, :, step].mean(axis=1), colours.get(name, GRID)
             if not 0 < mean[0] < math.inf:
                 continue  # there is no logarithm of it
             style: dict[str, Any] = {"linewidth": 1.8, "zorder": 3} if name in colours else {"linewidth": 1.0}
             axes.plot(
-                found.widths, mean / mean[0], color=colour, label=name if name in colours else None, **style
+                coordinates.widths,
+                mean / mean[0],
+                color=colour,
+                label=name if name in colours else None,
+                **style,
             )
         axes.set_xscale("log")
         axes.set_yscale("log")
-        axes.set_xticks(found.widths, [str(width) for width in found.widths])
+        axes.set_xticks(coordinates.widths, [str(width) for width in coordinates.widths])
         axes.minorticks_off()
         axes.set_title(title, loc="left", fontsize=10, fontweight="bold")
         axes.set_xlabel("d_model", color=MUTED)

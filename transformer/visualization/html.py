@@ -80,12 +80,12 @@ def escaped(text: str) -> Markup:
 def tag(name: str, *children: Child | Iterable[Child], **attributes: object) -> Markup:
     """An element. An attribute `class_` is `class`, and `stroke_width` is `stroke-width`; True has no value,
     and None is left out."""
-    given = "".join(
+    written = "".join(
         f" {key.rstrip('_').replace('_', '-')}" + ("" if value is True else f'="{escaped(str(value))}"')
         for key, value in attributes.items()
         if value is not None
     )
-    return Markup(f"<{name}{given}>{joined(*children)}</{name}>")
+    return Markup(f"<{name}{written}>{joined(*children)}</{name}>")
 
 
 def joined(*children: Child | Iterable[Child]) -> Markup:

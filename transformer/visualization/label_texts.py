@@ -28,9 +28,9 @@ def in_markdown(text: str) -> str:
 
 def as_they_are(texts: Iterable[Any]) -> None:
     """Draws Matplotlib's `texts` as they are, each in its `fonts_of`: a dollar sign starts no formula."""
-    for each in texts:
-        each.set_parse_math(False)
-        each.set_fontfamily(fonts_of(each.get_text()))
+    for text in texts:
+        text.set_parse_math(False)
+        text.set_fontfamily(fonts_of(text.get_text()))
 
 
 def fonts_of(text: str) -> list[str]:

@@ -68,9 +68,9 @@ def read_metrics(path: Path) -> Series:
     Raises:
       UserError: the file does not exist, is empty, or has a line in another format.
     """
-    if not (found := finite(all_values(path))):
+    if not (series := finite(all_values(path))):
         raise UserError(f"{path}: there are no metrics in it")
-    return found
+    return series
 
 
 def all_values(path: Path) -> Series:

@@ -35,11 +35,11 @@ def draw_curves(rows: Sequence[tuple[str, Sequence[Curve]]], metric: str, path: 
     axes.xaxis.get_major_locator().set_params(integer=True, min_n_ticks=1)
     everything = [np.zeros(0)]
     for number, (label, curves) in reversed([*enumerate(rows)]):
-        found = [dict(zip(steps.tolist(), values.tolist(), strict=True)) for steps, values in curves]
-        steps = sorted(set.intersection(*map(set, found))) if found else []
+        by_step = [dict(zip(steps.tolist(), values.tolist(), strict=True)) for steps, values in curves]
+        steps = sorted(set.intersection(*map(set, by_step))) if by_step else []
         if not steps:
             continue
-        values = np.array([[each[step] for step in steps] for each in found])
+        values = np.array([[curve[step] for step in steps] for curve in by_step])
         colour, label = (COLOURS[number], label) if number < len(COLOURS) else (GRID, "")
         alone = "o" if len(steps) == 1 else ""  # of one point there is no line
         axes.plot(steps, values.mean(0), alone, color=colour, linewidth=1.8, label=label or None)
@@ -71,18 +71,18 @@ def draw_over_key(curves: Sequence[Points], key: str, metric: str, path: Path) -
         colour = COLOURS[number] if number < len(COLOURS) else GRID
         if scattered:
             colour, label = COLOURS[0], ""
-        pairs = [(x, each) for x, each in zip(xs, values, strict=True) if len(each)]
+        pairs = [(x, runs) for x, runs in zip(xs, values, strict=True) if len(runs)]
         axes.plot(
             [x for x, _ in pairs],
-            [np.mean(each) for _, each in pairs],
+            [np.mean(runs) for _, runs in pairs],
             color=colour,
             linewidth=1.8,
             label=label or None,
         )
-        for x, each in pairs:
-            axes.plot([x] * len(each), each, "o", color=colour, markersize=4, alpha=0.5)
+        for x, runs in pairs:
+            axes.plot([x] * len(runs), runs, "o", color=colour, markersize=4, alpha=0.5)
     lost = sorted(
-        {x for _, xs, values in curves for x, each in zip(xs, values, strict=True) if np.isnan(each).any()}
+        {x for _, xs, values in curves for x, runs in zip(xs, values, strict=True) if np.isnan(runs).any()}
     )
     if lost:
         top = axes.get_xaxis_transform()

@@ -144,24 +144,24 @@ def last(series: Series) -> Markup:
 
 def samples(folder: RunFolder) -> Iterator[Markup]:
     """Some of the samples; the last one is unfolded."""
-    found = sorted(path for path in folder.samples.glob("*.txt") if path.stem.isdecimal())
-    chosen = sorted({round(i * (len(found) - 1) / (SAMPLES - 1)) for i in range(SAMPLES)}) if found else []
+    files = sorted(path for path in folder.samples.glob("*.txt") if path.stem.isdecimal())
+    chosen = sorted({round(i * (len(files) - 1) / (SAMPLES - 1)) for i in range(SAMPLES)}) if files else []
     for index in chosen:
-        text = found[index].read_text(encoding="utf-8", errors="replace")
+        text = files[index].read_text(encoding="utf-8", errors="replace")
         more = f"\n... ({len(text):,} characters)" if len(text) > CHARACTERS else ""
-        yield folded(f"Step {int(found[index].stem):,}", text[:CHARACTERS] + more, index == len(found) - 1)
+        yield folded(f"Step {int(files[index].stem):,}", text[:CHARACTERS] + more, index == len(files) - 1)
     for path in sorted(folder.samples.glob("*.png"))[:SAMPLES]:
         yield picture(path, path.stem, "image")
 
 
 def pictures(folder: Path) -> Iterator[Markup]:
     """The last picture, and the first one folded."""
-    found = sorted(folder.glob("*.png"))
-    if found:
-        yield picture(found[-1], _step(found[-1]))
-    if len(found) > 1:
-        first = picture(found[0], _step(found[0]))
-        yield tag("details", tag("summary", f"The first: {_step(found[0])}"), first)
+    files = sorted(folder.glob("*.png"))
+    if files:
+        yield picture(files[-1], _step(files[-1]))
+    if len(files) > 1:
+        first = picture(files[0], _step(files[0]))
+        yield tag("details", tag("summary", f"The first: {_step(files[0])}"), first)
 
 
 def _step(path: Path) -> str:
@@ -175,14 +175,14 @@ def changed(facts: Facts) -> Markup | None:
     return table(["key", "value", "default", "meaning"], rows) if rows else None
 
 
-def starts(found: Sequence[Mapping[str, Any]]) -> Iterator[Markup]:
+def starts(entries: Sequence[Mapping[str, Any]]) -> Iterator[Markup]:
     """The machine of each start of the training; those that equal the one before are one line."""
     before: Mapping[str, Any] = {}
-    for each in found:
+    for entry in entries:
         about = {
-            key: value for key, value in each.items() if key not in ("step", "command", "date") and value
+            key: value for key, value in entry.items() if key not in ("step", "command", "date") and value
         }
-        title = f"From step {each.get('step')}, {str(each.get('date'))[:16].replace('T', ' ')}"
+        title = f"From step {entry.get('step')}, {str(entry.get('date'))[:16].replace('T', ' ')}"
         if about == before:
             yield tag("p", f"{title}: the same")
             continue
@@ -195,20 +195,24 @@ def starts(found: Sequence[Mapping[str, Any]]) -> Iterator[Markup]:
 
 def data(folder: RunFolder) -> Markup | None:
     """The section on the data, by which a resumed run recognises them."""
-    found = _json(folder.data)
-    if not isinstance(found, dict) or not isinstance(found.get("sources", {}), dict):
+    facts_read = _json(folder.data)
+    if not isinstance(facts_read, dict) or not isinstance(facts_read.get("sources", {}), dict):
         return None
     rows = []
-    for key, contents in found.get("sources", {}).items():
+    for key, contents in facts_read.get("sources", {}).items():
         pairs = contents.items() if isinstance(contents, dict) else [("", contents)]
         rows += [[key, str(name), tag("code", _text(content))] for name, content in pairs]
-    rows += [[name, "", tag("code", _text(found[name]))] for name in ("tokenizer", "labels") if name in found]
+    rows += [
+        [name, "", tag("code", _text(facts_read[name]))]
+        for name in ("tokenizer", "labels")
+        if name in facts_read
+    ]
     return table(["of", "part", "content"], rows)
 
 
 def commands(facts: Facts) -> Iterator[Markup]:
     """The section on the starts of the run, its training again, and its uses."""
-    started = [str(each["command"]) for each in facts.starts if each.get("command")]
+    started = [str(entry["command"]) for entry in facts.starts if entry.get("command")]
     listed = {
         "Started by": "\n".join(dict.fromkeys(started)),
         "The same run again": facts.again,
@@ -221,7 +225,7 @@ def commands(facts: Facts) -> Iterator[Markup]:
 
 def _text(value: Any) -> str:
     if isinstance(value, Mapping):
-        return ", ".join(f"{key} {_text(each)}" for key, each in value.items())
+        return ", ".join(f"{key} {_text(item)}" for key, item in value.items())
     if isinstance(value, float) and math.isfinite(value):
         return number(value) if abs(value) < 1e4 else f"{value:g}"
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)

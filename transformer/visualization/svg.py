@@ -108,7 +108,7 @@ def ticks(low: float, high: float, most: int) -> list[float]:
     """At most `most` round numbers, multiples of 1, 2 or 5 times a power of 10, from `low` to `high`."""
     rough = (high - low) / most or 1.0
     power = 10.0 ** math.floor(math.log10(rough))
-    spacing = next(each * power for each in (1, 2, 5, 10) if each * power >= rough * (1 - 1e-9))
+    spacing = next(factor * power for factor in (1, 2, 5, 10) if factor * power >= rough * (1 - 1e-9))
     first, last = math.ceil(low / spacing - 1e-9), math.floor(high / spacing + 1e-9)
     return [place * spacing for place in range(first, last + 1)]
 

@@ -58,10 +58,10 @@ def _curves(number: int, label: str, curves: Sequence[Points]) -> Iterator[Curve
 
 def _samples(runs: Sequence[Compared]) -> Iterator[Markup]:
     for run in runs[:MOST]:
-        found = sorted(file for file in RunFolder(run.path).samples.glob("*.txt") if file.stem.isdecimal())
-        if found:
-            text = found[-1].read_text(encoding="utf-8", errors="replace")[:CHARACTERS]
-            step = tag("p", f"step {int(found[-1].stem):,}", class_="muted")
+        files = sorted(file for file in RunFolder(run.path).samples.glob("*.txt") if file.stem.isdecimal())
+        if files:
+            text = files[-1].read_text(encoding="utf-8", errors="replace")[:CHARACTERS]
+            step = tag("p", f"step {int(files[-1].stem):,}", class_="muted")
             yield tag("div", tag("h3", run.name), step, tag("pre", text), class_="card")
 
 

@@ -21,7 +21,7 @@ def resampled(statistics_nk: np.ndarray, seed: int = 0) -> np.ndarray:
     sums = []
     for start in range(0, RESAMPLES, rows):
         drawn_rn = rng.integers(n, size=(min(rows, RESAMPLES - start), n))
-        counts_rn = np.stack([np.bincount(each, minlength=n) for each in drawn_rn])
+        counts_rn = np.stack([np.bincount(indices, minlength=n) for indices in drawn_rn])
         sums.append(counts_rn @ statistics_nk)
     return np.concatenate(sums)
 

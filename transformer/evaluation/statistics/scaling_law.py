@@ -91,7 +91,7 @@ def fit_law(n_k: np.ndarray, d_k: np.ndarray, loss_rk: np.ndarray) -> Law:
 def _start(x_k: np.ndarray, y_k: np.ndarray, loss_rk: np.ndarray) -> np.ndarray:
     """(r, 5): log E, log A, a, log B, b, by least squares of L at the best exponents of the grid."""
     least, floor = np.full(len(loss_rk), np.inf), 0.05 * loss_rk.min(axis=1)
-    found = np.zeros((len(loss_rk), 5))
+    best = np.zeros((len(loss_rk), 5))
     for a in STARTS:
         for b in STARTS:
             basis_k3 = np.stack([np.ones_like(x_k), np.exp(-a * x_k), np.exp(-b * y_k)], axis=1)
@@ -99,9 +99,9 @@ def _start(x_k: np.ndarray, y_k: np.ndarray, loss_rk: np.ndarray) -> np.ndarray:
             error = np.sum((np.log(parts_r3 @ basis_k3.T) - np.log(loss_rk)) ** 2, axis=1)
             e, p, q = np.log(parts_r3).T
             new = np.stack([e, p, np.full_like(e, a), q, np.full_like(e, b)], axis=1)
-            found = np.where((error < least)[:, None], new, found)
+            best = np.where((error < least)[:, None], new, best)
             least = np.minimum(error, least)
-    return found
+    return best
 
 
 def _refined(p_r5: np.ndarray, x_k: np.ndarray, y_k: np.ndarray, log_rk: np.ndarray) -> np.ndarray:
@@ -136,7 +136,7 @@ def _errors(
     p_r5: np.ndarray, x_k: np.ndarray, y_k: np.ndarray, log_rk: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
     """Errors of log L (r, k), and their derivatives by the parameters (r, k, 5)."""
-    e, p, a, q, b = (each[:, None] for each in p_r5.T)
+    e, p, a, q, b = (column[:, None] for column in p_r5.T)
     terms = np.stack(np.broadcast_arrays(e + 0 * x_k, p - a * x_k, q - b * y_k))
     total_rk = np.logaddexp.reduce(terms)
     of_e, of_a, of_b = np.exp(terms - total_rk)
@@ -182,10 +182,10 @@ class IsoFlop:
         away = math.log(c) - np.log(self.budget_c).mean()
         return np.exp(self.log_best_rc.mean(axis=1) + self.exponent * away)
 
-    def log_loss(self, n: np.ndarray, which: int) -> np.ndarray:
+    def log_loss(self, n: np.ndarray, curve: int) -> np.ndarray:
         """log L of a budget's parabola, for each row: (r, n)."""
-        u = np.log(n) - self.middle_c[which]
-        return np.stack([np.ones_like(u), u, u**2], axis=-1) @ self.parts_rc3[:, which].T
+        u = np.log(n) - self.middle_c[curve]
+        return np.stack([np.ones_like(u), u, u**2], axis=-1) @ self.parts_rc3[:, curve].T
 
 
 def fit_isoflop(n_k: np.ndarray, budget_k: np.ndarray, loss_rk: np.ndarray) -> IsoFlop:
@@ -223,7 +223,7 @@ class Study:
 
     def band(self, c: np.ndarray) -> np.ndarray:
         """(2, c): the ends of the interval of N*(C) for each budget."""
-        return np.array([interval(self.laws.best_n(each)) for each in c]).T
+        return np.array([interval(self.laws.best_n(budget)) for budget in c]).T
 
 
 def study(
@@ -244,9 +244,9 @@ def study(
     laws = fit_law(n_k, d_k, fitted * np.exp(drawn_rk))
     isoflop = fit_isoflop(n_k, budget_k, loss_k[None])
     smooth = np.empty_like(loss_k)
-    for which, budget in enumerate(isoflop.budget_c):
+    for curve, budget in enumerate(isoflop.budget_c):
         here = budget_k == budget
-        smooth[here] = np.exp(isoflop.log_loss(n_k[here], which)[:, 0])
+        smooth[here] = np.exp(isoflop.log_loss(n_k[here], curve)[:, 0])
     errors, parts = np.log(loss_k) - np.log(smooth), 3 * len(isoflop.budget_c)
     drawn_rk, _, _ = _resampled(errors, parts, samples, rng)
     isoflops = fit_isoflop(n_k, budget_k, smooth * np.exp(drawn_rk))

@@ -27,7 +27,7 @@ def record(function: Callable[..., Any], block: type[nn.Module], *arguments: Any
 
     Stacks must not be scanned or rematerialised, since what is recorded is then known only inside.
     """
-    found: Activations = {}
+    activations: Activations = {}
     inside: list[str] = []
     counts: Counter[str] = Counter()
 
@@ -48,12 +48,12 @@ def record(function: Callable[..., Any], block: type[nn.Module], *arguments: Any
             inside.pop()
         if isinstance(output, jax.Array) and output.ndim > 1 and jnp.issubdtype(output.dtype, jnp.floating):
             counts[name] += 1
-            found[name if counts[name] == 1 else f"{name}({counts[name]})"] = output
+            activations[name if counts[name] == 1 else f"{name}({counts[name]})"] = output
         return result
 
     with nn.intercept_methods(note):
         function(*arguments)
-    return found
+    return activations
 
 
 @dataclasses.dataclass
@@ -109,13 +109,16 @@ def _powers(widths: Sequence[int], sizes: np.ndarray) -> np.ndarray:
     return np.where(known, slopes, np.where(finite, np.nan, np.inf))
 
 
-def coordinates(found: Mapping[int, Sequence[Sequence[Mapping[str, np.ndarray]]]]) -> Coordinates:
+def coordinates(runs_by_width: Mapping[int, Sequence[Sequence[Mapping[str, np.ndarray]]]]) -> Coordinates:
     """From the activations {width: [[after each step] for each seed]}, those of the same batch."""
-    first = next(iter(found.values()))[0][0]
+    first = next(iter(runs_by_width.values()))[0][0]
 
     def mean(name: str, of: Callable[[Any, Any], Any]) -> np.ndarray:
         return np.array(
-            [[[of(step[name], seed[0][name]) for step in seed] for seed in seeds] for seeds in found.values()]
+            [
+                [[of(step[name], seed[0][name]) for step in seed] for seed in seeds]
+                for seeds in runs_by_width.values()
+            ]
         )
 
     def mean_size(x: np.ndarray, initial: Any = 0.0) -> np.floating:
@@ -123,4 +126,4 @@ def coordinates(found: Mapping[int, Sequence[Sequence[Mapping[str, np.ndarray]]]
 
     size = {name: mean(name, lambda x, _: mean_size(x)) for name in first}
     change = {name: mean(name, mean_size) for name in first}
-    return Coordinates([*found], size, change)
+    return Coordinates([*runs_by_width], size, change)

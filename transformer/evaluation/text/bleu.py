@@ -9,8 +9,8 @@ from transformer.evaluation.text.text_metric import MetricOptions
 
 def bleu(hypotheses: Sequence[str], references: Sequence[str], tokenizer: str = "13a") -> tuple[float, str]:
     """Corpus BLEU in [0, 100] of texts with one reference each, and the signature to report with it."""
-    metric, given = Bleu(MetricOptions(tokenizer)), [[reference] for reference in references]
-    return metric.measure(hypotheses, given)["bleu"], metric.signature(given)
+    metric, lists = Bleu(MetricOptions(tokenizer)), [[reference] for reference in references]
+    return metric.measure(hypotheses, lists)["bleu"], metric.signature(lists)
 
 
 def bleu_by_length(

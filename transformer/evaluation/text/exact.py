@@ -17,8 +17,8 @@ class ExactMatch(TextMetric):
     def statistics(self, texts: Sequence[str], references: Sequence[Sequence[str]]) -> np.ndarray:
         """(n, 1): 1 for a match, else 0."""
         pairs = zip(texts, references, strict=True)
-        found = [text.split() in [each.split() for each in given] for text, given in pairs]
-        return np.array(found, np.float64)[:, None]
+        matches = [text.split() in [reference.split() for reference in several] for text, several in pairs]
+        return np.array(matches, np.float64)[:, None]
 
     def scores(self, total_k: np.ndarray, count: int) -> dict[str, float]:
         """In [0, 100]."""

@@ -34,10 +34,12 @@ class Rouge(TextMetric):
     def statistics(self, texts: Sequence[str], references: Sequence[Sequence[str]]) -> np.ndarray:
         """(n, 4): the F1 of each text."""
         best = [
-            self._scorer.score_multi([*map(sentences, given)], sentences(text))
-            for text, given in zip(texts, references, strict=True)
+            self._scorer.score_multi([*map(sentences, several)], sentences(text))
+            for text, several in zip(texts, references, strict=True)
         ]
-        return np.array([[each[kind].fmeasure for kind in KINDS] for each in best]).reshape(-1, len(KINDS))
+        return np.array([[scores[kind].fmeasure for kind in KINDS] for scores in best]).reshape(
+            -1, len(KINDS)
+        )
 
     def scores(self, total_k: np.ndarray, count: int) -> dict[str, float]:
         """In [0, 100]; 0 without texts."""
@@ -45,7 +47,7 @@ class Rouge(TextMetric):
 
     def signature(self, references: Sequence[Sequence[str]]) -> str:
         """In the format of sacreBLEU."""
-        counts = {len(given) for given in references}
+        counts = {len(several) for several in references}
         version = metadata.version("rouge-score")
         return (
             f"nrefs:{counts.pop() if len(counts) == 1 else 'var'}|score:f1|stem:porter|sentences:punkt+lines|"

@@ -26,9 +26,9 @@ class Sacre(TextMetric):
     def statistics(self, texts: Sequence[str], references: Sequence[Sequence[str]]) -> np.ndarray:
         """The statistics of sacreBLEU for each text: n-gram matches and lengths."""
         most = max(map(len, references))
-        streams = [[given[i] if i < len(given) else None for given in references] for i in range(most)]
-        found = self._metric._extract_corpus_statistics(list(texts), streams)
-        return np.array(found, np.float64)
+        streams = [[several[i] if i < len(several) else None for several in references] for i in range(most)]
+        statistics = self._metric._extract_corpus_statistics(list(texts), streams)
+        return np.array(statistics, np.float64)
 
     def scores(self, total_k: np.ndarray, count: int) -> dict[str, float]:
         """The score, in [0, 100]."""
@@ -36,7 +36,7 @@ class Sacre(TextMetric):
 
     def signature(self, references: Sequence[Sequence[str]]) -> str:
         """The signature of sacreBLEU."""
-        counts = {len(given) for given in references}
+        counts = {len(several) for several in references}
         self._metric.num_refs = counts.pop() if len(counts) == 1 else -1
         return str(self._metric.get_signature())
 

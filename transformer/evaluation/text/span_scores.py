@@ -27,11 +27,11 @@ def exact_match(answer: str, reference: str) -> float:
 def f1(answer: str, reference: str) -> float:
     """2 P R / (P + R) of the bags of words after `normalize`; if one is empty (no answer), 1 if both are,
     else 0, as in SQuAD 2.0."""
-    found, wanted = normalize(answer).split(), normalize(reference).split()
-    if not found or not wanted:
-        return float(found == wanted)
-    shared = sum((Counter(found) & Counter(wanted)).values())
-    return 2 * shared / (len(found) + len(wanted))
+    answered, wanted = normalize(answer).split(), normalize(reference).split()
+    if not answered or not wanted:
+        return float(answered == wanted)
+    shared = sum((Counter(answered) & Counter(wanted)).values())
+    return 2 * shared / (len(answered) + len(wanted))
 
 
 class SquadMetric(TextMetric):
@@ -45,7 +45,10 @@ class SquadMetric(TextMetric):
         """(n, 2): exact match and F1 of each answer."""
         return np.array(
             [
-                [max(score(answer, each) for each in _counting(wanted)) for score in (exact_match, f1)]
+                [
+                    max(score(answer, reference) for reference in _counting(wanted))
+                    for score in (exact_match, f1)
+                ]
                 for answer, wanted in zip(texts, references, strict=True)
             ]
         ).reshape(-1, 2)
@@ -61,4 +64,4 @@ class SquadMetric(TextMetric):
 
 
 def _counting(references: Sequence[str]) -> Sequence[str]:
-    return [each for each in references if normalize(each)] or [""]
+    return [reference for reference in references if normalize(reference)] or [""]

@@ -91,13 +91,13 @@ class GenerationEvaluator:
 
     def describe(self) -> dict[str, str]:
         """{"measured": "200 of 1,000 pairs", "bleu": "95 % interval 27.5 to 30.3 ...; its signature"}."""
-        found = {"measured": self._measured()}
+        description = {"measured": self._measured()}
         if self._silent:
-            found["measured"] += f"; the generated text of {self._silent:,} is empty"
+            description["measured"] += f"; the generated text of {self._silent:,} is empty"
         if not self._statistics:
-            return found
+            return description
         for metric, statistics_nk in zip(self._metrics, self._statistics, strict=True):
             for name, ends in intervals(metric, statistics_nk).items():
                 sure = said(ends, f"{len(statistics_nk):,} texts")
-                found[name] = f"{sure}; {metric.signature(self._references)}"
-        return found
+                description[name] = f"{sure}; {metric.signature(self._references)}"
+        return description

@@ -69,38 +69,38 @@ def head_keys(kv_default: Any, width_default: Any) -> tuple[Key, ...]:
     )
 
 
-def as_many(given: Values) -> Any:
+def as_many(config: Values) -> Any:
     """As many heads of keys as of queries."""
-    return given["num_attention_heads"]
+    return config["num_attention_heads"]
 
 
-def divided(given: Values) -> Any:
+def divided(config: Values) -> Any:
     """The width of a head."""
-    return given["hidden_size"] // given["num_attention_heads"]
+    return config["hidden_size"] // config["num_attention_heads"]
 
 
 TIED = Key("tie_embeddings", "tie_word_embeddings", False)
 SWIGLU = Key("feed_forward", "hidden_act", "silu", {"silu": "swiglu", "gelu_pytorch_tanh": "geglu"})
 
 
-def read(given: Values) -> dict[str, Any]:
+def read(config: Values) -> dict[str, Any]:
     """Rotary positions; of both keys for them the older one counts, as in transformers."""
-    scaled = given.get("rope_scaling") or given.get("rope_parameters")
-    theta = positive(given, "rope_theta", 10_000.0)
-    return read_rope(scaled, theta, given.get("max_position_embeddings"))
+    scaled = config.get("rope_scaling") or config.get("rope_parameters")
+    theta = positive(config, "rope_theta", 10_000.0)
+    return read_rope(scaled, theta, config.get("max_position_embeddings"))
 
 
 def write(model: Any) -> dict[str, Any]:
     """Rotary positions as both older and newer versions read them."""
     scaled = write_rope(model)
-    found: dict[str, Any] = {"rope_theta": model.position_base}
-    return found | ({} if scaled["rope_type"] == "default" else {"rope_scaling": scaled})
+    keys: dict[str, Any] = {"rope_theta": model.position_base}
+    return keys | ({} if scaled["rope_type"] == "default" else {"rope_scaling": scaled})
 
 
-def read_mistral(given: Values) -> dict[str, Any]:
+def read_mistral(config: Values) -> dict[str, Any]:
     """Rotary positions, and one window for all layers."""
-    window = given.get("sliding_window", 4096)
-    return read(given) | ({} if window is None else {"pattern": "window", "pattern_size": window})
+    window = config.get("sliding_window", 4096)
+    return read(config) | ({} if window is None else {"pattern": "window", "pattern_size": window})
 
 
 def write_mistral(model: Any) -> dict[str, Any]:
@@ -111,18 +111,18 @@ def write_mistral(model: Any) -> dict[str, Any]:
     return write(model) | {"sliding_window": window}
 
 
-def read_qwen(given: Values) -> dict[str, Any]:
+def read_qwen(config: Values) -> dict[str, Any]:
     """Rotary positions, and windows in the upper layers if at all."""
-    window = given.get("sliding_window", 4096) if given.get("use_sliding_window") else None
+    window = config.get("sliding_window", 4096) if config.get("use_sliding_window") else None
     first, count, types = (
-        given.get("max_window_layers", 28),
-        given.get("num_hidden_layers"),
-        given.get("layer_types"),
+        config.get("max_window_layers", 28),
+        config.get("num_hidden_layers"),
+        config.get("layer_types"),
     )
     if types is None and type(count) is int and type(first) is int and count <= 10_000:
         slides = [window is not None and i >= first for i in range(count)]
-        types = ["sliding_attention" if each else "full_attention" for each in slides]
-    return read(given) | read_windows(types, window, count)
+        types = ["sliding_attention" if slides_here else "full_attention" for slides_here in slides]
+    return read(config) | read_windows(types, window, count)
 
 
 def write_qwen(model: Any) -> dict[str, Any]:

@@ -90,13 +90,13 @@ def bases(config: Values) -> dict[str, float]:
     if not isinstance(parameters, dict):
         raise UserError(f"rope_parameters: {parameters!r}; expected one for each type of layer")
     old = {name: positive(config, key, default) for name, (key, default) in BASES.items()}
-    for name, each in parameters.items():
-        known = isinstance(each, dict) and {*each} <= {"rope_type", "rope_theta"}
-        if name not in old or not known or each.get("rope_type", "default") != "default":
+    for name, rope in parameters.items():
+        known = isinstance(rope, dict) and {*rope} <= {"rope_type", "rope_theta"}
+        if name not in old or not known or rope.get("rope_type", "default") != "default":
             raise UserError(
-                f"rope_parameters: {name[:80]}: {each!r}; only the default rope_type is known here"
+                f"rope_parameters: {name[:80]}: {rope!r}; only the default rope_type is known here"
             )
-        old[name] = positive(each, "rope_theta", old[name])
+        old[name] = positive(rope, "rope_theta", old[name])
     return old
 
 
@@ -117,11 +117,11 @@ def read(config: Values) -> dict[str, Any]:
         whole(config, "global_attn_every_n_layers", 3),
     )
     types = given(config, "layer_types", alternating(count, every))
-    if not isinstance(types, list) or len(types) != count or not all(each in [*keys] for each in types):
+    if not isinstance(types, list) or len(types) != count or not all(kind in [*keys] for kind in types):
         raise UserError(f"layer_types: expected {count} of {', '.join(keys)}")
-    names = ["first", *({"full_attention": "full", "sliding_attention": "local"}[each] for each in types[1:])]
+    names = ["first", *({"full_attention": "full", "sliding_attention": "local"}[kind] for kind in types[1:])]
     kinds = {"first": keys[types[0]] | {"attention_norm": False}}
-    kinds |= dict(zip(names[1:], (keys[each] for each in types[1:]), strict=True))
+    kinds |= dict(zip(names[1:], (keys[kind] for kind in types[1:]), strict=True))
     biases = [bool(given(config, name, False)) for name in ("norm_bias", "mlp_bias", "attention_bias")]
     if biases[0] != biases[1] or biases[2] > biases[0]:
         raise UserError(

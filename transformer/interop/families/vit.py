@@ -44,10 +44,10 @@ def side(config: Values, key: str, default: int) -> int:
     Raises:
       UserError: it is a different one.
     """
-    found = given(config, key, default)
-    sizes = found if isinstance(found, list) else [found, found]
+    size = given(config, key, default)
+    sizes = size if isinstance(size, list) else [size, size]
     if len(sizes) != 2 or type(sizes[0]) is not int or sizes[0] != sizes[1] or sizes[0] < 1:
-        raise UserError(f"{key}: {found!r}; only squares are known here")
+        raise UserError(f"{key}: {size!r}; only squares are known here")
     return sizes[0]
 
 
@@ -88,17 +88,17 @@ def pixels(config: Values) -> dict[str, Any]:
     Raises:
       UserError: pixels are scaled in a way that cannot be expressed here.
     """
-    found = []
+    numbers = []
     for key, default in (("image_mean", 0.5), ("image_std", 0.5)):
-        each = given(config, key, default)
-        values = listed(each) or [default]
+        value = given(config, key, default)
+        values = listed(value) or [default]
         if not all(type(value) in (int, float) and value == values[0] for value in values):
-            raise UserError(f"{key}: {each!r}; expected one number for all channels")
-        found.append(values[0])
+            raise UserError(f"{key}: {value!r}; expected one number for all channels")
+        numbers.append(values[0])
     factor = given(config, "rescale_factor", 1 / 255)
     if not given(config, "do_rescale", True) or not isinstance(factor, float) or not 0 < factor < 1:
         raise UserError(f"do_rescale, rescale_factor: {factor!r}; expected true, and between 0 and 1")
-    mean, deviation = found if given(config, "do_normalize", True) else (0.0, 1.0)
+    mean, deviation = numbers if given(config, "do_normalize", True) else (0.0, 1.0)
     return {"pixel_mean": mean / factor, "pixel_scale": deviation / factor}
 
 
