@@ -95,7 +95,7 @@ def write_model(
     `name` or the first, and the places of its tensors by their names."""
     from commands.exporters.named_tensors import tensors_of
     from transformer.interop.generation_config import generation_of
-    from transformer.interop.hub_folder import CONFIG, GENERATION_CONFIG, PIXELS, numbered
+    from transformer.interop.hub_folder import CONFIG, GENERATION_CONFIG, PIXELS, label_fields
     from transformer.interop.tensors import write_tensors
     from workdir.folder import write_json
 
@@ -104,7 +104,7 @@ def write_model(
     vocab_size = getattr(opened.experiment.model, "vocab_size", 0)
     values |= {"dtype": dtype, "torch_dtype": dtype}
     if family.labelled:
-        values |= numbered(opened.experiment.data.labels)
+        values |= label_fields(opened.experiment.data.labels)
     if family.write_pixels:
         write_json(part / PIXELS, family.write_pixels(model, config.data), indent=2)
     else:

@@ -16,7 +16,7 @@ from transformer.errors import UserError
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from transformer.evaluation.nonfinite import Found
+    from transformer.evaluation.nonfinite import Finding
     from transformer.training.metrics import Sum
     from transformer.training.run import Run
     from transformer.training.state import State
@@ -59,7 +59,7 @@ def replay(run: "Run", folder: "Workdir", last: int) -> tuple[list[str], bool]:
     import jax
     from tqdm import tqdm
 
-    from transformer.evaluation.nonfinite import Found, find, not_finite
+    from transformer.evaluation.nonfinite import Finding, first_nonfinite, nonfinite_params
     from transformer.training.step import CompiledStep
 
     state = before(run, folder, last)
@@ -72,24 +72,24 @@ def replay(run: "Run", folder: "Workdir", last: int) -> tuple[list[str], bool]:
             tqdm.write(f"step {number}: {_values(metrics)}")
     batch = run.put(next(batches))
     here = run.stages.at(last - 1).run if staged else run
-    earlier = [f"parameter before it: not finite: {path}" for path in not_finite(state.params)]
+    earlier = [f"parameter before it: not finite: {path}" for path in nonfinite_params(state.params)]
     rng = jax.random.fold_in(jax.random.key(c.seed), state.step)
-    found = find(here.experiment, state.params, batch, state.carry, rng, c.parallel.microbatches)
+    found = first_nonfinite(here.experiment, state.params, batch, state.carry, rng, c.parallel.microbatches)
     state, metrics = step(state, batch)
-    later = [f"parameter after it: not finite: {path}" for path in not_finite(state.params)]
+    later = [f"parameter after it: not finite: {path}" for path in nonfinite_params(state.params)]
     wrong = bool(earlier or later) or not all(map(_is_finite, metrics.values()))
     lines = [f"step {last}: {_values(metrics)}", *earlier, _described(found, wrong), *later]
-    return lines, wrong or found != Found()
+    return lines, wrong or found != Finding()
 
 
-def _described(found: "Found", wrong: bool) -> str:
-    if found.forward:
-        return f"forward: not finite first in the output of {found.forward}"
-    if found.loss:
+def _described(finding: "Finding", wrong: bool) -> str:
+    if finding.forward:
+        return f"forward: not finite first in the output of {finding.forward}"
+    if finding.loss:
         return "forward: the outputs of all modules are finite, but the loss is not finite"
-    if found.backward:
-        after = f"; that of {found.after}, computed before it, is finite" if found.after else ""
-        return f"backward: not finite first is the gradient of the output of {found.backward}{after}"
+    if finding.backward:
+        after = f"; that of {finding.after}, computed before it, is finite" if finding.after else ""
+        return f"backward: not finite first is the gradient of the output of {finding.backward}{after}"
     rest = ", but a parameter or its gradient is not" if wrong else ""
     return f"the outputs of all modules are finite, and so are their gradients{rest}"
 

@@ -16,7 +16,7 @@ from transformer.data.cache.disk_cache import build_once, digest, is_made, load_
 from transformer.data.chat.preferences import PreferenceData, PreferenceDataConfig, PreferenceRows
 from transformer.data.tokenization.tokenizers import Tokenizer
 from transformer.distributed import gathered
-from transformer.evaluation.likelihood import everywhere, likelihood_evaluator
+from transformer.evaluation.likelihood import likelihood_evaluator, replicated
 from transformer.training.checkpoints.checksums import checksums
 from transformer.training.experiment import Batch, Params, Put
 from transformer.training.hooks import Evaluator
@@ -119,7 +119,7 @@ class PreferenceOptimization(Chat):
         run, params = self._initial()
         found_n2 = np.zeros((len(rows.sequences) // 2, 2), np.float32)
         with run.placed():
-            measure = jax.jit(lambda *inputs: everywhere(self._log_likelihoods(*inputs)))
+            measure = jax.jit(lambda *inputs: replicated(self._log_likelihoods(*inputs)))
             for first in range(0, len(rows), size := self.batch_size()):
                 which = np.arange(first, first + size)
                 which[which >= len(rows)] = -1  # padding

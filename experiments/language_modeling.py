@@ -24,7 +24,7 @@ from transformer.evaluation.attention_weights import (
 )
 from transformer.evaluation.embeddings import states_of
 from transformer.evaluation.likelihood import likelihood_evaluator
-from transformer.evaluation.scoring import Row, Score, continued, score_pairs
+from transformer.evaluation.scoring import Row, Score, score_pairs, tokens_and_prompt_length
 from transformer.layers.attention.products import attention_products
 from transformer.layers.measures import Measures
 from transformer.models.decoder import DecoderConfig, DecoderStepper
@@ -267,7 +267,7 @@ class LanguageModeling(Experiment):
         """The start token, the text and its continuation; the first tokens of a text that is too long are
         dropped."""
         tokenizer, most = self.data.tokenizer, self.longest
-        tokens, own = continued(tokenizer, text, continuation)
+        tokens, own = tokens_and_prompt_length(tokenizer, text, continuation)
         if (count := len(tokens) - own) > most:
             raise UserError(f"a continuation of {count} tokens; the model reads {most} (model.max_length)")
         unread = max(0, len(tokens) - most)

@@ -140,8 +140,8 @@ def test_what_a_scheduler_says_is_found_where_nothing_is_given(monkeypatch):
     given = {"JOB_ID": "7", "STEP_NODELIST": "node[3-4]", "NTASKS": "2", "PROCID": "1", "LOCALID": "0"}
     for name, value in given.items():
         monkeypatch.setenv(f"SLURM_{name}", value)
-    assert coordinators.find(None, None, None) == ("node3:61447", 2, 1)
-    assert coordinators.find("node9:1", 4, 0) == ("node9:1", 4, 0)
+    assert coordinators.find_coordinator(None, None, None) == ("node3:61447", 2, 1)
+    assert coordinators.find_coordinator("node9:1", 4, 0) == ("node9:1", 4, 0)
 
 
 @pytest.mark.thorough

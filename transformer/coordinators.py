@@ -13,7 +13,7 @@ SECONDS = 300
 """Seconds that JAX may look for the address where a scheduler or a cloud has it."""
 
 
-def find(
+def find_coordinator(
     coordinator: str | None, count: int | None, number: int | None
 ) -> tuple[str, int | None, int | None]:
     """The address of the first process, their count and the number of this one, as JAX finds what is not

@@ -89,7 +89,7 @@ def meet(
     late.daemon = True
     late.start()
     try:
-        coordinator, count, number = coordinators.find(coordinator, count, number)
+        coordinator, count, number = coordinators.find_coordinator(coordinator, count, number)
         host = coordinators.check(coordinator, is_here=number == 0)
         jax.distributed.initialize(
             coordinator,

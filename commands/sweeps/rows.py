@@ -33,9 +33,9 @@ class Trained:
     @functools.cached_property
     def series(self) -> dict[str, tuple[Any, Any]]:
         """The finite values."""
-        from transformer.visualization.report import finite
+        from transformer.visualization.report import finite_series
 
-        return finite(self.measured)
+        return finite_series(self.measured)
 
     @property
     def last_step(self) -> int:

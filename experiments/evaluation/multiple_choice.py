@@ -6,7 +6,7 @@ import numpy as np
 
 from transformer.data.sources import Source, open_source
 from transformer.errors import UserError
-from transformer.evaluation.statistics.bootstrap import interval, resampled, said
+from transformer.evaluation.statistics.bootstrap import interval, interval_text, resampled
 from transformer.training.experiment import Params, Put, Scorer
 
 
@@ -66,7 +66,7 @@ class MultipleChoice:
         n = len(self._right_n2)
         shares = resampled(self._right_n2) / max(n, 1)
         ends = {name: interval(shares[:, i]) for i, name in enumerate(self.names(None))}
-        found = {name: said(each, f"{n:,} questions") for name, each in ends.items()}
+        found = {name: interval_text(each, f"{n:,} questions") for name, each in ends.items()}
         chance = np.mean([1 / len(choices) for _, choices, _ in self._questions])
         return {"measured": f"{n:,} questions; by chance {chance:.3f}"} | found
 

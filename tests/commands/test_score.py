@@ -16,7 +16,7 @@ from tests import runs
 from tests.parameters import random_params
 from transformer.data.tokenization.tokenizers import Tokenizer
 from transformer.errors import UserError
-from transformer.evaluation.scoring import Score, continued, score_rows
+from transformer.evaluation.scoring import Score, score_rows, tokens_and_prompt_length
 from workdir import opening
 from workdir.opening import read_config
 
@@ -129,18 +129,18 @@ def test_what_cannot_be_scored_is_refused_by_its_number(rng, kind, pair, message
 
 def test_the_border_of_text_and_continuation():
     """With bytes it is where it is; a token over it is the continuation's with the white space before it."""
-    assert continued(Tokenizer.train("bytes"), "a ", "b") == ([*b"a b"], 2)
+    assert tokens_and_prompt_length(Tokenizer.train("bytes"), "a ", "b") == ([*b"a b"], 2)
     words = "the cat sat on the mat and the cat sat " * 50
     bpe = Tokenizer.train("bpe", [words], 290)
     assert len(bpe.encode(" cat")) == 1
     whole = bpe.encode("the cat")
-    assert continued(bpe, "the", " cat") == (whole, 1)
-    assert continued(bpe, "the ", "cat") == (whole, 1)  # " cat" is one token: so is its score
+    assert tokens_and_prompt_length(bpe, "the", " cat") == (whole, 1)
+    assert tokens_and_prompt_length(bpe, "the ", "cat") == (whole, 1)  # " cat" is one token: so is its score
     # Within a word, as many tokens are the text's as it has alone.
-    assert continued(bpe, "the c", "at") == (whole, 1)
-    assert continued(bpe, "the", " cats") == (bpe.encode("the cats"), 1)
+    assert tokens_and_prompt_length(bpe, "the c", "at") == (whole, 1)
+    assert tokens_and_prompt_length(bpe, "the", " cats") == (bpe.encode("the cats"), 1)
     with pytest.raises(UserError, match="adds no token"):
-        continued(Tokenizer.train("words", [words], 9), "the", "  ")
+        tokens_and_prompt_length(Tokenizer.train("words", [words], 9), "the", "  ")
 
 
 @pytest.fixture(scope="module")

@@ -14,7 +14,7 @@ from tests import runs
 from tests.training.optim.test_optimizer import expected_rate
 from tests.training.toy import assert_same
 from transformer.data.loader import DataLoader
-from transformer.evaluation.nonfinite import find
+from transformer.evaluation.nonfinite import first_nonfinite
 from transformer.layers import feed_forward
 from transformer.training.extras.divergence import RECENT, Diverged, Watch
 from transformer.training.run_config import TrainConfig
@@ -260,7 +260,7 @@ def found_in(run, params, parts=1, rows=()):
         batch = next(iter(run.loader.iterate(0)))
         batch["tokens"][list(rows), 0] = 3
         batch = run.put(batch)
-        return find(run.experiment, params, batch, None, jax.random.key(0), parts)
+        return first_nonfinite(run.experiment, params, batch, None, jax.random.key(0), parts)
 
 
 @pytest.mark.thorough

@@ -17,7 +17,7 @@ from tests.interop import parity
 from transformer.data.tokenization.tokenizers import Tokenizer
 from transformer.errors import UserError
 from transformer.interop.hub_folder import family_for
-from transformer.interop.json_files import listed
+from transformer.interop.json_files import as_list
 from transformer.interop.tensors import WHOLE, Output, open_tensors, write_tensors
 from transformer.models.decoder import DecoderConfig
 from workdir import opening
@@ -400,7 +400,7 @@ def test_a_warm_start_takes_what_is_never_written_and_leaves_the_search(tmp_path
     ("value", "wanted"), [(None, []), (0, [0]), ([], []), ([2, 3], [2, 3]), ("a", ["a"])]
 )
 def test_one_value_is_a_list_of_it(value, wanted):
-    assert listed(value) == wanted
+    assert as_list(value) == wanted
 
 
 def test_how_a_model_draws_tokens_is_that_of_its_folder(gpt2, tmp_path, capfd):

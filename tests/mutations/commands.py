@@ -124,7 +124,7 @@ EDITS = {
         "tests/visualization/test_run_page.py",
         {
             "the_first_losses_count": (
-                "float(values.min()), greatest(values)",
+                "float(values.min()), axis_limit(values)",
                 "float(values.min()), float(values.max())",
             ),
             "curves_leave_their_axes": ("y(min(max(value, low), high))", "y(value)"),

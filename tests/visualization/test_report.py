@@ -6,7 +6,7 @@ from matplotlib.image import imread
 
 from transformer.errors import UserError
 from transformer.run_folder import RunFolder
-from transformer.visualization.report import draw, greatest, last_values, read_metrics, smooth, write_report
+from transformer.visualization.report import axis_limit, draw, last_values, read_metrics, smooth, write_report
 
 
 def write(path, rows):
@@ -80,11 +80,11 @@ def test_the_report_has_a_picture_and_the_last_least_and_greatest_values(tmp_pat
 
 def test_an_axis_leaves_out_only_what_would_flatten_the_rest():
     curve = np.linspace(3, 2, 20)
-    assert greatest(curve) == 3
-    assert greatest(np.append(curve, 4.5)) == 4.5
-    assert greatest(np.append(curve, 900)) == 3
-    assert greatest(np.append(np.ones(20), 900)) == 900
-    assert greatest(np.array([900, 3, 2])) == 900
+    assert axis_limit(curve) == 3
+    assert axis_limit(np.append(curve, 4.5)) == 4.5
+    assert axis_limit(np.append(curve, 900)) == 3
+    assert axis_limit(np.append(np.ones(20), 900)) == 900
+    assert axis_limit(np.array([900, 3, 2])) == 900
 
 
 def test_one_logged_step_is_a_point_at_it(tmp_path, figures):

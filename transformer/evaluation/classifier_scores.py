@@ -9,8 +9,8 @@ import numpy as np
 
 from transformer.data.line_escapes import escape, in_a_line
 from transformer.evaluation.confusion import confusion_lines, macro_f1
-from transformer.evaluation.likelihood import everywhere, total
-from transformer.evaluation.statistics.bootstrap import RESAMPLES, interval, said
+from transformer.evaluation.likelihood import replicated, summed_terms
+from transformer.evaluation.statistics.bootstrap import RESAMPLES, interval, interval_text
 from transformer.training.experiment import Batch, Batches, Params, Put
 from transformer.training.metrics import Sum
 from transformer.training.step import in_microbatches
@@ -53,7 +53,7 @@ def window_sums(logits: jax.Array, texts: jax.Array, weights: jax.Array, num_tex
     texts, counts = texts.reshape(-1), (weights.reshape(-1) > 0).astype(jnp.float32)
     p_nc = jnp.zeros((num_texts, p.shape[-1])).at[texts].add(p * counts[:, None])
     counts_n = jnp.zeros(num_texts).at[texts].add(counts)
-    return {"probability": Sum(everywhere(p_nc), everywhere(counts_n))}
+    return {"probability": Sum(replicated(p_nc), replicated(counts_n))}
 
 
 def text_sums(sums: dict[str, Sum], label_n: np.ndarray, windows_n: np.ndarray) -> dict[str, Sum]:
@@ -118,7 +118,7 @@ class ClassificationEvaluator:
 
     def __call__(self, params: Params) -> dict[str, float]:
         """{"loss": nats, "accuracy": ..., "f1": `macro_f1`, "calibration_error": ...}."""
-        sums = self._finish(total(self._step, params, self._loader, self._put, self._batches))
+        sums = self._finish(summed_terms(self._step, params, self._loader, self._put, self._batches))
         self.last = {name: np.asarray(sums[name].total) for name in ("confusion", "calibration")}
         return {
             "loss": float(sums["loss"].mean),
@@ -158,7 +158,9 @@ class ClassificationEvaluator:
                 again_cc.reshape(-1)[cells] = rng.multinomial(n, share)
                 drawn["accuracy"][sample] = np.trace(again_cc) / n
                 drawn["f1"][sample] = macro_f1(again_cc)
-            description |= {name: said(interval(values), f"{n:,} examples") for name, values in drawn.items()}
+            description |= {
+                name: interval_text(interval(values), f"{n:,} examples") for name, values in drawn.items()
+            }
         table = confusion_lines(confusion_cc.astype(np.int64), self._labels)
         return description | {"confusion": "\n".join(table)}
 

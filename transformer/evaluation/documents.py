@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from transformer.errors import UserError
-from transformer.evaluation.likelihood import by_target, everywhere, passed
+from transformer.evaluation.likelihood import batch_results, by_target, replicated
 from transformer.training.experiment import Batch, Experiment, Params, Put
 from transformer.training.step import in_microbatches
 
@@ -43,7 +43,9 @@ def document_losses(experiment: Experiment, params: Params, put: Put, loader: An
     if experiment.initial_carry() is not None or "weights" not in next(loader.iterate(0), ()):
         raise refused
     batches = []
-    for step, (total, segments, *parts_3) in enumerate(passed(_measure(experiment), params, loader, put, 0)):
+    for step, (total, segments, *parts_3) in enumerate(
+        batch_results(_measure(experiment), params, loader, put, 0)
+    ):
         if (records := whole.documents_at(step)) is None:
             raise refused
         documents = _of_targets(records, segments, parts_3[1], getattr(loader.rows, "each", 1))
@@ -93,6 +95,6 @@ def _measure(experiment: Experiment) -> Any:
 
     def measure(params: Params, batch: Batch) -> list[jax.Array]:
         terms, *rows = in_microbatches(part, experiment.config.parallel.microbatches)(params, batch)
-        return [terms["loss"].total, *map(everywhere, rows)]
+        return [terms["loss"].total, *map(replicated, rows)]
 
     return jax.jit(measure)

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from transformer.errors import UserError
-from transformer.evaluation.statistics.bootstrap import interval, resampled, said
+from transformer.evaluation.statistics.bootstrap import interval, interval_text, resampled
 from transformer.training.experiment import Batch, Batches, Experiment, Params, Put
 from transformer.training.metrics import Sum, merge
 from transformer.training.step import in_microbatches, make_eval_step
@@ -72,7 +72,7 @@ class LikelihoodEvaluator:
             return self._mixture(params)
         results = [
             result if isinstance(result, tuple) else (result, {})
-            for result in passed(self.step, params, self.loader, self.put, self.batches)
+            for result in batch_results(self.step, params, self.loader, self.put, self.batches)
         ]
         self.totals = merge(terms for terms, _ in results)
         parts = {name: [rows[name] for _, rows in results] for name in results[0][1]}
@@ -100,7 +100,7 @@ class LikelihoodEvaluator:
                 for i, name in enumerate(self._rows)
             }
             for name, values in self.with_perplexity(drawn).items():
-                description[name] = said(interval(values), f"{n:,} rows")
+                description[name] = interval_text(interval(values), f"{n:,} rows")
         return description
 
     def with_perplexity(self, results: dict[str, Any]) -> dict[str, Any]:
@@ -158,7 +158,7 @@ def split_by_row(
     for name, zero in zeros.items():
         (total_b,) = back(zeros | {name: Sum(one, zero.weight)})
         (weight_b,) = back(zeros | {name: Sum(zero.total, one)})
-        rows[name] = everywhere(jnp.stack([total_b, weight_b], axis=1))
+        rows[name] = replicated(jnp.stack([total_b, weight_b], axis=1))
     return terms, rows, aux
 
 
@@ -173,12 +173,12 @@ def by_target(experiment: Experiment) -> Callable[[Params, Batch], jax.Array]:
             part = {**batch, "weights": batch["weights"] * factor}
             return experiment.loss(params, part, jax.random.key(0), False)["loss"].total
 
-        return jax.grad(total)(jnp.ones(batch["weights"].shape))
+        return jax.grad(summed_terms)(jnp.ones(batch["weights"].shape))
 
     return measure
 
 
-def passed(
+def batch_results(
     step: Callable[[Params, Batch], Any], params: Params, loader: Batches, put: Put, batches: int
 ) -> Iterator[Any]:
     """The results of `step` for every batch of a pass (only the first `batches` unless 0), on the host.
@@ -197,14 +197,14 @@ def passed(
     yield _read(waiting)
 
 
-def total(
+def summed_terms(
     step: Callable[[Params, Batch], dict[str, Sum]], params: Params, loader: Batches, put: Put, batches: int
 ) -> dict[str, Sum]:
-    """The sum of the terms over all batches of `passed`."""
-    return merge(passed(step, params, loader, put, batches))
+    """The sum of the terms over all batches of `batch_results`."""
+    return merge(batch_results(step, params, loader, put, batches))
 
 
-def everywhere(rows: jax.Array) -> jax.Array:
+def replicated(rows: jax.Array) -> jax.Array:
     """Replicates an array over the current mesh, so that every process can read it."""
     if jax.sharding.get_abstract_mesh().empty:
         return rows

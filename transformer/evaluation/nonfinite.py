@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import linen as nn
 
-from transformer.evaluation.likelihood import everywhere
+from transformer.evaluation.likelihood import replicated
 from transformer.training.experiment import Batch, Experiment, Params
 from transformer.training.step import split_rows
 
@@ -34,7 +34,7 @@ class Place:
 
 
 @dataclasses.dataclass(frozen=True)
-class Found:
+class Finding:
     """What is not finite first: the output `forward`; or if all are finite, the `loss`; or if it is finite,
     going back from it, the gradient of the output `backward`, which follows that of `after`."""
 
@@ -117,7 +117,7 @@ def _observed(value: jax.Array, rows: int, note: Callable, note_gradient: Callab
     def report(x: jax.Array, to: Callable) -> None:
         bad = ~jnp.isfinite(x)
         rowed = x.shape[:1] == (rows,)
-        jax.debug.callback(to, everywhere(jnp.any(bad.reshape(rows, -1), axis=1) if rowed else jnp.any(bad)))
+        jax.debug.callback(to, replicated(jnp.any(bad.reshape(rows, -1), axis=1) if rowed else jnp.any(bad)))
 
     @jax.custom_vjp
     def identity(x: jax.Array) -> jax.Array:
@@ -136,9 +136,9 @@ def _observed(value: jax.Array, rows: int, note: Callable, note_gradient: Callab
     return identity(value)
 
 
-def find(
+def first_nonfinite(
     experiment: Experiment, params: Params, batch: Batch, carry: Any, rng: jax.Array, parts: int
-) -> Found:
+) -> Finding:
     """What is not finite first in the loss of a batch, or in its gradient, as `make_train_step` computes them
     with `parts` microbatches; rows are numbered as in the batch."""
     weights = experiment.weigh(batch)
@@ -165,18 +165,18 @@ def find(
 
         probes, loss = observe(objective)
         if wrong := next((place for place in probes.outputs() if place.bad), None):
-            return Found(forward=numbered(wrong))
+            return Finding(forward=numbered(wrong))
         if not jnp.isfinite(loss):
-            return Found(loss=True)
+            return Finding(loss=True)
         before, (probes, _) = None, observe(jax.grad(objective))
         for place in probes.gradients():
             if place.bad:
-                return Found(backward=numbered(place), after=before)
+                return Finding(backward=numbered(place), after=before)
             before = place
-    return Found()
+    return Finding()
 
 
-def not_finite(params: Params) -> list[str]:
+def nonfinite_params(params: Params) -> list[str]:
     """The paths of the parameters that are not finite in places."""
     whole = jax.jit(lambda tree: jax.tree.map(lambda x: jnp.all(jnp.isfinite(x)), tree))(params)
     leaves = jax.tree_util.tree_leaves_with_path(jax.device_get(whole))

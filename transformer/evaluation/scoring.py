@@ -41,7 +41,7 @@ class Row(NamedTuple):
     unread: int = 0
 
 
-def continued(tokenizer: Tokenizer, text: str, continuation: str) -> tuple[list[int], int]:
+def tokens_and_prompt_length(tokenizer: Tokenizer, text: str, continuation: str) -> tuple[list[int], int]:
     """The tokens of text + continuation, and how many of them belong to the text.
 
     If a token spans the boundary, white space at the end of the text is counted as part of the continuation:

@@ -5,8 +5,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from transformer.errors import UserError
-from transformer.interop.family import positive
-from transformer.interop.json_files import listed
+from transformer.interop.family import positive_number
+from transformer.interop.json_files import as_list
 
 SCALINGS: dict[str, tuple[str, dict[str, Any]]] = {
     "default": ("none", {}),
@@ -46,7 +46,7 @@ def read_rope(rope: Any, theta: Any, max_length: Any) -> dict[str, Any]:
         wanted = known.get(name, 1.0 if name == "partial_rotary_factor" else None)
         if name not in ANY and value is not None and value != wanted:
             raise UserError(f"rope_parameters.{name}: {value!r} of {kind!r}; expected {wanted!r}")
-    keys = {"position_base": positive(rope, "rope_theta", theta)}
+    keys = {"position_base": positive_number(rope, "rope_theta", theta)}
     factor = rope.get("factor")
     if scaling == "none" or factor == 1:
         return keys
@@ -88,7 +88,7 @@ def read_windows(
     Raises:
       UserError: an unknown type, another number of them than of layers, or no window for sliding layers.
     """
-    types = listed(types)
+    types = as_list(types)
     for kind in types:
         if not isinstance(kind, str) or kind not in KINDS:
             raise UserError(f"layer_types: {kind!r}; expected one of {', '.join(map(repr, KINDS))}")

@@ -7,7 +7,7 @@ from typing import Any
 
 from transformer.config import LARGEST, idle_keys
 from transformer.errors import UserError, brief
-from transformer.interop.harmless import COMMON, is_harmless, named
+from transformer.interop.harmless import COMMON, is_harmless, words_of
 from transformer.interop.tensor_rules import Rule
 
 DECODERS = ("chat", "dpo", "text_to_text")
@@ -65,21 +65,21 @@ class Key:
         raise UserError(f"model.{self.ours}: {value!r}; expected one of {expected}")
 
 
-NEUTRAL = named(
+NEUTRAL = words_of(
     "dropout embedding_dropout attention_dropout dtype kernel scan_layers remat vocab_multiple lora_rank "
     "lora_alpha lora_layers"
 )
 """Our keys of `model` that say nothing about the function, or whose effect is in the parameters."""
 
 
-def given(config: Values, name: str, default: Any) -> Any:
+def value_or(config: Values, name: str, default: Any) -> Any:
     """Their value `name`, or the default where it is missing or null."""
     return default if config.get(name) is None else config[name]
 
 
-def whole(config: Values, name: str, default: int, least: int = 1, most: int = LARGEST) -> int:
+def whole_number(config: Values, name: str, default: int, least: int = 1, most: int = LARGEST) -> int:
     """Their whole number `name`; raises `UserError` if it is none, or out of bounds."""
-    value = given(config, name, default)
+    value = value_or(config, name, default)
     if type(value) is not int or not least <= value <= most:
         raise UserError(
             f"{name}: {_short(value)}; expected a whole number of at least {least}, at most {most:,}"
@@ -87,15 +87,15 @@ def whole(config: Values, name: str, default: int, least: int = 1, most: int = L
     return value
 
 
-def positive(config: Values, name: str, default: Any) -> Any:
+def positive_number(config: Values, name: str, default: Any) -> Any:
     """Their number `name`; raises `UserError` if it is none above 0."""
-    value = given(config, name, default)
+    value = value_or(config, name, default)
     if type(value) not in (int, float) or not value > 0:
         raise UserError(f"{name}: {_short(value)}; expected a number above 0")
     return value
 
 
-def nothing(config: Any) -> dict[str, Any]:
+def no_keys(config: Any) -> dict[str, Any]:
     """No further keys."""
     return {}
 
@@ -136,12 +136,12 @@ class Family:
     fixed: Values = field(default_factory=dict)
     assumed: Values = field(default_factory=dict)
     silent: frozenset[str] = frozenset()
-    read: Callable[[Values], dict[str, Any]] = nothing
-    write: Callable[[Any], dict[str, Any]] = nothing
+    read: Callable[[Values], dict[str, Any]] = no_keys
+    write: Callable[[Any], dict[str, Any]] = no_keys
     further: tuple[str, ...] = ()
     written: tuple[str, ...] = ()
-    data: Callable[[Values], dict[str, Any]] = nothing
-    write_data: Callable[[Any], dict[str, Any]] = nothing
+    data: Callable[[Values], dict[str, Any]] = no_keys
+    write_data: Callable[[Any], dict[str, Any]] = no_keys
     heads: tuple[str, ...] = ()
     labelled: bool = False
     pixels: Callable[[Values], dict[str, Any]] | None = None
@@ -149,8 +149,8 @@ class Family:
     prefix: str = ""
     renamed: tuple[tuple[str, str], ...] = ()
     ignored: Callable[[Any], Sequence[str]] = lambda model: ()
-    computed: Callable[[Any], Mapping[str, Callable[[tuple[int, ...]], Any]]] = nothing
-    copies: Callable[[Any], Mapping[str, str]] = nothing
+    computed: Callable[[Any], Mapping[str, Callable[[tuple[int, ...]], Any]]] = no_keys
+    copies: Callable[[Any], Mapping[str, str]] = no_keys
     paired: bool = False
     also: tuple[str, ...] = ()
 

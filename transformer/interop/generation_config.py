@@ -6,8 +6,8 @@ from typing import Any
 
 from transformer.data.tokenization.tokenizers import Tokenizer
 from transformer.errors import brief
-from transformer.interop.family import given
-from transformer.interop.json_files import listed
+from transformer.interop.family import value_or
+from transformer.interop.json_files import as_list
 from transformer.interop.vocabulary import DECODER_START
 
 IDS = ("bos_token_id", "eos_token_id", "pad_token_id", DECODER_START)
@@ -59,7 +59,7 @@ class Generation:
             most = whole - 1  # it counts the start token
         search["max_new_tokens"] = min(most, longest) if type(most) is int and most > 0 else min(longest, 128)
         never = (ids[0] for ids in self._banned if len(ids) == 1)
-        search["suppress"] = self._names([*listed(said.get("suppress_tokens")), *never])
+        search["suppress"] = self._names([*as_list(said.get("suppress_tokens")), *never])
         return search | {"length_penalty": 1.0 if alpha is None else alpha}
 
     @property
@@ -69,7 +69,7 @@ class Generation:
         said = self.values
         sampling: dict[str, Any] = {"end_tokens": ends} if (ends := self.end_tokens) else {}
         if said.get("do_sample"):
-            sampling |= {key: given(said, key, default) for key, default in DRAWING.items()}
+            sampling |= {key: value_or(said, key, default) for key, default in DRAWING.items()}
         return sampling
 
     @property
@@ -88,12 +88,12 @@ class Generation:
     def end_tokens(self) -> list[str]:
         """The names of further tokens that end a text, besides the tokenizer's."""
         first = self.tokenizer.name(self.tokenizer.eos_id)
-        return [name for name in self._names(listed(self.values.get("eos_token_id"))) if name != first]
+        return [name for name in self._names(as_list(self.values.get("eos_token_id"))) if name != first]
 
     @property
     def _banned(self) -> list[list[int]]:
         """The sequences of tokens that are never written."""
-        return [ids for ids in map(listed, listed(self.values.get("bad_words_ids"))) if ids]
+        return [ids for ids in map(as_list, as_list(self.values.get("bad_words_ids"))) if ids]
 
     def _names(self, ids: Sequence[Any]) -> list[str]:
         size, name = self.tokenizer.vocab_size, self.tokenizer.targets.name

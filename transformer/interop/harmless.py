@@ -14,12 +14,12 @@ import re
 from typing import Any
 
 
-def named(names: str) -> frozenset[str]:
+def words_of(names: str) -> frozenset[str]:
     """The names in a text, which spaces separate."""
     return frozenset(names.split())
 
 
-COMMON = named(
+COMMON = words_of(
     "architectures model_type transformers_version dtype torch_dtype use_cache initializer_range "
     "_name_or_path name_or_path task_specific_params id2label label2id num_labels problem_type prefix "
     "finetuning_task return_dict output_attentions output_hidden_states gradient_checkpointing "
@@ -28,7 +28,7 @@ COMMON = named(
 )
 """Keys of any config.json that say nothing about the function that the model computes."""
 
-GENERATION = named(
+GENERATION = words_of(
     "decoder_start_token_id forced_eos_token_id bad_words_ids max_length min_length do_sample early_stopping "
     "num_beams num_beam_groups diversity_penalty temperature top_k top_p typical_p repetition_penalty "
     "length_penalty no_repeat_ngram_size encoder_no_repeat_ngram_size num_return_sequences output_scores "
@@ -36,10 +36,10 @@ GENERATION = named(
 )
 """Keys of older config.json files that say how text is generated; they change the model not at all."""
 
-ON = named("forced_bos_token_id is_causal")
+ON = words_of("forced_bos_token_id is_causal")
 """Keys whose value says something when it is off: a token, and what transformers takes for true."""
 
-NAMES = GENERATION | named(
+NAMES = GENERATION | words_of(
     # Who made the file, when, and by what.
     "_commit_hash _model_name_or_path author created_date is_llama_config language license model_name "
     "tokenizer_name transformers.js_config unsloth_fixed "

@@ -14,9 +14,9 @@ from transformer.config import from_values, to_values
 from transformer.data.tokenization.tokenizers import Tokenizer
 from transformer.errors import UserError, brief, suggest
 from transformer.interop import FAMILIES
-from transformer.interop.family import Family, given, shown_key, whole
+from transformer.interop.family import Family, shown_key, value_or, whole_number
 from transformer.interop.generation_config import Generation
-from transformer.interop.json_files import listed, read_object
+from transformer.interop.json_files import as_list, read_object
 from transformer.interop.tensor_rules import Place, Rule, compare, places
 from transformer.interop.tensors import Tensor, open_tensors
 from transformer.interop.vocabulary import read_tokenizer
@@ -67,7 +67,7 @@ class HubFolder:
 
     def _family(self, heads: tuple[Family, ...]) -> Family:
         """The family of the class in "architectures", without it the first."""
-        name = next(iter(listed(self.config.get("architectures"))), heads[0].architecture)
+        name = next(iter(as_list(self.config.get("architectures"))), heads[0].architecture)
         for family in heads:
             if family.architecture == name:
                 return family
@@ -99,10 +99,10 @@ class HubFolder:
         """
         if not self.family.labelled:
             return None
-        problem = given(self.config, "problem_type", SINGLE)
+        problem = value_or(self.config, "problem_type", SINGLE)
         if problem != SINGLE:
             raise UserError(f"{self.path / CONFIG}: problem_type: {problem!r}; only {SINGLE!r} is known here")
-        labels = told_apart(self._names)
+        labels = distinct_labels(self._names)
         if len(labels) == 1:
             raise UserError(f"{self.path / CONFIG}: id2label: one class, which stands for regression there")
         if not labels or len({*labels}) < len(labels):
@@ -114,11 +114,11 @@ class HubFolder:
         """The names in id2label in order; [] if it does not number them. Without it they are, as in
         transformers, LABEL_0, LABEL_1, ..., `num_labels` of them, or two."""
         try:
-            count = whole(self.config, "num_labels", 2, most=10**6)
+            count = whole_number(self.config, "num_labels", 2, most=10**6)
         except UserError as error:
             raise UserError(f"{self.path / CONFIG}: {error}") from None
-        numbered = given(self.config, "id2label", {str(i): f"LABEL_{i}" for i in range(count)})
-        entries = [numbered.get(str(i)) for i in range(len(numbered))] if isinstance(numbered, dict) else []
+        id2label = value_or(self.config, "id2label", {str(i): f"LABEL_{i}" for i in range(count)})
+        entries = [id2label.get(str(i)) for i in range(len(id2label))] if isinstance(id2label, dict) else []
         names = [name for name in entries if isinstance(name, str)]
         return names if len(names) == len(entries) else []
 
@@ -217,14 +217,14 @@ def family_for(config: Any, name: str = "") -> tuple[Family, dict[str, Any]]:
     raise UserError(f"--family: {who} express this model: {why}")
 
 
-def told_apart(names: Sequence[str]) -> list[str]:
+def distinct_labels(names: Sequence[str]) -> list[str]:
     """The names of classes, where several have one with the number of the class: ImageNet's two cranes are
     "crane (134)" and "crane (517)"."""
     counts = Counter(names)
     return [f"{name} ({i})" if counts[name] > 1 else name for i, name in enumerate(names)]
 
 
-def numbered(labels: Sequence[str]) -> dict[str, Any]:
+def label_fields(labels: Sequence[str]) -> dict[str, Any]:
     """The names of classes in a config.json."""
     names = {"id2label": {str(i): name for i, name in enumerate(labels)}}
     return names | {"label2id": {name: i for i, name in enumerate(labels)}}

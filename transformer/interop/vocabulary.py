@@ -18,7 +18,7 @@ from transformer.data.tokenization.tokenizers import (
     special_in,
 )
 from transformer.errors import UserError, first_line
-from transformer.interop.json_files import listed, read_object
+from transformer.interop.json_files import as_list, read_object
 from transformer.interop.sentencepiece import read_sentencepiece
 from transformer.interop.wordpiece import added_around, word_piece
 
@@ -64,7 +64,7 @@ def read_tokenizer(folder: Path, config: Mapping[str, Any]) -> Tokenizer:
 
 def _first(tokens: Any) -> int | None:
     """The id in "eos_token_id", of which there may be several: the first ends a document."""
-    first = next(iter(listed(tokens)), None)
+    first = next(iter(as_list(tokens)), None)
     return first if type(first) is int and 0 <= first < 1 << 31 else None
 
 

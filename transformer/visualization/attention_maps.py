@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from transformer.visualization.label_texts import as_they_are, shortened
+from transformer.visualization.label_texts import shortened, without_formulas
 from transformer.visualization.report import MUTED, TRAIN
 
 HEADS = 8
@@ -150,7 +150,7 @@ def _label(axes: Any, target_tokens: Sequence[str], source_tokens: Sequence[str]
     for axis, tokens in ((axes.xaxis, source_tokens), (axes.yaxis, target_tokens)):
         texts = [shortened(_visible(token)) for token in tokens[::every]]
         axis.set_ticks(every * np.arange(len(texts)) + 0.5, texts, fontsize=size)
-        as_they_are(axis.get_ticklabels())
+        without_formulas(axis.get_ticklabels())
     for label in axes.get_xticklabels():
         if len(label.get_text()) > 2:
             label.set(rotation=60, ha="left", va="bottom", rotation_mode="anchor")

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 
 from transformer.visualization.attention_maps import COLORS
-from transformer.visualization.label_texts import as_they_are, shortened
+from transformer.visualization.label_texts import shortened, without_formulas
 from transformer.visualization.report import MUTED, TRAIN
 
 MOST_WRITTEN = 20
@@ -37,7 +37,7 @@ def draw_classification(
     labels = [*map(shortened, labels)]
     left.set_xticks(range(classes), labels, rotation=60, ha="right", rotation_mode="anchor")
     left.set_yticks(range(classes), labels)
-    as_they_are([*left.get_xticklabels(), *left.get_yticklabels()])
+    without_formulas([*left.get_xticklabels(), *left.get_yticklabels()])
     left.set(xlabel="predicted", ylabel="label")
     if classes <= MOST_WRITTEN:
         for row, column in np.ndindex(classes, classes):

@@ -26,7 +26,7 @@ def in_markdown(text: str) -> str:
     return re.sub(r"[\\`*\[\]<>|#&~$]|\b_|_\b", r"\\\g<0>", " ".join(text.split()))
 
 
-def as_they_are(texts: Iterable[Any]) -> None:
+def without_formulas(texts: Iterable[Any]) -> None:
     """Draws Matplotlib's `texts` as they are, each in its `fonts_of`: a dollar sign starts no formula."""
     for text in texts:
         text.set_parse_math(False)

@@ -10,7 +10,7 @@ import numpy as np
 from transformer.errors import UserError
 from transformer.json_text import parse_json
 from transformer.run_folder import RunFolder
-from transformer.visualization.label_texts import as_they_are, in_markdown
+from transformer.visualization.label_texts import in_markdown, without_formulas
 
 Series = dict[str, tuple[np.ndarray, np.ndarray]]
 """Name of a metric -> its steps, ascending, and its values."""
@@ -68,7 +68,7 @@ def read_metrics(path: Path) -> Series:
     Raises:
       UserError: the file does not exist, is empty, or has a line in another format.
     """
-    if not (series := finite(all_values(path))):
+    if not (series := finite_series(all_values(path))):
         raise UserError(f"{path}: there are no metrics in it")
     return series
 
@@ -87,7 +87,7 @@ def all_values(path: Path) -> Series:
     return {name: (pairs[:, 0].astype(int), pairs[:, 1]) for name, pairs in arrays.items()}
 
 
-def finite(series: Series) -> Series:
+def finite_series(series: Series) -> Series:
     """The finite values, of the metrics that have some."""
     kept = ((name, steps, values, np.isfinite(values)) for name, (steps, values) in series.items())
     return {name: (steps[there], values[there]) for name, steps, values, there in kept if there.any()}
@@ -137,7 +137,7 @@ def smooth(values: np.ndarray, window: int) -> np.ndarray:
     return (sums[end] - sums[first]) / (end - first)
 
 
-def greatest(values: np.ndarray) -> float:
+def axis_limit(values: np.ndarray) -> float:
     """The upper end of an axis: the greatest value, or their 98th percentile if that is out of proportion,
     as the first losses may be, which would flatten the rest. Of fewer than eight all are shown."""
     least, usual, most = np.percentile(values, (0, 98, 100), method="lower")
@@ -168,7 +168,7 @@ def _draw_line(axes: Any, name: str, steps: np.ndarray, values: np.ndarray) -> N
 
 
 def _frame(axes: Any, title: str, values: np.ndarray) -> None:
-    as_they_are([axes.set_title(title, loc="left", fontsize=11, fontweight="bold")])
+    without_formulas([axes.set_title(title, loc="left", fontsize=11, fontweight="bold")])
     axes.set_xlabel("step", color=MUTED)
     axes.tick_params(colors=MUTED, labelsize=9)
     axes.grid(axis="y", color=GRID, linewidth=0.8)
@@ -183,5 +183,5 @@ def _frame(axes: Any, title: str, values: np.ndarray) -> None:
     elif title == "Tokens per second":
         axes.set_ylim(bottom=0)
         axes.yaxis.set_major_formatter("{x:,.0f}")
-    elif (top := greatest(values)) > (bottom := values.min()):
+    elif (top := axis_limit(values)) > (bottom := values.min()):
         axes.set_ylim(bottom - 0.06 * (top - bottom), top + 0.1 * (top - bottom))

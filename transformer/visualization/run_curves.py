@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from transformer.visualization.label_texts import as_they_are
+from transformer.visualization.label_texts import without_formulas
 from transformer.visualization.report import EVAL, GRID, MUTED, TRAIN
 
 Curve = tuple[np.ndarray, np.ndarray]
@@ -102,7 +102,7 @@ def draw_differences(rows: Sequence[tuple[str, float, tuple[float, float]]], met
             axes.plot([low, high], [place, place], color=colour, linewidth=1.8)
         axes.plot(mean, place, "o", color=colour, markersize=5)
     axes.set_yticks(range(len(rows)), [label for label, _, _ in rows])
-    as_they_are(axes.get_yticklabels())
+    without_formulas(axes.get_yticklabels())
     axes.invert_yaxis()
     save(figure, axes, path)
 
@@ -115,7 +115,7 @@ def figure_of(metric: str, under: str) -> tuple[Any, Any]:
     figure = Figure(figsize=(8, 4.8), dpi=110, layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.add_subplot()
-    as_they_are([axes.set_title(metric, loc="left", fontsize=11, fontweight="bold")])
+    without_formulas([axes.set_title(metric, loc="left", fontsize=11, fontweight="bold")])
     axes.set_xlabel(under, color=MUTED)
     axes.tick_params(colors=MUTED, labelsize=9)
     axes.grid(axis="y", color=GRID, linewidth=0.8)
@@ -134,5 +134,5 @@ def save(figure: Any, axes: Any, path: Path) -> None:
         figure.set_figheight(figure.get_figheight() + 0.2 * -(-len(labels) // columns))
         options = {"frameon": False, "fontsize": 9, "labelcolor": "linecolor", "ncols": columns}
         legend = figure.legend(handles[::-1], labels[::-1], loc="outside lower left", **options)
-        as_they_are(legend.get_texts())
+        without_formulas(legend.get_texts())
     figure.savefig(path)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from transformer.visualization.html import Markup, tag
-from transformer.visualization.report import greatest, smooth
+from transformer.visualization.report import axis_limit, smooth
 
 WIDTH, HEIGHT = 420, 230
 LEFT, RIGHT, TOP, BOTTOM = 56, 10, 12, 26
@@ -36,7 +36,7 @@ class Curve:
 
 
 def plot(title: str, curves: Sequence[Curve], zero: bool = False) -> Markup:
-    """A figure of curves over steps, with a legend if there are several. The axis ends at `greatest`; with
+    """A figure of curves over steps, with a legend if there are several. The axis ends at `axis_limit`; with
     `zero` it starts at 0."""
     values = np.concatenate([curve.values for curve in curves])
     low, high = limits(values, zero)
@@ -97,8 +97,8 @@ def legend(curves: Sequence[Curve]) -> Markup:
 
 
 def limits(values: np.ndarray, zero: bool) -> tuple[float, float]:
-    """The ends of an axis for values: from the least to `greatest`, with a margin."""
-    low, high = float(values.min()), greatest(values)
+    """The ends of an axis for values: from the least to `axis_limit`, with a margin."""
+    low, high = float(values.min()), axis_limit(values)
     low = min(low, 0.0) if zero else low
     margin = 0.08 * (high - low) or 0.1 * abs(high) or 1.0
     return (low if zero else low - margin), high + margin

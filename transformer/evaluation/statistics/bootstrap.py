@@ -32,7 +32,7 @@ def interval(values: Sequence[float] | np.ndarray) -> tuple[float, float]:
     return float(low), float(high)
 
 
-def said(ends: tuple[float, float], of: str) -> str:
+def interval_text(ends: tuple[float, float], of: str) -> str:
     """An interval in words; `of` says what was resampled, "1,000 pairs"."""
     low, high = (f"{end:.4g}" for end in ends)
     return f"95 % interval {low} to {high} (bootstrap over {of})"

@@ -11,7 +11,7 @@ from transformer.config import Nonnegative, NonnegativeFloat, Positive
 from transformer.decoding.beam import BeamConfig
 from transformer.decoding.sampling import DecodingConfig
 from transformer.errors import UserError
-from transformer.evaluation.statistics.bootstrap import said
+from transformer.evaluation.statistics.bootstrap import interval_text
 from transformer.evaluation.text import metric_names
 from transformer.evaluation.text.text_metric import TextMetric, intervals
 from transformer.training.experiment import Params
@@ -98,6 +98,6 @@ class GenerationEvaluator:
             return description
         for metric, statistics_nk in zip(self._metrics, self._statistics, strict=True):
             for name, ends in intervals(metric, statistics_nk).items():
-                sure = said(ends, f"{len(statistics_nk):,} texts")
+                sure = interval_text(ends, f"{len(statistics_nk):,} texts")
                 description[name] = f"{sure}; {metric.signature(self._references)}"
         return description

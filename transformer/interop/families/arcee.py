@@ -8,12 +8,12 @@ from transformer.interop.families.llama import (
     ROPES,
     SIZES,
     TIED,
-    as_many,
     decoder,
-    divided,
+    default_head_width,
     head_keys,
     read,
     rules,
+    same_as_query_heads,
     write,
 )
 from transformer.interop.family import Key
@@ -28,7 +28,12 @@ ARCEE = decoder(
     model_type="arcee",
     architecture="ArceeForCausalLM",
     rules=functools.partial(rules, projections=("up", "down")),
-    keys=(*SIZES, *head_keys(as_many, divided), Key("feed_forward", "hidden_act", "relu2", PLAIN), TIED),
+    keys=(
+        *SIZES,
+        *head_keys(same_as_query_heads, default_head_width),
+        Key("feed_forward", "hidden_act", "relu2", PLAIN),
+        TIED,
+    ),
     fixed=FIXED,
     assumed={"attention_bias": False, "mlp_bias": False},
     read=read,

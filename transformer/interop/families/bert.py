@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from transformer.errors import UserError
-from transformer.interop.family import Family, Key, Values, given, whole
+from transformer.interop.family import Family, Key, Values, value_or, whole_number
 from transformer.interop.tensor_parts import heads, joined, linear, norm
 from transformer.interop.tensor_rules import Rule
 
@@ -87,14 +87,14 @@ def output_of(head: str) -> dict[str, str]:
 
 def read(config: Values, offset: bool = False) -> dict[str, Any]:
     """Our keys of positions and token types; RoBERTa's positions start after the id of padding (`offset`)."""
-    first = whole(config, "pad_token_id", 1, 0) + 1 if offset else 0
-    types = whole(config, "type_vocab_size", 2)
+    first = whole_number(config, "pad_token_id", 1, 0) + 1 if offset else 0
+    types = whole_number(config, "type_vocab_size", 2)
     return {
-        "max_length": whole(config, "max_position_embeddings", 512, first + 1) - first,
+        "max_length": whole_number(config, "max_position_embeddings", 512, first + 1) - first,
         "position_offset": first,
         "num_token_types": types,
         "token_type_bias": types == 1,
-        "embedding_dropout": given(config, "hidden_dropout_prob", 0.1),
+        "embedding_dropout": value_or(config, "hidden_dropout_prob", 0.1),
     }
 
 
@@ -156,7 +156,7 @@ WRITTEN = ("max_length", "position_offset", "num_token_types", "token_type_bias"
 
 def classifier_read(config: Values, offset: bool = False) -> dict[str, Any]:
     """`read`, with the keys of the head."""
-    rate = given(config, "classifier_dropout", given(config, "hidden_dropout_prob", 0.1))
+    rate = value_or(config, "classifier_dropout", value_or(config, "hidden_dropout_prob", 0.1))
     return read(config, offset) | {"pooling": "cls", "head_dropout": rate}
 
 

@@ -15,8 +15,8 @@ from transformer.interop.attention_keys import (
 )
 from transformer.interop.families import llama
 from transformer.interop.families.llama import ROPES, SIZES, decoder, head_keys
-from transformer.interop.family import Key, Values, positive
-from transformer.interop.harmless import GENERATION, named
+from transformer.interop.family import Key, Values, positive_number
+from transformer.interop.harmless import GENERATION, words_of
 
 WINDOW = 4096
 """The window where none is given; also of models of which no layer has one, as transformers makes its mask
@@ -35,7 +35,7 @@ def read(config: Values, every: int, of_sliding: dict[str, Any] | None = None) -
     if types is None and type(count) is int and count <= 10_000:
         types = ["sliding_attention" if (i + 1) % every else "full_attention" for i in range(count)]
     keys = read_windows(types, config.get("sliding_window", WINDOW), count, of_sliding)
-    return keys | {"attention_scale": positive(config, "query_pre_attn_scalar", 256) ** -0.5}
+    return keys | {"attention_scale": positive_number(config, "query_pre_attn_scalar", 256) ** -0.5}
 
 
 def write(model: Any, may_differ: Iterable[str] = ()) -> tuple[dict[str, Any], Mapping[str, Any]]:
@@ -67,8 +67,8 @@ def read_gemma3(config: Values) -> dict[str, Any]:
         raise UserError(f"rope_parameters: {ropes!r}; expected an object with {' and '.join(KINDS)}")
     full, scaled = ropes.get("full_attention"), config.get("rope_scaling")
     full = full | scaled if isinstance(full, dict) and isinstance(scaled, dict) else scaled or full
-    keys = read_rope(full, positive(config, "rope_theta", 1_000_000.0), length)
-    base = positive(config, "rope_local_base_freq", 10_000.0)
+    keys = read_rope(full, positive_number(config, "rope_theta", 1_000_000.0), length)
+    base = positive_number(config, "rope_local_base_freq", 10_000.0)
     own = {"position_scaling": "none"} | read_rope(ropes.get("sliding_attention"), base, length)
     every = config.get("sliding_window_pattern", config.get("_sliding_window_pattern"))
     windows = read(config, every if type(every) is int and every > 0 else 6, own)
@@ -115,7 +115,7 @@ GEMMA2 = decoder(
     ),
     fixed=FIXED,
     assumed={"attention_bias": False, "use_bidirectional_attention": False},
-    silent=GENERATION | named("hidden_act cache_implementation"),
+    silent=GENERATION | words_of("hidden_act cache_implementation"),
     read=read_gemma2,
     write=write_gemma2,
     further=FURTHER,
@@ -136,7 +136,7 @@ GEMMA3 = decoder(
         "use_bidirectional_attention": False,
         "attn_logit_softcapping": None,  # transformers has the key, and does not use it
     },
-    silent=GENERATION | named("hidden_act cache_implementation"),
+    silent=GENERATION | words_of("hidden_act cache_implementation"),
     read=read_gemma3,
     write=write_gemma3,
     further=(*FURTHER, "rope_local_base_freq", "sliding_window_pattern", "_sliding_window_pattern"),

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from transformer.interop.family import DECODERS, Family, Key
-from transformer.interop.harmless import GENERATION, named
+from transformer.interop.harmless import GENERATION, words_of
 from transformer.interop.tensor_parts import affine, norm, tied_output
 from transformer.interop.tensor_rules import Rule
 
@@ -60,7 +60,7 @@ GPT2 = Family(
     },
     # The summary is of a classifier's head; upcasting is of lower precision only.
     silent=GENERATION
-    | named(
+    | words_of(
         "n_ctx reorder_and_upcast_attn summary_type summary_use_proj summary_activation "
         "summary_first_dropout summary_proj_to_labels"
     ),

@@ -13,8 +13,8 @@ from transformer.interop.attention_keys import (
     write_rope,
     write_windows,
 )
-from transformer.interop.family import DECODERS, Family, Key, Values, positive
-from transformer.interop.harmless import GENERATION, named
+from transformer.interop.family import DECODERS, Family, Key, Values, positive_number
+from transformer.interop.harmless import GENERATION, words_of
 from transformer.interop.tensor_parts import heads, joined, linear, norm, tied_output
 from transformer.interop.tensor_rules import Rule
 
@@ -69,12 +69,12 @@ def head_keys(kv_default: Any, width_default: Any) -> tuple[Key, ...]:
     )
 
 
-def as_many(config: Values) -> Any:
+def same_as_query_heads(config: Values) -> Any:
     """As many heads of keys as of queries."""
     return config["num_attention_heads"]
 
 
-def divided(config: Values) -> Any:
+def default_head_width(config: Values) -> Any:
     """The width of a head."""
     return config["hidden_size"] // config["num_attention_heads"]
 
@@ -86,7 +86,7 @@ SWIGLU = Key("feed_forward", "hidden_act", "silu", {"silu": "swiglu", "gelu_pyto
 def read(config: Values) -> dict[str, Any]:
     """Rotary positions; of both keys for them the older one counts, as in transformers."""
     scaled = config.get("rope_scaling") or config.get("rope_parameters")
-    theta = positive(config, "rope_theta", 10_000.0)
+    theta = positive_number(config, "rope_theta", 10_000.0)
     return read_rope(scaled, theta, config.get("max_position_embeddings"))
 
 
@@ -151,10 +151,10 @@ decoder = functools.partial(
 LLAMA = decoder(
     model_type="llama",
     architecture="LlamaForCausalLM",
-    keys=(*SIZES, *head_keys(as_many, divided), SWIGLU, TIED),
+    keys=(*SIZES, *head_keys(same_as_query_heads, default_head_width), SWIGLU, TIED),
     fixed=FIXED,
     assumed={"attention_bias": False, "mlp_bias": False},
-    silent=GENERATION | named("pretraining_tp"),
+    silent=GENERATION | words_of("pretraining_tp"),
     read=read,
     write=write,
     further=ROPES,
@@ -164,7 +164,7 @@ LLAMA = decoder(
 MISTRAL = decoder(
     model_type="mistral",
     architecture="MistralForCausalLM",
-    keys=(*SIZES, *head_keys(8, divided), SWIGLU, TIED),
+    keys=(*SIZES, *head_keys(8, default_head_width), SWIGLU, TIED),
     fixed=FIXED,
     read=read_mistral,
     write=write_mistral,
@@ -175,7 +175,7 @@ MISTRAL = decoder(
 QWEN2 = decoder(
     model_type="qwen2",
     architecture="Qwen2ForCausalLM",
-    keys=(*SIZES, *head_keys(32, divided), SWIGLU, TIED),
+    keys=(*SIZES, *head_keys(32, default_head_width), SWIGLU, TIED),
     fixed=FIXED | {"qkv_bias": True},
     read=read_qwen,
     write=write_qwen,

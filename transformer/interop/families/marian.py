@@ -7,7 +7,7 @@ import jax.numpy as jnp
 
 from transformer.errors import UserError
 from transformer.interop.family import Family, Key, Values
-from transformer.interop.harmless import GENERATION, named
+from transformer.interop.harmless import GENERATION, words_of
 from transformer.interop.tensor_parts import heads, joined, linear, norm, tied_output
 from transformer.interop.tensor_rules import Rule
 
@@ -123,7 +123,7 @@ MARIAN = Family(
         "static_position_embeddings": True,
     },
     silent=GENERATION
-    | named(
+    | words_of(
         "activation_dropout classif_dropout classifier_dropout encoder_layerdrop decoder_layerdrop init_std "
         "add_bias_logits extra_pos_embeddings"
     ),

@@ -7,7 +7,7 @@ from typing import Any
 
 from transformer.errors import UserError
 from transformer.interop.families.bert import GELU, HEADS, without_next
-from transformer.interop.family import Family, Key, Values, given, positive, whole
+from transformer.interop.family import Family, Key, Values, positive_number, value_or, whole_number
 from transformer.interop.tensor_parts import affine, joined, linear, norm
 from transformer.interop.tensor_rules import Rule
 
@@ -86,17 +86,17 @@ def bases(config: Values) -> dict[str, float]:
     Raises:
       UserError: positions of another kind, or a base that is not a number above 0.
     """
-    parameters = given(config, "rope_parameters", {})
+    parameters = value_or(config, "rope_parameters", {})
     if not isinstance(parameters, dict):
         raise UserError(f"rope_parameters: {parameters!r}; expected one for each type of layer")
-    old = {name: positive(config, key, default) for name, (key, default) in BASES.items()}
+    old = {name: positive_number(config, key, default) for name, (key, default) in BASES.items()}
     for name, rope in parameters.items():
         known = isinstance(rope, dict) and {*rope} <= {"rope_type", "rope_theta"}
         if name not in old or not known or rope.get("rope_type", "default") != "default":
             raise UserError(
                 f"rope_parameters: {name[:80]}: {rope!r}; only the default rope_type is known here"
             )
-        old[name] = positive(rope, "rope_theta", old[name])
+        old[name] = positive_number(rope, "rope_theta", old[name])
     return old
 
 
@@ -106,23 +106,23 @@ def read(config: Values) -> dict[str, Any]:
     Raises:
       UserError: layers of an unknown type, positions or biases that cannot be expressed.
     """
-    size, base = whole(config, "local_attention", 128) // 2 + 1, bases(config)
+    size, base = whole_number(config, "local_attention", 128) // 2 + 1, bases(config)
     local = {"pattern": "window", "pattern_size": size, "position_base": base["sliding_attention"]}
     keys: dict[str, dict[str, Any]] = {
         "full_attention": {"position_base": base["full_attention"]},
         "sliding_attention": local,
     }
     count, every = (
-        whole(config, "num_hidden_layers", 22, most=10_000),
-        whole(config, "global_attn_every_n_layers", 3),
+        whole_number(config, "num_hidden_layers", 22, most=10_000),
+        whole_number(config, "global_attn_every_n_layers", 3),
     )
-    types = given(config, "layer_types", alternating(count, every))
+    types = value_or(config, "layer_types", alternating(count, every))
     if not isinstance(types, list) or len(types) != count or not all(kind in [*keys] for kind in types):
         raise UserError(f"layer_types: expected {count} of {', '.join(keys)}")
     names = ["first", *({"full_attention": "full", "sliding_attention": "local"}[kind] for kind in types[1:])]
     kinds = {"first": keys[types[0]] | {"attention_norm": False}}
     kinds |= dict(zip(names[1:], (keys[kind] for kind in types[1:]), strict=True))
-    biases = [bool(given(config, name, False)) for name in ("norm_bias", "mlp_bias", "attention_bias")]
+    biases = [bool(value_or(config, name, False)) for name in ("norm_bias", "mlp_bias", "attention_bias")]
     if biases[0] != biases[1] or biases[2] > biases[0]:
         raise UserError(
             f"norm_bias, mlp_bias, attention_bias: {biases}; expected alike, or the last alone false"

@@ -4,8 +4,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from transformer.errors import UserError
-from transformer.interop.family import Family, Key, Values, given
-from transformer.interop.harmless import GENERATION, named
+from transformer.interop.family import Family, Key, Values, value_or
+from transformer.interop.harmless import GENERATION, words_of
 from transformer.interop.tensor_parts import heads, joined, linear, norm, tied_output
 from transformer.interop.tensor_rules import Rule
 
@@ -58,10 +58,10 @@ def read(config: Values) -> dict[str, Any]:
     Raises:
       UserError: the activation is said once more, and is another.
     """
-    kind = given(config, "feed_forward_proj", "relu")
+    kind = value_or(config, "feed_forward_proj", "relu")
     activation = "gelu_new" if kind == "gated-gelu" else kind.removeprefix("gated-")
     for key, wanted in (("dense_act_fn", activation), ("is_gated_act", kind.startswith("gated-"))):
-        if given(config, key, wanted) != wanted:
+        if value_or(config, key, wanted) != wanted:
             raise UserError(f"{key}: {config[key]!r} with feed_forward_proj {kind!r}; expected {wanted!r}")
     rate = config.get("dropout_rate")
     rates = dict.fromkeys(
@@ -95,7 +95,7 @@ T5 = Family(
         Key("head_dim", "d_kv", 64, get=lambda model: model.key_width),
         Key("d_ff", "d_ff", 2048),
         Key("num_encoder_layers", "num_layers", 6, get=lambda model: model.encoder_layers),
-        Key("num_layers", "num_decoder_layers", lambda config: given(config, "num_layers", 6)),
+        Key("num_layers", "num_decoder_layers", lambda config: value_or(config, "num_layers", 6)),
         Key("num_heads", "num_heads", 8),
         Key(
             "position_buckets",
@@ -114,7 +114,7 @@ T5 = Family(
         Key("tie_embeddings", "tie_word_embeddings", True),
     ),
     fixed={"position": "t5", "share_position": True, "attention_scale": 1.0},
-    silent=GENERATION | named("initializer_factor classifier_dropout output_past"),
+    silent=GENERATION | words_of("initializer_factor classifier_dropout output_past"),
     read=read,
     write=write,
     further=("dropout_rate", "scale_decoder_outputs", "dense_act_fn", "is_gated_act"),

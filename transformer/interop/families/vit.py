@@ -6,8 +6,8 @@ from typing import Any
 
 from transformer.errors import UserError
 from transformer.interop.families.bert import GELU
-from transformer.interop.family import Family, Key, Values, given
-from transformer.interop.json_files import listed
+from transformer.interop.family import Family, Key, Values, value_or
+from transformer.interop.json_files import as_list
 from transformer.interop.tensor_parts import heads, joined, linear, norm
 from transformer.interop.tensor_rules import Rule
 
@@ -44,7 +44,7 @@ def side(config: Values, key: str, default: int) -> int:
     Raises:
       UserError: it is a different one.
     """
-    size = given(config, key, default)
+    size = value_or(config, key, default)
     sizes = size if isinstance(size, list) else [size, size]
     if len(sizes) != 2 or type(sizes[0]) is not int or sizes[0] != sizes[1] or sizes[0] < 1:
         raise UserError(f"{key}: {size!r}; only squares are known here")
@@ -57,7 +57,7 @@ def read(config: Values) -> dict[str, Any]:
     return {
         "patch_size": size,
         "max_length": (side(config, "image_size", 224) // size) ** 2 + 1,
-        "embedding_dropout": given(config, "hidden_dropout_prob", 0.0),
+        "embedding_dropout": value_or(config, "hidden_dropout_prob", 0.0),
     }
 
 
@@ -71,7 +71,7 @@ def write(model: Any) -> dict[str, Any]:
 
 def data(config: Values) -> dict[str, Any]:
     """Our keys of images."""
-    channels = given(config, "num_channels", 3)
+    channels = value_or(config, "num_channels", 3)
     if channels not in (1, 3):
         raise UserError(f"num_channels: {channels!r}; expected 1 or 3")
     return {"image_size": side(config, "image_size", 224), "channels": channels}
@@ -90,15 +90,15 @@ def pixels(config: Values) -> dict[str, Any]:
     """
     numbers = []
     for key, default in (("image_mean", 0.5), ("image_std", 0.5)):
-        value = given(config, key, default)
-        values = listed(value) or [default]
+        value = value_or(config, key, default)
+        values = as_list(value) or [default]
         if not all(type(value) in (int, float) and value == values[0] for value in values):
             raise UserError(f"{key}: {value!r}; expected one number for all channels")
         numbers.append(values[0])
-    factor = given(config, "rescale_factor", 1 / 255)
-    if not given(config, "do_rescale", True) or not isinstance(factor, float) or not 0 < factor < 1:
+    factor = value_or(config, "rescale_factor", 1 / 255)
+    if not value_or(config, "do_rescale", True) or not isinstance(factor, float) or not 0 < factor < 1:
         raise UserError(f"do_rescale, rescale_factor: {factor!r}; expected true, and between 0 and 1")
-    mean, deviation = numbers if given(config, "do_normalize", True) else (0.0, 1.0)
+    mean, deviation = numbers if value_or(config, "do_normalize", True) else (0.0, 1.0)
     return {"pixel_mean": mean / factor, "pixel_scale": deviation / factor}
 
 
