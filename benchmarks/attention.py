@@ -59,13 +59,13 @@ def _jax(attention, length: int):
         out_bthk, backward = jax.vjp(attention, q_bthk, k_bsgk, v_bsgk)
         return out_bthk, *backward(dout_bthk)
 
-    given = [jax.numpy.asarray(x) for x in inputs(length)]
-    program = jax.jit(both).lower(*given).compile()
+    arrays = [jax.numpy.asarray(x) for x in inputs(length)]
+    program = jax.jit(both).lower(*arrays).compile()
     temporary = program.memory_analysis().temp_size_in_bytes / 2**20
     if temporary > MOST_GB * 2**10:
         return None, {"temporary_mb": temporary, "probe": []}
-    found = probe(program(*given))
-    return lambda: jax.block_until_ready(program(*given)), {"temporary_mb": temporary, "probe": found}
+    numbers = probe(program(*arrays))
+    return lambda: jax.block_until_ready(program(*arrays)), {"temporary_mb": temporary, "probe": numbers}
 
 
 def ours(length: int, name: str = ""):
@@ -105,16 +105,16 @@ def torch(length: int):
     import torch
     from torch.nn.functional import scaled_dot_product_attention
 
-    *given, dout = (torch.from_numpy(x.swapaxes(1, 2).copy()) for x in inputs(length))
-    for x in given:
+    *qkv, dout = (torch.from_numpy(x.swapaxes(1, 2).copy()) for x in inputs(length))
+    for x in qkv:
         x.requires_grad_()
 
     def both():
-        out = scaled_dot_product_attention(*given, is_causal=True)
-        return out.detach(), *torch.autograd.grad(out, given, dout)
+        out = scaled_dot_product_attention(*qkv, is_causal=True)
+        return out.detach(), *torch.autograd.grad(out, qkv, dout)
 
-    found = probe([x.transpose(1, 2).contiguous() for x in both()])
-    return both, {"temporary_mb": float("nan"), "probe": found}
+    numbers = probe([x.transpose(1, 2).contiguous() for x in both()])
+    return both, {"temporary_mb": float("nan"), "probe": numbers}
 
 
 CONTESTANTS = {

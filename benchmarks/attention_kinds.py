@@ -52,13 +52,13 @@ def measure(flags: list[str], workdir: Path) -> dict[str, float]:
 
 def row(name: str, measured: list[dict[str, float]], base: list[dict[str, float]]) -> dict[str, object]:
     """The row of a kind from its runs, one for each seed, and from those of multi-head attention."""
-    bits = [each["bits per byte"] for each in measured]
+    bits = [run["bits per byte"] for run in measured]
     differences = [value - other["bits per byte"] for value, other in zip(bits, base, strict=True)]
     return {
         "attention": name,
         "bits per byte": common.mean(bits),
         "difference": "" if measured is base else common.mean(differences, "+"),
-        "tokens/s": f"{statistics.median(each['tokens/s'] for each in measured):,.0f}",
+        "tokens/s": f"{statistics.median(run['tokens/s'] for run in measured):,.0f}",
         "step GB": f"{measured[0]['step GB']:.2f}",
     }
 

@@ -58,9 +58,9 @@ def main() -> None:
     words = TfidfVectorizer(ngram_range=(1, 2), min_df=2, sublinear_tf=True)
     regression = LogisticRegressionCV(Cs=[0.3, 1, 3, 10, 30], max_iter=1000, scoring="accuracy")
     model = make_pipeline(words, regression).fit(texts, labels)
-    found = model.predict(others)
-    accuracy = (found == list(truth)).mean()
-    f1 = f1_score(truth, found, average="macro")
+    predicted = model.predict(others)
+    accuracy = (predicted == list(truth)).mean()
+    f1 = f1_score(truth, predicted, average="macro")
     print(f"accuracy {accuracy:.2%}, macro F1 {f1:.4f} of {len(truth):,} texts")
     seconds = time.perf_counter() - start
     print(f"after {len(texts):,} texts with {len(words.vocabulary_):,} features, in {seconds:.0f} s")

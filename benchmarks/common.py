@@ -106,7 +106,7 @@ class Contestant:
         """User and system time of the process so far, over all processors (Linux)."""
         with open(f"/proc/{self._process.pid}/stat") as stat:
             fields = stat.read().rpartition(")")[2].split()
-        own, system = (int(each) / os.sysconf("SC_CLK_TCK") for each in fields[11:13])
+        own, system = (int(ticks) / os.sysconf("SC_CLK_TCK") for ticks in fields[11:13])
         return own, system
 
     def resident_gb(self) -> float:

@@ -49,17 +49,17 @@ def delete(files: list[Path], rng: random.Random) -> None:
     rng.choice(files).unlink()
 
 
-DAMAGES = {each.__name__: each for each in (flip, cut, zero, delete)}
+DAMAGES = {damage.__name__: damage for damage in (flip, cut, zero, delete)}
 
 
 def outcome(folder: Path, abstract, saved) -> str:
     """What becomes of a damaged checkpoint."""
     try:
         with Checkpoints(folder, write=False) as checkpoints:
-            found = jax.device_get(checkpoints.restore(abstract))
+            restored = jax.device_get(checkpoints.restore(abstract))
     except DamagedCheckpoint:
         return "noticed"
-    same = jax.tree.map(lambda a, b: np.array_equal(a, b, equal_nan=True), saved, found)
+    same = jax.tree.map(lambda a, b: np.array_equal(a, b, equal_nan=True), saved, restored)
     return "harmless" if all(jax.tree.leaves(same)) else "silent"
 
 
@@ -84,7 +84,11 @@ def main() -> None:
                 damage([path for path in sorted(folder.rglob("*")) if path.is_file()], rng)
                 counts[outcome(folder, run.abstract, jax.device_get(state))] += 1
                 shutil.rmtree(folder)
-            print(kind, *(f"{each}={counts[each]}" for each in ("noticed", "harmless", "silent")), flush=True)
+            print(
+                kind,
+                *(f"{result}={counts[result]}" for result in ("noticed", "harmless", "silent")),
+                flush=True,
+            )
 
 
 if __name__ == "__main__":

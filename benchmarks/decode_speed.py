@@ -115,10 +115,10 @@ def ours_growing(case: Case):
     window = ContextWindow(-1, case.shape.length, rolling=True)
     # No text is decoded, so no tokenizer is needed.
     generator: Any = TextGenerator(our_stepper(case.shape), None, config, window, batch_size=case.batch)
-    given = prompts(case.shape, case.batch).tolist()
+    tokens = prompts(case.shape, case.batch).tolist()
 
     def call() -> np.ndarray:
-        return np.array([text.new for (text,) in generator.complete(given, jax.random.key(0))])
+        return np.array([text.new for (text,) in generator.complete(tokens, jax.random.key(0))])
 
     start = time.perf_counter()
     call()
@@ -183,15 +183,15 @@ def _by_hand(state: dict) -> dict:
     """The parameters of GPT-2 by the names of `TorchDecoder`, kernels transposed."""
     names = {"wte": "embedding", "wpe": "positions", "ln_f": "norm", "h": "blocks", "ln_1": "attention_norm"}
     names |= {"ln_2": "feed_forward_norm", "c_attn": "query_key_value", "c_fc": "up", "attn": "", "mlp": ""}
-    found = {}
+    arrays = {}
     for name, x in state.items():
         parts = name.removeprefix("transformer.").split(".")
         if "c_proj" in parts:
             parts[parts.index("c_proj")] = "output" if "attn" in parts else "down"
         if parts[0] != "lm_head":
-            path = ".".join(each for part in parts if (each := names.get(part, part)))
-            found[path] = x.T.contiguous() if parts[0] == "h" and x.ndim == 2 else x
-    return found
+            path = ".".join(filter(None, (names.get(part, part) for part in parts)))
+            arrays[path] = x.T.contiguous() if parts[0] == "h" and x.ndim == 2 else x
+    return arrays
 
 
 def _gpt2(ours: dict[str, np.ndarray], shape: Shape) -> dict:

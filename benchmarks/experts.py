@@ -32,8 +32,8 @@ def inputs(tokens: int) -> dict[str, np.ndarray]:
     shapes |= {name: (EXPERTS, WIDTH, HIDDEN) for name in ("gate", "up")} | {"down": (EXPERTS, HIDDEN, WIDTH)}
     drawn = {name: rng.normal(size=shape).astype(np.float32) for name, shape in shapes.items()}
     return {
-        name: each if name in ("x", "dy") else each / math.sqrt(each.shape[-2])
-        for name, each in drawn.items()
+        name: array if name in ("x", "dy") else array / math.sqrt(array.shape[-2])
+        for name, array in drawn.items()
     }
 
 
@@ -41,7 +41,7 @@ def probe(arrays) -> list[float]:
     """A few elements of each array, the same for every implementation."""
     rng = np.random.default_rng(1)
     flat = [np.asarray(array).reshape(-1) for array in arrays]
-    return [float(x) for each in flat for x in each[rng.integers(0, each.size, PROBES)]]
+    return [float(x) for array in flat for x in array[rng.integers(0, array.size, PROBES)]]
 
 
 def least(tokens: int) -> float:
@@ -54,8 +54,8 @@ def _jax(module, params, tokens: int, compared: bool):
 
     from transformer.planning.hlo import Program, walk
 
-    given = inputs(tokens)
-    x_btd, dy_btd = given["x"][None], given["dy"][None]
+    arrays = inputs(tokens)
+    x_btd, dy_btd = arrays["x"][None], arrays["dy"][None]
 
     def layer(params, x_btd):
         return module.apply({"params": params}, x_btd, train=True)
@@ -66,11 +66,14 @@ def _jax(module, params, tokens: int, compared: bool):
 
     program = jax.jit(both).lower(params, x_btd).compile()
     read = Program.read(program.as_text())
-    flops = sum(times * sum(read.flops(name, each).values()) for name, each, times in walk(read, read.entry))
+    flops = sum(
+        times * sum(read.flops(name, instruction).values())
+        for name, instruction, times in walk(read, read.entry)
+    )
     params, x_btd = jax.device_put((params, x_btd))
     y_btd, d_params, dx_btd = program(params, x_btd)
-    found = [y_btd, dx_btd, *(d_params["experts"][name]["kernel"] for name in NAMES)] if compared else []
-    report = {"flops": flops / least(tokens), "probe": probe(found)}
+    results = [y_btd, dx_btd, *(d_params["experts"][name]["kernel"] for name in NAMES)] if compared else []
+    report = {"flops": flops / least(tokens), "probe": probe(results)}
     return lambda: jax.block_until_ready(program(params, x_btd)), report
 
 
@@ -78,11 +81,11 @@ def ours(tokens: int, factor: float = 0.0):
     from transformer.layers.feed_forward import FEED_FORWARDS
     from transformer.layers.variants.experts import Experts
 
-    given = inputs(tokens)
+    arrays = inputs(tokens)
     network = functools.partial(FEED_FORWARDS["swiglu"], d_ff=HIDDEN, use_bias=False)
     params = {
-        "router": {"kernel": given["router"]},
-        "experts": {name: {"kernel": given[name]} for name in NAMES},
+        "router": {"kernel": arrays["router"]},
+        "experts": {name: {"kernel": arrays[name]} for name in NAMES},
     }
     return _jax(Experts(network, EXPERTS, CHOSEN, factor), params, tokens, compared=not factor)
 
@@ -97,35 +100,35 @@ def ours_xla(tokens: int):
 def plain(tokens: int):
     from transformer.layers.feed_forward import FEED_FORWARDS
 
-    given = inputs(tokens)
-    wide = [given["gate"], given["up"]]
-    gate, up = (np.concatenate(each[:CHOSEN], axis=1) for each in wide)
-    params = {"gate": gate, "up": up, "down": np.concatenate(given["down"][:CHOSEN])}
+    arrays = inputs(tokens)
+    wide = [arrays["gate"], arrays["up"]]
+    gate, up = (np.concatenate(kernel[:CHOSEN], axis=1) for kernel in wide)
+    params = {"gate": gate, "up": up, "down": np.concatenate(arrays["down"][:CHOSEN])}
     module = FEED_FORWARDS["swiglu"](d_ff=CHOSEN * HIDDEN, use_bias=False)
-    return _jax(module, {name: {"kernel": each} for name, each in params.items()}, tokens, compared=False)
+    return _jax(module, {name: {"kernel": kernel} for name, kernel in params.items()}, tokens, compared=False)
 
 
 def torch(tokens: int):
     import torch
     from torch.nn.functional import silu
 
-    given = {
-        name: torch.from_numpy(each).requires_grad_(name != "dy") for name, each in inputs(tokens).items()
+    tensors = {
+        name: torch.from_numpy(array).requires_grad_(name != "dy") for name, array in inputs(tokens).items()
     }
-    x, dy = given["x"], given["dy"]
+    x, dy = tensors["x"], tensors["dy"]
 
     def both():
-        weights, experts = torch.softmax(x @ given["router"], dim=-1).topk(CHOSEN)
+        weights, experts = torch.softmax(x @ tensors["router"], dim=-1).topk(CHOSEN)
         weights = weights / weights.sum(dim=-1, keepdim=True)
         order = experts.flatten().argsort(stable=True)
         rows = x[order // CHOSEN].split(torch.bincount(experts.flatten(), minlength=EXPERTS).tolist())
         parts = [
-            (silu(each @ given["gate"][i]) * (each @ given["up"][i])) @ given["down"][i]
-            for i, each in enumerate(rows)
+            (silu(array @ tensors["gate"][i]) * (array @ tensors["up"][i])) @ tensors["down"][i]
+            for i, array in enumerate(rows)
         ]
         out = torch.cat(parts) * weights.flatten()[order][:, None]
         y = torch.zeros_like(x).index_add(0, order // CHOSEN, out)
-        return y.detach(), *torch.autograd.grad(y, [x, *(given[name] for name in (*NAMES, "router"))], dy)
+        return y.detach(), *torch.autograd.grad(y, [x, *(tensors[name] for name in (*NAMES, "router"))], dy)
 
     return both, {"flops": float("nan"), "probe": probe(both()[:-1])}
 

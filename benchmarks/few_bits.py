@@ -46,8 +46,8 @@ def time_of(size: str, kind: str, new: int) -> dict[str, object]:
     options = {"eos_id": -1, "temperature": 0.0}
 
     def begun():
-        given = stepper, decode_speed.prompts(shape, 1), lengths, rngs
-        state = begin(*given, room=new, limits_b=np.full(1, new), positions_b=lengths, **options)
+        arguments = stepper, decode_speed.prompts(shape, 1), lengths, rngs
+        state = begin(*arguments, room=new, limits_b=np.full(1, new), positions_b=lengths, **options)
         return jax.block_until_ready(state)
 
     program = advance.lower(stepper, begun(), rngs, n=new - 1, **options).compile()

@@ -64,8 +64,8 @@ def _jax(attention, case: str):
 
     *qkv, dout = (jnp.asarray(x, jnp.bfloat16) for x in inputs(case))
     program = jax.jit(both).lower(dout, *qkv).compile()
-    found = probe(program(dout, *qkv))
-    return lambda: jax.block_until_ready(program(dout, *qkv)), {"probe": found}
+    numbers = probe(program(dout, *qkv))
+    return lambda: jax.block_until_ready(program(dout, *qkv)), {"probe": numbers}
 
 
 def ours(case: str, kind: str = "cudnn", marked: bool = False, short: int | None = None, window: int = 0):
@@ -95,21 +95,19 @@ def torch(case: str):
     from torch.nn.functional import scaled_dot_product_attention
 
     device = common.torch_device()
-    *given, dout = (
-        torch.from_numpy(x.swapaxes(1, 2).copy()).to(device, torch.bfloat16) for x in inputs(case)
-    )
-    for x in given:
+    *qkv, dout = (torch.from_numpy(x.swapaxes(1, 2).copy()).to(device, torch.bfloat16) for x in inputs(case))
+    for x in qkv:
         x.requires_grad_()
 
     def both():
-        out = scaled_dot_product_attention(*given, is_causal=True)
-        done = out.detach(), *torch.autograd.grad(out, given, dout)
+        out = scaled_dot_product_attention(*qkv, is_causal=True)
+        done = out.detach(), *torch.autograd.grad(out, qkv, dout)
         if device == "cuda":
             torch.cuda.synchronize()
         return done
 
-    found = probe([x.transpose(1, 2).float().cpu().numpy() for x in both()])
-    return both, {"probe": found}
+    numbers = probe([x.transpose(1, 2).float().cpu().numpy() for x in both()])
+    return both, {"probe": numbers}
 
 
 CONTESTANTS = {

@@ -37,8 +37,8 @@ def main() -> None:
     sources, references = zip(*data.examples("validation"), strict=True)
     rows: list[dict[str, object]] = []
     for count in counts:
-        found = rouge.measure([lead(source, count) for source in sources], references)
-        rows.append({"sentences": count} | {kind: f"{score:.2f}" for kind, score in found.items()})
+        scores = rouge.measure([lead(source, count) for source in sources], references)
+        rows.append({"sentences": count} | {kind: f"{score:.2f}" for kind, score in scores.items()})
     print(common.table(rows))
     print(f"{len(sources):,} pairs; {rouge.signature(references)}")
 

@@ -62,7 +62,7 @@ def main() -> None:
                 )
             resident = contestant.resident_gb()
             contestant.close()
-            own, system = (statistics.median(each) for each in zip(*spent, strict=True))
+            own, system = (statistics.median(seconds) for seconds in zip(*spent, strict=True))
             rows.append(
                 {
                     "size": case,

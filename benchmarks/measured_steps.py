@@ -41,11 +41,11 @@ def main() -> None:
     from workdir.opening import open_to_train
 
     steps, states, counts, seconds = {}, {}, {}, {name: [] for name in OPTIONS}
-    given = [tuple(each.removeprefix("--config.").split("=", 1)) for each in overrides]
+    changes = [tuple(text.removeprefix("--config.").split("=", 1)) for text in overrides]
     with tempfile.TemporaryDirectory() as folder:
         for name, keys in OPTIONS.items():
             on = [(f"train.{key}", "true") for key in keys]
-            run = open_to_train(Workdir(folder), [*given, *on], flags.config, False, ())
+            run = open_to_train(Workdir(folder), [*changes, *on], flags.config, False, ())
             with run.placed():
                 batch = run.put(next(run.loader.iterate(0)))
                 step = CompiledStep(run.jitted(), run.compiler_options)
@@ -63,15 +63,15 @@ def main() -> None:
                 jax.block_until_ready((states[name], metrics))
                 seconds[name].append(time.process_time() - start)
     rows: list[dict[str, object]] = []
-    for name, each in seconds.items():
-        ratios = [own / plain for own, plain in zip(each, seconds["plain"], strict=True)]
+    for name, times in seconds.items():
+        ratios = [own / plain for own, plain in zip(times, seconds["plain"], strict=True)]
         low, middle, high = statistics.quantiles(ratios, n=4)
         rows.append(
             {
                 "step": name,
                 "FLOPs": f"{counts[name]['flops'] / counts['plain']['flops']:.3f}",
                 "bytes": f"{counts[name]['bytes accessed'] / counts['plain']['bytes accessed']:.3f}",
-                "processor ms": f"{1000 * statistics.median(each):.0f}",
+                "processor ms": f"{1000 * statistics.median(times):.0f}",
                 "of a step": f"{middle:.3f} ({low:.3f} to {high:.3f})",
                 "of training": f"{(middle - 1) / 10:+.2%}",
             }

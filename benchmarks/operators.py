@@ -69,7 +69,7 @@ def operations(program: str) -> dict[str, tuple[str, str, str]]:
     """Operation of a compiled program -> (its kind or, of a product, the operands' types, result, place in
     the model without the layer's number)."""
     bodies = dict(re.findall(r"^%?([\w.\-]+) \(.*?\{\n(.*?)^\}", program, re.MULTILINE | re.DOTALL))
-    found = {}
+    by_name = {}
     for name, result, rest in re.findall(r"^ *(?:ROOT )?%?([\w.\-]+) = (\S+) (.*)$", program, re.MULTILINE):
         kind = re.sub(r"[.\d]+$", "", name)
         body = re.search(r"calls=%?([\w.\-]+)", rest)
@@ -77,8 +77,8 @@ def operations(program: str) -> dict[str, tuple[str, str, str]]:
             kind = " x ".join(re.findall(r"= (\w+)\[.*?parameter", bodies[body[1]]))
         path = (re.search(r'op_name="([^"]*)"', rest) or ["", ""])[1]
         place = re.sub(r"jit\(train_step\)/|Decoder\.hidden/|block_\d+/|Block/", "", path)
-        found[name] = kind, re.sub(r"\{.*", "", result), place[-90:]
-    return found
+        by_name[name] = kind, re.sub(r"\{.*", "", result), place[-90:]
+    return by_name
 
 
 def products() -> list[dict[str, object]]:
@@ -112,14 +112,14 @@ def products() -> list[dict[str, object]]:
         row: dict[str, object] = {"operation": name}
         for dtype in ("float32", "bfloat16"):
             keys = jax.random.split(jax.random.key(0), 3)
-            given = [
+            arrays = [
                 jax.random.normal(key, shape).astype(dtype)
                 for key, shape in zip(keys, ((n, d), (d, f), (n, f)), strict=True)
             ]
             run, seconds = jax.jit(form), []
             for _ in range(20):
                 start = time.perf_counter()
-                jax.block_until_ready(run(*given))
+                jax.block_until_ready(run(*arrays))
                 seconds.append(time.perf_counter() - start)
             row |= {
                 f"{dtype} ms": f"{1e3 * min(seconds):.2f}",

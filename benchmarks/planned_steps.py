@@ -45,12 +45,12 @@ def rows(run: Any) -> dict[str, Any]:
     import numpy as np
 
     rng, made = np.random.default_rng(0), {}
-    for name, each in run.experiment.batch_shapes().items():
-        made[name] = np.ones(each.shape, each.dtype)
+    for name, array in run.experiment.batch_shapes().items():
+        made[name] = np.ones(array.shape, array.dtype)
         if name in ("tokens", "targets"):
-            made[name] = rng.integers(0, run.experiment.model.vocab_size, each.shape).astype(each.dtype)
+            made[name] = rng.integers(0, run.experiment.model.vocab_size, array.shape).astype(array.dtype)
         elif name == "positions":
-            made[name][:] = np.arange(each.shape[-1])
+            made[name][:] = np.arange(array.shape[-1])
     return made
 
 
@@ -91,19 +91,19 @@ def measure(case: str, repeats: int) -> dict[str, Any]:
     }
 
 
-def row(case: str, found: dict[str, Any]) -> dict[str, object]:
+def row(case: str, figures: dict[str, Any]) -> dict[str, object]:
     """A row of the table."""
-    known = found["planned"] > 0
+    known = figures["planned"] > 0
     return {
         "case": case,
-        "attention": found["attention"],
-        "planned GB": f"{found['gb']:.2f}",
-        "GB": "-" if math.isnan(found["used"]) else f"{found['used']:.2f}",
-        "ms": f"{1e3 * found['seconds']:.1f}",
-        "MFU": f"{found['flops'] / found['peak'] / found['seconds']:.1%}" if known else "-",
-        "planned ms at full rates": f"{1e3 * found['planned']:.1f}" if known else "-",
-        "bound": found["bound"] if known else "-",
-        "reached": f"{found['planned'] / found['seconds']:.0%}" if known else "-",
+        "attention": figures["attention"],
+        "planned GB": f"{figures['gb']:.2f}",
+        "GB": "-" if math.isnan(figures["used"]) else f"{figures['used']:.2f}",
+        "ms": f"{1e3 * figures['seconds']:.1f}",
+        "MFU": f"{figures['flops'] / figures['peak'] / figures['seconds']:.1%}" if known else "-",
+        "planned ms at full rates": f"{1e3 * figures['planned']:.1f}" if known else "-",
+        "bound": figures["bound"] if known else "-",
+        "reached": f"{figures['planned'] / figures['seconds']:.0%}" if known else "-",
     }
 
 
@@ -129,9 +129,9 @@ def main() -> None:
             if done.returncode:
                 print(f"{case}: ended with code {done.returncode}", flush=True)
                 continue
-            found = json.loads(done.stdout.splitlines()[-1])
-            table.append(row(case, found))
-            print(found["machine"], *table[-1].values(), sep=" | ", flush=True)
+            figures = json.loads(done.stdout.splitlines()[-1])
+            table.append(row(case, figures))
+            print(figures["machine"], *table[-1].values(), sep=" | ", flush=True)
     if table:
         print("", common.table(table), sep="\n")
 

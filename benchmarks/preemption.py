@@ -64,18 +64,18 @@ def main() -> None:
     parser.add_argument("--signals", type=int, default=5)
     parser.add_argument("keys", nargs="*", help="keys of the config")
     flags = parser.parse_args()
-    rng, found = random.Random(0), []
+    rng, spent = random.Random(0), []
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name) / "run"
         for _ in range(flags.signals):
-            found.append(stop(folder, flags.keys, rng))
+            spent.append(stop(folder, flags.keys, rng))
             (last,) = (folder / "checkpoints").iterdir()
             if int(last.name) != json.loads(lines(folder)[-1])["step"]:
                 raise RuntimeError("the last step is not the one that is saved")
         size = sum(path.stat().st_size for path in last.rglob("*") if path.is_file())
     print(f"a checkpoint has {size / 1e6:.1f} MB")
-    for what, seconds in zip(("clock", "processor"), zip(*found, strict=True), strict=True):
-        print(f"seconds of the {what}: {', '.join(f'{each:.2f}' for each in seconds)}")
+    for what, seconds in zip(("clock", "processor"), zip(*spent, strict=True), strict=True):
+        print(f"seconds of the {what}: {', '.join(f'{second:.2f}' for second in seconds)}")
 
 
 if __name__ == "__main__":

@@ -122,12 +122,12 @@ def transformers(dtype: str):
     def call() -> list[float]:
         optimizer.zero_grad(set_to_none=True)
         with torch.autocast("cpu", torch.bfloat16, enabled=dtype == "bfloat16"):
-            found = model(input_ids=inputs["tokens"], token_type_ids=inputs["types"])
+            outputs = model(input_ids=inputs["tokens"], token_type_ids=inputs["types"])
         masked = torch.nn.functional.cross_entropy(
-            found.prediction_logits.float().flatten(0, 1), targets.flatten()
+            outputs.prediction_logits.float().flatten(0, 1), targets.flatten()
         )
         follows = torch.nn.functional.cross_entropy(
-            found.seq_relationship_logits.float(), inputs["labels"][:, 0]
+            outputs.seq_relationship_logits.float(), inputs["labels"][:, 0]
         )
         (masked + follows).backward()
         optimizer.step()

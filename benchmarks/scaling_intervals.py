@@ -27,17 +27,17 @@ def one_study(rng: np.random.Generator, law: Law, noise: float) -> list[float]:
     n_k = np.tile(SIZES, len(BUDGETS))
     d_k, c = budget_k / 6 / n_k, 5 * BUDGETS[-1]
     loss_k = np.array([law.loss(n, d)[0] for n, d in zip(n_k, d_k, strict=True)])
-    found = study(n_k, d_k, budget_k, loss_k * np.exp(noise * rng.normal(size=len(n_k))))
+    fitted = study(n_k, d_k, budget_k, loss_k * np.exp(noise * rng.normal(size=len(n_k))))
     x, best = law.exponent[0], law.best_n(c)[0]
     new = law.loss(best, c / 6 / best)[0] * math.exp(noise * rng.normal())
-    forecast, *ends = found.forecast(best, c / 6 / best)
-    held = (
-        (x, interval(found.laws.exponent)),
-        (best, interval(found.laws.best_n(c))),
+    forecast, *ends = fitted.forecast(best, c / 6 / best)
+    checks = (
+        (x, interval(fitted.laws.exponent)),
+        (best, interval(fitted.laws.best_n(c))),
         (new, ends),
-        (x, interval(found.isoflops.exponent)),
+        (x, interval(fitted.isoflops.exponent)),
     )
-    return [*(float(low <= truth <= high) for truth, (low, high) in held), forecast / new - 1]
+    return [*(float(low <= truth <= high) for truth, (low, high) in checks), forecast / new - 1]
 
 
 def main() -> None:

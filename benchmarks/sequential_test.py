@@ -33,9 +33,9 @@ def main() -> None:
     print("| difference | called | median pairs | 95 % within |\n| --- | --- | --- | --- |")
     for effect in EFFECTS:
         drawn = rng.normal(effect, 1.0, (flags.comparisons, PAIRS))
-        found = np.array([pairs_until(each, flags.error) for each in drawn])
-        median, most = (f"{np.sort(found)[int(share * len(found))]:.0f}" for share in (0.5, 0.95))
-        called = np.isfinite(found).mean()
+        pairs = np.array([pairs_until(differences, flags.error) for differences in drawn])
+        median, most = (f"{np.sort(pairs)[int(share * len(pairs))]:.0f}" for share in (0.5, 0.95))
+        called = np.isfinite(pairs).mean()
         print(f"| {effect:g} | {called:.1%} | {median} | {most} |".replace("inf", "-"), flush=True)
 
 

@@ -93,10 +93,10 @@ def main() -> None:
         command = [sys.executable, "-m", "benchmarks.slow_storage", f"--folder={folder}"]
         command += [f"--steps={flags.steps}", f"--every={flags.every}"]
         done = subprocess.run(command, env=os.environ | slow, stdout=subprocess.PIPE, text=True, check=True)
-    found = json.loads(done.stdout.splitlines()[-1])
+    figures = json.loads(done.stdout.splitlines()[-1])
     print(
-        f"{found['seconds']:.0f} s of training; {found['due']} tries, {found['saved']} saves started; "
-        f"{found['spent']:.1f} s in saves, {found['spent'] / found['seconds']:.1%} of the time"
+        f"{figures['seconds']:.0f} s of training; {figures['due']} tries, {figures['saved']} saves started; "
+        f"{figures['spent']:.1f} s in saves, {figures['spent'] / figures['seconds']:.1%} of the time"
     )
 
 

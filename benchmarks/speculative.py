@@ -25,7 +25,7 @@ def measure(target: str, draft: str, prompt: str, new: int, draft_tokens: list[i
     tokenizer = run.experiment.data.tokenizer
     assert tokenizer.identity == draft_run.experiment.data.tokenizer.identity, "two tokenizers"
     big, small = run.experiment.stepper(params), draft_run.experiment.stepper(draft_params)
-    sizes = [sum(leaf.size for leaf in jax.tree.leaves(each)) for each in (params, draft_params)]
+    sizes = [sum(leaf.size for leaf in jax.tree.leaves(tree)) for tree in (params, draft_params)]
     print(f"target {sizes[0]:,} parameters, draft {sizes[1]:,}; {new} tokens after {prompt!r}")
     tokens = np.array([[tokenizer.bos_id, *tokenizer.encode(prompt)]], np.int32)
     inputs = tokens, np.array([tokens.shape[1]], np.int32)
@@ -40,13 +40,13 @@ def measure(target: str, draft: str, prompt: str, new: int, draft_tokens: list[i
                 start = time.perf_counter()
                 expected = np.asarray(generate(big, *inputs, rngs, **options)[0])
                 middle = time.perf_counter()
-                found = generate_speculative(big, small, *inputs, rngs, draft_tokens=n, **options)
-                same.append(bool((np.asarray(found[0]) == expected).all()))
+                results = generate_speculative(big, small, *inputs, rngs, draft_tokens=n, **options)
+                same.append(bool((np.asarray(results[0]) == expected).all()))
                 end = time.perf_counter()
                 if seed >= 0:  # the first turn compiles
                     alone.append(new / (middle - start))
                     drafted.append(new / (end - middle))
-                    passes.append(int(found[2]))
+                    passes.append(int(results[2]))
             mean = np.mean(passes)
             kept = ((new - 1) / mean - 1) / n
             ratio = np.median(np.array(drafted) / np.array(alone))

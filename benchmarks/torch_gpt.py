@@ -80,12 +80,12 @@ class TorchGenerator:
         """(b, t) prompts -> (b, new) tokens."""
         length = tokens_bt.shape[1]
         token_b1 = self._read(tokens_bt, self.slots_s[:length], length)
-        found = [token_b1]
+        tokens = [token_b1]
         for place in range(length, length + new - 1):
             end = len(self.slots_s) if self.compiled else place + 1
             token_b1 = self.step(token_b1, self.slots_s[place : place + 1], end).clone()
-            found.append(token_b1)
-        return torch.cat(found, dim=1)
+            tokens.append(token_b1)
+        return torch.cat(tokens, dim=1)
 
     def _read(self, tokens_bt: torch.Tensor, places_t: torch.Tensor, end: int) -> torch.Tensor:
         """Reads tokens into these places of the cache, of which it attends to those before `end`; returns the

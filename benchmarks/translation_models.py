@@ -79,8 +79,8 @@ def bleu(workdir: Path, source: str) -> float:
 
     def found() -> list[float]:
         there = json.loads(evaluations.read_text()) if evaluations.exists() else []
-        these = [each for each in there if each["source"] == source and max(each["steps"]) == last]
-        return [each["results"]["generate/bleu"] for each in these]
+        these = [entry for entry in there if entry["source"] == source and max(entry["steps"]) == last]
+        return [entry["results"]["generate/bleu"] for entry in these]
 
     if not found():
         launch(f"--workdir={workdir}", "--mode=evaluate", f"--input={source}")

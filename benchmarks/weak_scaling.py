@@ -36,8 +36,8 @@ def plan(config: str, hosts: int, rows: int) -> dict[str, Any]:
 
 def draw(plans: list[dict[str, Any]], embedding: int) -> Figure:
     """Bytes sent and the time of a step, over the number of devices; `embedding` is the size of the table."""
-    n = np.array([each["devices"] for each in plans])
-    sent = [sum(row["sent"] for row in each["schedule"]["moved"]) / 1e9 for each in plans]
+    n = np.array([plan["devices"] for plan in plans])
+    sent = [sum(row["sent"] for row in plan["schedule"]["moved"]) / 1e9 for plan in plans]
     least = 8 * (plans[0]["parameters"] - embedding) * (n - 1) / n / 1e9
     figure = Figure((9, 3.4), layout="constrained")
     left, right = figure.subplots(1, 2)
@@ -48,14 +48,14 @@ def draw(plans: list[dict[str, Any]], embedding: int) -> Figure:
     parts = {"products": "products", "memory": "memory", "waiting for network": "exposed"}
     below = np.zeros(len(n))
     for label, name in parts.items():
-        height = np.array([each["schedule"][name] / each["efficiency"] * 1e3 for each in plans])
+        height = np.array([plan["schedule"][name] / plan["efficiency"] * 1e3 for plan in plans])
         right.bar(range(len(n)), height, bottom=below, label=label)
         below += height
     right.set(ylabel="ms of a step, estimated", ylim=(0, 1.3 * max(below)))
-    right.set_xticks(range(len(n)), [f"{each:,}" for each in n])
+    right.set_xticks(range(len(n)), [f"{plan:,}" for plan in n])
     right.legend(ncols=3, fontsize="small", loc="upper center")
     left.set_xscale("log", base=2)
-    left.set_xticks(n, [f"{each:,}" for each in n])
+    left.set_xticks(n, [f"{plan:,}" for plan in n])
     for axes in (left, right):
         axes.set_xlabel("H100")
     return figure
@@ -74,10 +74,10 @@ def main() -> None:
     values = read_config(flags.config)
     embedding = values["data"]["vocab_size"] * values["model"]["d_model"]
     draw(plans, embedding).savefig(flags.output, dpi=130)
-    for each in plans:
-        sent = sum(row["sent"] for row in each["schedule"]["moved"])
-        time = f"{each['seconds'] * 1e3:7.1f} ms, MFU {each['mfu']:.1%}"
-        print(f"{each['devices']:6,} GPUs: {sent / 1e9:6.2f} GB, {time}")
+    for planned in plans:
+        sent = sum(row["sent"] for row in planned["schedule"]["moved"])
+        time = f"{planned['seconds'] * 1e3:7.1f} ms, MFU {planned['mfu']:.1%}"
+        print(f"{planned['devices']:6,} GPUs: {sent / 1e9:6.2f} GB, {time}")
 
 
 if __name__ == "__main__":

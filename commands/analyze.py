@@ -66,8 +66,8 @@ def check(flags: argparse.Namespace) -> None:
     if flags.analogy is not None and len(_split(flags.analogy)) != 3:
         raise UserError(f"--analogy: {flags.analogy!r}; expected three words a,b,c for a - b + c")
     for name in ("words", "neighbours"):
-        if (given := vars(flags)[name]) is not None and not _split(given):
-            raise UserError(f"--{name}: {given!r}; expected comma-separated words")
+        if (words := vars(flags)[name]) is not None and not _split(words):
+            raise UserError(f"--{name}: {words!r}; expected comma-separated words")
     check_picture("--map", flags.map)
 
 
@@ -97,13 +97,13 @@ def analyze(experiment: Any, params: "Params", flags: argparse.Namespace) -> Ite
     for word in _split(flags.neighbours):
         with _naming("neighbours"):
             nearest = vectors.nearest(word)
-        drawn |= {each: vectors[each] for each in (word, *dict(nearest))}
+        drawn |= {name: vectors[name] for name in (word, *dict(nearest))}
         yield from _listed(f"nearest to {word}", nearest)
     if flags.analogy is not None:
         a, b, c = _split(flags.analogy)
         with _naming("analogy"):
             nearest = vectors.analogy(a, b, c)
-        drawn |= {each: vectors[each] for each in (a, b, c, *dict(nearest[:1]))}
+        drawn |= {name: vectors[name] for name in (a, b, c, *dict(nearest[:1]))}
         yield from _listed(f"{a} - {b} + {c}", nearest)
     if flags.analogies is not None:
         with _naming("analogies"):
@@ -135,7 +135,7 @@ def occurrences(experiment: Any, params: "Params", word: str, contexts: str) -> 
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"--contexts: {contexts}: {getattr(error, 'strerror', 'not UTF-8')}") from None
     sentences = whole.splitlines() if is_file else re.split(r"(?<=[.!?])\s+|\n", whole)
-    found = []
+    examples = []
     for sentence in sentences:
         matches = list(re.finditer(rf"(?<!\w){re.escape(word)}(?!\w)", sentence, re.IGNORECASE))
         if not matches:
@@ -149,11 +149,11 @@ def occurrences(experiment: Any, params: "Params", word: str, contexts: str) -> 
                     f"--contexts: a sentence of {len(sentence):,} characters is too long for the model"
                 )
             shown = f"{sentence[:start]}[{sentence[start:end]}]{sentence[end:]}"
-            found.append((shown, states_td[of_word].mean(axis=0)))
-    if len(found) < 2:
+            examples.append((shown, states_td[of_word].mean(axis=0)))
+    if len(examples) < 2:
         where = contexts if is_file else f"the text {contexts!r}, which is not a file,"
-        raise UserError(f"--contexts: {where} has {word!r} {len(found)} times; expected at least 2")
-    return found
+        raise UserError(f"--contexts: {where} has {word!r} {len(examples)} times; expected at least 2")
+    return examples
 
 
 def _contexts(
@@ -161,10 +161,10 @@ def _contexts(
 ) -> Iterator[str]:
     from transformer.evaluation.embeddings import unit
 
-    found = occurrences(experiment, params, word, contexts)
-    names = [f"{word} {number}" for number in range(1, len(found) + 1)]
-    yield from (f"{name}: {sentence}" for name, (sentence, _) in zip(names, found, strict=True))
-    states_nd = unit(np.stack([state_d for _, state_d in found]))
+    examples = occurrences(experiment, params, word, contexts)
+    names = [f"{word} {number}" for number in range(1, len(examples) + 1)]
+    yield from (f"{name}: {sentence}" for name, (sentence, _) in zip(names, examples, strict=True))
+    states_nd = unit(np.stack([state_d for _, state_d in examples]))
     states |= zip(names, states_nd, strict=True)
     yield from _table(names, states_nd @ states_nd.T)
 
@@ -175,10 +175,10 @@ def _scores(sections: dict[str, "Answers"]) -> Iterator[str]:
     total = sum(sections.values(), Answers(0, 0, 0))
     width = max(map(len, (*sections, "all")))
     yield f"{'section':{width}}  right  asked  accuracy  in vocabulary"
-    for name, each in (*sections.items(), ("all", total)):
-        accuracy = f"{each.accuracy:.1%}" if each.covered else "none"
-        counts = f"{each.right:5}  {each.covered:5}  {accuracy:>8}"
-        yield f"{name:{width}}  {counts}  {each.covered / each.questions:8.1%} of {each.questions}"
+    for name, answers in (*sections.items(), ("all", total)):
+        accuracy = f"{answers.accuracy:.1%}" if answers.covered else "none"
+        counts = f"{answers.right:5}  {answers.covered:5}  {accuracy:>8}"
+        yield f"{name:{width}}  {counts}  {answers.covered / answers.questions:8.1%} of {answers.questions}"
     missing = total.questions - total.covered
     yield f"{missing:,} of {total.questions:,} questions have a word that is not in the vocabulary: skipped"
 

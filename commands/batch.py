@@ -34,8 +34,8 @@ def run(flags: argparse.Namespace, overrides: "Overrides") -> int:
     from workdir.opening import named, reopen_run, resumed
 
     if flags.step is None or flags.step < 1:
-        given = "which one?" if flags.step is None else flags.step
-        raise UserError(f"--step: {given}; expected 1 or more (--mode=batch)")
+        step = "which one?" if flags.step is None else flags.step
+        raise UserError(f"--step: {step}; expected 1 or more (--mode=batch)")
     check_files(None, None, flags.output)
     folder = named(flags.workdir)
     run = resumed(reopen_run(flags.workdir, overrides), folder, flags.accept_data)
@@ -47,10 +47,10 @@ def run(flags: argparse.Namespace, overrides: "Overrides") -> int:
     place = None if numbers is None else experiment.data.sources("train")[0].place
     batch = next(iter(loader.iterate(flags.step - 1)))
     with writing(flags.output) as out:
-        for each in documents(batch, getattr(experiment.data, "tokenizer", None), numbers):
-            if place is not None and "document" in each:
-                each["place"] = place(each["document"] - 1)
-            out.write([json.dumps(each, ensure_ascii=False)])
+        for entry in documents(batch, getattr(experiment.data, "tokenizer", None), numbers):
+            if place is not None and "document" in entry:
+                entry["place"] = place(entry["document"] - 1)
+            out.write([json.dumps(entry, ensure_ascii=False)])
     return 0
 
 
@@ -64,13 +64,13 @@ def documents(
     single = {name: values for name, values in batch.items() if values.ndim == 1}
     for row in range(len(next(iter(batch.values())))):
         alone = {"row": row} | {name: values[row].item() for name, values in single.items()}
-        here = {number for each in texts.values() for number in batch[each][row].tolist() if number}
+        here = {number for key in texts.values() for number in batch[key][row].tolist() if number}
         for number in sorted(here) if texts else [0]:
-            found: dict[str, Any] = {}
+            entry: dict[str, Any] = {}
             for name, segments in texts.items():
                 tokens = batch[name][row][batch[segments][row] == number].tolist()
                 own = tokenizer if tokenizer is None or name == "source" else tokenizer.targets
-                found[name] = tokens if own is None else own.decode(tokens)
+                entry[name] = tokens if own is None else own.decode(tokens)
             if numbers is not None and len(numbers[row]):
-                found = {"document": int(numbers[row][max(number - 1, 0)]) + 1} | found
-            yield alone | found
+                entry = {"document": int(numbers[row][max(number - 1, 0)]) + 1} | entry
+            yield alone | entry

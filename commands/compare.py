@@ -105,7 +105,7 @@ def run(flags: argparse.Namespace, overrides: "Overrides") -> int:
     from transformer.safe_files import replace
 
     check(flags)
-    if folders := [each for each in (flags.a, flags.b) if _is_pattern(each)]:
+    if folders := [folder for folder in (flags.a, flags.b) if _is_pattern(folder)]:
         if len(folders) == 1 or [*overrides]:
             raise UserError("--a and --b: both are folders, or none is; and folders take no keys")
         there, left_out = pairs_there(flags.a, flags.b, flags.metric)
@@ -179,8 +179,8 @@ def match(flags: argparse.Namespace, a: Arm, b: Arm) -> None:
     """Gives B the steps with which it has as much of --basis as A, and prints both."""
     steps = [arm.values()["train"]["steps"] for arm in (a, b)]
     if flags.basis != "steps":
-        each = [of_a_step(flags, arm) for arm in (a, b)]
-        steps[1] = max(1, round(steps[0] * each[0] / each[1]))
+        flops = [of_a_step(flags, arm) for arm in (a, b)]
+        steps[1] = max(1, round(steps[0] * flops[0] / flops[1]))
         b.keys.append(("train.steps", str(steps[1])))
         b.values()
     print(f"equal {flags.basis}: {steps[0]:,} steps of a, {steps[1]:,} of b", flush=True)
@@ -217,7 +217,7 @@ def tune(flags: argparse.Namespace, arm: Arm) -> bool:
 
     rate = arm.values()["optimizer"]["learning_rate"]
     rates = [float(f"{rate * factor:.6g}") for factor in TUNED]
-    jobs = [arm.job(flags.workdir, optimizer__learning_rate=each, seed=TUNING_SEED) for each in rates]
+    jobs = [arm.job(flags.workdir, optimizer__learning_rate=tried, seed=TUNING_SEED) for tried in rates]
     if train(jobs, flags.jobs, flags.metric):
         return False
     sign = -1 if flags.metric.startswith("-") else 1

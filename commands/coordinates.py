@@ -53,10 +53,10 @@ def add_flags(parser: Any) -> None:
 
 def widths(value: str) -> list[int]:
     """The type of --widths."""
-    found = sorted({int(each) for each in value.split(",") if each.strip().isdecimal()})
-    if len(found) < 2 or len(found) != len(value.split(",")) or found[0] < 1:
+    numbers = sorted({int(part) for part in value.split(",") if part.strip().isdecimal()})
+    if len(numbers) < 2 or len(numbers) != len(value.split(",")) or numbers[0] < 1:
         raise argparse.ArgumentTypeError(f"{value!r}; expected two or more widths, 64,128,256")
-    return found
+    return numbers
 
 
 def run(flags: argparse.Namespace, overrides: "Overrides") -> int:
@@ -68,12 +68,14 @@ def run(flags: argparse.Namespace, overrides: "Overrides") -> int:
     check(flags)
     values = read_config(flags.config, overrides)
     runs = open_widths(values, flags.widths, flags.steps)
-    found = coordinates({width: activations(each, flags.steps, flags.seeds) for width, each in runs.items()})
-    drifting = [*found.drifting(flags.bound)]
-    print_table(found, {name for name, *_ in drifting})
+    sizes = coordinates(
+        {width: activations(prepared, flags.steps, flags.seeds) for width, prepared in runs.items()}
+    )
+    drifting = [*sizes.drifting(flags.bound)]
+    print_table(sizes, {name for name, *_ in drifting})
     path = Path(flags.output or Path(flags.workdir) / "coordinates.png")
     path.parent.mkdir(parents=True, exist_ok=True)
-    draw_coordinates(found, [name for name, *_ in drifting], path)
+    draw_coordinates(sizes, [name for name, *_ in drifting], path)
     print(f"{path}: sizes over the width")
     if not drifting:
         print(f"no layer drifts: none grows, or falls to nothing, by a power beyond {flags.bound:g}")
@@ -140,7 +142,7 @@ def activations(run: "Run", steps: int, seeds: int) -> list[list[dict[str, Any]]
     from transformer.layers.block import Block
     from transformer.training.parallel import unboxed
 
-    found, rng = [], jax.random.key(0)
+    by_seed, rng = [], jax.random.key(0)
     names: dict[str, None] = {}
 
     def recorded(params: Any) -> list[Any]:
@@ -149,7 +151,7 @@ def activations(run: "Run", steps: int, seeds: int) -> list[list[dict[str, Any]]
         return [*seen.values()]
 
     with run.placed():
-        batches = [run.put(each) for each in itertools.islice(run.loader.iterate(0), steps)]
+        batches = [run.put(values) for values in itertools.islice(run.loader.iterate(0), steps)]
         step = run.compiled()
         look = jax.jit(recorded)
         for seed in range(run.config.seed, run.config.seed + seeds):
@@ -159,24 +161,25 @@ def activations(run: "Run", steps: int, seeds: int) -> list[list[dict[str, Any]]
             for batch in batches:
                 state, _ = step(state, batch)
                 seen.append(look(state.params))
-            found.append([dict(zip(names, map(on_host, each), strict=True)) for each in seen])
-    return found
+            by_seed.append([dict(zip(names, map(on_host, values), strict=True)) for values in seen])
+    return by_seed
 
 
-def print_table(found: "Coordinates", drifting: set[str]) -> None:
+def print_table(coordinates: "Coordinates", drifting: set[str]) -> None:
     """Prints the powers of each layer's size before and after training, and of its change after each step,
     with half of their intervals."""
-    _, seeds, steps = next(iter(found.size.values())).shape
+    _, seeds, steps = next(iter(coordinates.size.values())).shape
     columns = ["size at 0", f"at {steps - 1}", *(f"change {step}" for step in range(1, steps))]
-    width = max(map(len, [*found.size, "power of the width"]))
-    print(f"{'power of the width':{width}}", *(f"{each:>12}" for each in columns))
-    for name, sizes in found.size.items():
-        changes = found.change[name]
+    width = max(map(len, [*coordinates.size, "power of the width"]))
+    print(f"{'power of the width':{width}}", *(f"{text:>12}" for text in columns))
+    for name, sizes in coordinates.size.items():
+        changes = coordinates.change[name]
         powers, margins = (
-            [of(sizes)[0], of(sizes)[-1], *of(changes)[1:]] for of in (found.slopes, found.margins)
+            [of(sizes)[0], of(sizes)[-1], *of(changes)[1:]]
+            for of in (coordinates.slopes, coordinates.margins)
         )
         mark = "  drifts" if name in drifting else ""
-        print(f"{name:{width}}", *(f"{shown(*each):>12}" for each in zip(powers, margins, strict=True)), mark)
+        print(f"{name:{width}}", *(f"{shown(*text):>12}" for text in zip(powers, margins, strict=True)), mark)
     unknown = "of one seed no interval is known: --seeds=3"
     print(f"± half of the 95 % interval over {seeds} seeds" if seeds > 1 else unknown)
 

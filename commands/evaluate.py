@@ -87,15 +87,15 @@ def evaluate(
     from transformer.training.hooks import described, results
     from workdir.opening import chosen, named, reopen_run
 
-    folder, given = named(workdir), list(overrides)
+    folder, changes = named(workdir), list(overrides)
     check_file("--per_document", per_document)
-    keys, there = {key for key, _ in given}, flatten(folder.read_config())
+    keys, there = {key for key, _ in changes}, flatten(folder.read_config())
     read_evaluations(folder.evaluation)  # raises on a damaged file before anything is evaluated
-    for key, _ in given:
+    for key, _ in changes:
         if key.startswith("sample."):
             raise UserError(f"--config.{key}: --mode=evaluate samples nothing")
     whole = [(key, "0") for key in LIMITS if key in there and key not in keys]
-    run = reopen_run(workdir, [*given, *whole])
+    run = reopen_run(workdir, [*changes, *whole])
     predictions = getattr(run.experiment, "predictions", None)
     if target and predictions is None:
         raise UserError(f"--output: {run.config.experiment} has no labels; --mode=predict writes its answers")
@@ -119,8 +119,8 @@ def evaluate(
     if jax.process_index() != 0:
         return
     of = data.location(name)
-    which = "the whole" if source is not None and not _has_splits(of) else f"{split} split"
-    print(f"{folder.path}, {_checkpoint(run, step, steps)}: {which} of {of}")
+    part = "the whole" if source is not None and not _has_splits(of) else f"{split} split"
+    print(f"{folder.path}, {_checkpoint(run, step, steps)}: {part} of {of}")
     for line in tally_lines(data.tallies(name)):
         print(line)
     for prefix in evaluators:
@@ -137,14 +137,14 @@ def evaluate(
         print(highest)
     _keep(
         folder,
-        {"steps": steps, "split": split, "source": of, "keys": dict(given)},
+        {"steps": steps, "split": split, "source": of, "keys": dict(changes)},
         {
             "results": {
                 key: value if math.isfinite(value) else None
-                for found in measured.values()
-                for key, value in found.items()
+                for metrics in measured.values()
+                for key, value in metrics.items()
             },
-            "about": {key: text for each in about.values() for key, text in each.items()},
+            "about": {key: text for texts in about.values() for key, text in texts.items()},
         },
     )
 
@@ -157,21 +157,26 @@ def _write_documents(target: str, run: "Run", params: "Params", split: str) -> s
     data: Any = run.experiment.data  # type: ignore[attr-defined]
     loader = run.experiment.loader(split)
     parts = getattr(loader, "parts", {"": loader})
-    found = []
+    entries = []
     for name, part in (data.parts(split) if "" not in parts else {"": data}).items():
         (source, *_) = part.sources(split)
         losses = document_losses(run.experiment, params, run.put, parts[name])
-        for each in sorted(losses, key=lambda each: each.number):  # a source is read in its own order
-            about = {"document": each.number + 1, "place": source.place(each.number), "loss": each.loss}
-            about |= {"targets": each.targets, "bits_per_byte": each.bits_per_byte}
+        losses = sorted(losses, key=lambda document: document.number)
+        for document in losses:  # a source is read in its own order
+            about = {
+                "document": document.number + 1,
+                "place": source.place(document.number),
+                "loss": document.loss,
+            }
+            about |= {"targets": document.targets, "bits_per_byte": document.bits_per_byte}
             about |= {"source": name} if name else {}
-            about |= {"text": source.text(each.number)[:SHOWN]} if hasattr(source, "text") else {}
-            found.append(about)
-    found.sort(key=lambda about: -about["loss"])
+            about |= {"text": source.text(document.number)[:SHOWN]} if hasattr(source, "text") else {}
+            entries.append(about)
+    entries.sort(key=lambda about: -about["loss"])
     with writing(target, flag="--per_document") as out:
-        out.write([json.dumps(about, ensure_ascii=False) for about in found])
-    highest = f"{found[0]['loss']:.6g} of {found[0]['place']}"
-    return f"{target}: the loss of {len(found):,} documents; the highest is {highest}"
+        out.write([json.dumps(about, ensure_ascii=False) for about in entries])
+    highest = f"{entries[0]['loss']:.6g} of {entries[0]['place']}"
+    return f"{target}: the loss of {len(entries):,} documents; the highest is {highest}"
 
 
 def _has_splits(source: str) -> bool:
@@ -185,14 +190,18 @@ def _checkpoint(run: "Run", step: "Step", steps: list[int]) -> str:
     return f"step {steps[0]}{why.get(str(step), '')}"
 
 
-def _keep(folder: "Workdir", what: Mapping[str, Any], found: Mapping[str, Any]) -> None:
+def _keep(folder: "Workdir", what: Mapping[str, Any], results: Mapping[str, Any]) -> None:
     """Adds an evaluation to evaluation.json, or replaces an earlier one of the same checkpoint and data."""
     from workdir.folder import write_json
 
     path = folder.evaluation
-    entry = {**what, "date": datetime.datetime.now().astimezone().isoformat(timespec="seconds"), **found}
+    entry = {**what, "date": datetime.datetime.now().astimezone().isoformat(timespec="seconds"), **results}
     with locked(data_folder() / "evaluations" / digest(str(path.absolute()))):
-        there = [each for each in read_evaluations(path) if any(each.get(key) != what[key] for key in what)]
+        there = [
+            earlier
+            for earlier in read_evaluations(path)
+            if any(earlier.get(key) != what[key] for key in what)
+        ]
         try:
             write_json(path, [*there, entry], indent=2)
         except OSError as error:

@@ -83,8 +83,8 @@ def _write(opened: Any, step: Any, part: Path, flags: argparse.Namespace) -> str
     """Writes all files into the new folder `part`; returns a line on them."""
     part.mkdir(parents=True)
     params = opened.restore_params(step)
-    family, found = write_model(opened, params, part, flags.family, flags.dtype, flags.shard_gb)
-    size = sum(math.prod(place.shape) for place in found.values())
+    family, by_name = write_model(opened, params, part, flags.family, flags.dtype, flags.shard_gb)
+    size = sum(math.prod(place.shape) for place in by_name.values())
     return f"{size:,} parameters as {family.model_type}"
 
 
@@ -100,7 +100,7 @@ def write_model(
     from workdir.folder import write_json
 
     config, model = opened.config, opened.experiment.config.model
-    family, values, found, outputs = tensors_of(opened, params, name, dtype)
+    family, values, by_name, outputs = tensors_of(opened, params, name, dtype)
     vocab_size = getattr(opened.experiment.model, "vocab_size", 0)
     values |= {"dtype": dtype, "torch_dtype": dtype}
     if family.labelled:
@@ -113,7 +113,7 @@ def write_model(
     write_json(part / CONFIG, values, indent=2)
     if generation := generation_of(config, getattr(opened.experiment.data, "tokenizer", None), values):
         write_json(part / GENERATION_CONFIG, generation, indent=2)
-    return family, found
+    return family, by_name
 
 
 def _tokenizer(part: Path, experiment: Any, values: dict[str, Any], paired: bool) -> dict[str, Any]:
@@ -131,7 +131,7 @@ def _tokenizer(part: Path, experiment: Any, values: dict[str, Any], paired: bool
         return ids | ({"eos_token_id": ends} if len(ends) > 1 else {}) | values
     several = model.num_token_types > 1
     ids = write_encoder_tokenizer(part, tokenizer, special, model.max_length, types=several)
-    first, wanted = (each.get("pad_token_id", -1) + 1 for each in (values, ids))
+    first, wanted = (config.get("pad_token_id", -1) + 1 for config in (values, ids))
     if first not in (0, wanted):
         why = "positions of such models start after the id of padding of the tokenizer"
         raise UserError(f"model.position_offset: {first}; expected {wanted}: {why}")

@@ -58,12 +58,17 @@ def run(flags: argparse.Namespace, overrides: "Overrides") -> int:
     config = check_config(hub.values, overrides)
     experiment = find_experiment(config.experiment)(config, **hub.kept)
     _ = hub.places
-    for each in differences(config, hub.config):
-        if each.effect != "":
-            raise UserError(f"--mode=import: {each}, {ANOTHER}; set it in a run that starts from this one")
+    for difference in differences(config, hub.config):
+        if difference.effect != "":
+            raise UserError(
+                f"--mode=import: {difference}, {ANOTHER}; set it in a run that starts from this one"
+            )
     with new_folder("--workdir", folder.path) as new:
         _write(Run(experiment, config, new), hub)
-    kind, size = hub.folder.family.model_type, sum(math.prod(each.shape) for each in hub.places.values())
+    kind, size = (
+        hub.folder.family.model_type,
+        sum(math.prod(difference.shape) for difference in hub.places.values()),
+    )
     print(f"{folder.path}: {size:,} parameters of {hub.folder.path} ({kind}), {len(hub.places):,} tensors")
     print(*(f"{line}\n" for line in hub.remarks), sep="", end="")
     if hub.writes and (unfollowed := hub.folder.generation.unfollowed):

@@ -43,10 +43,10 @@ def add_flags(parser: Any) -> None:
 
 def share(value: str) -> float:
     """The type of --efficiency."""
-    found = float(value)
-    if not 0 < found <= 1:
+    number = float(value)
+    if not 0 < number <= 1:
         raise argparse.ArgumentTypeError(f"{value}; expected a share above 0, at most 1")
-    return found
+    return number
 
 
 def run(flags: argparse.Namespace, overrides: "Overrides") -> int:
@@ -96,11 +96,11 @@ def opener(flags: argparse.Namespace) -> "Callable[[Overrides], Run]":
 
     devices = hardware.described(flags.topology, flags.slices) if flags.topology else None
     folder = None if flags.config else named(flags.workdir)
-    given = flags.config if folder is None else folder.read_config()
+    config = flags.config if folder is None else folder.read_config()
     kept = {} if folder is None else folder.read_kept()
 
     def planned(overrides: "Overrides") -> "Run":
-        return open_without_data(read_to_train(given, overrides, folder), overrides, kept, devices)
+        return open_without_data(read_to_train(config, overrides, folder), overrides, kept, devices)
 
     return planned
 

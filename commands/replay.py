@@ -40,8 +40,8 @@ def run(flags: argparse.Namespace, overrides: "Overrides") -> int:
     from workdir.opening import named, reopen_run, resumed
 
     if flags.step is None or flags.step < 1:
-        given = "which one?" if flags.step is None else flags.step
-        raise UserError(f"--step: {given}; expected 1 or more (--mode=replay)")
+        step = "which one?" if flags.step is None else flags.step
+        raise UserError(f"--step: {step}; expected 1 or more (--mode=replay)")
     folder = named(flags.workdir)
     run = resumed(reopen_run(flags.workdir, overrides), folder, flags.accept_data)
     if flags.step > run.config.train.steps:
@@ -74,12 +74,12 @@ def replay(run: "Run", folder: "Workdir", last: int) -> tuple[list[str], bool]:
     here = run.stages.at(last - 1).run if staged else run
     earlier = [f"parameter before it: not finite: {path}" for path in nonfinite_params(state.params)]
     rng = jax.random.fold_in(jax.random.key(c.seed), state.step)
-    found = first_nonfinite(here.experiment, state.params, batch, state.carry, rng, c.parallel.microbatches)
+    finding = first_nonfinite(here.experiment, state.params, batch, state.carry, rng, c.parallel.microbatches)
     state, metrics = step(state, batch)
     later = [f"parameter after it: not finite: {path}" for path in nonfinite_params(state.params)]
     wrong = bool(earlier or later) or not all(map(_is_finite, metrics.values()))
-    lines = [f"step {last}: {_values(metrics)}", *earlier, _described(found, wrong), *later]
-    return lines, wrong or found != Finding()
+    lines = [f"step {last}: {_values(metrics)}", *earlier, _described(finding, wrong), *later]
+    return lines, wrong or finding != Finding()
 
 
 def _described(finding: "Finding", wrong: bool) -> str:
@@ -105,13 +105,15 @@ def before(run: "Run", folder: "Workdir", last: int) -> "State":
     undone = read_rollbacks(folder)
     with run.checkpoints(write=False) as checkpoints:
         steps = checkpoints.steps()
-        found = {each["to"]: each["step"] for each in undone if each["step"] in steps}
-        found |= {step: step for step in steps}
-        usable = [at for at in found if at < last and not any(at < each["step"] < last for each in undone)]
+        step_of = {rollback["to"]: rollback["step"] for rollback in undone if rollback["step"] in steps}
+        step_of |= {step: step for step in steps}
+        usable = [
+            at for at in step_of if at < last and not any(at < rollback["step"] < last for rollback in undone)
+        ]
         if usable:
             at = max(usable)
-            state = checkpoints.restore(run.abstract, found[at])
-            passed = found[at] - at
+            state = checkpoints.restore(run.abstract, step_of[at])
+            passed = step_of[at] - at
             return dataclasses.replace(state, step=state.step - passed, skipped=state.skipped - passed)
     if folder.fork.exists() or run.config.initialize_from or undone:
         listed = ", ".join(map(str, steps))

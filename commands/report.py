@@ -26,17 +26,17 @@ def add_flags(parser: Any) -> None:
 
 def run(flags: argparse.Namespace, overrides: "Overrides") -> int:
     """Writes the file, and prints its path."""
-    if given := [key for key, _ in overrides]:
-        raise UserError(f"--config.{given[0]}: --mode=report changes no keys")
+    if keys := [key for key, _ in overrides]:
+        raise UserError(f"--config.{keys[0]}: --mode=report changes no keys")
     from workdir.facts import write
     from workdir.opening import named, reopen_run
     from workdir.summary import measured
 
     check_file("--output", flags.output)
     folder = named(flags.workdir)
-    found = reopen_run(folder.path)
+    opened = reopen_run(folder.path)
     lines: list[str] = []
     with contextlib.suppress(Exception):  # some are known only where the evaluation was made
-        lines += measured(found, folder, logged=True)
-    print(write(found, folder, lines, Path(flags.output) if flags.output else folder.page))
+        lines += measured(opened, folder, logged=True)
+    print(write(opened, folder, lines, Path(flags.output) if flags.output else folder.page))
     return 0

@@ -73,10 +73,10 @@ def check(flags: argparse.Namespace, overrides: Sequence[tuple[str, str]]) -> No
     if not flags.config:
         if flags.forecast is None and not flags.score:
             raise UserError(f"{WHICH_CONFIG}; or --forecast=FLOPS, or --score")
-        given = [f"--config.{key}" for key, _ in overrides]
-        given += [f"--{name}" for name in ("budgets", "depths", "width") if getattr(flags, name)]
-        if given:
-            raise UserError(f"{given[0]}: it is for the runs of a fit; give it with --config")
+        names = [f"--config.{key}" for key, _ in overrides]
+        names += [f"--{name}" for name in ("budgets", "depths", "width") if getattr(flags, name)]
+        if names:
+            raise UserError(f"{names[0]}: it is for the runs of a fit; give it with --config")
     for name in ("jobs", "seeds"):
         if getattr(flags, name) < 1:
             raise UserError(f"--{name}: {getattr(flags, name)}; expected 1 or more")
@@ -107,22 +107,22 @@ def measure(flags: argparse.Namespace, overrides: Sequence[tuple[str, str]]) -> 
     family = Family(flags.config, tuple(overrides), flags.width)
     sizes = [family.size(int(depth)) for depth in depths]
     wanted = [(size, budget, seed) for budget in budgets for size in sizes for seed in range(flags.seeds)]
-    jobs = [family.job(flags.workdir, *each) for each in wanted]
+    jobs = [family.job(flags.workdir, *result) for result in wanted]
     if code := train(jobs, flags.jobs, flags.metric):
         return code
     lost = [job.name for job in jobs if math.isnan(last(job, flags.metric))]
-    kept = [(job, each) for job, each in zip(jobs, wanted, strict=True) if job.name not in lost]
-    runs = [describe(job, *each, flags.metric) for job, each in kept]
+    kept = [(job, result) for job, result in zip(jobs, wanted, strict=True) if job.name not in lost]
+    runs = [describe(job, *result, flags.metric) for job, result in kept]
     left_out = listed("diverged, and left out of the fits", lost)
     check_enough(runs, budgets, left_out)
-    found, folder = fit(runs), Path(flags.workdir)
+    study, folder = fit(runs), Path(flags.workdir)
     of_family = {"config": flags.config, "overrides": family.overrides, "width": flags.width}
-    values = of_family | {"metric": flags.metric, "runs": runs, "diverged": lost} | summary(found)
+    values = of_family | {"metric": flags.metric, "runs": runs, "diverged": lost} | summary(study)
     write_json(folder / LAW, values, indent=1)
     whole = flags.seeds if lost else 0
-    print(*table(runs, whole), *left_out, *said(found), *between_seeds(runs), sep="\n")
-    draw_isoflop(runs, found, folder / "isoflop.png")
-    draw_optimum(found, folder / "optimum.png")
+    print(*table(runs, whole), *left_out, *said(study), *between_seeds(runs), sep="\n")
+    draw_isoflop(runs, study, folder / "isoflop.png")
+    draw_optimum(study, folder / "optimum.png")
     return 0
 
 
@@ -145,43 +145,43 @@ def numbers(name: str, text: str, least: int) -> list[float]:
       UserError: they are not positive numbers, or too few.
     """
     try:
-        found = sorted({float(each) for each in text.split(",")})
+        values = sorted({float(item) for item in text.split(",")})
     except ValueError:
-        found = []
-    if len(found) < least or not all(0 < each < math.inf for each in found):
+        values = []
+    if len(values) < least or not all(0 < item < math.inf for item in values):
         example = {"budgets": "1e12,2e12,4e12", "depths": "2,3,4,5"}[name]
         raise UserError(f"--{name}: {text!r}; expected {least} or more positive numbers, as in {example}")
-    return found
+    return values
 
 
 def table(runs: Sequence[dict[str, Any]], whole: int = 0) -> Iterator[str]:
     """The mean loss of each size and budget; * marks the least of a budget. One with fewer runs than `whole`
     has no mean, since the others have diverged."""
-    budgets = sorted({each["budget"] for each in runs})
+    budgets = sorted({run["budget"] for run in runs})
     losses: dict[tuple[float, int], list[float]] = {}
-    for each in runs:
-        losses.setdefault((each["budget"], each["depth"]), []).append(each["loss"])
+    for run in runs:
+        losses.setdefault((run["budget"], run["depth"]), []).append(run["loss"])
     means = {key: sum(values) / len(values) for key, values in losses.items() if len(values) >= whole}
     least = {
         budget: min((value for (of, _), value in means.items() if of == budget), default=math.nan)
         for budget in budgets
     }
     yield "depth  d_model   parameters            N" + "".join(f"{budget:>10.3g}" for budget in budgets)
-    for depth, each in sorted({run["depth"]: run for run in runs}.items()):
+    for depth, run in sorted({run["depth"]: run for run in runs}.items()):
         cells = (means.get((budget, depth), math.nan) for budget in budgets)
         marked = (
             f"{DIVERGED} " if math.isnan(mean) else f"{mean:.4f}{'*' if mean == least[of] else ' '}"
             for mean, of in zip(cells, budgets, strict=True)
         )
-        row = f"{depth:5d}  {each['d_model']:7d}  {each['parameters']:11,d}  {each['n']:11,.0f}"
+        row = f"{depth:5d}  {run['d_model']:7d}  {run['parameters']:11,d}  {run['n']:11,.0f}"
         yield row + "".join(cell.rjust(10) for cell in marked)
 
 
-def said(found: "Study") -> Iterator[str]:
+def said(study: "Study") -> Iterator[str]:
     """The fits in words, and whether sizes are missing."""
     from commands.scaling_laws.laws import summary
 
-    fits = summary(found)
+    fits = summary(study)
     yield "N = training FLOPs of a token / 6 (kernels, output matrix, attention), D = tokens, C = 6 N D"
     yield "L(N, D) = E + A / N^a + B / D^b: " + ", ".join(f"{k} {v:.4g}" for k, v in fits["law"].items())
     for name, by in (("law", "L(N, D)"), ("isoflop", "parabolas")):
@@ -193,8 +193,8 @@ def said(found: "Study") -> Iterator[str]:
             for letter, (x, low, high) in fits["exponents"][name].items()
         )
         yield f"by {by}: {', '.join(shown)}"
-    yield f"runs differ from L(N, D) by {found.noise:.2%} (standard deviation)"
-    for budget in found.isoflop.budget_c[~found.isoflop.between_c]:
+    yield f"runs differ from L(N, D) by {study.noise:.2%} (standard deviation)"
+    for budget in study.isoflop.budget_c[~study.isoflop.between_c]:
         yield f"at {budget:.3g} FLOPs the parabola has no minimum among these depths"
 
 
@@ -202,13 +202,13 @@ def between_seeds(runs: Sequence[dict[str, Any]]) -> Iterator[str]:
     """How much runs differ that differ in their seed alone, if there are any: what they differ by from the
     law beyond that is the law's fault."""
     groups: dict[tuple[float, int], list[float]] = {}
-    for each in runs:
-        groups.setdefault((each["budget"], each["depth"]), []).append(math.log(each["loss"]))
+    for value in runs:
+        groups.setdefault((value["budget"], value["depth"]), []).append(math.log(value["loss"]))
     free = len(runs) - len(groups)
     if free:
         means = (sum(group) / len(group) for group in groups.values())
         squares = (
-            sum((each - mean) ** 2 for each in group)
+            sum((value - mean) ** 2 for value in group)
             for group, mean in zip(groups.values(), means, strict=True)
         )
         yield f"seeds differ by {math.sqrt(sum(squares) / free):.2%} (standard deviation)"

@@ -70,9 +70,9 @@ def score_lines(
 
     cut = 0
     try:
-        for each in experiment.score(params, pairs()):
-            cut += each.unread > 0
-            yield f"{each.log_likelihood:.6f}\t{each.tokens}\t{str(each.greedy).lower()}"
+        for score in experiment.score(params, pairs()):
+            cut += score.unread > 0
+            yield f"{score.log_likelihood:.6f}\t{score.tokens}\t{str(score.greedy).lower()}"
     except UserError as error:
         raise UserError(f"{where}: {error}") from None
     if cut and jax.process_index() == 0:

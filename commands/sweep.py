@@ -97,12 +97,12 @@ def read_jobs(flags: argparse.Namespace, overrides: "Overrides") -> list["Job"]:
     from commands.sweeps.settings import check_flags, make_job, refuse_twice
 
     check_flags(flags)
-    given, settings = [*overrides], read_settings(flags)
-    refuse_twice(given, settings[0], "sweep")
+    changes, settings = [*overrides], read_settings(flags)
+    refuse_twice(changes, settings[0], "sweep")
     jobs = []
     for name, setting in zip(names(settings), settings, strict=True):
         try:
-            jobs.append(make_job(flags, given, name, setting))
+            jobs.append(make_job(flags, changes, name, setting))
         except UserError as error:
             raise UserError(f"{name}: {error}") from None
     return jobs
@@ -115,11 +115,11 @@ def read_settings(flags: argparse.Namespace) -> list[Setting]:
     if flags.sweep:
         return product(*map(read_sweep, flags.sweep))
     try:
-        found = call_in(flags.config.partition(":")[0], "sweep")
+        result = call_in(flags.config.partition(":")[0], "sweep")
     except UserError as error:
         raise UserError(f"--sweep: none is given, and {error}") from None
-    settings = found if isinstance(found, list) else []
-    if not settings or not all(isinstance(each, dict) and each for each in settings):
+    settings = result if isinstance(result, list) else []
+    if not settings or not all(isinstance(setting, dict) and setting for setting in settings):
         raise UserError(f"{flags.config}: sweep() should return a list of {{key: value}}, at least one")
     return settings
 
@@ -128,7 +128,7 @@ def submit(flags: argparse.Namespace, overrides: "Overrides", runs: int) -> int:
     """Submits an array of Slurm jobs, one for each run."""
     from commands.sweeps.settings import words
 
-    sweeps = [f"--sweep={each}" for each in flags.sweep]
+    sweeps = [f"--sweep={text}" for text in flags.sweep]
     keys = [*INCLUDED, *(f"--config.{key}={value}" for key, value in overrides)]
     array = [] if "--array" in flags.slurm else [f"--array=0-{runs - 1}"]
     again = ["--mode=sweep", f"--workdir={flags.workdir}", f"--config={flags.config}", *sweeps, *keys]

@@ -88,8 +88,8 @@ def run(flags: argparse.Namespace, overrides: "Overrides") -> int:
     """Prints the table, best first."""
     from commands.sweeps.table_files import FORMATS, cells, lines, write
 
-    if given := [key for key, _ in overrides]:
-        raise UserError(f"--config.{given[0]}: --mode=table changes no keys")
+    if keys := [key for key, _ in overrides]:
+        raise UserError(f"--config.{keys[0]}: --mode=table changes no keys")
     if flags.output and Path(flags.output).suffix not in FORMATS:
         raise UserError(f"--output: {flags.output}; expected a name that ends in {', '.join(FORMATS)}")
     check_file("--output", flags.output)
@@ -173,10 +173,10 @@ def read_runs(patterns: Sequence[str], flag: str = "--runs") -> tuple[list[Train
 
     if not patterns:
         raise UserError("--runs: which ones? 'runs/lm-sweep/*', say (--mode=table)")
-    found = []
+    runs = []
     damaged: list[str] = []
     without: list[str] = []
-    for path in sorted({Path(each) for pattern in patterns for each in _matching(pattern)}):
+    for path in sorted({Path(folder) for pattern in patterns for folder in _matching(pattern)}):
         folder = RunFolder(path)
         if not folder.config.is_file():
             continue
@@ -192,14 +192,14 @@ def read_runs(patterns: Sequence[str], flag: str = "--runs") -> tuple[list[Train
         except UserError:
             measured = {}
         if measured:
-            found.append(Trained(path, flatten(config), steps, measured))
+            runs.append(Trained(path, flatten(config), steps, measured))
         else:
             without.append(path.name)
     left_out = [*listed("with a damaged config.json", damaged), *listed("without metrics", without)]
-    if not found:
+    if not runs:
         why = "; ".join([f"{' '.join(patterns)} has no folder of a run with metrics", *left_out])
         raise UserError(f"{flag}: {why}")
-    return found, left_out
+    return runs, left_out
 
 
 def _matching(pattern: str) -> list[str]:
@@ -240,11 +240,14 @@ def over_keys(rows: Sequence[Row]) -> Iterator[tuple[str, list[tuple[str, list[f
     values of the key and those of the metric for each of them."""
     for key in rows[0].keys:
         numbers = [row.keys[key] for row in rows]
-        if any(isinstance(each, bool) or not isinstance(each, (int, float)) for each in numbers):
+        if any(isinstance(values, bool) or not isinstance(values, (int, float)) for values in numbers):
             continue
         curves: dict[str, dict[float, list[float]]] = {}
         for row in rows:
             others = {name: value for name, value in row.keys.items() if name != key}
             name = label(dataclasses.replace(row, keys=others)) if others else ""
             curves.setdefault(name, {})[row.keys[key]] = row.values
-        yield key, [(name, sorted(each), [each[x] for x in sorted(each)]) for name, each in curves.items()]
+        yield (
+            key,
+            [(name, sorted(values), [values[x] for x in sorted(values)]) for name, values in curves.items()],
+        )

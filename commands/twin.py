@@ -100,7 +100,7 @@ def check_plain(config: Any) -> None:
               ("rules", "frozen_layers", "train_only", "layer_decay", "embedding_weight_decay")}  # fmt: skip
     loss = vars(config).get("loss")
     if dataclasses.is_dataclass(loss):
-        chosen = [each.name for each in dataclasses.fields(loss) if not hasattr(LogitsConfig, each.name)]
+        chosen = [field.name for field in dataclasses.fields(loss) if not hasattr(LogitsConfig, field.name)]
         wrong |= {f"loss.{key}": (getattr(loss, key), _default(loss, key)) for key in chosen}
     for key, (value, expected) in wrong.items():
         if value != expected:
@@ -121,8 +121,8 @@ def losses(opened: "Run", peer: str, steps: int, place: Path) -> Iterator[tuple[
     with opened.placed():
         state = opened.first_state()
         (place / "model").mkdir()
-        family, found = write_model(opened, jax.tree.map(np.asarray, state.params), place / "model", peer)
-        theirs = Peer(place / "model", family, found.values(), opened.config.optimizer)
+        family, by_name = write_model(opened, jax.tree.map(np.asarray, state.params), place / "model", peer)
+        theirs = Peer(place / "model", family, by_name.values(), opened.config.optimizer)
         step: Any = opened.jitted()
         for number, batch in zip(range(steps), opened.loader.iterate(0), strict=False):
             if others := {*opened.experiment.weigh(batch)} - {"loss"}:
@@ -135,5 +135,5 @@ def losses(opened: "Run", peer: str, steps: int, place: Path) -> Iterator[tuple[
 
 
 def _default(config: Any, key: str) -> Any:
-    each = config.__dataclass_fields__[key]
-    return each.default_factory() if each.default is dataclasses.MISSING else each.default
+    field = config.__dataclass_fields__[key]
+    return field.default_factory() if field.default is dataclasses.MISSING else field.default

@@ -60,7 +60,7 @@ def write(opened: Any, step: Any, part: Path, flags: argparse.Namespace) -> str:
 
     from commands.exporters.named_tensors import tensors_of
 
-    family, values, found, outputs = tensors_of(
+    family, values, by_name, outputs = tensors_of(
         opened, opened.restore_params(step), flags.family, flags.dtype
     )
     check_values(family.model_type, values)
@@ -81,7 +81,7 @@ def write(opened: Any, step: Any, part: Path, flags: argparse.Namespace) -> str:
     )
     wide = kinds.BF16 if flags.dtype == "bfloat16" else kinds.F32
     writer.add_file_type(int(getattr(gguf.LlamaFileType, "ALL_F32" if wide is kinds.F32 else "MOSTLY_BF16")))
-    for place in found.values():
+    for place in by_name.values():
         theirs = names.get_name(place.name, try_suffixes=(".weight", ".bias"))
         kind = wide if len(place.shape) > 1 else kinds.F32  # vectors are float32 there
         size = int(np.prod(place.shape)) * (4 if kind is kinds.F32 else 2)
@@ -93,7 +93,7 @@ def write(opened: Any, step: Any, part: Path, flags: argparse.Namespace) -> str:
         x = permuted(output.name, output.read(), values) if architecture == PERMUTED else output.read()
         writer.write_tensor_data(np.ascontiguousarray(x if x.ndim > 1 else x.astype(np.float32)))
     writer.close()
-    size = sum(int(np.prod(place.shape)) for place in found.values())
+    size = sum(int(np.prod(place.shape)) for place in by_name.values())
     return f"{size:,} parameters as {FILE} ({architecture})"
 
 
@@ -133,15 +133,15 @@ def _tokens(tokenizer: Tokenizer, vocab_size: int, ends: Sequence[int]) -> Itera
             "--format=gguf: data.tokenizer: expected byte-level BPE that cuts words as GPT-2 does ('bpe'): "
             "the format has a name for each way to cut, and none for this one"
         )
-    kinds, added = gguf.TokenType, {each["id"]: each["special"] for each in content["added_tokens"]}
+    kinds, added = gguf.TokenType, {item["id"]: item["special"] for item in content["added_tokens"]}
     texts = {i: text for text, i in model["vocab"].items()}
-    texts |= {each["id"]: each["content"] for each in content["added_tokens"]}
+    texts |= {item["id"]: item["content"] for item in content["added_tokens"]}
     special = {True: kinds.CONTROL, False: kinds.USER_DEFINED, None: kinds.NORMAL}
     yield "tokenizer_model", "gpt2"
     yield "tokenizer_pre", "gpt-2"
     yield "token_list", [texts.get(i, f"[PAD{i}]") for i in range(vocab_size)]
     yield "token_types", [special[added.get(i)] if i in texts else kinds.UNUSED for i in range(vocab_size)]
-    yield "token_merges", [each if isinstance(each, str) else " ".join(each) for each in model["merges"]]
+    yield "token_merges", [item if isinstance(item, str) else " ".join(item) for item in model["merges"]]
     yield "bos_token_id", tokenizer.bos_id
     yield "eos_token_id", tokenizer.eos_id
     yield "pad_token_id", tokenizer.pad_id

@@ -76,7 +76,7 @@ def write(run: Run, step: Step, folder: Path, flags: argparse.Namespace) -> str:
     if needed > most:
         raise UserError(f"--length, --room: {needed} tokens; the model reads {most} (model.max_length)")
     params = jax.device_get(run.restore_params(step))  # whole, and of no mesh
-    platforms = [each for each in flags.platforms.split(",") if each]
+    platforms = [item for item in flags.platforms.split(",") if item]
     stepper = experiment.stepper(params)
     programs = export(stepper, flags.batch, flags.length, flags.room, platforms)
     folder.mkdir(parents=True)
@@ -95,7 +95,7 @@ def write(run: Run, step: Step, folder: Path, flags: argparse.Namespace) -> str:
             "platforms": platforms or [jax.default_backend()],
             "jax": jax.__version__,
             **ids,
-            "weights": {name: each.dtype.name for name, each in named.items()},
+            "weights": {name: item.dtype.name for name, item in named.items()},
             "prefill": "(weights, tokens int32 [batch, length] padded on the right, lengths int32 [batch])",
             "step": "(weights, tokens int32 [batch], cache)",
             "both return": "(logits float32 [batch, vocab_size], cache)",

@@ -30,13 +30,13 @@ def predict(folder: Path, budget: float, depth: int | None) -> None:
     law = read_law(folder)
     check_folder("--workdir", str(folder))
     runs = law["runs"]
-    check_larger(budget, [each["budget"] for each in runs])
-    found, family = fit(runs), family_of(law)
-    best = float(found.law.best_n(budget)[0])
-    size = family.size(depth) if depth else nearest(family, best, max(each["depth"] for each in runs))
+    check_larger(budget, [run["budget"] for run in runs])
+    study, family = fit(runs), family_of(law)
+    best = float(study.law.best_n(budget)[0])
+    size = family.size(depth) if depth else nearest(family, best, max(run["depth"] for run in runs))
     job = family.job(str(folder), size, budget, seed=0, flag="--forecast")
     check_unseen(folder, job)
-    loss, low, high = found.forecast(size.n, size.tokens(budget))
+    loss, low, high = study.forecast(size.n, size.tokens(budget))
     values = size.planned(budget, 0) | {
         "written": now(),
         "name": job.name,

@@ -50,18 +50,18 @@ def fit(runs: Sequence[dict[str, Any]]) -> "Study":
 
     from transformer.evaluation.statistics.scaling_law import study
 
-    n, d, budget, loss = (np.array([each[key] for each in runs]) for key in ("n", "d", "budget", "loss"))
+    n, d, budget, loss = (np.array([run[key] for run in runs]) for key in ("n", "d", "budget", "loss"))
     return study(n, d, budget, loss)
 
 
-def summary(found: "Study") -> dict[str, Any]:
+def summary(study: "Study") -> dict[str, Any]:
     """The fits as in law.json."""
     from transformer.evaluation.statistics.scaling_law import interval
 
-    law, exponent = found.law, {}
+    law, exponent = study.law, {}
     for name, best, samples in (
-        ("law", found.law, found.laws),
-        ("isoflop", found.isoflop, found.isoflops),
+        ("law", study.law, study.laws),
+        ("isoflop", study.isoflop, study.isoflops),
     ):
         low, high = interval(samples.exponent)
         x = float(best.exponent[0])
@@ -75,7 +75,7 @@ def summary(found: "Study") -> dict[str, Any]:
         "B": math.exp(law.log_b[0]),
         "b": float(law.b[0]),
     }
-    return {"law": values, "exponents": exponent, "noise": found.noise}
+    return {"law": values, "exponents": exponent, "noise": study.noise}
 
 
 def family_of(law: dict[str, Any]) -> Family:
@@ -91,11 +91,11 @@ def read_law(folder: Path) -> dict[str, Any]:
     """
     path = folder / LAW
     law = _read(path, OF_LAW, "first fit, with --config, --budgets and --depths")
-    if any(not isinstance(each, list) or [*map(type, each)] != [str, str] for each in law["overrides"]):
+    if any(not isinstance(entry, list) or [*map(type, entry)] != [str, str] for entry in law["overrides"]):
         raise UserError(f"{path}: overrides: expected pairs of a key and its value, as text")
-    for place, each in enumerate(law["runs"]):
-        _check(path, f"runs[{place}].", each, OF_RUN)
-    runs_of = Counter(each["budget"] for each in law["runs"])
+    for place, entry in enumerate(law["runs"]):
+        _check(path, f"runs[{place}].", entry, OF_RUN)
+    runs_of = Counter(entry["budget"] for entry in law["runs"])
     if len(runs_of) < 2 or min(runs_of.values()) < 4:
         raise UserError(f"{path}: runs: expected those of 2 or more budgets, 4 or more of each")
     return law
@@ -109,7 +109,7 @@ def read_forecast(folder: Path) -> dict[str, Any]:
     """
     path = folder / FORECAST
     forecast = _read(path, OF_FORECAST, "first --forecast=FLOPS")
-    if [isinstance(each, NUMBER) for each in forecast["interval"]] != [True, True]:
+    if [isinstance(end, NUMBER) for end in forecast["interval"]] != [True, True]:
         raise UserError(f"{path}: interval: {forecast['interval']}; expected two losses")
     return forecast
 
@@ -131,5 +131,5 @@ def _check(path: Path, where: str, values: Any, kinds: dict[str, Any]) -> None:
     for key, kind in kinds.items():
         value = values.get(key) if isinstance(values, dict) else None
         if not isinstance(value, kind) or (key in ABOVE_0 and not 0 < value < math.inf):
-            found = "is missing" if value is None else f"is {value!r}"
-            raise UserError(f"{path}: {where}{key} {found}; expected what --mode=scaling writes there")
+            fault = "is missing" if value is None else f"is {value!r}"
+            raise UserError(f"{path}: {where}{key} {fault}; expected what --mode=scaling writes there")

@@ -144,16 +144,16 @@ class Family:
                 share = of_config / values["train"]["steps"]
                 keys[f"optimizer.{key}"] = max(1, round(steps * share))
         folder = Path(workdir) / f"flops={budget:g},depth={size.depth},seed={seed}"
-        given = [*self.overrides, *_as_text(keys)]
+        changes = [*self.overrides, *_as_text(keys)]
         arguments = [f"--workdir={folder}", f"--config={self.config}"]
-        arguments += [f"--config.{key}={value}" for key, value in given]
+        arguments += [f"--config.{key}={value}" for key, value in changes]
         return Job(folder.name, folder, arguments, self.values(keys))
 
 
 def nearest_divisor(number: int, wanted: float) -> int:
     """The divisor of a number whose ratio to what is wanted is the nearest to 1; the smaller of two."""
-    divisors = [each for each in range(1, number + 1) if number % each == 0]
-    return min(divisors, key=lambda each: max(each / wanted, wanted / each))
+    divisors = [divisor for divisor in range(1, number + 1) if number % divisor == 0]
+    return min(divisors, key=lambda divisor: max(divisor / wanted, wanted / divisor))
 
 
 def _as_text(keys: Keys) -> list[tuple[str, str]]:

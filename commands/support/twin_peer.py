@@ -20,7 +20,7 @@ def apart(batch: Mapping[str, Any]) -> list[Text]:
     Raises:
       UserError: positions do not start with the text.
     """
-    found = []
+    texts = []
     targets_bt, weights_bt = _of_tokens(batch)
     for row, segments in enumerate(np.asarray(batch["segments"])):
         for segment in sorted({*segments.tolist()} - {0}):
@@ -31,8 +31,8 @@ def apart(batch: Mapping[str, Any]) -> list[Text]:
                 raise UserError("--mode=twin: positions that do not begin with each text")
             if "source" in batch:
                 text["source"] = batch["source"][row][batch["source_segments"][row] == segment]
-            found.append(text)
-    return found
+            texts.append(text)
+    return texts
 
 
 def _of_tokens(batch: Mapping[str, Any]) -> tuple[np.ndarray, np.ndarray]:
@@ -95,8 +95,8 @@ class Peer:
         if "source" in texts[0]:
             inputs |= {"input_ids": self._padded(texts, "source"), "decoder_input_ids": tokens}
         logits = self._model(**inputs).logits.flatten(0, 1)
-        each = self._torch.nn.functional.cross_entropy(logits, targets.flatten(), reduction="none")
-        loss = (each * weights.flatten()).sum() / weights.sum()
+        losses = self._torch.nn.functional.cross_entropy(logits, targets.flatten(), reduction="none")
+        loss = (losses * weights.flatten()).sum() / weights.sum()
         self._optimizer.zero_grad()
         loss.backward()
         if self._clip:
@@ -111,7 +111,7 @@ class Peer:
         pad = self._pad if name in ("tokens", "source") else 0
         rows = [np.asarray(text[name]) for text in texts]
         shape, kind = (len(rows), max(map(len, rows))), rows[0].dtype
-        found = np.full(shape, pad, np.float32 if kind == np.float32 else np.int64)
-        for row, text in zip(found, rows, strict=True):
+        padded = np.full(shape, pad, np.float32 if kind == np.float32 else np.int64)
+        for row, text in zip(padded, rows, strict=True):
             row[: len(text)] = text
-        return self._torch.from_numpy(found)
+        return self._torch.from_numpy(padded)

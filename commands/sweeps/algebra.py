@@ -106,18 +106,18 @@ def names(settings: Iterable[Setting]) -> list[str]:
     Raises:
       UserError: two runs have the same values.
     """
-    settings = [dict(as_overrides(each)) for each in settings]
-    keys = dict.fromkeys(key for each in settings for key in each)
+    settings = [dict(as_overrides(setting)) for setting in settings]
+    keys = dict.fromkeys(key for setting in settings for key in setting)
     short = dict(zip(keys, map(_in_a_name, shortened(keys)), strict=True))
-    found: list[str] = []
-    for each in settings:
-        name = ",".join(f"{short[key]}={_shown(value)}" for key, value in each.items())
+    taken: list[str] = []
+    for setting in settings:
+        name = ",".join(f"{short[key]}={_shown(value)}" for key, value in setting.items())
         if len(name) > 200:  # file systems take 255 bytes
             name = f"{name[:180]}-{_digest(name)}"
-        if name in found:
+        if name in taken:
             raise UserError(f"--sweep: two runs have {name}")
-        found.append(name)
-    return found
+        taken.append(name)
+    return taken
 
 
 def shortened(keys: Iterable[str]) -> list[str]:

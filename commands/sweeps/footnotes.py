@@ -34,8 +34,8 @@ def uncounted(rows: Sequence[Row], metric: str) -> list[str]:
 
 def unfinished(runs: Sequence[Trained]) -> list[str]:
     """A line for runs that have not trained to their end, if there are any."""
-    found = [run for run in runs if run.last_step < run.steps]
-    return listed("not finished", [f"{run.path.name} at {run.last_step}" for run in found])
+    stopped = [run for run in runs if run.last_step < run.steps]
+    return listed("not finished", [f"{run.path.name} at {run.last_step}" for run in stopped])
 
 
 def skipping(runs: Sequence[Trained]) -> list[str]:

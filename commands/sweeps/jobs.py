@@ -59,11 +59,11 @@ class Job:
     def outcome(self) -> str:
         """The earlier end of the run with this config, or ""."""
         try:
-            found = parse_json((self.folder / "outcome.json").read_bytes())
+            content = parse_json((self.folder / "outcome.json").read_bytes())
         except (OSError, ValueError):
             return ""
-        known = isinstance(found, dict) and found.get("config") == digest(self.values)
-        return str(found.get("outcome")) if known else ""
+        known = isinstance(content, dict) and content.get("config") == digest(self.values)
+        return str(content.get("outcome")) if known else ""
 
     @property
     def over(self) -> bool:
@@ -141,7 +141,7 @@ def gpus() -> list[str]:
     """The GPUs that runs may have, as in CUDA_VISIBLE_DEVICES."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is not None:
-        return [each for each in visible.split(",") if each]
+        return [number for number in visible.split(",") if number]
     return [str(number) for number in range(len(glob.glob("/dev/nvidia[0-9]*")))]
 
 
@@ -219,8 +219,8 @@ class Work:
                 return
             if job.over:  # by another command
                 self.end(job, f"{job.outcome} {self.elsewhere}")
-            elif job.free and all(each.folder != job.folder for each in self.running):
-                taken = {each.slot for each in self.running}
+            elif job.free and all(other.folder != job.folder for other in self.running):
+                taken = {other.slot for other in self.running}
                 job.start(min({*range(self.at_once)} - taken), self.gpus)
                 job.bar = tqdm(
                     total=job.steps, desc=job.name, leave=False, position=job.slot + 1, disable=self.silent

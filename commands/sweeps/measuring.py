@@ -20,9 +20,9 @@ def last(job: Job, metric: str) -> float:
     if job.outcome == "diverged":
         return math.nan
     metric = metric.removeprefix("-")
-    if not (found := job.measured(metric)):
+    if not (values := job.measured(metric)):
         raise UserError(f"--metric: {job.folder} has not measured {metric}")
-    return found[-1][1]
+    return values[-1][1]
 
 
 def finite(value: float, metric: str, folder: Path) -> float:

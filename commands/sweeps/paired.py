@@ -60,8 +60,8 @@ class Change(Row):
 
     def more(self) -> dict[str, Any]:
         """Differences and interval (null: infinite, or of runs that have diverged)."""
-        found = {"differences": self.differences, "interval": self.interval}
-        return {name: [*map(or_null, numbers)] for name, numbers in found.items()}
+        lists = {"differences": self.differences, "interval": self.interval}
+        return {name: [*map(or_null, numbers)] for name, numbers in lists.items()}
 
     @property
     def is_shown(self) -> bool:
@@ -99,14 +99,14 @@ def changes(
             left_out.setdefault(reason, []).extend(names)
             continue
         baseline += plain[0].runs
-        found = []
+        differences = []
         for row in together:
             if row is not plain[0]:
                 change, why = _change(row, plain[0], metric, keys)
-                found += [change] if change else []
+                differences += [change] if change else []
                 for reason, names in why.items():
                     left_out.setdefault(reason, []).extend(names)
-        compared += sorted(found, key=lambda row: rank(sign * row.mean_difference))
+        compared += sorted(differences, key=lambda row: rank(sign * row.mean_difference))
     if not baseline:
         raise UserError(f"--against: no run has measured {metric}")
     if not compared:
@@ -175,7 +175,7 @@ def pairs(a: Row, b: Row, metric: str, flag_a: str, flag_b: str) -> tuple[list[P
       UserError: two runs of a row have the same seed; the flag is that of its runs.
     """
     of_a, of_b = _by_seed(a, flag_a), _by_seed(b, flag_b)
-    found: list[Pair] = []
+    paired: list[Pair] = []
     left_out: dict[str, list[str]] = {
         f"{flag_a} has no value for the seed": [],
         f"the {flag_a} run of the seed was measured at another step": [],
@@ -187,23 +187,23 @@ def pairs(a: Row, b: Row, metric: str, flag_a: str, flag_b: str) -> tuple[list[P
             continue
         other, expected = of_a[seed]
         if math.isnan(value + expected) or _as_far(run, other, metric):
-            found.append((seed, expected, value))
+            paired.append((seed, expected, value))
         else:
             elsewhere.append(f"{run.path.name} at {run.step_of(metric)}, not {other.step_of(metric)}")
-    return sorted(found), left_out
+    return sorted(paired), left_out
 
 
 def _as_far(run: Trained, other: Trained, metric: str) -> bool:
     """Whether two runs have measured a metric at the same place of their training."""
     if run.steps == other.steps:
         return run.step_of(metric) == other.step_of(metric)
-    return all(each.last_step >= each.steps for each in (run, other))
+    return all(trained.last_step >= trained.steps for trained in (run, other))
 
 
 def _by_seed(row: Row, flag: str) -> dict[int, tuple[Trained, float]]:
-    found: dict[int, tuple[Trained, float]] = {}
+    by_seed: dict[int, tuple[Trained, float]] = {}
     for run, value in zip(row.runs, row.values, strict=True):
-        if (seed := run.config["seed"]) in found:
+        if (seed := run.config["seed"]) in by_seed:
             raise UserError(f"{flag}: two runs have seed {seed}, {run.path} is one; expected one of each")
-        found[seed] = run, value
-    return found
+        by_seed[seed] = run, value
+    return by_seed

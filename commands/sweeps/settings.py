@@ -28,9 +28,9 @@ def words(flag: str, text: str) -> list[str]:
         raise UserError(f"{flag}: {text!r} has {str(error).lower()}") from None
 
 
-def refuse_twice(given: Overrides, setting: Setting, what: str) -> None:
+def refuse_twice(overrides: Overrides, setting: Setting, what: str) -> None:
     """Raises `UserError` for a key that is given for all runs, and differs between them."""
-    if twice := {key for key, _ in given} & setting.keys():
+    if twice := {key for key, _ in overrides} & setting.keys():
         raise UserError(f"--config.{min(twice)}: it is a key of the {what} too")
 
 
@@ -45,10 +45,10 @@ def check_config_to_train(config: ConfigSource, overrides: Overrides) -> Any:
     return frozen
 
 
-def make_job(flags: argparse.Namespace, given: Overrides, name: str, setting: Setting) -> Job:
+def make_job(flags: argparse.Namespace, overrides: Overrides, name: str, setting: Setting) -> Job:
     """The run with the keys that are given for all and those of its setting. Raises `UserError` for bad keys
     or values."""
-    keys = [*given, *as_overrides(setting)]
+    keys = [*overrides, *as_overrides(setting)]
     config, folder = check_config_to_train(flags.config, keys), Path(flags.workdir) / name
     arguments = [f"--workdir={folder}", f"--config={flags.config}", *(f"--config.{k}={v}" for k, v in keys)]
     return Job(name, folder, arguments, to_values(config))

@@ -91,9 +91,9 @@ def read_space(texts: Mapping[str, Any] | Sequence[str], types: Mapping[str, str
 
 def _read(name: str, what: Any, types: Mapping[str, str]) -> Dimension:
     text = f"{name}={what}"
-    found = RANGE.fullmatch(what) if isinstance(what, str) and name and "," not in name else None
-    if found:
-        log, low, high = found.groups()
+    match = RANGE.fullmatch(what) if isinstance(what, str) and name and "," not in name else None
+    if match:
+        log, low, high = match.groups()
         return _range(name, text, bool(log), low, high, types.get(name, ""))
     try:
         settings = over(name, what) if isinstance(what, (list, tuple)) else read_sweep(text)
@@ -104,7 +104,7 @@ def _read(name: str, what: Any, types: Mapping[str, str]) -> Dimension:
             f"--search: {text!r}; expected KEY=LOW..HIGH, KEY=log:LOW..HIGH, KEY=VALUE,VALUE or "
             "KEY,KEY=VALUE:VALUE,VALUE:VALUE, of two values at least"
         )
-    by_text = {":".join(value for _, value in as_overrides(each)): each for each in settings}
+    by_text = {":".join(value for _, value in as_overrides(setting)): setting for setting in settings}
     if len(by_text) < len(settings):
         raise UserError(f"--search: {text!r}; two of the values are the same")
     return Choices(name, text, by_text)
@@ -113,7 +113,7 @@ def _read(name: str, what: Any, types: Mapping[str, str]) -> Dimension:
 def _range(name: str, text: str, log: bool, low: str, high: str, kind: str) -> Range:
     ends = float(low), float(high)
     whole = kind.startswith("int") or (
-        not kind.startswith("float") and all(each.lstrip("+-").isdigit() for each in (low, high))
+        not kind.startswith("float") and all(end.lstrip("+-").isdigit() for end in (low, high))
     )
     if whole and not all(end.is_integer() for end in ends):
         raise UserError(f"--search: {text!r}; expected whole numbers, as {name} is one")
@@ -131,18 +131,18 @@ def check_space(space: Sequence[Dimension], check: Callable[[Setting], T]) -> li
     Raises:
       UserError: a value that `check` always refuses, for the reason that it gave first.
     """
-    found = []
+    results = []
     for dimension in space:
         others = [[{}, *other.extremes] for other in space if other is not dimension]
         for setting in dimension.extremes:
             said = ""
             for together in itertools.islice(product([setting], *others), COMBINATIONS):
                 try:
-                    found.append(check(together))
+                    results.append(check(together))
                     break
                 except UserError as error:
                     said = said or str(error)
             else:
                 value = ":".join(text for _, text in as_overrides(setting))
                 raise UserError(f"--search: {dimension.name}={value}: {said}")
-    return found
+    return results

@@ -37,7 +37,7 @@ METRIC = "eval/loss"
 STUDY = "search"
 
 
-def search(flags: argparse.Namespace, given: list[tuple[str, str]]) -> int:
+def search(flags: argparse.Namespace, overrides: list[tuple[str, str]]) -> int:
     """Trains --trials runs, and prints the best. Returns 0, 1 if all failed, or 128 + the number of a signal.
 
     Raises:
@@ -48,13 +48,13 @@ def search(flags: argparse.Namespace, given: list[tuple[str, str]]) -> int:
     refuse(flags)
 
     def make(setting: Setting) -> Job:
-        return make_job(flags, given, names([setting])[0], setting)
+        return make_job(flags, overrides, names([setting])[0], setting)
 
-    kind, values = of_all_trials(flags.config, given)
+    kind, values = of_all_trials(flags.config, overrides)
     types = {key.name: key.type for key in describe_keys(kind)}
     space = read_space(flags.search or read_search(flags), types)
     for dimension in space:
-        refuse_twice(given, dimension.extremes[0], "search")
+        refuse_twice(overrides, dimension.extremes[0], "search")
     jobs = check_space(space, make)
     metric, folder = flags.metric or METRIC, Path(flags.workdir)
     if metric.removeprefix("-").startswith("eval/") and not values["train.evaluate_every"]:
@@ -66,20 +66,20 @@ def search(flags: argparse.Namespace, given: list[tuple[str, str]]) -> int:
     with open(folder / "search.lock", "a", opener=no_link) as file:
         if not lock_file(file):
             raise UserError(f"--workdir: another command searches in {folder}; choose another folder")
-        asked = {"--search": [each.text for each in space], "--metric": metric} | values
+        asked = {"--search": [searched.text for searched in space], "--metric": metric} | values
         study = open_study(folder / "search.db", asked, metric)
         trials = Trials(study, space, make, metric, values["seed"], flags.trials, flags.jobs, halving)
         ended = trials.run()
     return ended if ended > 1 else report(flags, trials)
 
 
-def of_all_trials(config: str, given: list[tuple[str, str]]) -> tuple[Any, dict[str, Any]]:
+def of_all_trials(config: str, overrides: list[tuple[str, str]]) -> tuple[Any, dict[str, Any]]:
     """The config class, and the values of its keys. They are not checked: only with those of a trial may
     they fit together."""
     from experiments import find_experiment
     from workdir.opening import read_config
 
-    values = read_config(config, given)
+    values = read_config(config, overrides)
     kind = find_experiment(values.get("experiment")).Config
     return kind, flatten(json.loads(json.dumps(with_defaults(kind, values))))  # as a study gives them back
 
@@ -115,12 +115,12 @@ def read_search(flags: argparse.Namespace) -> Mapping[str, Any]:
     from workdir.opening import call_in
 
     try:
-        found = call_in(flags.config.partition(":")[0], "search")
+        result = call_in(flags.config.partition(":")[0], "search")
     except UserError as error:
         raise UserError(f"--search: none is given, and {error}") from None
-    if not isinstance(found, dict) or not found:
+    if not isinstance(result, dict) or not result:
         raise UserError(f"{flags.config}: search() should return {{key: 'LOW..HIGH' or [value, ...]}}")
-    return found
+    return result
 
 
 def open_study(path: Path, asked: dict[str, Any], metric: str) -> "optuna.Study":
@@ -176,18 +176,18 @@ class Trials(Work):
         self.study, self.space, self.make, self.seed = study, space, make, seed
         self.metric = metric.removeprefix("-")
         self.number_of: dict[Job, int] = {}
-        found = study.get_trials(deepcopy=False)
-        for trial in found:
+        all_trials = study.get_trials(deepcopy=False)
+        for trial in all_trials:
             if not self.is_whole(trial) and not trial.state.is_finished():
                 study.tell(trial.number, state=state("FAIL"))
-        self.earlier = [*filter(self.is_whole, found)]
+        self.earlier = [*filter(self.is_whole, all_trials)]
         self.drawn = len(self.earlier)
         self.total = max(trials, self.drawn)
-        self.ended = sum(each.state.is_finished() for each in self.earlier)
+        self.ended = sum(trial.state.is_finished() for trial in self.earlier)
 
     def is_whole(self, trial: Any) -> bool:
         """Whether a trial has all its keys: one that was drawn when the command was killed may not."""
-        return trial.params.keys() == {each.name for each in self.space}
+        return trial.params.keys() == {dimension.name for dimension in self.space}
 
     def train(self) -> int:
         """Continues the trials that have not ended, and draws the others. Returns what `Work.run` does."""
@@ -203,7 +203,7 @@ class Trials(Work):
         """Draws trials until enough jobs wait or run."""
         from optuna.samplers import TPESampler
 
-        kinds = {each.name: distribution(each) for each in self.space}
+        kinds = {dimension.name: distribution(dimension) for dimension in self.space}
         while (
             self.drawn < self.total
             and len(self.queue) + len(self.running) < self.at_once
@@ -218,7 +218,9 @@ class Trials(Work):
 
     def setting(self, params: Mapping[str, Any]) -> Setting:
         """The keys of a trial with their values."""
-        return functools.reduce(operator.or_, (each.setting(params[each.name]) for each in self.space))
+        return functools.reduce(
+            operator.or_, (dimension.setting(params[dimension.name]) for dimension in self.space)
+        )
 
     def add(self, number: int, params: Mapping[str, Any]) -> None:
         """The job of a trial waits; a trial whose values do not fit together has failed."""
@@ -255,10 +257,10 @@ class Trials(Work):
         """
         from commands.table import check_metric, read_runs
 
-        found = job.measured(self.metric)
-        if not found:
+        values = job.measured(self.metric)
+        if not values:
             check_metric(self.metric, read_runs([glob.escape(str(job.folder))], "--metric")[0])
-        return found[-1][1] if found else math.nan
+        return values[-1][1] if values else math.nan
 
 
 def state(name: str) -> Any:
@@ -281,8 +283,8 @@ def distribution(dimension: Dimension) -> Any:
 
 def report(flags: argparse.Namespace, trials: Trials) -> int:
     """Prints the best trial, the command that repeats it, and that of the table. Returns 0, 1 without any."""
-    found = filter(trials.is_whole, trials.study.get_trials(deepcopy=False))
-    ended = [each.state.name for each in found]
+    whole = filter(trials.is_whole, trials.study.get_trials(deepcopy=False))
+    ended = [trial.state.name for trial in whole]
     counts = {"failed": ended.count("FAIL"), "stopped": ended.count("PRUNED")}
     listed = ", ".join([f"{trials.total} trials", *(f"{n} {how}" for how, n in counts.items() if n)])
     if "COMPLETE" not in ended:

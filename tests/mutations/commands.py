@@ -182,7 +182,7 @@ EDITS = {
             "two_keys_have_a_name": ("if last.count(part) > 1", "if False"),
             "dots_end_a_source": ('key.partition("data.sources.")[2]', '""'),
             "zips_are_cut": ("if len({len(sweep) for sweep in sweeps}) > 1:", "if False:"),
-            "equal_runs_are_trained_twice": ("if name in found:", "if False:"),
+            "equal_runs_are_trained_twice": ("if name in taken:", "if False:"),
         },
     ),
     "commands/sweeps/measuring.py": (
@@ -211,7 +211,7 @@ EDITS = {
         "tests/commands/test_sweep.py",
         {
             "diverged_is_not_measured": ("if metric in line]", "if line.get(metric)]"),
-            "all_configs_are_the_same": ('found.get("config") == digest(self.values)', "True"),
+            "all_configs_are_the_same": ('content.get("config") == digest(self.values)', "True"),
             "what_has_ended_begins_again": ('in ("finished", "stopped", "diverged")', "in ()"),
             "one_gpu_for_all": ("gpus[slot % len(gpus)]", "gpus[0]"),
             "locks_do_not_count": ("elif job.free and", "elif"),
@@ -268,7 +268,7 @@ EDITS = {
                 "pass\n            elif",
             ),
             "one_trial_more": ("self.drawn < self.total", "self.drawn <= self.total"),
-            "halves_are_trials": ("[*filter(self.is_whole, found)]", "[*found]"),
+            "halves_are_trials": ("[*filter(self.is_whole, all_trials)]", "[*all_trials]"),
             "less_is_always_better": (
                 '"maximize" if metric.startswith("-") else',
                 '"minimize" if metric else',
@@ -302,7 +302,7 @@ EDITS = {
     ),
     "commands/evaluate.py": (
         "tests/data/sources/test_work.py::test_documents_are_written_by_their_loss",
-        {"sources_read_by_loss": ("sorted(losses, key=lambda each: each.number)", "losses")},
+        {"sources_read_by_loss": ("losses = sorted(losses, key=lambda document: document.number)", "pass")},
     ),
     "workdir/compatibility/inheritance.py": (
         "tests/workdir/test_same_function.py",
@@ -400,11 +400,11 @@ EDITS = {
             "plain_minus_changed": ("[value - expected for", "[expected - value for"),
             "baseline_blames_the_change": ("in both if seed not in lost", "in both"),
             "other_steps_are_a_pair": ("return run.step_of(metric) == other.step_of(metric)", "return True"),
-            "unfinished_of_other_lengths": ("return all(each.last_step", "return any(each.last_step"),
+            "unfinished_of_other_lengths": ("return all(trained.last_step", "return any(trained.last_step"),
             "zero_is_outside": ("low > 0 or high < 0", "True"),
             "worst_first": ("sign * row.mean_difference)", "row.mean_difference)"),
             "any_rows": ("if len(rows) > 1:", "if False:"),
-            "last_of_a_seed": ('run.config["seed"]) in found', 'run.config["seed"]) is None'),
+            "last_of_a_seed": ('run.config["seed"]) in by_seed', 'run.config["seed"]) is None'),
             "keys_that_are_the_same": ("if value != plain.keys[key]", "if True"),
             "at_no_value": ("json.dumps([row.keys[key] for key in keys])", '""'),
             "values_as_text": ("isinstance(x, (int, float)) else", "False else"),
@@ -417,11 +417,11 @@ EDITS = {
     "commands/compare.py": (
         "tests/commands/test_compare.py",
         {
-            "steps_do_not_follow": ("round(steps[0] * each[0] / each[1])", "steps[0]"),
+            "steps_do_not_follow": ("round(steps[0] * flops[0] / flops[1])", "steps[0]"),
             "tuned_to_the_worst": ("best = min(range(len(rates))", "best = max(range(len(rates))"),
             "tuned_on_the_pairs": (
-                "optimizer__learning_rate=each, seed=TUNING_SEED",
-                "optimizer__learning_rate=each, seed=0",
+                "optimizer__learning_rate=tried, seed=TUNING_SEED",
+                "optimizer__learning_rate=tried, seed=0",
             ),
         },
     ),
@@ -444,8 +444,8 @@ EDITS = {
             ),
             "rates_fall_with_mup_too": ('if model.get("parametrization") != "mup":', "if True:"),
             "widths_are_rounded_down": ("heads = -(-depth * ", "heads = (depth * "),
-            "heads_are_not_divided": ("if number % each == 0]", "]"),
-            "the_smallest_divisor": ("max(each / wanted, wanted / each)", "each / wanted"),
+            "heads_are_not_divided": ("if number % divisor == 0]", "]"),
+            "the_smallest_divisor": ("max(divisor / wanted, wanted / divisor)", "divisor / wanted"),
             "warmup_is_not_stretched": ("max(1, round(steps * share))", "of_config"),
             "any_number_of_steps_will_do": ("if steps < LEAST_STEPS:", "if False:"),
             "products_by_two": ("self.flops_per_token / 6", "self.flops_per_token / 2"),

@@ -246,8 +246,8 @@ EDITS = {
     "commands/replay.py": (
         "tests/faults/test_rollback.py",
         {
-            "through_a_rollback": ('any(at < each["step"] < last for each in undone)', "False"),
-            "number_of_the_checkpoint": ("passed = found[at] - at", "passed = 0"),
+            "through_a_rollback": ('any(at < rollback["step"] < last for rollback in undone)', "False"),
+            "number_of_the_checkpoint": ("passed = step_of[at] - at", "passed = 0"),
             "other_random_numbers": ("jax.random.key(c.seed)", "jax.random.key(c.seed + 1)"),
         },
     ),

@@ -173,25 +173,31 @@ class PairData(Corpus):
         `reference_fields`."""
         sources, targets = self.sources(split)
         further = [self._side(split, field) for field in self._further(split)]
+        for index in self._kept(split):
+            references = (text for side in (targets, *further) for text in side.alternatives(index))
+            yield sources.text(index), [text for text in references if text.strip()]
+
+    def _kept(self, split: str) -> Iterator[int]:
+        """The numbers of the pairs of `texts`."""
+        sources, targets = self.sources(split)
         for index in range(len(sources)):
             source, target = sources.text(index), targets.text(index)
             if source and target and not (self.config.too_long == "skip" and self._too_long(source, target)):
-                found = (each for side in (targets, *further) for each in side.alternatives(index))
-                yield source, [text for text in found if text.strip()]
+                yield index
 
     def counted(self, split: str, sources: Sequence[str]) -> str:
         """The number of evaluated pairs, and how many are left out or truncated."""
-        c, total = self.config, sum(1 for _ in self.examples(split))
-        said = [f"{len(sources):,} of {total:,} pairs"]
-        if left_out := len(self.sources(split)[0]) - total:
+        c, kept = self.config, [*self._kept(split)]
+        counts = [f"{len(sources):,} of {len(kept):,} pairs"]
+        if left_out := len(self.sources(split)[0]) - len(kept):
             why = "is empty or too long" if c.too_long == "skip" else "is empty"
-            said.append(f"{left_out:,} more left out: one side {why}")
+            counts.append(f"{left_out:,} more left out: one side {why}")
         further = [self._side(split, field) for field in self._further(split)]
-        if empty := sum(not side.text(i) for side in further for i in range(len(side))):
-            said.append(f"{empty:,} references are empty")
+        if empty := sum(not side.text(i) for side in further for i in kept):
+            counts.append(f"{empty:,} references are empty")
         if cut := sum(len(self.encode_source(source)) > c.source_length for source in sources):
-            said.append(f"{cut:,} sources truncated to {c.source_length} tokens")
-        return "; ".join(said)
+            counts.append(f"{cut:,} sources truncated to {c.source_length} tokens")
+        return "; ".join(counts)
 
     def described(self, rows: Any) -> list[str]:
         """The number of pairs of packed rows, the share of padding, and how many are truncated or left

@@ -29,13 +29,13 @@ def scale_of(model: Any) -> float | int:
     return round(scalar) if abs(scalar - round(scalar)) < 1e-6 * scalar else scalar
 
 
-def read(config: Values, every: int, of_sliding: dict[str, Any] | None = None) -> dict[str, Any]:
+def read(hf_config: Values, every: int, of_sliding: dict[str, Any] | None = None) -> dict[str, Any]:
     """Windows in all but each `every`-th layer, and the scale of scores."""
-    types, count = config.get("layer_types"), config.get("num_hidden_layers")
+    types, count = hf_config.get("layer_types"), hf_config.get("num_hidden_layers")
     if types is None and type(count) is int and count <= 10_000:
         types = ["sliding_attention" if (i + 1) % every else "full_attention" for i in range(count)]
-    keys = read_windows(types, config.get("sliding_window", WINDOW), count, of_sliding)
-    return keys | {"attention_scale": positive_number(config, "query_pre_attn_scalar", 256) ** -0.5}
+    keys = read_windows(types, hf_config.get("sliding_window", WINDOW), count, of_sliding)
+    return keys | {"attention_scale": positive_number(hf_config, "query_pre_attn_scalar", 256) ** -0.5}
 
 
 def write(model: Any, may_differ: Iterable[str] = ()) -> tuple[dict[str, Any], Mapping[str, Any]]:
@@ -45,9 +45,9 @@ def write(model: Any, may_differ: Iterable[str] = ()) -> tuple[dict[str, Any], M
     return keys | {"query_pre_attn_scalar": scale_of(model)}, kinds
 
 
-def read_gemma2(config: Values) -> dict[str, Any]:
+def read_gemma2(hf_config: Values) -> dict[str, Any]:
     """One base of rotary positions; every other layer has a window."""
-    return llama.read(config) | read(config, 2)
+    return llama.read(hf_config) | read(hf_config, 2)
 
 
 def write_gemma2(model: Any) -> dict[str, Any]:
@@ -56,22 +56,22 @@ def write_gemma2(model: Any) -> dict[str, Any]:
     return ropes | write(model)[0]
 
 
-def read_gemma3(config: Values) -> dict[str, Any]:
+def read_gemma3(hf_config: Values) -> dict[str, Any]:
     """Layers with a window have a smaller base; they are five of six.
 
     Raises:
       UserError: rotary positions that are not those of each type of layer.
     """
-    ropes, length = config.get("rope_parameters") or {}, config.get("max_position_embeddings")
+    ropes, length = hf_config.get("rope_parameters") or {}, hf_config.get("max_position_embeddings")
     if not isinstance(ropes, dict) or not {*ropes} <= {*KINDS}:
         raise UserError(f"rope_parameters: {ropes!r}; expected an object with {' and '.join(KINDS)}")
-    full, scaled = ropes.get("full_attention"), config.get("rope_scaling")
+    full, scaled = ropes.get("full_attention"), hf_config.get("rope_scaling")
     full = full | scaled if isinstance(full, dict) and isinstance(scaled, dict) else scaled or full
-    keys = read_rope(full, positive_number(config, "rope_theta", 1_000_000.0), length)
-    base = positive_number(config, "rope_local_base_freq", 10_000.0)
+    keys = read_rope(full, positive_number(hf_config, "rope_theta", 1_000_000.0), length)
+    base = positive_number(hf_config, "rope_local_base_freq", 10_000.0)
     own = {"position_scaling": "none"} | read_rope(ropes.get("sliding_attention"), base, length)
-    every = config.get("sliding_window_pattern", config.get("_sliding_window_pattern"))
-    windows = read(config, every if type(every) is int and every > 0 else 6, own)
+    every = hf_config.get("sliding_window_pattern", hf_config.get("_sliding_window_pattern"))
+    windows = read(hf_config, every if type(every) is int and every > 0 else 6, own)
     return windows if "pattern" in windows else keys | windows  # all layers have a window, or some or none
 
 
@@ -89,7 +89,7 @@ def cap(ours: str, theirs: str, default: float) -> Key:
     return Key(
         ours,
         theirs,
-        lambda config: 0.0 if theirs in config else default,
+        lambda hf_config: 0.0 if theirs in hf_config else default,
         get=lambda model: getattr(model, ours) or None,
     )
 

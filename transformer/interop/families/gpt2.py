@@ -44,7 +44,7 @@ GPT2 = Family(
         Key("d_model", "n_embd", 768),
         Key("num_layers", "n_layer", 12),
         Key("num_heads", "n_head", 12),
-        Key("d_ff", "n_inner", lambda config: 4 * config.get("n_embd", 768)),
+        Key("d_ff", "n_inner", lambda hf_config: 4 * hf_config.get("n_embd", 768)),
         Key("feed_forward", "activation_function", "gelu_new", GELU),
         Key("norm_epsilon", "layer_norm_epsilon", 1e-5),
         Key("dropout", "resid_pdrop", 0.1),

@@ -69,25 +69,25 @@ def head_keys(kv_default: Any, width_default: Any) -> tuple[Key, ...]:
     )
 
 
-def same_as_query_heads(config: Values) -> Any:
+def same_as_query_heads(hf_config: Values) -> Any:
     """As many heads of keys as of queries."""
-    return config["num_attention_heads"]
+    return hf_config["num_attention_heads"]
 
 
-def default_head_width(config: Values) -> Any:
+def default_head_width(hf_config: Values) -> Any:
     """The width of a head."""
-    return config["hidden_size"] // config["num_attention_heads"]
+    return hf_config["hidden_size"] // hf_config["num_attention_heads"]
 
 
 TIED = Key("tie_embeddings", "tie_word_embeddings", False)
 SWIGLU = Key("feed_forward", "hidden_act", "silu", {"silu": "swiglu", "gelu_pytorch_tanh": "geglu"})
 
 
-def read(config: Values) -> dict[str, Any]:
+def read(hf_config: Values) -> dict[str, Any]:
     """Rotary positions; of both keys for them the older one counts, as in transformers."""
-    scaled = config.get("rope_scaling") or config.get("rope_parameters")
-    theta = positive_number(config, "rope_theta", 10_000.0)
-    return read_rope(scaled, theta, config.get("max_position_embeddings"))
+    scaled = hf_config.get("rope_scaling") or hf_config.get("rope_parameters")
+    theta = positive_number(hf_config, "rope_theta", 10_000.0)
+    return read_rope(scaled, theta, hf_config.get("max_position_embeddings"))
 
 
 def write(model: Any) -> dict[str, Any]:
@@ -97,10 +97,10 @@ def write(model: Any) -> dict[str, Any]:
     return keys | ({} if scaled["rope_type"] == "default" else {"rope_scaling": scaled})
 
 
-def read_mistral(config: Values) -> dict[str, Any]:
+def read_mistral(hf_config: Values) -> dict[str, Any]:
     """Rotary positions, and one window for all layers."""
-    window = config.get("sliding_window", 4096)
-    return read(config) | ({} if window is None else {"pattern": "window", "pattern_size": window})
+    window = hf_config.get("sliding_window", 4096)
+    return read(hf_config) | ({} if window is None else {"pattern": "window", "pattern_size": window})
 
 
 def write_mistral(model: Any) -> dict[str, Any]:
@@ -111,18 +111,18 @@ def write_mistral(model: Any) -> dict[str, Any]:
     return write(model) | {"sliding_window": window}
 
 
-def read_qwen(config: Values) -> dict[str, Any]:
+def read_qwen(hf_config: Values) -> dict[str, Any]:
     """Rotary positions, and windows in the upper layers if at all."""
-    window = config.get("sliding_window", 4096) if config.get("use_sliding_window") else None
+    window = hf_config.get("sliding_window", 4096) if hf_config.get("use_sliding_window") else None
     first, count, types = (
-        config.get("max_window_layers", 28),
-        config.get("num_hidden_layers"),
-        config.get("layer_types"),
+        hf_config.get("max_window_layers", 28),
+        hf_config.get("num_hidden_layers"),
+        hf_config.get("layer_types"),
     )
     if types is None and type(count) is int and type(first) is int and count <= 10_000:
         slides = [window is not None and i >= first for i in range(count)]
         types = ["sliding_attention" if slides_here else "full_attention" for slides_here in slides]
-    return read(config) | read_windows(types, window, count)
+    return read(hf_config) | read_windows(types, window, count)
 
 
 def write_qwen(model: Any) -> dict[str, Any]:
