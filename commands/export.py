@@ -131,7 +131,7 @@ def _tokenizer(part: Path, experiment: Any, values: dict[str, Any], paired: bool
         return ids | ({"eos_token_id": ends} if len(ends) > 1 else {}) | values
     several = model.num_token_types > 1
     ids = write_encoder_tokenizer(part, tokenizer, special, model.max_length, types=several)
-    first, wanted = (config.get("pad_token_id", -1) + 1 for config in (values, ids))
+    first, wanted = (hf_config.get("pad_token_id", -1) + 1 for hf_config in (values, ids))
     if first not in (0, wanted):
         why = "positions of such models start after the id of padding of the tokenizer"
         raise UserError(f"model.position_offset: {first}; expected {wanted}: {why}")
