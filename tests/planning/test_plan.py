@@ -15,6 +15,7 @@ from tests import runs
 from transformer.data.tokenization.tokenizers import Tokenizer
 from transformer.planning.memory import held, saved_bytes
 from transformer.planning.plan import lines, make_plan
+from transformer.training.logging.throughput import sizes_of
 from transformer.training.run import Run
 from transformer.training.step import memory_gb
 from workdir.opening import check_config, read_config
@@ -210,3 +211,86 @@ def test_nothing_is_written():
     before = {*runs.ROOT.iterdir()}
     assert launch.main(["--mode=plan", "--config=configs/lm.py:tiny"]) == 0
     assert {*runs.ROOT.iterdir()} == before
+
+
+def products(jaxpr) -> float:
+    """FLOPs of all products of a traced function."""
+    total = 0.0
+    for equation in jaxpr.eqns:
+        if equation.primitive.name == "dot_general":
+            (contracted, _), _ = equation.params["dimension_numbers"]
+            shape = equation.invars[0].aval.shape
+            total += 2 * math.prod(shape[axis] for axis in contracted) * equation.outvars[0].aval.size
+        elif equation.primitive.name.startswith("ragged_dot"):  # each row with the matrix of one expert
+            total += 2 * equation.invars[0].aval.shape[-1] * equation.outvars[0].aval.size
+        inner = [getattr(each, "jaxpr", each) for each in jax.tree.leaves([*equation.params.values()])]
+        parts = [products(each) for each in inner if hasattr(each, "eqns")]
+        total += equation.params.get("length", 1) * (max if equation.primitive.name == "cond" else sum)(
+            parts or [0.0]
+        )
+    return total
+
+
+EXACT = {
+    "plain": {},
+    "a table of its own": {"model.vocab_size": "1000"},
+    "grouped heads": {"model.num_kv_heads": "2"},
+    "one key head": {"model.num_kv_heads": "1", "model.head_dim": "16"},
+    "gated": {"model.feed_forward": "swiglu"},
+    "latent": {"model.mixer": "latent", "model.latent_dim": "16"},
+    "plain attention": {"model.mixer": "plain"},
+    "parallel": {"model.parallel_sublayers": "True"},
+    "skips": {"model.skips": "True", "model.scan_layers": "False"},
+    "adapters": {"model.lora_rank": "2", "optimizer.train_only": "lora"},
+}
+"""Models of which every product is one that MFU counts."""
+
+MORE = {
+    "experts": {"model.num_experts": "8", "model.experts_per_token": "2"},
+    "gated experts": {"model.num_experts": "4", "model.feed_forward": "swiglu"},
+    "experts of several widths": {
+        "model.layers": "('a', 'b', 'c')",
+        "model.layer_kinds": "{'a': {'num_experts': 4, 'experts_per_token': 1, 'd_ff': 256}, "
+        "'b': {'num_experts': 2, 'feed_forward': 'swiglu', 'd_ff': 32}, 'c': {}}",
+        "model.num_layers": "6",
+    },
+    "a sliding window": {"model.pattern": "window", "model.pattern_size": "16"},
+    "relative positions": {"model.position": "transformer_xl"},
+    "linear attention": {"model.mixer": "linear"},
+}
+"""Models with products that MFU does not count: of empty places of experts, masked keys, positions."""
+
+
+@pytest.mark.parametrize("name", [*EXACT, *MORE])
+def test_model_flops_are_at_most_the_products_of_the_step(name):
+    """Three times those of a forward pass with the kernel that leaves nothing out, counted in its trace."""
+    run = small(**{"model.kernel": "reference"} | (EXACT | MORE)[name])
+    row = {
+        key: jax.ShapeDtypeStruct(value.shape, value.dtype)
+        for key, value in run.experiment.data.blank().items()
+    }
+
+    def loss(params, batch):
+        return run.experiment.loss(params, batch, jax.random.key(0), False)["loss"].total
+
+    params = run.abstract.params
+    counted = 3 * products(jax.make_jaxpr(loss)(params, row).jaxpr)
+    model = run.experiment.flops_per_token(params) * row["tokens"].shape[1]
+    assert model == pytest.approx(counted) if name in EXACT else 0.2 * counted < model < counted
+
+
+def test_a_token_is_multiplied_with_the_experts_that_it_is_sent_to():
+    """By the sizes of the arrays of every layer."""
+    run = small(**MORE["experts of several widths"])
+    chosen = {"a": 1 / 4, "b": 1}  # of b both experts
+    expected = sum(
+        size * next((share for kind, share in chosen.items() if f"/{kind}/" in f"/{path}/"), 1.0)
+        for path, size in sizes_of(run.abstract.params).items()
+        if path.endswith("kernel") and "/experts/" in path
+    )
+    every = sum(
+        size
+        for path, size in sizes_of(run.abstract.params).items()
+        if path.endswith("kernel") and "/experts/" in path
+    )
+    assert run.config.model.expert_share == pytest.approx(expected / every)

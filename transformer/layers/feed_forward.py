@@ -77,3 +77,9 @@ FEED_FORWARDS: dict[str, Callable[..., nn.Module] | None] = {
 }
 """Value of `model.feed_forward` -> constructor with `d_ff`, `use_bias`, `dtype` and `output_scale`; None:
 blocks have no feed-forward sublayer."""
+
+
+def num_kernels(name: str) -> int:
+    """The number of kernels (d_model, d_ff) or (d_ff, d_model) of a member of `FEED_FORWARDS`."""
+    make = FEED_FORWARDS[name]
+    return 0 if make is None else 3 if getattr(make, "keywords", {}).get("gated") else 2

@@ -23,7 +23,7 @@ from transformer.layers.attention.patterns import PATTERNS, Blocks, Pattern
 from transformer.layers.attention.positions import POSITIONS, Position
 from transformer.layers.attention.positions.rope import SCALINGS
 from transformer.layers.block import Block
-from transformer.layers.feed_forward import FEED_FORWARDS
+from transformer.layers.feed_forward import FEED_FORWARDS, num_kernels
 from transformer.layers.mixers import MIXERS, Attention, Mixer
 from transformer.layers.normalization import HEAD_NORMS, NORMS, RMSNorm
 from transformer.layers.stack import REMAT, Stack
@@ -206,10 +206,11 @@ class StackConfig(WidthConfig):
 
     @property
     def expert_share(self) -> float:
-        """The share of all experts that compute a token; 1 without experts."""
+        """The share of the parameters of all experts that a token is multiplied with; 1 without experts."""
         kinds = [kind for kind in map(self.kinds.get, self.layers or ("",)) if kind and kind.num_experts]
-        total = sum(kind.num_experts for kind in kinds)
-        return sum(kind.experts_per_token for kind in kinds) / total if total else 1.0
+        total = sum(kind.num_experts * kind.d_ff * num_kernels(kind.feed_forward) for kind in kinds)
+        active = sum(kind.experts_per_token * kind.d_ff * num_kernels(kind.feed_forward) for kind in kinds)
+        return active / total if total else 1.0
 
     def stack(self, num_layers: int = 0, *, cross: bool = False, causal: bool = False) -> Stack:
         """The stack of `num_layers` blocks (0: the config's), with cross-attention to another sequence if
