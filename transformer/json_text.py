@@ -28,13 +28,16 @@ def parse_json(text: str | bytes, read: Callable[..., Any] = json.loads, **optio
 def read_json_lines(text: str) -> list[Any]:
     """The values of JSON texts, one in each line, without empty lines; for `parse_json`, in about half the
     time that it takes for each line."""
-    values, decoder = [], json.JSONDecoder()
-    for line in text.split("\n"):
-        if line := line.strip(" \t\r"):
-            value, end = decoder.raw_decode(line)
-            if end < len(line):
-                raise json.JSONDecodeError("Extra data", line, end)
-            values.append(value)
+    values, scan = [], json.JSONDecoder().scan_once  # type: ignore[attr-defined]
+    try:
+        for line in text.split("\n"):
+            if line := line.strip(" \t\r"):
+                value, end = scan(line, 0)
+                if end < len(line):
+                    raise json.JSONDecodeError("Extra data", line, end)
+                values.append(value)
+    except StopIteration as error:
+        raise json.JSONDecodeError("Expecting value", line, error.value) from None
     return values
 
 

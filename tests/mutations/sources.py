@@ -158,9 +158,9 @@ EDITS = {
         "tests/data/encoders/test_question_answering.py",
         {
             "paragraphs_of_other_fields": ("[1] * len(records) if names else counts", "counts"),
-            "questions_of_one_paragraph": ("if len(records) > before:", "if True:"),
+            "questions_of_one_paragraph": ("                if number:\n", "                if True:\n"),
             "file_of_all_records": ("[*itertools.compress(files, mine_n)]", "files"),
-            "whole_place": ("place[:] = i, j, k", "pass"),
+            "whole_place": ("(article_number, paragraph_number, number))", "())"),
         },
     ),
 }

@@ -99,27 +99,30 @@ class SquadFiles(Files):
 
 
 def _questions(articles: Any, place: list[int]) -> tuple[list[dict[str, Any]], list[int]]:
-    """The records of articles, and how many each paragraph with questions has; `place` gets the numbers of
-    the `PARTS` that are being read."""
+    """The records of articles, and how many each paragraph with questions has; after an error `place` has the
+    numbers of the `PARTS` in which it is."""
     records: list[dict[str, Any]] = []
-    counts = []
-    for i, article in enumerate(articles, 1):
-        place[:] = [i]
-        for j, paragraph in enumerate(article["paragraphs"], 1):
-            place[:] = i, j
-            before = len(records)
-            for k, question in enumerate(paragraph["qas"], 1):
-                place[:] = i, j, k
-                records.append(_record(paragraph, question, k))
-            if len(records) > before:
-                counts.append(len(records) - before)
+    counts, article_number, paragraph_number, number = [], 0, 0, 0
+    try:
+        for article_number, article in enumerate(articles, 1):  # noqa: B007
+            paragraph_number = number = 0
+            for paragraph_number, paragraph in enumerate(article["paragraphs"], 1):  # noqa: B007
+                number = 0
+                for number, question in enumerate(paragraph["qas"], 1):
+                    records.append(_record(paragraph, question, number))
+                if number:
+                    counts.append(number)
+    except (KeyError, TypeError, AttributeError):
+        place += filter(None, (article_number, paragraph_number, number))
+        raise
     return records, counts
 
 
 def _record(paragraph: Any, question: Any, number: int) -> dict[str, Any]:
     record = {"question": question["question"], "context": paragraph["context"]}
     if "answers" in question:  # not in files of questions to answer
-        names = ("text", "answer_start")
-        record["answers"] = {name: [answer[name] for answer in question["answers"]] for name in names}
+        answers = question["answers"]
+        texts, starts = [each["text"] for each in answers], [each["answer_start"] for each in answers]
+        record["answers"] = {"text": texts, "answer_start": starts}
     record["id"] = str(question.get("id", number))
     return record
