@@ -73,16 +73,11 @@ class Chat(LanguageModeling):
         return Row(tokens[unread:].tolist(), start - unread, unread=unread)
 
     def data_lines(self) -> list[str]:
-        """The number of records, the share of padding, and how many were truncated or left out."""
+        """The number of records, and the share of padding."""
         rows: Any = self.train_data().rows  # type: ignore[attr-defined]
-        most = f"data.sequence_length {self.config.data.sequence_length}"
-        lines = [
+        return [
             f"{rows.records:,} training records in {len(rows):,} rows, {rows.padding:.1%} of them padding"
         ]
-        lines += [f"{rows.cut:,} records are truncated to {most}"] if rows.cut else []
-        return lines + (
-            [f"{rows.skipped:,} records are left out: longer than {most}"] if rows.skipped else []
-        )
 
     def example_flags(self) -> list[str]:
         """The first question of the validation split."""

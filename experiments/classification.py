@@ -211,8 +211,7 @@ class Classification(Experiment):
         ]
 
     def data_lines(self) -> list[str]:
-        """The frequency of each label, the share of padding, and how many texts were truncated or left
-        out."""
+        """The frequency of each label, and the share of padding."""
         rows: Any = self.train_data().rows  # type: ignore[attr-defined]
         counts = self.data.label_counts("train")
         shares = zip(self.data.labels, counts / counts.sum(), strict=True)
@@ -221,14 +220,9 @@ class Classification(Experiment):
         listed = ", ".join(f"{in_a_line(label)} {share:.1%}" for label, share in commonest)
         more = f" and {len(counts) - MANY} more" if len(counts) > MANY else ""
         texts = f"{len(rows.numbers):,} training texts"
-        lines = [f"{texts} in {filled}: {listed}{more}", *remarks(self.data.labels)]
-        if rows.long:
-            c, windows = self.config.data, rows.windows_n[rows.windows_n > 1].sum()
-            what = LONG.get(c.too_long, f"they are read in {windows:,} windows")
-            lines.append(f"{rows.long:,} texts are longer than {c.sequence_length} tokens: {what}")
-        if rows.skipped:
-            lines.append(f"{rows.skipped:,} texts are left out: they are empty or too long")
-        return lines
+        if (windows := rows.windows_n[rows.numbers].sum()) > len(rows.numbers):
+            texts = f"{windows:,} windows of {texts}"
+        return [f"{texts} in {filled}: {listed}{more}", *remarks(self.data.labels)]
 
     def example_flags(self) -> list[str]:
         """The beginning of the first line of the validation split that is not only white space."""

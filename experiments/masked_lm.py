@@ -240,8 +240,7 @@ class MaskedLanguageModeling(Experiment):
         return MASK
 
     def data_lines(self) -> list[str]:
-        """The number of texts and rows, the share of padding, and how many are left out, for each source of a
-        mixture."""
+        """The number of texts and rows, and the share of padding, for each source of a mixture."""
         loader: Any = self.train_data()
         what = "pairs of texts" if self.config.data.next_sentence else "texts"
         lines = []
@@ -249,8 +248,6 @@ class MaskedLanguageModeling(Experiment):
             texts, rows = f"{len(part.rows.kept):,} {what}", part.rows
             of = f"{name}: " if name else ""
             lines.append(f"{of}{texts} in {len(rows):,} rows, {rows.padding:.1%} of them padding")
-            if skipped := getattr(rows, "skipped", 0):
-                lines.append(f"{of}{skipped:,} texts are left out: they have no two words")
         return lines
 
     def example_flags(self) -> list[str]:

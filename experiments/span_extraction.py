@@ -195,17 +195,11 @@ class SpanExtraction(Experiment):
                 yield reading, best_spans(scores_cm, c.n_best, nothing)
 
     def data_lines(self) -> list[str]:
-        """The number of questions and windows, the share of padding, and what was truncated or left out."""
+        """The number of questions and windows, the share of padding, and unanswered questions."""
         rows: Any = self.train_data().rows  # type: ignore[attr-defined]
         windows = f"{len(rows.kept):,} windows, {rows.answered:.1%} of them with the answer"
         filled = f"{len(rows):,} rows, {rows.padding:.1%} of them padding"
         lines = [f"{len(rows.cache):,} training questions in {windows}, in {filled}"]
-        if rows.cut:
-            most = self.config.data.question_length
-            lines.append(f"{rows.cut:,} questions are longer than {most} tokens: they are truncated")
-        for what, count in rows.cache.skipped.items():
-            if count:
-                lines.append(f"{count:,} questions are left out: {what}")
         unanswered = int((rows.cache.answers.sizes == 0).sum())
         if unanswered and not self.config.answer.allow_none:
             lines.append(f"{unanswered:,} questions have no answer, but get one: answer.allow_none is false")

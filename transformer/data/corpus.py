@@ -19,7 +19,7 @@ from transformer.data.loader import DataLoader, Rows
 from transformer.data.overlap import Hashed, hashed, overlap_lines
 from transformer.data.source_names import suggest_kind
 from transformer.data.sources import SOURCES, Source, open_source
-from transformer.data.sources.base import SPLITS, part_of
+from transformer.data.sources.base import KEPT, SPLITS, part_of
 from transformer.data.tokenization.tokenizer_kinds import TokenizerKind
 from transformer.data.tokenization.tokenizers import TOKENIZERS, Tokenizer
 from transformer.errors import UnknownMember, UserError
@@ -294,12 +294,14 @@ def divided_line(counts: Sequence[int] | None, what: str = "data.source") -> lis
 
 
 def tally_lines(tallies: Mapping[str, Mapping[str, int]]) -> list[str]:
-    """A line for each tally (`transformer.data.sources.base.tallied`) on what is read and left out."""
+    """A line for each tally (`transformer.data.sources.base.tallied`) on what is kept and left out."""
     lines = []
     for name, tally in tallies.items():
-        reasons = {reason: count for reason, count in tally.items() if reason != "read"}
-        listed = ", ".join(f"{reason}: {count:,}" for reason, count in reasons.items())
-        lines.append(f"{name}: {tally['read']:,} read, {sum(reasons.values()):,} left out ({listed})")
+        counts = [f"{count:,} {what}" for what, count in tally.items() if what in KEPT]
+        if reasons := {reason: count for reason, count in tally.items() if reason not in KEPT}:
+            listed = ", ".join(f"{reason}: {count:,}" for reason, count in reasons.items())
+            counts.append(f"{sum(reasons.values()):,} left out ({listed})")
+        lines.append(f"{name}: {', '.join(counts)}")
     return lines
 
 

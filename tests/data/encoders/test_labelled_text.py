@@ -71,9 +71,9 @@ def test_what_is_too_long_is_cut_left_out_or_refused(tmp_path, rng):
     path = tmp_path / "a.tsv"
     path.write_text("text\tlabel\nshort\tgood\n" + "a" * 100_000 + "\tbad\n\tgood\n   \tbad\n")
     rows = data(path).rows("train")
-    assert (len(rows.kept), rows.long, rows.skipped) == (3, 1, 1)
+    assert len(rows.kept) == 3 and rows.tally == {"packed": 3, "empty": 1, "truncated": 1}
     rows = data(path, too_long="skip").rows("train")
-    assert (len(rows.kept), rows.long, rows.skipped) == (2, 0, 2)
+    assert len(rows.kept) == 2 and rows.tally == {"packed": 2, "empty": 1, "too long": 1}
     with pytest.raises(UserError, match=r"^data.too_long: text 2 has 100002 tokens.*sequence_length is 32$"):
         data(path, too_long="refuse").rows("train")
 

@@ -96,7 +96,8 @@ def test_every_window_has_its_answer_where_a_loop_over_bytes_finds_it(tmp_path, 
             np.flatnonzero(arrays["choices"]), [0, *range(first, len(arrays["tokens"]) - 1)]
         )
     assert sorted(found) == sorted(expected)
-    assert rows.cut == sum(len(record["question"].encode()) > 16 for record in records)
+    truncated = sum(len(record["question"].encode()) > 16 for record in records)
+    assert rows.tally.get("truncated", 0) == truncated
     assert rows.answered == pytest.approx(np.mean([target != (0, 0) for _, _, target in expected]))
 
 
@@ -217,7 +218,7 @@ def test_misplaced_and_empty_ones_are_left_out_and_counted(tmp_path):
     made = data(f"jsonl:{path}", tmp_path, misplaced="skip")
     rows = made.rows("train")
     assert (len(rows.cache), len(rows.kept)) == (2, 2)
-    assert rows.cache.skipped == {"misplaced": 1, "empty": 1}
+    assert rows.tally == {"packed": 2, "misplaced": 1, "empty": 1}
     assert len(list(made.questions("train"))) == 3
     with pytest.raises(UserError, match=r"no question of 1 is left: .'misplaced': 1, 'empty': 0"):
         data(f"jsonl:{write(path, [bad])}", tmp_path, misplaced="skip").rows("train")

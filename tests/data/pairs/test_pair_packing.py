@@ -53,7 +53,7 @@ def test_every_pair_is_in_one_row_whole(tmp_path, rng):
     rows = made.rows("train")
     expected = sorted((a.strip("\r\n").encode(), b.encode()) for a, b in pairs)
     assert sorted(unpacked(rows, made.tokenizer.eos_id)) == expected
-    assert rows.pairs == 300 and rows.cut == rows.skipped == 0
+    assert rows.pairs == 300 and rows.tally == {"packed": 300}
     batch = rows.batch(np.arange(len(rows)))
     assert batch["bytes"].sum() == sum(len(b.encode()) for _, b in pairs)
     filled = (batch["segments"] > 0).sum() + (batch["source_segments"] > 0).sum()
@@ -69,13 +69,13 @@ def test_what_is_too_long_is_cut_left_out_or_refused(tmp_path, rng):
     fits = [s <= 24 and t <= 40 for s, t in sizes]
     cut = data(tmp_path / "a.tsv", too_long="cut")
     rows = cut.rows("train")
-    assert (rows.cut, rows.skipped, rows.pairs) == (fits.count(False), 0, 100)
+    assert rows.tally == {"packed": 100, "truncated": fits.count(False)}
     expected = sorted((a.encode()[:23], b.encode()[:40]) for a, b in pairs)
     assert sorted(unpacked(rows, cut.tokenizer.eos_id)) == expected
     ends = (rows.batch(np.arange(len(rows)))["targets"] == cut.tokenizer.eos_id).sum()
     assert ends == sum(t <= 40 for _, t in sizes) < 100
     rows = data(tmp_path / "a.tsv", too_long="skip").rows("train")
-    assert (rows.cut, rows.skipped, rows.pairs) == (0, fits.count(False), fits.count(True))
+    assert rows.tally == {"packed": fits.count(True), "too long": fits.count(False)}
     first = fits.index(False)
     message = rf"data.too_long: pair {first + 1} has {sizes[first][0]} source and {sizes[first][1]} target"
     with pytest.raises(UserError, match=message):
@@ -89,7 +89,8 @@ def test_empty_sides_are_counted_and_shift_nothing(tmp_path):
     made = data(tmp_path / "x", **dict.fromkeys(["source", "validation_source"], made.config.source))
     rows = made.rows("train")
     assert sorted(unpacked(rows, made.tokenizer.eos_id)) == [(b"four", b"vier"), (b"one", b"eins")]
-    assert rows.skipped == 3 and list(made.texts("train")) == [("one", "eins"), ("four", "vier")]
+    assert rows.tally == {"packed": 2, "one side is empty": 3}
+    assert list(made.texts("train")) == [("one", "eins"), ("four", "vier")]
     (tmp_path / "b").write_text("\n\n \n\n\n")
     with pytest.raises(UserError, match="no pair is left of 5"):
         data(tmp_path / "x", **dict.fromkeys(["source", "validation_source"], made.config.source)).rows(
@@ -142,7 +143,7 @@ def test_joined_pairs_that_are_cut_teach_no_end(tmp_path, rng, loss_on):
     made = data(tmp_path / "a.tsv")
     made = PairData(made.config, None, functools.partial(JoinedPairs, loss_on=loss_on))
     rows, eos = made.rows("train"), made.tokenizer.eos_id
-    assert 0 < rows.cut < 60
+    assert 0 < rows.tally["truncated"] < 60
     found = []
     for row in range(len(rows)):
         batch = {name: values[0] for name, values in rows.batch(np.array([row])).items()}

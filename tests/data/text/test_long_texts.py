@@ -73,8 +73,9 @@ def test_a_long_text_gives_its_beginning_or_both_its_ends(tmp_path, rng, pairs, 
             part = head_tail if too_long == "head_tail" else lambda text, size: text[:size]
             expected.append((tuple(map(part, each, sizes)), label, 1.0))
     assert sorted(row[:3] for row in read_back(made, rows)) == sorted(expected)
-    assert rows.long == sum(sum(map(len, each)) > 31 - len(each) for each in texts if all(each))
-    assert rows.skipped == sum(not all(each) for each in texts)
+    long = sum(sum(map(len, each)) > 31 - len(each) for each in texts if all(each))
+    empty = sum(not all(each) for each in texts)
+    assert rows.tally == {"packed": len(texts) - empty, "empty": empty, "truncated": long}
 
 
 def test_of_510_tokens_the_first_128_and_the_last_382_are_kept():

@@ -12,11 +12,13 @@ from transformer.config import Place, Positive
 from transformer.data.cache.disk_cache import digest
 from transformer.data.chat.chat_template import UNREAD, ChatTemplate
 from transformer.data.chat.dialogues import ChatTokens, Conversations, Dialogues, Openings, Sequences
-from transformer.data.corpus import Corpus, CorpusConfig, naming
+from transformer.data.corpus import CorpusConfig, naming
 from transformer.data.loader import DataLoader
+from transformer.data.packed_corpus import PackedCorpus
 from transformer.data.pairs.pair_packing import RepackedPairs, pack
 from transformer.data.source_names import suggest_kind
 from transformer.data.sources import SOURCES, Source
+from transformer.data.sources.base import tallied
 from transformer.errors import UserError
 
 KINDS = ("library_questions", "jsonl", "parquet", "hf")
@@ -83,13 +85,19 @@ class PackedSequences:
             raise UserError(f"{place(first)} has {found}" + (f" for {each} answers" if each > 1 else ""))
         nothing_n = (sequences.firsts.reshape(-1, each) > most).any(axis=1)
         left_out_n = nothing_n | long_n if too_long == "skip" else nothing_n
-        self.skipped, self.cut = int(left_out_n.sum()), int((long_n & ~left_out_n).sum())
-        self.records = len(lengths_ne) - self.skipped
+        self._kept, self._seed = np.flatnonzero(~left_out_n), seed
+        self.records = len(self._kept)
         if not self.records:
             raise UserError(f"no record is left of {len(lengths_ne)}: all are longer than a row")
+        cut = int((long_n & ~left_out_n).sum())
+        self.tally = tallied(self.records, {"truncated": cut, "too long": left_out_n.sum()}, "packed")
         self._lengths_ne = np.minimum(lengths_ne, most)
+
+    @functools.cached_property
+    def _rows(self) -> list[np.ndarray]:
+        """The records of each row."""
         both_n1 = self._lengths_ne.sum(axis=1, keepdims=True)
-        self._rows = pack(both_n1, np.flatnonzero(~left_out_n), [sequence_length], seed)
+        return pack(both_n1, self._kept, [self.sequence_length], self._seed)
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -138,7 +146,7 @@ def padding_rows(b: int, t: int) -> dict[str, np.ndarray]:
     return {name: np.zeros((b, t), np.int32) for name in integers} | {"weights": np.zeros((b, t), np.float32)}
 
 
-class ChatData(Corpus):
+class ChatData(PackedCorpus):
     """The conversations of a config; raises as `Corpus`."""
 
     config: Any

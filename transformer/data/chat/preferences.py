@@ -2,7 +2,7 @@
 
 import copy
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -84,6 +84,10 @@ class PreferenceData(ChatData):
         """`seed` -> the rows of a split, packed in another order."""
         found = self.reference(split) if self.reference else None
         return functools.partial(self.pairs, split, reference_n2=found)
+
+    def packings(self, split: str) -> Iterator[tuple[str, PreferenceRows]]:
+        """See `PackedCorpus`; without the reference, which takes a model."""
+        yield self.source(split).name, self.pairs(split)
 
     def pairs(self, split: str, seed: int = 0, reference_n2: np.ndarray | None = None) -> PreferenceRows:
         """The rows of a split, with these log-likelihoods."""

@@ -1,5 +1,6 @@
 """Packing of encoder inputs, `[CLS] text [SEP]`, with labels: several texts per row."""
 
+import functools
 from abc import abstractmethod
 from collections.abc import Sequence
 
@@ -7,6 +8,7 @@ import numpy as np
 
 from transformer.data.cache.token_cache import TokenCache
 from transformer.data.pairs.pair_packing import laid_out, pack, ranges
+from transformer.data.sources.base import tallied
 from transformer.data.text.long_texts import count_excerpts, excerpt
 from transformer.data.tokenization.special_tokens import SpecialTokens
 from transformer.errors import UserError
@@ -41,9 +43,18 @@ class EncoderRows:
             length,
         )
         self._lengths_n = lengths_n
-        whole = self._lengths_n[kept] == length  # each fills a row of its own
-        self._rows = [*kept[whole, None], *pack(self._lengths_n[:, None], kept[~whole], [length])]
-        self.most = max(map(len, self._rows))
+
+    @functools.cached_property
+    def _rows(self) -> list[np.ndarray]:
+        """The texts of each row."""
+        kept, lengths_n, length = self.kept, self._lengths_n, self.sequence_length
+        whole = lengths_n[kept] == length  # each fills a row of its own
+        return [*kept[whole, None], *pack(lengths_n[:, None], kept[~whole], [length])]
+
+    @functools.cached_property
+    def most(self) -> int:
+        """The largest number of texts in a row."""
+        return max(map(len, self._rows))
 
     @abstractmethod
     def texts(self, index: int) -> Sequence[np.ndarray]:
@@ -102,8 +113,7 @@ class PackedTexts(EncoderRows):
     the text of each window.
 
     `numbers` are the numbers of the texts that are read; by the number of a text, `label_n` has labels and
-    `windows_n` the number of excerpts. `skipped` and `long` count texts that are left out, and texts longer
-    than a row that are not.
+    `windows_n` the number of excerpts. `tally` counts texts that are left out or truncated.
 
     Raises:
       UserError: a text that is too long, with `too_long` "refuse"; no text is left.
@@ -135,10 +145,11 @@ class PackedTexts(EncoderRows):
                 f"data.sequence_length is {sequence_length}"
             )
         left_out_n = empty_n | long_n if too_long == "skip" else empty_n
-        self.skipped, self.long = int(left_out_n.sum()), int((long_n & ~left_out_n).sum())
         if left_out_n.all():
             raise UserError(f"no text is left of {len(total_n)}: each is empty or too long")
         self.numbers = np.flatnonzero(~left_out_n)
+        long = {"skip": "too long", "windows": "read in several windows"}.get(too_long, "truncated")
+        self.tally = tallied(len(self.numbers), {"empty": empty_n.sum(), long: long_n.sum()}, "packed")
         self.windows_n = np.ones(len(total_n), np.int64)
         if too_long == "windows":
             for number in np.flatnonzero(long_n).tolist():

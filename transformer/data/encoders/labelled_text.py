@@ -11,9 +11,10 @@ import numpy as np
 from transformer.config import Bound, Nonnegative
 from transformer.data.cache.disk_cache import build_once, digest, load_values
 from transformer.data.cache.token_cache import TokenCache
-from transformer.data.corpus import Corpus, CorpusConfig, naming
+from transformer.data.corpus import CorpusConfig, naming
 from transformer.data.encoders.encoder_packing import PackedTexts
 from transformer.data.encoders.labels import count_labels, find_labels, number_labels
+from transformer.data.packed_corpus import PackedCorpus
 from transformer.data.sources import Source
 from transformer.data.text.long_texts import TooLong, count_excerpts, excerpt
 from transformer.data.tokenization.special_tokens import SpecialTokens
@@ -52,7 +53,7 @@ class LabelledDataConfig(CorpusConfig):
         return super().idle() | unread
 
 
-class LabelledData(Corpus):
+class LabelledData(PackedCorpus):
     """The labelled texts of a config; raises as `Corpus`, and if the labels are unusable."""
 
     config: LabelledDataConfig

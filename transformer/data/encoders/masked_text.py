@@ -1,9 +1,9 @@
 """Text for masked language modelling: from a config's `data` group to batches."""
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 
@@ -13,7 +13,9 @@ from transformer.data.encoders.encoder_packing import EncoderRows
 from transformer.data.encoders.masking import Masking, WordBoundaries
 from transformer.data.encoders.next_sentence import NextSentencePairs
 from transformer.data.loader import DataLoader
+from transformer.data.packed_corpus import PackedCorpus
 from transformer.data.pairs.pair_packing import ranges
+from transformer.data.sources.base import tallied
 from transformer.data.text.packed_text import TextData, TextDataConfig
 from transformer.data.tokenization.special_tokens import SpecialTokens
 from transformer.data.tokenization.tokenizers import Tokenizer
@@ -40,6 +42,7 @@ class Chunks(EncoderRows):
         self.cache = cache
         self._spans_n2 = _cut(cache, length - 2)
         sizes_n = np.diff(self._spans_n2)[:, 0]
+        self.tally = tallied(len(sizes_n), {"empty": (np.diff(cache.offsets) <= 2).sum()}, "packed")
         super().__init__(
             sizes_n + 2, np.zeros(len(sizes_n), np.int32), np.arange(len(sizes_n)), special_tokens, length
         )
@@ -54,7 +57,7 @@ class Chunks(EncoderRows):
         return self.cache.document_at(self._spans_n2[index, 0])
 
 
-class MaskedData(TextData):
+class MaskedData(PackedCorpus, TextData):
     """The text of a config in rows with masked tokens; raises as `Corpus`."""
 
     config: MaskedDataConfig
@@ -80,6 +83,11 @@ class MaskedData(TextData):
             chunks_n2 = _cut(cache, length - 3)
             return NextSentencePairs(cache, self.words, self.special_tokens, length, chunks_n2, seed)
         return Chunks(cache, self.special_tokens, length)
+
+    def packings(self, split: str) -> Iterator[tuple[str, Any]]:
+        """See `PackedCorpus`; each source of a mixture is packed by itself."""
+        for part in self.parts(split).values():
+            yield part.source(split).name, part.rows(split)
 
     def loader(self, split: str, batch_size: int, *, seed: int = 0, **options) -> DataLoader:
         """Batches of a split, with new sentence pairs in each epoch and new masks each time a row is

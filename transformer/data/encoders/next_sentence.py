@@ -8,6 +8,7 @@ import numpy as np
 from transformer.data.cache.token_cache import TokenCache
 from transformer.data.encoders.encoder_packing import EncoderRows
 from transformer.data.encoders.masking import WordBoundaries
+from transformer.data.sources.base import tallied
 from transformer.data.tokenization.special_tokens import SpecialTokens
 from transformer.errors import UserError
 
@@ -27,8 +28,8 @@ class NextSentencePairs(EncoderRows):
     than the shortest. If a document has more than half of a group, some pairs with label 0 are from the same
     document.
 
-    Labels and exchanges are a function of (seed, epoch); the packing is the same in all epochs. `skipped` is
-    the number of chunks in which no second word starts, which are left out.
+    Labels and exchanges are a function of (seed, epoch); the packing is the same in all epochs. Chunks in
+    which no second word starts are left out; `tally` counts them, and second texts that are truncated.
 
     Raises:
       UserError: there is only one document, or fewer than two chunks can be divided.
@@ -59,7 +60,6 @@ class NextSentencePairs(EncoderRows):
         possible = highest_n > lowest_n
         if possible.sum() < 2:
             raise UserError("data.next_sentence: fewer than two texts have two words")
-        self.skipped = int((~possible).sum())
         starts_n, ends_n, lowest_n, highest_n = (
             each[possible] for each in (starts_n, ends_n, lowest_n, highest_n)
         )
@@ -77,7 +77,10 @@ class NextSentencePairs(EncoderRows):
         # In a group of several lengths all second texts are truncated: an untruncated one could be told from
         # its end and from the length of the pair.
         cut_g = np.where(least_g < most_g, np.maximum(least_g - 1, 1), most_g)
+        whole_n = sizes_n.copy()
         sizes_n[self._order] = np.repeat(cut_g, self._sizes_g)
+        counts = {"truncated": (sizes_n < whole_n).sum(), "no second word": len(possible) - n}
+        self.tally = tallied(n, counts | {"empty": len(cache.offsets) - 1 - len(documents)}, "packed")
         self.firsts_n2 = np.stack([starts_n, middles_n], axis=1)
         self.seconds_n2 = np.stack([middles_n, middles_n + sizes_n], axis=1)
         lengths_n = middles_n + sizes_n - starts_n + 3

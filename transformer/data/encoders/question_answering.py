@@ -8,11 +8,13 @@ from typing import Literal
 import numpy as np
 
 from transformer.config import Positive
-from transformer.data.corpus import Corpus, CorpusConfig
+from transformer.data.corpus import CorpusConfig
 from transformer.data.encoders.encoder_packing import EncoderRows
 from transformer.data.encoders.question_cache import Fields, Question, QuestionCache, read_all
 from transformer.data.line_escapes import escape, unescape
+from transformer.data.packed_corpus import PackedCorpus
 from transformer.data.sources import Source
+from transformer.data.sources.base import tallied
 from transformer.data.tokenization.special_tokens import SpecialTokens
 from transformer.data.tokenization.tokenizers import Tokenizer
 from transformer.errors import UserError
@@ -70,10 +72,8 @@ class SpanRows(EncoderRows):
         question_length: int,
         stride: int,
     ) -> None:
-        """`length` is the length of a row; questions are truncated to `question_length`, which `cut`
-        counts."""
+        """`length` is the length of a row; questions are truncated to `question_length`."""
         self.cache, self._question_length = cache, question_length
-        self.cut = int((cache.questions.sizes > question_length).sum())
         asked_n = np.minimum(cache.questions.sizes, question_length)
         found = [
             (i, first, last, *_target(cache.answers[i], first, last, asked_n[i] + 2))
@@ -81,7 +81,12 @@ class SpanRows(EncoderRows):
             for first, last in windows(cache.contexts.sizes[context], length - 3 - asked_n[i], stride)
         ]
         self._windows_w5 = np.array(found, np.int32)
-        self.answered = float((self._windows_w5[:, 3] > 0).mean())
+        answered_w = self._windows_w5[:, 3] > 0
+        self.answered = float(answered_w.mean())
+        within = np.unique(self._windows_w5[answered_w, 0])
+        counts = {"truncated": int((cache.questions.sizes > question_length).sum())}
+        counts["without the answer in one window"] = int((cache.answers.sizes > 0).sum()) - len(within)
+        self.tally = tallied(len(cache), counts | cache.skipped, "packed")
         lengths_w = asked_n[self._windows_w5[:, 0]] + 3 + np.diff(self._windows_w5[:, 1:3])[:, 0]
         every = np.arange(len(found), dtype=np.int32)
         super().__init__(lengths_w, every, every, special_tokens, length)
@@ -141,7 +146,7 @@ class QuestionWindows:
         return self.context[start:end].strip()
 
 
-class SpanData(Corpus):
+class SpanData(PackedCorpus):
     """The questions of a config; raises as `Corpus` and `Question.read`."""
 
     config: SpanDataConfig

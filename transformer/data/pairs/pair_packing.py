@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from transformer.data.cache.token_cache import TokenCache
+from transformer.data.sources.base import tallied
 from transformer.errors import UserError
 
 OPEN = 64
@@ -29,8 +30,8 @@ class PackedPairs:
     - `bytes`: int32, the number of UTF-8 bytes of each target token.
 
     The order of pairs depends on the seed. Pairs with an empty side are left out. Pairs longer than a row are
-    truncated, left out or an error, by `too_long`. `skipped` and `cut` count them. A truncated source keeps
-    its `[eos]`; a truncated target has none, so that the model does not learn to stop there.
+    truncated, left out or an error, by `too_long`. `tally` counts them. A truncated source keeps its `[eos]`;
+    a truncated target has none, so that the model does not learn to stop there.
 
     Raises:
       UserError: a pair that is too long, with `too_long` "refuse"; no pair is left.
@@ -63,12 +64,13 @@ class PackedPairs:
                 f"{source_length} and data.target_length {target_length}"
             )
         left_out_n = empty_n | long_n if too_long == "skip" else empty_n
-        self.skipped, self.cut = int(left_out_n.sum()), int((long_n & ~left_out_n).sum())
-        self.pairs = len(lengths_n2) - self.skipped
+        self._kept, self._seed = np.flatnonzero(~left_out_n), seed
+        self.pairs = len(self._kept)
         if not self.pairs:
             raise UserError(f"no pair is left of {len(lengths_n2)}: each is empty or too long")
+        long = "too long" if too_long == "skip" else "truncated"
+        self.tally = tallied(self.pairs, {"one side is empty": empty_n.sum(), long: long_n.sum()}, "packed")
         self._lengths_n2 = np.minimum(lengths_n2, most)
-        self._rows = self._pack(np.flatnonzero(~left_out_n), seed)
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -79,8 +81,10 @@ class PackedPairs:
         kept = np.concatenate(self._rows)
         return 1 - self._lengths_n2[kept].sum() / (len(self) * (self.source_length + self.target_length))
 
-    def _pack(self, pairs: np.ndarray, seed: int) -> list[np.ndarray]:
-        return pack(self._lengths_n2, pairs, [self.source_length, self.target_length], seed)
+    @functools.cached_property
+    def _rows(self) -> list[np.ndarray]:
+        """The pairs of each row."""
+        return pack(self._lengths_n2, self._kept, [self.source_length, self.target_length], self._seed)
 
     def batch(self, rows: np.ndarray) -> dict[str, np.ndarray]:
         """The rows with these indices, stacked; index -1 is a row of padding."""
@@ -135,9 +139,10 @@ class JoinedPairs(PackedPairs):
         super().__init__(*arguments, **options)
         self.loss_on = loss_on
 
-    def _pack(self, pairs: np.ndarray, seed: int) -> list[np.ndarray]:
+    @functools.cached_property
+    def _rows(self) -> list[np.ndarray]:
         both_n1 = self._lengths_n2.sum(axis=1, keepdims=True)
-        return pack(both_n1, pairs, [self.source_length + self.target_length], seed)
+        return pack(both_n1, self._kept, [self.source_length + self.target_length], self._seed)
 
     def batch(self, rows: np.ndarray) -> dict[str, np.ndarray]:
         """The rows with these indices, stacked; index -1 is a row of padding."""

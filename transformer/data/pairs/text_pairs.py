@@ -11,8 +11,9 @@ import numpy as np
 from transformer.config import Bound, Rate
 from transformer.data.cache.disk_cache import digest
 from transformer.data.cache.token_cache import BLANK, TokenCache
-from transformer.data.corpus import Corpus, CorpusConfig, counted, naming
+from transformer.data.corpus import CorpusConfig, counted, naming
 from transformer.data.loader import DataLoader
+from transformer.data.packed_corpus import PackedCorpus
 from transformer.data.pairs.pair_packing import JoinedPairs, PackedPairs, RepackedPairs
 from transformer.data.sources import Source
 from transformer.data.tokenization.bpe_dropout import Segmentations
@@ -76,7 +77,7 @@ class PairDataConfig(CorpusConfig):
     bpe_dropout: Rate = 0.0
 
 
-class PairData(Corpus):
+class PairData(PackedCorpus):
     """The pairs of a config, whose sides share a vocabulary; raises as `Corpus`."""
 
     config: PairDataConfig
@@ -200,16 +201,8 @@ class PairData(Corpus):
         return "; ".join(counts)
 
     def described(self, rows: Any) -> list[str]:
-        """The number of pairs of packed rows, the share of padding, and how many are truncated or left
-        out."""
-        c = self.config
-        lines = [f"{rows.pairs:,} training pairs in {len(rows):,} rows, {rows.padding:.1%} of them padding"]
-        if rows.cut:
-            most = f"{c.source_length} source or {c.target_length} target tokens"
-            lines.append(f"{rows.cut:,} pairs are longer than {most}: they are truncated")
-        if rows.skipped:
-            lines.append(f"{rows.skipped:,} pairs are left out: one side is empty or too long")
-        return lines
+        """The number of pairs of packed rows, and the share of padding."""
+        return [f"{rows.pairs:,} training pairs in {len(rows):,} rows, {rows.padding:.1%} of them padding"]
 
     def inputs(self, split: str) -> Iterator[str]:
         """The sources of a split."""

@@ -175,9 +175,13 @@ class Source(ABC):
             yield from self.pieces(index)
 
 
-def tallied(read: int, left_out: Mapping[str, int]) -> dict[str, int]:
-    """How many records are "read", and reason -> how many are left out, for the reasons that there are."""
-    return {"read": read} | {reason: int(count) for reason, count in left_out.items() if count}
+KEPT = ("read", "packed", "truncated", "read in several windows", "without the answer in one window")
+"""The names by which a tally counts records that are kept; others are reasons why records are left out."""
+
+
+def tallied(count: int, others: Mapping[str, int], what: str = "read") -> dict[str, int]:
+    """A tally: what -> how many records are read or packed, and of `others` those counts that are not 0."""
+    return {what: count} | {name: int(number) for name, number in others.items() if number}
 
 
 def check_text(text: str, place: Callable[[], str], field: str = "") -> None:
@@ -280,4 +284,8 @@ def keys_of(
         [(value if isinstance(value, str) else WRITE(deciding(value))).strip() for value in column]
         for column in columns
     ]
-    return [key.encode("utf-8", "surrogatepass") for key in map("\0".join, zip(*texts, strict=True))]
+    keys = texts[0] if len(texts) == 1 else [*map("\0".join, zip(*texts, strict=True))]
+    try:
+        return [*map(str.encode, keys)]
+    except UnicodeEncodeError:  # half of a surrogate pair
+        return [key.encode("utf-8", "surrogatepass") for key in keys]
