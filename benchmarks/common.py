@@ -217,7 +217,7 @@ def is_peer(name: str) -> bool:
 
 
 def ratio(ours: Contestant, other: Contestant) -> float:
-    """How many times faster `ours` is: the median ratio over pairs of consecutive calls."""
+    """Speed of `ours` relative to another: the median ratio over pairs of consecutive calls."""
     return statistics.median(b / a for a, b in zip(ours.seconds, other.seconds, strict=True))
 
 

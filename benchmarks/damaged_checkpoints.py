@@ -1,4 +1,4 @@
-"""How much damage of a checkpoint is noticed.
+"""Damaged checkpoints: the share of damage that is noticed.
 
     python -m benchmarks.damaged_checkpoints [--trials 200] [--seed 0]
 
@@ -53,7 +53,7 @@ DAMAGES = {damage.__name__: damage for damage in (flip, cut, zero, delete)}
 
 
 def outcome(folder: Path, abstract, saved) -> str:
-    """What becomes of a damaged checkpoint."""
+    """The outcome of opening a damaged checkpoint."""
     try:
         with Checkpoints(folder, write=False) as checkpoints:
             restored = jax.device_get(checkpoints.restore(abstract))

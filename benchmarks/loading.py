@@ -1,4 +1,4 @@
-"""How fast batches are made: tokens per second of the loaders of some configs, on one thread.
+"""Speed of making batches: tokens per second of the loaders of some configs, on one thread.
 
     python -m benchmarks.loading [--cases lm translation ...] [--repeats 50]
     python -m benchmarks.loading --megabytes 1 4 16 [--sources jsonl parquet ...]

@@ -1,4 +1,4 @@
-"""What measuring every layer adds to a training step.
+"""The cost of measuring every layer in a training step.
 
     python -m benchmarks.measured_steps [--config=configs/lm.py] [--repeats 20]
 

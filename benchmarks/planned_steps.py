@@ -1,4 +1,4 @@
-"""What `--mode=plan` says of a train step, and what the step takes on the devices of this machine.
+"""Plans of `--mode=plan` compared with train steps on the devices of this machine.
 
     python -m benchmarks.planned_steps [--cases gpt2 llama_1b ...] [--repeats 20]
 

@@ -1,4 +1,4 @@
-"""How often a document that does not belong is found: by a spike of the loss, then by the loss of each.
+"""Finding a document that does not belong: by a spike of the loss, then by the loss of each.
 
     python -m benchmarks.planted_document [--trials=100]
 

@@ -1,4 +1,4 @@
-"""How often the intervals of `--mode=scaling` hold the truth, in studies drawn from known laws.
+"""Coverage of the intervals of `--mode=scaling`, in studies drawn from known laws.
 
     python -m benchmarks.scaling_intervals
 

@@ -1,4 +1,4 @@
-"""How often the test of `--mode=compare` is wrong, and how many pairs it needs, on drawn differences.
+"""Error rate of the test of `--mode=compare`, and the pairs that it needs, on drawn differences.
 
     python -m benchmarks.sequential_test
 

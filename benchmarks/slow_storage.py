@@ -1,4 +1,4 @@
-"""How long training waits for checkpoints on slow storage.
+"""Time that training waits for checkpoints on slow storage.
 
     python -m benchmarks.slow_storage [--kilobytes=50] [--latency=0.05] [--steps=20000] [--every=100]
 

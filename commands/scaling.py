@@ -199,8 +199,8 @@ def said(study: "Study") -> Iterator[str]:
 
 
 def between_seeds(runs: Sequence[dict[str, Any]]) -> Iterator[str]:
-    """How much runs differ that differ in their seed alone, if there are any: what they differ by from the
-    law beyond that is the law's fault."""
+    """The spread of runs that differ in their seed alone, if there are any. A larger distance from the law is
+    an error of the law."""
     groups: dict[tuple[float, int], list[float]] = {}
     for value in runs:
         groups.setdefault((value["budget"], value["depth"]), []).append(math.log(value["loss"]))

@@ -24,12 +24,12 @@ FILES = {
     for kind, code in BLOCKS
     if kind == "python" and (match := re.match(r"# (\w\S*\.py)\n", code))
 }
-ADDITIONS = {
-    match[1]: code.partition("\n")[2]
+ADDITIONS = [
+    (match[1], code.partition("\n")[2])
     for kind, code in BLOCKS
     if kind == "python" and (match := re.match(r"# in (\S+)\n", code))
-}
-COMMANDS = [shlex.split(code) for kind, code in BLOCKS if kind == "bash"]
+]
+COMMANDS = [shlex.split(line) for kind, code in BLOCKS if kind == "bash" for line in code.splitlines()]
 
 RUN_ALL = """
 import gc, json, sys
@@ -77,7 +77,7 @@ def extended(tmp_path_factory):
     for name, code in FILES.items():
         assert not (copy / name).exists()
         (copy / name).write_text(code)
-    for name, code in ADDITIONS.items():
+    for name, code in ADDITIONS:
         add(copy / name, code)
     text = runs.write_corpus(copy / "text")
     letters = mailbox.mbox(copy / "letters.mbox")
@@ -105,7 +105,7 @@ def metrics(folder: Path) -> dict:
 
 
 def test_the_page_has_the_recipes_it_should_have():
-    assert len(COMMANDS) == 12 and len(FILES) == 12 and len(ADDITIONS) == 11
+    assert len(COMMANDS) == 19 and len(FILES) == 17 and len(ADDITIONS) == 16
     assert all(command[:2] == ["python", "launch.py"] for command in COMMANDS)
 
 
@@ -113,7 +113,8 @@ def test_the_page_has_the_recipes_it_should_have():
 def test_each_recipe_trains(extended):
     config = {}
     names = ("kerple", "moving_average", "by_head", "lion", "mbox", "unigram", "ratio", "poly", "norms")
-    for run in (*names, "status", "confidence_penalty"):
+    added = ("dynamic_tanh", "reglu", "square_root", "seed_oss", "waves")
+    for run in (*names, *added, "status", "confidence_penalty"):
         assert metrics(extended / "runs" / run)["step"] == 2
         config[run] = json.loads((extended / "runs" / run / "config.json").read_text())
     assert config["kerple"]["model"]["position"] == "kerple"
@@ -124,6 +125,14 @@ def test_each_recipe_trains(extended):
     assert config["unigram"]["data"]["tokenizer"] == "unigram"
     assert "generate/length_ratio" in metrics(extended / "runs" / "ratio")
     assert config["poly"]["loss"]["arguments"] == {"epsilon": 2}
+    assert config["dynamic_tanh"]["model"]["norm"] == "dynamic_tanh"
+    assert config["reglu"]["model"]["feed_forward"] == "reglu"
+    assert config["square_root"]["optimizer"]["schedule"] == "square_root"
+    assert config["waves"]["experiment"] == "waves" and metrics(extended / "runs" / "waves")["eval/loss"] > 0
+    published = json.loads((extended / "models/seed_oss/config.json").read_text())
+    assert published["model_type"] == "seed_oss" and published["attention_bias"]
+    imported = json.loads((extended / "runs/imported/config.json").read_text())
+    assert imported["model"]["qkv_bias"] and imported["model"]["feed_forward"] == "swiglu"
     assert metrics(extended / "runs" / "norms")["parameters/norm"] > 0
     status, written = (extended / "runs" / "status" / name for name in ("status.json", "metrics.jsonl"))
     finite = {name for line in written.read_text().splitlines() for name in json.loads(line)}
@@ -166,6 +175,21 @@ def test_recipes_are_as_short_as_promised():
     assert lines["transformer/training/losses/poly.py"] <= 20
     assert lines["experiments/parameter_norm.py"] <= 25
     assert lines["experiments/confidence_penalty.py"] <= 80
+    assert lines["experiments/waves.py"] <= 110
+    assert lines["transformer/layers/dynamic_tanh.py"] <= 30
+    assert lines["transformer/training/optim/square_root.py"] <= 25
+
+
+def test_the_index_names_every_family_and_every_recipe():
+    """The first table of the page, by its links and dictionaries."""
+    recipes = re.findall(r"^## (An? .*)$", PAGE, re.MULTILINE)
+    index = PAGE.partition("## Where does my line go?")[2].partition("\n## ")[0]
+    for recipe in recipes:
+        assert f"](#{recipe.lower().replace(' ', '-')})" in index, recipe
+    dictionaries = {re.search(r"^([A-Z_]+) = \{", code, re.MULTILINE)[1] for _, code in ADDITIONS}
+    assert dictionaries <= set(re.findall(r"`([A-Z_]+)`", index))
+    for place in re.findall(r"`((?:transformer|commands|workdir|experiments)/[\w/.]*)`", index):
+        assert (runs.ROOT / place).exists(), place
 
 
 @pytest.mark.thorough

@@ -20,6 +20,9 @@ INSTEAD = {
 ALLOWED = ('"anew"', "`anew`")
 """Parts of lines with a key of fork.json."""
 
+CIRCLING = re.compile(r'^\s*"""(What|How) ')
+"""Docstrings that circle the thing in place of naming it."""
+
 
 def lines(*patterns: str) -> list[tuple[str, str]]:
     names = subprocess.run(
@@ -44,3 +47,9 @@ def test_no_line_has_it(pattern):
         if re.search(pattern, line) and not any(part in line for part in ALLOWED)
     ]
     assert not found, f"write: {INSTEAD[pattern]}"
+
+
+def test_docstrings_begin_with_the_name_of_the_thing():
+    """But for those of tests, which are sentences."""
+    code = [(place, line) for place, line in LINES if not place.startswith("tests/")]
+    assert [f"{place}: {line.strip()}" for place, line in code if CIRCLING.search(line)] == []

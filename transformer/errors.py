@@ -14,7 +14,7 @@ class UnknownMember(UserError):
 
 
 class Recoverable(UserError):
-    """What ended training can be set right in the run's folder, so that the same command continues."""
+    """Training ended with an error that can be set right in the run's folder; the same command continues."""
 
 
 class MeshError(UserError):
@@ -22,7 +22,7 @@ class MeshError(UserError):
 
 
 class StorageError(Exception):
-    """What had to be written could not be, by no mistake in the command: it continues when it is given again.
+    """A write failed, through no mistake in the command, which continues when it is given again.
     The message is one line; `launch.py` prints it and exits with code 1."""
 
 

@@ -9,11 +9,11 @@ from typing import Any
 from transformer.errors import UserError
 
 UNUSABLE = re.compile(r"[*?[\ud800-\udfff]")
-"""What is a pattern to orbax, or stands for a byte that is not UTF-8."""
+"""Characters that are a pattern to orbax, or stand for a byte that is not UTF-8."""
 
 
 REMOTE = re.compile(r"[A-Za-z][\w+.-]*://")
-"""What an address of another system has: gs://bucket, s3://bucket, https://host."""
+"""The beginning of an address of another system: gs://bucket, s3://bucket, https://host."""
 
 HUB = "hf:"
 """Prefix of a folder of Hugging Face transformers, where a run may be named too."""

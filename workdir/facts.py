@@ -25,7 +25,7 @@ def write(run: Run, folder: Workdir, lines: Iterable[str], path: Path) -> Path:
 
 
 def facts(run: Run, folder: Workdir, lines: Iterable[str] = ()) -> Facts:
-    """What the report says of a run in addition to the files in its folder."""
+    """The facts in the report of a run that are not in the files of its folder."""
     config: Any = run.config
     size = sum(leaf.size for leaf in jax.tree.leaves(run.abstract.params))
     tokens = config.train.steps * config.train.batch_size * run.experiment.tokens_per_example

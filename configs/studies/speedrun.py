@@ -82,7 +82,7 @@ WITHOUT: list[Setting] = [
     {"optimizer.name": "contrib.muon"},
     {"optimizer.schedule": "cosine", "optimizer.decay_steps": 0},
 ]
-"""What takes one ingredient out of the modern recipe; AdamW has a learning rate of its own."""
+"""Changes that each take one ingredient out of the modern recipe; AdamW has a learning rate of its own."""
 
 TINY = lm.TINY | {
     "model": lm.TINY["model"] | {"num_layers": 2},

@@ -177,8 +177,8 @@ class Corpus(SplitData):
         """The fields of a record that a model reads; records equal in them are in one split."""
 
     def asked(self, split: str) -> Sequence[Source]:
-        """What a model answers: the fields of the input of all records, also of those without a target; null
-        is the empty text."""
+        """The inputs that a model answers: their fields of all records, also those without a target; null is
+        the empty text."""
         return [self.open(split, field, fields=self.reads, optional=self.reads) for field in self.reads]
 
     def conditions(self, split: str) -> Sequence[Source]:

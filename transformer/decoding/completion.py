@@ -58,8 +58,8 @@ class ContextWindow:
         return jnp.array([self.eos_id, *self.further], jnp.int32) if self.further else self.eos_id
 
     def room(self, read: int, wanted: int) -> int:
-        """How many of `wanted` new tokens can be drawn after `read` tokens; the last token in a rolling
-        window is never read."""
+        """The number of `wanted` new tokens that can be drawn after `read` tokens; the last token in a
+        rolling window is never read."""
         return min(wanted, self.length + 1 - read) if self.rolling else wanted
 
 

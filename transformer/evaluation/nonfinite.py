@@ -35,8 +35,8 @@ class Place:
 
 @dataclasses.dataclass(frozen=True)
 class Finding:
-    """What is not finite first: the output `forward`; or if all are finite, the `loss`; or if it is finite,
-    going back from it, the gradient of the output `backward`, which follows that of `after`."""
+    """The first value that is not finite: the output `forward`; or if all are finite, the `loss`; or if it is
+    finite, going back from it, the gradient of the output `backward`, which follows that of `after`."""
 
     forward: Place | None = None
     loss: bool = False
@@ -139,8 +139,8 @@ def _observed(value: jax.Array, rows: int, note: Callable, note_gradient: Callab
 def first_nonfinite(
     experiment: Experiment, params: Params, batch: Batch, carry: Any, rng: jax.Array, parts: int
 ) -> Finding:
-    """What is not finite first in the loss of a batch, or in its gradient, as `make_train_step` computes them
-    with `parts` microbatches; rows are numbered as in the batch."""
+    """The first value that is not finite in the loss of a batch or in its gradient, as `make_train_step`
+    computes them with `parts` microbatches; rows are numbered as in the batch."""
     weights = experiment.weigh(batch)
     whole = split_rows((dict(batch), carry), parts)
     for part in range(parts):

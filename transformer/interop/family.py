@@ -102,7 +102,7 @@ def no_keys(config: Any) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Family:
-    """How models with one `model_type` in config.json are read and written.
+    """Reads and writes models with one `model_type` in config.json.
 
     - `experiment`: the objective that they are trained with here, and `also` others of such models;
     - `architecture`: the class of transformers that an exported model names;

@@ -43,7 +43,7 @@ without effect."""
 
 @dataclass(frozen=True)
 class Generation:
-    """What a folder says of how its model writes texts; a `paired` one is an encoder-decoder."""
+    """The settings in a folder for writing texts; a `paired` model is an encoder-decoder."""
 
     values: Mapping[str, Any]
     tokenizer: Tokenizer

@@ -58,7 +58,7 @@ class HubFolder:
 
     @property
     def remarks(self) -> list[str]:
-        """What its user should know: which keys are left out, and which labels are told apart by numbers."""
+        """Remarks for its user: keys that are left out, and labels that are told apart by numbers."""
         names = {*self._names} if self.labels else set()
         numbers = [label for label in self.labels or () if label not in names]
         said = {"ignored": map(shown_key, self.ignored), "classes of one name": map(repr, numbers)}

@@ -41,7 +41,7 @@ def parse_object(text: bytes, path: Path) -> dict[str, Any]:
 
 
 def as_list(value: Any) -> list[Any]:
-    """What a field has that may be one value or a list of them: `"eos_token_id": 2` is `[2]`, null `[]`."""
+    """The values of a field that may be one value or a list: `"eos_token_id": 2` is `[2]`, null `[]`."""
     return value if isinstance(value, list) else [] if value is None else [value]
 
 

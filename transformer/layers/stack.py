@@ -39,7 +39,7 @@ REMAT: dict[str, Callable | None] = {
     "attention": policies.save_only_these_names(SAVED),
     "offload": policies.offload_dot_with_no_batch_dims("device", HOST),
 }
-"""What the forward pass saves for the backward pass: everything; only the inputs of blocks; all matrix
+"""Values that the forward pass saves for the backward pass: everything; only the inputs of blocks; all matrix
 products; only products with weights, which have no batch axis; the outputs of attention kernels; or the
 products with weights, in host memory (Chen et al. 2016, "Training deep nets with sublinear memory cost")."""
 

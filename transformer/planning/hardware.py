@@ -95,7 +95,7 @@ TO_COMPILE = {
     "TPU_ACCELERATOR_TYPE": "v5litepod-16",  # any: without one libtpu complains
     "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
 }
-"""What the environment must say to compile for TPUs that are not there."""
+"""Environment variables with which TPUs that are not there can be compiled for."""
 
 
 def prepare(topology: str) -> None:

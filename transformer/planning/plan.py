@@ -19,7 +19,7 @@ from transformer.training.run import Run
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """What one train step needs on each device and takes.
+    """Memory and time of one train step on each device.
 
     `model_flops` are those of the model on one device, as MFU counts them (see `train_flops_per_token`):
     without rematerialisation, and with attention to all tokens of a row, also where a causal kernel leaves

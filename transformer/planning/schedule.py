@@ -40,7 +40,7 @@ class Moved:
 
 @dataclasses.dataclass(frozen=True)
 class Schedule:
-    """What one device does in a step, at the full rates of its data sheet.
+    """The work of one device in a step, at the full rates of its data sheet.
 
     `seconds` are `products` + `memory` (instructions that are bound by products, or by reading and writing
     memory) + `exposed` (waiting for the network). Unknown times are 0.
@@ -85,7 +85,7 @@ class _Time:
 
 
 def schedule(program: Program, chip: Chip | None, devices: Sequence[Any], attention_flops: float) -> Schedule:
-    """What a device does in one run of a program on `devices`, in the order of its mesh.
+    """The work of a device in one run of a program on `devices`, in the order of its mesh.
 
     `attention_flops` are those of the forward pass of all layers' attention on one device, for kernels whose
     products are not in the program.
@@ -196,7 +196,7 @@ def _is_kernel(each: Instruction) -> bool:
 
 
 def _rendezvous(each: Instruction) -> str:
-    """What the send and the receive of a transfer between slices have in common, or ""."""
+    """The name that the send and the receive of a transfer between slices share, or ""."""
     return each.attribute(r'_xla_host_transfer_rendezvous="([^"]*)"')
 
 

@@ -90,7 +90,7 @@ def results(prefix: str, evaluator: Evaluator, params: Params) -> dict[str, floa
 
 
 def numbers(who: str, found: object, prefix: str = "") -> dict[str, float]:
-    """What an evaluator or a hook has found as floats, by names with a prefix.
+    """The results of an evaluator or a hook as floats, by names with a prefix.
 
     Raises:
       UserError: they are not numbers by name.

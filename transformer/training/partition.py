@@ -15,7 +15,7 @@ REPLICATED = "replicated"
 """The logical axis of parameters that are meant to be whole on every device."""
 
 TOKEN_BYTES = 8
-"""What a token takes at least in a batch on a device: its id and its target."""
+"""Bytes of a token in a batch on a device, at least: its id and its target."""
 
 MOST = 0.02
 """The share of the bytes of parameters that may be whole on every device although others are divided."""

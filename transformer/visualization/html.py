@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
-"""What a browser may load for a page: no scripts, and nothing from elsewhere. Escaping comes first."""
+"""The policy of a page for browsers: no scripts, and nothing from elsewhere. Escaping comes first."""
 
 STYLE = """
 :root { color-scheme: light dark; --back: #ffffff; --text: #1f2733; --muted: #667080; --line: #e3e6eb;

@@ -1,4 +1,4 @@
-"""What a run takes from the run whose parameters it starts from: the keys with which they compute the same
+"""Inheritance from the run whose parameters a run starts from: the keys with which they compute the same
 function, and the tokenizer."""
 
 from collections.abc import Iterable, Mapping

@@ -32,7 +32,7 @@ PLAIN = (
 """The template `plain`: no text can end a message, because the end token is never encoded from text."""
 
 ABSENT = {"tools": None, "documents": None}
-"""What templates ask for and no conversation has here; they test it with `is not none`."""
+"""Variables that templates ask for and no conversation has here; they test it with `is not none`."""
 
 
 @dataclass(frozen=True)

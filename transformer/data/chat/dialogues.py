@@ -52,7 +52,7 @@ class Dialogues(Source):
 
     @functools.cached_property
     def tally(self) -> Mapping[str, int]:  # type: ignore[override]
-        """That of the records."""
+        """The tally of the records."""
         return self._parts[0].tally
 
     def place(self, index: int) -> str:

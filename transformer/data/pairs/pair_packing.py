@@ -154,7 +154,7 @@ class JoinedPairs(PackedPairs):
         begin_m, end_m = self.sources.offsets[pair_m], self.sources.offsets[pair_m + 1]
 
         def read(name: str, later: int) -> np.ndarray:
-            """What the caches have for each place, or for the one after it."""
+            """The values of the caches at each place, or at the one after it."""
             here_m = step_m + later
             first_m = np.where(here_m < source_m, begin_m + here_m, end_m - 1)
             second_m = self.targets.offsets[pair_m] + np.maximum(here_m - source_m, 0)

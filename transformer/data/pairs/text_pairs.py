@@ -46,7 +46,7 @@ class Side(Source):
 
     @functools.cached_property
     def tally(self) -> Mapping[str, int]:  # type: ignore[override]
-        """That of the records."""
+        """The tally of the records."""
         return self._parts[0].tally
 
     def place(self, index: int) -> str:

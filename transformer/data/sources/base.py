@@ -119,7 +119,7 @@ class Source(ABC):
     name: str
     field: str = "text"
     tally: Mapping[str, int] = types.MappingProxyType({})
-    """What is read and left out in all splits together, as `tallied`; {} if nothing can be left out."""
+    """Counts of records read and left out in all splits, as `tallied`; {} if nothing can be left out."""
 
     @abstractmethod
     def __len__(self) -> int: ...

@@ -16,7 +16,7 @@ from transformer.data.sources.record_files import Block, RecordFiles
 from transformer.errors import UserError
 
 SEPARATORS = ",\t;"
-"""What may separate values: a tab where Excel or pandas are asked for it, a semicolon where numbers have the
+"""Separators of values: a tab where Excel or pandas are asked for it, a semicolon where numbers have the
 comma."""
 
 LONGEST = 2**31 - 1
@@ -93,7 +93,7 @@ class CommaSeparated(RecordFiles):
 
     @functools.cached_property
     def _separators(self) -> list[str]:
-        """What separates the values of each file: the first of `SEPARATORS` by which its first line names
+        """The separator of each file: the first of `SEPARATORS` by which its first line names
         every field in use, by default a comma."""
         return [self._separator(file) if size else SEPARATORS[0] for file, size in enumerate(self._sizes)]
 

@@ -254,7 +254,7 @@ def _find(kind: str, pattern: str) -> list[Path]:
 
 
 def stripped(data: mmap.mmap, start: int, ends_n: np.ndarray) -> Iterator[bytes]:
-    """What is between successive ends, from `start`, without white space around it."""
+    """The texts between successive ends, from `start`, without white space around them."""
     for end in ends_n.tolist():
         yield data[start:end].strip()
         start = end

@@ -17,8 +17,7 @@ def count_excerpts(lengths: Sequence[int], room: int, too_long: str, stride: int
 def excerpt(
     texts: Sequence[np.ndarray], room: int, too_long: str, stride: int = 0, number: int = 0
 ) -> list[np.ndarray]:
-    """What is read of a text, or of both texts of a pair, in a row that has `room` for their tokens. There
-    may be several excerpts, of which this is the one of an index.
+    """Excerpt number `number` of a text, or of both texts of a pair, for a row with `room` for their tokens.
 
     A text of n tokens that has room for s < n of them (`fit`) gives, by `too_long`,
 

@@ -17,8 +17,7 @@ TIKTOKEN = (
 
 
 def other_format(path: Path) -> str:
-    """What the file is and how to convert it, where it has another known format of a tokenizer; otherwise
-    ""."""
+    """The format of the file and how to convert it, if it is another known format of a tokenizer; else ""."""
     try:
         with path.open("rb") as file:
             head = file.read(SAMPLE)

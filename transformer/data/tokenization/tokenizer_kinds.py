@@ -19,7 +19,7 @@ LONGEST = 1024
 
 @dataclass(frozen=True)
 class TokenizerKind:
-    """How a kind of tokenizer is made: `train(texts, vocab_size)`, with the training text in pieces.
+    """A kind of tokenizer and its training, `train(texts, vocab_size)`, with the training text in pieces.
 
     Without `learns` the text is not read. Kinds that use `data.vocab_size` have a `least_size`; `needs` says
     which tokens it counts, besides the end of a document.

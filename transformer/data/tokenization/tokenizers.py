@@ -99,7 +99,7 @@ def whole(backend: tokenizers.Tokenizer, name: str) -> Any:
 
 
 def settings_beside(file: Path) -> dict[str, Any]:
-    """What stands beside a `tokenizer.json`: the values of a `tokenizer_config.json`, with the chat template
+    """Settings beside a `tokenizer.json`: the values of a `tokenizer_config.json`, with the chat template
     of a `chat_template.jinja`; {} if there is neither.
 
     Raises:

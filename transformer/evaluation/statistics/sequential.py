@@ -84,8 +84,8 @@ def rate_interval(count: int, total: int, error: float) -> tuple[float, float]:
 
 
 def verdict(differences: Sequence[float], error: float, smallest: float = 0.0) -> str:
-    """What the differences b - a show: "less", "more", "same" (none is larger than `smallest`), or "" as
-    long as nothing is shown."""
+    """The answer that differences b - a give: "less", "more", "same" (none is larger than `smallest`), or ""
+    as long as nothing is shown."""
     low, high = interval(differences, error)
     if low > 0 or high < 0:
         return "more" if low > 0 else "less"

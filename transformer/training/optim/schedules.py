@@ -87,6 +87,11 @@ def extended(before: Schedule, after: Schedule, at: int, warmup_steps: int) -> S
     return rate
 
 
-SCHEDULES = {"constant": constant, "cosine": cosine, "inverse_sqrt": inverse_sqrt, "wsd": wsd}
+SCHEDULES = {
+    "constant": constant,
+    "cosine": cosine,
+    "inverse_sqrt": inverse_sqrt,
+    "wsd": wsd,
+}
 """Value of `optimizer.schedule` -> function (count, `OptimizerConfig`, steps of the run) -> fraction of
 `optimizer.learning_rate`."""
