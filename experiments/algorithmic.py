@@ -98,12 +98,13 @@ class Algorithmic(Experiment):
         def unembed(logits_btv: jax.Array, part: Part | None = None) -> jax.Array:
             return part(logits_btv, 2) if part else logits_btv
 
-        terms = functools.partial(token_losses, unembed, logits_btv, vocab_size=self.model.vocab_size)
+        terms = functools.partial(token_losses, unembed, vocab_size=self.model.vocab_size)
         answers = {**batch, "weights": batch["weights"] * batch["answers"]}
+        reported = terms(jax.lax.stop_gradient(logits_btv), answers, LossConfig(), train=False)
         right_bt = jnp.argmax(logits_btv, axis=-1) == batch["targets"]
         return {
-            **terms(batch, self.config.loss, train=train, sown=sown),
-            "answer_loss": jax.lax.stop_gradient(terms(answers, LossConfig(), train=False)["loss"]),
+            **terms(logits_btv, batch, self.config.loss, train=train, sown=sown),
+            "answer_loss": reported["loss"],
             "accuracy": Sum.of(right_bt, answers["weights"]),
         }
 

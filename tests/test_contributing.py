@@ -44,6 +44,20 @@ for command in json.loads(sys.argv[1]):
 """
 
 
+PARITY = """
+import torch, transformers
+from workdir import load, logits
+
+run, params = load("runs/imported")
+tokenizer, text = run.experiment.data.tokenizer, "def add(a, b):"
+tokens = torch.tensor([[tokenizer.bos_id, *tokenizer.encode(text)]])
+model = transformers.AutoModelForCausalLM.from_pretrained("models/seed_oss").eval()
+theirs = model(tokens).logits[0, :, : tokenizer.vocab_size].detach().numpy()
+_, ours = logits(run, params, text)
+print(type(model).__name__, abs(ours - theirs).max() / abs(theirs).max())
+"""
+
+
 def add(file: Path, addition: str) -> None:
     """Adds the imports after those of the file, and the entries at the end of the dictionary."""
     text = file.read_text()
@@ -150,6 +164,16 @@ def test_the_command_counts_the_parameters_of_each_module(extended):
     counts = dict(line.split(": ") for line in of_modules[1].splitlines())
     assert {"embedding", "blocks"} <= counts.keys()
     assert of_modules[2] == trained == f"{sum(int(count.replace(',', '')) for count in counts.values()):,}"
+
+
+@pytest.mark.thorough
+def test_the_family_computes_the_logits_of_transformers(extended):
+    pytest.importorskip("torch")
+    pytest.importorskip("transformers")
+    done = subprocess.run([sys.executable, "-c", PARITY], cwd=extended, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    name, difference = done.stdout.split()[-2:]
+    assert name == "SeedOssForCausalLM" and float(difference) < 1e-5
 
 
 @pytest.mark.thorough

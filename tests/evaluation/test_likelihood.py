@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from transformer.errors import UserError
-from transformer.evaluation.likelihood import LikelihoodEvaluator, by_row
+from transformer.evaluation.likelihood import LikelihoodEvaluator, by_row, split_by_row
+from transformer.training.losses.token_losses import LossConfig, token_losses
 from transformer.training.metrics import Sum
 
 
@@ -117,3 +118,23 @@ def test_the_interval_is_that_of_rows_drawn_again(rng):
     width = wanted[1] - wanted[0]
     np.testing.assert_allclose(ends, wanted, atol=0.15 * width)
     assert ends[0] < found["loss"] < ends[1] and set(told) == {"measured", *found}
+
+
+def test_the_terms_of_a_loss_are_the_sums_of_those_of_rows(rng):
+    """Also of terms without a gradient, which are only reported: `nll`, `bits_per_byte`."""
+    x_btd = rng.normal(size=(3, 4, 5)).astype(np.float32)
+    batch = {
+        "targets": rng.integers(0, 5, (3, 4)),
+        "weights": rng.uniform(0.5, 1.0, (3, 4)).astype(np.float32),
+        "bytes": rng.integers(1, 9, (3, 4)).astype(np.int32),
+    }
+
+    def measure(batch):
+        loss = LossConfig(name="focal", arguments={"gamma": 2.0})
+        return token_losses(lambda x, part=None: x, x_btd, batch, loss, 5, train=False), None
+
+    terms, rows, _ = split_by_row(measure, batch)
+    assert terms.keys() == rows.keys() == {"loss", "nll", "bits_per_byte"}
+    for name, term in terms.items():
+        assert np.all(rows[name] > 0)
+        np.testing.assert_allclose(rows[name].sum(axis=0), [term.total, term.weight], rtol=1e-5)

@@ -66,7 +66,7 @@ class Experiment(ABC):
     @abstractmethod
     def loss(self, params: Params, batch: Batch, rng: jax.Array, train: bool) -> dict[str, Sum]:
         """All terms, optimised or only reported, as `Sum`s over the examples of the batch. Those that `weigh`
-        does not name have no gradient: `jax.lax.stop_gradient` of the `Sum`."""
+        does not name have no gradient: `jax.lax.stop_gradient` of the values, not of their weights."""
 
     @abstractmethod
     def weigh(self, batch: Batch) -> dict[str, jax.Array]:

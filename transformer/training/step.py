@@ -114,7 +114,7 @@ def reported(name: str, term: Sum) -> Sum:
 def _refused(name: str, *_: Any) -> NoReturn:
     raise UserError(
         f"the term {name!r} of `loss` has a gradient, but `weigh` does not name it: name it there to "
-        "optimise it, or report it as jax.lax.stop_gradient of the Sum"
+        "optimise it, or report Sum.of(jax.lax.stop_gradient(values), weights)"
     )
 
 

@@ -100,7 +100,7 @@ def token_losses(
     values = vocab_size, config.loss, config.label_smoothing if train else 0.0
     nll_bt, loss_bt, log_z_bt = loss_of_states(unembed, x_btd, batch["targets"], config, *values)
     weights_bt = batch["weights"]
-    nll = jax.lax.stop_gradient(Sum.of(nll_bt, weights_bt))
+    nll = Sum.of(jax.lax.stop_gradient(nll_bt), weights_bt)  # evaluators differentiate by the weights
     terms = {"loss": Sum.of(loss_bt, weights_bt)}
     if config.name != "cross_entropy":
         terms["nll"] = nll
